@@ -216,6 +216,12 @@ impl Running {
         }
     }
 
+    /// What it has written to stdout so far.
+    pub fn seen(&mut self) -> String {
+        self.seen.extend(self.stdout.try_iter().flatten());
+        String::from_utf8_lossy(&self.seen).into_owned()
+    }
+
     /// Whether it has ended.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("our own child").is_some()

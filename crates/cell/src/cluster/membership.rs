@@ -77,11 +77,16 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Enters a cell, in a life after `floor`; waits for as long as etcd does not answer.
+    /// Enters a cell, in a life after `floor`; waits for as long as etcd does not answer, unless the cell `is_to_end`. None then.
     ///
     /// # Errors
     /// If the host's keys can't be read.
-    pub fn join(site: &Site, number: u16, floor: u32) -> io::Result<Self> {
+    pub fn join(
+        site: &Site,
+        number: u16,
+        floor: u32,
+        is_to_end: impl Fn() -> bool,
+    ) -> io::Result<Option<Self>> {
         let etcd = Etcd::new(&site.etcd, &KeyFiles::of(&site.keys, &site.here))?;
         let lease_seconds = lease_seconds(site.silence_ms);
         let mut joining = Joining::new(number, floor);
@@ -96,9 +101,10 @@ impl Membership {
             }
             match joining.answered(answer.ok()) {
                 Progress::GoesOn => {}
+                Progress::Waits if is_to_end() => return Ok(None),
                 Progress::Waits => std::thread::sleep(LOOK),
                 Progress::In(me, lease, records) => {
-                    return Ok(Self {
+                    return Ok(Some(Self {
                         etcd,
                         lease,
                         lease_seconds,
@@ -108,7 +114,7 @@ impl Membership {
                         lives: records.lives,
                         lapse: lapse(site),
                         since: asked,
-                    });
+                    }));
                 }
             }
         }

@@ -100,10 +100,17 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     if let Some(warning) = hosts.as_ref().and_then(Hosts::warning) {
         warn!("{warning}");
     }
-    let membership = hosts
-        .as_ref()
-        .map(|hosts| Membership::join(&hosts.site(), number, claim.id.life - 1))
-        .transpose()?;
+    let membership = match &hosts {
+        Some(hosts) => {
+            let joined = Membership::join(&hosts.site(), number, claim.id.life - 1, || own.is_to_end())?;
+            if joined.is_none() {
+                info!("cell {number} ends by order, before it was a member");
+                return Ok(());
+            }
+            joined
+        }
+        None => None,
+    };
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
     let expected = membership.as_ref().zip(hosts.as_ref());

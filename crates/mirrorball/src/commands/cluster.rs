@@ -619,8 +619,11 @@ fn end_cells(files: &Files) -> Result<()> {
             return Ok(());
         }
         for cell in &running {
-            // One that is starting anew is told in the next round.
-            let _ = Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&Ask::End));
+            // One that is starting anew is told in the next round, and one that waits for etcd by a note.
+            let asked = Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&Ask::End));
+            if asked.is_err() {
+                files.cell(cell.number).end().into_diagnostic()?;
+            }
         }
         if Instant::now() > deadline {
             return Err(miette!(

@@ -74,7 +74,9 @@ impl Files {
     pub fn create(&self, plan: &[CellPlan], site: Option<&Site>) -> io::Result<()> {
         for cell in plan {
             private::directories(&self.cell(cell.number).0)?;
-            remove(&self.cell(cell.number).0.join("failed"))?;
+            for note in ["failed", "ends"] {
+                remove(&self.cell(cell.number).0.join(note))?;
+            }
         }
         // Loans and cordons stay as long as the plan is the same.
         if self.plan()? != plan {
@@ -169,6 +171,19 @@ impl CellFiles {
     /// Whether the cell takes no new VM.
     pub fn is_cordoned(&self) -> bool {
         self.0.join("cordoned").exists()
+    }
+
+    /// Notes that the cell is to end, for a process of it that takes no requests yet.
+    ///
+    /// # Errors
+    /// If the note can't be written.
+    pub fn end(&self) -> io::Result<()> {
+        replace(&self.0.join("ends"), b"")
+    }
+
+    /// Whether the cell is to end.
+    pub fn is_to_end(&self) -> bool {
+        self.0.join("ends").exists()
     }
 
     /// Whether the cell's process runs.

@@ -61,7 +61,7 @@ fn server_called(name: &str) -> Server {
 
 /// Enters a cell whose host knows of no earlier life.
 fn join(site: &Site, number: u16) -> Membership {
-    Membership::join(site, number, 0).unwrap()
+    Membership::join(site, number, 0, || false).unwrap().unwrap()
 }
 
 fn run(membership: Membership) -> (Sender<CellId>, Receiver<News>) {
@@ -248,7 +248,7 @@ fn cells_outlive_the_loss_of_all_their_entries_and_no_life_is_given_twice() {
     assert_eq!(again.members, [(0, 1), (1, 2), (2, 1)].into());
     assert_eq!(watched[0].1.recv_timeout(LIMIT), Ok(News::Over(lives[1])));
     assert_eq!(watched[1].1.recv_timeout(LIMIT), Ok(News::Outcast));
-    let known_by_its_host = Membership::join(&server.site, 7, 4).unwrap();
+    let known_by_its_host = Membership::join(&server.site, 7, 4, || false).unwrap().unwrap();
     assert_eq!(known_by_its_host.me.life, 5);
 }
 
@@ -356,4 +356,29 @@ fn a_removed_host_is_refused_by_etcd_at_once_and_its_connections_end_with_etcds_
     });
     let ended = watch.wait(&mut server.etcd.child).unwrap();
     assert!(matches!(ended, server::Ended::Exited(_)), "{ended:?}");
+}
+
+#[test]
+fn cell_that_is_to_end_waits_no_longer_for_an_etcd_that_does_not_answer() {
+    let keys = tempfile::tempdir().unwrap();
+    urpc::tls::make(keys.path(), ["here"]).unwrap();
+    let gone = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let site = Site {
+        here: "here".to_owned(),
+        hosts: Vec::new(),
+        etcd: vec![format!("https://{gone}")],
+        runs_etcd: false,
+        keys: keys.path().to_owned(),
+        silence_ms: 200,
+        spans: Default::default(),
+        on_lost: OnLost::Keep,
+        file: None,
+    };
+    let looks = std::cell::Cell::new(0);
+    let is_to_end = || looks.replace(looks.get() + 1) == 3;
+    assert!(Membership::join(&site, 0, 0, is_to_end).unwrap().is_none());
+    assert_eq!(looks.get(), 4);
 }

@@ -3,12 +3,12 @@
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-use cell::cluster::membership;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
 use registry::cluster::interface::{Answer, Ask, PART_MARK};
 
+use super::change::live_cells;
 use super::{cells_here, one_host};
 
 /// Frees the names of the VMs of `name`, whose host is off.
@@ -50,12 +50,7 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
             "{name} may only be cut off, and its VMs run: two VMs could have one name and one disk"
         ));
     }
-    let members = membership::members(&site).map_err(|error| {
-        miette!(
-            help = "try again when etcd answers",
-            "it is not known whether {name} lives: {error}"
-        )
-    })?;
+    let members = live_cells(&site)?;
     if let Some(cell) = cells.iter().find(|cell| members.contains_key(*cell)) {
         return Err(miette!(
             help = "put the host off; its entry ends by itself then",
