@@ -274,6 +274,17 @@ fn host_that_leaves_is_taken_out_everywhere_and_one_that_is_removed_is_cut_off_w
         if leaves {
             cluster.on("gamma", &["cluster", "leave", "--within", "5"]).ok();
             cluster.on("gamma", &["cluster", "status"]).run().expect(1);
+            let file = cluster.file("gamma");
+            let up = [
+                "cluster",
+                "up",
+                file.to_str().unwrap(),
+                "--host",
+                "gamma",
+                "--lab",
+                "never",
+            ];
+            Cluster::refused(cluster.on("gamma", &up), "gamma has left the cluster");
         } else {
             let file = cluster.file("alpha");
             let begun = Instant::now();

@@ -23,7 +23,8 @@ use config::cluster::{OnLost, Site};
 use protocol::CellId;
 
 use etcd::{Etcd, Lease, Put};
-use member::{Answer, Joining, Member, Progress, Question, Records};
+pub use member::Records;
+use member::{Answer, Joining, Member, Progress, Question, RETIRED};
 use urpc::tls::KeyFiles;
 
 /// Where all is kept.
@@ -158,8 +159,35 @@ impl Membership {
 /// # Errors
 /// If the host's keys can't be read, or etcd does not answer.
 pub fn members(site: &Site) -> io::Result<Members> {
+    Ok(present(site)?.members)
+}
+
+/// All that etcd has now.
+///
+/// # Errors
+/// As [`members`].
+pub fn present(site: &Site) -> io::Result<Records> {
+    records(&Etcd::new(&site.etcd, &KeyFiles::of(&site.keys, &site.here))?)
+}
+
+/// Ends the membership of cells whose host leaves the cluster, for good: their lives are over, and they get no further one. So such a
+/// cell accuses no other when links to it are refused.
+///
+/// # Errors
+/// If the host's keys can't be read, or etcd does not answer.
+pub fn retire(site: &Site, cells: &[u16]) -> io::Result<()> {
     let etcd = Etcd::new(&site.etcd, &KeyFiles::of(&site.keys, &site.here))?;
-    Ok(records(&etcd)?.members)
+    let value = RETIRED.to_string();
+    for cell in cells {
+        let (life, mark) = (at(LIVES, *cell), at(REMOVED, *cell));
+        let puts = [&life, &mark].map(|key| Put {
+            key,
+            value: &value,
+            lease: None,
+        });
+        etcd.replace(&at(CELLS, *cell), &puts)?;
+    }
+    Ok(())
 }
 
 /// How long a cell is no member until nothing of it runs, by the cluster's file; none where VMs of lost hosts run on.

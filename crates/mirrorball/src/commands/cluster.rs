@@ -258,14 +258,23 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that no cell is up that the file does not know: it would be an older file.
+/// Checks that this host has not left, and that no cell is up that the file does not know: it would be an older file.
 fn check_age(site: &Site) -> Result<()> {
     // The entries of a host that has just left last for a while.
     let deadline = Instant::now() + Duration::from_secs(membership::lease_seconds(site.silence_ms) + 1);
     loop {
         // Etcd may only start with these cells.
-        let members = membership::members(site).unwrap_or_default();
-        let Some(unknown) = members.keys().find(|cell| site.host_of(**cell).is_none()) else {
+        let present = membership::present(site).unwrap_or_default();
+        let own = site.hosts.iter().find(|host| host.name == site.here);
+        let mut own = own.into_iter().flat_map(|host| &host.cells);
+        if let Some(left) = own.find(|cell| present.is_retired(**cell)) {
+            return Err(miette!(
+                help = "invite it again, where authority.key is, with `mirrorball cluster invite`",
+                "{} has left the cluster, and cell {left} is nobody's any more",
+                site.here
+            ));
+        }
+        let Some(unknown) = present.members.keys().find(|cell| site.host_of(**cell).is_none()) else {
             return Ok(());
         };
         if Instant::now() > deadline {

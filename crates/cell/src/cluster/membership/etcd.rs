@@ -126,6 +126,13 @@ impl Etcd {
         self.commit(&compare.into(), &written(std::slice::from_ref(mark)))
     }
 
+    /// Removes `key` and writes `puts`, whatever was there.
+    pub fn replace(&self, key: &str, puts: &[Put<'_>]) -> io::Result<()> {
+        let mut success = written(puts);
+        success.push(json!({ "requestDeleteRange": { "key": STANDARD.encode(key) } }));
+        self.commit(&json!([]), &success).map(drop)
+    }
+
     fn commit(&self, compare: &Value, success: &[Value]) -> io::Result<bool> {
         let answer = self.ask("kv/txn", &json!({ "compare": compare, "success": success }))?;
         Ok(answer["succeeded"] == true)

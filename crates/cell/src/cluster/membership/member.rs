@@ -19,6 +19,8 @@ use super::{Members, News};
 #[cfg(test)]
 mod tests;
 
+/// The last life of a cell that gets no further one, since its host has left the cluster.
+pub const RETIRED: u32 = u32::MAX;
 /// Between two words to etcd that keep the entry.
 const KEEP: Duration = Duration::from_secs(1);
 /// How long the others may take to write their entries back after etcd has lost this cell's.
@@ -37,6 +39,13 @@ pub struct Records {
     pub removed: Members,
     /// Counts the changes so far.
     pub revision: u64,
+}
+
+impl Records {
+    /// Whether the cell's host has left the cluster.
+    pub fn is_retired(&self, cell: u16) -> bool {
+        self.lives.get(&cell) == Some(&RETIRED)
+    }
 }
 
 /// What is asked. `L` is a lease.
@@ -150,6 +159,8 @@ impl<L: Clone> Joining<L> {
     pub fn answered(&mut self, answer: Option<Answer<L>>) -> Progress<L> {
         // Whatever goes wrong, it begins again: a life that may have been entered is never taken twice.
         match (std::mem::replace(&mut self.step, Step::Count), answer) {
+            // Its number is nobody's any more.
+            (Step::Count, Some(Answer::LastLife(Some(RETIRED)))) => return Progress::Waits,
             (Step::Count, Some(Answer::LastLife(last))) => self.step = Step::Lease { last },
             (Step::Lease { last }, Some(Answer::Lease(lease))) => {
                 let me = CellId {

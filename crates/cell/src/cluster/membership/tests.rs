@@ -359,6 +359,29 @@ fn a_removed_host_is_refused_by_etcd_at_once_and_its_connections_end_with_etcds_
 }
 
 #[test]
+fn retired_cell_is_over_for_all_accuses_none_and_is_let_in_no_more() {
+    let server = server();
+    let [first, second] = [0, 1].map(|number| join(&server.site, number));
+    let left = second.me;
+    let first = Membership {
+        members: second.members.clone(),
+        ..first
+    };
+    let (_keep, first_news) = run(first);
+    let (accuse, second_news) = run(second);
+    retire(&server.site, &[1]).unwrap();
+    assert_eq!(first_news.recv_timeout(LIMIT), Ok(News::Over(left)));
+    assert_eq!(second_news.recv_timeout(LIMIT), Ok(News::Outcast));
+    accuse.send(CellId { number: 0, life: 1 }).unwrap();
+    assert!(first_news.recv_timeout(LOOK * 5).is_err());
+    let looks = std::cell::Cell::new(0);
+    let is_to_end = || looks.replace(looks.get() + 1) == 3;
+    assert!(Membership::join(&server.site, 1, 0, is_to_end).unwrap().is_none());
+    assert_eq!(members(&server.site).unwrap(), [(0, 1)].into());
+    assert!(present(&server.site).unwrap().is_retired(1));
+}
+
+#[test]
 fn cell_that_is_to_end_waits_no_longer_for_an_etcd_that_does_not_answer() {
     let keys = tempfile::tempdir().unwrap();
     urpc::tls::make(keys.path(), ["here"]).unwrap();

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cell::cluster::hosts::warning;
+use cell::cluster::hosts::{Hosts, warning};
+use cell::cluster::membership;
 use config::cluster::{ClusterSpec, ETCD_KEYS, HostPlan};
 use miette::{IntoDiagnostic, Result, miette};
 use urpc::tls::{Identity, KeyFiles, Subject, TlsError, fingerprint};
@@ -92,6 +93,13 @@ pub(super) fn remove(file: &Path, host: &str) -> Result<ExitCode> {
         .flat_map(|hosts| hosts.site().hosts.clone())
         .collect();
     let others: Vec<HostPlan> = others.into_iter().filter(|other| other.name != host).collect();
+    // From now on the host's cells can't take others for dead, which close their links.
+    if let Some(site) = reached.as_ref().map(Hosts::site)
+        && let Some(removed) = site.hosts.iter().find(|removed| removed.name == host)
+        && let Err(error) = membership::retire(&site, &removed.cells)
+    {
+        eprintln!("the entries of {host} in etcd end with their leases: {error}");
+    }
     let failed = match &reached {
         Some(hosts) => push(hosts, &others, &change)?,
         None => Vec::new(),

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use cell::cluster::hosts::Hosts;
+use cell::cluster::membership;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
@@ -58,6 +59,12 @@ pub(super) fn leave(within: Duration, stop: bool) -> Result<ExitCode> {
 
     // Cells that live and are unknown to the others would take these for dead. So they end first.
     end_cells(&files)?;
+    membership::retire(&site, &numbers).map_err(|error| {
+        miette!(
+            help = "give the command again when etcd answers, after `mirrorball cluster up FILE`",
+            "the cells have ended, and the cluster does not know that {here} leaves: {error}"
+        )
+    })?;
     let others: Vec<_> = members(&site)?;
     let others: Vec<_> = others.into_iter().filter(|host| host.name != here).collect();
     let change = Change {

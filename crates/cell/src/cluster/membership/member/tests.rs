@@ -296,3 +296,21 @@ fn no_cell_lapses_while_etcd_does_not_answer_or_has_lost_its_keys_or_where_vms_r
         assert!(!round(&mut keeps, &without_other(5)).contains(&News::Lapsed(OTHER.number)));
     }
 }
+
+#[test]
+fn cell_whose_host_has_left_is_over_for_all_and_gets_no_further_life() {
+    let mut member = member();
+    let mut retired = good();
+    retired.members.remove(&OTHER.number);
+    for lives in [&mut retired.lives, &mut retired.removed] {
+        lives.insert(OTHER.number, RETIRED);
+    }
+    assert_eq!(round(&mut member, &retired), [News::Over(OTHER)]);
+    assert_eq!(round(&mut member, &retired), []);
+    let mut joining = Joining::<u8>::new(OTHER.number, 5);
+    for _ in 0..3 {
+        let progress = joining.answered(Some(Answer::LastLife(Some(RETIRED))));
+        assert!(matches!(progress, Progress::Waits), "{progress:?}");
+        assert_eq!(joining.question(), Question::LastLife(OTHER.number));
+    }
+}
