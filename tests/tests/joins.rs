@@ -128,7 +128,7 @@ fn host_joins_a_cluster_that_runs_gets_a_vm_and_leaves_while_another_vm_runs_on(
     assert_eq!(cells(&lab, "beta")[..2], before[..]);
     lab.shell(
         "alpha",
-        &format!("grep -q '^gamma ' /run/cluster/keys/issued.txt && ! test -e /run/cluster/keys/gamma.key"),
+        "grep -q '^gamma ' /run/cluster/keys/issued.txt && ! test -e /run/cluster/keys/gamma.key",
     );
     lab.shell(
         "gamma",
