@@ -8,6 +8,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use config::cluster::{OnLost, Site};
@@ -23,7 +24,7 @@ use crate::pidfd;
 /// Interval between two looks at the cell's note.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit for a VM to end by order. Then its keeper is killed.
-const KILL_LIMIT: Duration = Duration::from_secs(2);
+const KILL_LIMIT: Duration = Duration::from_secs(1);
 
 /// Notes that the cell was a member at `at`.
 ///
@@ -92,7 +93,12 @@ fn end_if_lost(cell: &CellFiles, number: u16, site: &Site) -> io::Result<()> {
 
 /// Ends a VM, by the process that serves it or without.
 fn end(folder: &Path, record: &Record) {
-    if ask(folder, &Request::Kill, Some(KILL_LIMIT)).is_ok() {
+    let (send, ended) = mpsc::channel();
+    let asked = folder.to_owned();
+    let ask = move || _ = send.send(ask(&asked, &Request::Kill, Some(KILL_LIMIT)).is_ok());
+    // A process that hangs may hold the request up for longer than its limit.
+    let begun = std::thread::Builder::new().name("kill".into()).spawn(ask);
+    if begun.is_ok() && ended.recv_timeout(KILL_LIMIT) == Ok(true) {
         return;
     }
     let is_same = |now: Record| now.cid == record.cid && now.keeper_pid == record.keeper_pid;

@@ -40,7 +40,7 @@ const LEASE_SECONDS_MIN: u64 = 5;
 /// Minimum interval between two reads of the members.
 pub const LOOK: Duration = Duration::from_millis(100);
 /// How long the host of a lost cell may take to end its VMs once the lease would have ended. Its guard looks every 100 ms, and a
-/// VM that does not end by order is killed after 2 s.
+/// VM that does not end by order is killed after 1 s.
 pub const LAPSE_MARGIN: Duration = Duration::from_secs(5);
 /// Number of reads of the members in the silence that a cell is allowed.
 const LOOKS_IN_SILENCE: u64 = 20;
