@@ -8,6 +8,7 @@ mod change;
 mod hosts;
 #[cfg(test)]
 mod tests;
+mod users;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +20,7 @@ use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
 pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanWay};
+pub use users::{UserPlan, UserSpec};
 
 /// Cells of a cluster.
 pub const CELLS_MAX: usize = 64;
@@ -42,6 +44,9 @@ pub struct ClusterSpec {
     /// How several hosts agree which cells live.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub membership: Option<MembershipSpec>,
+    /// Users of this host that it admits beside its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<UserSpec>,
 }
 
 /// A cell: by NUMA nodes, by CPUs, or by CPUs of some nodes.
@@ -147,6 +152,7 @@ impl ClusterSpec {
             shared_cpus: false,
             hosts: Vec::new(),
             membership: None,
+            users: Vec::new(),
         }
     }
 
@@ -181,6 +187,7 @@ impl ClusterSpec {
             ));
         }
         self.check_hosts()?;
+        self.check_users()?;
         let mut taken: BTreeMap<(Option<&str>, usize), usize> = BTreeMap::new();
         for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.left) {
             let at = index.to_string();

@@ -8,9 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use nix::sys::socket::{getsockopt, sockopt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::files::{CellFiles, Files};
 use super::interface::{Answer, Ask, OF_CLIENT, Status};
+use crate::line::Protocol;
 
 /// How long a cell may take to answer; longer than a cell waits for another one.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,12 +48,24 @@ impl Connection {
     /// # Errors
     /// If the cell closes the connection, takes longer than 10 s, or has no version of the protocol in common with this program.
     pub fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
-        self.lines.get_mut().write_all(&OF_CLIENT.write(ask)?)?;
+        self.exchange(&OF_CLIENT, ask)
+    }
+
+    /// Sends a request of a protocol, and waits for the answer.
+    ///
+    /// # Errors
+    /// As [`Connection::ask`].
+    pub fn exchange<T: DeserializeOwned>(
+        &mut self,
+        protocol: &Protocol,
+        request: &impl Serialize,
+    ) -> io::Result<T> {
+        self.lines.get_mut().write_all(&protocol.write(request)?)?;
         let mut answer = String::new();
         if Read::take(&mut self.lines, ANSWER_BYTES_MAX).read_line(&mut answer)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        OF_CLIENT.read(&answer).map_err(io::Error::other)
+        protocol.read(&answer).map_err(io::Error::other)
     }
 
     /// The process id of the cell.

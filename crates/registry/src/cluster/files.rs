@@ -65,6 +65,21 @@ impl Files {
         }
     }
 
+    /// The list of users whom the cluster admits.
+    pub(super) fn users_list(&self) -> PathBuf {
+        self.0.join("users.json")
+    }
+
+    /// The directory of what is written of users' VMs.
+    pub(super) fn user_vms_directory(&self) -> PathBuf {
+        self.0.join("user-vms")
+    }
+
+    /// The log of the admission server.
+    pub fn admission_log(&self) -> PathBuf {
+        self.0.join("admission.log")
+    }
+
     /// The directory of the etcd that this host runs: its data and its log.
     pub fn etcd(&self) -> PathBuf {
         self.0.join("etcd")

@@ -43,6 +43,20 @@ pub fn part_name(vm: &str, part: usize) -> String {
     }
 }
 
+/// The character between the id of a VM's owner and the VM's name, if the owner is not the cluster's. It is in no VM's name.
+pub const OWNER_MARK: char = ':';
+
+/// The name in the cluster of a VM whose owner is not the cluster's: names are per owner.
+pub fn owned_name(uid: u32, vm: &str) -> String {
+    format!("{uid}{OWNER_MARK}{vm}")
+}
+
+/// The owner of a VM, by its name in the cluster, and the name that its owner gave it; none if it is the cluster owner's.
+pub fn owner_of(name: &str) -> Option<(u32, &str)> {
+    let (uid, vm) = name.split_once(OWNER_MARK)?;
+    Some((uid.parse().ok()?, vm))
+}
+
 /// An amount of memory that one cell has lent another.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Part {
@@ -268,6 +282,14 @@ pub struct CellStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn name_in_the_cluster_has_the_owner_if_that_is_another() {
+        assert_eq!(owner_of(&owned_name(1001, "web")), Some((1001, "web")));
+        assert_eq!(owner_of("web"), None);
+        assert_eq!(owner_of(&part_name("web", 1)), None);
+        assert_ne!(owned_name(1, "1-web"), owned_name(11, "-web"));
+    }
 
     /// A map with numbers as keys would not: JSON's keys are strings.
     #[test]

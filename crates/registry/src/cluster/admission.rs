@@ -1,0 +1,392 @@
+//! How a user who is not a cluster's owner asks it for a place: the socket, the messages, and the client's checks.
+//!
+//! Only a cluster that root brought up has such a socket, and only root can have made it: it is in a directory of root's that
+//! no other user may write to, and the process that listens is root's. All else is the client's loss: it runs alone.
+//!
+//! Requests and replies are a line of JSON each. No request says who asks; the server asks the kernel (`SO_PEERCRED`). A
+//! connection holds at most one place, for as long as it lasts. `cell::cluster::admission` is the server.
+
+use std::fs::{DirBuilder, Metadata, symlink_metadata};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use config::cluster::CellPlan;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect as connect_socket, getsockopt, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+use serde::{Deserialize, Serialize};
+use urpc::version::Versions;
+
+use super::client::Connection;
+use super::interface::{Place, VmShare};
+use crate::line::Protocol;
+
+/// The protocol as a user speaks it.
+pub const OF_USER: Protocol = Protocol {
+    name: "the protocol of admission",
+    peer: "the admission server",
+    versions: Versions::up_to(1),
+};
+/// The protocol as the admission server speaks it.
+pub const OF_SERVER: Protocol = Protocol {
+    peer: "the user",
+    ..OF_USER
+};
+
+/// The environment variable that names the directory, for tests.
+pub const VARIABLE: &str = "MIRRORBALL_USERS";
+const DIRECTORY: &str = "/run/mirrorball-users";
+/// All users may look into the directory, and only root may change it.
+const DIRECTORY_MODE: u32 = 0o755;
+/// Bits of a directory into which other users may put files.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+const ROOT: u32 = 0;
+/// Greatest length of a request, in bytes.
+pub const REQUEST_BYTES_MAX: u64 = 4 << 10;
+/// Time limit for a connection while the server's queue is full.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// Time limit for a reply: longer than that of a cell.
+const REPLY_LIMIT: Duration = Duration::from_secs(15);
+
+/// A user's request.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "request")]
+pub enum Request {
+    /// Give a VM a place, until the connection ends.
+    Place(PlaceRequest),
+    /// The VM of this connection has ended. Answered when its name and its share are free.
+    Leave {},
+    /// Report what the cells have to give, and the user's own VMs.
+    Status {},
+    /// Report the CPUs and the memory that the cluster's cells have. Every user may ask.
+    Taken {},
+}
+
+/// A place that a user asks for.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct PlaceRequest {
+    /// The VM's name.
+    pub name: String,
+    /// The part of a cell that it takes.
+    pub share: VmShare,
+    /// The only cell that may take it.
+    pub cell: Option<u16>,
+}
+
+/// The reply to a [`Request`].
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "reply")]
+pub enum Reply {
+    /// The VM has this place.
+    Placed {
+        /// Its CPUs and nodes.
+        place: Place,
+        /// Who holds the VM to them.
+        limits: Limits,
+    },
+    /// The cluster does not admit this user.
+    NotAdmitted,
+    /// The request can't be carried out.
+    Refused {
+        /// The reason and the help.
+        why: String,
+    },
+    /// The request was carried out.
+    Done,
+    /// What the user may see.
+    Status(UserStatus),
+    /// The use by all users, for root.
+    Users {
+        /// The admitted users.
+        users: Vec<UserUse>,
+    },
+    /// What the cluster's cells have.
+    Taken {
+        /// The cells of this host.
+        cells: Vec<CellPlan>,
+    },
+}
+
+/// Who holds a VM to its CPUs and memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limits {
+    /// A control group of root's, which the user's processes can't leave.
+    Group,
+    /// The user's own processes.
+    BestEffort,
+}
+
+impl Limits {
+    /// The words of `cluster status`.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Group => "held by control groups",
+            Self::BestEffort => "best effort",
+        }
+    }
+}
+
+/// The cluster as one of its users sees it.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct UserStatus {
+    /// The cells of this host that run, by number.
+    pub cells: Vec<CellRoom>,
+    /// What the user may have, and has.
+    #[serde(flatten)]
+    pub own: UserUse,
+}
+
+/// What a cell has to give.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct CellRoom {
+    /// The cell's number.
+    pub number: u16,
+    /// The cell's CPUs.
+    pub cpus: Vec<usize>,
+    /// The NUMA nodes of its memory.
+    pub nodes: Vec<u32>,
+    /// The memory that no VM has, in bytes.
+    pub free_bytes: u64,
+}
+
+/// A user's limits, and the VMs that count.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct UserUse {
+    /// The user's id.
+    pub uid: u32,
+    /// The user's name in the cluster file.
+    pub name: String,
+    /// The most that the user's VMs may have together.
+    pub most: VmShare,
+    /// What they have.
+    pub used: VmShare,
+    /// Who holds the VMs to that.
+    pub limits: Limits,
+    /// The VMs, by name.
+    pub vms: Vec<PlacedVm>,
+}
+
+/// A user's VM with a place.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct PlacedVm {
+    /// The VM's name.
+    pub name: String,
+    /// The VM's cell.
+    pub cell: u16,
+    /// The part of the cell that it takes.
+    pub share: VmShare,
+}
+
+/// The directory: `$MIRRORBALL_USERS`, else `/run/mirrorball-users`.
+pub fn directory() -> PathBuf {
+    std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(DIRECTORY), PathBuf::from)
+}
+
+/// The socket in the directory.
+pub fn socket_in(directory: &Path) -> PathBuf {
+    directory.join("admission.sock")
+}
+
+/// The lock in the directory, which the server holds.
+pub fn lock_in(directory: &Path) -> PathBuf {
+    directory.join("lock")
+}
+
+/// Makes the directory when it is missing, and checks that nobody but root controls it.
+///
+/// # Errors
+/// If it can't be made, is a link or a file, or another user may change it or a directory above it.
+pub fn make_directory(directory: &Path) -> io::Result<()> {
+    make_directory_of(directory, ROOT)
+}
+
+fn make_directory_of(directory: &Path, owner: u32) -> io::Result<()> {
+    if symlink_metadata(directory).is_err() {
+        DirBuilder::new().mode(DIRECTORY_MODE).create(directory)?;
+        // The mask of this process must not close it.
+        std::fs::set_permissions(
+            directory,
+            std::os::unix::fs::PermissionsExt::from_mode(DIRECTORY_MODE),
+        )?;
+    }
+    check_directory(directory, owner)
+}
+
+/// Whether the directory is `owner`'s alone to change, and so are those above it.
+fn check_directory(directory: &Path, owner: u32) -> io::Result<()> {
+    check(directory, &symlink_metadata(directory)?, owner)?;
+    let absolute = std::path::absolute(directory)?;
+    for above in absolute.ancestors().skip(1) {
+        let about = symlink_metadata(above)?;
+        // Where the sticky bit is, others can't rename or remove what is not theirs.
+        let is_open = about.mode() & WRITABLE_BY_OTHERS != 0 && about.mode() & STICKY == 0;
+        if about.is_symlink() || is_open || ![ROOT, owner].contains(&about.uid()) {
+            return Err(refused(directory, "is below one that another user controls"));
+        }
+    }
+    Ok(())
+}
+
+fn check(directory: &Path, about: &Metadata, owner: u32) -> io::Result<()> {
+    if about.is_symlink() {
+        Err(refused(directory, "is a symbolic link, which can be led elsewhere"))
+    } else if !about.is_dir() {
+        Err(refused(directory, "is not a directory"))
+    } else if about.uid() != owner {
+        Err(refused(directory, "belongs to another user"))
+    } else if about.mode() & WRITABLE_BY_OTHERS != 0 {
+        Err(refused(directory, "can be written by other users"))
+    } else {
+        Ok(())
+    }
+}
+
+fn refused(directory: &Path, why: &str) -> io::Error {
+    let why = format!(
+        "{} {why}; help: let root remove it, or set {VARIABLE} to a directory that root alone may write to",
+        directory.display()
+    );
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+/// Connects to the admission server of this host's cluster; none where there is no such server.
+///
+/// # Errors
+/// If the server does not answer, or the directory or the server is not root's.
+pub fn connect() -> io::Result<Option<Connection>> {
+    connect_to(&directory(), ROOT)
+}
+
+fn connect_to(directory: &Path, owner: u32) -> io::Result<Option<Connection>> {
+    match symlink_metadata(directory) {
+        Ok(about) => check(directory, &about, owner)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let path = socket_in(directory);
+    if symlink_metadata(&path).is_err() {
+        return Ok(None);
+    }
+    let stream = socket(
+        AddressFamily::Unix,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    // It also limits the wait for a place in the listener's queue.
+    let limit = TimeVal::new(CONNECT_LIMIT.as_secs() as i64, 0);
+    setsockopt(&stream, sockopt::SendTimeout, &limit)?;
+    connect_socket(stream.as_raw_fd(), &UnixAddr::new(&path)?)?;
+    // The credentials of the process that listens.
+    if getsockopt(&stream, sockopt::PeerCredentials)?.uid() != owner {
+        return Err(refused(directory, "is served by another user's process"));
+    }
+    let connection = Connection::of(UnixStream::from(stream));
+    connection.limit_wait(REPLY_LIMIT)?;
+    Ok(Some(connection))
+}
+
+/// Sends one request on a connection of its own; none where there is no admission server.
+///
+/// # Errors
+/// As [`connect`], and if the server closes the connection.
+pub fn request(request: &Request) -> io::Result<Option<Reply>> {
+    match connect()? {
+        Some(mut connection) => connection.exchange(&OF_USER, request).map(Some),
+        None => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
+
+    use nix::unistd::geteuid;
+
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    #[test]
+    fn directory_that_another_user_could_lead_elsewhere_is_refused() {
+        let (folder, own) = (folder(), geteuid().as_raw());
+        let path = |name: &str| folder.path().join(name);
+        make_directory_of(&path("users"), own).unwrap();
+        let mode = fs::metadata(path("users")).unwrap().mode() & 0o7777;
+        assert_eq!(mode, DIRECTORY_MODE);
+        make_directory_of(&path("users"), own).unwrap();
+        let refused = |path: &Path, owner, why: &str| {
+            let error = make_directory_of(path, owner).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("help: "), "{error}");
+            let error = connect_to(path, owner).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        symlink(path("users"), path("link")).unwrap();
+        refused(&path("link"), own, "symbolic link");
+        fs::write(path("file"), "").unwrap();
+        refused(&path("file"), own, "not a directory");
+        refused(&path("users"), own + 1, "belongs to another user");
+        fs::set_permissions(path("users"), Permissions::from_mode(0o777)).unwrap();
+        refused(&path("users"), own, "written by other users");
+        fs::create_dir(path("open")).unwrap();
+        make_directory_of(&path("open/users"), own).unwrap();
+        fs::set_permissions(path("open"), Permissions::from_mode(0o777)).unwrap();
+        let error = make_directory_of(&path("open/users"), own).unwrap_err();
+        assert!(error.to_string().contains("below one that another user controls"));
+    }
+
+    #[test]
+    fn host_without_an_admission_server_has_no_connection() {
+        let (folder, own) = (folder(), geteuid().as_raw());
+        assert!(connect_to(&folder.path().join("none"), own).unwrap().is_none());
+        assert!(connect_to(folder.path(), own).unwrap().is_none());
+        // One that has ended is another case: it may come back.
+        drop(UnixListener::bind(socket_in(folder.path())).unwrap());
+        assert!(connect_to(folder.path(), own).is_err());
+    }
+
+    #[test]
+    fn requests_and_replies_are_lines() {
+        let (folder, own) = (folder(), geteuid().as_raw());
+        let listener = UnixListener::bind(socket_in(folder.path())).unwrap();
+        let server = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            (&stream).write_all(b"{\"reply\":\"not-admitted\"}\n").unwrap();
+            OF_SERVER.read::<Request>(&line).unwrap()
+        });
+        let asked = Request::Place(PlaceRequest {
+            name: "web".to_owned(),
+            share: VmShare {
+                vcpus: 1,
+                memory_bytes: 1 << 30,
+            },
+            cell: Some(1),
+        });
+        let mut connection = connect_to(folder.path(), own).unwrap().unwrap();
+        let reply: Reply = connection.exchange(&OF_USER, &asked).unwrap();
+        assert_eq!(reply, Reply::NotAdmitted);
+        assert_eq!(server.join().unwrap(), asked);
+    }
+
+    #[test]
+    fn request_that_names_a_user_is_the_same_without_that() {
+        let line = r#"{"request":"place","name":"web","share":{"vcpus":1,"memory_bytes":1},"cell":null}"#;
+        let forged = line.replace("\"cell\"", "\"uid\":0,\"cell\"");
+        let read = |line: &str| OF_SERVER.read::<Request>(line).unwrap();
+        assert_eq!(read(line), read(&forged));
+    }
+}
