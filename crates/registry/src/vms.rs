@@ -88,9 +88,12 @@ pub struct Record {
     pub boot: Boot,
     /// The guest's address on the socket device.
     pub cid: u32,
-    /// The cell that it runs in, in a cluster.
+    /// The cell that it runs in, in a cluster of its user's.
     #[serde(default)]
     pub cell: Option<u16>,
+    /// The cell of the host's cluster, which is root's, that has admitted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_cell: Option<u16>,
     /// The memory that its cell borrowed for it, by lender.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub borrowed: Vec<Part>,
@@ -142,6 +145,7 @@ impl Record {
             boot: Boot::default(),
             cid,
             cell: None,
+            host_cell: None,
             borrowed: Vec::new(),
             span: Vec::new(),
             sandbox_missing: Vec::new(),

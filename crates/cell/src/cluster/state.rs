@@ -11,7 +11,7 @@ use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
 use protocol::multicast::{self, Multicast, Packet, ReplyPath};
-use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare};
+use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare, owner_of};
 use serde::{Deserialize, Serialize};
 
 use super::routes::{Route, Ways};
@@ -398,7 +398,8 @@ impl State {
             return Vec::new();
         };
         self.tenants.remove(&name);
-        if self.handed.remove(&name) {
+        // The admission server holds the places of users' VMs, and says when one has ended.
+        if self.handed.remove(&name) || owner_of(&name).is_some() {
             self.orphans.insert(name);
             return vec![Act::AwaitOrphans];
         }

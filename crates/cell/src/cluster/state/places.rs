@@ -1,7 +1,7 @@
 //! Where a VM goes.
 
 use policy::placement::{Room, place};
-use registry::cluster::interface::{Answer, Host, PART_MARK};
+use registry::cluster::interface::{Answer, Host, PART_MARK, owner_of};
 
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
@@ -10,7 +10,7 @@ impl State {
     pub(super) fn host(&mut self, client: Client, host: Host) -> Vec<Act> {
         let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
         let name = host.name.clone();
-        if host.runs && self.owns(&name) && !self.tenants.contains_key(&name) {
+        if (host.runs || self.comes_back(&host)) && self.owns(&name) && !self.tenants.contains_key(&name) {
             self.orphans.remove(&name);
             let place = self.place(&name);
             self.tenants.insert(name, client);
@@ -58,6 +58,13 @@ impl State {
         let (claim, effects) = self.node.claim(Key::Vm(name.clone()), value);
         self.claims.insert(claim, (Some(client), name, host.share));
         self.acts(effects)
+    }
+
+    /// Whether this is a user's VM that had a place here when the admission server ended. What the server is told then is a
+    /// user's word: only the same share is believed.
+    fn comes_back(&self, host: &Host) -> bool {
+        let is_same = |vm: super::view::KnownVm<'_>| vm.name == host.name && vm.share == host.share;
+        owner_of(&host.name).is_some() && self.orphans.contains(&host.name) && self.vms().any(is_same)
     }
 
     /// The cell for a VM, as far as this one knows.
@@ -128,8 +135,9 @@ impl State {
     }
 }
 
-/// Why a VM can't have its name.
+/// Why a VM can't have its name. A user has chosen it among that user's own VMs.
 pub(super) fn taken(name: &str, cell: u16) -> String {
+    let name = owner_of(name).map_or(name, |(_, name)| name);
     if let Some((vm, _)) = name.split_once(PART_MARK) {
         return format!("a part of an earlier VM named {vm} is still in cell {cell}; try again in a moment");
     }
