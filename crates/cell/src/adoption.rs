@@ -284,9 +284,9 @@ impl MonitorFiles {
         })
     }
 
-    /// Whether the VM has a place in a cell.
+    /// Whether the VM has a place in a cell of its user's, which is to serve it.
     pub(crate) fn is_in_cell(&self) -> bool {
-        self.places.own.is_some() || !self.places.span.is_empty()
+        self.places.own.as_ref().is_some_and(TenureHandle::is_own) || !self.places.span.is_empty()
     }
 
     /// Takes over the descriptors of a predecessor. `places` are the VM's from now on.

@@ -1,6 +1,7 @@
 //! Several cells that run VMs under one name space: a process for each, nothing but messages between them.
 //!
 //! - [`state`]: what a cell decides and answers, without I/O;
+//! - [`admission`]: places for other users of the host;
 //! - [`addresses`]: which addresses the cluster's file names;
 //! - [`routes`]: by which cells a message to all goes;
 //! - [`limits`]: how long they wait for one another;
@@ -15,6 +16,7 @@
 //! [`registry::cluster`] has the cells' files, the requests to a cell, and the client.
 
 pub mod addresses;
+pub mod admission;
 pub mod callers;
 pub mod contacts;
 pub mod guard;

@@ -33,7 +33,7 @@ use nix::unistd::geteuid;
 use registry::cluster::files::Files;
 use registry::monitor::{Batch, Event, Source};
 use registry::share_group::{Grouping, ShareGroup};
-use registry::vms::{Record, Registry, State};
+use registry::vms::{HostPlace, Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::Ending;
@@ -205,10 +205,20 @@ fn one(
     let mut record = Record::new(name.to_owned(), spec.clone(), cid);
     record.member = terms.member;
     record.boot.limit_s = terms.boot_limit_s;
+    record.host_place = place.and_then(|place| {
+        let limits = place.limits_of_host()?;
+        Some(HostPlace {
+            cell: place.cell(),
+            limits,
+        })
+    });
+    // Cells of this user's, which serve the VM, and which it depends on.
+    let place = place.filter(|place| place.is_own());
     record.cell = place.map(Tenure::cell);
     record.borrowed = place.map_or_else(Vec::new, |place| place.borrowed().to_vec());
     record.span = span.as_ref().map_or_else(Vec::new, Span::parts);
     let cell = record.cell;
+    let shown_cell = cell.or(record.host_place.map(|place| place.cell));
     let folder = entry.folder().to_owned();
     let recorder = handle.recorder();
     let lock = entry.lock().try_clone_to_owned().map_err(|error| line(&error))?;
@@ -263,7 +273,7 @@ fn one(
     let started = Event::Started {
         name: name.to_owned(),
         folder: folder.clone(),
-        cell,
+        cell: shown_cell,
     };
     if let Some(cell) = cell.filter(|_| !begun.has_remote_parts()) {
         tell(lease, &started);

@@ -6,6 +6,7 @@
 
 mod change;
 mod hosts;
+mod overlap;
 #[cfg(test)]
 mod tests;
 mod users;
@@ -20,6 +21,7 @@ use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
 pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanWay};
+pub use overlap::overlap;
 pub use users::{UserPlan, UserSpec};
 
 /// Cells of a cluster.

@@ -25,6 +25,7 @@ pub fn take_over() -> Option<Result<()>> {
             let number = number.parse().ok()?;
             logged(|| cell::cluster::guard::guard(number))
         }
+        ["cell-admission"] => logged(cell::cluster::admission::serve),
         ["measure"] => hostinfo::known::measure(true).map(drop).into_diagnostic(),
         ["monitor"] => logged_on_demand(monitor),
         ["adopt"] => {

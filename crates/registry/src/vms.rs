@@ -22,6 +22,7 @@ use hostfiles::lock::{self, Flock, Share};
 use hostfiles::private;
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::admission::Limits;
 use crate::cluster::interface::Part;
 use crate::journal::{Change, Journal};
 use crate::runtime;
@@ -91,9 +92,9 @@ pub struct Record {
     /// The cell that it runs in, in a cluster of its user's.
     #[serde(default)]
     pub cell: Option<u16>,
-    /// The cell of the host's cluster, which is root's, that has admitted it.
+    /// The place that the host's cluster, which is root's, has given it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_cell: Option<u16>,
+    pub host_place: Option<HostPlace>,
     /// The memory that its cell borrowed for it, by lender.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub borrowed: Vec<Part>,
@@ -145,7 +146,7 @@ impl Record {
             boot: Boot::default(),
             cid,
             cell: None,
-            host_cell: None,
+            host_place: None,
             borrowed: Vec::new(),
             span: Vec::new(),
             sandbox_missing: Vec::new(),
@@ -168,6 +169,15 @@ impl Record {
             || self.span.iter().any(|part| part.cell == cell)
             || self.borrowed.iter().any(|part| part.cell == cell)
     }
+}
+
+/// A place in a cluster that is not the user's own.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HostPlace {
+    /// The cell.
+    pub cell: u16,
+    /// Who holds the VM to the cell's CPUs and memory.
+    pub limits: Limits,
 }
 
 /// Whether a VM's vCPUs run.

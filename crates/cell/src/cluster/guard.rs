@@ -1,5 +1,5 @@
 //! Starts a cell's process, and starts it again when it dies. One that does not answer is killed. The guard of the cell on whose host the
-//! cluster's own etcd runs starts that, too.
+//! cluster's own etcd runs starts that, too, and the guard of a host's first cell the admission server.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -30,6 +30,8 @@ const SHORT: Duration = Duration::from_secs(10);
 const SHORT_LIVES_MAX: u32 = 10;
 /// Before etcd is started again.
 const ETCD_PAUSE: Duration = Duration::from_secs(1);
+/// Before the admission server is started again.
+const ADMISSION_PAUSE: Duration = Duration::from_millis(200);
 /// Between two questions to the cell. Each has 10 s for its answer ([`Connection::ask`]).
 const PING_INTERVAL_MS: u16 = 2000;
 /// Before another try, times the short lives so far.
@@ -63,12 +65,20 @@ pub fn guard(number: u16) -> io::Result<()> {
             .site()
             .is_ok_and(|site| site.is_some_and(|site| site.on_lost == OnLost::Stop))
     };
+    let first = files.plan()?.first().map(|cell| cell.number);
+    let keeps_admission = first == Some(number) && !files.users()?.is_empty();
+    if keeps_admission {
+        std::thread::Builder::new().name("admission".into()).spawn({
+            let files = files.clone();
+            move || keep_admission(&files)
+        })?;
+    }
     let mut short_lives = 0;
     loop {
         if own.has_failed() {
             warn!("the cell has failed, and does not start again");
-            // The cluster's etcd would end with this process.
-            while keeps_etcd && files.plan().is_ok_and(|plan| !plan.is_empty()) {
+            // The cluster's etcd and the admission server would end with this process.
+            while (keeps_etcd || keeps_admission) && files.plan().is_ok_and(|plan| !plan.is_empty()) {
                 std::thread::sleep(ETCD_PAUSE);
             }
             return Ok(());
@@ -222,6 +232,37 @@ fn keep_etcd(files: &Files, site: &Site) {
     }
 }
 
+/// Runs the admission server for as long as the guard lives.
+fn keep_admission(files: &Files) {
+    while files.plan().is_ok_and(|plan| !plan.is_empty()) {
+        match start_admission(files).and_then(|mut server| server.wait()) {
+            Ok(status) => warn!("the admission server ended: {status}"),
+            Err(error) => error!(%error, "the admission server does not start"),
+        }
+        std::thread::sleep(ADMISSION_PAUSE);
+    }
+}
+
+fn start_admission(files: &Files) -> io::Result<Child> {
+    let log = hostfiles::private::log(&files.admission_log())?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("mirrorball").arg("cell-admission");
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    end_with_guard(&mut command);
+    command.spawn()
+}
+
+/// Has the process of `command` end with the thread that spawns it, which lives as long as the guard.
+fn end_with_guard(command: &mut Command) {
+    // SAFETY: prctl is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+}
+
 fn start_etcd(files: &Files, site: &Site) -> io::Result<Child> {
     let url = site.etcd.first().map_or("", String::as_str);
     let folder = files.etcd();
@@ -232,12 +273,6 @@ fn start_etcd(files: &Files, site: &Site) -> io::Result<Child> {
         .open(folder.join("log"))?;
     let mut command = server::command(url, &site.keys, &folder)?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    // SAFETY: prctl is async-signal-safe. The thread that spawns it lives as long as the guard.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            Ok(())
-        });
-    }
+    end_with_guard(&mut command);
     command.spawn()
 }

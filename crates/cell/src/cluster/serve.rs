@@ -20,7 +20,7 @@ use fault_point::fault_point;
 use hostinfo::known;
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{Answer, Ask, OF_CELL};
+use registry::cluster::interface::{Answer, Ask, OF_CELL, owner_of};
 use registry::journal::{self, Change};
 use registry::lease::keep_stacks_small;
 use shard_api::Platform;
@@ -117,7 +117,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
         elsewhere::expected(membership, &hosts.site())
     });
-    let state = State::new(me, std::process::id(), plan, own.lent()?, places::running()?)
+    let state = State::new(me, std::process::id(), plan, own.lent()?, places::running(&files)?)
         .with_cordon(own.is_cordoned())
         .with_ways(Ways::of(&known::all(&files)?))
         .expecting(expected);
@@ -496,12 +496,15 @@ impl Cell {
                     }
                     Act::EndVm { name, failed } => {
                         warn!(vm = name, "the VM ends, since cell {failed} has failed");
-                        self.adoptions.end(&name, failed);
+                        match owner_of(&name) {
+                            None => self.adoptions.end(&name, failed),
+                            Some(_) => recovery::end_user_vm(&self.files, name),
+                        }
                     }
                     Act::AwaitEnd(failed) => {
                         let events = self.events.clone();
                         let told = move || _ = events.send(Event::NoDependents(failed));
-                        if let Err(error) = recovery::await_end(failed, told) {
+                        if let Err(error) = recovery::await_end(&self.files, failed, told) {
                             error!(%error, "the ends of the VMs of the failed cell {failed} are not awaited");
                         }
                     }

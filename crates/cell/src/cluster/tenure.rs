@@ -10,15 +10,19 @@ use std::time::{Duration, Instant};
 
 use config::VmSpec;
 use config::cluster::CellPlan;
+use nix::unistd::geteuid;
+use registry::cluster::admission::{self, Limits, Reply};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask, Host, Part, Place, VmShare};
+use registry::cluster::interface::{Answer, Host, Part, Place, VmShare, owned_name};
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
 
+use self::authority::Authority;
 use super::limits::{HOPS_MAX, RETRY};
 use crate::left::{Leaving, LeftFiles};
 
+mod authority;
 mod span;
 
 pub use span::{PartPlace, begin_part, begin_span, foresee, leave_span};
@@ -27,6 +31,9 @@ pub use span::{PartPlace, begin_part, begin_span, foresee, leave_span};
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// How long the first of a cluster's cells may take to start again.
 const RESTART_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long the admission server of the host's cluster may take to start again.
+const ADMISSION_LIMIT: Duration = Duration::from_secs(1);
 
 /// How long a cell may take to take a VM back before it counts as lost: longer than [`super::limits::ORPHANS_LIMIT`], and than
 /// its guard takes to start it again.
@@ -40,6 +47,12 @@ pub enum TenureError {
         "cell {0} is asked for, and no cluster is up here; start one with `mirrorball cluster up`, or leave `cell` out"
     )]
     NoCluster(u16),
+    /// It is to run in a cell, and the host's cluster is another user's.
+    #[error(
+        "cell {0} is asked for, and the cluster of this host does not admit you; ask its administrator for a `[[users]]` entry, \
+         or leave `cell` out"
+    )]
+    NotAdmitted(u16),
     /// It is to span cells, and there are none.
     #[error(
         "a span is asked for, and no cluster is up here; start one with `mirrorball cluster up`, or leave `span` out"
@@ -93,7 +106,9 @@ pub enum TenureError {
 #[derive(Debug)]
 pub struct Tenure {
     place: Place,
-    files: Files,
+    authority: Authority,
+    /// Who holds the VM to the place; none in a cluster of its user's.
+    limits: Option<Limits>,
     /// What the VM's cell is asked for when it has lost sight of the VM.
     host: Host,
     held: Arc<Mutex<Held>>,
@@ -104,6 +119,9 @@ pub struct Tenure {
 pub(crate) struct LeftTenure {
     host: Host,
     place: Place,
+    /// Who holds the VM to the place, if it is in the host's cluster.
+    #[serde(default)]
+    limits: Option<Limits>,
     /// The connection, which the cell takes for the monitor's.
     stream: Option<Fd>,
 }
@@ -113,6 +131,7 @@ pub(crate) struct LeftTenure {
 pub(crate) struct TenureHandle {
     host: Host,
     place: Place,
+    limits: Option<Limits>,
     held: Arc<Mutex<Held>>,
 }
 
@@ -127,8 +146,14 @@ impl TenureHandle {
         Ok(LeftTenure {
             host: self.host.clone(),
             place: self.place.clone(),
+            limits: self.limits,
             stream: stream.transpose()?,
         })
+    }
+
+    /// Whether it is in a cluster of its user's, whose cell serves the VM.
+    pub(crate) fn is_own(&self) -> bool {
+        self.limits.is_none()
     }
 }
 
@@ -142,15 +167,9 @@ struct Held {
     over: bool,
 }
 
-/// Asks for a place; none when no cluster is up.
+/// Asks for a place: of the user's own cluster, else of the host's if that admits the user; none without either.
 pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
     let files = Files::open()?;
-    if files.plan()?.is_empty() {
-        return spec
-            .cell
-            .map_or(Ok(None), |cell| Err(TenureError::NoCluster(cell)));
-    }
-    let running = wait_for_cells(&files)?;
     let host = Host {
         name: name.to_owned(),
         share: VmShare {
@@ -163,15 +182,92 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
         runs: false,
         borrowed: Vec::new(),
     };
+    if files.plan()?.is_empty() {
+        return begin_at_host(&host);
+    }
+    begin_of_cells(&files, &host).map(Some)
+}
+
+/// Asks the host's cluster for a place of a user's VM.
+///
+/// # Errors
+/// If the cluster is not there, does not run or refuses.
+pub(in crate::cluster) fn begin_for_user(
+    files: &Files,
+    uid: u32,
+    name: &str,
+    share: VmShare,
+    only: Option<u16>,
+) -> Result<Tenure, TenureError> {
+    let host = Host {
+        name: owned_name(uid, name),
+        share,
+        only,
+        own: false,
+        sent: false,
+        runs: false,
+        borrowed: Vec::new(),
+    };
+    begin_of_cells(files, &host)
+}
+
+/// Asks for a place in a cluster, which has cells.
+fn begin_of_cells(files: &Files, host: &Host) -> Result<Tenure, TenureError> {
+    let running = wait_for_cells(files)?;
     let mut broken = io::Error::from(io::ErrorKind::NotFound);
     for first in running {
-        match ask(&files, first.number, &host) {
+        match ask(files, first.number, host) {
             // One that hangs does not keep the others from it.
             Err(TenureError::Broken(error)) => broken = error,
-            other => return other.map(Some),
+            other => return other,
         }
     }
     Err(TenureError::Broken(broken))
+}
+
+/// Asks the cluster of root's for a place; none where there is none, or it does not admit this user.
+fn begin_at_host(host: &Host) -> Result<Option<Tenure>, TenureError> {
+    let alone = |error: TenureError| host.only.map_or(Ok(None), |_| Err(error));
+    // Root's own cluster is the host's.
+    if geteuid().is_root() {
+        return host
+            .only
+            .map_or(Ok(None), |cell| Err(TenureError::NoCluster(cell)));
+    }
+    let deadline = Instant::now() + ADMISSION_LIMIT;
+    let request = authority::place_request(host, host.only);
+    let (connection, reply) = loop {
+        let asked = admission::connect().and_then(|connection| match connection {
+            Some(mut connection) => connection
+                .exchange(&request)
+                .map(|reply| Some((connection, reply))),
+            None => Ok(None),
+        });
+        match asked {
+            Ok(Some(answered)) => break answered,
+            Ok(None) => {
+                let cell = host.only.unwrap_or_default();
+                return alone(TenureError::NoCluster(cell));
+            }
+            // It may be starting again. A cluster that is out of order keeps no user from a VM outside it.
+            Err(error) if Instant::now() > deadline => return alone(TenureError::Broken(error)),
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    };
+    match reply {
+        Reply::Placed { place, limits } => {
+            let host = Host {
+                only: Some(place.plan.number),
+                runs: true,
+                borrowed: place.borrowed.clone(),
+                ..host.clone()
+            };
+            Tenure::begin(Authority::Host, connection, host, place, Some(limits)).map(Some)
+        }
+        Reply::NotAdmitted => alone(TenureError::NotAdmitted(host.only.unwrap_or_default())),
+        Reply::Refused { why } => Err(TenureError::Refused(why)),
+        other => Err(io::Error::other(format!("an answer to another question: {other:?}")).into()),
+    }
 }
 
 /// The cells that run; those that have just died start again soon.
@@ -192,35 +288,17 @@ fn wait_for_cells(files: &Files) -> Result<Vec<CellPlan>, TenureError> {
 /// Asks a cell, and those that it names.
 fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
     let (mut cell, mut host) = (first, host.clone());
+    let authority = Authority::Own(files.clone());
     for _ in 0..HOPS_MAX {
-        let mut connection = Connection::open(&files.cell(cell))?;
-        match connection.ask(&Ask::Host(host.clone()))? {
+        let (connection, answer) = authority.ask(cell, &host)?;
+        match answer {
             Answer::Hosted(place) => {
-                let held = Arc::new(Mutex::new(Held {
-                    stream: Some(connection.stream()?),
-                    away: None,
-                    over: false,
-                }));
                 let host = Host {
                     runs: true,
                     borrowed: place.borrowed.clone(),
                     ..host
                 };
-                let reconnector = Reconnector {
-                    files: files.clone(),
-                    cell,
-                    host: host.clone(),
-                    held: held.clone(),
-                };
-                std::thread::Builder::new()
-                    .name("tenure".into())
-                    .spawn(move || reconnector.keep(Some(connection)))?;
-                return Ok(Tenure {
-                    place,
-                    files: files.clone(),
-                    host,
-                    held,
-                });
+                return Tenure::begin(authority, connection, host, place, None);
             }
             Answer::Elsewhere { cell: other } => {
                 let site = files.site()?;
@@ -249,13 +327,49 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 }
 
 impl Tenure {
+    /// The place that was given over `connection`, which holds it.
+    fn begin(
+        authority: Authority,
+        connection: Connection,
+        host: Host,
+        place: Place,
+        limits: Option<Limits>,
+    ) -> Result<Self, TenureError> {
+        let held = Arc::new(Mutex::new(Held {
+            stream: Some(connection.stream()?),
+            away: None,
+            over: false,
+        }));
+        let reconnector = Reconnector {
+            authority: authority.clone(),
+            cell: place.plan.number,
+            host: host.clone(),
+            held: held.clone(),
+        };
+        std::thread::Builder::new()
+            .name("tenure".into())
+            .spawn(move || reconnector.keep(Some(connection)))?;
+        Ok(Self {
+            place,
+            authority,
+            limits,
+            host,
+            held,
+        })
+    }
+
     /// Goes on with the place that a predecessor of this process had for a VM that runs. Where the connection has ended, the
     /// cell is told again, as when the cell starts again.
     ///
     /// # Errors
     /// If the descriptor is missing, or the host has no threads left.
     pub(crate) fn adopt(left: LeftTenure, files: &mut LeftFiles) -> io::Result<Self> {
-        let LeftTenure { host, place, stream } = left;
+        let LeftTenure {
+            host,
+            place,
+            limits,
+            stream,
+        } = left;
         let stream = stream.map(|stream| files.take(stream)).transpose()?;
         let stream = stream.map(UnixStream::from);
         let connection = stream.as_ref().map(UnixStream::try_clone).transpose()?;
@@ -264,9 +378,12 @@ impl Tenure {
             stream,
             over: false,
         }));
-        let files = Files::open()?;
+        let authority = match limits {
+            Some(_) => Authority::Host,
+            None => Authority::Own(Files::open()?),
+        };
         let reconnector = Reconnector {
-            files: files.clone(),
+            authority: authority.clone(),
             cell: place.plan.number,
             host: host.clone(),
             held: held.clone(),
@@ -276,7 +393,8 @@ impl Tenure {
             .spawn(move || reconnector.keep(connection.map(Connection::of)))?;
         Ok(Self {
             place,
-            files,
+            authority,
+            limits,
             host,
             held,
         })
@@ -287,8 +405,24 @@ impl Tenure {
         TenureHandle {
             host: self.host.clone(),
             place: self.place.clone(),
+            limits: self.limits,
             held: self.held.clone(),
         }
+    }
+
+    /// Who holds the VM to the place, if it is in the host's cluster and not in one of its user's.
+    pub fn limits_of_host(&self) -> Option<Limits> {
+        self.limits
+    }
+
+    /// Whether it is in a cluster of its user's.
+    pub fn is_own(&self) -> bool {
+        self.limits.is_none()
+    }
+
+    /// The place, with its cell's CPUs and nodes.
+    pub(in crate::cluster) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// The cell.
@@ -350,12 +484,10 @@ impl Tenure {
 
     /// The VM has ended: returns when all cells have heard of it, or none is there to hear.
     pub fn leave(self) {
-        let leave = Ask::Leave {
-            name: self.host.name.clone(),
-        };
+        // The other side may end the connection now.
+        lock(&self.held).over = true;
         // A cell that is starting anew misses the VM and frees its name by itself.
-        let _ =
-            Connection::open(&self.files.cell(self.place.plan.number)).and_then(|mut cell| cell.ask(&leave));
+        let _ = self.authority.leave(self.place.plan.number, &self.host.name);
     }
 }
 
@@ -371,7 +503,7 @@ impl Drop for Tenure {
 
 /// Keeps the connection up.
 struct Reconnector {
-    files: Files,
+    authority: Authority,
     cell: u16,
     host: Host,
     held: Arc<Mutex<Held>>,
@@ -385,8 +517,7 @@ impl Reconnector {
             }
             let mut pause = RETRY;
             connection = loop {
-                // A cluster that cannot be read is up.
-                let is_up = !self.files.plan().is_ok_and(|plan| plan.is_empty());
+                let is_up = self.authority.is_up();
                 {
                     let mut held = lock(&self.held);
                     held.stream = None;
@@ -407,8 +538,7 @@ impl Reconnector {
     }
 
     fn come_back(&self) -> Option<Connection> {
-        let mut connection = Connection::open(&self.files.cell(self.cell)).ok()?;
-        let answer = connection.ask(&Ask::Host(self.host.clone())).ok()?;
+        let (connection, answer) = self.authority.ask(self.cell, &self.host).ok()?;
         let stream = connection.stream().ok()?;
         let mut held = lock(&self.held);
         if held.over || !matches!(answer, Answer::Hosted(_)) {

@@ -147,7 +147,12 @@ mod tests {
     fn planned(users: &str) -> Result<Vec<UserPlan>, ConfigError> {
         let text = format!("{CELL}{users}");
         let known = [("root", 0), ("alice", 1001), ("twin", 1001)];
-        let uid_of = |name: &str| known.iter().find(|(known, _)| *known == name).map(|(_, uid)| *uid);
+        let uid_of = |name: &str| {
+            known
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, uid)| *uid)
+        };
         ClusterSpec::parse("cluster.toml", &text)?.users(uid_of, "cluster.toml", &text)
     }
 
@@ -182,8 +187,14 @@ mod tests {
         );
         for (users, why) in [
             (user(limits), "needs one of"),
-            (user(&format!("name = \"alice\"\nuid = 1001\n{limits}")), "needs one of"),
-            (user(&format!("name = \"nobody-here\"\n{limits}")), "no user nobody-here"),
+            (
+                user(&format!("name = \"alice\"\nuid = 1001\n{limits}")),
+                "needs one of",
+            ),
+            (
+                user(&format!("name = \"nobody-here\"\n{limits}")),
+                "no user nobody-here",
+            ),
             (user(&format!("name = \"root\"\n{limits}")), "root is listed"),
             (user(&format!("uid = 0\n{limits}")), "root is listed"),
             (user("uid = 7\ncpus = 0\nmemory = \"1G\""), "no CPUs"),

@@ -9,6 +9,7 @@ mod join;
 mod keys;
 mod leave;
 mod upgrade;
+mod users;
 mod vcpus;
 
 use std::fs::OpenOptions;
@@ -23,7 +24,7 @@ use cell::cluster::hosts::{Hosts, warning};
 use cell::cluster::membership;
 use clap::{Args, Subcommand};
 use config::Size;
-use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, OnLost, Site};
+use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, OnLost, Site, UserPlan};
 use config::cpulist;
 use hostinfo::known;
 use miette::{IntoDiagnostic, Result, miette};
@@ -212,7 +213,11 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     }
     // The cells have the same environment.
     process_log::Settings::of_environment().into_diagnostic()?;
-    let (plan, site) = plan(file, count, name)?;
+    let Planned {
+        cells: plan,
+        site,
+        users,
+    } = planned(file, count, name)?;
     if let Some(site) = &site {
         // A cell without keys or memory would only start again and again.
         let hosts = Hosts::open(site.clone()).map_err(|error| miette!("{error}"))?;
@@ -240,6 +245,8 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
             cells(running.len())
         ));
     }
+    users::check(&plan, &users)?;
+    files.admit(&users).into_diagnostic()?;
     files.create(&plan, site.as_ref()).into_diagnostic()?;
     for cell in &plan {
         start(&files, cell.number)
@@ -247,7 +254,8 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     }
     let limit = if site.is_some() { UP_LIMIT_HOSTS } else { UP_LIMIT };
     let status = wait_until_met(&files, &plan, limit)?;
-    print(&status);
+    users::wait_until_admitted(&files, &users)?;
+    print(&status, &users);
     if let Some(site) = &site {
         keys::print_fingerprints(&site.keys, [&site.here[..]]);
     }
@@ -287,20 +295,28 @@ fn check_age(site: &Site) -> Result<()> {
     }
 }
 
-/// The cells that the file plans for this host, or those of the default plan without a file; and the site, if
-/// the file names several hosts.
-fn plan(
-    file: Option<&PathBuf>,
-    count: Option<u16>,
-    here: Option<&str>,
-) -> Result<(Vec<CellPlan>, Option<Site>)> {
+/// What a cluster is to be on this host.
+struct Planned {
+    cells: Vec<CellPlan>,
+    /// None if the file names no hosts.
+    site: Option<Site>,
+    /// The users that it admits.
+    users: Vec<UserPlan>,
+}
+
+/// What the file plans for this host, or the default plan without a file.
+fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&str>) -> Result<Planned> {
     let host = host_nodes()?;
     let Some(file) = file else {
         let spec = match count {
             Some(count) => ClusterSpec::of_count(&host, count)?,
             None => ClusterSpec::of_nodes(&host),
         };
-        return Ok((spec.cells(&host, None, "this host", "")?, None));
+        return Ok(Planned {
+            cells: spec.cells(&host, None, "this host", "")?,
+            site: None,
+            users: Vec::new(),
+        });
     };
     let (spec, name, text) = read(file)?;
     let own = nix::unistd::gethostname().into_diagnostic()?;
@@ -310,7 +326,11 @@ fn plan(
         site.file = Some(std::path::absolute(file).into_diagnostic()?);
     }
     let here = site.as_ref().map(|site| &site.here[..]);
-    Ok((spec.cells(&host, here, &name, &text)?, site))
+    Ok(Planned {
+        cells: spec.cells(&host, here, &name, &text)?,
+        users: spec.users(users::uid_of, &name, &text)?,
+        site,
+    })
 }
 
 /// A cluster file, its name, and its text.
@@ -420,6 +440,9 @@ fn status(json: bool) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
     let known = client::status(&files).map_err(|error| miette!("the cells do not answer: {error}"))?;
     let Some(status) = known else {
+        if let Some(code) = users::status(json)? {
+            return Ok(code);
+        }
         if let Some(code) = in_lab()? {
             return Ok(code);
         }
@@ -438,7 +461,9 @@ fn status(json: bool) -> Result<ExitCode> {
             serde_json::to_string_pretty(&status.cells).into_diagnostic()?
         );
     } else {
-        print(&status);
+        let users = files.users().into_diagnostic()?;
+        print(&status, &users);
+        users::print_use(&users);
         if let Some(site) = &site {
             keys::print_fingerprints(&site.keys, [&site.here[..]]);
         }
@@ -540,13 +565,13 @@ fn one_host() -> miette::Report {
     )
 }
 
-fn print(status: &Status) {
+fn print(status: &Status, users: &[UserPlan]) {
     println!(
         "{:<5} {:<10} {:<8} {:>8} {:<12} {:<8} {:>8} {:>8} {:>8} {:>6}  VMS",
         "CELL", "HOST", "STATE", "PID", "CPUS", "NODES", "MEMORY", "GIVEN", "LOANS", "VCPUS"
     );
     for cell in &status.cells {
-        println!("{}", line(cell));
+        println!("{}", line(cell, users));
     }
     for cell in &status.cells {
         for Part { cell: to, bytes } in &cell.lent {
@@ -555,7 +580,7 @@ fn print(status: &Status) {
     }
 }
 
-fn line(cell: &CellStatus) -> String {
+fn line(cell: &CellStatus, users: &[UserPlan]) -> String {
     let state = match (cell.failed, cell.life) {
         (true, _) => "failed",
         (false, Some(_)) if cell.cordoned => "cordoned",
@@ -580,7 +605,7 @@ fn line(cell: &CellStatus) -> String {
         mib(cell.plan.memory_bytes),
         mib(cell.given_bytes),
         cell.vcpus,
-        cell.vms.join(" ")
+        users::names(&cell.vms, users).join(" ")
     )
 }
 
@@ -599,11 +624,12 @@ fn down(leave: bool) -> Result<ExitCode> {
     // A spanning VM ends as a whole.
     let is_whole = |name: &String| !name.contains(PART_MARK);
     let vms: Vec<String> = own.flat_map(|cell| cell.vms).filter(is_whole).collect();
+    let users = files.users().into_diagnostic()?;
     if !leave && !vms.is_empty() {
         return Err(miette!(
-            help = "end them with `mirrorball stop VM`, or add --leave to let them run on alone",
+            help = "end them with `mirrorball stop VM`, those of others by their owners, or add --leave to let them run on alone",
             "VMs run in the cluster: {}",
-            vms.join(", ")
+            users::names(&vms, &users).join(", ")
         ));
     }
     let site = files.site().into_diagnostic()?;
@@ -615,6 +641,9 @@ fn down(leave: bool) -> Result<ExitCode> {
         ));
     }
     end_cells(&files)?;
+    if !users.is_empty() {
+        users::wait_until_closed()?;
+    }
     files.remove().into_diagnostic()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -88,6 +88,7 @@ fn line(record: &Record) -> String {
     let cell = match &record.span[..] {
         [] => record
             .cell
+            .or(record.host_place.map(|place| place.cell))
             .map_or_else(|| "-".to_owned(), |cell| cell.to_string()),
         parts => {
             let cells: Vec<String> = parts.iter().map(|part| part.cell.to_string()).collect();

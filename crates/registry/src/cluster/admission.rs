@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use config::cluster::CellPlan;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, connect as connect_socket, getsockopt, setsockopt, socket, sockopt,
+    AddressFamily, SockFlag, SockType, UnixAddr, connect as connect_socket, getsockopt, setsockopt, socket,
+    sockopt,
 };
 use nix::sys::time::TimeVal;
 use serde::{Deserialize, Serialize};
@@ -60,8 +61,11 @@ const REPLY_LIMIT: Duration = Duration::from_secs(15);
 pub enum Request {
     /// Give a VM a place, until the connection ends.
     Place(PlaceRequest),
-    /// The VM of this connection has ended. Answered when its name and its share are free.
-    Leave {},
+    /// A VM of this user has ended. Answered when its name and its share are free.
+    Leave {
+        /// The VM's name.
+        name: String,
+    },
     /// Report what the cells have to give, and the user's own VMs.
     Status {},
     /// Report the CPUs and the memory that the cluster's cells have. Every user may ask.
@@ -236,7 +240,10 @@ fn check_directory(directory: &Path, owner: u32) -> io::Result<()> {
 
 fn check(directory: &Path, about: &Metadata, owner: u32) -> io::Result<()> {
     if about.is_symlink() {
-        Err(refused(directory, "is a symbolic link, which can be led elsewhere"))
+        Err(refused(
+            directory,
+            "is a symbolic link, which can be led elsewhere",
+        ))
     } else if !about.is_dir() {
         Err(refused(directory, "is not a directory"))
     } else if about.uid() != owner {

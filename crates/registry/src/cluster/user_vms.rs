@@ -69,11 +69,15 @@ impl Files {
         }
     }
 
-    /// Sets the users that the cluster admits. Called before the cluster begins.
+    /// Sets the users that the cluster admits. Called before the cluster begins. What is written of the VMs of an earlier
+    /// cluster is removed.
     ///
     /// # Errors
     /// If the list can't be written.
     pub fn admit(&self, users: &[UserPlan]) -> io::Result<()> {
+        if self.plan()?.is_empty() && self.user_vms_directory().exists() {
+            fs::remove_dir_all(self.user_vms_directory())?;
+        }
         private::directories(&self.user_vms_directory())?;
         replace_file(
             &self.users_list(),
@@ -210,7 +214,9 @@ mod tests {
         };
         files.admit(std::slice::from_ref(&alice)).unwrap();
         assert_eq!(files.users().unwrap(), [alice]);
+        files.keep_user_vm(&vm(1001, "web")).unwrap();
         files.admit(&[]).unwrap();
         assert_eq!(files.users().unwrap(), []);
+        assert_eq!(files.user_vms().unwrap(), [], "of another cluster");
     }
 }

@@ -3,18 +3,23 @@
 use std::io;
 use std::time::Duration;
 
+use registry::cluster::files::Files;
 use registry::vms::Registry;
+use tracing::error;
+
+use crate::cluster::admission;
 
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Has a thread call `told` once the host's registry has no VM that depends on the cell.
+/// Has a thread call `told` once the host has no VM that depends on the cell.
 ///
 /// # Errors
 /// If the host has no threads left.
-pub(super) fn await_end(failed: u16, told: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(super) fn await_end(files: &Files, failed: u16, told: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let files = files.clone();
     let wait = move || {
-        while !has_ended(failed) {
+        while !has_ended(&files, failed) {
             std::thread::sleep(INTERVAL);
         }
         told();
@@ -25,8 +30,24 @@ pub(super) fn await_end(failed: u16, told: impl FnOnce() + Send + 'static) -> io
         .map(drop)
 }
 
-/// Whether no VM depends on the cell; not if the registry can't be read now.
-fn has_ended(cell: u16) -> bool {
+/// Has a thread end a VM of another user, by its name in the cluster. That user's processes are killed, and asked nothing.
+pub(super) fn end_user_vm(files: &Files, name: String) {
+    let files = files.clone();
+    let end = move || {
+        let vms = files.user_vms().unwrap_or_default();
+        if let Some(vm) = vms.iter().find(|vm| vm.owned_name() == name) {
+            admission::end(&files, vm);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("end".into()).spawn(end) {
+        error!(%error, "a user's VM does not end");
+    }
+}
+
+/// Whether no VM depends on the cell; not if it can't be known now.
+fn has_ended(files: &Files, cell: u16) -> bool {
     let records = Registry::open().and_then(|registry| registry.list());
+    let users = files.user_vms();
     records.is_ok_and(|records| !records.iter().any(|record| record.depends_on(cell)))
+        && users.is_ok_and(|vms| !vms.iter().any(|vm| vm.depends_on(cell)))
 }

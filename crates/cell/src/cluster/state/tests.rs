@@ -424,7 +424,10 @@ fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
 fn one_name_of_three_owners_is_three_vms() {
     let mut world = World::new(2);
     for (client, name) in (1..).zip(["web", "1001:web", "1002:web"]) {
-        assert!(matches!(world.host(client, vm(name, 64)), Answer::Hosted(_)), "{name}");
+        assert!(
+            matches!(world.host(client, vm(name, 64)), Answer::Hosted(_)),
+            "{name}"
+        );
     }
     let Answer::Refused { why } = world.host(9, vm("1001:web", 64)) else {
         panic!("two of one name of one owner");
@@ -439,19 +442,36 @@ fn place_of_a_users_vm_outlives_the_connection_unless_it_is_given_back() {
     let mut world = World::new(1);
     let cell = id(0, 1);
     let host = in_cell(0, "1001:web", 600);
-    assert!(matches!(world.ask(cell, 1, Ask::Host(host.clone())), Answer::Hosted(_)));
+    assert!(matches!(
+        world.ask(cell, 1, Ask::Host(host.clone())),
+        Answer::Hosted(_)
+    ));
     let state = world.cells.get_mut(&cell).expect("lives");
     assert_eq!(state.gone(1), [Act::AwaitOrphans]);
     // Another VM does not get the memory meanwhile, and more than it had is a new VM.
-    assert!(matches!(world.ask(cell, 2, Ask::Host(in_cell(0, "1002:web", 600))), Answer::Refused { .. }));
+    assert!(matches!(
+        world.ask(cell, 2, Ask::Host(in_cell(0, "1002:web", 600))),
+        Answer::Refused { .. }
+    ));
     let more = in_cell(0, "1001:web", 700);
-    assert!(matches!(world.ask(cell, 3, Ask::Host(more)), Answer::Refused { .. }));
-    assert!(matches!(world.ask(cell, 4, Ask::Host(host.clone())), Answer::Hosted(_)));
+    assert!(matches!(
+        world.ask(cell, 3, Ask::Host(more)),
+        Answer::Refused { .. }
+    ));
+    assert!(matches!(
+        world.ask(cell, 4, Ask::Host(host.clone())),
+        Answer::Hosted(_)
+    ));
     world.act(cell, State::give_up_orphans);
     world.vms(&[&["1001:web"]]);
     // A second one of the name is refused while the first has its connection.
-    assert!(matches!(world.ask(cell, 5, Ask::Host(host)), Answer::Refused { .. }));
-    let leave = Ask::Leave { name: "1001:web".to_owned() };
+    assert!(matches!(
+        world.ask(cell, 5, Ask::Host(host)),
+        Answer::Refused { .. }
+    ));
+    let leave = Ask::Leave {
+        name: "1001:web".to_owned(),
+    };
     assert_eq!(world.ask(cell, 6, leave), Answer::Done);
     world.vms(&[&[]]);
 }

@@ -4,17 +4,19 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use cell::cluster::admission;
 use miette::{IntoDiagnostic, Result, miette};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::user_vms::UserVm;
 use registry::control::{Request, ask};
 use registry::journal::{self, Change};
 use registry::vms::{Record, Registry};
 
-use super::cells_here;
+use super::{cells_here, users};
 
 /// Time limit for the VMs that depend on the cell to end.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -43,7 +45,7 @@ pub(super) fn fail(number: u16) -> Result<ExitCode> {
             "cell {number} has failed already"
         ));
     }
-    let dependents = dependents(number)?;
+    let (dependents, users_vms) = (dependents(number)?, users_vms(&files, number)?);
     let begun = Instant::now();
     // From now on no process of it starts again. Who notices the end of the last one knows what it means.
     cell.fail().into_diagnostic()?;
@@ -69,13 +71,16 @@ pub(super) fn fail(number: u16) -> Result<ExitCode> {
     }
     if survivors.is_empty() {
         end_all(number)?;
-    }
-    let ended = match &dependents[..] {
-        [] => "no VM depended on it".to_owned(),
-        records => {
-            let names: Vec<&str> = records.iter().map(|record| &record.name[..]).collect();
-            format!("{} ended with it", names.join(", "))
+        for vm in &users_vms {
+            admission::end(&files, vm);
         }
+    }
+    let mut names: Vec<String> = dependents.iter().map(|record| record.name.clone()).collect();
+    names.extend(users_vms.iter().map(UserVm::owned_name));
+    let users = files.users().into_diagnostic()?;
+    let ended = match users::names(&names, &users)[..] {
+        [] => "no VM depended on it".to_owned(),
+        ref names => format!("{} ended with it", names.join(", ")),
     };
     println!(
         "cell {number} has failed: {ended}; recovery took {} ms",
@@ -90,6 +95,13 @@ fn dependents(cell: u16) -> Result<Vec<Record>> {
         .into_iter()
         .filter(|record| record.depends_on(cell))
         .collect())
+}
+
+/// The VMs of other users that depend on the cell.
+fn users_vms(files: &Files, cell: u16) -> Result<Vec<UserVm>> {
+    let mut vms = files.user_vms().into_diagnostic()?;
+    vms.retain(|vm| vm.depends_on(cell));
+    Ok(vms)
 }
 
 /// Kills the cell's process, if there is one. Returns whether none is left.

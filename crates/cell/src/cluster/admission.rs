@@ -1,0 +1,557 @@
+//! The admission server: gives users whom root's cluster admits places in its cells.
+//!
+//! It is a process of its own beside the cells, since anybody on the host may connect to it: no flood reaches a cell, and no fault
+//! in it is a cell's. It asks the cells for places as a monitor does, under names that have the owner's id
+//! ([`registry::cluster::interface::owned_name`]), and holds a place as long as the user's connection lasts.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `quota` | what each user has and may have |
+//! | `callers` | bounds on connections |
+//! | `peer` | who is at the other end, by the kernel |
+//! | `groups` | the control groups of users' VMs |
+//! | `lines` | requests of bounded length, in bounded time |
+//! | `end` | the end of a user's VM when a cell fails |
+//!
+//! What users cause is logged at the level `debug` only: no user fills root's log.
+//!
+//! The server opens no path of a user's, writes in no directory of a user's, and serves no VM: monitor, keeper and shard are the
+//! user's own processes. What must outlive the server is in [`registry::cluster::user_vms`].
+
+mod callers;
+mod end;
+mod groups;
+mod lines;
+mod peer;
+mod quota;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use config::cluster::{CellPlan, UserPlan};
+use config::is_name;
+use hostfiles::lock::{Flock, Share, at_once};
+use hostfiles::private;
+use nix::unistd::geteuid;
+use registry::cluster::admission::{
+    CellRoom, Limits, PlaceRequest, Reply, Request, UserStatus, directory, lock_in, make_directory, socket_in,
+};
+use registry::cluster::client;
+use registry::cluster::files::Files;
+use registry::cluster::interface::{CellStatus, Part, Status};
+use registry::cluster::user_vms::UserVm;
+use registry::lease::keep_stacks_small;
+use tracing::{debug, error, info, warn};
+
+use self::callers::Callers;
+use self::groups::Groups;
+use self::lines::Lines;
+use self::peer::{Peer, Process};
+use self::quota::{Holder, Quotas, Refusal};
+use super::limits::ORPHANS_LIMIT;
+use super::tenure::{Tenure, TenureError, begin_for_user};
+use crate::monitor::raise_file_limit;
+
+pub use self::end::end;
+
+/// Time for a connection without a place to send a request.
+const REQUEST_LIMIT: Duration = Duration::from_secs(2);
+/// Time for a reply to be taken.
+const REPLY_LIMIT: Duration = Duration::from_secs(2);
+/// Between two looks at groups that are to go.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// After a refusal by the cells, before the same user's next request to them.
+const REFUSED_PAUSE: Duration = Duration::from_millis(20);
+/// How long the state of the cells is good for users who look at it.
+const STATUS_AGE_MAX: Duration = Duration::from_millis(200);
+/// Before another try to accept, when this process has too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+const STACK_BYTES: usize = 256 << 10;
+
+/// Serves admitted users until this process ends.
+///
+/// # Errors
+/// If this user is not root, another process is the server, or the socket can't be made.
+pub fn serve() -> io::Result<()> {
+    if !geteuid().is_root() {
+        return Err(io::Error::other("only root's cluster admits other users"));
+    }
+    raise_file_limit()?;
+    keep_stacks_small();
+    let files = Files::open()?;
+    let (listener, _lock) = listen()?;
+    let server = Arc::new(Server::new(files)?);
+    server.begin_upkeep()?;
+    info!("users are admitted");
+    for number in 1.. {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                debug!(%error, "a connection is not accepted");
+                std::thread::sleep(ACCEPT_PAUSE);
+                continue;
+            }
+        };
+        let server = server.clone();
+        if let Err(error) = server.take(stream, number) {
+            debug!(%error, "a connection is not served");
+        }
+    }
+    Ok(())
+}
+
+/// The socket, which all users may connect to, and the right to have it.
+fn listen() -> io::Result<(UnixListener, Flock<File>)> {
+    let directory = directory();
+    make_directory(&directory)?;
+    let lock = at_once(private::lock_file(&lock_in(&directory))?, Share::Exclusive)?;
+    let lock = lock.ok_or_else(|| {
+        let why = format!("{} belongs to another cluster that runs", directory.display());
+        io::Error::new(io::ErrorKind::ResourceBusy, why)
+    })?;
+    let path = socket_in(&directory);
+    // Of a server that has died.
+    let _ = fs::remove_file(&path);
+    let listener = UnixListener::bind(&path)?;
+    fs::set_permissions(&path, Permissions::from_mode(0o666))?;
+    Ok((listener, lock))
+}
+
+/// Removes the socket of a cluster that has ended, unless another cluster has it.
+///
+/// # Errors
+/// If the directory is not root's.
+pub fn remove_socket() -> io::Result<()> {
+    let directory = directory();
+    make_directory(&directory)?;
+    if let Some(_lock) = at_once(private::lock_file(&lock_in(&directory))?, Share::Exclusive)? {
+        let _ = fs::remove_file(socket_in(&directory));
+    }
+    Ok(())
+}
+
+/// Whether the server of some cluster runs.
+///
+/// # Errors
+/// If the directory is not root's.
+pub fn is_served() -> io::Result<bool> {
+    let directory = directory();
+    make_directory(&directory)?;
+    let lock = at_once(private::lock_file(&lock_in(&directory))?, Share::Exclusive)?;
+    Ok(lock.is_none())
+}
+
+struct Server {
+    files: Files,
+    plan: Vec<CellPlan>,
+    /// None where limits are best effort.
+    groups: Option<Mutex<Groups>>,
+    quotas: Mutex<Quotas>,
+    callers: Mutex<Callers>,
+    /// The places, by the connections that hold them.
+    places: Mutex<BTreeMap<Holder, Placed>>,
+    /// For each user: one request to the cells at a time.
+    turns: BTreeMap<u32, Mutex<()>>,
+    status: Mutex<Option<(Instant, Status)>>,
+}
+
+/// A place that a user holds.
+struct Placed {
+    uid: u32,
+    name: String,
+    tenure: Tenure,
+    group: Option<PathBuf>,
+    /// Ends with the place.
+    stream: UnixStream,
+}
+
+impl Server {
+    fn new(files: Files) -> io::Result<Self> {
+        let users = files.users()?;
+        let plan = files.plan()?;
+        let groups = match Groups::open() {
+            Ok(groups) => Some(Mutex::new(groups)),
+            Err(error) => {
+                warn!(%error, "limits are best effort");
+                None
+            }
+        };
+        let turns = users.iter().map(|user| (user.uid, Mutex::new(()))).collect();
+        let mut quotas = Quotas::new(users);
+        for vm in files.user_vms()? {
+            quotas.expect(vm.uid, vm.name, vm.share, vm.cell);
+        }
+        Ok(Self {
+            files,
+            plan,
+            groups,
+            quotas: Mutex::new(quotas),
+            callers: Mutex::default(),
+            places: Mutex::default(),
+            turns,
+            status: Mutex::default(),
+        })
+    }
+
+    /// Has a thread forget VMs of the last process that do not come, and groups that nothing is in.
+    fn begin_upkeep(self: &Arc<Self>) -> io::Result<()> {
+        let server = self.clone();
+        let upkeep = move || {
+            let begun = Instant::now();
+            let mut has_lapsed = false;
+            loop {
+                std::thread::sleep(SWEEP_INTERVAL);
+                if !has_lapsed && begun.elapsed() > ORPHANS_LIMIT {
+                    has_lapsed = true;
+                    server.lapse();
+                }
+                if let Some(groups) = &server.groups {
+                    lock(groups).sweep();
+                }
+            }
+        };
+        std::thread::Builder::new()
+            .name("upkeep".into())
+            .stack_size(STACK_BYTES)
+            .spawn(upkeep)
+            .map(drop)
+    }
+
+    /// Forgets the VMs of the server's last process whose monitors have not come.
+    fn lapse(&self) {
+        let mut quotas = lock(&self.quotas);
+        quotas.lapse();
+        for vm in self.files.user_vms().unwrap_or_default() {
+            // Of a user who is not admitted any more, too.
+            if quotas.holder(vm.uid, &vm.name).is_none() {
+                self.forget(vm.uid, &vm.name);
+            }
+        }
+    }
+
+    /// Has a thread serve a connection, if its user has room for it.
+    fn take(self: Arc<Self>, stream: UnixStream, number: Holder) -> io::Result<()> {
+        let uid = Peer::uid(&stream)?;
+        let vcpus = lock(&self.quotas).plan(uid).map(|plan| plan.vcpus);
+        if !lock(&self.callers).begin(uid, vcpus) {
+            let reply = match vcpus {
+                Some(_) => refused("you have too many connections to the cluster; try again in a moment"),
+                None => Reply::NotAdmitted,
+            };
+            // Never waited for: the socket's buffer is empty.
+            return answer(&stream, &reply);
+        }
+        let server = self.clone();
+        let serve = move || {
+            if let Err(error) = server.serve(&stream, uid, number) {
+                debug!(uid, %error, "a connection ends");
+            }
+            server.leave(number);
+            lock(&server.callers).end(uid);
+        };
+        let begun = std::thread::Builder::new()
+            .name("user".into())
+            .stack_size(STACK_BYTES)
+            .spawn(serve);
+        if begun.is_err() {
+            lock(&self.callers).end(uid);
+        }
+        begun.map(drop)
+    }
+
+    /// Answers what a user asks on a connection, until it ends.
+    fn serve(&self, stream: &UnixStream, uid: u32, number: Holder) -> io::Result<()> {
+        stream.set_write_timeout(Some(REPLY_LIMIT))?;
+        let mut lines = Lines::new(stream);
+        loop {
+            // The place lasts as long as the connection, which says nothing more as a rule.
+            let limit = (!lock(&self.places).contains_key(&number)).then_some(REQUEST_LIMIT);
+            let Some(line) = lines.next(limit)? else {
+                return Ok(());
+            };
+            let request = serde_json::from_slice(&line)?;
+            answer(stream, &self.reply(request, stream, uid, number))?;
+        }
+    }
+
+    fn reply(&self, request: Request, stream: &UnixStream, uid: u32, number: Holder) -> Reply {
+        debug!(uid, ?request, "a user asks");
+        if let Request::Taken {} = request {
+            let cells = self.plan.clone();
+            return Reply::Taken { cells };
+        }
+        if uid == 0 && request == (Request::Status {}) {
+            let users = lock(&self.quotas).all(self.limits());
+            return Reply::Users { users };
+        }
+        let Some(user) = lock(&self.quotas).plan(uid).cloned() else {
+            return Reply::NotAdmitted;
+        };
+        match request {
+            Request::Place(request) => self
+                .place(&request, stream, &user, number)
+                .unwrap_or_else(|why| Reply::Refused { why }),
+            Request::Leave { name } => {
+                let holder = lock(&self.quotas).holder(uid, &name);
+                if let Some(holder) = holder {
+                    self.leave(holder);
+                }
+                Reply::Done
+            }
+            Request::Status {} => self.status_of(&user),
+            Request::Taken {} => Reply::NotAdmitted,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        match self.groups {
+            Some(_) => Limits::Group,
+            None => Limits::BestEffort,
+        }
+    }
+
+    /// Gives a VM a place. An error is one line.
+    fn place(
+        &self,
+        request: &PlaceRequest,
+        stream: &UnixStream,
+        user: &UserPlan,
+        number: Holder,
+    ) -> Result<Reply, String> {
+        let PlaceRequest { name, share, cell } = request;
+        if !is_name(name) {
+            return Err("that is no VM's name".to_owned());
+        }
+        if lock(&self.places).contains_key(&number) {
+            return Err("this connection holds a place already".to_owned());
+        }
+        let turn = self
+            .turns
+            .get(&user.uid)
+            .ok_or_else(|| Refusal::NotAdmitted.to_string())?;
+        let _turn = lock(turn);
+        lock(&self.quotas)
+            .reserve(user.uid, name, *share, number)
+            .map_err(|refusal| refusal.to_string())?;
+        let placed = begin_for_user(&self.files, user.uid, name, *share, *cell)
+            .map_err(|error| self.why(&error))
+            .and_then(|tenure| self.settle(tenure, request, stream, user));
+        match placed {
+            Ok(placed) => {
+                let place = placed.tenure.place().clone();
+                lock(&self.quotas).placed(user.uid, name, place.plan.number);
+                debug!(
+                    uid = user.uid,
+                    vm = name,
+                    cell = place.plan.number,
+                    "a VM has a place"
+                );
+                lock(&self.places).insert(number, placed);
+                let limits = self.limits();
+                Ok(Reply::Placed { place, limits })
+            }
+            Err(why) => {
+                lock(&self.quotas).release(user.uid, name, number);
+                std::thread::sleep(REFUSED_PAUSE);
+                Err(why)
+            }
+        }
+    }
+
+    /// Puts the user's process into the group of its place, and writes the place down. Otherwise gives it back; an error is one line.
+    fn settle(
+        &self,
+        tenure: Tenure,
+        request: &PlaceRequest,
+        stream: &UnixStream,
+        user: &UserPlan,
+    ) -> Result<Placed, String> {
+        let mut group = None;
+        let settled = (|| -> io::Result<UnixStream> {
+            let peer = Peer::of(stream)?;
+            let session = Process::of(peer.pid)?.session;
+            if let Some(groups) = &self.groups {
+                let place = tenure.place();
+                group = Some(lock(groups).join(&peer, user, &request.name, place, request.share)?);
+            }
+            self.files.keep_user_vm(&UserVm {
+                uid: user.uid,
+                name: request.name.clone(),
+                cell: tenure.cell(),
+                share: request.share,
+                borrowed: tenure.borrowed().to_vec(),
+                session,
+                group: group.clone(),
+            })?;
+            stream.try_clone()
+        })();
+        let placed = |stream| Placed {
+            uid: user.uid,
+            name: request.name.clone(),
+            tenure,
+            group,
+            stream,
+        };
+        match settled {
+            Ok(stream) => Ok(placed(stream)),
+            Err(error) => {
+                debug!(uid = user.uid, vm = request.name, %error, "a place is not given");
+                match stream.try_clone() {
+                    Ok(stream) => self.give_back(placed(stream)),
+                    // The cell takes the end of its connection for that of this process, and waits for a while.
+                    Err(_) => self.forget(user.uid, &request.name),
+                }
+                Err(format!("the cluster can't hold the VM to a place: {error}"))
+            }
+        }
+    }
+
+    /// The place of a connection, if it has one, is free when this returns.
+    fn leave(&self, number: Holder) {
+        let placed = lock(&self.places).remove(&number);
+        if let Some(placed) = placed {
+            let (uid, name) = (placed.uid, placed.name.clone());
+            debug!(uid, vm = name, "a VM gives its place back");
+            self.give_back(placed);
+            lock(&self.quotas).release(uid, &name, number);
+        }
+    }
+
+    fn give_back(&self, placed: Placed) {
+        // A cell that starts again must not find it.
+        self.forget(placed.uid, &placed.name);
+        if let (Some(groups), Some(group)) = (&self.groups, &placed.group) {
+            lock(groups).part(group, &placed.name);
+        }
+        placed.tenure.leave();
+        let _ = placed.stream.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn forget(&self, uid: u32, name: &str) {
+        if let Err(error) = self.files.remove_user_vm(uid, name) {
+            error!(uid, vm = name, %error, "what is written of a VM stays");
+        }
+    }
+
+    /// Why the cells give no place, for a user, who can start cells nowhere.
+    fn why(&self, error: &TenureError) -> String {
+        match error {
+            TenureError::Refused(why) => why.clone(),
+            TenureError::OtherHost { .. } => {
+                "no cell of this host has room for it; give it less, or try again when VMs have ended"
+                    .to_owned()
+            }
+            other => {
+                debug!(error = %other, "the cells give no place");
+                "the host's cluster does not answer; try again in a moment, or tell its administrator"
+                    .to_owned()
+            }
+        }
+    }
+
+    fn status_of(&self, user: &UserPlan) -> Reply {
+        let own = lock(&self.quotas).use_of(user.uid, self.limits());
+        match (own, self.cells()) {
+            (Some(own), Ok(status)) => Reply::Status(UserStatus {
+                cells: self.rooms(&status),
+                own,
+            }),
+            (None, _) => Reply::NotAdmitted,
+            (_, Err(error)) => {
+                debug!(%error, "the cells do not tell their state");
+                refused("the host's cluster does not answer; try again in a moment")
+            }
+        }
+    }
+
+    /// The state of the cells, which are asked rarely, however often users ask.
+    fn cells(&self) -> io::Result<Status> {
+        let mut known = lock(&self.status);
+        if let Some((when, status)) = &*known
+            && when.elapsed() < STATUS_AGE_MAX
+        {
+            return Ok(status.clone());
+        }
+        let status = client::status(&self.files)?.unwrap_or_default();
+        *known = Some((Instant::now(), status.clone()));
+        Ok(status)
+    }
+
+    /// What the cells of this host that run have to give.
+    fn rooms(&self, status: &Status) -> Vec<CellRoom> {
+        let is_here = |cell: &&CellStatus| self.plan.iter().any(|own| own.number == cell.plan.number);
+        let living = status
+            .cells
+            .iter()
+            .filter(|cell| cell.life.is_some() && !cell.failed);
+        living.filter(is_here).map(room).collect()
+    }
+}
+
+/// What a cell has to give: of its own memory and of what it has borrowed.
+fn room(cell: &CellStatus) -> CellRoom {
+    let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
+    let bytes = cell.plan.memory_bytes.saturating_add(sum(&cell.borrowed));
+    CellRoom {
+        number: cell.plan.number,
+        cpus: cell.plan.cpus.clone(),
+        nodes: cell.plan.nodes.clone(),
+        free_bytes: bytes
+            .saturating_sub(sum(&cell.lent))
+            .saturating_sub(cell.given_bytes),
+    }
+}
+
+fn refused(why: &str) -> Reply {
+    Reply::Refused { why: why.to_owned() }
+}
+
+fn answer(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
+    let mut line = serde_json::to_vec(reply)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_memory_of_a_cell_counts_what_it_has_lent_and_borrowed() {
+        let cell = CellStatus {
+            plan: CellPlan {
+                number: 1,
+                host: None,
+                cpus: vec![2, 3],
+                nodes: vec![1],
+                memory_bytes: 1000,
+            },
+            pid: 1,
+            life: Some(1),
+            failed: false,
+            given_bytes: 300,
+            lent: vec![Part { cell: 0, bytes: 200 }],
+            borrowed: vec![Part { cell: 2, bytes: 50 }],
+            vcpus: 1,
+            vms: vec!["secret".to_owned()],
+        };
+        let room = room(&cell);
+        assert_eq!((room.number, room.free_bytes), (1, 550));
+        assert!(!serde_json::to_string(&room).unwrap().contains("secret"));
+        let full = CellStatus {
+            given_bytes: 5000,
+            ..cell
+        };
+        assert_eq!(super::room(&full).free_bytes, 0);
+    }
+}

@@ -1,0 +1,157 @@
+//! The end of a user's VM by root: nothing is asked of the user's processes, and nothing that they say is believed.
+//!
+//! A process is killed if the kernel says that it is the user's, and that it is in the session or the control group that asked for
+//! the place. First the keeper of the VM alone, since one command may have several VMs; then, if the place is still held,
+//! all of them.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use registry::cluster::files::Files;
+use registry::cluster::user_vms::UserVm;
+
+use super::groups::{end_if_of, members_of};
+use super::peer::Process;
+
+/// The first word of a keeper's command line.
+const KEEPER: &[u8] = crate::programs::KEEPER.as_bytes();
+/// Time that the user's monitor has to give the place back once the VM's keeper is killed.
+const KEEPER_LIMIT: Duration = Duration::from_secs(2);
+/// Time for all processes of the session and the group to end.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Time between two looks.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// Ends a user's VM, and returns when it holds no place any more.
+pub fn end(files: &Files, vm: &UserVm) {
+    for pid in processes(vm) {
+        if is_keeper_of(pid, &vm.name) {
+            end_if_of(pid, vm.uid);
+        }
+    }
+    let until = |limit| {
+        let deadline = Instant::now() + limit;
+        move || Instant::now() < deadline
+    };
+    let waits = until(KEEPER_LIMIT);
+    while waits() {
+        if !files.has_user_vm(vm) {
+            return;
+        }
+        std::thread::sleep(INTERVAL);
+    }
+    let waits = until(LIMIT);
+    loop {
+        let left = processes(vm);
+        if left.is_empty() || !waits() {
+            break;
+        }
+        left.into_iter().for_each(|pid| end_if_of(pid, vm.uid));
+        std::thread::sleep(INTERVAL);
+    }
+    // The admission server may be gone. One that it has written since is another VM.
+    if files.has_user_vm(vm) {
+        let _ = files.remove_user_vm(vm.uid, &vm.name);
+    }
+}
+
+/// The user's processes in the session and in the control group of a VM.
+fn processes(vm: &UserVm) -> Vec<i32> {
+    let in_group = vm.group.as_deref().map(members_of).unwrap_or_default();
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let belongs = |pid: &i32| {
+        Process::of(*pid).is_ok_and(|process| {
+            process.uid == vm.uid && (process.session == vm.session || in_group.contains(pid))
+        })
+    };
+    numbers.filter(belongs).collect()
+}
+
+/// Whether a process says that it is the keeper of a VM of this name.
+fn is_keeper_of(pid: i32, name: &str) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = line.split(|byte| *byte == 0);
+    words.next() == Some(KEEPER) && words.next() == Some(name.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command};
+
+    use registry::cluster::interface::VmShare;
+
+    use super::*;
+
+    /// A process in a session of its own.
+    fn started(arg0: &str, argument: &str) -> Child {
+        let mut command = Command::new("sleep");
+        command.arg0(arg0).arg(argument);
+        // SAFETY: setsid is async-signal-safe and touches no memory.
+        unsafe {
+            command.pre_exec(|| {
+                nix::unistd::setsid()?;
+                Ok(())
+            })
+        };
+        command.spawn().unwrap()
+    }
+
+    fn vm(session: i32, name: &str) -> UserVm {
+        UserVm {
+            uid: nix::unistd::getuid().as_raw(),
+            name: name.to_owned(),
+            cell: 0,
+            share: VmShare {
+                vcpus: 1,
+                memory_bytes: 1 << 30,
+            },
+            borrowed: Vec::new(),
+            session,
+            group: None,
+        }
+    }
+
+    #[test]
+    fn keeper_is_known_by_its_command_line() {
+        let mut child = started("mirrorball-keeper", "60");
+        let pid = child.id() as i32;
+        let is_known = (
+            is_keeper_of(pid, "60"),
+            is_keeper_of(pid, "6"),
+            is_keeper_of(pid, ""),
+        );
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(is_known, (true, false, false));
+        assert!(!is_keeper_of(pid, "60"));
+    }
+
+    #[test]
+    fn vm_whose_keeper_does_not_end_it_ends_with_its_whole_session() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        let (mut child, mut other) = (started("liar", "60"), started("mirrorball-keeper", "61"));
+        let held = vm(child.id() as i32, "61");
+        files.keep_user_vm(&held).unwrap();
+        end(&files, &held);
+        assert_eq!(files.user_vms().unwrap(), []);
+        assert!(!child.wait().unwrap().success());
+        // The keeper of a VM of the same name in another session.
+        assert!(other.try_wait().unwrap().is_none());
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+
+    #[test]
+    fn process_of_another_user_is_in_no_session_of_this_ones() {
+        let mut child = started("sleep", "60");
+        let mut foreign = vm(child.id() as i32, "x");
+        assert_eq!(processes(&foreign), [child.id() as i32]);
+        foreign.uid += 1;
+        assert!(processes(&foreign).is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

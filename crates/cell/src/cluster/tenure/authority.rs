@@ -1,0 +1,76 @@
+//! Who gives a place: the cells of the user's own cluster, or the host's cluster, which is root's, by its admission server.
+
+use std::io;
+
+use registry::cluster::admission::{self, PlaceRequest, Reply, Request};
+use registry::cluster::client::Connection;
+use registry::cluster::files::Files;
+use registry::cluster::interface::{Answer, Ask, Host};
+
+/// Who gives a place, and is told when it is free again.
+#[derive(Clone, Debug)]
+pub(super) enum Authority {
+    /// The cells of this user's cluster.
+    Own(Files),
+    /// The admission server of the host's cluster.
+    Host,
+}
+
+impl Authority {
+    /// Asks for a place in a cell. The connection holds it.
+    ///
+    /// # Errors
+    /// If nobody answers.
+    pub(super) fn ask(&self, cell: u16, host: &Host) -> io::Result<(Connection, Answer)> {
+        match self {
+            Self::Own(files) => {
+                let mut connection = Connection::open(&files.cell(cell))?;
+                let answer = connection.ask(&Ask::Host(host.clone()))?;
+                Ok((connection, answer))
+            }
+            Self::Host => {
+                let mut connection = admission::connect()?.ok_or(io::ErrorKind::NotFound)?;
+                let answer = match connection.exchange(&place_request(host, Some(cell)))? {
+                    Reply::Placed { place, .. } => Answer::Hosted(place),
+                    Reply::Refused { why } => Answer::Refused { why },
+                    other => return Err(io::Error::other(format!("no place: {other:?}"))),
+                };
+                Ok((connection, answer))
+            }
+        }
+    }
+
+    /// A VM has ended. Returns when its name is free.
+    ///
+    /// # Errors
+    /// If nobody answers.
+    pub(super) fn leave(&self, cell: u16, name: &str) -> io::Result<()> {
+        let name = name.to_owned();
+        match self {
+            Self::Own(files) => {
+                Connection::open(&files.cell(cell))?.ask(&Ask::Leave { name })?;
+            }
+            Self::Host => {
+                admission::request(&Request::Leave { name })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the cluster is up. One that can't be read is.
+    pub(super) fn is_up(&self) -> bool {
+        match self {
+            Self::Own(files) => !files.plan().is_ok_and(|plan| plan.is_empty()),
+            Self::Host => admission::socket_in(&admission::directory()).exists(),
+        }
+    }
+}
+
+/// A user's request for the place of a VM.
+pub(super) fn place_request(host: &Host, cell: Option<u16>) -> Request {
+    Request::Place(PlaceRequest {
+        name: host.name.clone(),
+        share: host.share,
+        cell,
+    })
+}
