@@ -8,7 +8,8 @@
 use std::fs;
 use std::ops::Range;
 
-use nix::unistd::{User, geteuid};
+use hostfiles::accounts;
+use nix::unistd::geteuid;
 use shard_api::launch::Identity;
 
 /// The entry of root's VMs.
@@ -46,7 +47,7 @@ impl Given {
             return of_root(place, (&uids, &gids), (&mapped.0, &mapped.1));
         }
         let uid = geteuid();
-        let name = User::from_uid(uid).ok().flatten().map(|user| user.name);
+        let name = accounts::name_of(uid.as_raw());
         let names = [name.unwrap_or_default(), uid.to_string()];
         let refused = |why: &str| Self {
             identity: None,

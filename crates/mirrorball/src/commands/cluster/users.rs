@@ -8,7 +8,7 @@ use config::Size;
 use config::cluster::{CellPlan, UserPlan, overlap};
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
-use nix::unistd::{User, geteuid};
+use nix::unistd::geteuid;
 use registry::cluster::admission::{Reply, Request, UserStatus, UserUse, request};
 use registry::cluster::files::Files;
 use registry::cluster::interface::owner_of;
@@ -19,12 +19,6 @@ use super::host_nodes;
 const LIMIT: Duration = Duration::from_secs(10);
 /// Poll interval for its state.
 const LOOK: Duration = Duration::from_millis(10);
-
-/// The id of a user in the host's list of users.
-pub(super) fn uid_of(name: &str) -> Option<u32> {
-    let user = User::from_name(name).ok().flatten()?;
-    Some(user.uid.as_raw())
-}
 
 /// Checks before a cluster of `plan` begins whether it may admit `users`, and whether the host's cluster has its CPUs or memory.
 pub(super) fn check(plan: &[CellPlan], users: &[UserPlan]) -> Result<()> {

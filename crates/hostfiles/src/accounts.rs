@@ -1,0 +1,52 @@
+//! The host's list of users, `/etc/passwd`.
+//!
+//! The file is read as it is. The C library would load modules for other lists of users (NSS), which a static program must not:
+//! it has another C library than they do, and crashes in them. Users of such lists are known by their ids alone.
+
+use std::fs;
+
+const LIST: &str = "/etc/passwd";
+
+/// The id of the user with this name; none if the list has no such user.
+pub fn uid_of(name: &str) -> Option<u32> {
+    entries(&list()).find_map(|(known, uid)| (known == name).then_some(uid))
+}
+
+/// The name of the user with this id; none if the list has no such user.
+pub fn name_of(uid: u32) -> Option<String> {
+    entries(&list()).find_map(|(name, known)| (known == uid).then(|| name.to_owned()))
+}
+
+fn list() -> String {
+    let bytes = fs::read(LIST).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Names and ids, by the lines of the list (`passwd(5)`).
+fn entries(list: &str) -> impl Iterator<Item = (&str, u32)> {
+    list.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        Some((name, fields.nth(1)?.parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_name_and_by_id() {
+        assert_eq!(uid_of("root"), Some(0));
+        assert_eq!(name_of(0).as_deref(), Some("root"));
+        assert_eq!(uid_of("no such user"), None);
+        // The id of no user: one that modules of the C library would be asked for.
+        assert_eq!(name_of(4_000_000_001), None);
+    }
+
+    #[test]
+    fn lines_that_are_no_users_are_left_out() {
+        let list = "root:x:0:0:root:/root:/bin/sh\n\n+::::::\nshort:x\nbad:x:-1:1\nalice:x:1001:100:::\n";
+        assert_eq!(entries(list).collect::<Vec<_>>(), [("root", 0), ("alice", 1001)]);
+    }
+}
