@@ -246,6 +246,7 @@ impl Command {
                 | Self::Knowledge(_)
                 | Self::Probe
         ) || matches!(self, Self::Vm(command) if command.only_prints())
+            || matches!(self, Self::Cluster(command) if command.only_prints())
             || matches!(self, Self::Image(command) if command.only_prints())
             || matches!(self, Self::Disk(command) if command.only_prints())
             || matches!(self, Self::Dsm(command) if command.only_prints())
@@ -421,6 +422,7 @@ mod tests {
             "disk ls",
             "image ls",
             "vm ls",
+            "cluster status",
             "dsm bench",
             "dsm litmus --seconds 60",
         ] {

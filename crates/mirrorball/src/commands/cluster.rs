@@ -159,6 +159,13 @@ pub enum ClusterCommand {
     },
 }
 
+impl ClusterCommand {
+    /// Whether it only prints what there is.
+    pub fn only_prints(&self) -> bool {
+        matches!(self, Self::Status { .. } | Self::Vcpus { .. })
+    }
+}
+
 /// Memory that goes from one cell to another.
 #[derive(Debug, Args)]
 pub struct Loan {

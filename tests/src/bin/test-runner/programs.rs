@@ -93,6 +93,7 @@ impl Program {
 
 /// Guest programs that make clusters, or bind memory to a node.
 const WITH_NODES: &[&str] = &[
+    "admission",
     "cluster",
     "coherent",
     "composition",

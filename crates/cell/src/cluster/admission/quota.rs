@@ -60,12 +60,12 @@ impl fmt::Display for Refusal {
             Self::Nothing => write!(out, "a VM needs a vCPU and memory"),
             Self::Cpus { wanted, left, most } => write!(
                 out,
-                "the cluster lets you have {most} vCPUs, of which {left} are left, and the VM needs {wanted}; give it \
-                 less, or end another VM"
+                "the cluster lets you have {most} vCPUs, {left} more than your VMs have, and the VM needs {wanted}; give \
+                 it less, or end another VM"
             ),
             Self::Memory { wanted, left, most } => write!(
                 out,
-                "the cluster lets you have {} of memory, of which {} is left, and the VM needs {}; give it less, or \
+                "the cluster lets you have {} of memory, {} more than your VMs have, and the VM needs {}; give it less, or \
                  end another VM",
                 size(*most),
                 size(*left),
@@ -279,7 +279,9 @@ mod tests {
             }
         );
         assert!(
-            error.to_string().contains("8G of memory, of which 4G is left"),
+            error
+                .to_string()
+                .contains("8G of memory, 4G more than your VMs have"),
             "{error}"
         );
         quotas.reserve(ALICE, "b", share(1, 4), 2).unwrap();

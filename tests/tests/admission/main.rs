@@ -1,0 +1,524 @@
+//! Risk: of several users on one host with a cluster, one reaches another's VM, takes what is another's, or keeps others out.
+//!
+//! The users are numbers without accounts. Their guests halt at once, so most of a test is commands.
+
+mod host;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::time::{Duration, Instant};
+
+use guest_tests::command::Output;
+use guest_tests::host::{is_running, kill9, parent};
+use guest_tests::wait;
+use serde_json::Value;
+
+use self::host::{ALICE, BOB, Host, MALLORY, SOON, cpus, duplicate, has_groups, text_of};
+
+/// The status, the output and the errors of a command, without the VM's name.
+fn answer(output: &Output, name: &str) -> (i32, String, String) {
+    let without = |text: String| text.replace(name, "VM");
+    (output.status, without(output.text()), without(output.errors()))
+}
+
+/// Each command that names a VM.
+fn commands(name: &str) -> Vec<Vec<String>> {
+    let lines = [
+        "stop VM --limit 1",
+        "kill VM",
+        "pause VM",
+        "resume VM",
+        "reset VM",
+        "nmi VM",
+        "wait VM --limit 1",
+        "wait VM --for running --limit 1",
+        "logs VM",
+        "logs --follow VM",
+        "inspect VM",
+        "console VM",
+        "exec VM -- true",
+        "cp VM:/etc/passwd ./copy",
+        "cp /etc/passwd VM:/copy",
+        "balloon VM 16M",
+        "update VM --cpu-weight 200",
+        "update VM --pin 0=0",
+        "move VM --vcpu 0 --cell 1",
+        "snapshot VM ./snapshot",
+        "clone VM",
+        "heat VM",
+        "cluster adopt VM",
+    ];
+    let words = |line: &str| line.split(' ').map(|word| word.replace("VM", name)).collect();
+    // `cp` takes what is before the first colon for the name.
+    let fits = |line: &&str| !(name.contains(':') && line.starts_with("cp "));
+    lines.into_iter().filter(fits).map(words).collect()
+}
+
+#[test]
+fn every_command_against_another_users_vm_answers_as_for_one_that_does_not_exist() {
+    let host = Host::new("strangers");
+    host.up();
+    host.run(ALICE, "cherry", &[]).ok();
+    host.run(0, "walnut", &[]).ok();
+    let (hers, roots) = (host.listed(ALICE, "cherry"), host.listed(0, "walnut"));
+    let pids = |vm: &Option<Value>| {
+        let vm = vm.as_ref().expect("it runs");
+        (
+            vm["shard_pid"].clone(),
+            vm["keeper_pid"].clone(),
+            vm["paused"].clone(),
+        )
+    };
+    for other in ["cherry", "walnut", "61001:cherry"] {
+        let nobodys = other.replace("cherry", "nothing").replace("walnut", "nothing");
+        for uid in [BOB, MALLORY] {
+            for (there, none) in commands(other).into_iter().zip(commands(&nobodys)) {
+                let there = host.user(uid, there.iter().map(String::as_str)).run();
+                let none = host.user(uid, none.iter().map(String::as_str)).run();
+                assert_eq!(answer(&there, other), answer(&none, &nobodys), "{there}{none}");
+                assert_ne!(there.status, 0, "{there}");
+            }
+        }
+    }
+    for uid in [BOB, MALLORY] {
+        let seen = [
+            host.user(uid, ["ps"]).run(),
+            host.user(uid, ["mem"]).run(),
+            host.user(uid, ["cluster", "status"]).run(),
+            host.user(uid, ["cluster", "status", "--json"]).run(),
+            host.user(uid, ["cluster", "vcpus"]).run(),
+        ];
+        for output in seen {
+            let all = format!("{}{}", output.text(), output.errors());
+            assert!(!all.contains("cherry") && !all.contains("walnut"), "{output}");
+        }
+        // What is root's to do.
+        for command in [
+            "lend 64M --from 0 --to 1",
+            "reclaim 64M --from 1 --to 0",
+            "fail 0",
+            "down",
+            "down --leave",
+        ] {
+            let output = host
+                .user(uid, ["cluster"].into_iter().chain(command.split(' ')))
+                .run();
+            assert_ne!(output.status, 0, "{output}");
+        }
+    }
+    assert_eq!(pids(&host.listed(ALICE, "cherry")), pids(&hers));
+    assert_eq!(pids(&host.listed(0, "walnut")), pids(&roots));
+    assert_eq!(host.placed(), ["61001:cherry", "walnut"]);
+    // The owner's commands find it.
+    host.user(ALICE, ["inspect", "cherry"]).ok();
+    host.user(ALICE, ["kill", "cherry"]).ok();
+    host.wait_placed(&["walnut"]);
+}
+
+#[test]
+fn admitted_users_have_places_within_their_limits_under_names_of_their_own() {
+    let host = Host::new("admitted");
+    host.up();
+    for uid in [ALICE, BOB, 0, MALLORY] {
+        host.run(uid, "web", &[]).ok();
+    }
+    assert_eq!(host.placed(), ["61001:web", "61002:web", "web"]);
+    let place = |uid| host.listed(uid, "web").expect("it runs")["host_place"].clone();
+    let limits = if has_groups() { "group" } else { "best-effort" };
+    assert_eq!(place(ALICE)["limits"], limits);
+    assert_eq!(place(BOB)["limits"], limits);
+    assert_eq!((place(MALLORY), place(0)), (Value::Null, Value::Null));
+
+    // What each sees.
+    let status = host.user(ALICE, ["cluster", "status", "--json"]).ok().json();
+    let names: Vec<&Value> = status["vms"]
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|vm| &vm["name"])
+        .collect();
+    assert_eq!(names, ["web"], "{status}");
+    assert_eq!(
+        (&status["used"]["vcpus"], &status["most"]["vcpus"]),
+        (&1.into(), &3.into()),
+        "{status}"
+    );
+    let free: u64 = status["cells"]
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|cell| cell["free_bytes"].as_u64().expect("bytes"))
+        .sum();
+    assert_eq!(free, (1024 - 3 * 64) << 20, "{status}");
+    let text = host.root(["cluster", "status"]).ok().text();
+    let words = if has_groups() {
+        "held by control groups"
+    } else {
+        "best effort"
+    };
+    assert!(
+        text.contains(&format!("user 61001: 1 of 3 vCPUs, 64M of 256M; limits: {words}")),
+        "{text}"
+    );
+
+    // Who has no more than was given.
+    for (name, more, why) in [
+        ("web", &[][..], "a VM named web has a place"),
+        ("wide", &["--cpus", "3"], "3 vCPUs, 2 more than your VMs have"),
+        ("wide", &["--cell", "7"], "no cell 7"),
+    ] {
+        let output = host.run(ALICE, name, more).run().expect(1);
+        assert!(output.errors().contains(why), "{output}");
+    }
+    for name in ["b", "c"] {
+        host.run(ALICE, name, &["--cell", "1"]).ok();
+        assert_eq!(
+            host.listed(ALICE, name).expect("it runs")["host_place"]["cell"],
+            1
+        );
+    }
+    let output = host.run(ALICE, "d", &[]).run().expect(1);
+    assert!(output.errors().contains("3 vCPUs"), "{output}");
+    let output = host.run(MALLORY, "d", &["--cell", "0"]).run().expect(1);
+    assert!(output.errors().contains("does not admit you"), "{output}");
+
+    // What ends is the user's again.
+    host.user(ALICE, ["kill", "b"]).ok();
+    host.user(ALICE, ["kill", "c"]).ok();
+    host.run(ALICE, "d", &["--cpus", "2"]).ok();
+    host.wait_placed(&["61001:d", "61001:web", "61002:web", "web"]);
+}
+
+#[test]
+fn processes_of_a_users_vm_are_held_to_its_place_and_do_not_leave_it() {
+    let host = Host::new("held");
+    host.up();
+    host.run(ALICE, "web", &["--cell", "1"]).ok();
+    let vm = host.listed(ALICE, "web").expect("it runs");
+    let pid = |key: &str| vm[key].as_u64().unwrap_or_else(|| panic!("{key} in {vm}")) as u32;
+    let processes = [pid("monitor_pid"), pid("keeper_pid"), pid("shard_pid")];
+    let status = |pid: u32| fs::read_to_string(format!("/proc/{pid}/status")).expect("running");
+    let field = |status: &str, name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.expect("a field").trim().to_owned()
+    };
+    let cpu = cpus()[1].to_string();
+    for pid in processes {
+        let status = status(pid);
+        assert!(field(&status, "Uid:").starts_with("61001"), "{status}");
+    }
+    // All threads of the shard, and nothing of root's process is in them.
+    for pid in &processes[1..] {
+        assert_eq!(field(&status(*pid), "Cpus_allowed_list:"), cpu);
+    }
+    if !has_groups() {
+        return println!("best effort: no cgroup v2 here");
+    }
+    let group = |pid: u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("running");
+        text.trim().replacen("0::", "/sys/fs/cgroup", 1)
+    };
+    let own = group(processes[0]);
+    assert!(own.starts_with("/sys/fs/cgroup/mirrorball-users/61001/"), "{own}");
+    for pid in processes {
+        assert_eq!(group(pid), own);
+    }
+    let read = |name: &str| {
+        fs::read_to_string(format!("{own}/{name}"))
+            .expect("a limit")
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(read("cpuset.cpus"), cpu);
+    assert_eq!(read("memory.max"), ((64 + 256) << 20).to_string());
+    let user = fs::read_to_string(format!("{own}/../cpu.max")).expect("a limit");
+    assert_eq!(user.trim(), "300000 100000");
+    // Alice moves nothing out, not even her own.
+    for target in [
+        "/sys/fs/cgroup/cgroup.procs",
+        "/sys/fs/cgroup/mirrorball-users/61001/cgroup.procs",
+    ] {
+        let script = format!("echo {} > {target}", processes[1]);
+        let uid = ALICE.to_string();
+        let moved = guest_tests::command::Call::new("setpriv")
+            .args([
+                "--reuid",
+                &uid,
+                "--regid",
+                &uid,
+                "--clear-groups",
+                "sh",
+                "-c",
+                &script,
+            ])
+            .run();
+        assert_ne!(moved.status, 0, "{moved}");
+    }
+    assert_eq!(group(processes[1]), own);
+    host.user(ALICE, ["kill", "web"]).ok();
+    wait::until("the end of the group", SOON, || {
+        (!fs::exists(&own).expect("root looks")).then_some(())
+    });
+}
+
+#[test]
+fn users_vms_keep_their_places_while_servers_and_cells_are_killed() {
+    let host = Host::new("killed");
+    host.up();
+    for (uid, name) in [(ALICE, "a"), (BOB, "b")] {
+        host.run(uid, name, &[]).ok();
+    }
+    let all = ["61001:a", "61002:b"];
+    let shards = || {
+        [(ALICE, "a"), (BOB, "b")].map(|(uid, vm)| host.listed(uid, vm).expect("runs")["shard_pid"].clone())
+    };
+    let before = shards();
+    let pid = |cell: &Value| cell["pid"].as_u64().expect("a process") as u32;
+
+    let server = host.server();
+    kill9(server);
+    assert_eq!(host.placed(), all, "places outlive the server");
+    wait::until("the next server", SOON, || {
+        (host.server() != server).then_some(())
+    });
+    // Longer than the cells wait for it.
+    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!(host.placed(), all);
+    let output = host.run(ALICE, "a", &[]).run().expect(1);
+    assert!(output.errors().contains("has a place"), "{output}");
+
+    host.cells().iter().map(pid).for_each(kill9);
+    host.wait_placed(&all);
+    let monitor = host.listed(ALICE, "a").expect("runs")["monitor_pid"]
+        .as_u64()
+        .expect("a process") as u32;
+    kill9(monitor);
+    wait::until("the next monitor", SOON, || {
+        let vm = host.listed(ALICE, "a").expect("runs");
+        (vm["monitor_pid"].as_u64() != Some(monitor.into())).then_some(())
+    });
+    assert_eq!(host.placed(), all);
+    assert_eq!(shards(), before, "the VMs are the same");
+    // The end is told by whoever serves it now.
+    host.user(ALICE, ["kill", "a"]).ok();
+    host.wait_placed(&["61002:b"]);
+}
+
+#[test]
+fn failure_of_a_cell_ends_its_users_vms_and_no_others() {
+    let host = Host::new("failed");
+    host.up();
+    host.run(ALICE, "here", &["--cell", "0"]).ok();
+    host.run(ALICE, "there", &["--cell", "1"]).ok();
+    host.run(BOB, "there", &["--cell", "1"]).ok();
+    host.run(0, "mine", &["--cell", "1"]).ok();
+    let monitors = [ALICE, BOB].map(|uid| {
+        let vm = host.listed(uid, "there").expect("runs");
+        vm["shard_pid"].as_u64().expect("a process") as u32
+    });
+    let output = host.root(["cluster", "fail", "1"]).ok();
+    for name in ["mine", "61001:there", "61002:there"] {
+        assert!(output.text().contains(name), "{output}");
+    }
+    for shard in monitors {
+        wait::until("the end of a shard", SOON, || (!is_running(shard)).then_some(()));
+    }
+    assert_eq!(host.placed(), ["61001:here"]);
+    assert!(host.listed(ALICE, "there").is_none() && host.listed(BOB, "there").is_none());
+    assert!(host.listed(ALICE, "here").is_some());
+    // Their names are free, in the cell that is left; the server runs on, though its guard's cell may be the failed one.
+    host.run(ALICE, "there", &[]).ok();
+    assert_eq!(host.placed(), ["61001:here", "61001:there"]);
+}
+
+#[test]
+fn cluster_goes_down_under_users_vms_only_when_it_leaves_them() {
+    let host = Host::new("down");
+    host.up();
+    host.run(ALICE, "web", &[]).ok();
+    let output = host.root(["cluster", "down"]).run().expect(1);
+    assert!(
+        output.errors().contains("61001:web") && output.errors().contains("--leave"),
+        "{output}"
+    );
+    host.root(["cluster", "down", "--leave"]).ok();
+    assert!(!host.users().join("admission.sock").exists());
+    let shard = host.listed(ALICE, "web").expect("runs")["shard_pid"].clone();
+    // Without a cluster a run is alone.
+    host.run(BOB, "alone", &[]).ok();
+    assert_eq!(
+        host.listed(BOB, "alone").expect("runs")["host_place"],
+        Value::Null
+    );
+    host.up();
+    host.wait_placed(&["61001:web"]);
+    assert_eq!(host.listed(ALICE, "web").expect("runs")["shard_pid"], shard);
+    host.user(ALICE, ["kill", "web"]).ok();
+    host.wait_placed(&[]);
+    host.root(["cluster", "down"]).ok();
+}
+
+#[test]
+fn user_who_floods_the_server_keeps_neither_root_nor_other_users_out() {
+    let host = Host::new("flood");
+    host.up();
+    let mut held = Vec::new();
+    for uid in [BOB, MALLORY] {
+        for number in 0..200 {
+            let Ok(mut stream) = host.connect_as(uid) else {
+                continue;
+            };
+            stream
+                .set_write_timeout(Some(Duration::from_secs(1)))
+                .expect("a limit");
+            let bytes: &[u8] = match number % 4 {
+                0 => b"",
+                1 => b"{\"request\":",
+                2 => &[b'x'; 8192],
+                _ => b"\xff\xfe{}\n{}\n",
+            };
+            // It may have been closed.
+            let _ = stream.write_all(bytes);
+            held.push(stream);
+        }
+    }
+    let begun = Instant::now();
+    host.run(ALICE, "web", &[]).ok();
+    host.run(0, "web", &[]).ok();
+    assert_eq!(host.placed(), ["61001:web", "web"]);
+    println!("beside {} connections after {:?}", held.len(), begun.elapsed());
+    // All that say nothing are closed in time, though they were never given up here.
+    wait::until("the end of idle connections", SOON, || {
+        let open = held.iter().filter(|stream| {
+            stream.set_nonblocking(true).expect("a socket");
+            let mut bytes = [0; 512];
+            loop {
+                match std::io::Read::read(&mut &**stream, &mut bytes) {
+                    Ok(0) => return false,
+                    Ok(_) => {}
+                    Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+                }
+            }
+        });
+        (open.count() == 0).then_some(())
+    });
+    assert_eq!(
+        parent(host.server()),
+        parent(host.cells()[0]["pid"].as_u64().expect("a process") as u32)
+    );
+    host.run(BOB, "web", &[]).ok();
+}
+
+#[test]
+fn users_word_gives_up_nobody_elses_place_and_names_no_other_user() {
+    let host = Host::new("word");
+    host.up();
+    host.run(ALICE, "web", &[]).ok();
+    let ask = |uid: u32, request: &str| {
+        let mut stream = host.connect_as(uid).expect("a server");
+        stream.set_read_timeout(Some(SOON)).expect("a limit");
+        writeln!(stream, "{request}").expect("a server");
+        let mut line = String::new();
+        // A request that makes no sense has no reply.
+        let _ = BufReader::new(std::os::unix::net::UnixStream::from(duplicate(&stream))).read_line(&mut line);
+        line
+    };
+    let leave = r#"{"request":"leave","name":"web"}"#;
+    assert_eq!(
+        ask(BOB, leave).trim(),
+        r#"{"reply":"done"}"#,
+        "as for a VM that does not exist"
+    );
+    assert_eq!(ask(MALLORY, leave).trim(), r#"{"reply":"not-admitted"}"#);
+    for forged in [
+        r#"{"request":"leave","name":"web","uid":61001}"#,
+        r#"{"request":"leave","name":"61001:web"}"#,
+        r#"{"request":"leave","name":"../61001:web"}"#,
+        r#"{"ask":"leave","name":"61001:web"}"#,
+        r#"{"ask":"end"}"#,
+        r#"{"ask":"host","name":"61001:web","share":{"vcpus":1,"memory_bytes":1},"sent":false,"runs":true}"#,
+        r#"{"request":"place","name":"61001:x","share":{"vcpus":1,"memory_bytes":67108864},"cell":null}"#,
+        r#"{"request":"place","name":"x","share":{"vcpus":4294967295,"memory_bytes":18446744073709551615},"cell":null}"#,
+        r#"{"request":"place","name":"x/1","share":{"vcpus":1,"memory_bytes":67108864},"cell":null}"#,
+    ] {
+        let reply = ask(BOB, forged);
+        assert!(!reply.contains("placed"), "{forged}: {reply}");
+    }
+    assert_eq!(host.placed(), ["61001:web"]);
+    let status = ask(BOB, r#"{"request":"status"}"#);
+    assert!(status.contains("\"vms\":[]"), "{status}");
+}
+
+#[test]
+fn only_root_admits_users_and_only_in_a_directory_that_is_roots() {
+    let host = Host::new("squat");
+    let cpus = cpus();
+    let cell = |cpu: usize, memory: &str| format!("[[cells]]\ncpus = \"{cpu}\"\nmemory = \"{memory}\"\n");
+    let users = format!("[[users]]\nuid = {ALICE}\ncpus = 1\nmemory = \"64M\"\n");
+    let file = host.write("cluster.toml", &format!("{}{users}", cell(cpus[0], "128M")));
+    let up = ["cluster", "up", "--lab", "never", text_of(&file)];
+    let refused = |output: Output, why: &str| {
+        let output = output.expect(1);
+        let words = output.errors().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(why), "{output}");
+    };
+    refused(
+        host.user(ALICE, up).run(),
+        "only root's cluster can admit other users",
+    );
+
+    // Squatted: by a directory, by a link, and by one that is open.
+    fs::create_dir(host.users()).expect("our own directory");
+    chown(host.users(), Some(MALLORY), None).expect("root gives files away");
+    refused(host.root(up).run(), "belongs to another user");
+    // A user's run takes no word from there.
+    let socket =
+        std::os::unix::net::UnixListener::bind(host.users().join("admission.sock")).expect("a socket");
+    host.run(ALICE, "alone", &[]).ok();
+    refused(
+        host.run(ALICE, "in", &["--cell", "0"]).run(),
+        "belongs to another user",
+    );
+    drop(socket);
+    fs::remove_dir_all(host.users()).expect("our own directory");
+    std::os::unix::fs::symlink(host.path("home-61003"), host.users()).expect("our own directory");
+    refused(host.root(up).run(), "symbolic link");
+    assert!(!host.path("home-61003/admission.sock").exists());
+    fs::remove_file(host.users()).expect("our own link");
+    fs::create_dir(host.users()).expect("our own directory");
+    fs::set_permissions(host.users(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+    refused(host.root(up).run(), "written by other users");
+    fs::remove_dir(host.users()).expect("our own directory");
+
+    host.root(up).ok();
+    let mode = |name: &str| fs::metadata(host.users().join(name)).expect("it is there").mode() & 0o777;
+    assert_eq!(
+        [mode(""), mode("admission.sock"), mode("lock")],
+        [0o755, 0o666, 0o600]
+    );
+    // A second cluster of root's does not take its users over.
+    refused(
+        host.root(up).env("MIRRORBALL_RUNTIME", host.path("second")).run(),
+        "admits users already",
+    );
+
+    // A user's own cluster has CPUs and memory of its own.
+    let own = host.write("own.toml", &cell(cpus[0], "64M"));
+    refused(
+        host.user(BOB, ["cluster", "up", "--lab", "never", text_of(&own)])
+            .run(),
+        "the same resources: CPU",
+    );
+    refused(
+        host.user(BOB, ["cluster", "up", "--lab", "never"]).run(),
+        "the same resources: CPU",
+    );
+    let own = host.write("own.toml", &cell(cpus[1], "128M"));
+    host.user(BOB, ["cluster", "up", "--lab", "never", text_of(&own)])
+        .ok();
+    host.run(BOB, "own", &["--cell", "0"]).ok();
+    let vm = host.listed(BOB, "own").expect("runs");
+    assert_eq!((&vm["cell"], &vm["host_place"]), (&0.into(), &Value::Null));
+    assert!(host.placed().is_empty());
+}
