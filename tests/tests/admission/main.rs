@@ -306,7 +306,7 @@ fn users_vms_keep_their_places_while_servers_and_cells_are_killed() {
 }
 
 #[test]
-fn failure_of_a_cell_ends_its_users_vms_and_no_others() {
+fn failure_of_a_cell_and_eviction_end_the_users_vms_that_are_meant_and_no_others() {
     let host = Host::new("failed");
     host.up();
     host.run(ALICE, "here", &["--cell", "0"]).ok();
@@ -327,9 +327,18 @@ fn failure_of_a_cell_ends_its_users_vms_and_no_others() {
     assert_eq!(host.placed(), ["61001:here"]);
     assert!(host.listed(ALICE, "there").is_none() && host.listed(BOB, "there").is_none());
     assert!(host.listed(ALICE, "here").is_some());
+    // One by one, by root alone.
+    for uid in [BOB, ALICE] {
+        let output = host.user(uid, ["cluster", "evict", "61001:here"]).run();
+        assert_ne!(output.status, 0, "{output}");
+    }
     // Their names are free, in the cell that is left; the server runs on, though its guard's cell may be the failed one.
     host.run(ALICE, "there", &[]).ok();
     assert_eq!(host.placed(), ["61001:here", "61001:there"]);
+    host.root(["cluster", "evict", "61001:here"]).ok();
+    host.wait_placed(&["61001:there"]);
+    assert!(host.listed(ALICE, "here").is_none());
+    host.root(["cluster", "evict", "61001:here"]).run().expect(1);
 }
 
 #[test]

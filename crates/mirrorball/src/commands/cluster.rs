@@ -110,6 +110,11 @@ pub enum ClusterCommand {
         /// The cell
         cell: u16,
     },
+    /// End a VM of another user that the cluster has admitted, without asking its processes
+    Evict {
+        /// The VM, as `cluster status` shows it: USER:VM
+        vm: String,
+    },
     /// Have a cell of this host fail, as if its CPUs and memory were lost: end the VMs that depend on it, and those alone
     Fail {
         /// The cell
@@ -199,6 +204,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Adopt { vm } => adopt(vm),
         ClusterCommand::Cordon { cell } => cordon::cordon(*cell, true),
         ClusterCommand::Uncordon { cell } => cordon::cordon(*cell, false),
+        ClusterCommand::Evict { vm } => users::evict(vm),
         ClusterCommand::Fail { cell } => fail::fail(*cell),
         ClusterCommand::Upgrade => upgrade::upgrade(),
         ClusterCommand::Invite {
@@ -635,7 +641,8 @@ fn down(leave: bool) -> Result<ExitCode> {
     let users = files.users().into_diagnostic()?;
     if !leave && !vms.is_empty() {
         return Err(miette!(
-            help = "end them with `mirrorball stop VM`, those of others by their owners, or add --leave to let them run on alone",
+            help = "end them with `mirrorball stop VM`, those of other users with `mirrorball cluster evict USER:VM`, or add --leave \
+                    to let them run on alone",
             "VMs run in the cluster: {}",
             users::names(&vms, &users).join(", ")
         ));

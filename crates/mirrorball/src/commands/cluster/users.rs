@@ -12,6 +12,7 @@ use nix::unistd::geteuid;
 use registry::cluster::admission::{Reply, Request, UserStatus, UserUse, request};
 use registry::cluster::files::Files;
 use registry::cluster::interface::owner_of;
+use registry::cluster::user_vms::UserVm;
 
 use super::host_nodes;
 
@@ -105,6 +106,25 @@ pub(super) fn names(vms: &[String], users: &[UserPlan]) -> Vec<String> {
         }
     };
     vms.iter().map(name).collect()
+}
+
+/// Ends a VM of another user, which is named as in [`names`], or with the user's id.
+pub(super) fn evict(vm: &str) -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    let users = files.users().into_diagnostic()?;
+    let vms = files.user_vms().into_diagnostic()?;
+    let is_named = |known: &&UserVm| {
+        let owned = known.owned_name();
+        owned == vm || names(std::slice::from_ref(&owned), &users) == [vm]
+    };
+    let found = vms.iter().find(is_named).ok_or_else(|| {
+        miette!(
+            help = "`mirrorball cluster status` shows them, as USER:VM",
+            "no VM {vm} of another user is in this host's cells"
+        )
+    })?;
+    admission::end(&files, found);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints what the cluster's users have, for its owner.
