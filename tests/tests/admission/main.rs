@@ -434,12 +434,13 @@ fn users_word_gives_up_nobody_elses_place_and_names_no_other_user() {
         line
     };
     let leave = r#"{"request":"leave","name":"web"}"#;
-    assert_eq!(
-        ask(BOB, leave).trim(),
-        r#"{"reply":"done"}"#,
-        "as for a VM that does not exist"
+    let reply = ask(BOB, leave);
+    assert!(
+        reply.contains(r#""reply":"done""#),
+        "as for a VM that does not exist: {reply}"
     );
-    assert_eq!(ask(MALLORY, leave).trim(), r#"{"reply":"not-admitted"}"#);
+    let reply = ask(MALLORY, leave);
+    assert!(reply.contains(r#""reply":"not-admitted""#), "{reply}");
     for forged in [
         r#"{"request":"leave","name":"web","uid":61001}"#,
         r#"{"request":"leave","name":"61001:web"}"#,

@@ -40,7 +40,8 @@ use hostfiles::lock::{Flock, Share, at_once};
 use hostfiles::private;
 use nix::unistd::geteuid;
 use registry::cluster::admission::{
-    CellRoom, Limits, PlaceRequest, Reply, Request, UserStatus, directory, lock_in, make_directory, socket_in,
+    CellRoom, Limits, OF_SERVER, PlaceRequest, Reply, Request, UserStatus, directory, lock_in,
+    make_directory, socket_in,
 };
 use registry::cluster::client;
 use registry::cluster::files::Files;
@@ -275,8 +276,14 @@ impl Server {
             let Some(line) = lines.next(limit)? else {
                 return Ok(());
             };
-            let request = serde_json::from_slice(&line)?;
-            answer(stream, &self.reply(request, stream, uid, number))?;
+            let line = String::from_utf8(line).map_err(io::Error::other)?;
+            let reply = match OF_SERVER.read(&line) {
+                Ok(request) => self.reply(request, stream, uid, number),
+                Err(error) => Reply::Refused {
+                    why: error.to_string(),
+                },
+            };
+            answer(stream, &reply)?;
         }
     }
 
@@ -513,9 +520,7 @@ fn refused(why: &str) -> Reply {
 }
 
 fn answer(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
-    let mut line = serde_json::to_vec(reply)?;
-    line.push(b'\n');
-    stream.write_all(&line)
+    stream.write_all(&OF_SERVER.write(reply)?)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -239,7 +239,7 @@ fn begin_at_host(host: &Host) -> Result<Option<Tenure>, TenureError> {
     let (connection, reply) = loop {
         let asked = admission::connect().and_then(|connection| match connection {
             Some(mut connection) => connection
-                .exchange(&request)
+                .exchange(&admission::OF_USER, &request)
                 .map(|reply| Some((connection, reply))),
             None => Ok(None),
         });

@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(files.user_vms().unwrap(), [alice.clone(), bob.clone()]);
         files.remove_user_vm(1001, "web").unwrap();
         files.remove_user_vm(1001, "web").unwrap();
-        assert_eq!(files.user_vms().unwrap(), [bob.clone()]);
+        assert_eq!(files.user_vms().unwrap(), std::slice::from_ref(&bob));
         assert!(!files.has_user_vm(&alice) && files.has_user_vm(&bob));
         let moved = UserVm { cell: 0, ..bob };
         assert!(!files.has_user_vm(&moved), "another VM of the same name");

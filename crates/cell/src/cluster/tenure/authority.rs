@@ -30,11 +30,12 @@ impl Authority {
             }
             Self::Host => {
                 let mut connection = admission::connect()?.ok_or(io::ErrorKind::NotFound)?;
-                let answer = match connection.exchange(&place_request(host, Some(cell)))? {
-                    Reply::Placed { place, .. } => Answer::Hosted(place),
-                    Reply::Refused { why } => Answer::Refused { why },
-                    other => return Err(io::Error::other(format!("no place: {other:?}"))),
-                };
+                let answer =
+                    match connection.exchange(&admission::OF_USER, &place_request(host, Some(cell)))? {
+                        Reply::Placed { place, .. } => Answer::Hosted(place),
+                        Reply::Refused { why } => Answer::Refused { why },
+                        other => return Err(io::Error::other(format!("no place: {other:?}"))),
+                    };
                 Ok((connection, answer))
             }
         }
