@@ -1,5 +1,4 @@
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, Payload};
 
 use super::{GuestRam, create, fill_with_huge_pages};
 use crate::arch::x86_64::layout::Layout;

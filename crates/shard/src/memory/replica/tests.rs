@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use dsm::Batches;
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, Payload};
 
 use super::*;
 use crate::kind::VmKind;
