@@ -490,13 +490,13 @@ impl Server {
         Ok(status)
     }
 
-    /// What the cells of this host that run have to give.
+    /// What the cells of this host that take VMs have to give.
     fn rooms(&self, status: &Status) -> Vec<CellRoom> {
         let is_here = |cell: &&CellStatus| self.plan.iter().any(|own| own.number == cell.plan.number);
         let living = status
             .cells
             .iter()
-            .filter(|cell| cell.life.is_some() && !cell.failed);
+            .filter(|cell| cell.life.is_some() && !cell.failed && !cell.cordoned);
         living.filter(is_here).map(room).collect()
     }
 }
@@ -544,6 +544,7 @@ mod tests {
             pid: 1,
             life: Some(1),
             failed: false,
+            cordoned: false,
             given_bytes: 300,
             lent: vec![Part { cell: 0, bytes: 200 }],
             borrowed: vec![Part { cell: 2, bytes: 50 }],

@@ -140,7 +140,7 @@ impl Limits {
 /// The cluster as one of its users sees it.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct UserStatus {
-    /// The cells of this host that run, by number.
+    /// The cells of this host that take VMs, by number.
     pub cells: Vec<CellRoom>,
     /// What the user may have, and has.
     #[serde(flatten)]
