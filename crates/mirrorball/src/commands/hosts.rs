@@ -40,11 +40,8 @@ pub fn at_hosts_of(cells: &BTreeSet<u16>) -> Result<Vec<ExitCode>> {
     let Some(hosts) = hosts()? else {
         return Ok(Vec::new());
     };
-    let others = hosts
-        .site
-        .hosts
-        .iter()
-        .filter(|host| host.name != hosts.site.here);
+    let site = hosts.site();
+    let others = site.hosts.iter().filter(|host| host.name != site.here);
     let having = others.filter_map(|host| host.cells.iter().find(|cell| cells.contains(cell)));
     having.map(|cell| forward(&hosts, *cell)).collect()
 }

@@ -216,8 +216,7 @@ fn place_of_guests(target: &str, emulated: bool, cpus: usize) -> Place {
     match target {
         "auto" | "hosts" | "joins" => Place::OwnLabs,
         // They start no guest.
-        "fuzz" | "relays" | "users" => Place::Unit,
-        "fuzz" | "users" | "invitations" => Place::Unit,
+        "fuzz" | "invitations" | "relays" | "users" => Place::Unit,
         "wide" if emulated || cpus < CPUS_OF_FOUR_CELLS => Place::Lab(Shape::FourNodes),
         _ if emulated && WITH_NODES.contains(&target) => Place::Lab(Shape::TwoNodes),
         _ if emulated => Place::Lab(Shape::OneHost),
