@@ -47,7 +47,7 @@ fn two_that_know(key: char) -> [Node<char, u8>; 2] {
         node.find(key, 2, 7);
         node.link(id(1 - number));
         let (mine, yours) = (Vec::new(), Vec::new());
-        node.take(id(1 - number), Message::Hello { mine, yours });
+        node.take(id(1 - number), Message::Hello { mine, yours }, None);
         node
     })
 }
@@ -61,13 +61,13 @@ fn dead_cell_is_forgotten_by_all_cells_and_by_one_with_a_link_to_it_once_that_en
         panic!("{effects:?}");
     };
     assert_eq!(first.owner(&'a'), None);
-    let receipt = second.take(id(0), forget.clone());
+    let receipt = second.take(id(0), forget.clone(), None);
     assert!(matches!(receipt[..], [Effect::Reply { .. }]), "{receipt:?}");
     // It does not know yet that this life is dead.
     assert_eq!(second.owner(&'a'), Some(2));
     second.dead(id(2));
     assert_eq!(second.owner(&'a'), None);
-    let heard = first.take(id(1), Message::Receipt { change });
+    let heard = first.take(id(1), Message::Receipt { change }, None);
     assert_eq!(heard, [Effect::Heard(change)]);
 }
 
@@ -81,7 +81,7 @@ fn life_after_the_one_that_is_forgotten_keeps_its_entries() {
             cell: id(2),
         };
         second.link(if comes_first { next } else { id(2) });
-        second.take(id(0), forget);
+        second.take(id(0), forget, None);
         second.link(next);
         second.dead(id(2));
         second.dead(next);
