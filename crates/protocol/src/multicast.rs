@@ -120,6 +120,11 @@ impl<M: Clone + PartialEq> Multicast<M> {
         effects
     }
 
+    /// Whether all linked cells know packets of replies, and so what came with them.
+    pub fn all_gather(&self) -> bool {
+        self.peers.values().all(|peer| peer.gathers)
+    }
+
     /// Returns the cells that a tree may contain.
     pub fn fit(&self) -> impl Iterator<Item = CellId> + '_ {
         let fit = self.peers.iter().filter(|(_, peer)| peer.begun && peer.prompt);
@@ -139,7 +144,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
     pub fn tell(&mut self, body: &M, tree: &[Hop], gathers: bool) -> Told<M> {
         let mut effects = Vec::new();
         let mut gathered = BTreeMap::new();
-        let gathers = gathers && self.peers.values().all(|peer| peer.gathers);
+        let gathers = gathers && self.all_gather();
         let fit: BTreeSet<CellId> = self.fit().collect();
         let cells: BTreeSet<CellId> = tree.iter().map(|hop| hop.cell).collect();
         let is_sound = cells.len() == tree.len() && cells.is_subset(&fit);

@@ -19,6 +19,12 @@ impl State {
             let why = format!("cell {cell} runs, and so may its VMs; end its host first");
             return vec![Act::Answer(client, Answer::Refused { why })];
         }
+        // Its kind of message came with version 2 of the cells' protocol, as gathered replies did.
+        if !self.multicast.all_gather() {
+            let why = "a cell of the former release runs, which does not know the request; help: `mirrorball cluster upgrade` on its \
+                       host, by this release";
+            return vec![Act::Answer(client, Answer::Refused { why: why.to_owned() })];
+        }
         let changes = cells.iter().filter_map(|number| {
             let life = self.dead.get(number).copied().unwrap_or(0);
             let number = *number;

@@ -101,3 +101,12 @@ fn cell_of_a_host_that_has_left_is_gone_when_it_is_dead_and_has_no_vm() {
         }
     }
 }
+
+#[test]
+fn no_host_is_forgotten_while_a_cell_of_the_former_release_runs() {
+    let mut world = World::new(3);
+    world.die(id(2, 1));
+    world.act(id(0, 1), |state| state.linked(id(1, 2), false));
+    let forget = Ask::Forget { cells: vec![2] };
+    world.refused(id(0, 1), forget, "a cell of the former release runs");
+}
