@@ -9,17 +9,21 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 /// Has vCPU `vcpu` of the shard with the process id `shard` run on these CPUs only, or on all that the VM may use when
-/// `cpus` is empty.
+/// `cpus` is empty. `cell` is the vCPU's, of a VM that spans cells, for messages.
 ///
 /// Threads are told apart by their names. A shard that a guest has taken over may change those, which moves its own
 /// threads between CPUs that it may use anyway.
 ///
 /// # Errors
 /// If the shard has no such vCPU, or may not use such a CPU.
-pub(crate) fn pin(shard: i32, vcpu: u8, cpus: &[usize]) -> io::Result<()> {
+pub(crate) fn pin(shard: i32, vcpu: u8, cpus: &[usize], cell: Option<u16>) -> io::Result<()> {
     // The first thread keeps the CPUs that the shard was started with.
     let own = sched_getaffinity(Pid::from_raw(shard))?;
-    let set = if cpus.is_empty() { own } else { among(cpus, &own)? };
+    let set = if cpus.is_empty() {
+        own
+    } else {
+        among(cpus, &own, cell.map(|cell| (vcpu, cell)))?
+    };
     let name = format!("vcpu{vcpu}");
     let mut is_found = false;
     for entry in fs::read_dir(format!("/proc/{shard}/task"))? {
@@ -97,17 +101,19 @@ fn name_of(thread: &Path) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
-/// The set of `cpus`, which must be in `own`.
-fn among(cpus: &[usize], own: &CpuSet) -> io::Result<CpuSet> {
+/// The set of `cpus`, which must be in `own`: those of the VM, or of the cell that a vCPU is in.
+fn among(cpus: &[usize], own: &CpuSet, of: Option<(u8, u16)>) -> io::Result<CpuSet> {
     let has = |cpu: usize| own.is_set(cpu).unwrap_or(false);
     let mut set = CpuSet::new();
     for cpu in cpus {
         if !has(*cpu) {
             let own: Vec<usize> = (0..CpuSet::count()).filter(|cpu| has(*cpu)).collect();
             let own = cpulist::write(&own);
-            return Err(io::Error::other(format!(
-                "the VM may not use CPU {cpu} of the host; help: name some of {own}"
-            )));
+            let what = match of {
+                None => format!("the VM may not use CPU {cpu} of the host"),
+                Some((vcpu, cell)) => format!("vCPU {vcpu} is in cell {cell}, which has no CPU {cpu}"),
+            };
+            return Err(io::Error::other(format!("{what}; help: name some of {own}")));
         }
         set.set(*cpu)?;
     }
@@ -146,7 +152,7 @@ mod tests {
         assert_eq!(cpus(), own);
         let shard = std::process::id() as i32;
         let last = *own.last().unwrap();
-        pin(shard, 7, &[last]).unwrap();
+        pin(shard, 7, &[last], None).unwrap();
         assert_eq!(cpus(), [last]);
         let threads = threads_of(shard).unwrap();
         let [known] = &threads[..] else {
@@ -157,14 +163,21 @@ mod tests {
             (7, &[last][..], last)
         );
         assert_eq!(own_cpus(), own, "another thread");
-        pin(shard, 7, &[]).unwrap();
+        pin(shard, 7, &[], None).unwrap();
         assert_eq!(cpus(), own);
-        let refused = |vcpu, cpus: &[usize]| pin(shard, vcpu, cpus).unwrap_err().to_string();
-        assert_eq!(refused(8, &own), "the VM has no vCPU 8");
+        let refused = |vcpu, cpus: &[usize], cell| pin(shard, vcpu, cpus, cell).unwrap_err().to_string();
+        assert_eq!(refused(8, &own, None), "the VM has no vCPU 8");
         let absent = CpuSet::count() - 1;
         assert!(
-            refused(7, &[absent])
+            refused(7, &[absent], None)
                 .starts_with(&format!("the VM may not use CPU {absent} of the host; help: "))
+        );
+        assert_eq!(
+            refused(7, &[absent], Some(2)),
+            format!(
+                "vCPU 7 is in cell 2, which has no CPU {absent}; help: name some of {}",
+                cpulist::write(&own)
+            )
         );
         drop(ask);
         vcpu.unwrap().join().unwrap();

@@ -125,7 +125,10 @@ fn carry_out(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answe
         Request::Move { vcpu, cell } => {
             return vm
                 .move_vcpu(*vcpu, *cell)
-                .map_or_else(refused, |still_ns| Answer::Moved { still_ns });
+                .map_or_else(refused, |moved| Answer::Moved {
+                    still_ns: moved.still_ns,
+                    dropped_pin: moved.dropped_pin,
+                });
         }
         Request::Balloon { bytes } => match balloon_max {
             None => Err(io::Error::other(

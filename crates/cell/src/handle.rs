@@ -1,5 +1,6 @@
 //! A running VM as others of its monitor have it: its console, orders to its shards, what they answer.
 
+mod pins;
 mod state;
 mod status;
 mod update;
@@ -42,7 +43,7 @@ pub struct Handle(Arc<Shared>);
 struct Shared {
     console: Console,
     recorder: Recorder,
-    /// Locked while what the VM uses of the host is changed.
+    /// Locked while what the VM uses of the host is changed, or a vCPU moves.
     updating: Mutex<()>,
     /// Locked while the VM is being frozen.
     freezable: Mutex<Option<Freezable>>,
@@ -52,6 +53,15 @@ struct Shared {
     acting: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
+}
+
+/// A vCPU that has moved to another cell.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// How long it stood still, nanoseconds.
+    pub still_ns: u64,
+    /// The CPUs that it was pinned to, if the move has ended a pin.
+    pub dropped_pin: Option<Vec<usize>>,
 }
 
 /// A client that waits for an answer, until dropped.
@@ -153,8 +163,10 @@ impl Handle {
         self.0.freezable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves a vCPU of a VM that spans cells; returns how long it stood still, nanoseconds.
-    pub fn move_vcpu(&self, vcpu: u8, cell: u16) -> io::Result<u64> {
+    /// Moves a vCPU of a VM that spans cells, and ends its pin. An error of a move that takes too long leaves the pin until
+    /// the vCPU is known to have moved.
+    pub fn move_vcpu(&self, vcpu: u8, cell: u16) -> io::Result<Moved> {
+        let _updating = self.begin_update();
         let shard = {
             let state = self.state();
             if state.cells.is_empty() {
@@ -170,7 +182,10 @@ impl Handle {
             shard
         };
         match self.act(&Order::Move { vcpu, shard })? {
-            Answer::Moved(MoveReport::Done { still_ns }) => Ok(still_ns),
+            Answer::Moved(MoveReport::Done { still_ns }) => Ok(Moved {
+                still_ns,
+                dropped_pin: self.end_pin_elsewhere(vcpu, cell),
+            }),
             Answer::Moved(MoveReport::Refused { why }) => Err(io::Error::other(why)),
             other => Err(not_an_answer(&other)),
         }

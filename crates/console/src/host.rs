@@ -34,10 +34,13 @@ pub struct Move {
 }
 
 /// A vCPU that has moved.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Moved {
     /// How long it stood still, in microseconds.
     pub still_us: u64,
+    /// The CPUs that it was pinned to, if the move has ended a pin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped_pin: Option<Vec<usize>>,
 }
 
 /// Moves a vCPU of a VM that spans cells to another of them.
@@ -54,8 +57,12 @@ pub(crate) async fn move_vcpu(
     caller.must_own("the placement of vCPUs")?;
     let request = control::Request::Move { vcpu, cell };
     match order((context, caller), name.clone(), request, MOVE_LIMIT).await? {
-        Answer::Moved { still_ns } => Ok(Json(Moved {
+        Answer::Moved {
+            still_ns,
+            dropped_pin,
+        } => Ok(Json(Moved {
             still_us: still_ns.div_ceil(1000),
+            dropped_pin,
         })),
         _ => Err(Problem::new(
             StatusCode::CONFLICT,

@@ -106,6 +106,9 @@ pub enum Answer {
     Moved {
         /// How long the vCPU stood still, in nanoseconds.
         still_ns: u64,
+        /// The CPUs that it was pinned to, if the move has ended a pin.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        dropped_pin: Option<Vec<usize>>,
     },
     /// What was waited for did not come within the limit.
     TimedOut,

@@ -125,6 +125,12 @@ pub struct Record {
     /// The CPUs of vCPUs that do not run on all that the VM may use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pins: BTreeMap<u8, Vec<usize>>,
+    /// The cell that each of these pins belongs to, if the VM spans cells.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pin_cells: BTreeMap<u8, u16>,
+    /// The CPUs of pins that have ended by themselves, and why, by vCPU.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dropped_pins: BTreeMap<u8, String>,
     /// The spec that it runs by, with the changes made since.
     pub spec: config::VmSpec,
 }
@@ -154,6 +160,8 @@ impl Record {
             full_disks: Vec::new(),
             paused: false,
             pins: BTreeMap::new(),
+            pin_cells: BTreeMap::new(),
+            dropped_pins: BTreeMap::new(),
             share_group: None,
             kept_apart: Vec::new(),
             member: None,

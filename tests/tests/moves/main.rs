@@ -6,6 +6,7 @@
 
 mod fault_points;
 mod interrupted;
+mod pinned;
 
 use std::time::Duration;
 

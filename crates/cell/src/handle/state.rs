@@ -134,6 +134,23 @@ impl State {
         home.chain(parts).collect()
     }
 
+    /// The shards of a VM that spans cells of this host, each by its cell; empty if not all of them run.
+    pub(super) fn shards_of_cells(&self) -> Vec<(u16, i32)> {
+        let home = self.cells.first().copied().zip(self.home.as_deref());
+        let parts = self.parts.iter().flat_map(Parts::here);
+        let shards: Vec<(u16, i32)> = home
+            .into_iter()
+            .chain(parts)
+            .filter(|(_, process)| !process.has_ended())
+            .map(|(cell, process)| (cell, process.pid))
+            .collect();
+        if shards.len() == self.cells.len() {
+            shards
+        } else {
+            Vec::new()
+        }
+    }
+
     /// Gives an order to the home, and never waits. Returns the order's number.
     pub(super) fn order(&self, order: &Order) -> io::Result<OrderId> {
         match &self.orders {

@@ -32,17 +32,15 @@ impl Handle {
                 .ok_or_else(|| io::Error::other("it does not run"))?;
             return threads(*shard, home);
         }
-        if shards.len() != cells.len() {
-            return Err(io::Error::other("not all of its shards run"));
+        let updating = self.try_begin_update();
+        let seats = self.seats()?;
+        if updating.is_some() {
+            self.end_late_pins(&seats);
         }
-        let status = self.status()?;
-        let places: Vec<Option<u64>> = status["span"]["vcpus"]
-            .as_array()
-            .map_or_else(Vec::new, |vcpus| vcpus.iter().map(|cell| cell.as_u64()).collect());
         let mut vcpus = Vec::new();
-        for (shard, cell) in shards.into_iter().zip(cells) {
-            let is_there = |vcpu: &Vcpu| places.get(usize::from(vcpu.vcpu)) == Some(&Some(u64::from(cell)));
-            vcpus.extend(threads(shard, cell)?.into_iter().filter(is_there));
+        for (number, seat) in (0_u8..).zip(&seats) {
+            let threads = threads(seat.shard, seat.cell)?.into_iter();
+            vcpus.extend(threads.filter(|vcpu| vcpu.vcpu == number));
         }
         Ok(vcpus)
     }

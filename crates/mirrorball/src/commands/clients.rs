@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::console::{FOLLOW, LOG};
 use registry::control::{Answer, Request, ask};
@@ -114,9 +115,17 @@ pub fn balloon(name: &str, bytes: u64) -> Result<ExitCode> {
 pub fn move_vcpu(name: &str, vcpu: u8, cell: u16) -> Result<ExitCode> {
     let folder = here!(name);
     let answer = ask(&folder, &Request::Move { vcpu, cell }, Some(ORDER_LIMIT)).into_diagnostic()?;
-    if let Answer::Moved { still_ns } = answer {
+    if let Answer::Moved {
+        still_ns,
+        dropped_pin,
+    } = &answer
+    {
         let still_us = still_ns.div_ceil(1000);
         println!("vCPU {vcpu} of {name} runs in cell {cell}; it stood still for {still_us} us");
+        if let Some(cpus) = dropped_pin {
+            let cpus = cpulist::write(cpus);
+            println!("its pin to CPUs {cpus} of the host is dropped: they are another cell's");
+        }
     }
     done(name, answer)
 }

@@ -1,0 +1,280 @@
+//! Pins: vCPUs that run on some of the CPUs only that their VM may use.
+//!
+//! A pin is the affinity of the vCPU's thread, set from outside its shard. A VM that spans cells has a thread for each vCPU in each
+//! shard, and the thread in the vCPU's cell runs it. So a pin of such a VM belongs to a cell: it ends when the vCPU moves to
+//! another one, whose CPUs are others, and it holds after a reboot if the vCPU starts in that cell. The record says why a pin
+//! ended.
+
+use std::io;
+use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use config::cpulist;
+use policy::span::Part;
+use registry::update::Pin;
+use registry::vms::Record;
+
+use super::Handle;
+use crate::affinity;
+
+/// How often, and how long apart, the threads of vCPUs are looked for that have just started: each names itself.
+const NAME_TRIES: u32 = 50;
+const NAME_PAUSE: Duration = Duration::from_millis(10);
+
+/// The cell that a vCPU is in, of those that its VM spans, and its shard's process there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seat {
+    pub(super) cell: u16,
+    pub(super) shard: i32,
+}
+
+impl Handle {
+    /// The seats of the vCPUs of a VM that spans cells of this host, by vCPU.
+    ///
+    /// # Errors
+    /// If the VM does not run, or does not report where its vCPUs are.
+    pub(super) fn seats(&self) -> io::Result<Vec<Seat>> {
+        let shards = self.state().shards_of_cells();
+        if shards.is_empty() {
+            return Err(io::Error::other("not all of its shards run"));
+        }
+        let status = self.status()?;
+        let cells = status["span"]["vcpus"].as_array();
+        let cells = cells.into_iter().flatten();
+        let seat = |cell: &serde_json::Value| {
+            let cell = cell.as_u64().and_then(|cell| u16::try_from(cell).ok());
+            let found = shards.iter().find(|(known, _)| Some(*known) == cell);
+            found.map(|&(cell, shard)| Seat { cell, shard })
+        };
+        let seats: Option<Vec<Seat>> = cells.map(seat).collect();
+        seats.ok_or_else(|| io::Error::other("it does not report where its vCPUs are"))
+    }
+
+    /// Ends pins of vCPUs that have left their cell by a move that took too long to be answered. Needs
+    /// [`Handle::begin_update`], since before the seats were read.
+    pub(super) fn end_late_pins(&self, seats: &[Seat]) {
+        for (vcpu, seat) in (0_u8..).zip(seats) {
+            self.end_pin_elsewhere(vcpu, seat.cell);
+        }
+    }
+
+    /// Pins a vCPU, or ends its pin, and records that.
+    ///
+    /// # Errors
+    /// If the VM has no such vCPU, or the vCPU may not use such a CPU.
+    pub(super) fn pin(&self, pin: &Pin) -> io::Result<()> {
+        let spans = !self.state().cells.is_empty();
+        let cell = if spans {
+            let seats = self.seats()?;
+            self.end_late_pins(&seats);
+            let seat = seats
+                .get(usize::from(pin.vcpu))
+                .ok_or_else(|| io::Error::other(format!("the VM has no vCPU {}", pin.vcpu)))?;
+            affinity::pin(seat.shard, pin.vcpu, &pin.cpus, Some(seat.cell))?;
+            Some(seat.cell)
+        } else {
+            self.pin_in_one_cell(pin)?;
+            None
+        };
+        self.recorder().change(|record| note(record, pin, cell));
+        Ok(())
+    }
+
+    /// Pins vCPUs again after a boot: their threads are new.
+    pub(crate) fn pin_again(&self) {
+        let pins = self.recorder().read(|record| at_boot(record));
+        for (pin, cells) in pins.unwrap_or_default() {
+            match cells {
+                None => retry(|| self.pin_in_one_cell(&pin)),
+                Some((pinned_in, starts_in)) if pinned_in == starts_in => {
+                    let shards = self.state().shards_of_cells();
+                    let shard = shards.into_iter().find(|(cell, _)| *cell == starts_in);
+                    if let Some((cell, shard)) = shard {
+                        retry(|| affinity::pin(shard, pin.vcpu, &pin.cpus, Some(cell)));
+                    }
+                }
+                Some((pinned_in, starts_in)) => {
+                    let why = format!(
+                        "CPUs {} of cell {pinned_in}; the VM rebooted, and vCPU {} started in cell {starts_in}",
+                        cpulist::write(&pin.cpus),
+                        pin.vcpu
+                    );
+                    self.recorder()
+                        .change(|record| _ = drop_pin(record, pin.vcpu, why));
+                }
+            }
+        }
+    }
+
+    /// Ends the pin of a vCPU that has moved to this cell from the one that the pin belongs to. Returns the CPUs of the pin.
+    pub(super) fn end_pin_elsewhere(&self, vcpu: u8, cell: u16) -> Option<Vec<usize>> {
+        let pinned_in = self
+            .recorder()
+            .read(|record| record.pin_cells.get(&vcpu).copied());
+        let pinned_in = pinned_in.flatten().filter(|pinned_in| *pinned_in != cell)?;
+        let shards = self.state().shards_of_cells();
+        if let Some((_, shard)) = shards.into_iter().find(|(cell, _)| *cell == pinned_in) {
+            // The thread is idle until the vCPU comes back, which runs unpinned then. A shard that has ended has no threads.
+            let _ = affinity::pin(shard, vcpu, &[], None);
+        }
+        let mut dropped = None;
+        self.recorder().change(|record| {
+            let cpus = record.pins.get(&vcpu).map(|cpus| cpulist::write(cpus));
+            let cpus = cpus.unwrap_or_default();
+            let why = format!("CPUs {cpus} of cell {pinned_in}; vCPU {vcpu} moved to cell {cell}");
+            dropped = drop_pin(record, vcpu, why);
+        });
+        dropped
+    }
+
+    /// Keeps pins and moves of this VM apart, while the result lives.
+    pub(super) fn begin_update(&self) -> MutexGuard<'_, ()> {
+        self.0.updating.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Handle::begin_update`]; none while another update or move is under way.
+    pub(super) fn try_begin_update(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.0.updating.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn pin_in_one_cell(&self, pin: &Pin) -> io::Result<()> {
+        let shards = self.state().shards();
+        if shards.is_empty() {
+            return Err(io::Error::other("the VM is not running just now"));
+        }
+        shards
+            .into_iter()
+            .try_for_each(|shard| affinity::pin(shard, pin.vcpu, &pin.cpus, None))
+    }
+}
+
+/// Tries until the thread has its name. The host may have lost a CPU since: then the vCPU runs on the others.
+fn retry(pin: impl Fn() -> io::Result<()>) {
+    for _ in 0..NAME_TRIES {
+        if pin().is_ok() {
+            return;
+        }
+        std::thread::sleep(NAME_PAUSE);
+    }
+}
+
+/// Records a pin, or its end where it names no CPUs. `cell` is the vCPU's if its VM spans cells.
+fn note(record: &mut Record, pin: &Pin, cell: Option<u16>) {
+    record.dropped_pins.remove(&pin.vcpu);
+    record.pin_cells.remove(&pin.vcpu);
+    if pin.cpus.is_empty() {
+        record.pins.remove(&pin.vcpu);
+        return;
+    }
+    record.pins.insert(pin.vcpu, pin.cpus.clone());
+    if let Some(cell) = cell {
+        record.pin_cells.insert(pin.vcpu, cell);
+    }
+}
+
+/// Records that a vCPU is pinned no more, and why. Returns the CPUs of its pin.
+fn drop_pin(record: &mut Record, vcpu: u8, why: String) -> Option<Vec<usize>> {
+    let cpus = record.pins.remove(&vcpu)?;
+    record.pin_cells.remove(&vcpu);
+    record.dropped_pins.insert(vcpu, why);
+    Some(cpus)
+}
+
+/// A pin, and where its VM spans cells the pin's cell and the cell that the vCPU starts in.
+type PinAtBoot = (Pin, Option<(u16, u16)>);
+
+/// The pins when a VM has started.
+fn at_boot(record: &Record) -> Vec<PinAtBoot> {
+    let with_cells = |(&vcpu, cpus): (&u8, &Vec<usize>)| {
+        let cpus = cpus.clone();
+        let pinned_in = record.pin_cells.get(&vcpu).copied();
+        let cells = pinned_in.zip(first_cell(&record.span, vcpu));
+        (Pin { vcpu, cpus }, cells)
+    };
+    record.pins.iter().map(with_cells).collect()
+}
+
+/// The cell that a vCPU of a VM starts in which spans cells.
+fn first_cell(span: &[Part], vcpu: u8) -> Option<u16> {
+    let part = span.iter().find(|part| part.vcpus.contains(&vcpu))?;
+    Some(part.cell)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A VM of 4 vCPUs: 0 and 1 start in cell 3, 2 and 3 in cell 5.
+    fn record() -> Record {
+        let spec = config::parse("vm.toml", "image = \"x\"\ncpus = 4\n").unwrap();
+        let mut record = Record::new("one".to_owned(), spec, 3);
+        let part = |cell, vcpus| Part {
+            cell,
+            vcpus,
+            memory_bytes: 128 << 20,
+        };
+        record.span = vec![part(3, 0..2), part(5, 2..4)];
+        record
+    }
+
+    fn pin(vcpu: u8, cpus: &[usize]) -> Pin {
+        Pin {
+            vcpu,
+            cpus: cpus.to_vec(),
+        }
+    }
+
+    #[test]
+    fn pin_holds_after_a_boot_only_in_the_cell_that_it_was_made_in() {
+        let mut record = record();
+        note(&mut record, &pin(1, &[7]), Some(3));
+        note(&mut record, &pin(2, &[8, 9]), Some(3));
+        assert_eq!(
+            at_boot(&record),
+            [(pin(1, &[7]), Some((3, 3))), (pin(2, &[8, 9]), Some((3, 5)))]
+        );
+        // A VM in one cell.
+        record.span.clear();
+        record.pin_cells.clear();
+        assert_eq!(at_boot(&record), [(pin(1, &[7]), None), (pin(2, &[8, 9]), None)]);
+    }
+
+    #[test]
+    fn dropped_pin_is_recorded_with_its_reason_until_the_vcpu_is_pinned_again_or_freed() {
+        let mut record = record();
+        note(&mut record, &pin(1, &[7]), Some(3));
+        assert_eq!(drop_pin(&mut record, 1, "it moved".to_owned()), Some(vec![7]));
+        assert!(record.pins.is_empty() && record.pin_cells.is_empty());
+        assert_eq!(record.dropped_pins[&1], "it moved");
+        assert_eq!(drop_pin(&mut record, 1, "again".to_owned()), None);
+        assert_eq!(record.dropped_pins[&1], "it moved");
+        note(&mut record, &pin(1, &[8]), Some(5));
+        assert_eq!((&record.pins[&1][..], record.pin_cells[&1]), (&[8][..], 5));
+        assert!(record.dropped_pins.is_empty());
+        drop_pin(&mut record, 1, "it moved".to_owned());
+        note(&mut record, &pin(1, &[]), Some(5));
+        assert!(record.pins.is_empty() && record.dropped_pins.is_empty());
+    }
+
+    #[test]
+    fn pin_of_a_vcpu_that_stays_in_its_cell_does_not_end() {
+        let handle = Handle::default();
+        let directory = tempfile::tempdir().unwrap();
+        let registry = registry::vms::Registry::at(directory.path()).unwrap();
+        let mut record = record();
+        note(&mut record, &pin(1, &[7]), Some(3));
+        let entry = registry.claim("one").unwrap();
+        let recording = handle.recorder().begin(entry, record).unwrap();
+        assert_eq!(handle.end_pin_elsewhere(1, 3), None);
+        assert_eq!(handle.end_pin_elsewhere(0, 5), None, "it has none");
+        assert_eq!(handle.end_pin_elsewhere(1, 5), Some(vec![7]));
+        let known = handle.recorder().read(Record::clone).unwrap();
+        assert!(known.pins.is_empty());
+        assert_eq!(known.dropped_pins[&1], "CPUs 7 of cell 3; vCPU 1 moved to cell 5");
+        drop(recording);
+    }
+}
