@@ -1,5 +1,6 @@
 //! Risk: sharing works by itself, and not together with huge pages, the balloon, a clone or a disk of another mode.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -7,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use guest_tests::command::Call;
+use guest_tests::command::{BOOT_LIMIT, Call};
 use guest_tests::pattern::Numbers;
 use guest_tests::repetitions::each;
-use guest_tests::{Scratch, Setting, Vm, VmFile, mirrorball, wait};
+use guest_tests::{Cluster, Scratch, Setting, Vm, VmFile, mirrorball, wait};
 
 const MIB: u64 = 1 << 20;
 const DISK_MIB: u64 = 32;
@@ -278,4 +279,133 @@ fn guest_runs_on_while_the_host_takes_its_pages_away() {
         vm.kill();
         format!("seed {run}: {moved} pages; {}", load.trim())
     });
+}
+
+/// The host's count of the pages of a VM's own memory, by node.
+fn pages_by_node(vm: &Vm) -> BTreeMap<u64, u64> {
+    let path = format!("/proc/{}/numa_maps", vm.shard());
+    let maps = fs::read_to_string(path).expect("a host that counts by node");
+    let mut nodes = BTreeMap::new();
+    for word in maps
+        .lines()
+        .filter(|line| line.contains("guest-memory"))
+        .flat_map(|line| line.split(' '))
+    {
+        let counted = word.strip_prefix('N').and_then(|word| word.split_once('='));
+        if let Some((node, pages)) =
+            counted.and_then(|(node, pages)| Some((node.parse().ok()?, pages.parse::<u64>().ok()?)))
+        {
+            *nodes.entry(node).or_default() += pages;
+        }
+    }
+    nodes
+}
+
+/// All but a hundredth of a VM's pages is on this node: the kernel leaves one where it is that it uses at the moment.
+#[track_caller]
+fn expect_nearly_all_on(vm: &Vm, node: u64) {
+    let pages = pages_by_node(vm);
+    let all: u64 = pages.values().sum();
+    let there = pages.get(&node).copied().unwrap_or(0);
+    assert!(
+        all > 0 && there * 100 >= all * 99,
+        "{pages:?} instead of node {node}"
+    );
+}
+
+/// A VM's memory moves between nodes of the host while it runs, beside pages that it shares; a reboot and a clone keep to the node.
+#[test]
+fn memory_of_a_running_vm_moves_to_other_nodes_of_the_host_and_stays_there() {
+    let scratch = Scratch::new("nodes");
+    let (base, wanted) = disk(&scratch, "base.raw", 8);
+    let is_there = |node: &u64| Path::new(&format!("/sys/devices/system/node/node{node}")).exists();
+    let last = (0..64).rfind(is_there).unwrap_or(0);
+    let vm = VmFile::new("nodes")
+        .memory("256M")
+        .disk(&base, "share = \"at-read\"")
+        .start(&scratch);
+    vm.background("sh -c 'exec 3</dev/vda; sleep 600'");
+    assert_eq!(sum(&vm, "/dev/vda"), wanted);
+    let shared = shared_pages(&vm);
+    vm.sh("dd if=/dev/urandom of=/tmp/full bs=1M count=48");
+    let content = sum(&vm, "/tmp/full");
+    let place = |nodes: &str| mirrorball(["update", vm.name(), "--memory-nodes", nodes]).limit(LIMIT);
+    for node in [last, 0, last] {
+        let said = place(&node.to_string()).ok().text();
+        let count = pages_by_node(&vm)[&node];
+        assert!(
+            said.contains("pages of 4 KiB: ") && said.contains(&format!("on node {node}")),
+            "{said}"
+        );
+        println!("{said} (then {count})");
+        expect_nearly_all_on(&vm, node);
+        assert_eq!(vm.inspect()["spec"]["memory_nodes"], serde_json::json!([node]));
+        assert_eq!(sum(&vm, "/tmp/full"), content, "after the move to node {node}");
+        assert_eq!(sum(&vm, "/dev/vda"), wanted, "after the move to node {node}");
+    }
+    assert!(
+        shared_pages(&vm) * 10 >= shared * 9,
+        "pages of the image are shared still"
+    );
+    for (nodes, why) in [("63", "no memory on node 63; help: "), ("0-x", "as 0 or 0-1,3")] {
+        let refused = place(nodes).run();
+        assert!(refused.errors().contains(why), "{refused}");
+    }
+
+    let clone = mirrorball(["clone", vm.name()]).limit(LIMIT).ok();
+    let clone = Vm::named(clone.text().trim());
+    clone.sh("dd if=/dev/urandom of=/tmp/more bs=1M count=24");
+    assert_eq!(clone.inspect()["spec"]["memory_nodes"], serde_json::json!([last]));
+    expect_nearly_all_on(&clone, last);
+    assert_eq!(sum(&clone, "/tmp/full"), content);
+    clone.kill();
+    // The parent's memory is frozen now, and what it writes is its own.
+    place("0").ok();
+    vm.sh("dd if=/dev/urandom of=/tmp/full bs=1M count=48");
+    place(&last.to_string()).ok();
+
+    let boot_id = vm.boot_id();
+    mirrorball(["reset", vm.name()]).limit(LIMIT).ok();
+    mirrorball(["wait", vm.name(), "--for", "agent", "--limit", "100"])
+        .limit(BOOT_LIMIT)
+        .ok();
+    assert_ne!(vm.boot_id(), boot_id);
+    vm.sh("dd if=/dev/urandom of=/tmp/full bs=1M count=48");
+    expect_nearly_all_on(&vm, last);
+    place("all").ok();
+    assert!(vm.inspect()["spec"]["memory_nodes"].is_null());
+    vm.kill();
+}
+
+/// In a cluster a VM's memory keeps to the nodes of its place.
+#[test]
+fn memory_of_a_vm_in_a_cell_moves_to_nodes_of_its_place_only() {
+    let scratch = Scratch::new("place");
+    let cluster = Cluster::up(&scratch);
+    let nodes = |cell: usize| cluster.cell(cell)["nodes"].clone();
+    let first = |cell: usize| nodes(cell)[0].as_u64().expect("a node");
+    let (own, other) = (first(0), first(1));
+    let vm = VmFile::new("place").key("cell", "0").start(&scratch);
+    let place =
+        |node: u64| mirrorball(["update", vm.name(), "--memory-nodes", &node.to_string()]).limit(LIMIT);
+    place(own).ok();
+    expect_nearly_all_on(&vm, own);
+    if nodes(0) != nodes(1) {
+        let refused = place(other).run().expect(1);
+        let why = format!("node {other} is not of the VM's place in the cluster; help: name some of {own}");
+        assert!(refused.errors().contains(&why), "{refused}");
+        expect_nearly_all_on(&vm, own);
+    }
+    vm.kill();
+    let spans = VmFile::new("spans")
+        .cpus(2)
+        .memory("256M")
+        .span(&[0, 1])
+        .start_only(&scratch);
+    let refused = mirrorball(["update", spans.name(), "--memory-nodes", "0"])
+        .run()
+        .expect(1);
+    assert!(refused.errors().contains("spans cells"), "{refused}");
+    spans.kill();
+    drop(cluster);
 }

@@ -143,7 +143,13 @@ fn carry_out(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answe
         Request::Resume => vm.resume(),
         Request::Reset => vm.reset(),
         Request::Nmi => vm.nmi(),
-        Request::Update(update) => vm.update(update),
+        Request::Update(update) => {
+            return match vm.update(update) {
+                Ok(Some(report)) => Answer::MemoryPlaced(report),
+                Ok(None) => Answer::Done,
+                Err(error) => refused(error),
+            };
+        }
     };
     done.map_or_else(refused, |()| Answer::Done)
 }

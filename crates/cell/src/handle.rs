@@ -1,5 +1,6 @@
 //! A running VM as others of its monitor have it: its console, orders to its shards, what they answer.
 
+mod memory;
 mod pins;
 mod state;
 mod status;

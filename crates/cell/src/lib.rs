@@ -24,6 +24,7 @@ mod identity;
 mod left;
 pub mod link;
 mod mapped_files;
+mod memory_nodes;
 pub mod monitor;
 pub mod open;
 mod parts;

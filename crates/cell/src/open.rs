@@ -390,6 +390,7 @@ pub fn open(
                 PagesSpec::Huge1G => Pages::Huge1G,
             },
             prefault: spec.prefault,
+            host_nodes: spec.memory_nodes.clone(),
         },
         nodes,
         kernel,

@@ -68,6 +68,9 @@ pub enum RunError {
     /// What it asks for of the host.
     #[error(transparent)]
     ControlGroup(#[from] ControlGroupError),
+    /// The nodes of its memory.
+    #[error("its memory cannot lie where `memory_nodes` says: {0}")]
+    MemoryNodes(String),
     /// Cores of its own.
     #[error(transparent)]
     CoreScheduling(#[from] CoreSchedulingError),

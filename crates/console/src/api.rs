@@ -35,6 +35,8 @@ use crate::{copies, events, guest, host, metrics, repeated};
 
 /// How long a VM may take to say what it counted, or to obey an order that takes no time.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long a VM's memory may take to move to other nodes of the host.
+const MEMORY_LIMIT: Duration = Duration::from_secs(630);
 /// How long a VM may take until its vCPUs run: its memory may have to be allocated first.
 const START_LIMIT: Duration = Duration::from_secs(300);
 /// How long a VM may take to end by force: its disks finish what is under way, and what it had is given back.
@@ -462,7 +464,7 @@ async fn update_vm(
     let update: Update = body(request).await?;
     if update.is_empty() {
         return Err(Problem::bad_request(
-            "nothing is to change; name one of cpu_weight, cpu_limit, memory_limit and pins",
+            "nothing is to change; name one of cpu_weight, cpu_limit, memory_limit, pins and memory_nodes",
         ));
     }
     if caller.policy(&context.rights)?.is_some() {
@@ -471,8 +473,14 @@ async fn update_vm(
             "what VMs use of the host is the owner's to change",
         ));
     }
+    // Memory takes its time to move.
+    let limit = if update.memory_nodes.is_some() {
+        MEMORY_LIMIT
+    } else {
+        ANSWER_LIMIT
+    };
     let request = control::Request::Update(update);
-    order((context, caller), name, request, ANSWER_LIMIT).await?;
+    order((context, caller), name, request, limit).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -170,6 +170,8 @@ pub struct Limits {
     pub memory_limit: Option<String>,
     /// vCPUs that run on some of the host's CPUs only.
     pub pins: Option<Vec<Pin>>,
+    /// Nodes of the host that its memory lies on; on any when empty.
+    pub memory_nodes: Option<Vec<u32>>,
 }
 
 /// The CPUs of the host that a vCPU runs on.

@@ -382,6 +382,7 @@ fn memory_cells_and_vcpus_are_acted_on() {
     let vm = api.vm("a");
     let (status, moved) = api.post("/v1/vms/a/move", &json!({"vcpu": 0, "cell": 1}));
     assert_eq!((status, &moved["still_us"]), (200, &json!(2)), "{moved}");
+    assert_eq!(moved["dropped_pin"], json!([2, 3]));
     assert!(vm.orders().contains(&"move".to_owned()));
     let (status, _, memory) = api.ask("GET", "/v1/memory", "", "");
     let memory: Value = serde_json::from_str(&memory).unwrap();

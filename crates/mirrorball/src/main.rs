@@ -336,7 +336,9 @@ fn obey(command: Command) -> Result<ExitCode> {
             command,
         } => clients::exec(&vm, no_tty, wait.map(Duration::from_secs), &command),
         Command::Cp { source, target } => copy::cp(&source, &target),
-        Command::Stop { vms, limit, .. } => vms.each("stopped", |vm, folder| clients::stop(vm, folder, limit)),
+        Command::Stop { vms, limit, .. } => {
+            vms.each("stopped", |vm, folder| clients::stop(vm, folder, limit))
+        }
         Command::Kill { vms, .. } => vms.each("killed", clients::kill),
         Command::Pause { vms } => vms.each("paused", clients::pause),
         Command::Resume { vms } => vms.each("resumed", clients::resume),

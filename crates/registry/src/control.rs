@@ -14,7 +14,7 @@ use serde_json::Value;
 use urpc::version::Versions;
 
 use crate::line::Protocol;
-use crate::update::Update;
+use crate::update::{MemoryReport, Update};
 
 /// The protocol as a client speaks it.
 pub const OF_CLIENT: Protocol = Protocol {
@@ -110,6 +110,8 @@ pub enum Answer {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         dropped_pin: Option<Vec<usize>>,
     },
+    /// The memory is bound as a [`Request::Update`] says, and has moved.
+    MemoryPlaced(MemoryReport),
     /// What was waited for did not come within the limit.
     TimedOut,
     /// The request can't be carried out.

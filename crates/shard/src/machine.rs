@@ -25,7 +25,8 @@ use crate::generation::Generation;
 use crate::interrupt::Wiring;
 use crate::kind::{BuiltKind, OpenedKind, ServedKind, VmKind};
 use crate::launch::{LaunchSpec, Pages, Share};
-use crate::memory::{self, GuestRam};
+use crate::memory::GuestRam;
+use crate::memory::nodes::MemoryNodes;
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::sandbox::Threads;
 use crate::serial::{Console, SERIAL_PORTS};
@@ -133,7 +134,7 @@ impl Machine {
                             .as_ref()
                             .ok_or(MachineError::Lacking("small pages for this memory"))?;
                         sharing.mapper.adopt(layers, &state.memory)?;
-                        memory::bind_nodes(&memory, &layout, &spec.nodes)?;
+                        MemoryNodes::new(&spec.memory, &spec.nodes).bind(&memory, &layout)?;
                         console.restore(&state.console, end.clone())?;
                         Start::Resume(Box::new(state))
                     }

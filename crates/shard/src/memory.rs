@@ -2,6 +2,7 @@
 //!
 //! [`create`] checks the request against what the host has and says in words what is missing.
 
+pub mod nodes;
 mod placement;
 pub mod replica;
 mod spanning;
@@ -23,6 +24,7 @@ use shard_api::memory::{GuestFileError, guest_file};
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
 
+use nodes::{MemoryNodes, bind};
 pub use placement::fill_with_huge_pages;
 pub use spanning::{create_coherent, create_shared};
 
@@ -82,7 +84,7 @@ pub enum MemoryError {
 /// The host's word on transparent huge pages in memory files. Most hosts say `never`.
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Makes the memory of `layout`, backed as `launch` says, bound to the host nodes that `nodes` name. With a `frozen` file
+/// Makes the memory of `layout`, backed and bound to host nodes as `launch` and `nodes` say. With a `frozen` file
 /// of another VM's memory it holds what that holds, and shares each page until it is written.
 pub fn create(
     layout: &Layout,
@@ -101,7 +103,7 @@ pub fn create(
         regions.push(Arc::new(map(&file, range, launch.pages, private)?));
     }
     let memory = GuestMemoryMmap::from_arc_regions(regions).map_err(|_| MemoryError::Regions)?;
-    bind_nodes(&memory, layout, nodes)?;
+    MemoryNodes::new(launch, nodes).bind(&memory, layout)?;
     if launch.prefault && !private {
         for region in memory.iter() {
             // Present from now on; the guest's first touch costs a nested fault only.
@@ -113,23 +115,6 @@ pub fn create(
         }
     }
     Ok(Arc::new(memory))
-}
-
-/// Binds memory to the host nodes that `nodes` name: again wherever its mappings were replaced.
-pub fn bind_nodes(
-    memory: &GuestMemoryMmap<()>,
-    layout: &Layout,
-    nodes: &[NodeLaunch],
-) -> Result<(), MemoryError> {
-    let bytes = nodes.iter().map(|node| node.memory_bytes);
-    for (node, ranges) in nodes.iter().zip(part_ranges(layout, bytes)) {
-        if let Some(host_node) = node.host_node {
-            for range in ranges {
-                bind(memory, &range, &[host_node])?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The guest-physical ranges of memory in parts of that many bytes, filled from address 0 in their order.
@@ -273,39 +258,6 @@ fn map(
 fn advise(region: &GuestRegionMmap<()>, advice: i32, what: &'static str) -> Result<(), MemoryError> {
     // SAFETY: the range is exactly one live mapping; the advices used keep its contents.
     let result = unsafe { libc::madvise(region.as_ptr().cast(), region.len() as usize, advice) };
-    if result != 0 {
-        Err(host(what)(io::Error::last_os_error()))
-    } else {
-        Ok(())
-    }
-}
-
-fn bind(memory: &GuestMemoryMmap<()>, range: &Range<u64>, host_nodes: &[u32]) -> Result<(), MemoryError> {
-    const MPOL_BIND: libc::c_int = 2;
-    const NODES_MAX: usize = 1024;
-    let what = "cannot bind memory to the host node that `host_node` names";
-    let mut mask = [0u64; NODES_MAX / 64];
-    for host_node in host_nodes {
-        let word = mask
-            .get_mut(*host_node as usize / 64)
-            .ok_or_else(|| host(what)(io::Error::from(io::ErrorKind::InvalidInput)))?;
-        *word |= 1 << (host_node % 64);
-    }
-    let start = memory
-        .get_host_address(GuestAddress(range.start))
-        .map_err(|_| MemoryError::Regions)?;
-    // SAFETY: `part_ranges` gives ranges inside one mapped region; the mask outlives the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            start,
-            range.end - range.start,
-            MPOL_BIND,
-            mask.as_ptr(),
-            NODES_MAX as u64 + 1,
-            0,
-        )
-    };
     if result != 0 {
         Err(host(what)(io::Error::last_os_error()))
     } else {

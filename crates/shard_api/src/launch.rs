@@ -273,6 +273,9 @@ pub struct MemoryLaunch {
     pub pages: Pages,
     /// Whether to allocate all memory at the start.
     pub prefault: bool,
+    /// Host NUMA nodes that all memory is bound to; when empty, [`NodeLaunch::host_node`] decides, or nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_nodes: Vec<u32>,
 }
 
 /// Page sizes that back guest memory.
@@ -515,6 +518,14 @@ pub enum Order {
         /// [`MappedFile::is_shared`] of each file, in the order of [`LaunchSpec::mapped`].
         files: Vec<bool>,
     },
+    /// Bind all guest memory to these NUMA nodes of the host, and move pages from `from` on that lie elsewhere, for a bounded
+    /// time. Refused for a VM that spans cells. Answered by [`Answer::MemoryMoved`].
+    MemoryNodes {
+        /// Numbers of the nodes; when empty, the memory is bound to none, and nothing moves.
+        nodes: Vec<u32>,
+        /// Guest-physical address, a multiple of the page size.
+        from: u64,
+    },
     /// Pause the VM until [`Order::Resume`]: no vCPU runs and no device works. Refused for a VM that spans
     /// cells.
     Pause,
@@ -572,6 +583,11 @@ pub enum Answer {
     Status(serde_json::Value),
     /// Outcome of an [`Order::Move`].
     Moved(MoveReport),
+    /// Memory is bound as an [`Order::MemoryNodes`] says, and a part of it was looked at.
+    MemoryMoved {
+        /// [`Order::MemoryNodes::from`] of the order that goes on; none when all of the memory was looked at.
+        next: Option<u64>,
+    },
     /// The order was not carried out.
     Refused {
         /// Reason, in one line.

@@ -174,6 +174,7 @@ mod tests {
             Order::Move { .. } => "move",
             Order::Step { .. } => "step",
             Order::Shared { .. } => "shared",
+            Order::MemoryNodes { .. } => "memory-nodes",
             Order::Pause => "pause",
             Order::Resume => "resume",
             Order::Nmi => "nmi",
@@ -191,6 +192,6 @@ mod tests {
             .map(|order| name_of(order).to_owned())
             .collect();
         assert_eq!(names, kinds(&samples, "orders"));
-        assert_eq!(names.len(), 11);
+        assert_eq!(names.len(), 12);
     }
 }

@@ -117,10 +117,16 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
         elsewhere::expected(membership, &hosts.site())
     });
-    let state = State::new(me, std::process::id(), plan, own.lent()?, places::running(&files)?)
-        .with_cordon(own.is_cordoned())
-        .with_ways(Ways::of(&known::all(&files)?))
-        .expecting(expected);
+    let state = State::new(
+        me,
+        std::process::id(),
+        plan,
+        own.lent()?,
+        places::running(&files)?,
+    )
+    .with_cordon(own.is_cordoned())
+    .with_ways(Ways::of(&known::all(&files)?))
+    .expecting(expected);
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;

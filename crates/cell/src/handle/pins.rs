@@ -82,7 +82,7 @@ impl Handle {
 
     /// Pins vCPUs again after a boot: their threads are new.
     pub(crate) fn pin_again(&self) {
-        let pins = self.recorder().read(|record| at_boot(record));
+        let pins = self.recorder().read(at_boot);
         for (pin, cells) in pins.unwrap_or_default() {
             match cells {
                 None => retry(|| self.pin_in_one_cell(&pin)),

@@ -192,7 +192,7 @@ impl State {
         self.status = match answer {
             Answer::Status(status) => Some(Ok(status)),
             Answer::Refused { why } => Some(Err(why)),
-            Answer::Done | Answer::Moved(_) => return,
+            Answer::Done | Answer::Moved(_) | Answer::MemoryMoved { .. } => return,
         };
         self.status_asked = None;
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use config::VmSpec;
-use registry::update::Update;
+use registry::update::{MemoryReport, Update};
 use registry::vms::Record;
 
 use super::Handle;
@@ -12,12 +12,12 @@ use crate::control_group::{ControlGroup, ControlGroupError};
 
 impl Handle {
     /// Changes what the VM uses of its host. An error leaves the changes before it as they are: limits come first, then
-    /// one pin after another.
+    /// one pin after another, then the memory, of which the result says where it lies.
     ///
     /// # Errors
     /// If a VM file may not say that, the host does not let this user limit anything, the VM has no such vCPU, or its
-    /// vCPUs are on several hosts.
-    pub fn update(&self, update: &Update) -> io::Result<()> {
+    /// vCPUs are on several hosts, or its memory may not lie where it is to.
+    pub fn update(&self, update: &Update) -> io::Result<Option<MemoryReport>> {
         let _updating = self.begin_update();
         let now = self.recorder().read(Record::clone);
         let record = now.ok_or_else(|| io::Error::other("the VM is not running just now"))?;
@@ -37,12 +37,19 @@ impl Handle {
         }
         if update.changes_limits() {
             self.limit(&record, &next).map_err(io::Error::other)?;
-            self.recorder().change(|record| record.spec = next);
+            self.recorder().change(|record| {
+                let nodes = std::mem::take(&mut record.spec.memory_nodes);
+                record.spec = VmSpec {
+                    memory_nodes: nodes,
+                    ..next
+                };
+            });
         }
         for pin in &update.pins {
             self.pin(pin)?;
         }
-        Ok(())
+        let place = |nodes: &Vec<u32>| self.place_memory(&record, nodes);
+        update.memory_nodes.as_ref().map(place).transpose()
     }
 
     fn limit(&self, record: &Record, spec: &VmSpec) -> Result<(), ControlGroupError> {

@@ -10,6 +10,7 @@ use fault_point::fault_point;
 use keeper::client::Keeper;
 use keeper::limits::Limits;
 use keeper::spawn::Namespaces;
+use registry::vms::Record;
 use shard_api::launch::{DiskLaunch, Ending, Fd, Launch, Order, Report};
 use shard_api::ports;
 use subnet::HelperProcess;
@@ -24,6 +25,7 @@ use crate::frozen::Freezable;
 use crate::handle::Handle;
 use crate::identity::{Given, Place};
 use crate::link::Reports;
+use crate::memory_nodes::{self, HostMemory, Wanted};
 use crate::open::Opened;
 use crate::parts::{Part, Parts};
 use crate::programs::ProgramError;
@@ -108,6 +110,7 @@ impl NewBoot<'_> {
         let part_pids = parts.as_ref().map_or_else(Vec::new, Parts::pids);
         let mut files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
         let mut launch = opened.launch.clone();
+        launch.memory.host_nodes = self.memory_nodes()?;
         let (handover, shards) = UnixStream::pair()?;
         launch.handover = Fd(files.len());
         files.push(shards.as_fd());
@@ -180,6 +183,20 @@ impl NewBoot<'_> {
         }
         self.keeper.reap_all();
         Ok(())
+    }
+
+    /// The host's nodes that the VM's memory is to lie on, by its record: they may have been changed since its start.
+    fn memory_nodes(&self) -> Result<Vec<u32>, RunError> {
+        let record = self.vm.handle.recorder().read(Record::clone);
+        let Some(record) = record.filter(|record| !record.spec.memory_nodes.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        let wanted = Wanted::of(&record.spec, None);
+        let host = HostMemory::read(self.keeper.pid(), wanted.pool_kib())?;
+        let givers = memory_nodes::givers(&record)?;
+        let nodes = record.spec.memory_nodes;
+        memory_nodes::check(&nodes, &wanted, &host, &givers).map_err(RunError::MemoryNodes)?;
+        Ok(nodes)
     }
 
     /// Starts the process of a shard.

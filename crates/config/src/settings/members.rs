@@ -107,6 +107,7 @@ impl MemberPolicy {
             // Each start is within the limits, and `kill` ends the VM.
             restart: _,
             memory,
+            memory_nodes,
             kernel,
             root,
             disks,
@@ -176,6 +177,9 @@ impl MemberPolicy {
                 "members may not take the host's pool of huge pages",
                 "use `pages = \"thp\"` or `\"4K\"`",
             ));
+        }
+        if !memory_nodes.is_empty() {
+            return Err(owners("memory_nodes"));
         }
         if nodes.iter().any(|node| node.host_node.is_some()) {
             return Err(owners("nodes.host_node"));
@@ -419,6 +423,7 @@ mod tests {
                 "[[nets]]\nkind = \"user\"\nforward = [\"80:80\"]".to_owned(),
                 "nets",
             ),
+            ("memory_nodes = [0]".to_owned(), "memory_nodes"),
             (
                 "[[nodes]]\ncpus = \"0\"\nmemory = \"512M\"\nhost_node = 0".to_owned(),
                 "nodes",

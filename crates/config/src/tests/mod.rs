@@ -9,6 +9,7 @@ mod hostile;
 mod kernel;
 mod limits;
 mod machine;
+mod memory_nodes;
 mod span;
 mod text;
 

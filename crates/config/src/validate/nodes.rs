@@ -5,7 +5,42 @@ use crate::cpulist;
 use crate::fault::{Fault, fault};
 use crate::vm::VmSpec;
 
+/// Nodes that a kernel has at most.
+const HOST_NODES_MAX: u32 = 1024;
+
+/// The nodes of the host that all memory is bound to.
+pub(super) fn check_host_nodes(spec: &VmSpec) -> Result<(), Fault> {
+    let nodes = &spec.memory_nodes;
+    let wrong = |what: String, help: &str| Err(fault(&["memory_nodes"], what, help.to_owned()));
+    if let Some(node) = nodes.iter().find(|node| **node >= HOST_NODES_MAX) {
+        return wrong(
+            format!("{node} is no node of a host"),
+            "write numbers of nodes of the host, as `numactl -H` shows them",
+        );
+    }
+    if let Some((node, _)) = (nodes.iter().zip(1..)).find(|(node, next)| nodes[*next..].contains(node)) {
+        return wrong(format!("node {node} is named twice"), "name it once");
+    }
+    if nodes.is_empty() {
+        return Ok(());
+    }
+    if spec.nodes.iter().any(|node| node.host_node.is_some()) {
+        return wrong(
+            "the guest's nodes have a `host_node`".to_owned(),
+            "leave out `memory_nodes`, or each `host_node`",
+        );
+    }
+    if spec.span.is_some() {
+        return wrong(
+            "the memory of a VM that spans cells lies in these".to_owned(),
+            "leave out `memory_nodes` or `span`",
+        );
+    }
+    Ok(())
+}
+
 pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
+    check_host_nodes(spec)?;
     if spec.nodes.is_empty() {
         return Ok(());
     }

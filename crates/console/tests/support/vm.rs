@@ -121,7 +121,10 @@ impl State {
                 }
             }
             Request::Kill | Request::Stop { .. } => Answer::Ended { killed: true },
-            Request::Move { .. } => Answer::Moved { still_ns: 1001 },
+            Request::Move { .. } => Answer::Moved {
+                still_ns: 1001,
+                dropped_pin: Some(vec![2, 3]),
+            },
             Request::Nmi => Answer::Refused {
                 why: "not now".to_owned(),
             },

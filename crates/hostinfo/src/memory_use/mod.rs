@@ -9,6 +9,7 @@
 pub mod account;
 pub mod classify;
 pub mod host;
+pub mod numa_maps;
 pub mod page_cache;
 pub mod process;
 mod read;

@@ -223,6 +223,10 @@ fn unreachable(name: &str, error: &std::io::Error) -> miette::Report {
 fn done(name: &str, answer: Answer) -> Result<ExitCode> {
     match answer {
         Answer::Refused { why } => Err(miette!("{name}: {why}")),
+        Answer::MemoryPlaced(report) => {
+            super::update::print_memory(name, &report);
+            Ok(ExitCode::SUCCESS)
+        }
         _ => Ok(ExitCode::SUCCESS),
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
-use config::{ConfigError, IoLimitSpec, Label, Size, SpanMemory, SpanSpec, VmSpec};
+use config::{ConfigError, IoLimitSpec, Label, Size, SpanMemory, SpanSpec, VmSpec, cpulist};
 use miette::{Result, miette};
 use registry::vms::BOOT_LIMIT_S;
 
@@ -13,7 +13,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart", "scratch_limit", "label"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart", "scratch_limit", "label"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -33,6 +33,9 @@ pub struct RunArgs {
     /// Guest memory
     #[arg(long, default_value = "512M")]
     pub memory: Size,
+    /// The host's NUMA nodes that guest memory is bound to, as 0 or 0-1,3
+    #[arg(long, value_name = "NODES", value_parser = host_nodes, default_value = "", hide_default_value = true)]
+    pub memory_nodes: HostNodes,
     /// A disk: PATH[:private|exclusive][:persistent]
     #[arg(long)]
     pub disk: Vec<String>,
@@ -111,6 +114,21 @@ pub struct RunArgs {
 pub(super) fn word<T: serde::de::DeserializeOwned>(flag: &str, text: &str) -> Result<T> {
     serde_json::from_value(serde_json::Value::String(text.to_owned()))
         .map_err(|error| miette!("--{flag} {text}: {error}"))
+}
+
+/// Nodes of a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostNodes(pub Vec<u32>);
+
+/// Reads a list of nodes of a host; none of them when the text is empty.
+pub(super) fn host_nodes(text: &str) -> std::result::Result<HostNodes, &'static str> {
+    const NODES_MAX: usize = 1024;
+    if text.is_empty() {
+        return Ok(HostNodes::default());
+    }
+    let nodes = cpulist::parse_below(text, NODES_MAX).ok_or("write nodes of the host, as 0 or 0-1,3")?;
+    // All are below the limit.
+    Ok(HostNodes(nodes.into_iter().map(|node| node as u32).collect()))
 }
 
 fn disk(text: &str) -> DiskSpec {
@@ -203,6 +221,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         core_scheduling: args.core_scheduling,
         restart: word("restart", &args.restart)?,
         memory: args.memory,
+        memory_nodes: args.memory_nodes.0.clone(),
         kernel: (args.kernel.is_some() || args.cmdline.is_some()).then(|| KernelSpec {
             path: args.kernel.clone(),
             initrd: args.initrd.clone(),

@@ -2,14 +2,18 @@
 
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::time::Duration;
 
 use config::{Size, cpulist};
 use miette::{Result, miette};
 use registry::control::Request;
-use registry::update::{Pin, Update};
+use registry::update::{MemoryPages, MemoryReport, Pin, Update};
 
 use super::clients::{ORDER_LIMIT, order};
+use super::flags::{HostNodes, host_nodes};
 
+/// How long memory may take to move; the process that serves the VM gives up before.
+const MEMORY_LIMIT: Duration = Duration::from_secs(630);
 /// CPUs of a host at most.
 const HOST_CPUS_MAX: usize = 1024;
 
@@ -30,6 +34,18 @@ pub struct UpdateArgs {
     /// A vCPU and the CPUs of the host that it runs on, as 0=2 or 1=2-3, or 1=all; several times for several
     #[arg(long, value_name = "VCPU=CPUS")]
     pin: Vec<PinArg>,
+    /// The host's NUMA nodes that its memory lies on, as 0 or 0-1,3, or all; what lies elsewhere moves
+    #[arg(long, value_name = "NODES|all", value_parser = nodes_or_all)]
+    memory_nodes: Option<HostNodes>,
+}
+
+/// Reads a list of nodes, or `all`, which is none in particular.
+fn nodes_or_all(text: &str) -> std::result::Result<HostNodes, &'static str> {
+    match text {
+        "all" => Ok(HostNodes::default()),
+        "" => Err("write nodes of the host, as 0 or 0-1,3, or all"),
+        list => host_nodes(list),
+    }
 }
 
 /// A value, or none.
@@ -80,20 +96,59 @@ pub fn update(args: UpdateArgs) -> Result<ExitCode> {
         cpu_limit: args.cpu_limit.map(|OrNone(limit)| limit),
         memory_limit: args.memory_limit.map(|OrNone(limit)| limit),
         pins: args.pin.into_iter().map(|PinArg(pin)| pin).collect(),
+        memory_nodes: args.memory_nodes.map(|HostNodes(nodes)| nodes),
     };
     if update.is_empty() {
         return Err(miette!(
-            help = "name one of --cpu-weight, --cpu-limit, --memory-limit and --pin",
+            help = "name one of --cpu-weight, --cpu-limit, --memory-limit, --pin and --memory-nodes",
             "{}: nothing is to change",
             args.vm
         ));
     }
-    order(&args.vm, &Request::Update(update), ORDER_LIMIT)
+    let limit = if update.memory_nodes.is_some() {
+        MEMORY_LIMIT
+    } else {
+        ORDER_LIMIT
+    };
+    order(&args.vm, &Request::Update(update), limit)
+}
+
+/// Prints where a VM's memory lies.
+pub(super) fn print_memory(vm: &str, report: &MemoryReport) {
+    match (&report.pages, &report.unknown) {
+        (Some(pages), _) => println!("memory of {vm}: {}", pages_by_node(pages)),
+        (None, why) => {
+            let why = why.as_deref().unwrap_or("the host does not show it");
+            println!("memory of {vm}: bound; where its pages are is not known: {why}");
+        }
+    }
+}
+
+fn pages_by_node(pages: &MemoryPages) -> String {
+    let on_node = |(node, count): (&u32, &u64)| format!("{count} on node {node}");
+    let nodes: Vec<_> = pages.nodes.iter().map(on_node).collect();
+    match &nodes[..] {
+        [] => "bound; its shard maps no page of it now".to_owned(),
+        nodes => format!("pages of {} KiB: {}", pages.page_kib, nodes.join(", ")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_shown_by_node_as_the_host_counts_them() {
+        let pages = |nodes: &[(u32, u64)]| MemoryPages {
+            page_kib: 2048,
+            nodes: nodes.iter().copied().collect(),
+        };
+        assert_eq!(
+            pages_by_node(&pages(&[(1, 12), (0, 3)])),
+            "pages of 2048 KiB: 3 on node 0, 12 on node 1"
+        );
+        assert!(pages_by_node(&pages(&[])).starts_with("bound; "));
+    }
 
     #[test]
     fn pins_and_values_that_may_be_none_are_read_as_people_write_them() {
@@ -110,6 +165,11 @@ mod tests {
             "", "0", "=1", "0=", "-1=2", "256=1", "0=1024", "0=2-1", "0=none", "a=b",
         ] {
             assert!(wrong.parse::<PinArg>().is_err(), "{wrong}");
+        }
+        assert_eq!(nodes_or_all("0-1,3"), Ok(HostNodes(vec![0, 1, 3])));
+        assert_eq!(nodes_or_all("all"), Ok(HostNodes(Vec::new())));
+        for wrong in ["", "1024", "1-0", "none", "-1"] {
+            assert!(nodes_or_all(wrong).is_err(), "{wrong}");
         }
         assert_eq!("none".parse(), Ok(OrNone::<u16>(None)));
         assert_eq!("7".parse(), Ok(OrNone(Some(7_u16))));

@@ -9,6 +9,7 @@ fn memory(bytes: u64) -> GuestRam {
         bytes,
         pages: Pages::Small,
         prefault: false,
+        host_nodes: Vec::new(),
     };
     create(&Layout::new(bytes, &[]).unwrap(), &launch, &[], None).unwrap()
 }

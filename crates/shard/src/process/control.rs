@@ -1,5 +1,6 @@
 //! The first thread, once the VM runs: takes the monitor's orders, waits for the end, stops the others.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -14,10 +15,12 @@ use super::hold::{Hold, STILL_LIMIT};
 use super::orders::{Orders, Outcome, step};
 use super::status::status;
 use super::vcpus::VcpuThreads;
+use crate::chain::chain;
 use crate::gate::Gate;
 use crate::kind::{RunningKind, VmKind};
 use crate::launch::{Answer, Ending, MoveReport, Order, Report};
 use crate::machine::{PlainVm, Running};
+use crate::memory::nodes::MemoryNodes;
 use crate::pci::PciBus;
 use crate::vcpu::VcpuCounters;
 use crate::virtio::balloon::BalloonHandle;
@@ -85,6 +88,7 @@ impl Control {
                     hold: &mut hold,
                     running: &self.running,
                     counters: &self.vcpus.counters,
+                    nodes: &mut self.freezer.nodes,
                     bus: &self.bus,
                     balloon: self.balloon.as_ref(),
                     kind: &self.kind,
@@ -163,6 +167,7 @@ struct Parts<'a, 'gate> {
     hold: &'a mut Hold<'gate>,
     running: &'a Running,
     counters: &'a [Arc<VcpuCounters>],
+    nodes: &'a mut MemoryNodes,
     bus: &'a PciBus,
     balloon: Option<&'a BalloonHandle>,
     kind: &'a RunningKind,
@@ -202,6 +207,7 @@ impl Parts<'_, '_> {
                 }
                 Answer::Done
             }
+            Order::MemoryNodes { nodes, from } => self.place_memory(&nodes, from),
             Order::Pause => self.pause(),
             Order::Resume => {
                 // Another kind never stands still.
@@ -215,6 +221,23 @@ impl Parts<'_, '_> {
             Order::Quit => return Outcome::End(Ending::Quit),
         };
         Outcome::Answer(answer)
+    }
+
+    /// Binds the memory to these nodes, and moves some of what lies elsewhere. Pages of image files stay.
+    fn place_memory(&mut self, nodes: &[u32], from: u64) -> Answer {
+        let VmKind::Plain(plain) = self.kind else {
+            return for_plain_vms();
+        };
+        let Running { memory, layout, .. } = self.running;
+        let of_images = |range: &Range<u64>| {
+            let sharing = plain.sharing.as_ref();
+            sharing.map_or_else(Vec::new, |sharing| sharing.mapper.of_images(range))
+        };
+        let changed = self.nodes.change(memory, layout, nodes);
+        match changed.and_then(|()| self.nodes.move_from(memory, layout, from, of_images)) {
+            Ok(next) => Answer::MemoryMoved { next },
+            Err(error) => Answer::Refused { why: chain(&error) },
+        }
     }
 
     fn pause(&mut self) -> Answer {

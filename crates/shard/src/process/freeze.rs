@@ -12,9 +12,10 @@ use diskstore::disk::copy_scratch;
 use crate::arch::x86_64::state::{ChipState, StateError, VcpuState};
 use crate::chain::chain;
 use crate::kind::{RunningKind, VmKind};
-use crate::launch::{Fd, HandoverReply, HandoverRequest, NodeLaunch, ResumeLaunch};
+use crate::launch::{Fd, HandoverReply, HandoverRequest, ResumeLaunch};
 use crate::machine::{PlainVm, Running};
-use crate::memory::{self, MemoryError};
+use crate::memory::MemoryError;
+use crate::memory::nodes::MemoryNodes;
 use crate::pci::PciBus;
 use crate::process::hold::{Hold, STILL_LIMIT};
 use crate::sharing::{seal, sealable_file};
@@ -55,8 +56,8 @@ pub struct Freezer {
     pub socket: UnixStream,
     /// Each disk's temporary overlay.
     pub overlays: Vec<Option<File>>,
-    /// The VM's NUMA nodes.
-    pub nodes: Vec<NodeLaunch>,
+    /// The nodes of the VM's memory.
+    pub nodes: MemoryNodes,
     /// The disks whose writes wait for room: requests that no state has.
     pub full: FullDisks,
 }
@@ -178,7 +179,7 @@ impl Freezer {
         drop(still);
         let paused = start.elapsed();
 
-        memory::bind_nodes(&running.memory, &running.layout, &self.nodes)?;
+        self.nodes.bind(&running.memory, &running.layout)?;
         state.write(&mut state_file)?;
         for file in frozen.files.iter().map(|file| &**file).chain([&state_file]) {
             seal(file)?;

@@ -37,6 +37,7 @@ use crate::kick;
 use crate::kind::ResumedSpan;
 use crate::launch::{Ending, Fd, Launch, LaunchSpec, Report};
 use crate::machine::{self, BootFiles, Machine, MachineError, Ready};
+use crate::memory::nodes::MemoryNodes;
 use crate::pci::PciBus;
 use crate::sandbox::{self, SandboxError, ThreadKind};
 use crate::serial;
@@ -208,7 +209,7 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
         freezer: Freezer {
             socket: handover,
             overlays,
-            nodes: spec.nodes,
+            nodes: MemoryNodes::new(&spec.memory, &spec.nodes),
             full: built.full.clone(),
         },
         bus,

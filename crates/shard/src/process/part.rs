@@ -160,6 +160,7 @@ fn obey(order: &Order, counters: &[Arc<VcpuCounters>], kind: &SpanKind<Arc<Route
         | Order::Balloon { .. }
         | Order::Move { .. }
         | Order::Shared { .. }
+        | Order::MemoryNodes { .. }
         | Order::Pause
         | Order::Resume
         | Order::Nmi

@@ -1,6 +1,6 @@
 //! The seccomp filters: an allow-list for each kind of thread; any other call ends the process with SIGSYS.
 //!
-//! `ioctl`, `fcntl`, `socketpair`, `prctl`, `tgkill`, `mmap` and `mprotect` are allowed by their arguments only ([`FILTERED`]).
+//! `ioctl`, `fcntl`, `socketpair`, `prctl`, `tgkill`, `mbind`, `mmap` and `mprotect` are allowed by their arguments only ([`FILTERED`]).
 //! No thread may make or connect a socket: the monitor hands connected ones over ([`crate::ports`]).
 
 use std::collections::BTreeMap;
@@ -12,6 +12,7 @@ use seccompiler::{
 };
 
 use super::threads::ThreadKind;
+use crate::memory::nodes::MPOL_MF_MOVE;
 
 /// One entry of an allow-list: a system call number.
 pub type Syscall = i64;
@@ -50,10 +51,11 @@ const EVERY_THREAD: &[Syscall] = &[
 
 /// The calls that are allowed by their arguments only, never by a list of calls.
 #[cfg(test)]
-pub(super) const FILTERED: [Syscall; 9] = [
+pub(super) const FILTERED: [Syscall; 10] = [
     libc::SYS_connect,
     libc::SYS_fcntl,
     libc::SYS_ioctl,
+    libc::SYS_mbind,
     libc::SYS_mmap,
     libc::SYS_mprotect,
     libc::SYS_prctl,
@@ -233,6 +235,7 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
     allow(libc::SYS_tgkill, 0, &[std::process::id().into()])?;
     if kind == ThreadKind::Control {
         allow(libc::SYS_socketpair, 0, &[libc::AF_UNIX as u64])?;
+        rules.insert(libc::SYS_mbind, memory_policies()?);
     }
     SeccompFilter::new(
         rules,
@@ -241,6 +244,23 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
         TargetArch::x86_64,
     )?
     .try_into()
+}
+
+/// The calls of `mbind` that guest memory needs ([`crate::memory::nodes`]): to bind it, to move what lies elsewhere, and to bind it
+/// no more. Without `MPOL_MF_MOVE_ALL` a thread moves no page that another process maps.
+fn memory_policies() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let calls = [
+        (libc::MPOL_BIND, 0),
+        (libc::MPOL_BIND, MPOL_MF_MOVE),
+        (libc::MPOL_DEFAULT, 0),
+    ];
+    let rule = |(mode, flags): (libc::c_int, libc::c_int)| {
+        SeccompRule::new(vec![
+            condition(2, SeccompCmpOp::Eq, mode as u64)?,
+            condition(5, SeccompCmpOp::Eq, flags as u64)?,
+        ])
+    };
+    calls.into_iter().map(rule).collect()
 }
 
 fn condition(
@@ -270,7 +290,6 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_copy_file_range,
             libc::SYS_ftruncate,
             libc::SYS_lseek,
-            libc::SYS_mbind,
             libc::SYS_memfd_create,
             libc::SYS_pread64,
             libc::SYS_pwrite64,

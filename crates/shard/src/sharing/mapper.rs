@@ -336,6 +336,17 @@ impl Mapper {
         mapping::show(host, bytes, part.file, offset, self.huge)
     }
 
+    /// The parts of a range of guest memory, in bytes, where pages of an image's file are mapped; in order.
+    pub fn of_images(&self, bytes: &Range<u64>) -> Vec<Range<u64>> {
+        let pages = self.pages();
+        let range = bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES);
+        let runs = pages.mapped.inside(range);
+        // Numbers from the images' on are frozen memory's, and one is nobody's.
+        runs.filter(|(_, run)| usize::from(run.image) < self.images.len())
+            .map(|(at, run)| at * PAGE_BYTES..(at + run.pages) * PAGE_BYTES)
+            .collect()
+    }
+
     /// Mappings that sharing costs now.
     pub(super) fn mappings(&self) -> usize {
         self.pages().mapped.len()

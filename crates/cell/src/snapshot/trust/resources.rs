@@ -71,6 +71,7 @@ impl Resources {
             // The guest runs on them: no restore can change them.
             cpus: _,
             memory: _,
+            memory_nodes,
             cpu_weight,
             cpu_limit,
             memory_limit,
@@ -120,6 +121,21 @@ impl Resources {
             applied
                 .takes
                 .push("cores of the host, on which nothing else runs while it does".to_owned());
+        }
+        if !memory_nodes.is_empty() {
+            let nodes = memory_nodes
+                .iter()
+                .map(u32::to_string)
+                .collect::<Vec<_>>()
+                .join(", ");
+            if as_is {
+                applied.takes.push(format!("memory of the host's nodes {nodes}"));
+            } else {
+                memory_nodes.clear();
+                applied.withheld.push(format!(
+                    "its memory is not bound to the host's nodes {nodes}; --as-is binds it"
+                ));
+            }
         }
         for NodeSpec {
             // Of the guest.

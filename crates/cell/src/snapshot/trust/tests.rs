@@ -363,3 +363,25 @@ fn a_snapshot_joins_no_share_group_that_the_caller_does_not_name_again() {
     let error = host.grant(alone, &named("exams")).unwrap_err().to_string();
     assert!(error.contains("leave the flag out"), "{error}");
 }
+
+#[test]
+fn nodes_of_the_host_for_all_memory_are_bound_with_as_is_only() {
+    let bound = json!({ "image": "tiny", "memory_nodes": [0, 1] });
+    let host = Host::new();
+    let granted = host.grant(bound.clone(), &Allowed::default()).unwrap();
+    assert_eq!(granted.spec.memory_nodes, [0_u32; 0]);
+    let [line] = &granted.withheld[..] else {
+        panic!("{:?}", granted.withheld);
+    };
+    assert!(line.contains("nodes 0, 1; --as-is"), "{line}");
+    let allowed = Allowed {
+        as_is: true,
+        ..Allowed::default()
+    };
+    let granted = host.grant(bound, &allowed).unwrap();
+    assert_eq!(granted.spec.memory_nodes, [0, 1]);
+    assert_eq!(
+        granted.opens,
+        ["the image tiny", "memory of the host's nodes 0, 1"]
+    );
+}

@@ -22,6 +22,7 @@ fn ram(bytes: u64) -> GuestRam {
             bytes,
             pages: Pages::Small,
             prefault: false,
+            host_nodes: Vec::new(),
         },
         &[],
         None,

@@ -1,6 +1,11 @@
 //! The filters of system calls, thread by thread.
 
 use super::*;
+use crate::memory::nodes::MPOL_MF_MOVE;
+
+/// Flags of `mbind` that no thread may use (linux/mempolicy.h).
+const MPOL_MF_STRICT: libc::c_int = 1;
+const MPOL_MF_MOVE_ALL: libc::c_int = 1 << 2;
 
 #[test]
 fn every_kind_of_thread_has_a_filter_that_the_kernel_takes() {
@@ -33,6 +38,43 @@ fn what_is_filtered_by_arguments_is_in_no_list_of_calls() {
             calls.iter().all(|call| !filter::FILTERED.contains(call)),
             "{kind:?}"
         );
+    }
+}
+
+#[test]
+fn memory_policy_is_for_the_first_thread_which_binds_and_moves_its_own_pages_only() {
+    let call = |mode: libc::c_int, flags: libc::c_int| {
+        move || {
+            // SAFETY: an empty range, so nothing is done.
+            unsafe { libc::syscall(libc::SYS_mbind, 0, 0, mode, 0, 0, flags) };
+        }
+    };
+    let status = |kind, call: &dyn Fn()| {
+        in_child(|| {
+            if filter::apply(kind).is_err() {
+                return 1;
+            }
+            call();
+            0
+        })
+    };
+    let (bind, interleave) = (libc::MPOL_BIND, libc::MPOL_INTERLEAVE);
+    for (mode, flags) in [(bind, 0), (bind, MPOL_MF_MOVE), (libc::MPOL_DEFAULT, 0)] {
+        let passed = status(ThreadKind::Control, &call(mode, flags));
+        assert_eq!(code(passed), 0, "{mode} {flags}");
+    }
+    for (mode, flags) in [
+        (interleave, 0),
+        (bind, MPOL_MF_MOVE_ALL),
+        (bind, MPOL_MF_MOVE | MPOL_MF_STRICT),
+        (libc::MPOL_DEFAULT, MPOL_MF_MOVE),
+    ] {
+        let ended = status(ThreadKind::Control, &call(mode, flags));
+        assert!(was_ended(ended), "{mode} {flags}: {ended:?}");
+    }
+    for kind in KINDS.into_iter().filter(|kind| *kind != ThreadKind::Control) {
+        let ended = status(kind, &call(bind, 0));
+        assert!(was_ended(ended), "{kind:?}: {ended:?}");
     }
 }
 

@@ -34,6 +34,7 @@ fn ram_of(file: Option<File>) -> GuestRam {
         bytes: RAM_BYTES,
         pages: Pages::Small,
         prefault: false,
+        host_nodes: Vec::new(),
     };
     memory::create(&layout, &launch, &[], file).unwrap()
 }

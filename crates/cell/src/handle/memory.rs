@@ -1,0 +1,79 @@
+//! The host's NUMA nodes that a running VM's memory lies on.
+//!
+//! The shard binds its memory and moves it, step by step, by orders; `shard::memory::nodes` says why. Orders of others come in
+//! between. What lies where is read from the host afterwards, since a shard in a guest's hands may report anything.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use hostinfo::memory_use::numa_maps;
+use registry::update::MemoryReport;
+use registry::vms::Record;
+use shard_api::launch::{Answer, Order};
+
+use super::{Handle, not_an_answer};
+use crate::memory_nodes::{HostMemory, Wanted, check, givers};
+
+/// How long a move may take: 600 GiB at 1 GiB/s.
+const MOVE_LIMIT: Duration = Duration::from_secs(600);
+
+impl Handle {
+    /// Binds the memory of a VM to these nodes, or to none in particular, moves it there, and records that. Returns where its
+    /// pages are.
+    ///
+    /// # Errors
+    /// If the VM's memory may not lie there, or the VM ends meanwhile. Memory that was bound stays so.
+    pub(super) fn place_memory(&self, record: &Record, nodes: &[u32]) -> io::Result<MemoryReport> {
+        let shard = {
+            let state = self.state();
+            let shard = state.shards().first().copied().filter(|_| state.runs);
+            shard.ok_or_else(|| io::Error::other("the VM does not run yet"))?
+        };
+        if !nodes.is_empty() {
+            let present = numa_maps::guest_pages(shard).ok();
+            let wanted = Wanted::of(&record.spec, present);
+            let host = HostMemory::read(shard, wanted.pool_kib())?;
+            check(nodes, &wanted, &host, &givers(record)?).map_err(io::Error::other)?;
+        }
+        let deadline = Instant::now() + MOVE_LIMIT;
+        let mut from = 0;
+        loop {
+            let order = Order::MemoryNodes {
+                nodes: nodes.to_vec(),
+                from,
+            };
+            let next = match self.act(&order)? {
+                Answer::MemoryMoved { next } => next,
+                other => return Err(not_an_answer(&other)),
+            };
+            if from == 0 {
+                // All of it is bound from now on.
+                self.recorder()
+                    .change(|record| record.spec.memory_nodes = nodes.to_vec());
+            }
+            match next {
+                None => break,
+                Some(next) if next <= from => {
+                    return Err(io::Error::other("the VM's shard does not go on with the move"));
+                }
+                Some(_) if Instant::now() >= deadline => {
+                    return Err(io::Error::other(format!(
+                        "its memory is bound, and not all of it has moved within {} s; help: repeat the command",
+                        MOVE_LIMIT.as_secs()
+                    )));
+                }
+                Some(next) => from = next,
+            }
+        }
+        Ok(match numa_maps::guest_pages(shard) {
+            Ok(pages) => MemoryReport {
+                pages: Some(pages),
+                unknown: None,
+            },
+            Err(error) => MemoryReport {
+                pages: None,
+                unknown: Some(error.to_string()),
+            },
+        })
+    }
+}

@@ -1,0 +1,399 @@
+//! Whether a VM's memory may lie on some of the host's NUMA nodes.
+//!
+//! Memory that is bound to nodes is found there or nowhere: where the nodes have no room left, the kernel ends a process. So the
+//! cell looks before it binds. [`HostMemory::read`] reads what the host has, and [`check`] decides.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use config::cpulist;
+use config::vm::PagesSpec;
+use config::{Size, VmSpec};
+use registry::cluster::files::Files;
+use registry::update::MemoryPages;
+use registry::vms::Record;
+
+/// Nodes that a kernel has at most.
+const NODES_MAX: usize = 1024;
+
+/// A node of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeMemory {
+    /// Bytes in all.
+    total: u64,
+    /// Bytes that are free, or hold what files have too.
+    available: u64,
+    /// Free huge pages of the VM's page size.
+    pool_free: u64,
+}
+
+/// The host's memory as a VM's processes may use it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HostMemory {
+    nodes: BTreeMap<u32, NodeMemory>,
+    /// The nodes that the kernel lets the processes use (cpuset).
+    allowed: Vec<u32>,
+}
+
+/// A VM that is to have its memory on some nodes.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    bytes: u64,
+    /// The size of a page of the host's pool, if the memory is of one.
+    pool_kib: Option<u64>,
+    /// The pages that it has now, if that is known of a running VM.
+    present: Option<MemoryPages>,
+}
+
+/// A cell that gives a VM memory, and its nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Giver {
+    cell: u16,
+    nodes: Vec<u32>,
+}
+
+impl Wanted {
+    /// What a VM wants that has these pages, as far as that is known.
+    pub(crate) fn of(spec: &VmSpec, present: Option<MemoryPages>) -> Self {
+        Self {
+            bytes: spec.memory.0,
+            pool_kib: match spec.pages {
+                PagesSpec::Small | PagesSpec::Transparent => None,
+                PagesSpec::Huge2M => Some(2 << 10),
+                PagesSpec::Huge1G => Some(1 << 20),
+            },
+            present,
+        }
+    }
+
+    /// The size of a page of the host's pool, if the memory is of one.
+    pub(crate) fn pool_kib(&self) -> Option<u64> {
+        self.pool_kib
+    }
+
+    /// Bytes that are to come to these nodes yet.
+    fn to_come(&self, nodes: &[u32]) -> u64 {
+        let there = self.present.iter().flat_map(|present| {
+            let on_them = present.nodes.iter().filter(|(node, _)| nodes.contains(node));
+            on_them.map(|(_, pages)| pages.saturating_mul(present.page_kib << 10))
+        });
+        self.bytes.saturating_sub(there.sum())
+    }
+}
+
+impl HostMemory {
+    /// The memory of this host for the process `pid`. `pool_kib` is the size of a huge page.
+    ///
+    /// # Errors
+    /// If the host's kernel knows no nodes, or the process has ended.
+    pub(crate) fn read(pid: i32, pool_kib: Option<u64>) -> io::Result<Self> {
+        let folder = Path::new("/sys/devices/system/node");
+        let with_memory = fs::read_to_string(folder.join("has_memory"));
+        let with_memory = with_memory
+            .map_err(|_| io::Error::other("the host's kernel has no NUMA nodes to choose from"))?;
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let nodes = list(&with_memory).into_iter().map(|node| {
+            let folder = folder.join(format!("node{node}"));
+            let meminfo = fs::read_to_string(folder.join("meminfo")).unwrap_or_default();
+            let pool_free = pool_kib.map(|kib| {
+                let path = folder.join(format!("hugepages/hugepages-{kib}kB/free_hugepages"));
+                fs::read_to_string(path).ok()?.trim().parse().ok()
+            });
+            let pool_free = pool_free.flatten().unwrap_or(0);
+            (
+                node,
+                NodeMemory {
+                    pool_free,
+                    ..node_memory(&meminfo)
+                },
+            )
+        });
+        Ok(Self {
+            nodes: nodes.collect(),
+            allowed: allowed(&status),
+        })
+    }
+}
+
+/// The cells that give a VM memory; none for a VM outside a cluster.
+///
+/// # Errors
+/// If the cluster's plan can't be read.
+pub(crate) fn givers(record: &Record) -> io::Result<Vec<Giver>> {
+    let Some(own) = record.cell else {
+        return Ok(Vec::new());
+    };
+    let lent: u64 = record.borrowed.iter().map(|part| part.bytes).sum();
+    let has_own = lent < record.spec.memory.0;
+    let lenders = record.borrowed.iter().map(|part| part.cell);
+    let cells: Vec<u16> = has_own.then_some(own).into_iter().chain(lenders).collect();
+    let plan = Files::open()?.plan()?;
+    let giver = |cell: u16| {
+        let plan = plan.iter().find(|plan| plan.number == cell)?;
+        let nodes = plan.nodes.clone();
+        Some(Giver { cell, nodes })
+    };
+    Ok(cells.into_iter().filter_map(giver).collect())
+}
+
+/// Decides whether a VM's memory may lie on the nodes `asked`, and nowhere else.
+///
+/// # Errors
+/// The reason why not, and what helps.
+pub(crate) fn check(
+    asked: &[u32],
+    wanted: &Wanted,
+    host: &HostMemory,
+    givers: &[Giver],
+) -> Result<(), String> {
+    let known: Vec<u32> = host.nodes.keys().copied().collect();
+    if let Some(node) = asked.iter().find(|node| !known.contains(node)) {
+        return Err(format!(
+            "the host has no memory on node {node}; help: name some of {}",
+            written(&known)
+        ));
+    }
+    if let Some(node) = asked.iter().find(|node| !host.allowed.contains(node)) {
+        return Err(format!(
+            "the VM may not use memory of node {node} (cpuset); help: name some of {}",
+            written(&host.allowed)
+        ));
+    }
+    check_givers(asked, givers)?;
+    let nodes = || asked.iter().filter_map(|node| host.nodes.get(node));
+    let to_come = wanted.to_come(asked);
+    if let Some(kib) = wanted.pool_kib {
+        let pages = to_come.div_ceil(kib << 10);
+        let free: u64 = nodes().map(|node| node.pool_free).sum();
+        if pages > free {
+            return Err(format!(
+                "{pages} huge pages of {kib} KiB are to come to nodes {}, where {free} are free; help: add some by \
+                 /sys/devices/system/node/node{}/hugepages/hugepages-{kib}kB/nr_hugepages",
+                written(asked),
+                asked[0]
+            ));
+        }
+        return Ok(());
+    }
+    let total: u64 = nodes().map(|node| node.total).sum();
+    if wanted.bytes > total {
+        return Err(too_little(wanted.bytes, asked, total));
+    }
+    let available: u64 = nodes().map(|node| node.available).sum();
+    // A VM that starts takes its memory as its guest does.
+    if wanted.present.is_some() && to_come > available {
+        return Err(too_little(to_come, asked, available));
+    }
+    Ok(())
+}
+
+/// The cells have promised the memory from their nodes, each its part.
+fn check_givers(asked: &[u32], givers: &[Giver]) -> Result<(), String> {
+    if givers.is_empty() {
+        return Ok(());
+    }
+    let mut theirs: Vec<u32> = givers.iter().flat_map(|giver| giver.nodes.clone()).collect();
+    theirs.sort_unstable();
+    theirs.dedup();
+    if let Some(node) = asked.iter().find(|node| !theirs.contains(node)) {
+        return Err(format!(
+            "node {node} is not of the VM's place in the cluster; help: name some of {}",
+            written(&theirs)
+        ));
+    }
+    let gives_none = |giver: &&Giver| !giver.nodes.iter().any(|node| asked.contains(node));
+    if let Some(Giver { cell, nodes }) = givers.iter().find(gives_none) {
+        return Err(format!(
+            "a part of its memory is promised by cell {cell}; help: name a node of that cell too, of {}",
+            written(nodes)
+        ));
+    }
+    Ok(())
+}
+
+fn too_little(wanted: u64, nodes: &[u32], there: u64) -> String {
+    // Whole MiB read better.
+    let mib = |bytes: u64| Size(bytes >> 20 << 20);
+    format!(
+        "{} of memory are to come to nodes {}, which have {}; help: name more nodes, or free memory there",
+        mib(wanted),
+        written(nodes),
+        mib(there)
+    )
+}
+
+/// A list of nodes, as `0-1,4`.
+pub(crate) fn written(nodes: &[u32]) -> String {
+    let mut nodes: Vec<usize> = nodes.iter().map(|node| *node as usize).collect();
+    nodes.sort_unstable();
+    cpulist::write(&nodes)
+}
+
+fn list(text: &str) -> Vec<u32> {
+    let nodes = cpulist::parse_below(text.trim(), NODES_MAX).unwrap_or_default();
+    // All are below the limit.
+    nodes.into_iter().map(|node| node as u32).collect()
+}
+
+/// The nodes in `/proc/PID/status`.
+fn allowed(status: &str) -> Vec<u32> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Mems_allowed_list:"));
+    line.map_or_else(Vec::new, list)
+}
+
+/// The figures of `/sys/devices/system/node/node*/meminfo`, whose lines are `Node 0 MemFree: 12 kB`.
+fn node_memory(meminfo: &str) -> NodeMemory {
+    let field = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.split_once(name));
+        let kib = line.and_then(|(_, rest)| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+        kib.unwrap_or(0) << 10
+    };
+    // Memory files lie in the page cache, and can't be dropped.
+    let files = field(" FilePages:").saturating_sub(field(" Shmem:"));
+    NodeMemory {
+        total: field(" MemTotal:"),
+        available: field(" MemFree:") + files,
+        pool_free: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Nodes 0 and 1 with 4 GiB each, 3 of which are available; node 2 with memory that the VM may not use.
+    fn host() -> HostMemory {
+        let node = NodeMemory {
+            total: 4 * GIB,
+            available: 3 * GIB,
+            pool_free: 100,
+        };
+        HostMemory {
+            nodes: [(0, node), (1, node), (2, node)].into(),
+            allowed: vec![0, 1],
+        }
+    }
+
+    fn wanted(bytes: u64, present: &[(u32, u64)]) -> Wanted {
+        Wanted {
+            bytes,
+            pool_kib: None,
+            present: Some(MemoryPages {
+                page_kib: 1 << 20,
+                nodes: present.iter().copied().collect(),
+            }),
+        }
+    }
+
+    fn refused(asked: &[u32], wanted: &Wanted, givers: &[Giver]) -> String {
+        let why = check(asked, wanted, &host(), givers).unwrap_err();
+        assert!(why.contains("; help: "), "{why}");
+        why
+    }
+
+    #[test]
+    fn node_without_memory_or_that_the_kernel_withholds_is_refused() {
+        let small = wanted(GIB, &[]);
+        assert_eq!(check(&[0, 1], &small, &host(), &[]), Ok(()));
+        assert_eq!(
+            refused(&[0, 7], &small, &[]),
+            "the host has no memory on node 7; help: name some of 0-2"
+        );
+        assert_eq!(
+            refused(&[2], &small, &[]),
+            "the VM may not use memory of node 2 (cpuset); help: name some of 0-1"
+        );
+    }
+
+    #[test]
+    fn memory_that_has_no_room_on_the_nodes_is_refused_but_what_is_there_needs_none() {
+        assert_eq!(
+            refused(&[1], &wanted(5 * GIB, &[]), &[]),
+            "5G of memory are to come to nodes 1, which have 4G; help: name more nodes, or free memory there"
+        );
+        let why = refused(&[1], &wanted(4 * GIB, &[(0, 4)]), &[]);
+        assert!(
+            why.starts_with("4G of memory are to come to nodes 1, which have 3G"),
+            "{why}"
+        );
+        assert_eq!(
+            check(&[1], &wanted(4 * GIB, &[(0, 3), (1, 1)]), &host(), &[]),
+            Ok(())
+        );
+        assert_eq!(check(&[0, 1], &wanted(5 * GIB, &[]), &host(), &[]), Ok(()));
+        // One that starts.
+        let starts = Wanted {
+            present: None,
+            ..wanted(4 * GIB, &[])
+        };
+        assert_eq!(check(&[1], &starts, &host(), &[]), Ok(()));
+    }
+
+    #[test]
+    fn huge_pages_that_the_nodes_pools_have_not_are_refused() {
+        let pool = |bytes, there| Wanted {
+            bytes,
+            pool_kib: Some(2048),
+            present: Some(MemoryPages {
+                page_kib: 2048,
+                nodes: [(0, 40), (1, there)].into(),
+            }),
+        };
+        assert_eq!(check(&[1], &pool(200 << 20, 0), &host(), &[]), Ok(()));
+        let why = refused(&[1], &pool(202 << 20, 0), &[]);
+        assert!(
+            why.starts_with("101 huge pages of 2048 KiB are to come to nodes 1, where 100 are free"),
+            "{why}"
+        );
+        assert!(why.contains("/node1/hugepages/hugepages-2048kB/"), "{why}");
+        assert_eq!(check(&[1], &pool(202 << 20, 1), &host(), &[]), Ok(()));
+    }
+
+    #[test]
+    fn nodes_of_a_place_are_those_of_the_cells_that_promised_the_memory_and_each_gives_its_part() {
+        let giver = |cell, nodes: &[u32]| Giver {
+            cell,
+            nodes: nodes.to_vec(),
+        };
+        let small = wanted(GIB, &[]);
+        let own = [giver(4, &[0])];
+        assert_eq!(check(&[0], &small, &host(), &own), Ok(()));
+        assert_eq!(
+            refused(&[1], &small, &own),
+            "node 1 is not of the VM's place in the cluster; help: name some of 0"
+        );
+        let with_lender = [giver(4, &[0]), giver(5, &[1])];
+        assert_eq!(check(&[0, 1], &small, &host(), &with_lender), Ok(()));
+        assert_eq!(
+            refused(&[0], &small, &with_lender),
+            "a part of its memory is promised by cell 5; help: name a node of that cell too, of 1"
+        );
+    }
+
+    #[test]
+    fn hosts_files_are_read_as_the_kernel_writes_them() {
+        let meminfo = "Node 0 MemTotal:       8000 kB\nNode 0 MemFree:        1000 kB\nNode 0 FilePages:      700 kB\n\
+                       Node 0 Shmem:          200 kB\n";
+        let expected = NodeMemory {
+            total: 8000 << 10,
+            available: 1500 << 10,
+            pool_free: 0,
+        };
+        assert_eq!(node_memory(meminfo), expected);
+        assert_eq!(node_memory(""), NodeMemory::default());
+        assert_eq!(allowed("Name:\tx\nMems_allowed_list:\t0-1,4\n"), [0, 1, 4]);
+        assert_eq!(allowed("Name:\tx\n"), [0_u32; 0]);
+        let own = i32::try_from(std::process::id()).unwrap();
+        if Path::new("/sys/devices/system/node/has_memory").exists() {
+            let host = HostMemory::read(own, Some(2048)).unwrap();
+            let node = host.nodes[&host.allowed[0]];
+            assert!(node.total >= node.available && node.available > 0, "{node:?}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Guest memory by NUMA node, from `/proc/PID/numa_maps` (proc(5)).
+//!
+//! Only mappings of the guest's own memory count. Pages of image files that a VM maps are page cache of the host's.
+
+use std::fs;
+use std::io;
+
+use registry::update::MemoryPages;
+
+use super::classify::GUEST_MEMORY;
+
+/// The pages of a shard's guest memory.
+///
+/// # Errors
+/// If this user may not read them, the process has ended, or the host's kernel does not count by node.
+pub fn guest_pages(pid: i32) -> io::Result<MemoryPages> {
+    Ok(parse(&fs::read_to_string(format!("/proc/{pid}/numa_maps"))?))
+}
+
+/// Adds up lines like `7f00 bind:0 file=/memfd:guest-memory\040(deleted) mapped=9 N0=8 N1=1 kernelpagesize_kB=4`. All mappings of
+/// a guest's memory have pages of one size.
+fn parse(text: &str) -> MemoryPages {
+    let mut all = MemoryPages {
+        page_kib: 4,
+        ..MemoryPages::default()
+    };
+    let of_guest = |line: &&str| {
+        let mut words = line.split_ascii_whitespace();
+        words.any(|word| {
+            word.strip_prefix("file=")
+                .is_some_and(|name| name.starts_with(GUEST_MEMORY))
+        })
+    };
+    for word in text
+        .lines()
+        .filter(of_guest)
+        .flat_map(str::split_ascii_whitespace)
+    {
+        let Some((key, number)) = word.split_once('=') else {
+            continue;
+        };
+        let Ok(number) = number.parse::<u64>() else {
+            continue;
+        };
+        if key == "kernelpagesize_kB" {
+            all.page_kib = number;
+        } else if let Some(node) = key.strip_prefix('N').and_then(|node| node.parse().ok()) {
+            let pages = all.nodes.entry(node).or_default();
+            *pages = pages.saturating_add(number);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pages_of_guest_memory_count_and_each_node_gets_its_own() {
+        let text = "\
+7f1000000000 bind:0-1 file=/memfd:guest-memory\\040(deleted) mapped=30 active=0 N0=10 N1=20 kernelpagesize_kB=4
+7f1100000000 default file=/srv/N9=5/image.raw mapped=7 N0=7 kernelpagesize_kB=4
+7f1200000000 default anon=3 dirty=3 N0=3 kernelpagesize_kB=4
+7f1300000000 default file=/memfd:guest-memory-layer\\040(deleted) anon=2 dirty=2 N1=2 kernelpagesize_kB=4
+7f1400000000 default stack anon=3 N0=3
+";
+        let pages = parse(text);
+        assert_eq!(pages.page_kib, 4);
+        assert_eq!(pages.nodes, [(0, 10), (1, 22)].into());
+        let huge =
+            "7f10 bind:1 file=/memfd:guest-memory\\040(deleted) huge dirty=3 N1=3 kernelpagesize_kB=2048\n";
+        let pages = parse(huge);
+        assert_eq!((pages.page_kib, pages.nodes), (2048, [(1, 3)].into()));
+        assert_eq!(parse("").nodes, [].into());
+        assert_eq!(
+            parse("x file=/memfd:guest-memory N0=y N=1 N4294967296=1\n").nodes,
+            [].into()
+        );
+    }
+
+    #[test]
+    fn process_that_has_no_guest_memory_has_no_pages_of_it() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        match guest_pages(own) {
+            Ok(pages) => assert!(pages.nodes.is_empty(), "{pages:?}"),
+            // A kernel without NUMA.
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
+        }
+        guest_pages(i32::MAX).unwrap_err();
+    }
+}

@@ -1,0 +1,286 @@
+//! The host's NUMA nodes that guest memory lies on: which, by `mbind` (mbind(2)), and moving what lies elsewhere.
+//!
+//! The shard itself sets the policy and moves the pages, on an order of its cell. `mbind` moves pages that the calling process alone
+//! maps, and a shard without a process of more rights beside it has no other way: `migrate_pages` and `move_pages` from outside need
+//! root, since a shard can't be traced, and would move its program too. The control thread makes the call, which it needs for a
+//! freeze anyway; its filter allows the modes and flags of this module and no others. What a shard reports of a move is
+//! progress only: the cell takes the place of pages from the host's `numa_maps`.
+//!
+//! A move is cut into steps, so that the control thread serves other orders in between, and faults of vCPUs wait for one piece
+//! at most: some kernels hold the lock of the address space while they copy.
+
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+use super::{MemoryError, host, part_ranges};
+use crate::arch::x86_64::layout::Layout;
+use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
+
+/// Time after which a step of a move ends, behind the piece that is under way.
+const STEP_LIMIT: Duration = Duration::from_millis(20);
+/// Bytes that one call moves at most: about 10 ms of copying. A huge page of 1 GiB is moved whole.
+const PIECE_BYTES: u64 = 8 << 20;
+/// Move pages that no other process maps (linux/mempolicy.h).
+pub const MPOL_MF_MOVE: libc::c_int = 1 << 1;
+/// Nodes that a kernel has at most.
+const NODES_MAX: usize = 1024;
+
+/// The nodes of a VM's memory.
+#[derive(Debug)]
+pub struct MemoryNodes {
+    /// The guest's nodes, each of which may be bound to a host node.
+    guest: Vec<NodeLaunch>,
+    /// The host nodes of all guest memory, if any are chosen.
+    host: Vec<u32>,
+    /// Bytes that one call moves at most; a multiple of the page size.
+    piece_bytes: u64,
+}
+
+impl MemoryNodes {
+    /// The nodes that a VM starts with.
+    pub fn new(launch: &MemoryLaunch, guest: &[NodeLaunch]) -> Self {
+        Self {
+            guest: guest.to_vec(),
+            host: launch.host_nodes.clone(),
+            piece_bytes: match launch.pages {
+                Pages::Small | Pages::Transparent | Pages::Huge2M => PIECE_BYTES,
+                Pages::Huge1G => 1 << 30,
+            },
+        }
+    }
+
+    /// Binds memory to its nodes; again wherever its mappings were replaced.
+    ///
+    /// # Errors
+    /// If the host has no such node, or does not let this process use it.
+    pub fn bind(&self, memory: &GuestMemoryMmap<()>, layout: &Layout) -> Result<(), MemoryError> {
+        if !self.host.is_empty() {
+            return bind_all(memory, layout, &self.host);
+        }
+        let bytes = self.guest.iter().map(|node| node.memory_bytes);
+        for (node, ranges) in self.guest.iter().zip(part_ranges(layout, bytes)) {
+            if let Some(host_node) = node.host_node {
+                for range in ranges {
+                    bind(memory, &range, &[host_node])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds all memory to other nodes; to none when `nodes` is empty. Pages stay where they are.
+    ///
+    /// # Errors
+    /// As [`MemoryNodes::bind`]; the memory is bound as before then.
+    pub fn change(
+        &mut self,
+        memory: &GuestMemoryMmap<()>,
+        layout: &Layout,
+        nodes: &[u32],
+    ) -> Result<(), MemoryError> {
+        if self.host == nodes {
+            return Ok(());
+        }
+        if let Err(error) = bind_all(memory, layout, nodes) {
+            bind_all(memory, layout, &self.host)?;
+            return Err(error);
+        }
+        self.host = nodes.to_vec();
+        Ok(())
+    }
+
+    /// Moves pages from the guest-physical address `from` on to the nodes, for one step. Ranges that `stays` names stay where they
+    /// are. Returns where the next step begins; none when all is done.
+    ///
+    /// # Errors
+    /// If the host refuses. A page that can't be moved now (it is locked, or there is no room) stays, which is no error.
+    pub fn move_from(
+        &self,
+        memory: &GuestMemoryMmap<()>,
+        layout: &Layout,
+        from: u64,
+        stays: impl Fn(&Range<u64>) -> Vec<Range<u64>>,
+    ) -> Result<Option<u64>, MemoryError> {
+        if self.host.is_empty() {
+            // Anywhere is right.
+            return Ok(None);
+        }
+        let start = Instant::now();
+        for piece in pieces(&layout.ram, from, self.piece_bytes) {
+            for range in without(&piece, &stays(&piece)) {
+                mbind(memory, &range, libc::MPOL_BIND, &self.host, MPOL_MF_MOVE)?;
+                if start.elapsed() >= STEP_LIMIT {
+                    return Ok(Some(range.end));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Cuts what of `ram` is at `from` or above into pieces of this many bytes at most. Each ends at a multiple of that, or with
+/// its region.
+fn pieces(ram: &[Range<u64>], from: u64, bytes: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+    ram.iter().flat_map(move |region| {
+        let mut at = region.start.max(from);
+        std::iter::from_fn(move || {
+            let end = region
+                .end
+                .min((at / bytes).saturating_add(1).saturating_mul(bytes));
+            let piece = at..end;
+            at = at.max(end);
+            (!piece.is_empty()).then_some(piece)
+        })
+    })
+}
+
+/// The parts of `range` outside of `stays`, which is sorted and inside `range`.
+fn without(range: &Range<u64>, stays: &[Range<u64>]) -> Vec<Range<u64>> {
+    let starts = std::iter::once(range.start).chain(stays.iter().map(|stay| stay.end));
+    let ends = stays
+        .iter()
+        .map(|stay| stay.start)
+        .chain(std::iter::once(range.end));
+    starts
+        .zip(ends)
+        .map(|(start, end)| start..end)
+        .filter(|part| !part.is_empty())
+        .collect()
+}
+
+fn bind_all(memory: &GuestMemoryMmap<()>, layout: &Layout, nodes: &[u32]) -> Result<(), MemoryError> {
+    layout.ram.iter().try_for_each(|range| bind(memory, range, nodes))
+}
+
+/// Binds a range inside one mapped region to host nodes, or to none in particular.
+pub(super) fn bind(
+    memory: &GuestMemoryMmap<()>,
+    range: &Range<u64>,
+    nodes: &[u32],
+) -> Result<(), MemoryError> {
+    let mode = if nodes.is_empty() {
+        libc::MPOL_DEFAULT
+    } else {
+        libc::MPOL_BIND
+    };
+    mbind(memory, range, mode, nodes, 0)
+}
+
+fn mbind(
+    memory: &GuestMemoryMmap<()>,
+    range: &Range<u64>,
+    mode: libc::c_int,
+    nodes: &[u32],
+    flags: libc::c_int,
+) -> Result<(), MemoryError> {
+    let what = "cannot bind memory to the host's nodes that it is to lie on";
+    let mut mask = [0u64; NODES_MAX / 64];
+    for node in nodes {
+        let word = mask
+            .get_mut(*node as usize / 64)
+            .ok_or_else(|| host(what)(io::Error::from(io::ErrorKind::InvalidInput)))?;
+        *word |= 1 << (node % 64);
+    }
+    let start = memory
+        .get_host_address(GuestAddress(range.start))
+        .map_err(|_| MemoryError::Regions)?;
+    // SAFETY: callers give ranges inside one mapped region of guest memory, whose contents `mbind` keeps wherever it moves
+    // them; the mask outlives the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            start,
+            range.end - range.start,
+            mode,
+            mask.as_ptr(),
+            NODES_MAX as u64 + 1,
+            flags,
+        )
+    };
+    if result != 0 {
+        Err(host(what)(io::Error::last_os_error()))
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::super::create;
+    use super::*;
+
+    const BYTES: u64 = 64 << 20;
+
+    fn launch(host_nodes: &[u32]) -> MemoryLaunch {
+        MemoryLaunch {
+            bytes: BYTES,
+            pages: Pages::Small,
+            prefault: false,
+            host_nodes: host_nodes.to_vec(),
+        }
+    }
+
+    #[test]
+    fn pieces_cover_what_is_left_of_all_regions_and_end_at_multiples() {
+        let ram = [0..20, 30..36];
+        let from = |at| pieces(&ram, at, 8).collect::<Vec<_>>();
+        assert_eq!(from(0), [0..8, 8..16, 16..20, 30..32, 32..36]);
+        assert_eq!(from(5), [5..8, 8..16, 16..20, 30..32, 32..36]);
+        assert_eq!(from(16), [16..20, 30..32, 32..36]);
+        assert_eq!(from(20), [30..32, 32..36]);
+        assert_eq!(from(35), vec![35..36]);
+        assert_eq!(from(36), []);
+        assert_eq!(from(u64::MAX), []);
+    }
+
+    #[test]
+    fn parts_that_stay_are_left_out_wherever_they_lie() {
+        assert_eq!(without(&(0..10), &[]), vec![0..10]);
+        assert_eq!(without(&(0..10), &[0..2, 4..5, 8..10]), [2..4, 5..8]);
+        let whole = 3..6;
+        assert!(without(&whole, std::slice::from_ref(&whole)).is_empty());
+    }
+
+    #[test]
+    fn memory_keeps_its_contents_through_a_move_in_steps_and_goes_on_after_one() {
+        let layout = Layout::new(BYTES, &[]).unwrap();
+        let memory = create(&layout, &launch(&[]), &[], None).unwrap();
+        for at in (0..BYTES).step_by(1 << 20) {
+            memory.write_obj(at ^ 0x5a5a, GuestAddress(at)).unwrap();
+        }
+        let mut nodes = MemoryNodes::new(&launch(&[]), &[]);
+        let none = |_: &Range<u64>| Vec::new();
+        // Anywhere is right until nodes are chosen.
+        assert_eq!(nodes.move_from(&memory, &layout, 0, none).unwrap(), None);
+        // Each host has node 0.
+        nodes.change(&memory, &layout, &[0]).unwrap();
+        let (mut from, mut steps) = (0, 0);
+        while let Some(next) = nodes.move_from(&memory, &layout, from, none).unwrap() {
+            assert!(next > from, "{next} after {from}");
+            (from, steps) = (next, steps + 1);
+            assert!(steps <= BYTES / PIECE_BYTES);
+        }
+        for at in (0..BYTES).step_by(1 << 20) {
+            assert_eq!(memory.read_obj::<u64>(GuestAddress(at)).unwrap(), at ^ 0x5a5a);
+        }
+    }
+
+    #[test]
+    fn node_that_the_host_has_not_is_refused_and_the_memory_stays_bound_as_before() {
+        let layout = Layout::new(BYTES, &[]).unwrap();
+        let memory = create(&layout, &launch(&[0]), &[], None).unwrap();
+        let mut nodes = MemoryNodes::new(&launch(&[0]), &[]);
+        for absent in [NODES_MAX as u32 - 1, NODES_MAX as u32, u32::MAX] {
+            nodes.change(&memory, &layout, &[absent]).unwrap_err();
+            assert_eq!(nodes.host, [0]);
+        }
+        nodes.bind(&memory, &layout).unwrap();
+        nodes.change(&memory, &layout, &[]).unwrap();
+        assert!(create(&layout, &launch(&[1023]), &[], None).is_err());
+    }
+}
