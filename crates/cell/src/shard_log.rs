@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use process_log::message_of;
 use shard_api::launch::Fd;
 
 use crate::left::{Leaving, LeftFiles};
@@ -293,7 +294,7 @@ impl Kept {
         };
         let text = String::from_utf8_lossy(&bytes);
         let said = |line: &&str| !line.trim().is_empty() && !line.starts_with(NOTE);
-        let line = text.lines().rev().find(said)?;
+        let line = message_of(text.lines().rev().find(said)?);
         Some(printable(&line.chars().take(LINE_CHARS_MAX).collect::<String>()))
     }
 }

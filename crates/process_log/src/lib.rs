@@ -107,6 +107,27 @@ impl Settings {
     }
 }
 
+/// The message of a line that a process has logged, for a person: without time, level and target. A line of another form is its own
+/// message.
+pub fn message_of(line: &str) -> String {
+    in_text(line)
+        .or_else(|| in_json(line))
+        .unwrap_or_else(|| line.to_owned())
+}
+
+fn in_text(line: &str) -> Option<String> {
+    let (time, rest) = line.split_once(' ')?;
+    let (level, rest) = rest.trim_start().split_once(' ')?;
+    let is_time = time.ends_with('Z') && time.as_bytes().first().is_some_and(u8::is_ascii_digit);
+    let (_, message) = rest.split_once(": ")?;
+    (is_time && level.parse::<tracing::Level>().is_ok()).then(|| message.to_owned())
+}
+
+fn in_json(line: &str) -> Option<String> {
+    let line: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).ok()?;
+    line.get("message")?.as_str().map(str::to_owned)
+}
+
 fn invalid(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
@@ -114,6 +135,28 @@ fn invalid(why: String) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn message_of_a_line_is_what_a_person_reads_and_of_any_other_line_the_line() {
+        for line in [
+            "2026-11-26T18:19:39.634637Z  WARN shard::process: no room: 5 bytes",
+            r#"{"timestamp":"2026-11-26T18:19:39Z","level":"WARN","message":"no room: 5 bytes","target":"shard"}"#,
+            "no room: 5 bytes",
+        ] {
+            assert_eq!(message_of(line), "no room: 5 bytes");
+        }
+        for line in [
+            "",
+            "Z WARN x: y",
+            "2026Z LOUD x: y",
+            "2026Z WARN",
+            "{}",
+            "{\"message\":1}",
+            "[1]",
+        ] {
+            assert_eq!(message_of(line), line);
+        }
+    }
 
     #[test]
     fn settings_are_the_same_by_words() {
