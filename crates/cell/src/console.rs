@@ -11,6 +11,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use registry::console::{ATTACH, JOIN, LOG};
 
 use self::ring::Ring;
@@ -22,6 +23,8 @@ const CONTEXT_BYTES: u64 = 16 << 10;
 const CHUNK_BYTES: u64 = 16 << 10;
 /// How long a listener may refuse to read before it is let go.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often it is looked whether a listener that waits for bytes has gone.
+const GONE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The console. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -172,12 +175,19 @@ impl Console {
         let _ = client.shutdown(std::net::Shutdown::Both);
     }
 
+    /// Copies the console's bytes from `from` on, and with `follow` those to come, until the client has gone or the console is closed.
     fn copy_to(&self, client: &mut UnixStream, mut from: u64, follow: bool) -> io::Result<()> {
         loop {
             let (bytes, lost) = {
                 let mut state = self.state();
                 while state.total() <= from && follow && !state.closed {
-                    state = self.0.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    let waited = self.0.more.wait_timeout(state, GONE_INTERVAL);
+                    let (next, wait) = waited.unwrap_or_else(PoisonError::into_inner);
+                    state = next;
+                    // A guest may say nothing for days, and many clients may come and go meanwhile.
+                    if wait.timed_out() && has_gone(client) {
+                        return Ok(());
+                    }
                 }
                 state.after(from, CHUNK_BYTES)
             };
@@ -211,6 +221,13 @@ impl Console {
     }
 }
 
+/// Whether the other end of a socket is closed. One that only writes no more has not gone.
+fn has_gone(client: &UnixStream) -> bool {
+    let mut file = [PollFd::new(client.as_fd(), PollFlags::empty())];
+    let ready = poll(&mut file, PollTimeout::ZERO).unwrap_or(0);
+    ready > 0 && file[0].any().unwrap_or(true)
+}
+
 #[cfg(test)]
 mod tests {
     use registry::console::FOLLOW;
@@ -224,6 +241,27 @@ mod tests {
         let console = console.clone();
         std::thread::spawn(move || console.listener(theirs));
         ours
+    }
+
+    #[test]
+    fn listener_that_goes_while_the_guest_says_nothing_keeps_no_thread() {
+        let console = Console::default();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.write_all(&[FOLLOW]).unwrap();
+        let served = {
+            let console = console.clone();
+            std::thread::spawn(move || console.listener(theirs))
+        };
+        // It writes no more, and reads on.
+        ours.shutdown(std::net::Shutdown::Write).unwrap();
+        std::thread::sleep(GONE_INTERVAL * 2);
+        assert!(!served.is_finished());
+        drop(ours);
+        let deadline = std::time::Instant::now() + GONE_INTERVAL * 20;
+        while !served.is_finished() {
+            assert!(std::time::Instant::now() < deadline, "the thread goes on");
+            std::thread::sleep(GONE_INTERVAL / 10);
+        }
     }
 
     #[test]

@@ -88,7 +88,10 @@ pub fn guard(number: u16) -> io::Result<()> {
         let status = loop {
             match wait(&mut cell, &own, &upgrades)? {
                 Happened::Ended(status) => break status,
-                Happened::Asked(upgrade) => cell = program.replace(cell, &own, number, upgrade)?,
+                Happened::Asked(upgrade) => match program.replace(cell, &own, number, upgrade)? {
+                    Some(next) => cell = next,
+                    None => return Ok(()),
+                },
             }
         };
         if status.success() {
@@ -135,18 +138,22 @@ impl Program {
             .spawn()
     }
 
-    /// Ends the process `cell` and starts one of a new program; of the former one, if the new one does not adopt the VMs.
+    /// Ends the process `cell` and starts one of a new program; of the former one, if the new one does not adopt the VMs; none, if the process was just ending by order.
     fn replace(
         &mut self,
         mut cell: Child,
         own: &CellFiles,
         number: u16,
         upgrade: Upgrade,
-    ) -> io::Result<Child> {
+    ) -> io::Result<Option<Child>> {
         let new = upgrade.program.as_fd().try_clone_to_owned()?;
         info!("the cell's program is replaced");
         cell.kill()?;
-        cell.wait()?;
+        if cell.wait()?.success() {
+            // It had been told to end just before.
+            upgrade.answer(Err("the cell has ended by order".to_owned()));
+            return Ok(None);
+        }
         let former = Self(self.0.replace(new));
         let tried = self
             .start(number, true)
@@ -164,14 +171,14 @@ impl Program {
             Ok(cell) => {
                 info!("the new program has adopted the cell's VMs");
                 upgrade.answer(Ok(()));
-                Ok(cell)
+                Ok(Some(cell))
             }
             Err(why) => {
                 error!(why, "the cell goes on with its former program");
                 *self = former;
                 let cell = self.start(number, false)?;
                 upgrade.answer(Err(why));
-                Ok(cell)
+                Ok(Some(cell))
             }
         }
     }

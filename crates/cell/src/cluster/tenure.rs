@@ -213,7 +213,9 @@ pub(in crate::cluster) fn begin_for_user(
 
 /// Asks for a place in a cluster, which has cells.
 fn begin_of_cells(files: &Files, host: &Host) -> Result<Tenure, TenureError> {
-    let running = wait_for_cells(files)?;
+    let mut running = wait_for_cells(files)?;
+    // The VM's own cell knows it: another one would count its memory as used by somebody else.
+    running.sort_by_key(|cell| Some(cell.number) != host.only);
     let mut broken = io::Error::from(io::ErrorKind::NotFound);
     for first in running {
         match ask(files, first.number, host) {

@@ -2,11 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterSpec, MEMORY_MIN_BYTES};
+use super::{ClusterSpec, MEMORY_MIN_BYTES, MembershipSpec, OnLost};
 use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
+/// vCPUs of one user at most: as many as a thousand CPUs with some to spare.
+const USER_CPUS_MAX: u32 = 1 << 16;
 /// Users that one cluster admits.
 const USERS_MAX: usize = 256;
 
@@ -78,6 +80,14 @@ impl ClusterSpec {
     }
 
     pub(super) fn check_users(&self) -> Result<(), Fault> {
+        let stops = |membership: &MembershipSpec| membership.on_lost == OnLost::Stop;
+        if !self.users.is_empty() && self.membership.as_ref().is_some_and(stops) {
+            return Err(fault(
+                &["users"],
+                "users beside `on_lost = \"stop\"`",
+                "a lost host ends its owner's VMs only; leave one of the two out",
+            ));
+        }
         if self.users.len() > USERS_MAX {
             return Err(fault(
                 &["users"],
@@ -92,6 +102,13 @@ impl ClusterSpec {
                     &["users", &at],
                     "a user needs one of `name` and `uid`",
                     "write name = \"alice\", or uid = 1000",
+                ));
+            }
+            if user.cpus > USER_CPUS_MAX {
+                return Err(fault(
+                    &["users", &at, "cpus"],
+                    format!("{} CPUs", user.cpus),
+                    format!("a user may have {USER_CPUS_MAX} at most"),
                 ));
             }
             if user.cpus == 0 {

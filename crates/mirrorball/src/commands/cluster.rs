@@ -656,10 +656,11 @@ fn down(leave: bool) -> Result<ExitCode> {
         ));
     }
     end_cells(&files)?;
+    // The guard of a failed cell keeps the server as long as there is a plan.
+    files.remove().into_diagnostic()?;
     if !users.is_empty() {
         users::wait_until_closed()?;
     }
-    files.remove().into_diagnostic()?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -5,6 +5,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Subcommand;
 use config::after::{self, AfterError};
@@ -19,6 +20,9 @@ use serde_json::json;
 use self::store::{Defined, Store};
 use super::place::{Demand, LabChoice, enter_lab};
 use super::{check, host_file};
+
+/// Time that a VM has from one report of its monitor to the next until it runs.
+const START_LIMIT: Duration = Duration::from_secs(300);
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -245,6 +249,7 @@ fn start_detached(name: &str, spec: &VmSpec) -> Result<()> {
             "{name}: the monitor does not start: {error}"
         )
     })?;
+    lease.limit_wait(START_LIMIT).into_diagnostic()?;
     for event in lease.events().into_diagnostic()? {
         match event {
             Event::Running { sandbox_missing, .. } => {
@@ -265,7 +270,10 @@ fn start_detached(name: &str, spec: &VmSpec) -> Result<()> {
             | Event::StartsAgain { .. } => {}
         }
     }
-    Err(miette!("{name}: the processes that start it died"))
+    Err(miette!(
+        "{name}: the processes that start it died, or said nothing for {} s",
+        START_LIMIT.as_secs()
+    ))
 }
 
 #[cfg(test)]

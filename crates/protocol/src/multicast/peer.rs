@@ -85,10 +85,10 @@ impl<M> Peer<M> {
             Some(expected) if number < *expected => false,
             Some(expected) if number == *expected => {
                 effects.push(Effect::Deliver(from, body, path));
-                *expected += 1;
+                *expected = expected.saturating_add(1);
                 while let Some((body, path)) = self.early.remove(expected) {
                     effects.push(Effect::Deliver(from, body, path));
-                    *expected += 1;
+                    *expected = expected.saturating_add(1);
                 }
                 true
             }

@@ -12,6 +12,9 @@ const STRANGER_MAX: u32 = 4;
 /// Connections of all users together who are not admitted.
 const STRANGERS_MAX: u32 = 32;
 
+/// Connections of root.
+const ROOT_MAX: u32 = 64;
+
 /// The connections of each user.
 #[derive(Debug, Default)]
 pub(super) struct Callers {
@@ -24,12 +27,14 @@ impl Callers {
     pub(super) fn begin(&mut self, uid: u32, vcpus: Option<u32>) -> bool {
         let strangers: u32 = self
             .open
-            .values()
-            .filter(|(_, admitted)| !admitted)
-            .map(|(open, _)| open)
+            .iter()
+            .filter(|(uid, (_, admitted))| **uid != 0 && !admitted)
+            .map(|(_, (open, _))| open)
             .sum();
         let (open, _) = self.open.get(&uid).copied().unwrap_or_default();
         let has_room = match vcpus {
+            // Others take nothing from root, who asks whether users are served.
+            None if uid == 0 => open < ROOT_MAX,
             Some(vcpus) => open < vcpus.saturating_add(SPARE),
             None => open < STRANGER_MAX && strangers < STRANGERS_MAX,
         };

@@ -153,7 +153,7 @@ impl Groups {
             }
             // Places of one that was found may still come back.
             if left.elapsed() > GRACE && !group.is_found {
-                tracing::warn!(group = %path.display(), "processes go on without a place, and are ended");
+                tracing::debug!(group = %path.display(), "processes go on without a place, and are ended");
                 members(&folder)
                     .into_iter()
                     .for_each(|pid| end_if_of(pid, group.uid));
@@ -190,6 +190,10 @@ impl Groups {
 
     fn add(&self, group: &Path, peer: &Peer) -> io::Result<()> {
         let folder = self.root.join(group);
+        // Whoever held the lock before may have taken long.
+        if !peer.lives() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         put(&folder.join("cgroup.procs"), &peer.pid.to_string())?;
         if peer.lives() {
             return Ok(());

@@ -105,6 +105,10 @@ impl Adoptions {
                 warn!(vm = record.name, %error, "the VM is not adopted");
                 self.change_first(|first| _ = first.awaited.remove(&record.cid));
             }
+            // A monitor may have handed it over before it was awaited.
+            if matches!(self.adopted().get(&record.cid), None | Some(Some(_))) {
+                self.change_first(|first| _ = first.awaited.remove(&record.cid));
+            }
         }
         self.change_first(|first| first.are_listed = true);
         Ok(())

@@ -34,17 +34,22 @@ pub(super) fn call_others(
     let events = events.clone();
     std::thread::Builder::new().name("caller".into()).spawn(move || {
         let linked = |link| _ = events.send(Event::Linked(Box::new(link)));
-        let mut crossed = match calls.call_all(&files, &linked) {
-            Err(error) if is_unlike(&error) => {
-                let _ = events.send(Event::Unlike(error.to_string()));
-                return;
+        let here = calls.call_all(&files, &linked);
+        let there = elsewhere.map(|elsewhere| elsewhere.call_all(calls.me, &calling, &linked));
+        let mut crossed = Vec::new();
+        for called in [
+            here.map(|cells| cells.into_iter().collect()),
+            there.unwrap_or(Ok(Vec::new())),
+        ] {
+            match called {
+                Err(error) if is_unlike(&error) => {
+                    let _ = events.send(Event::Unlike(error.to_string()));
+                    return;
+                }
+                called => crossed.extend(called.unwrap_or_default()),
             }
-            crossed => crossed.unwrap_or_default(),
-        };
-        if let Some(elsewhere) = elsewhere {
-            crossed.extend(elsewhere.call_all(calls.me, &calling, &linked));
         }
-        let _ = events.send(Event::Called(crossed.into_iter().collect()));
+        let _ = events.send(Event::Called(crossed));
         std::thread::sleep(CROSSED_LIMIT);
         let _ = events.send(Event::Waited);
     })?;

@@ -11,7 +11,7 @@ use registry::cluster::files::CellFiles;
 
 use super::Event;
 use crate::cluster::hosts::Hosts;
-use crate::cluster::link::{Calling, Link};
+use crate::cluster::link::{Calling, Link, is_unlike};
 use crate::cluster::lost;
 use crate::cluster::membership::Membership;
 
@@ -88,12 +88,21 @@ impl Elsewhere {
     }
 
     /// Calls every cell that lived when this one joined. Those that are calling this one just now.
-    pub(super) fn call_all(&self, me: CellId, calling: &Calling, linked: &impl Fn(Link)) -> Vec<u16> {
+    ///
+    /// # Errors
+    /// If one of them has no version in common with this cell, which is no reason to take it for dead.
+    pub(super) fn call_all(
+        &self,
+        me: CellId,
+        calling: &Calling,
+        linked: &impl Fn(Link),
+    ) -> io::Result<Vec<u16>> {
         let mut crossed = Vec::new();
         for cell in self.members.iter() {
             match self.hosts.call(me, cell.number, calling) {
                 Ok(Some(link)) => linked(link),
                 Ok(None) => crossed.push(cell.number),
+                Err(error) if is_unlike(&error) => return Err(error),
                 // One of the two is cut off.
                 Err(error) => {
                     tracing::warn!(%error, "no link to cell {cell}");
@@ -101,6 +110,6 @@ impl Elsewhere {
                 }
             }
         }
-        crossed
+        Ok(crossed)
     }
 }

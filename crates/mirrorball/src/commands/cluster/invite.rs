@@ -71,6 +71,7 @@ pub(super) fn invite(file: &Path, host: &str, address: &str, listen: Option<Sock
         VALID.as_secs() / 60
     );
     println!("mirrorball cluster join {token}");
+    println!("or, where other users of {host} must not see it: mirrorball cluster join - , and type it");
     serve(&plan, &hosts, inviter, listener, &token)
 }
 

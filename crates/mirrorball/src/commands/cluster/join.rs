@@ -19,13 +19,15 @@ use crate::commands::place::{Demand, enter_lab};
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit for its answer: all hosts of the cluster take the new file before.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Bytes of a token that is read from standard input at most.
+const TOKEN_BYTES_MAX: u64 = 4096;
 /// The file's name in its folder.
 const FILE: &str = "cluster.toml";
 
 /// How to join.
 #[derive(Debug, clap::Args)]
 pub struct JoinArgs {
-    /// What `mirrorball cluster invite` printed
+    /// What `mirrorball cluster invite` printed; `-` reads it from standard input, where no other user of this host sees it
     token: String,
     /// This many cells, instead of one for each NUMA node
     #[arg(long)]
@@ -46,7 +48,18 @@ pub(super) fn join(args: &JoinArgs) -> Result<ExitCode> {
     if let Some(code) = enter_lab(args.lab, Demand::default())? {
         return Ok(code);
     }
-    let token: Token = args.token.parse().map_err(|error| miette!("{error}"))?;
+    let mut typed = String::new();
+    if args.token == "-" {
+        let input = std::io::stdin().lock();
+        std::io::BufRead::read_line(&mut std::io::Read::take(input, TOKEN_BYTES_MAX), &mut typed)
+            .into_diagnostic()?;
+    }
+    let token = if typed.is_empty() {
+        &args.token
+    } else {
+        typed.trim()
+    };
+    let token: Token = token.parse().map_err(|error| miette!("{error}"))?;
     let own = nix::unistd::gethostname().into_diagnostic()?;
     let name = args
         .host
