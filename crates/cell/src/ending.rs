@@ -36,7 +36,7 @@ pub(crate) fn of_failed_cell(cell: u16) -> String {
 
 /// What is known of the end of a shard that had no last word: `gone`, and whether the kernel has killed processes of its VM's
 /// control group for memory.
-pub(crate) fn of_gone(gone: String, is_out_of_memory: bool) -> Ending {
+fn of_gone(gone: String, is_out_of_memory: bool) -> Ending {
     let detail = if is_out_of_memory {
         format!(
             "{gone}; the VM used more of the host's memory than its memory_limit; help: raise memory_limit, or have the guest use \
@@ -46,6 +46,15 @@ pub(crate) fn of_gone(gone: String, is_out_of_memory: bool) -> Ending {
         gone
     };
     Ending::ShardFailed { detail }
+}
+
+/// The ending of a VM whose shard had no last word. Only a kill is a cause of it: while a stop waits for the guest, the shard's own
+/// end is the cause.
+pub(crate) fn of_silent(gone: String, was_killed: bool, is_out_of_memory: bool) -> Ending {
+    match was_killed {
+        true => Ending::Quit,
+        false => of_gone(gone, is_out_of_memory),
+    }
 }
 
 /// What ended a VM of several shards, if that was one beside its home: of its home's last word, if it had one, and what is known
@@ -104,6 +113,13 @@ mod tests {
         );
         assert!(reason.starts_with(&begin), "{reason}");
         assert!(!reason.contains('\n'));
+    }
+
+    #[test]
+    fn shard_that_dies_while_a_stop_waits_is_the_cause_unless_the_vm_is_killed() {
+        let gone = "its process was ended by SIGKILL";
+        assert_eq!(of_silent(gone.to_owned(), false, false), failed());
+        assert_eq!(of_silent(gone.to_owned(), true, false), Ending::Quit);
     }
 
     #[test]

@@ -337,7 +337,10 @@ impl Handle {
 
     /// Ends the VM now: by order, and if it does not obey, by force. Returns when it has ended. The order never waits.
     pub fn kill(&self) {
-        self.state().ending = true;
+        {
+            let mut state = self.state();
+            (state.ending, state.is_killed) = (true, true);
+        }
         // The VM may be between two boots.
         self.changed();
         let _ = self.order(&Order::Quit);

@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(super) over_event: Option<EventFd>,
     /// Somebody wants the end: a reboot ends it too.
     pub(crate) ending: bool,
+    /// The VM is to end at once. While a stop waits for the guest, an end of its shard has a cause of its own.
+    pub(crate) is_killed: bool,
     /// Clients that wait for an answer.
     pub(super) asking: usize,
     /// The cells of a VM that spans them, in the order of its shards.

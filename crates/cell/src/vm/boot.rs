@@ -20,7 +20,7 @@ use super::{Booted, IfLost, Progress, RunError, Vm};
 use crate::adoption::{Leave, LeaveBoot};
 use crate::coherence;
 use crate::core_scheduling;
-use crate::ending::{of_gone, of_part};
+use crate::ending::{of_part, of_silent};
 use crate::frozen::Freezable;
 use crate::handle::Handle;
 use crate::identity::{Given, Place};
@@ -349,13 +349,13 @@ impl RunningBoot<'_> {
         // Before it ran its status may be another program's.
         let mut ending = reported.or_else(|| self.home.ending_of_exit(&gone).filter(|_| ran));
         let is_out_of_memory = killed_for_memory(handle) > self.killed_before;
-        let (parts, was_told) = {
+        let (parts, was_told, was_killed) = {
             let mut state = handle.state();
             (state.home, state.runs) = (None, false);
             if ending.is_none() && state.is_cut_off {
                 ending = Some(Ending::Quit);
             }
-            (state.parts.take(), state.ending)
+            (state.parts.take(), state.ending, state.is_killed)
         };
         let cause = parts.and_then(|parts| parts.end(ending.as_ref()));
         if let Some(detail) = handle.state().lost.clone() {
@@ -373,11 +373,7 @@ impl RunningBoot<'_> {
                 detail: detail.clone(),
             });
         }
-        Ok(ending.unwrap_or(if was_told {
-            Ending::Quit
-        } else {
-            of_gone(gone, is_out_of_memory)
-        }))
+        Ok(ending.unwrap_or_else(|| of_silent(gone, was_killed, is_out_of_memory)))
     }
 }
 
