@@ -85,7 +85,15 @@ pub enum TenureError {
     /// The cells say so.
     #[error("{0}")]
     Refused(String),
-    /// A cell does not answer.
+    /// A cell that was asked does not answer.
+    #[error("cell {cell} does not answer: {source}; see `mirrorball cluster status`")]
+    Silent {
+        /// The cell.
+        cell: u16,
+        /// Why.
+        source: io::Error,
+    },
+    /// The cluster does not answer.
     #[error("the cluster does not answer: {0}; see `mirrorball cluster status`")]
     Broken(#[from] io::Error),
     /// The host does not let it run there.
@@ -216,15 +224,15 @@ fn begin_of_cells(files: &Files, host: &Host) -> Result<Tenure, TenureError> {
     let mut running = wait_for_cells(files)?;
     // The VM's own cell knows it: another one would count its memory as used by somebody else.
     running.sort_by_key(|cell| Some(cell.number) != host.only);
-    let mut broken = io::Error::from(io::ErrorKind::NotFound);
+    let mut silent = TenureError::Dead;
     for first in running {
         match ask(files, first.number, host) {
             // One that hangs does not keep the others from it.
-            Err(TenureError::Broken(error)) => broken = error,
+            Err(error @ (TenureError::Silent { .. } | TenureError::Broken(_))) => silent = error,
             other => return other,
         }
     }
-    Err(TenureError::Broken(broken))
+    Err(silent)
 }
 
 /// Asks the cluster of root's for a place; none where there is none, or it does not admit this user.
@@ -292,7 +300,9 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
     let (mut cell, mut host) = (first, host.clone());
     let authority = Authority::Own(files.clone());
     for _ in 0..HOPS_MAX {
-        let (connection, answer) = authority.ask(cell, &host)?;
+        let (connection, answer) = authority
+            .ask(cell, &host)
+            .map_err(|source| TenureError::Silent { cell, source })?;
         match answer {
             Answer::Hosted(place) => {
                 let host = Host {

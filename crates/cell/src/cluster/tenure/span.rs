@@ -326,7 +326,7 @@ fn ask_once_it_runs(files: &Files, cell: u16, host: &Host) -> Result<Tenure, Ten
     let deadline = Instant::now() + RESTART_LIMIT;
     loop {
         match ask(files, cell, host) {
-            Err(TenureError::Broken(error)) if is_absence(error.kind()) => {
+            Err(TenureError::Silent { source, .. }) if is_absence(source.kind()) => {
                 if Instant::now() < deadline {
                     std::thread::sleep(RETRY);
                     continue;
