@@ -155,7 +155,7 @@ fn nodes_with_cpus() -> Vec<Value> {
 
 /// The CPUs that this process may use.
 #[track_caller]
-fn allowed_cpus() -> impl Iterator<Item = usize> {
+pub fn allowed_cpus() -> impl Iterator<Item = usize> {
     let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).expect("of this process");
     (0..nix::sched::CpuSet::count()).filter(move |cpu| cpus.is_set(*cpu).unwrap_or(false))
 }

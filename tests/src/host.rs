@@ -22,6 +22,14 @@ pub fn in_lab() -> bool {
     std::env::var_os("MIRRORBALL_IN_LAB").is_some()
 }
 
+/// Whether the host has cgroup v2 with these controllers.
+pub fn has_controllers(needed: &[&str]) -> bool {
+    let known = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+    needed
+        .iter()
+        .all(|name| known.split_whitespace().any(|known| known == *name))
+}
+
 /// Running processes of ours: programs named `mirrorball` or `passt`, threads not counted, zombies neither.
 pub fn processes() -> BTreeSet<u32> {
     let numbers = fs::read_dir("/proc").expect("/proc is mounted").flatten();
@@ -85,6 +93,14 @@ pub fn stop(pid: u32) {
     let target = nix::unistd::Pid::from_raw(pid as i32);
     let sent = nix::sys::signal::kill(target, nix::sys::signal::Signal::SIGSTOP);
     sent.unwrap_or_else(|error| panic!("kill -STOP {pid}: {error}"));
+}
+
+/// Lets a process go on that [`stop`] has stopped.
+#[track_caller]
+pub fn go_on(pid: u32) {
+    let target = nix::unistd::Pid::from_raw(pid as i32);
+    let sent = nix::sys::signal::kill(target, nix::sys::signal::Signal::SIGCONT);
+    sent.unwrap_or_else(|error| panic!("kill -CONT {pid}: {error}"));
 }
 
 /// Waits until these processes are gone.

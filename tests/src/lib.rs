@@ -9,6 +9,7 @@
 pub mod cluster;
 pub mod command;
 pub mod fault_points;
+pub mod halting;
 pub mod host;
 pub mod load;
 pub mod net;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use guest_tests::command::{Call, copy_binary};
+use guest_tests::halting::halting_guest;
 use guest_tests::{Scratch, host, mirrorball, wait};
 use serde_json::Value;
 
@@ -226,11 +227,7 @@ pub fn cpus() -> Vec<usize> {
 
 /// Whether this host's control groups can hold VMs to their places.
 pub fn has_groups() -> bool {
-    let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
-    let needed = ["cpu", "cpuset", "memory", "pids"];
-    needed
-        .iter()
-        .all(|name| controllers.split_whitespace().any(|known| known == *name))
+    host::has_controllers(&["cpu", "cpuset", "memory", "pids"])
 }
 
 pub fn text_of(path: &Path) -> &str {
@@ -245,29 +242,4 @@ pub fn duplicate(stream: &UnixStream) -> OwnedFd {
         assert!(fd >= 0, "a descriptor");
         OwnedFd::from_raw_fd(fd)
     }
-}
-
-/// A kernel of three instructions: no interrupts, wait for ever.
-fn halting_guest() -> Vec<u8> {
-    const BASE: u64 = 0x10_0000;
-    const CODE: [u8; 4] = [0xfa, 0xf4, 0xeb, 0xfd];
-    const HEADERS: u64 = 64 + 56;
-    let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-    // An executable for x86-64, with one program header and no section.
-    elf.extend([2, 0, 0x3e, 0, 1, 0, 0, 0]);
-    for address in [BASE + HEADERS, 64, 0] {
-        elf.extend(address.to_le_bytes());
-    }
-    elf.extend(0_u32.to_le_bytes());
-    for count in [64_u16, 56, 1, 64, 0, 0] {
-        elf.extend(count.to_le_bytes());
-    }
-    // All of the file, to read and to execute.
-    elf.extend([1, 0, 0, 0, 5, 0, 0, 0]);
-    let bytes = HEADERS + CODE.len() as u64;
-    for field in [0, BASE, BASE, bytes, bytes, 0x1000] {
-        elf.extend(field.to_le_bytes());
-    }
-    elf.extend(CODE);
-    elf
 }

@@ -100,6 +100,7 @@ const WITH_NODES: &[&str] = &[
     "deaths",
     "moves",
     "operations",
+    "resources",
     "restarts",
     "shards",
     "span",
