@@ -19,7 +19,7 @@ use registry::control::{OF_CLIENT, Request};
 use registry::share_group::ShareGroup;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{DiskFormat, DiskLaunch, Fd, LaunchSpec, LayerLaunch, ResumeLaunch};
-use shard_api::message::{Files, receive, send};
+use shard_api::message::{Files, ReceiveError, receive, send};
 
 pub use self::freezable::Freezable;
 
@@ -76,8 +76,8 @@ impl FrozenVm {
     pub fn of(folder: &Path) -> io::Result<Self> {
         let mut socket = UnixStream::connect(folder.join("control.sock"))?;
         socket.set_read_timeout(Some(FREEZE_LIMIT))?;
-        send(&mut socket, &OF_CLIENT.sent(&Request::Freeze), &[]).map_err(io::Error::other)?;
-        let (answer, mut files) = receive(&mut socket).map_err(io::Error::other)?;
+        send(&mut socket, &OF_CLIENT.sent(&Request::Freeze), &[]).map_err(not_frozen)?;
+        let (answer, mut files) = receive(&mut socket).map_err(not_frozen)?;
         match answer {
             FreezeAnswer::Frozen(frozen) => Self::take(*frozen, &mut files),
             FreezeAnswer::Refused { why } => Err(io::Error::other(why)),
@@ -133,6 +133,22 @@ impl FrozenVm {
             memory: self.memory.iter().map(&mut add).collect::<io::Result<_>>()?,
         });
         Ok(())
+    }
+}
+
+/// Why a VM was not frozen, by the error of the socket of a process that takes part in it.
+fn not_frozen(error: ReceiveError) -> io::Error {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    let has_ended = match &error {
+        ReceiveError::Incomplete => true,
+        ReceiveError::Io(error) => matches!(error.kind(), BrokenPipe | ConnectionReset),
+        _ => false,
+    };
+    match has_ended {
+        true => io::Error::other(
+            "the VM, or the process that serves it, ended before the VM was frozen; see `mirrorball ps`",
+        ),
+        false => io::Error::other(error),
     }
 }
 

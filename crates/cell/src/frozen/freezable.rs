@@ -18,7 +18,7 @@ use shard_api::message::{Files, ReceiveError, receive_by, send};
 use shard_api::saved::STATE_BYTES_MAX;
 
 use super::handed::{check_sealed, for_reading};
-use super::{FREEZE_LIMIT, FreezeAnswer, FrozenFiles, has_overlay, obstacle};
+use super::{FREEZE_LIMIT, FreezeAnswer, FrozenFiles, has_overlay, not_frozen, obstacle};
 use crate::open::{Opened, scratch_directory};
 use crate::text::printable;
 
@@ -139,7 +139,7 @@ impl Freezable {
             Err(error) => {
                 // A late answer would be taken for that to the next request.
                 let _ = self.socket.shutdown(Shutdown::Both);
-                Err(io::Error::other(error))
+                Err(not_frozen(error))
             }
         }
     }
