@@ -1,7 +1,8 @@
-//! Risk: a killed keeper or a cell that fails leaves something of a VM behind, or takes what a running VM has.
+//! Risk: a killed keeper or a failed cell leaves something of a VM behind, or takes what a running VM has.
 //!
-//! Each test is an entry of the table in `docs/design/owners.md` ("Resources and events"), or a column of entries. The
-//! guests halt at once; cells, keepers and shards are real. Each test has a runtime directory of its own.
+//! Each test is an entry of the table in `docs/design/owners.md` ("Resources and events"), or a column of
+//! entries. The guests halt at once; cells, keepers and shards are real. Each test has a runtime directory of its
+//! own.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::command::{Call, Running};
+use guest_tests::fault_points::FaultPoints;
 use guest_tests::halting::halting_guest;
 use guest_tests::{Scratch, host, mirrorball, wait};
 use serde_json::Value;
@@ -458,5 +460,60 @@ fn killed_keeper_of_a_part_ends_the_vm() {
             let free = |cell: &Value| cell["given_bytes"] == 0 && names_of(cell).is_empty();
             cells.status().iter().all(free).then_some(())
         });
+    }
+}
+
+/// The names of the VMs that run.
+#[track_caller]
+fn running(cells: &Cells) -> Vec<String> {
+    let listed = cells.call(["ps", "--json"]).ok().json();
+    let vms = listed.as_array().expect("an array").iter();
+    let names = vms.map(|vm| vm["name"].as_str().expect("a name").to_owned());
+    names.collect()
+}
+
+#[test]
+fn clone_is_refused_or_whole_when_its_parents_keeper_or_cell_dies() {
+    let cells = Cells::up("clones");
+    let file = cells.vm_file(NAME, &format!("{SMALL}cell = 1\n"), None);
+    for point in ["freeze_begun", "freeze_served"] {
+        for cell_fails in [false, true] {
+            let run = cells.follow(&file);
+            let (keeper, shard) = (cells.pid("keeper_pid"), cells.pid("shard_pid"));
+            let [_, cell] = cells.processes(1);
+            let points = FaultPoints::of(&[cell]);
+            let held = points.hold(point);
+            let clone = cells.call(["clone", NAME]).limit(2 * SOON).spawn();
+            assert_eq!(held.reached(SOON), cell);
+            if cell_fails {
+                cells.call(["cluster", "fail", "1"]).ok();
+            } else {
+                host::kill9(keeper);
+            }
+            drop(held);
+            let clone = clone.wait();
+            run.wait().expect(73);
+            host::wait_gone(&[keeper, shard], END_LIMIT);
+            let left = match clone.status {
+                0 => vec![clone.text().trim().to_owned()],
+                _ => Vec::new(),
+            };
+            let reasons = ["ended before the VM was frozen", "cell 1 does not answer"];
+            let named = reasons.iter().any(|reason| clone.errors().contains(reason));
+            assert!(clone.status == 0 || (clone.status == 1 && named), "{clone}");
+            assert_eq!(running(&cells), left, "{clone}");
+            for clone in left {
+                cells.call(["kill", &clone]).ok();
+            }
+            // The breakpoints end with the process.
+            if cell_fails {
+                cells.call(["cluster", "down"]).ok();
+                cells.up_again();
+            } else {
+                host::kill9(cell);
+                cells.wait_served(&[]);
+            }
+            points.wait();
+        }
     }
 }

@@ -48,8 +48,8 @@ fn of_gone(gone: String, is_out_of_memory: bool) -> Ending {
     Ending::ShardFailed { detail }
 }
 
-/// The ending of a VM whose shard had no last word. Only a kill is a cause of it: while a stop waits for the guest, the shard's own
-/// end is the cause.
+/// The ending of a VM whose shard reported none. Only a kill is a cause of it: while a stop waits for the guest, the
+/// cause is the shard's own end.
 pub(crate) fn of_silent(gone: String, was_killed: bool, is_out_of_memory: bool) -> Ending {
     match was_killed {
         true => Ending::Quit,
