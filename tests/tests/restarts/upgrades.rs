@@ -16,7 +16,7 @@ use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, net, repetitions, wa
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 /// Upgrades of all cells in a campaign.
-const UPGRADES: usize = 100;
+const UPGRADES: usize = 40;
 /// Time limit of a guard's answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit until a cell's next process serves a VM.
