@@ -60,6 +60,8 @@ enum Event {
     /// told from it.
     Parted(CellId, bool),
     OrphansLate,
+    /// A VM's next process has had its time to come.
+    LeftLate(String, u64),
     /// What a client asked is known now.
     Known(Client, Answer),
     /// No VM of the host depends on this failed cell any more.
@@ -285,6 +287,7 @@ impl Cell {
                 self.state.gone(client)
             }
             Event::OrphansLate => self.state.give_up_orphans(),
+            Event::LeftLate(name, number) => self.state.give_up(&name, number),
             Event::NoDependents(cell) => {
                 info!("no VM depends on the failed cell {cell} any more");
                 self.state.bury(cell)
@@ -497,8 +500,8 @@ impl Cell {
                             self.answer(client, &Answer::Refused { why });
                         }
                     }
-                    Act::AwaitOrphans => {
-                        let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);
+                    Act::AwaitLeft(name, number) => {
+                        let _ = later(ORPHANS_LIMIT, Event::LeftLate(name, number), &self.events);
                     }
                     Act::EndVm { name, failed } => {
                         warn!(vm = name, "the VM ends, since cell {failed} has failed");

@@ -105,8 +105,8 @@ pub enum Act {
         /// The cell.
         failed: u16,
     },
-    /// Give the orphans up after a while ([`State::give_up_orphans`]).
-    AwaitOrphans,
+    /// Give a VM that was left up after a while, unless its next process has come ([`State::give_up`]).
+    AwaitLeft(String, u64),
     /// Tell when the host has no VM any more that depends on this cell ([`State::bury`]).
     AwaitEnd(u16),
     /// End the process.
@@ -135,6 +135,11 @@ pub struct State {
     leaving: BTreeMap<u64, Client>,
     /// VMs that this cell's last process had, whose monitors have not come yet.
     orphans: BTreeSet<String>,
+    /// VMs that their process has left for its next one, which has not come yet. Each has a number, by which one that is left again in
+    /// the meantime gets its whole time again.
+    left: BTreeMap<String, u64>,
+    /// The number of the last that was left.
+    last_left: u64,
     /// VMs that wait until this cell has met the others. Alone, it would take any name for free.
     early: Option<Vec<(Client, Host)>>,
     /// Clients that wait until this cell has met the others, and its VMs are adopted.
@@ -205,6 +210,8 @@ impl State {
             claims: BTreeMap::new(),
             leaving: BTreeMap::new(),
             orphans,
+            left: BTreeMap::new(),
+            last_left: 0,
             has_met: false,
             sent_on: VecDeque::new(),
             early: Some(Vec::new()),
@@ -400,10 +407,31 @@ impl State {
         self.tenants.remove(&name);
         // The admission server holds the places of users' VMs, and says when one has ended.
         if self.handed.remove(&name) || owner_of(&name).is_some() {
-            self.orphans.insert(name);
-            return vec![Act::AwaitOrphans];
+            self.last_left += 1;
+            self.left.insert(name.clone(), self.last_left);
+            return vec![Act::AwaitLeft(name, self.last_left)];
         }
         self.remove(&name).1
+    }
+
+    /// Whether the process of a VM that this cell had has not come yet.
+    fn is_awaited(&self, name: &str) -> bool {
+        self.orphans.contains(name) || self.left.contains_key(name)
+    }
+
+    /// The process of a VM has come.
+    fn has_come(&mut self, name: &str) {
+        self.orphans.remove(name);
+        self.left.remove(name);
+    }
+
+    /// A VM that was left has ended, if its next process has not come by now.
+    pub fn give_up(&mut self, name: &str, number: u64) -> Vec<Act> {
+        if self.left.get(name) != Some(&number) {
+            return Vec::new();
+        }
+        self.left.remove(name);
+        self.remove(name).1
     }
 
     /// The VMs of the last process whose monitors have not come by now have ended.
@@ -506,7 +534,7 @@ impl State {
                     Some((Some(client), name, _)) => {
                         acts.push(Act::Answer(client, Answer::Hosted(self.place(&name))));
                         // The last process may have had one of that name, as another cell has just said.
-                        self.orphans.remove(&name);
+                        self.has_come(&name);
                         self.tenants.insert(name, client);
                     }
                     // Nobody wants it any more.

@@ -402,7 +402,7 @@ impl World {
                 | Act::TellVcpus(_)
                 | Act::TellAdopted(_)
                 | Act::TellProtocols(_)
-                | Act::AwaitOrphans
+                | Act::AwaitLeft(..)
                 | Act::EndVm { .. }
                 | Act::AwaitEnd(_)
                 | Act::End => {}

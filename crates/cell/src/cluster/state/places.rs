@@ -11,7 +11,7 @@ impl State {
         let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
         let name = host.name.clone();
         if (host.runs || self.comes_back(&host)) && self.owns(&name) && !self.tenants.contains_key(&name) {
-            self.orphans.remove(&name);
+            self.has_come(&name);
             let place = self.place(&name);
             self.tenants.insert(name, client);
             return vec![Act::Answer(client, Answer::Hosted(place))];
@@ -64,7 +64,7 @@ impl State {
     /// user's word: only the same share is believed.
     fn comes_back(&self, host: &Host) -> bool {
         let is_same = |vm: super::view::KnownVm<'_>| vm.name == host.name && vm.share == host.share;
-        owner_of(&host.name).is_some() && self.orphans.contains(&host.name) && self.vms().any(is_same)
+        owner_of(&host.name).is_some() && self.is_awaited(&host.name) && self.vms().any(is_same)
     }
 
     /// The cell for a VM, as far as this one knows.

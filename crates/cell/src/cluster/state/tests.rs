@@ -118,7 +118,7 @@ impl World {
                 Act::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
                 Act::EndVm { name, .. } => self.ended.push((at.number, name)),
                 Act::AwaitEnd(_)
-                | Act::AwaitOrphans
+                | Act::AwaitLeft(..)
                 | Act::Adopt(..)
                 | Act::TellVcpus(_)
                 | Act::TellAdopted(_)
@@ -399,13 +399,13 @@ fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     world.refused(owner, adopt("b"), "VM b has no place in cell 1");
     let state = world.cells.get_mut(&owner).expect("lives");
     assert_eq!(state.asked(2, adopt("a")), [Act::Adopt(2, "a".to_owned(), false)]);
-    assert_eq!(state.gone(1), [Act::AwaitOrphans]);
+    assert_eq!(state.gone(1), [Act::AwaitLeft("a".to_owned(), 1)]);
     let back = Host {
         runs: true,
         ..in_cell(1, "a", 64)
     };
     assert!(matches!(world.ask(owner, 3, Ask::Host(back)), Answer::Hosted(_)));
-    world.act(owner, State::give_up_orphans);
+    world.act(owner, give_up_left);
     world.vms(&[&[], &["a"]]);
     // The next process ends without handing it over, and the one after that does not come.
     world.act(owner, |state| state.gone(3));
@@ -414,7 +414,7 @@ fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     world.ask(owner, 4, Ask::Host(in_cell(1, "c", 64)));
     world.act(owner, |state| state.asked(5, adopt("c")));
     world.act(owner, |state| state.gone(4));
-    world.act(owner, State::give_up_orphans);
+    world.act(owner, give_up_left);
     world.settle();
     world.vms(&[&[], &[]]);
 }
@@ -436,6 +436,38 @@ fn one_name_of_three_owners_is_three_vms() {
     assert!(!why.contains("1001"), "{why}");
 }
 
+/// Gives up the VMs that were left, as when their time is over.
+fn give_up_left(state: &mut State) -> Vec<Act> {
+    let left = state.left.clone();
+    left.iter()
+        .flat_map(|(name, number)| state.give_up(name, *number))
+        .collect()
+}
+
+#[test]
+fn vm_that_is_left_has_its_whole_time_whatever_else_is_given_up_meanwhile() {
+    let mut world = World::new(1);
+    let cell = id(0, 1);
+    let host = in_cell(0, "1001:web", 64);
+    for client in [1, 2] {
+        assert!(matches!(
+            world.ask(cell, client, Ask::Host(host.clone())),
+            Answer::Hosted(_)
+        ));
+        let state = world.cells.get_mut(&cell).expect("lives");
+        assert_eq!(
+            state.gone(client),
+            [Act::AwaitLeft("1001:web".to_owned(), client)]
+        );
+    }
+    // The time of orphans of a start, and of the first time that it was left.
+    world.act(cell, State::give_up_orphans);
+    world.act(cell, |state| state.give_up("1001:web", 1));
+    world.vms(&[&["1001:web"]]);
+    world.act(cell, |state| state.give_up("1001:web", 2));
+    world.vms(&[&[]]);
+}
+
 /// The admission server ends, and its next process asks for the place as the user says.
 #[test]
 fn place_of_a_users_vm_outlives_the_connection_unless_it_is_given_back() {
@@ -447,7 +479,7 @@ fn place_of_a_users_vm_outlives_the_connection_unless_it_is_given_back() {
         Answer::Hosted(_)
     ));
     let state = world.cells.get_mut(&cell).expect("lives");
-    assert_eq!(state.gone(1), [Act::AwaitOrphans]);
+    assert_eq!(state.gone(1), [Act::AwaitLeft("1001:web".to_owned(), 1)]);
     // Another VM does not get the memory meanwhile, and more than it had is a new VM.
     assert!(matches!(
         world.ask(cell, 2, Ask::Host(in_cell(0, "1002:web", 600))),
@@ -462,7 +494,7 @@ fn place_of_a_users_vm_outlives_the_connection_unless_it_is_given_back() {
         world.ask(cell, 4, Ask::Host(host.clone())),
         Answer::Hosted(_)
     ));
-    world.act(cell, State::give_up_orphans);
+    world.act(cell, give_up_left);
     world.vms(&[&["1001:web"]]);
     // A second one of the name is refused while the first has its connection.
     assert!(matches!(
