@@ -4,6 +4,7 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use guest_tests::command::{Call, Running};
@@ -16,10 +17,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 const REMOVED_LIMIT: Duration = Duration::from_secs(1);
 const HOSTS: [&str; 4] = ["alpha", "beta", "gamma", "delta"];
 
+/// Clusters of this process.
+static CLUSTERS: AtomicU8 = AtomicU8::new(0);
+
 /// Alpha and beta, up; alpha has the authority's key. Each host has its files in a folder of its own.
 struct Cluster {
     scratch: Scratch,
     network: [u8; 2],
+    /// The last part of the first host's address.
+    first: u8,
 }
 
 impl Cluster {
@@ -29,6 +35,8 @@ impl Cluster {
             scratch: Scratch::new(test),
             // No other test's: the first part of the address is the loopback's.
             network: [(id >> 8) as u8 | 128, id as u8],
+            // Tests of one process run at once.
+            first: 1 + CLUSTERS.fetch_add(1, Ordering::Relaxed) * HOSTS.len() as u8,
         };
         let host = |name: &str| {
             let address = cluster.address(name);
@@ -72,7 +80,7 @@ impl Cluster {
     }
 
     fn address(&self, host: &str) -> Ipv4Addr {
-        let number = HOSTS.iter().position(|name| *name == host).unwrap() as u8 + 1;
+        let number = HOSTS.iter().position(|name| *name == host).unwrap() as u8 + self.first;
         Ipv4Addr::new(127, self.network[0], self.network[1], number)
     }
 
