@@ -33,6 +33,9 @@ fn main() -> ExitCode {
             if name == hosts::herald::NAME {
                 return hosts::herald::run(&control);
             }
+            // As the program of shards does.
+            let log = process_log::Settings::of_words([]).and_then(process_log::Settings::begin);
+            log.expect("the first log of this process");
             return shard::process::run(&control);
         }
         Some(_) if arguments[0] == programs::KEEPER => {
