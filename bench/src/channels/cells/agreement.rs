@@ -50,8 +50,10 @@ impl Cell {
         let mut done = 0;
         for effect in effects {
             match effect {
-                // There is one other cell.
-                Effect::Send(_, message) | Effect::Tell(message) => self.link.send(&message)?,
+                // There is one other cell, and no relay.
+                Effect::Send(_, message) | Effect::Tell(message) | Effect::Reply { message, .. } => {
+                    self.link.send(&message)?;
+                }
                 Effect::Won(_) | Effect::Heard(_) => done += 1,
                 Effect::Lost { .. } | Effect::Inherited(_) => return Err("a claim is lost to nobody".into()),
             }
@@ -60,7 +62,7 @@ impl Cell {
     }
 
     fn take(&mut self, message: Message<String, Share>) -> Outcome<u64> {
-        let effects = self.node.take(self.other, message);
+        let effects = self.node.take(self.other, message, None);
         self.act(effects)
     }
 
