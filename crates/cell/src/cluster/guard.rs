@@ -138,7 +138,8 @@ impl Program {
             .spawn()
     }
 
-    /// Ends the process `cell` and starts one of a new program; of the former one, if the new one does not adopt the VMs; none, if the process was just ending by order.
+    /// Ends the process `cell` and starts one of a new program, or of the former one if the new one does not adopt the VMs. Returns
+    /// none if the process was just ending by order.
     fn replace(
         &mut self,
         mut cell: Child,
