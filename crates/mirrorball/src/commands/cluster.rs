@@ -565,6 +565,19 @@ fn cells_here(files: &Files) -> Result<ControlFlow<ExitCode, Vec<CellPlan>>> {
     in_lab()?.map_or_else(|| Err(no_cluster()), |code| Ok(ControlFlow::Break(code)))
 }
 
+/// Refuses a cell that is none of this host's, which are `plan`.
+fn check_is_here(plan: &[CellPlan], number: u16, help: &str) -> Result<()> {
+    if plan.iter().any(|cell| cell.number == number) {
+        return Ok(());
+    }
+    let numbers: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
+    Err(miette!(
+        help = help,
+        "this host has no cell {number}; it has {}",
+        numbers.join(", ")
+    ))
+}
+
 fn no_cluster() -> miette::Report {
     miette!(
         help = "start one with `mirrorball cluster up`",

@@ -8,7 +8,7 @@ use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{Answer, Ask};
 
-use super::cells_here;
+use super::{cells_here, check_is_here};
 use crate::commands::hosts;
 
 /// Cordons a cell, or ends its cordon. Returns when all cells know; for a cell of another host the command
@@ -22,14 +22,7 @@ pub(super) fn cordon(number: u16, cordoned: bool) -> Result<ExitCode> {
         ControlFlow::Continue(plan) => plan,
         ControlFlow::Break(code) => return Ok(code),
     };
-    if !plan.iter().any(|cell| cell.number == number) {
-        let numbers: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
-        return Err(miette!(
-            help = "`mirrorball cluster status` lists all cells",
-            "there is no cell {number}; this host has {}",
-            numbers.join(", ")
-        ));
-    }
+    check_is_here(&plan, number, "`mirrorball cluster status` lists all cells")?;
     let cell = files.cell(number);
     if cell.has_failed() {
         return Err(miette!(

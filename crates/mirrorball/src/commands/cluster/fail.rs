@@ -16,7 +16,7 @@ use registry::control::{Request, ask};
 use registry::journal::{self, Change};
 use registry::vms::{Record, Registry};
 
-use super::{cells_here, users};
+use super::{cells_here, check_is_here, users};
 
 /// Time limit for the VMs that depend on the cell to end.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -30,14 +30,7 @@ pub(super) fn fail(number: u16) -> Result<ExitCode> {
         ControlFlow::Continue(plan) => plan,
         ControlFlow::Break(code) => return Ok(code),
     };
-    if !plan.iter().any(|cell| cell.number == number) {
-        let numbers: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
-        return Err(miette!(
-            help = "a cell fails by a command on its own host",
-            "this host has no cell {number}; it has {}",
-            numbers.join(", ")
-        ));
-    }
+    check_is_here(&plan, number, "a cell fails by a command on its own host")?;
     let cell = files.cell(number);
     if cell.has_failed() {
         return Err(miette!(
