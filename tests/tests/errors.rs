@@ -128,16 +128,16 @@ fn refused_by_shard(name: &str, make_shard: impl FnOnce(&Path), words: &[&str]) 
     let call = Call::new(command).args(run).args([path.as_os_str()]);
     let output = call.limit(AT_ONCE).run().expect(1);
     let shard = shard.to_str().expect("ASCII");
-    says(&output, &[&[shard, "help: install"], words].concat());
+    says(&output, &[&[shard, "help: "], words].concat());
     one_line(&output);
     before.expect_unchanged("a program of shards that is not used");
 }
 
 #[test]
 fn missing_program_of_shards_is_named_with_help() {
-    refused_by_shard("noshard", |_| (), &["no such file"]);
+    refused_by_shard("noshard", |_| (), &["no such file", "install"]);
     let not_executable = |shard: &Path| std::fs::write(shard, "").expect("room for a file");
-    refused_by_shard("plainshard", not_executable, &["no executable file"]);
+    refused_by_shard("plainshard", not_executable, &["no executable file", "install"]);
 }
 
 #[test]
@@ -150,7 +150,11 @@ fn program_of_shards_of_an_unlike_version_is_refused_with_both_versions() {
     refused_by_shard(
         "othershard",
         other,
-        &["speaks versions 65000 to 65001", "and this program version"],
+        &[
+            "speaks versions 65000 to 65001",
+            "and this program version",
+            "upgrade the older one",
+        ],
     );
 }
 

@@ -1,8 +1,12 @@
 //! The kernel's table of locks, `/proc/locks`, and the same lines about an open file of this process, in `/proc/self/fdinfo`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+
+/// The most readings of the host's table for one question. Ours: a second one misses the same lock rarely.
+const READINGS_MAX: u32 = 8;
 
 /// A lock that a process holds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -44,12 +48,32 @@ impl<'a> LockEntry<'a> {
     }
 }
 
-/// All locks of the host, as far as this process may see them.
+/// All locks of the host, as far as this process may see them, one line each, without the numbers that begin the kernel's lines.
+///
+/// The kernel hands the table out page by page and finds its place again by counting, so that a lock released between two pages
+/// hides another one from that reading. The table is therefore read until a reading adds no lock, at most [`READINGS_MAX`] times.
+/// A lock that was released meanwhile may still be listed.
 ///
 /// # Errors
 /// If there is no `/proc`.
 pub fn of_host() -> io::Result<String> {
-    fs::read_to_string("/proc/locks")
+    union_of(|| fs::read_to_string("/proc/locks"))
+}
+
+/// The union of the tables that `read` returns, until one adds nothing.
+fn union_of(mut read: impl FnMut() -> io::Result<String>) -> io::Result<String> {
+    let mut locks = BTreeSet::new();
+    for reading in 0..READINGS_MAX {
+        let before = locks.len();
+        let table = read()?;
+        // The number is a position, which changes with every release.
+        let unnumbered = table.lines().filter_map(|line| line.split_once(": "));
+        locks.extend(unnumbered.map(|(_, lock)| lock.to_owned()));
+        if reading > 0 && locks.len() == before {
+            break;
+        }
+    }
+    Ok(locks.into_iter().collect::<Vec<_>>().join("\n"))
 }
 
 /// The locks of an open file of this process, between other lines. They name the file as the host's table does; what `stat` says
@@ -91,6 +115,32 @@ mod tests {
         assert_eq!(parsed("6: -> FLOCK  ADVISORY  WRITE 30 fe:00:9 0 EOF"), None);
         assert_eq!(parsed("ino:\t9978029"), None);
         assert_eq!(parsed("9: FLOCK"), None);
+    }
+
+    #[test]
+    fn lock_that_one_reading_misses_is_found_by_another() {
+        let (first, second) = (
+            "FLOCK  ADVISORY  READ 7 00:1a:55 0 EOF",
+            "FLOCK  ADVISORY  READ 8 00:1a:56 0 EOF",
+        );
+        let mut readings = 0;
+        let table = union_of(|| {
+            readings += 1;
+            Ok(match readings {
+                1 => format!("1: {first}\n"),
+                // The number of a lock changes when another is released.
+                _ => format!("1: {second}\n2: {first}\n"),
+            })
+        });
+        assert_eq!(table.unwrap(), format!("{first}\n{second}"));
+        assert_eq!(readings, 3);
+        let mut endless = 0;
+        union_of(|| {
+            endless += 1;
+            Ok(format!("1: FLOCK  ADVISORY  READ {endless} 00:1a:55 0 EOF\n"))
+        })
+        .unwrap();
+        assert_eq!(endless, READINGS_MAX);
     }
 
     #[test]

@@ -62,7 +62,9 @@ fn processes(vm: &UserVm) -> Vec<i32> {
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let belongs = |pid: &i32| {
         Process::of(*pid).is_ok_and(|process| {
-            process.uid == vm.uid && (process.session == vm.session || in_group.contains(pid))
+            // Sessions of other PID namespaces are all 0 here.
+            let is_of_session = vm.session > 0 && process.session == vm.session;
+            process.uid == vm.uid && (is_of_session || in_group.contains(pid))
         })
     };
     numbers.filter(belongs).collect()

@@ -67,7 +67,7 @@ impl Peer {
 pub(super) struct Process {
     /// The real user's id.
     pub(super) uid: u32,
-    /// The session's id.
+    /// The session's id; 0 for a session of a PID namespace outside this one.
     pub(super) session: i32,
     /// The time of its start, in clock ticks since the host's.
     pub(super) start: u64,
@@ -170,7 +170,9 @@ mod tests {
             assert_eq!(Process::read(stat, status), None);
         }
         let own = Process::of(std::process::id() as i32).unwrap();
-        assert!(own.start > 0 && own.session > 0);
+        // A session that another PID namespace began is 0 in this one.
+        assert_eq!(own.session, nix::unistd::getsid(None).map_or(0, i32::from));
+        assert!(own.start > 0);
         assert!(Process::of(i32::MAX).is_err());
     }
 }
