@@ -6,6 +6,7 @@
 mod adopted;
 mod boot;
 pub(crate) mod keeper;
+mod namespaces;
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -14,9 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use ::keeper::spawn::Namespaces;
 use fault_point::fault_point;
-use shard_api::launch::{Ending, SandboxPolicy};
+use shard_api::launch::Ending;
 
 pub use self::adopted::{Adopted, AdoptedBoot};
 use self::boot::NewBoot;
@@ -235,23 +235,6 @@ fn begin(handle: &Handle, opened: &Opened, span: Option<&Span>) -> io::Result<()
     Ok(())
 }
 
-/// The namespaces that this host lets a shard have.
-///
-/// # Errors
-/// If some are missing and the sandbox is required.
-fn namespaces_for(policy: SandboxPolicy) -> Result<Namespaces, RunError> {
-    if policy == SandboxPolicy::Off {
-        return Ok(Namespaces::none());
-    }
-    let namespaces = Namespaces::probe();
-    match policy {
-        SandboxPolicy::Require if !namespaces.missing.is_empty() => {
-            Err(RunError::Sandbox(namespaces.missing.join("; ")))
-        }
-        _ => Ok(namespaces),
-    }
-}
-
 /// Boots the VM, again and again while it reboots.
 fn every_boot(
     vm: Vm<'_>,
@@ -270,7 +253,6 @@ fn every_boot(
     }
     logs.iter().try_for_each(|log| log.begin_to_read())?;
     let mut reboots = Reboots::default();
-    let mut namespaces = None;
     loop {
         // They are new after each reboot.
         let helpers = opened.helpers().map(Helper::of).collect::<io::Result<Vec<_>>>()?;
@@ -292,16 +274,11 @@ fn every_boot(
                 let started = Instant::now();
                 opened.launch.mapped = mapped.at_start();
                 let keeper = &keeper.of_boot(vm)?;
-                let namespaces = match &namespaces {
-                    Some(namespaces) => namespaces,
-                    None => namespaces.insert(namespaces_for(opened.launch.sandbox.policy)?),
-                };
                 let boot = NewBoot {
                     vm,
                     opened,
                     logs: &logs,
                     keeper,
-                    namespaces,
                     if_lost: std::mem::replace(&mut if_lost, IfLost::Boot),
                 };
                 (boot.run(progress)?, started.elapsed())

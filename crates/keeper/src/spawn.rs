@@ -100,6 +100,14 @@ impl Namespaces {
         }
     }
 
+    /// All namespaces, which the host may refuse.
+    pub fn all() -> Self {
+        Self {
+            flags: all_flags(),
+            missing: Vec::new(),
+        }
+    }
+
     /// The namespaces of `flags`; none if there are other flags of a clone among them.
     pub fn of_flags(flags: c_int) -> Option<Self> {
         (flags & !all_flags() == 0).then(|| Self {
@@ -118,8 +126,7 @@ impl Namespaces {
     pub fn probe() -> Self {
         let mut found = Self::none();
         if try_flags(all_flags()).is_ok() {
-            found.flags = all_flags();
-            return found;
+            return Self::all();
         }
         for (flag, name) in NAMESPACES {
             match try_flags(found.flags | flag) {

@@ -16,7 +16,7 @@ use shard_api::ports;
 use subnet::HelperProcess;
 
 use super::keeper::start_keeper;
-use super::{Booted, IfLost, Progress, RunError, Vm};
+use super::{Booted, IfLost, Progress, RunError, Vm, namespaces};
 use crate::adoption::{Leave, LeaveBoot};
 use crate::coherence;
 use crate::core_scheduling;
@@ -42,7 +42,6 @@ pub(super) struct NewBoot<'a> {
     /// The log of each shard.
     pub(super) logs: &'a [Arc<ShardLog>],
     pub(super) keeper: &'a Arc<Keeper>,
-    pub(super) namespaces: &'a Namespaces,
     pub(super) if_lost: IfLost,
 }
 
@@ -207,16 +206,19 @@ impl NewBoot<'_> {
         let disk_file_bytes = if shard == 0 { opened.disk_file_bytes } else { 0 };
         // A part takes the CPUs and the nodes of its keeper, which has those of this thread.
         let own_keeper = (shard > 0).then(|| start_keeper(vm).map(Arc::new)).transpose()?;
-        let start = shard_process::Start {
-            keeper: own_keeper.as_ref().unwrap_or(self.keeper),
-            program: &vm.programs.shard,
-            name: vm.name,
-            file_bytes: Limits::new(opened.launch.memory.bytes, disk_file_bytes).file_bytes,
-            policy: opened.launch.sandbox.policy,
-            namespaces: self.namespaces,
-            given: &Given::of(Place::Vm(cid)),
+        let start = |namespaces: &Namespaces| {
+            let start = shard_process::Start {
+                keeper: own_keeper.as_ref().unwrap_or(self.keeper),
+                program: &vm.programs.shard,
+                name: vm.name,
+                file_bytes: Limits::new(opened.launch.memory.bytes, disk_file_bytes).file_bytes,
+                policy: opened.launch.sandbox.policy,
+                namespaces,
+                given: &Given::of(Place::Vm(cid)),
+            };
+            ShardProcess::start(start, self.logs[shard].clone())
         };
-        let process = ShardProcess::start(start, self.logs[shard].clone())?;
+        let process = namespaces::with_those_of_host(opened.launch.sandbox.policy, start)?;
         let group = vm.handle.state().group.clone();
         if let Some(group) = group {
             group.add(process.pid)?;

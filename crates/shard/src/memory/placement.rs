@@ -59,8 +59,9 @@ pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags:
     Ok(start)
 }
 
-/// Puts the huge pages that `range` of guest memory touches in place, where the host can. For memory that is about to be
-/// filled anyhow: it is allocated by this.
+/// Puts the huge pages of guest memory in place of which `range` takes half or more, where the host can. For memory that is
+/// about to be filled anyhow: it is allocated by this. A huge page that is mostly empty costs more memory and time than it
+/// saves.
 pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
     let wanted = range.start..range.end.min(range.start.saturating_add(BOOT_BYTES_MAX));
     // What has no file is kept coherent page by page.
@@ -75,6 +76,14 @@ pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
         for skipped in (0..end.saturating_sub(start)).step_by(HUGE_BYTES as usize) {
             let address = address.wrapping_add(skipped as usize);
             let bytes = HUGE_BYTES.min(end - start - skipped) as usize;
+            let page = start + skipped..start + skipped + bytes as u64;
+            let taken = wanted
+                .end
+                .min(page.end)
+                .saturating_sub(wanted.start.max(page.start));
+            if taken < HUGE_BYTES / 2 {
+                continue;
+            }
             // SAFETY: ranges of one live mapping, whose contents these keep. A kernel that can't, or has no huge page
             // left, leaves small ones: the guest is slower to start, no more. The first page must be there, as
             // MADV_COLLAPSE takes an empty range for one that is gone.

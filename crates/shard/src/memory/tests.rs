@@ -42,3 +42,22 @@ fn huge_pages_keep_what_is_there_wherever_they_are_asked_for() {
         assert_eq!(memory.read_obj::<u64>(place).unwrap(), place.0 ^ 0x5a5a);
     }
 }
+
+#[test]
+fn huge_page_is_allocated_only_where_half_of_it_is_to_be_filled() {
+    use std::os::unix::fs::MetadataExt;
+    let memory = memory(64 << 20);
+    let allocated = || {
+        let regions = memory.iter().filter_map(|region| region.file_offset());
+        regions
+            .map(|offset| offset.file().metadata().unwrap().blocks() * 512)
+            .sum::<u64>()
+    };
+    // A small program, and the ends of two neighbouring pages.
+    fill_with_huge_pages(&memory, (1 << 20)..(1 << 20) + 4096);
+    fill_with_huge_pages(&memory, (4 << 20) - 8192..(4 << 20) + 8192);
+    assert_eq!(allocated(), 0);
+    // What is mapped before has a page at least, whether the host has a huge one or not.
+    fill_with_huge_pages(&memory, (8 << 20)..(11 << 20));
+    assert!(allocated() > 0);
+}
