@@ -450,3 +450,22 @@ fn a_snapshot_that_is_not_what_mirrorball_writes_is_refused_at_once() {
         &["belongs to user 65534", "copy"],
     );
 }
+
+#[test]
+fn scope_is_asked_of_the_service_manager_and_a_host_without_one_is_named_with_help() {
+    let scratch = Scratch::new("scope");
+    let run = ["run", "-d", "--scope", "--kernel", "vmlinux", "--name", "lasting"];
+    let path = |call: Call| call.env("PATH", scratch.path()).limit(AT_ONCE);
+    let output = path(mirrorball(run)).run().expect(1);
+    says(&output, &["--scope: systemd-run:", "install systemd"]);
+    one_line(&output);
+    // A service manager that prints what it is asked.
+    let starter = scratch.join("systemd-run");
+    std::fs::write(&starter, "#!/bin/sh\necho \"$@\"\n").expect("room for a script");
+    std::fs::set_permissions(&starter, Permissions::from_mode(0o755)).expect("our own file");
+    let output = path(mirrorball(run)).run().expect(0);
+    let asked = output.text();
+    assert!(asked.starts_with("--scope --quiet --collect "), "{output}");
+    let own = " -d --kernel vmlinux --name lasting";
+    assert!(asked.trim_end().ends_with(own), "{output}");
+}

@@ -102,6 +102,9 @@ pub struct RunArgs {
     /// Return when the VMs run, and leave them running
     #[arg(long, short, conflicts_with = "command")]
     pub detach: bool,
+    /// Leave them running in a scope of their own, which does not end with this session or unit (systemd)
+    #[arg(long, requires = "detach")]
+    pub scope: bool,
     /// Start them once: within 10 minutes the same command with the same ID prints the first result, and does nothing
     #[arg(long, value_name = "ID", requires = "detach")]
     pub request: Option<String>,

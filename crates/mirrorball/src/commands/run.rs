@@ -2,6 +2,7 @@
 
 mod command;
 mod follow;
+mod scope;
 mod table;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,9 @@ use super::{check, host_file, hosts};
 
 /// Starts the VMs; the exit status is that of the first that did not end well.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    if args.scope {
+        return Err(scope::enter());
+    }
     let spanned = args.span.as_ref().and_then(SpanSpec::cells);
     let home = args.cell.or_else(|| spanned?.first().copied());
     if let Some(code) = home.map(hosts::at_cell).transpose()?.flatten() {
@@ -53,6 +57,13 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
             "the monitor does not start: {error}"
         )
     })?;
+    if args.detach
+        && let Some(unit) = scope::ends_with()
+    {
+        eprintln!(
+            "mirrorball: what is left running ends with {unit}; help: `run -d --scope` leaves it running in a scope of its own"
+        );
+    }
     let boot_limit = Duration::from_secs(args.boot_limit);
     follow::follow(lease, vms, boot_limit, args.detach)
 }

@@ -1,0 +1,182 @@
+//! The unit of the host's service manager that VMs which are left running end with, and one of their own.
+//!
+//! A VM's keeper is a process of the caller's, in the caller's control group. Where that is a service's, `systemctl stop` ends
+//! the VM; where it is a login session's, and the host ends the processes of sessions, the logout does.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use miette::{Report, miette};
+
+use crate::commands::place::argv_os;
+
+/// The flag that this module carries out.
+const FLAG: &str = "--scope";
+/// Starts a process in a unit of its own.
+const STARTER: &str = "systemd-run";
+/// Where the login manager's settings are: the later overrule the earlier (`logind.conf(5)`).
+const SETTINGS: [&str; 4] = [
+    "/usr/lib/systemd/logind.conf",
+    "/usr/lib/systemd/logind.conf.d",
+    "/etc/systemd/logind.conf",
+    "/etc/systemd/logind.conf.d",
+];
+
+/// Runs this same command in a scope of its own. Returns only if that fails.
+pub(super) fn enter() -> Report {
+    let is_root = nix::unistd::geteuid().is_root();
+    let mut command = Command::new(STARTER);
+    command.args(["--scope", "--quiet", "--collect"]);
+    if !is_root {
+        command.arg("--user");
+    }
+    command
+        .args(["--", "/proc/self/exe"])
+        .args(without_flag(argv_os()));
+    let error = command.exec();
+    miette!(
+        help =
+            "install systemd, or leave the flag out: without a service manager nothing ends with a session",
+        "{FLAG}: {STARTER}: {error}"
+    )
+}
+
+/// The arguments without the flag. Behind `--` they are the guest's.
+fn without_flag(arguments: Vec<OsString>) -> Vec<OsString> {
+    let own = arguments
+        .iter()
+        .position(|word| word == "--")
+        .unwrap_or(arguments.len());
+    let kept = |(index, word): &(usize, OsString)| *index >= own || word != FLAG;
+    arguments
+        .into_iter()
+        .enumerate()
+        .filter(kept)
+        .map(|(_, word)| word)
+        .collect()
+}
+
+/// The unit that ends this process and all that it starts; none where nothing does.
+pub(super) fn ends_with() -> Option<String> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let unit = unit_in(&groups)?;
+    match is_of_session(unit) {
+        true if !(ends_sessions() && !nix::unistd::geteuid().is_root()) => None,
+        _ => Some(unit.to_owned()),
+    }
+}
+
+/// The innermost unit that can be stopped, in a process's file `cgroup` (`cgroups(7)`).
+fn unit_in(groups: &str) -> Option<&str> {
+    let paths = ["0::", "1:name=systemd:"].into_iter();
+    let path = paths
+        .filter_map(|start| groups.lines().find_map(|line| line.strip_prefix(start)))
+        .find(|path| *path != "/")?;
+    let unit = path.rsplit('/').find(|part| {
+        [".service", ".scope", ".slice"]
+            .iter()
+            .any(|kind| part.ends_with(kind))
+    })?;
+    // A user's own manager ends with the user's last session only where sessions are ended; its scopes are made for one program.
+    let is_manager = unit.starts_with("user@") || unit == "init.scope";
+    let is_stopped = unit.ends_with(".service") || is_of_session(unit);
+    (is_stopped && !is_manager).then_some(unit)
+}
+
+fn is_of_session(unit: &str) -> bool {
+    unit.starts_with("session-") && unit.ends_with(".scope")
+}
+
+/// Whether the host ends the processes of a session that is over.
+fn ends_sessions() -> bool {
+    let files = SETTINGS.iter().flat_map(|path| files_of(Path::new(path)));
+    let texts = files.filter_map(|path| fs::read_to_string(path).ok());
+    texts
+        .filter_map(|text| kill_user_processes(&text))
+        .last()
+        .unwrap_or(false)
+}
+
+/// The file, or the settings in the directory in their order.
+fn files_of(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(path) else {
+        return vec![path.to_owned()];
+    };
+    let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|path| path.extension().is_some_and(|end| end == "conf"));
+    files.sort();
+    files
+}
+
+/// What a file of settings says of the processes of sessions, if it says anything.
+fn kill_user_processes(text: &str) -> Option<bool> {
+    let values = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("KillUserProcesses="));
+    let last = values.last()?;
+    Some(["yes", "true", "on", "1"].contains(&last.trim().to_ascii_lowercase().as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn innermost_unit_that_can_be_stopped_is_found() {
+        for (groups, unit) in [
+            ("0::/\n", None),
+            ("0::/system.slice/builder.service\n", Some("builder.service")),
+            (
+                "0::/system.slice/builder.service/inner\n",
+                Some("builder.service"),
+            ),
+            (
+                "0::/user.slice/user-1000.slice/session-3.scope\n",
+                Some("session-3.scope"),
+            ),
+            (
+                "0::/user.slice/user-1000.slice/user@1000.service/app.slice/run-7.scope\n",
+                None,
+            ),
+            (
+                "0::/user.slice/user-1000.slice/user@1000.service/init.scope\n",
+                None,
+            ),
+            ("0::/user.slice/user-1000.slice/user@1000.service\n", None),
+            ("0::/system.slice/docker-12ab.scope\n", None),
+            (
+                "4:memory:/a.service\n1:name=systemd:/system.slice/b.service\n0::/\n",
+                Some("b.service"),
+            ),
+            ("", None),
+        ] {
+            assert_eq!(unit_in(groups), unit, "{groups}");
+        }
+    }
+
+    #[test]
+    fn last_setting_of_sessions_counts_and_comments_do_not() {
+        assert_eq!(kill_user_processes("[Login]\n#KillUserProcesses=yes\n"), None);
+        assert_eq!(
+            kill_user_processes("KillUserProcesses=yes\nKillUserProcesses=no\n"),
+            Some(false)
+        );
+        assert_eq!(
+            kill_user_processes("[Login]\nKillUserProcesses=Yes \n"),
+            Some(true)
+        );
+    }
+
+    #[test]
+    fn flag_is_left_out_but_not_of_the_guests_command() {
+        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(
+            without_flag(words("run --scope -d --image x -- tool --scope")),
+            words("run -d --image x -- tool --scope")
+        );
+        assert_eq!(without_flag(words("run -d --scope")), words("run -d"));
+    }
+}
