@@ -120,14 +120,31 @@ memory() {
 "$mirrorball" cluster up --lab never --cells 1 >/dev/null
 in_cell=$(memory mirrorball)
 "$mirrorball" cluster down >/dev/null
-read -r one further <<<"$in_cell"
 base=$(median <"$work/firecracker.start")
 for program in mirrorball firecracker jailer; do
     start=$(median <"$work/$program.start")
     echo "$program: start $start us (median of $runs; least $(sort -n "$work/$program.start" | head -n 1)), $(awk "BEGIN {printf \"%.2f\", $start / $base}") of Firecracker's"
 done
-echo "mirrorball in a cell: $one KiB for one VM, $further KiB for each further one (PSS of the cell, keepers and shards; $vms VMs)"
-for program in mirrorball firecracker jailer; do
-    read -r one further <<<"$(memory "$program")"
-    echo "$program: $one KiB for one VM, $further KiB for each further one"
-done
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+machine="$(nproc) CPUs, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), Linux $(uname -r)"
+grep -q '^flags.* hypervisor' /proc/cpuinfo && machine="virtual machine with $machine"
+row() {
+    read -r one further <<<"$2"
+    echo "$1: $one KiB for one VM, $further KiB for each further one (PSS of the processes of $vms VMs, the cell's included)" >&2
+    printf '  {"what": "memory", "of": "%s", "unit": "KiB", "one": %s, "further": %s, "vms": %s}' "$1" "$one" "$further" "$vms"
+}
+{
+    printf '{"machine": "%s", "load": %s, "date": "%s", "commit": "%s", "firecracker": "%s", "rows": [\n' "$machine" \
+        "$(cut -d' ' -f1 /proc/loadavg)" "$(date +%F)" "$(git -C "$here" rev-parse --short HEAD)" "$("$firecracker" --version | head -n 1)"
+    for program in mirrorball firecracker jailer; do
+        printf '  {"what": "start to the first byte", "of": "%s", "unit": "us", "samples": [%s]},\n' "$program" "$(paste -sd, "$work/$program.start")"
+    done
+    row "mirrorball in a cell" "$in_cell"
+    for program in mirrorball firecracker jailer; do
+        printf ',\n'
+        row "$program" "$(memory "$program")"
+    done
+    printf '\n]}\n'
+} >"$work/result"
+mv "$work/result" "$here/bench/results/firecracker.json"
