@@ -16,7 +16,6 @@ use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes, Site};
 use knowledge::fact::{self, FactError};
 use knowledge::{Base, Fact, Machine};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Part, Status};
 use registry::runtime;
 
 use crate::measure::{self, Kept, Measured};
@@ -56,11 +55,22 @@ pub fn host() -> Result<Base, FileError> {
         let measured = Kept::at(&runtime).read(&topology::host_name(), &measure::allowed());
         base.learn(measured.into_iter().flat_map(|measured| measured.facts));
     }
-    let asserted = diskstore::image::data_directory().map(|data| data.join(ASSERTED));
-    if let Some(asserted) = asserted.filter(|file| file.exists()) {
-        base.learn(read(&asserted)?);
-    }
+    base.learn(asserted()?);
     Ok(base)
+}
+
+/// The file with the facts that a user asserts of this machine; there may be none.
+pub fn asserted_file() -> Option<PathBuf> {
+    diskstore::image::data_directory().map(|data| data.join(ASSERTED))
+}
+
+/// The facts that a user asserts of this machine.
+///
+/// # Errors
+/// If a line of the file is no fact.
+pub fn asserted() -> Result<Vec<Fact>, FileError> {
+    let file = asserted_file().filter(|file| file.exists());
+    file.map_or_else(|| Ok(Vec::new()), |file| read(&file))
 }
 
 /// The facts in a file.
@@ -160,7 +170,24 @@ pub fn cluster(files: &Files) -> io::Result<Vec<Fact>> {
         let cells = host.cells.iter().map(|cell| i64::from(*cell));
         cells.map(|cell| Fact::new("cell", [cell.into(), host.name.as_str().into()]))
     }));
+    let here = topology::host_name();
+    facts.extend(site.iter().flat_map(|site| sharing(site, &here)));
     Ok(facts)
+}
+
+/// Which hosts of a cluster share memory. `here` is this host's name in facts.
+fn sharing(site: &Site, here: &str) -> Vec<Fact> {
+    let sharing: Vec<&str> = site
+        .hosts
+        .iter()
+        .filter(|host| host.shared_memory.is_some())
+        .map(|host| if host.name == site.here { here } else { &host.name })
+        .collect();
+    let pairs = sharing.iter().enumerate().flat_map(|(at, one)| {
+        let others = sharing[at + 1..].iter();
+        others.map(|other| Fact::new("shares_memory", [(*one).into(), (*other).into()]))
+    });
+    pairs.collect()
 }
 
 /// The facts of this host and of the cluster's cells. A wrong file of asserted facts is reported on standard
@@ -172,29 +199,6 @@ pub fn all(files: &Files) -> io::Result<Base> {
     });
     base.learn(cluster(files)?);
     Ok(base)
-}
-
-/// The free memory of each cell that runs, its load with `vcpus` more, and whether it takes no new VM.
-pub fn room(status: &Status, vcpus: u32) -> Vec<Fact> {
-    let running = status.cells.iter().filter(|cell| cell.life.is_some());
-    let facts = running.flat_map(|cell| {
-        let number = i64::from(cell.plan.number);
-        let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
-        let has = (cell.plan.memory_bytes + sum(&cell.borrowed)).saturating_sub(sum(&cell.lent));
-        let free = has.saturating_sub(cell.given_bytes);
-        let cpus = u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX).max(1);
-        let load = (u64::from(cell.vcpus) + u64::from(vcpus)) * 100 / u64::from(cpus);
-        let value = |value: u64| i64::try_from(value).unwrap_or(i64::MAX).into();
-        let cordoned = cell.cordoned.then(|| Fact::new("cell_cordoned", [number.into()]));
-        [
-            Fact::new("cell_runs", [number.into()]),
-            Fact::new("cell_free_bytes", [number.into(), value(free)]),
-            Fact::new("cell_load_percent", [number.into(), value(load)]),
-        ]
-        .into_iter()
-        .chain(cordoned)
-    });
-    facts.collect()
 }
 
 #[cfg(test)]
@@ -241,37 +245,6 @@ mod tests {
         ];
         assert_eq!(facts, expected);
         assert_eq!(cells(&plans[..1], "box", None)[0].to_string(), "cell(0, \"box\")");
-    }
-
-    #[test]
-    fn a_cell_that_does_not_run_has_no_room() {
-        let status = |number, life| registry::cluster::interface::CellStatus {
-            plan: plan(number, None, &[0, 1]),
-            pid: 1,
-            life,
-            failed: false,
-            cordoned: number == 2,
-            given_bytes: 1 << 29,
-            lent: Vec::new(),
-            borrowed: Vec::new(),
-            vcpus: 3,
-            vms: Vec::new(),
-        };
-        let status = Status {
-            cells: vec![status(0, Some(1)), status(1, None), status(2, Some(1))],
-            ready: true,
-        };
-        let facts: Vec<String> = room(&status, 2).iter().map(Fact::to_string).collect();
-        let expected = [
-            "cell_runs(0)",
-            "cell_free_bytes(0, 536870912)",
-            "cell_load_percent(0, 250)",
-            "cell_runs(2)",
-            "cell_free_bytes(2, 536870912)",
-            "cell_load_percent(2, 250)",
-            "cell_cordoned(2)",
-        ];
-        assert_eq!(facts, expected);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! | [`topology`] | nodes, CPUs, caches and devices, from sysfs |
 //! | [`measure`] | the cost of messages between CPUs and to other hosts |
 //! | [`known`] | all facts together: found, measured, asserted, and the cluster's cells |
+//! | [`rooms`] | what cells have to give, from their reports, facts and assertions |
 //! | [`nodes`] | the NUMA nodes of a spanning VM's guest |
 //! | [`memory_use`] | what running VMs take of the host's memory |
 //!
@@ -20,4 +21,5 @@ pub mod known;
 pub mod measure;
 pub mod memory_use;
 pub mod nodes;
+pub mod rooms;
 pub mod topology;

@@ -96,7 +96,9 @@ const SHAPES: &[(&str, Terms)] = &[
     ("cell_runs", &[("Cell", Number)]),
     ("cell_cordoned", &[("Cell", Number)]),
     ("cell_free_bytes", &[("Cell", Number), ("Bytes", Value)]),
-    ("cell_load_percent", &[("Cell", Number), ("Percent", Value)]),
+    ("cell_cpus", &[("Cell", Number), ("Count", Value)]),
+    ("cell_vcpus", &[("Cell", Number), ("Count", Value)]),
+    ("shares_memory", &[("Host", Text), ("Other", Text)]),
     // Concluded, or asserted.
     (
         "message_ns",

@@ -14,6 +14,8 @@ use crate::{Base, Machine};
 pub const RING: &str = "ring";
 /// Bulk memory, copied by who gets it.
 pub const COPY: &str = "copy";
+/// The transport between hosts that share memory: rings in it.
+pub const SHARED: &str = "shared";
 /// The transport between hosts that there always is.
 pub const TLS: &str = "tls";
 
@@ -50,6 +52,17 @@ struct Cell {
     node: Option<i64>,
 }
 
+/// Which of these transports a link of two cells takes: the one with the shortest time from send to receipt;
+/// of as short ones the first. One without a known time is as fast as [`TLS`].
+///
+/// This is the one decision. Cells that make a link call it, and so do the fact `transport(A, B, Transport)`
+/// and the costs of multicast trees.
+pub fn choose<'a>(ns: &BTreeMap<String, u64>, transports: &[&'a str]) -> Option<&'a str> {
+    let assumed_ns = ns.get(TLS).copied().unwrap_or(ELSEWHERE_NS);
+    let of = |transport: &&&str| ns.get(**transport).copied().unwrap_or(assumed_ns);
+    transports.iter().min_by_key(of).copied()
+}
+
 /// What is known of the ways between all cells.
 #[derive(Clone, Debug)]
 pub struct Ways {
@@ -62,6 +75,8 @@ pub struct Ways {
     /// Between hosts, by transport.
     hosts_ns: BTreeMap<(String, String), BTreeMap<String, u64>>,
     asserted_ns: BTreeMap<(u16, u16), BTreeMap<String, u64>>,
+    /// Hosts that share memory, each pair in both orders.
+    sharing: BTreeSet<(String, String)>,
     send_ns: u64,
 }
 
@@ -111,6 +126,7 @@ impl Ways {
                 .collect(),
             hosts_ns: hosts_ns(base),
             asserted_ns: asserted_ns(base),
+            sharing: sharing(base),
             send_ns: median(&mut sends).unwrap_or(SEND_NS),
             copied_mb_s: by_places(between_cpus(base, "bandwidth_mb_s", COPY), &places),
             cells,
@@ -144,13 +160,36 @@ impl Ways {
             _ => BTreeMap::from([(TLS.to_owned(), ELSEWHERE_NS)]),
         };
         known.extend(self.asserted_ns.get(&(from, to)).cloned().unwrap_or_default());
+        // A receiver that sleeps is woken over the stream in any case.
+        if self.transports(from, to).contains(&SHARED) {
+            let tls_ns = known.get(TLS).copied().unwrap_or(ELSEWHERE_NS);
+            known.entry(SHARED.to_owned()).or_insert(tls_ns);
+        }
         known
     }
 
-    /// The same by the fastest of them.
+    /// The transports that there are between two cells: within a host the ring; else memory, if the hosts
+    /// share it, and the stream.
+    pub fn transports(&self, from: u16, to: u16) -> &'static [&'static str] {
+        let host = |cell| self.cells.get(&cell).map(|cell: &Cell| cell.host.clone());
+        match host(from).zip(host(to)) {
+            Some((one, other)) if one == other => &[RING],
+            Some(pair) if self.sharing.contains(&pair) => &[SHARED, TLS],
+            _ => &[TLS],
+        }
+    }
+
+    /// The transport of a link between two cells, as [`choose`] has it.
+    pub fn transport(&self, from: u16, to: u16) -> Option<&'static str> {
+        choose(&self.between(from, to), self.transports(from, to))
+    }
+
+    /// The time of a message by that, nanoseconds.
     pub fn fastest_ns(&self, from: u16, to: u16) -> u64 {
         let between = self.between(from, to);
-        between.into_values().min().unwrap_or(ELSEWHERE_NS)
+        let chosen = choose(&between, self.transports(from, to));
+        let known = chosen.and_then(|transport| between.get(transport));
+        known.copied().unwrap_or(ELSEWHERE_NS)
     }
 
     /// The same between two cells of one host, or within one cell, if it was measured between CPUs of theirs or like them.
@@ -196,18 +235,26 @@ impl Ways {
         all
     }
 
-    /// `message_ns(From, To, Transport, Ns)` of all cells, for rules to conclude from.
+    /// `message_ns(From, To, Transport, Ns)` and `transport(From, To, Transport)` of all cells, for rules to
+    /// conclude from.
     pub fn facts(&self) -> Vec<Fact> {
         let pairs = self
             .cells()
             .flat_map(|from| self.cells().map(move |to| (from, to)));
         let pairs = pairs.filter(|(from, to)| from != to);
         let facts = pairs.flat_map(|(from, to)| {
-            self.between(from, to).into_iter().map(move |(transport, ns)| {
-                let [from, to] = [from, to].map(|cell| i64::from(cell).into());
+            let [one, other] = [from, to].map(|cell| i64::from(cell).into());
+            let pair = [one, other];
+            let chosen = self.transport(from, to).map(|transport| {
+                let [one, other] = pair.clone();
+                Fact::new("transport", [one, other, transport.into()])
+            });
+            let costs = self.between(from, to).into_iter().map(move |(transport, ns)| {
+                let [one, other] = pair.clone();
                 let ns = i64::try_from(ns).unwrap_or(i64::MAX);
-                Fact::new("message_ns", [from, to, transport.as_str().into(), ns.into()])
-            })
+                Fact::new("message_ns", [one, other, transport.as_str().into(), ns.into()])
+            });
+            chosen.into_iter().chain(costs)
         });
         facts.collect()
     }
@@ -325,6 +372,14 @@ fn hosts_ns(base: &Base) -> BTreeMap<(String, String), BTreeMap<String, u64>> {
         }
     }
     all
+}
+
+fn sharing(base: &Base) -> BTreeSet<(String, String)> {
+    let pairs = base.named("shares_memory").filter_map(|fact| {
+        let (one, other) = (fact.text(0)?.to_owned(), fact.text(1)?.to_owned());
+        Some([(one.clone(), other.clone()), (other, one)])
+    });
+    pairs.flatten().collect()
 }
 
 fn asserted_ns(base: &Base) -> BTreeMap<(u16, u16), BTreeMap<String, u64>> {

@@ -1,4 +1,10 @@
-//! In which cell a VM starts.
+//! In which cell a VM starts, and why not in the others.
+//!
+//! [`rank`] is the one decision. A cell that is asked for a place calls it, `mirrorball knowledge place` prints it, and the
+//! relations `has_room`, `no_room` and `place` of `mirrorball knowledge query` are its result.
+
+use std::collections::BTreeMap;
+use std::fmt;
 
 /// What a cell has to give.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -13,18 +19,154 @@ pub struct Room {
     pub free_bytes: u64,
     /// Whether it takes no new VM.
     pub is_cordoned: bool,
+    /// Whether it is on the host where the VM was requested, which has the VM's files.
+    pub is_here: bool,
 }
 
-/// The cell for a VM of that many vCPUs and that much memory: of those that have the memory, the one with the fewest vCPUs
-/// on each CPU afterwards; of these the one with the most memory left, then the lowest number. Cordoned cells take no part.
-/// `None` if no other one has the memory.
-pub fn place(rooms: &[Room], vcpus: u32, memory_bytes: u64) -> Option<u16> {
-    let fitting = rooms
-        .iter()
-        .filter(|room| room.free_bytes >= memory_bytes && room.cpus > 0 && !room.is_cordoned);
-    let load_milli = |room: &Room| u64::from(room.vcpus + vcpus) * 1000 / u64::from(room.cpus);
-    let best = fitting.min_by_key(|room| (load_milli(room), u64::MAX - room.free_bytes, room.cell));
-    best.map(|room| room.cell)
+/// What a VM needs of one cell.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Want {
+    /// Its vCPUs.
+    pub vcpus: u32,
+    /// Its memory, bytes.
+    pub memory_bytes: u64,
+}
+
+/// Whether a cell can take a VM. Displayed as the predicate of a sentence about the cell.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Verdict {
+    /// It has room.
+    Fits {
+        /// vCPUs for each 1000 CPUs with those of the VM.
+        load_milli: u64,
+    },
+    /// It takes no new VM.
+    Cordoned,
+    /// It has no CPU.
+    NoCpu,
+    /// It has less memory than the VM needs.
+    TooSmall {
+        /// What it has not given out, bytes.
+        free_bytes: u64,
+    },
+}
+
+/// A cell, and what the decision says of it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Candidate {
+    /// The cell.
+    pub room: Room,
+    /// Whether it can take the VM.
+    pub verdict: Verdict,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fits { load_milli } => {
+                let (whole, rest) = (load_milli / 1000, load_milli % 1000);
+                write!(f, "would have {whole}.{rest:03} vCPUs on each CPU")
+            }
+            Self::Cordoned => f.write_str("is cordoned"),
+            Self::NoCpu => f.write_str("has no CPU"),
+            Self::TooSmall { free_bytes } => write!(f, "has {} MiB", free_bytes >> 20),
+        }
+    }
+}
+
+/// Decides where a VM can start: the cells that can take it, the best first, then the others by number.
+///
+/// The best is one of this host, if any of this host can take the VM; of these the one with the fewest vCPUs
+/// on each CPU afterwards, then the one with the most memory left, then the lowest number. A cell can take
+/// the VM if it is not cordoned, has a CPU, and has the memory.
+pub fn rank(rooms: &[Room], want: Want) -> Vec<Candidate> {
+    let judge = |room: &Room| Candidate {
+        room: *room,
+        verdict: judge(room, want),
+    };
+    let mut candidates: Vec<Candidate> = rooms.iter().map(judge).collect();
+    candidates.sort_by_key(|candidate| {
+        let room = &candidate.room;
+        match candidate.verdict {
+            Verdict::Fits { load_milli } => (
+                false,
+                !room.is_here,
+                load_milli,
+                u64::MAX - room.free_bytes,
+                room.cell,
+            ),
+            _ => (true, false, 0, 0, room.cell),
+        }
+    });
+    candidates
+}
+
+/// The cell for a VM: the first of [`rank`]; `None` if no cell can take it.
+pub fn place(rooms: &[Room], want: Want) -> Option<u16> {
+    let best = rank(rooms, want).first().copied()?;
+    matches!(best.verdict, Verdict::Fits { .. }).then_some(best.room.cell)
+}
+
+/// Why no cell takes a VM, cell by cell: "cell 0 is cordoned, cell 1 has 64 MiB".
+pub fn refusals(rooms: &[Room], want: Want) -> String {
+    let refused = rank(rooms, want).into_iter();
+    let refused = refused.map(|one| format!("cell {} {}", one.room.cell, one.verdict));
+    refused.collect::<Vec<_>>().join(", ")
+}
+
+fn judge(room: &Room, want: Want) -> Verdict {
+    if room.is_cordoned {
+        return Verdict::Cordoned;
+    }
+    if room.cpus == 0 {
+        return Verdict::NoCpu;
+    }
+    if room.free_bytes < want.memory_bytes {
+        let free_bytes = room.free_bytes;
+        return Verdict::TooSmall { free_bytes };
+    }
+    let vcpus = u64::from(room.vcpus) + u64::from(want.vcpus);
+    Verdict::Fits {
+        load_milli: vcpus * 1000 / u64::from(room.cpus),
+    }
+}
+
+/// What a user asserts of a cell.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Asserted {
+    /// Its CPUs, in place of those that it has.
+    pub cpus: Option<u32>,
+    /// vCPUs that run there, in place of those that were counted.
+    pub vcpus: Option<u32>,
+    /// Memory that may be given out, bytes. It counts where it is less than what the cell has: an assertion
+    /// makes no memory.
+    pub free_bytes: Option<u64>,
+    /// Whether it is to take no new VM.
+    pub is_cordoned: bool,
+}
+
+/// What a user asserts of cells, by number.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Assertions(pub BTreeMap<u16, Asserted>);
+
+impl Assertions {
+    /// The rooms as the assertions have them. An assertion of a cell without a room makes none.
+    pub fn apply(&self, rooms: &mut [Room]) {
+        for room in rooms {
+            let Some(asserted) = self.0.get(&room.cell) else {
+                continue;
+            };
+            room.cpus = asserted.cpus.unwrap_or(room.cpus);
+            room.vcpus = asserted.vcpus.unwrap_or(room.vcpus);
+            room.free_bytes = asserted.free_bytes.unwrap_or(u64::MAX).min(room.free_bytes);
+            room.is_cordoned |= asserted.is_cordoned;
+        }
+    }
+
+    /// Whether they have a cell take no new VM.
+    pub fn cordon(&self, cell: u16) -> bool {
+        self.0.get(&cell).is_some_and(|asserted| asserted.is_cordoned)
+    }
 }
 
 #[cfg(test)]
@@ -40,7 +182,77 @@ mod tests {
             vcpus,
             free_bytes: free_mib << 20,
             is_cordoned: false,
+            is_here: true,
         }
+    }
+
+    fn place(rooms: &[Room], vcpus: u32, memory_bytes: u64) -> Option<u16> {
+        super::place(rooms, Want { vcpus, memory_bytes })
+    }
+
+    #[test]
+    fn cell_of_another_host_is_chosen_only_when_none_of_this_host_can_take_the_vm() {
+        let mut rooms = [room(0, 1, 9, 128), room(1, 8, 0, 1 << 20)];
+        rooms[1].is_here = false;
+        assert_eq!(place(&rooms, 1, 64 << 20), Some(0));
+        assert_eq!(place(&rooms, 1, 256 << 20), Some(1));
+        rooms[0].is_cordoned = true;
+        assert_eq!(place(&rooms, 1, 64 << 20), Some(1));
+    }
+
+    #[test]
+    fn every_cell_is_ranked_with_the_reason_of_its_rank() {
+        let mut rooms = [
+            room(3, 0, 0, 64),
+            room(2, 4, 4, 64),
+            room(1, 4, 0, 63),
+            room(0, 4, 2, 64),
+            room(4, 9, 0, 99),
+        ];
+        rooms[4].is_cordoned = true;
+        let want = Want {
+            vcpus: 1,
+            memory_bytes: 64 << 20,
+        };
+        let said = rank(&rooms, want);
+        let said: Vec<String> = said
+            .iter()
+            .map(|one| format!("{} {}", one.room.cell, one.verdict))
+            .collect();
+        let expected = [
+            "0 would have 0.750 vCPUs on each CPU",
+            "2 would have 1.250 vCPUs on each CPU",
+            "1 has 63 MiB",
+            "3 has no CPU",
+            "4 is cordoned",
+        ];
+        assert_eq!(said, expected);
+        assert!(refusals(&rooms[2..3], want).ends_with("cell 1 has 63 MiB"));
+    }
+
+    #[test]
+    fn assertion_changes_the_cell_that_it_names_and_makes_no_memory_and_no_cell() {
+        let mut rooms = [room(0, 4, 2, 64), room(1, 4, 2, 64)];
+        let asserted = Asserted {
+            cpus: Some(8),
+            vcpus: Some(0),
+            free_bytes: Some(u64::MAX),
+            is_cordoned: false,
+        };
+        let mut assertions = Assertions([(1, asserted), (7, asserted)].into());
+        assertions.apply(&mut rooms);
+        assert_eq!(rooms, [room(0, 4, 2, 64), room(1, 8, 0, 64)]);
+        assertions.0.insert(
+            1,
+            Asserted {
+                free_bytes: Some(1 << 20),
+                is_cordoned: true,
+                ..Asserted::default()
+            },
+        );
+        assertions.apply(&mut rooms);
+        assert_eq!((rooms[1].free_bytes, rooms[1].is_cordoned), (1 << 20, true));
+        assert!(assertions.cordon(1) && !assertions.cordon(7) && !assertions.cordon(0));
     }
 
     #[test]

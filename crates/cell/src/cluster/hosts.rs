@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use agent::protocol::ExecRequest;
 use config::cluster::{HostPlan, Site};
+use knowledge::ways::{SHARED, TLS, choose};
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
 use urpc::tls::{Deadline, Identity, Peer, TlsError, in_days};
@@ -73,6 +74,8 @@ pub struct Hosts {
     /// What is known of them, for all clones: hosts come and go while a cell runs.
     site: Arc<RwLock<Arc<Site>>>,
     memory: Option<SharedMemory>,
+    /// What is known of the ways between cells, for all clones.
+    ways: Arc<RwLock<Arc<knowledge::Ways>>>,
     identity: Identity,
 }
 
@@ -86,6 +89,9 @@ impl Hosts {
             identity: Identity::load(&site.keys, &site.here)?,
             site: Arc::new(RwLock::new(Arc::new(site))),
             memory: None,
+            ways: Arc::new(RwLock::new(Arc::new(knowledge::Ways::of(
+                &knowledge::Base::default(),
+            )))),
         })
     }
 
@@ -97,6 +103,20 @@ impl Hosts {
     /// Goes on with other hosts: one that is not there any more is served no longer.
     pub fn take_site(&self, site: Site) {
         *self.site.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(site);
+    }
+
+    /// Goes by these ways between cells from the next link on.
+    pub fn take_ways(&self, ways: Arc<knowledge::Ways>) {
+        *self.ways.write().unwrap_or_else(PoisonError::into_inner) = ways;
+    }
+
+    /// The memory for a link between two cells: none if this host shares none, or the stream is known to be
+    /// faster.
+    fn memory_between(&self, me: u16, cell: u16) -> Option<&SharedMemory> {
+        let memory = self.memory.as_ref()?;
+        let ways = self.ways.read().unwrap_or_else(PoisonError::into_inner);
+        let chosen = choose(&ways.between(me, cell), &[SHARED, TLS]);
+        (chosen == Some(SHARED)).then_some(memory)
     }
 
     /// A line about the host's certificate, if its end is near.
@@ -129,8 +149,7 @@ impl Hosts {
     pub fn call(&self, me: CellId, cell: u16, calling: &Calling) -> io::Result<Option<Link>> {
         calling.during(cell, || {
             let offer = self
-                .memory
-                .as_ref()
+                .memory_between(me.number, cell)
                 .and_then(|memory| memory.offer(me.number, cell));
             let (place, number) = offer.unzip();
             let wish = Wish::Link {
@@ -239,7 +258,7 @@ impl Hosts {
                     reply(&mut stream, answer, false)?;
                     return Ok(None);
                 };
-                let memory = self.memory.as_ref().zip(number);
+                let memory = self.memory_between(me.number, cell.number).zip(number);
                 let place = memory.and_then(|(memory, number)| memory.accept(me.number, cell.number, number));
                 reply(&mut stream, answer, place.is_some())?;
                 let version = link::agree(versions, cell).map_err(io::Error::other)?;

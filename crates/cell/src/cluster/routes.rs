@@ -1,6 +1,6 @@
 //! By which cells a message to all goes: a tree by what messages between them cost, as far as that is known.
 //!
-//! [`Ways::costs`] is the one place that says what they cost.
+//! [`Ways::tree`] is the one place that decides it, and [`Ways::costs`] the one that has what messages cost.
 
 use std::sync::Arc;
 
@@ -51,6 +51,11 @@ impl Ways {
         }
     }
 
+    /// What is known of the ways, for a choice of transport.
+    pub fn known(&self) -> Arc<knowledge::Ways> {
+        self.known.clone()
+    }
+
     /// From the send of a message to its receipt by one who polls.
     pub fn latency_ns(&self, from: u16, to: u16) -> u64 {
         self.known.fastest_ns(from, to)
@@ -59,6 +64,14 @@ impl Ways {
     /// What a message costs its sender before the next.
     pub fn send_ns(&self) -> u64 {
         CALL_NS + self.known.send_ns()
+    }
+
+    /// The tree by which the first of these cells sends to the others, and the costs that it follows from.
+    ///
+    /// This is the one decision: cells send along it, and `mirrorball knowledge route` shows it.
+    pub fn tree(&self, cells: &[u16]) -> (Tree, Costs) {
+        let costs = self.costs(cells);
+        (Tree::best(&costs, 0), costs)
     }
 
     /// What messages between these cells cost.
@@ -105,7 +118,7 @@ impl Route {
             .into_iter()
             .chain(cells.iter().map(|cell| cell.number))
             .collect();
-        let tree = Tree::best(&self.ways.costs(&numbers), 0);
+        let (tree, _) = self.ways.tree(&numbers);
         self.hops = below(&tree, 0, &|place| cells[place - 1]);
         self.cells = cells;
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use config::cluster::Site;
 use fault_point::fault_point;
-use hostinfo::known;
+use hostinfo::{known, rooms};
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask, OF_CELL, owner_of};
@@ -119,7 +119,12 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
         elsewhere::expected(membership, &hosts.site())
     });
-    let state = State::new(
+    let watch = rooms::Watch::new();
+    let ways = Ways::of(&known::all(&files)?);
+    if let Some(hosts) = &hosts {
+        hosts.take_ways(ways.known());
+    }
+    let mut state = State::new(
         me,
         std::process::id(),
         plan,
@@ -127,8 +132,10 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         places::running(&files)?,
     )
     .with_cordon(own.is_cordoned())
-    .with_ways(Ways::of(&known::all(&files)?))
+    .with_ways(ways)
     .expecting(expected);
+    // `known::all` has reported a wrong file.
+    state.assert(rooms::asserted().unwrap_or_default());
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
@@ -156,6 +163,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         contacts: Contacts::new(others),
         clients: BTreeMap::new(),
         elsewhere,
+        watch,
         ticking: false,
         events,
     };
@@ -211,6 +219,8 @@ struct Cell {
     clients: BTreeMap<Client, UnixStream>,
     /// The cells of other hosts.
     elsewhere: Option<Elsewhere>,
+    /// Of the file of asserted facts.
+    watch: rooms::Watch,
     /// There is a tick to come.
     ticking: bool,
     events: Sender<Event>,
@@ -256,6 +266,9 @@ impl Cell {
                         format!("the cordon can't be written down: {error}; see whether the disk is full");
                     self.answer(client, &Answer::Refused { why });
                     return Next::GoOn;
+                }
+                if matches!(ask, Ask::Host(_)) && self.watch.has_changed() {
+                    self.take_facts();
                 }
                 let acts = self.state.asked(client, ask);
                 self.watch(client);
@@ -318,6 +331,28 @@ impl Cell {
             self.ticking = later(TICK, Event::Tick, &self.events).is_ok();
         }
         if ends { Next::End } else { Next::GoOn }
+    }
+
+    /// Goes by the facts that a user asserts now: where VMs start, by which trees messages go, which
+    /// transport the next links take. While the file is wrong it goes by the former ones.
+    fn take_facts(&mut self) {
+        let read = || -> io::Result<_> {
+            let asserted = rooms::asserted().map_err(io::Error::other)?;
+            Ok((asserted, Ways::of(&known::all(&self.files)?)))
+        };
+        match read() {
+            Ok((asserted, ways)) => {
+                info!("the asserted facts have changed");
+                if let Some(elsewhere) = &self.elsewhere {
+                    elsewhere.take_ways(ways.known());
+                }
+                self.state.assert(asserted);
+                self.state.take_ways(ways);
+            }
+            Err(error) => {
+                warn!(%error, "the asserted facts have changed and can't be used; the former ones count")
+            }
+        }
     }
 
     fn write_cordon(&self, cordoned: bool) -> io::Result<()> {

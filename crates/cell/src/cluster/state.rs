@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use config::cluster::CellPlan;
+use policy::placement::Assertions;
 use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
@@ -160,6 +161,8 @@ pub struct State {
     expected: BTreeSet<u16>,
     /// Cells whose hosts have left the cluster.
     departed: BTreeSet<u16>,
+    /// What a user of this host asserts of cells' rooms.
+    assertions: Assertions,
 }
 
 impl State {
@@ -222,6 +225,7 @@ impl State {
             dead: BTreeMap::new(),
             expected: BTreeSet::new(),
             departed: BTreeSet::new(),
+            assertions: Assertions::default(),
         }
     }
 
@@ -232,6 +236,11 @@ impl State {
             route: Route::new(ways),
             ..self
         }
+    }
+
+    /// Goes by these ways to other cells from now on: multicast trees, from the next message to all.
+    pub fn take_ways(&mut self, ways: Ways) {
+        self.route = Route::new(ways);
     }
 
     /// There are links to all cells that ran when this one started, or they don't answer.

@@ -322,14 +322,12 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_rules_know_how_cells_talk_and_where_a_vm_fits() {
+    fn the_built_in_rules_know_which_cells_are_near_and_how_they_talk() {
         let cells = "host(\"a\")\nnode(\"a\", 0)\nnode(\"a\", 1)\ncell(0, \"a\")\ncell(1, \"a\")\ncell(2, \"a\")\ncell(3, \"b\")\n\
             cell_node(0, 0)\ncell_node(1, 0)\ncell_node(2, 1)\ncell_node(3, 0)\n\
             distance(\"a\", 0, 1, 15)\ndistance(\"a\", 1, 0, 30)\n\
-            host_latency_ns(\"a\", \"b\", \"tls\", 40000)\nhost_latency_ns(\"a\", \"b\", \"memory\", 2000)\n\
-            cell_runs(0)\ncell_runs(1)\ncell_runs(2)\nwants(2, 1000)\n\
-            cell_free_bytes(0, 999)\ncell_free_bytes(1, 1000)\ncell_free_bytes(2, 5000)\ncell_free_bytes(3, 5000)\n\
-            cell_load_percent(0, 10)\ncell_load_percent(1, 150)\ncell_load_percent(2, 50)\ncell_load_percent(3, 0)";
+            host_latency_ns(\"a\", \"b\", \"tls\", 40000)\nhost_latency_ns(\"a\", \"b\", \"shared\", 2000)\n\
+            shares_memory(\"a\", \"b\")";
         let mut cells = base(cells);
         cells.learn(crate::ways::Ways::of(&cells).facts());
         let ask = |question: &str| answers(&cells, BUILT_IN, question);
@@ -338,11 +336,7 @@ mod tests {
         assert_eq!(ask("q(B) <- nearest_cell(0, B)"), ["q(1)"]);
         assert_eq!(ask("q(B) <- nearest_cell(3, B)"), ["q(0)", "q(1)", "q(2)"]);
         assert_eq!(ask("q(T) <- transport(0, 2, T)"), ["q(\"ring\")"]);
-        assert_eq!(ask("q(T) <- transport(0, 3, T)"), ["q(\"memory\")"]);
-        assert_eq!(ask("q(C) <- has_room(C, _)"), ["q(1)", "q(2)"]);
-        assert_eq!(ask("place(C)"), ["place(2)"]);
-        cells.learn(base("cell_cordoned(2)").facts().cloned());
-        assert_eq!(answers(&cells, BUILT_IN, "place(C)"), ["place(1)"]);
+        assert_eq!(ask("q(T) <- transport(0, 3, T)"), ["q(\"shared\")"]);
     }
 
     /// With a thousand CPUs and what was measured between them, too.

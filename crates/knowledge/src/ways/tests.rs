@@ -132,7 +132,12 @@ fn what_is_asserted_of_cells_counts_most() {
             "message_ns(1, 0, \"ring\", 294)"
         ]
     );
-    assert_eq!(Ways::of(&base).facts().len(), 2);
+    let transports: Vec<String> = base.named("transport").map(Fact::to_string).collect();
+    assert_eq!(
+        transports,
+        ["transport(0, 1, \"ring\")", "transport(1, 0, \"ring\")"]
+    );
+    assert_eq!(Ways::of(&base).facts().len(), 4);
 }
 
 #[test]
@@ -146,14 +151,38 @@ fn between_hosts_the_fastest_transport_counts() {
     );
     learn(
         &mut base,
-        "host_latency_ns(\"two-sockets\", \"beta\", \"tls\", 41000)\nhost_latency_ns(\"beta\", \"two-sockets\", \"bridge\", 2000)",
+        "host_latency_ns(\"two-sockets\", \"beta\", \"tls\", 41000)\nhost_latency_ns(\"beta\", \"two-sockets\", \"shared\", 2000)",
     );
+    // A transport that the cluster does not have carries nothing, however fast it is said to be.
+    assert_eq!(Ways::of(&base).transport(0, 2), Some(TLS));
+    assert_eq!(Ways::of(&base).fastest_ns(0, 2), 41_000);
+    learn(&mut base, "shares_memory(\"two-sockets\", \"beta\")");
     let ways = Ways::of(&base);
+    assert_eq!(ways.transport(2, 0), Some(SHARED));
     assert_eq!(ways.fastest_ns(0, 2), 2000);
     assert_eq!(ways.between(2, 1)[TLS], 41_000);
     assert_eq!(ways.fastest_ns(0, 3), ELSEWHERE_NS);
     let costs = Costs::of(&Ways::of(&base), &[0, 1, 2, 3]);
     assert_eq!(costs.node, [0, 1, 2, 3], "each host has nodes of its own");
+}
+
+#[test]
+fn memory_that_hosts_share_is_taken_unless_a_stream_is_known_to_be_faster() {
+    let mut base = with_cells(TWO);
+    let facts = "cell(2, \"beta\")\nshares_memory(\"beta\", \"two-sockets\")\nhost_latency_ns(\"two-sockets\", \"beta\", \"tls\", 100)";
+    learn(&mut base, facts);
+    let ways = Ways::of(&base);
+    assert_eq!((ways.transport(0, 2), ways.fastest_ns(0, 2)), (Some(SHARED), 100));
+    assert_eq!(ways.transport(0, 1), Some(RING));
+    // Nothing is known of a cell that has just joined.
+    assert_eq!(choose(&ways.between(0, 9), &[SHARED, TLS]), Some(SHARED));
+    learn(
+        &mut base,
+        "host_latency_ns(\"two-sockets\", \"beta\", \"shared\", 101)",
+    );
+    assert_eq!(Ways::of(&base).transport(0, 2), Some(TLS));
+    learn(&mut base, "message_ns(0, 2, \"shared\", 7)");
+    assert_eq!(Ways::of(&base).transport(0, 2), Some(SHARED));
 }
 
 #[test]

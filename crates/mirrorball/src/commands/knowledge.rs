@@ -7,12 +7,13 @@ use std::process::ExitCode;
 use cell::cluster::routes;
 use clap::{Args, Subcommand};
 use config::Size;
-use hostinfo::known;
-use knowledge::route::{Costs, Tree};
+use hostinfo::{known, rooms};
+use knowledge::route::Tree;
 use knowledge::rules::{self, Rule};
 use knowledge::ways::Ways;
 use knowledge::{Base, Fact, Machine};
 use miette::{IntoDiagnostic, Result, miette};
+use policy::placement::{Candidate, Verdict, Want, rank, refusals};
 use registry::cluster::client;
 use registry::cluster::files::Files;
 use serde::Serialize;
@@ -36,7 +37,7 @@ pub enum KnowledgeCommand {
         #[command(flatten)]
         facts: FactsArgs,
     },
-    /// Tell in which cells a VM has room, the best ones first
+    /// Tell where `run` would place a VM: all cells, the best first, each with the reason
     Place {
         /// Its vCPUs
         #[arg(long, default_value_t = 1)]
@@ -44,6 +45,9 @@ pub enum KnowledgeCommand {
         /// Its memory
         #[arg(long, default_value = "512M")]
         memory: Size,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         facts: FactsArgs,
     },
@@ -77,7 +81,12 @@ pub fn knowledge(command: &KnowledgeCommand) -> Result<ExitCode> {
             rules,
             facts,
         } => query(question, *json, rules.as_ref(), facts),
-        KnowledgeCommand::Place { cpus, memory, facts } => place(*cpus, *memory, facts),
+        KnowledgeCommand::Place {
+            cpus,
+            memory,
+            json,
+            facts,
+        } => place(*cpus, *memory, *json, facts),
         KnowledgeCommand::Route(args) => route(args),
         KnowledgeCommand::Rules => {
             print!("{}", rules::BUILT_IN);
@@ -86,19 +95,22 @@ pub fn knowledge(command: &KnowledgeCommand) -> Result<ExitCode> {
     }
 }
 
-/// Facts about the machine, the cells on it, and the messages between them. `vcpus` is the number of further
-/// vCPUs that are to run there.
-fn base(args: &FactsArgs, vcpus: u16) -> Result<Base> {
+/// Facts about the machine, the cells on it, and what they have to give.
+fn base(args: &FactsArgs) -> Result<Base> {
     let (mut base, recorded) = args.base()?;
     if recorded.is_none() {
         let files = Files::open().into_diagnostic()?;
         let mut cluster: Base = known::cluster(&files).into_diagnostic()?.into_iter().collect();
-        // Cells that do not answer have no room.
-        let status = client::status(&files).unwrap_or_default().unwrap_or_default();
-        cluster.learn(known::room(&status, u32::from(vcpus)));
         // What is asserted counts more.
         cluster.learn(base.facts().cloned());
         base = cluster;
+        let plan = files.plan().into_diagnostic()?;
+        if !plan.is_empty() {
+            // Cells that do not answer have no room.
+            let status = client::status(&files).unwrap_or_default().unwrap_or_default();
+            let is_here = |number| plan.iter().any(|cell| cell.number == number);
+            base = rooms::merge(&base, rooms::of_status(&status, is_here));
+        }
     }
     Ok(base)
 }
@@ -117,7 +129,7 @@ fn query(question: &str, json: bool, more: Option<&PathBuf>, facts: &FactsArgs) 
             .map_err(|error| miette!("could not read {}: {error}", file.display()))?;
         known.extend(rules::parse(&text).map_err(|error| miette!("{}: {error}", file.display()))?);
     }
-    let answers = ask(base(facts, 0)?, &known, asked)?;
+    let answers = ask(base(facts)?, &known, asked)?;
     if json {
         let answers: Vec<Vec<serde_json::Value>> = answers.iter().map(values).collect();
         println!("{}", serde_json::to_string(&answers).into_diagnostic()?);
@@ -134,6 +146,8 @@ fn built_in() -> Result<Vec<Rule>> {
 fn ask(mut base: Base, rules: &[Rule], question: &Rule) -> Result<Vec<Fact>> {
     let ways = Ways::of(&base).facts();
     base.learn(ways);
+    let conclusions = rooms::conclusions(&base);
+    base.learn(conclusions);
     rules::ask(&base, rules, question).map_err(|error| miette!("{error}"))
 }
 
@@ -145,31 +159,68 @@ fn values(fact: &Fact) -> Vec<serde_json::Value> {
     fact.terms.iter().map(value).collect()
 }
 
-fn place(cpus: u16, memory: Size, facts: &FactsArgs) -> Result<ExitCode> {
-    let mut base = base(facts, cpus)?;
-    let bytes = i64::try_from(memory.0).into_diagnostic()?;
-    base.learn([Fact::new("wants", [i64::from(cpus).into(), bytes.into()])]);
-    if base.named("cell_runs").next().is_none() {
+fn place(cpus: u16, memory: Size, json: bool, facts: &FactsArgs) -> Result<ExitCode> {
+    let rooms = rooms::of_facts(&base(facts)?);
+    if rooms.is_empty() {
         if let Some(code) = in_lab()? {
             return Ok(code);
         }
         return Err(no_cells());
     }
-    let question = rules::parse("q(Load, Cell) <- has_room(Cell, Load)").into_diagnostic()?;
-    let answers = ask(base, &built_in()?, &question[0])?;
-    if answers.is_empty() {
-        return Err(miette!(
-            help = "`mirrorball cluster status` shows what each has given out",
-            "no cell has that much memory left"
-        ));
-    }
-    println!("{:<5} {:>22}", "CELL", "VCPUS PER 100 CPUS");
-    for answer in &answers {
-        if let (Some(load), Some(cell)) = (answer.number(0), answer.number(1)) {
-            println!("{cell:<5} {load:>22}");
+    let want = Want {
+        vcpus: u32::from(cpus),
+        memory_bytes: memory.0,
+    };
+    let ranked: Vec<Ranked> = rank(&rooms, want).iter().map(Ranked::of).collect();
+    if json {
+        println!("{}", serde_json::to_string_pretty(&ranked).into_diagnostic()?);
+    } else if ranked.iter().any(|cell| cell.has_room) {
+        println!("{:<5} {:>10} WITH THE VM, THE CELL", "CELL", "FREE MIB");
+        for cell in &ranked {
+            let note = if cell.here { "" } else { ", on another host" };
+            println!(
+                "{:<5} {:>10} {}{note}",
+                cell.cell,
+                cell.free_bytes >> 20,
+                cell.why
+            );
         }
     }
-    Ok(ExitCode::SUCCESS)
+    if ranked.iter().any(|cell| cell.has_room) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(miette!(
+        help = "`mirrorball cluster status` shows what each has given out",
+        "no cell has {memory} for it: {}",
+        refusals(&rooms, want)
+    ))
+}
+
+/// A cell, as `run` ranks it.
+#[derive(Serialize)]
+struct Ranked {
+    cell: u16,
+    has_room: bool,
+    here: bool,
+    cpus: u32,
+    vcpus: u32,
+    free_bytes: u64,
+    why: String,
+}
+
+impl Ranked {
+    fn of(candidate: &Candidate) -> Self {
+        let room = candidate.room;
+        Self {
+            cell: room.cell,
+            has_room: matches!(candidate.verdict, Verdict::Fits { .. }),
+            here: room.is_here,
+            cpus: room.cpus,
+            vcpus: room.vcpus,
+            free_bytes: room.free_bytes,
+            why: candidate.verdict.to_string(),
+        }
+    }
 }
 
 fn no_cells() -> miette::Report {
@@ -192,7 +243,7 @@ struct Arrival {
 }
 
 fn route(args: &RouteArgs) -> Result<ExitCode> {
-    let mut base = base(&args.facts, 0)?;
+    let mut base = base(&args.facts)?;
     if args.cells.is_some() || base.named("cell").next().is_none() {
         let machine = Machine::of(&base);
         let plans = known::division(&machine, args.cells)?;
@@ -205,15 +256,17 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
         base.learn(known::cells(&plans, host, None));
     }
     let cells: Vec<u16> = Ways::of(&base).cells().collect();
-    let Some(source) = cells.iter().position(|cell| *cell == args.cell) else {
+    if !cells.contains(&args.cell) {
         let all: Vec<usize> = cells.iter().map(|cell| usize::from(*cell)).collect();
         return Err(miette!(
             "there is no cell {}; the cells are {}",
             args.cell,
             config::cpulist::write(&all)
         ));
-    };
-    let arrivals = arrivals(&routes::Ways::of(&base).costs(&cells), &cells, source);
+    }
+    let others = cells.iter().copied().filter(|cell| *cell != args.cell);
+    let cells: Vec<u16> = [args.cell].into_iter().chain(others).collect();
+    let arrivals = arrivals(&routes::Ways::of(&base), &cells);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&arrivals).into_diagnostic()?);
         return Ok(ExitCode::SUCCESS);
@@ -226,13 +279,13 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each cell after the one that sends to it, in the order of sending.
-fn arrivals(costs: &Costs, cells: &[u16], source: usize) -> Vec<Arrival> {
-    let tree = Tree::best(costs, source);
-    let by_tree = tree.arrivals_ns(costs, source);
-    let one_by_one = Tree::unicast(costs, source).arrivals_ns(costs, source);
+/// Each cell after the one that sends to it, in the order of sending. The first cell is the source.
+fn arrivals(ways: &routes::Ways, cells: &[u16]) -> Vec<Arrival> {
+    let (tree, costs) = ways.tree(cells);
+    let by_tree = tree.arrivals_ns(&costs, 0);
+    let one_by_one = Tree::unicast(&costs, 0).arrivals_ns(&costs, 0);
     let mut arrivals = Vec::new();
-    let mut next = vec![(source, None, 0)];
+    let mut next = vec![(0, None, 0)];
     while let Some((at, from, depth)) = next.pop() {
         arrivals.push(Arrival {
             cell: cells[at],

@@ -13,6 +13,7 @@ fn room(cell: u16, cpus: u32, vcpus: u32, free_mib: u64) -> Room {
         vcpus,
         free_bytes: free_mib * MIB,
         is_cordoned: false,
+        is_here: true,
     }
 }
 

@@ -100,6 +100,7 @@ const WITH_NODES: &[&str] = &[
     "deaths",
     "moves",
     "operations",
+    "placement",
     "resources",
     "restarts",
     "shards",

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use agent::client::{ClientError, output};
 
+use super::super::link::Way;
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -92,6 +93,38 @@ fn cells_of_two_hosts_are_linked_and_nobody_can_be_a_cell_of_another_host() {
     assert!(links.try_recv().is_err());
     let error = beta.call(id(1), 0, &Calling::new(id(1))).unwrap_err();
     assert!(error.to_string().starts_with("host alpha: "), "{error}");
+}
+
+/// Two hosts that see the same file go by it, until one of them has a fact by which the stream is faster.
+#[test]
+fn one_asserted_fact_has_a_link_go_by_the_stream_in_place_of_shared_memory() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let stream_is_faster = "cell(0, \"alpha\")\ncell(1, \"beta\")\nhost_latency_ns(\"alpha\", \"beta\", \"tls\", 100)\n\
+        host_latency_ns(\"alpha\", \"beta\", \"shared\", ";
+    let known = |shared_ns: &str| {
+        let facts = knowledge::fact::parse(&format!("{stream_is_faster}{shared_ns})")).unwrap();
+        Arc::new(knowledge::Ways::of(&facts.into_iter().collect()))
+    };
+    for (alpha_ns, beta_ns, way) in [
+        (None, None, Way::Shared),
+        (Some("100"), None, Way::Shared),
+        (Some("101"), None, Way::Stream),
+        (None, Some("101"), Way::Stream),
+    ] {
+        let mut two = two();
+        for (hosts, ns) in [(&mut two.alpha, alpha_ns), (&mut two.beta, beta_ns)] {
+            hosts.memory = Some(SharedMemory::of(file.path(), vec![[0, 1]]).unwrap());
+            if let Some(ns) = ns {
+                hosts.take_ways(known(ns));
+            }
+        }
+        let links = serve(&two.beta);
+        let near = two.alpha.call(id(0), 1, &Calling::new(id(0))).unwrap();
+        let far = links.recv_timeout(LIMIT).unwrap();
+        let ways = [near.expect("nobody calls back").way, far.way];
+        assert_eq!(ways, [way; 2], "{alpha_ns:?} {beta_ns:?}");
+    }
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl SharedMemory {
         path.map(|path| Self::of(path, site.sharing_pairs())).transpose()
     }
 
-    pub(super) fn of(path: &Path, pairs: Vec<[u16; 2]>) -> io::Result<Self> {
+    pub(in crate::cluster) fn of(path: &Path, pairs: Vec<[u16; 2]>) -> io::Result<Self> {
         let shown = |why: &dyn std::fmt::Display| {
             io::Error::other(format!("shared memory {}: {why}", path.display()))
         };

@@ -56,8 +56,7 @@ fn each_of_several_hosts_with_many_cells_has_one_relay() {
 }
 
 /// Four boards of sixteen nodes each.
-#[test]
-fn boards_have_relays_by_the_distances_of_their_nodes() {
+fn boards() -> Vec<Fact> {
     let distance = |from: i64, to: i64| if from / 16 == to / 16 { 16 } else { 60 };
     let distances = (0..64).flat_map(|from| {
         (0..64).map(move |to| {
@@ -65,8 +64,43 @@ fn boards_have_relays_by_the_distances_of_their_nodes() {
             Fact::new("distance", terms)
         })
     });
-    let ways = known(cells("a", 0..64).into_iter().chain(distances));
+    cells("a", 0..64).into_iter().chain(distances).collect()
+}
+
+#[test]
+fn boards_have_relays_by_the_distances_of_their_nodes() {
+    let ways = known(boards());
     let relays = |ways| tree(ways, 64).iter().filter(|(_, below)| *below > 0).count();
     assert_eq!(relays(ways.clone()), 3);
     assert_eq!(relays(ways.one_by_one()), 0);
+}
+
+/// Cells send along the tree that `knowledge route` shows, and one asserted fact changes both.
+#[test]
+fn one_asserted_fact_has_another_cell_relay() {
+    let relays = |ways: Ways| {
+        let relays: Vec<u16> = tree(ways.clone(), 64)
+            .into_iter()
+            .filter(|(_, below)| *below > 0)
+            .map(|(cell, _)| cell)
+            .collect();
+        // The command's call.
+        let (shown, _) = ways.tree(&(0..64).collect::<Vec<_>>());
+        let shown = shown.children[0]
+            .iter()
+            .filter(|cell| !shown.children[**cell].is_empty());
+        let shown: Vec<u16> = shown.map(|cell| *cell as u16).collect();
+        assert_eq!(relays, shown);
+        relays
+    };
+    let before = relays(known(boards()));
+    assert_eq!(before.len(), 3);
+    let slow = i64::from(before[0]);
+    let fact = Fact::new(
+        "message_ns",
+        [0.into(), slow.into(), "ring".into(), 90_000.into()],
+    );
+    let after = relays(known(boards().into_iter().chain([fact])));
+    assert!(!after.contains(&before[0]), "{before:?} {after:?}");
+    assert_eq!(after.len(), 3);
 }

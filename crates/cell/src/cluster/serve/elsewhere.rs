@@ -87,6 +87,11 @@ impl Elsewhere {
         self.hosts.take_site(site);
     }
 
+    /// Goes by these ways between cells from the next link on.
+    pub(super) fn take_ways(&self, ways: Arc<knowledge::Ways>) {
+        self.hosts.take_ways(ways);
+    }
+
     /// Calls every cell that lived when this one joined. Those that are calling this one just now.
     ///
     /// # Errors

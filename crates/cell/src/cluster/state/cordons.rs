@@ -41,10 +41,11 @@ impl State {
     }
 }
 
-/// Why a cordoned cell does not take a VM that names it.
-pub(super) fn refusal(cell: u16) -> String {
-    format!(
-        "cell {cell} is cordoned and takes no new VM; name another cell, or end the cordon with \
-         `mirrorball cluster uncordon {cell}`"
-    )
+/// Why a cordoned cell does not take a VM that names it. It is cordoned by a command, or by an asserted fact.
+pub(super) fn refusal(cell: u16, by_command: bool) -> String {
+    let end = match by_command {
+        true => format!("end the cordon with `mirrorball cluster uncordon {cell}`"),
+        false => format!("remove `cell_cordoned({cell})` from asserted.facts"),
+    };
+    format!("cell {cell} is cordoned and takes no new VM; name another cell, or {end}")
 }

@@ -1,11 +1,16 @@
 //! Where a VM goes.
 
-use policy::placement::{Room, place};
+use policy::placement::{Assertions, Room, Want, place, refusals};
 use registry::cluster::interface::{Answer, Host, PART_MARK, owner_of};
 
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
 impl State {
+    /// Goes by these assertions of cells' rooms from now on.
+    pub fn assert(&mut self, assertions: Assertions) {
+        self.assertions = assertions;
+    }
+
     /// A client asks for a place for its VM.
     pub(super) fn host(&mut self, client: Client, host: Host) -> Vec<Act> {
         let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
@@ -80,29 +85,21 @@ impl State {
                 ));
             }
             if rooms.iter().all(|room| room.is_cordoned) {
-                return Err(cordons::refusal(only));
+                let by_command = self.cells().any(|cell| cell.number == only && cell.is_cordoned);
+                return Err(cordons::refusal(only, by_command));
             }
         }
+        let want = want(host);
         // Two that know different things would send it to and fro.
         let here = rooms.iter().find(|room| room.cell == self.me.number);
-        if host.sent
-            && here.is_some_and(|room| !room.is_cordoned && room.free_bytes >= host.share.memory_bytes)
-        {
+        if host.sent && here.is_some_and(|room| place(&[*room], want).is_some()) {
             return Ok(self.me.number);
         }
-        // What a VM is made of is on the host where it was asked for.
-        let own: Vec<Room> = rooms
-            .iter()
-            .filter(|room| self.host_of(room.cell) == self.plan.host.as_deref())
-            .copied()
-            .collect();
-        let (vcpus, bytes) = (host.share.vcpus, host.share.memory_bytes);
-        let placed = place(&own, vcpus, bytes).or_else(|| place(&rooms, vcpus, bytes));
-        placed.ok_or_else(|| too_large(host, &rooms))
+        place(&rooms, want).ok_or_else(|| too_large(host, &rooms))
     }
 
     /// What each cell that lives has to give.
-    fn rooms(&self) -> Vec<Room> {
+    pub(super) fn rooms(&self) -> Vec<Room> {
         let mut rooms: Vec<Room> = self
             .cells()
             .filter(|cell| self.life(cell.number).is_some())
@@ -112,6 +109,8 @@ impl State {
                 vcpus: 0,
                 free_bytes: self.memory_of(&cell),
                 is_cordoned: cell.is_cordoned,
+                // What a VM is made of is on the host where it was asked for.
+                is_here: cell.plan.host == self.plan.host,
             })
             .collect();
         let promised = self.claims.values().map(|(_, _, share)| (self.me.number, *share));
@@ -131,7 +130,15 @@ impl State {
                 room.vcpus = room.vcpus.saturating_add(share.vcpus);
             }
         }
+        self.assertions.apply(&mut rooms);
         rooms
+    }
+}
+
+fn want(host: &Host) -> Want {
+    Want {
+        vcpus: host.share.vcpus,
+        memory_bytes: host.share.memory_bytes,
     }
 }
 
@@ -157,13 +164,9 @@ fn too_large_for_its_own(host: &Host, cell: u16, free_bytes: u64) -> String {
 
 /// Why a VM has no place.
 fn too_large(host: &Host, rooms: &[Room]) -> String {
-    let free = rooms.iter().map(|room| match room.is_cordoned {
-        true => format!("cell {} is cordoned", room.cell),
-        false => format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20),
-    });
     format!(
         "no cell has {} MiB for it: {}; give it less, or end another VM",
         host.share.memory_bytes >> 20,
-        free.collect::<Vec<_>>().join(", ")
+        refusals(rooms, want(host))
     )
 }

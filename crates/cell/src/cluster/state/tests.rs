@@ -10,6 +10,7 @@ mod cordons;
 mod failures;
 mod forgetting;
 mod loans;
+mod places;
 
 const GIB: u64 = 1 << 30;
 

@@ -208,7 +208,9 @@ fn named(
 fn chosen(files: &Files, plan: &[CellPlan], spec: &VmSpec) -> Result<Vec<Part>, TenureError> {
     wait_for_cells(files)?;
     let status = client::status(files)?.ok_or(TenureError::Dead)?;
-    let rooms = rooms(&status, plan);
+    let mut rooms = rooms(&status, plan);
+    let asserted = hostinfo::rooms::asserted().map_err(|error| TenureError::Refused(error.to_string()))?;
+    asserted.apply(&mut rooms);
     let cells = choose(&rooms, spec.cpus, spec.memory.0);
     let cells = cells.ok_or_else(|| TenureError::Refused(too_large(&rooms, spec)))?;
     let chosen = cells
@@ -224,6 +226,7 @@ fn room(plan: &CellPlan, vcpus: u32, taken_bytes: u64) -> Room {
         vcpus,
         free_bytes: plan.memory_bytes.saturating_sub(taken_bytes),
         is_cordoned: false,
+        is_here: true,
     }
 }
 
