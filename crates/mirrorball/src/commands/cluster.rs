@@ -3,11 +3,13 @@
 mod change;
 mod cordon;
 mod fail;
+mod foreground;
 mod forget;
 mod invite;
 mod join;
 mod keys;
 mod leave;
+mod notify;
 mod upgrade;
 mod users;
 mod vcpus;
@@ -60,6 +62,9 @@ pub enum ClusterCommand {
         /// Which of the file's hosts this is, when not the one that has its host name
         #[arg(long, requires = "file")]
         host: Option<String>,
+        /// Stay until the cluster is down, for a service manager; SIGTERM ends the cells, and VMs run on
+        #[arg(long)]
+        foreground: bool,
         /// Whether to run in the lab
         #[arg(long, value_enum, default_value = "auto")]
         lab: LabChoice,
@@ -159,8 +164,11 @@ pub enum ClusterCommand {
     /// End the cells
     Down {
         /// Let VMs run on, alone; they join the cluster again when it is up again
-        #[arg(long)]
+        #[arg(long, conflicts_with = "stop")]
         leave: bool,
+        /// Stop the VMs first; those that do not power off within 30 s are killed
+        #[arg(long)]
+        stop: bool,
     },
 }
 
@@ -191,8 +199,9 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
             file,
             cells,
             host,
+            foreground,
             lab,
-        } => up(file.as_ref(), *cells, host.as_deref(), *lab),
+        } => up(file.as_ref(), *cells, host.as_deref(), *foreground, *lab),
         ClusterCommand::Keys { file, renew } => keys::keys(file, *renew),
         ClusterCommand::Remove { file, host } => keys::remove(file, host),
         ClusterCommand::Status { json } => status(*json),
@@ -217,13 +226,23 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Leave { within, stop } => leave::leave(Duration::from_secs(*within), *stop),
         ClusterCommand::Take => change::take_from_input(),
         ClusterCommand::Forget { host, fenced } => forget::forget(host, *fenced),
-        ClusterCommand::Down { leave } => down(*leave),
+        ClusterCommand::Down { leave, stop } => down(*leave, *stop),
     }
 }
 
-fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabChoice) -> Result<ExitCode> {
+fn up(
+    file: Option<&PathBuf>,
+    count: Option<u16>,
+    name: Option<&str>,
+    foreground: bool,
+    lab: LabChoice,
+) -> Result<ExitCode> {
     if let Some(code) = enter_lab(lab, Demand::default())? {
         return Ok(code);
+    }
+    if foreground {
+        // Before there are cells, which a signal would leave behind.
+        foreground::catch_signals()?;
     }
     // The cells have the same environment.
     process_log::Settings::of_environment().into_diagnostic()?;
@@ -252,22 +271,28 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     }
     let files = Files::open().into_diagnostic()?;
     let running = files.running().into_diagnostic()?;
-    if !running.is_empty() {
+    if running.is_empty() {
+        users::check(&plan, &users)?;
+        files.admit(&users).into_diagnostic()?;
+        files.create(&plan, site.as_ref()).into_diagnostic()?;
+        for cell in &plan {
+            start(&files, cell.number)
+                .map_err(|error| miette!("cell {} does not start: {error}", cell.number))?;
+        }
+    } else if !foreground || !is_this_one(&files, &plan, site.as_ref(), &users)? {
         return Err(miette!(
             help = "end it with `mirrorball cluster down`",
             "a cluster of {} is up already",
             cells(running.len())
         ));
     }
-    users::check(&plan, &users)?;
-    files.admit(&users).into_diagnostic()?;
-    files.create(&plan, site.as_ref()).into_diagnostic()?;
-    for cell in &plan {
-        start(&files, cell.number)
-            .map_err(|error| miette!("cell {} does not start: {error}", cell.number))?;
-    }
     let limit = if site.is_some() { UP_LIMIT_HOSTS } else { UP_LIMIT };
-    let status = wait_until_met(&files, &plan, limit)?;
+    // A cell that has failed has no process until the next `up` after `down`.
+    let met: Vec<CellPlan> = plan
+        .into_iter()
+        .filter(|cell| !files.cell(cell.number).has_failed())
+        .collect();
+    let status = wait_until_met(&files, &met, limit)?;
     users::wait_until_admitted(&files, &users)?;
     print(&status, &users);
     if let Some(site) = &site {
@@ -276,8 +301,21 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     if !known::is_measured() {
         measure_meanwhile();
     }
+    if !foreground {
+        vm::start_all();
+        return Ok(ExitCode::SUCCESS);
+    }
+    notify::notify("READY=1\nSTATUS=The cells run.");
     vm::start_all();
-    Ok(ExitCode::SUCCESS)
+    foreground::stay(&files)
+}
+
+/// Whether the cluster that is up is planned so: its former foreground process was killed, and this one takes
+/// its place.
+fn is_this_one(files: &Files, plan: &[CellPlan], site: Option<&Site>, users: &[UserPlan]) -> Result<bool> {
+    Ok(files.plan().into_diagnostic()? == plan
+        && files.site().into_diagnostic()?.as_ref() == site
+        && files.users().into_diagnostic()? == users)
 }
 
 /// Checks that this host has not left, and that no cell is up that the file does not know: it would be an older file.
@@ -398,7 +436,10 @@ fn measure_meanwhile() {
 
 /// Starts a process of this program that outlives this one, in a session of its own: the terminal's signals are not for it.
 fn outlive(mut command: Command) -> std::io::Result<()> {
-    command.arg0("mirrorball").stdin(Stdio::null());
+    command
+        .arg0("mirrorball")
+        .stdin(Stdio::null())
+        .env_remove(notify::VARIABLE);
     // SAFETY: setsid is async-signal-safe and touches no memory.
     unsafe {
         command.pre_exec(|| {
@@ -636,15 +677,22 @@ fn line(cell: &CellStatus, users: &[UserPlan]) -> String {
     )
 }
 
-fn down(leave: bool) -> Result<ExitCode> {
+fn down(leave: bool, stop: bool) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
-    if files.plan().into_diagnostic()?.is_empty() {
-        if let Some(code) = in_lab()? {
-            return Ok(code);
-        }
-        return Err(no_cluster());
+    let plan = match cells_here(&files)? {
+        ControlFlow::Continue(plan) => plan,
+        ControlFlow::Break(code) => return Ok(code),
+    };
+    if stop {
+        leave::stop_vms(&files, &plan)?;
     }
-    let status = client::status(&files).unwrap_or_default().unwrap_or_default();
+    end_cluster(&files, leave)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the cluster on this host. With `leave`, VMs run on.
+fn end_cluster(files: &Files, leave: bool) -> Result<()> {
+    let status = client::status(files).unwrap_or_default().unwrap_or_default();
     let plan = files.plan().into_diagnostic()?;
     let is_own = |cell: &CellStatus| plan.iter().any(|own| own.number == cell.plan.number);
     let own = status.cells.into_iter().filter(is_own);
@@ -654,8 +702,8 @@ fn down(leave: bool) -> Result<ExitCode> {
     let users = files.users().into_diagnostic()?;
     if !leave && !vms.is_empty() {
         return Err(miette!(
-            help = "end them with `mirrorball stop VM`, those of other users with `mirrorball cluster evict USER:VM`, or add --leave \
-                    to let them run on alone",
+            help = "stop them with --stop, end those of other users with `mirrorball cluster evict USER:VM`, or add --leave to \
+                    let them run on alone",
             "VMs run in the cluster: {}",
             users::names(&vms, &users).join(", ")
         ));
@@ -668,13 +716,13 @@ fn down(leave: bool) -> Result<ExitCode> {
             vms.join(", ")
         ));
     }
-    end_cells(&files)?;
+    end_cells(files)?;
     // The guard of a failed cell keeps the server as long as there is a plan.
     files.remove().into_diagnostic()?;
     if !users.is_empty() {
         users::wait_until_closed()?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Ends the cells of this host. VMs run on.

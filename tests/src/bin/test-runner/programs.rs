@@ -103,6 +103,7 @@ const WITH_NODES: &[&str] = &[
     "placement",
     "resources",
     "restarts",
+    "service",
     "shards",
     "span",
     "underway",

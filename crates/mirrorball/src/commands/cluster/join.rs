@@ -115,7 +115,7 @@ pub(super) fn join(args: &JoinArgs) -> Result<ExitCode> {
         }
     }
     println!("{name} has joined; its cluster file is {}", file.display());
-    up(Some(&file), None, Some(&name), LabChoice::Never)
+    up(Some(&file), None, Some(&name), false, LabChoice::Never)
 }
 
 /// Writes the keys and the cluster file.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use cell::cluster::hosts::Hosts;
 use cell::cluster::membership;
+use config::cluster::CellPlan;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
@@ -85,6 +86,30 @@ pub(super) fn leave(within: Duration, stop: bool) -> Result<ExitCode> {
         );
     }
     Ok(ExitCode::FAILURE)
+}
+
+/// Stops the VMs of this user in the cells of `plan`, and waits until they have ended. The cells take no new
+/// VM meanwhile.
+pub(super) fn stop_vms(files: &Files, plan: &[CellPlan]) -> Result<()> {
+    let cells: Vec<u16> = plan.iter().map(|cell| cell.number).collect();
+    let cordoned: Vec<u16> = cells
+        .iter()
+        .copied()
+        .filter(|number| files.cell(*number).is_cordoned())
+        .collect();
+    let others: Vec<u16> = cells
+        .iter()
+        .copied()
+        .filter(|cell| !cordoned.contains(cell))
+        .collect();
+    cordon(files, &others, true)?;
+    stop_all(&cells)?;
+    // The cells end next if no VM is left.
+    let left = wait(files, &cells, Instant::now() + STOPPED_LIMIT)?;
+    if !left.is_empty() {
+        cordon(files, &others, false)?;
+    }
+    Ok(())
 }
 
 /// Has the cells take no new VM, or take VMs again.
