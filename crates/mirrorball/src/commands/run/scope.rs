@@ -63,10 +63,9 @@ fn without_flag(arguments: Vec<OsString>) -> Vec<OsString> {
 pub(super) fn ends_with() -> Option<String> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let unit = unit_in(&groups)?;
-    match is_of_session(unit) {
-        true if !(ends_sessions() && !nix::unistd::geteuid().is_root()) => None,
-        _ => Some(unit.to_owned()),
-    }
+    // Root's are left alone (`KillExcludeUsers`).
+    let is_left = || nix::unistd::geteuid().is_root() || !ends_sessions();
+    (!is_of_session(unit) || !is_left()).then(|| unit.to_owned())
 }
 
 /// The innermost unit that can be stopped, in a process's file `cgroup` (`cgroups(7)`).
@@ -94,10 +93,8 @@ fn is_of_session(unit: &str) -> bool {
 fn ends_sessions() -> bool {
     let files = SETTINGS.iter().flat_map(|path| files_of(Path::new(path)));
     let texts = files.filter_map(|path| fs::read_to_string(path).ok());
-    texts
-        .filter_map(|text| kill_user_processes(&text))
-        .last()
-        .unwrap_or(false)
+    let said = texts.filter_map(|text| kill_user_processes(&text));
+    said.fold(false, |_, later| later)
 }
 
 /// The file, or the settings in the directory in their order.
@@ -113,10 +110,8 @@ fn files_of(path: &Path) -> Vec<PathBuf> {
 
 /// What a file of settings says of the processes of sessions, if it says anything.
 fn kill_user_processes(text: &str) -> Option<bool> {
-    let values = text
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("KillUserProcesses="));
-    let last = values.last()?;
+    let mut lines = text.lines().rev();
+    let last = lines.find_map(|line| line.trim().strip_prefix("KillUserProcesses="))?;
     Some(["yes", "true", "on", "1"].contains(&last.trim().to_ascii_lowercase().as_str()))
 }
 
