@@ -152,7 +152,7 @@ struct Server {
     files: Files,
     plan: Vec<CellPlan>,
     /// None where limits are best effort.
-    groups: Option<Mutex<Groups>>,
+    groups: Option<Groups>,
     quotas: Mutex<Quotas>,
     callers: Mutex<Callers>,
     /// The places, by the connections that hold them.
@@ -176,8 +176,8 @@ impl Server {
     fn new(files: Files) -> io::Result<Self> {
         let users = files.users()?;
         let plan = files.plan()?;
-        let groups = match Groups::open() {
-            Ok(groups) => Some(Mutex::new(groups)),
+        let groups = match Groups::open(users.iter().map(|user| user.uid)) {
+            Ok(groups) => Some(groups),
             Err(error) => {
                 warn!(%error, "limits are best effort");
                 None
@@ -213,7 +213,7 @@ impl Server {
                     server.lapse();
                 }
                 if let Some(groups) = &server.groups {
-                    lock(groups).sweep();
+                    groups.sweep();
                 }
             }
         };
@@ -385,7 +385,7 @@ impl Server {
             let session = Process::of(peer.pid)?.session;
             if let Some(groups) = &self.groups {
                 let place = tenure.place();
-                group = Some(lock(groups).join(&peer, user, &request.name, place, request.share)?);
+                group = Some(groups.join(&peer, user, &request.name, place, request.share)?);
             }
             self.files.keep_user_vm(&UserVm {
                 uid: user.uid,
@@ -434,7 +434,7 @@ impl Server {
         // A cell that starts again must not find it.
         self.forget(placed.uid, &placed.name);
         if let (Some(groups), Some(group)) = (&self.groups, &placed.group) {
-            lock(groups).part(group, &placed.name);
+            groups.part(placed.uid, group, &placed.name);
         }
         placed.tenure.leave();
         let _ = placed.stream.shutdown(std::net::Shutdown::Both);
@@ -528,36 +528,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn free_memory_of_a_cell_counts_what_it_has_lent_and_borrowed() {
-        let cell = CellStatus {
-            plan: CellPlan {
-                number: 1,
-                host: None,
-                cpus: vec![2, 3],
-                nodes: vec![1],
-                memory_bytes: 1000,
-            },
-            pid: 1,
-            life: Some(1),
-            failed: false,
-            cordoned: false,
-            given_bytes: 300,
-            lent: vec![Part { cell: 0, bytes: 200 }],
-            borrowed: vec![Part { cell: 2, bytes: 50 }],
-            vcpus: 1,
-            vms: vec!["secret".to_owned()],
-        };
-        let room = room(&cell);
-        assert_eq!((room.number, room.free_bytes), (1, 550));
-        assert!(!serde_json::to_string(&room).unwrap().contains("secret"));
-        let full = CellStatus {
-            given_bytes: 5000,
-            ..cell
-        };
-        assert_eq!(super::room(&full).free_bytes, 0);
-    }
-}
+mod tests;

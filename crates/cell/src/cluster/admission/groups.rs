@@ -3,17 +3,22 @@
 //! A process is in its group before it has its place, so keeper and shard, which it starts afterwards, are in it too. The groups
 //! are root's, so nothing of a user's leaves one. A group has the CPUs and the nodes of its places' cells, and their memory.
 //! A user's group has the user's limits.
+//!
+//! Work on the groups of one user may take long: the kernel moves pages when the nodes of a group change. So each user's groups have a
+//! lock of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use config::cluster::UserPlan;
 use config::cpulist;
 use registry::cluster::interface::{Place, VmShare};
 
+use super::lock;
 use super::peer::{self, Peer, Process};
 
 /// Where control groups are.
@@ -30,9 +35,13 @@ const TASKS_OF_VCPU: u64 = 256;
 /// Time that processes may go on after their last place was given back.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// The groups that this process has made or found.
+/// The groups of all users that the cluster admits, or that have groups of an earlier server.
 #[derive(Debug)]
-pub(super) struct Groups {
+pub(super) struct Groups(BTreeMap<u32, Mutex<UserGroups>>);
+
+/// The groups of one user that this process has made or found.
+#[derive(Debug)]
+struct UserGroups {
     root: PathBuf,
     known: BTreeMap<PathBuf, Group>,
 }
@@ -64,19 +73,99 @@ struct Bounds {
 }
 
 impl Groups {
-    /// Prepares the host for groups.
+    /// Prepares the host for the groups of these users, and takes over those of an earlier server.
     ///
     /// # Errors
     /// If this host's control groups can't hold a VM to its place.
-    pub(super) fn open() -> io::Result<Self> {
+    pub(super) fn open(admitted: impl Iterator<Item = u32>) -> io::Result<Self> {
         let root = PathBuf::from(ROOT);
         put(&root.join("cgroup.subtree_control"), CONTROLLERS)?;
         let ours = root.join(OURS);
         make(&ours)?;
         put(&ours.join("cgroup.subtree_control"), CONTROLLERS)?;
-        Ok(Self {
-            root,
+        Self::at(&root, admitted)
+    }
+
+    /// The groups below `root`. Those of an earlier server that no process is in are removed.
+    fn at(root: &Path, admitted: impl Iterator<Item = u32>) -> io::Result<Self> {
+        let admitted: BTreeSet<u32> = admitted.collect();
+        let mut users = BTreeMap::new();
+        for uid in folders(&root.join(OURS))?.filter_map(|name| name.parse().ok()) {
+            let mut found = UserGroups::found(root, uid)?;
+            found.sweep();
+            // The limits of a user who is not admitted any more go with the last group.
+            let is_over = !admitted.contains(&uid) && found.known.is_empty();
+            if !is_over || fs::remove_dir(root.join(user_group(uid))).is_err() {
+                users.insert(uid, Mutex::new(found));
+            }
+        }
+        for uid in admitted {
+            users
+                .entry(uid)
+                .or_insert_with(|| Mutex::new(UserGroups::new(root)));
+        }
+        Ok(Self(users))
+    }
+
+    /// Puts a process into its group, which has this place, too, from now on. Returns the group.
+    ///
+    /// # Errors
+    /// If the user is not admitted, the process has ended, or the host refuses. Then the group is as before.
+    pub(super) fn join(
+        &self,
+        peer: &Peer,
+        user: &UserPlan,
+        vm: &str,
+        place: &Place,
+        share: VmShare,
+    ) -> io::Result<PathBuf> {
+        let groups = self.0.get(&user.uid).ok_or(io::ErrorKind::NotFound)?;
+        lock(groups).join(peer, user, vm, place, share)
+    }
+
+    /// Takes a place out of a group of this user's.
+    pub(super) fn part(&self, uid: u32, group: &Path, vm: &str) {
+        if let Some(groups) = self.0.get(&uid) {
+            lock(groups).part(group, vm);
+        }
+    }
+
+    /// Removes groups without places. Processes that have gone on for too long without a place end. Groups that another thread
+    /// works on are left for the next time.
+    pub(super) fn sweep(&self) {
+        for groups in self.0.values() {
+            match groups.try_lock() {
+                Ok(mut groups) => groups.sweep(),
+                Err(TryLockError::Poisoned(groups)) => groups.into_inner().sweep(),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+    }
+}
+
+impl UserGroups {
+    fn new(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
             known: BTreeMap::new(),
+        }
+    }
+
+    /// The groups that an earlier server made for a user. None has a place yet.
+    fn found(root: &Path, uid: u32) -> io::Result<Self> {
+        let user = user_group(uid);
+        let found = folders(&root.join(&user))?.map(|name| {
+            let group = Group {
+                uid,
+                left: Some(Instant::now()),
+                is_found: true,
+                ..Group::default()
+            };
+            (user.join(name), group)
+        });
+        Ok(Self {
+            root: root.to_owned(),
+            known: found.collect(),
         })
     }
 
@@ -84,7 +173,7 @@ impl Groups {
     ///
     /// # Errors
     /// If the process has ended, or the host refuses. Then the group is as before.
-    pub(super) fn join(
+    fn join(
         &mut self,
         peer: &Peer,
         user: &UserPlan,
@@ -129,7 +218,7 @@ impl Groups {
     }
 
     /// Takes a place out of a group.
-    pub(super) fn part(&mut self, group: &Path, vm: &str) {
+    fn part(&mut self, group: &Path, vm: &str) {
         let Some(known) = self.known.get_mut(group) else {
             return;
         };
@@ -143,7 +232,7 @@ impl Groups {
     }
 
     /// Removes groups without places. Processes that have gone on for too long without a place end.
-    pub(super) fn sweep(&mut self) {
+    fn sweep(&mut self) {
         let root = &self.root;
         self.known.retain(|path, group| {
             let Some(left) = group.left else { return true };
@@ -259,6 +348,18 @@ fn group_of(text: &str, uid: u32) -> Option<PathBuf> {
     (name.components().count() == 1).then(|| path.to_owned())
 }
 
+/// The names of the folders in a folder; none if it is missing.
+fn folders(folder: &Path) -> io::Result<impl Iterator<Item = String> + use<>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => Some(entries),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(at(folder, &error)),
+    };
+    let entries = entries.into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(folders.filter_map(|entry| entry.file_name().into_string().ok()))
+}
+
 fn make(path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(at(path, &error)),
@@ -323,6 +424,51 @@ mod tests {
         ] {
             assert_eq!(group_of(&text(other), 1001), None, "{other}");
         }
+    }
+
+    /// A folder with groups, as in the file system of control groups. A group with a member can't be removed there, and a folder
+    /// with a file can't be here.
+    fn host(groups: &[(&str, bool)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (group, has_member) in groups {
+            let folder = root.path().join(OURS).join(group);
+            fs::create_dir_all(&folder).unwrap();
+            if *has_member {
+                fs::write(folder.join("member"), "").unwrap();
+            }
+        }
+        root
+    }
+
+    #[test]
+    fn groups_of_an_earlier_server_are_removed_when_no_process_is_in_them() {
+        let host = host(&[
+            ("1001/4.7", false),
+            ("1001/5.7", true),
+            ("1002/6.7", false),
+            ("1003/7.7", true),
+        ]);
+        let ours = host.path().join(OURS);
+        let is_there = |group: &str| ours.join(group).exists();
+        let groups = Groups::at(host.path(), [1001].into_iter()).unwrap();
+        assert!(!is_there("1001/4.7") && is_there("1001/5.7"));
+        // A user who is not admitted any more.
+        assert!(!is_there("1002") && is_there("1003/7.7"));
+        fs::remove_file(ours.join("1001/5.7/member")).unwrap();
+        groups.sweep();
+        assert!(is_there("1001") && !is_there("1001/5.7"));
+    }
+
+    #[test]
+    fn slow_work_on_the_groups_of_one_user_delays_no_other() {
+        let host = host(&[("1001/4.7", true), ("1002/5.7", true)]);
+        let ours = host.path().join(OURS);
+        let groups = Groups::at(host.path(), [1001, 1002].into_iter()).unwrap();
+        let _slow = groups.0[&1001].lock().unwrap();
+        fs::remove_file(ours.join("1002/5.7/member")).unwrap();
+        groups.part(1002, Path::new("mirrorball-users/1002/6.7"), "web");
+        groups.sweep();
+        assert!(!ours.join("1002/5.7").exists());
     }
 
     #[test]
