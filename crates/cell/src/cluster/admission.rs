@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `quota` | what each user has and may have |
 //! | `callers` | bounds on connections |
+//! | `closing` | the close of a connection, which waits for nobody |
 //! | `peer` | who is at the other end, by the kernel |
 //! | `groups` | the control groups of users' VMs |
 //! | `lines` | requests of bounded length, in bounded time |
@@ -19,6 +20,7 @@
 //! user's own processes. What must outlive the server is in [`registry::cluster::user_vms`].
 
 mod callers;
+mod closing;
 mod end;
 mod groups;
 mod lines;
@@ -246,14 +248,20 @@ impl Server {
                 None => Reply::NotAdmitted,
             };
             // Never waited for: the socket's buffer is empty.
-            return answer(&stream, &reply);
+            let answered = answer(&stream, &reply);
+            closing::close(stream);
+            return answered;
         }
         let server = self.clone();
+        let stream = Arc::new(stream);
+        let served = stream.clone();
         let serve = move || {
-            if let Err(error) = server.serve(&stream, uid, number) {
+            if let Err(error) = server.serve(&served, uid, number) {
                 debug!(uid, %error, "a connection ends");
             }
             server.leave(number);
+            // The close may wait for what the peer has passed along. The connection counts until then.
+            drop(served);
             lock(&server.callers).end(uid);
         };
         let begun = std::thread::Builder::new()
@@ -262,6 +270,10 @@ impl Server {
             .spawn(serve);
         if begun.is_err() {
             lock(&self.callers).end(uid);
+        }
+        // Without a thread this is the last holder.
+        if let Some(stream) = Arc::into_inner(stream) {
+            closing::close(stream);
         }
         begun.map(drop)
     }

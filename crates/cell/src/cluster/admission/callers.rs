@@ -44,6 +44,12 @@ impl Callers {
         has_room
     }
 
+    /// How many connections of a user count.
+    #[cfg(test)]
+    pub(super) fn open_of(&self, uid: u32) -> u32 {
+        self.open.get(&uid).map_or(0, |(open, _)| *open)
+    }
+
     /// A connection that was counted has ended.
     pub(super) fn end(&mut self, uid: u32) {
         if let Some((open, _)) = self.open.get_mut(&uid) {

@@ -1,4 +1,104 @@
+use std::io::IoSlice;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
+
 use super::*;
+
+/// How long the close of a socket of [`lingering`] blocks.
+const LINGER: Duration = Duration::from_secs(4);
+/// A time in which the close of such a socket does not end.
+const SOON: Duration = Duration::from_secs(2);
+
+fn server(directory: &std::path::Path, users: Vec<UserPlan>) -> Arc<Server> {
+    Arc::new(Server {
+        files: Files::at(directory),
+        plan: Vec::new(),
+        groups: None,
+        quotas: Mutex::new(Quotas::new(users)),
+        callers: Mutex::default(),
+        places: Mutex::default(),
+        turns: BTreeMap::new(),
+        status: Mutex::default(),
+    })
+}
+
+/// A TCP socket whose last close blocks, since the peer takes no more. The listener and the peer are to be kept until then.
+fn lingering() -> (TcpStream, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: LINGER.as_secs() as i32,
+    };
+    setsockopt(&socket, sockopt::Linger, &linger).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket, listener)
+}
+
+/// A connection whose client has gone. It has sent `text`, and then a lingering socket, whose only holder is the connection.
+fn trapped(text: &[u8]) -> (UnixStream, TcpListener) {
+    let (near, mut far) = UnixStream::pair().unwrap();
+    far.write_all(text).unwrap();
+    let (socket, listener) = lingering();
+    let passed = [socket.as_raw_fd()];
+    let passed = [ControlMessage::ScmRights(&passed)];
+    let bytes = [IoSlice::new(b"x")];
+    sendmsg::<()>(far.as_raw_fd(), &bytes, &passed, MsgFlags::empty(), None).unwrap();
+    (near, listener)
+}
+
+#[test]
+fn close_does_not_wait_for_a_lingering_socket_that_the_peer_has_passed() {
+    let (connection, _listener) = trapped(b"");
+    let begun = Instant::now();
+    drop(connection);
+    let of_drop = begun.elapsed();
+    let (connection, _listener) = trapped(b"");
+    let begun = Instant::now();
+    closing::close(connection);
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(of_drop > SOON, "the socket does not linger: {of_drop:?}");
+}
+
+#[test]
+fn refused_connection_does_not_block_the_thread_that_accepts() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = server(directory.path(), Vec::new());
+    let uid = geteuid().as_raw();
+    while lock(&server.callers).begin(uid, None) {}
+    let (connection, _listener) = trapped(b"");
+    let begun = Instant::now();
+    // The client has gone, so the answer fails.
+    server.clone().take(connection, 1).unwrap_err();
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn connection_counts_until_its_close_has_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let uid = geteuid().as_raw();
+    let user = UserPlan {
+        uid,
+        name: "alice".to_owned(),
+        vcpus: 1,
+        memory_bytes: 1 << 30,
+    };
+    let server = server(directory.path(), vec![user]);
+    // As much as the server reads at once. The answer to it fails, so the socket behind it is never read.
+    let request = [b"x".repeat(511), b"\n".to_vec()].concat();
+    let (connection, _listener) = trapped(&request);
+    server.clone().take(connection, 1).unwrap();
+    std::thread::sleep(SOON / 2);
+    assert!(lock(&server.callers).open_of(uid) == 1);
+    let deadline = Instant::now() + 5 * LINGER;
+    while lock(&server.callers).open_of(uid) != 0 {
+        assert!(Instant::now() < deadline, "the connection counts for ever");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
 
 #[test]
 fn free_memory_of_a_cell_counts_what_it_has_lent_and_borrowed() {
