@@ -2,7 +2,8 @@
 //!
 //! A process is killed if the kernel says that it is the user's, and that it is in the session or the control group that asked for
 //! the place. First the keeper of the VM alone, since one command may have several VMs; then, if the place is still held,
-//! all of them.
+//! all of them. The kernel ends the control group as a whole, so that processes with subordinate ids of the user's
+//! (`subuid(5)`) end as well.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use registry::cluster::files::Files;
 use registry::cluster::user_vms::UserVm;
 
-use super::groups::{end_if_of, members_of};
+use super::groups::{RecordedGroup, end_if_of};
 use super::peer::Process;
 
 /// The first word of a keeper's command line.
@@ -24,7 +25,17 @@ const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Ends a user's VM, and returns when it holds no place any more.
 pub fn end(files: &Files, vm: &UserVm) {
-    for pid in processes(vm) {
+    let group = vm.group.as_deref();
+    end_with(
+        files,
+        vm,
+        group.and_then(|group| RecordedGroup::of(vm.uid, group)),
+    );
+}
+
+fn end_with(files: &Files, vm: &UserVm, group: Option<RecordedGroup>) {
+    let group = group.as_ref();
+    for pid in processes(vm, group) {
         if is_keeper_of(pid, &vm.name) {
             end_if_of(pid, vm.uid);
         }
@@ -42,9 +53,13 @@ pub fn end(files: &Files, vm: &UserVm) {
     }
     let waits = until(LIMIT);
     loop {
-        let left = processes(vm);
-        if left.is_empty() || !waits() {
+        let left = processes(vm, group);
+        let is_over = left.is_empty() && !group.is_some_and(RecordedGroup::has_members);
+        if is_over || !waits() {
             break;
+        }
+        if let Some(group) = group {
+            group.kill();
         }
         left.into_iter().for_each(|pid| end_if_of(pid, vm.uid));
         std::thread::sleep(INTERVAL);
@@ -56,8 +71,8 @@ pub fn end(files: &Files, vm: &UserVm) {
 }
 
 /// The user's processes in the session and in the control group of a VM.
-fn processes(vm: &UserVm) -> Vec<i32> {
-    let in_group = vm.group.as_deref().map(members_of).unwrap_or_default();
+fn processes(vm: &UserVm, group: Option<&RecordedGroup>) -> Vec<i32> {
+    let in_group = group.map(RecordedGroup::members).unwrap_or_default();
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let belongs = |pid: &i32| {
@@ -80,6 +95,7 @@ fn is_keeper_of(pid: i32, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::CommandExt;
+    use std::path::PathBuf;
     use std::process::{Child, Command};
 
     use registry::cluster::interface::VmShare;
@@ -147,12 +163,43 @@ mod tests {
     }
 
     #[test]
+    fn process_in_the_group_ends_whatever_its_user_id_is() {
+        let (directory, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let files = Files::at(directory.path());
+        // In the group, and not known by its user id or its session.
+        let mut child = started("helper", "60");
+        let mut held = vm(0, "web");
+        let path = PathBuf::from(format!("mirrorball-users/{}/4.7", held.uid));
+        held.group = Some(path.clone());
+        files.keep_user_vm(&held).unwrap();
+        let folder = host.path().join(&path);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
+        fs::write(folder.join("cgroup.kill"), "").unwrap();
+        let kernel = std::thread::spawn(move || {
+            let deadline = Instant::now() + LIMIT;
+            while fs::read_to_string(folder.join("cgroup.kill")).unwrap() != "1" {
+                assert!(Instant::now() < deadline, "the group is not killed");
+                std::thread::sleep(INTERVAL);
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            fs::write(folder.join("cgroup.events"), "populated 0\nfrozen 0\n").unwrap();
+        });
+        let group = RecordedGroup::below(host.path(), held.uid, &path);
+        assert!(group.is_some());
+        end_with(&files, &held, group);
+        kernel.join().unwrap();
+        assert_eq!(files.user_vms().unwrap(), []);
+    }
+
+    #[test]
     fn process_of_another_user_is_in_no_session_of_this_ones() {
         let mut child = started("sleep", "60");
         let mut foreign = vm(child.id() as i32, "x");
-        assert_eq!(processes(&foreign), [child.id() as i32]);
+        assert_eq!(processes(&foreign, None), [child.id() as i32]);
         foreign.uid += 1;
-        assert!(processes(&foreign).is_empty());
+        assert!(processes(&foreign, None).is_empty());
         child.kill().unwrap();
         child.wait().unwrap();
     }

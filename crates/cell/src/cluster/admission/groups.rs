@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -243,9 +243,11 @@ impl UserGroups {
             // Places of one that was found may still come back.
             if left.elapsed() > GRACE && !group.is_found {
                 tracing::debug!(group = %path.display(), "processes go on without a place, and are ended");
-                members(&folder)
-                    .into_iter()
-                    .for_each(|pid| end_if_of(pid, group.uid));
+                if !kill(&folder) {
+                    members(&folder)
+                        .into_iter()
+                        .for_each(|pid| end_if_of(pid, group.uid));
+                }
             }
             true
         });
@@ -316,9 +318,50 @@ impl Bounds {
     }
 }
 
-/// The processes in a group, which are those of one user but for one that was moved by mistake.
-pub(super) fn members_of(group: &Path) -> Vec<i32> {
-    members(&Path::new(ROOT).join(group))
+/// A control group that is written down in the record of a user's VM.
+#[derive(Debug)]
+pub(super) struct RecordedGroup {
+    folder: PathBuf,
+    uid: u32,
+}
+
+impl RecordedGroup {
+    /// The group of a user by its path below the root of control groups; none if the path is that of no group of the user's VMs.
+    pub(super) fn of(uid: u32, group: &Path) -> Option<Self> {
+        Self::below(Path::new(ROOT), uid, group)
+    }
+
+    pub(super) fn below(root: &Path, uid: u32, group: &Path) -> Option<Self> {
+        let folder = root.join(group);
+        is_group_of(group, uid).then_some(Self { folder, uid })
+    }
+
+    /// The processes in the group.
+    pub(super) fn members(&self) -> Vec<i32> {
+        members(&self.folder)
+    }
+
+    /// Kills all processes in the group, those with other ids of the user's, too. Where the kernel can't, it kills those with the
+    /// user's id.
+    pub(super) fn kill(&self) {
+        if !kill(&self.folder) {
+            self.members()
+                .into_iter()
+                .for_each(|pid| end_if_of(pid, self.uid));
+        }
+    }
+
+    /// Whether a process is in the group (`cgroup.events`).
+    pub(super) fn has_members(&self) -> bool {
+        let events = fs::read_to_string(self.folder.join("cgroup.events")).unwrap_or_default();
+        events.lines().any(|line| line == "populated 1")
+    }
+}
+
+/// Kills all processes in a group and below it (`cgroup.kill`, Linux 5.14). Returns whether the kernel can. Processes that are forked
+/// meanwhile are killed, too.
+fn kill(folder: &Path) -> bool {
+    put(&folder.join("cgroup.kill"), "1").is_ok()
 }
 
 fn members(folder: &Path) -> Vec<i32> {
@@ -344,8 +387,16 @@ fn user_group(uid: u32) -> PathBuf {
 fn group_of(text: &str, uid: u32) -> Option<PathBuf> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let path = Path::new(path);
-    let name = path.strip_prefix(user_group(uid)).ok()?;
-    (name.components().count() == 1).then(|| path.to_owned())
+    is_group_of(path, uid).then(|| path.to_owned())
+}
+
+/// Whether a path below the root of control groups is that of a group of this user's VMs.
+fn is_group_of(path: &Path, uid: u32) -> bool {
+    let Ok(name) = path.strip_prefix(user_group(uid)) else {
+        return false;
+    };
+    let mut parts = name.components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
 }
 
 /// The names of the folders in a folder; none if it is missing.
@@ -421,6 +472,7 @@ mod tests {
             "mirrorball-users/1001/a/b",
             "user.slice/mirrorball-users/1001/42.7",
             "mirrorball-users/10011/42.7",
+            "mirrorball-users/1001/..",
         ] {
             assert_eq!(group_of(&text(other), 1001), None, "{other}");
         }
