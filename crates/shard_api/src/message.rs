@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 use serde::Serialize;
@@ -125,8 +126,13 @@ fn receive_until<M: DeserializeOwned>(
     let (mut filled, files) = {
         let mut parts = [IoSliceMut::new(&mut line)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut rights), flags)
-            .map_err(io::Error::from)?;
+        let message = loop {
+            match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut rights), flags) {
+                // The kernel does not go on by itself if the socket has a time limit (`signal(7)`).
+                Err(Errno::EINTR) => limit(socket, deadline)?,
+                received => break received.map_err(io::Error::from)?,
+            }
+        };
         let mut files = Vec::new();
         for control in message.cmsgs().map_err(|_| ReceiveError::Incomplete)? {
             if let ControlMessageOwned::ScmRights(fds) = control {
@@ -142,9 +148,11 @@ fn receive_until<M: DeserializeOwned>(
         }
         line.resize((filled + (64 << 10)).min(MESSAGE_BYTES_MAX), 0);
         limit(socket, deadline)?;
-        match socket.read(&mut line[filled..])? {
-            0 => return Err(ReceiveError::Incomplete),
-            bytes => filled += bytes,
+        match socket.read(&mut line[filled..]) {
+            Ok(0) => return Err(ReceiveError::Incomplete),
+            Ok(bytes) => filled += bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok((serde_json::from_slice(&line[..filled])?, Files::of(files)))
@@ -152,6 +160,10 @@ fn receive_until<M: DeserializeOwned>(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::thread::JoinHandleExt;
+
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
     use super::*;
 
     #[test]
@@ -170,5 +182,24 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(5));
             drop(near);
         });
+    }
+
+    #[test]
+    fn message_is_received_although_a_signal_comes_meanwhile() {
+        extern "C" fn nothing(_: nix::libc::c_int) {}
+        let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
+        // SAFETY: the handler does nothing, and no other test uses the signal.
+        unsafe { sigaction(Signal::SIGUSR2, &action) }.unwrap();
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        near.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let receiver = std::thread::spawn(move || receive::<String>(&mut near).map(|(message, _)| message));
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(5));
+            // SAFETY: the thread is not joined yet, so the id is its own.
+            let result = unsafe { nix::libc::pthread_kill(receiver.as_pthread_t(), nix::libc::SIGUSR2) };
+            assert!(result == 0 || receiver.is_finished());
+        }
+        send(&mut far, &"late".to_owned(), &[]).unwrap();
+        assert_eq!(receiver.join().unwrap().unwrap(), "late");
     }
 }
