@@ -39,6 +39,8 @@ const LOCK_LIMIT: Duration = Duration::from_secs(1);
 const WHY_MAX: usize = 1000;
 /// Maximum length of a file's first line, in bytes.
 const HEADER_MAX: usize = 128;
+/// Rotations during one look at the files, after which the look fails.
+const ROTATIONS_MAX: u32 = 100;
 
 /// A change of a VM or a cell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -221,6 +223,9 @@ impl Header {
     }
 }
 
+/// An open file of a journal: its header, and the offset behind it.
+type JournalFile = (Header, u64, File);
+
 /// The journal of a runtime directory. Its files are made with the first event.
 #[derive(Clone, Debug)]
 pub struct Journal {
@@ -329,22 +334,40 @@ impl Journal {
     }
 
     /// The files that there are, the oldest first.
-    fn files(&self) -> io::Result<Vec<(Header, u64, File)>> {
-        let mut files: Vec<(Header, u64, File)> = Vec::new();
-        // In this order a rotation between the two shows one of them twice, and hides none.
-        for name in ["previous", "current"] {
-            match File::open(self.directory.join(name)) {
-                Ok(file) => {
-                    let (header, start) = Header::of(&file)?;
-                    if files.last().is_none_or(|(last, ..)| *last != header) {
-                        files.push((header, start, file));
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+    fn files(&self) -> io::Result<Vec<JournalFile>> {
+        self.files_by(|name| self.open_file(name))
+    }
+
+    /// The same, by what `open` opens. A rotation between two calls hides no file: if `previous` is the same before and after
+    /// `current` was opened, no rotation has ended meanwhile.
+    fn files_by(
+        &self,
+        mut open: impl FnMut(&str) -> io::Result<Option<JournalFile>>,
+    ) -> io::Result<Vec<JournalFile>> {
+        let header = |file: &Option<JournalFile>| file.as_ref().map(|(header, ..)| *header);
+        let mut previous = open("previous")?;
+        for _ in 0..ROTATIONS_MAX {
+            let current = open("current")?;
+            let again = open("previous")?;
+            if header(&again) == header(&previous) {
+                // A rotation that was cut short has given one file both names.
+                let current = current.filter(|current| header(&previous) != Some(current.0));
+                return Ok(previous.into_iter().chain(current).collect());
             }
+            previous = again;
         }
-        Ok(files)
+        Err(io::Error::other("the files of events change too fast to be read"))
+    }
+
+    fn open_file(&self, name: &str) -> io::Result<Option<JournalFile>> {
+        match File::open(self.directory.join(name)) {
+            Ok(file) => {
+                let (header, start) = Header::of(&file)?;
+                Ok(Some((header, start, file)))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -180,6 +180,42 @@ fn event_of_a_writer_that_was_killed_is_a_gap_and_costs_no_other_event() {
 }
 
 #[test]
+fn rotation_during_a_look_hides_no_file() {
+    let (_directory, journal) = journal(FILE_BYTES_MAX);
+    let rotate = || journal.rotate(&journal.current().unwrap()).unwrap();
+    journal.append(running(0)).unwrap();
+    // With a first rotation there is a `previous`, without one there is none.
+    for has_previous in [false, true] {
+        if has_previous {
+            rotate();
+        }
+        journal.append(running(1)).unwrap();
+        let newest = journal.files().unwrap().pop().unwrap().0;
+        // After each of the calls in turn.
+        for when in 0..3 {
+            let mut calls = 0;
+            let files = journal.files_by(|name| {
+                let opened = journal.open_file(name);
+                if calls == when {
+                    rotate();
+                }
+                calls += 1;
+                opened
+            });
+            let found: Vec<Header> = files.unwrap().into_iter().map(|(header, ..)| header).collect();
+            let before = Header {
+                generation: newest.generation + when as u64,
+                ..newest
+            };
+            assert!(
+                found.contains(&before),
+                "call {when}: {before:?} is not in {found:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn change_of_files_that_was_cut_short_loses_nothing() {
     let (_directory, journal) = journal(400);
     journal.append(running(0)).unwrap();
