@@ -11,12 +11,12 @@ use config::cluster::CellPlan;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask, PART_MARK};
+use registry::cluster::interface::{Answer, Ask, PART_MARK, owner_of};
 use registry::control::{Request, ask};
 use registry::vms::Registry;
 
 use super::change::{Change, members, own_file, push};
-use super::{cells_here, end_cells, one_host, read};
+use super::{cells_here, end_cells, one_host, read, users};
 
 /// Interval between two looks whether VMs run.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -51,10 +51,11 @@ pub(super) fn leave(within: Duration, stop: bool) -> Result<ExitCode> {
     }
     if !running.is_empty() {
         cordon(&files, &numbers, false)?;
+        let users = files.users().into_diagnostic()?;
         return Err(miette!(
-            help = "end them, wait for longer with `--within SECONDS`, or stop them with `--stop`; the host takes VMs again",
+            help = help(&running),
             "VMs still run on {here}: {}",
-            running.join(", ")
+            users::names(&running, &users).join(", ")
         ));
     }
 
@@ -112,6 +113,17 @@ pub(super) fn stop_vms(files: &Files, plan: &[CellPlan]) -> Result<()> {
     Ok(())
 }
 
+/// What to do about VMs that still run, by their names in the cluster.
+fn help(running: &[String]) -> String {
+    let mut help =
+        "end them, wait for longer with `--within SECONDS`, or stop them with `--stop`; the host takes VMs again".to_owned();
+    if running.iter().any(|name| owner_of(name).is_some()) {
+        // Root gives no order to another user's VM.
+        help.push_str("; those of other users end with `mirrorball cluster evict USER:VM`");
+    }
+    help
+}
+
 /// Has the cells take no new VM, or take VMs again.
 fn cordon(files: &Files, cells: &[u16], cordoned: bool) -> Result<()> {
     for number in cells {
@@ -145,7 +157,7 @@ fn wait(files: &Files, cells: &[u16], deadline: Instant) -> Result<Vec<String>> 
     }
 }
 
-/// The VMs in these cells, by the cells and by the host's registry.
+/// The VMs in these cells, by the cells, by the host's registry, and by what is written of users' VMs.
 fn running(files: &Files, cells: &[u16]) -> Result<BTreeSet<String>> {
     let status = client::status(files).into_diagnostic()?.unwrap_or_default();
     let here = status
@@ -159,12 +171,20 @@ fn running(files: &Files, cells: &[u16]) -> Result<BTreeSet<String>> {
             None => name,
         })
         .collect();
+    names.extend(of_users(files, cells)?);
     for record in Registry::open().into_diagnostic()?.list().into_diagnostic()? {
         if cells.iter().any(|cell| record.depends_on(*cell)) {
             names.insert(record.name);
         }
     }
     Ok(names)
+}
+
+/// The VMs of admitted users in these cells, whether or not the cells answer.
+fn of_users(files: &Files, cells: &[u16]) -> Result<impl Iterator<Item = String>> {
+    let vms = files.user_vms().into_diagnostic()?.into_iter();
+    let here = vms.filter(|vm| cells.iter().any(|cell| vm.depends_on(*cell)));
+    Ok(here.map(|vm| vm.owned_name()))
 }
 
 /// Presses the power button of all VMs in these cells at once.
@@ -189,4 +209,38 @@ fn stop_all(cells: &[u16]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use registry::cluster::interface::VmShare;
+    use registry::cluster::user_vms::UserVm;
+
+    use super::*;
+
+    #[test]
+    fn vm_of_another_user_is_named_although_its_cell_does_not_answer() {
+        let runtime = tempfile::tempdir().unwrap();
+        let files = Files::at(runtime.path());
+        for (name, cell) in [("web", 1), ("db", 2)] {
+            let share = VmShare {
+                vcpus: 1,
+                memory_bytes: 1 << 30,
+            };
+            let vm = UserVm {
+                uid: 1001,
+                name: name.to_owned(),
+                cell,
+                share,
+                borrowed: Vec::new(),
+                session: 1,
+                group: None,
+            };
+            files.keep_user_vm(&vm).unwrap();
+        }
+        let here: Vec<String> = of_users(&files, &[0, 1]).unwrap().collect();
+        assert_eq!(here, ["1001:web"]);
+        assert!(help(&here).contains("cluster evict USER:VM"));
+        assert!(!help(&["web".to_owned()]).contains("evict"));
+    }
 }
