@@ -1,5 +1,7 @@
 //! Starts a cell's process, and starts it again when it dies. One that does not answer is killed. The guard of the cell on whose host the
 //! cluster's own etcd runs starts that, too, and the guard of a host's first cell the admission server.
+//!
+//! A host that can't start a process, as without memory, may do so later: the guard tries again ([`lives`]).
 
 use std::fs::OpenOptions;
 use std::io;
@@ -17,25 +19,23 @@ use registry::cluster::interface::Ask;
 use registry::journal::{self, Change};
 use tracing::{error, info, warn};
 
+use self::lives::{Lives, SHORT, SHORT_LIVES_MAX};
 use self::upgrade::Upgrade;
 use super::lost;
 use super::membership::server::{self, Ended, RevocationWatch};
 use crate::pidfd;
 
+mod lives;
 mod upgrade;
 
-/// A process that lived shorter than this died of its start, maybe.
-const SHORT: Duration = Duration::from_secs(10);
-/// Short lives in a row, after which it is given up.
-const SHORT_LIVES_MAX: u32 = 10;
 /// Before etcd is started again.
 const ETCD_PAUSE: Duration = Duration::from_secs(1);
 /// Before the admission server is started again.
 const ADMISSION_PAUSE: Duration = Duration::from_millis(200);
 /// Between two questions to the cell. Each has 10 s for its answer ([`Connection::ask`]).
 const PING_INTERVAL_MS: u16 = 2000;
-/// Before another try, times the short lives so far.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Before another try to watch a process.
+const WATCH_PAUSE: Duration = Duration::from_millis(100);
 
 /// Returns when the cell was told to end, or can't be.
 pub fn guard(number: u16) -> io::Result<()> {
@@ -73,7 +73,7 @@ pub fn guard(number: u16) -> io::Result<()> {
             move || keep_admission(&files)
         })?;
     }
-    let mut short_lives = 0;
+    let mut lives = Lives::default();
     loop {
         if own.has_failed() {
             warn!("the cell has failed, and does not start again");
@@ -84,41 +84,75 @@ pub fn guard(number: u16) -> io::Result<()> {
             return Ok(());
         }
         let start = Instant::now();
-        let mut cell = program.start(number, false)?;
-        let status = loop {
-            match wait(&mut cell, &own, &upgrades)? {
-                Happened::Ended(status) => break status,
-                Happened::Asked(upgrade) => match program.replace(cell, &own, number, upgrade)? {
-                    Some(next) => cell = next,
-                    None => return Ok(()),
-                },
+        let status = match live(&mut program, &own, number, &upgrades)? {
+            Life::Ended => return Ok(()),
+            Life::NotStarted(error) => {
+                // The cluster may have ended meanwhile.
+                if files.plan().is_ok_and(|plan| plan.is_empty()) {
+                    return Ok(());
+                }
+                let pause = lives.not_started();
+                error!(%error, ?pause, "the cell's process does not start, and is started again");
+                std::thread::sleep(pause);
+                continue;
             }
+            Life::Died(status) => status,
         };
-        if status.success() {
-            return Ok(());
-        }
         warn!("the cell's process died: {status}");
         journal::note(Change::CellDied {
             cell: number,
             why: status.to_string(),
         });
-        short_lives = if start.elapsed() < SHORT {
-            short_lives + 1
-        } else {
-            0
-        };
-        if short_lives >= SHORT_LIVES_MAX {
+        let Some(pause) = lives.died(start.elapsed()) else {
             if stops() {
-                error!("the cell has died {short_lives} times, and does not start again");
+                error!("the cell has died {SHORT_LIVES_MAX} times, and does not start again");
                 let _ = lost.join();
             }
             return Err(io::Error::other(format!(
-                "cell {number} died {short_lives} times within {} s of its start",
+                "cell {number} died {SHORT_LIVES_MAX} times within {} s of its start",
                 SHORT.as_secs()
             )));
-        }
-        std::thread::sleep(PAUSE * short_lives);
+        };
+        std::thread::sleep(pause);
     }
+}
+
+/// The life of a cell's process, and of those that took its place by request.
+#[derive(Debug)]
+enum Life {
+    /// It has ended by order.
+    Ended,
+    /// It has died.
+    Died(ExitStatus),
+    /// It has not begun, or a process was ended and no other one started.
+    NotStarted(io::Error),
+}
+
+/// Starts a process of the cell, and returns when none runs any more.
+fn live(program: &mut Program, own: &CellFiles, number: u16, upgrades: &UnixListener) -> io::Result<Life> {
+    let mut cell = match program.start(number, false) {
+        Ok(cell) => cell,
+        Err(error) => return Ok(Life::NotStarted(error)),
+    };
+    loop {
+        match wait(&mut cell, own, upgrades)? {
+            Happened::Ended(status) if status.success() => return Ok(Life::Ended),
+            Happened::Ended(status) => return Ok(Life::Died(status)),
+            Happened::Asked(upgrade) => match program.replace(cell, own, number, upgrade)? {
+                Replaced::Runs(next) => cell = next,
+                Replaced::Over(life) => return Ok(life),
+            },
+        }
+    }
+}
+
+/// What follows a request to replace the program.
+#[derive(Debug)]
+enum Replaced {
+    /// This process of the new program or of the former one runs.
+    Runs(Child),
+    /// No process runs.
+    Over(Life),
 }
 
 /// The program of the cell's processes: this one, until another takes its place.
@@ -138,22 +172,28 @@ impl Program {
             .spawn()
     }
 
-    /// Ends the process `cell` and starts one of a new program, or of the former one if the new one does not adopt the VMs. Returns
-    /// none if the process was just ending by order.
+    /// Ends the process `cell` and starts one of a new program, or of the former one if the new one does not adopt the VMs.
     fn replace(
         &mut self,
         mut cell: Child,
         own: &CellFiles,
         number: u16,
         upgrade: Upgrade,
-    ) -> io::Result<Option<Child>> {
-        let new = upgrade.program.as_fd().try_clone_to_owned()?;
+    ) -> io::Result<Replaced> {
+        let new = match upgrade.program.as_fd().try_clone_to_owned() {
+            Ok(new) => new,
+            Err(error) => {
+                error!(%error, "the cell's program is not replaced");
+                upgrade.answer(Err(format!("the guard can't keep the new program: {error}")));
+                return Ok(Replaced::Runs(cell));
+            }
+        };
         info!("the cell's program is replaced");
         cell.kill()?;
         if cell.wait()?.success() {
             // It had been told to end just before.
             upgrade.answer(Err("the cell has ended by order".to_owned()));
-            return Ok(None);
+            return Ok(Replaced::Over(Life::Ended));
         }
         let former = Self(self.0.replace(new));
         let tried = self
@@ -172,14 +212,17 @@ impl Program {
             Ok(cell) => {
                 info!("the new program has adopted the cell's VMs");
                 upgrade.answer(Ok(()));
-                Ok(Some(cell))
+                Ok(Replaced::Runs(cell))
             }
             Err(why) => {
                 error!(why, "the cell goes on with its former program");
                 *self = former;
-                let cell = self.start(number, false)?;
+                let started = self.start(number, false);
                 upgrade.answer(Err(why));
-                Ok(Some(cell))
+                Ok(match started {
+                    Ok(cell) => Replaced::Runs(cell),
+                    Err(error) => Replaced::Over(Life::NotStarted(error)),
+                })
             }
         }
     }
@@ -196,7 +239,16 @@ enum Happened {
 /// Waits for the end of the cell's process, or a request; kills the process if it hangs. Until it takes questions it may wait for others
 /// as long as it wants.
 fn wait(cell: &mut Child, files: &CellFiles, upgrades: &UnixListener) -> io::Result<Happened> {
-    let process = pidfd::of_child(cell)?;
+    let process = loop {
+        match pidfd::of_child(cell) {
+            Ok(process) => break process,
+            Err(error) => warn!(%error, "the cell's process is not watched yet"),
+        }
+        if let Some(status) = cell.try_wait()? {
+            return Ok(Happened::Ended(status));
+        }
+        std::thread::sleep(WATCH_PAUSE);
+    };
     loop {
         let mut ready = [process.as_fd(), upgrades.as_fd()].map(|file| PollFd::new(file, PollFlags::POLLIN));
         // A signal to this process shortens the wait.
@@ -283,4 +335,62 @@ fn start_etcd(files: &Files, site: &Site) -> io::Result<Child> {
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     end_with_guard(&mut command);
     command.spawn()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use super::*;
+
+    /// A file that is no program, though it may be executed.
+    fn broken(folder: &Path) -> File {
+        let path = folder.join("program");
+        std::fs::write(&path, "\0").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        File::open(&path).unwrap()
+    }
+
+    #[test]
+    fn failed_start_is_reported_and_does_not_end_the_guard() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = Files::at(folder.path()).cell(0);
+        let upgrades = upgrade::listen(&folder.path().join("guard.sock")).unwrap();
+        let mut program = Program(Some(broken(folder.path()).into()));
+        for _ in 0..2 {
+            let life = live(&mut program, &own, 0, &upgrades).unwrap();
+            assert!(matches!(life, Life::NotStarted(_)), "{life:?}");
+        }
+    }
+
+    #[test]
+    fn former_program_that_does_not_start_after_a_failed_trial_is_started_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = Files::at(folder.path()).cell(0);
+        std::fs::create_dir_all(own.guard_socket().parent().unwrap()).unwrap();
+        let upgrades = upgrade::listen(&own.guard_socket()).unwrap();
+        let new = broken(folder.path());
+        let client = std::thread::spawn({
+            let own = own.clone();
+            move || registry::cluster::guard::upgrade(&own, &new)
+        });
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let upgrade = loop {
+            match Upgrade::take(&upgrades) {
+                Some(upgrade) => break upgrade,
+                None => assert!(Instant::now() < deadline, "no request comes"),
+            }
+        };
+        let mut program = Program(Some(broken(folder.path()).into()));
+        let cell = Command::new("sleep").arg("60").spawn().unwrap();
+        let replaced = program.replace(cell, &own, 0, upgrade).unwrap();
+        assert!(
+            matches!(replaced, Replaced::Over(Life::NotStarted(_))),
+            "{replaced:?}"
+        );
+        let why = client.join().unwrap().unwrap_err().to_string();
+        assert!(why.contains("the new program does not start"), "{why}");
+    }
 }
