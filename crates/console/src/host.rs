@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use operations::{cells, memory};
+use operations::{Failure, cells, memory};
 use registry::cluster::interface::Vcpu;
 use registry::control::{self, Answer};
 use registry::vms::Registry;
@@ -181,12 +181,7 @@ pub(crate) async fn lend(
     Path(number): Path<String>,
     request: Request<Body>,
 ) -> Result<StatusCode> {
-    let Loan { borrower, bytes } = body(request).await?;
-    caller.must_own("the memory of cells")?;
-    let lender = cell_number(&number)?;
-    let slot = context.slots.take(caller)?;
-    attended(slot, move |_| Ok(cells::lend(lender, borrower, bytes)?)).await?;
-    Ok(StatusCode::NO_CONTENT)
+    change_loan((context, caller), &number, request, cells::lend).await
 }
 
 /// Has a cell take back memory that it has lent, as far as no VM uses it.
@@ -199,11 +194,21 @@ pub(crate) async fn reclaim(
     Path(number): Path<String>,
     request: Request<Body>,
 ) -> Result<StatusCode> {
+    change_loan((context, caller), &number, request, cells::reclaim).await
+}
+
+/// Changes what the cell of this number lends, by `change` (lender, borrower, bytes).
+async fn change_loan(
+    (context, caller): (Context, Caller),
+    lender: &str,
+    request: Request<Body>,
+    change: fn(u16, u16, u64) -> std::result::Result<(), Failure>,
+) -> Result<StatusCode> {
     let Loan { borrower, bytes } = body(request).await?;
     caller.must_own("the memory of cells")?;
-    let lender = cell_number(&number)?;
+    let lender = cell_number(lender)?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| Ok(cells::reclaim(lender, borrower, bytes)?)).await?;
+    attended(slot, move |_| Ok(change(lender, borrower, bytes)?)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
