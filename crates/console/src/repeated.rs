@@ -88,7 +88,7 @@ pub(crate) fn describe(document: &mut OpenApi) {
             responses
                 .entry("429".to_owned())
                 .or_insert_with(|| openapi::Response::new(text).into());
-            if path.ends_with("/files") {
+            if is_of_files(path) {
                 continue;
             }
             let parameter = ParameterBuilder::new()
@@ -113,7 +113,7 @@ fn key(request: &Request) -> Result<Option<String>> {
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
         return Ok(None);
     }
-    if request.uri().path().ends_with("/files") {
+    if is_of_files(request.uri().path()) {
         return Err(Problem::bad_request(
             "a file is the same when it is copied again; leave out Idempotency-Key",
         ));
@@ -125,6 +125,14 @@ fn key(request: &Request) -> Result<Option<String>> {
         )));
     }
     Ok(Some(key.to_owned()))
+}
+
+/// Whether a path, or its template, is that of a VM's files: `/v1/vms/NAME/files`.
+fn is_of_files(path: &str) -> bool {
+    let name = path
+        .strip_prefix("/v1/vms/")
+        .and_then(|rest| rest.strip_suffix("/files"));
+    name.is_some_and(|name| !name.is_empty() && !name.contains('/'))
 }
 
 async fn carry_out(
@@ -238,4 +246,24 @@ async fn started(caller: Caller, is_start: bool, body: &[u8], came_unix_s: u64) 
         Ok(is_it.then(|| Vm::from(&record)))
     });
     vm.await.ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_is_refused_for_the_files_of_a_vm_only() {
+        let key = |method: Method, path: &str| {
+            let request = Request::builder().method(method).uri(path).header(KEY, "k");
+            super::key(&request.body(Body::empty()).unwrap())
+        };
+        assert!(key(Method::PUT, "/v1/vms/web/files?path=/etc/hosts").is_err());
+        assert!(is_of_files("/v1/vms/{name}/files"));
+        // A VM may be named so.
+        for path in ["/v1/vms/files", "/v1/cells/files", "/v1/vms/a/b/files"] {
+            assert_eq!(key(Method::PATCH, path).unwrap().as_deref(), Some("k"), "{path}");
+        }
+        assert_eq!(key(Method::GET, "/v1/vms/web/files").unwrap(), None);
+    }
 }
