@@ -61,6 +61,8 @@ pub struct Context {
     members_start: Arc<Mutex<()>>,
     /// The long requests that are under way.
     pub(crate) slots: Slots,
+    /// The streams of events that are open.
+    pub(crate) streams: Slots,
 }
 
 impl Context {
@@ -72,6 +74,7 @@ impl Context {
             rights: Arc::new(rights),
             members_start: Arc::default(),
             slots: Slots::of_long_requests(),
+            streams: Slots::of_event_streams(),
         }
     }
 }

@@ -40,7 +40,7 @@ impl Listener {
     pub fn new(socket: UnixListener) -> Self {
         Self {
             socket,
-            slots: Slots::of(MEMBERS_CONNECTIONS_MAX, OWNERS_CONNECTIONS_MAX),
+            slots: Slots::of("connections", MEMBERS_CONNECTIONS_MAX, OWNERS_CONNECTIONS_MAX),
         }
     }
 }

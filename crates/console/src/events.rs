@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::Extension;
+use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_core::Stream;
@@ -16,7 +18,8 @@ use tokio::sync::mpsc::error::SendError;
 use tokio_stream::wrappers::ReceiverStream;
 use utoipa::ToSchema;
 
-use crate::api::{blocking, cells, records};
+use crate::api::{Context, blocking, cells, records};
+use crate::caller::Caller;
 use crate::problem::Problem;
 use crate::views::{Cell, Vm};
 
@@ -124,13 +127,22 @@ impl Begin {
 #[utoipa::path(get, path = "/v1/events", params(
     ("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event that the client has.")),
     responses((status = 200, content_type = "text/event-stream", body = Change, description =
-        "A `data:` line of JSON for each. Those of the journal have the type `journal` and an `id`.")))]
-pub(crate) async fn events(headers: HeaderMap) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+        "A `data:` line of JSON for each. Those of the journal have the type `journal` and an `id`."),
+        (status = 429, body = Problem, description = "The user has as many streams as one user may have.")))]
+pub(crate) async fn events(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
+    let slot = context.streams.take(caller)?;
     let begin = Begin::of(&headers);
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
     // Ends when nobody listens.
-    tokio::spawn(async move { _ = tell(begin, sender).await });
-    Sse::new(ReceiverStream::new(receiver)).keep_alive(KeepAlive::default())
+    tokio::spawn(async move {
+        let _ = tell(begin, sender).await;
+        drop(slot);
+    });
+    Ok(Sse::new(ReceiverStream::new(receiver)).keep_alive(KeepAlive::default()))
 }
 
 /// What is sent next, and how to go on.

@@ -1,7 +1,7 @@
-//! Bounds on what one user has of this process: connections, and requests that take long.
+//! Bounds on what one user has of this process: connections, requests that take long, and streams of events.
 //!
-//! A connection holds a descriptor, and a long request may hold a thread and memory for its output. Without the bounds, one
-//! user's keep others from being answered.
+//! A connection holds a descriptor, and a long request may hold a thread and memory for its output. A stream of events reads the state
+//! of the host again and again. Without the bounds, one user's keep others from being answered.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +17,16 @@ use crate::problem::Problem;
 const MEMBERS_LONG_MAX: usize = 16;
 /// Long requests of an owner at a time.
 const OWNERS_LONG_MAX: usize = 128;
+/// Streams of events of a member at a time.
+const MEMBERS_STREAMS_MAX: usize = 4;
+/// Streams of events of an owner at a time.
+const OWNERS_STREAMS_MAX: usize = 16;
 
 /// What users have of something, by user id; connections without one count together.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
+    /// What they are, in the plural.
+    what: &'static str,
     /// How many a member may have.
     members: usize,
     /// How many an owner may have.
@@ -37,8 +43,9 @@ pub(crate) struct Slot {
 
 impl Slots {
     /// At most so many for each member, and for each owner.
-    pub(crate) fn of(members: usize, owners: usize) -> Self {
+    pub(crate) fn of(what: &'static str, members: usize, owners: usize) -> Self {
         Self {
+            what,
             members,
             owners,
             taken: Arc::default(),
@@ -47,7 +54,12 @@ impl Slots {
 
     /// For requests that take long.
     pub(crate) fn of_long_requests() -> Self {
-        Self::of(MEMBERS_LONG_MAX, OWNERS_LONG_MAX)
+        Self::of("long requests", MEMBERS_LONG_MAX, OWNERS_LONG_MAX)
+    }
+
+    /// For streams of events. A stream takes none of the slots of long requests.
+    pub(crate) fn of_event_streams() -> Self {
+        Self::of("streams of events", MEMBERS_STREAMS_MAX, OWNERS_STREAMS_MAX)
     }
 
     fn most(&self, caller: Caller) -> usize {
@@ -57,14 +69,18 @@ impl Slots {
         }
     }
 
-    /// Takes a slot for a long request.
+    /// Takes a slot.
+    ///
+    /// # Errors
+    /// 429 if the caller has none left.
     pub(crate) fn take(&self, caller: Caller) -> Result<Slot> {
         self.take_free(caller).ok_or_else(|| {
             Problem::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 format!(
-                    "{} long requests of this user are under way; wait until one has ended",
-                    self.most(caller)
+                    "{} {} of this user are under way; wait until one has ended",
+                    self.most(caller),
+                    self.what
                 ),
             )
         })
@@ -143,6 +159,7 @@ mod tests {
         let held: Vec<Slot> = (0..MEMBERS_LONG_MAX).map(|_| slots.take(one).unwrap()).collect();
         let refused = slots.take(one).unwrap_err();
         assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+        assert!(refused.detail.contains("16 long requests"), "{}", refused.detail);
         slots.take(other).unwrap();
         slots.take(Caller::Member(None)).unwrap();
         let owner = Caller::Owner(Some(0));

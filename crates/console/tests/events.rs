@@ -127,3 +127,44 @@ fn id_that_is_gone_or_never_was_gives_a_gap() {
         assert!(event["why"].as_str().is_some_and(|why| !why.is_empty()));
     }
 }
+
+#[test]
+fn streams_of_one_user_are_bounded_and_one_that_ends_makes_room() {
+    let api = Api::start();
+    let mut open = Vec::new();
+    let refused = loop {
+        let mut stream = api.stream(None);
+        let mut status = String::new();
+        stream.read_line(&mut status).unwrap();
+        if !status.contains(" 200 ") {
+            let mut rest = String::new();
+            stream.read_to_string(&mut rest).unwrap();
+            break status + &rest;
+        }
+        assert!(open.len() < 1000, "streams have no bound");
+        open.push(stream);
+    };
+    assert!(refused.contains(" 429 "), "{refused}");
+    let detail = format!("{} streams of events of this user", open.len());
+    assert!(refused.contains(&detail), "{refused}");
+    // Other requests of the user are answered.
+    let mut other = UnixStream::connect(api.socket()).unwrap();
+    other.set_read_timeout(Some(LIMIT)).unwrap();
+    other
+        .write_all(b"GET /v1/memory HTTP/1.0\r\nhost: localhost\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    other.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains(" 200 "), "{answer}");
+    open.pop();
+    let start = Instant::now();
+    loop {
+        let mut status = String::new();
+        api.stream(None).read_line(&mut status).unwrap();
+        if status.contains(" 200 ") {
+            break;
+        }
+        assert!(start.elapsed() < LIMIT, "{status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
