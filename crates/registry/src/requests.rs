@@ -4,12 +4,15 @@
 //! the act, and its result is put beside it after the act. The lock shows whether the process that acts still lives, so a
 //! request is neither carried out twice nor waited for in vain, whichever process dies between.
 //!
-//! Records are removed ten minutes after their begin, those with a result ten minutes after the result. Time is that of the host since
-//! its start, which nobody sets.
+//! Records are removed ten minutes after the result. One whose process has died gets an end without a result from the first process
+//! that finds it so, and is removed ten minutes later, however long it ran. Time is that of the host since its start, which nobody sets.
+//!
+//! A result's file begins with a line that has the time. The other users' results are long and are read no further.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -36,6 +39,8 @@ const GUARD: &str = ".lock";
 const RESULT: &str = "result";
 /// Digits of a SHA-256.
 const DIGEST_DIGITS: usize = 64;
+/// Greatest length of the first line of a result's file, in bytes.
+const END_BYTES_MAX: usize = 128;
 
 /// The records of this user's runtime directory.
 #[derive(Debug)]
@@ -82,14 +87,28 @@ pub struct UnderWay {
 #[derive(Serialize, Deserialize)]
 struct Begin {
     content: String,
+    /// Read by processes of earlier versions only.
     begun_s: u64,
     begun_unix_s: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+/// The first line of a result's file. The result follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct End {
     ended_s: u64,
-    result: Option<Value>,
+    how: How,
+}
+
+/// How a request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum How {
+    /// It was carried out, and its result was short enough to be kept.
+    Kept,
+    /// It was carried out, and its result was too long.
+    TooLong,
+    /// The process that carried it out died.
+    Lost,
 }
 
 impl Requests {
@@ -127,12 +146,11 @@ impl Requests {
             if begin.content != content {
                 return Ok(Known::Different);
             }
-            if let Some(end) = read::<End>(&result(&path))? {
-                return Ok(Known::Done(end.result));
-            }
-            return Ok(match held(&path)? {
-                true => Known::UnderWay,
-                false => Known::Lost(begin.begun_unix_s),
+            return Ok(match end_of(&path, now)?.map(|end| end.how) {
+                None => Known::UnderWay,
+                Some(How::Lost) => Known::Lost(begin.begun_unix_s),
+                Some(How::TooLong) => Known::Done(None),
+                Some(How::Kept) => Known::Done(kept(&result(&path))?),
             });
         }
         if others >= RECORDS_MAX {
@@ -166,13 +184,12 @@ impl Requests {
             if !is_record(name) {
                 continue;
             }
-            let time = match read::<End>(&result(&path))? {
-                Some(end) => Some(end.ended_s),
-                None => read::<Begin>(&path)?.map(|begin| begin.begun_s),
+            let is_there = match end_of(&path, now)? {
+                None => true,
+                // A time that is still to come is one of before the host's start.
+                Some(end) => end.ended_s <= now && now - end.ended_s < self.kept.as_secs(),
             };
-            // A time that is still to come is one of before the host's start.
-            let is_recent = time.is_some_and(|time| time <= now && now - time < self.kept.as_secs());
-            if !is_recent && !held(&path)? {
+            if !is_there {
                 remove(&path)?;
                 continue;
             }
@@ -188,16 +205,16 @@ impl UnderWay {
     /// # Errors
     /// If it can't be written.
     pub fn end(self, result_value: Value) -> io::Result<()> {
-        let is_short = serde_json::to_vec(&result_value)?.len() <= RESULT_BYTES_MAX;
+        let mut text = serde_json::to_vec(&result_value)?;
+        let is_short = text.len() <= RESULT_BYTES_MAX;
+        if !is_short {
+            text.clear();
+        }
         let end = End {
             ended_s: uptime()?,
-            result: is_short.then_some(result_value),
+            how: if is_short { How::Kept } else { How::TooLong },
         };
-        replace_volatile_file(
-            &result(&self.path),
-            private::FILE_MODE,
-            &serde_json::to_vec(&end)?,
-        )
+        write_end(&self.path, end, &text)
     }
 
     /// Forgets the request, of which nothing was carried out: a repeated one is new.
@@ -207,6 +224,61 @@ impl UnderWay {
     pub fn abandon(self) -> io::Result<()> {
         remove(&self.path)
     }
+}
+
+/// The end of a request that has a record; none while a process carries it out, or before its begin is written. A request whose process
+/// has died ends now.
+fn end_of(path: &Path, now: u64) -> io::Result<Option<End>> {
+    if let Some(end) = read_end(&result(path))? {
+        return Ok(Some(end));
+    }
+    if held(path)? {
+        return Ok(None);
+    }
+    // A process writes its result, or removes its record, before it lets the record go. It may have done so since the first look.
+    if let Some(end) = read_end(&result(path))? {
+        return Ok(Some(end));
+    }
+    let lost = |ended_s| End {
+        ended_s,
+        how: How::Lost,
+    };
+    if read::<Begin>(path)?.is_none() {
+        // Nothing was carried out: the record has no use.
+        return Ok(Some(lost(0)));
+    }
+    // On a full disk the next process that looks finds it so.
+    let _ = write_end(path, lost(now), &[]);
+    Ok(Some(lost(now)))
+}
+
+/// Writes the end of the request with this record, and its result behind it.
+fn write_end(path: &Path, end: End, text: &[u8]) -> io::Result<()> {
+    let line = serde_json::to_vec(&end)?;
+    replace_volatile_file(
+        &result(path),
+        private::FILE_MODE,
+        &[&line, &b"\n"[..], text].concat(),
+    )
+}
+
+/// Reads the first line of a result's file. One that is missing or cut off is none.
+fn read_end(path: &Path) -> io::Result<Option<End>> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut start = [0; END_BYTES_MAX];
+    let count = file.read_at(&mut start, 0)?;
+    let line = start[..count].split(|byte| *byte == b'\n').next();
+    Ok(line.and_then(|line| serde_json::from_slice(line).ok()))
+}
+
+/// The result in a result's file.
+fn kept(path: &Path) -> io::Result<Option<Value>> {
+    let text = fs::read(path)?;
+    let mut parts = text.splitn(2, |byte| *byte == b'\n');
+    Ok(parts.nth(1).and_then(|text| serde_json::from_slice(text).ok()))
 }
 
 /// The place of a request's result.
@@ -319,6 +391,39 @@ mod tests {
         let path = folder.path().join(FOLDER).join(format!("1000-{}", digest(b"b")));
         fs::write(path, "{\"content\"").unwrap();
         new(requests.begin(request("b", "start")).unwrap());
+    }
+
+    #[test]
+    fn request_that_ran_for_long_and_whose_process_died_is_not_carried_out_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let requests = Requests::at(folder.path(), Duration::from_secs(1)).unwrap();
+        let long = new(requests.begin(request("a", "start")).unwrap());
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(matches!(
+            requests.begin(request("a", "start")).unwrap(),
+            Known::UnderWay
+        ));
+        drop(long);
+        let again = requests.begin(request("a", "start")).unwrap();
+        assert!(matches!(again, Known::Lost(_)), "{again:?}");
+        std::thread::sleep(Duration::from_secs(2));
+        new(requests.begin(request("a", "start")).unwrap());
+    }
+
+    #[test]
+    fn end_of_a_request_is_known_without_its_result() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record");
+        let end = End {
+            ended_s: u64::MAX,
+            how: How::TooLong,
+        };
+        // Nothing behind the first line is looked at.
+        write_end(&path, end, &[b'\n'; 1 << 16]).unwrap();
+        assert_eq!(read_end(&result(&path)).unwrap(), Some(end));
+        assert_eq!(read_end(&path).unwrap(), None);
+        fs::write(result(&path), "{\"ended_s\":1").unwrap();
+        assert_eq!(read_end(&result(&path)).unwrap(), None);
     }
 
     #[test]
