@@ -161,16 +161,24 @@ impl Invitation {
         }
     }
 
+    /// Whether a request has the token's secret. The time that this takes says nothing of the secret.
+    ///
+    /// # Errors
+    /// With the reason, in words for the person at the other host.
+    pub fn recognize(&self, request: &JoinRequest) -> Result<(), String> {
+        let pairs = self.secret.iter().zip(request.secret);
+        if pairs.fold(0, |differs, (own, other)| differs | (own ^ other)) != 0 {
+            return Err("the token is not the one that was made here last; make a new one".to_owned());
+        }
+        Ok(())
+    }
+
     /// Whether a request is this invitation's. `age` is the token's, `unix_s` this host's time in seconds since 1970.
     ///
     /// # Errors
     /// With the reason, in words for the person at the other host. A wrong secret learns nothing else.
     pub fn admit(&self, request: &JoinRequest, age: Duration, unix_s: u64) -> Result<(), String> {
-        // All bytes are compared, so that the time says nothing of them.
-        let pairs = self.secret.iter().zip(request.secret);
-        if pairs.fold(0, |differs, (own, other)| differs | (own ^ other)) != 0 {
-            return Err("the token is not the one that was made here last; make a new one".to_owned());
-        }
+        self.recognize(request)?;
         if self.is_used {
             return Err("the token has been used; make a new one".to_owned());
         }

@@ -1,13 +1,13 @@
 //! `mirrorball cluster invite`: makes a token for a further host, and waits until that host joins by it.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender, TrySendError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cell::cluster::callers::{Callers, HANDSHAKE_LIMIT};
+use cell::cluster::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
 use cell::cluster::hosts::Hosts;
 use cell::cluster::invitation::{Invitation, JoinAnswer, JoinRequest, Token, VALID};
 use config::cluster::{CELLS_MAX, CellSpec, ClusterSpec};
@@ -19,6 +19,8 @@ use super::{folder, read};
 
 /// Time limit for the answer to be sent.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// Requests with the token's secret that wait at once. One host has the token.
+const REQUESTS_MAX: usize = 4;
 
 /// Invites `host` at `address`.
 pub(super) fn invite(file: &Path, host: &str, address: &str, listen: Option<SocketAddr>) -> Result<ExitCode> {
@@ -147,13 +149,18 @@ fn serve(
     listener: TcpListener,
     token: &Token,
 ) -> Result<ExitCode> {
-    let (send, requests) = mpsc::channel();
+    let (send, requests) = mpsc::sync_channel(REQUESTS_MAX);
+    let mut invitation = Invitation::new(token);
+    let doorkeeper = Doorkeeper {
+        inviter,
+        invitation: invitation.clone(),
+        requests: send,
+    };
     std::thread::Builder::new()
         .name("callers".into())
-        .spawn(move || take(&inviter, &listener, &send))
+        .spawn(move || doorkeeper.take(&listener))
         .into_diagnostic()?;
     let begun = Instant::now();
-    let mut invitation = Invitation::new(token);
     loop {
         let left = VALID.saturating_sub(begun.elapsed());
         let (exchange, request) = match requests.recv_timeout(left) {
@@ -244,29 +251,122 @@ fn welcome(
     Ok((welcome, cells))
 }
 
-/// Takes callers, each on a thread of its own, until nobody waits for their requests. Silent ones keep no other out.
-fn take(inviter: &Inviter, listener: &TcpListener, requests: &Sender<(Exchange, JoinRequest)>) {
-    let callers = Callers::default();
-    for tcp in listener.incoming() {
-        let tcp = match tcp {
-            Ok(tcp) => tcp,
-            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
-            // This process has no descriptors left for the moment.
-            Err(_) => {
-                std::thread::sleep(Duration::from_millis(50));
-                continue;
+/// Takes callers until nobody waits for their requests. Anybody may call: a caller without the token's secret has one of the bounded
+/// places of [`Callers`] until it is refused, and its request is never queued.
+#[derive(Clone)]
+struct Doorkeeper {
+    inviter: Inviter,
+    invitation: Invitation,
+    requests: SyncSender<(Exchange, JoinRequest)>,
+}
+
+impl Doorkeeper {
+    /// Takes callers, each on a thread of its own. Silent ones keep no other out.
+    fn take(&self, listener: &TcpListener) {
+        let callers = Callers::default();
+        for tcp in listener.incoming() {
+            let tcp = match tcp {
+                Ok(tcp) => tcp,
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                // This process has no descriptors left for the moment.
+                Err(_) => {
+                    std::thread::sleep(Duration::from_millis(50));
+                    continue;
+                }
+            };
+            let Ok(place) = callers.admit(&tcp) else { continue };
+            let doorkeeper = self.clone();
+            let _ = std::thread::Builder::new()
+                .name("caller".into())
+                .spawn(move || doorkeeper.hear(tcp, place));
+        }
+    }
+
+    /// Receives a caller's request, and passes it on or refuses it.
+    fn hear(&self, tcp: TcpStream, place: Unproven) -> std::io::Result<()> {
+        let mut exchange = self.inviter.accept(tcp, Deadline::after(HANDSHAKE_LIMIT))?;
+        let request: JoinRequest = serde_json::from_slice(&exchange.receive()?)?;
+        if let Err(why) = self.invitation.recognize(&request) {
+            eprintln!("a host was refused: {why}");
+            // The caller keeps its place until here.
+            return refuse(&mut exchange, why);
+        }
+        drop(place);
+        match self.requests.try_send((exchange, request)) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full((mut exchange, _))) => {
+                let why = "other hosts join by this token at the moment; try again";
+                refuse(&mut exchange, why.to_owned())
+            }
+            Err(TrySendError::Disconnected(_)) => Err(ErrorKind::BrokenPipe.into()),
+        }
+    }
+}
+
+fn refuse(exchange: &mut Exchange, why: String) -> std::io::Result<()> {
+    exchange.send(&serde_json::to_vec(&JoinAnswer::Refused(why))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use urpc::tls::make;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn requests_are_queued_within_a_bound_and_none_without_the_secret() {
+        let keys = tempfile::tempdir().unwrap();
+        make(keys.path(), ["alpha"]).unwrap();
+        let inviter = Inviter::open(keys.path()).unwrap();
+        let authority = inviter.authority;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let token = Token::new(authority, [9; 16], address, "gamma".to_owned());
+        // Nobody takes a request from the queue.
+        let (send, requests) = mpsc::sync_channel(REQUESTS_MAX);
+        let doorkeeper = Doorkeeper {
+            inviter,
+            invitation: Invitation::new(&token),
+            requests: send,
+        };
+        std::thread::spawn(move || doorkeeper.take(&listener));
+        let call = |secret| {
+            let mut exchange = Exchange::call(address, authority, LIMIT).unwrap();
+            let request = JoinRequest {
+                secret,
+                host: "gamma".to_owned(),
+                public_key: Vec::new(),
+                proof: Vec::new(),
+                unix_s: 0,
+                cells: Vec::new(),
+            };
+            exchange.send(&serde_json::to_vec(&request).unwrap()).unwrap();
+            exchange
+        };
+        let refused = |mut exchange: Exchange| {
+            let answer = exchange.receive().unwrap();
+            match serde_json::from_slice(&answer).unwrap() {
+                JoinAnswer::Refused(why) => why,
+                other => panic!("{other:?}"),
             }
         };
-        let Ok(place) = callers.admit(&tcp) else { continue };
-        let (inviter, requests) = (inviter.clone(), requests.clone());
-        let _ = std::thread::Builder::new().name("caller".into()).spawn(move || {
-            let mut exchange = inviter.accept(tcp, Deadline::after(HANDSHAKE_LIMIT))?;
-            let request = exchange.receive()?;
-            drop(place);
-            let request = serde_json::from_slice(&request)?;
-            requests
-                .send((exchange, request))
-                .map_err(|_| std::io::Error::from(ErrorKind::BrokenPipe))
-        });
+        for _ in 0..3 * REQUESTS_MAX {
+            let why = refused(call([8; 16]));
+            assert!(why.contains("not the one that was made here last"), "{why}");
+        }
+        assert!(requests.try_recv().is_err());
+        // One more than the queue has room for. All stay connected.
+        let (send, answers) = mpsc::channel();
+        for _ in 0..=REQUESTS_MAX {
+            let (send, exchange) = (send.clone(), call([9; 16]));
+            std::thread::spawn(move || send.send(refused(exchange)));
+        }
+        let why = answers.recv_timeout(LIMIT).unwrap();
+        assert!(why.contains("other hosts join by this token"), "{why}");
+        assert_eq!(requests.try_iter().count(), REQUESTS_MAX);
     }
 }
