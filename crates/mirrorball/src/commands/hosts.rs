@@ -8,6 +8,7 @@ use cell::cluster::hosts::{Hosts, PROGRAM};
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client;
 use registry::cluster::files::Files;
+use registry::vms::Record;
 
 use super::place::argv_os;
 use crate::guest;
@@ -35,15 +36,19 @@ pub fn at_cell(cell: u16) -> Result<Option<ExitCode>> {
     }
 }
 
-/// Runs this same command on each other host that has one of these cells, and returns the exit statuses.
-pub fn at_hosts_of(cells: &BTreeSet<u16>) -> Result<Vec<ExitCode>> {
+/// Runs this same command on each other host that has one of these cells. Returns the hosts, each with the exit status there, or with
+/// why the command did not run.
+pub fn at_hosts_of(cells: &BTreeSet<u16>) -> Result<Vec<(String, Result<ExitCode>)>> {
     let Some(hosts) = hosts()? else {
         return Ok(Vec::new());
     };
     let site = hosts.site();
     let others = site.hosts.iter().filter(|host| host.name != site.here);
-    let having = others.filter_map(|host| host.cells.iter().find(|cell| cells.contains(cell)));
-    having.map(|cell| forward(&hosts, *cell)).collect()
+    let having = others.filter_map(|host| {
+        let cell = host.cells.iter().find(|cell| cells.contains(cell))?;
+        Some((host.name.clone(), forward(&hosts, *cell)))
+    });
+    Ok(having.collect())
 }
 
 /// The cluster's hosts; none if this one is alone, or if the command has come from another.
@@ -68,32 +73,34 @@ fn forward(hosts: &Hosts, cell: u16) -> Result<ExitCode> {
     Ok(ExitCode::from(status.code()))
 }
 
-/// What this command, with these arguments, prints on each other host that answers. Of one that does not is told.
-pub fn on_other_hosts(arguments: &[&str]) -> Result<Vec<Vec<u8>>> {
+/// What the other hosts of the cluster have.
+#[derive(Debug, Default)]
+pub struct OtherHosts {
+    /// The VMs that run there.
+    pub vms: Vec<Record>,
+    /// The hosts that did not answer, or not with a list of VMs.
+    pub silent: Vec<String>,
+}
+
+/// The VMs of the other hosts of the cluster, by `ps --json` there.
+pub fn vms_of_other_hosts() -> Result<OtherHosts> {
     let Some(hosts) = hosts()? else {
-        return Ok(Vec::new());
+        return Ok(OtherHosts::default());
     };
-    let argv: Vec<String> = [PROGRAM]
-        .iter()
-        .chain(arguments)
-        .map(ToString::to_string)
-        .collect();
-    let mut outputs = Vec::new();
-    for host in hosts
-        .site()
-        .hosts
-        .iter()
-        .filter(|host| host.name != hosts.site().here)
-    {
-        let answered = host.cells.iter().find_map(|cell| hosts.command(*cell).ok());
+    let argv = [PROGRAM, "ps", "--json"].map(str::to_owned);
+    let mut found = OtherHosts::default();
+    let site = hosts.site();
+    for host in site.hosts.iter().filter(|host| host.name != site.here) {
+        let stream = host.cells.iter().find_map(|cell| hosts.command(*cell).ok());
         let output =
-            answered.map(|stream| agent::client::output(stream, &command_request(&argv, false), &[]));
-        match output {
-            Some(Ok((_, output, _))) => outputs.push(output),
-            _ => eprintln!("mirrorball: host {} does not answer", host.name),
+            stream.and_then(|stream| agent::client::output(stream, &command_request(&argv, false), &[]).ok());
+        let vms = output.and_then(|(_, output, _)| serde_json::from_slice::<Vec<Record>>(&output).ok());
+        match vms {
+            Some(vms) => found.vms.extend(vms),
+            None => found.silent.push(host.name.clone()),
         }
     }
-    Ok(outputs)
+    Ok(found)
 }
 
 /// Runs this program, which must not go on to yet another host; with this terminal if there is one.

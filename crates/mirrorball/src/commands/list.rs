@@ -9,7 +9,7 @@ use registry::control::{Answer, Request, ask};
 use registry::vms::{self, Record, Registry, State};
 use serde_json::{Value, json};
 
-use super::hosts::on_other_hosts;
+use super::hosts::vms_of_other_hosts;
 use super::place::{Found, find, in_lab};
 use super::select::selects;
 
@@ -21,10 +21,17 @@ pub fn ps(json: bool, labels: &[Selector]) -> Result<ExitCode> {
     let mut records = Registry::open()
         .and_then(|registry| registry.list())
         .into_diagnostic()?;
-    for output in on_other_hosts(&["ps", "--json"])? {
-        let more: Vec<Record> = serde_json::from_slice(&output).into_diagnostic()?;
-        records.extend(more);
+    let others = vms_of_other_hosts()?;
+    records.extend(others.vms);
+    for host in &others.silent {
+        eprintln!("mirrorball: host {host} does not answer");
     }
+    // The VMs with a label are not known without all hosts.
+    let status = if labels.is_empty() || others.silent.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(crate::exit::FAILED)
+    };
     if records.is_empty()
         && let Some(code) = in_lab()?
     {
@@ -35,7 +42,7 @@ pub fn ps(json: bool, labels: &[Selector]) -> Result<ExitCode> {
     if json {
         let all = as_json(&records, in_lab).into_diagnostic()?;
         println!("{}", serde_json::to_string_pretty(&all).into_diagnostic()?);
-        return Ok(ExitCode::SUCCESS);
+        return Ok(status);
     }
     if let Some(note) = note(in_lab) {
         eprintln!("{note}");
@@ -47,7 +54,7 @@ pub fn ps(json: bool, labels: &[Selector]) -> Result<ExitCode> {
     for record in records {
         println!("{}", line(&record));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(status)
 }
 
 /// The records, each with whether its VM runs in a lab's host.

@@ -8,7 +8,7 @@ use config::Selector;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::vms::{Record, Registry};
 
-use super::hosts::{at_hosts_of, on_other_hosts};
+use super::hosts::{at_hosts_of, vms_of_other_hosts};
 use super::place::{Found, find, in_lab};
 
 /// Maximum number of VMs that are asked at once.
@@ -29,7 +29,7 @@ impl Selection {
     /// Acts on the VM that is named, or on each that the labels select, several at once. `done` is the word
     /// for a success, in the line that is printed for each VM that labels select.
     ///
-    /// Returns the first exit status, by name, that is no success.
+    /// Returns the first exit status, by name, that is no success. A host of the cluster that does not answer is one of them.
     ///
     /// # Errors
     /// If there is no such VM, or no VM has the labels.
@@ -58,23 +58,48 @@ impl Selection {
         with_folder.collect::<std::io::Result<_>>().into_diagnostic()
     }
 
-    /// Runs this same command on each other host of the cluster that has such a VM.
+    /// Runs this same command on each other host of the cluster that has such a VM. Returns a status for each of those hosts, and for
+    /// each host that does not answer, after an error that names it.
     fn elsewhere(&self) -> Result<Vec<ExitCode>> {
-        let mut cells = BTreeSet::new();
-        for output in on_other_hosts(&["ps", "--json"])? {
-            let records: Vec<Record> = serde_json::from_slice(&output).into_diagnostic()?;
-            let selected = records.iter().filter(|record| selects(&self.label, record));
-            cells.extend(selected.filter_map(|record| record.cell));
-        }
-        at_hosts_of(&cells)
+        let others = vms_of_other_hosts()?;
+        let selected = others.vms.iter().filter(|record| selects(&self.label, record));
+        let cells: BTreeSet<u16> = selected.filter_map(|record| record.cell).collect();
+        Ok(self.of_hosts(at_hosts_of(&cells)?, &others.silent))
+    }
+
+    fn of_hosts(&self, reached: Vec<(String, Result<ExitCode>)>, silent: &[String]) -> Vec<ExitCode> {
+        let failed = |error: &miette::Report| {
+            crate::complain(error);
+            ExitCode::from(crate::exit::FAILED)
+        };
+        let reached = reached.into_iter().map(|(host, result)| match result {
+            Ok(status) => status,
+            Err(error) => failed(&self.unreached(&host, Some(&error))),
+        });
+        let silent = silent.iter().map(|host| failed(&self.unreached(host, None)));
+        reached.chain(silent).collect()
+    }
+
+    /// The error for a host whose VMs were not acted on, for all that is known.
+    fn unreached(&self, host: &str, why: Option<&miette::Report>) -> miette::Report {
+        let why = why.map_or_else(String::new, |why| format!(": {why}"));
+        miette!(
+            help = "give the command again when `mirrorball cluster status` shows the host's cells",
+            "host {host} does not answer, so its VMs with the label {} were not acted on{why}",
+            self.labels()
+        )
+    }
+
+    fn labels(&self) -> String {
+        let labels: Vec<String> = self.label.iter().map(Selector::to_string).collect();
+        labels.join(" and ")
     }
 
     fn none(&self) -> miette::Report {
-        let labels: Vec<String> = self.label.iter().map(Selector::to_string).collect();
         miette!(
             help = "`mirrorball ps --json` shows the labels of those that run",
             "no running VM has the label {}",
-            labels.join(" and ")
+            self.labels()
         )
     }
 }
@@ -155,6 +180,24 @@ mod tests {
         assert_eq!(statuses[120], ExitCode::from(124));
         assert_eq!(first_failure(statuses), ExitCode::from(124));
         assert_eq!(first_failure(vec![ExitCode::SUCCESS; 3]), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn host_that_does_not_answer_is_a_failure_that_names_it() {
+        let selection = Selection {
+            vm: None,
+            label: vec!["team=web".parse().unwrap()],
+        };
+        let reached = || vec![("alpha".to_owned(), Ok(ExitCode::SUCCESS))];
+        let status = |reached, silent: &[String]| first_failure(selection.of_hosts(reached, silent));
+        assert_eq!(status(reached(), &[]), ExitCode::SUCCESS);
+        let failed = ExitCode::from(crate::exit::FAILED);
+        assert_eq!(status(reached(), &["beta".to_owned()]), failed);
+        let lost = vec![("beta".to_owned(), Err(miette!("the connection broke")))];
+        assert_eq!(status(lost, &[]), failed);
+        let error = selection.unreached("beta", None);
+        assert!(error.to_string().contains("host beta does not answer"), "{error}");
+        assert!(error.to_string().contains("team=web"), "{error}");
     }
 
     #[test]
