@@ -1,7 +1,8 @@
 //! Bounds on what one user has of this process: connections, requests that take long, and streams of events.
 //!
-//! A connection holds a descriptor, and a long request may hold a thread and memory for its output. A stream of events reads the state
-//! of the host again and again. Without the bounds, one user's keep others from being answered.
+//! A connection holds a descriptor, and a long request may hold a thread and memory for its output. A stream
+//! of events reads the state of the host again and again. Without the bounds, one user's keep others from
+//! being answered.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -338,8 +338,8 @@ impl Journal {
         self.files_by(|name| self.open_file(name))
     }
 
-    /// The same, by what `open` opens. A rotation between two calls hides no file: if `previous` is the same before and after
-    /// `current` was opened, no rotation has ended meanwhile.
+    /// The same, by what `open` opens. A rotation between two calls hides no file: if `previous` is the same
+    /// before and after `current` was opened, no rotation has ended meanwhile.
     fn files_by(
         &self,
         mut open: impl FnMut(&str) -> io::Result<Option<JournalFile>>,

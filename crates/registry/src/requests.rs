@@ -4,10 +4,12 @@
 //! the act, and its result is put beside it after the act. The lock shows whether the process that acts still lives, so a
 //! request is neither carried out twice nor waited for in vain, whichever process dies between.
 //!
-//! Records are removed ten minutes after the result. One whose process has died gets an end without a result from the first process
-//! that finds it so, and is removed ten minutes later, however long it ran. Time is that of the host since its start, which nobody sets.
+//! Records are removed ten minutes after the result. One whose process has died gets an end without a result
+//! from the first process that finds it so, and is removed ten minutes later, however long it ran. Time is
+//! that of the host since its start, which nobody sets.
 //!
-//! A result's file begins with a line that has the time. The other users' results are long and are read no further.
+//! A result's file begins with a line that has the time. The other users' results are long and are read no
+//! further.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -226,8 +228,8 @@ impl UnderWay {
     }
 }
 
-/// The end of a request that has a record; none while a process carries it out, or before its begin is written. A request whose process
-/// has died ends now.
+/// The end of a request that has a record; none while a process carries it out, or before its begin is
+/// written. A request whose process has died ends now.
 fn end_of(path: &Path, now: u64) -> io::Result<Option<End>> {
     if let Some(end) = read_end(&result(path))? {
         return Ok(Some(end));
@@ -235,7 +237,8 @@ fn end_of(path: &Path, now: u64) -> io::Result<Option<End>> {
     if held(path)? {
         return Ok(None);
     }
-    // A process writes its result, or removes its record, before it lets the record go. It may have done so since the first look.
+    // A process writes its result, or removes its record, before it lets the record go. It may have done so
+    // since the first look.
     if let Some(end) = read_end(&result(path))? {
         return Ok(Some(end));
     }

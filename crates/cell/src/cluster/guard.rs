@@ -172,7 +172,8 @@ impl Program {
             .spawn()
     }
 
-    /// Ends the process `cell` and starts one of a new program, or of the former one if the new one does not adopt the VMs.
+    /// Ends the process `cell` and starts one of a new program, or of the former one if the new one does not
+    /// adopt the VMs.
     fn replace(
         &mut self,
         mut cell: Child,

@@ -173,7 +173,8 @@ impl Invitation {
         Ok(())
     }
 
-    /// Whether a request is this invitation's. `age` is the token's, `unix_s` this host's time in seconds since 1970.
+    /// Whether a request is this invitation's. `age` is the token's, `unix_s` this host's time in seconds
+    /// since 1970.
     ///
     /// # Errors
     /// With the reason, in words for the person at the other host. A wrong secret learns nothing else.

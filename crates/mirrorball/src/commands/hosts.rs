@@ -36,8 +36,8 @@ pub fn at_cell(cell: u16) -> Result<Option<ExitCode>> {
     }
 }
 
-/// Runs this same command on each other host that has one of these cells. Returns the hosts, each with the exit status there, or with
-/// why the command did not run.
+/// Runs this same command on each other host that has one of these cells. Returns the hosts, each with the
+/// exit status there, or with why the command did not run.
 pub fn at_hosts_of(cells: &BTreeSet<u16>) -> Result<Vec<(String, Result<ExitCode>)>> {
     let Some(hosts) = hosts()? else {
         return Ok(Vec::new());

@@ -29,7 +29,8 @@ impl Selection {
     /// Acts on the VM that is named, or on each that the labels select, several at once. `done` is the word
     /// for a success, in the line that is printed for each VM that labels select.
     ///
-    /// Returns the first exit status, by name, that is no success. A host of the cluster that does not answer is one of them.
+    /// Returns the first exit status, by name, that is no success. A host of the cluster that does not answer
+    /// is one of them.
     ///
     /// # Errors
     /// If there is no such VM, or no VM has the labels.
@@ -58,8 +59,8 @@ impl Selection {
         with_folder.collect::<std::io::Result<_>>().into_diagnostic()
     }
 
-    /// Runs this same command on each other host of the cluster that has such a VM. Returns a status for each of those hosts, and for
-    /// each host that does not answer, after an error that names it.
+    /// Runs this same command on each other host of the cluster that has such a VM. Returns a status for each
+    /// of those hosts, and for each host that does not answer, after an error that names it.
     fn elsewhere(&self) -> Result<Vec<ExitCode>> {
         let others = vms_of_other_hosts()?;
         let selected = others.vms.iter().filter(|record| selects(&self.label, record));

@@ -1,9 +1,10 @@
 //! Closes a connection without waiting for what its peer has passed along.
 //!
-//! A peer may send descriptors (`SCM_RIGHTS`, `unix(7)`) that this process never receives. The close of the connection closes them, too.
-//! A TCP socket among them that has `SO_LINGER` (`socket(7)`) blocks its last closer for as long as the peer chose. A task that exits
-//! does not linger (`PF_EXITING` in `inet_release`, `net/ipv4/af_inet.c` of Linux). So the last holder of the connection is a thread
-//! that has a copy of the table of descriptors (`unshare(2)`, `CLONE_FILES`) and exits.
+//! A peer may send descriptors (`SCM_RIGHTS`, `unix(7)`) that this process never receives. The close of the
+//! connection closes them, too. A TCP socket among them that has `SO_LINGER` (`socket(7)`) blocks its last
+//! closer for as long as the peer chose. A task that exits does not linger (`PF_EXITING` in `inet_release`,
+//! `net/ipv4/af_inet.c` of Linux). So the last holder of the connection is a thread that has a copy of the
+//! table of descriptors (`unshare(2)`, `CLONE_FILES`) and exits.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,7 +23,8 @@ pub(super) fn close(stream: UnixStream) {
         drop(stream);
         drop(holder);
     } else {
-        // Another thread waits instead. Without one for it, as without memory, this process serves nobody anyway.
+        // Another thread waits instead. Without one for it, as without memory, this process serves nobody
+        // anyway.
         let _ = begin(move || drop(stream));
     }
 }

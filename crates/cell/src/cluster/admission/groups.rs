@@ -4,8 +4,8 @@
 //! are root's, so nothing of a user's leaves one. A group has the CPUs and the nodes of its places' cells, and their memory.
 //! A user's group has the user's limits.
 //!
-//! Work on the groups of one user may take long: the kernel moves pages when the nodes of a group change. So each user's groups have a
-//! lock of their own.
+//! Work on the groups of one user may take long: the kernel moves pages when the nodes of a group change. So
+//! each user's groups have a lock of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -130,8 +130,8 @@ impl Groups {
         }
     }
 
-    /// Removes groups without places. Processes that have gone on for too long without a place end. Groups that another thread
-    /// works on are left for the next time.
+    /// Removes groups without places. Processes that have gone on for too long without a place end. Groups
+    /// that another thread works on are left for the next time.
     pub(super) fn sweep(&self) {
         for groups in self.0.values() {
             match groups.try_lock() {
@@ -326,7 +326,8 @@ pub(super) struct RecordedGroup {
 }
 
 impl RecordedGroup {
-    /// The group of a user by its path below the root of control groups; none if the path is that of no group of the user's VMs.
+    /// The group of a user by its path below the root of control groups; none if the path is that of no group
+    /// of the user's VMs.
     pub(super) fn of(uid: u32, group: &Path) -> Option<Self> {
         Self::below(Path::new(ROOT), uid, group)
     }
@@ -341,8 +342,8 @@ impl RecordedGroup {
         members(&self.folder)
     }
 
-    /// Kills all processes in the group, those with other ids of the user's, too. Where the kernel can't, it kills those with the
-    /// user's id.
+    /// Kills all processes in the group, those with other ids of the user's, too. Where the kernel can't, it
+    /// kills those with the user's id.
     pub(super) fn kill(&self) {
         if !kill(&self.folder) {
             self.members()
@@ -358,8 +359,8 @@ impl RecordedGroup {
     }
 }
 
-/// Kills all processes in a group and below it (`cgroup.kill`, Linux 5.14). Returns whether the kernel can. Processes that are forked
-/// meanwhile are killed, too.
+/// Kills all processes in a group and below it (`cgroup.kill`, Linux 5.14). Returns whether the kernel can.
+/// Processes that are forked meanwhile are killed, too.
 fn kill(folder: &Path) -> bool {
     put(&folder.join("cgroup.kill"), "1").is_ok()
 }
@@ -478,8 +479,8 @@ mod tests {
         }
     }
 
-    /// A folder with groups, as in the file system of control groups. A group with a member can't be removed there, and a folder
-    /// with a file can't be here.
+    /// A folder with groups, as in the file system of control groups. A group with a member can't be removed
+    /// there, and a folder with a file can't be here.
     fn host(groups: &[(&str, bool)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (group, has_member) in groups {

@@ -24,7 +24,8 @@ fn server(directory: &std::path::Path, users: Vec<UserPlan>) -> Arc<Server> {
     })
 }
 
-/// A TCP socket whose last close blocks, since the peer takes no more. The listener and the peer are to be kept until then.
+/// A TCP socket whose last close blocks, since the peer takes no more. The listener and the peer are to be
+/// kept until then.
 fn lingering() -> (TcpStream, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -38,7 +39,8 @@ fn lingering() -> (TcpStream, TcpListener) {
     (socket, listener)
 }
 
-/// A connection whose client has gone. It has sent `text`, and then a lingering socket, whose only holder is the connection.
+/// A connection whose client has gone. It has sent `text`, and then a lingering socket, whose only holder is
+/// the connection.
 fn trapped(text: &[u8]) -> (UnixStream, TcpListener) {
     let (near, mut far) = UnixStream::pair().unwrap();
     far.write_all(text).unwrap();

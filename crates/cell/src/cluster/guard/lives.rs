@@ -28,8 +28,8 @@ impl Lives {
         (self.short < SHORT_LIVES_MAX).then(|| PAUSE * self.short)
     }
 
-    /// The host has started no process, as without memory. Returns the pause before the next start: the host may have room later, so the
-    /// cell is never given up for that.
+    /// The host has started no process, as without memory. Returns the pause before the next start: the host
+    /// may have room later, so the cell is never given up for that.
     pub(super) fn not_started(&mut self) -> Duration {
         let pause = PAUSE.saturating_mul(1 << self.failed_starts.min(16));
         self.failed_starts = self.failed_starts.saturating_add(1);

@@ -251,8 +251,8 @@ fn welcome(
     Ok((welcome, cells))
 }
 
-/// Takes callers until nobody waits for their requests. Anybody may call: a caller without the token's secret has one of the bounded
-/// places of [`Callers`] until it is refused, and its request is never queued.
+/// Takes callers until nobody waits for their requests. Anybody may call: a caller without the token's secret
+/// has one of the bounded places of [`Callers`] until it is refused, and its request is never queued.
 #[derive(Clone)]
 struct Doorkeeper {
     inviter: Inviter,

@@ -115,8 +115,9 @@ pub(super) fn stop_vms(files: &Files, plan: &[CellPlan]) -> Result<()> {
 
 /// What to do about VMs that still run, by their names in the cluster.
 fn help(running: &[String]) -> String {
-    let mut help =
-        "end them, wait for longer with `--within SECONDS`, or stop them with `--stop`; the host takes VMs again".to_owned();
+    let mut help = "end them, wait for longer with `--within SECONDS`, or stop them with `--stop`; the host \
+                    takes VMs again"
+        .to_owned();
     if running.iter().any(|name| owner_of(name).is_some()) {
         // Root gives no order to another user's VM.
         help.push_str("; those of other users end with `mirrorball cluster evict USER:VM`");
