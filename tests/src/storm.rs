@@ -160,7 +160,7 @@ impl Counts {
     /// Every interrupt came once, in order and in time, and every CPU kept its registers.
     ///
     /// Interrupts that no controller has delivered are counted apart: the emulation of lab hosts delivers one twice now and
-    /// then (docs/lab.md, "Limits"). On KVM there are none.
+    /// then (docs/guide/lab.md, "Limits"). On KVM there are none.
     #[track_caller]
     pub fn expect_exact(&self) {
         let Self { line, .. } = self;

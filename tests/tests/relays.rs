@@ -207,7 +207,7 @@ enum Outcome {
 }
 
 /// The latencies between 24 cells as between the first 24 nodes of the recorded machine. Ten of distance are 140 ns
-/// (`docs/knowledge.md`).
+/// (`docs/guide/knowledge.md`).
 #[track_caller]
 fn asserted() -> String {
     let machine = concat!(

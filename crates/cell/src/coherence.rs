@@ -22,7 +22,7 @@ const HOTTEST: usize = 20;
 /// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use themselves.
 const PRIORITY_MAX: u64 = 10;
 
-/// What the guest's kernel is told, each for what it saves (`docs/coherence.md`, "A guest that needs less of it").
+/// What the guest's kernel is told, each for what it saves (`docs/design/coherence.md`, "A guest that needs less of it").
 const QUIETER: [&str; 10] = [
     // While a system boots all its CPUs write the same pages all the time. The others come online when it is up, by the agent.
     "maxcpus=1",

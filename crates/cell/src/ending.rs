@@ -4,7 +4,7 @@ use shard_api::launch::Ending;
 
 use crate::reboot::{QUICK, QUICK_MAX};
 
-/// The exit status of `mirrorball run` for an ending (`docs/cli.md`).
+/// The exit status of `mirrorball run` for an ending (`docs/reference/cli.md`).
 pub fn status(ending: &Ending) -> u8 {
     match ending {
         // No VM ends with it.

@@ -13,7 +13,7 @@
 //! 3. One node owns it, or its ownership is in one message. The owner's *copyset* has every other node with a copy.
 //! 4. Every fault is answered, if links deliver and processors use what they are granted.
 //!
-//! `docs/coherence.md` draws the states and messages and says why this holds.
+//! `docs/design/coherence.md` draws the states and messages and says why this holds.
 
 mod counters;
 mod engine;

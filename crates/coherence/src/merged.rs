@@ -2,7 +2,7 @@
 //!
 //! Nested paging takes the walk of a guest's page table for a write to it, so under [`crate::Engine`] tables bounce between nodes
 //! that only translate. x86 lets a CPU use a stale translation until it is told to invalidate it, so a node's copy of a table may
-//! be as old as its TLBs. `docs/coherence-tables.md` has the argument, what it asks of the guest, and what is not proved.
+//! be as old as its TLBs. `docs/design/coherence-tables.md` has the argument, what it asks of the guest, and what is not proved.
 //!
 //! - [`Merger`]: one node's part: which pages are merged, which could be, what changed in them, who has heard of it, how pages join and leave.
 //! - [`AtomicPageWords`]: the guest's memory as the driver lends it, in atomic words of 8 bytes.

@@ -1,6 +1,6 @@
 //! The host's file: what holds for all VMs that a user starts on this host.
 //!
-//! Unknown keys are errors. `docs/host-file.md` is the schema for people.
+//! Unknown keys are errors. `docs/reference/host-file.md` is the schema for people.
 
 pub mod members;
 

@@ -1,6 +1,6 @@
 //! A VM file: what a person writes to describe one VM.
 //!
-//! Unknown keys are errors. Sizes take units (`512M`, `2G`). `docs/vm-file.md` is the schema for people.
+//! Unknown keys are errors. Sizes take units (`512M`, `2G`). `docs/reference/vm-file.md` is the schema for people.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -194,7 +194,7 @@ impl RestartSpec {
     }
 }
 
-/// The outcome of a write to a disk that finds no room on the host (`docs/disks.md`).
+/// The outcome of a write to a disk that finds no room on the host (`docs/guide/disks.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -206,7 +206,7 @@ pub enum OnFullSpec {
     Pause,
 }
 
-/// How pages that a disk reads from a file nobody writes are shared with other VMs (`docs/sharing.md`).
+/// How pages that a disk reads from a file nobody writes are shared with other VMs (`docs/guide/sharing.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]

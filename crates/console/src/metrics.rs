@@ -1,4 +1,4 @@
-//! Figures for Prometheus. `docs/api.md` lists the names.
+//! Figures for Prometheus. `docs/reference/api.md` lists the names.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -182,7 +182,7 @@ mod tests {
         let labels = "mirrorball_vm_label{vm=\"a\",key=\"team\",value=\"web\"} 1";
         assert!(text.contains(labels), "{text}");
         assert!(text.contains("mirrorball_vm_host_bytes{vm=\"a\"} 6"), "{text}");
-        let document = include_str!("../../../docs/api.md");
+        let document = include_str!("../../../docs/reference/api.md");
         let names = text
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
@@ -191,7 +191,7 @@ mod tests {
         for name in names {
             assert!(
                 document.contains(&format!("`{name}`")),
-                "{name} is not in docs/api.md"
+                "{name} is not in docs/reference/api.md"
             );
         }
     }

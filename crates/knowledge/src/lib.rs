@@ -9,7 +9,7 @@
 //! - [`ways`]: what messages between cells cost, by the best that is known;
 //! - [`route`]: multicast trees by those costs.
 //!
-//! The page `docs/knowledge.md` lists the facts that there are.
+//! The page `docs/guide/knowledge.md` lists the facts that there are.
 
 pub mod base;
 pub mod draw;

@@ -1,4 +1,4 @@
-//! The facts that Mirrorball itself speaks of: their names and what their terms mean. `docs/knowledge.md` says more.
+//! The facts that Mirrorball itself speaks of: their names and what their terms mean. `docs/guide/knowledge.md` says more.
 //!
 //! A fact of one of these names and another shape would be overlooked in silence, so it is refused where it is read. Facts of
 //! other names are their user's own.

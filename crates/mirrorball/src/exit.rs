@@ -1,4 +1,4 @@
-//! Exit statuses of the command (`docs/cli.md`), beside those of endings ([`cell::ending::status`]).
+//! Exit statuses of the command (`docs/reference/cli.md`), beside those of endings ([`cell::ending::status`]).
 
 /// Bad input, or the host can't do it.
 pub const FAILED: u8 = 1;

@@ -646,7 +646,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Exit status of a shard with this ending, and of `mirrorball run`, except for a reboot (`docs/cli.md`).
+    /// Exit status of a shard with this ending, and of `mirrorball run`, except for a reboot (`docs/reference/cli.md`).
     /// A parent that reads no reports decides by this status.
     pub fn exit_status(&self) -> u8 {
         match self {

@@ -270,7 +270,7 @@ mod tests {
         assert!(counts.hosted > 1000 && counts.stopped > 30, "{counts:?}");
     }
 
-    /// What these once found is told in `docs/cells.md`.
+    /// What these once found is told in `docs/guide/clusters.md`.
     #[test]
     fn stories_that_ended_badly_once_end_well() {
         for (facts, hosts, seed) in [

@@ -6,7 +6,7 @@ const DEBIAN: &str = include_str!("../../../../examples/debian.toml");
 const TINY: &str = include_str!("../../../../examples/tiny.toml");
 const NUMA: &str = include_str!("../../../../examples/numa.toml");
 const SPAN: &str = include_str!("../../../../examples/span.toml");
-const SCHEMA: &str = include_str!("../../../../docs/vm-file.md");
+const SCHEMA: &str = include_str!("../../../../docs/reference/vm-file.md");
 
 /// An example with the lines that it comments out.
 fn whole(text: &str) -> String {

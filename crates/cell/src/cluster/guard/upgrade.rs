@@ -1,4 +1,4 @@
-//! The replacement of a cell's program while its VMs run (`docs/cells.md`, "Upgrades").
+//! The replacement of a cell's program while its VMs run (`docs/guide/clusters.md`, "Upgrades").
 //!
 //! The guard itself is not replaced: it starts processes and asks whether they live, and its requests only grow.
 
