@@ -82,6 +82,7 @@ lint:
 	@! cargo tree --locked -p console -e normal --prefix none | grep -E '^cell v' || { echo "lint: the API links the monitor; see ARCHITECTURE.md" >&2; exit 1; }
 	@! cargo tree --locked -p shard -e normal --prefix none | grep -E '^dsm_bench v' || { echo "lint: a shard links the benches of its memory; see ARCHITECTURE.md" >&2; exit 1; }
 	RUSTFLAGS="--cfg fuzzing" cargo clippy --release --manifest-path fuzz/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}/fuzz --all-targets --locked -- -D warnings
+	cargo run --release --locked --quiet -p lint
 	scripts/deny.sh
 
 sim: build
