@@ -12,11 +12,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use commands::select::Selection;
 use commands::{
-    check, clients, clone, cluster, copy, disk, dsm, events, heat, image, knowledge, lab as labs, list, mem,
-    run, topology, update, vm,
+    check, clients, clone, cluster, copy, disk, dsm, events, generate, heat, image, knowledge, lab as labs,
+    list, mem, run, topology, update, vm,
 };
 use config::{Selector, Size};
 use miette::{Result, miette};
@@ -213,6 +213,9 @@ enum Command {
     Dsm(dsm::DsmCommand),
     /// Hosts in software, where KVM can't be had
     Lab(labs::LabArgs),
+    /// Write shell completions, man pages and the reference of commands
+    #[command(subcommand)]
+    Generate(generate::GenerateCommand),
 }
 
 impl Command {
@@ -245,6 +248,7 @@ impl Command {
                 | Self::Topology(_)
                 | Self::Knowledge(_)
                 | Self::Probe
+                | Self::Generate(_)
         ) || matches!(self, Self::Vm(command) if command.only_prints())
             || matches!(self, Self::Cluster(command) if command.only_prints())
             || matches!(self, Self::Image(command) if command.only_prints())
@@ -371,6 +375,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Disk(command) => disk::run(command),
         Command::Dsm(command) => dsm::dsm(&command),
         Command::Lab(args) => Ok(labs::run(args)),
+        Command::Generate(what) => generate::generate(&what, Cli::command()),
     }
 }
 

@@ -9,6 +9,7 @@ pub mod disk;
 pub mod dsm;
 pub mod events;
 pub mod flags;
+pub mod generate;
 pub mod heat;
 mod host_file;
 pub mod hosts;
