@@ -23,7 +23,7 @@ help:
 	@echo "make sim     clusters, and adoptions of VMs, in virtual time (2 min)"
 	@echo "make sim-million   10^6 stories of the table that all cells have (7 to 10 min)"
 	@echo "make bench-channels   message channels and what cells make of them, beside others (a minute)"
-	@echo "make bench-hosts      the death of a host, and places by each way between cells (a minute)"
+	@echo "make bench-hosts      time until a host whose processes are killed is taken for dead, and places between cells (a minute)"
 	@echo "make bench-dsm        one memory for two processes, beside what a fault is made of, and beside MPI (five minutes)"
 	@echo "make bench-model      what programs on it would gain on several hosts, by a model of what bench-dsm and bench-compile counted"
 	@echo "make bench-compile    what a build waits for in a VM over two nodes, for the model (7 min without usable KVM)"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures how soon the death of a host is agreed on, and what a VM waits for its place by each way between cells. Hosts are
+# Measures how soon all agree that a host is dead whose processes were killed or stopped, and what a VM waits for its place by each way between cells. Hosts are
 # processes on the loopback; no VM runs. Usage: scripts/bench-hosts.sh MIRRORBALL
 set -euo pipefail
 mirrorball=$(realpath "$1")

@@ -1,4 +1,4 @@
-//! How soon a host's death is agreed on, and what a VM waits for its place by each way between cells.
+//! The time until all agree that a host is dead whose processes were killed or stopped, and what a VM waits for its place by each way between cells.
 //! `bench-hosts --mirrorball PATH --out FILE.json --machine TEXT [--runs N]`.
 //!
 //! Hosts are sets of processes on the loopback of this machine, each with a runtime directory of its own; etcd is real. Nothing
