@@ -133,6 +133,7 @@ fn name_of(argument: &Arg) -> String {
         .collect();
     flags.extend(argument.get_long().map(|long| format!("--{long}")));
     match (flags.is_empty(), takes_value) {
+        (true, _) if argument.is_last_set() => format!("-- {value}{many}"),
         (true, _) => format!("{value}{many}"),
         (false, true) => format!("{} {value}{many}", flags.join(", ")),
         (false, false) => flags.join(", "),
