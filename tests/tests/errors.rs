@@ -459,11 +459,14 @@ fn scope_is_asked_of_the_service_manager_and_a_host_without_one_is_named_with_he
     let output = path(mirrorball(run)).run().expect(1);
     says(&output, &["--scope: systemd-run:", "install systemd"]);
     one_line(&output);
-    // A service manager that prints what it is asked.
+    // It prints what it is asked, and executes the command in place of itself, as `systemd-run` does.
     let starter = scratch.join("systemd-run");
-    std::fs::write(&starter, "#!/bin/sh\necho \"$@\"\n").expect("room for a script");
+    let script = "#!/bin/sh\necho \"$@\"\nwhile [ \"$1\" != -- ]; do shift; done\nshift\nexec \"$@\"\n";
+    std::fs::write(&starter, script).expect("room for a script");
     std::fs::set_permissions(&starter, Permissions::from_mode(0o755)).expect("our own file");
-    let output = path(mirrorball(run)).run().expect(0);
+    let output = path(mirrorball(run)).run().expect(1);
+    // The command itself has run: there is no such kernel.
+    says(&output, &["vmlinux", "no such file"]);
     let asked = output.text();
     assert!(asked.starts_with("--scope --quiet --collect "), "{output}");
     let own = " -d --kernel vmlinux --name lasting";

@@ -33,7 +33,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use config::cluster::{CellPlan, UserPlan};
@@ -253,29 +253,31 @@ impl Server {
             return answered;
         }
         let server = self.clone();
-        let stream = Arc::new(stream);
-        let served = stream.clone();
+        // The thread is the only holder: another one that were the last would close in its place.
+        let (give, take) = mpsc::sync_channel::<UnixStream>(1);
         let serve = move || {
-            if let Err(error) = server.serve(&served, uid, number) {
+            let Ok(stream) = take.recv() else { return };
+            if let Err(error) = server.serve(&stream, uid, number) {
                 debug!(uid, %error, "a connection ends");
             }
             server.leave(number);
             // The close may wait for what the peer has passed along. The connection counts until then.
-            drop(served);
+            drop(stream);
             lock(&server.callers).end(uid);
         };
         let begun = std::thread::Builder::new()
             .name("user".into())
             .stack_size(STACK_BYTES)
             .spawn(serve);
-        if begun.is_err() {
-            lock(&self.callers).end(uid);
+        match begun {
+            // It waits for just this.
+            Ok(_) => give.send(stream).map_err(io::Error::other),
+            Err(error) => {
+                lock(&self.callers).end(uid);
+                closing::close(stream);
+                Err(error)
+            }
         }
-        // Without a thread this is the last holder.
-        if let Some(stream) = Arc::into_inner(stream) {
-            closing::close(stream);
-        }
-        begun.map(drop)
     }
 
     /// Answers what a user asks on a connection, until it ends.

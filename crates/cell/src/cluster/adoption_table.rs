@@ -81,8 +81,6 @@ pub struct AdoptionTable<H> {
     attempts: BTreeSet<u32>,
     /// The one among them that is adopted alone.
     alone: Option<u32>,
-    /// Those that wait until they can be adopted alone.
-    waiting: BTreeSet<u32>,
 }
 
 impl<H> AdoptionTable<H> {
@@ -96,7 +94,6 @@ impl<H> AdoptionTable<H> {
             is_on_trial,
             attempts: BTreeSet::new(),
             alone: None,
-            waiting: BTreeSet::new(),
         }
     }
 
@@ -135,26 +132,22 @@ impl<H> AdoptionTable<H> {
     /// [`Self::is_served`] or [`Self::is_over`].
     ///
     /// A VM that has failed is adopted while no other is, so that a process which ends again has ended in the
-    /// adoption of the VM that ends it: a VM is never set aside for another's fault. Others wait for those
-    /// that have failed.
+    /// adoption of the VM that ends it: a VM is never set aside for another's fault. Others don't wait for one
+    /// that waits: an adoption that takes long would hold up all of the cell.
     pub fn begin_attempt(&mut self, cid: u32, failures: Failures) -> bool {
         let is_alone = failures.is_adopted_alone();
         let may_begin = match is_alone {
             true => self.attempts.is_empty(),
-            false => self.alone.is_none() && self.waiting.is_empty(),
+            false => self.alone.is_none(),
         };
         if may_begin {
-            self.waiting.remove(&cid);
             self.attempts.insert(cid);
             self.alone = is_alone.then_some(cid);
-        } else if is_alone {
-            self.waiting.insert(cid);
         }
         may_begin
     }
 
     fn end_attempt(&mut self, cid: u32) {
-        self.waiting.remove(&cid);
         self.attempts.remove(&cid);
         self.alone.take_if(|alone| *alone == cid);
     }
@@ -234,16 +227,15 @@ mod tests {
         let mut table = AdoptionTable::new(false);
         assert!(table.begin_attempt(3, none) && table.begin_attempt(4, none));
         assert!(!table.begin_attempt(5, one), "others are under way");
-        assert!(!table.begin_attempt(6, none), "one waits that has failed");
+        assert!(table.begin_attempt(6, none), "one that waits holds up no other");
+        table.is_served(6, ());
         table.is_served(3, ());
         assert!(!table.begin_attempt(5, one));
         table.is_over(4);
         assert!(table.begin_attempt(5, one));
-        assert!(!table.begin_attempt(6, none) && !table.begin_attempt(7, one));
-        // The one that was to be next has ended.
-        table.is_over(7);
+        assert!(!table.begin_attempt(7, none) && !table.begin_attempt(8, one));
         table.is_served(5, ());
-        assert!(table.begin_attempt(6, none) && table.begin_attempt(8, none));
+        assert!(table.begin_attempt(7, none) && table.begin_attempt(9, none));
     }
 
     #[test]

@@ -240,9 +240,14 @@ impl RunningBoot<'_> {
         let (opened, Vm { handle, .. }) = (self.opened, self.vm);
         let home = self.home.clone();
         let ports = ports::Service::start(self.ports.try_clone()?, opened.ports.try_clone()?)?;
-        let (mut reported, mut refused) = (None, None);
+        let (mut reported, mut refused, mut is_broken) = (None, None, false);
         while let Some(report) = self.reports.next_report() {
             match report {
+                // It runs once: a shard that says so again could rewrite the user's journal without end.
+                Report::Running { .. } if self.ran => {
+                    is_broken = true;
+                    break;
+                }
                 Report::Running {
                     sandbox_missing,
                     sandbox_notes,
@@ -278,7 +283,7 @@ impl RunningBoot<'_> {
         handle.end_orders();
         // A broken shard gets no say.
         let gone = if reported.is_none() {
-            home.end_without_report(self.reports.is_broken())
+            home.end_without_report(is_broken || self.reports.is_broken())
         } else {
             home.wait()
         };
@@ -320,6 +325,12 @@ impl RunningBoot<'_> {
             let line =
                 format!("the VM will end with this process, which can't leave it to a successor: {error}");
             self.opened.log.note(&line);
+            // What it has of the time before this boot would have a successor boot the VM again.
+            if let Err(error) = self.keeper.clear() {
+                self.opened
+                    .log
+                    .note(&format!("its keeper still has the former state: {error}"));
+            }
         }
         let cards: Vec<u32> = self.opened.helpers().map(HelperProcess::id).collect();
         let prepared = &self.prepared;

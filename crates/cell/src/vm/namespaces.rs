@@ -19,8 +19,16 @@ pub(super) fn with_those_of_host<T>(
     if policy == SandboxPolicy::Off {
         return Ok(start(&Namespaces::none())?);
     }
-    if let Ok(started) = start(&Namespaces::all()) {
-        return Ok(started);
+    let refused = match start(&Namespaces::all()) {
+        Ok(started) => return Ok(started),
+        Err(error) => error,
+    };
+    // A host that is short of something for a moment refuses no namespace.
+    if matches!(
+        refused.kind(),
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory
+    ) {
+        return Err(refused.into());
     }
     let found = Namespaces::probe();
     if policy == SandboxPolicy::Require && !found.missing.is_empty() {
@@ -51,6 +59,14 @@ mod tests {
             }
         });
         assert_eq!(started.unwrap(), Namespaces::probe().flags());
+        for kind in [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut] {
+            let tries = std::cell::Cell::new(0);
+            let short = with_those_of_host(SandboxPolicy::Auto, |_| -> io::Result<()> {
+                tries.set(tries.get() + 1);
+                Err(kind.into())
+            });
+            assert!(short.is_err() && tries.get() == 1, "{kind:?}");
+        }
         let error = with_those_of_host(SandboxPolicy::Auto, |_| -> io::Result<()> {
             Err(io::ErrorKind::PermissionDenied.into())
         });

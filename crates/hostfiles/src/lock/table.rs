@@ -1,6 +1,6 @@
 //! The kernel's table of locks, `/proc/locks`, and the same lines about an open file of this process, in `/proc/self/fdinfo`.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -60,20 +60,30 @@ pub fn of_host() -> io::Result<String> {
     union_of(|| fs::read_to_string("/proc/locks"))
 }
 
-/// The union of the tables that `read` returns, until one adds nothing.
+/// The union of the tables that `read` returns, until one adds nothing. Locks of open files are alike where two have the same
+/// range of one file: each reading has as many lines.
 fn union_of(mut read: impl FnMut() -> io::Result<String>) -> io::Result<String> {
-    let mut locks = BTreeSet::new();
+    let mut locks: BTreeMap<String, usize> = BTreeMap::new();
     for reading in 0..READINGS_MAX {
-        let before = locks.len();
         let table = read()?;
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         // The number is a position, which changes with every release.
         let unnumbered = table.lines().filter_map(|line| line.split_once(": "));
-        locks.extend(unnumbered.map(|(_, lock)| lock.to_owned()));
-        if reading > 0 && locks.len() == before {
+        unnumbered.for_each(|(_, lock)| *counts.entry(lock).or_default() += 1);
+        let mut has_added = false;
+        for (lock, count) in counts {
+            let most = locks.entry(lock.to_owned()).or_default();
+            has_added |= count > *most;
+            *most = count.max(*most);
+        }
+        if reading > 0 && !has_added {
             break;
         }
     }
-    Ok(locks.into_iter().collect::<Vec<_>>().join("\n"))
+    let lines = locks
+        .iter()
+        .flat_map(|(lock, count)| std::iter::repeat_n(lock.as_str(), *count));
+    Ok(lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// The locks of an open file of this process, between other lines. They name the file as the host's table does; what `stat` says
@@ -141,6 +151,20 @@ mod tests {
         })
         .unwrap();
         assert_eq!(endless, READINGS_MAX);
+    }
+
+    #[test]
+    fn locks_that_are_alike_are_listed_as_often_as_they_are_held() {
+        let lock = "OFDLCK ADVISORY  READ -1 fe:00:9 7 7";
+        let mut readings = 0;
+        let table = union_of(|| {
+            readings += 1;
+            Ok(match readings {
+                1 => format!("1: {lock}\n"),
+                _ => format!("1: {lock}\n2: {lock}\n"),
+            })
+        });
+        assert_eq!(table.unwrap(), format!("{lock}\n{lock}"));
     }
 
     #[test]

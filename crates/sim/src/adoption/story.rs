@@ -68,7 +68,12 @@ impl Plot {
 /// # Errors
 /// With the rule that does not hold, and the steps that led to it.
 pub fn tell(plot: &Plot, seed: u64, flaw: Option<Flaw>) -> Result<Counts, String> {
-    play(plot, seed, flaw, false).or_else(|_| play(plot, seed, flaw, true))
+    play(plot, seed, flaw, false).or_else(|first| match play(plot, seed, flaw, true) {
+        Ok(_) => Err(format!(
+            "{first}; the second time it held, so the story depends on more than its seed"
+        )),
+        failed => failed,
+    })
 }
 
 fn play(plot: &Plot, seed: u64, flaw: Option<Flaw>, is_traced: bool) -> Result<Counts, String> {

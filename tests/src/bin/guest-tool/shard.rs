@@ -45,7 +45,7 @@ fn lie(control: Control, vm: &str) -> io::Result<ExitCode> {
     match lie {
         // An end of a VM that has never run, and is not at its end.
         "early" => control.report(&json!({ "ended": { "how": "power-off" } }))?,
-        // A second start, and answers that nobody asked for: of older and greater incarnations.
+        // Answers that nobody asked for: of older and greater incarnations.
         "order" => {
             control.report(&json!({ "full-disks": { "disks": [0, 1, u16::MAX] } }))?;
             for incarnation in [0, 1, u64::MAX] {
@@ -55,8 +55,12 @@ fn lie(control: Control, vm: &str) -> io::Result<ExitCode> {
                 }
             }
             control.report(&running)?;
-            control.report(&running)?;
             control.answer_all(&json!({ "status": huge() }))?;
+        }
+        // A second start.
+        "twice" => {
+            control.report(&running)?;
+            control.report(&running)?;
         }
         "bytes" => {
             control.report(&running)?;

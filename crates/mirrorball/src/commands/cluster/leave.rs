@@ -103,14 +103,22 @@ pub(super) fn stop_vms(files: &Files, plan: &[CellPlan]) -> Result<()> {
         .copied()
         .filter(|cell| !cordoned.contains(cell))
         .collect();
-    cordon(files, &others, true)?;
-    stop_all(&cells)?;
-    // The cells end next if no VM is left.
-    let left = wait(files, &cells, Instant::now() + STOPPED_LIMIT)?;
-    if !left.is_empty() {
-        cordon(files, &others, false)?;
+    let stopped = cordon(files, &others, true)
+        .and_then(|()| stop_all(&cells))
+        .and_then(|()| wait(files, &cells, Instant::now() + STOPPED_LIMIT));
+    let failed = match stopped {
+        Ok(left) if left.is_empty() => return Ok(()),
+        Ok(left) => miette!(help = help(&left), "these VMs still run: {}", left.join(", ")),
+        Err(error) => error,
+    };
+    // The cells run on, so they take VMs again.
+    match cordon(files, &others, false) {
+        Ok(()) => Err(failed),
+        Err(error) => Err(miette!(
+            help = "give it again, or `mirrorball cluster uncordon CELL`",
+            "{failed}; and the cells take no new VM: {error}"
+        )),
     }
-    Ok(())
 }
 
 /// What to do about VMs that still run, by their names in the cluster.

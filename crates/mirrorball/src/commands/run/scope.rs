@@ -33,10 +33,15 @@ pub(super) fn enter() -> Report {
     if !is_root {
         command.arg("--user");
     }
-    command
-        .args(["--", "/proc/self/exe"])
-        .args(without_flag(argv_os()));
-    let error = command.exec();
+    // By its path: the starter executes it in place of itself, which `/proc/self/exe` is then.
+    let error = match std::env::current_exe() {
+        Ok(program) => command
+            .arg("--")
+            .arg(program)
+            .args(without_flag(argv_os()))
+            .exec(),
+        Err(error) => error,
+    };
     miette!(
         help =
             "install systemd, or leave the flag out: without a service manager nothing ends with a session",
