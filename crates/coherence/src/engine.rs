@@ -49,7 +49,7 @@ pub struct Engine {
 }
 
 /// One page's part in an event.
-struct Turn<'a> {
+struct Transition<'a> {
     me: NodeId,
     manager: NodeId,
     nodes: Nodes,
@@ -59,7 +59,7 @@ struct Turn<'a> {
     effects: &'a mut Vec<Effect>,
 }
 
-impl Turn<'_> {
+impl Transition<'_> {
     fn send(&mut self, to: NodeId, body: Body) {
         let page = self.page;
         let message = Message { page, body };
@@ -141,25 +141,25 @@ impl Engine {
     /// If the page is not of this stripe.
     pub fn fault(&mut self, page: Page, access: Access, effects: &mut Vec<Effect>) -> Faulted {
         let place = self.own_place(page);
-        let mut turn = self.turn(page, place, effects);
-        let was_owner = turn.state.is_owner();
-        if turn.state.right.allows(access) {
+        let mut transition = self.transition(page, place, effects);
+        let was_owner = transition.state.is_owner();
+        if transition.state.right.allows(access) {
             return Faulted::Allowed;
         }
         if matches!(
-            turn.state.stage,
+            transition.state.stage,
             Stage::Asked(_) | Stage::Collecting | Stage::Discarding
         ) {
             return Faulted::Waits;
         }
-        if turn.state.stage.is_ahead() {
-            turn.join(access);
+        if transition.state.stage.is_ahead() {
+            transition.join(access);
             return Faulted::Waits;
         }
-        turn.count(access);
+        transition.count(access);
         if was_owner {
-            turn.use_own(access);
-            let is_granted = turn.state.right.allows(access);
+            transition.use_own(access);
+            let is_granted = transition.state.right.allows(access);
             let me = self.layout.me;
             if access == Access::Write
                 && let Some(managed) = self.managed(place)
@@ -178,14 +178,14 @@ impl Engine {
 
     /// Asks for a page that this node does not own and has not asked for.
     fn ask(&mut self, page: Page, place: usize, access: Access, effects: &mut Vec<Effect>) {
-        let mut turn = self.turn(page, place, effects);
-        turn.state.stage = Stage::Asked(access.into());
-        let (me, manager) = (turn.me, turn.manager);
+        let mut transition = self.transition(page, place, effects);
+        transition.state.stage = Stage::Asked(access.into());
+        let (me, manager) = (transition.me, transition.manager);
         if manager == me {
             self.order(me, page, place, access.into(), effects)
                 .expect("a node that has not asked is not on the way to own the page");
         } else {
-            turn.send(manager, Body::Request { access });
+            transition.send(manager, Body::Request { access });
         }
     }
 
@@ -219,15 +219,15 @@ impl Engine {
             self.manager(page) == me,
             "page {page} is not node {me}'s to discard"
         );
-        let mut turn = self.turn(page, place, effects);
-        match turn.state.stage {
+        let mut transition = self.transition(page, place, effects);
+        match transition.state.stage {
             Stage::Asked(Want::Discard) | Stage::Discarding => return Discarded::Waits,
             Stage::Asked(_) | Stage::Collecting => return Discarded::InUse,
             // As a guest too, by a copy that was asked for ahead and then wanted.
-            Stage::Owner | Stage::NotOwner if turn.state.is_held => return Discarded::InUse,
+            Stage::Owner | Stage::NotOwner if transition.state.is_held => return Discarded::InUse,
             Stage::Owner => {
-                turn.discard();
-                let is_done = turn.state.stage != Stage::Discarding;
+                transition.discard();
+                let is_done = transition.state.stage != Stage::Discarding;
                 self.managed(place).expect("it manages it").discarded(me);
                 return if is_done {
                     Discarded::Done
@@ -239,7 +239,7 @@ impl Engine {
             Stage::Ahead | Stage::AheadRead | Stage::AheadWrite => return Discarded::InUse,
             Stage::NotOwner => {}
         }
-        turn.state.stage = Stage::Asked(Want::Discard);
+        transition.state.stage = Stage::Asked(Want::Discard);
         self.order(me, page, place, Want::Discard, effects)
             .expect("a node that has not asked is not on the way to own the page");
         Discarded::Waits
@@ -292,25 +292,25 @@ impl Engine {
             let is_ordered = self.order_prefetch(from, page, place, effects);
             return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
         }
-        let mut turn = self.turn(page, place, effects);
-        let refusal = turn.out_of_turn(from, body);
+        let mut transition = self.transition(page, place, effects);
+        let refusal = transition.out_of_turn(from, body);
         let is_taken = match body {
             Body::Request { .. } | Body::Prefetch => unreachable!("handled above"),
             Body::Forward {
                 requester,
                 want,
                 reads,
-            } if from == turn.manager => turn.take(requester, want, reads),
-            Body::ForwardPrefetch { requester } if from == turn.manager => turn.take_prefetch(requester),
+            } if from == transition.manager => transition.take(requester, want, reads),
+            Body::ForwardPrefetch { requester } if from == transition.manager => transition.take_prefetch(requester),
             Body::Forward { .. } | Body::ForwardPrefetch { .. } => None,
-            Body::Copy { bytes } => turn.copy(bytes),
-            Body::Ownership { want, bytes, copyset } => turn.ownership(want, bytes, copyset),
-            Body::Invalidate => turn.invalidate(from),
-            Body::Acknowledge => turn.acknowledge(from),
+            Body::Copy { bytes } => transition.copy(bytes),
+            Body::Ownership { want, bytes, copyset } => transition.ownership(want, bytes, copyset),
+            Body::Invalidate => transition.invalidate(from),
+            Body::Acknowledge => transition.acknowledge(from),
             Body::Nack => {
-                let joined = turn.declined().ok_or(refusal)?;
+                let joined = transition.declined().ok_or(refusal)?;
                 if let Some(access) = joined {
-                    turn.count(access);
+                    transition.count(access);
                     self.ask(page, place, access, effects);
                 }
                 return Ok(());
@@ -325,13 +325,13 @@ impl Engine {
     /// If the page is not of this stripe.
     pub fn used(&mut self, page: Page, effects: &mut Vec<Effect>) {
         let place = self.own_place(page);
-        let mut turn = self.turn(page, place, effects);
-        if !turn.state.is_held {
+        let mut transition = self.transition(page, place, effects);
+        if !transition.state.is_held {
             return;
         }
-        turn.state.is_held = false;
-        turn.give_up_if_asked();
-        turn.serve();
+        transition.state.is_held = false;
+        transition.give_up_if_asked();
+        transition.serve();
     }
 
     /// What has happened so far.
@@ -344,8 +344,8 @@ impl Engine {
         place.unwrap_or_else(|| panic!("page {page} is not of stripe {}", self.layout.stripe))
     }
 
-    fn turn<'a>(&'a mut self, page: Page, place: usize, effects: &'a mut Vec<Effect>) -> Turn<'a> {
-        Turn {
+    fn transition<'a>(&'a mut self, page: Page, place: usize, effects: &'a mut Vec<Effect>) -> Transition<'a> {
+        Transition {
             me: self.layout.me,
             manager: self.layout.manager(page),
             nodes: Nodes::first(self.layout.nodes),
@@ -375,12 +375,12 @@ impl Engine {
         let managed = *self.managed(place)?;
         let (order, after) = managed.order(me, requester, want, is_policy_on)?;
         let (owner, reads) = (order.owner, order.reads);
-        let mut turn = self.turn(page, place, effects);
+        let mut transition = self.transition(page, place, effects);
         if owner == me {
-            turn.take(requester, order.want, reads)?;
+            transition.take(requester, order.want, reads)?;
         } else {
             let want = order.want;
-            turn.send(
+            transition.send(
                 owner,
                 Body::Forward {
                     requester,

@@ -5,7 +5,7 @@
 //! the copy away), that is held or collected for, or that somebody waits for; and of one that migrates the manager declines.
 //! Ownership is never given so: also a manager that asks ahead is a reader as any other.
 
-use super::{Effect, Engine, Turn};
+use super::{Effect, Engine, Transition};
 use crate::state::{Maybe, NextOwner, Stage};
 use crate::{Access, Body, NodeId, Page, Payload, Right};
 
@@ -17,11 +17,11 @@ impl Engine {
     /// If the page is not of this stripe.
     pub fn prefetch(&mut self, page: Page, effects: &mut Vec<Effect>) -> bool {
         let place = self.own_place(page);
-        let mut turn = self.turn(page, place, effects);
-        if turn.state.stage != Stage::NotOwner || turn.state.right != Right::None {
+        let mut transition = self.transition(page, place, effects);
+        if transition.state.stage != Stage::NotOwner || transition.state.right != Right::None {
             return false;
         }
-        let (me, manager) = (turn.me, turn.manager);
+        let (me, manager) = (transition.me, transition.manager);
         if manager == me {
             let is_policy_on = self.layout.migratory;
             let managed = *self.managed(place).expect("its manager");
@@ -29,10 +29,10 @@ impl Engine {
                 return false;
             };
             *self.managed(place).expect("its manager") = after;
-            self.turn(page, place, effects)
+            self.transition(page, place, effects)
                 .send(owner, Body::ForwardPrefetch { requester: me });
         } else {
-            turn.send(manager, Body::Prefetch);
+            transition.send(manager, Body::Prefetch);
         }
         self.states[place].stage = Stage::Ahead;
         self.counters.asked_ahead += 1;
@@ -49,22 +49,22 @@ impl Engine {
     ) -> Option<()> {
         let (me, is_policy_on) = (self.layout.me, self.layout.migratory);
         let order = self.managed(place)?.order_prefetch(requester, is_policy_on)?;
-        let mut turn = self.turn(page, place, effects);
+        let mut transition = self.transition(page, place, effects);
         let Some((owner, after)) = order else {
-            turn.decline(requester);
+            transition.decline(requester);
             return Some(());
         };
         if owner == me {
-            turn.take_prefetch(requester)?;
+            transition.take_prefetch(requester)?;
         } else {
-            turn.send(owner, Body::ForwardPrefetch { requester });
+            transition.send(owner, Body::ForwardPrefetch { requester });
         }
         *self.managed(place)? = after;
         Some(())
     }
 }
 
-impl Turn<'_> {
+impl Transition<'_> {
     /// Somebody here wants a page that was asked for ahead.
     pub(super) fn join(&mut self, access: Access) {
         self.counters.joined += u64::from(self.state.stage == Stage::Ahead);

@@ -1,10 +1,10 @@
 //! A node that wants a page, or has a copy of one.
 
-use super::{Effect, Turn};
+use super::{Effect, Transition};
 use crate::state::{Maybe, NextOwner, Stage};
 use crate::{Body, Data, NodeId, Nodes, Payload, Right, Want};
 
-impl Turn<'_> {
+impl Transition<'_> {
     /// A copy has come.
     pub(super) fn copy(&mut self, bytes: Payload) -> Option<()> {
         let state = &self.state;

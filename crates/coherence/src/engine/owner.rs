@@ -1,11 +1,11 @@
 //! A node that owns a page, or will.
 
-use super::{Effect, Turn};
+use super::{Effect, Transition};
 use crate::manager::takes_ownership;
 use crate::state::{NextOwner, Stage};
 use crate::{Access, Body, Data, NodeId, Nodes, Payload, Right, Want};
 
-impl Turn<'_> {
+impl Transition<'_> {
     /// A processor of the owner needs more than it has.
     pub(super) fn use_own(&mut self, access: Access) {
         let contents = match self.state.right {
