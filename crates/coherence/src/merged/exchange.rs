@@ -82,7 +82,7 @@ pub enum MergeOp {
         /// See [`MergeOp::Loaded`].
         is_loaded: bool,
         /// See [`MergeOp::Loaded`].
-        turn: u64,
+        sequence: u64,
     },
     /// To the manager: not a table as far as this node knows, or no room.
     Refuse,
@@ -92,12 +92,12 @@ pub enum MergeOp {
     Withdraw,
     /// To the manager: it may be no table any more.
     Leave,
-    /// To a root's manager: whether a vCPU here has it in CR3. The highest turn of a node counts.
+    /// To a root's manager: whether a vCPU here has it in CR3. The highest sequence of a node counts.
     Loaded {
         /// There is one.
         is_loaded: bool,
         /// Counts this node's words on the matter.
-        turn: u64,
+        sequence: u64,
     },
     /// Back: another node's vCPU has it.
     Kept,
@@ -134,7 +134,7 @@ pub struct Merger<const WORDS: usize = 512> {
     managed: Vec<Managed>,
     limit: usize,
     round: u64,
-    turn: u64,
+    sequence: u64,
     roots: Vec<Option<Page>>,
     standing: Range<u32>,
     /// The last of these that a vCPU here had loaded.
@@ -166,7 +166,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             managed: Vec::with_capacity(limit),
             limit,
             round: 0,
-            turn: 0,
+            sequence: 0,
             roots: vec![None; vcpus],
             standing,
             stood: None,
@@ -320,13 +320,13 @@ impl<const WORDS: usize> Merger<WORDS> {
             if !is_loaded {
                 self.leaving.unloaded(page, round);
             }
-            self.turn += 1;
-            let turn = self.turn;
+            self.sequence += 1;
+            let sequence = self.sequence;
             self.tell(
                 self.layout.manager(page),
                 page,
                 round,
-                MergeOp::Loaded { is_loaded, turn },
+                MergeOp::Loaded { is_loaded, sequence },
                 hooks,
             );
         }
@@ -388,10 +388,10 @@ impl<const WORDS: usize> Merger<WORDS> {
     }
 
     fn accept(&mut self, page: Page) -> MergeOp {
-        self.turn += 1;
+        self.sequence += 1;
         MergeOp::Accept {
             is_loaded: self.roots.contains(&Some(page)),
-            turn: self.turn,
+            sequence: self.sequence,
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! change   page u32, word u16, old u64, new u64                      22 bytes, little endian, as all
 //! stamp    a u64 for each node of the layout
-//! saying   page u32, round u64, kind u8, detail u8, turn u64         22 bytes, and a stamp
+//! saying   page u32, round u64, kind u8, detail u8, sequence u64         22 bytes, and a stamp
 //! ```
 //!
 //! What a kind has no use for is 0.
@@ -113,15 +113,15 @@ impl VectorTime {
 impl MergeMessage {
     /// As bytes, without the stamp.
     pub fn encode(&self) -> [u8; MERGE_MESSAGE_BYTES] {
-        let (kind, detail, turn) = match self.say {
+        let (kind, detail, sequence) = match self.say {
             MergeOp::Propose(level) => (MergeOpKind::Propose, level.0, 0),
             MergeOp::Offer(level) => (MergeOpKind::Offer, level.0, 0),
-            MergeOp::Accept { is_loaded, turn } => (MergeOpKind::Accept, u8::from(is_loaded), turn),
+            MergeOp::Accept { is_loaded, sequence } => (MergeOpKind::Accept, u8::from(is_loaded), sequence),
             MergeOp::Refuse => (MergeOpKind::Refuse, 0, 0),
             MergeOp::Begin => (MergeOpKind::Begin, 0, 0),
             MergeOp::Withdraw => (MergeOpKind::Withdraw, 0, 0),
             MergeOp::Leave => (MergeOpKind::Leave, 0, 0),
-            MergeOp::Loaded { is_loaded, turn } => (MergeOpKind::Loaded, u8::from(is_loaded), turn),
+            MergeOp::Loaded { is_loaded, sequence } => (MergeOpKind::Loaded, u8::from(is_loaded), sequence),
             MergeOp::Kept => (MergeOpKind::Kept, 0, 0),
             MergeOp::Drop => (MergeOpKind::Drop, 0, 0),
             MergeOp::Dropped => (MergeOpKind::Dropped, 0, 0),
@@ -133,7 +133,7 @@ impl MergeMessage {
         out[4..12].copy_from_slice(&self.round.to_le_bytes());
         out[12] = kind.byte();
         out[13] = detail;
-        out[14..22].copy_from_slice(&turn.to_le_bytes());
+        out[14..22].copy_from_slice(&sequence.to_le_bytes());
         out
     }
 
@@ -142,19 +142,19 @@ impl MergeMessage {
     /// # Errors
     /// If no message is written like this.
     pub fn decode(bytes: &[u8; MERGE_MESSAGE_BYTES], stamp: VectorTime) -> Result<Self, Malformed> {
-        let (detail, turn) = (bytes[13], u64_at(bytes, 14));
+        let (detail, sequence) = (bytes[13], u64_at(bytes, 14));
         let is_loaded = detail != 0;
         let level = Level(detail);
         let say = match MergeOpKind::from_byte(bytes[12]).ok_or(Malformed)? {
             MergeOpKind::Propose | MergeOpKind::Offer if !(1..=5).contains(&detail) => return Err(Malformed),
             MergeOpKind::Propose => MergeOp::Propose(level),
             MergeOpKind::Offer => MergeOp::Offer(level),
-            MergeOpKind::Accept => MergeOp::Accept { is_loaded, turn },
+            MergeOpKind::Accept => MergeOp::Accept { is_loaded, sequence },
             MergeOpKind::Refuse => MergeOp::Refuse,
             MergeOpKind::Begin => MergeOp::Begin,
             MergeOpKind::Withdraw => MergeOp::Withdraw,
             MergeOpKind::Leave => MergeOp::Leave,
-            MergeOpKind::Loaded => MergeOp::Loaded { is_loaded, turn },
+            MergeOpKind::Loaded => MergeOp::Loaded { is_loaded, sequence },
             MergeOpKind::Kept => MergeOp::Kept,
             MergeOpKind::Drop => MergeOp::Drop,
             MergeOpKind::Dropped => MergeOp::Dropped,

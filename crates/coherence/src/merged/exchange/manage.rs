@@ -18,9 +18,9 @@ pub(super) struct Managed {
     accepted: Nodes,
     /// Somebody refused, or wants it to leave.
     is_doomed: bool,
-    /// Who has it in a CR3, and the turn of each node's last word on that.
+    /// Who has it in a CR3, and the sequence of each node's last word on that.
     loaded: Nodes,
-    turns: [u64; MAX_SHARERS as usize],
+    sequences: [u64; MAX_SHARERS as usize],
 }
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -37,10 +37,10 @@ enum Stage {
 }
 
 impl Managed {
-    fn hear_loaded(&mut self, from: NodeId, is_loaded: bool, turn: u64) {
-        let last = &mut self.turns[usize::from(from.0)];
-        if turn > *last {
-            *last = turn;
+    fn hear_loaded(&mut self, from: NodeId, is_loaded: bool, sequence: u64) {
+        let last = &mut self.sequences[usize::from(from.0)];
+        if sequence > *last {
+            *last = sequence;
             let loaded = self.loaded.without(from);
             self.loaded = if is_loaded { loaded.with(from) } else { loaded };
         }
@@ -114,8 +114,8 @@ impl<const WORDS: usize> Merger<WORDS> {
         };
         let one = &mut self.managed[at];
         match say {
-            MergeOp::Accept { is_loaded, turn } => {
-                one.hear_loaded(from, is_loaded, turn);
+            MergeOp::Accept { is_loaded, sequence } => {
+                one.hear_loaded(from, is_loaded, sequence);
                 one.accepted = one.accepted.with(from);
                 one.awaited = one.awaited.without(from);
                 self.vote(at, hooks);
@@ -129,8 +129,8 @@ impl<const WORDS: usize> Merger<WORDS> {
                 one.is_doomed = true;
                 self.leave(at, from, hooks);
             }
-            MergeOp::Loaded { is_loaded, turn } => {
-                one.hear_loaded(from, is_loaded, turn);
+            MergeOp::Loaded { is_loaded, sequence } => {
+                one.hear_loaded(from, is_loaded, sequence);
                 if !is_loaded {
                     self.leave(at, from, hooks);
                 }
@@ -170,7 +170,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             accepted: Nodes::NONE,
             is_doomed: false,
             loaded: Nodes::NONE,
-            turns: [0; MAX_SHARERS as usize],
+            sequences: [0; MAX_SHARERS as usize],
         });
         hooks.take(page);
     }

@@ -118,7 +118,7 @@ impl Node {
         assert_eq!(node.done(), [Sent(0, ROOT, offer), Sent(1, ROOT, offer)]);
         for (from, is_loaded) in (0..).zip(loaded) {
             assert_eq!(node.done(), [], "all have to accept");
-            node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, turn: 1 });
+            node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence: 1 });
         }
         assert_eq!(
             node.done(),
@@ -147,8 +147,8 @@ impl Node {
     }
 }
 
-fn loaded(is_loaded: bool, turn: u64) -> MergeOp {
-    MergeOp::Loaded { is_loaded, turn }
+fn loaded(is_loaded: bool, sequence: u64) -> MergeOp {
+    MergeOp::Loaded { is_loaded, sequence }
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
         1,
         MergeOp::Accept {
             is_loaded: true,
-            turn: 1,
+            sequence: 1,
         },
     );
     node.done();
@@ -336,7 +336,7 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
         1,
         MergeOp::Accept {
             is_loaded: false,
-            turn: 1,
+            sequence: 1,
         },
     );
     let withdrawn = [
@@ -389,8 +389,8 @@ fn a_standing_root_that_all_left_before_it_began_begins() {
     node.merger.loaded(0, None, &mut node.desk);
     node.merger.taken(Page(ROOT), &mut node.desk);
     for from in 0..2 {
-        let (is_loaded, turn) = (false, 1);
-        node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, turn });
+        let (is_loaded, sequence) = (false, 1);
+        node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence });
     }
     let begun = [
         Sent(0, ROOT, MergeOp::Begin),
