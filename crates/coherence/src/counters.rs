@@ -26,9 +26,9 @@ pub struct Counters {
     /// Pages whose contents were forgotten. Counted by the page's manager.
     pub discarded: u64,
     /// Copies asked for before anybody here wanted them.
-    pub asked_ahead: u64,
+    pub prefetches_sent: u64,
     /// Of these, those that came.
-    pub fetched_ahead: u64,
+    pub prefetched: u64,
     /// Of those asked for, those that somebody waited for before the answer.
     pub joined: u64,
     /// Requests of others for copies that nobody waits for, which got none. Counted by who declines.

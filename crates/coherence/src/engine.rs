@@ -1,6 +1,6 @@
 //! One node and one stripe of pages: events go in, a list of effects comes out ([`Effect`] says in which order they are performed).
 
-mod ahead;
+mod prefetch;
 mod effect;
 mod holder;
 mod owner;
@@ -152,7 +152,7 @@ impl Engine {
         ) {
             return Faulted::Waits;
         }
-        if transition.state.stage.is_ahead() {
+        if transition.state.stage.is_prefetching() {
             transition.join(access);
             return Faulted::Waits;
         }
@@ -236,7 +236,7 @@ impl Engine {
                 };
             }
             // Its answer is on the way, and would meet that of the discard.
-            Stage::Ahead | Stage::AheadRead | Stage::AheadWrite => return Discarded::InUse,
+            Stage::Prefetching | Stage::PrefetchingRead | Stage::PrefetchingWrite => return Discarded::InUse,
             Stage::NotOwner => {}
         }
         transition.state.stage = Stage::Asked(Want::Discard);

@@ -63,24 +63,24 @@ pub(crate) enum Stage {
     /// As `Collecting`, to forget what is in it.
     Discarding,
     /// As `NotOwner` without a copy, and this node has asked ahead for one and has no answer yet.
-    Ahead,
+    Prefetching,
     /// As before, and somebody here waits to read the page by now.
-    AheadRead,
+    PrefetchingRead,
     /// As before, to write.
-    AheadWrite,
+    PrefetchingWrite,
 }
 
 impl Stage {
     /// Whether this node has asked ahead and has no answer yet.
-    pub(crate) fn is_ahead(self) -> bool {
-        matches!(self, Self::Ahead | Self::AheadRead | Self::AheadWrite)
+    pub(crate) fn is_prefetching(self) -> bool {
+        matches!(self, Self::Prefetching | Self::PrefetchingRead | Self::PrefetchingWrite)
     }
 
     /// Of a node that has asked ahead: what those wait for who want the page by now, if anybody does.
     pub(crate) fn joined(self) -> Option<Access> {
         match self {
-            Self::AheadRead => Some(Access::Read),
-            Self::AheadWrite => Some(Access::Write),
+            Self::PrefetchingRead => Some(Access::Read),
+            Self::PrefetchingWrite => Some(Access::Write),
             _ => None,
         }
     }

@@ -85,7 +85,7 @@ impl Meter {
         self.invalidated = counters.invalidated;
         self.deferred = counters.deferred;
         self.discarded = counters.discarded;
-        self.ahead = counters.fetched_ahead;
+        self.ahead = counters.prefetched;
         self.joined = counters.joined;
         self.declined = counters.declined;
     }

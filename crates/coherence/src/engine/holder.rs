@@ -11,8 +11,8 @@ impl Transition<'_> {
         // Somebody waits for this node only if it is to be the owner.
         let is_to_own =
             !state.readers.is_empty() || state.next_owner != NextOwner::NOBODY || self.me == self.manager;
-        if state.stage.is_ahead() {
-            return self.copy_ahead(bytes);
+        if state.stage.is_prefetching() {
+            return self.prefetched_copy(bytes);
         }
         if state.stage != Stage::Asked(Want::Read) || is_to_own {
             return None;
@@ -82,7 +82,7 @@ impl Transition<'_> {
         // It was sent one, which this has overtaken. A manager that asked, but for ahead, is sent the ownership.
         let is_sent_one = match state.stage {
             Stage::Asked(Want::Read) => state.right == Right::None && self.me != self.manager,
-            stage => stage.is_ahead(),
+            stage => stage.is_prefetching(),
         };
         if state.invalidator != Maybe::NOBODY || !has_copy && !is_sent_one {
             return None;

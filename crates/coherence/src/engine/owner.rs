@@ -78,7 +78,7 @@ impl Transition<'_> {
     /// A request is to be answered here: now, or when this node has the page and has used it.
     pub(super) fn take(&mut self, requester: NodeId, want: Want, reads: u8) -> Option<()> {
         let state = &mut self.state;
-        let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_ahead();
+        let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_prefetching();
         let is_other = requester != self.me && self.nodes.has(requester);
         // Only a page's manager discards it.
         let is_possible = want != Want::Discard || requester == self.manager;

@@ -44,7 +44,7 @@ enum Step {
     Go(u16, usize),
     Deliver(Packet),
     Used(u16, u32),
-    Ahead(u16, u32),
+    Prefetching(u16, u32),
 }
 
 impl Small {
@@ -158,7 +158,7 @@ impl Model for Small {
                     steps.push(Step::Used(node, page.0));
                 }
                 if state.aheads[usize::from(node)] < self.aheads {
-                    steps.push(Step::Ahead(node, page.0));
+                    steps.push(Step::Prefetching(node, page.0));
                 }
             }
         }
@@ -188,7 +188,7 @@ impl Model for Small {
                 next.is_refused = world.deliver(packet).is_err();
             }
             Step::Used(node, page) => world.used(node, Page(page)),
-            Step::Ahead(node, page) => {
+            Step::Prefetching(node, page) => {
                 next.aheads[usize::from(node)] += u8::from(world.prefetch(node, Page(page)));
             }
         }

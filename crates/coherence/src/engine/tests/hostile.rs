@@ -72,7 +72,7 @@ enum Event {
     Fault(Page, Access),
     Used(Page),
     Discard(Page),
-    Ahead(Page),
+    Prefetching(Page),
     Receive(NodeId, Message),
 }
 
@@ -83,7 +83,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (page(), access()).prop_map(|(page, access)| Event::Fault(page, access)),
         1 => page().prop_map(Event::Used),
         1 => page().prop_map(Event::Discard),
-        1 => page().prop_map(Event::Ahead),
+        1 => page().prop_map(Event::Prefetching),
         4 => ((0..=NODES).prop_map(NodeId), message).prop_map(|(from, message)| Event::Receive(from, message)),
     ]
 }
@@ -104,7 +104,7 @@ proptest! {
                     engine.discard(page, &mut effects);
                 }
                 Event::Discard(_) => {}
-                Event::Ahead(page) => {
+                Event::Prefetching(page) => {
                     engine.prefetch(page, &mut effects);
                 }
                 Event::Receive(from, message) => {

@@ -180,10 +180,10 @@ fn prefetch(world: &mut World, node: u16) -> (bool, u64, u64) {
 }
 
 /// What was done before, who asks ahead, whether it asks, messages, pages.
-type AheadRow = (&'static str, &'static [(u16, Want)], u16, bool, u64, u64);
+type PrefetchRow = (&'static str, &'static [(u16, Want)], u16, bool, u64, u64);
 
 /// A copy if that costs nobody anything now, a word of 16 bytes otherwise.
-const AHEAD: [AheadRow; 8] = [
+const PREFETCHES: [PrefetchRow; 8] = [
     ("of the manager's", &[(0, Write)], 1, true, 2, 1),
     ("of a third node's", &[(1, Write)], 2, true, 3, 1),
     ("by the manager", &[(1, Write)], 0, true, 2, 1),
@@ -196,7 +196,7 @@ const AHEAD: [AheadRow; 8] = [
 
 #[test]
 fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
-    for (name, before, node, asks, messages, pages) in AHEAD {
+    for (name, before, node, asks, messages, pages) in PREFETCHES {
         let mut world = world();
         for step in before {
             run(&mut world, *step);
@@ -208,7 +208,7 @@ fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
         assert_eq!(world.wrong_at_rest(PAGE), None, "{name}");
         let engine = &world.engines[usize::from(node)];
         assert!(!engine.is_held(PAGE), "{name}: nobody waited");
-        assert_eq!(engine.counters().fetched_ahead, pages, "{name}");
+        assert_eq!(engine.counters().prefetched, pages, "{name}");
         // Who then reads has it, or asks as if nothing had been.
         run(&mut world, (node, Read));
         let has_it = pages > 0 || before.iter().any(|step| step.0 == node);

@@ -200,14 +200,14 @@ impl Hands<'_> {
         if asks && self.outside.ahead[at(page.0)].has(self.me) {
             self.outside.breaks("asked again before the answer");
         }
-        let asked_ahead = self.outside.ahead[at(page.0)];
+        let prefetches_sent = self.outside.ahead[at(page.0)];
         match message.body {
-            Body::Prefetch => self.outside.ahead[at(page.0)] = asked_ahead.with(self.me),
+            Body::Prefetch => self.outside.ahead[at(page.0)] = prefetches_sent.with(self.me),
             Body::ForwardPrefetch { requester } => {
-                self.outside.ahead[at(page.0)] = asked_ahead.with(requester)
+                self.outside.ahead[at(page.0)] = prefetches_sent.with(requester)
             }
-            Body::Nack if !asked_ahead.has(to) => self.outside.breaks("declined what nobody asked for"),
-            Body::Copy { .. } if asked_ahead.has(to) => {}
+            Body::Nack if !prefetches_sent.has(to) => self.outside.breaks("declined what nobody asked for"),
+            Body::Copy { .. } if prefetches_sent.has(to) => {}
             Body::Copy { .. } => self.outside.answered(page, to, false),
             Body::Ownership { .. } => self.outside.answered(page, to, true),
             _ => {}

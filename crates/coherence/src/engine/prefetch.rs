@@ -34,8 +34,8 @@ impl Engine {
         } else {
             transition.send(manager, Body::Prefetch);
         }
-        self.states[place].stage = Stage::Ahead;
-        self.counters.asked_ahead += 1;
+        self.states[place].stage = Stage::Prefetching;
+        self.counters.prefetches_sent += 1;
         true
     }
 
@@ -67,17 +67,17 @@ impl Engine {
 impl Transition<'_> {
     /// Somebody here wants a page that was asked for ahead.
     pub(super) fn join(&mut self, access: Access) {
-        self.counters.joined += u64::from(self.state.stage == Stage::Ahead);
+        self.counters.joined += u64::from(self.state.stage == Stage::Prefetching);
         self.state.stage = match (self.state.stage, access) {
-            (Stage::AheadWrite, _) | (_, Access::Write) => Stage::AheadWrite,
-            _ => Stage::AheadRead,
+            (Stage::PrefetchingWrite, _) | (_, Access::Write) => Stage::PrefetchingWrite,
+            _ => Stage::PrefetchingRead,
         };
     }
 
     /// A request of somebody who does not wait is to be answered here, at once.
     pub(super) fn take_prefetch(&mut self, requester: NodeId) -> Option<()> {
         let state = &mut self.state;
-        let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_ahead();
+        let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_prefetching();
         let is_other = requester != self.me && self.nodes.has(requester);
         let has_copy = state.stage == Stage::Owner && state.copyset.has(requester);
         if !is_to_own || !is_other || has_copy || state.readers.has(requester) {
@@ -104,12 +104,12 @@ impl Transition<'_> {
     }
 
     /// A copy that was asked for ahead has come.
-    pub(super) fn copy_ahead(&mut self, bytes: Payload) -> Option<()> {
+    pub(super) fn prefetched_copy(&mut self, bytes: Payload) -> Option<()> {
         if bytes != Payload::Attached {
             return None;
         }
         let contents = self.contents(bytes)?;
-        self.counters.fetched_ahead += 1;
+        self.counters.prefetched += 1;
         let joined = self.state.stage.joined();
         self.state.stage = Stage::NotOwner;
         if joined.is_some() {
@@ -127,7 +127,7 @@ impl Transition<'_> {
 
     /// None comes. What those want who wait for it by now, if anybody does.
     pub(super) fn declined(&mut self) -> Option<Option<Access>> {
-        if !self.state.stage.is_ahead() || self.state.invalidator != Maybe::NOBODY {
+        if !self.state.stage.is_prefetching() || self.state.invalidator != Maybe::NOBODY {
             return None;
         }
         let joined = self.state.stage.joined();
