@@ -3,14 +3,14 @@
 //! page will come by, and the manager waits for nobody. The copyset is with the owner, as in Ivy's "improved" protocol.
 
 use crate::migratory::Migratory;
-use crate::state::Maybe;
+use crate::state::OptionalNode;
 use crate::{NodeId, Want};
 
 /// What a manager knows of one page: 4 bytes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Managed {
     /// Who owns it, or will when all before have had it.
-    owner: Maybe,
+    owner: OptionalNode,
     /// Reads forwarded to that node since; modulo 256.
     reads: u8,
     migratory: Migratory,
@@ -27,7 +27,7 @@ impl Managed {
     /// At the start its manager has it.
     pub(crate) fn new(me: NodeId) -> Self {
         Self {
-            owner: Maybe::some(me),
+            owner: OptionalNode::some(me),
             reads: 0,
             migratory: Migratory::NEW,
         }
@@ -49,7 +49,7 @@ impl Managed {
         };
         let reads = self.reads;
         if takes_ownership(me, requester, want) {
-            self.owner = Maybe::some(requester);
+            self.owner = OptionalNode::some(requester);
             self.reads = 0;
         } else {
             self.reads = reads.wrapping_add(1);

@@ -5,7 +5,7 @@
 //! before anybody else asked. While it is, nobody sees whether readers still write; so after eight reads one is answered as
 //! any read, to see. A page that nodes only read is soon shared again, and one whose use changes back and forth is shared.
 
-use crate::state::Maybe;
+use crate::state::OptionalNode;
 use crate::{NodeId, Want};
 
 /// Readers in a row that wrote, until the page is taken for migratory.
@@ -18,14 +18,14 @@ const READS_UNSEEN: u8 = 8;
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Migratory {
     /// Who asked last, if for reading and answered so.
-    reader: Maybe,
+    reader: OptionalNode,
     /// Readers in a row that wrote: low four bits. Reads left to answer for writing: high four.
     counts: u8,
 }
 
 impl Migratory {
     pub(crate) const NEW: Self = Self {
-        reader: Maybe::NOBODY,
+        reader: OptionalNode::NONE,
         counts: 0,
     };
 
@@ -50,7 +50,7 @@ impl Migratory {
                 if before.is_some() {
                     self.set(0, 0);
                 }
-                self.reader = Maybe::some(by);
+                self.reader = OptionalNode::some(by);
             }
             (Want::Write, Some(reader)) => {
                 let confirmed = if reader == by {
@@ -66,7 +66,7 @@ impl Migratory {
                         0
                     },
                 );
-                self.reader = Maybe::NOBODY;
+                self.reader = OptionalNode::NONE;
             }
             // It moves by writes, which says nothing of reads.
             (Want::Write, None) => {}

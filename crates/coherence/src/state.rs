@@ -4,17 +4,17 @@ use crate::{Access, NodeId, Nodes, Right, Want};
 
 /// A node or none, in a byte.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(crate) struct Maybe(u8);
+pub(crate) struct OptionalNode(u8);
 
-impl Maybe {
-    pub(crate) const NOBODY: Self = Self(u8::MAX);
+impl OptionalNode {
+    pub(crate) const NONE: Self = Self(u8::MAX);
 
     pub(crate) fn some(node: NodeId) -> Self {
         Self(u8::try_from(node.0).expect("less than 64"))
     }
 
     pub(crate) fn get(self) -> Option<NodeId> {
-        (self != Self::NOBODY).then(|| NodeId(u16::from(self.0)))
+        (self != Self::NONE).then(|| NodeId(u16::from(self.0)))
     }
 }
 
@@ -26,7 +26,7 @@ impl NextOwner {
     const WRITES: u8 = 1 << 6;
     const DISCARDS: u8 = 1 << 7;
 
-    pub(crate) const NOBODY: Self = Self(u8::MAX);
+    pub(crate) const NONE: Self = Self(u8::MAX);
 
     pub(crate) fn some(node: NodeId, want: Want) -> Self {
         let node = u8::try_from(node.0).expect("less than 64");
@@ -38,14 +38,14 @@ impl NextOwner {
     }
 
     pub(crate) fn get(self) -> Option<(NodeId, Want)> {
-        // `NOBODY` has both bits.
+        // `NONE` has both bits.
         let want = match self.0 & (Self::WRITES | Self::DISCARDS) {
             0 => Want::Read,
             Self::DISCARDS => Want::Discard,
             _ => Want::Write,
         };
         let node = NodeId(u16::from(self.0 & !(Self::WRITES | Self::DISCARDS)));
-        (self != Self::NOBODY).then_some((node, want))
+        (self != Self::NONE).then_some((node, want))
     }
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct State {
     /// Reads that were forwarded to this node as the owner that it is, or will be; modulo 256. Fewer than 64 are under way.
     pub(crate) reads: u8,
     /// Who waits for this node to give up its copy, which is held or has not come yet.
-    pub(crate) invalidator: Maybe,
+    pub(crate) invalidator: OptionalNode,
 }
 
 // A region of 1 GiB has 262,144 of them.
@@ -124,10 +124,10 @@ impl State {
             stage: if is_manager { Stage::Owner } else { Stage::NotOwner },
             is_held: false,
             is_fresh: is_manager,
-            next_owner: NextOwner::NOBODY,
+            next_owner: NextOwner::NONE,
             reads_before_transfer: 0,
             reads: 0,
-            invalidator: Maybe::NOBODY,
+            invalidator: OptionalNode::NONE,
         }
     }
 

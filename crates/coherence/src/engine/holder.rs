@@ -1,7 +1,7 @@
 //! A node that wants a page, or has a copy of one.
 
 use super::{Effect, Transition};
-use crate::state::{Maybe, NextOwner, Stage};
+use crate::state::{OptionalNode, NextOwner, Stage};
 use crate::{Body, Data, NodeId, Nodes, Payload, Right, Want};
 
 impl Transition<'_> {
@@ -10,7 +10,7 @@ impl Transition<'_> {
         let state = &self.state;
         // Somebody waits for this node only if it is to be the owner.
         let is_to_own =
-            !state.readers.is_empty() || state.next_owner != NextOwner::NOBODY || self.me == self.manager;
+            !state.readers.is_empty() || state.next_owner != NextOwner::NONE || self.me == self.manager;
         if state.stage.is_prefetching() {
             return self.prefetched_copy(bytes);
         }
@@ -52,7 +52,7 @@ impl Transition<'_> {
             // Kept if it has a copy, which it asked for ahead.
             Want::Discard => asked == Want::Discard && bytes != Payload::Attached,
         };
-        let is_waited_for = self.state.invalidator != Maybe::NOBODY;
+        let is_waited_for = self.state.invalidator != OptionalNode::NONE;
         let is_set = copyset.is_within(self.nodes.without(self.me));
         if !is_answer || is_waited_for || !is_set {
             return None;
@@ -84,10 +84,10 @@ impl Transition<'_> {
             Stage::Asked(Want::Read) => state.right == Right::None && self.me != self.manager,
             stage => stage.is_prefetching(),
         };
-        if state.invalidator != Maybe::NOBODY || !has_copy && !is_sent_one {
+        if state.invalidator != OptionalNode::NONE || !has_copy && !is_sent_one {
             return None;
         }
-        state.invalidator = Maybe::some(by);
+        state.invalidator = OptionalNode::some(by);
         // Acknowledged before the copy has come and been used, another processor of this node could see what the writer does
         // next, and after that, here, what was before.
         if is_sent_one || state.is_held {
@@ -103,7 +103,7 @@ impl Transition<'_> {
         let Some(by) = self.state.invalidator.get() else {
             return;
         };
-        self.state.invalidator = Maybe::NOBODY;
+        self.state.invalidator = OptionalNode::NONE;
         self.restrict(Right::None);
         self.counters.invalidated += 1;
         self.send(by, Body::Acknowledge);

@@ -86,7 +86,7 @@ impl Transition<'_> {
             return None;
         }
         if takes_ownership(self.manager, requester, want) {
-            if state.next_owner != NextOwner::NOBODY {
+            if state.next_owner != NextOwner::NONE {
                 return None;
             }
             state.next_owner = NextOwner::some(requester, want);
@@ -154,7 +154,7 @@ impl Transition<'_> {
         self.state.stage = Stage::NotOwner;
         self.state.copyset = Nodes::NONE;
         self.state.is_fresh = false;
-        self.state.next_owner = NextOwner::NOBODY;
+        self.state.next_owner = NextOwner::NONE;
         self.state.reads_before_transfer = 0;
         self.state.reads = 0;
         self.send(next_owner, Body::Ownership { want, bytes, copyset });

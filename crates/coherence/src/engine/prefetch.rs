@@ -6,7 +6,7 @@
 //! Ownership is never given so: also a manager that asks ahead is a reader as any other.
 
 use super::{Effect, Engine, Transition};
-use crate::state::{Maybe, NextOwner, Stage};
+use crate::state::{OptionalNode, NextOwner, Stage};
 use crate::{Access, Body, NodeId, Page, Payload, Right};
 
 impl Engine {
@@ -84,7 +84,7 @@ impl Transition<'_> {
             return None;
         }
         state.reads = state.reads.wrapping_add(1);
-        let is_idle = state.stage == Stage::Owner && !state.is_held && state.next_owner == NextOwner::NOBODY;
+        let is_idle = state.stage == Stage::Owner && !state.is_held && state.next_owner == NextOwner::NONE;
         if is_idle && !state.is_fresh {
             state.copyset = state.copyset.with(requester);
             self.restrict(Right::Read);
@@ -114,7 +114,7 @@ impl Transition<'_> {
         self.state.stage = Stage::NotOwner;
         if joined.is_some() {
             self.grant(Right::Read, contents);
-        } else if self.state.invalidator == Maybe::NOBODY {
+        } else if self.state.invalidator == OptionalNode::NONE {
             self.state.right = Right::Read;
             let page = self.page;
             self.effects.push(Effect::MapPrefetched { page });
@@ -127,7 +127,7 @@ impl Transition<'_> {
 
     /// None comes. What those want who wait for it by now, if anybody does.
     pub(super) fn declined(&mut self) -> Option<Option<Access>> {
-        if !self.state.stage.is_prefetching() || self.state.invalidator != Maybe::NOBODY {
+        if !self.state.stage.is_prefetching() || self.state.invalidator != OptionalNode::NONE {
             return None;
         }
         let joined = self.state.stage.joined();

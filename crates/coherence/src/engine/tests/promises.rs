@@ -61,7 +61,7 @@ impl World {
         }
         for engine in &self.engines {
             let state = &engine.states[at(page.0)];
-            let nobody = state.readers.is_empty() && state.next_owner == NextOwner::NOBODY;
+            let nobody = state.readers.is_empty() && state.next_owner == NextOwner::NONE;
             if !nobody || state.invalidator.get().is_some() {
                 return Some("somebody waits");
             }
