@@ -32,7 +32,7 @@ pub struct Counters {
     /// Of those asked for, those that somebody waited for before the answer.
     pub joined: u64,
     /// Requests of others for copies that nobody waits for, which got none. Counted by who declines.
-    pub declined: u64,
+    pub nacked: u64,
     /// Messages sent, of any kind.
     pub messages_sent: u64,
     /// Of these, with a page beside them.

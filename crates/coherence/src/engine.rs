@@ -308,7 +308,7 @@ impl Engine {
             Body::Invalidate => transition.invalidate(from),
             Body::Acknowledge => transition.acknowledge(from),
             Body::Nack => {
-                let joined = transition.declined().ok_or(refusal)?;
+                let joined = transition.nacked().ok_or(refusal)?;
                 if let Some(access) = joined {
                     transition.count(access);
                     self.ask(page, place, access, effects);

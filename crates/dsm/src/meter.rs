@@ -87,7 +87,7 @@ impl Meter {
         self.discarded = counters.discarded;
         self.ahead = counters.prefetched;
         self.joined = counters.joined;
-        self.declined = counters.declined;
+        self.declined = counters.nacked;
     }
 }
 

@@ -51,7 +51,7 @@ impl Engine {
         let order = self.managed(place)?.order_prefetch(requester, is_policy_on)?;
         let mut transition = self.transition(page, place, effects);
         let Some((owner, after)) = order else {
-            transition.decline(requester);
+            transition.nack(requester);
             return Some(());
         };
         if owner == me {
@@ -91,15 +91,15 @@ impl Transition<'_> {
             let bytes = Payload::Attached;
             self.send(requester, Body::Copy { bytes });
         } else {
-            self.decline(requester);
+            self.nack(requester);
         }
         // A next owner may have waited for this read alone.
         self.serve();
         Some(())
     }
 
-    fn decline(&mut self, requester: NodeId) {
-        self.counters.declined += 1;
+    fn nack(&mut self, requester: NodeId) {
+        self.counters.nacked += 1;
         self.send(requester, Body::Nack);
     }
 
@@ -126,7 +126,7 @@ impl Transition<'_> {
     }
 
     /// None comes. What those want who wait for it by now, if anybody does.
-    pub(super) fn declined(&mut self) -> Option<Option<Access>> {
+    pub(super) fn nacked(&mut self) -> Option<Option<Access>> {
         if !self.state.stage.is_prefetching() || self.state.invalidator != OptionalNode::NONE {
             return None;
         }

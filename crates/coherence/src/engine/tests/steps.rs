@@ -286,7 +286,7 @@ fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
         run(&mut world, (node, Write));
     }
     assert_eq!(prefetch(&mut world, 3), (true, 2, 0));
-    assert_eq!(world.engines[0].counters().declined, 1, "by the manager");
+    assert_eq!(world.engines[0].counters().nacked, 1, "by the manager");
     assert!(!prefetch(&mut world, 0).0, "which does not even ask itself");
     run(&mut world, (3, Read));
     assert_eq!(world.engines[3].right(PAGE), Right::Write, "it still migrates");

@@ -313,7 +313,7 @@ fn tell(seed: u64) -> Result<[u64; 8], String> {
                 count(|counters| counters.discarded),
                 count(|counters| counters.prefetched),
                 count(|counters| counters.joined),
-                count(|counters| counters.declined),
+                count(|counters| counters.nacked),
                 story.met,
             ])
         }
@@ -330,12 +330,12 @@ fn four_to_sixteen_nodes_with_hundreds_of_pages() {
         }
     }
     let [steps, migratory_reads, deferred, discarded, ahead @ ..] = total;
-    let [prefetched, joined, declined, met] = ahead;
+    let [prefetched, joined, nacked, met] = ahead;
     println!(
         "{steps} steps, {migratory_reads} reads given for writing, {deferred} deferred, {discarded} discarded; {prefetched} copies came \
-         that were asked for ahead, {joined} were wanted before, {declined} were declined; {met} discards were begun meanwhile"
+         that were asked for ahead, {joined} were wanted before, {nacked} were nacked; {met} discards were begun meanwhile"
     );
-    let is_quiet = [prefetched, joined, declined]
+    let is_quiet = [prefetched, joined, nacked]
         .iter()
         .any(|count| *count < 3_000);
     assert!(
