@@ -95,8 +95,8 @@ pub struct Outside {
     pub broken: Option<&'static str>,
 }
 
-/// One node's hands in it.
-struct Hands<'a> {
+/// One node's driver in it.
+struct NodeDriver<'a> {
     me: NodeId,
     arriving: Option<u32>,
     outside: &'a mut Outside,
@@ -107,7 +107,7 @@ pub fn at(number: impl Into<u32>) -> usize {
     usize::try_from(number.into()).expect("32 bits fit")
 }
 
-impl Hands<'_> {
+impl NodeDriver<'_> {
     fn right(&mut self, page: Page) -> &mut Right {
         &mut self.outside.rights[at(self.me.0)][at(page.0)]
     }
@@ -163,7 +163,7 @@ impl Outside {
     }
 }
 
-impl Hands<'_> {
+impl NodeDriver<'_> {
     /// Performs one effect.
     fn perform(&mut self, effect: Effect) {
         match effect {
@@ -349,24 +349,24 @@ impl World {
         let result = event(&mut self.engines[at(node)], &mut effects);
         let outside = &mut self.outside;
         let me = NodeId(node);
-        let mut hands = Hands {
+        let mut driver = NodeDriver {
             me,
             arriving,
             outside,
         };
         if effects.len() > EFFECTS_MAX {
-            hands.outside.breaks("more effects than one event may have");
+            driver.outside.breaks("more effects than one event may have");
         }
         for effect in effects {
-            hands.perform(effect);
+            driver.perform(effect);
         }
         let is_absent = self.engines[at(node)].is_absent(page);
-        if is_absent && (*hands.stored(page) || *hands.right(page) > Right::None) {
-            hands.outside.breaks("said to have nothing of it, and has");
+        if is_absent && (*driver.stored(page) || *driver.right(page) > Right::None) {
+            driver.outside.breaks("said to have nothing of it, and has");
         }
         // What a node may not read is not there.
-        if *hands.right(page) == Right::None && !*hands.stored(page) {
-            *hands.memory(page) = POISON;
+        if *driver.right(page) == Right::None && !*driver.stored(page) {
+            *driver.memory(page) = POISON;
         }
         if self.engines[at(node)].right(page) != self.outside.rights[at(node)][at(page.0)] {
             self.outside.breaks("rights are not what the engine says");
