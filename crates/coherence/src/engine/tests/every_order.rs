@@ -104,7 +104,7 @@ impl Small {
 
     fn is_done(&self, state: &State) -> bool {
         let programs = self.programs.iter().flatten();
-        let processors = state.world.outside.processors.iter().flatten();
+        let processors = state.world.environment.processors.iter().flatten();
         programs
             .zip(processors)
             .all(|(program, processor)| processor.done == program.len())
@@ -114,7 +114,7 @@ impl Small {
         let Some(forbidden) = self.forbidden.filter(|_| self.is_done(state)) else {
             return false;
         };
-        let nodes = state.world.outside.processors.iter();
+        let nodes = state.world.environment.processors.iter();
         let seen: Vec<Vec<Vec<u32>>> = nodes
             .map(|processors| {
                 processors
@@ -145,7 +145,7 @@ impl Model for Small {
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
         let world = &state.world;
         for (node, programs) in (0_u16..).zip(&self.programs) {
-            let processors = &world.outside.processors[usize::from(node)];
+            let processors = &world.environment.processors[usize::from(node)];
             for (place, (program, processor)) in programs.iter().zip(processors).enumerate() {
                 if processor.waits.is_none() && processor.done < program.len() {
                     steps.push(Step::Go(node, place));
@@ -173,11 +173,11 @@ impl Model for Small {
         let world = &mut next.world;
         match step {
             Step::Go(node, processor) => {
-                let done = world.outside.processors[usize::from(node)][processor].done;
+                let done = world.environment.processors[usize::from(node)][processor].done;
                 let op = self.programs[usize::from(node)][processor][done];
                 world.go(node, processor, op, Self::value(node, processor, done));
                 if self.forbidden.is_none() {
-                    world.outside.processors[usize::from(node)][processor]
+                    world.environment.processors[usize::from(node)][processor]
                         .seen
                         .clear();
                 }
@@ -193,7 +193,7 @@ impl Model for Small {
             }
         }
         world.forget_counters();
-        let sent = std::mem::take(&mut world.outside.outbox);
+        let sent = std::mem::take(&mut world.environment.outbox);
         if self.patient {
             next.messages += sent.len();
         }

@@ -7,17 +7,17 @@ use crate::{Body, NodeId, Nodes, Page, Right};
 impl World {
     /// What must not be of a page, if it is; `under_way` are the messages about it.
     pub fn wrong(&self, page: Page, under_way: impl Iterator<Item = Packet>) -> Option<&'static str> {
-        if self.outside.broken.is_some() {
-            return self.outside.broken;
+        if self.environment.broken.is_some() {
+            return self.environment.broken;
         }
-        let rights = self.outside.rights.iter().map(|rights| rights[at(page.0)]);
+        let rights = self.environment.rights.iter().map(|rights| rights[at(page.0)]);
         let nodes = || (0_u16..).map(NodeId);
         let mut has = Nodes::NONE;
         let mut writers = 0;
         for (node, right) in nodes().zip(rights) {
             if right >= Right::Read {
                 has = has.with(node);
-                if self.outside.memory[at(node.0)][at(page.0)] != self.outside.latest[at(page.0)] {
+                if self.environment.memory[at(node.0)][at(page.0)] != self.environment.latest[at(page.0)] {
                     return Some("a copy of something old");
                 }
             }
@@ -56,7 +56,7 @@ impl World {
 
     /// What must not be of a page when nothing moves any more, if it is.
     pub fn wrong_at_rest(&self, page: Page) -> Option<&'static str> {
-        if !self.outside.queues[at(page.0)].is_empty() {
+        if !self.environment.queues[at(page.0)].is_empty() {
             return Some("a request without an answer");
         }
         for engine in &self.engines {

@@ -18,14 +18,14 @@ fn world() -> World {
 
 /// A node does that; messages come at once, and what is granted is used.
 fn run(world: &mut World, (node, want): (u16, Want)) {
-    let is_done = |world: &World| world.outside.processors[usize::from(node)][0].done > 0;
+    let is_done = |world: &World| world.environment.processors[usize::from(node)][0].done > 0;
     while !is_done(world) {
         world.go(node, 0, Op { want, page: PAGE }, 1);
-        while let Some(packet) = world.outside.outbox.pop() {
+        while let Some(packet) = world.environment.outbox.pop() {
             world.deliver(packet).expect("honest");
         }
     }
-    world.outside.processors[usize::from(node)][0].done = 0;
+    world.environment.processors[usize::from(node)][0].done = 0;
     for node in 0..4 {
         world.used(node, PAGE);
     }
@@ -171,7 +171,7 @@ fn prefetch(world: &mut World, node: u16) -> (bool, u64, u64) {
     let before = total(world, |counters| counters.messages_sent);
     let pages_before = total(world, |counters| counters.pages_sent);
     let asked = world.prefetch(node, PAGE);
-    while let Some(packet) = world.outside.outbox.pop() {
+    while let Some(packet) = world.environment.outbox.pop() {
         world.deliver(packet).expect("honest");
     }
     let messages = total(world, |counters| counters.messages_sent) - before;
@@ -265,8 +265,8 @@ fn what_the_manager_has_asked_ahead_for_is_not_discarded_yet() {
     };
     world.go(0, 0, discard, 0);
     assert!(!world.engines[0].is_absent(PAGE), "its bytes may be on their way");
-    assert_eq!(world.outside.outbox.len(), 1, "the request, and no other");
-    while let Some(packet) = world.outside.outbox.pop() {
+    assert_eq!(world.environment.outbox.len(), 1, "the request, and no other");
+    while let Some(packet) = world.environment.outbox.pop() {
         world.deliver(packet).expect("honest");
     }
     run(&mut world, (0, Discard));
@@ -293,7 +293,7 @@ fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
     // What is held is nobody else's yet, whoever does not wait for it.
     let page = PAGE;
     world.go(0, 0, Op { want: Write, page }, 9);
-    while let Some(packet) = world.outside.outbox.pop() {
+    while let Some(packet) = world.environment.outbox.pop() {
         world.deliver(packet).expect("honest");
     }
     assert!(world.engines[0].is_held(PAGE));
@@ -357,13 +357,13 @@ fn a_discarded_page_is_as_at_the_start() {
     assert!(!held.engines[0].is_alone(PAGE));
     held.go(0, 0, discard, 0);
     assert_eq!(
-        (held.engines[0].counters().discarded, held.outside.latest[0]),
+        (held.engines[0].counters().discarded, held.environment.latest[0]),
         (0, 1)
     );
     held.used(0, PAGE);
     held.go(0, 0, discard, 0);
     assert_eq!(
-        (held.engines[0].counters().discarded, held.outside.latest[0]),
+        (held.engines[0].counters().discarded, held.environment.latest[0]),
         (1, 0)
     );
 }

@@ -128,7 +128,7 @@ impl Story {
 
     /// The part of it that the processor has no right for yet.
     fn lacks(&self, node: u16, instruction: Instruction) -> Option<Op> {
-        let rights = &self.world.outside.rights[usize::from(node)];
+        let rights = &self.world.environment.rights[usize::from(node)];
         let mut parts = [Some(instruction.op), instruction.also].into_iter().flatten();
         parts.find(|op| {
             let right = rights[usize::try_from(op.page.0).expect("few")];
@@ -188,7 +188,7 @@ impl Story {
                     if let Some(also) = instruction.also {
                         self.world.go(node, processor, also, self.value);
                     }
-                    let state = &mut self.world.outside.processors[usize::from(node)][processor];
+                    let state = &mut self.world.environment.processors[usize::from(node)][processor];
                     state.seen.clear();
                     let next = self.instruction(node, Some(instruction.op));
                     self.programs[usize::from(node)][processor] = (next, left - 1);
@@ -219,7 +219,7 @@ impl Story {
     /// A processor's discard goes on, or begins. Whether it is done.
     fn discards(&mut self, node: u16, processor: usize) -> bool {
         let state = |story: &Self| {
-            let state = &story.world.outside.processors[usize::from(node)][processor];
+            let state = &story.world.environment.processors[usize::from(node)][processor];
             (state.done, state.waits.is_some())
         };
         let (done, waits) = state(self);
@@ -247,7 +247,7 @@ impl Story {
 
     /// What engines sent is on its way, who was woken goes on, and what was granted will have been used.
     fn follow(&mut self, page: Page) {
-        for packet in std::mem::take(&mut self.world.outside.outbox) {
+        for packet in std::mem::take(&mut self.world.environment.outbox) {
             let number = self.count;
             self.under_way.insert(number, packet);
             self.plan(self.delay, Event::Deliver(number));
@@ -256,7 +256,7 @@ impl Story {
         for node in 0..nodes {
             let place = usize::from(node);
             for processor in 0..self.programs[place].len() {
-                let state = &mut self.world.outside.processors[place][processor];
+                let state = &mut self.world.environment.processors[place][processor];
                 if state.woken.take().is_some() {
                     self.plan(3, Event::Go(node, processor));
                 }

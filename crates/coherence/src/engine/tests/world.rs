@@ -80,7 +80,7 @@ impl Waiting {
 
 /// Everything but the engines.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Outside {
+pub struct Environment {
     /// What each node's processors can do: what engines say they can is not believed.
     pub rights: Vec<Vec<Right>>,
     pub memory: Vec<Vec<u32>>,
@@ -99,7 +99,7 @@ pub struct Outside {
 struct NodeDriver<'a> {
     me: NodeId,
     arriving: Option<u32>,
-    outside: &'a mut Outside,
+    environment: &'a mut Environment,
 }
 
 /// Place of a node or page in lists.
@@ -109,19 +109,19 @@ pub fn at(number: impl Into<u32>) -> usize {
 
 impl NodeDriver<'_> {
     fn right(&mut self, page: Page) -> &mut Right {
-        &mut self.outside.rights[at(self.me.0)][at(page.0)]
+        &mut self.environment.rights[at(self.me.0)][at(page.0)]
     }
 
     fn memory(&mut self, page: Page) -> &mut u32 {
-        &mut self.outside.memory[at(self.me.0)][at(page.0)]
+        &mut self.environment.memory[at(self.me.0)][at(page.0)]
     }
 
     fn stored(&mut self, page: Page) -> &mut bool {
-        &mut self.outside.stored[at(self.me.0)][at(page.0)]
+        &mut self.environment.stored[at(self.me.0)][at(page.0)]
     }
 }
 
-impl Outside {
+impl Environment {
     fn breaks(&mut self, what: &'static str) {
         self.broken = self.broken.or(Some(what));
     }
@@ -144,7 +144,7 @@ impl Outside {
     }
 }
 
-impl Outside {
+impl Environment {
     /// A node is given the page for writing. Of those that wait for the ownership each is passed by each other node once at most: by
     /// what that asked for before, or by the owner's own write after it gave a copy to who asked before.
     fn passed(&mut self, page: Page, by: NodeId) {
@@ -190,26 +190,26 @@ impl NodeDriver<'_> {
             _ => Right::Write,
         };
         if right > most {
-            self.outside.breaks("said to be given up, and is not");
+            self.environment.breaks("said to be given up, and is not");
         }
         let asks = match message.body {
             Body::Request { .. } | Body::Prefetch => true,
             Body::Forward { requester, .. } | Body::ForwardPrefetch { requester } => requester == self.me,
             _ => false,
         };
-        if asks && self.outside.ahead[at(page.0)].has(self.me) {
-            self.outside.breaks("asked again before the answer");
+        if asks && self.environment.ahead[at(page.0)].has(self.me) {
+            self.environment.breaks("asked again before the answer");
         }
-        let prefetches_sent = self.outside.ahead[at(page.0)];
+        let prefetches_sent = self.environment.ahead[at(page.0)];
         match message.body {
-            Body::Prefetch => self.outside.ahead[at(page.0)] = prefetches_sent.with(self.me),
+            Body::Prefetch => self.environment.ahead[at(page.0)] = prefetches_sent.with(self.me),
             Body::ForwardPrefetch { requester } => {
-                self.outside.ahead[at(page.0)] = prefetches_sent.with(requester)
+                self.environment.ahead[at(page.0)] = prefetches_sent.with(requester)
             }
-            Body::Nack if !prefetches_sent.has(to) => self.outside.breaks("declined what nobody asked for"),
+            Body::Nack if !prefetches_sent.has(to) => self.environment.breaks("declined what nobody asked for"),
             Body::Copy { .. } if prefetches_sent.has(to) => {}
-            Body::Copy { .. } => self.outside.answered(page, to, false),
-            Body::Ownership { .. } => self.outside.answered(page, to, true),
+            Body::Copy { .. } => self.environment.answered(page, to, false),
+            Body::Ownership { .. } => self.environment.answered(page, to, true),
             _ => {}
         }
         let is_to_go = matches!(
@@ -220,10 +220,10 @@ impl NodeDriver<'_> {
             }
         );
         if is_to_go && message.carries_page() {
-            self.outside.breaks("bytes that nobody wants");
+            self.environment.breaks("bytes that nobody wants");
         }
         let contents = message.carries_page().then(|| *self.memory(page));
-        self.outside.outbox.push(Packet {
+        self.environment.outbox.push(Packet {
             from: self.me.0,
             to: to.0,
             written: message.encode(),
@@ -233,7 +233,7 @@ impl NodeDriver<'_> {
 
     fn restrict(&mut self, page: Page, to: Right) {
         if *self.right(page) <= to {
-            self.outside.breaks("nothing to take");
+            self.environment.breaks("nothing to take");
         }
         *self.right(page) = to;
     }
@@ -251,13 +251,13 @@ impl NodeDriver<'_> {
         }
         *self.stored(page) = false;
         if *self.right(page) >= right {
-            self.outside.breaks("granted what was there");
+            self.environment.breaks("granted what was there");
         }
         *self.right(page) = right;
         if right == Right::Write {
-            self.outside.passed(page, self.me);
+            self.environment.passed(page, self.me);
         }
-        for processor in &mut self.outside.processors[at(self.me.0)] {
+        for processor in &mut self.environment.processors[at(self.me.0)] {
             if processor.waits == Some(page.0) && !processor.discards {
                 processor.waits = None;
                 processor.woken = Some(page.0);
@@ -267,16 +267,16 @@ impl NodeDriver<'_> {
 
     fn forget(&mut self, page: Page) {
         if self
-            .outside
+            .environment
             .rights
             .iter()
             .any(|rights| rights[at(page.0)] > Right::None)
         {
-            self.outside.breaks("forgotten while a node can use it");
+            self.environment.breaks("forgotten while a node can use it");
         }
         *self.stored(page) = false;
-        self.outside.latest[at(page.0)] = 0;
-        for processor in &mut self.outside.processors[at(self.me.0)] {
+        self.environment.latest[at(page.0)] = 0;
+        for processor in &mut self.environment.processors[at(self.me.0)] {
             if processor.waits == Some(page.0) {
                 processor.waits = None;
                 // Who waited to use it tries again.
@@ -290,11 +290,11 @@ impl NodeDriver<'_> {
 
     fn map_prefetched(&mut self, page: Page) {
         if *self.right(page) != Right::None {
-            self.outside.breaks("granted what was there");
+            self.environment.breaks("granted what was there");
         }
-        let mut processors = self.outside.processors[at(self.me.0)].iter();
+        let mut processors = self.environment.processors[at(self.me.0)].iter();
         if processors.any(|processor| processor.waits == Some(page.0)) {
-            self.outside
+            self.environment
                 .breaks("a processor that waits for the page is not woken");
         }
         *self.memory(page) = self.arriving.expect("a page came with the message");
@@ -306,7 +306,7 @@ impl NodeDriver<'_> {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub engines: Vec<Engine>,
-    pub outside: Outside,
+    pub environment: Environment,
 }
 
 impl World {
@@ -323,7 +323,7 @@ impl World {
         let processors = processors.iter().map(|count| vec![Processor::default(); *count]);
         Self {
             engines: (0..layout.nodes).map(engine).collect(),
-            outside: Outside {
+            environment: Environment {
                 rights: vec![vec![Right::None; pages]; nodes],
                 memory: vec![vec![POISON; pages]; nodes],
                 stored: vec![vec![false; pages]; nodes],
@@ -347,29 +347,29 @@ impl World {
     ) -> T {
         let mut effects = Vec::new();
         let result = event(&mut self.engines[at(node)], &mut effects);
-        let outside = &mut self.outside;
+        let environment = &mut self.environment;
         let me = NodeId(node);
         let mut driver = NodeDriver {
             me,
             arriving,
-            outside,
+            environment,
         };
         if effects.len() > EFFECTS_MAX {
-            driver.outside.breaks("more effects than one event may have");
+            driver.environment.breaks("more effects than one event may have");
         }
         for effect in effects {
             driver.perform(effect);
         }
         let is_absent = self.engines[at(node)].is_absent(page);
         if is_absent && (*driver.stored(page) || *driver.right(page) > Right::None) {
-            driver.outside.breaks("said to have nothing of it, and has");
+            driver.environment.breaks("said to have nothing of it, and has");
         }
         // What a node may not read is not there.
         if *driver.right(page) == Right::None && !*driver.stored(page) {
             *driver.memory(page) = POISON;
         }
-        if self.engines[at(node)].right(page) != self.outside.rights[at(node)][at(page.0)] {
-            self.outside.breaks("rights are not what the engine says");
+        if self.engines[at(node)].right(page) != self.environment.rights[at(node)][at(page.0)] {
+            self.environment.breaks("rights are not what the engine says");
         }
         result
     }
@@ -382,13 +382,13 @@ impl World {
             Want::Write => Access::Write,
             Want::Discard => return self.discard(node, processor, page),
         };
-        let right = self.outside.rights[at(node)][at(page.0)];
-        let outside = &mut self.outside;
-        outside.processors[at(node)][processor].woken = None;
+        let right = self.environment.rights[at(node)][at(page.0)];
+        let environment = &mut self.environment;
+        environment.processors[at(node)][processor].woken = None;
         if right.allows(access) {
-            let memory = &mut outside.memory[at(node)][at(page.0)];
+            let memory = &mut environment.memory[at(node)][at(page.0)];
             let read = *memory;
-            let latest = &mut outside.latest[at(page.0)];
+            let latest = &mut environment.latest[at(page.0)];
             let is_old = read != *latest;
             // A write reads too, as an atomic instruction does.
             if access == Access::Write {
@@ -396,37 +396,37 @@ impl World {
                 *latest = value;
             }
             if is_old {
-                outside.breaks("a processor sees something old");
+                environment.breaks("a processor sees something old");
             }
-            let processor = &mut outside.processors[at(node)][processor];
+            let processor = &mut environment.processors[at(node)][processor];
             processor.done += 1;
             processor.seen.push(read);
             return;
         }
-        outside.processors[at(node)][processor].waits = Some(page.0);
+        environment.processors[at(node)][processor].waits = Some(page.0);
         let engine = &self.engines[at(node)];
         let place = engine.layout.place(page).expect("there");
         let was_not_owner = engine.states[place].stage == Stage::NotOwner;
         let faulted = self.turn(node, page, None, |engine, effects| {
             engine.fault(page, access, effects)
         });
-        let processor = &self.outside.processors[at(node)][processor];
+        let processor = &self.environment.processors[at(node)][processor];
         let is_answered = processor.waits.is_none();
         match faulted {
-            Faulted::Allowed => self.outside.breaks("allowed, and it faults"),
+            Faulted::Allowed => self.environment.breaks("allowed, and it faults"),
             Faulted::Granted if is_answered => {}
             Faulted::Waits if !is_answered => {}
-            Faulted::Granted | Faulted::Waits => self.outside.breaks("another answer than the grant"),
+            Faulted::Granted | Faulted::Waits => self.environment.breaks("another answer than the grant"),
         }
         let is_manager = self.engines[at(node)].layout.manager(page).0 == node;
         if was_not_owner && is_manager {
-            self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
+            self.environment.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
         }
     }
 
     /// A processor of its manager has a page forgotten. If it is in use, nothing, as if it had not come to that yet.
     fn discard(&mut self, node: u16, processor: usize, page: Page) {
-        self.outside.processors[at(node)][processor].woken = None;
+        self.environment.processors[at(node)][processor].woken = None;
         let engine = &self.engines[at(node)];
         let was_not_owner = engine.states[at(page.0)].stage == Stage::NotOwner;
         let was_alone = engine.is_alone(page);
@@ -435,16 +435,16 @@ impl World {
             (discarded, effects.contains(&Effect::Forget { page }))
         });
         if forgot != (discarded == Discarded::Done) || was_alone != forgot {
-            self.outside.breaks("another answer than what was done");
+            self.environment.breaks("another answer than what was done");
         }
-        let processor = &mut self.outside.processors[at(node)][processor];
+        let processor = &mut self.environment.processors[at(node)][processor];
         match discarded {
             Discarded::Done => processor.done += 1,
             Discarded::Waits => (processor.waits, processor.discards) = (Some(page.0), true),
             Discarded::InUse => {}
         }
         if was_not_owner && discarded == Discarded::Waits {
-            self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
+            self.environment.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
         }
     }
 
@@ -457,7 +457,7 @@ impl World {
     pub fn has_ahead(&self, node: u16, page: Page) -> bool {
         let state = &self.engines[at(node)].states[at(page.0)];
         let has_copy = state.stage == Stage::NotOwner && state.right == Right::Read;
-        has_copy || self.outside.ahead[at(page.0)] != Nodes::NONE
+        has_copy || self.environment.ahead[at(page.0)] != Nodes::NONE
     }
 
     /// A message arrives. The caller has taken it out of wherever it was.
@@ -472,27 +472,27 @@ impl World {
             let is_policy_on = self.engines[at(packet.to)].layout.migratory;
             if let Some((order, _)) = managed.order(NodeId(packet.to), from, access.into(), is_policy_on) {
                 let is_to_own = order.want == Want::Write;
-                self.outside.queues[at(page.0)].push(Waiting::new(from, is_to_own));
+                self.environment.queues[at(page.0)].push(Waiting::new(from, is_to_own));
             }
         }
         let to = NodeId(packet.to);
         let is_answer = matches!(message.body, Body::Copy { .. } | Body::Nack);
-        if is_answer && self.outside.ahead[at(page.0)].has(to) {
-            self.outside.ahead[at(page.0)] = self.outside.ahead[at(page.0)].without(to);
+        if is_answer && self.environment.ahead[at(page.0)].has(to) {
+            self.environment.ahead[at(page.0)] = self.environment.ahead[at(page.0)].without(to);
             let engine = &self.engines[at(packet.to)];
             let joined = engine.states[at(page.0)].stage.joined();
             // It asks again, and a manager's request is in order at once.
             if message.body == Body::Nack && joined.is_some() && engine.layout.manager(page) == to {
-                self.outside.queues[at(page.0)].push(Waiting::new(to, true));
+                self.environment.queues[at(page.0)].push(Waiting::new(to, true));
             }
         }
-        let right = |world: &Self| world.outside.rights[at(packet.to)][at(page.0)];
+        let right = |world: &Self| world.environment.rights[at(packet.to)][at(page.0)];
         let (had, was_held) = (right(self), self.engines[at(packet.to)].is_held(page));
         let result = self.turn(packet.to, page, packet.contents, |engine, effects| {
             engine.receive(from, message, effects)
         });
         if was_held && right(self) < had {
-            self.outside.breaks("taken away before it was used");
+            self.environment.breaks("taken away before it was used");
         }
         result
     }
@@ -504,7 +504,7 @@ impl World {
 
     /// Whether a processor that waited for the page has not moved since it came.
     pub fn is_awaited(&self, node: u16, page: Page) -> bool {
-        let mut processors = self.outside.processors[at(node)].iter();
+        let mut processors = self.environment.processors[at(node)].iter();
         processors.any(|processor| processor.woken == Some(page.0))
     }
 
