@@ -63,7 +63,7 @@ pub struct Processor {
 
 /// A request that a manager has put in order.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Waiting {
+pub struct QueuedRequest {
     node: NodeId,
     /// The page's ownership is the answer.
     owns: bool,
@@ -71,7 +71,7 @@ pub struct Waiting {
     passed: usize,
 }
 
-impl Waiting {
+impl QueuedRequest {
     fn new(node: NodeId, owns: bool) -> Self {
         let passed = 0;
         Self { node, owns, passed }
@@ -88,7 +88,7 @@ pub struct Environment {
     pub processors: Vec<Vec<Processor>>,
     pub latest: Vec<u32>,
     /// For each page the requests that have been put in order and not been answered.
-    pub queues: Vec<Vec<Waiting>>,
+    pub queues: Vec<Vec<QueuedRequest>>,
     /// For each page who has asked ahead and has no answer.
     pub ahead: Vec<Nodes>,
     pub outbox: Vec<Packet>,
@@ -420,7 +420,7 @@ impl World {
         }
         let is_manager = self.engines[at(node)].layout.manager(page).0 == node;
         if was_not_owner && is_manager {
-            self.environment.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
+            self.environment.queues[at(page.0)].push(QueuedRequest::new(NodeId(node), true));
         }
     }
 
@@ -444,7 +444,7 @@ impl World {
             Discarded::InUse => {}
         }
         if was_not_owner && discarded == Discarded::Waits {
-            self.environment.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
+            self.environment.queues[at(page.0)].push(QueuedRequest::new(NodeId(node), true));
         }
     }
 
@@ -472,7 +472,7 @@ impl World {
             let is_policy_on = self.engines[at(packet.to)].layout.migratory;
             if let Some((order, _)) = managed.order(NodeId(packet.to), from, access.into(), is_policy_on) {
                 let is_to_own = order.want == Want::Write;
-                self.environment.queues[at(page.0)].push(Waiting::new(from, is_to_own));
+                self.environment.queues[at(page.0)].push(QueuedRequest::new(from, is_to_own));
             }
         }
         let to = NodeId(packet.to);
@@ -483,7 +483,7 @@ impl World {
             let joined = engine.states[at(page.0)].stage.joined();
             // It asks again, and a manager's request is in order at once.
             if message.body == Body::Nack && joined.is_some() && engine.layout.manager(page) == to {
-                self.environment.queues[at(page.0)].push(Waiting::new(to, true));
+                self.environment.queues[at(page.0)].push(QueuedRequest::new(to, true));
             }
         }
         let right = |world: &Self| world.environment.rights[at(packet.to)][at(page.0)];
