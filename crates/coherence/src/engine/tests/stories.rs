@@ -21,13 +21,13 @@ enum Event {
 
 /// What processors do with pages.
 #[derive(Clone, Copy, Debug)]
-enum Habit {
+enum SharingPattern {
     /// Anything.
     Any,
     /// They read a page and write it then.
-    Migrate,
+    Migratory,
     /// Each page has one that writes it.
-    Produce,
+    ProducerConsumer,
 }
 
 /// It is done once the processor has the rights for all of it at one time.
@@ -43,7 +43,7 @@ struct Story {
     chance: Chance,
     world: World,
     pages: u32,
-    habit: Habit,
+    pattern: SharingPattern,
     asks_ahead: bool,
     /// Each processor's next instruction, and how many it has yet to do.
     programs: Vec<Vec<(Instruction, u32)>>,
@@ -67,7 +67,7 @@ impl Story {
         let number = |below: usize| u32::try_from(below).expect("small");
         let nodes = u16::try_from(4 + chance.below(13)).expect("small");
         let pages = number(1 + chance.below(400));
-        let habit = [Habit::Any, Habit::Migrate, Habit::Produce][chance.below(3)];
+        let pattern = [SharingPattern::Any, SharingPattern::Migratory, SharingPattern::ProducerConsumer][chance.below(3)];
         let layout = Layout {
             migratory: chance.below(2) == 0,
             ..Layout::even(NodeId(0), nodes, pages)
@@ -76,7 +76,7 @@ impl Story {
         let mut story = Self {
             world: World::new(&layout, &processors),
             pages,
-            habit,
+            pattern,
             asks_ahead: chance.below(2) == 0,
             programs: Vec::new(),
             agenda: BinaryHeap::new(),
@@ -154,15 +154,15 @@ impl Story {
             want: Want::Write,
             page,
         };
-        match (self.habit, last) {
-            (Habit::Any, _) => [reads, writes][self.chance.below(2)],
-            (Habit::Migrate, Some(last)) if last.want == Want::Read => Op {
+        match (self.pattern, last) {
+            (SharingPattern::Any, _) => [reads, writes][self.chance.below(2)],
+            (SharingPattern::Migratory, Some(last)) if last.want == Want::Read => Op {
                 want: Want::Write,
                 ..last
             },
-            (Habit::Migrate, _) => reads,
-            (Habit::Produce, _) if page.0 % 4 == u32::from(node) % 4 => writes,
-            (Habit::Produce, _) => reads,
+            (SharingPattern::Migratory, _) => reads,
+            (SharingPattern::ProducerConsumer, _) if page.0 % 4 == u32::from(node) % 4 => writes,
+            (SharingPattern::ProducerConsumer, _) => reads,
         }
     }
 
