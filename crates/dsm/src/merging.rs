@@ -347,7 +347,7 @@ impl Merging {
 
     /// Refuses what is no saying of that node's about a page of this memory.
     fn may_say(&self, driver: &EngineDriver, from: usize, saying: &MergeMessage) -> Result<(), &'static str> {
-        let is_managers = match saying.say {
+        let is_managers = match saying.op {
             MergeOp::Offer(_)
             | MergeOp::Begin
             | MergeOp::Withdraw

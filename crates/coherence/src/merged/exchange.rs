@@ -67,7 +67,7 @@ pub struct MergeMessage {
     /// Which time that it is merged; numbered by its manager. 0 before there is one.
     pub round: u64,
     /// What.
-    pub say: MergeOp,
+    pub op: MergeOp,
 }
 
 /// See the module.
@@ -246,7 +246,7 @@ impl<const WORDS: usize> Merger<WORDS> {
     /// Proposes a page to its manager. Nothing comes of it if a node refuses; propose again when it has been hot for as long again.
     pub fn propose(&mut self, proposal: Proposal, hooks: &mut impl Hooks) {
         let Proposal { page, level } = proposal;
-        self.tell(self.layout.manager(page), page, 0, MergeOp::Propose(level), hooks);
+        self.send_op(self.layout.manager(page), page, 0, MergeOp::Propose(level), hooks);
     }
 
     /// Sends what changed here to all other nodes. What was proven not to be used any more before the call is in it; the rights that
@@ -322,7 +322,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             }
             self.sequence += 1;
             let sequence = self.sequence;
-            self.tell(
+            self.send_op(
                 self.layout.manager(page),
                 page,
                 round,
@@ -338,8 +338,8 @@ impl<const WORDS: usize> Merger<WORDS> {
             self.is_ready(&saying.stamp),
             "a message before what it comes after"
         );
-        let MergeMessage { page, round, say, .. } = saying;
-        match say {
+        let MergeMessage { page, round, op, .. } = saying;
+        match op {
             MergeOp::Offer(level) => self.offered(from, page, level, round, hooks),
             MergeOp::Begin if self.twins.round(page) == Some(round) => {
                 self.twins.set_open(page);
@@ -362,17 +362,17 @@ impl<const WORDS: usize> Merger<WORDS> {
             | MergeOp::Leave
             | MergeOp::Loaded { .. }
             | MergeOp::Dropped
-            | MergeOp::Settled => self.manage(from, page, round, say, hooks),
+            | MergeOp::Settled => self.manage(from, page, round, op, hooks),
         }
     }
 
     /// To another node, or to this one as the manager.
-    fn tell(&mut self, to: NodeId, page: Page, round: u64, say: MergeOp, hooks: &mut impl Hooks) {
+    fn send_op(&mut self, to: NodeId, page: Page, round: u64, op: MergeOp, hooks: &mut impl Hooks) {
         let saying = MergeMessage {
             stamp: self.stamp,
             page,
             round,
-            say,
+            op,
         };
         if to == self.me() {
             self.receive(to, saying, hooks);
@@ -397,12 +397,12 @@ impl<const WORDS: usize> Merger<WORDS> {
 
     fn offered(&mut self, from: NodeId, page: Page, level: Level, round: u64, hooks: &mut impl Hooks) {
         if !hooks.is_ram(page) || !self.agrees(page, level) {
-            return self.tell(from, page, round, MergeOp::Refuse, hooks);
+            return self.send_op(from, page, round, MergeOp::Refuse, hooks);
         }
         hooks.store(page);
         self.twins.insert(page, level, round, hooks);
         let accept = self.accept(page);
-        self.tell(from, page, round, accept, hooks);
+        self.send_op(from, page, round, accept, hooks);
     }
 
     fn dropped(&mut self, from: NodeId, page: Page, round: u64, hooks: &mut impl Hooks) {
@@ -412,7 +412,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         hooks.close(page);
         self.collect(hooks);
         self.forget(page, round, hooks);
-        self.tell(from, page, round, MergeOp::Dropped, hooks);
+        self.send_op(from, page, round, MergeOp::Dropped, hooks);
         self.leaving.owe(page, round);
         self.settle(hooks);
     }
@@ -434,14 +434,14 @@ impl<const WORDS: usize> Merger<WORDS> {
     fn ask_to_leave(&mut self, since: Option<u64>, hooks: &mut impl Hooks) {
         while let Some((page, round)) = self.twins.next_loose() {
             self.leaving.doom(page, round, since);
-            self.tell(self.layout.manager(page), page, round, MergeOp::Leave, hooks);
+            self.send_op(self.layout.manager(page), page, round, MergeOp::Leave, hooks);
         }
     }
 
     /// Says what was owed until something had left, and offers what waited for the same.
     fn settle(&mut self, hooks: &mut impl Hooks) {
         while let Some((page, round)) = self.leaving.owed() {
-            self.tell(self.layout.manager(page), page, round, MergeOp::Settled, hooks);
+            self.send_op(self.layout.manager(page), page, round, MergeOp::Settled, hooks);
         }
         self.offer(hooks);
     }

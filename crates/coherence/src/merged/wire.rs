@@ -113,7 +113,7 @@ impl VectorTime {
 impl MergeMessage {
     /// As bytes, without the stamp.
     pub fn encode(&self) -> [u8; MERGE_MESSAGE_BYTES] {
-        let (kind, detail, sequence) = match self.say {
+        let (kind, detail, sequence) = match self.op {
             MergeOp::Propose(level) => (MergeOpKind::Propose, level.0, 0),
             MergeOp::Offer(level) => (MergeOpKind::Offer, level.0, 0),
             MergeOp::Accept { is_loaded, sequence } => (MergeOpKind::Accept, u8::from(is_loaded), sequence),
@@ -145,7 +145,7 @@ impl MergeMessage {
         let (detail, sequence) = (bytes[13], u64_at(bytes, 14));
         let is_loaded = detail != 0;
         let level = Level(detail);
-        let say = match MergeOpKind::from_byte(bytes[12]).ok_or(Malformed)? {
+        let op = match MergeOpKind::from_byte(bytes[12]).ok_or(Malformed)? {
             MergeOpKind::Propose | MergeOpKind::Offer if !(1..=5).contains(&detail) => return Err(Malformed),
             MergeOpKind::Propose => MergeOp::Propose(level),
             MergeOpKind::Offer => MergeOp::Offer(level),
@@ -165,7 +165,7 @@ impl MergeMessage {
             stamp,
             page: Page(u32_at(bytes, 0)),
             round: u64_at(bytes, 4),
-            say,
+            op,
         };
         // One way to write each: also what has no meaning is checked.
         (saying.encode() == *bytes).then_some(saying).ok_or(Malformed)

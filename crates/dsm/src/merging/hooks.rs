@@ -45,7 +45,7 @@ impl AtomicPageWords for EngineDriver {
 
 impl Hooks for EngineDriver {
     fn send(&mut self, to: NodeId, saying: MergeMessage) {
-        let page = saying.say.carries_page().then(|| {
+        let page = saying.op.carries_page().then(|| {
             // SAFETY: the page is closed to all processors while it is offered.
             unsafe { self.region.bytes(saying.page.0).read() }
         });

@@ -97,7 +97,7 @@ fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
         WholeKind::Message => {
             let (saying, page) = rest.split_first_chunk::<MERGE_MESSAGE_BYTES>().ok_or(NONSENSE)?;
             let saying = MergeMessage::decode(saying, stamp).map_err(|_| NONSENSE)?;
-            let page = match (saying.say.carries_page(), page) {
+            let page = match (saying.op.carries_page(), page) {
                 (false, []) => None,
                 (true, page) => Some(Box::new(page.try_into().map_err(|_| NONSENSE)?)),
                 _ => return Err(NONSENSE),

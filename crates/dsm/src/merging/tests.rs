@@ -62,8 +62,8 @@ impl World {
             ..Settings::default()
         };
         let names = (0..nodes).map(|node| format!("node {node}")).collect();
-        let (tell, ends) = mpsc::channel();
-        let hook = Box::new(move |end: &End| drop(tell.send(end.clone())));
+        let (send_op, ends) = mpsc::channel();
+        let hook = Box::new(move |end: &End| drop(send_op.send(end.clone())));
         let node = Node::start(0, shape, vec![links], names, &settings, hook).unwrap();
         Self { node, others, ends }
     }
@@ -152,12 +152,12 @@ fn batch(counts: &[u64]) -> Vec<u8> {
     pieces::batch(&batch, counts.len())
 }
 
-fn saying(page: u32, say: MergeOp, counts: &[u64]) -> Vec<u8> {
+fn saying(page: u32, op: MergeOp, counts: &[u64]) -> Vec<u8> {
     let saying = MergeMessage {
         stamp: stamp(counts),
         page: Page(page),
         round: 1,
-        say,
+        op,
     };
     pieces::saying(&saying, None, counts.len())
 }
@@ -215,7 +215,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
         stamp: stamp(&[0, 0]),
         page: Page(PAGE),
         round: ROUND,
-        say: MergeOp::Offer(Level(4)),
+        op: MergeOp::Offer(Level(4)),
     };
     let far = world.other(1);
     far.control
@@ -233,7 +233,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
             said,
             Some(MergePayload::Message(
                 MergeMessage {
-                    say: MergeOp::Accept { .. },
+                    op: MergeOp::Accept { .. },
                     ..
                 },
                 None

@@ -37,7 +37,7 @@ enum Stage {
 }
 
 impl Managed {
-    fn hear_loaded(&mut self, from: NodeId, is_loaded: bool, sequence: u64) {
+    fn update_loaded(&mut self, from: NodeId, is_loaded: bool, sequence: u64) {
         let last = &mut self.sequences[usize::from(from.0)];
         if sequence > *last {
             *last = sequence;
@@ -86,10 +86,10 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.managed[at].stage = Stage::Offered;
         self.managed[at].awaited = others.with(self.me());
         for node in others.iter() {
-            self.tell(node, page, round, MergeOp::Offer(level), hooks);
+            self.send_op(node, page, round, MergeOp::Offer(level), hooks);
         }
         let accept = self.accept(page);
-        self.tell(self.me(), page, round, accept, hooks);
+        self.send_op(self.me(), page, round, accept, hooks);
         self.offer(hooks);
     }
 
@@ -99,23 +99,23 @@ impl<const WORDS: usize> Merger<WORDS> {
         from: NodeId,
         page: Page,
         round: u64,
-        say: MergeOp,
+        op: MergeOp,
         hooks: &mut impl Hooks,
     ) {
-        if let MergeOp::Propose(level) = say {
+        if let MergeOp::Propose(level) = op {
             return self.proposed(page, level, hooks);
         }
         let Some(at) = self.managed(page, round) else {
             // It has left already, and who asks has not heard of it yet.
-            if matches!(say, MergeOp::Leave | MergeOp::Loaded { is_loaded: false, .. }) {
-                self.tell(from, page, round, MergeOp::Left, hooks);
+            if matches!(op, MergeOp::Leave | MergeOp::Loaded { is_loaded: false, .. }) {
+                self.send_op(from, page, round, MergeOp::Left, hooks);
             }
             return;
         };
         let one = &mut self.managed[at];
-        match say {
+        match op {
             MergeOp::Accept { is_loaded, sequence } => {
-                one.hear_loaded(from, is_loaded, sequence);
+                one.update_loaded(from, is_loaded, sequence);
                 one.accepted = one.accepted.with(from);
                 one.awaited = one.awaited.without(from);
                 self.vote(at, hooks);
@@ -130,7 +130,7 @@ impl<const WORDS: usize> Merger<WORDS> {
                 self.leave(at, from, hooks);
             }
             MergeOp::Loaded { is_loaded, sequence } => {
-                one.hear_loaded(from, is_loaded, sequence);
+                one.update_loaded(from, is_loaded, sequence);
                 if !is_loaded {
                     self.leave(at, from, hooks);
                 }
@@ -187,7 +187,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             let told = one.accepted.without(self.me());
             self.managed.swap_remove(at);
             for node in told.iter() {
-                self.tell(node, page, round, MergeOp::Withdraw, hooks);
+                self.send_op(node, page, round, MergeOp::Withdraw, hooks);
             }
             self.forget(page, round, hooks);
             hooks.give_back(page);
@@ -195,7 +195,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         }
         self.managed[at].stage = Stage::Merged;
         for node in self.others().with(self.me()).iter() {
-            self.tell(node, page, round, MergeOp::Begin, hooks);
+            self.send_op(node, page, round, MergeOp::Begin, hooks);
         }
     }
 
@@ -206,27 +206,27 @@ impl<const WORDS: usize> Merger<WORDS> {
         let (page, round) = (one.page, one.round);
         match one.stage {
             Stage::Merged if !one.is_doomed && !one.loaded.is_empty() => {
-                self.tell(from, page, round, MergeOp::Kept, hooks);
+                self.send_op(from, page, round, MergeOp::Kept, hooks);
             }
             Stage::Merged => {
                 one.stage = Stage::Dropping;
                 one.awaited = others.with(me);
                 one.unsettled = one.awaited;
                 for node in others.iter() {
-                    self.tell(node, page, round, MergeOp::Drop, hooks);
+                    self.send_op(node, page, round, MergeOp::Drop, hooks);
                 }
                 // This node's own part; its twin stays until the others' last changes are in the page.
                 hooks.close(page);
                 self.collect(hooks);
                 self.leaving.owe(page, round);
-                self.tell(me, page, round, MergeOp::Dropped, hooks);
+                self.send_op(me, page, round, MergeOp::Dropped, hooks);
                 self.settle(hooks);
             }
             // It begins only if somebody has it loaded.
-            Stage::Offered if !one.is_doomed => self.tell(from, page, round, MergeOp::Kept, hooks),
+            Stage::Offered if !one.is_doomed => self.send_op(from, page, round, MergeOp::Kept, hooks),
             // Whoever asks hears of it with all others.
             Stage::Dropping | Stage::Offered | Stage::Taking | Stage::Taken(_) => {}
-            Stage::Settling => self.tell(from, page, round, MergeOp::Left, hooks),
+            Stage::Settling => self.send_op(from, page, round, MergeOp::Left, hooks),
         }
     }
 
@@ -240,7 +240,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         one.stage = Stage::Settling;
         self.forget(page, round, hooks);
         for node in self.others().iter() {
-            self.tell(node, page, round, MergeOp::Left, hooks);
+            self.send_op(node, page, round, MergeOp::Left, hooks);
         }
         self.left(page, round, hooks);
         self.give_back(page, round, hooks);

@@ -45,7 +45,7 @@ impl AtomicPageWords for Desk {
 
 impl Hooks for Desk {
     fn send(&mut self, to: NodeId, saying: MergeMessage) {
-        self.done.push(Sent(to.0, saying.page.0, saying.say));
+        self.done.push(Sent(to.0, saying.page.0, saying.op));
     }
     fn broadcast(&mut self, _: Batch<'_>) {
         self.done.push(News);
@@ -131,13 +131,13 @@ impl Node {
         node
     }
 
-    fn hear(&mut self, from: u16, page: u32, round: u64, say: MergeOp) {
+    fn hear(&mut self, from: u16, page: u32, round: u64, op: MergeOp) {
         let (stamp, page) = (VectorTime::default(), Page(page));
         let saying = MergeMessage {
             stamp,
             page,
             round,
-            say,
+            op,
         };
         self.merger.receive(NodeId(from), saying, &mut self.desk);
     }

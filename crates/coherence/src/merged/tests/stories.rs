@@ -98,7 +98,7 @@ fn by_chance(chance: &mut Chance) -> Plan {
     plan.renumbered(&numbers)
 }
 
-fn tell(seed: u64) -> (u64, u64) {
+fn send_op(seed: u64) -> (u64, u64) {
     let mut chance = Chance::new(seed);
     let plan = by_chance(&mut chance);
     let mut world = World::new(&plan);
@@ -138,7 +138,7 @@ fn tell(seed: u64) -> (u64, u64) {
 fn stories_end_well() {
     let (mut sent, mut left) = (0, 0);
     for seed in 0..STORIES {
-        let told = tell(seed);
+        let told = send_op(seed);
         sent += told.0;
         left += told.1;
     }

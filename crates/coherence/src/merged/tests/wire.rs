@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use crate::merged::{Diff, Level, MAX_SHARERS, MergeMessage, MergeOp, VectorTime};
 use crate::{NodeId, Page};
 
-fn say() -> impl Strategy<Value = MergeOp> {
+fn op() -> impl Strategy<Value = MergeOp> {
     prop_oneof![
         (1_u8..=5).prop_map(|level| MergeOp::Propose(Level(level))),
         (1_u8..=5).prop_map(|level| MergeOp::Offer(Level(level))),
@@ -28,7 +28,7 @@ fn say() -> impl Strategy<Value = MergeOp> {
 proptest! {
     #[test]
     fn what_is_written_is_read_again(
-        page: u32, word in 0_u16..512, old: u64, new: u64, round: u64, say in say(),
+        page: u32, word in 0_u16..512, old: u64, new: u64, round: u64, op in op(),
         counts in prop::collection::vec(any::<u64>(), 1..=usize::from(MAX_SHARERS)),
     ) {
         let change = Diff { page: Page(page), word, old, new };
@@ -39,7 +39,7 @@ proptest! {
         let mut again = vec![0; bytes.len()];
         stamp.encode(u16::try_from(counts.len()).unwrap(), &mut again);
         prop_assert_eq!(again, bytes);
-        let saying = MergeMessage { stamp, page: Page(page), round, say };
+        let saying = MergeMessage { stamp, page: Page(page), round, op };
         prop_assert_eq!(MergeMessage::decode(&saying.encode(), stamp), Ok(saying));
     }
 
@@ -64,7 +64,7 @@ fn rubbish_is_refused() {
         stamp: VectorTime::default(),
         page: Page(1),
         round: 2,
-        say: MergeOp::Begin,
+        op: MergeOp::Begin,
     };
     let mut bytes = begin.encode();
     bytes[13] = 1;

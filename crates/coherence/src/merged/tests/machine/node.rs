@@ -49,12 +49,12 @@ impl AtomicPageWords for Rest {
 
 impl Hooks for Rest {
     fn send(&mut self, to: NodeId, saying: MergeMessage) {
-        let bytes = if saying.say.carries_page() {
+        let bytes = if saying.op.carries_page() {
             self.copy[saying.page.0 as usize]
         } else {
             [0; WORDS]
         };
-        if self.is_early && saying.say.carries_page() {
+        if self.is_early && saying.op.carries_page() {
             self.open[saying.page.0 as usize] = true;
         }
         self.post(
