@@ -6,7 +6,7 @@ use coherence::merged::{Batch, VectorTime};
 use coherence::{MESSAGE_BYTES, Malformed, Message, NodeId};
 
 use crate::frame::{DiscardFrame, DriverKind, FrameClass, OrderedFrame, classify};
-use crate::merging::{MergePayload, Pieces, StampTracker, batch, saying, unnumbered};
+use crate::merging::{MergePayload, Pieces, StampTracker, batch, message, unnumbered};
 use crate::page_server::discarding;
 
 /// Reads one node's frames, for so many nodes, of which the reader is node 0 and the sender node 1.
@@ -69,7 +69,7 @@ impl FrameReader {
                         let (from, changes) = (NodeId(0), &changes[..]);
                         batch(&Batch { from, stamp, changes }, self.nodes)
                     }
-                    MergePayload::Message(message, page) => saying(&message, page.as_deref(), self.nodes),
+                    MergePayload::Message(message, page) => message(&message, page.as_deref(), self.nodes),
                 }))
             }
             FrameClass::Ordered(OrderedFrame::Message) => {

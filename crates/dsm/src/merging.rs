@@ -10,7 +10,7 @@ mod pieces;
 mod stamps;
 
 #[cfg(fuzzing)]
-pub(crate) use pieces::{batch, saying};
+pub(crate) use pieces::{batch, message};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -307,14 +307,14 @@ impl Merging {
                     return Err("it sends changes of merged pages out of their order");
                 }
             }
-            MergePayload::Message(saying, _) => {
-                if saying.stamp.of(NodeId(from as u16)) > peer.batches {
+            MergePayload::Message(message, _) => {
+                if message.stamp.of(NodeId(from as u16)) > peer.batches {
                     return Err("it comes after changes of its own that it did not send");
                 }
-                self.may_say(driver, from, saying)?;
+                self.check_sender(driver, from, message)?;
             }
         }
-        self.may_be(from, said.stamp())?;
+        self.check_stamp(from, said.stamp())?;
         if !is_ready(&self.merger, from, &said) {
             return self.early.push(from, Thing::MergePayload(said), now_ns());
         }
@@ -332,7 +332,7 @@ impl Merging {
     }
 
     /// Refuses what comes after batches of this node or a third one that there can't be.
-    fn may_be(&self, from: usize, stamp: &VectorTime) -> Result<(), &'static str> {
+    fn check_stamp(&self, from: usize, stamp: &VectorTime) -> Result<(), &'static str> {
         let here = self.merger.stamp();
         let is_nonsense = |node: NodeId| match node {
             NodeId(node) if usize::from(node) == from => false,
@@ -346,8 +346,8 @@ impl Merging {
     }
 
     /// Refuses what is no saying of that node's about a page of this memory.
-    fn may_say(&self, driver: &EngineDriver, from: usize, saying: &MergeMessage) -> Result<(), &'static str> {
-        let is_managers = match saying.op {
+    fn check_sender(&self, driver: &EngineDriver, from: usize, message: &MergeMessage) -> Result<(), &'static str> {
+        let is_managers = match message.op {
             MergeOp::Offer(_)
             | MergeOp::Begin
             | MergeOp::Withdraw
@@ -361,8 +361,8 @@ impl Merging {
             true => NodeId(from as u16),
             false => self.layout.me,
         };
-        let exists = saying.page.0 < driver.region.pages();
-        match exists && self.layout.manager(saying.page) == manager {
+        let exists = message.page.0 < driver.region.pages();
+        match exists && self.layout.manager(message.page) == manager {
             true => Ok(()),
             false => Err("it says of a page what only its manager may, or what only that may hear"),
         }
@@ -376,11 +376,11 @@ impl Merging {
                 self.merger.apply(Batch { from, stamp, changes }, driver);
                 self.has_applied = true;
             }
-            MergePayload::Message(saying, page) => {
+            MergePayload::Message(message, page) => {
                 if let Some(page) = page {
                     driver.offered = page;
                 }
-                self.merger.receive(from, saying, driver);
+                self.merger.receive(from, message, driver);
             }
         }
     }
@@ -390,7 +390,7 @@ impl Merging {
 fn is_ready(merger: &Merger, from: usize, said: &MergePayload) -> bool {
     match said {
         MergePayload::Batch(stamp, _) => merger.awaits(NodeId(from as u16), stamp),
-        MergePayload::Message(saying, _) => merger.is_ready(&saying.stamp),
+        MergePayload::Message(message, _) => merger.is_ready(&message.stamp),
     }
 }
 

@@ -31,7 +31,7 @@ use manage::Managed;
 /// What the driver does, in the order of the calls, each before it returns.
 pub trait Hooks: AtomicPageWords {
     /// Send a message to a node.
-    fn send(&mut self, to: NodeId, saying: MergeMessage);
+    fn send(&mut self, to: NodeId, message: MergeMessage);
     /// Send changes to all other nodes.
     fn broadcast(&mut self, batch: Batch<'_>);
     /// Get a page for this node alone through the engine ([`crate::Engine::fault`], for writing), closed to its CPUs; then call
@@ -333,12 +333,12 @@ impl<const WORDS: usize> Merger<WORDS> {
     }
 
     /// A message from a node, for which this one [is ready](Merger::is_ready).
-    pub fn receive(&mut self, from: NodeId, saying: MergeMessage, hooks: &mut impl Hooks) {
+    pub fn receive(&mut self, from: NodeId, message: MergeMessage, hooks: &mut impl Hooks) {
         assert!(
-            self.is_ready(&saying.stamp),
+            self.is_ready(&message.stamp),
             "a message before what it comes after"
         );
-        let MergeMessage { page, round, op, .. } = saying;
+        let MergeMessage { page, round, op, .. } = message;
         match op {
             MergeOp::Offer(level) => self.offered(from, page, level, round, hooks),
             MergeOp::Begin if self.twins.round(page) == Some(round) => {
@@ -368,16 +368,16 @@ impl<const WORDS: usize> Merger<WORDS> {
 
     /// To another node, or to this one as the manager.
     fn send_op(&mut self, to: NodeId, page: Page, round: u64, op: MergeOp, hooks: &mut impl Hooks) {
-        let saying = MergeMessage {
+        let message = MergeMessage {
             stamp: self.stamp,
             page,
             round,
             op,
         };
         if to == self.me() {
-            self.receive(to, saying, hooks);
+            self.receive(to, message, hooks);
         } else {
-            hooks.send(to, saying);
+            hooks.send(to, message);
         }
     }
 

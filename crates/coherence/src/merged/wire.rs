@@ -161,13 +161,13 @@ impl MergeMessage {
             MergeOpKind::Settled => MergeOp::Settled,
             MergeOpKind::Left => MergeOp::Left,
         };
-        let saying = Self {
+        let message = Self {
             stamp,
             page: Page(u32_at(bytes, 0)),
             round: u64_at(bytes, 4),
             op,
         };
         // One way to write each: also what has no meaning is checked.
-        (saying.encode() == *bytes).then_some(saying).ok_or(Malformed)
+        (message.encode() == *bytes).then_some(message).ok_or(Malformed)
     }
 }

@@ -44,12 +44,12 @@ impl AtomicPageWords for EngineDriver {
 }
 
 impl Hooks for EngineDriver {
-    fn send(&mut self, to: NodeId, saying: MergeMessage) {
-        let page = saying.op.carries_page().then(|| {
+    fn send(&mut self, to: NodeId, message: MergeMessage) {
+        let page = message.op.carries_page().then(|| {
             // SAFETY: the page is closed to all processors while it is offered.
-            unsafe { self.region.bytes(saying.page.0).read() }
+            unsafe { self.region.bytes(message.page.0).read() }
         });
-        let pieces = pieces::saying(&saying, page.as_ref(), self.peers.links.len());
+        let pieces = pieces::message(&message, page.as_ref(), self.peers.links.len());
         self.post_pieces(usize::from(to.0), &pieces);
     }
 

@@ -45,7 +45,7 @@ impl MergePayload {
     pub fn stamp(&self) -> &VectorTime {
         match self {
             Self::Batch(stamp, _) => stamp,
-            Self::Message(saying, _) => &saying.stamp,
+            Self::Message(message, _) => &message.stamp,
         }
     }
 }
@@ -95,14 +95,14 @@ fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
             Ok(MergePayload::Batch(stamp, changes.map_err(|_| NONSENSE)?))
         }
         WholeKind::Message => {
-            let (saying, page) = rest.split_first_chunk::<MERGE_MESSAGE_BYTES>().ok_or(NONSENSE)?;
-            let saying = MergeMessage::decode(saying, stamp).map_err(|_| NONSENSE)?;
-            let page = match (saying.op.carries_page(), page) {
+            let (message, page) = rest.split_first_chunk::<MERGE_MESSAGE_BYTES>().ok_or(NONSENSE)?;
+            let message = MergeMessage::decode(message, stamp).map_err(|_| NONSENSE)?;
+            let page = match (message.op.carries_page(), page) {
                 (false, []) => None,
                 (true, page) => Some(Box::new(page.try_into().map_err(|_| NONSENSE)?)),
                 _ => return Err(NONSENSE),
             };
-            Ok(MergePayload::Message(saying, page))
+            Ok(MergePayload::Message(message, page))
         }
     }
 }
@@ -117,13 +117,13 @@ pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
 }
 
 /// What is said of a page in pieces, with its bytes if they go beside it.
-pub fn saying(saying: &MergeMessage, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) -> Vec<u8> {
+pub fn message(message: &MergeMessage, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) -> Vec<u8> {
     let page = page.map_or(&[][..], |page| &page[..]);
-    let head = saying.encode();
+    let head = message.encode();
     pieces(
         WholeKind::Message,
         &[
-            stamp(&saying.stamp, nodes, &mut [0; 8 * SHARERS_MAX]),
+            stamp(&message.stamp, nodes, &mut [0; 8 * SHARERS_MAX]),
             &head,
             page,
         ],

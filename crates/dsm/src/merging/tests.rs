@@ -152,14 +152,14 @@ fn batch(counts: &[u64]) -> Vec<u8> {
     pieces::batch(&batch, counts.len())
 }
 
-fn saying(page: u32, op: MergeOp, counts: &[u64]) -> Vec<u8> {
-    let saying = MergeMessage {
+fn merge_message(page: u32, op: MergeOp, counts: &[u64]) -> Vec<u8> {
+    let merge_message = MergeMessage {
         stamp: stamp(counts),
         page: Page(page),
         round: 1,
         op,
     };
-    pieces::saying(&saying, None, counts.len())
+    pieces::message(&merge_message, None, counts.len())
 }
 
 /// What is said of third nodes' batches before a message.
@@ -219,7 +219,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
     };
     let far = world.other(1);
     far.control
-        .write_all(&pieces::saying(&offer, Some(&[7; PAGE_BYTES]), 2))
+        .write_all(&pieces::message(&offer, Some(&[7; PAGE_BYTES]), 2))
         .unwrap();
     let mut accepted = Pieces::new();
     let accepted = std::iter::repeat_with(|| {
@@ -250,7 +250,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
         far.control.read_exact(&mut [0; FRAME_BYTES]).unwrap();
     }
     far.control
-        .write_all(&saying(PAGE, MergeOp::Begin, &[0, 0]))
+        .write_all(&merge_message(PAGE, MergeOp::Begin, &[0, 0]))
         .unwrap();
     let wrong = reader.join().unwrap().iter().position(|byte| *byte != 7);
     assert_eq!(wrong, None, "the first byte that is not as it was offered");
@@ -400,20 +400,20 @@ fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
         ("a batch after too many of a third node", batch(&[0, far, 1])),
         ("a batch after as many as can be said", batch(&[0, u64::MAX, 1])),
         (
-            "a saying before its own batch",
-            saying(0, MergeOp::Leave, &[0, 0, 1]),
+            "a merge_message before its own batch",
+            merge_message(0, MergeOp::Leave, &[0, 0, 1]),
         ),
         (
-            "a saying after one of ours that we did not send",
-            saying(0, MergeOp::Leave, &[1, 0, 0]),
+            "a merge_message after one of ours that we did not send",
+            merge_message(0, MergeOp::Leave, &[1, 0, 0]),
         ),
         (
             "what only another manager may say",
-            saying(0, MergeOp::Drop, &[0, 0, 0]),
+            merge_message(0, MergeOp::Drop, &[0, 0, 0]),
         ),
         (
             "of a page that there is not",
-            saying(u32::MAX, MergeOp::Leave, &[0, 0, 0]),
+            merge_message(u32::MAX, MergeOp::Leave, &[0, 0, 0]),
         ),
     ];
     for (what, bytes) in hostile {

@@ -44,8 +44,8 @@ impl AtomicPageWords for Desk {
 }
 
 impl Hooks for Desk {
-    fn send(&mut self, to: NodeId, saying: MergeMessage) {
-        self.done.push(Sent(to.0, saying.page.0, saying.op));
+    fn send(&mut self, to: NodeId, message: MergeMessage) {
+        self.done.push(Sent(to.0, message.page.0, message.op));
     }
     fn broadcast(&mut self, _: Batch<'_>) {
         self.done.push(News);
@@ -133,13 +133,13 @@ impl Node {
 
     fn hear(&mut self, from: u16, page: u32, round: u64, op: MergeOp) {
         let (stamp, page) = (VectorTime::default(), Page(page));
-        let saying = MergeMessage {
+        let message = MergeMessage {
             stamp,
             page,
             round,
             op,
         };
-        self.merger.receive(NodeId(from), saying, &mut self.desk);
+        self.merger.receive(NodeId(from), message, &mut self.desk);
     }
 
     fn done(&mut self) -> Vec<Done> {

@@ -327,9 +327,9 @@ impl World {
         let (from, to) = (packet.from, packet.to);
         match packet.payload {
             Payload::Batch(changes) => self.nodes[to].applying = Some((from, changes)),
-            Payload::MergeMessage(saying, bytes) => {
+            Payload::MergeMessage(message, bytes) => {
                 self.nodes[to].rest.arrived = bytes;
-                self.merge(to, |merger, rest| merger.receive(id(from), saying, rest));
+                self.merge(to, |merger, rest| merger.receive(id(from), message, rest));
                 self.nodes[to].rest.arrived = [0; WORDS];
             }
             Payload::Right(page, bytes) => {

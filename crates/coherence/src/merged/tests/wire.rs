@@ -39,8 +39,8 @@ proptest! {
         let mut again = vec![0; bytes.len()];
         stamp.encode(u16::try_from(counts.len()).unwrap(), &mut again);
         prop_assert_eq!(again, bytes);
-        let saying = MergeMessage { stamp, page: Page(page), round, op };
-        prop_assert_eq!(MergeMessage::decode(&saying.encode(), stamp), Ok(saying));
+        let message = MergeMessage { stamp, page: Page(page), round, op };
+        prop_assert_eq!(MergeMessage::decode(&message.encode(), stamp), Ok(message));
     }
 
     #[test]
@@ -48,8 +48,8 @@ proptest! {
         let mut bytes = bytes;
         bytes[12] = kind;
         bytes[13] = detail;
-        if let Ok(saying) = MergeMessage::decode(&bytes, VectorTime::default()) {
-            prop_assert_eq!(saying.encode(), bytes);
+        if let Ok(message) = MergeMessage::decode(&bytes, VectorTime::default()) {
+            prop_assert_eq!(message.encode(), bytes);
         }
         if let Ok(change) = Diff::decode(&bytes) {
             prop_assert!(change.word < 512);

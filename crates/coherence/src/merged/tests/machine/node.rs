@@ -48,19 +48,19 @@ impl AtomicPageWords for Rest {
 }
 
 impl Hooks for Rest {
-    fn send(&mut self, to: NodeId, saying: MergeMessage) {
-        let bytes = if saying.op.carries_page() {
-            self.copy[saying.page.0 as usize]
+    fn send(&mut self, to: NodeId, message: MergeMessage) {
+        let bytes = if message.op.carries_page() {
+            self.copy[message.page.0 as usize]
         } else {
             [0; WORDS]
         };
-        if self.is_early && saying.op.carries_page() {
-            self.open[saying.page.0 as usize] = true;
+        if self.is_early && message.op.carries_page() {
+            self.open[message.page.0 as usize] = true;
         }
         self.post(
             usize::from(to.0),
-            saying.stamp,
-            Payload::MergeMessage(saying, bytes),
+            message.stamp,
+            Payload::MergeMessage(message, bytes),
         );
     }
     fn broadcast(&mut self, batch: Batch<'_>) {
