@@ -24,9 +24,9 @@ pub struct Causal {
     /// The CR3 of each of the guest's processors that is here, as it was when it left the guest last; 0 of one that is not.
     roots: Vec<AtomicU64>,
     /// Of the region's pages, those of the guest's own kernel.
-    standing: Range<u32>,
+    pinned: Range<u32>,
     /// The last CR3 of any that named one of these.
-    stood: AtomicU64,
+    last_pinned: AtomicU64,
     /// Wakes the lane.
     event: EventFd,
     asked: AtomicU64,
@@ -52,12 +52,12 @@ impl Causal {
     ///
     /// # Errors
     /// If the kernel has no descriptor left.
-    pub(crate) fn new(me: usize, nodes: usize, processors: usize, standing: Range<u32>) -> nix::Result<Self> {
+    pub(crate) fn new(me: usize, nodes: usize, processors: usize, pinned: Range<u32>) -> nix::Result<Self> {
         Ok(Self {
             me,
             nodes,
-            standing,
-            stood: AtomicU64::new(0),
+            pinned,
+            last_pinned: AtomicU64::new(0),
             roots: (0..processors).map(|_| AtomicU64::new(0)).collect(),
             event: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             asked: AtomicU64::new(0),
@@ -72,8 +72,8 @@ impl Causal {
             root.store(cr3.unwrap_or(0), Ordering::Relaxed);
         }
         let page = cr3.and_then(coherence::merged::root);
-        if page.is_some_and(|page| self.standing.contains(&page.0)) {
-            self.stood.store(cr3.unwrap_or(0), Ordering::Relaxed);
+        if page.is_some_and(|page| self.pinned.contains(&page.0)) {
+            self.last_pinned.store(cr3.unwrap_or(0), Ordering::Relaxed);
         }
     }
 
@@ -153,13 +153,13 @@ impl Causal {
     }
 
     /// The pages of the guest's own kernel.
-    pub(crate) fn standing(&self) -> Range<u32> {
-        self.standing.clone()
+    pub(crate) fn pinned(&self) -> Range<u32> {
+        self.pinned.clone()
     }
 
     /// The last CR3 that named a page of the guest's kernel; 0 if none has.
-    pub(crate) fn stood(&self) -> u64 {
-        self.stood.load(Ordering::Relaxed)
+    pub(crate) fn last_pinned(&self) -> u64 {
+        self.last_pinned.load(Ordering::Relaxed)
     }
 
     /// Requests up to this one come after so many batches.

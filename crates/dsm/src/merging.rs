@@ -93,7 +93,7 @@ pub struct Merging {
 impl Merging {
     /// Of a node of at most [`crate::SHARERS_MAX`].
     pub fn new(layout: Layout, causal: Arc<Causal>, processors: usize) -> Self {
-        let standing = causal.standing();
+        let pinned = causal.pinned();
         const TOP: Level = Level(4);
         let (me, nodes) = (usize::from(layout.me.0), usize::from(layout.nodes));
         let peer = |node| Peer {
@@ -103,7 +103,7 @@ impl Merging {
             told: StampTracker::new([me, node], nodes),
         };
         Self {
-            merger: Merger::new(layout.clone(), TOP, LIMIT, processors, Accessed::Sent, standing),
+            merger: Merger::new(layout.clone(), TOP, LIMIT, processors, Accessed::Sent, pinned),
             layout,
             causal,
             taken: Vec::with_capacity(LIMIT),
@@ -127,7 +127,7 @@ impl Merging {
         for (processor, cr3) in self.causal.clone().roots() {
             self.merger.loaded(processor, cr3, driver);
         }
-        self.merger.stood(self.causal.stood());
+        self.merger.last_pinned(self.causal.last_pinned());
     }
 
     fn collect(&mut self, driver: &mut EngineDriver) -> Ticket {

@@ -58,7 +58,7 @@ pub struct Settings {
     /// Of that guest, the region's pages that its kernel's image, not a compressed one, was loaded into: a page of theirs that is a root
     /// of page tables stays merged when no processor has it loaded, since it is never used for anything else. The same on all nodes;
     /// none if empty.
-    pub standing: Range<u32>,
+    pub pinned: Range<u32>,
 }
 
 /// Why there is no node.
@@ -247,8 +247,8 @@ impl Node {
             );
             driver.reads_ahead = node.reads_ahead.clone();
             if merges {
-                let standing = settings.standing.clone();
-                let causal = Causal::new(usize::from(me), nodes, settings.processors, standing);
+                let pinned = settings.pinned.clone();
+                let causal = Causal::new(usize::from(me), nodes, settings.processors, pinned);
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
                 node.causal = Some(causal.clone());
                 let merging = Merging::new(layout.clone(), causal, settings.processors);

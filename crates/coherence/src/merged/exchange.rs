@@ -15,7 +15,7 @@
 //!
 //! The manager holds the page in its engine, as one that has been granted and is not *used* yet, all the time that it is
 //! merged: requests for it wait there. A page joins if every node finds a merged table that leads to it, or it is a root that
-//! some vCPU has loaded; a *standing* root then stays when none has. Messages of one page's exchange carry its round, as links need not keep order.
+//! some vCPU has loaded; a *pinned* root then stays when none has. Messages of one page's exchange carry its round, as links need not keep order.
 
 mod leaving;
 mod manage;
@@ -136,9 +136,9 @@ pub struct Merger<const WORDS: usize = 512> {
     round: u64,
     sequence: u64,
     roots: Vec<Option<Page>>,
-    standing: Range<u32>,
+    pinned: Range<u32>,
     /// The last of these that a vCPU here had loaded.
-    stood: Option<Page>,
+    last_pinned: Option<Page>,
 }
 
 impl<const WORDS: usize> Merger<WORDS> {
@@ -153,7 +153,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         limit: usize,
         vcpus: usize,
         accessed: Accessed,
-        standing: Range<u32>,
+        pinned: Range<u32>,
     ) -> Self {
         assert!(layout.nodes <= super::MAX_SHARERS, "more nodes can't merge pages");
         Self {
@@ -168,8 +168,8 @@ impl<const WORDS: usize> Merger<WORDS> {
             round: 0,
             sequence: 0,
             roots: vec![None; vcpus],
-            standing,
-            stood: None,
+            pinned,
+            last_pinned: None,
         }
     }
 
@@ -182,8 +182,8 @@ impl<const WORDS: usize> Merger<WORDS> {
     }
 
     /// Whether the page, as a root, stays while no vCPU has it loaded.
-    fn stands(&self, page: Page) -> bool {
-        self.standing.contains(&page.0)
+    fn is_pinned(&self, page: Page) -> bool {
+        self.pinned.contains(&page.0)
     }
 
     /// What a message sent now comes after.
@@ -218,18 +218,18 @@ impl<const WORDS: usize> Merger<WORDS> {
     }
 
     /// What can be merged since this page is hot: by a look at the merged tables and the CR3s that are known here. The page itself,
-    /// or else the standing root that was loaded here last, for what is hot may be below that; by itself it may never be, as CPUs
+    /// or else the pinned root that was loaded here last, for what is hot may be below that; by itself it may never be, as CPUs
     /// use its tables through roots of their own.
     pub fn suspect(&self, page: Page) -> Option<Proposal> {
         if self.twins.round(page).is_some() {
             return None;
         }
-        let standing = || {
-            let page = self.stood.filter(|root| self.twins.round(*root).is_none())?;
+        let pinned = || {
+            let page = self.last_pinned.filter(|root| self.twins.round(*root).is_none())?;
             let level = self.top;
             Some(Proposal { page, level })
         };
-        self.as_table(page).or_else(standing)
+        self.as_table(page).or_else(pinned)
     }
 
     fn as_table(&self, page: Page) -> Option<Proposal> {
@@ -293,13 +293,13 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.ask_to_leave(None, hooks);
     }
 
-    /// A vCPU of this node had this CR3 loaded, the last of those that name a standing root. Others count for nothing.
-    pub fn stood(&mut self, cr3: u64) {
-        self.stood = entry::root(cr3).filter(|root| self.stands(*root)).or(self.stood);
+    /// A vCPU of this node had this CR3 loaded, the last of those that name a pinned root. Others count for nothing.
+    pub fn last_pinned(&mut self, cr3: u64) {
+        self.last_pinned = entry::root(cr3).filter(|root| self.is_pinned(*root)).or(self.last_pinned);
     }
 
     /// A vCPU of this node has this CR3, or has gone (`None`). Say it before each collection, of all vCPUs that may have changed theirs:
-    /// then a root has left before its page is used for anything else. Of a standing root nobody asks who has it.
+    /// then a root has left before its page is used for anything else. Of a pinned root nobody asks who has it.
     pub fn loaded(&mut self, vcpu: usize, cr3: Option<u64>, hooks: &mut impl Hooks) {
         let root = cr3.and_then(entry::root);
         let before = std::mem::replace(&mut self.roots[vcpu], root);
@@ -313,7 +313,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             } else {
                 Some(page) == before
             };
-            let matters = is_news && !self.stands(page);
+            let matters = is_news && !self.is_pinned(page);
             let Some(round) = self.twins.round(page).filter(|_| matters) else {
                 continue;
             };

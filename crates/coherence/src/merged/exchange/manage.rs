@@ -182,7 +182,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             return;
         }
         let (page, round) = (one.page, one.round);
-        let is_loose = one.level == self.top && one.loaded.is_empty() && !self.stands(page);
+        let is_loose = one.level == self.top && one.loaded.is_empty() && !self.is_pinned(page);
         if one.is_doomed || is_loose {
             let told = one.accepted.without(self.me());
             self.managed.swap_remove(at);

@@ -282,7 +282,7 @@ fn the_kernels_tables_stay_merged_while_all_cpus_have_other_roots() {
     holds(private_roots());
     breaks(private_roots(), Broken::Interrupts);
     let none_stands = Plan {
-        standing: 0..0,
+        pinned: 0..0,
         ..private_roots()
     };
     assert_eq!(find(&none_stands), Some("stays"));
@@ -291,7 +291,7 @@ fn the_kernels_tables_stay_merged_while_all_cpus_have_other_roots() {
 #[test]
 fn a_standing_root_that_becomes_data_is_a_guests_mistake() {
     let plan = Plan {
-        standing: OTHER..OTHER + 1,
+        pinned: OTHER..OTHER + 1,
         ..root_freed()
     };
     assert_eq!(find(&plan), Some("right"));

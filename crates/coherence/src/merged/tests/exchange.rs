@@ -72,16 +72,16 @@ struct Node {
 
 impl Node {
     fn new(me: u16) -> Self {
-        Self::with_standing(me, 0..0)
+        Self::with_pinned(me, 0..0)
     }
 
-    fn with_standing(me: u16, standing: Range<u32>) -> Self {
+    fn with_pinned(me: u16, pinned: Range<u32>) -> Self {
         let mut memory = [[0; WORDS]; 6];
         memory[ROOT as usize][0] = table(MIDDLE);
         memory[MIDDLE as usize][0] = table(LEAF);
         let layout = Layout::even(NodeId(me), 3, 6);
         let mut node = Self {
-            merger: Merger::new(layout, Level(3), 4, 1, Accessed::Preset, standing),
+            merger: Merger::new(layout, Level(3), 4, 1, Accessed::Preset, pinned),
             desk: Desk {
                 memory,
                 done: Vec::new(),
@@ -350,7 +350,7 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
 
 #[test]
 fn a_standing_root_stays_when_no_cpu_has_it_and_leaves_when_it_loses_an_entry() {
-    let mut node = Node::with_standing(0, ROOT..ROOT + 1).joined();
+    let mut node = Node::with_pinned(0, ROOT..ROOT + 1).joined();
     node.merger.loaded(0, None, &mut node.desk);
     let ticket = node.merger.collect(&mut node.desk);
     assert!(node.merger.may_send(ticket));
@@ -364,9 +364,9 @@ fn a_standing_root_stays_when_no_cpu_has_it_and_leaves_when_it_loses_an_entry() 
 #[test]
 fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
     const CHILD: Page = Page(LEAF);
-    let mut node = Node::with_standing(0, ROOT..ROOT + 1);
-    node.merger.stood(CR3.unwrap_or_default());
-    node.merger.stood(5 << 12);
+    let mut node = Node::with_pinned(0, ROOT..ROOT + 1);
+    node.merger.last_pinned(CR3.unwrap_or_default());
+    node.merger.last_pinned(5 << 12);
     // A root of its own, which leads to the same tables and is never hot.
     node.merger.loaded(0, Some(4 << 12), &mut node.desk);
     let (page, level) = (Page(ROOT), Level(3));
@@ -383,7 +383,7 @@ fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
 
 #[test]
 fn a_standing_root_that_all_left_before_it_began_begins() {
-    let mut node = Node::with_standing(2, ROOT..ROOT + 1);
+    let mut node = Node::with_pinned(2, ROOT..ROOT + 1);
     let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
     node.merger.propose(proposal, &mut node.desk);
     node.merger.loaded(0, None, &mut node.desk);

@@ -58,7 +58,7 @@ pub struct Plan {
     /// Proposed at any time, once.
     pub proposals: Vec<u32>,
     pub accessed: Accessed,
-    pub standing: Range<u32>,
+    pub pinned: Range<u32>,
     /// Merged all the time.
     pub stay: Vec<u32>,
     pub broken: Broken,
@@ -138,7 +138,7 @@ impl World {
                     4,
                     plan.cpus.len(),
                     plan.accessed,
-                    plan.standing.clone(),
+                    plan.pinned.clone(),
                 ),
                 rest: Rest {
                     me,

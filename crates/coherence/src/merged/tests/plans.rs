@@ -31,7 +31,7 @@ pub fn plan(programs: [Vec<Op>; 2]) -> Plan {
         guesses: vec![VA],
         proposals: vec![],
         accessed: Accessed::Preset,
-        standing: 0..0,
+        pinned: 0..0,
         stay: vec![],
         broken: Broken::Nothing,
     }
@@ -179,7 +179,7 @@ pub fn private_roots() -> Plan {
     const OWN: u32 = 6;
     let mut plan = shootdown();
     plan.pages = 7;
-    plan.standing = ROOT..ROOT + 1;
+    plan.pinned = ROOT..ROOT + 1;
     plan.stay = vec![ROOT, LEAF];
     plan.memory.push(((OWN, 0), table(LEAF)));
     plan.memory.push(((OTHER, 0), table(LEAF)));

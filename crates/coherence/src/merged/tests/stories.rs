@@ -32,9 +32,9 @@ impl Plan {
         self.merged.iter_mut().for_each(|(at, _)| *at = page(*at));
         self.proposals.iter_mut().for_each(|at| *at = page(*at));
         self.shared.iter_mut().for_each(|at| *at = page(*at));
-        if !self.standing.is_empty() {
-            let root = page(self.standing.start);
-            self.standing = root..root + 1;
+        if !self.pinned.is_empty() {
+            let root = page(self.pinned.start);
+            self.pinned = root..root + 1;
         }
         for cpu in &mut self.cpus {
             cpu.1 = cpu.1.map(page);
@@ -89,7 +89,7 @@ fn by_chance(chance: &mut Chance) -> Plan {
     for at in (1..numbers.len()).rev() {
         numbers.swap(at, chance.below(at + 1));
     }
-    // Page 0 stands for no table.
+    // Page 0 is_pinned for no table.
     let zero = numbers
         .iter()
         .position(|number| *number == 0)
