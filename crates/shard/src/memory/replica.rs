@@ -121,7 +121,7 @@ impl Replica {
             realtime: true,
             ahead: true,
             processors: span.vcpus.len(),
-            standing: standing.start.min(end) as u32..standing.end.min(end) as u32,
+            pinned: standing.start.min(end) as u32..standing.end.min(end) as u32,
             ..Settings::default()
         };
         let site = Site {
