@@ -270,7 +270,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             });
             self.changes.clear();
         }
-        self.ask_to_leave(None, hooks);
+        self.request_leave(None, hooks);
         self.leaving.ticket()
     }
 
@@ -290,7 +290,7 @@ impl<const WORDS: usize> Merger<WORDS> {
 
     pub(super) fn applied(&mut self, from: NodeId, hooks: &mut impl Hooks) {
         self.stamp.add_one(from);
-        self.ask_to_leave(None, hooks);
+        self.request_leave(None, hooks);
     }
 
     /// A vCPU of this node had this CR3 loaded, the last of those that name a pinned root. Others count for nothing.
@@ -421,7 +421,7 @@ impl<const WORDS: usize> Merger<WORDS> {
     fn forget(&mut self, page: Page, round: u64, hooks: &mut impl Hooks) {
         if self.twins.round(page) == Some(round) {
             self.twins.remove(page);
-            self.ask_to_leave(self.leaving.since(page, round), hooks);
+            self.request_leave(self.leaving.since(page, round), hooks);
         }
     }
 
@@ -431,8 +431,8 @@ impl<const WORDS: usize> Merger<WORDS> {
     }
 
     /// Asks for what is loose here, and for what only that leads to. Whoever waits for `since` waits for these too.
-    fn ask_to_leave(&mut self, since: Option<u64>, hooks: &mut impl Hooks) {
-        while let Some((page, round)) = self.twins.next_loose() {
+    fn request_leave(&mut self, since: Option<u64>, hooks: &mut impl Hooks) {
+        while let Some((page, round)) = self.twins.next_detached() {
             self.leaving.doom(page, round, since);
             self.send_op(self.layout.manager(page), page, round, MergeOp::Leave, hooks);
         }

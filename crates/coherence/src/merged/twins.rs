@@ -67,7 +67,7 @@ struct Twin<const WORDS: usize> {
     /// It looks less like a table than it did.
     is_doubtful: bool,
     /// It has been asked to leave, and its links don't count.
-    is_loose: bool,
+    is_detached: bool,
     words: Box<[u64; WORDS]>,
 }
 
@@ -126,7 +126,7 @@ impl<const WORDS: usize> Twins<WORDS> {
         let words = self
             .twins
             .iter()
-            .filter(|twin| twin.level == above && !twin.is_loose)
+            .filter(|twin| twin.level == above && !twin.is_detached)
             .flat_map(|twin| twin.words.iter());
         u32::try_from(words.filter(leads).count()).expect("a few pages")
     }
@@ -182,7 +182,7 @@ impl<const WORDS: usize> Twins<WORDS> {
             links: self.links(page, level),
             is_open: false,
             is_doubtful: false,
-            is_loose: false,
+            is_detached: false,
             words,
         };
         let at = self.twins.partition_point(|other| other.level >= level);
@@ -204,7 +204,7 @@ impl<const WORDS: usize> Twins<WORDS> {
 
     /// Counts a link that an entry of the table at this place makes, or that is gone.
     fn link(&mut self, at: usize, entry: Entry, level: Level, by: i32) {
-        if self.twins[at].is_loose {
+        if self.twins[at].is_detached {
             return;
         }
         let Some(next) = entry.table(level) else { return };
@@ -284,15 +284,15 @@ impl<const WORDS: usize> Twins<WORDS> {
     /// A page, once, that may be none of the guest's tables any more: nothing merged leads to it, or it has changed in a way that makes
     /// one doubt. What it leads to counts as unlinked from now on: a guest may free a tree by cutting it off at the top. Roots are
     /// under nothing; who has them loaded is counted elsewhere.
-    pub(super) fn next_loose(&mut self) -> Option<(Page, u64)> {
+    pub(super) fn next_detached(&mut self) -> Option<(Page, u64)> {
         let top = self.top;
-        let is_loose = |twin: &Twin<WORDS>| twin.is_doubtful || (twin.links == 0 && twin.level != top);
+        let is_detached = |twin: &Twin<WORDS>| twin.is_doubtful || (twin.links == 0 && twin.level != top);
         let at = self
             .twins
             .iter()
-            .position(|twin| !twin.is_loose && is_loose(twin))?;
+            .position(|twin| !twin.is_detached && is_detached(twin))?;
         self.unlink(at);
-        self.twins[at].is_loose = true;
+        self.twins[at].is_detached = true;
         Some((self.twins[at].page, self.twins[at].round))
     }
 

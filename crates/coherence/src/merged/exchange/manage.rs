@@ -182,8 +182,8 @@ impl<const WORDS: usize> Merger<WORDS> {
             return;
         }
         let (page, round) = (one.page, one.round);
-        let is_loose = one.level == self.top && one.loaded.is_empty() && !self.is_pinned(page);
-        if one.is_doomed || is_loose {
+        let is_detached = one.level == self.top && one.loaded.is_empty() && !self.is_pinned(page);
+        if one.is_doomed || is_detached {
             let told = one.accepted.without(self.me());
             self.managed.swap_remove(at);
             for node in told.iter() {

@@ -205,10 +205,10 @@ fn a_table_is_loose_when_the_last_link_to_it_goes() {
     open(&mut twins, Page(1), Level(3), 2, &mut memory);
     assert_eq!(twins.links(Page(1), Level(3)), 0);
     open(&mut twins, Page(0), TOP, 1, &mut memory);
-    assert_eq!(twins.next_loose(), None, "the root was counted when it came");
+    assert_eq!(twins.next_detached(), None, "the root was counted when it came");
     memory.set(0, 0, table(2));
     collect(&mut twins, &mut memory);
-    assert_eq!(twins.next_loose(), None);
+    assert_eq!(twins.next_detached(), None);
     twins.apply(
         &Diff {
             page: Page(0),
@@ -218,8 +218,8 @@ fn a_table_is_loose_when_the_last_link_to_it_goes() {
         },
         &mut memory,
     );
-    assert_eq!(twins.next_loose(), Some((Page(1), 2)));
-    assert_eq!(twins.next_loose(), None, "told once");
+    assert_eq!(twins.next_detached(), Some((Page(1), 2)));
+    assert_eq!(twins.next_detached(), None, "told once");
 }
 
 #[test]
@@ -232,10 +232,10 @@ fn a_tree_is_loose_from_its_top_down_at_once() {
     for (page, level) in [(3, 1), (2, 2), (1, 3), (0, 4)] {
         open(&mut twins, Page(page), Level(level), 1, &mut memory);
     }
-    assert_eq!(twins.next_loose(), None);
+    assert_eq!(twins.next_detached(), None);
     memory.set(0, 0, table(2));
     assert_eq!(collect(&mut twins, &mut memory).len(), 1);
-    let loose: Vec<u32> = std::iter::from_fn(|| twins.next_loose())
+    let loose: Vec<u32> = std::iter::from_fn(|| twins.next_detached())
         .map(|(page, _)| page.0)
         .collect();
     assert_eq!(loose, [1, 2, 3]);
@@ -250,7 +250,7 @@ fn what_no_table_has_makes_one_doubt() {
         open(&mut twins, Page(0), TOP, 1, &mut memory);
         memory.set(0, 0, entry);
         collect(&mut twins, &mut memory);
-        assert_eq!(twins.next_loose(), Some((Page(0), 1)), "{entry:#x}");
+        assert_eq!(twins.next_detached(), Some((Page(0), 1)), "{entry:#x}");
     }
     // A root that loses an entry is on its way out.
     let mut memory = Small::default();
@@ -259,7 +259,7 @@ fn what_no_table_has_makes_one_doubt() {
     open(&mut twins, Page(0), TOP, 1, &mut memory);
     memory.set(0, 0, 0);
     collect(&mut twins, &mut memory);
-    assert_eq!(twins.next_loose(), Some((Page(0), 1)));
+    assert_eq!(twins.next_detached(), Some((Page(0), 1)));
 }
 
 proptest! {
