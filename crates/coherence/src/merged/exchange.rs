@@ -318,7 +318,7 @@ impl<const WORDS: usize> Merger<WORDS> {
                 continue;
             };
             if !is_loaded {
-                self.leaving.unloaded(page, round);
+                self.leaving.add_unloaded(page, round);
             }
             self.sequence += 1;
             let sequence = self.sequence;
@@ -413,7 +413,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.collect(hooks);
         self.forget(page, round, hooks);
         self.send_op(from, page, round, MergeOp::Dropped, hooks);
-        self.leaving.owe(page, round);
+        self.leaving.owe_settled(page, round);
         self.settle(hooks);
     }
 
@@ -433,14 +433,14 @@ impl<const WORDS: usize> Merger<WORDS> {
     /// Asks for what is loose here, and for what only that leads to. Whoever waits for `since` waits for these too.
     fn request_leave(&mut self, since: Option<u64>, hooks: &mut impl Hooks) {
         while let Some((page, round)) = self.twins.next_detached() {
-            self.leaving.doom(page, round, since);
+            self.leaving.add_unconditional(page, round, since);
             self.send_op(self.layout.manager(page), page, round, MergeOp::Leave, hooks);
         }
     }
 
     /// Says what was owed until something had left, and offers what waited for the same.
     fn settle(&mut self, hooks: &mut impl Hooks) {
-        while let Some((page, round)) = self.leaving.owed() {
+        while let Some((page, round)) = self.leaving.next_settled() {
             self.send_op(self.layout.manager(page), page, round, MergeOp::Settled, hooks);
         }
         self.offer(hooks);

@@ -9,7 +9,7 @@ struct Leave {
     round: u64,
     since: u64,
     /// It leaves in any case; else only if no other node has it loaded.
-    is_doomed: bool,
+    must_leave: bool,
 }
 
 impl Leave {
@@ -49,11 +49,11 @@ impl Leaving {
         Some(leave.since)
     }
 
-    fn add(&mut self, page: Page, round: u64, is_doomed: bool, since: Option<u64>) {
+    fn add(&mut self, page: Page, round: u64, must_leave: bool, since: Option<u64>) {
         self.asked += 1;
         let since = since.unwrap_or(self.asked);
         if let Some(leave) = self.leaves.iter_mut().find(|leave| leave.is_of(page, round)) {
-            leave.is_doomed |= is_doomed;
+            leave.must_leave |= must_leave;
             leave.since = leave.since.min(since);
             return;
         }
@@ -61,24 +61,24 @@ impl Leaving {
             page,
             round,
             since,
-            is_doomed,
+            must_leave,
         });
     }
 
     /// It leaves whoever has it.
-    pub(super) fn doom(&mut self, page: Page, round: u64, since: Option<u64>) {
+    pub(super) fn add_unconditional(&mut self, page: Page, round: u64, since: Option<u64>) {
         self.add(page, round, true, since);
     }
 
     /// It leaves if this node was the last to have it loaded.
-    pub(super) fn unloaded(&mut self, page: Page, round: u64) {
+    pub(super) fn add_unloaded(&mut self, page: Page, round: u64) {
         self.add(page, round, false, None);
     }
 
     /// Another node has it loaded.
     pub(super) fn kept(&mut self, page: Page, round: u64) {
         self.leaves
-            .retain(|leave| leave.is_doomed || !leave.is_of(page, round));
+            .retain(|leave| leave.must_leave || !leave.is_of(page, round));
     }
 
     /// Nobody has it as merged any more.
@@ -87,12 +87,12 @@ impl Leaving {
     }
 
     /// Its manager is to hear when all that has been found until now is over.
-    pub(super) fn owe(&mut self, page: Page, round: u64) {
+    pub(super) fn owe_settled(&mut self, page: Page, round: u64) {
         self.owed.push((page, round, self.ticket()));
     }
 
     /// The next that is over.
-    pub(super) fn owed(&mut self) -> Option<(Page, u64)> {
+    pub(super) fn next_settled(&mut self) -> Option<(Page, u64)> {
         let at = self
             .owed
             .iter()
@@ -110,9 +110,9 @@ mod tests {
     fn each_round_of_a_page_leaves_by_itself() {
         let mut leaving = Leaving::new(2);
         let page = Page(3);
-        leaving.doom(page, 1, None);
+        leaving.add_unconditional(page, 1, None);
         let first = leaving.ticket();
-        leaving.unloaded(page, 2);
+        leaving.add_unloaded(page, 2);
         let both = leaving.ticket();
         leaving.left(page, 1);
         assert!(leaving.is_over(first) && !leaving.is_over(both));

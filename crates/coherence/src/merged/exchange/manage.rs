@@ -17,7 +17,7 @@ pub(super) struct Managed {
     unsettled: Nodes,
     accepted: Nodes,
     /// Somebody refused, or wants it to leave.
-    is_doomed: bool,
+    must_leave: bool,
     /// Who has it in a CR3, and the sequence of each node's last word on that.
     loaded: Nodes,
     sequences: [u64; MAX_SHARERS as usize],
@@ -121,12 +121,12 @@ impl<const WORDS: usize> Merger<WORDS> {
                 self.vote(at, hooks);
             }
             MergeOp::Refuse => {
-                one.is_doomed = true;
+                one.must_leave = true;
                 one.awaited = one.awaited.without(from);
                 self.vote(at, hooks);
             }
             MergeOp::Leave => {
-                one.is_doomed = true;
+                one.must_leave = true;
                 self.leave(at, from, hooks);
             }
             MergeOp::Loaded { is_loaded, sequence } => {
@@ -168,7 +168,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             awaited: Nodes::NONE,
             unsettled: Nodes::NONE,
             accepted: Nodes::NONE,
-            is_doomed: false,
+            must_leave: false,
             loaded: Nodes::NONE,
             sequences: [0; MAX_SHARERS as usize],
         });
@@ -183,7 +183,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         }
         let (page, round) = (one.page, one.round);
         let is_detached = one.level == self.top && one.loaded.is_empty() && !self.is_pinned(page);
-        if one.is_doomed || is_detached {
+        if one.must_leave || is_detached {
             let told = one.accepted.without(self.me());
             self.managed.swap_remove(at);
             for node in told.iter() {
@@ -205,7 +205,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         let one = &mut self.managed[at];
         let (page, round) = (one.page, one.round);
         match one.stage {
-            Stage::Merged if !one.is_doomed && !one.loaded.is_empty() => {
+            Stage::Merged if !one.must_leave && !one.loaded.is_empty() => {
                 self.send_op(from, page, round, MergeOp::Kept, hooks);
             }
             Stage::Merged => {
@@ -218,12 +218,12 @@ impl<const WORDS: usize> Merger<WORDS> {
                 // This node's own part; its twin stays until the others' last changes are in the page.
                 hooks.close(page);
                 self.collect(hooks);
-                self.leaving.owe(page, round);
+                self.leaving.owe_settled(page, round);
                 self.send_op(me, page, round, MergeOp::Dropped, hooks);
                 self.settle(hooks);
             }
             // It begins only if somebody has it loaded.
-            Stage::Offered if !one.is_doomed => self.send_op(from, page, round, MergeOp::Kept, hooks),
+            Stage::Offered if !one.must_leave => self.send_op(from, page, round, MergeOp::Kept, hooks),
             // Whoever asks hears of it with all others.
             Stage::Dropping | Stage::Offered | Stage::Taking | Stage::Taken(_) => {}
             Stage::Settling => self.send_op(from, page, round, MergeOp::Left, hooks),
