@@ -21,7 +21,7 @@
 mod entry;
 mod exchange;
 mod memory;
-mod stamp;
+mod vector_time;
 #[cfg(test)]
 mod tests;
 mod twins;
@@ -30,6 +30,6 @@ mod wire;
 pub use entry::{Entry, Level, root};
 pub use exchange::{Hooks, MergeMessage, MergeOp, Merger, Proposal, Ticket};
 pub use memory::AtomicPageWords;
-pub use stamp::{MAX_SHARERS, VectorTime};
+pub use vector_time::{MAX_SHARERS, VectorTime};
 pub use twins::{Accessed, Batch, Diff, Merges};
 pub use wire::{DIFF_BYTES, MERGE_MESSAGE_BYTES};
