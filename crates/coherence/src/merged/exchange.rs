@@ -18,7 +18,7 @@
 //! some vCPU has loaded; a *pinned* root then stays when none has. Messages of one page's exchange carry its round, as links need not keep order.
 
 mod leaving;
-mod manage;
+mod manager;
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ use super::twins::{Accessed, Batch, Diff, Merges, Twins};
 use super::{AtomicPageWords, Level, VectorTime, entry};
 use crate::{Layout, NodeId, Nodes, Page};
 use leaving::Leaving;
-use manage::Managed;
+use manager::Managed;
 
 /// What the driver does, in the order of the calls, each before it returns.
 pub trait Hooks: AtomicPageWords {
