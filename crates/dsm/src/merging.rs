@@ -371,9 +371,9 @@ impl Merging {
     fn act(&mut self, driver: &mut EngineDriver, from: usize, said: MergePayload) {
         let from = NodeId(from as u16);
         match said {
-            MergePayload::Batch(stamp, changes) => {
-                let changes = &changes[..];
-                self.merger.apply(Batch { from, stamp, changes }, driver);
+            MergePayload::Batch(stamp, diffs) => {
+                let diffs = &diffs[..];
+                self.merger.apply(Batch { from, stamp, diffs }, driver);
                 self.has_applied = true;
             }
             MergePayload::Message(message, page) => {

@@ -129,7 +129,7 @@ pub struct Merger<const WORDS: usize = 512> {
     top: Level,
     pub(super) twins: Twins<WORDS>,
     stamp: VectorTime,
-    pub(super) changes: Vec<Diff>,
+    pub(super) diffs: Vec<Diff>,
     leaving: Leaving,
     managed: Vec<Managed>,
     limit: usize,
@@ -161,7 +161,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             top,
             twins: Twins::new(limit, top, accessed),
             stamp: VectorTime::default(),
-            changes: Vec::with_capacity(limit * WORDS),
+            diffs: Vec::with_capacity(limit * WORDS),
             leaving: Leaving::new(limit),
             managed: Vec::with_capacity(limit),
             limit,
@@ -254,21 +254,21 @@ impl<const WORDS: usize> Merger<WORDS> {
     pub fn collect(&mut self, hooks: &mut impl Hooks) -> Ticket {
         // Roots first, while CPUs write: see the module `twins`.
         for at in 0..self.twins.len() {
-            self.twins.collect(at, hooks, &mut self.changes);
+            self.twins.collect(at, hooks, &mut self.diffs);
         }
-        self.send_changes(hooks)
+        self.send_diffs(hooks)
     }
 
-    pub(super) fn send_changes(&mut self, hooks: &mut impl Hooks) -> Ticket {
-        if !self.changes.is_empty() {
-            self.changes.reverse();
+    pub(super) fn send_diffs(&mut self, hooks: &mut impl Hooks) -> Ticket {
+        if !self.diffs.is_empty() {
+            self.diffs.reverse();
             self.stamp.add_one(self.me());
             hooks.broadcast(Batch {
                 from: self.me(),
                 stamp: self.stamp,
-                changes: &self.changes,
+                diffs: &self.diffs,
             });
-            self.changes.clear();
+            self.diffs.clear();
         }
         self.request_leave(None, hooks);
         self.leaving.ticket()
@@ -282,8 +282,8 @@ impl<const WORDS: usize> Merger<WORDS> {
     /// Takes over another node's changes. Call it only for a batch that it [awaits](Merger::awaits).
     pub fn apply(&mut self, batch: Batch<'_>, hooks: &mut impl Hooks) {
         assert!(self.awaits(batch.from, &batch.stamp), "a batch out of order");
-        for change in batch.changes {
-            self.twins.apply(change, hooks);
+        for diff in batch.diffs {
+            self.twins.apply(diff, hooks);
         }
         self.applied(batch.from, hooks);
     }

@@ -27,7 +27,7 @@ pub struct Batch<'a> {
     /// What it comes after; the source's own place is the batch's number.
     pub stamp: VectorTime,
     /// Children first.
-    pub changes: &'a [Diff],
+    pub diffs: &'a [Diff],
 }
 
 /// What has happened, for metrics.
@@ -257,12 +257,12 @@ impl<const WORDS: usize> Twins<WORDS> {
     }
 
     /// Takes over one word of another node. What this node has changed since stays a change.
-    pub(super) fn apply(&mut self, change: &Diff, memory: &mut impl AtomicPageWords) {
-        let (page, word) = (change.page, usize::from(change.word));
+    pub(super) fn apply(&mut self, diff: &Diff, memory: &mut impl AtomicPageWords) {
+        let (page, word) = (diff.page, usize::from(diff.word));
         let Some(at) = self.position(page) else { return };
         let level = self.twins[at].level;
         let before = Entry(self.twins[at].words[word]);
-        let (after, was_changed) = Entry::merge(Entry(change.old), Entry(change.new), before);
+        let (after, was_changed) = Entry::merge(Entry(diff.old), Entry(diff.new), before);
         let mut found = memory.load(page, word);
         let is_changed = loop {
             let (wanted, is_changed) = Entry::merge(before, after, Entry(found));

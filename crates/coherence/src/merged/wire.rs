@@ -75,13 +75,13 @@ impl Diff {
     /// If a page has no such word.
     pub fn decode(bytes: &[u8; DIFF_BYTES]) -> Result<Self, Malformed> {
         let word = u16::from_le_bytes([bytes[4], bytes[5]]);
-        let change = Self {
+        let diff = Self {
             page: Page(u32_at(bytes, 0)),
             word,
             old: u64_at(bytes, 6),
             new: u64_at(bytes, 14),
         };
-        (word < WORDS).then_some(change).ok_or(Malformed)
+        (word < WORDS).then_some(diff).ok_or(Malformed)
     }
 }
 

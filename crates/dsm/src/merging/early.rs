@@ -78,7 +78,7 @@ impl Early {
 fn bytes(thing: &Thing) -> usize {
     let beside = match thing {
         Thing::Message(..) => 0,
-        Thing::MergePayload(MergePayload::Batch(_, changes)) => size_of_val(&changes[..]),
+        Thing::MergePayload(MergePayload::Batch(_, diffs)) => size_of_val(&diffs[..]),
         Thing::MergePayload(MergePayload::Message(_, page)) => {
             page.as_ref().map_or(0, |page| size_of_val(&page[..]))
         }
@@ -128,12 +128,12 @@ mod tests {
         let limit_ns = 1_000 + AWAITED_MAX.as_nanos() as u64;
         assert_eq!(early.overdue(limit_ns), None);
         assert_eq!(early.overdue(limit_ns + 1), Some(3));
-        let page = || Thing::MergePayload(MergePayload::Batch(VectorTime::default(), vec![change(); 32_768]));
+        let page = || Thing::MergePayload(MergePayload::Batch(VectorTime::default(), vec![diff(); 32_768]));
         let came = (0..200).take_while(|_| early.push(1, page(), 0).is_ok()).count();
         assert_eq!(came, BYTES_MAX / bytes(&page()));
     }
 
-    fn change() -> coherence::merged::Diff {
+    fn diff() -> coherence::merged::Diff {
         coherence::merged::Diff {
             page: coherence::Page(1),
             word: 2,

@@ -88,11 +88,11 @@ fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
     let stamp = VectorTime::decode(stamp).map_err(|_| NONSENSE)?;
     match WholeKind::from_byte(kind).ok_or(NONSENSE)? {
         WholeKind::Batch => {
-            let (changes, []) = rest.as_chunks::<DIFF_BYTES>() else {
+            let (diffs, []) = rest.as_chunks::<DIFF_BYTES>() else {
                 return Err(NONSENSE);
             };
-            let changes: Result<Vec<_>, _> = changes.iter().map(Diff::decode).collect();
-            Ok(MergePayload::Batch(stamp, changes.map_err(|_| NONSENSE)?))
+            let diffs: Result<Vec<_>, _> = diffs.iter().map(Diff::decode).collect();
+            Ok(MergePayload::Batch(stamp, diffs.map_err(|_| NONSENSE)?))
         }
         WholeKind::Message => {
             let (message, page) = rest.split_first_chunk::<MERGE_MESSAGE_BYTES>().ok_or(NONSENSE)?;
@@ -109,10 +109,10 @@ fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
 
 /// Changes in pieces, for so many nodes.
 pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
-    let changes: Vec<u8> = batch.changes.iter().flat_map(Diff::encode).collect();
+    let diffs: Vec<u8> = batch.diffs.iter().flat_map(Diff::encode).collect();
     pieces(
         WholeKind::Batch,
-        &[stamp(&batch.stamp, nodes, &mut [0; 8 * SHARERS_MAX]), &changes],
+        &[stamp(&batch.stamp, nodes, &mut [0; 8 * SHARERS_MAX]), &diffs],
     )
 }
 

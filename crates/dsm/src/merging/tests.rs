@@ -147,7 +147,7 @@ fn batch(counts: &[u64]) -> Vec<u8> {
     let batch = Batch {
         from: NodeId(0),
         stamp: stamp(counts),
-        changes: &[],
+        diffs: &[],
     };
     pieces::batch(&batch, counts.len())
 }

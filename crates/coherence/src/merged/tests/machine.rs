@@ -276,13 +276,13 @@ impl World {
                 task.collected
             };
             let Node { merger, rest, .. } = &mut self.nodes[node];
-            let Merger { twins, changes, .. } = merger;
-            twins.collect(at, rest, changes);
+            let Merger { twins, diffs, .. } = merger;
+            twins.collect(at, rest, diffs);
             task.collected += 1;
         }
         if leaves_out || task.collected >= count {
             let mut ticket = None;
-            self.merge(node, |merger, rest| ticket = Some(merger.send_changes(rest)));
+            self.merge(node, |merger, rest| ticket = Some(merger.send_diffs(rest)));
             task.ticket = ticket;
         }
         self.nodes[node].task = Some(task);
@@ -326,7 +326,7 @@ impl World {
         let packet = self.packets.remove(at);
         let (from, to) = (packet.from, packet.to);
         match packet.payload {
-            Payload::Batch(changes) => self.nodes[to].applying = Some((from, changes)),
+            Payload::Batch(diffs) => self.nodes[to].applying = Some((from, diffs)),
             Payload::MergeMessage(message, bytes) => {
                 self.nodes[to].rest.arrived = bytes;
                 self.merge(to, |merger, rest| merger.receive(id(from), message, rest));
@@ -350,14 +350,14 @@ impl World {
 
     /// One word of the batch, or its end.
     pub fn apply(&mut self, node: usize) {
-        let (from, mut changes) = self.nodes[node].applying.take().expect("there is one");
+        let (from, mut diffs) = self.nodes[node].applying.take().expect("there is one");
         let Node { merger, rest, .. } = &mut self.nodes[node];
-        let first = changes.remove(0);
+        let first = diffs.remove(0);
         merger.twins.apply(&first, rest);
-        if changes.is_empty() {
+        if diffs.is_empty() {
             self.merge(node, |merger, rest| merger.applied(id(from), rest));
         } else {
-            self.nodes[node].applying = Some((from, changes));
+            self.nodes[node].applying = Some((from, diffs));
         }
     }
 

@@ -59,11 +59,11 @@ fn open(twins: &mut Twins<4>, page: Page, level: Level, round: u64, memory: &mut
 }
 
 fn collect(twins: &mut Twins<4>, memory: &mut Small) -> Vec<Diff> {
-    let mut changes = Vec::new();
+    let mut diffs = Vec::new();
     for at in 0..twins.len() {
-        twins.collect(at, memory, &mut changes);
+        twins.collect(at, memory, &mut diffs);
     }
-    changes
+    diffs
 }
 
 fn leaf_table(memory: &mut Small) -> Twins<4> {
@@ -80,11 +80,11 @@ fn an_entry_emptied_while_it_is_marked_stays_empty() {
     // Between the monitor's second look, from which the mark is made, and the mark the guest swaps the page out.
     let swapped = 0x1234_0000;
     memory.stroke.set(Some((1, 1, 0, swapped)));
-    let mut changes = Vec::new();
-    twins.collect(0, &mut memory, &mut changes);
+    let mut diffs = Vec::new();
+    twins.collect(0, &mut memory, &mut diffs);
     assert_eq!(memory.get(1, 0), swapped);
     assert_eq!(
-        changes,
+        diffs,
         [Diff {
             page: Page(1),
             word: 0,
@@ -99,10 +99,10 @@ fn an_entry_made_read_only_while_it_is_marked_does_not_become_dirty() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     let read_only = maps(7) & !Entry::WRITABLE;
-    let mut changes = Vec::new();
+    let mut diffs = Vec::new();
     memory.set(1, 0, maps(7));
     memory.stroke.set(Some((1, 1, 0, read_only)));
-    twins.collect(0, &mut memory, &mut changes);
+    twins.collect(0, &mut memory, &mut diffs);
     assert_eq!(memory.get(1, 0), read_only | Entry::ACCESSED);
 }
 
@@ -111,11 +111,11 @@ fn marks_are_set_in_the_own_copy_before_others_hear_of_the_entry() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     memory.set(1, 2, maps(7));
-    let changes = collect(&mut twins, &mut memory);
+    let diffs = collect(&mut twins, &mut memory);
     let marked = maps(7) | Entry::ACCESSED | Entry::DIRTY;
     assert_eq!(memory.get(1, 2), marked);
     assert_eq!(
-        changes,
+        diffs,
         [Diff {
             page: Page(1),
             word: 2,
@@ -272,8 +272,8 @@ proptest! {
         let mut twins = memory.each_mut().map(leaf_table);
         let exchange = |twins: &mut [Twins<4>; 2], memory: &mut [Small; 2]| {
             for from in 0..2 {
-                let changes = collect(&mut twins[from], &mut memory[from]);
-                changes.iter().for_each(|change| twins[1 - from].apply(change, &mut memory[1 - from]));
+                let diffs = collect(&mut twins[from], &mut memory[from]);
+                diffs.iter().for_each(|diff| twins[1 - from].apply(diff, &mut memory[1 - from]));
             }
         };
         for (node, word, frame, is_exchanged) in writes {

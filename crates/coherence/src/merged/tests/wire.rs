@@ -31,8 +31,8 @@ proptest! {
         page: u32, word in 0_u16..512, old: u64, new: u64, round: u64, op in op(),
         counts in prop::collection::vec(any::<u64>(), 1..=usize::from(MAX_SHARERS)),
     ) {
-        let change = Diff { page: Page(page), word, old, new };
-        prop_assert_eq!(Diff::decode(&change.encode()), Ok(change));
+        let diff = Diff { page: Page(page), word, old, new };
+        prop_assert_eq!(Diff::decode(&diff.encode()), Ok(diff));
         let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
         let stamp = VectorTime::decode(&bytes).unwrap();
         prop_assert!((0_u16..).zip(&counts).all(|(node, count)| stamp.of(NodeId(node)) == *count));
@@ -51,9 +51,9 @@ proptest! {
         if let Ok(message) = MergeMessage::decode(&bytes, VectorTime::default()) {
             prop_assert_eq!(message.encode(), bytes);
         }
-        if let Ok(change) = Diff::decode(&bytes) {
-            prop_assert!(change.word < 512);
-            prop_assert_eq!(change.encode(), bytes);
+        if let Ok(diff) = Diff::decode(&bytes) {
+            prop_assert!(diff.word < 512);
+            prop_assert_eq!(diff.encode(), bytes);
         }
     }
 }

@@ -64,13 +64,13 @@ impl Hooks for Rest {
         );
     }
     fn broadcast(&mut self, batch: Batch<'_>) {
-        let mut changes = batch.changes.to_vec();
+        let mut diffs = batch.diffs.to_vec();
         if self.is_upwards {
-            changes.reverse();
+            diffs.reverse();
         }
         let me = self.me;
         for to in (0..self.nodes).filter(|to| *to != me) {
-            self.post(to, batch.stamp, Payload::Batch(changes.clone()));
+            self.post(to, batch.stamp, Payload::Batch(diffs.clone()));
         }
     }
     fn take(&mut self, page: Page) {
