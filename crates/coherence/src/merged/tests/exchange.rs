@@ -9,20 +9,20 @@ use crate::merged::{
 use crate::{Layout, NodeId, Page};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Done {
+enum DriverCall {
     Sent(u16, u32, MergeOp),
-    News,
+    Broadcast,
     Take(u32),
     GiveBack(u32),
     Open(u32),
     Close(u32),
 }
-use Done::*;
+use DriverCall::*;
 
 /// Three nodes; pages 0 and 1 are managed by node 0, 2 and 3 by node 1, 4 and 5 by node 2.
-struct Desk {
+struct RecordingDriver {
     memory: [[u64; WORDS]; 6],
-    done: Vec<Done>,
+    calls: Vec<DriverCall>,
 }
 
 const ROOT: u32 = 4;
@@ -30,7 +30,7 @@ const MIDDLE: u32 = 5;
 const LEAF: u32 = 2;
 const CR3: Option<u64> = Some(0x4000);
 
-impl AtomicPageWords for Desk {
+impl AtomicPageWords for RecordingDriver {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < 6
     }
@@ -43,31 +43,31 @@ impl AtomicPageWords for Desk {
     }
 }
 
-impl Hooks for Desk {
+impl Hooks for RecordingDriver {
     fn send(&mut self, to: NodeId, message: MergeMessage) {
-        self.done.push(Sent(to.0, message.page.0, message.op));
+        self.calls.push(Sent(to.0, message.page.0, message.op));
     }
     fn broadcast(&mut self, _: Batch<'_>) {
-        self.done.push(News);
+        self.calls.push(Broadcast);
     }
     fn take(&mut self, page: Page) {
-        self.done.push(Take(page.0));
+        self.calls.push(Take(page.0));
     }
     fn give_back(&mut self, page: Page) {
-        self.done.push(GiveBack(page.0));
+        self.calls.push(GiveBack(page.0));
     }
     fn store(&mut self, _: Page) {}
     fn open(&mut self, page: Page) {
-        self.done.push(Open(page.0));
+        self.calls.push(Open(page.0));
     }
     fn close(&mut self, page: Page) {
-        self.done.push(Close(page.0));
+        self.calls.push(Close(page.0));
     }
 }
 
 struct Node {
     merger: Merger<WORDS>,
-    desk: Desk,
+    driver: RecordingDriver,
 }
 
 impl Node {
@@ -82,12 +82,12 @@ impl Node {
         let layout = Layout::even(NodeId(me), 3, 6);
         let mut node = Self {
             merger: Merger::new(layout, Level(3), 4, 1, Accessed::Preset, pinned),
-            desk: Desk {
+            driver: RecordingDriver {
                 memory,
-                done: Vec::new(),
+                calls: Vec::new(),
             },
         };
-        node.merger.loaded(0, CR3, &mut node.desk);
+        node.merger.loaded(0, CR3, &mut node.driver);
         node
     }
 
@@ -103,7 +103,7 @@ impl Node {
             node.hear(manager, page, 1, MergeOp::Begin);
             assert!(node.merger.is_merged(Page(page)));
         }
-        node.desk.done.clear();
+        node.driver.calls.clear();
         node
     }
 
@@ -111,17 +111,17 @@ impl Node {
     fn managing(loaded: [bool; 2]) -> Self {
         let mut node = Self::new(2);
         let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
-        node.merger.propose(proposal, &mut node.desk);
-        assert_eq!(node.done(), [Take(ROOT)]);
-        node.merger.taken(Page(ROOT), &mut node.desk);
+        node.merger.propose(proposal, &mut node.driver);
+        assert_eq!(node.take_calls(), [Take(ROOT)]);
+        node.merger.taken(Page(ROOT), &mut node.driver);
         let offer = MergeOp::Offer(Level(3));
-        assert_eq!(node.done(), [Sent(0, ROOT, offer), Sent(1, ROOT, offer)]);
+        assert_eq!(node.take_calls(), [Sent(0, ROOT, offer), Sent(1, ROOT, offer)]);
         for (from, is_loaded) in (0..).zip(loaded) {
-            assert_eq!(node.done(), [], "all have to accept");
+            assert_eq!(node.take_calls(), [], "all have to accept");
             node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence: 1 });
         }
         assert_eq!(
-            node.done(),
+            node.take_calls(),
             [
                 Sent(0, ROOT, MergeOp::Begin),
                 Sent(1, ROOT, MergeOp::Begin),
@@ -139,11 +139,11 @@ impl Node {
             round,
             op,
         };
-        self.merger.receive(NodeId(from), message, &mut self.desk);
+        self.merger.receive(NodeId(from), message, &mut self.driver);
     }
 
-    fn done(&mut self) -> Vec<Done> {
-        std::mem::take(&mut self.desk.done)
+    fn take_calls(&mut self) -> Vec<DriverCall> {
+        std::mem::take(&mut self.driver.calls)
     }
 }
 
@@ -154,11 +154,11 @@ fn loaded(is_loaded: bool, sequence: u64) -> MergeOp {
 #[test]
 fn a_root_that_is_left_holds_up_messages_until_its_manager_has_answered() {
     let mut node = Node::with_tree();
-    node.merger.loaded(0, None, &mut node.desk);
-    let ticket = node.merger.collect(&mut node.desk);
+    node.merger.loaded(0, None, &mut node.driver);
+    let ticket = node.merger.collect(&mut node.driver);
     assert!(!node.merger.may_send(ticket));
     assert!(matches!(
-        node.done()[..],
+        node.take_calls()[..],
         [Sent(2, ROOT, MergeOp::Loaded { is_loaded: false, .. })]
     ));
     node.hear(2, ROOT, 1, MergeOp::Kept);
@@ -168,9 +168,9 @@ fn a_root_that_is_left_holds_up_messages_until_its_manager_has_answered() {
 #[test]
 fn a_root_that_leaves_for_another_reason_is_not_kept() {
     let mut node = Node::with_tree();
-    node.desk.memory[ROOT as usize][0] = 0;
-    let ticket = node.merger.collect(&mut node.desk);
-    node.merger.loaded(0, None, &mut node.desk);
+    node.driver.memory[ROOT as usize][0] = 0;
+    let ticket = node.merger.collect(&mut node.driver);
+    node.merger.loaded(0, None, &mut node.driver);
     node.hear(2, ROOT, 1, MergeOp::Kept);
     node.hear(2, MIDDLE, 1, MergeOp::Left);
     node.hear(1, LEAF, 1, MergeOp::Left);
@@ -182,13 +182,13 @@ fn a_root_that_leaves_for_another_reason_is_not_kept() {
 #[test]
 fn what_only_a_root_led_to_holds_up_the_same_messages() {
     let mut node = Node::with_tree();
-    node.merger.loaded(0, None, &mut node.desk);
-    let ticket = node.merger.collect(&mut node.desk);
-    node.done();
+    node.merger.loaded(0, None, &mut node.driver);
+    let ticket = node.merger.collect(&mut node.driver);
+    node.take_calls();
     node.hear(2, ROOT, 1, MergeOp::Drop);
     let leave = |to, page| Sent(to, page, MergeOp::Leave);
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [
             Close(ROOT),
             leave(2, MIDDLE),
@@ -200,22 +200,22 @@ fn what_only_a_root_led_to_holds_up_the_same_messages() {
     assert!(!node.merger.may_send(ticket));
     node.hear(1, LEAF, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
-    assert_eq!(node.done(), [], "not settled");
+    assert_eq!(node.take_calls(), [], "not settled");
     node.hear(2, MIDDLE, 1, MergeOp::Left);
     assert!(node.merger.may_send(ticket));
-    assert_eq!(node.done(), [Sent(2, ROOT, MergeOp::Settled)]);
+    assert_eq!(node.take_calls(), [Sent(2, ROOT, MergeOp::Settled)]);
 }
 
 #[test]
 fn a_page_is_closed_before_its_last_changes_are_collected() {
     let mut node = Node::with_tree();
-    node.desk.memory[LEAF as usize][1] = 0x1000;
+    node.driver.memory[LEAF as usize][1] = 0x1000;
     node.hear(1, LEAF, 1, MergeOp::Drop);
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [
             Close(LEAF),
-            News,
+            Broadcast,
             Sent(1, LEAF, MergeOp::Dropped),
             Sent(1, LEAF, MergeOp::Settled)
         ]
@@ -237,21 +237,21 @@ fn an_old_rounds_word_opens_nothing() {
 fn a_page_without_a_merged_parent_is_refused() {
     let mut node = Node::new(0);
     node.hear(2, MIDDLE, 1, MergeOp::Offer(Level(2)));
-    assert_eq!(node.done(), [Sent(2, MIDDLE, MergeOp::Refuse)]);
+    assert_eq!(node.take_calls(), [Sent(2, MIDDLE, MergeOp::Refuse)]);
 }
 
 #[test]
 fn a_page_that_has_not_begun_is_let_alone() {
     let mut node = Node::new(0);
     node.hear(2, ROOT, 1, MergeOp::Offer(Level(3)));
-    node.done();
+    node.take_calls();
     // Its manager has withdrawn it, and it has come back as data before that was heard.
-    node.desk.memory[ROOT as usize][1] = maps(7);
-    node.merger.collect(&mut node.desk);
-    assert_eq!(node.done(), []);
-    assert_eq!(node.desk.memory[ROOT as usize][1], maps(7));
+    node.driver.memory[ROOT as usize][1] = maps(7);
+    node.merger.collect(&mut node.driver);
+    assert_eq!(node.take_calls(), []);
+    assert_eq!(node.driver.memory[ROOT as usize][1], maps(7));
     node.hear(2, ROOT, 1, MergeOp::Withdraw);
-    assert_eq!(node.done(), []);
+    assert_eq!(node.take_calls(), []);
 }
 
 #[test]
@@ -259,12 +259,12 @@ fn what_only_a_page_that_leaves_leads_to_is_refused() {
     let mut node = Node::with_tree();
     node.hear(1, LEAF, 1, MergeOp::Drop);
     node.hear(1, LEAF, 1, MergeOp::Left);
-    node.desk.memory[ROOT as usize][0] = table(1);
-    node.merger.collect(&mut node.desk);
-    assert!(node.done().ends_with(&[News, Sent(2, MIDDLE, MergeOp::Leave)]));
+    node.driver.memory[ROOT as usize][0] = table(1);
+    node.merger.collect(&mut node.driver);
+    assert!(node.take_calls().ends_with(&[Broadcast, Sent(2, MIDDLE, MergeOp::Leave)]));
     assert_eq!(node.merger.suspect(Page(LEAF)), None);
     node.hear(1, LEAF, 2, MergeOp::Offer(Level(1)));
-    assert_eq!(node.done(), [Sent(1, LEAF, MergeOp::Refuse)]);
+    assert_eq!(node.take_calls(), [Sent(1, LEAF, MergeOp::Refuse)]);
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn the_manager_closes_its_own_copy_and_gives_it_back_when_all_have_settled() {
     let mut node = Node::managing([true, false]);
     node.hear(0, ROOT, 1, MergeOp::Leave);
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [
             Sent(0, ROOT, MergeOp::Drop),
             Sent(1, ROOT, MergeOp::Drop),
@@ -281,28 +281,28 @@ fn the_manager_closes_its_own_copy_and_gives_it_back_when_all_have_settled() {
     );
     node.hear(0, ROOT, 1, MergeOp::Dropped);
     node.hear(0, ROOT, 1, MergeOp::Settled);
-    assert_eq!(node.done(), []);
+    assert_eq!(node.take_calls(), []);
     node.hear(1, ROOT, 1, MergeOp::Dropped);
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [Sent(0, ROOT, MergeOp::Left), Sent(1, ROOT, MergeOp::Left)]
     );
     node.hear(1, ROOT, 1, MergeOp::Settled);
-    assert_eq!(node.done(), [GiveBack(ROOT)]);
+    assert_eq!(node.take_calls(), [GiveBack(ROOT)]);
     // Who asked meanwhile hears that it is over.
     node.hear(1, ROOT, 1, MergeOp::Leave);
-    assert_eq!(node.done(), [Sent(1, ROOT, MergeOp::Left)]);
+    assert_eq!(node.take_calls(), [Sent(1, ROOT, MergeOp::Left)]);
 }
 
 #[test]
 fn a_root_leaves_with_the_last_cpu_that_has_it() {
     let mut node = Node::managing([true, false]);
     node.hear(0, ROOT, 1, loaded(false, 5));
-    assert_eq!(node.done(), [Sent(0, ROOT, MergeOp::Kept)], "the manager has it");
+    assert_eq!(node.take_calls(), [Sent(0, ROOT, MergeOp::Kept)], "the manager has it");
     node.hear(0, ROOT, 1, loaded(true, 4));
-    node.merger.loaded(0, None, &mut node.desk);
+    node.merger.loaded(0, None, &mut node.driver);
     assert_eq!(
-        node.done()[..2],
+        node.take_calls()[..2],
         [Sent(0, ROOT, MergeOp::Drop), Sent(1, ROOT, MergeOp::Drop)]
     );
 }
@@ -311,9 +311,9 @@ fn a_root_leaves_with_the_last_cpu_that_has_it() {
 fn a_root_that_all_left_before_it_began_does_not_begin() {
     let mut node = Node::new(2);
     let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
-    node.merger.propose(proposal, &mut node.desk);
-    node.merger.taken(Page(ROOT), &mut node.desk);
-    node.merger.loaded(0, None, &mut node.desk);
+    node.merger.propose(proposal, &mut node.driver);
+    node.merger.taken(Page(ROOT), &mut node.driver);
+    node.merger.loaded(0, None, &mut node.driver);
     node.hear(
         0,
         ROOT,
@@ -323,10 +323,10 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
             sequence: 1,
         },
     );
-    node.done();
+    node.take_calls();
     node.hear(0, ROOT, 1, loaded(false, 2));
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [Sent(0, ROOT, MergeOp::Kept)],
         "it need not wait for the votes"
     );
@@ -344,21 +344,21 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
         Sent(1, ROOT, MergeOp::Withdraw),
         GiveBack(ROOT),
     ];
-    assert_eq!(node.done(), withdrawn);
+    assert_eq!(node.take_calls(), withdrawn);
     assert!(!node.merger.is_merged(Page(ROOT)));
 }
 
 #[test]
 fn a_standing_root_stays_when_no_cpu_has_it_and_leaves_when_it_loses_an_entry() {
     let mut node = Node::with_pinned(0, ROOT..ROOT + 1).joined();
-    node.merger.loaded(0, None, &mut node.desk);
-    let ticket = node.merger.collect(&mut node.desk);
+    node.merger.loaded(0, None, &mut node.driver);
+    let ticket = node.merger.collect(&mut node.driver);
     assert!(node.merger.may_send(ticket));
-    assert_eq!(node.done(), []);
-    node.desk.memory[ROOT as usize][0] = 0;
-    let ticket = node.merger.collect(&mut node.desk);
+    assert_eq!(node.take_calls(), []);
+    node.driver.memory[ROOT as usize][0] = 0;
+    let ticket = node.merger.collect(&mut node.driver);
     assert!(!node.merger.may_send(ticket));
-    assert_eq!(node.done()[..2], [News, Sent(2, ROOT, MergeOp::Leave)]);
+    assert_eq!(node.take_calls()[..2], [Broadcast, Sent(2, ROOT, MergeOp::Leave)]);
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
     node.merger.last_pinned(CR3.unwrap_or_default());
     node.merger.last_pinned(5 << 12);
     // A root of its own, which leads to the same tables and is never hot.
-    node.merger.loaded(0, Some(4 << 12), &mut node.desk);
+    node.merger.loaded(0, Some(4 << 12), &mut node.driver);
     let (page, level) = (Page(ROOT), Level(3));
     assert_eq!(
         node.merger.suspect(CHILD),
@@ -377,7 +377,7 @@ fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
     let mut joined = node.joined();
     assert_eq!(joined.merger.suspect(Page(5)), None);
     assert!(joined.merger.is_merged(CHILD));
-    joined.desk.done.clear();
+    joined.driver.calls.clear();
     assert_eq!(Node::new(0).merger.suspect(CHILD), None);
 }
 
@@ -385,9 +385,9 @@ fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
 fn a_standing_root_that_all_left_before_it_began_begins() {
     let mut node = Node::with_pinned(2, ROOT..ROOT + 1);
     let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
-    node.merger.propose(proposal, &mut node.desk);
-    node.merger.loaded(0, None, &mut node.desk);
-    node.merger.taken(Page(ROOT), &mut node.desk);
+    node.merger.propose(proposal, &mut node.driver);
+    node.merger.loaded(0, None, &mut node.driver);
+    node.merger.taken(Page(ROOT), &mut node.driver);
     for from in 0..2 {
         let (is_loaded, sequence) = (false, 1);
         node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence });
@@ -397,7 +397,7 @@ fn a_standing_root_that_all_left_before_it_began_begins() {
         Sent(1, ROOT, MergeOp::Begin),
         Open(ROOT),
     ];
-    assert!(node.done().ends_with(&begun));
+    assert!(node.take_calls().ends_with(&begun));
 }
 
 #[test]
@@ -405,13 +405,13 @@ fn what_the_manager_did_before_goes_before_the_offer() {
     let mut node = Node::managing([true, true]);
     node.merger.propose(
         node.merger.suspect(Page(MIDDLE)).expect("below the root"),
-        &mut node.desk,
+        &mut node.driver,
     );
-    node.desk.memory[ROOT as usize][1] = table(LEAF);
-    node.merger.taken(Page(MIDDLE), &mut node.desk);
+    node.driver.memory[ROOT as usize][1] = table(LEAF);
+    node.merger.taken(Page(MIDDLE), &mut node.driver);
     let offer = MergeOp::Offer(Level(2));
-    let expected = [Take(MIDDLE), News, Sent(0, MIDDLE, offer), Sent(1, MIDDLE, offer)];
-    assert_eq!(node.done(), expected);
+    let expected = [Take(MIDDLE), Broadcast, Sent(0, MIDDLE, offer), Sent(1, MIDDLE, offer)];
+    assert_eq!(node.take_calls(), expected);
 }
 
 #[test]
