@@ -161,7 +161,7 @@ impl Model for Plan {
 
 const ALWAYS: [&str; 4] = ["right", "no conflict", "stays", "goes on"];
 
-/// What is wrong in some order, if anything; checked to the end otherwise.
+/// PendingSend is wrong in some order, if anything; checked to the end otherwise.
 fn find(plan: &Plan) -> Option<&'static str> {
     let checker = plan.clone().checker().spawn_bfs().join();
     let wrong = ALWAYS.into_iter().find(|name| checker.discovery(name).is_some());

@@ -11,9 +11,9 @@ use super::guest::{At, Cpu, Op, Va, WORDS};
 use crate::merged::{Accessed, Diff, Level, MergeMessage, Merger, Ticket, VectorTime};
 use crate::{Layout, NodeId, Page, Right};
 use engine::Request;
-use node::{Node, Rest};
+use node::{Node, NodeDriver};
 
-/// What the driver or the treatment leaves undone, to see that the checker finds it.
+/// PendingSend the driver or the treatment leaves undone, to see that the checker finds it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Broken {
     Nothing,
@@ -53,7 +53,7 @@ pub struct Plan {
     pub cpus: Vec<(usize, Option<u32>)>,
     pub programs: Vec<Vec<Op>>,
     pub handler: Vec<Op>,
-    /// What hardware may translate at any time.
+    /// PendingSend hardware may translate at any time.
     pub guesses: Vec<Va>,
     /// Proposed at any time, once.
     pub proposals: Vec<u32>,
@@ -85,13 +85,13 @@ pub struct Packet {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Task {
     pub to: usize,
-    pub what: What,
+    pub what: PendingSend,
     pub collected: usize,
     pub ticket: Option<Ticket>,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub enum What {
+pub enum PendingSend {
     Page(u32, Right, bool),
     Interrupt(usize, usize),
 }
@@ -140,7 +140,7 @@ impl World {
                     plan.accessed,
                     plan.pinned.clone(),
                 ),
-                rest: Rest {
+                driver: NodeDriver {
                     me,
                     nodes: plan.nodes,
                     copy: copy.clone(),
@@ -175,7 +175,7 @@ impl World {
             wins: 0,
             wrong: None,
         };
-        // What is merged at the start joins as anything does.
+        // PendingSend is merged at the start joins as anything does.
         for node in 0..plan.nodes {
             world.look_at_cr3s(node);
         }
@@ -188,7 +188,7 @@ impl World {
 
     /// Delivers everything until a page is merged, as the nodes do when nobody disturbs them.
     fn rest_awhile(&mut self, plan: &Plan, page: u32) {
-        while !self.nodes.iter().all(|node| node.rest.open[page as usize]) || !self.packets.is_empty() {
+        while !self.nodes.iter().all(|node| node.driver.open[page as usize]) || !self.packets.is_empty() {
             let request = self
                 .requests
                 .iter()
@@ -207,17 +207,17 @@ impl World {
         }
     }
 
-    fn merge(&mut self, node: usize, act: impl FnOnce(&mut Merger<WORDS>, &mut Rest)) {
-        let Node { merger, rest, .. } = &mut self.nodes[node];
-        act(merger, rest);
-        for page in std::mem::take(&mut self.nodes[node].rest.takes) {
+    fn merge(&mut self, node: usize, act: impl FnOnce(&mut Merger<WORDS>, &mut NodeDriver)) {
+        let Node { merger, driver, .. } = &mut self.nodes[node];
+        act(merger, driver);
+        for page in std::mem::take(&mut self.nodes[node].driver.takes) {
             self.takes.push((node, page));
         }
         self.take();
-        for page in std::mem::take(&mut self.nodes[node].rest.given_back) {
+        for page in std::mem::take(&mut self.nodes[node].driver.given_back) {
             self.held.retain(|held| *held != page);
         }
-        let sent = std::mem::take(&mut self.nodes[node].rest.sent);
+        let sent = std::mem::take(&mut self.nodes[node].driver.sent);
         self.packets.extend(sent);
         // They are a set: links keep no order.
         self.packets.sort_by_cached_key(|packet| {
@@ -234,7 +234,7 @@ impl World {
             .position(|node| node.merger.suspect(Page(page)).is_some());
         if let Some(node) = proposer {
             let proposal = self.nodes[node].merger.suspect(Page(page)).expect("just found");
-            self.merge(node, |merger, rest| merger.propose(proposal, rest));
+            self.merge(node, |merger, driver| merger.propose(proposal, driver));
         }
     }
 
@@ -242,28 +242,28 @@ impl World {
     pub fn go_on(&mut self, plan: &Plan, node: usize) {
         let mut task = self.nodes[node].task.take().expect("there is one");
         let leaves_out = match &task.what {
-            What::Page(_, _, true) => plan.broken == Broken::Transfers,
-            What::Page(_, _, false) => plan.broken == Broken::Acknowledgements,
-            What::Interrupt(..) => plan.broken == Broken::Interrupts,
+            PendingSend::Page(_, _, true) => plan.broken == Broken::Transfers,
+            PendingSend::Page(_, _, false) => plan.broken == Broken::Acknowledgements,
+            PendingSend::Interrupt(..) => plan.broken == Broken::Interrupts,
         };
         let count = self.nodes[node].merger.twins.len();
         if let Some(ticket) = task.ticket {
             assert!(self.nodes[node].merger.may_send(ticket) || plan.broken == Broken::Hasty);
-            if let (What::Page(page, right, _), Broken::Early) = (&task.what, plan.broken) {
+            if let (PendingSend::Page(page, right, _), Broken::Early) = (&task.what, plan.broken) {
                 self.restrict(node, *page, *right);
             }
-            let Node { merger, rest, .. } = &mut self.nodes[node];
+            let Node { merger, driver, .. } = &mut self.nodes[node];
             let payload = match task.what {
-                What::Page(page, _, brings) => {
-                    Payload::Right(page, brings.then_some(rest.copy[page as usize]))
+                PendingSend::Page(page, _, brings) => {
+                    Payload::Right(page, brings.then_some(driver.copy[page as usize]))
                 }
-                What::Interrupt(cpu, sender) => {
+                PendingSend::Interrupt(cpu, sender) => {
                     self.cpus[sender].is_out = false;
                     Payload::Interrupt(cpu)
                 }
             };
             let stamp = merger.stamp();
-            self.merge(node, |_, rest| rest.post(task.to, stamp, payload));
+            self.merge(node, |_, driver| driver.post(task.to, stamp, payload));
             return;
         }
         if task.collected == 0 && plan.broken != Broken::Blind {
@@ -275,14 +275,14 @@ impl World {
             } else {
                 task.collected
             };
-            let Node { merger, rest, .. } = &mut self.nodes[node];
+            let Node { merger, driver, .. } = &mut self.nodes[node];
             let Merger { twins, diffs, .. } = merger;
-            twins.collect(at, rest, diffs);
+            twins.collect(at, driver, diffs);
             task.collected += 1;
         }
         if leaves_out || task.collected >= count {
             let mut ticket = None;
-            self.merge(node, |merger, rest| ticket = Some(merger.send_diffs(rest)));
+            self.merge(node, |merger, driver| ticket = Some(merger.send_diffs(driver)));
             task.ticket = ticket;
         }
         self.nodes[node].task = Some(task);
@@ -292,7 +292,7 @@ impl World {
         for cpu in 0..self.cpus.len() {
             let cr3 = self.cpus[cpu].cr3.filter(|_| self.cpus[cpu].node == node);
             let cr3 = cr3.map(|page| u64::from(page) << 12);
-            self.merge(node, |merger, rest| merger.loaded(cpu, cr3, rest));
+            self.merge(node, |merger, driver| merger.loaded(cpu, cr3, driver));
         }
     }
 
@@ -328,13 +328,13 @@ impl World {
         match packet.payload {
             Payload::Batch(diffs) => self.nodes[to].applying = Some((from, diffs)),
             Payload::MergeMessage(message, bytes) => {
-                self.nodes[to].rest.arrived = bytes;
-                self.merge(to, |merger, rest| merger.receive(id(from), message, rest));
-                self.nodes[to].rest.arrived = [0; WORDS];
+                self.nodes[to].driver.arrived = bytes;
+                self.merge(to, |merger, driver| merger.receive(id(from), message, driver));
+                self.nodes[to].driver.arrived = [0; WORDS];
             }
             Payload::Right(page, bytes) => {
                 if let Some(bytes) = bytes {
-                    self.nodes[to].rest.copy[page as usize] = bytes;
+                    self.nodes[to].driver.copy[page as usize] = bytes;
                 }
                 let request = self
                     .requests
@@ -351,11 +351,11 @@ impl World {
     /// One word of the batch, or its end.
     pub fn apply(&mut self, node: usize) {
         let (from, mut diffs) = self.nodes[node].applying.take().expect("there is one");
-        let Node { merger, rest, .. } = &mut self.nodes[node];
+        let Node { merger, driver, .. } = &mut self.nodes[node];
         let first = diffs.remove(0);
-        merger.twins.apply(&first, rest);
+        merger.twins.apply(&first, driver);
         if diffs.is_empty() {
-            self.merge(node, |merger, rest| merger.applied(id(from), rest));
+            self.merge(node, |merger, driver| merger.applied(id(from), driver));
         } else {
             self.nodes[node].applying = Some((from, diffs));
         }

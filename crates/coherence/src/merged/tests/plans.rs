@@ -1,4 +1,4 @@
-//! What the guests of these worlds do.
+//! PendingSend the guests of these worlds do.
 
 use super::guest::{Op, Va, maps, table};
 use super::machine::{Broken, Plan};
@@ -188,7 +188,7 @@ pub fn private_roots() -> Plan {
     plan
 }
 
-/// What node 0 did reaches node 2 by node 1.
+/// PendingSend node 0 did reaches node 2 by node 1.
 pub fn hearsay() -> Plan {
     let first = vec![Op::Take((LEAF, 0)), Op::Free(FRAME), Op::Set(GO, 1)];
     let second = vec![Op::Await(GO, 1), Op::Set((FLAGS, 1), 1)];

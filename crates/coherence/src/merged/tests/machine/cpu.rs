@@ -1,15 +1,15 @@
 //! Instructions, and what hardware does by itself.
 
 use super::super::guest::{At, Cached, Op, Va};
-use super::{Plan, Task, What, World};
+use super::{Plan, Task, PendingSend, World};
 use crate::Right;
 use crate::merged::Entry;
 
 impl World {
-    /// What a CPU needs to go on with this instruction, if its node has not got it.
+    /// PendingSend a CPU needs to go on with this instruction, if its node has not got it.
     pub fn lacks(&self, cpu: usize, op: Op) -> Option<(u32, Right)> {
-        let rest = &self.nodes[self.cpus[cpu].node].rest;
-        let lacks = |(page, _): At, right| (!rest.allows(page, right)).then_some((page, right));
+        let driver = &self.nodes[self.cpus[cpu].node].driver;
+        let lacks = |(page, _): At, right| (!driver.allows(page, right)).then_some((page, right));
         match op {
             Op::Acquire(at) | Op::Set(at, _) | Op::Add(at) | Op::Take(at) => lacks(at, Right::Write),
             Op::Await(at, _) | Op::IfIs(at, _, _) => lacks(at, Right::Read),
@@ -21,7 +21,7 @@ impl World {
     /// Where hardware gets by these indices, from the furthest that it has cached.
     fn follow(&self, cpu: usize, path: &[usize]) -> Result<u32, Option<(u32, Right)>> {
         let cpu = &self.cpus[cpu];
-        let rest = &self.nodes[cpu.node].rest;
+        let driver = &self.nodes[cpu.node].driver;
         let cached = |part: &&(Va, u32)| path.starts_with(part.0);
         let furthest = cpu.walks.iter().filter(cached).max_by_key(|part| part.0.len());
         let (begun, mut table) = match furthest {
@@ -29,11 +29,11 @@ impl World {
             None => (0, cpu.cr3.ok_or(None)?),
         };
         for index in &path[begun..] {
-            if !rest.allows(table, Right::Write) {
+            if !driver.allows(table, Right::Write) {
                 return Err(Some((table, Right::Write)));
             }
-            let entry = Entry(rest.copy[table as usize][*index]);
-            if !entry.is_present() || entry.frame() >= rest.copy.len() as u64 {
+            let entry = Entry(driver.copy[table as usize][*index]);
+            if !entry.is_present() || entry.frame() >= driver.copy.len() as u64 {
                 return Err(None);
             }
             table = u32::try_from(entry.frame()).expect("in memory");
@@ -52,11 +52,11 @@ impl World {
             return Ok(cached);
         }
         let table = self.follow(cpu, &va[..va.len() - 1])?;
-        let rest = &self.nodes[self.cpus[cpu].node].rest;
-        if !rest.allows(table, Right::Write) {
+        let driver = &self.nodes[self.cpus[cpu].node].driver;
+        if !driver.allows(table, Right::Write) {
             return Err(Some((table, Right::Write)));
         }
-        let entry = Entry(rest.copy[table as usize][va[va.len() - 1]]);
+        let entry = Entry(driver.copy[table as usize][va[va.len() - 1]]);
         let may_write = entry.0 & Entry::WRITABLE != 0;
         if !entry.is_present() || (writes && !may_write) {
             return Err(None);
@@ -78,7 +78,7 @@ impl World {
         }
         let table = self.follow(cpu, &va[..va.len() - 1]).expect("it was walked");
         let node = self.cpus[cpu].node;
-        let word = &mut self.nodes[node].rest.copy[table as usize][va[va.len() - 1]];
+        let word = &mut self.nodes[node].driver.copy[table as usize][va[va.len() - 1]];
         *word |= Entry::ACCESSED | if writes { Entry::DIRTY } else { 0 };
         let tlb = &mut self.cpus[cpu].tlb;
         tlb.retain(|(other, _)| *other != va);
@@ -102,27 +102,27 @@ impl World {
     /// Does an instruction that lacks nothing. False if it has to wait.
     pub fn execute(&mut self, plan: &Plan, cpu: usize, op: Op) -> bool {
         let node = self.cpus[cpu].node;
-        let rest = &mut self.nodes[node].rest;
+        let driver = &mut self.nodes[node].driver;
         let mut skip = 0;
         match op {
             Op::Acquire((page, word)) => {
-                if rest.copy[page as usize][word] != 0 {
+                if driver.copy[page as usize][word] != 0 {
                     return false;
                 }
-                rest.copy[page as usize][word] = 1;
+                driver.copy[page as usize][word] = 1;
             }
-            Op::Set((page, word), value) => rest.copy[page as usize][word] = value,
-            Op::Add((page, word)) => rest.copy[page as usize][word] += 1,
+            Op::Set((page, word), value) => driver.copy[page as usize][word] = value,
+            Op::Add((page, word)) => driver.copy[page as usize][word] += 1,
             Op::Take((page, word)) => {
-                self.cpus[cpu].register = std::mem::take(&mut rest.copy[page as usize][word]);
+                self.cpus[cpu].register = std::mem::take(&mut driver.copy[page as usize][word]);
             }
             Op::Await((page, word), value) => {
-                if rest.copy[page as usize][word] != value {
+                if driver.copy[page as usize][word] != value {
                     return false;
                 }
             }
             Op::IfIs((page, word), value, leave) => {
-                if rest.copy[page as usize][word] != value {
+                if driver.copy[page as usize][word] != value {
                     skip = leave;
                 }
             }
@@ -139,7 +139,7 @@ impl World {
                 self.cpus[cpu].is_out = true;
                 self.nodes[node].task = Some(Task {
                     to,
-                    what: What::Interrupt(target, cpu),
+                    what: PendingSend::Interrupt(target, cpu),
                     collected: 0,
                     ticket: None,
                 });

@@ -1,6 +1,6 @@
 //! A plain stand-in for the engine: who wants a page asks all who have it, and is granted it when all have answered.
 
-use super::{Broken, Plan, Task, What, World};
+use super::{Broken, Plan, Task, PendingSend, World};
 use crate::{Page, Right};
 
 /// One who wants a page: at most one for each page.
@@ -29,7 +29,7 @@ impl World {
 
     /// Somebody wants a page. Whoever is asked answers at any time later.
     pub fn request(&mut self, by: usize, page: u32, right: Right, is_taken: bool) {
-        let holds = |node: &usize| *node != by && self.nodes[*node].rest.rights[page as usize] > Right::None;
+        let holds = |node: &usize| *node != by && self.nodes[*node].driver.rights[page as usize] > Right::None;
         let mut unasked: Vec<usize> = (0..self.nodes.len()).filter(holds).collect();
         if right == Right::Read {
             unasked.truncate(1);
@@ -54,10 +54,10 @@ impl World {
         let is_first = request.awaited[0] == node;
         let (by, right) = (request.by, request.right);
         request.unasked.retain(|other| *other != node);
-        let has = self.nodes[by].rest.rights[page as usize] > Right::None;
+        let has = self.nodes[by].driver.rights[page as usize] > Right::None;
         let task = Task {
             to: by,
-            what: What::Page(page, right, is_first && !has),
+            what: PendingSend::Page(page, right, is_first && !has),
             collected: 0,
             ticket: None,
         };
@@ -73,7 +73,7 @@ impl World {
         } else {
             Right::Read
         };
-        let had = &mut self.nodes[node].rest.rights[page as usize];
+        let had = &mut self.nodes[node].driver.rights[page as usize];
         *had = to.min(*had);
     }
 
@@ -84,11 +84,11 @@ impl World {
             return;
         };
         let request = self.requests.remove(at);
-        let right = &mut self.nodes[request.by].rest.rights[page as usize];
+        let right = &mut self.nodes[request.by].driver.rights[page as usize];
         if request.is_taken {
             *right = Right::None;
             self.held.push(page);
-            self.merge(request.by, |merger, rest| merger.taken(Page(page), rest));
+            self.merge(request.by, |merger, driver| merger.taken(Page(page), driver));
         } else {
             *right = request.right;
             self.take();

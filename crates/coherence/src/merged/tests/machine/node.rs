@@ -8,7 +8,7 @@ use crate::{NodeId, Page, Right};
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Node {
     pub merger: Merger<WORDS>,
-    pub rest: Rest,
+    pub driver: NodeDriver,
     pub task: Option<Task>,
     /// A batch that is being applied: whose, and what is left of it.
     pub applying: Option<(usize, Vec<Diff>)>,
@@ -16,7 +16,7 @@ pub struct Node {
 
 /// A node but for its merger, and what its merger wants done.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Rest {
+pub struct NodeDriver {
     pub me: usize,
     pub nodes: usize,
     pub copy: Vec<[u64; WORDS]>,
@@ -30,7 +30,7 @@ pub struct Rest {
     pub is_early: bool,
 }
 
-impl AtomicPageWords for Rest {
+impl AtomicPageWords for NodeDriver {
     fn is_ram(&self, page: Page) -> bool {
         (page.0 as usize) < self.copy.len()
     }
@@ -47,7 +47,7 @@ impl AtomicPageWords for Rest {
     }
 }
 
-impl Hooks for Rest {
+impl Hooks for NodeDriver {
     fn send(&mut self, to: NodeId, message: MergeMessage) {
         let bytes = if message.op.carries_page() {
             self.copy[message.page.0 as usize]
@@ -92,7 +92,7 @@ impl Hooks for Rest {
     }
 }
 
-impl Rest {
+impl NodeDriver {
     pub fn post(&mut self, to: usize, stamp: VectorTime, payload: Payload) {
         let from = self.me;
         self.sent.push(Packet {
