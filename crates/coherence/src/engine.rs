@@ -17,22 +17,22 @@ use crate::{
 
 /// What came of a fault at once.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Faulted {
+pub enum FaultOutcome {
     /// The right is there, and was before: wake who faulted.
     Allowed,
     /// It has been granted.
     Granted,
     /// It will be, later.
-    Waits,
+    Pending,
 }
 
 /// What came of a discard at once.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Discarded {
+pub enum DiscardOutcome {
     /// The page is fresh: [`Effect::Forget`] is among the effects.
     Done,
     /// It will be, later: [`Effect::Forget`] follows with another event.
-    Waits,
+    Pending,
     /// Nothing: a processor of this node waits for it, or has not used it yet; or a copy was asked for ahead, and there is no answer yet.
     InUse,
 }
@@ -139,22 +139,22 @@ impl Engine {
     ///
     /// # Panics
     /// If the page is not of this stripe.
-    pub fn fault(&mut self, page: Page, access: Access, effects: &mut Vec<Effect>) -> Faulted {
+    pub fn fault(&mut self, page: Page, access: Access, effects: &mut Vec<Effect>) -> FaultOutcome {
         let place = self.own_place(page);
         let mut transition = self.transition(page, place, effects);
         let was_owner = transition.state.is_owner();
         if transition.state.right.allows(access) {
-            return Faulted::Allowed;
+            return FaultOutcome::Allowed;
         }
         if matches!(
             transition.state.stage,
             Stage::Asked(_) | Stage::Collecting | Stage::Discarding
         ) {
-            return Faulted::Waits;
+            return FaultOutcome::Pending;
         }
         if transition.state.stage.is_prefetching() {
             transition.join(access);
-            return Faulted::Waits;
+            return FaultOutcome::Pending;
         }
         transition.count(access);
         if was_owner {
@@ -167,13 +167,13 @@ impl Engine {
                 managed.wrote(me);
             }
             return if is_granted {
-                Faulted::Granted
+                FaultOutcome::Granted
             } else {
-                Faulted::Waits
+                FaultOutcome::Pending
             };
         }
         self.ask(page, place, access, effects);
-        Faulted::Waits
+        FaultOutcome::Pending
     }
 
     /// Asks for a page that this node does not own and has not asked for.
@@ -212,7 +212,7 @@ impl Engine {
     ///
     /// # Panics
     /// If the page is not of this stripe, or another node manages it.
-    pub fn discard(&mut self, page: Page, effects: &mut Vec<Effect>) -> Discarded {
+    pub fn discard(&mut self, page: Page, effects: &mut Vec<Effect>) -> DiscardOutcome {
         let place = self.own_place(page);
         let me = self.layout.me;
         assert!(
@@ -221,28 +221,28 @@ impl Engine {
         );
         let mut transition = self.transition(page, place, effects);
         match transition.state.stage {
-            Stage::Asked(Want::Discard) | Stage::Discarding => return Discarded::Waits,
-            Stage::Asked(_) | Stage::Collecting => return Discarded::InUse,
+            Stage::Asked(Want::Discard) | Stage::Discarding => return DiscardOutcome::Pending,
+            Stage::Asked(_) | Stage::Collecting => return DiscardOutcome::InUse,
             // As a guest too, by a copy that was asked for ahead and then wanted.
-            Stage::Owner | Stage::NotOwner if transition.state.is_held => return Discarded::InUse,
+            Stage::Owner | Stage::NotOwner if transition.state.is_held => return DiscardOutcome::InUse,
             Stage::Owner => {
                 transition.discard();
                 let is_done = transition.state.stage != Stage::Discarding;
                 self.managed(place).expect("it manages it").discarded(me);
                 return if is_done {
-                    Discarded::Done
+                    DiscardOutcome::Done
                 } else {
-                    Discarded::Waits
+                    DiscardOutcome::Pending
                 };
             }
             // Its answer is on the way, and would meet that of the discard.
-            Stage::Prefetching | Stage::PrefetchingRead | Stage::PrefetchingWrite => return Discarded::InUse,
+            Stage::Prefetching | Stage::PrefetchingRead | Stage::PrefetchingWrite => return DiscardOutcome::InUse,
             Stage::NotOwner => {}
         }
         transition.state.stage = Stage::Asked(Want::Discard);
         self.order(me, page, place, Want::Discard, effects)
             .expect("a node that has not asked is not on the way to own the page");
-        Discarded::Waits
+        DiscardOutcome::Pending
     }
 
     /// Who manages a page.

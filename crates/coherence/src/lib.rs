@@ -31,7 +31,7 @@ mod refusal;
 mod state;
 
 pub use counters::Counters;
-pub use engine::{Discarded, EFFECTS_MAX, Effect, Engine, Faulted};
+pub use engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine, FaultOutcome};
 pub use layout::{Home, Layout, LayoutError};
 pub use message::{Body, KIND_AT, Kind, MESSAGE_BYTES, Malformed, Message, Payload};
 pub use node::{MAX_NODES, NodeId, Nodes};

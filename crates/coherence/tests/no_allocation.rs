@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
 
-use coherence::{Access, Discarded, EFFECTS_MAX, Effect, Engine, Layout, Message, NodeId, Page};
+use coherence::{Access, DiscardOutcome, EFFECTS_MAX, Effect, Engine, Layout, Message, NodeId, Page};
 
 thread_local! {
     /// By this thread: those that run tests allocate when they like.
@@ -89,7 +89,7 @@ fn nothing_is_allocated_once_engines_are_made() {
                 if (round + page.0).is_multiple_of(5) && engine.manager(page) == node {
                     let discarded =
                         network.turn(node, engine, |engine, effects| engine.discard(page, effects));
-                    discards += u64::from(discarded != Discarded::InUse);
+                    discards += u64::from(discarded != DiscardOutcome::InUse);
                 }
             }
             loop {

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use coherence::{Discarded, NodeId, Page, Right};
+use coherence::{DiscardOutcome, NodeId, Page, Right};
 
 use super::PageServer;
 use crate::clock::now_ns;
@@ -226,13 +226,13 @@ impl PageServer {
             }
             let striped = Page(self.driver.region.striped(page));
             match self.turn(|engine, effects| engine.discard(striped, effects)) {
-                Discarded::Done => begun |= todo.bit(page),
-                Discarded::Waits => {
+                DiscardOutcome::Done => begun |= todo.bit(page),
+                DiscardOutcome::Pending => {
                     begun |= todo.bit(page);
                     self.discarding.jobs[index].waiting |= todo.bit(page);
                 }
-                Discarded::InUse if now < until_ns => {}
-                Discarded::InUse => begun |= todo.bit(page),
+                DiscardOutcome::InUse if now < until_ns => {}
+                DiscardOutcome::InUse => begun |= todo.bit(page),
             }
         }
         self.discarding.jobs[index].todo &= !begun;

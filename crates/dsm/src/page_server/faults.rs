@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use coherence::{Access, Faulted, Page, Right};
+use coherence::{Access, FaultOutcome, Page, Right};
 
 use super::PageServer;
 use crate::ending::End;
@@ -49,15 +49,15 @@ impl PageServer {
             self.driver.peers.gather();
             let faulted = self.turn(|engine, effects| engine.fault(striped, access, effects));
             match access {
-                _ if faulted != Faulted::Waits => {}
+                _ if faulted != FaultOutcome::Pending => {}
                 Access::Read => self.prefetch(page),
                 Access::Write => self.ask_to_fill(page),
             }
             self.driver.send_gathered();
             match faulted {
-                Faulted::Allowed => self.driver.retry_fault(page),
-                Faulted::Granted => self.claim_around(page),
-                Faulted::Waits => self.driver.waiters.note_ran(),
+                FaultOutcome::Allowed => self.driver.retry_fault(page),
+                FaultOutcome::Granted => self.claim_around(page),
+                FaultOutcome::Pending => self.driver.waiters.note_ran(),
             }
             self.check()?;
         }

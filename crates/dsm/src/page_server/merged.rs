@@ -1,6 +1,6 @@
 //! What a lane does about merged pages, beside serving its own: their messages in order, and what follows of them for the engine.
 
-use coherence::{Access, Faulted, Malformed, Page};
+use coherence::{Access, FaultOutcome, Malformed, Page};
 
 use super::PageServer;
 use crate::ending::End;
@@ -49,7 +49,7 @@ impl PageServer {
                     }
                     self.driver.merging = Some(merging);
                     let had = self.turn(|engine, effects| engine.fault(Page(page), Access::Write, effects));
-                    if had == Faulted::Allowed {
+                    if had == FaultOutcome::Allowed {
                         self.driver.revoke(page);
                         self.driver.deferred.push_back(DeferredWork::Taken(page));
                     }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::engine::{Discarded, EFFECTS_MAX, Effect, Engine};
+use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine};
 use crate::{
     Access, Body, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Payload, Refusal,
     Want,
@@ -198,7 +198,7 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
     };
     assert!(owner.receive(NodeId(1), forward(0), &mut Vec::new()).is_err());
     assert_eq!(owner.receive(NodeId(1), forward(1), &mut Vec::new()), Ok(()));
-    assert_eq!(manager.discard(page, &mut Vec::new()), Discarded::Waits);
+    assert_eq!(manager.discard(page, &mut Vec::new()), DiscardOutcome::Pending);
     for (want, bytes) in [
         (Want::Discard, Payload::Attached),
         (Want::Discard, Payload::None),

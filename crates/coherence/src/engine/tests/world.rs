@@ -2,7 +2,7 @@
 //!
 //! Contents are numbers: each write writes its own. Whatever a processor or an effect shows to be wrong ends in `broken`.
 
-use crate::engine::{Discarded, EFFECTS_MAX, Effect, Engine, Faulted};
+use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine, FaultOutcome};
 use crate::state::Stage;
 use crate::{
     Access, Body, Counters, Data, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right, Want,
@@ -413,10 +413,10 @@ impl World {
         let processor = &self.environment.processors[at(node)][processor];
         let is_answered = processor.waits.is_none();
         match faulted {
-            Faulted::Allowed => self.environment.breaks("allowed, and it faults"),
-            Faulted::Granted if is_answered => {}
-            Faulted::Waits if !is_answered => {}
-            Faulted::Granted | Faulted::Waits => self.environment.breaks("another answer than the grant"),
+            FaultOutcome::Allowed => self.environment.breaks("allowed, and it faults"),
+            FaultOutcome::Granted if is_answered => {}
+            FaultOutcome::Pending if !is_answered => {}
+            FaultOutcome::Granted | FaultOutcome::Pending => self.environment.breaks("another answer than the grant"),
         }
         let is_manager = self.engines[at(node)].layout.manager(page).0 == node;
         if was_not_owner && is_manager {
@@ -434,16 +434,16 @@ impl World {
             let discarded = engine.discard(page, effects);
             (discarded, effects.contains(&Effect::Forget { page }))
         });
-        if forgot != (discarded == Discarded::Done) || was_alone != forgot {
+        if forgot != (discarded == DiscardOutcome::Done) || was_alone != forgot {
             self.environment.breaks("another answer than what was done");
         }
         let processor = &mut self.environment.processors[at(node)][processor];
         match discarded {
-            Discarded::Done => processor.done += 1,
-            Discarded::Waits => (processor.waits, processor.discards) = (Some(page.0), true),
-            Discarded::InUse => {}
+            DiscardOutcome::Done => processor.done += 1,
+            DiscardOutcome::Pending => (processor.waits, processor.discards) = (Some(page.0), true),
+            DiscardOutcome::InUse => {}
         }
-        if was_not_owner && discarded == Discarded::Waits {
+        if was_not_owner && discarded == DiscardOutcome::Pending {
             self.environment.queues[at(page.0)].push(QueuedRequest::new(NodeId(node), true));
         }
     }
