@@ -12,7 +12,7 @@ use crate::state::{Stage, State};
 pub use effect::{EFFECTS_MAX, Effect};
 
 use crate::{
-    Access, Body, Counters, Data, Layout, LayoutError, Message, NodeId, Nodes, Page, Refusal, Right, Want,
+    Access, Body, Counters, Data, Layout, LayoutError, Message, NodeId, Nodes, Page, ProtocolError, Right, Want,
 };
 
 /// What came of a fault at once.
@@ -97,9 +97,9 @@ impl Transition<'_> {
         self.counters.upgrades += u64::from(self.state.right == Right::Read);
     }
 
-    fn out_of_turn(&self, from: NodeId, body: Body) -> Refusal {
+    fn unexpected(&self, from: NodeId, body: Body) -> ProtocolError {
         let page = self.page;
-        Refusal::OutOfTurn { from, page, body }
+        ProtocolError::Unexpected { from, page, body }
     }
 }
 
@@ -277,23 +277,23 @@ impl Engine {
         from: NodeId,
         message: Message,
         effects: &mut Vec<Effect>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ProtocolError> {
         let Message { page, body } = message;
         if from == self.layout.me || from.0 >= self.layout.nodes {
-            return Err(Refusal::Stranger(from));
+            return Err(ProtocolError::UnknownSender(from));
         }
-        let elsewhere = Refusal::Elsewhere { from, page };
+        let elsewhere = ProtocolError::WrongStripe { from, page };
         let place = self.layout.place(page).ok_or(elsewhere)?;
         if let Body::Request { access } = body {
             let is_ordered = self.order(from, page, place, access.into(), effects);
-            return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
+            return is_ordered.ok_or(ProtocolError::Unexpected { from, page, body });
         }
         if body == Body::Prefetch {
             let is_ordered = self.order_prefetch(from, page, place, effects);
-            return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
+            return is_ordered.ok_or(ProtocolError::Unexpected { from, page, body });
         }
         let mut transition = self.transition(page, place, effects);
-        let refusal = transition.out_of_turn(from, body);
+        let refusal = transition.unexpected(from, body);
         let is_taken = match body {
             Body::Request { .. } | Body::Prefetch => unreachable!("handled above"),
             Body::Forward {

@@ -27,7 +27,7 @@ mod message;
 mod migratory;
 mod node;
 mod page;
-mod refusal;
+mod protocol_error;
 mod state;
 
 pub use counters::Counters;
@@ -36,4 +36,4 @@ pub use layout::{Home, Layout, LayoutError};
 pub use message::{Body, KIND_AT, Kind, MESSAGE_BYTES, Malformed, Message, Payload};
 pub use node::{MAX_NODES, NodeId, Nodes};
 pub use page::{Access, Data, Page, Right, Want};
-pub use refusal::Refusal;
+pub use protocol_error::ProtocolError;

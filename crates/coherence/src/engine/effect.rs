@@ -16,7 +16,7 @@
 //!    queues the message copies them first: the page may change, or be gone, after the next effect.
 //! 5. **No answer.** No effect has a result that the engine waits for. A driver that can't perform one ends the node.
 //!
-//! A refused message ([`crate::Refusal`]) appends nothing. An event appends at most [`EFFECTS_MAX`] effects, so a list
+//! A refused message ([`crate::ProtocolError`]) appends nothing. An event appends at most [`EFFECTS_MAX`] effects, so a list
 //! with that capacity, emptied after each event, never allocates.
 
 use crate::{Data, MAX_NODES, Message, NodeId, Page, Right};

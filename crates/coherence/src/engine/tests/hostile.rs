@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine};
 use crate::{
-    Access, Body, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Payload, Refusal,
+    Access, Body, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Payload, ProtocolError,
     Want,
 };
 
@@ -140,15 +140,15 @@ fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
         body: Body::Invalidate,
     };
     let mut receive = |from, message: Message| engine.receive(NodeId(from), message, &mut Vec::new());
-    assert_eq!(receive(0, invalidate), Err(Refusal::Stranger(NodeId(0))));
-    assert_eq!(receive(NODES, invalidate), Err(Refusal::Stranger(NodeId(NODES))));
+    assert_eq!(receive(0, invalidate), Err(ProtocolError::UnknownSender(NodeId(0))));
+    assert_eq!(receive(NODES, invalidate), Err(ProtocolError::UnknownSender(NodeId(NODES))));
     let page = Page(PAGES);
     let from = NodeId(1);
     let past = Message { page, ..invalidate };
-    assert_eq!(receive(1, past), Err(Refusal::Elsewhere { from, page }));
+    assert_eq!(receive(1, past), Err(ProtocolError::WrongStripe { from, page }));
     let page = Page(0);
     let body = Body::Invalidate;
-    let refusal = Refusal::OutOfTurn { from, page, body };
+    let refusal = ProtocolError::Unexpected { from, page, body };
     assert_eq!(receive(1, invalidate), Err(refusal));
     // One that has a copy asks for another.
     let ask = Message {

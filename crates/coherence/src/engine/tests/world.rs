@@ -5,7 +5,7 @@
 use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine, FaultOutcome};
 use crate::state::Stage;
 use crate::{
-    Access, Body, Counters, Data, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right, Want,
+    Access, Body, Counters, Data, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, ProtocolError, Right, Want,
 };
 
 /// What lies in the place of a page that a node does not have.
@@ -461,7 +461,7 @@ impl World {
     }
 
     /// A message arrives. The caller has taken it out of wherever it was.
-    pub fn deliver(&mut self, packet: Packet) -> Result<(), Refusal> {
+    pub fn deliver(&mut self, packet: Packet) -> Result<(), ProtocolError> {
         let message = packet.message();
         let page = message.page;
         let from = NodeId(packet.from);
