@@ -6,7 +6,7 @@ use crate::{MAX_NODES, NodeId, Page};
 
 /// The pages from here to the next home, or to the end, have this manager.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Home {
+pub struct ManagedRange {
     /// The first of them.
     pub first: Page,
     /// Every request for them goes to this node first. It owns them at the start.
@@ -23,7 +23,7 @@ pub struct Layout {
     /// Pages of the region.
     pub pages: u32,
     /// By their first page, which rises and begins with 0.
-    pub homes: Vec<Home>,
+    pub ranges: Vec<ManagedRange>,
     /// This engine has the pages whose number is this one modulo `stripes`.
     pub stripe: u32,
     /// How many engines share the region's pages on each node.
@@ -46,7 +46,7 @@ pub enum LayoutError {
     Order(Page),
     /// No home at all.
     #[error("no page has a manager; name one for page 0")]
-    NoHome,
+    NoManager,
     /// The stripe is not one of the stripes.
     #[error("stripe {stripe} of {stripes}; count from 0")]
     Stripe {
@@ -64,13 +64,13 @@ impl Layout {
             let first = u64::from(pages) * u64::from(node) / u64::from(nodes.max(1));
             Page(u32::try_from(first).expect("less than all pages"))
         };
-        let home = |node| Home {
+        let home = |node| ManagedRange {
             first: first(node),
             manager: NodeId(node),
         };
-        let mut homes: Vec<Home> = (0..nodes).map(home).collect();
+        let mut ranges: Vec<ManagedRange> = (0..nodes).map(home).collect();
         // Fewer pages than nodes: some manage none.
-        homes.dedup_by(|later, earlier| {
+        ranges.dedup_by(|later, earlier| {
             let is_same = later.first == earlier.first;
             if is_same {
                 earlier.manager = later.manager;
@@ -81,7 +81,7 @@ impl Layout {
             me,
             nodes,
             pages,
-            homes,
+            ranges,
             stripe: 0,
             stripes: 1,
             migratory: false,
@@ -96,15 +96,15 @@ impl Layout {
         if self.nodes == 0 || self.nodes > MAX_NODES {
             return Err(LayoutError::Nodes(self.nodes));
         }
-        let managers = self.homes.iter().map(|home| home.manager);
+        let managers = self.ranges.iter().map(|home| home.manager);
         if let Some(node) = managers.chain([self.me]).find(|node| node.0 >= self.nodes) {
             return Err(LayoutError::NoSuchNode(node));
         }
-        let first = self.homes.first().ok_or(LayoutError::NoHome)?;
+        let first = self.ranges.first().ok_or(LayoutError::NoManager)?;
         if first.first != Page(0) {
             return Err(LayoutError::Order(first.first));
         }
-        if let Some(pair) = self.homes.windows(2).find(|pair| pair[0].first >= pair[1].first) {
+        if let Some(pair) = self.ranges.windows(2).find(|pair| pair[0].first >= pair[1].first) {
             return Err(LayoutError::Order(pair[1].first));
         }
         let (stripe, stripes) = (self.stripe, self.stripes);
@@ -116,8 +116,8 @@ impl Layout {
 
     /// Who manages a page.
     pub fn manager(&self, page: Page) -> NodeId {
-        let after = self.homes.partition_point(|home| home.first <= page);
-        self.homes[after - 1].manager
+        let after = self.ranges.partition_point(|home| home.first <= page);
+        self.ranges[after - 1].manager
     }
 
     /// The place of a page among those of this stripe, if it is one of them.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use coherence::{Engine, Home, Layout, LayoutError, NodeId, Page};
+use coherence::{Engine, ManagedRange, Layout, LayoutError, NodeId, Page};
 
 use crate::PAGE_BYTES;
 use crate::batches::SHARERS_MAX;
@@ -400,16 +400,16 @@ fn layout(me: u16, shape: Shape, homes: &[u32], region: &Region) -> Layout {
     let unit = region.row_of_lanes();
     let units = region.pages() / unit;
     if !homes.is_empty() {
-        let home = |(node, first): (u16, &u32)| Home {
+        let home = |(node, first): (u16, &u32)| ManagedRange {
             first: Page(first / unit * unit),
             manager: NodeId(node),
         };
-        layout.homes = (0..).zip(homes).map(home).collect();
+        layout.ranges = (0..).zip(homes).map(home).collect();
         // Of one that has less than a row, another one's begins at the same page.
-        layout.homes.dedup_by_key(|home| home.first);
+        layout.ranges.dedup_by_key(|home| home.first);
     } else if units >= u32::from(shape.nodes) {
-        layout.homes = (0..shape.nodes)
-            .map(|node| Home {
+        layout.ranges = (0..shape.nodes)
+            .map(|node| ManagedRange {
                 first: Page(units * u32::from(node) / u32::from(shape.nodes) * unit),
                 manager: NodeId(node),
             })

@@ -180,7 +180,7 @@ const PAGES: u32 = 200;
 impl Two {
     fn new() -> Self {
         let mut layout = Layout::even(NodeId(0), 2, PAGES);
-        layout.homes.truncate(1);
+        layout.ranges.truncate(1);
         let engine = |me| {
             Engine::new(Layout {
                 me: NodeId(me),

@@ -4,7 +4,7 @@ use stateright::{Model, Property};
 
 use super::world::{Op, Packet, World};
 use crate::every_order::check;
-use crate::{Home, Layout, NodeId, Page, Want};
+use crate::{ManagedRange, Layout, NodeId, Page, Want};
 
 /// More than any order of these worlds takes.
 const MESSAGES_MAX: usize = 60;
@@ -50,7 +50,7 @@ enum Step {
 impl Small {
     fn layout(&self) -> Layout {
         let homes = (0_u32..).zip(&self.managers);
-        let home = |(first, manager): (u32, &u16)| Home {
+        let home = |(first, manager): (u32, &u16)| ManagedRange {
             first: Page(first),
             manager: NodeId(*manager),
         };
@@ -58,7 +58,7 @@ impl Small {
             me: NodeId(0),
             nodes: u16::try_from(self.programs.len()).expect("few"),
             pages: u32::try_from(self.managers.len()).expect("few"),
-            homes: homes.map(home).collect(),
+            ranges: homes.map(home).collect(),
             stripe: 0,
             stripes: 1,
             migratory: self.migratory,

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine};
 use crate::{
-    Access, Body, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Payload, ProtocolError,
+    Access, Body, ManagedRange, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Payload, ProtocolError,
     Want,
 };
 
@@ -223,7 +223,7 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
 fn layouts_that_can_not_be_are_told() {
     let good = Layout::even(NodeId(1), 3, 10);
     assert_eq!(good.check(), Ok(()));
-    let firsts: Vec<u32> = good.homes.iter().map(|home| home.first.0).collect();
+    let firsts: Vec<u32> = good.ranges.iter().map(|home| home.first.0).collect();
     assert_eq!(firsts, [0, 3, 6]);
     let with = |change: fn(&mut Layout)| {
         let mut layout = good.clone();
@@ -237,16 +237,16 @@ fn layouts_that_can_not_be_are_told() {
         Some(LayoutError::NoSuchNode(NodeId(3)))
     );
     assert_eq!(
-        with(|layout| layout.homes[0].manager = NodeId(9)),
+        with(|layout| layout.ranges[0].manager = NodeId(9)),
         Some(LayoutError::NoSuchNode(NodeId(9)))
     );
-    assert_eq!(with(|layout| layout.homes.clear()), Some(LayoutError::NoHome));
+    assert_eq!(with(|layout| layout.ranges.clear()), Some(LayoutError::NoManager));
     assert_eq!(
-        with(|layout| layout.homes[0].first = Page(1)),
+        with(|layout| layout.ranges[0].first = Page(1)),
         Some(LayoutError::Order(Page(1)))
     );
     assert_eq!(
-        with(|layout| layout.homes[2].first = Page(3)),
+        with(|layout| layout.ranges[2].first = Page(3)),
         Some(LayoutError::Order(Page(3)))
     );
     assert_eq!(
@@ -262,15 +262,15 @@ fn layouts_that_can_not_be_are_told() {
 fn stripes_share_out_all_pages_and_each_manages_its_own() {
     let stripes = 4;
     let homes = [(0, 1), (7, 0), (12, 2), (13, 0)];
-    let home = |(first, manager)| Home {
+    let home = |(first, manager)| ManagedRange {
         first: Page(first),
         manager: NodeId(manager),
     };
-    let homes: Vec<Home> = homes.into_iter().map(home).collect();
+    let homes: Vec<ManagedRange> = homes.into_iter().map(home).collect();
     for page in (0..21).map(Page) {
         for stripe in 0..stripes {
             let layout = Layout {
-                homes: homes.clone(),
+                ranges: homes.clone(),
                 stripe,
                 stripes,
                 ..Layout::even(NodeId(0), 3, 21)

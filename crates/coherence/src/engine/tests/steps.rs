@@ -2,7 +2,7 @@
 
 use super::world::{Op, World};
 use crate::Want::{self, Discard, Read, Write};
-use crate::{Counters, Home, Layout, NodeId, Page, Right};
+use crate::{Counters, ManagedRange, Layout, NodeId, Page, Right};
 
 const PAGE: Page = Page(0);
 
@@ -10,7 +10,7 @@ const PAGE: Page = Page(0);
 fn world() -> World {
     let manager = NodeId(0);
     let layout = Layout {
-        homes: vec![Home { first: PAGE, manager }],
+        ranges: vec![ManagedRange { first: PAGE, manager }],
         ..Layout::even(manager, 4, 1)
     };
     World::new(&layout, &[1; 4])
