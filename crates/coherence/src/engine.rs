@@ -158,7 +158,7 @@ impl Engine {
         }
         transition.count(access);
         if was_owner {
-            transition.use_own(access);
+            transition.upgrade_owned(access);
             let is_granted = transition.state.right.allows(access);
             let me = self.layout.me;
             if access == Access::Write
@@ -172,12 +172,12 @@ impl Engine {
                 FaultOutcome::Pending
             };
         }
-        self.ask(page, place, access, effects);
+        self.request(page, place, access, effects);
         FaultOutcome::Pending
     }
 
     /// Asks for a page that this node does not own and has not asked for.
-    fn ask(&mut self, page: Page, place: usize, access: Access, effects: &mut Vec<Effect>) {
+    fn request(&mut self, page: Page, place: usize, access: Access, effects: &mut Vec<Effect>) {
         let mut transition = self.transition(page, place, effects);
         transition.state.stage = Stage::Asked(access.into());
         let (me, manager) = (transition.me, transition.manager);
@@ -300,8 +300,8 @@ impl Engine {
                 requester,
                 want,
                 reads,
-            } if from == transition.manager => transition.take(requester, want, reads),
-            Body::ForwardPrefetch { requester } if from == transition.manager => transition.take_prefetch(requester),
+            } if from == transition.manager => transition.accept_forward(requester, want, reads),
+            Body::ForwardPrefetch { requester } if from == transition.manager => transition.accept_prefetch(requester),
             Body::Forward { .. } | Body::ForwardPrefetch { .. } => None,
             Body::Copy { bytes } => transition.copy(bytes),
             Body::Ownership { want, bytes, copyset } => transition.ownership(want, bytes, copyset),
@@ -311,7 +311,7 @@ impl Engine {
                 let joined = transition.nacked().ok_or(refusal)?;
                 if let Some(access) = joined {
                     transition.count(access);
-                    self.ask(page, place, access, effects);
+                    self.request(page, place, access, effects);
                 }
                 return Ok(());
             }
@@ -330,7 +330,7 @@ impl Engine {
             return;
         }
         transition.state.is_held = false;
-        transition.give_up_if_asked();
+        transition.invalidate_if_pending();
         transition.serve();
     }
 
@@ -377,7 +377,7 @@ impl Engine {
         let (owner, reads) = (order.owner, order.reads);
         let mut transition = self.transition(page, place, effects);
         if owner == me {
-            transition.take(requester, order.want, reads)?;
+            transition.accept_forward(requester, order.want, reads)?;
         } else {
             let want = order.want;
             transition.send(

@@ -94,12 +94,12 @@ impl Transition<'_> {
             self.counters.deferred += 1;
             return Some(());
         }
-        self.give_up_if_asked();
+        self.invalidate_if_pending();
         Some(())
     }
 
     /// Gives up the copy, which has come and is not held, if somebody waits for that.
-    pub(super) fn give_up_if_asked(&mut self) {
+    pub(super) fn invalidate_if_pending(&mut self) {
         let Some(by) = self.state.invalidator.get() else {
             return;
         };

@@ -7,7 +7,7 @@ use crate::{Access, Body, Data, NodeId, Nodes, Payload, Right, Want};
 
 impl Transition<'_> {
     /// A processor of the owner needs more than it has.
-    pub(super) fn use_own(&mut self, access: Access) {
+    pub(super) fn upgrade_owned(&mut self, access: Access) {
         let contents = match self.state.right {
             Right::None => Data::Zero,
             Right::Read | Right::Write => Data::Local,
@@ -76,7 +76,7 @@ impl Transition<'_> {
     }
 
     /// A request is to be answered here: now, or when this node has the page and has used it.
-    pub(super) fn take(&mut self, requester: NodeId, want: Want, reads: u8) -> Option<()> {
+    pub(super) fn accept_forward(&mut self, requester: NodeId, want: Want, reads: u8) -> Option<()> {
         let state = &mut self.state;
         let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_prefetching();
         let is_other = requester != self.me && self.nodes.has(requester);
@@ -129,11 +129,11 @@ impl Transition<'_> {
         if let Some((next_owner, want)) = self.state.next_owner.get()
             && self.state.reads == self.state.reads_before_transfer
         {
-            self.give(next_owner, want);
+            self.transfer_ownership(next_owner, want);
         }
     }
 
-    fn give(&mut self, next_owner: NodeId, want: Want) {
+    fn transfer_ownership(&mut self, next_owner: NodeId, want: Want) {
         let state = &self.state;
         let is_fresh = state.is_fresh || want == Want::Discard;
         let bytes = match (state.copyset.has(next_owner), is_fresh) {

@@ -55,7 +55,7 @@ impl Engine {
             return Some(());
         };
         if owner == me {
-            transition.take_prefetch(requester)?;
+            transition.accept_prefetch(requester)?;
         } else {
             transition.send(owner, Body::ForwardPrefetch { requester });
         }
@@ -75,7 +75,7 @@ impl Transition<'_> {
     }
 
     /// A request of somebody who does not wait is to be answered here, at once.
-    pub(super) fn take_prefetch(&mut self, requester: NodeId) -> Option<()> {
+    pub(super) fn accept_prefetch(&mut self, requester: NodeId) -> Option<()> {
         let state = &mut self.state;
         let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_prefetching();
         let is_other = requester != self.me && self.nodes.has(requester);
@@ -120,7 +120,7 @@ impl Transition<'_> {
             self.effects.push(Effect::MapPrefetched { page });
         } else {
             // It was overtaken, and nobody has waited for it: it is as if it had never come.
-            self.give_up_if_asked();
+            self.invalidate_if_pending();
         }
         Some(())
     }
