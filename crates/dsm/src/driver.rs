@@ -24,7 +24,7 @@ pub use self::peers::Peers;
 use self::residencies::Residencies;
 use self::waiters::Waiters;
 use crate::PAGE_BYTES;
-use crate::ahead::WritePrefetcher;
+use crate::prefetch::WritePrefetcher;
 use crate::clock::{now_ns, ran_ns};
 use crate::discards::Mailbox;
 use crate::ending::End;

@@ -6,7 +6,7 @@
 //! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
 //! - [`page_server`]: the threads that serve faults and messages, each a part of the pages;
 //! - [`link`], [`wire`]: streams between nodes, and what carries them;
-//! - [`min_residency`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
+//! - [`min_residency`]: how long a page that has come stays; [`heat`]: which come most often; [`prefetch`]: which are asked for before anybody wants them;
 //! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads; [`batches`]: what their
 //!   messages come after;
 //! - [`discards`]: pages whose contents nobody needs any more;
@@ -15,7 +15,7 @@
 //! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
 //! ends, and all others with it, each with the reason. Other nodes are trusted with the memory, and with nothing else.
 
-mod ahead;
+mod prefetch;
 mod batches;
 mod calibration;
 mod causal;

@@ -24,7 +24,7 @@ use coherence::{EFFECTS_MAX, Effect, Engine};
 use urpc::poll::PollTime;
 
 use self::discarding::Discarding;
-use crate::ahead::ReadPrefetcher;
+use crate::prefetch::ReadPrefetcher;
 use crate::clock::now_ns;
 use crate::driver::EngineDriver;
 use crate::ending::{End, Ending};

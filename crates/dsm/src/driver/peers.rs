@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::PAGE_BYTES;
-use crate::ahead::WINDOW_MAX;
+use crate::prefetch::WINDOW_MAX;
 use crate::ending::End;
 use crate::frame::{FRAME_BYTES, Frame};
 use crate::link::Link;

@@ -10,11 +10,11 @@
 //! stream rests for some faults, longer each time. Pages that others took a short while ago are left out: they would come and go.
 //! There is no clock; what has been is counted in faults and takes.
 
-mod fills;
+mod write;
 
 use std::ops::Range;
 
-pub use fills::WritePrefetcher;
+pub use write::WritePrefetcher;
 
 /// The longest window, pages: 64 KiB, of which half at most came for nothing when a stream ends. Not chosen by a measurement.
 pub const WINDOW_MAX: u32 = 16;
@@ -98,7 +98,7 @@ impl Default for ReadPrefetcher {
 
 impl ReadPrefetcher {
     /// A thread waits to read a page that another node has: the pages to ask for beside it, [`WINDOW_MAX`] at most, all after it and before
-    /// `end`. Those of which [`Ahead::was_taken`] says so are better left out. `is_here` is whether a page can be read here.
+    /// `end`. Those of which [`ReadPrefetcher::was_taken`] says so are better left out. `is_here` is whether a page can be read here.
     pub fn reads(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
         self.now = self.now.wrapping_add(1);
         let now = self.now;

@@ -33,7 +33,7 @@ impl Default for WritePrefetcher {
 }
 
 impl WritePrefetcher {
-    /// A thread waits to write a page that is not here: the pages to take beside it, as [`Ahead::reads`] says.
+    /// A thread waits to write a page that is not here: the pages to take beside it, as [`ReadPrefetcher::reads`] says.
     pub fn writes(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
         let came_before = page.checked_sub(1).is_some_and(|before| self.came_fresh(before));
         if came_before {
