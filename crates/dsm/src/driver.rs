@@ -49,17 +49,17 @@ pub struct EngineDriver {
     pub peers: Peers,
     pub meter: Meter,
     /// Whether to ask for pages before anybody wants them.
-    pub reads_ahead: Arc<AtomicBool>,
+    pub prefetches: Arc<AtomicBool>,
     /// What went wrong in an effect, which has no result.
     pub failed: Option<End>,
     /// A thread of this node was woken, which may need this CPU.
     pub woke: bool,
     /// A page came ahead: its reader runs, or is about to, and may need this CPU as well.
-    pub brought: bool,
+    pub mapped_prefetched: bool,
     /// The last page that was granted had never been used.
     pub was_fresh: bool,
     /// What is taken before a thread writes it, and of that what has come and is for nobody to use first: the engine is to know.
-    pub fills: WritePrefetcher,
+    pub write_prefetcher: WritePrefetcher,
     pub unheld: Vec<u32>,
     pub residencies: Residencies,
     pub waiters: Waiters,
@@ -94,12 +94,12 @@ impl EngineDriver {
             latency,
             peers,
             meter: Meter::default(),
-            reads_ahead: Arc::default(),
+            prefetches: Arc::default(),
             failed: None,
             woke: false,
-            brought: false,
+            mapped_prefetched: false,
             was_fresh: false,
-            fills: WritePrefetcher::default(),
+            write_prefetcher: WritePrefetcher::default(),
             unheld: Vec::with_capacity(LIST),
             residencies: Residencies::default(),
             waiters: Waiters::default(),

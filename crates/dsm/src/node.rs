@@ -89,7 +89,7 @@ pub struct Node {
     meters: Vec<Arc<Mutex<Meter>>>,
     lanes: Vec<JoinHandle<()>>,
     enough_ns: Arc<AtomicU64>,
-    reads_ahead: Arc<AtomicBool>,
+    prefetches: Arc<AtomicBool>,
     notes: Vec<String>,
 }
 
@@ -211,7 +211,7 @@ impl Node {
             meters: Vec::new(),
             lanes: Vec::new(),
             enough_ns: Arc::new(AtomicU64::new(enough_ns)),
-            reads_ahead: Arc::new(AtomicBool::new(settings.ahead)),
+            prefetches: Arc::new(AtomicBool::new(settings.ahead)),
             notes: Vec::new(),
         };
         if !node.region.kernel_waits() {
@@ -245,7 +245,7 @@ impl Node {
                 Peers::new(links, names.clone()),
                 mail,
             );
-            driver.reads_ahead = node.reads_ahead.clone();
+            driver.prefetches = node.prefetches.clone();
             if merges {
                 let pinned = settings.pinned.clone();
                 let causal = Causal::new(usize::from(me), nodes, settings.processors, pinned);
@@ -321,7 +321,7 @@ impl Node {
 
     /// Whether the next pages are asked for too where threads read one after the other.
     pub fn set_ahead(&self, ahead: bool) {
-        self.reads_ahead.store(ahead, Ordering::Relaxed);
+        self.prefetches.store(ahead, Ordering::Relaxed);
     }
 
     /// What this host does not permit, for people.

@@ -59,7 +59,7 @@ pub struct PageServer {
     /// Threads may wait that have not been heard.
     faulted: bool,
     discarding: Discarding,
-    ahead: ReadPrefetcher,
+    read_prefetcher: ReadPrefetcher,
 }
 
 impl PageServer {
@@ -105,7 +105,7 @@ impl PageServer {
             polled,
             faulted: true,
             discarding: Discarding::default(),
-            ahead: ReadPrefetcher::default(),
+            read_prefetcher: ReadPrefetcher::default(),
         }
     }
 
@@ -163,7 +163,7 @@ impl PageServer {
             self.publish();
             self.sleep([look_again_ns, go_on_ns].into_iter().flatten().min());
             self.patience().waited(now_ns() - since, true);
-            (self.driver.woke, self.driver.brought) = (false, false);
+            (self.driver.woke, self.driver.mapped_prefetched) = (false, false);
             idle_since = None;
         }
     }

@@ -99,7 +99,7 @@ impl EngineDriver {
             self.region.clear(page);
         }
         self.landing.cancel(page);
-        let was_asked_ahead = right == Right::Write && self.fills.came(page, self.was_fresh);
+        let was_prefetched = right == Right::Write && self.write_prefetcher.came(page, self.was_fresh);
         if self.is_taken(page) {
             // Not for processors. A grant to read answers one to write too.
             self.residencies.end_page(page);
@@ -116,9 +116,9 @@ impl EngineDriver {
         if contents != Data::Zero && self.heat.came(page).is_multiple_of(HOT) && self.merging.is_some() {
             self.deferred.push_back(DeferredWork::Suspect(page));
         }
-        if was_asked_ahead && !self.waiters.has_page(page) {
+        if was_prefetched && !self.waiters.has_page(page) {
             self.meter.filled += 1;
-            self.brought = true;
+            self.mapped_prefetched = true;
             return self.unheld.push(page);
         }
         self.wake(page);
@@ -146,7 +146,7 @@ impl EngineDriver {
         let result = self.region.open(page, Right::Read);
         self.kernel(page, "map", result);
         self.heat.came(page);
-        self.brought = true;
+        self.mapped_prefetched = true;
     }
 }
 

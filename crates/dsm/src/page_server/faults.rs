@@ -51,7 +51,7 @@ impl PageServer {
             match access {
                 _ if faulted != FaultOutcome::Pending => {}
                 Access::Read => self.prefetch(page),
-                Access::Write => self.ask_to_fill(page),
+                Access::Write => self.prefetch_for_write(page),
             }
             self.driver.send_gathered();
             match faulted {
@@ -66,15 +66,15 @@ impl PageServer {
 
     /// Asks for pages after one that was just asked for, if it is of a stream of them.
     fn prefetch(&mut self, page: u32) {
-        if !self.driver.reads_ahead.load(Ordering::Relaxed) {
+        if !self.driver.prefetches.load(Ordering::Relaxed) {
             return;
         }
         // Of this lane, and most probably of the same manager.
         let end = self.driver.region.block_of(page, u32::MAX).end;
         let region = &self.driver.region;
         let is_here = |page| region.mapped(page) != Right::None;
-        for page in self.ahead.reads(page, end, is_here) {
-            if !self.ahead.was_taken(page) && self.driver.is_plain(page) {
+        for page in self.read_prefetcher.reads(page, end, is_here) {
+            if !self.read_prefetcher.was_taken(page) && self.driver.is_plain(page) {
                 let striped = Page(self.driver.region.striped(page));
                 self.turn(|engine, effects| engine.prefetch(striped, effects));
             }
@@ -83,17 +83,17 @@ impl PageServer {
 
     /// Takes pages after one that is about to be written, if it is of a stream of pages that nobody had written. For the protocol this is
     /// a fault as any other, whose page has been used as soon as it comes.
-    fn ask_to_fill(&mut self, page: u32) {
+    fn prefetch_for_write(&mut self, page: u32) {
         let region = &self.driver.region;
-        if !self.driver.reads_ahead.load(Ordering::Relaxed) || region.mapped(page) != Right::None {
+        if !self.driver.prefetches.load(Ordering::Relaxed) || region.mapped(page) != Right::None {
             return;
         }
         let end = region.block_of(page, u32::MAX).end;
-        let more = (self.driver.fills).writes(page, end, |page| region.mapped(page) != Right::None);
+        let more = (self.driver.write_prefetcher).writes(page, end, |page| region.mapped(page) != Right::None);
         for page in more {
             let striped = Page(self.driver.region.striped(page));
             if self.driver.is_plain(page) && self.engine.is_absent(striped) {
-                self.driver.fills.asks(page);
+                self.driver.write_prefetcher.asks(page);
                 self.turn(|engine, effects| engine.fault(striped, Access::Write, effects));
             }
         }

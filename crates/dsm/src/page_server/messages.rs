@@ -99,7 +99,7 @@ impl PageServer {
             {
                 self.release_or_keep(index, now_ns());
             }
-            self.note_ahead(page, message.body);
+            self.update_prefetchers(page, message.body);
         }
         let from = NodeId(node as u16);
         self.turn(|engine, effects| engine.receive(from, message, effects))
@@ -112,9 +112,9 @@ impl PageServer {
     }
 
     /// What a message says of pages that are, or were, asked for ahead.
-    fn note_ahead(&mut self, page: u32, body: Body) {
+    fn update_prefetchers(&mut self, page: u32, body: Body) {
         match body {
-            Body::Nack => self.ahead.declined(page),
+            Body::Nack => self.read_prefetcher.declined(page),
             Body::Invalidate
             | Body::Request {
                 access: Access::Write,
@@ -123,8 +123,8 @@ impl PageServer {
                 want: Want::Write | Want::Discard,
                 ..
             } => {
-                self.ahead.takes(page);
-                self.driver.fills.takes(page);
+                self.read_prefetcher.takes(page);
+                self.driver.write_prefetcher.takes(page);
             }
             // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
             Body::Prefetch | Body::ForwardPrefetch { .. } => {

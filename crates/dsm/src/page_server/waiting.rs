@@ -14,7 +14,7 @@ pub(super) struct Threads {
     /// One was woken since the lane last slept.
     pub woke: bool,
     /// A page came ahead since then, for one that runs.
-    pub brought: bool,
+    pub mapped_prefetched: bool,
 }
 
 impl Threads {
@@ -29,7 +29,7 @@ impl Threads {
         match polls {
             Polls::Never => false,
             Polls::Waiting(all) => self.waiting > 0 && self.waiting >= all,
-            Polls::Always => self.waiting > 0 || !(self.woke || self.brought),
+            Polls::Always => self.waiting > 0 || !(self.woke || self.mapped_prefetched),
         }
     }
 }
@@ -39,7 +39,7 @@ impl PageServer {
         Threads {
             waiting: self.driver.waiters.len(),
             woke: self.driver.woke,
-            brought: self.driver.brought,
+            mapped_prefetched: self.driver.mapped_prefetched,
         }
     }
 
@@ -129,22 +129,22 @@ mod tests {
     const NONE: Threads = Threads {
         waiting: 0,
         woke: false,
-        brought: false,
+        mapped_prefetched: false,
     };
 
     #[test]
     fn a_lane_does_not_poll_after_a_page_that_came_ahead() {
-        let brought = Threads {
-            brought: true,
+        let mapped_prefetched = Threads {
+            mapped_prefetched: true,
             ..NONE
         };
-        assert!(!brought.let_poll(Polls::Always));
+        assert!(!mapped_prefetched.let_poll(Polls::Always));
         // But it takes what else has come: the reader was not woken.
-        assert!(!brought.want_the_cpu());
+        assert!(!mapped_prefetched.want_the_cpu());
         // Somebody waits for the next page all the same.
         let waits = Threads {
             waiting: 1,
-            ..brought
+            ..mapped_prefetched
         };
         assert!(waits.let_poll(Polls::Always));
     }
