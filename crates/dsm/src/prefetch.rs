@@ -98,8 +98,8 @@ impl Default for ReadPrefetcher {
 
 impl ReadPrefetcher {
     /// A thread waits to read a page that another node has: the pages to ask for beside it, [`WINDOW_MAX`] at most, all after it and before
-    /// `end`. Those of which [`ReadPrefetcher::was_taken`] says so are better left out. `is_here` is whether a page can be read here.
-    pub fn reads(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
+    /// `end`. Those of which [`ReadPrefetcher::was_invalidated_lately`] says so are better left out. `is_here` is whether a page can be read here.
+    pub fn on_read_fault(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
         self.now = self.now.wrapping_add(1);
         let now = self.now;
         let Some(stream) = self.streams.iter_mut().find(|stream| stream.has(page, &is_here)) else {
@@ -133,19 +133,19 @@ impl ReadPrefetcher {
     }
 
     /// A page that was asked for does not come.
-    pub fn declined(&mut self, page: u32) {
+    pub fn on_nack(&mut self, page: u32) {
         self.streams.iter_mut().for_each(|stream| stream.cut(page));
     }
 
     /// Another node takes a page away, to write it.
-    pub fn takes(&mut self, page: u32) {
+    pub fn on_invalidation(&mut self, page: u32) {
         self.now = self.now.wrapping_add(1);
         self.taken[page as usize % TAKEN] = (page, self.now);
-        self.declined(page);
+        self.on_nack(page);
     }
 
     /// Whether a page was taken a short while ago.
-    pub fn was_taken(&self, page: u32) -> bool {
+    pub fn was_invalidated_lately(&self, page: u32) -> bool {
         let (taken, when) = self.taken[page as usize % TAKEN];
         taken == page && self.now.wrapping_sub(when) < TAKEN_FOR
     }

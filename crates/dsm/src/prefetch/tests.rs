@@ -15,7 +15,7 @@ fn windows(ahead: &mut ReadPrefetcher, pages: impl Iterator<Item = u32>) -> Vec<
         if here.contains(&page) {
             continue;
         }
-        let asked = ahead.reads(page, END, |page| here.contains(&page));
+        let asked = ahead.on_read_fault(page, END, |page| here.contains(&page));
         windows.push((page, asked.end - asked.start));
         here.insert(page);
         here.extend(asked);
@@ -71,32 +71,32 @@ fn several_that_read_in_turns_are_followed_each() {
 #[test]
 fn pages_that_are_here_already_do_not_end_a_stream_and_others_do() {
     let mut ahead = ReadPrefetcher::default();
-    let mut reads = |page, here: Range<u32>| ahead.reads(page, END, |page| here.contains(&page));
-    assert_eq!(reads(10, 0..0), 10..10);
-    assert_eq!(reads(11, 0..0), 12..14);
-    assert_eq!(reads(20, 12..20), 21..25, "12 and 13 came, and the rest was here");
+    let mut on_read_fault = |page, here: Range<u32>| ahead.on_read_fault(page, END, |page| here.contains(&page));
+    assert_eq!(on_read_fault(10, 0..0), 10..10);
+    assert_eq!(on_read_fault(11, 0..0), 12..14);
+    assert_eq!(on_read_fault(20, 12..20), 21..25, "12 and 13 came, and the rest was here");
     let beyond = 25 + GAP + 1;
-    assert_eq!(reads(beyond, 21..beyond), beyond..beyond, "too far to be seen");
-    assert_eq!(reads(100, 0..0), 100..100);
-    assert_eq!(reads(102, 0..0), 102..102, "101 was not read");
+    assert_eq!(on_read_fault(beyond, 21..beyond), beyond..beyond, "too far to be seen");
+    assert_eq!(on_read_fault(100, 0..0), 100..100);
+    assert_eq!(on_read_fault(102, 0..0), 102..102, "101 was not read");
 }
 
 #[test]
 fn a_fault_in_the_second_half_of_a_window_asks_on_and_one_in_the_first_does_not() {
     let mut ahead = ReadPrefetcher::default();
     for page in [0, 1, 4] {
-        ahead.reads(page, END, |_| false);
+        ahead.on_read_fault(page, END, |_| false);
     }
     // Pages 5 to 8 are on their way.
-    assert_eq!(ahead.reads(5, END, |_| false), 5..5);
-    assert_eq!(ahead.reads(6, END, |_| false), 6..6);
-    assert_eq!(ahead.reads(7, END, |_| false), 9..16);
+    assert_eq!(ahead.on_read_fault(5, END, |_| false), 5..5);
+    assert_eq!(ahead.on_read_fault(6, END, |_| false), 6..6);
+    assert_eq!(ahead.on_read_fault(7, END, |_| false), 9..16);
     assert_eq!(
-        ahead.reads(7, END, |_| false),
+        ahead.on_read_fault(7, END, |_| false),
         7..7,
         "a second thread waits for it"
     );
-    assert_eq!(ahead.reads(15, END, |_| false), 16..32);
+    assert_eq!(ahead.on_read_fault(15, END, |_| false), 16..32);
 }
 
 #[test]
@@ -104,8 +104,8 @@ fn nothing_is_asked_for_past_the_end() {
     let mut ahead = ReadPrefetcher::default();
     let mut asked = Vec::new();
     for page in 0..40 {
-        asked.extend(ahead.reads(page, 37, |_| false));
-        assert_eq!(ahead.reads(page, 37, |_| false).len(), 0, "once");
+        asked.extend(ahead.on_read_fault(page, 37, |_| false));
+        assert_eq!(ahead.on_read_fault(page, 37, |_| false).len(), 0, "once");
     }
     assert!(asked.iter().all(|page| *page < 37), "{asked:?}");
 }
@@ -118,10 +118,10 @@ fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
     for _ in 0..5 {
         let mut rest = 0;
         loop {
-            let asked = ahead.reads(page, END, |_| false);
+            let asked = ahead.on_read_fault(page, END, |_| false);
             page = asked.end.max(page + 1);
             if !asked.is_empty() {
-                asked.for_each(|page| ahead.declined(page));
+                asked.for_each(|page| ahead.on_nack(page));
                 break;
             }
             rest += 1;
@@ -135,34 +135,34 @@ fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
 fn one_page_of_many_that_is_declined_cuts_the_window_once() {
     let mut ahead = ReadPrefetcher::default();
     for page in [0, 1, 4, 9, 18] {
-        ahead.reads(page, END, |_| false);
+        ahead.on_read_fault(page, END, |_| false);
     }
-    ahead.declined(500);
-    ahead.declined(18);
+    ahead.on_nack(500);
+    ahead.on_nack(18);
     assert_eq!(
-        ahead.reads(35, END, |_| false),
+        ahead.on_read_fault(35, END, |_| false),
         36..52,
         "others' pages say nothing of it"
     );
-    ahead.declined(40);
-    ahead.declined(41);
-    assert_eq!(ahead.reads(52, END, |_| false), 53..61);
+    ahead.on_nack(40);
+    ahead.on_nack(41);
+    assert_eq!(ahead.on_read_fault(52, END, |_| false), 53..61);
 }
 
 #[test]
 fn a_page_that_was_taken_is_left_out_for_a_while() {
     let mut ahead = ReadPrefetcher::default();
-    ahead.takes(70);
-    assert!(ahead.was_taken(70));
+    ahead.on_invalidation(70);
+    assert!(ahead.was_invalidated_lately(70));
     assert!(
-        !ahead.was_taken(70 + TAKEN as u32),
+        !ahead.was_invalidated_lately(70 + TAKEN as u32),
         "another with the same remainder"
     );
     for page in 0..TAKEN_FOR {
-        assert!(ahead.was_taken(70), "{page}");
-        ahead.reads(page * 100, END, |_| false);
+        assert!(ahead.was_invalidated_lately(70), "{page}");
+        ahead.on_read_fault(page * 100, END, |_| false);
     }
-    assert!(!ahead.was_taken(70));
+    assert!(!ahead.was_invalidated_lately(70));
 }
 
 /// Two nodes: the first one has written all pages, and takes some back; the second reads.
@@ -243,8 +243,8 @@ impl Two {
         };
         if to == 1 {
             match message.body {
-                Body::Nack => ahead.declined(message.page.0),
-                Body::Invalidate => ahead.takes(message.page.0),
+                Body::Nack => ahead.on_nack(message.page.0),
+                Body::Invalidate => ahead.on_invalidation(message.page.0),
                 _ => {}
             }
         }
@@ -290,7 +290,7 @@ fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
                     let rights = two.rights[1].clone();
                     let end = (page / 64 + 1) * 64;
                     let range =
-                        ahead.reads(page, end.min(PAGES), |page| rights[page as usize] != Right::None);
+                        ahead.on_read_fault(page, end.min(PAGES), |page| rights[page as usize] != Right::None);
                     assert!(range.len() <= WINDOW_MAX as usize && range.start > page || range.is_empty());
                     assert!(range.is_empty() || range.end <= end.min(PAGES), "{range:?}");
                     for page in range {

@@ -33,38 +33,38 @@ impl Default for WritePrefetcher {
 }
 
 impl WritePrefetcher {
-    /// A thread waits to write a page that is not here: the pages to take beside it, as [`ReadPrefetcher::reads`] says.
-    pub fn writes(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
-        let came_before = page.checked_sub(1).is_some_and(|before| self.came_fresh(before));
-        if came_before {
-            self.streams.reads(page, end, is_here)
+    /// A thread waits to write a page that is not here: the pages to take beside it, as [`ReadPrefetcher::on_read_fault`] says.
+    pub fn on_write_fault(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
+        let previous_arrived_zero = page.checked_sub(1).is_some_and(|before| self.arrived_zero(before));
+        if previous_arrived_zero {
+            self.streams.on_read_fault(page, end, is_here)
         } else {
             page..page
         }
     }
 
     /// One of them has been asked for.
-    pub fn asks(&mut self, page: u32) {
+    pub fn on_request(&mut self, page: u32) {
         self.asked.push(page);
     }
 
     /// A page has come to be written. Whether it had been asked for so.
-    pub fn came(&mut self, page: u32, is_fresh: bool) -> bool {
+    pub fn on_arrival(&mut self, page: u32, is_fresh: bool) -> bool {
         if is_fresh {
             self.fresh[page as usize % FRESH] = page;
         } else {
-            self.streams.declined(page);
+            self.streams.on_nack(page);
         }
         let asked = self.asked.iter().position(|asked| *asked == page);
         asked.map(|at| self.asked.swap_remove(at)).is_some()
     }
 
     /// Another node takes a page away.
-    pub fn takes(&mut self, page: u32) {
-        self.streams.declined(page);
+    pub fn on_invalidation(&mut self, page: u32) {
+        self.streams.on_nack(page);
     }
 
-    fn came_fresh(&self, page: u32) -> bool {
+    fn arrived_zero(&self, page: u32) -> bool {
         self.fresh[page as usize % FRESH] == page
     }
 }
@@ -84,14 +84,14 @@ mod tests {
                 continue;
             }
             waited += 1;
-            let more = fills.writes(page, END, |page| here.contains(&page));
+            let more = fills.on_write_fault(page, END, |page| here.contains(&page));
             for page in more.clone() {
-                fills.asks(page);
+                fills.on_request(page);
             }
-            assert!(!fills.came(page, fresh.contains(&page)), "a thread wanted it");
+            assert!(!fills.on_arrival(page, fresh.contains(&page)), "a thread wanted it");
             here.push(page);
             for page in more {
-                assert!(fills.came(page, fresh.contains(&page)));
+                assert!(fills.on_arrival(page, fresh.contains(&page)));
                 if !fresh.contains(&page) {
                     stolen.push(page);
                 }
@@ -124,14 +124,14 @@ mod tests {
     #[test]
     fn a_page_that_came_fresh_begins_nothing_elsewhere() {
         let mut fills = WritePrefetcher::default();
-        fills.came(7, true);
-        assert_eq!(fills.writes(9, END, |_| false), 9..9);
+        fills.on_arrival(7, true);
+        assert_eq!(fills.on_write_fault(9, END, |_| false), 9..9);
         assert_eq!(
-            fills.writes(8 + FRESH as u32, END, |_| false).len(),
+            fills.on_write_fault(8 + FRESH as u32, END, |_| false).len(),
             0,
             "the same remainder"
         );
-        assert_eq!(fills.writes(0, END, |_| false), 0..0);
+        assert_eq!(fills.on_write_fault(0, END, |_| false), 0..0);
     }
 
     #[test]
@@ -141,13 +141,13 @@ mod tests {
             let (mut fills, mut random) = (WritePrefetcher::default(), fastrand::Rng::with_seed(seed));
             for _ in 0..200 {
                 let page = random.u32(0..64);
-                let more = fills.writes(page, LAST, |_| false);
+                let more = fills.on_write_fault(page, LAST, |_| false);
                 assert!(more.len() <= WINDOW_MAX as usize, "seed {seed}: {more:?}");
                 assert!(
                     more.is_empty() || more.start > page && more.end <= LAST,
                     "seed {seed}: {more:?}"
                 );
-                fills.came(page, random.bool());
+                fills.on_arrival(page, random.bool());
             }
         }
     }
