@@ -99,7 +99,7 @@ impl EngineDriver {
             self.region.clear(page);
         }
         self.landing.cancel(page);
-        let was_prefetched = right == Right::Write && self.write_prefetcher.came(page, self.was_fresh);
+        let was_prefetched = right == Right::Write && self.write_prefetcher.on_arrival(page, self.was_fresh);
         if self.is_taken(page) {
             // Not for processors. A grant to read answers one to write too.
             self.residencies.end_page(page);

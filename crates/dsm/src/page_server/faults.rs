@@ -73,8 +73,8 @@ impl PageServer {
         let end = self.driver.region.block_of(page, u32::MAX).end;
         let region = &self.driver.region;
         let is_here = |page| region.mapped(page) != Right::None;
-        for page in self.read_prefetcher.reads(page, end, is_here) {
-            if !self.read_prefetcher.was_taken(page) && self.driver.is_plain(page) {
+        for page in self.read_prefetcher.on_read_fault(page, end, is_here) {
+            if !self.read_prefetcher.was_invalidated_lately(page) && self.driver.is_plain(page) {
                 let striped = Page(self.driver.region.striped(page));
                 self.turn(|engine, effects| engine.prefetch(striped, effects));
             }
@@ -89,11 +89,11 @@ impl PageServer {
             return;
         }
         let end = region.block_of(page, u32::MAX).end;
-        let more = (self.driver.write_prefetcher).writes(page, end, |page| region.mapped(page) != Right::None);
+        let more = (self.driver.write_prefetcher).on_write_fault(page, end, |page| region.mapped(page) != Right::None);
         for page in more {
             let striped = Page(self.driver.region.striped(page));
             if self.driver.is_plain(page) && self.engine.is_absent(striped) {
-                self.driver.write_prefetcher.asks(page);
+                self.driver.write_prefetcher.on_request(page);
                 self.turn(|engine, effects| engine.fault(striped, Access::Write, effects));
             }
         }

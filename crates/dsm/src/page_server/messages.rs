@@ -114,7 +114,7 @@ impl PageServer {
     /// What a message says of pages that are, or were, asked for ahead.
     fn update_prefetchers(&mut self, page: u32, body: Body) {
         match body {
-            Body::Nack => self.read_prefetcher.declined(page),
+            Body::Nack => self.read_prefetcher.on_nack(page),
             Body::Invalidate
             | Body::Request {
                 access: Access::Write,
@@ -123,8 +123,8 @@ impl PageServer {
                 want: Want::Write | Want::Discard,
                 ..
             } => {
-                self.read_prefetcher.takes(page);
-                self.driver.write_prefetcher.takes(page);
+                self.read_prefetcher.on_invalidation(page);
+                self.driver.write_prefetcher.on_invalidation(page);
             }
             // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
             Body::Prefetch | Body::ForwardPrefetch { .. } => {
