@@ -2,9 +2,9 @@
 //!
 //! All of it is on the lane. Batches and what nodes say about merged pages go on the control stream, in pieces of a frame
 //! ([`pieces`]). The messages of the engine that come after them say so ([`stamps`]), since those with a page go on another stream, and
-//! another node's changes come on another one still. What comes before something that it comes after waits for that ([`early`]).
+//! another node's changes come on another one still. What comes before something that it comes after waits for that ([`causal_buffer`]).
 
-mod early;
+mod causal_buffer;
 mod hooks;
 mod pieces;
 mod stamps;
@@ -24,7 +24,7 @@ use crate::causal::Causal;
 use crate::clock::now_ns;
 use crate::driver::EngineDriver;
 use crate::frame::{Frame, OrderedFrame, page_of};
-use early::{Early, Thing};
+use causal_buffer::{CausalBuffer, BufferedMessage};
 pub(crate) use pieces::{MergePayload, Pieces};
 pub(crate) use stamps::StampTracker;
 use stamps::{Frames, is_too_far};
@@ -82,7 +82,7 @@ pub struct Merging {
     layout: Layout,
     /// All nodes; this one is not used.
     peers: Vec<Peer>,
-    early: Early,
+    buffer: CausalBuffer,
     /// Batches were applied since what is early was looked through for messages.
     has_applied: bool,
     held: VecDeque<Held>,
@@ -109,7 +109,7 @@ impl Merging {
             taken: Vec::with_capacity(LIMIT),
             parked: Vec::new(),
             peers: (0..nodes).map(peer).collect(),
-            early: Early::default(),
+            buffer: CausalBuffer::default(),
             has_applied: false,
             held: VecDeque::new(),
             asks: VecDeque::new(),
@@ -249,7 +249,7 @@ impl Merging {
                 }
                 // Its bytes, if it has some, are in their place.
                 driver.landing.cancel(page_of(frame));
-                self.early.push(from, Thing::Message(message, stamp), now_ns())?;
+                self.buffer.push(from, BufferedMessage::Message(message, stamp), now_ns())?;
                 Ok(None)
             }
         }
@@ -261,8 +261,8 @@ impl Merging {
         if std::mem::take(&mut self.has_applied) {
             let merger = &self.merger;
             let is_ready =
-                |_, thing: &Thing| matches!(thing, Thing::Message(_, stamp) if merger.is_ready(stamp));
-            while let Some((from, Thing::Message(frame, _))) = self.early.take(is_ready) {
+                |_, message: &BufferedMessage| matches!(message, BufferedMessage::Message(_, stamp) if merger.is_ready(stamp));
+            while let Some((from, BufferedMessage::Message(frame, _))) = self.buffer.take(is_ready) {
                 late.push((from, frame));
             }
         }
@@ -271,12 +271,12 @@ impl Merging {
 
     /// Whether anything waits for what it comes after.
     pub fn waits(&self) -> bool {
-        !self.early.is_empty()
+        !self.buffer.is_empty()
     }
 
     /// Whose message waits for what will never come.
     pub fn overdue(&self) -> Option<usize> {
-        self.waits().then(|| self.early.overdue(now_ns())).flatten()
+        self.waits().then(|| self.buffer.overdue(now_ns())).flatten()
     }
 
     /// What a message of the engine with that number comes after.
@@ -316,12 +316,12 @@ impl Merging {
         }
         self.check_stamp(from, said.stamp())?;
         if !is_ready(&self.merger, from, &said) {
-            return self.early.push(from, Thing::MergePayload(said), now_ns());
+            return self.buffer.push(from, BufferedMessage::MergePayload(said), now_ns());
         }
         self.act(driver, from, said);
-        let is_due = |merger: &Merger, from, thing: &Thing| matches!(thing, Thing::MergePayload(said) if is_ready(merger, from, said));
-        while let Some((from, Thing::MergePayload(said))) =
-            self.early.take(|from, thing| is_due(&self.merger, from, thing))
+        let is_due = |merger: &Merger, from, message: &BufferedMessage| matches!(message, BufferedMessage::MergePayload(said) if is_ready(merger, from, said));
+        while let Some((from, BufferedMessage::MergePayload(said))) =
+            self.buffer.take(|from, message| is_due(&self.merger, from, message))
         {
             self.act(driver, from, said);
         }

@@ -14,7 +14,7 @@ const BYTES_MAX: usize = 64 << 20;
 
 /// What waits.
 #[derive(Debug)]
-pub enum Thing {
+pub enum BufferedMessage {
     /// A message of the engine, whose bytes are in their place, and what it comes after.
     Message(Frame, VectorTime),
     /// Changes, or about a page.
@@ -22,20 +22,20 @@ pub enum Thing {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct BufferEntry {
     from: usize,
-    thing: Thing,
+    message: BufferedMessage,
     since_ns: u64,
 }
 
 /// All of a lane's.
 #[derive(Debug, Default)]
-pub struct Early {
-    list: VecDeque<Waiting>,
+pub struct CausalBuffer {
+    list: VecDeque<BufferEntry>,
     bytes: usize,
 }
 
-impl Early {
+impl CausalBuffer {
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -44,26 +44,26 @@ impl Early {
     ///
     /// # Errors
     /// If too much waits.
-    pub fn push(&mut self, from: usize, thing: Thing, now_ns: u64) -> Result<(), &'static str> {
-        self.bytes += bytes(&thing);
+    pub fn push(&mut self, from: usize, message: BufferedMessage, now_ns: u64) -> Result<(), &'static str> {
+        self.bytes += bytes(&message);
         if self.bytes > BYTES_MAX {
             return Err("it is too far ahead of others in changes of merged pages");
         }
-        self.list.push_back(Waiting {
+        self.list.push_back(BufferEntry {
             from,
-            thing,
+            message,
             since_ns: now_ns,
         });
         Ok(())
     }
 
     /// The first that need not wait any more.
-    pub fn take(&mut self, mut is_ready: impl FnMut(usize, &Thing) -> bool) -> Option<(usize, Thing)> {
+    pub fn take(&mut self, mut is_ready: impl FnMut(usize, &BufferedMessage) -> bool) -> Option<(usize, BufferedMessage)> {
         let mut list = self.list.iter();
-        let at = list.position(|waiting| is_ready(waiting.from, &waiting.thing))?;
-        let Waiting { from, thing, .. } = self.list.remove(at)?;
-        self.bytes -= bytes(&thing);
-        Some((from, thing))
+        let at = list.position(|waiting| is_ready(waiting.from, &waiting.message))?;
+        let BufferEntry { from, message, .. } = self.list.remove(at)?;
+        self.bytes -= bytes(&message);
+        Some((from, message))
     }
 
     /// Whose has waited for so long that what it comes after will never be here.
@@ -75,15 +75,15 @@ impl Early {
 }
 
 /// What it takes of memory, about.
-fn bytes(thing: &Thing) -> usize {
-    let beside = match thing {
-        Thing::Message(..) => 0,
-        Thing::MergePayload(MergePayload::Batch(_, diffs)) => size_of_val(&diffs[..]),
-        Thing::MergePayload(MergePayload::Message(_, page)) => {
+fn bytes(message: &BufferedMessage) -> usize {
+    let beside = match message {
+        BufferedMessage::Message(..) => 0,
+        BufferedMessage::MergePayload(MergePayload::Batch(_, diffs)) => size_of_val(&diffs[..]),
+        BufferedMessage::MergePayload(MergePayload::Message(_, page)) => {
             page.as_ref().map_or(0, |page| size_of_val(&page[..]))
         }
     };
-    size_of::<Waiting>() + beside
+    size_of::<BufferEntry>() + beside
 }
 
 #[cfg(test)]
@@ -91,45 +91,45 @@ mod tests {
     use super::*;
     use crate::frame::FRAME_BYTES;
 
-    fn message(number: u8) -> Thing {
-        Thing::Message([number; FRAME_BYTES], VectorTime::default())
+    fn message(number: u8) -> BufferedMessage {
+        BufferedMessage::Message([number; FRAME_BYTES], VectorTime::default())
     }
 
-    fn number(thing: &Thing) -> u8 {
-        match thing {
-            Thing::Message(frame, _) => frame[0],
-            Thing::MergePayload(_) => panic!("{thing:?}"),
+    fn number(message: &BufferedMessage) -> u8 {
+        match message {
+            BufferedMessage::Message(frame, _) => frame[0],
+            BufferedMessage::MergePayload(_) => panic!("{message:?}"),
         }
     }
 
     #[test]
     fn the_first_that_may_goes_first_and_the_rest_stays_in_order() {
-        let mut early = Early::default();
+        let mut buffer = CausalBuffer::default();
         for one in 0..6 {
-            early.push(usize::from(one), message(one), 0).unwrap();
+            buffer.push(usize::from(one), message(one), 0).unwrap();
         }
         let mut odd = Vec::new();
-        while let Some((from, thing)) = early.take(|_, thing| number(thing) % 2 == 1) {
-            assert_eq!(from, usize::from(number(&thing)));
+        while let Some((from, message)) = buffer.take(|_, message| number(message) % 2 == 1) {
+            assert_eq!(from, usize::from(number(&message)));
             odd.push(from);
         }
         assert_eq!(odd, [1, 3, 5]);
-        let rest: Vec<_> = std::iter::from_fn(|| early.take(|_, _| true))
+        let rest: Vec<_> = std::iter::from_fn(|| buffer.take(|_, _| true))
             .map(|(from, _)| from)
             .collect();
         assert_eq!(rest, [0, 2, 4]);
-        assert!(early.is_empty() && early.bytes == 0);
+        assert!(buffer.is_empty() && buffer.bytes == 0);
     }
 
     #[test]
     fn who_floods_is_refused_and_who_waits_too_long_is_named() {
-        let mut early = Early::default();
-        early.push(3, message(0), 1_000).unwrap();
+        let mut buffer = CausalBuffer::default();
+        buffer.push(3, message(0), 1_000).unwrap();
         let limit_ns = 1_000 + AWAITED_MAX.as_nanos() as u64;
-        assert_eq!(early.overdue(limit_ns), None);
-        assert_eq!(early.overdue(limit_ns + 1), Some(3));
-        let page = || Thing::MergePayload(MergePayload::Batch(VectorTime::default(), vec![diff(); 32_768]));
-        let came = (0..200).take_while(|_| early.push(1, page(), 0).is_ok()).count();
+        assert_eq!(buffer.overdue(limit_ns), None);
+        assert_eq!(buffer.overdue(limit_ns + 1), Some(3));
+        let page = || BufferedMessage::MergePayload(MergePayload::Batch(VectorTime::default(), vec![diff(); 32_768]));
+        let came = (0..200).take_while(|_| buffer.push(1, page(), 0).is_ok()).count();
         assert_eq!(came, BYTES_MAX / bytes(&page()));
     }
 
