@@ -212,9 +212,9 @@ impl EngineDriver {
         self.note(result);
     }
 
-    /// Sends pieces of what is said about merged pages ([`Peers::post_pieces`]).
-    pub fn post_pieces(&mut self, to: usize, frames: &[u8]) {
-        let result = self.peers.post_pieces(to, frames);
+    /// Sends pieces of what is said about merged pages ([`Peers::post_fragments`]).
+    pub fn post_fragments(&mut self, to: usize, frames: &[u8]) {
+        let result = self.peers.post_fragments(to, frames);
         self.note(result);
     }
 

@@ -9,7 +9,7 @@
 //! DISCARD     a block is to be forgotten                `lane::discarding`
 //! DISCARDED   a block has been                          `lane::discarding`
 //! STAMP       what later messages come after            `merging::stamps`
-//! PIECE       a piece of what is said of merged pages   `merging::pieces`
+//! PIECE       a piece of what is said of merged pages   `merging::fragments`
 //! ```
 
 use coherence::{Kind, Malformed, wire_kinds};
@@ -32,7 +32,7 @@ wire_kinds! {
         /// What later messages of the same node come after.
         Stamp = 0xfc,
         /// A piece of a message about merged pages.
-        Piece = 0xfd,
+        Fragment = 0xfd,
         /// Its sender ends, because of a node that is lost.
         End = 0xff,
     }
@@ -78,7 +78,7 @@ pub enum OrderedFrame {
     /// What later messages come after.
     Stamp,
     /// A piece of a message about merged pages.
-    Piece,
+    Fragment,
     /// A message of an engine.
     Message,
 }
@@ -94,7 +94,7 @@ pub fn classify(frame: &Frame) -> Result<FrameClass, Malformed> {
         Some(DriverKind::Discard) => FrameClass::Discards(DiscardFrame::Request),
         Some(DriverKind::Discarded) => FrameClass::Discards(DiscardFrame::Done),
         Some(DriverKind::Stamp) => FrameClass::Ordered(OrderedFrame::Stamp),
-        Some(DriverKind::Piece) => FrameClass::Ordered(OrderedFrame::Piece),
+        Some(DriverKind::Fragment) => FrameClass::Ordered(OrderedFrame::Fragment),
         None => {
             Kind::from_byte(byte).ok_or(Malformed)?;
             FrameClass::Ordered(OrderedFrame::Message)

@@ -6,13 +6,13 @@ use coherence::merged::{Batch, VectorTime};
 use coherence::{MESSAGE_BYTES, Malformed, Message, NodeId};
 
 use crate::frame::{DiscardFrame, DriverKind, FrameClass, OrderedFrame, classify};
-use crate::merging::{MergePayload, Pieces, StampTracker, batch, message, unnumbered};
+use crate::merging::{MergePayload, Reassembly, StampTracker, batch, message, unnumbered};
 use crate::page_server::discarding;
 
 /// Reads one node's frames, for so many nodes, of which the reader is node 0 and the sender node 1.
 #[derive(Debug)]
 pub struct FrameReader {
-    pieces: Pieces,
+    fragments: Reassembly,
     stamps: StampTracker,
     nodes: usize,
 }
@@ -23,7 +23,7 @@ pub enum FrameRead {
     /// A message of an engine, and the number of the sender's batches that it comes after.
     Message(Message, Option<u32>),
     /// The frames that say the same, once a message about merged pages is complete.
-    Pieces(Option<Vec<u8>>),
+    Reassembly(Option<Vec<u8>>),
     /// What later messages come after.
     Stamp,
     /// About pages that are forgotten: the frame that says the same of the first page and the mask.
@@ -36,7 +36,7 @@ impl FrameReader {
     /// No frame has come.
     pub fn new(nodes: usize) -> Self {
         Self {
-            pieces: Pieces::new(),
+            fragments: Reassembly::new(),
             stamps: StampTracker::new([1, 0], nodes),
             nodes,
         }
@@ -62,9 +62,9 @@ impl FrameReader {
                 self.stamps.hear(frame, &VectorTime::default())?;
                 FrameRead::Stamp
             }
-            FrameClass::Ordered(OrderedFrame::Piece) => {
-                let said = self.pieces.add(frame, self.nodes)?;
-                FrameRead::Pieces(said.map(|said| match said {
+            FrameClass::Ordered(OrderedFrame::Fragment) => {
+                let said = self.fragments.add(frame, self.nodes)?;
+                FrameRead::Reassembly(said.map(|said| match said {
                     MergePayload::Batch(stamp, changes) => {
                         let (from, changes) = (NodeId(0), &changes[..]);
                         batch(&Batch { from, stamp, changes }, self.nodes)

@@ -1,16 +1,16 @@
 //! Page tables of a guest as merged pages, where a memory of few nodes and one lane has them: the driver of [`coherence::merged`].
 //!
 //! All of it is on the lane. Batches and what nodes say about merged pages go on the control stream, in pieces of a frame
-//! ([`pieces`]). The messages of the engine that come after them say so ([`stamps`]), since those with a page go on another stream, and
+//! ([`fragments`]). The messages of the engine that come after them say so ([`stamps`]), since those with a page go on another stream, and
 //! another node's changes come on another one still. What comes before something that it comes after waits for that ([`causal_buffer`]).
 
 mod causal_buffer;
 mod hooks;
-mod pieces;
+mod fragments;
 mod stamps;
 
 #[cfg(fuzzing)]
-pub(crate) use pieces::{batch, message};
+pub(crate) use fragments::{batch, message};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::clock::now_ns;
 use crate::driver::EngineDriver;
 use crate::frame::{Frame, OrderedFrame, page_of};
 use causal_buffer::{CausalBuffer, BufferedMessage};
-pub(crate) use pieces::{MergePayload, Pieces};
+pub(crate) use fragments::{MergePayload, Reassembly};
 pub(crate) use stamps::StampTracker;
 use stamps::{Frames, is_too_far};
 
@@ -62,7 +62,7 @@ struct Held {
 /// Another node, as far as merged pages go.
 #[derive(Debug)]
 struct Peer {
-    pieces: Pieces,
+    fragments: Reassembly,
     /// Of its batches, how many have come, to be applied now or later.
     batches: u64,
     /// What it said that its messages come after, and what it was told.
@@ -97,7 +97,7 @@ impl Merging {
         const TOP: Level = Level(4);
         let (me, nodes) = (usize::from(layout.me.0), usize::from(layout.nodes));
         let peer = |node| Peer {
-            pieces: Pieces::new(),
+            fragments: Reassembly::new(),
             batches: 0,
             said: StampTracker::new([node, me], nodes),
             told: StampTracker::new([me, node], nodes),
@@ -226,9 +226,9 @@ impl Merging {
         frame: &Frame,
     ) -> Result<Option<Frame>, &'static str> {
         match kind {
-            OrderedFrame::Piece => {
+            OrderedFrame::Fragment => {
                 let nodes = self.peers.len();
-                if let Some(said) = self.peers[from].pieces.add(frame, nodes)? {
+                if let Some(said) = self.peers[from].fragments.add(frame, nodes)? {
                     self.said(driver, from, said)?;
                 }
                 Ok(None)

@@ -122,7 +122,7 @@ impl Peers {
     ///
     /// # Errors
     /// If its stream failed.
-    pub fn post_pieces(&mut self, to: usize, frames: &[u8]) -> Result<(), End> {
+    pub fn post_fragments(&mut self, to: usize, frames: &[u8]) -> Result<(), End> {
         let Some(link) = self.links.get_mut(to).and_then(Option::as_mut) else {
             return Ok(());
         };

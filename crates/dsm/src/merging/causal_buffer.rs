@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use coherence::merged::VectorTime;
 
-use super::pieces::MergePayload;
+use super::fragments::MergePayload;
 use crate::causal::AWAITED_MAX;
 use crate::frame::Frame;
 

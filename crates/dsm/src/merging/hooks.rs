@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use coherence::merged::{AtomicPageWords, Batch, Hooks, MergeMessage};
 use coherence::{NodeId, Page, Right};
 
-use super::{DeferredWork, pieces};
+use super::{DeferredWork, fragments};
 use crate::PAGE_BYTES;
 use crate::driver::EngineDriver;
 
@@ -49,14 +49,14 @@ impl Hooks for EngineDriver {
             // SAFETY: the page is closed to all processors while it is offered.
             unsafe { self.region.bytes(message.page.0).read() }
         });
-        let pieces = pieces::message(&message, page.as_ref(), self.peers.links.len());
-        self.post_pieces(usize::from(to.0), &pieces);
+        let fragments = fragments::message(&message, page.as_ref(), self.peers.links.len());
+        self.post_fragments(usize::from(to.0), &fragments);
     }
 
     fn broadcast(&mut self, batch: Batch<'_>) {
-        let pieces = pieces::batch(&batch, self.peers.links.len());
+        let fragments = fragments::batch(&batch, self.peers.links.len());
         for node in 0..self.peers.links.len() {
-            self.post_pieces(node, &pieces);
+            self.post_fragments(node, &fragments);
         }
     }
 

@@ -149,7 +149,7 @@ fn batch(counts: &[u64]) -> Vec<u8> {
         stamp: stamp(counts),
         diffs: &[],
     };
-    pieces::batch(&batch, counts.len())
+    fragments::batch(&batch, counts.len())
 }
 
 fn merge_message(page: u32, op: MergeOp, counts: &[u64]) -> Vec<u8> {
@@ -159,7 +159,7 @@ fn merge_message(page: u32, op: MergeOp, counts: &[u64]) -> Vec<u8> {
         round: 1,
         op,
     };
-    pieces::message(&merge_message, None, counts.len())
+    fragments::message(&merge_message, None, counts.len())
 }
 
 /// What is said of third nodes' batches before a message.
@@ -219,9 +219,9 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
     };
     let far = world.other(1);
     far.control
-        .write_all(&pieces::message(&offer, Some(&[7; PAGE_BYTES]), 2))
+        .write_all(&fragments::message(&offer, Some(&[7; PAGE_BYTES]), 2))
         .unwrap();
-    let mut accepted = Pieces::new();
+    let mut accepted = Reassembly::new();
     let accepted = std::iter::repeat_with(|| {
         let mut frame = [0; FRAME_BYTES];
         far.control.read_exact(&mut frame).unwrap();
@@ -306,9 +306,9 @@ fn batches_wait_for_those_of_others_that_they_come_after() {
     let causal = world.node.causal().unwrap().clone();
     let waits = world.after(3, 3, 1);
     // 3 after 2 after 1, heard in the reverse order; node 3's pieces among those of node 2.
-    let pieces =
+    let fragments =
         [batch(&[0, 1, 1, 1]), batch(&[0, 1, 1, 0])].map(|all| all.as_chunks::<FRAME_BYTES>().0.to_vec());
-    for (first, second) in pieces[0].iter().zip(&pieces[1]) {
+    for (first, second) in fragments[0].iter().zip(&fragments[1]) {
         world.other(3).control.write_all(first).unwrap();
         thread::sleep(Duration::from_millis(2));
         world.other(2).control.write_all(second).unwrap();
@@ -542,11 +542,11 @@ fn memories_that_can_not_merge_say_why() {
 fn what_is_said_comes_whole_out_of_its_pieces() {
     for length in [0, 1, 10, 11, 15, 200] {
         let said: Vec<u8> = (0..length).collect();
-        let frames = pieces::pieces(pieces::WholeKind::Message, &[&said]);
+        let frames = fragments::fragments(fragments::PayloadKind::Message, &[&said]);
         assert!(frames.len().is_multiple_of(FRAME_BYTES));
         let mut whole = Vec::new();
         for frame in frames.as_chunks::<FRAME_BYTES>().0 {
-            assert_eq!(frame[KIND_AT], DriverKind::Piece.byte());
+            assert_eq!(frame[KIND_AT], DriverKind::Fragment.byte());
             whole.extend_from_slice(&frame[..KIND_AT]);
             whole.extend_from_slice(&frame[KIND_AT + 1..]);
         }

@@ -18,7 +18,7 @@ impl PageServer {
         let Some(mut merging) = self.driver.merging.take() else {
             return match kind {
                 OrderedFrame::Message => Ok(Some(*frame)),
-                OrderedFrame::Stamp | OrderedFrame::Piece => Err(self.malformed(node, Malformed)),
+                OrderedFrame::Stamp | OrderedFrame::Fragment => Err(self.malformed(node, Malformed)),
             };
         };
         let heard = merging.hear(&mut self.driver, node, kind, frame);

@@ -15,7 +15,7 @@ use crate::frame::{DriverKind, FRAME_BYTES, Frame, KIND_AT};
 
 wire_kinds! {
     /// What the pieces make when they are whole.
-    pub enum WholeKind {
+    pub enum PayloadKind {
         /// [`MergePayload::Batch`].
         Batch = 1,
         /// [`MergePayload::Message`].
@@ -24,7 +24,7 @@ wire_kinds! {
 }
 
 /// What of such a frame is not its kind.
-const PIECE_BYTES: usize = FRAME_BYTES - 1;
+const FRAGMENT_BYTES: usize = FRAME_BYTES - 1;
 /// Bytes before what is said: its length.
 const LENGTH_BYTES: usize = 4;
 /// Longer than anything that is said: all words of all pages.
@@ -52,9 +52,9 @@ impl MergePayload {
 
 /// A node's pieces, until they are whole.
 #[derive(Debug)]
-pub struct Pieces(Vec<u8>);
+pub struct Reassembly(Vec<u8>);
 
-impl Pieces {
+impl Reassembly {
     pub fn new() -> Self {
         Self(Vec::with_capacity(PAGE_BYTES))
     }
@@ -86,15 +86,15 @@ fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
     let (&kind, rest) = said.split_first().ok_or(NONSENSE)?;
     let (stamp, rest) = rest.split_at_checked(8 * nodes).ok_or(NONSENSE)?;
     let stamp = VectorTime::decode(stamp).map_err(|_| NONSENSE)?;
-    match WholeKind::from_byte(kind).ok_or(NONSENSE)? {
-        WholeKind::Batch => {
+    match PayloadKind::from_byte(kind).ok_or(NONSENSE)? {
+        PayloadKind::Batch => {
             let (diffs, []) = rest.as_chunks::<DIFF_BYTES>() else {
                 return Err(NONSENSE);
             };
             let diffs: Result<Vec<_>, _> = diffs.iter().map(Diff::decode).collect();
             Ok(MergePayload::Batch(stamp, diffs.map_err(|_| NONSENSE)?))
         }
-        WholeKind::Message => {
+        PayloadKind::Message => {
             let (message, page) = rest.split_first_chunk::<MERGE_MESSAGE_BYTES>().ok_or(NONSENSE)?;
             let message = MergeMessage::decode(message, stamp).map_err(|_| NONSENSE)?;
             let page = match (message.op.carries_page(), page) {
@@ -110,8 +110,8 @@ fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
 /// Changes in pieces, for so many nodes.
 pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
     let diffs: Vec<u8> = batch.diffs.iter().flat_map(Diff::encode).collect();
-    pieces(
-        WholeKind::Batch,
+    fragments(
+        PayloadKind::Batch,
         &[stamp(&batch.stamp, nodes, &mut [0; 8 * SHARERS_MAX]), &diffs],
     )
 }
@@ -120,8 +120,8 @@ pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
 pub fn message(message: &MergeMessage, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) -> Vec<u8> {
     let page = page.map_or(&[][..], |page| &page[..]);
     let head = message.encode();
-    pieces(
-        WholeKind::Message,
+    fragments(
+        PayloadKind::Message,
         &[
             stamp(&message.stamp, nodes, &mut [0; 8 * SHARERS_MAX]),
             &head,
@@ -135,7 +135,7 @@ fn stamp<'a>(stamp: &VectorTime, nodes: usize, room: &'a mut [u8; 8 * SHARERS_MA
     &room[..8 * nodes]
 }
 
-pub fn pieces(kind: WholeKind, parts: &[&[u8]]) -> Vec<u8> {
+pub fn fragments(kind: PayloadKind, parts: &[&[u8]]) -> Vec<u8> {
     let length = 1 + parts.iter().map(|part| part.len()).sum::<usize>();
     let mut whole = Vec::with_capacity(LENGTH_BYTES + length);
     whole.extend_from_slice(&(length as u32).to_le_bytes());
@@ -143,12 +143,12 @@ pub fn pieces(kind: WholeKind, parts: &[&[u8]]) -> Vec<u8> {
     for part in parts {
         whole.extend_from_slice(part);
     }
-    let mut frames = Vec::with_capacity(whole.len().div_ceil(PIECE_BYTES) * FRAME_BYTES);
-    for piece in whole.chunks(PIECE_BYTES) {
+    let mut frames = Vec::with_capacity(whole.len().div_ceil(FRAGMENT_BYTES) * FRAME_BYTES);
+    for fragment in whole.chunks(FRAGMENT_BYTES) {
         let mut frame = [0; FRAME_BYTES];
-        let (before, after) = piece.split_at(piece.len().min(KIND_AT));
+        let (before, after) = fragment.split_at(fragment.len().min(KIND_AT));
         frame[..before.len()].copy_from_slice(before);
-        frame[KIND_AT] = DriverKind::Piece.byte();
+        frame[KIND_AT] = DriverKind::Fragment.byte();
         frame[KIND_AT + 1..][..after.len()].copy_from_slice(after);
         frames.extend_from_slice(&frame);
     }
