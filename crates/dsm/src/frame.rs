@@ -8,7 +8,7 @@
 //! END         page: the number of the lost node         `end`
 //! DISCARD     a block is to be forgotten                `lane::discarding`
 //! DISCARDED   a block has been                          `lane::discarding`
-//! STAMP       what later messages come after            `merging::stamps`
+//! STAMP       what later messages come after            `merging::stamp_tracker`
 //! PIECE       a piece of what is said of merged pages   `merging::fragments`
 //! ```
 

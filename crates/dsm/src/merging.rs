@@ -1,13 +1,13 @@
 //! Page tables of a guest as merged pages, where a memory of few nodes and one lane has them: the driver of [`coherence::merged`].
 //!
 //! All of it is on the lane. Batches and what nodes say about merged pages go on the control stream, in pieces of a frame
-//! ([`fragments`]). The messages of the engine that come after them say so ([`stamps`]), since those with a page go on another stream, and
+//! ([`fragments`]). The messages of the engine that come after them say so ([`stamp_tracker`]), since those with a page go on another stream, and
 //! another node's changes come on another one still. What comes before something that it comes after waits for that ([`causal_buffer`]).
 
 mod causal_buffer;
 mod hooks;
 mod fragments;
-mod stamps;
+mod stamp_tracker;
 
 #[cfg(fuzzing)]
 pub(crate) use fragments::{batch, message};
@@ -26,8 +26,8 @@ use crate::driver::EngineDriver;
 use crate::frame::{Frame, OrderedFrame, page_of};
 use causal_buffer::{CausalBuffer, BufferedMessage};
 pub(crate) use fragments::{MergePayload, Reassembly};
-pub(crate) use stamps::StampTracker;
-use stamps::{Frames, is_too_far};
+pub(crate) use stamp_tracker::StampTracker;
+use stamp_tracker::{Frames, is_too_far};
 
 /// Where the number of the sender's last batch is in a message of the engine; copysets of 32 nodes don't reach there.
 const NUMBER_AT: usize = 12;
@@ -66,8 +66,8 @@ struct Peer {
     /// Of its batches, how many have come, to be applied now or later.
     batches: u64,
     /// What it said that its messages come after, and what it was told.
-    said: StampTracker,
-    told: StampTracker,
+    received_stamps: StampTracker,
+    sent_stamps: StampTracker,
 }
 
 /// The lane's.
@@ -99,8 +99,8 @@ impl Merging {
         let peer = |node| Peer {
             fragments: Reassembly::new(),
             batches: 0,
-            said: StampTracker::new([node, me], nodes),
-            told: StampTracker::new([me, node], nodes),
+            received_stamps: StampTracker::new([node, me], nodes),
+            sent_stamps: StampTracker::new([me, node], nodes),
         };
         Self {
             merger: Merger::new(layout.clone(), TOP, LIMIT, processors, Accessed::Sent, pinned),
@@ -178,7 +178,7 @@ impl Merging {
         frame[NUMBER_AT..].copy_from_slice(&sent.to_le_bytes());
         let mut frames: Frames = [0; size_of::<Frames>()];
         let length = match self.peers.get_mut(to) {
-            Some(peer) => peer.told.write(&mut frames, &frame, page.is_some(), &stamp),
+            Some(peer) => peer.sent_stamps.write(&mut frames, &frame, page.is_some(), &stamp),
             // The driver say so.
             None => 0,
         };
@@ -235,7 +235,7 @@ impl Merging {
             }
             OrderedFrame::Stamp => {
                 let applied = self.merger.stamp();
-                self.peers[from].said.hear(frame, &applied)?;
+                self.peers[from].received_stamps.hear(frame, &applied)?;
                 Ok(None)
             }
             OrderedFrame::Message => {
@@ -285,7 +285,7 @@ impl Merging {
         let applied = self.merger.stamp().of(node);
         match ahead(applied as u32, number) {
             missing @ ..=AHEAD_MAX => {
-                let stamp = self.peers[from].said.stamp(with_page);
+                let stamp = self.peers[from].received_stamps.stamp(with_page);
                 Ok(stamp.with(node, applied + u64::from(missing)))
             }
             _ => Err("its message comes after changes that there can't be"),
