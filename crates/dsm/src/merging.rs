@@ -334,12 +334,12 @@ impl Merging {
     /// Refuses what comes after batches of this node or a third one that there can't be.
     fn check_stamp(&self, from: usize, stamp: &VectorTime) -> Result<(), &'static str> {
         let here = self.merger.stamp();
-        let is_nonsense = |node: NodeId| match node {
+        let is_impossible = |node: NodeId| match node {
             NodeId(node) if usize::from(node) == from => false,
             _ if node == self.layout.me => stamp.of(node) > here.of(node),
             _ => is_too_far(stamp.of(node), here.of(node)),
         };
-        match (0..self.layout.nodes).map(NodeId).any(is_nonsense) {
+        match (0..self.layout.nodes).map(NodeId).any(is_impossible) {
             true => Err("what it says of merged pages comes after changes that there can't be"),
             false => Ok(()),
         }

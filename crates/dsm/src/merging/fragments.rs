@@ -29,7 +29,7 @@ const FRAGMENT_BYTES: usize = FRAME_BYTES - 1;
 const LENGTH_BYTES: usize = 4;
 /// Longer than anything that is said: all words of all pages.
 const LONGEST: usize = LIMIT * 512 * DIFF_BYTES + 4 * PAGE_BYTES;
-const NONSENSE: &str = "it says nonsense of merged pages";
+const MALFORMED: &str = "it says nonsense of merged pages";
 
 /// What a node said.
 #[derive(Debug)]
@@ -83,24 +83,24 @@ impl Reassembly {
 }
 
 fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
-    let (&kind, rest) = said.split_first().ok_or(NONSENSE)?;
-    let (stamp, rest) = rest.split_at_checked(8 * nodes).ok_or(NONSENSE)?;
-    let stamp = VectorTime::decode(stamp).map_err(|_| NONSENSE)?;
-    match PayloadKind::from_byte(kind).ok_or(NONSENSE)? {
+    let (&kind, rest) = said.split_first().ok_or(MALFORMED)?;
+    let (stamp, rest) = rest.split_at_checked(8 * nodes).ok_or(MALFORMED)?;
+    let stamp = VectorTime::decode(stamp).map_err(|_| MALFORMED)?;
+    match PayloadKind::from_byte(kind).ok_or(MALFORMED)? {
         PayloadKind::Batch => {
             let (diffs, []) = rest.as_chunks::<DIFF_BYTES>() else {
-                return Err(NONSENSE);
+                return Err(MALFORMED);
             };
             let diffs: Result<Vec<_>, _> = diffs.iter().map(Diff::decode).collect();
-            Ok(MergePayload::Batch(stamp, diffs.map_err(|_| NONSENSE)?))
+            Ok(MergePayload::Batch(stamp, diffs.map_err(|_| MALFORMED)?))
         }
         PayloadKind::Message => {
-            let (message, page) = rest.split_first_chunk::<MERGE_MESSAGE_BYTES>().ok_or(NONSENSE)?;
-            let message = MergeMessage::decode(message, stamp).map_err(|_| NONSENSE)?;
+            let (message, page) = rest.split_first_chunk::<MERGE_MESSAGE_BYTES>().ok_or(MALFORMED)?;
+            let message = MergeMessage::decode(message, stamp).map_err(|_| MALFORMED)?;
             let page = match (message.op.carries_page(), page) {
                 (false, []) => None,
-                (true, page) => Some(Box::new(page.try_into().map_err(|_| NONSENSE)?)),
-                _ => return Err(NONSENSE),
+                (true, page) => Some(Box::new(page.try_into().map_err(|_| MALFORMED)?)),
+                _ => return Err(MALFORMED),
             };
             Ok(MergePayload::Message(message, page))
         }

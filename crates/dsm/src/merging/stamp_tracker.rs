@@ -21,7 +21,7 @@ use crate::frame::{DriverKind, FRAME_BYTES, Frame, driver_frame};
 
 const STREAM_AT: usize = 5;
 const BATCHES_AT: usize = 8;
-const NONSENSE: &str = "it says nonsense of what its messages come after";
+const MALFORMED: &str = "it says nonsense of what its messages come after";
 
 /// A message of the engine behind what is said before it, all that there can be.
 pub type Frames = [u8; FRAME_BYTES * (SHARERS_MAX - 1)];
@@ -83,12 +83,12 @@ impl StampTracker {
         let with_page = came[STREAM_AT] != 0;
         let count = came.last_chunk().map_or(0, |count| u64::from_le_bytes(*count));
         if *came != frame(came[0], with_page, count) || !self.others().any(|other| other == node) {
-            return Err(NONSENSE);
+            return Err(MALFORMED);
         }
         let told = &mut self.told[usize::from(with_page)];
         let id = NodeId(node as u16);
         if count <= told.of(id) || is_too_far(count, applied.of(id)) {
-            return Err(NONSENSE);
+            return Err(MALFORMED);
         }
         *told = told.with(id, count);
         Ok(())
