@@ -59,12 +59,12 @@ impl FrameReader {
                 FrameRead::Block(discarding::frame(kind, block, 0))
             }
             FrameClass::Ordered(OrderedFrame::Stamp) => {
-                self.stamps.hear(frame, &VectorTime::default())?;
+                self.stamps.receive(frame, &VectorTime::default())?;
                 FrameRead::Stamp
             }
             FrameClass::Ordered(OrderedFrame::Fragment) => {
-                let said = self.fragments.add(frame, self.nodes)?;
-                FrameRead::Reassembly(said.map(|said| match said {
+                let payload = self.fragments.add(frame, self.nodes)?;
+                FrameRead::Reassembly(payload.map(|payload| match payload {
                     MergePayload::Batch(stamp, changes) => {
                         let (from, changes) = (NodeId(0), &changes[..]);
                         batch(&Batch { from, stamp, changes }, self.nodes)

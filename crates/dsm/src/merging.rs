@@ -86,8 +86,8 @@ pub struct Merging {
     /// Batches were applied since what is early was looked through for messages.
     has_applied: bool,
     held: VecDeque<Held>,
-    asks: VecDeque<(u64, Ticket)>,
-    taken_asks: u64,
+    requests: VecDeque<(u64, Ticket)>,
+    handled_requests: u64,
 }
 
 impl Merging {
@@ -112,8 +112,8 @@ impl Merging {
             buffer: CausalBuffer::default(),
             has_applied: false,
             held: VecDeque::new(),
-            asks: VecDeque::new(),
-            taken_asks: 0,
+            requests: VecDeque::new(),
+            handled_requests: 0,
         }
     }
 
@@ -123,7 +123,7 @@ impl Merging {
     }
 
     /// Looks at what processors have loaded.
-    fn look(&mut self, driver: &mut EngineDriver) {
+    fn update_roots(&mut self, driver: &mut EngineDriver) {
         for (processor, cr3) in self.causal.clone().roots() {
             self.merger.loaded(processor, cr3, driver);
         }
@@ -131,13 +131,13 @@ impl Merging {
     }
 
     fn collect(&mut self, driver: &mut EngineDriver) -> Ticket {
-        self.look(driver);
+        self.update_roots(driver);
         self.merger.collect(driver)
     }
 
     /// A page comes too often: it may be a table.
     pub fn suspect(&mut self, page: u32, driver: &mut EngineDriver) {
-        self.look(driver);
+        self.update_roots(driver);
         if let Some(proposal) = self.merger.suspect(Page(page)) {
             self.merger.propose(proposal, driver);
         }
@@ -186,28 +186,28 @@ impl Merging {
     }
 
     /// Whether somebody asks who has not been heard. Call it before sleep: who asks later wakes the lane.
-    pub fn is_asked(&self) -> bool {
+    pub fn has_request(&self) -> bool {
         let _ = self.causal.event().read();
-        self.causal.asked() != self.taken_asks
+        self.causal.asked() != self.handled_requests
     }
 
     /// Sends what may go by now, and answers who asked.
     pub fn flush(&mut self, driver: &mut EngineDriver) {
         let asked = self.causal.asked();
-        if asked != self.taken_asks {
-            self.taken_asks = asked;
+        if asked != self.handled_requests {
+            self.handled_requests = asked;
             if let Some((from, why)) = self.causal.refused() {
                 driver.refused(&format!("{}: {why}", driver.peers.name(from)));
             }
             let ticket = self.collect(driver);
-            self.asks.push_back((asked, ticket));
+            self.requests.push_back((asked, ticket));
         }
         while let Some(held) = self.held.pop_front_if(|held| self.merger.may_send(held.ticket)) {
             let page = held.page.as_deref().map(std::ptr::from_ref);
             self.post(driver, held.to, held.frame, page);
         }
         while let Some((number, _)) = self
-            .asks
+            .requests
             .pop_front_if(|(_, ticket)| self.merger.may_send(*ticket))
         {
             self.causal.answer(number, Batches::from(&self.merger.stamp()));
@@ -218,7 +218,7 @@ impl Merging {
     ///
     /// # Errors
     /// If it makes no sense.
-    pub fn hear(
+    pub fn receive(
         &mut self,
         driver: &mut EngineDriver,
         from: usize,
@@ -228,14 +228,14 @@ impl Merging {
         match kind {
             OrderedFrame::Fragment => {
                 let nodes = self.peers.len();
-                if let Some(said) = self.peers[from].fragments.add(frame, nodes)? {
-                    self.said(driver, from, said)?;
+                if let Some(payload) = self.peers[from].fragments.add(frame, nodes)? {
+                    self.receive_payload(driver, from, payload)?;
                 }
                 Ok(None)
             }
             OrderedFrame::Stamp => {
                 let applied = self.merger.stamp();
-                self.peers[from].received_stamps.hear(frame, &applied)?;
+                self.peers[from].received_stamps.receive(frame, &applied)?;
                 Ok(None)
             }
             OrderedFrame::Message => {
@@ -256,17 +256,17 @@ impl Merging {
     }
 
     /// Messages of the engine that came early, and may be acted on now, by who sent them.
-    pub fn late(&mut self) -> Vec<(usize, Frame)> {
-        let mut late = Vec::new();
+    pub fn take_ready(&mut self) -> Vec<(usize, Frame)> {
+        let mut ready = Vec::new();
         if std::mem::take(&mut self.has_applied) {
             let merger = &self.merger;
             let is_ready =
                 |_, message: &BufferedMessage| matches!(message, BufferedMessage::Message(_, stamp) if merger.is_ready(stamp));
             while let Some((from, BufferedMessage::Message(frame, _))) = self.buffer.take(is_ready) {
-                late.push((from, frame));
+                ready.push((from, frame));
             }
         }
-        late
+        ready
     }
 
     /// Whether anything waits for what it comes after.
@@ -293,14 +293,14 @@ impl Merging {
     }
 
     /// A batch or a saying is whole.
-    fn said(
+    fn receive_payload(
         &mut self,
         driver: &mut EngineDriver,
         from: usize,
-        said: MergePayload,
+        payload: MergePayload,
     ) -> Result<(), &'static str> {
         let peer = &mut self.peers[from];
-        match &said {
+        match &payload {
             MergePayload::Batch(stamp, _) => {
                 peer.batches += 1;
                 if stamp.of(NodeId(from as u16)) != peer.batches {
@@ -314,16 +314,16 @@ impl Merging {
                 self.check_sender(driver, from, message)?;
             }
         }
-        self.check_stamp(from, said.stamp())?;
-        if !is_ready(&self.merger, from, &said) {
-            return self.buffer.push(from, BufferedMessage::MergePayload(said), now_ns());
+        self.check_stamp(from, payload.stamp())?;
+        if !is_ready(&self.merger, from, &payload) {
+            return self.buffer.push(from, BufferedMessage::MergePayload(payload), now_ns());
         }
-        self.act(driver, from, said);
-        let is_due = |merger: &Merger, from, message: &BufferedMessage| matches!(message, BufferedMessage::MergePayload(said) if is_ready(merger, from, said));
-        while let Some((from, BufferedMessage::MergePayload(said))) =
+        self.act(driver, from, payload);
+        let is_due = |merger: &Merger, from, message: &BufferedMessage| matches!(message, BufferedMessage::MergePayload(payload) if is_ready(merger, from, payload));
+        while let Some((from, BufferedMessage::MergePayload(payload))) =
             self.buffer.take(|from, message| is_due(&self.merger, from, message))
         {
-            self.act(driver, from, said);
+            self.act(driver, from, payload);
         }
         if self.has_applied {
             self.causal.applied(Batches::from(&self.merger.stamp()));
@@ -368,9 +368,9 @@ impl Merging {
         }
     }
 
-    fn act(&mut self, driver: &mut EngineDriver, from: usize, said: MergePayload) {
+    fn act(&mut self, driver: &mut EngineDriver, from: usize, payload: MergePayload) {
         let from = NodeId(from as u16);
-        match said {
+        match payload {
             MergePayload::Batch(stamp, diffs) => {
                 let diffs = &diffs[..];
                 self.merger.apply(Batch { from, stamp, diffs }, driver);
@@ -387,8 +387,8 @@ impl Merging {
 }
 
 /// Whether what was said may be acted on now.
-fn is_ready(merger: &Merger, from: usize, said: &MergePayload) -> bool {
-    match said {
+fn is_ready(merger: &Merger, from: usize, payload: &MergePayload) -> bool {
+    match payload {
         MergePayload::Batch(stamp, _) => merger.awaits(NodeId(from as u16), stamp),
         MergePayload::Message(message, _) => merger.is_ready(&message.stamp),
     }

@@ -76,14 +76,14 @@ impl Reassembly {
         if self.0.len() < LENGTH_BYTES + length {
             return Ok(None);
         }
-        let said = decode(&self.0[LENGTH_BYTES..][..length], nodes);
+        let payload = decode(&self.0[LENGTH_BYTES..][..length], nodes);
         self.0.clear();
-        said.map(Some)
+        payload.map(Some)
     }
 }
 
-fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
-    let (&kind, rest) = said.split_first().ok_or(MALFORMED)?;
+fn decode(payload: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
+    let (&kind, rest) = payload.split_first().ok_or(MALFORMED)?;
     let (stamp, rest) = rest.split_at_checked(8 * nodes).ok_or(MALFORMED)?;
     let stamp = VectorTime::decode(stamp).map_err(|_| MALFORMED)?;
     match PayloadKind::from_byte(kind).ok_or(MALFORMED)? {

@@ -78,7 +78,7 @@ impl StampTracker {
     ///
     /// # Errors
     /// If it can't be: of a node that does not exist or is one of these two, no more than was said before, or more than there are.
-    pub fn hear(&mut self, came: &Frame, applied: &VectorTime) -> Result<(), &'static str> {
+    pub fn receive(&mut self, came: &Frame, applied: &VectorTime) -> Result<(), &'static str> {
         let node = usize::from(came[0]);
         let with_page = came[STREAM_AT] != 0;
         let count = came.last_chunk().map_or(0, |count| u64::from_le_bytes(*count));
@@ -136,7 +136,7 @@ mod tests {
                 let with_page = random.bool();
                 let mut frames = [0; size_of::<Frames>()];
                 let length = near.write(&mut frames, &MESSAGE, with_page, &at);
-                let (said, [message]) = frames[..length]
+                let (payload, [message]) = frames[..length]
                     .as_chunks::<FRAME_BYTES>()
                     .0
                     .split_at(length / FRAME_BYTES - 1)
@@ -144,9 +144,9 @@ mod tests {
                     panic!("one message");
                 };
                 assert_eq!(*message, MESSAGE);
-                assert!(said.len() <= nodes - 2, "nothing of the two themselves");
-                for frame in said {
-                    far.hear(frame, &VectorTime::default()).unwrap();
+                assert!(payload.len() <= nodes - 2, "nothing of the two themselves");
+                for frame in payload {
+                    far.receive(frame, &VectorTime::default()).unwrap();
                 }
                 for node in (0..nodes).filter(|node| !ends.contains(node)) {
                     assert_eq!(far.stamp(with_page).of(NodeId(node as u16)), counts[node]);
@@ -174,14 +174,14 @@ mod tests {
             (frame(3, true, u64::MAX), "more than there can be"),
             (with_rest, "written in another way"),
         ] {
-            assert!(told.hear(&came, &applied).is_err(), "{why}");
+            assert!(told.receive(&came, &applied).is_err(), "{why}");
         }
-        told.hear(&frame(2, false, far), &applied).unwrap();
+        told.receive(&frame(2, false, far), &applied).unwrap();
         assert!(
-            told.hear(&frame(2, false, far - 1), &applied).is_err(),
+            told.receive(&frame(2, false, far - 1), &applied).is_err(),
             "less than before"
         );
-        told.hear(&frame(2, true, 1), &applied).unwrap();
+        told.receive(&frame(2, true, 1), &applied).unwrap();
         assert_eq!([false, true].map(|page| told.stamp(page).of(NodeId(2))), [far, 1]);
     }
 }

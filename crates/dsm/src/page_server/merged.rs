@@ -21,13 +21,13 @@ impl PageServer {
                 OrderedFrame::Stamp | OrderedFrame::Fragment => Err(self.malformed(node, Malformed)),
             };
         };
-        let heard = merging.hear(&mut self.driver, node, kind, frame);
-        let late = merging.late();
+        let received = merging.receive(&mut self.driver, node, kind, frame);
+        let ready = merging.take_ready();
         self.driver.merging = Some(merging);
         let message =
-            heard.map_err(|why| End::Nonsense(format!("{}: {why}", self.driver.peers.name(node))))?;
+            received.map_err(|why| End::Nonsense(format!("{}: {why}", self.driver.peers.name(node))))?;
         self.check()?;
-        for (node, frame) in late {
+        for (node, frame) in ready {
             self.act(node, frame)?;
         }
         self.settle()?;

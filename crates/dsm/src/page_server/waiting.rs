@@ -54,12 +54,12 @@ impl PageServer {
 
     /// Sleeps until something comes, or for that time.
     pub(super) fn sleep(&mut self, limit_ns: Option<u64>) {
-        let is_asked = self
+        let has_request = self
             .driver
             .merging
             .as_ref()
-            .is_some_and(|merging| merging.is_asked());
-        if is_asked || self.driver.peers.links.iter().flatten().any(Link::has_more) {
+            .is_some_and(|merging| merging.has_request());
+        if has_request || self.driver.peers.links.iter().flatten().any(Link::has_more) {
             return;
         }
         self.driver.meter.sleeps += 1;
