@@ -27,7 +27,7 @@ use crate::PAGE_BYTES;
 use crate::prefetch::WritePrefetcher;
 use crate::clock::{now_ns, ran_ns};
 use crate::discards::Mailbox;
-use crate::ending::End;
+use crate::shutdown::End;
 use crate::heat::Heat;
 use crate::latency::Latency;
 use crate::merging::{DeferredWork, Merging};

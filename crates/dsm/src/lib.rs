@@ -22,7 +22,7 @@ mod causal;
 mod clock;
 mod discards;
 mod driver;
-mod ending;
+mod shutdown;
 mod frame;
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -45,7 +45,7 @@ pub use calibration::{answering, touch};
 pub use causal::Causal;
 pub use clock::{now_ns, ran_ns};
 pub use discards::Discards;
-pub use ending::End;
+pub use shutdown::End;
 pub use frame::FRAME_BYTES;
 pub use latency::Latency;
 pub use link::{Link, PAGE_FRAME_BYTES};

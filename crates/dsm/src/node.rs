@@ -15,7 +15,7 @@ use crate::calibration::enough_ns;
 use crate::causal::Causal;
 use crate::discards::{Discards, Mailbox};
 use crate::driver::{EngineDriver, Peers};
-use crate::ending::{End, Ending, Hook};
+use crate::shutdown::{End, Shutdown, Hook};
 use crate::heat::Heat;
 use crate::latency::Latency;
 use crate::link::Link;
@@ -85,7 +85,7 @@ pub struct Node {
     latency: Arc<Latency>,
     causal: Option<Arc<Causal>>,
     discards: Discards,
-    ending: Arc<Ending>,
+    shutdown: Arc<Shutdown>,
     meters: Vec<Arc<Mutex<Meter>>>,
     lanes: Vec<JoinHandle<()>>,
     enough_ns: Arc<AtomicU64>,
@@ -197,7 +197,7 @@ impl Node {
             enough_ns,
         } = prepared;
         let me = layout.me.0;
-        let ending = Ending::new(lanes, hook).map_err(|error| NodeError::Threads(error.into()))?;
+        let shutdown = Shutdown::new(lanes, hook).map_err(|error| NodeError::Threads(error.into()))?;
         let region = Arc::new(region);
         let mut node = Self {
             me,
@@ -207,7 +207,7 @@ impl Node {
             discards: Discards::new(region.clone()),
             region,
             causal: None,
-            ending,
+            shutdown,
             meters: Vec::new(),
             lanes: Vec::new(),
             enough_ns: Arc::new(AtomicU64::new(enough_ns)),
@@ -259,7 +259,7 @@ impl Node {
                 number as u16,
                 Engine::new(layout)?,
                 driver,
-                node.ending.clone(),
+                node.shutdown.clone(),
                 meter.clone(),
                 node.enough_ns.clone(),
                 if share_a_cpu { Polls::Never } else { settings.polls },
@@ -331,7 +331,7 @@ impl Node {
 
     /// Why it has ended, if it has.
     pub fn end(&self) -> Option<&End> {
-        self.ending.reason()
+        self.shutdown.reason()
     }
 
     /// What other threads have to do with merged page tables, where there are some.
@@ -374,7 +374,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.ending.close();
+        self.shutdown.close();
         for lane in self.lanes.drain(..) {
             // One that panicked has said so.
             let _ = lane.join();

@@ -27,7 +27,7 @@ use self::discarding::Discarding;
 use crate::prefetch::ReadPrefetcher;
 use crate::clock::now_ns;
 use crate::driver::EngineDriver;
-use crate::ending::{End, Ending};
+use crate::shutdown::{End, Shutdown};
 use crate::meter::Meter;
 use crate::node::Polls;
 
@@ -44,7 +44,7 @@ pub struct PageServer {
     /// Of the event that the engine handles now; empty between two events.
     effects: Vec<Effect>,
     driver: EngineDriver,
-    ending: Arc<Ending>,
+    shutdown: Arc<Shutdown>,
     shared: Arc<Mutex<Meter>>,
     /// How long a thread runs that has used its page for sure.
     enough_ns: Arc<AtomicU64>,
@@ -67,13 +67,13 @@ impl PageServer {
         number: u16,
         engine: Engine,
         driver: EngineDriver,
-        ending: Arc<Ending>,
+        shutdown: Arc<Shutdown>,
         shared: Arc<Mutex<Meter>>,
         enough_ns: Arc<AtomicU64>,
         polls: Polls,
     ) -> Self {
         let mut descriptors = vec![
-            ending.event().as_raw_fd(),
+            shutdown.event().as_raw_fd(),
             driver.region.userfault(number).as_fd().as_raw_fd(),
             driver.mail.event().as_fd().as_raw_fd(),
         ];
@@ -96,7 +96,7 @@ impl PageServer {
             engine,
             effects: Vec::with_capacity(EFFECTS_MAX),
             driver,
-            ending,
+            shutdown,
             shared,
             enough_ns,
             polls,
@@ -111,22 +111,22 @@ impl PageServer {
 
     /// Serves until the end, and tells the other nodes why.
     pub fn run(mut self) {
-        let ending = self.ending.clone();
+        let shutdown = self.shutdown.clone();
         let is_first = match self.serve() {
-            Err(end) => ending.set(end),
+            Err(end) => shutdown.set(end),
             Ok(()) => false,
         };
-        if let Some(end) = ending.reason() {
-            self.say_end(end);
+        if let Some(end) = shutdown.reason() {
+            self.report_end(end);
         }
         if let Some(merging) = &self.driver.merging {
             merging.causal.over();
         }
         self.driver.mail.over();
         self.publish();
-        ending.lane_told();
+        shutdown.server_reported();
         if is_first {
-            ending.call_hook();
+            shutdown.call_hook();
         }
     }
 
@@ -157,7 +157,7 @@ impl PageServer {
                 std::hint::spin_loop();
                 continue;
             }
-            if self.ending.reason().is_some() {
+            if self.shutdown.reason().is_some() {
                 return Ok(());
             }
             self.publish();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::PAGE_BYTES;
 use crate::prefetch::WINDOW_MAX;
-use crate::ending::End;
+use crate::shutdown::End;
 use crate::frame::{FRAME_BYTES, Frame};
 use crate::link::Link;
 

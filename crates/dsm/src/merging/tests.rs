@@ -9,7 +9,7 @@ use std::time::Duration;
 use coherence::{Access, Body, Payload};
 
 use super::*;
-use crate::ending::End;
+use crate::shutdown::End;
 use crate::frame::{DriverKind, FRAME_BYTES, KIND_AT};
 use crate::link::Link;
 use crate::node::{Node, Settings};

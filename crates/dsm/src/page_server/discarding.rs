@@ -23,7 +23,7 @@ use coherence::{DiscardOutcome, NodeId, Page, Right};
 use super::PageServer;
 use crate::clock::now_ns;
 use crate::discards::{BLOCK_PAGES, Block};
-use crate::ending::End;
+use crate::shutdown::End;
 use crate::frame::{DiscardFrame, DriverKind, Frame, driver_frame, page_of};
 use crate::min_residency::BOUND_NS;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use coherence::{Access, FaultOutcome, Page, Right};
 
 use super::PageServer;
-use crate::ending::End;
+use crate::shutdown::End;
 use crate::userfault::{FAULTS_MAX, Fault};
 
 /// Pages that are taken together when none of them was used before.

@@ -3,7 +3,7 @@
 use coherence::{Access, FaultOutcome, Malformed, Page};
 
 use super::PageServer;
-use crate::ending::End;
+use crate::shutdown::End;
 use crate::frame::{Frame, OrderedFrame, page_of};
 use crate::merging::DeferredWork;
 

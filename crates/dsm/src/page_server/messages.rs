@@ -5,7 +5,7 @@ use coherence::{Access, Body, Malformed, Message, NodeId, Page, Want};
 use super::PageServer;
 use crate::clock::now_ns;
 use crate::driver::landing::Landing;
-use crate::ending::End;
+use crate::shutdown::End;
 use crate::frame::{DriverKind, Frame, FrameClass, classify, driver_frame, page_of};
 
 impl PageServer {
@@ -142,7 +142,7 @@ impl PageServer {
 
     /// Tells the other nodes which one is lost. Each lane of each node does, also what it was told: a node that hears nothing on a stream
     /// before it is closed takes the node at its other end for the lost one.
-    pub(super) fn say_end(&mut self, end: &End) {
+    pub(super) fn report_end(&mut self, end: &End) {
         let number_of = |name: &str| self.driver.peers.number_of(name);
         let lost = match end {
             End::Lost { node: lost, .. } | End::Told { lost, .. } => number_of(lost),

@@ -6,7 +6,7 @@ use coherence::Page;
 
 use super::PageServer;
 use crate::clock::now_ns;
-use crate::ending::End;
+use crate::shutdown::End;
 use crate::min_residency::{BOUND_NS, MinResidency, Thread, Verdict};
 
 /// Pages that stay before those that nobody wants are looked through.

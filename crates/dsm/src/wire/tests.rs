@@ -269,7 +269,7 @@ fn who_looks_while_the_other_side_sends_and_ends_has_what_was_sent() {
 #[test]
 fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
     let (near, mut far) = wire_pair();
-    let ending = thread::spawn(move || {
+    let shutdown = thread::spawn(move || {
         thread::sleep(std::time::Duration::from_millis(50));
         drop(near);
     });
@@ -278,9 +278,9 @@ fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
         receive(&mut far, 40).unwrap_err().kind(),
         ErrorKind::UnexpectedEof
     );
-    ending.join().unwrap();
+    shutdown.join().unwrap();
     let (near, mut far) = wire_pair();
-    let ending = thread::spawn(move || {
+    let shutdown = thread::spawn(move || {
         thread::sleep(std::time::Duration::from_millis(50));
         drop(near);
     });
@@ -290,7 +290,7 @@ fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::BrokenPipe);
-    ending.join().unwrap();
+    shutdown.join().unwrap();
 }
 
 #[test]

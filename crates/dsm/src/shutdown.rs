@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// How long the hook waits for lanes that have not yet told the other nodes.
-const TELLING_LIMIT: Duration = Duration::from_millis(500);
+const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,17 +51,17 @@ impl fmt::Display for End {
 pub type Hook = Box<dyn Fn(&End) + Send + Sync>;
 
 /// Shared by a node's lanes.
-pub struct Ending {
+pub struct Shutdown {
     end: OnceLock<End>,
     /// Readable from the end on.
     event: EventFd,
     /// How many lanes have not yet told the other nodes.
-    untold: Mutex<u16>,
-    all_told: Condvar,
+    unreported: Mutex<u16>,
+    all_reported: Condvar,
     hook: Hook,
 }
 
-impl Ending {
+impl Shutdown {
     /// Not yet.
     ///
     /// # Errors
@@ -70,8 +70,8 @@ impl Ending {
         Ok(Arc::new(Self {
             end: OnceLock::new(),
             event: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
-            untold: Mutex::new(lanes),
-            all_told: Condvar::new(),
+            unreported: Mutex::new(lanes),
+            all_reported: Condvar::new(),
             hook,
         }))
     }
@@ -83,7 +83,7 @@ impl Ending {
         }
     }
 
-    /// A lane has seen the end. Whether it is the first; it calls [`Ending::call_hook`] then.
+    /// A lane has seen the end. Whether it is the first; it calls [`Shutdown::call_hook`] then.
     pub fn set(&self, end: End) -> bool {
         let is_first = self.end.set(end).is_ok();
         if is_first {
@@ -94,19 +94,19 @@ impl Ending {
     }
 
     /// A lane has told the other nodes, and does nothing more.
-    pub fn lane_told(&self) {
-        let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
-        *untold = untold.saturating_sub(1);
-        self.all_told.notify_all();
+    pub fn server_reported(&self) {
+        let mut unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
+        *unreported = unreported.saturating_sub(1);
+        self.all_reported.notify_all();
     }
 
     /// Calls the hook as soon as all lanes have told the other nodes, or after half a second. The hook may end the process, which closes
     /// the streams of all lanes: a node that was not told by then would take this one for the lost one.
     pub fn call_hook(&self) {
-        let untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+        let unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
-            .all_told
-            .wait_timeout_while(untold, TELLING_LIMIT, |untold| *untold > 0);
+            .all_reported
+            .wait_timeout_while(unreported, REPORT_TIMEOUT, |unreported| *unreported > 0);
         drop(waited);
         if let Some(end) = self.end.get() {
             (self.hook)(end);
@@ -124,9 +124,9 @@ impl Ending {
     }
 }
 
-impl fmt::Debug for Ending {
+impl fmt::Debug for Shutdown {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Ending")
+        out.debug_struct("Shutdown")
             .field("end", &self.end)
             .finish_non_exhaustive()
     }
