@@ -157,7 +157,7 @@ impl EngineDriver {
 
     /// The protocol asks for what can't be.
     pub fn refused(&mut self, why: &str) {
-        self.failed.get_or_insert(End::Nonsense(why.to_owned()));
+        self.failed.get_or_insert(End::ProtocolError(why.to_owned()));
     }
 
     /// Whether a page is the engine's business alone: one that is merged, or about to be, is of no use to ask for.

@@ -23,14 +23,14 @@ pub enum End {
         why: String,
     },
     /// Another node has told that it ended, with its number and that of the lost one.
-    Told {
+    Reported {
         /// Who told.
         by: String,
         /// Whom it has lost.
         lost: String,
     },
     /// Another node sent what makes no sense.
-    Nonsense(String),
+    ProtocolError(String),
     /// The kernel refused what it may not refuse.
     Kernel(String),
 }
@@ -40,8 +40,8 @@ impl fmt::Display for End {
         match self {
             Self::Closed => write!(out, "the shared memory was closed"),
             Self::Lost { node, why } => write!(out, "{node} is gone ({why}), and its pages with it"),
-            Self::Told { by, lost } => write!(out, "{lost} is gone, says {by}, and its pages with it"),
-            Self::Nonsense(what) => write!(out, "{what}"),
+            Self::Reported { by, lost } => write!(out, "{lost} is gone, says {by}, and its pages with it"),
+            Self::ProtocolError(what) => write!(out, "{what}"),
             Self::Kernel(what) => write!(out, "this host's kernel fails: {what}"),
         }
     }

@@ -100,7 +100,7 @@ impl Peers {
         with_answers: bool,
     ) -> Result<(), End> {
         let Some(link) = self.links.get_mut(to).and_then(Option::as_mut) else {
-            return Err(End::Nonsense(format!(
+            return Err(End::ProtocolError(format!(
                 "the protocol has a message for node {to}, which does not exist"
             )));
         };

@@ -97,7 +97,7 @@ impl World {
     /// Why it ends.
     fn end(&self) -> String {
         match self.ends.recv_timeout(LIMIT).expect("it goes on") {
-            End::Nonsense(why) => why,
+            End::ProtocolError(why) => why,
             other => panic!("{other:?}"),
         }
     }

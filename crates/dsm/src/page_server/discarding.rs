@@ -96,7 +96,7 @@ impl PageServer {
     ) -> Result<(), End> {
         let block = block_of(frame);
         let nonsense = |lane: &Self| {
-            End::Nonsense(format!(
+            End::ProtocolError(format!(
                 "{}: it wants pages forgotten that it can't",
                 lane.driver.peers.name(node)
             ))

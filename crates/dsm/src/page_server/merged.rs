@@ -25,7 +25,7 @@ impl PageServer {
         let ready = merging.take_ready();
         self.driver.merging = Some(merging);
         let message =
-            received.map_err(|why| End::Nonsense(format!("{}: {why}", self.driver.peers.name(node))))?;
+            received.map_err(|why| End::ProtocolError(format!("{}: {why}", self.driver.peers.name(node))))?;
         self.check()?;
         for (node, frame) in ready {
             self.act(node, frame)?;

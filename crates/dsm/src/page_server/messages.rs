@@ -60,7 +60,7 @@ impl PageServer {
 
     fn message(&mut self, node: usize, frame: &Frame) -> Result<(), End> {
         match classify(frame).map_err(|error| self.malformed(node, error))? {
-            FrameClass::End => Err(End::Told {
+            FrameClass::End => Err(End::Reported {
                 by: self.driver.peers.name(node),
                 lost: self.driver.peers.name(page_of(frame) as usize),
             }),
@@ -74,7 +74,7 @@ impl PageServer {
 
     /// A node sent bytes that no node sends.
     pub(super) fn malformed(&self, node: usize, error: Malformed) -> End {
-        End::Nonsense(format!("{}: {error}", self.driver.peers.name(node)))
+        End::ProtocolError(format!("{}: {error}", self.driver.peers.name(node)))
     }
 
     /// Acts on a message of the engine.
@@ -103,7 +103,7 @@ impl PageServer {
         }
         let from = NodeId(node as u16);
         self.turn(|engine, effects| engine.receive(from, message, effects))
-            .map_err(|refusal| End::Nonsense(format!("{}: {refusal}", self.driver.peers.name(node))))?;
+            .map_err(|refusal| End::ProtocolError(format!("{}: {refusal}", self.driver.peers.name(node))))?;
         while let Some(page) = self.driver.unheld.pop() {
             let page = Page(self.driver.region.striped(page));
             self.turn(|engine, effects| engine.used(page, effects));
@@ -145,8 +145,8 @@ impl PageServer {
     pub(super) fn report_end(&mut self, end: &End) {
         let number_of = |name: &str| self.driver.peers.number_of(name);
         let lost = match end {
-            End::Lost { node: lost, .. } | End::Told { lost, .. } => number_of(lost),
-            End::Nonsense(_) | End::Kernel(_) => Some(usize::from(self.driver.me)),
+            End::Lost { node: lost, .. } | End::Reported { lost, .. } => number_of(lost),
+            End::ProtocolError(_) | End::Kernel(_) => Some(usize::from(self.driver.me)),
             End::Closed => None,
         };
         let Some(lost) = lost else { return };

@@ -151,6 +151,6 @@ fn blocks_that_make_no_sense_end_it() {
             control.write_all(&frame).unwrap();
         }
         let end = ended.recv_timeout(SOON);
-        assert!(matches!(end, Ok(End::Nonsense(_))), "{name}: {end:?}");
+        assert!(matches!(end, Ok(End::ProtocolError(_))), "{name}: {end:?}");
     }
 }
