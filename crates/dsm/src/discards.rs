@@ -219,7 +219,7 @@ impl Discards {
     }
 
     fn post(&self, block: Block) {
-        self.lanes[usize::from(self.region.lane_of(block.first))].post(block);
+        self.lanes[usize::from(self.region.stripe_of(block.first))].post(block);
     }
 
     fn wait(&self) -> u64 {
@@ -278,8 +278,8 @@ mod tests {
                 let mut found = Vec::new();
                 for block in blocks(&region, range.clone()) {
                     assert_eq!(region.block_of(block.first, BLOCK_PAGES).start, block.first);
-                    let lane = region.lane_of(block.first);
-                    assert!(block.pages().all(|page| region.lane_of(page) == lane));
+                    let lane = region.stripe_of(block.first);
+                    assert!(block.pages().all(|page| region.stripe_of(page) == lane));
                     found.extend(block.pages());
                 }
                 let wanted: Vec<u32> = (range.start..range.end.min(region.pages())).collect();

@@ -121,7 +121,7 @@ impl EngineDriver {
     /// The thread that waits since last may do what it wanted already: another one's answer was enough.
     pub fn retry_fault(&mut self, page: u32) {
         self.waiters.remove_last();
-        let result = self.region.again(page);
+        let result = self.region.retry_fault(page);
         self.kernel(page, "map", result);
     }
 
@@ -180,9 +180,9 @@ impl EngineDriver {
     }
 
     /// Opens pages that nobody has used.
-    pub fn open_fresh(&mut self, pages: Range<u32>) {
+    pub fn map_zero(&mut self, pages: Range<u32>) {
         if !pages.is_empty() {
-            let result = self.region.open_fresh(pages.clone());
+            let result = self.region.map_zero(pages.clone());
             self.kernel(pages.start, "map", result);
         }
     }

@@ -397,7 +397,7 @@ fn cannot_merge(nodes: usize, lanes: u16) -> Option<String> {
 /// Homes as they are asked for, or in equal parts, of whole rows of pages where there are enough.
 fn layout(me: u16, shape: Shape, homes: &[u32], region: &Region) -> Layout {
     let mut layout = Layout::even(NodeId(me), shape.nodes, region.pages());
-    let unit = region.row_of_lanes();
+    let unit = region.stripe_cycle_pages();
     let units = region.pages() / unit;
     if !homes.is_empty() {
         let home = |(node, first): (u16, &u32)| ManagedRange {

@@ -42,7 +42,7 @@ pub enum Method {
 #[derive(Clone, Copy, Debug)]
 pub struct RegionOptions<'a> {
     /// Whom faults are told to.
-    pub told: FaultDelivery,
+    pub delivery: FaultDelivery,
     /// `/dev/userfaultfd`, opened by somebody who may.
     pub device: Option<BorrowedFd<'a>>,
     /// Of its files, among the process's mappings.
@@ -52,7 +52,7 @@ pub struct RegionOptions<'a> {
 impl Default for RegionOptions<'_> {
     fn default() -> Self {
         Self {
-            told: FaultDelivery::Reader,
+            delivery: FaultDelivery::Reader,
             device: None,
             name: c"dsm",
         }
@@ -141,7 +141,7 @@ impl Region {
             userfaults: Vec::new(),
             mapped: (0..pages).map(|_| AtomicU8::new(Right::None as u8)).collect(),
         };
-        region.keep_small_and_here(bytes)?;
+        region.prepare_mappings(bytes)?;
         region.method = match method {
             Some(method) => method,
             None => region.best_method(options.device)?,
@@ -156,11 +156,11 @@ impl Region {
         for _ in 0..region.lanes {
             region
                 .userfaults
-                .push(Userfault::open(options.told, options.device)?);
+                .push(Userfault::open(options.delivery, options.device)?);
         }
         for row in (0..pages).step_by(region.row_pages as usize) {
             let end = row + region.row_pages;
-            let userfault = &region.userfaults[usize::from(region.lane_of(row))];
+            let userfault = &region.userfaults[usize::from(region.stripe_of(row))];
             userfault.register(region.addresses(row..end), region.method == Method::Continue)?;
         }
         Ok(region)
@@ -189,7 +189,7 @@ impl Region {
     }
 
     /// No huge pages, which would be split at the first restriction; and nothing swapped out.
-    fn keep_small_and_here(&self, bytes: usize) -> Result<(), RegionError> {
+    fn prepare_mappings(&self, bytes: usize) -> Result<(), RegionError> {
         for mapping in [self.view, self.alias] {
             // SAFETY: our own mapping; only the size of its pages changes. Kernels without huge pages refuse, which is as good.
             unsafe { libc::madvise(mapping.as_ptr().cast(), bytes, libc::MADV_NOHUGEPAGE) };
@@ -236,12 +236,12 @@ impl Region {
     }
 
     /// Whose a page is: rows of pages go to the lanes in turn.
-    pub fn lane_of(&self, page: u32) -> u16 {
+    pub fn stripe_of(&self, page: u32) -> u16 {
         ((page / self.row_pages) % u32::from(self.lanes)) as u16
     }
 
     /// Pages after which the lanes begin again.
-    pub fn row_of_lanes(&self) -> u32 {
+    pub fn stripe_cycle_pages(&self) -> u32 {
         self.row_pages * u32::from(self.lanes)
     }
 
@@ -304,7 +304,7 @@ impl Region {
     /// # Errors
     /// As the kernel says.
     pub fn open(&self, page: u32, right: Right) -> io::Result<()> {
-        let userfault = self.userfault(self.lane_of(page));
+        let userfault = self.userfault(self.stripe_of(page));
         let at = self.view_of(page);
         let writable = right == Right::Write;
         match (self.mapped(page), self.method) {
@@ -327,8 +327,8 @@ impl Region {
     ///
     /// # Errors
     /// As the kernel says.
-    pub fn open_fresh(&self, pages: Range<u32>) -> io::Result<()> {
-        let userfault = self.userfault(self.lane_of(pages.start));
+    pub fn map_zero(&self, pages: Range<u32>) -> io::Result<()> {
+        let userfault = self.userfault(self.stripe_of(pages.start));
         match self.method {
             Method::Continue => {
                 pages.clone().for_each(|page| self.clear(page));
@@ -344,11 +344,11 @@ impl Region {
     ///
     /// # Errors
     /// As the kernel says.
-    pub fn again(&self, page: u32) -> io::Result<()> {
-        let (userfault, at) = (self.userfault(self.lane_of(page)), self.view_of(page));
+    pub fn retry_fault(&self, page: u32) -> io::Result<()> {
+        let (userfault, at) = (self.userfault(self.stripe_of(page)), self.view_of(page));
         let writable = self.mapped(page) == Right::Write;
         if self.mapped(page) != Right::None && self.method == Method::Continue {
-            unless_there(userfault.map_cached(self.addresses(page..page + 1), writable))?;
+            ignore_existing(userfault.map_cached(self.addresses(page..page + 1), writable))?;
         }
         if writable {
             userfault.set_writable(at, true)?;
@@ -363,7 +363,7 @@ impl Region {
     pub fn restrict(&self, page: u32, right: Right) -> io::Result<()> {
         match (self.mapped(page), right) {
             (Right::Write, Right::Read) => {
-                let userfault = self.userfault(self.lane_of(page));
+                let userfault = self.userfault(self.stripe_of(page));
                 userfault.set_writable(self.view_of(page), false)?;
             }
             (Right::Write | Right::Read, Right::None) => match self.method {
@@ -374,7 +374,7 @@ impl Region {
                         return Err(io::Error::last_os_error());
                     }
                 }
-                Method::Copy => self.put_aside(page)?,
+                Method::Copy => self.copy_to_shadow(page)?,
             },
             _ => return Ok(()),
         }
@@ -383,9 +383,9 @@ impl Region {
     }
 
     /// Takes a page out of the view into the shadow.
-    fn put_aside(&self, page: u32) -> io::Result<()> {
+    fn copy_to_shadow(&self, page: u32) -> io::Result<()> {
         if self.mapped(page) == Right::Write {
-            self.userfault(self.lane_of(page))
+            self.userfault(self.stripe_of(page))
                 .set_writable(self.view_of(page), false)?;
         }
         let from = self.bytes(page);
@@ -460,7 +460,7 @@ impl Drop for Region {
     }
 }
 
-fn unless_there(result: io::Result<()>) -> io::Result<()> {
+fn ignore_existing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         result => result,

@@ -177,7 +177,7 @@ impl Userfault {
     ///
     /// # Errors
     /// [`UserfaultError::Refused`], [`UserfaultError::TooOld`].
-    pub fn open(told: FaultDelivery, device: Option<BorrowedFd<'_>>) -> Result<Self, UserfaultError> {
+    pub fn open(delivery: FaultDelivery, device: Option<BorrowedFd<'_>>) -> Result<Self, UserfaultError> {
         let (fd, kernel_waits) = match device.map(by_device) {
             Some(Ok(fd)) => (fd, true),
             _ => open()?,
@@ -186,7 +186,7 @@ impl Userfault {
             | FEATURE_MISSING_SHMEM
             | FEATURE_MINOR_SHMEM
             | FEATURE_WP_HUGETLBFS_SHMEM;
-        features |= match told {
+        features |= match delivery {
             FaultDelivery::Reader => FEATURE_THREAD_ID,
             FaultDelivery::Thread => FEATURE_SIGBUS,
         };
@@ -303,18 +303,18 @@ impl Userfault {
                 _ => Err(error),
             };
         }
-        let mut told = 0;
+        let mut found = 0;
         for event in &events[..count as usize / size_of::<Event>()] {
             if event.event == EVENT_PAGEFAULT {
-                faults[told] = Fault {
+                faults[found] = Fault {
                     address: event.address as usize,
                     write: event.flags & (FLAG_WRITE | FLAG_WP) != 0,
                     thread: event.thread.cast_signed(),
                 };
-                told += 1;
+                found += 1;
             }
         }
-        Ok(told)
+        Ok(found)
     }
 }
 

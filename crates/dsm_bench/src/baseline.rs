@@ -37,13 +37,13 @@ pub enum Answers {
 /// # Errors
 /// If there is no userfaultfd.
 pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64>, RegionError> {
-    let told = if answers == Answers::Itself {
+    let delivery = if answers == Answers::Itself {
         FaultDelivery::Thread
     } else {
         FaultDelivery::Reader
     };
     let options = RegionOptions {
-        told,
+        delivery,
         ..RegionOptions::default()
     };
     let region = Region::with(count, 1, None, options)?;

@@ -130,7 +130,7 @@ impl EngineDriver {
             self.free(page..page + 1);
         }
         if self.waiters.remove(page, |_| {}) {
-            let result = self.region.again(page);
+            let result = self.region.retry_fault(page);
             self.kernel(page, "wake who waits for", result);
             self.woke = true;
         }

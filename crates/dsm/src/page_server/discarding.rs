@@ -135,7 +135,7 @@ impl PageServer {
     /// Whether it is a block of this lane's pages that this node manages.
     fn is_block(&self, block: Block, manager: u16) -> bool {
         let region = &self.driver.region;
-        if block.first >= region.pages() || region.lane_of(block.first) != self.number {
+        if block.first >= region.pages() || region.stripe_of(block.first) != self.number {
             return false;
         }
         let room = region.block_of(block.first, BLOCK_PAGES);

@@ -114,7 +114,7 @@ impl PageServer {
         while start > block.start && self.engine.claim(Page(self.driver.region.striped(start - 1))) {
             start -= 1;
         }
-        self.driver.open_fresh(start..page);
-        self.driver.open_fresh(page + 1..end);
+        self.driver.map_zero(start..page);
+        self.driver.map_zero(page + 1..end);
     }
 }
