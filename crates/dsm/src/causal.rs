@@ -181,7 +181,7 @@ impl Causal {
     }
 
     /// Nobody is to wait any more.
-    pub(crate) fn over(&self) {
+    pub(crate) fn close(&self) {
         self.state().is_over = true;
         self.changed.notify_all();
     }

@@ -62,7 +62,7 @@ pub struct Mailbox {
     /// Wakes the lane.
     event: EventFd,
     /// There may be blocks that the lane has not taken.
-    has_mail: AtomicBool,
+    has_blocks: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -85,7 +85,7 @@ impl Mailbox {
     pub fn new() -> nix::Result<Self> {
         Ok(Self {
             event: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
-            has_mail: AtomicBool::new(false),
+            has_blocks: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
         })
@@ -98,20 +98,20 @@ impl Mailbox {
 
     /// The next block, for the lane.
     pub fn take(&self) -> Option<Block> {
-        if !self.has_mail.load(Ordering::Acquire) {
+        if !self.has_blocks.load(Ordering::Acquire) {
             return None;
         }
         let mut state = self.state();
         let block = state.blocks.pop_front();
         if block.is_none() {
             // Set again under the same lock.
-            self.has_mail.store(false, Ordering::Release);
+            self.has_blocks.store(false, Ordering::Release);
         }
         block
     }
 
     /// The lane was woken: it looks for itself, if it has room for more.
-    pub fn heard(&self) {
+    pub fn clear_event(&self) {
         let _ = self.event.read();
     }
 
@@ -133,7 +133,7 @@ impl Mailbox {
     }
 
     /// Nobody is to wait any more.
-    pub fn over(&self) {
+    pub fn close(&self) {
         self.state().is_over = true;
         self.changed.notify_all();
     }
@@ -142,7 +142,7 @@ impl Mailbox {
         let mut state = self.state();
         state.pending += 1;
         state.blocks.push_back(block);
-        self.has_mail.store(true, Ordering::Release);
+        self.has_blocks.store(true, Ordering::Release);
         // It can't be full.
         let _ = self.event.write(1);
     }
@@ -167,7 +167,7 @@ pub struct Discards {
     region: Arc<Region>,
     lanes: Vec<Arc<Mailbox>>,
     /// One at a time.
-    turn: Mutex<()>,
+    exclusive: Mutex<()>,
 }
 
 impl Discards {
@@ -175,12 +175,12 @@ impl Discards {
         Self {
             region,
             lanes: Vec::new(),
-            turn: Mutex::new(()),
+            exclusive: Mutex::new(()),
         }
     }
 
     /// The lanes in their order.
-    pub(crate) fn add_lane(&mut self, lane: Arc<Mailbox>) {
+    pub(crate) fn add_mailbox(&mut self, lane: Arc<Mailbox>) {
         self.lanes.push(lane);
     }
 
@@ -191,7 +191,7 @@ impl Discards {
     /// What is written to them meanwhile may be lost, and what is read may be old or zero; what is written after it returned is as
     /// safe as anything. Pages past the region's end are left out.
     pub fn give_back(&self, pages: impl IntoIterator<Item = Range<u32>>) -> u64 {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _exclusive = self.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
         let mut freed = 0;
         let mut posted = 0;
         let mut last: Option<Block> = None;

@@ -71,7 +71,7 @@ pub struct EngineDriver {
     /// The bytes of a page that is offered.
     pub offered: Box<[u8; PAGE_BYTES]>,
     /// What this node's threads give back.
-    pub mail: Arc<Mailbox>,
+    pub mailbox: Arc<Mailbox>,
     /// Pages that were forgotten since it was last looked at.
     pub forgotten: Vec<u32>,
     /// Of pages that are just being forgotten, those whose memory was freed before.
@@ -85,7 +85,7 @@ impl EngineDriver {
         heat: Arc<Heat>,
         latency: Arc<Latency>,
         peers: Peers,
-        mail: Arc<Mailbox>,
+        mailbox: Arc<Mailbox>,
     ) -> Self {
         Self {
             me,
@@ -107,7 +107,7 @@ impl EngineDriver {
             merging: None,
             deferred: VecDeque::new(),
             offered: Box::new([0; PAGE_BYTES]),
-            mail,
+            mailbox,
             forgotten: Vec::with_capacity(LIST),
             freed: 0..0,
         }

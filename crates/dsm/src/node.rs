@@ -234,16 +234,16 @@ impl Node {
                 stripes: u32::from(lanes),
                 ..node.layout.clone()
             };
-            let mail = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
-            let mail = Arc::new(mail);
-            node.discards.add_lane(mail.clone());
+            let mailbox = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
+            let mailbox = Arc::new(mailbox);
+            node.discards.add_mailbox(mailbox.clone());
             let mut driver = EngineDriver::new(
                 me,
                 node.region.clone(),
                 node.heat.clone(),
                 node.latency.clone(),
                 Peers::new(links, names.clone()),
-                mail,
+                mailbox,
             );
             driver.prefetches = node.prefetches.clone();
             if merges {

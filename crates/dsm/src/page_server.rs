@@ -75,7 +75,7 @@ impl PageServer {
         let mut descriptors = vec![
             shutdown.event().as_raw_fd(),
             driver.region.userfault(number).as_fd().as_raw_fd(),
-            driver.mail.event().as_fd().as_raw_fd(),
+            driver.mailbox.event().as_fd().as_raw_fd(),
         ];
         if let Some(merging) = &driver.merging {
             descriptors.push(merging.causal.event().as_fd().as_raw_fd());
@@ -120,9 +120,9 @@ impl PageServer {
             self.report_end(end);
         }
         if let Some(merging) = &self.driver.merging {
-            merging.causal.over();
+            merging.causal.close();
         }
-        self.driver.mail.over();
+        self.driver.mailbox.close();
         self.publish();
         shutdown.server_reported();
         if is_first {

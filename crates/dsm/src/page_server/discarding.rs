@@ -27,7 +27,7 @@ use crate::shutdown::End;
 use crate::frame::{DiscardFrame, DriverKind, Frame, driver_frame, page_of};
 use crate::min_residency::BOUND_NS;
 
-const ASKER_AT: usize = 5;
+const REQUESTER_AT: usize = 5;
 const MASK_AT: usize = 8;
 /// Blocks that one node has under way with another's lane, at most.
 const BLOCKS_MAX: usize = 16;
@@ -38,12 +38,12 @@ const ALONE: u32 = 8;
 /// The least pause after a step, nanoseconds.
 const PAUSE_NS: u64 = 20_000;
 /// How long a page that is in use is tried again, nanoseconds: no page is held for longer without having been used.
-const TRIES_NS: u64 = 2 * BOUND_NS;
+const RETRY_NS: u64 = 2 * BOUND_NS;
 
 /// What a lane has of it.
 #[derive(Debug, Default)]
 pub struct Discarding {
-    jobs: VecDeque<Job>,
+    requests: VecDeque<DiscardRequest>,
     /// Blocks that other nodes were asked to have forgotten.
     asked: usize,
     /// When the pause is over.
@@ -52,8 +52,8 @@ pub struct Discarding {
 
 /// A block whose pages this node manages.
 #[derive(Clone, Copy, Debug)]
-struct Job {
-    asker: u16,
+struct DiscardRequest {
+    requester: u16,
     block: Block,
     /// Those to begin with.
     todo: u64,
@@ -69,8 +69,8 @@ impl PageServer {
     pub(super) fn discard(&mut self) -> Result<Option<u64>, End> {
         // It makes room for what is taken.
         self.finish()?;
-        self.take_mail()?;
-        if self.discarding.jobs.iter().all(|job| job.todo == 0) {
+        self.take_blocks()?;
+        if self.discarding.requests.iter().all(|request| request.todo == 0) {
             return Ok(None);
         }
         let (now, next_ns) = (now_ns(), self.discarding.next_ns);
@@ -78,7 +78,7 @@ impl PageServer {
             return Ok(Some(next_ns - now));
         }
         let mut left = STEP;
-        for index in 0..self.discarding.jobs.len() {
+        for index in 0..self.discarding.requests.len() {
             left = self.step(index, left, now)?;
         }
         self.finish()?;
@@ -88,7 +88,7 @@ impl PageServer {
     }
 
     /// A frame about this.
-    pub(super) fn heard_of_discards(
+    pub(super) fn receive_discard(
         &mut self,
         node: usize,
         kind: DiscardFrame,
@@ -110,8 +110,8 @@ impl PageServer {
         }
         match kind {
             DiscardFrame::Request => {
-                let jobs = self.discarding.jobs.iter();
-                if block.mask == 0 || jobs.filter(|job| usize::from(job.asker) == node).count() >= BLOCKS_MAX
+                let requests = self.discarding.requests.iter();
+                if block.mask == 0 || requests.filter(|request| usize::from(request.requester) == node).count() >= BLOCKS_MAX
                 {
                     return Err(nonsense(self));
                 }
@@ -120,12 +120,12 @@ impl PageServer {
             }
             DiscardFrame::Done => {
                 self.free_absent(block);
-                if u16::from(frame[ASKER_AT]) == self.driver.me {
+                if u16::from(frame[REQUESTER_AT]) == self.driver.me {
                     let Some(asked) = self.discarding.asked.checked_sub(1) else {
                         return Err(nonsense(self));
                     };
                     self.discarding.asked = asked;
-                    self.driver.mail.ended(block.mask.count_ones());
+                    self.driver.mailbox.ended(block.mask.count_ones());
                 }
                 self.check()
             }
@@ -143,31 +143,31 @@ impl PageServer {
         room.start == block.first && block.pages().all(|page| room.contains(&page) && is_its(page))
     }
 
-    fn begin(&mut self, block: Block, asker: u16) {
-        self.discarding.jobs.push_back(Job {
-            asker,
+    fn begin(&mut self, block: Block, requester: u16) {
+        self.discarding.requests.push_back(DiscardRequest {
+            requester,
             block,
             todo: block.mask,
             waiting: 0,
             done: 0,
-            until_ns: now_ns() + TRIES_NS,
+            until_ns: now_ns() + RETRY_NS,
         });
     }
 
     /// Takes blocks of this node's threads, and has other nodes do what they manage.
-    fn take_mail(&mut self) -> Result<(), End> {
+    fn take_blocks(&mut self) -> Result<(), End> {
         let me = self.driver.me;
         loop {
-            let own = self.discarding.jobs.iter().filter(|job| job.asker == me).count();
+            let own = self.discarding.requests.iter().filter(|request| request.requester == me).count();
             if own + self.discarding.asked >= BLOCKS_MAX {
                 return Ok(());
             }
-            let Some(block) = self.driver.mail.take() else {
+            let Some(block) = self.driver.mailbox.take() else {
                 return Ok(());
             };
             let manager = |page| self.engine.manager(Page(self.driver.region.striped(page))).0;
             let Some(first) = block.pages().next().map(manager) else {
-                self.driver.mail.ended(0);
+                self.driver.mailbox.ended(0);
                 continue;
             };
             let mut part = Block { mask: 0, ..block };
@@ -176,7 +176,7 @@ impl PageServer {
             }
             if part != block {
                 let mask = block.mask & !part.mask;
-                self.driver.mail.put_back(Block { mask, ..block });
+                self.driver.mailbox.put_back(Block { mask, ..block });
             }
             if first == me {
                 self.begin(part, me);
@@ -191,8 +191,8 @@ impl PageServer {
 
     /// Begins with some pages of a job; what the rest of the step may cost.
     fn step(&mut self, index: usize, mut left: u32, now: u64) -> Result<u32, End> {
-        let Job { block, until_ns, .. } = self.discarding.jobs[index];
-        let mask = self.discarding.jobs[index].todo;
+        let DiscardRequest { block, until_ns, .. } = self.discarding.requests[index];
+        let mask = self.discarding.requests[index].todo;
         let todo = Block { mask, ..block };
         let mut begun = 0;
         for page in todo.pages() {
@@ -229,13 +229,13 @@ impl PageServer {
                 DiscardOutcome::Done => begun |= todo.bit(page),
                 DiscardOutcome::Pending => {
                     begun |= todo.bit(page);
-                    self.discarding.jobs[index].waiting |= todo.bit(page);
+                    self.discarding.requests[index].waiting |= todo.bit(page);
                 }
                 DiscardOutcome::InUse if now < until_ns => {}
                 DiscardOutcome::InUse => begun |= todo.bit(page),
             }
         }
-        self.discarding.jobs[index].todo &= !begun;
+        self.discarding.requests[index].todo &= !begun;
         self.check()?;
         Ok(left)
     }
@@ -253,22 +253,22 @@ impl PageServer {
     /// Ends jobs of which nothing is left to do, and tells all.
     fn finish(&mut self) -> Result<(), End> {
         while let Some(page) = self.driver.forgotten.pop() {
-            for job in &mut self.discarding.jobs {
-                let bit = job.block.bit(page) & job.block.mask;
-                job.done |= bit;
-                job.waiting &= !bit;
+            for request in &mut self.discarding.requests {
+                let bit = request.block.bit(page) & request.block.mask;
+                request.done |= bit;
+                request.waiting &= !bit;
             }
         }
-        let jobs = &mut self.discarding.jobs;
-        let Some(index) = jobs.iter().position(|job| job.todo | job.waiting == 0) else {
+        let requests = &mut self.discarding.requests;
+        let Some(index) = requests.iter().position(|request| request.todo | request.waiting == 0) else {
             return Ok(());
         };
-        let Some(job) = jobs.remove(index) else {
+        let Some(request) = requests.remove(index) else {
             return Ok(());
         };
-        let Job { asker, block, .. } = job;
+        let DiscardRequest { requester, block, .. } = request;
         let done = Block {
-            mask: job.done,
+            mask: request.done,
             ..block
         };
         // What is to be merged by now has bytes elsewhere that count.
@@ -276,13 +276,13 @@ impl PageServer {
         for page in done.pages().filter(|page| !self.driver.is_taken(*page)) {
             gone.mask |= block.bit(page);
         }
-        if asker == self.driver.me {
-            self.driver.mail.ended(job.done.count_ones());
+        if requester == self.driver.me {
+            self.driver.mailbox.ended(request.done.count_ones());
         }
-        let frame = frame(DriverKind::Discarded, gone, asker);
+        let frame = frame(DriverKind::Discarded, gone, requester);
         for node in 0..self.driver.peers.links.len() {
-            let is_told = gone.mask != 0 || node == usize::from(asker);
-            if node != usize::from(self.driver.me) && is_told {
+            let is_receiver = gone.mask != 0 || node == usize::from(requester);
+            if node != usize::from(self.driver.me) && is_receiver {
                 self.driver.post(node, &frame, None, false);
             }
         }
@@ -303,9 +303,9 @@ impl PageServer {
 }
 
 /// A frame about a block.
-pub(crate) fn frame(kind: DriverKind, block: Block, asker: u16) -> Frame {
+pub(crate) fn frame(kind: DriverKind, block: Block, requester: u16) -> Frame {
     let mut frame = driver_frame(kind, block.first);
-    frame[ASKER_AT] = asker as u8;
+    frame[REQUESTER_AT] = requester as u8;
     frame[MASK_AT..].copy_from_slice(&block.mask.to_le_bytes());
     frame
 }

@@ -64,7 +64,7 @@ impl PageServer {
                 by: self.driver.peers.name(node),
                 lost: self.driver.peers.name(page_of(frame) as usize),
             }),
-            FrameClass::Discards(kind) => self.heard_of_discards(node, kind, frame),
+            FrameClass::Discards(kind) => self.receive_discard(node, kind, frame),
             FrameClass::Ordered(kind) => match self.in_order(node, kind, frame)? {
                 Some(frame) => self.act(node, frame),
                 None => Ok(()),

@@ -96,7 +96,7 @@ impl PageServer {
         let has_come = |place: &libc::pollfd| place.revents != 0;
         self.faulted |= has_come(&self.polled[1]);
         if has_come(&self.polled[2]) {
-            self.driver.mail.heard();
+            self.driver.mailbox.clear_event();
         }
         let first = 3 + usize::from(self.driver.merging.is_some());
         let streams = self.polled[first..].as_chunks::<2>().0;
