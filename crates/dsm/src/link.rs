@@ -79,10 +79,10 @@ impl Link {
         }
     }
 
-    /// Who polls may find something ([`Wire::look`]).
-    pub fn look(&mut self) {
-        self.control.look();
-        self.bulk.look();
+    /// Who polls may find something ([`Wire::poll_streams`]).
+    pub fn poll_streams(&mut self) {
+        self.control.poll_streams();
+        self.bulk.poll_streams();
     }
 
     /// Before waiting on the streams: whether nothing has come that they don't tell of. Then [`Link::awake`] is called.

@@ -34,7 +34,7 @@ use crate::node::Polls;
 /// What sleeping and being woken costs, nanoseconds: 20 us from one CPU to another here, more when it has gone idle.
 const SLEEP_NS: u64 = 25_000;
 /// Looks at the streams while a reply is awaited, for each look at the userfaultfd.
-const LOOKS: u32 = 8;
+const POLLS_PER_FAULT_READ: u32 = 8;
 
 /// A lane.
 #[derive(Debug)]
@@ -132,28 +132,28 @@ impl PageServer {
 
     fn serve(&mut self) -> Result<(), End> {
         let mut idle_since = None;
-        let mut looks: u32 = 0;
+        let mut polls_done: u32 = 0;
         loop {
-            looks = looks.wrapping_add(1);
+            polls_done = polls_done.wrapping_add(1);
             let mut busy = false;
-            if self.faulted && (idle_since.is_none() || looks.is_multiple_of(LOOKS)) {
+            if self.faulted && (idle_since.is_none() || polls_done.is_multiple_of(POLLS_PER_FAULT_READ)) {
                 busy |= self.take_faults()?;
             }
             busy |= self.take_messages()?;
-            let look_again_ns = self.let_go()?;
-            let go_on_ns = self.discard()?;
+            let recheck_ns = self.release_wanted()?;
+            let resume_ns = self.discard()?;
             self.settle()?;
-            if busy && !self.threads().want_the_cpu() {
+            if busy && !self.threads().need_the_cpu() {
                 if let Some(since) = idle_since.take() {
-                    self.patience().waited(now_ns() - since, false);
+                    self.poll_time().waited(now_ns() - since, false);
                 }
                 continue;
             }
             let now = now_ns();
             let since = *idle_since.get_or_insert(now);
-            let may_poll = self.threads().let_poll(self.polls);
-            if may_poll && now - since < self.patience().poll_ns() {
-                self.look_at_all();
+            let may_poll = self.threads().allow_polling(self.polls);
+            if may_poll && now - since < self.poll_time().poll_ns() {
+                self.poll_all();
                 std::hint::spin_loop();
                 continue;
             }
@@ -161,15 +161,15 @@ impl PageServer {
                 return Ok(());
             }
             self.publish();
-            self.sleep([look_again_ns, go_on_ns].into_iter().flatten().min());
-            self.patience().waited(now_ns() - since, true);
+            self.sleep([recheck_ns, resume_ns].into_iter().flatten().min());
+            self.poll_time().waited(now_ns() - since, true);
             (self.driver.woke, self.driver.mapped_prefetched) = (false, false);
             idle_since = None;
         }
     }
 
     /// Passes an event to the engine, and performs its effects in their order before it returns.
-    fn turn<T>(&mut self, event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T) -> T {
+    fn run_event<T>(&mut self, event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T) -> T {
         let result = event(&mut self.engine, &mut self.effects);
         for effect in self.effects.drain(..) {
             self.driver.perform(effect);

@@ -83,7 +83,7 @@ impl Wire {
 
     /// Something may have come, as far as a look tells that takes no call of the kernel's where there are pipes: the end of the other
     /// side is seen by [`Wire::fill`] alone.
-    pub fn look(&mut self) {
+    pub fn poll_streams(&mut self) {
         self.filled |= self.beside.is_none();
     }
 

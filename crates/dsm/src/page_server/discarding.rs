@@ -211,7 +211,7 @@ impl PageServer {
                 for page in run {
                     begun |= todo.bit(page);
                     let striped = Page(self.driver.region.striped(page));
-                    self.turn(|engine, effects| engine.discard(striped, effects));
+                    self.run_event(|engine, effects| engine.discard(striped, effects));
                 }
                 self.driver.freed = 0..0;
                 continue;
@@ -225,7 +225,7 @@ impl PageServer {
                 self.release_or_keep(hold, now);
             }
             let striped = Page(self.driver.region.striped(page));
-            match self.turn(|engine, effects| engine.discard(striped, effects)) {
+            match self.run_event(|engine, effects| engine.discard(striped, effects)) {
                 DiscardOutcome::Done => begun |= todo.bit(page),
                 DiscardOutcome::Pending => {
                     begun |= todo.bit(page);

@@ -47,7 +47,7 @@ impl PageServer {
             }
             let striped = Page(self.driver.region.striped(page));
             self.driver.peers.gather();
-            let faulted = self.turn(|engine, effects| engine.fault(striped, access, effects));
+            let faulted = self.run_event(|engine, effects| engine.fault(striped, access, effects));
             match access {
                 _ if faulted != FaultOutcome::Pending => {}
                 Access::Read => self.prefetch(page),
@@ -76,7 +76,7 @@ impl PageServer {
         for page in self.read_prefetcher.on_read_fault(page, end, is_here) {
             if !self.read_prefetcher.was_invalidated_lately(page) && self.driver.is_plain(page) {
                 let striped = Page(self.driver.region.striped(page));
-                self.turn(|engine, effects| engine.prefetch(striped, effects));
+                self.run_event(|engine, effects| engine.prefetch(striped, effects));
             }
         }
     }
@@ -94,7 +94,7 @@ impl PageServer {
             let striped = Page(self.driver.region.striped(page));
             if self.driver.is_plain(page) && self.engine.is_absent(striped) {
                 self.driver.write_prefetcher.on_request(page);
-                self.turn(|engine, effects| engine.fault(striped, Access::Write, effects));
+                self.run_event(|engine, effects| engine.fault(striped, Access::Write, effects));
             }
         }
     }

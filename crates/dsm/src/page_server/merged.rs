@@ -48,7 +48,7 @@ impl PageServer {
                         merging.taken.push(page);
                     }
                     self.driver.merging = Some(merging);
-                    let had = self.turn(|engine, effects| engine.fault(Page(page), Access::Write, effects));
+                    let had = self.run_event(|engine, effects| engine.fault(Page(page), Access::Write, effects));
                     if had == FaultOutcome::Allowed {
                         self.driver.revoke(page);
                         self.driver.deferred.push_back(DeferredWork::Taken(page));
@@ -64,7 +64,7 @@ impl PageServer {
                     merging.parked = later;
                     self.driver.merging = Some(merging);
                     self.driver.open_to_all(page);
-                    self.turn(|engine, effects| engine.used(Page(page), effects));
+                    self.run_event(|engine, effects| engine.used(Page(page), effects));
                     for (node, frame) in now {
                         self.act(node, frame)?;
                     }

@@ -16,7 +16,7 @@ impl PageServer {
             while let Some(frame) = self.next_message(node)? {
                 busy = true;
                 self.message(node, &frame)?;
-                if self.threads().want_the_cpu() {
+                if self.threads().need_the_cpu() {
                     return Ok(true);
                 }
             }
@@ -102,11 +102,11 @@ impl PageServer {
             self.update_prefetchers(page, message.body);
         }
         let from = NodeId(node as u16);
-        self.turn(|engine, effects| engine.receive(from, message, effects))
+        self.run_event(|engine, effects| engine.receive(from, message, effects))
             .map_err(|refusal| End::ProtocolError(format!("{}: {refusal}", self.driver.peers.name(node))))?;
         while let Some(page) = self.driver.unheld.pop() {
             let page = Page(self.driver.region.striped(page));
-            self.turn(|engine, effects| engine.used(page, effects));
+            self.run_event(|engine, effects| engine.used(page, effects));
         }
         self.check()
     }

@@ -10,16 +10,16 @@ use crate::shutdown::End;
 use crate::min_residency::{BOUND_NS, MinResidency, Thread, Verdict};
 
 /// Pages that stay before those that nobody wants are looked through.
-const LOOKED_THROUGH: usize = 64;
+const SCAN_ABOVE: usize = 64;
 
 impl PageServer {
     /// Lets pages go that were wanted, and have been used by now; when to look again, nanoseconds from now.
-    pub(super) fn let_go(&mut self) -> Result<Option<u64>, End> {
+    pub(super) fn release_wanted(&mut self) -> Result<Option<u64>, End> {
         if self.driver.residencies.is_empty() {
             return Ok(None);
         }
         let now = now_ns();
-        let every = self.driver.residencies.len() > LOOKED_THROUGH;
+        let every = self.driver.residencies.len() > SCAN_ABOVE;
         let mut next: Option<u64> = None;
         let mut index = 0;
         while index < self.driver.residencies.len() {
@@ -59,7 +59,7 @@ impl PageServer {
                 self.driver.want(hold.page);
             }
             let page = Page(self.driver.region.striped(hold.page));
-            self.turn(|engine, effects| engine.used(page, effects));
+            self.run_event(|engine, effects| engine.used(page, effects));
         }
         verdict
     }

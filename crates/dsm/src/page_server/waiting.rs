@@ -19,13 +19,13 @@ pub(super) struct Threads {
 
 impl Threads {
     /// A thread was woken and none waits any more: the lane sleeps, though more may have come, which keeps it awake anyway.
-    pub(super) fn want_the_cpu(self) -> bool {
+    pub(super) fn need_the_cpu(self) -> bool {
         self.woke && self.waiting == 0
     }
 
     /// Nobody's work is in the way of a lane that polls when there is nothing else to do: a thread that waits needs the lane more than
     /// any other needs its CPU.
-    pub(super) fn let_poll(self, polls: Polls) -> bool {
+    pub(super) fn allow_polling(self, polls: Polls) -> bool {
         match polls {
             Polls::Never => false,
             Polls::Waiting(all) => self.waiting > 0 && self.waiting >= all,
@@ -44,7 +44,7 @@ impl PageServer {
     }
 
     /// How long it polls now before it sleeps.
-    pub(super) fn patience(&mut self) -> &mut PollTime {
+    pub(super) fn poll_time(&mut self) -> &mut PollTime {
         if self.driver.waiters.len() > 0 {
             &mut self.asked
         } else {
@@ -116,9 +116,9 @@ impl PageServer {
     }
 
     /// Who polls asks all.
-    pub(super) fn look_at_all(&mut self) {
+    pub(super) fn poll_all(&mut self) {
         self.faulted = true;
-        self.driver.peers.links.iter_mut().flatten().for_each(Link::look);
+        self.driver.peers.links.iter_mut().flatten().for_each(Link::poll_streams);
     }
 }
 
@@ -138,45 +138,45 @@ mod tests {
             mapped_prefetched: true,
             ..NONE
         };
-        assert!(!mapped_prefetched.let_poll(Polls::Always));
+        assert!(!mapped_prefetched.allow_polling(Polls::Always));
         // But it takes what else has come: the reader was not woken.
-        assert!(!mapped_prefetched.want_the_cpu());
+        assert!(!mapped_prefetched.need_the_cpu());
         // Somebody waits for the next page all the same.
         let waits = Threads {
             waiting: 1,
             ..mapped_prefetched
         };
-        assert!(waits.let_poll(Polls::Always));
+        assert!(waits.allow_polling(Polls::Always));
     }
 
     #[test]
     fn a_lane_sleeps_after_the_last_thread_was_woken_and_not_before() {
         let woke = Threads { woke: true, ..NONE };
-        assert!(woke.want_the_cpu());
-        assert!(!woke.let_poll(Polls::Always));
+        assert!(woke.need_the_cpu());
+        assert!(!woke.allow_polling(Polls::Always));
         let others_wait = Threads { waiting: 1, ..woke };
-        assert!(!others_wait.want_the_cpu());
-        assert!(others_wait.let_poll(Polls::Always));
+        assert!(!others_wait.need_the_cpu());
+        assert!(others_wait.allow_polling(Polls::Always));
     }
 
     #[test]
     fn a_lane_of_which_nobody_wants_anything_polls() {
-        assert!(NONE.let_poll(Polls::Always));
-        assert!(!NONE.want_the_cpu());
+        assert!(NONE.allow_polling(Polls::Always));
+        assert!(!NONE.need_the_cpu());
     }
 
     #[test]
     fn a_guests_lane_polls_while_all_vcpus_wait_and_at_no_other_time() {
         let one = Threads { waiting: 1, ..NONE };
         let two = Threads { waiting: 2, ..NONE };
-        assert!(one.let_poll(Polls::Waiting(1)));
-        assert!(!one.let_poll(Polls::Waiting(2)));
-        assert!(two.let_poll(Polls::Waiting(2)));
+        assert!(one.allow_polling(Polls::Waiting(1)));
+        assert!(!one.allow_polling(Polls::Waiting(2)));
+        assert!(two.allow_polling(Polls::Waiting(2)));
         // A device's thread too.
-        assert!(two.let_poll(Polls::Waiting(1)));
-        assert!(!NONE.let_poll(Polls::Waiting(0)));
-        assert!(!NONE.let_poll(Polls::Waiting(1)));
-        assert!(!Threads { woke: true, ..NONE }.let_poll(Polls::Waiting(1)));
-        assert!(!two.let_poll(Polls::Never));
+        assert!(two.allow_polling(Polls::Waiting(1)));
+        assert!(!NONE.allow_polling(Polls::Waiting(0)));
+        assert!(!NONE.allow_polling(Polls::Waiting(1)));
+        assert!(!Threads { woke: true, ..NONE }.allow_polling(Polls::Waiting(1)));
+        assert!(!two.allow_polling(Polls::Never));
     }
 }

@@ -106,7 +106,7 @@ fn bytes_go_by_the_pipe_and_the_socket_is_silent_while_the_reader_polls() {
     send(&mut near, &pattern(80)).unwrap();
     let mut wait = [PollFd::new(far.socket.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut wait, PollTimeout::ZERO), Ok(0));
-    far.look();
+    far.poll_streams();
     assert_eq!(receive(&mut far, 64).unwrap().unwrap(), pattern(80)[..64]);
     assert_eq!(receive(&mut far, 64).unwrap().unwrap(), pattern(80)[64..]);
     assert_eq!(receive(&mut far, 64).unwrap(), None);
