@@ -248,7 +248,7 @@ impl EngineDriver {
             stalls.count += 1;
             stalls.ns += took_ns;
             if !was_fresh {
-                latency.took(took_ns);
+                latency.record(took_ns);
             }
             first.get_or_insert(*waiter);
             wanted |= waiter.wanted;

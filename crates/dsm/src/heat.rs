@@ -13,7 +13,7 @@ impl Heat {
     }
 
     /// One has come: how often by now.
-    pub fn came(&self, page: u32) -> u32 {
+    pub fn record(&self, page: u32) -> u32 {
         self.0[page as usize]
             .fetch_add(1, Ordering::Relaxed)
             .wrapping_add(1)
@@ -41,7 +41,7 @@ mod tests {
     fn the_hottest_come_first_and_cold_pages_not_at_all() {
         let heat = Heat::new(8);
         for page in [5, 2, 5, 7, 5, 7, 0] {
-            heat.came(page);
+            heat.record(page);
         }
         assert_eq!(heat.hottest(3), [(5, 3), (7, 2), (0, 1)]);
         assert_eq!(heat.hottest(9).len(), 4);

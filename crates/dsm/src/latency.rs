@@ -16,7 +16,7 @@ impl Latency {
     }
 
     /// One took so long. Of two lanes that say so at once one may be lost.
-    pub(crate) fn took(&self, ns: u64) {
+    pub(crate) fn record(&self, ns: u64) {
         let mean = self.ns();
         self.0
             .store(mean - mean / WEIGHT + ns / WEIGHT, Ordering::Relaxed);
@@ -30,9 +30,9 @@ mod tests {
     #[test]
     fn it_follows_what_pages_take_and_forgets() {
         let latency = Latency::default();
-        (0..100).for_each(|_| latency.took(1_000_000));
+        (0..100).for_each(|_| latency.record(1_000_000));
         assert!((900_000..=1_000_000).contains(&latency.ns()), "{}", latency.ns());
-        (0..100).for_each(|_| latency.took(16_000));
+        (0..100).for_each(|_| latency.record(16_000));
         assert!((15_000..40_000).contains(&latency.ns()), "{}", latency.ns());
     }
 }

@@ -113,7 +113,7 @@ impl EngineDriver {
         }
         let result = self.region.open(page, right);
         self.kernel(page, "map", result);
-        if contents != Data::Zero && self.heat.came(page).is_multiple_of(HOT) && self.merging.is_some() {
+        if contents != Data::Zero && self.heat.record(page).is_multiple_of(HOT) && self.merging.is_some() {
             self.deferred.push_back(DeferredWork::Suspect(page));
         }
         if was_prefetched && !self.waiters.has_page(page) {
@@ -145,7 +145,7 @@ impl EngineDriver {
         self.landing.cancel(page);
         let result = self.region.open(page, Right::Read);
         self.kernel(page, "map", result);
-        self.heat.came(page);
+        self.heat.record(page);
         self.mapped_prefetched = true;
     }
 }
