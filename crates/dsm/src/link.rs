@@ -13,7 +13,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::PAGE_BYTES;
 use crate::frame::{FRAME_BYTES, Frame};
-use crate::wire::{NO_PART, Pipes, Wire, part};
+use crate::wire::{EMPTY_SEGMENT, Pipes, Wire, segment};
 
 /// What a page takes on the bulk stream.
 pub const PAGE_FRAME_BYTES: usize = FRAME_BYTES + PAGE_BYTES;
@@ -28,14 +28,14 @@ pub struct Link {
     inbox: [u8; INBOX_BYTES],
     /// What of `inbox` has come and not been taken.
     unread: std::ops::Range<usize>,
-    arriving: Arriving,
+    partial: PartialFrame,
     /// What came on the bulk stream after a message without a page.
-    early: Vec<u8>,
+    surplus: Vec<u8>,
 }
 
 /// A page that has come in part.
 #[derive(Debug)]
-struct Arriving {
+struct PartialFrame {
     frame: Frame,
     /// Bytes so far, the frame's included.
     bytes: usize,
@@ -55,12 +55,12 @@ impl Link {
             bulk: Wire::new(bulk, bulk_pipes),
             inbox: [0; INBOX_BYTES],
             unread: 0..0,
-            arriving: Arriving {
+            partial: PartialFrame {
                 frame: [0; FRAME_BYTES],
                 bytes: 0,
                 to: std::ptr::null_mut(),
             },
-            early: Vec::with_capacity(PAGE_BYTES),
+            surplus: Vec::with_capacity(PAGE_BYTES),
         }
     }
 
@@ -98,7 +98,7 @@ impl Link {
 
     /// Whether something has been received that was not taken: the kernel won't tell of it again.
     pub fn has_more(&self) -> bool {
-        self.unread.len() >= FRAME_BYTES || !self.early.is_empty()
+        self.unread.len() >= FRAME_BYTES || !self.surplus.is_empty()
     }
 
     /// Sends one message or several: requests and answers, or others.
@@ -111,7 +111,7 @@ impl Link {
             false => &mut self.control,
         };
         // SAFETY: borrowed as long as the call.
-        unsafe { stream.send([part(frames.as_ptr(), frames.len()), NO_PART]) }
+        unsafe { stream.send([segment(frames.as_ptr(), frames.len()), EMPTY_SEGMENT]) }
     }
 
     /// Sends messages of which the last has a page, whose bytes are read before this returns.
@@ -122,9 +122,9 @@ impl Link {
     /// # Errors
     /// As [`Link::send`].
     pub unsafe fn send_page(&mut self, frames: &[u8], page: *const [u8; PAGE_BYTES]) -> io::Result<()> {
-        let frames = part(frames.as_ptr(), frames.len());
+        let frames = segment(frames.as_ptr(), frames.len());
         // SAFETY: the messages are borrowed as long as the call, and the caller promises the same of the page.
-        unsafe { self.bulk.send([frames, part(page.cast(), PAGE_BYTES)]) }
+        unsafe { self.bulk.send([frames, segment(page.cast(), PAGE_BYTES)]) }
     }
 
     /// The next control message, if one has come whole.
@@ -139,7 +139,7 @@ impl Link {
             // SAFETY: room of ours.
             match unsafe {
                 self.control
-                    .receive([part(room.as_mut_ptr(), room.len()), NO_PART])
+                    .receive([segment(room.as_mut_ptr(), room.len()), EMPTY_SEGMENT])
             }? {
                 Some(count) => self.unread.end += count,
                 None => return Ok(None),
@@ -169,30 +169,30 @@ impl Link {
         mut place: impl FnMut(&Frame) -> io::Result<Option<*mut u8>>,
     ) -> io::Result<Option<Frame>> {
         loop {
-            let arriving = &mut self.arriving;
-            let had = arriving.bytes;
+            let partial = &mut self.partial;
+            let had = partial.bytes;
             if had < FRAME_BYTES {
-                let rest = &mut arriving.frame[had..];
-                let (count, mut beyond) = if self.early.is_empty() {
-                    let parts = [part(rest.as_mut_ptr(), rest.len()), part(guess, PAGE_BYTES)];
+                let rest = &mut partial.frame[had..];
+                let (count, mut beyond) = if self.surplus.is_empty() {
+                    let segments = [segment(rest.as_mut_ptr(), rest.len()), segment(guess, PAGE_BYTES)];
                     // SAFETY: the rest of a message of ours, and what the caller promises.
-                    let Some(count) = unsafe { self.bulk.receive(parts) }? else {
+                    let Some(count) = unsafe { self.bulk.receive(segments) }? else {
                         return Ok(None);
                     };
                     (count.min(rest.len()), count.saturating_sub(rest.len()))
                 } else {
-                    let count = rest.len().min(self.early.len());
-                    rest[..count].copy_from_slice(&self.early[..count]);
-                    self.early.drain(..count);
+                    let count = rest.len().min(self.surplus.len());
+                    rest[..count].copy_from_slice(&self.surplus[..count]);
+                    self.surplus.drain(..count);
                     (count, 0)
                 };
-                arriving.bytes += count;
-                if arriving.bytes < FRAME_BYTES {
+                partial.bytes += count;
+                if partial.bytes < FRAME_BYTES {
                     continue;
                 }
-                match place(&arriving.frame)? {
+                match place(&partial.frame)? {
                     Some(to) => {
-                        arriving.to = to;
+                        partial.to = to;
                         if to != guess && beyond > 0 {
                             // SAFETY: as the caller promises; `guess` now holds so many bytes of the page.
                             unsafe { to.copy_from(guess, beyond) };
@@ -201,36 +201,36 @@ impl Link {
                     None => {
                         // What follows is another message's.
                         // SAFETY: so many bytes have come to `guess`.
-                        self.early
+                        self.surplus
                             .extend(unsafe { std::slice::from_raw_parts(guess, beyond) });
                         beyond = 0;
-                        arriving.to = std::ptr::null_mut();
+                        partial.to = std::ptr::null_mut();
                     }
                 }
-                arriving.bytes += beyond;
+                partial.bytes += beyond;
             } else {
                 let done = had - FRAME_BYTES;
-                let to = arriving.to.wrapping_add(done);
-                let count = if self.early.is_empty() {
+                let to = partial.to.wrapping_add(done);
+                let count = if self.surplus.is_empty() {
                     // SAFETY: as the caller promises, the rest of the page.
-                    let Some(count) = unsafe { self.bulk.receive([part(to, PAGE_BYTES - done), NO_PART]) }?
+                    let Some(count) = unsafe { self.bulk.receive([segment(to, PAGE_BYTES - done), EMPTY_SEGMENT]) }?
                     else {
                         return Ok(None);
                     };
                     count
                 } else {
-                    let count = self.early.len().min(PAGE_BYTES - done);
+                    let count = self.surplus.len().min(PAGE_BYTES - done);
                     // SAFETY: as the caller promises, with room for the rest of the page.
-                    unsafe { to.copy_from(self.early.as_ptr(), count) };
-                    self.early.drain(..count);
+                    unsafe { to.copy_from(self.surplus.as_ptr(), count) };
+                    self.surplus.drain(..count);
                     count
                 };
-                arriving.bytes += count;
+                partial.bytes += count;
             }
-            if arriving.bytes == PAGE_FRAME_BYTES || (arriving.bytes == FRAME_BYTES && arriving.to.is_null())
+            if partial.bytes == PAGE_FRAME_BYTES || (partial.bytes == FRAME_BYTES && partial.to.is_null())
             {
-                arriving.bytes = 0;
-                return Ok(Some(arriving.frame));
+                partial.bytes = 0;
+                return Ok(Some(partial.frame));
             }
         }
     }

@@ -19,20 +19,20 @@ use self::shm_transport::ShmTransport;
 /// Asked of the kernel for each socket, and what is kept for a pipe: pages for as many threads as a large host has.
 const BUFFER_BYTES: usize = 4 << 20;
 /// How long the other side may take nothing, milliseconds.
-const PATIENCE_MS: u16 = 10_000;
+const SEND_TIMEOUT_MS: u16 = 10_000;
 
 /// Memory of the caller's that is sent from, or received to; with pipes a whole number of words.
-pub type Part = libc::iovec;
+pub type Segment = libc::iovec;
 
 /// A part of nothing.
-pub const NO_PART: Part = Part {
+pub const EMPTY_SEGMENT: Segment = Segment {
     iov_base: ptr::null_mut(),
     iov_len: 0,
 };
 
 /// So many bytes there.
-pub fn part(at: *const u8, bytes: usize) -> Part {
-    Part {
+pub fn segment(at: *const u8, bytes: usize) -> Segment {
+    Segment {
         iov_base: at.cast_mut().cast(),
         iov_len: bytes,
     }
@@ -53,7 +53,7 @@ pub struct Wire {
     socket: OwnedFd,
     /// The kernel may have more than was read.
     filled: bool,
-    beside: Option<Box<ShmTransport>>,
+    shm: Option<Box<ShmTransport>>,
 }
 
 impl Wire {
@@ -67,7 +67,7 @@ impl Wire {
         Self {
             socket,
             filled: true,
-            beside: pipes.map(|pipes| Box::new(ShmTransport::new(pipes))),
+            shm: pipes.map(|pipes| Box::new(ShmTransport::new(pipes))),
         }
     }
 
@@ -84,23 +84,23 @@ impl Wire {
     /// Something may have come, as far as a look tells that takes no call of the kernel's where there are pipes: the end of the other
     /// side is seen by [`Wire::fill`] alone.
     pub fn poll_streams(&mut self) {
-        self.filled |= self.beside.is_none();
+        self.filled |= self.shm.is_none();
     }
 
     /// Before waiting on the socket: whether nothing has come, and the other side rings from now on for what does. Then
     /// [`Wire::awake`] is called.
     pub fn prepare_to_sleep(&mut self) -> bool {
-        match &mut self.beside {
+        match &mut self.shm {
             // What went wrong shows as soon as it is read from.
-            Some(beside) => beside.prepare_to_sleep(&self.socket).unwrap_or(false),
+            Some(shm) => shm.prepare_to_sleep(&self.socket).unwrap_or(false),
             None => true,
         }
     }
 
     /// After waiting, for whatever reason it ended.
     pub fn awake(&self) {
-        if let Some(beside) = &self.beside {
-            beside.awake();
+        if let Some(shm) = &self.shm {
+            shm.awake();
         }
     }
 
@@ -111,11 +111,11 @@ impl Wire {
     ///
     /// # Errors
     /// If the other side is gone, or takes nothing for long.
-    pub unsafe fn send(&mut self, mut parts: [Part; 2]) -> io::Result<()> {
-        match &mut self.beside {
+    pub unsafe fn send(&mut self, mut segments: [Segment; 2]) -> io::Result<()> {
+        match &mut self.shm {
             // SAFETY: as the caller promises.
-            Some(beside) => unsafe { beside.send(&self.socket, &mut parts) },
-            None => send(&self.socket, &mut parts),
+            Some(shm) => unsafe { shm.send(&self.socket, &mut segments) },
+            None => send(&self.socket, &mut segments),
         }
     }
 
@@ -126,41 +126,41 @@ impl Wire {
     ///
     /// # Errors
     /// `UnexpectedEof` if the other side is gone.
-    pub unsafe fn receive(&mut self, mut parts: [Part; 2]) -> io::Result<Option<usize>> {
-        match &mut self.beside {
+    pub unsafe fn receive(&mut self, mut segments: [Segment; 2]) -> io::Result<Option<usize>> {
+        match &mut self.shm {
             // SAFETY: as the caller promises.
-            Some(beside) => unsafe { beside.receive(&self.socket, &mut self.filled, parts) },
-            None => receive(&self.socket, &mut self.filled, &mut parts),
+            Some(shm) => unsafe { shm.receive(&self.socket, &mut self.filled, segments) },
+            None => receive(&self.socket, &mut self.filled, &mut segments),
         }
     }
 }
 
 /// So many bytes of the parts are done.
-fn advance(parts: &mut [Part; 2], mut count: usize) {
-    for part in parts {
-        let done = count.min(part.iov_len);
-        part.iov_base = part.iov_base.wrapping_byte_add(done);
-        part.iov_len -= done;
+fn advance(segments: &mut [Segment; 2], mut count: usize) {
+    for segment in segments {
+        let done = count.min(segment.iov_len);
+        segment.iov_base = segment.iov_base.wrapping_byte_add(done);
+        segment.iov_len -= done;
         count -= done;
     }
 }
 
-fn message(parts: &mut [Part]) -> libc::msghdr {
+fn message(segments: &mut [Segment]) -> libc::msghdr {
     // SAFETY: a message header of zeroes is one without anything.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = parts.as_mut_ptr();
-    message.msg_iovlen = parts.len();
+    message.msg_iov = segments.as_mut_ptr();
+    message.msg_iovlen = segments.len();
     message
 }
 
 /// Sends all of the parts by a socket.
-fn send(stream: &OwnedFd, parts: &mut [Part; 2]) -> io::Result<()> {
-    while parts.iter().any(|part| part.iov_len > 0) {
+fn send(stream: &OwnedFd, segments: &mut [Segment; 2]) -> io::Result<()> {
+    while segments.iter().any(|segment| segment.iov_len > 0) {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the parts are memory of the caller's, which outlives the call.
-        let count = unsafe { libc::sendmsg(stream.as_raw_fd(), &message(parts), flags) };
+        let count = unsafe { libc::sendmsg(stream.as_raw_fd(), &message(segments), flags) };
         if count >= 0 {
-            advance(parts, count as usize);
+            advance(segments, count as usize);
             continue;
         }
         let error = io::Error::last_os_error();
@@ -168,7 +168,7 @@ fn send(stream: &OwnedFd, parts: &mut [Part; 2]) -> io::Result<()> {
             ErrorKind::Interrupted => {}
             ErrorKind::WouldBlock => {
                 let mut wait = [PollFd::new(stream.as_fd(), PollFlags::POLLOUT)];
-                if poll(&mut wait, PollTimeout::from(PATIENCE_MS)) == Ok(0) {
+                if poll(&mut wait, PollTimeout::from(SEND_TIMEOUT_MS)) == Ok(0) {
                     return Err(ErrorKind::TimedOut.into());
                 }
             }
@@ -180,13 +180,13 @@ fn send(stream: &OwnedFd, parts: &mut [Part; 2]) -> io::Result<()> {
 
 /// How many bytes came by a socket; none when there are none yet. `filled` is whether to ask, and then whether there may be more: less
 /// than there is room for is all.
-fn receive(stream: &OwnedFd, filled: &mut bool, parts: &mut [Part; 2]) -> io::Result<Option<usize>> {
+fn receive(stream: &OwnedFd, filled: &mut bool, segments: &mut [Segment; 2]) -> io::Result<Option<usize>> {
     if !*filled {
         return Ok(None);
     }
-    let room: usize = parts.iter().map(|part| part.iov_len).sum();
+    let room: usize = segments.iter().map(|segment| segment.iov_len).sum();
     // SAFETY: the parts are memory of the caller's that may be written, and outlives the call.
-    let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message(parts), libc::MSG_DONTWAIT) };
+    let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message(segments), libc::MSG_DONTWAIT) };
     match count {
         0 => Err(ErrorKind::UnexpectedEof.into()),
         1.. => {

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::*;
-use crate::wire::tests::parts;
+use crate::wire::tests::segments;
 
 fn pair() -> (Link, Link) {
     let (control, far_control) = UnixStream::pair().unwrap();
@@ -17,7 +17,7 @@ fn pair() -> (Link, Link) {
 
 /// Over sockets alone, and with pipes that hold three pages.
 fn pairs() -> [(Link, Link); 2] {
-    let ([near, far], [near_pipes, far_pipes], _) = parts(2048);
+    let ([near, far], [near_pipes, far_pipes], _) = segments(2048);
     let piped = (Link::new(near, Some(near_pipes)), Link::new(far, Some(far_pipes)));
     [pair(), piped]
 }

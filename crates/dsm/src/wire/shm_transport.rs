@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urpc::host::SharedPipe;
 use urpc::pipe::{Corrupt, Reader, WORD_BYTES, Writer};
 
-use super::{BUFFER_BYTES, NO_PART, PATIENCE_MS, Part, Pipes, advance, message, part, receive};
+use super::{BUFFER_BYTES, EMPTY_SEGMENT, SEND_TIMEOUT_MS, Segment, Pipes, advance, message, segment, receive};
 
 const BELL: u8 = b'!';
 /// Bells read at once. There are seldom two.
@@ -39,7 +39,7 @@ impl ShmTransport {
 
     /// # Safety
     /// As [`Wire::send`].
-    pub unsafe fn send(&mut self, socket: &OwnedFd, parts: &mut [Part; 2]) -> io::Result<()> {
+    pub unsafe fn send(&mut self, socket: &OwnedFd, segments: &mut [Segment; 2]) -> io::Result<()> {
         if self.ended.is_some() {
             return Err(ErrorKind::BrokenPipe.into());
         }
@@ -48,17 +48,17 @@ impl ShmTransport {
             // SAFETY: as the caller promises.
             let count = unsafe {
                 self.writer
-                    .write(parts.map(bytes_of).map(|part| part.cast_const()))
+                    .write(segments.map(bytes_of).map(|segment| segment.cast_const()))
             };
-            advance(parts, count.map_err(corrupt)?);
+            advance(segments, count.map_err(corrupt)?);
             if self.writer.must_wake() {
                 ring(socket)?;
             }
         }
-        for part in parts {
-            for at in 0..part.iov_len / WORD_BYTES {
+        for segment in segments {
+            for at in 0..segment.iov_len / WORD_BYTES {
                 // SAFETY: within the part; the rest is as the caller promises.
-                let word = unsafe { part.iov_base.cast::<u64>().add(at).read_unaligned() };
+                let word = unsafe { segment.iov_base.cast::<u64>().add(at).read_unaligned() };
                 self.backlog.push_back(word);
             }
         }
@@ -88,12 +88,12 @@ impl ShmTransport {
     fn wait_for_room(&mut self, socket: &OwnedFd) -> io::Result<()> {
         if self.writer.prepare_to_wait().map_err(corrupt)? {
             let mut wait = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-            let has_come = poll(&mut wait, PollTimeout::from(PATIENCE_MS));
+            let has_come = poll(&mut wait, PollTimeout::from(SEND_TIMEOUT_MS));
             self.writer.awake();
             if has_come == Ok(0) {
                 return Err(ErrorKind::TimedOut.into());
             }
-            self.hear(socket);
+            self.read_bells(socket);
             if self.ended.is_some() {
                 return Err(ErrorKind::BrokenPipe.into());
             }
@@ -107,18 +107,18 @@ impl ShmTransport {
         &mut self,
         socket: &OwnedFd,
         rung: &mut bool,
-        parts: [Part; 2],
+        segments: [Segment; 2],
     ) -> io::Result<Option<usize>> {
         if self.ended.is_none() {
             self.flush(socket)?;
         }
         // SAFETY: as the caller promises.
-        let mut count = unsafe { self.reader.read(parts.map(bytes_of)) }.map_err(corrupt)?;
+        let mut count = unsafe { self.reader.read(segments.map(bytes_of)) }.map_err(corrupt)?;
         if count == 0 && std::mem::take(rung) {
-            self.hear(socket);
+            self.read_bells(socket);
             // What the other side wrote before it rang, or ended, is there now.
             // SAFETY: as above.
-            count = unsafe { self.reader.read(parts.map(bytes_of)) }.map_err(corrupt)?;
+            count = unsafe { self.reader.read(segments.map(bytes_of)) }.map_err(corrupt)?;
         }
         if self.reader.must_wake() {
             // Who is gone waits for no room.
@@ -148,14 +148,14 @@ impl ShmTransport {
     }
 
     /// Takes the bells, and learns of the end.
-    fn hear(&mut self, socket: &OwnedFd) {
+    fn read_bells(&mut self, socket: &OwnedFd) {
         let mut bells = [0; BELLS];
         loop {
             let mut filled = true;
             match receive(
                 socket,
                 &mut filled,
-                &mut [part(bells.as_mut_ptr(), BELLS), NO_PART],
+                &mut [segment(bells.as_mut_ptr(), BELLS), EMPTY_SEGMENT],
             ) {
                 Ok(_) if !filled => return,
                 Ok(_) => {}
@@ -171,10 +171,10 @@ impl ShmTransport {
 /// Wakes the other side.
 fn ring(socket: &OwnedFd) -> io::Result<()> {
     let bell = [BELL];
-    let mut parts = [part(bell.as_ptr(), bell.len()), NO_PART];
+    let mut segments = [segment(bell.as_ptr(), bell.len()), EMPTY_SEGMENT];
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the bell outlives the call.
-    let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &message(&mut parts), flags) };
+    let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &message(&mut segments), flags) };
     match count {
         0.. => Ok(()),
         _ => match io::Error::last_os_error() {
@@ -185,8 +185,8 @@ fn ring(socket: &OwnedFd) -> io::Result<()> {
     }
 }
 
-fn bytes_of(part: Part) -> *mut [u8] {
-    ptr::slice_from_raw_parts_mut(part.iov_base.cast(), part.iov_len)
+fn bytes_of(segment: Segment) -> *mut [u8] {
+    ptr::slice_from_raw_parts_mut(segment.iov_base.cast(), segment.iov_len)
 }
 
 fn corrupt(error: Corrupt) -> io::Error {

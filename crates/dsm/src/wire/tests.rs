@@ -12,7 +12,7 @@ const WORDS: usize = 128;
 
 /// Two streams' ends, near and far, over pipes of so many words.
 pub(crate) fn wires<const N: usize>(words: usize) -> [[Wire; N]; 2] {
-    let (sockets, pipes, _) = parts(words);
+    let (sockets, pipes, _) = segments(words);
     let mut ends = sockets
         .into_iter()
         .zip(pipes)
@@ -24,7 +24,7 @@ pub(crate) fn wires<const N: usize>(words: usize) -> [[Wire; N]; 2] {
 }
 
 /// What [`wires`] are made of, and their memory.
-pub(crate) fn parts<const N: usize>(words: usize) -> ([[OwnedFd; N]; 2], [[Pipes; N]; 2], File) {
+pub(crate) fn segments<const N: usize>(words: usize) -> ([[OwnedFd; N]; 2], [[Pipes; N]; 2], File) {
     let memory = tempfile::tempfile_in("/dev/shm").unwrap();
     let room = (urpc::pipe::Pipe::bytes(words) as u64).next_multiple_of(4096);
     memory.set_len(2 * N as u64 * room).unwrap();
@@ -56,8 +56,8 @@ fn send(wire: &mut Wire, bytes: &[u8]) -> io::Result<()> {
     // SAFETY: borrowed as long as the call.
     unsafe {
         wire.send([
-            part(first.as_ptr(), first.len()),
-            part(second.as_ptr(), second.len()),
+            segment(first.as_ptr(), first.len()),
+            segment(second.as_ptr(), second.len()),
         ])
     }
 }
@@ -65,7 +65,7 @@ fn send(wire: &mut Wire, bytes: &[u8]) -> io::Result<()> {
 fn receive(wire: &mut Wire, most: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; most];
     // SAFETY: borrowed as long as the call.
-    let count = unsafe { wire.receive([part(bytes.as_mut_ptr(), most), NO_PART]) }?;
+    let count = unsafe { wire.receive([segment(bytes.as_mut_ptr(), most), EMPTY_SEGMENT]) }?;
     Ok(count.map(|count| {
         bytes.truncate(count);
         bytes
@@ -202,7 +202,7 @@ fn who_sends_without_end_waits_for_room_and_goes_on() {
             // The rest goes as room comes, though nothing else does.
             loop {
                 assert_eq!(receive(&mut near, 64).unwrap(), None);
-                if near.beside.as_ref().unwrap().backlog.is_empty() {
+                if near.shm.as_ref().unwrap().backlog.is_empty() {
                     return near;
                 }
                 assert!(sleep(&mut near), "a bell for room that did not come");
@@ -295,7 +295,7 @@ fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
 
 #[test]
 fn nonsense_in_the_memory_is_an_error_and_nobody_sleeps_over_it() {
-    let ([_near_socket, [socket]], [_, [pipes]], memory) = parts::<1>(WORDS);
+    let ([_near_socket, [socket]], [_, [pipes]], memory) = segments::<1>(WORDS);
     let mut far = Wire::new(socket, Some(pipes));
     // The writer's position of the first pipe, which is the far end's incoming one.
     nix::sys::uio::pwrite(&memory, &u64::MAX.to_le_bytes(), 0).unwrap();
