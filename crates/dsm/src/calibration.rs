@@ -19,7 +19,7 @@ const BATCH: u32 = 4;
 /// The least and the most time that a thread is to run before its page goes, nanoseconds.
 const ENOUGH_NS: RangeInclusive<u64> = 2_000..=500_000;
 /// How long the thread that serves faults sleeps at most before it looks whether it is still needed, milliseconds.
-const LOOK_MS: u8 = 50;
+const POLL_INTERVAL_MS: u8 = 50;
 
 /// That time, nanoseconds, by faults of this thread in a memory of its own.
 ///
@@ -28,7 +28,7 @@ const LOOK_MS: u8 = 50;
 pub fn enough_ns(method: Option<Method>, options: RegionOptions<'_>) -> Result<u64, RegionError> {
     let region = Region::with(SAMPLES, 1, method, options)?;
     (0..region.pages()).for_each(|page| region.clear(page));
-    let costs_ns = answering(&region, true, || {
+    let costs_ns = with_fault_server(&region, true, || {
         let thread = nix::unistd::gettid().as_raw();
         let cost_ns = |first: u32| {
             let before = ran_ns(thread).unwrap_or(0);
@@ -48,7 +48,7 @@ pub fn touch(region: &Region, page: u32) {
 }
 
 /// Does `work` on a thread of its own, whose faults are answered here at once. Between faults this polls, or sleeps.
-pub fn answering<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T + Send) -> T {
+pub fn with_fault_server<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T + Send) -> T {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
@@ -67,7 +67,7 @@ pub fn answering<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T
             }
             if count == 0 && !polls {
                 let mut wait = [PollFd::new(region.userfault(0).as_fd(), PollFlags::POLLIN)];
-                let _ = poll(&mut wait, LOOK_MS);
+                let _ = poll(&mut wait, POLL_INTERVAL_MS);
             } else if count == 0 {
                 std::thread::yield_now();
             }

@@ -41,7 +41,7 @@ mod userfault;
 mod wire;
 
 pub use batches::{Batches, SHARERS_MAX};
-pub use calibration::{answering, touch};
+pub use calibration::{with_fault_server, touch};
 pub use causal::Causal;
 pub use clock::{now_ns, ran_ns};
 pub use discards::Discards;

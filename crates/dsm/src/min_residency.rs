@@ -17,7 +17,7 @@ const ELSEWHERE_NS: std::ops::Range<u64> = 10_000..100_000;
 const FAST_NS: u64 = 10_000;
 /// When to look again at a thread that has not run enough, at the earliest, nanoseconds. Not always so soon: a timer of 5 us ends on a virtual
 /// machine before its sleep has begun, so that a lane at real-time priority would never leave the CPU to the thread that it waits for.
-const LOOK_NS: u64 = 5_000;
+const RECHECK_MIN_NS: u64 = 5_000;
 
 /// A page that has come.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +91,7 @@ impl MinResidency {
                     // Whoever looks takes the CPU from the thread: not before it can have run enough, and the more seldom the
                     // longer it did not get one.
                     Verdict::Keep(rest) if missing_ns > 0 => {
-                        Verdict::Keep(rest.min(missing_ns.max(LOOK_NS).max(stayed_ns)))
+                        Verdict::Keep(rest.min(missing_ns.max(RECHECK_MIN_NS).max(stayed_ns)))
                     }
                     _ => Verdict::Release,
                 }
@@ -121,13 +121,13 @@ mod tests {
     #[test]
     fn a_page_stays_until_its_thread_has_run() {
         let hold = hold();
-        let later = hold.since_ns + LOOK_NS;
+        let later = hold.since_ns + RECHECK_MIN_NS;
         assert_eq!(
             hold.evaluate(later, Thread::Ran(hold.ran_ns), ENOUGH_NS),
-            Verdict::Keep(LOOK_NS)
+            Verdict::Keep(RECHECK_MIN_NS)
         );
         let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS - 1);
-        assert_eq!(hold.evaluate(later, ran, ENOUGH_NS), Verdict::Keep(LOOK_NS));
+        assert_eq!(hold.evaluate(later, ran, ENOUGH_NS), Verdict::Keep(RECHECK_MIN_NS));
         let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS);
         assert_eq!(hold.evaluate(later, ran, ENOUGH_NS), Verdict::Release);
     }

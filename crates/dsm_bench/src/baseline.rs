@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use coherence::Right;
 use dsm::{
-    FRAME_BYTES, FaultDelivery, PAGE_FRAME_BYTES, Region, RegionError, RegionOptions, answering, now_ns,
+    FRAME_BYTES, FaultDelivery, PAGE_FRAME_BYTES, Region, RegionError, RegionOptions, with_fault_server, now_ns,
     prepare_server_thread, touch,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -62,7 +62,7 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
         let measured = scope.spawn(move || match answers {
             Answers::SameCpu => {
                 prepare_server_thread(None, realtime);
-                answering(region, false, || {
+                with_fault_server(region, false, || {
                     ordinary();
                     touch_all()
                 })
@@ -71,7 +71,7 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
                 let polls = matches!(answers, Answers::OtherCpuPolling(_));
                 let here = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).ok();
                 prepare_server_thread(Some(cpu), false);
-                answering(region, polls, || {
+                with_fault_server(region, polls, || {
                     if let Some(here) = here {
                         let _ = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &here);
                     }

@@ -10,7 +10,7 @@ use crate::link::Link;
 use crate::node::{Node, Settings};
 use crate::shape::Shape;
 
-const SOON: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Of which each of three nodes manages a third.
 const PAGES: u32 = 3 * 1024;
 const NODE_1S: u32 = PAGES / 3 + 5;
@@ -30,7 +30,7 @@ fn a_page_that_has_come_in_part_is_not_where_another_nodes_messages_come() {
     let [(control_1, _far_control_1), (bulk_1, mut far_bulk_1)]: [_; 2] = pairs();
     let [(control_2, _far_control_2), (bulk_2, mut far_bulk_2)]: [_; 2] = pairs();
     for far in [&far_bulk_1, &far_bulk_2] {
-        far.set_read_timeout(Some(SOON)).unwrap();
+        far.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     }
     let shape = Shape {
         nodes: 3,

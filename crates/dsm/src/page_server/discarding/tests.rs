@@ -12,13 +12,13 @@ use crate::node::{Node, Settings};
 use crate::shape::Shape;
 
 const PAGES: u32 = 1024;
-const SOON: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Node 0 of two, of which it manages the first half; the other's control stream; and why it ended, once it has.
 fn node() -> (Node, [UnixStream; 2], mpsc::Receiver<End>) {
     let (control, far_control) = UnixStream::pair().unwrap();
     let (bulk, far_bulk) = UnixStream::pair().unwrap();
-    far_control.set_read_timeout(Some(SOON)).unwrap();
+    far_control.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let shape = Shape {
         nodes: 2,
         pages: PAGES,
@@ -95,7 +95,7 @@ fn who_waits_goes_on_when_the_memory_ends() {
     std::thread::scope(|scope| {
         let given = scope.spawn(|| node.discards().give_back(once(PAGES - 1..PAGES)));
         drop((control, bulk));
-        assert!(matches!(ended.recv_timeout(SOON), Ok(End::Lost { .. })));
+        assert!(matches!(ended.recv_timeout(TEST_TIMEOUT), Ok(End::Lost { .. })));
         assert_eq!(given.join().unwrap(), 0);
     });
 }
@@ -150,7 +150,7 @@ fn blocks_that_make_no_sense_end_it() {
         for frame in frames {
             control.write_all(&frame).unwrap();
         }
-        let end = ended.recv_timeout(SOON);
+        let end = ended.recv_timeout(TEST_TIMEOUT);
         assert!(matches!(end, Ok(End::ProtocolError(_))), "{name}: {end:?}");
     }
 }
