@@ -15,13 +15,13 @@ use crate::link::Link;
 use crate::node::{Node, Settings};
 use crate::shape::Shape;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Long enough for what is wrong to show.
-const WHILE: Duration = Duration::from_millis(30);
+const SETTLE_TIME: Duration = Duration::from_millis(30);
 const PAGES: u32 = 128;
 
 /// Another node's ends of its streams.
-struct Far {
+struct RemoteNode {
     control: UnixStream,
     bulk: UnixStream,
 }
@@ -30,7 +30,7 @@ struct Far {
 struct World {
     node: Node,
     /// From node 1 on.
-    others: Vec<Far>,
+    others: Vec<RemoteNode>,
     ends: mpsc::Receiver<End>,
 }
 
@@ -42,10 +42,10 @@ impl World {
             let (control, far_control) = UnixStream::pair().unwrap();
             let (bulk, far_bulk) = UnixStream::pair().unwrap();
             for stream in [&far_control, &far_bulk] {
-                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
             }
             links.push(Some(Link::new([control.into(), bulk.into()], None)));
-            others.push(Far {
+            others.push(RemoteNode {
                 control: far_control,
                 bulk: far_bulk,
             });
@@ -68,7 +68,7 @@ impl World {
         Self { node, others, ends }
     }
 
-    fn other(&mut self, node: usize) -> &mut Far {
+    fn other(&mut self, node: usize) -> &mut RemoteNode {
         &mut self.others[node - 1]
     }
 
@@ -96,14 +96,14 @@ impl World {
 
     /// Why it ends.
     fn end(&self) -> String {
-        match self.ends.recv_timeout(LIMIT).expect("it goes on") {
+        match self.ends.recv_timeout(TEST_TIMEOUT).expect("it goes on") {
             End::ProtocolError(why) => why,
             other => panic!("{other:?}"),
         }
     }
 }
 
-impl Far {
+impl RemoteNode {
     /// A batch without changes, numbered as its place in the stamp says.
     fn batch(&mut self, stamp: &[u64]) {
         self.control.write_all(&batch(stamp)).unwrap();
@@ -267,7 +267,7 @@ fn a_message_waits_for_what_its_sender_had_of_a_third_node() {
         let sent = [&said_before(1, 1, count)[..], &copy(page, 0)].concat();
         world.other(2).bulk.write_all(&sent).unwrap();
         for number in [count - 1, count] {
-            thread::sleep(WHILE);
+            thread::sleep(SETTLE_TIME);
             assert!(!reader.is_finished(), "round {round}");
             world.other(1).batch(&[0, number, 0]);
         }
@@ -282,7 +282,7 @@ fn what_is_said_on_one_stream_holds_for_that_one_until_more_is_said() {
     // Of messages without a page: one with a page has overtaken what those come after.
     let reader = world.reader(2, page);
     world.other(2).control.write_all(&said_before(1, 0, 1)).unwrap();
-    thread::sleep(WHILE);
+    thread::sleep(SETTLE_TIME);
     world.other(2).bulk.write_all(&copy(page, 0)).unwrap();
     assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
     // It is said once, and holds for the next one too.
@@ -292,7 +292,7 @@ fn what_is_said_on_one_stream_holds_for_that_one_until_more_is_said() {
         world.other(2).control.write_all(&message(page, fresh)).unwrap();
         reader
     });
-    thread::sleep(WHILE);
+    thread::sleep(SETTLE_TIME);
     assert!(!readers.iter().any(JoinHandle::is_finished));
     world.other(1).batch(&[0, 1, 0]);
     for reader in readers {
@@ -314,7 +314,7 @@ fn batches_wait_for_those_of_others_that_they_come_after() {
         world.other(2).control.write_all(second).unwrap();
         thread::sleep(Duration::from_millis(2));
     }
-    thread::sleep(WHILE);
+    thread::sleep(SETTLE_TIME);
     assert!(!waits.is_finished());
     world.other(1).batch(&[0, 1, 0, 0]);
     waits.join().unwrap();
@@ -489,10 +489,10 @@ fn a_lost_node_ends_all_waiting() {
     let mut world = World::of(3);
     let waits = world.after(2, 1, 1);
     world.other(2).batch(&[0, 1, 1]);
-    thread::sleep(WHILE);
+    thread::sleep(SETTLE_TIME);
     assert!(!waits.is_finished());
     world.others.remove(0);
-    match world.ends.recv_timeout(LIMIT).unwrap() {
+    match world.ends.recv_timeout(TEST_TIMEOUT).unwrap() {
         End::Lost { node, .. } => assert_eq!(node, "node 1"),
         other => panic!("{other:?}"),
     }
