@@ -165,8 +165,8 @@ fn a_page_that_was_taken_is_left_out_for_a_while() {
     assert!(!ahead.was_invalidated_lately(70));
 }
 
-/// Two nodes: the first one has written all pages, and takes some back; the second reads.
-struct Two {
+/// EnginePair nodes: the first one has written all pages, and takes some back; the second reads.
+struct EnginePair {
     engines: [Engine; 2],
     rights: [Vec<Right>; 2],
     way: VecDeque<(usize, Message)>,
@@ -177,7 +177,7 @@ struct Two {
 
 const PAGES: u32 = 200;
 
-impl Two {
+impl EnginePair {
     fn new() -> Self {
         let mut layout = Layout::even(NodeId(0), 2, PAGES);
         layout.ranges.truncate(1);
@@ -269,7 +269,7 @@ fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
     let (mut total, mut joined) = (0, 0);
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let (mut two, mut ahead) = (Two::new(), ReadPrefetcher::default());
+        let (mut two, mut ahead) = (EnginePair::new(), ReadPrefetcher::default());
         let mut places = [0_u32; 3];
         for _ in 0..400 {
             match random.u32(..10) {
