@@ -11,7 +11,7 @@ use dsm::{End, Meter, Node, NodeError, Settings, Shape, prepare_server_thread};
 use serde::{Deserialize, Serialize};
 
 use crate::baseline::{self, Waits};
-use crate::rendezvous::{Joined, coordinate, join};
+use crate::rendezvous::{self, Joined, join};
 use crate::stream::{self, Means, Peer, StreamError};
 use crate::work::{self, Answer, Job};
 
@@ -58,14 +58,14 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError`].
-    pub fn lead<'a>(
+    pub fn coordinate<'a>(
         shape: Shape,
         peers: &[Peer],
         means: impl Into<Means<'a>>,
         settings: &Settings,
         lost: fn(&End),
     ) -> Result<Self, SessionError> {
-        let joined = coordinate(shape, peers, means.into())?;
+        let joined = rendezvous::coordinate(shape, peers, means.into())?;
         let (node, others, names, parting) = start(joined, settings, lost)?;
         Ok(Self {
             node,
@@ -84,7 +84,7 @@ impl Session {
     ///
     /// # Errors
     /// If one does not answer, or could not do it.
-    pub fn all(&self, jobs: &[Job]) -> Result<Vec<Answer>, SessionError> {
+    pub fn run_all(&self, jobs: &[Job]) -> Result<Vec<Answer>, SessionError> {
         for (index, job) in jobs.iter().enumerate().skip(1) {
             self.ask(index, Order::Do(job.clone()))?;
         }
@@ -101,8 +101,8 @@ impl Session {
     /// Has one node do a job.
     ///
     /// # Errors
-    /// As [`Session::all`].
-    pub fn one(&self, index: u16, job: Job) -> Result<Answer, SessionError> {
+    /// As [`Session::run_all`].
+    pub fn run_on(&self, index: u16, job: Job) -> Result<Answer, SessionError> {
         let index = usize::from(index);
         if index == 0 {
             return self.checked(0, work::run(&self.node, &job));
@@ -114,10 +114,10 @@ impl Session {
     /// What all nodes have counted.
     ///
     /// # Errors
-    /// As [`Session::all`].
+    /// As [`Session::run_all`].
     pub fn meter(&self) -> Result<Meter, SessionError> {
         let mut sum = Meter::default();
-        for answer in self.all(&vec![Job::Meter; self.others.len() + 1])? {
+        for answer in self.run_all(&vec![Job::Meter; self.others.len() + 1])? {
             if let Answer::Meter(meter) = answer {
                 sum += meter;
             }
@@ -128,7 +128,7 @@ impl Session {
     /// How long each of `count` requests for a page takes on the stream to node 1, which does nothing else meanwhile.
     ///
     /// # Errors
-    /// As [`Session::all`].
+    /// As [`Session::run_all`].
     pub fn requests_ns(&self, count: u32, waits: Waits, realtime: bool) -> Result<Vec<u64>, SessionError> {
         let job = Job::Answer {
             count,
@@ -144,7 +144,7 @@ impl Session {
     }
 
     /// Ends the memory for all.
-    pub fn part(self) {
+    pub fn close(self) {
         self.parting.store(true, Ordering::SeqCst);
         for index in 1..=self.others.len() {
             // Who is gone by now has parted.
@@ -174,7 +174,7 @@ impl Session {
     }
 }
 
-/// Is another node of one memory, from when node 0 calls until it parts. `lost` as for [`Session::lead`]; `met` is told of what
+/// Is another node of one memory, from when node 0 calls until it parts. `lost` as for [`Session::coordinate`]; `met` is told of what
 /// this host does not permit.
 ///
 /// # Errors

@@ -17,7 +17,7 @@ fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
             ..peers[0].clone()
         };
         assert!(
-            Session::lead(
+            Session::coordinate(
                 shape(2, 8),
                 &[stranger],
                 &Security::Plain,
@@ -28,13 +28,13 @@ fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
         );
         let session = lead(shape(2, 8), &peers, &security(&keys, "west"), unexpected);
         let job = Job::Add { page: 7, millis: 50 };
-        let answers = session.all(&[job.clone(), job]).unwrap();
+        let answers = session.run_all(&[job.clone(), job]).unwrap();
         let counts = answers.iter().map(|answer| match answer {
             Answer::Count(count) => *count,
             _ => panic!("{answer:?}"),
         });
         assert_eq!(word(session.node(), 7, 0).load(SeqCst), counts.sum::<u64>());
-        session.part();
+        session.close();
         others.end();
     });
 }
@@ -88,7 +88,7 @@ fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
             ..shape(3, 64)
         };
         let lost = |end: &End| *LOST.lock().unwrap() = Some(end.to_string());
-        let session = Session::lead(shape, &peers, means, &Settings::default(), lost).unwrap();
+        let session = Session::coordinate(shape, &peers, means, &Settings::default(), lost).unwrap();
         for page in [40, 3] {
             additions_count(&session, page, 300);
         }
@@ -118,7 +118,7 @@ fn memory_that_is_not_all_nodes_is_refused() {
                 security: &Security::Plain,
                 memory: Some(&memory),
             };
-            let met = Session::lead(shape(2, 8), &peers, means, &Settings::default(), unexpected);
+            let met = Session::coordinate(shape(2, 8), &peers, means, &Settings::default(), unexpected);
             assert!(met.is_err(), "{theirs:?}");
         }
     });
@@ -127,7 +127,7 @@ fn memory_that_is_not_all_nodes_is_refused() {
 #[test]
 fn a_node_that_does_not_exist_is_an_error() {
     let nobody: Peer = "127.0.0.1:1".parse().unwrap();
-    let error = Session::lead(
+    let error = Session::coordinate(
         shape(2, 8),
         &[nobody],
         &Security::Plain,

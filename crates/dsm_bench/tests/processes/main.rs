@@ -141,7 +141,7 @@ impl Others {
 }
 
 fn lead(shape: Shape, peers: &[Peer], security: &Security, lost: fn(&End)) -> Session {
-    Session::lead(shape, peers, security, &Settings::default(), lost).unwrap()
+    Session::coordinate(shape, peers, security, &Settings::default(), lost).unwrap()
 }
 
 fn unexpected(end: &End) {
@@ -162,7 +162,7 @@ fn with_memory(shape: Shape, work: impl FnOnce(&Session) + Send + 'static) {
         let (others, peers) = Others::start(shape.nodes - 1, "");
         let session = lead(shape, &peers, &Security::Plain, unexpected);
         work(&session);
-        session.part();
+        session.close();
         others.end();
     });
 }
@@ -172,7 +172,7 @@ fn with_memory(shape: Shape, work: impl FnOnce(&Session) + Send + 'static) {
 fn additions_count(session: &Session, page: u32, millis: u64) {
     let job = Job::Add { page, millis };
     let mut count = 0;
-    for answer in session.all(&[job.clone(), job.clone(), job]).unwrap() {
+    for answer in session.run_all(&[job.clone(), job.clone(), job]).unwrap() {
         let Answer::Count(more) = answer else {
             panic!("{answer:?}")
         };

@@ -41,7 +41,7 @@ fn each_kind_of_fault_sends_the_least() {
                 threads: 1,
                 order: Order::Ascending,
             };
-            session.one(node, Job::Touch(touch)).unwrap();
+            session.run_on(node, Job::Touch(touch)).unwrap();
             let sent = session.meter().unwrap() - before;
             let all = u64::from(PAGES);
             assert_eq!(
@@ -67,16 +67,16 @@ fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
     with_memory(shape(2, 2 * PAGES), |session| {
         let sum = (u64::from(PAGES)..2 * u64::from(PAGES)).sum::<u64>();
         for ahead in [false, true, false, true] {
-            session.all(&vec![Job::Ahead(ahead); 2]).unwrap();
+            session.run_all(&vec![Job::Ahead(ahead); 2]).unwrap();
             let write = Touch {
                 pages: PAGES..2 * PAGES,
                 write: true,
                 threads: 1,
                 order: Order::Ascending,
             };
-            session.one(1, Job::Touch(write.clone())).unwrap();
+            session.run_on(1, Job::Touch(write.clone())).unwrap();
             let before = session.meter().unwrap();
-            let answer = session.one(0, Job::Scan(PAGES..2 * PAGES)).unwrap();
+            let answer = session.run_on(0, Job::Scan(PAGES..2 * PAGES)).unwrap();
             let sent = session.meter().unwrap() - before;
             assert!(
                 matches!(answer, Answer::Scanned { sum: scanned, .. } if scanned == sum),
@@ -96,7 +96,7 @@ fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
             assert!(expected.contains(&waits), "ahead {ahead}: {waits} waits");
             // Pages that came so go as any other.
             let before = session.meter().unwrap();
-            session.one(1, Job::Touch(write)).unwrap();
+            session.run_on(1, Job::Touch(write)).unwrap();
             let sent = session.meter().unwrap() - before;
             assert_eq!((sent.messages, sent.invalidated), (2 * all, all), "ahead {ahead}");
         }
@@ -117,11 +117,11 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
                 order: Order::Ascending,
             };
             let before = session.meter().unwrap();
-            session.one(node, Job::Touch(touch)).unwrap();
+            session.run_on(node, Job::Touch(touch)).unwrap();
             session.meter().unwrap() - before
         };
         for (ahead, from) in [(false, PAGES), (true, PAGES + 128)] {
-            session.all(&vec![Job::Ahead(ahead); 2]).unwrap();
+            session.run_all(&vec![Job::Ahead(ahead); 2]).unwrap();
             let sent = write(0, from..from + 128);
             assert_eq!(sent.pages, 0, "nobody had written them: {sent:?}");
             // Also for pages that are on their way, which depends on who is how fast.
@@ -138,7 +138,7 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
         let rest = PAGES + 256..PAGES + 320;
         write(1, rest.clone());
         let before = session.meter().unwrap();
-        session.all(&vec![Job::Scan(PAGES..PAGES + 256); 2]).unwrap();
+        session.run_all(&vec![Job::Scan(PAGES..PAGES + 256); 2]).unwrap();
         let scanned = session.meter().unwrap() - before;
         assert!(
             scanned.pages >= 256,
@@ -154,7 +154,7 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
 fn what_nobody_has_written_is_not_fetched_ahead() {
     const PAGES: u32 = 256;
     with_memory(shape(2, 2 * PAGES), |session| {
-        session.all(&vec![Job::Ahead(true); 2]).unwrap();
+        session.run_all(&vec![Job::Ahead(true); 2]).unwrap();
         let touch = |pages, write| Touch {
             pages,
             write,
@@ -163,15 +163,15 @@ fn what_nobody_has_written_is_not_fetched_ahead() {
         };
         // The manager's first writes take whole runs of pages along.
         session
-            .one(1, Job::Touch(touch(PAGES..PAGES + 96, true)))
+            .run_on(1, Job::Touch(touch(PAGES..PAGES + 96, true)))
             .unwrap();
-        session.one(0, Job::Scan(PAGES..PAGES + 96)).unwrap();
+        session.run_on(0, Job::Scan(PAGES..PAGES + 96)).unwrap();
         let sent = session.meter().unwrap();
         assert_eq!(sent.pages, 96, "only what was written");
         assert!(sent.declined > 0, "{sent:?}");
         // So the manager still has them for itself, and without a message.
         session
-            .one(1, Job::Touch(touch(PAGES + 96..2 * PAGES, true)))
+            .run_on(1, Job::Touch(touch(PAGES + 96..2 * PAGES, true)))
             .unwrap();
         assert_eq!(session.meter().unwrap().messages, sent.messages);
     });
@@ -193,19 +193,19 @@ fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
                 threads: 1,
                 order: Order::Ascending,
             };
-            session.one(node, Job::Touch(touch)).unwrap();
+            session.run_on(node, Job::Touch(touch)).unwrap();
         };
         // Both have memory for all of it, and node 1 owns it.
         touch(0, true);
         touch(1, true);
         let resident = || -> Vec<u64> {
-            let answers = session.all(&[Job::Memory, Job::Memory]).unwrap();
+            let answers = session.run_all(&[Job::Memory, Job::Memory]).unwrap();
             answers.iter().map(count).collect()
         };
         assert!(resident().iter().all(|bytes| *bytes >= BYTES), "{:?}", resident());
         for giver in [0, 1] {
             let before = session.meter().unwrap();
-            let freed = session.one(giver, Job::Discard(0..PAGES)).unwrap();
+            let freed = session.run_on(giver, Job::Discard(0..PAGES)).unwrap();
             assert_eq!(count(&freed), u64::from(PAGES));
             let end = Instant::now() + Duration::from_secs(10);
             while resident().iter().any(|bytes| *bytes > 0) {

@@ -15,7 +15,7 @@ fn memory_order_is_that_of_x86() {
                     .find(|page| session.node().home(*page) == nodes - 1)
                     .unwrap();
                 let ahead = Job::Ahead(lanes == 2);
-                session.all(&vec![ahead; usize::from(nodes)]).unwrap();
+                session.run_all(&vec![ahead; usize::from(nodes)]).unwrap();
                 let mut batch = 1;
                 for (test, cpus) in each_test_with_one_and_two_cpus() {
                     let run = litmus::Run {
@@ -27,7 +27,7 @@ fn memory_order_is_that_of_x86() {
                         nodes,
                         cpus,
                     };
-                    let answers = session.all(&vec![Job::Litmus(run); usize::from(nodes)]).unwrap();
+                    let answers = session.run_all(&vec![Job::Litmus(run); usize::from(nodes)]).unwrap();
                     let Answer::Litmus(tally) = answers[0] else {
                         panic!("{answers:?}")
                     };
@@ -62,7 +62,7 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
             ..shape(2, pages)
         },
         move |session| {
-            session.all(&vec![Job::Ahead(true); 2]).unwrap();
+            session.run_all(&vec![Job::Ahead(true); 2]).unwrap();
             let mut first = 0;
             for (kernel, size) in sizes {
                 let sums = [1, 2].map(|nodes| {
@@ -74,7 +74,7 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
                         phases: false,
                     };
                     first += kernel.pages(size);
-                    let answers = session.all(&vec![Job::Kernel(run); 2]).unwrap();
+                    let answers = session.run_all(&vec![Job::Kernel(run); 2]).unwrap();
                     let Answer::Kernel { sum, .. } = answers[0] else {
                         panic!("{answers:?}")
                     };
@@ -112,7 +112,7 @@ fn four_nodes_on_two_cpus_end() {
         let pages = PROGRAMS.map(|(kernel, size)| kernel.pages(size));
         let pages = pages.into_iter().max().unwrap();
         let security = Security::Plain;
-        let session = Session::lead(
+        let session = Session::coordinate(
             shape(NODES, pages),
             &peers,
             &security,
@@ -129,7 +129,7 @@ fn four_nodes_on_two_cpus_end() {
                     first: 0,
                     phases: false,
                 };
-                let answers = session.all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
+                let answers = session.run_all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
                 let Answer::Kernel { sum, .. } = answers[0] else {
                     panic!("{answers:?}")
                 };
@@ -138,7 +138,7 @@ fn four_nodes_on_two_cpus_end() {
             assert_eq!(sums[0], sums[1], "{kernel:?}");
             assert_ne!(sums[0], 0, "{kernel:?}");
         }
-        session.part();
+        session.close();
         others.end();
     });
 }
@@ -156,7 +156,7 @@ fn programs_tell_what_each_node_waited_for_in_each_phase() {
                 first: 0,
                 phases: true,
             };
-            let answers = session.all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
+            let answers = session.run_all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
             let figures = answers.into_iter().map(|answer| match answer {
                 Answer::Kernel { figures, .. } => figures,
                 answer => panic!("{answer:?}"),

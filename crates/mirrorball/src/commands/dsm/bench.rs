@@ -426,7 +426,7 @@ fn touch(
 }
 
 fn touched(nodes: &Nodes, node: u16, touch: Touch) -> Result<(Vec<u64>, u64)> {
-    match nodes.session.one(node, Job::Touch(touch)) {
+    match nodes.session.run_on(node, Job::Touch(touch)) {
         Ok(Answer::Touched { each_ns, all_ns }) => Ok((each_ns, all_ns)),
         Ok(answer) => bail!("node {node} answers {answer:?}"),
         Err(error) => bail!("{error}"),
@@ -435,7 +435,7 @@ fn touched(nodes: &Nodes, node: u16, touch: Touch) -> Result<(Vec<u64>, u64)> {
 
 fn all(nodes: &Nodes, job: &Job) -> Result<Vec<Answer>> {
     let jobs = vec![job.clone(); usize::from(nodes.count)];
-    nodes.session.all(&jobs).map_err(|error| miette!("{error}"))
+    nodes.session.run_all(&jobs).map_err(|error| miette!("{error}"))
 }
 
 fn meter(nodes: &Nodes) -> Result<Meter> {

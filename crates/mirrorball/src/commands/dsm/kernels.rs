@@ -163,7 +163,7 @@ impl Kernels<'_> {
             };
             let session = &self.nodes.session;
             let jobs = vec![Job::Kernel(run); usize::from(count)];
-            let answers = session.all(&jobs).map_err(|error| miette!("{error}"))?;
+            let answers = session.run_all(&jobs).map_err(|error| miette!("{error}"))?;
             let (mut all, mut first) = (Vec::new(), 0);
             for answer in answers {
                 match answer {

@@ -88,7 +88,7 @@ fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
                 cpus,
             };
             let jobs = vec![Job::Litmus(run); usize::from(nodes.count)];
-            let answers = nodes.session.all(&jobs).map_err(|error| miette!("{error}"))?;
+            let answers = nodes.session.run_all(&jobs).map_err(|error| miette!("{error}"))?;
             let Some(Answer::Litmus(tally)) = answers.first() else {
                 bail!("node 0 answers {:?}", answers.first());
             };

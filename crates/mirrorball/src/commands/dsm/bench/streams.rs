@@ -114,7 +114,7 @@ impl Kind {
             let discard = Job::Discard(pages.clone());
             nodes
                 .session
-                .one(1, discard)
+                .run_on(1, discard)
                 .map_err(|error| miette!("{error}"))?;
         } else {
             touch(nodes, 1, pages.clone(), true, 1)?;
