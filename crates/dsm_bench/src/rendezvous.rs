@@ -1,6 +1,6 @@
 //! How nodes meet: node 0 calls the others, says what the memory is to be, and each pair of nodes makes its streams.
 //!
-//! Node 0 connects to each other node and sends [`Welcome`]; that stream stays for orders. Then of each two nodes the lower
+//! Node 0 connects to each other node and sends [`Welcome`]; that stream stays for commands. Then of each two nodes the lower
 //! one connects to the higher one, twice for each lane, and says in [`Hello`] which stream it is. When a node has all its
 //! streams it answers [`Ready`]. Where they share memory, each link has pipes in it beside its streams ([`memory`]).
 
@@ -61,7 +61,7 @@ pub struct Joined {
     /// For each lane, for each node: the way there; none to itself.
     pub links: Vec<Vec<Option<Link>>>,
     /// To each other node, for node 0; from node 0, for the others.
-    pub orders: Vec<OwnedFd>,
+    pub commands: Vec<OwnedFd>,
     /// Where each node is, for people.
     pub names: Vec<String>,
 }
@@ -78,7 +78,7 @@ pub fn coordinate(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Join
     let security = means.security;
     let memory = means.memory.map(|path| Memory::open(path, shape)).transpose()?;
     memory.as_ref().map_or(Ok(()), |memory| memory.begin(session))?;
-    let mut orders = Vec::new();
+    let mut commands = Vec::new();
     for (index, peer) in peers.iter().enumerate() {
         let stream = stream::connect(peer, security)?;
         let welcome = Welcome {
@@ -91,15 +91,15 @@ pub fn coordinate(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Join
         };
         let gone = |error| broken(&peer.address, "does not listen", &error);
         stream::send(&stream, &First::Welcome(welcome)).map_err(gone)?;
-        orders.push(stream);
+        commands.push(stream);
     }
     let mut streams = no_streams(shape);
     connect_to_higher(0, session, shape, peers, security, &mut streams)?;
-    for (stream, peer) in orders.iter().zip(peers) {
+    for (stream, peer) in commands.iter().zip(peers) {
         let Ready = stream::receive(stream, Some(MEETING_LIMIT))
             .map_err(|error| broken(&peer.address, "did not find the other nodes", &error))?;
     }
-    joined(0, shape, peers, streams, memory.as_ref(), orders)
+    joined(0, shape, peers, streams, memory.as_ref(), commands)
 }
 
 /// Meets the others as another node, once node 0 calls.
@@ -235,7 +235,7 @@ fn joined(
     peers: &[Peer],
     streams: Streams,
     memory: Option<&Memory<'_>>,
-    orders: Vec<OwnedFd>,
+    commands: Vec<OwnedFd>,
 ) -> Result<Joined, StreamError> {
     let mut names = vec!["node 0".to_owned()];
     for (index, peer) in peers.iter().enumerate() {
@@ -259,7 +259,7 @@ fn joined(
         me,
         shape,
         links,
-        orders,
+        commands,
         names,
     })
 }

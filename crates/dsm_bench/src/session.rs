@@ -21,9 +21,9 @@ const JOB_LIMIT: Duration = Duration::from_secs(600);
 const PARTING_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Order {
-    Do(Job),
-    Part,
+enum Command {
+    Run(Job),
+    Close,
 }
 
 /// Why there is no session, or no answer.
@@ -86,7 +86,7 @@ impl Session {
     /// If one does not answer, or could not do it.
     pub fn run_all(&self, jobs: &[Job]) -> Result<Vec<Answer>, SessionError> {
         for (index, job) in jobs.iter().enumerate().skip(1) {
-            self.ask(index, Order::Do(job.clone()))?;
+            self.ask(index, Command::Run(job.clone()))?;
         }
         let mut answers = Vec::new();
         if let Some(job) = jobs.first() {
@@ -107,7 +107,7 @@ impl Session {
         if index == 0 {
             return self.checked(0, work::run(&self.node, &job));
         }
-        self.ask(index, Order::Do(job))?;
+        self.ask(index, Command::Run(job))?;
         self.answer(index)
     }
 
@@ -135,7 +135,7 @@ impl Session {
             waits,
             realtime,
         };
-        self.ask(1, Order::Do(job))?;
+        self.ask(1, Command::Run(job))?;
         let stream = &self.others[0];
         let times = as_a_lane(realtime, || baseline::requests_ns(stream, count, waits));
         let times = times.map_err(|error| SessionError::Silent(self.names[1].clone(), error))?;
@@ -148,14 +148,14 @@ impl Session {
         self.parting.store(true, Ordering::SeqCst);
         for index in 1..=self.others.len() {
             // Who is gone by now has parted.
-            let _ = self.ask(index, Order::Part);
+            let _ = self.ask(index, Command::Close);
         }
         for stream in &self.others {
             let _: io::Result<Answer> = stream::receive(stream, Some(PARTING_LIMIT));
         }
     }
 
-    fn ask(&self, index: usize, order: Order) -> Result<(), SessionError> {
+    fn ask(&self, index: usize, order: Command) -> Result<(), SessionError> {
         stream::send(&self.others[index - 1], &order)
             .map_err(|error| SessionError::Silent(self.names[index].clone(), error))
     }
@@ -186,28 +186,28 @@ pub fn serve<'a>(
     lost: fn(&End),
     met: fn(&Node),
 ) -> Result<(), SessionError> {
-    let (node, orders, _, parting) = start(join(listener, means.into())?, settings, lost)?;
+    let (node, commands, _, parting) = start(join(listener, means.into())?, settings, lost)?;
     met(&node);
     let gone = |error| SessionError::Silent("node 0".into(), error);
     loop {
-        let answer = match stream::receive(&orders[0], None).map_err(gone)? {
-            Order::Part => break,
-            Order::Do(Job::Answer {
+        let answer = match stream::receive(&commands[0], None).map_err(gone)? {
+            Command::Close => break,
+            Command::Run(Job::Answer {
                 count,
                 waits,
                 realtime,
-            }) => match as_a_lane(realtime, || baseline::answer_requests(&orders[0], count, waits)) {
+            }) => match as_a_lane(realtime, || baseline::answer_requests(&commands[0], count, waits)) {
                 Ok(()) => Answer::Done,
                 Err(error) => return Err(gone(error)),
             },
-            Order::Do(job) => work::run(&node, &job),
+            Command::Run(job) => work::run(&node, &job),
         };
-        stream::send(&orders[0], &answer).map_err(gone)?;
+        stream::send(&commands[0], &answer).map_err(gone)?;
     }
     parting.store(true, Ordering::SeqCst);
-    let _ = stream::send(&orders[0], &Answer::Done);
+    let _ = stream::send(&commands[0], &Answer::Done);
     // The lanes serve until node 0 has heard from all.
-    let _: io::Result<Order> = stream::receive(&orders[0], Some(PARTING_LIMIT));
+    let _: io::Result<Command> = stream::receive(&commands[0], Some(PARTING_LIMIT));
     Ok(())
 }
 
@@ -225,11 +225,11 @@ fn start(joined: Joined, settings: &Settings, lost: fn(&End)) -> Result<Started,
         me,
         shape,
         links,
-        orders,
+        commands,
         names,
     } = joined;
     let node = Node::start(me, shape, links, names.clone(), settings, hook)?;
-    Ok((node, orders, names, parting))
+    Ok((node, commands, names, parting))
 }
 
 /// On a thread of the priority that lanes have.
