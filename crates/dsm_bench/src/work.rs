@@ -9,7 +9,7 @@ use std::ops::Range;
 use dsm::{Meter, Node};
 use serde::{Deserialize, Serialize};
 
-pub use touch::{Order, Touch};
+pub use touch::{AccessOrder, Touch};
 
 /// A part of a bench or test. All nodes that take part are asked at the same time.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -20,12 +20,12 @@ pub struct Touch {
     /// By so many threads, each a part.
     pub threads: u32,
     /// In which order each thread uses its part.
-    pub order: Order,
+    pub order: AccessOrder,
 }
 
 /// An order of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Order {
+pub enum AccessOrder {
     /// The next one after each.
     Ascending,
     /// By chance, the same in each run.
@@ -55,7 +55,7 @@ impl Touch {
     fn part(&self, node: &Node, pages: Range<u32>) -> Vec<u64> {
         let words = Words::of(node).pages(pages.clone());
         let mut order: Vec<u32> = pages.clone().collect();
-        if self.order == Order::Scattered {
+        if self.order == AccessOrder::Scattered {
             fastrand::Rng::with_seed(u64::from(pages.start)).shuffle(&mut order);
         }
         let touch = |page: u32| {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use dsm::{End, Settings, Shape};
 use dsm_bench::work::kernels::{self, Kernel};
 use dsm_bench::work::litmus::{self, Test};
-use dsm_bench::work::{Answer, Job, Order, Touch};
+use dsm_bench::work::{Answer, Job, AccessOrder, Touch};
 use dsm_bench::{Means, Peer, Security, Session};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;

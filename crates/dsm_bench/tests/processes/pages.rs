@@ -39,7 +39,7 @@ fn each_kind_of_fault_sends_the_least() {
                 pages: PAGES..2 * PAGES,
                 write,
                 threads: 1,
-                order: Order::Ascending,
+                order: AccessOrder::Ascending,
             };
             session.run_on(node, Job::Touch(touch)).unwrap();
             let sent = session.meter().unwrap() - before;
@@ -72,7 +72,7 @@ fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
                 pages: PAGES..2 * PAGES,
                 write: true,
                 threads: 1,
-                order: Order::Ascending,
+                order: AccessOrder::Ascending,
             };
             session.run_on(1, Job::Touch(write.clone())).unwrap();
             let before = session.meter().unwrap();
@@ -114,7 +114,7 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
                 pages,
                 write: true,
                 threads: 1,
-                order: Order::Ascending,
+                order: AccessOrder::Ascending,
             };
             let before = session.meter().unwrap();
             session.run_on(node, Job::Touch(touch)).unwrap();
@@ -159,7 +159,7 @@ fn what_nobody_has_written_is_not_fetched_ahead() {
             pages,
             write,
             threads: 1,
-            order: Order::Ascending,
+            order: AccessOrder::Ascending,
         };
         // The manager's first writes take whole runs of pages along.
         session
@@ -191,7 +191,7 @@ fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
                 pages: 0..PAGES,
                 write,
                 threads: 1,
-                order: Order::Ascending,
+                order: AccessOrder::Ascending,
             };
             session.run_on(node, Job::Touch(touch)).unwrap();
         };

@@ -9,7 +9,7 @@ use clap::Args;
 use dsm::Meter;
 use dsm_bench::baseline::{Answers, Waits, faults_ns, memory};
 use dsm_bench::work::kernels::Scale;
-use dsm_bench::work::{Answer, Job, Order, Touch};
+use dsm_bench::work::{Answer, Job, AccessOrder, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
@@ -415,7 +415,7 @@ fn touch(
     threads: u32,
 ) -> Result<(Vec<u64>, u64)> {
     // Each of its faults by itself, so that none is answered by another one's fetch ahead.
-    let order = Order::Scattered;
+    let order = AccessOrder::Scattered;
     let touch = Touch {
         pages,
         write,
