@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::baseline::{self, Waits};
 use crate::rendezvous::{self, Joined, join};
 use crate::stream::{self, Means, Peer, StreamError};
-use crate::work::{self, Answer, Job};
+use crate::work::{self, JobResult, Job};
 
 /// No job takes longer.
 const JOB_LIMIT: Duration = Duration::from_secs(600);
@@ -84,7 +84,7 @@ impl Session {
     ///
     /// # Errors
     /// If one does not answer, or could not do it.
-    pub fn run_all(&self, jobs: &[Job]) -> Result<Vec<Answer>, SessionError> {
+    pub fn run_all(&self, jobs: &[Job]) -> Result<Vec<JobResult>, SessionError> {
         for (index, job) in jobs.iter().enumerate().skip(1) {
             self.ask(index, Command::Run(job.clone()))?;
         }
@@ -102,7 +102,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::run_all`].
-    pub fn run_on(&self, index: u16, job: Job) -> Result<Answer, SessionError> {
+    pub fn run_on(&self, index: u16, job: Job) -> Result<JobResult, SessionError> {
         let index = usize::from(index);
         if index == 0 {
             return self.checked(0, work::run(&self.node, &job));
@@ -118,7 +118,7 @@ impl Session {
     pub fn meter(&self) -> Result<Meter, SessionError> {
         let mut sum = Meter::default();
         for answer in self.run_all(&vec![Job::Meter; self.others.len() + 1])? {
-            if let Answer::Meter(meter) = answer {
+            if let JobResult::Meter(meter) = answer {
                 sum += meter;
             }
         }
@@ -130,7 +130,7 @@ impl Session {
     /// # Errors
     /// As [`Session::run_all`].
     pub fn requests_ns(&self, count: u32, waits: Waits, realtime: bool) -> Result<Vec<u64>, SessionError> {
-        let job = Job::Answer {
+        let job = Job::ServeRequests {
             count,
             waits,
             realtime,
@@ -151,7 +151,7 @@ impl Session {
             let _ = self.ask(index, Command::Close);
         }
         for stream in &self.others {
-            let _: io::Result<Answer> = stream::receive(stream, Some(PARTING_LIMIT));
+            let _: io::Result<JobResult> = stream::receive(stream, Some(PARTING_LIMIT));
         }
     }
 
@@ -160,15 +160,15 @@ impl Session {
             .map_err(|error| SessionError::Silent(self.names[index].clone(), error))
     }
 
-    fn answer(&self, index: usize) -> Result<Answer, SessionError> {
+    fn answer(&self, index: usize) -> Result<JobResult, SessionError> {
         let answer = stream::receive(&self.others[index - 1], Some(JOB_LIMIT))
             .map_err(|error| SessionError::Silent(self.names[index].clone(), error))?;
         self.checked(index, answer)
     }
 
-    fn checked(&self, index: usize, answer: Answer) -> Result<Answer, SessionError> {
+    fn checked(&self, index: usize, answer: JobResult) -> Result<JobResult, SessionError> {
         match answer {
-            Answer::Failed(why) => Err(SessionError::Failed(self.names[index].clone(), why)),
+            JobResult::Failed(why) => Err(SessionError::Failed(self.names[index].clone(), why)),
             answer => Ok(answer),
         }
     }
@@ -192,12 +192,12 @@ pub fn serve<'a>(
     loop {
         let answer = match stream::receive(&commands[0], None).map_err(gone)? {
             Command::Close => break,
-            Command::Run(Job::Answer {
+            Command::Run(Job::ServeRequests {
                 count,
                 waits,
                 realtime,
             }) => match as_a_lane(realtime, || baseline::answer_requests(&commands[0], count, waits)) {
-                Ok(()) => Answer::Done,
+                Ok(()) => JobResult::Done,
                 Err(error) => return Err(gone(error)),
             },
             Command::Run(job) => work::run(&node, &job),
@@ -205,7 +205,7 @@ pub fn serve<'a>(
         stream::send(&commands[0], &answer).map_err(gone)?;
     }
     parting.store(true, Ordering::SeqCst);
-    let _ = stream::send(&commands[0], &Answer::Done);
+    let _ = stream::send(&commands[0], &JobResult::Done);
     // The lanes serve until node 0 has heard from all.
     let _: io::Result<Command> = stream::receive(&commands[0], Some(PARTING_LIMIT));
     Ok(())

@@ -39,8 +39,8 @@ pub enum Job {
     Litmus(litmus::Run),
     /// Compute.
     Kernel(kernels::Run),
-    /// Answer requests for pages on the stream of orders.
-    Answer {
+    /// JobResult requests for pages on the stream of orders.
+    ServeRequests {
         /// How many.
         count: u32,
         /// How.
@@ -52,7 +52,7 @@ pub enum Job {
 
 /// What came of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Answer {
+pub enum JobResult {
     /// It is done.
     Done,
     /// How long each access took, and all of them together, nanoseconds.
@@ -87,31 +87,31 @@ pub enum Answer {
 }
 
 /// Does a job; those on the stream of orders are the session's.
-pub fn run(node: &Node, job: &Job) -> Answer {
+pub fn run(node: &Node, job: &Job) -> JobResult {
     match job {
         Job::Touch(touch) => touch.run(node),
         Job::Scan(pages) => touch::scan(node, pages.clone()),
-        Job::Add { page, millis } => Answer::Count(touch::add(node, *page, *millis)),
+        Job::Add { page, millis } => JobResult::Count(touch::add(node, *page, *millis)),
         Job::Hold(ns) => {
             node.set_enough_ns(*ns);
-            Answer::Done
+            JobResult::Done
         }
-        Job::Discard(pages) => Answer::Count(node.discards().give_back([pages.clone()])),
+        Job::Discard(pages) => JobResult::Count(node.discards().give_back([pages.clone()])),
         Job::Memory => match node.resident_bytes() {
-            Ok(bytes) => Answer::Count(bytes),
-            Err(error) => Answer::Failed(format!("its memory can't be counted: {error}")),
+            Ok(bytes) => JobResult::Count(bytes),
+            Err(error) => JobResult::Failed(format!("its memory can't be counted: {error}")),
         },
         Job::Ahead(ahead) => {
             node.set_ahead(*ahead);
-            Answer::Done
+            JobResult::Done
         }
         Job::Meter => {
             // Lanes tell when they sleep.
             std::thread::sleep(std::time::Duration::from_millis(5));
-            Answer::Meter(node.meter())
+            JobResult::Meter(node.meter())
         }
         Job::Litmus(run) => litmus::run(node, run),
         Job::Kernel(run) => kernels::run(node, run),
-        Job::Answer { .. } => Answer::Failed("only a session can answer requests".into()),
+        Job::ServeRequests { .. } => JobResult::Failed("only a session can answer requests".into()),
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 use dsm::Node;
 use serde::{Deserialize, Serialize};
 
-use super::Answer;
+use super::JobResult;
 use crate::shared::{Barrier, PAGE_WORDS, Words, locked};
 
 use log::Log;
@@ -147,9 +147,9 @@ impl Share<'_> {
 }
 
 /// Runs this node's thread, if it takes part.
-pub(super) fn run(node: &Node, run: &Run) -> Answer {
+pub(super) fn run(node: &Node, run: &Run) -> JobResult {
     if node.me() >= run.nodes {
-        return Answer::Done;
+        return JobResult::Done;
     }
     let words = Words::of(node);
     let share = Share {
@@ -171,7 +171,7 @@ pub(super) fn run(node: &Node, run: &Run) -> Answer {
     let figures = log.figures();
     // Adding up asks others for their pages; by now they have counted.
     barrier.wait();
-    Answer::Kernel {
+    JobResult::Kernel {
         figures,
         sum: if node.me() == 0 { sum() } else { 0 },
     }

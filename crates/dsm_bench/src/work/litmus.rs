@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use program::{Outcome, Test};
 
-use super::Answer;
+use super::JobResult;
 use crate::shared::{Barrier, PAGE_WORDS, Words};
 use program::{Place, Seen};
 
@@ -160,15 +160,15 @@ fn pointer(word: &AtomicU64) -> *mut u64 {
 }
 
 /// Runs this node's threads.
-pub(super) fn run(node: &Node, run: &Run) -> Answer {
+pub(super) fn run(node: &Node, run: &Run) -> JobResult {
     let words = Words::of(node);
     let mine: Vec<Seat> = seats(run)
         .into_iter()
         .filter(|seat| seat.node == node.me())
         .collect();
     match threads(words, run, &mine, &[node.me()], &|_, _| ()) {
-        Some(tally) => Answer::Litmus(tally),
-        None => Answer::Done,
+        Some(tally) => JobResult::Litmus(tally),
+        None => JobResult::Done,
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use dsm::{Node, now_ns};
 use serde::{Deserialize, Serialize};
 
-use super::Answer;
+use super::JobResult;
 use crate::shared::{PAGE_WORDS, Words};
 
 /// Use each of these pages once.
@@ -33,7 +33,7 @@ pub enum AccessOrder {
 }
 
 impl Touch {
-    pub(super) fn run(&self, node: &Node) -> Answer {
+    pub(super) fn run(&self, node: &Node) -> JobResult {
         let before = now_ns();
         let each = self.pages.len() as u32 / self.threads.max(1);
         let start = |thread: u32| self.pages.start + thread * each;
@@ -46,7 +46,7 @@ impl Touch {
                 .map(|thread| thread.join().unwrap_or_default())
                 .collect()
         });
-        Answer::Touched {
+        JobResult::Touched {
             each_ns: times.concat(),
             all_ns: now_ns() - before,
         }
@@ -85,13 +85,13 @@ pub(super) fn add(node: &Node, page: u32, millis: u64) -> u64 {
 }
 
 /// Reads all of these pages as a copy of them is made.
-pub(super) fn scan(node: &Node, pages: Range<u32>) -> Answer {
+pub(super) fn scan(node: &Node, pages: Range<u32>) -> JobResult {
     let before = now_ns();
     let words = Words::of(node).pages(pages);
     let sum = words
         .iter()
         .fold(0_u64, |sum, word| sum.wrapping_add(word.load(Relaxed)));
-    Answer::Scanned {
+    JobResult::Scanned {
         ns: now_ns() - before,
         sum,
     }

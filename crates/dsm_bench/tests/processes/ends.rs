@@ -30,7 +30,7 @@ fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
         let job = Job::Add { page: 7, millis: 50 };
         let answers = session.run_all(&[job.clone(), job]).unwrap();
         let counts = answers.iter().map(|answer| match answer {
-            Answer::Count(count) => *count,
+            JobResult::Count(count) => *count,
             _ => panic!("{answer:?}"),
         });
         assert_eq!(word(session.node(), 7, 0).load(SeqCst), counts.sum::<u64>());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use dsm::{End, Settings, Shape};
 use dsm_bench::work::kernels::{self, Kernel};
 use dsm_bench::work::litmus::{self, Test};
-use dsm_bench::work::{Answer, Job, AccessOrder, Touch};
+use dsm_bench::work::{JobResult, Job, AccessOrder, Touch};
 use dsm_bench::{Means, Peer, Security, Session};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -173,7 +173,7 @@ fn additions_count(session: &Session, page: u32, millis: u64) {
     let job = Job::Add { page, millis };
     let mut count = 0;
     for answer in session.run_all(&[job.clone(), job.clone(), job]).unwrap() {
-        let Answer::Count(more) = answer else {
+        let JobResult::Count(more) = answer else {
             panic!("{answer:?}")
         };
         assert!(more > 0, "a node never got the page");

@@ -79,7 +79,7 @@ fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
             let answer = session.run_on(0, Job::Scan(PAGES..2 * PAGES)).unwrap();
             let sent = session.meter().unwrap() - before;
             assert!(
-                matches!(answer, Answer::Scanned { sum: scanned, .. } if scanned == sum),
+                matches!(answer, JobResult::Scanned { sum: scanned, .. } if scanned == sum),
                 "{answer:?}"
             );
             let all = u64::from(PAGES);
@@ -181,8 +181,8 @@ fn what_nobody_has_written_is_not_fetched_ahead() {
 fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
     const PAGES: u32 = 1024;
     const BYTES: u64 = PAGES as u64 * 4096;
-    let count = |answer: &Answer| match answer {
-        Answer::Count(count) => *count,
+    let count = |answer: &JobResult| match answer {
+        JobResult::Count(count) => *count,
         _ => panic!("{answer:?}"),
     };
     with_memory(shape(2, PAGES), move |session| {

@@ -28,7 +28,7 @@ fn memory_order_is_that_of_x86() {
                         cpus,
                     };
                     let answers = session.run_all(&vec![Job::Litmus(run); usize::from(nodes)]).unwrap();
-                    let Answer::Litmus(tally) = answers[0] else {
+                    let JobResult::Litmus(tally) = answers[0] else {
                         panic!("{answers:?}")
                     };
                     assert_eq!(tally.forbidden, 0, "{test:?}, {cpus} CPUs a node: {tally:?}");
@@ -75,7 +75,7 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
                     };
                     first += kernel.pages(size);
                     let answers = session.run_all(&vec![Job::Kernel(run); 2]).unwrap();
-                    let Answer::Kernel { sum, .. } = answers[0] else {
+                    let JobResult::Kernel { sum, .. } = answers[0] else {
                         panic!("{answers:?}")
                     };
                     sum
@@ -130,7 +130,7 @@ fn four_nodes_on_two_cpus_end() {
                     phases: false,
                 };
                 let answers = session.run_all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
-                let Answer::Kernel { sum, .. } = answers[0] else {
+                let JobResult::Kernel { sum, .. } = answers[0] else {
                     panic!("{answers:?}")
                 };
                 sum
@@ -158,7 +158,7 @@ fn programs_tell_what_each_node_waited_for_in_each_phase() {
             };
             let answers = session.run_all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
             let figures = answers.into_iter().map(|answer| match answer {
-                Answer::Kernel { figures, .. } => figures,
+                JobResult::Kernel { figures, .. } => figures,
                 answer => panic!("{answer:?}"),
             });
             figures.collect::<Vec<_>>()

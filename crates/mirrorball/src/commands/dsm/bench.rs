@@ -9,7 +9,7 @@ use clap::Args;
 use dsm::Meter;
 use dsm_bench::baseline::{Answers, Waits, faults_ns, memory};
 use dsm_bench::work::kernels::Scale;
-use dsm_bench::work::{Answer, Job, AccessOrder, Touch};
+use dsm_bench::work::{JobResult, Job, AccessOrder, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
@@ -309,7 +309,7 @@ impl Figures {
             };
             let mut writes = 0;
             for answer in all(nodes, &job)? {
-                if let Answer::Count(count) = answer {
+                if let JobResult::Count(count) = answer {
                     writes += count;
                 }
             }
@@ -427,13 +427,13 @@ fn touch(
 
 fn touched(nodes: &Nodes, node: u16, touch: Touch) -> Result<(Vec<u64>, u64)> {
     match nodes.session.run_on(node, Job::Touch(touch)) {
-        Ok(Answer::Touched { each_ns, all_ns }) => Ok((each_ns, all_ns)),
+        Ok(JobResult::Touched { each_ns, all_ns }) => Ok((each_ns, all_ns)),
         Ok(answer) => bail!("node {node} answers {answer:?}"),
         Err(error) => bail!("{error}"),
     }
 }
 
-fn all(nodes: &Nodes, job: &Job) -> Result<Vec<Answer>> {
+fn all(nodes: &Nodes, job: &Job) -> Result<Vec<JobResult>> {
     let jobs = vec![job.clone(); usize::from(nodes.count)];
     nodes.session.run_all(&jobs).map_err(|error| miette!("{error}"))
 }

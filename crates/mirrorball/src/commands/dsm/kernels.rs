@@ -2,7 +2,7 @@
 
 use dsm::Meter;
 use dsm_bench::work::kernels::{Figures, Kernel, Part, Phase, Run, Scale};
-use dsm_bench::work::{Answer, Job};
+use dsm_bench::work::{JobResult, Job};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
@@ -167,7 +167,7 @@ impl Kernels<'_> {
             let (mut all, mut first) = (Vec::new(), 0);
             for answer in answers {
                 match answer {
-                    Answer::Kernel { figures, sum } => {
+                    JobResult::Kernel { figures, sum } => {
                         all.push(figures);
                         first ^= sum;
                     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use dsm::Meter;
 use dsm_bench::work::litmus::{CPUS_MAX, PAGES, Run, Tally, Test};
-use dsm_bench::work::{Answer, Job};
+use dsm_bench::work::{JobResult, Job};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
@@ -89,7 +89,7 @@ fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
             };
             let jobs = vec![Job::Litmus(run); usize::from(nodes.count)];
             let answers = nodes.session.run_all(&jobs).map_err(|error| miette!("{error}"))?;
-            let Some(Answer::Litmus(tally)) = answers.first() else {
+            let Some(JobResult::Litmus(tally)) = answers.first() else {
                 bail!("node 0 answers {:?}", answers.first());
             };
             row.tally.ordinary += tally.ordinary;
