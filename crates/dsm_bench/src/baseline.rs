@@ -135,7 +135,7 @@ fn by_signal<T>(region: &Region, work: impl FnOnce() -> T) -> T {
 
 /// How the two ends of a stream wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Waits {
+pub enum WaitMode {
     /// They poll before they sleep, as lanes do.
     Polling,
     /// They sleep.
@@ -146,7 +146,7 @@ pub enum Waits {
 ///
 /// # Errors
 /// If the other side is gone.
-pub fn answer_requests(stream: &OwnedFd, count: u32, waits: Waits) -> io::Result<()> {
+pub fn answer_requests(stream: &OwnedFd, count: u32, waits: WaitMode) -> io::Result<()> {
     let mut poll_time = PollTime::new(SLEEP_NS);
     let (mut request, page) = ([0; FRAME_BYTES], [7; PAGE_FRAME_BYTES]);
     for _ in 0..count {
@@ -160,7 +160,7 @@ pub fn answer_requests(stream: &OwnedFd, count: u32, waits: Waits) -> io::Result
 ///
 /// # Errors
 /// If the other side is gone.
-pub fn requests_ns(stream: &OwnedFd, count: u32, waits: Waits) -> io::Result<Vec<u64>> {
+pub fn requests_ns(stream: &OwnedFd, count: u32, waits: WaitMode) -> io::Result<Vec<u64>> {
     let mut poll_time = PollTime::new(SLEEP_NS);
     let (request, mut page) = ([1; FRAME_BYTES], [0; PAGE_FRAME_BYTES]);
     (0..count)
@@ -190,7 +190,7 @@ fn send(stream: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-fn receive(stream: &OwnedFd, bytes: &mut [u8], waits: Waits, poll_time: &mut PollTime) -> io::Result<()> {
+fn receive(stream: &OwnedFd, bytes: &mut [u8], waits: WaitMode, poll_time: &mut PollTime) -> io::Result<()> {
     let mut came = 0;
     let since = now_ns();
     let mut blocked = false;
@@ -213,7 +213,7 @@ fn receive(stream: &OwnedFd, bytes: &mut [u8], waits: Waits, poll_time: &mut Pol
                 if error.kind() != io::ErrorKind::WouldBlock {
                     return Err(error);
                 }
-                if waits == Waits::Sleeping || now_ns() - since > poll_time.poll_ns() {
+                if waits == WaitMode::Sleeping || now_ns() - since > poll_time.poll_ns() {
                     let mut wait = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
                     if poll(&mut wait, PollTimeout::from(SILENCE_MS)) == Ok(0) {
                         return Err(io::ErrorKind::TimedOut.into());
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn every_request_has_its_page() {
-        for waits in [Waits::Polling, Waits::Sleeping] {
+        for waits in [WaitMode::Polling, WaitMode::Sleeping] {
             let (near, far) = UnixStream::pair().unwrap();
             let answering = std::thread::spawn(move || answer_requests(&far.into(), 50, waits));
             assert_eq!(requests_ns(&near.into(), 50, waits).unwrap().len(), 50);

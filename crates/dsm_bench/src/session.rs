@@ -10,7 +10,7 @@ use std::time::Duration;
 use dsm::{End, Meter, Node, NodeError, Settings, Shape, prepare_server_thread};
 use serde::{Deserialize, Serialize};
 
-use crate::baseline::{self, Waits};
+use crate::baseline::{self, WaitMode};
 use crate::rendezvous::{self, Joined, join};
 use crate::stream::{self, Means, Peer, StreamError};
 use crate::work::{self, JobResult, Job};
@@ -129,7 +129,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::run_all`].
-    pub fn requests_ns(&self, count: u32, waits: Waits, realtime: bool) -> Result<Vec<u64>, SessionError> {
+    pub fn requests_ns(&self, count: u32, waits: WaitMode, realtime: bool) -> Result<Vec<u64>, SessionError> {
         let job = Job::ServeRequests {
             count,
             waits,

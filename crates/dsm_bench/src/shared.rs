@@ -68,7 +68,7 @@ impl<'a> Barrier<'a> {
         }
     }
 
-    /// Waits until all have come.
+    /// WaitMode until all have come.
     pub fn wait(&self) {
         let round = self.round.load(SeqCst);
         if self.come.fetch_add(1, SeqCst) + 1 == self.count {

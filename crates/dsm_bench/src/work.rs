@@ -44,7 +44,7 @@ pub enum Job {
         /// How many.
         count: u32,
         /// How.
-        waits: crate::baseline::Waits,
+        waits: crate::baseline::WaitMode,
         /// At real-time priority, as lanes are.
         realtime: bool,
     },

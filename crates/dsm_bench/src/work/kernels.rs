@@ -128,7 +128,7 @@ impl Share<'_> {
         self.log.start();
     }
 
-    /// Waits until all have come, which ends a phase.
+    /// WaitMode until all have come, which ends a phase.
     fn meet(&self) {
         self.log.wait(|| self.barrier.wait());
         self.log.phase_ends();

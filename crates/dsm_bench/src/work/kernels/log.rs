@@ -87,7 +87,7 @@ impl<'a> Log<'a> {
         self.began_ns.set(now_ns());
     }
 
-    /// Waits for other threads, which is not its own time.
+    /// WaitMode for other threads, which is not its own time.
     pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.stop_clock();
         let result = wait();

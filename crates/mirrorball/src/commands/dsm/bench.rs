@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use dsm::Meter;
-use dsm_bench::baseline::{Answers, Waits, faults_ns, memory};
+use dsm_bench::baseline::{Answers, WaitMode, faults_ns, memory};
 use dsm_bench::work::kernels::Scale;
 use dsm_bench::work::{JobResult, Job, AccessOrder, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
@@ -217,8 +217,8 @@ impl Figures {
                 .collect();
             Ok(middle(times?))
         };
-        self.bare_request_polling_us = request(Waits::Polling)?;
-        self.bare_request_sleeping_us = request(Waits::Sleeping)?;
+        self.bare_request_polling_us = request(WaitMode::Polling)?;
+        self.bare_request_sleeping_us = request(WaitMode::Sleeping)?;
         if let Some(cpu) = nodes.other_cpu.filter(|_| nodes.by_memory) {
             let times: Result<Vec<f64>> = (0..rounds)
                 .map(|_| {
