@@ -21,7 +21,7 @@ const SILENCE_MS: u16 = 20_000;
 
 /// Who answers a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answers {
+pub enum FaultResponder {
     /// A thread on the same CPU, which sleeps until then.
     SameCpu,
     /// A thread on another CPU, which sleeps until then.
@@ -36,8 +36,8 @@ pub enum Answers {
 ///
 /// # Errors
 /// If there is no userfaultfd.
-pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64>, RegionError> {
-    let delivery = if answers == Answers::Itself {
+pub fn faults_ns(count: u32, answers: FaultResponder, realtime: bool) -> Result<Vec<u64>, RegionError> {
+    let delivery = if answers == FaultResponder::Itself {
         FaultDelivery::Thread
     } else {
         FaultDelivery::Reader
@@ -60,15 +60,15 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
     Ok(std::thread::scope(|scope| {
         let region = &region;
         let measured = scope.spawn(move || match answers {
-            Answers::SameCpu => {
+            FaultResponder::SameCpu => {
                 prepare_server_thread(None, realtime);
                 with_fault_server(region, false, || {
-                    ordinary();
+                    drop_realtime();
                     touch_all()
                 })
             }
-            Answers::OtherCpu(cpu) | Answers::OtherCpuPolling(cpu) => {
-                let polls = matches!(answers, Answers::OtherCpuPolling(_));
+            FaultResponder::OtherCpu(cpu) | FaultResponder::OtherCpuPolling(cpu) => {
+                let polls = matches!(answers, FaultResponder::OtherCpuPolling(_));
                 let here = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).ok();
                 prepare_server_thread(Some(cpu), false);
                 with_fault_server(region, polls, || {
@@ -78,7 +78,7 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
                     touch_all()
                 })
             }
-            Answers::Itself => by_signal(region, touch_all),
+            FaultResponder::Itself => with_signal_handler(region, touch_all),
         });
         measured
             .join()
@@ -87,7 +87,7 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
 }
 
 /// Gives up real-time priority, which threads inherit.
-fn ordinary() {
+fn drop_realtime() {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: this thread's own priority.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &parameters) };
@@ -97,7 +97,7 @@ fn ordinary() {
 static SIGNALLED: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn answer_signal(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: set while `by_signal` runs, which keeps the region; only system calls are made here.
+    // SAFETY: set while `with_signal_handler` runs, which keeps the region; only system calls are made here.
     let region = unsafe { SIGNALLED.load(Ordering::Acquire).as_ref() };
     // SAFETY: the kernel's, for SIGBUS.
     let address = unsafe { (*info).si_addr() } as usize;
@@ -115,7 +115,7 @@ extern "C" fn answer_signal(_signal: libc::c_int, info: *mut libc::siginfo_t, _c
 }
 
 /// Does `work` while faults in the region are answered on the thread that makes them.
-fn by_signal<T>(region: &Region, work: impl FnOnce() -> T) -> T {
+fn with_signal_handler<T>(region: &Region, work: impl FnOnce() -> T) -> T {
     SIGNALLED.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
     // SAFETY: an action of zeroes is a default one; the handler makes system calls only, and the old one comes back.
     let old = unsafe {
@@ -142,7 +142,7 @@ pub enum WaitMode {
     Sleeping,
 }
 
-/// Answers `count` requests with a page each.
+/// FaultResponder `count` requests with a page each.
 ///
 /// # Errors
 /// If the other side is gone.
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn faults_are_answered_by_a_thread_and_by_the_thread_itself() {
-        for answers in [Answers::SameCpu, Answers::Itself] {
+        for answers in [FaultResponder::SameCpu, FaultResponder::Itself] {
             let times = faults_ns(64, answers, false).unwrap();
             assert!(
                 times.len() >= 64 && times.iter().all(|time| *time > 100),

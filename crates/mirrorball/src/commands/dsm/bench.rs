@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use dsm::Meter;
-use dsm_bench::baseline::{Answers, WaitMode, faults_ns, memory};
+use dsm_bench::baseline::{FaultResponder, WaitMode, faults_ns, memory};
 use dsm_bench::work::kernels::Scale;
 use dsm_bench::work::{JobResult, Job, AccessOrder, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
@@ -202,11 +202,11 @@ impl Figures {
                 .collect();
             Ok(middle(times?))
         };
-        self.bare_fault_same_cpu_us = fault(Answers::SameCpu)?;
-        self.bare_fault_signal_us = fault(Answers::Itself)?;
+        self.bare_fault_same_cpu_us = fault(FaultResponder::SameCpu)?;
+        self.bare_fault_signal_us = fault(FaultResponder::Itself)?;
         if let Some(cpu) = nodes.other_cpu {
-            self.bare_fault_other_cpu_us = Some(fault(Answers::OtherCpu(cpu))?);
-            self.bare_fault_other_cpu_polling_us = Some(fault(Answers::OtherCpuPolling(cpu))?);
+            self.bare_fault_other_cpu_us = Some(fault(FaultResponder::OtherCpu(cpu))?);
+            self.bare_fault_other_cpu_polling_us = Some(fault(FaultResponder::OtherCpuPolling(cpu))?);
         }
         let request = |waits| -> Result<f64> {
             let times: Result<Vec<f64>> = (0..rounds)
