@@ -17,4 +17,4 @@ pub mod work;
 
 pub use rendezvous::{Joined, coordinate, join};
 pub use session::{Session, SessionError, serve};
-pub use stream::{Means, Peer, Security, StreamError, listen};
+pub use stream::{StreamOptions, Peer, Security, StreamError, listen};

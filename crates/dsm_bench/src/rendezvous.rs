@@ -14,7 +14,7 @@ use dsm::{LANES_MAX, Link, PAGES_MAX, Shape};
 use serde::{Deserialize, Serialize};
 
 use self::memory::Memory;
-use crate::stream::{self, MEETING_LIMIT, Means, Peer, Security, StreamError};
+use crate::stream::{self, MEETING_LIMIT, StreamOptions, Peer, Security, StreamError};
 
 /// Changes with whatever nodes say to one another.
 const VERSION: u32 = 3;
@@ -73,10 +73,10 @@ type Streams = Vec<Vec<[Option<OwnedFd>; 2]>>;
 ///
 /// # Errors
 /// If one can't be reached, or is not what it should be.
-pub fn coordinate(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Joined, StreamError> {
+pub fn coordinate(shape: Shape, peers: &[Peer], options: StreamOptions<'_>) -> Result<Joined, StreamError> {
     let session = fastrand::u64(..);
-    let security = means.security;
-    let memory = means.memory.map(|path| Memory::open(path, shape)).transpose()?;
+    let security = options.security;
+    let memory = options.memory.map(|path| Memory::open(path, shape)).transpose()?;
     memory.as_ref().map_or(Ok(()), |memory| memory.begin(session))?;
     let mut commands = Vec::new();
     for (index, peer) in peers.iter().enumerate() {
@@ -106,8 +106,8 @@ pub fn coordinate(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Join
 ///
 /// # Errors
 /// If the others can't be reached, or are not what they should be.
-pub fn join(listener: &TcpListener, means: Means<'_>) -> Result<Joined, StreamError> {
-    let security = means.security;
+pub fn join(listener: &TcpListener, options: StreamOptions<'_>) -> Result<Joined, StreamError> {
+    let security = options.security;
     // Streams of a session may come before its welcome does.
     let mut hellos = Vec::new();
     let (welcome, order) = loop {
@@ -126,7 +126,7 @@ pub fn join(listener: &TcpListener, means: Means<'_>) -> Result<Joined, StreamEr
         has_memory,
     } = welcome;
     check(version, me, shape, &peers)?;
-    let memory = match (has_memory, means.memory) {
+    let memory = match (has_memory, options.memory) {
         (true, Some(path)) => Some(Memory::open(path, shape)?),
         (false, None) => None,
         _ => {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::baseline::{self, WaitMode};
 use crate::rendezvous::{self, Joined, join};
-use crate::stream::{self, Means, Peer, StreamError};
+use crate::stream::{self, StreamOptions, Peer, StreamError};
 use crate::work::{self, JobResult, Job};
 
 /// No job takes longer.
@@ -61,11 +61,11 @@ impl Session {
     pub fn coordinate<'a>(
         shape: Shape,
         peers: &[Peer],
-        means: impl Into<Means<'a>>,
+        options: impl Into<StreamOptions<'a>>,
         settings: &Settings,
         lost: fn(&End),
     ) -> Result<Self, SessionError> {
-        let joined = rendezvous::coordinate(shape, peers, means.into())?;
+        let joined = rendezvous::coordinate(shape, peers, options.into())?;
         let (node, others, names, parting) = start(joined, settings, lost)?;
         Ok(Self {
             node,
@@ -181,12 +181,12 @@ impl Session {
 /// [`SessionError`].
 pub fn serve<'a>(
     listener: &TcpListener,
-    means: impl Into<Means<'a>>,
+    options: impl Into<StreamOptions<'a>>,
     settings: &Settings,
     lost: fn(&End),
     met: fn(&Node),
 ) -> Result<(), SessionError> {
-    let (node, commands, _, parting) = start(join(listener, means.into())?, settings, lost)?;
+    let (node, commands, _, parting) = start(join(listener, options.into())?, settings, lost)?;
     met(&node);
     let gone = |error| SessionError::Silent("node 0".into(), error);
     loop {

@@ -35,14 +35,14 @@ pub enum Security {
 
 /// What nodes are connected by.
 #[derive(Clone, Copy, Debug)]
-pub struct Means<'a> {
+pub struct StreamOptions<'a> {
     /// Of their streams.
     pub security: &'a Security,
     /// A file of memory that all of them see; then what lanes send goes by that.
     pub memory: Option<&'a Path>,
 }
 
-impl<'a> From<&'a Security> for Means<'a> {
+impl<'a> From<&'a Security> for StreamOptions<'a> {
     fn from(security: &'a Security) -> Self {
         Self {
             security,

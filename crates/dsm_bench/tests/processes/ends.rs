@@ -79,7 +79,7 @@ fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let memory = folder.path().join("memory");
         let (mut others, peers) = Others::start_on(&[None; 2], "", Some(&memory));
-        let means = Means {
+        let options = StreamOptions {
             security: &Security::Plain,
             memory: Some(&memory),
         };
@@ -88,7 +88,7 @@ fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
             ..shape(3, 64)
         };
         let lost = |end: &End| *LOST.lock().unwrap() = Some(end.to_string());
-        let session = Session::coordinate(shape, &peers, means, &Settings::default(), lost).unwrap();
+        let session = Session::coordinate(shape, &peers, options, &Settings::default(), lost).unwrap();
         for page in [40, 3] {
             additions_count(&session, page, 300);
         }
@@ -114,11 +114,11 @@ fn memory_that_is_not_all_nodes_is_refused() {
         let [memory, other] = ["memory", "other"].map(|name| folder.path().join(name));
         for theirs in [None, Some(&other)] {
             let (_others, peers) = Others::start_on(&[None], "", theirs.map(PathBuf::as_path));
-            let means = Means {
+            let options = StreamOptions {
                 security: &Security::Plain,
                 memory: Some(&memory),
             };
-            let met = Session::coordinate(shape(2, 8), &peers, means, &Settings::default(), unexpected);
+            let met = Session::coordinate(shape(2, 8), &peers, options, &Settings::default(), unexpected);
             assert!(met.is_err(), "{theirs:?}");
         }
     });

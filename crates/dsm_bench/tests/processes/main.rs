@@ -14,7 +14,7 @@ use dsm::{End, Settings, Shape};
 use dsm_bench::work::kernels::{self, Kernel};
 use dsm_bench::work::litmus::{self, Test};
 use dsm_bench::work::{JobResult, Job, AccessOrder, Touch};
-use dsm_bench::{Means, Peer, Security, Session};
+use dsm_bench::{StreamOptions, Peer, Security, Session};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -48,11 +48,11 @@ fn being_another_node() {
     let settings = cpu.map_or_else(Settings::default, sharing);
     cpu.inspect(|cpu| keep_to(*cpu));
     let memory = std::env::var_os(MEMORY).map(PathBuf::from);
-    let means = Means {
+    let options = StreamOptions {
         security: &security(&role, "east"),
         memory: memory.as_deref(),
     };
-    dsm_bench::serve(&listener, means, &settings, lost, |_| {}).unwrap();
+    dsm_bench::serve(&listener, options, &settings, lost, |_| {}).unwrap();
 }
 
 /// Of a node that shares a CPU with others, as `mirrorball dsm bench` has them if there are more nodes than CPUs.

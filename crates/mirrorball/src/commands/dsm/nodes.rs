@@ -114,7 +114,7 @@ impl NodesArgs {
             method: self.copy.then_some(Method::Copy),
         };
         let security = host.security()?;
-        let session = Session::coordinate(shape, &peers, host.means(&security), &host.settings(), lost)
+        let session = Session::coordinate(shape, &peers, host.options(&security), &host.settings(), lost)
             .map_err(|error| miette!("{error}"))?;
         say_notes(session.node());
         Ok(Nodes {
