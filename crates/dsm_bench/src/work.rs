@@ -74,7 +74,7 @@ pub enum JobResult {
     /// What was counted.
     Meter(Meter),
     /// Outcomes of a litmus test.
-    Litmus(litmus::Tally),
+    Litmus(litmus::OutcomeCounts),
     /// What it took on this node, and a sum of the result.
     Kernel {
         /// Time and counts.

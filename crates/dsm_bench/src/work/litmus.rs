@@ -100,7 +100,7 @@ fn seats(run: &Run) -> Vec<Seat> {
 
 /// How often each outcome was seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tally {
+pub struct OutcomeCounts {
     /// That any order of the accesses gives.
     pub ordinary: u64,
     /// That only x86's order allows, not one that all threads agree on; or that shows an access in two parts, where it may.
@@ -167,18 +167,18 @@ pub(super) fn run(node: &Node, run: &Run) -> JobResult {
         .filter(|seat| seat.node == node.me())
         .collect();
     match threads(words, run, &mine, &[node.me()], &|_, _| ()) {
-        Some(tally) => JobResult::Litmus(tally),
+        Some(counts) => JobResult::Litmus(counts),
         None => JobResult::Done,
     }
 }
 
 /// Runs the threads of all nodes in memory at hand, of [`PAGES`] pages and one more: that of a guest, whose CPUs are the nodes'. `begin` is
 /// called in each thread first, with its node and its number there; threads of one node may share a CPU of it.
-pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sync) -> Tally {
+pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sync) -> OutcomeCounts {
     let all = seats(run);
     let nodes: Vec<u16> = (0..run.nodes).collect();
-    let tally = threads(Words::at(words), run, &all, &nodes, &begin);
-    tally.unwrap_or_default()
+    let counts = threads(Words::at(words), run, &all, &nodes, &begin);
+    counts.unwrap_or_default()
 }
 
 /// Runs threads of these nodes, and a stirrer of each. The one that judges for all has the result.
@@ -188,9 +188,9 @@ fn threads(
     seats: &[Seat],
     nodes: &[u16],
     begin: &(impl Fn(u16, usize) + Sync),
-) -> Option<Tally> {
+) -> Option<OutcomeCounts> {
     let is_over = &AtomicBool::new(false);
-    let tallies: Vec<Tally> = std::thread::scope(|scope| {
+    let all_counts: Vec<OutcomeCounts> = std::thread::scope(|scope| {
         let mut at_work = Vec::with_capacity(seats.len());
         for (number, seat) in seats.iter().enumerate() {
             let rank = seats[..number]
@@ -214,15 +214,15 @@ fn threads(
             .collect();
         is_over.store(true, Relaxed);
         ends.into_iter()
-            .map(|tally| tally.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .map(|counts| counts.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
     let judge = seats.iter().position(|seat| (seat.team, seat.thread) == (0, 0));
-    judge.map(|judge| tallies[judge])
+    judge.map(|judge| all_counts[judge])
 }
 
 /// One thread.
-fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> Tally {
+fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> OutcomeCounts {
     let ground = Ground { words, run };
     let count = run.teams() * run.test.threads();
     let is_judge = (team, thread) == (0, 0);
@@ -230,9 +230,9 @@ fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> Tally {
     let end = Instant::now() + Duration::from_millis(run.millis);
     let number = team * run.test.threads() + thread;
     let mut random = fastrand::Rng::with_seed(u64::from(number) + run.batch);
-    let mut tally = Tally {
+    let mut counts = OutcomeCounts {
         batches: run.batch,
-        ..Tally::default()
+        ..OutcomeCounts::default()
     };
     let results = ground.results(team, thread);
     let mut seen = [Seen::default(); PLACES];
@@ -250,7 +250,7 @@ fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> Tally {
             if is_slow || random.u8(..) < 32 {
                 delay(random.u32(0..100));
             }
-            *seen = run.test.step(thread, &ground.place(tally.batches, team, index));
+            *seen = run.test.step(thread, &ground.place(counts.batches, team, index));
         }
         for (seen, result) in seen.iter().zip(results.chunks_exact(2)) {
             result[0].store(seen[0], SeqCst);
@@ -258,18 +258,18 @@ fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> Tally {
         }
         barrier.wait();
         if is_judge {
-            judge(&ground, &mut tally);
-            let over = Instant::now() > end || tally.forbidden > 0;
+            judge(&ground, &mut counts);
+            let over = Instant::now() > end || counts.forbidden > 0;
             ground.stop().store(u64::from(over), SeqCst);
         }
-        tally.batches += 1;
+        counts.batches += 1;
     }
     barrier.wait();
     if is_judge {
         ground.stop().store(0, SeqCst);
     }
     barrier.wait();
-    tally
+    counts
 }
 
 /// Takes pages of the variables until the run is over.
@@ -288,22 +288,22 @@ fn stir(words: Words<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
     }
 }
 
-fn judge(ground: &Ground, tally: &mut Tally) {
+fn judge(ground: &Ground, counts: &mut OutcomeCounts) {
     let test = ground.run.test;
     for team in 0..ground.run.teams() {
         let results: Vec<&[AtomicU64]> = (0..test.threads())
             .map(|thread| ground.results(team, thread))
             .collect();
         for index in 0..ground.places() {
-            let place = ground.place(tally.batches, team, index);
+            let place = ground.place(counts.batches, team, index);
             let mut seen = [Seen::default(); THREADS_MAX as usize];
             for (seen, result) in seen.iter_mut().zip(&results) {
                 *seen = [result[2 * index].load(SeqCst), result[2 * index + 1].load(SeqCst)];
             }
             match test.judge(&seen, place.last(), place.base) {
-                Outcome::Ordinary => tally.ordinary += 1,
-                Outcome::Relaxed => tally.relaxed += 1,
-                Outcome::Forbidden => tally.forbidden += 1,
+                Outcome::Ordinary => counts.ordinary += 1,
+                Outcome::Relaxed => counts.relaxed += 1,
+                Outcome::Forbidden => counts.forbidden += 1,
             }
         }
     }

@@ -148,7 +148,7 @@ fn threads_in_plain_memory_see_the_order_of_this_processor() {
     let mut batch = 1;
     for cpus in [1, 2] {
         for test in Test::ALL {
-            let tally = super::in_memory(
+            let counts = super::in_memory(
                 &words,
                 &Run {
                     batch,
@@ -156,9 +156,9 @@ fn threads_in_plain_memory_see_the_order_of_this_processor() {
                 },
                 |_, _| (),
             );
-            assert_eq!(tally.forbidden, 0, "{test:?}, {cpus} CPUs: {tally:?}");
-            assert!(tally.ordinary > 0, "{test:?} {tally:?}");
-            batch = tally.batches;
+            assert_eq!(counts.forbidden, 0, "{test:?}, {cpus} CPUs: {counts:?}");
+            assert!(counts.ordinary > 0, "{test:?} {counts:?}");
+            batch = counts.batches;
         }
     }
 }
