@@ -28,14 +28,14 @@ pub use program::{Outcome, Test};
 
 use super::JobResult;
 use crate::shared::{Barrier, PAGE_WORDS, Words};
-use program::{Place, Seen};
+use program::{Instance, Seen};
 
 /// Places of a batch, of all teams together.
-const PLACES: usize = PAGE_WORDS / 2;
+const INSTANCES: usize = PAGE_WORDS / 2;
 /// What a test writes is larger than this number's multiple, and less than the next.
 const STEP: u64 = 4;
 /// A stirrer sleeps less than this between pages, microseconds.
-const STIR_US: u64 = 40;
+const PERTURB_MAX_US: u64 = 40;
 /// Threads of all teams at most, and of one.
 const THREADS_MAX: u32 = 4;
 /// CPUs of a node that run threads of a test at most.
@@ -44,7 +44,7 @@ pub const CPUS_MAX: u16 = 2;
 /// Pages that a run uses, from its first one.
 pub const PAGES: u32 = 4 + 2 * THREADS_MAX;
 
-/// Threads of a test on some nodes ([`seats`]).
+/// Threads of a test on some nodes ([`placements`]).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
     /// Which.
@@ -65,7 +65,7 @@ pub struct Run {
 
 /// The node of a thread. Each team does the whole test, in places of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seat {
+struct Placement {
     team: u32,
     thread: u32,
     node: u16,
@@ -82,7 +82,7 @@ impl Run {
 }
 
 /// Every thread of a run, and its node.
-fn seats(run: &Run) -> Vec<Seat> {
+fn placements(run: &Run) -> Vec<Placement> {
     let threads = run.test.threads();
     let all = (0..run.teams()).flat_map(|team| (0..threads).map(move |thread| (team, thread)));
     let node = |team: u32, thread: u32| match (run.cpus, threads) {
@@ -90,7 +90,7 @@ fn seats(run: &Run) -> Vec<Seat> {
         _ => thread + team,
     };
     let nodes = u32::from(run.nodes.max(1));
-    all.map(|(team, thread)| Seat {
+    all.map(|(team, thread)| Placement {
         team,
         thread,
         node: (node(team, thread) % nodes) as u16,
@@ -112,14 +112,14 @@ pub struct OutcomeCounts {
 }
 
 /// The parts of a run in memory.
-struct Ground<'a> {
+struct TestMemory<'a> {
     words: Words<'a>,
     run: &'a Run,
 }
 
-impl<'a> Ground<'a> {
+impl<'a> TestMemory<'a> {
     /// A place of a team, with both variables in one page in every other batch.
-    fn place(&self, batch: u64, team: u32, index: usize) -> Place {
+    fn instance(&self, batch: u64, team: u32, index: usize) -> Instance {
         // Of teams' places neighbours share a cache line.
         let index = index * self.run.teams() as usize + team as usize;
         let page = |page: u32| self.words.pages(page..page + 1);
@@ -130,17 +130,17 @@ impl<'a> Ground<'a> {
         };
         // The last word of one page and the first of the next, half of each.
         let last = &page(self.run.first + 1)[PAGE_WORDS - 1];
-        Place {
+        Instance {
             x: pointer(&page(self.run.first)[index]),
-            y: pointer(&page(y_page)[PLACES + index]),
+            y: pointer(&page(y_page)[INSTANCES + index]),
             across: pointer(last).wrapping_byte_add(4),
-            base: (batch * PLACES as u64 + index as u64) * STEP,
+            base: (batch * INSTANCES as u64 + index as u64) * STEP,
         }
     }
 
     /// A team's places in a batch.
-    fn places(&self) -> usize {
-        PLACES / self.run.teams() as usize
+    fn instances(&self) -> usize {
+        INSTANCES / self.run.teams() as usize
     }
 
     /// Where a thread leaves what it has read.
@@ -162,9 +162,9 @@ fn pointer(word: &AtomicU64) -> *mut u64 {
 /// Runs this node's threads.
 pub(super) fn run(node: &Node, run: &Run) -> JobResult {
     let words = Words::of(node);
-    let mine: Vec<Seat> = seats(run)
+    let mine: Vec<Placement> = placements(run)
         .into_iter()
-        .filter(|seat| seat.node == node.me())
+        .filter(|placement| placement.node == node.me())
         .collect();
     match threads(words, run, &mine, &[node.me()], &|_, _| ()) {
         Some(counts) => JobResult::Litmus(counts),
@@ -175,7 +175,7 @@ pub(super) fn run(node: &Node, run: &Run) -> JobResult {
 /// Runs the threads of all nodes in memory at hand, of [`PAGES`] pages and one more: that of a guest, whose CPUs are the nodes'. `begin` is
 /// called in each thread first, with its node and its number there; threads of one node may share a CPU of it.
 pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sync) -> OutcomeCounts {
-    let all = seats(run);
+    let all = placements(run);
     let nodes: Vec<u16> = (0..run.nodes).collect();
     let counts = threads(Words::at(words), run, &all, &nodes, &begin);
     counts.unwrap_or_default()
@@ -185,27 +185,27 @@ pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sy
 fn threads(
     words: Words<'_>,
     run: &Run,
-    seats: &[Seat],
+    placements: &[Placement],
     nodes: &[u16],
     begin: &(impl Fn(u16, usize) + Sync),
 ) -> Option<OutcomeCounts> {
     let is_over = &AtomicBool::new(false);
     let all_counts: Vec<OutcomeCounts> = std::thread::scope(|scope| {
-        let mut at_work = Vec::with_capacity(seats.len());
-        for (number, seat) in seats.iter().enumerate() {
-            let rank = seats[..number]
+        let mut at_work = Vec::with_capacity(placements.len());
+        for (number, placement) in placements.iter().enumerate() {
+            let rank = placements[..number]
                 .iter()
-                .filter(|other| other.node == seat.node)
+                .filter(|other| other.node == placement.node)
                 .count();
             at_work.push(scope.spawn(move || {
-                begin(seat.node, rank);
-                part(words, run, *seat)
+                begin(placement.node, rank);
+                part(words, run, *placement)
             }));
         }
         for node in nodes {
             scope.spawn(move || {
                 begin(*node, 0);
-                stir(words, run, *node, is_over);
+                perturb(words, run, *node, is_over);
             });
         }
         let ends: Vec<_> = at_work
@@ -217,16 +217,16 @@ fn threads(
             .map(|counts| counts.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
-    let judge = seats.iter().position(|seat| (seat.team, seat.thread) == (0, 0));
-    judge.map(|judge| all_counts[judge])
+    let classify = placements.iter().position(|placement| (placement.team, placement.thread) == (0, 0));
+    classify.map(|classify| all_counts[classify])
 }
 
 /// One thread.
-fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> OutcomeCounts {
-    let ground = Ground { words, run };
+fn part(words: Words<'_>, run: &Run, Placement { team, thread, .. }: Placement) -> OutcomeCounts {
+    let memory = TestMemory { words, run };
     let count = run.teams() * run.test.threads();
-    let is_judge = (team, thread) == (0, 0);
-    let barrier = Barrier::new(ground.words, run.first + 3, u64::from(count));
+    let is_classifier = (team, thread) == (0, 0);
+    let barrier = Barrier::new(memory.words, run.first + 3, u64::from(count));
     let end = Instant::now() + Duration::from_millis(run.millis);
     let number = team * run.test.threads() + thread;
     let mut random = fastrand::Rng::with_seed(u64::from(number) + run.batch);
@@ -234,12 +234,12 @@ fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> Outcome
         batches: run.batch,
         ..OutcomeCounts::default()
     };
-    let results = ground.results(team, thread);
-    let mut seen = [Seen::default(); PLACES];
-    let seen = &mut seen[..ground.places()];
+    let results = memory.results(team, thread);
+    let mut seen = [Seen::default(); INSTANCES];
+    let seen = &mut seen[..memory.instances()];
     loop {
         barrier.wait();
-        if ground.stop().load(SeqCst) == 1 {
+        if memory.stop().load(SeqCst) == 1 {
             break;
         }
         // Not all at exactly the same time, so that every order is met.
@@ -250,30 +250,30 @@ fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> Outcome
             if is_slow || random.u8(..) < 32 {
                 delay(random.u32(0..100));
             }
-            *seen = run.test.step(thread, &ground.place(counts.batches, team, index));
+            *seen = run.test.step(thread, &memory.instance(counts.batches, team, index));
         }
         for (seen, result) in seen.iter().zip(results.chunks_exact(2)) {
             result[0].store(seen[0], SeqCst);
             result[1].store(seen[1], SeqCst);
         }
         barrier.wait();
-        if is_judge {
-            judge(&ground, &mut counts);
+        if is_classifier {
+            classify(&memory, &mut counts);
             let over = Instant::now() > end || counts.forbidden > 0;
-            ground.stop().store(u64::from(over), SeqCst);
+            memory.stop().store(u64::from(over), SeqCst);
         }
         counts.batches += 1;
     }
     barrier.wait();
-    if is_judge {
-        ground.stop().store(0, SeqCst);
+    if is_classifier {
+        memory.stop().store(0, SeqCst);
     }
     barrier.wait();
     counts
 }
 
 /// Takes pages of the variables until the run is over.
-fn stir(words: Words<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
+fn perturb(words: Words<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(run.batch << 8 | u64::from(node));
     while !is_over.load(Relaxed) {
         let page = [run.first, run.first + 1, run.first + 2, run.second][random.usize(..4)];
@@ -284,23 +284,23 @@ fn stir(words: Words<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
         } else {
             word.load(SeqCst);
         }
-        std::thread::sleep(Duration::from_micros(random.u64(..STIR_US)));
+        std::thread::sleep(Duration::from_micros(random.u64(..PERTURB_MAX_US)));
     }
 }
 
-fn judge(ground: &Ground, counts: &mut OutcomeCounts) {
-    let test = ground.run.test;
-    for team in 0..ground.run.teams() {
+fn classify(memory: &TestMemory, counts: &mut OutcomeCounts) {
+    let test = memory.run.test;
+    for team in 0..memory.run.teams() {
         let results: Vec<&[AtomicU64]> = (0..test.threads())
-            .map(|thread| ground.results(team, thread))
+            .map(|thread| memory.results(team, thread))
             .collect();
-        for index in 0..ground.places() {
-            let place = ground.place(counts.batches, team, index);
+        for index in 0..memory.instances() {
+            let instance = memory.instance(counts.batches, team, index);
             let mut seen = [Seen::default(); THREADS_MAX as usize];
             for (seen, result) in seen.iter_mut().zip(&results) {
                 *seen = [result[2 * index].load(SeqCst), result[2 * index + 1].load(SeqCst)];
             }
-            match test.judge(&seen, place.last(), place.base) {
+            match test.classify(&seen, instance.last(), instance.base) {
                 Outcome::Ordinary => counts.ordinary += 1,
                 Outcome::Relaxed => counts.relaxed += 1,
                 Outcome::Forbidden => counts.forbidden += 1,

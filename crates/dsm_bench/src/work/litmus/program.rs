@@ -9,7 +9,7 @@ pub type Seen = [u64; 2];
 
 /// Where one test is done.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct Instance {
     /// The first variable.
     pub x: *mut u64,
     /// The second.
@@ -125,8 +125,8 @@ impl Test {
     }
 
     /// A thread's accesses; what it read.
-    pub(super) fn step(self, thread: u32, place: &Place) -> Seen {
-        let Place { x, y, across, base } = *place;
+    pub(super) fn step(self, thread: u32, instance: &Instance) -> Seen {
+        let Instance { x, y, across, base } = *instance;
         let (one, two) = (base + 1, base + 2);
         let half = |value: u64| value | value << 32;
         let [low, high] = [x.cast::<u32>(), x.cast::<u32>().wrapping_add(1)];
@@ -266,7 +266,7 @@ impl Test {
     }
 
     /// What the threads' reads, and the variables' values in the end, show.
-    pub(super) fn judge(self, seen: &[Seen], last: Seen, base: u64) -> Outcome {
+    pub(super) fn classify(self, seen: &[Seen], last: Seen, base: u64) -> Outcome {
         let new = |value: u64| value.saturating_sub(base);
         let [x_last, y_last] = last.map(new);
         let read = |thread: usize, which: usize| new(seen[thread][which]);
@@ -346,7 +346,7 @@ impl Test {
     }
 }
 
-impl Place {
+impl Instance {
     /// The variables' values in the end.
     pub(super) fn last(&self) -> Seen {
         // SAFETY: as in `step`.

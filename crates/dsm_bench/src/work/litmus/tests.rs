@@ -1,18 +1,18 @@
 use std::sync::atomic::AtomicU64;
 
-use super::program::{Outcome, Place, Seen, Test};
-use super::{PAGES, Run, Seat, seats};
+use super::program::{Outcome, Instance, Seen, Test};
+use super::{PAGES, Run, Placement, placements};
 use crate::shared::PAGE_WORDS;
 
 const BASE: u64 = 400;
 const OLD: u64 = 7;
 
-fn judge(test: Test, seen: [Seen; 4], last: Seen) -> Outcome {
+fn classify(test: Test, seen: [Seen; 4], last: Seen) -> Outcome {
     let written = |value: u64| match value {
         0 => OLD,
         new => BASE + new,
     };
-    test.judge(&seen.map(|seen| seen.map(written)), last.map(written), BASE)
+    test.classify(&seen.map(|seen| seen.map(written)), last.map(written), BASE)
 }
 
 #[test]
@@ -35,14 +35,14 @@ fn forbidden_outcomes_are_found() {
         (Add, [[3, 0], [3, 0], none, none], [0, 0]),
         (Halves, [none, [1, 0], none, none], [0, 0]),
     ] {
-        assert_eq!(judge(test, seen, last), Outcome::Forbidden, "{test:?}");
+        assert_eq!(classify(test, seen, last), Outcome::Forbidden, "{test:?}");
     }
     let halves = |low: u64, high: u64| low | high << 32;
     let back = [[0, 0], [halves(OLD, BASE + 1), 0]];
-    assert_eq!(Test::HalvesBack.judge(&back, [0, 0], BASE), Outcome::Forbidden);
+    assert_eq!(Test::HalvesBack.classify(&back, [0, 0], BASE), Outcome::Forbidden);
     for value in [halves(OLD, BASE + 1), halves(BASE + 1, OLD), halves(OLD, OLD)] {
         let crossing = [[0, 0], [BASE + 1, value]];
-        assert_eq!(Test::Crossing.judge(&crossing, [0, 0], BASE), Outcome::Forbidden);
+        assert_eq!(Test::Crossing.classify(&crossing, [0, 0], BASE), Outcome::Forbidden);
     }
 }
 
@@ -52,13 +52,13 @@ fn a_write_that_is_lost_is_found() {
     for test in Test::ALL.into_iter().filter(|test| *test != Test::Crossing) {
         let seen = [[BASE + 1, BASE + 1]; 4];
         assert_eq!(
-            test.judge(&seen, [OLD, BASE + 1], BASE),
+            test.classify(&seen, [OLD, BASE + 1], BASE),
             Outcome::Forbidden,
             "{test:?}"
         );
     }
     assert_eq!(
-        Test::Crossing.judge(&[[OLD, OLD | OLD << 32]; 4], [OLD, OLD], BASE),
+        Test::Crossing.classify(&[[OLD, OLD | OLD << 32]; 4], [OLD, OLD], BASE),
         Outcome::Forbidden
     );
 }
@@ -66,10 +66,10 @@ fn a_write_that_is_lost_is_found() {
 #[test]
 fn what_only_a_store_buffer_shows_is_counted_apart() {
     let none = [0, 0];
-    assert_eq!(judge(Test::Sb, [none; 4], [1, 1]), Outcome::Relaxed);
-    assert_eq!(judge(Test::R, [none; 4], [1, 2]), Outcome::Relaxed);
+    assert_eq!(classify(Test::Sb, [none; 4], [1, 1]), Outcome::Relaxed);
+    assert_eq!(classify(Test::R, [none; 4], [1, 2]), Outcome::Relaxed);
     let torn = [[0, 0], [OLD, OLD | (BASE + 1) << 32]];
-    assert_eq!(Test::Crossing.judge(&torn, [0, BASE + 1], BASE), Outcome::Relaxed);
+    assert_eq!(Test::Crossing.classify(&torn, [0, BASE + 1], BASE), Outcome::Relaxed);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn threads_one_after_the_other_show_nothing_strange() {
             let mut words = [[OLD; 4]; 2];
             words[0][0] = if test == Test::Add { 0 } else { OLD | OLD << 32 };
             let [x, y] = words.each_mut().map(|word| word.as_mut_ptr());
-            let place = Place {
+            let instance = Instance {
                 x,
                 y,
                 across: y.wrapping_add(1).wrapping_byte_add(4),
@@ -92,9 +92,9 @@ fn threads_one_after_the_other_show_nothing_strange() {
                 order.reverse();
             }
             for thread in order {
-                seen[thread as usize] = test.step(thread, &place);
+                seen[thread as usize] = test.step(thread, &instance);
             }
-            let outcome = test.judge(&seen, place.last(), BASE);
+            let outcome = test.classify(&seen, instance.last(), BASE);
             let torn = test == Test::Crossing && backwards;
             assert!(
                 outcome == Outcome::Ordinary || torn,
@@ -119,7 +119,7 @@ fn run(test: Test, cpus: u16) -> Run {
 /// The node of each thread of each team.
 fn nodes(test: Test, cpus: u16) -> Vec<Vec<u16>> {
     let mut nodes: Vec<Vec<u16>> = Vec::new();
-    for Seat { team, thread, node } in seats(&run(test, cpus)) {
+    for Placement { team, thread, node } in placements(&run(test, cpus)) {
         nodes.resize(nodes.len().max(team as usize + 1), Vec::new());
         assert_eq!(nodes[team as usize].len(), thread as usize, "{test:?}");
         nodes[team as usize].push(node);
