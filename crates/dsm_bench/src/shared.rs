@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use dsm::{Node, PAGE_BYTES};
 
-/// Words of 8 bytes in a page.
+/// SharedWords of 8 bytes in a page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
 /// Looks at what another node is to write before the CPU goes to somebody else.
-const LOOKS: u32 = 1000;
+const SPINS: u32 = 1000;
 /// And before this thread sleeps between them.
-const LOOKS_YIELDING: u32 = LOOKS + 100;
+const SPINS_YIELDING: u32 = SPINS + 100;
 /// For so long.
-const NAP: Duration = Duration::from_micros(50);
+const SLEEP: Duration = Duration::from_micros(50);
 
 /// The memory as words.
 #[derive(Clone, Copy, Debug)]
-pub struct Words<'a>(&'a [AtomicU64]);
+pub struct SharedWords<'a>(&'a [AtomicU64]);
 
-impl<'a> Words<'a> {
+impl<'a> SharedWords<'a> {
     /// Of a node's view.
     pub fn of(node: &'a Node) -> Self {
         // SAFETY: the view is that long and lives as long as the node; any bytes are words; and that others write it at the same
@@ -59,7 +59,7 @@ pub struct Barrier<'a> {
 
 impl<'a> Barrier<'a> {
     /// In a page of zeroes. The number of those who come, and far from it the round, which they look at.
-    pub fn new(words: Words<'a>, page: u32, count: u64) -> Self {
+    pub fn new(words: SharedWords<'a>, page: u32, count: u64) -> Self {
         let words = words.pages(page..page + 1);
         Self {
             come: &words[0],
@@ -76,19 +76,19 @@ impl<'a> Barrier<'a> {
             self.round.store(round + 1, SeqCst);
             return;
         }
-        let mut looks = 0;
+        let mut spins = 0;
         while self.round.load(SeqCst) == round {
-            patience(&mut looks);
+            backoff(&mut spins);
         }
     }
 }
 
 /// Runs `work` with the lock that this word is.
 pub fn locked<T>(lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
-    let mut looks = 0;
+    let mut spins = 0;
     while lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
         while lock.load(Relaxed) != 0 {
-            patience(&mut looks);
+            backoff(&mut spins);
         }
     }
     let result = work();
@@ -97,11 +97,11 @@ pub fn locked<T>(lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
 }
 
 /// Spins at first; on a busy host who is waited for needs the CPU.
-fn patience(looks: &mut u32) {
-    *looks += 1;
-    match *looks {
-        ..LOOKS => std::hint::spin_loop(),
-        LOOKS..LOOKS_YIELDING => std::thread::yield_now(),
-        _ => std::thread::sleep(NAP),
+fn backoff(spins: &mut u32) {
+    *spins += 1;
+    match *spins {
+        ..SPINS => std::hint::spin_loop(),
+        SPINS..SPINS_YIELDING => std::thread::yield_now(),
+        _ => std::thread::sleep(SLEEP),
     }
 }

@@ -11,7 +11,7 @@ use urpc::pipe::{Pipe, Reader, Writer};
 
 use super::SILENCE_MS;
 
-/// Words of a pipe: 128 KiB, as between hosts.
+/// SharedWords of a pipe: 128 KiB, as between hosts.
 const WORDS: usize = 1 << 14;
 
 /// One side.

@@ -15,7 +15,7 @@ use dsm::Node;
 use serde::{Deserialize, Serialize};
 
 use super::JobResult;
-use crate::shared::{Barrier, PAGE_WORDS, Words, locked};
+use crate::shared::{Barrier, PAGE_WORDS, SharedWords, locked};
 
 use log::Log;
 pub use log::{Figures, Part, Phase};
@@ -62,7 +62,7 @@ struct Share<'a> {
     me: u64,
     count: u64,
     size: usize,
-    words: Words<'a>,
+    words: SharedWords<'a>,
     /// The first page for data.
     first: u32,
     barrier: Barrier<'a>,
@@ -151,7 +151,7 @@ pub(super) fn run(node: &Node, run: &Run) -> JobResult {
     if node.me() >= run.nodes {
         return JobResult::Done;
     }
-    let words = Words::of(node);
+    let words = SharedWords::of(node);
     let share = Share {
         me: u64::from(node.me()),
         count: u64::from(run.nodes),

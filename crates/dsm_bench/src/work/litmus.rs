@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 pub use program::{Outcome, Test};
 
 use super::JobResult;
-use crate::shared::{Barrier, PAGE_WORDS, Words};
+use crate::shared::{Barrier, PAGE_WORDS, SharedWords};
 use program::{Instance, Seen};
 
 /// Places of a batch, of all teams together.
@@ -113,7 +113,7 @@ pub struct OutcomeCounts {
 
 /// The parts of a run in memory.
 struct TestMemory<'a> {
-    words: Words<'a>,
+    words: SharedWords<'a>,
     run: &'a Run,
 }
 
@@ -161,7 +161,7 @@ fn pointer(word: &AtomicU64) -> *mut u64 {
 
 /// Runs this node's threads.
 pub(super) fn run(node: &Node, run: &Run) -> JobResult {
-    let words = Words::of(node);
+    let words = SharedWords::of(node);
     let mine: Vec<Placement> = placements(run)
         .into_iter()
         .filter(|placement| placement.node == node.me())
@@ -177,13 +177,13 @@ pub(super) fn run(node: &Node, run: &Run) -> JobResult {
 pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sync) -> OutcomeCounts {
     let all = placements(run);
     let nodes: Vec<u16> = (0..run.nodes).collect();
-    let counts = threads(Words::at(words), run, &all, &nodes, &begin);
+    let counts = threads(SharedWords::at(words), run, &all, &nodes, &begin);
     counts.unwrap_or_default()
 }
 
 /// Runs threads of these nodes, and a stirrer of each. The one that judges for all has the result.
 fn threads(
-    words: Words<'_>,
+    words: SharedWords<'_>,
     run: &Run,
     placements: &[Placement],
     nodes: &[u16],
@@ -222,7 +222,7 @@ fn threads(
 }
 
 /// One thread.
-fn part(words: Words<'_>, run: &Run, Placement { team, thread, .. }: Placement) -> OutcomeCounts {
+fn part(words: SharedWords<'_>, run: &Run, Placement { team, thread, .. }: Placement) -> OutcomeCounts {
     let memory = TestMemory { words, run };
     let count = run.teams() * run.test.threads();
     let is_classifier = (team, thread) == (0, 0);
@@ -273,7 +273,7 @@ fn part(words: Words<'_>, run: &Run, Placement { team, thread, .. }: Placement) 
 }
 
 /// Takes pages of the variables until the run is over.
-fn perturb(words: Words<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
+fn perturb(words: SharedWords<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(run.batch << 8 | u64::from(node));
     while !is_over.load(Relaxed) {
         let page = [run.first, run.first + 1, run.first + 2, run.second][random.usize(..4)];

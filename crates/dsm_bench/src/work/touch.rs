@@ -8,7 +8,7 @@ use dsm::{Node, now_ns};
 use serde::{Deserialize, Serialize};
 
 use super::JobResult;
-use crate::shared::{PAGE_WORDS, Words};
+use crate::shared::{PAGE_WORDS, SharedWords};
 
 /// Use each of these pages once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -53,7 +53,7 @@ impl Touch {
     }
 
     fn part(&self, node: &Node, pages: Range<u32>) -> Vec<u64> {
-        let words = Words::of(node).pages(pages.clone());
+        let words = SharedWords::of(node).pages(pages.clone());
         let mut order: Vec<u32> = pages.clone().collect();
         if self.order == AccessOrder::Scattered {
             fastrand::Rng::with_seed(u64::from(pages.start)).shuffle(&mut order);
@@ -74,7 +74,7 @@ impl Touch {
 
 /// Adds to a word for a while; how often.
 pub(super) fn add(node: &Node, page: u32, millis: u64) -> u64 {
-    let word = &Words::of(node).pages(page..page + 1)[0];
+    let word = &SharedWords::of(node).pages(page..page + 1)[0];
     let end = Instant::now() + Duration::from_millis(millis);
     let mut times = 0;
     while Instant::now() < end {
@@ -87,7 +87,7 @@ pub(super) fn add(node: &Node, page: u32, millis: u64) -> u64 {
 /// Reads all of these pages as a copy of them is made.
 pub(super) fn scan(node: &Node, pages: Range<u32>) -> JobResult {
     let before = now_ns();
-    let words = Words::of(node).pages(pages);
+    let words = SharedWords::of(node).pages(pages);
     let sum = words
         .iter()
         .fold(0_u64, |sum, word| sum.wrapping_add(word.load(Relaxed)));
