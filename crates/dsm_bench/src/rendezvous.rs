@@ -14,7 +14,7 @@ use dsm::{LANES_MAX, Link, PAGES_MAX, Shape};
 use serde::{Deserialize, Serialize};
 
 use self::memory::Memory;
-use crate::stream::{self, MEETING_LIMIT, StreamOptions, Peer, Security, StreamError};
+use crate::stream::{self, RENDEZVOUS_TIMEOUT, StreamOptions, Peer, Security, StreamError};
 
 /// Changes with whatever nodes say to one another.
 const VERSION: u32 = 3;
@@ -96,7 +96,7 @@ pub fn coordinate(shape: Shape, peers: &[Peer], options: StreamOptions<'_>) -> R
     let mut streams = no_streams(shape);
     connect_to_higher(0, session, shape, peers, security, &mut streams)?;
     for (stream, peer) in commands.iter().zip(peers) {
-        let Ready = stream::receive(stream, Some(MEETING_LIMIT))
+        let Ready = stream::receive(stream, Some(RENDEZVOUS_TIMEOUT))
             .map_err(|error| broken(&peer.address, "did not find the other nodes", &error))?;
     }
     joined(0, shape, peers, streams, memory.as_ref(), commands)
@@ -142,7 +142,7 @@ pub fn join(listener: &TcpListener, options: StreamOptions<'_>) -> Result<Joined
     while taken < expected {
         let (hello, stream) = match hellos.pop() {
             Some(one) => one,
-            None => match first(listener, security, Some(MEETING_LIMIT))? {
+            None => match first(listener, security, Some(RENDEZVOUS_TIMEOUT))? {
                 Some((First::Hello(hello), stream)) => (hello, stream),
                 _ => continue,
             },
@@ -171,7 +171,7 @@ fn first(
         Err(StreamError::Tls(_)) => return Ok(None),
         stream => stream?,
     };
-    let first = stream::receive(&stream, Some(MEETING_LIMIT));
+    let first = stream::receive(&stream, Some(RENDEZVOUS_TIMEOUT));
     Ok(first.ok().map(|first| (first, stream)))
 }
 

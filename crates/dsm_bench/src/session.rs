@@ -16,9 +16,9 @@ use crate::stream::{self, StreamOptions, Peer, StreamError};
 use crate::work::{self, JobResult, Job};
 
 /// No job takes longer.
-const JOB_LIMIT: Duration = Duration::from_secs(600);
+const JOB_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long others may take to say that they are done.
-const PARTING_LIMIT: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Command {
@@ -49,7 +49,7 @@ pub struct Session {
     node: Node,
     others: Vec<OwnedFd>,
     names: Vec<String>,
-    parting: Arc<AtomicBool>,
+    closing: Arc<AtomicBool>,
 }
 
 impl Session {
@@ -66,12 +66,12 @@ impl Session {
         lost: fn(&End),
     ) -> Result<Self, SessionError> {
         let joined = rendezvous::coordinate(shape, peers, options.into())?;
-        let (node, others, names, parting) = start(joined, settings, lost)?;
+        let (node, others, names, closing) = start(joined, settings, lost)?;
         Ok(Self {
             node,
             others,
             names,
-            parting,
+            closing,
         })
     }
 
@@ -137,7 +137,7 @@ impl Session {
         };
         self.ask(1, Command::Run(job))?;
         let stream = &self.others[0];
-        let times = as_a_lane(realtime, || baseline::requests_ns(stream, count, waits));
+        let times = at_server_priority(realtime, || baseline::requests_ns(stream, count, waits));
         let times = times.map_err(|error| SessionError::Silent(self.names[1].clone(), error))?;
         self.answer(1)?;
         Ok(times)
@@ -145,13 +145,13 @@ impl Session {
 
     /// Ends the memory for all.
     pub fn close(self) {
-        self.parting.store(true, Ordering::SeqCst);
+        self.closing.store(true, Ordering::SeqCst);
         for index in 1..=self.others.len() {
             // Who is gone by now has parted.
             let _ = self.ask(index, Command::Close);
         }
         for stream in &self.others {
-            let _: io::Result<JobResult> = stream::receive(stream, Some(PARTING_LIMIT));
+            let _: io::Result<JobResult> = stream::receive(stream, Some(CLOSE_TIMEOUT));
         }
     }
 
@@ -161,7 +161,7 @@ impl Session {
     }
 
     fn answer(&self, index: usize) -> Result<JobResult, SessionError> {
-        let answer = stream::receive(&self.others[index - 1], Some(JOB_LIMIT))
+        let answer = stream::receive(&self.others[index - 1], Some(JOB_TIMEOUT))
             .map_err(|error| SessionError::Silent(self.names[index].clone(), error))?;
         self.checked(index, answer)
     }
@@ -186,7 +186,7 @@ pub fn serve<'a>(
     lost: fn(&End),
     met: fn(&Node),
 ) -> Result<(), SessionError> {
-    let (node, commands, _, parting) = start(join(listener, options.into())?, settings, lost)?;
+    let (node, commands, _, closing) = start(join(listener, options.into())?, settings, lost)?;
     met(&node);
     let gone = |error| SessionError::Silent("node 0".into(), error);
     loop {
@@ -196,7 +196,7 @@ pub fn serve<'a>(
                 count,
                 waits,
                 realtime,
-            }) => match as_a_lane(realtime, || baseline::answer_requests(&commands[0], count, waits)) {
+            }) => match at_server_priority(realtime, || baseline::answer_requests(&commands[0], count, waits)) {
                 Ok(()) => JobResult::Done,
                 Err(error) => return Err(gone(error)),
             },
@@ -204,20 +204,20 @@ pub fn serve<'a>(
         };
         stream::send(&commands[0], &answer).map_err(gone)?;
     }
-    parting.store(true, Ordering::SeqCst);
+    closing.store(true, Ordering::SeqCst);
     let _ = stream::send(&commands[0], &JobResult::Done);
     // The lanes serve until node 0 has heard from all.
-    let _: io::Result<Command> = stream::receive(&commands[0], Some(PARTING_LIMIT));
+    let _: io::Result<Command> = stream::receive(&commands[0], Some(CLOSE_TIMEOUT));
     Ok(())
 }
 
 type Started = (Node, Vec<OwnedFd>, Vec<String>, Arc<AtomicBool>);
 
 fn start(joined: Joined, settings: &Settings, lost: fn(&End)) -> Result<Started, SessionError> {
-    let parting = Arc::new(AtomicBool::new(false));
-    let is_parting = parting.clone();
+    let closing = Arc::new(AtomicBool::new(false));
+    let is_closing = closing.clone();
     let hook = Box::new(move |end: &End| {
-        if *end != End::Closed && !is_parting.load(Ordering::SeqCst) {
+        if *end != End::Closed && !is_closing.load(Ordering::SeqCst) {
             lost(end);
         }
     });
@@ -229,11 +229,11 @@ fn start(joined: Joined, settings: &Settings, lost: fn(&End)) -> Result<Started,
         names,
     } = joined;
     let node = Node::start(me, shape, links, names.clone(), settings, hook)?;
-    Ok((node, commands, names, parting))
+    Ok((node, commands, names, closing))
 }
 
 /// On a thread of the priority that lanes have.
-fn as_a_lane<T: Send>(realtime: bool, work: impl FnOnce() -> T + Send) -> T {
+fn at_server_priority<T: Send>(realtime: bool, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             prepare_server_thread(None, realtime);

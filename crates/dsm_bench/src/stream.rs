@@ -16,9 +16,9 @@ use serde::de::DeserializeOwned;
 use urpc::tls::{Deadline, Identity, TlsError};
 
 /// How long the other side may take to answer while nodes meet.
-pub const MEETING_LIMIT: Duration = Duration::from_secs(20);
+pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between two attempts to reach a node that has not started yet.
-const AGAIN: Duration = Duration::from_millis(50);
+const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// How long what was sent may stay without acknowledgement: the other host is gone then.
 const SILENCE_MS: u32 = 5_000;
 /// The longest message.
@@ -115,10 +115,10 @@ pub fn listen(address: &str) -> Result<TcpListener, StreamError> {
 /// A stream to a node, which may only be starting.
 ///
 /// # Errors
-/// If it can't be reached in [`MEETING_LIMIT`], or is somebody else.
+/// If it can't be reached in [`RENDEZVOUS_TIMEOUT`], or is somebody else.
 pub fn connect(peer: &Peer, security: &Security) -> Result<OwnedFd, StreamError> {
     let reach = |error| StreamError::Reach(peer.address.clone(), error);
-    let end = Instant::now() + MEETING_LIMIT;
+    let end = Instant::now() + RENDEZVOUS_TIMEOUT;
     let addresses: Vec<SocketAddr> = peer.address.to_socket_addrs().map_err(reach)?.collect();
     let tcp = loop {
         let error = match TcpStream::connect(&addresses[..]) {
@@ -128,7 +128,7 @@ pub fn connect(peer: &Peer, security: &Security) -> Result<OwnedFd, StreamError>
         if Instant::now() > end || error.kind() != io::ErrorKind::ConnectionRefused {
             return Err(reach(error));
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(CONNECT_RETRY_INTERVAL);
     };
     match security {
         Security::Plain => {
@@ -142,7 +142,7 @@ pub fn connect(peer: &Peer, security: &Security) -> Result<OwnedFd, StreamError>
                 .ok_or_else(|| StreamError::Address(peer.address.clone()))?;
             let address = tcp.peer_addr().map_err(reach)?;
             drop(tcp);
-            Ok(identity.connect(address, name, MEETING_LIMIT)?.into())
+            Ok(identity.connect(address, name, RENDEZVOUS_TIMEOUT)?.into())
         }
     }
 }
@@ -176,7 +176,7 @@ pub fn accept(
             prepare(&tcp).map_err(|error| StreamError::Listen(at(), error))?;
             Ok(tcp.into())
         }
-        Security::Tls(identity) => Ok(identity.accept(tcp, Deadline::after(MEETING_LIMIT))?.0.into()),
+        Security::Tls(identity) => Ok(identity.accept(tcp, Deadline::after(RENDEZVOUS_TIMEOUT))?.0.into()),
     }
 }
 
@@ -251,10 +251,10 @@ mod tests {
         let (near, far) = UnixStream::pair().unwrap();
         let (near, far) = (OwnedFd::from(near), OwnedFd::from(far));
         send(&near, &(7_u16, "seven".to_owned())).unwrap();
-        let message: (u16, String) = receive(&far, Some(MEETING_LIMIT)).unwrap();
+        let message: (u16, String) = receive(&far, Some(RENDEZVOUS_TIMEOUT)).unwrap();
         assert_eq!(message, (7, "seven".to_owned()));
         drop(near);
-        assert!(receive::<u16>(&far, Some(MEETING_LIMIT)).is_err());
+        assert!(receive::<u16>(&far, Some(RENDEZVOUS_TIMEOUT)).is_err());
     }
 
     #[test]

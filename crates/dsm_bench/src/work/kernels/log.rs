@@ -7,7 +7,7 @@ use dsm::{Meter, Node, now_ns, ran_ns};
 use serde::{Deserialize, Serialize};
 
 /// After that lanes have told what they counted: they do when they sleep.
-const SETTLES: Duration = Duration::from_millis(5);
+const METER_DELAY: Duration = Duration::from_millis(5);
 
 /// A thread's part of a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,7 +152,7 @@ impl<'a> Log<'a> {
     }
 
     fn settled(&self) -> Meter {
-        std::thread::sleep(SETTLES);
+        std::thread::sleep(METER_DELAY);
         self.node.meter()
     }
 
