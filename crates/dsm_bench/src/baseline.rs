@@ -17,7 +17,7 @@ use urpc::poll::PollTime;
 /// What sleeping costs, for who polls first (as a lane has it).
 const SLEEP_NS: u64 = 25_000;
 /// Nothing on a stream takes longer.
-const SILENCE_MS: u16 = 20_000;
+const REPLY_TIMEOUT_MS: u16 = 20_000;
 
 /// Who answers a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +215,7 @@ fn receive(stream: &OwnedFd, bytes: &mut [u8], waits: WaitMode, poll_time: &mut 
                 }
                 if waits == WaitMode::Sleeping || now_ns() - since > poll_time.poll_ns() {
                     let mut wait = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
-                    if poll(&mut wait, PollTimeout::from(SILENCE_MS)) == Ok(0) {
+                    if poll(&mut wait, PollTimeout::from(REPLY_TIMEOUT_MS)) == Ok(0) {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                     blocked = true;

@@ -20,7 +20,7 @@ pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between two attempts to reach a node that has not started yet.
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// How long what was sent may stay without acknowledgement: the other host is gone then.
-const SILENCE_MS: u32 = 5_000;
+const ACK_TIMEOUT_MS: u32 = 5_000;
 /// The longest message.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
@@ -187,7 +187,7 @@ fn prepare(tcp: &TcpStream) -> io::Result<()> {
     setsockopt(tcp, sockopt::TcpKeepIdle, &1)?;
     setsockopt(tcp, sockopt::TcpKeepInterval, &1)?;
     setsockopt(tcp, sockopt::TcpKeepCount, &5)?;
-    setsockopt(tcp, sockopt::TcpUserTimeout, &SILENCE_MS)?;
+    setsockopt(tcp, sockopt::TcpUserTimeout, &ACK_TIMEOUT_MS)?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use urpc::host::SharedPipe;
 use urpc::pipe::{Pipe, Reader, Writer};
 
-use super::SILENCE_MS;
+use super::REPLY_TIMEOUT_MS;
 
 /// SharedWords of a pipe: 128 KiB, as between hosts.
 const WORDS: usize = 1 << 14;
@@ -76,7 +76,7 @@ impl Side {
 
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         let none: *mut [u8] = ptr::slice_from_raw_parts_mut(ptr::null_mut(), 0);
-        let until = now_ns() + u64::from(SILENCE_MS) * 1_000_000;
+        let until = now_ns() + u64::from(REPLY_TIMEOUT_MS) * 1_000_000;
         let mut came = 0;
         while came < bytes.len() {
             let rest: *mut [u8] = &mut bytes[came..];
