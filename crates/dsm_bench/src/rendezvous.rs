@@ -1,6 +1,6 @@
 //! How nodes meet: node 0 calls the others, says what the memory is to be, and each pair of nodes makes its streams.
 //!
-//! Node 0 connects to each other node and sends [`Welcome`]; that stream stays for commands. Then of each two nodes the lower
+//! Node 0 connects to each other node and sends [`SessionOffer`]; that stream stays for commands. Then of each two nodes the lower
 //! one connects to the higher one, twice for each lane, and says in [`Hello`] which stream it is. When a node has all its
 //! streams it answers [`Ready`]. Where they share memory, each link has pipes in it beside its streams ([`memory`]).
 
@@ -21,7 +21,7 @@ const VERSION: u32 = 3;
 
 /// What node 0 says first.
 #[derive(Debug, Serialize, Deserialize)]
-struct Welcome {
+struct SessionOffer {
     version: u32,
     /// So that streams of two memories are not mixed up.
     session: u64,
@@ -46,8 +46,8 @@ struct Hello {
 struct Ready;
 
 #[derive(Debug, Serialize, Deserialize)]
-enum First {
-    Welcome(Welcome),
+enum FirstMessage {
+    SessionOffer(SessionOffer),
     Hello(Hello),
 }
 
@@ -81,7 +81,7 @@ pub fn coordinate(shape: Shape, peers: &[Peer], options: StreamOptions<'_>) -> R
     let mut commands = Vec::new();
     for (index, peer) in peers.iter().enumerate() {
         let stream = stream::connect(peer, security)?;
-        let welcome = Welcome {
+        let offer = SessionOffer {
             version: VERSION,
             session,
             me: index as u16 + 1,
@@ -90,7 +90,7 @@ pub fn coordinate(shape: Shape, peers: &[Peer], options: StreamOptions<'_>) -> R
             has_memory: memory.is_some(),
         };
         let gone = |error| broken(&peer.address, "does not listen", &error);
-        stream::send(&stream, &First::Welcome(welcome)).map_err(gone)?;
+        stream::send(&stream, &FirstMessage::SessionOffer(offer)).map_err(gone)?;
         commands.push(stream);
     }
     let mut streams = no_streams(shape);
@@ -110,21 +110,21 @@ pub fn join(listener: &TcpListener, options: StreamOptions<'_>) -> Result<Joined
     let security = options.security;
     // Streams of a session may come before its welcome does.
     let mut hellos = Vec::new();
-    let (welcome, order) = loop {
+    let (offer, order) = loop {
         match first(listener, security, None)? {
-            Some((First::Welcome(welcome), stream)) => break (welcome, stream),
-            Some((First::Hello(hello), stream)) => hellos.push((hello, stream)),
+            Some((FirstMessage::SessionOffer(offer), stream)) => break (offer, stream),
+            Some((FirstMessage::Hello(hello), stream)) => hellos.push((hello, stream)),
             None => {}
         }
     };
-    let Welcome {
+    let SessionOffer {
         version,
         session,
         me,
         shape,
         peers,
         has_memory,
-    } = welcome;
+    } = offer;
     check(version, me, shape, &peers)?;
     let memory = match (has_memory, options.memory) {
         (true, Some(path)) => Some(Memory::open(path, shape)?),
@@ -143,7 +143,7 @@ pub fn join(listener: &TcpListener, options: StreamOptions<'_>) -> Result<Joined
         let (hello, stream) = match hellos.pop() {
             Some(one) => one,
             None => match first(listener, security, Some(RENDEZVOUS_TIMEOUT))? {
-                Some((First::Hello(hello), stream)) => (hello, stream),
+                Some((FirstMessage::Hello(hello), stream)) => (hello, stream),
                 _ => continue,
             },
         };
@@ -166,7 +166,7 @@ fn first(
     listener: &TcpListener,
     security: &Security,
     limit: Option<Duration>,
-) -> Result<Option<(First, OwnedFd)>, StreamError> {
+) -> Result<Option<(FirstMessage, OwnedFd)>, StreamError> {
     let stream = match stream::accept(listener, security, limit) {
         Err(StreamError::Tls(_)) => return Ok(None),
         stream => stream?,
@@ -220,7 +220,7 @@ fn connect_to_higher(
                     lane: lane as u16,
                     bulk,
                 };
-                stream::send(&stream, &First::Hello(hello))
+                stream::send(&stream, &FirstMessage::Hello(hello))
                     .map_err(|error| broken(&peer.address, "does not listen", &error))?;
                 streams[usize::from(node)][usize::from(bulk)] = Some(stream);
             }
