@@ -15,7 +15,7 @@ use super::REPLY_TIMEOUT_MS;
 const WORDS: usize = 1 << 14;
 
 /// One side.
-struct Side {
+struct PipeEnd {
     writer: Writer<SharedPipe>,
     reader: Reader<SharedPipe>,
 }
@@ -29,8 +29,8 @@ pub fn requests_ns(count: u32, cpu: usize, realtime: bool) -> io::Result<Vec<u64
     let memory: File = memfd_create(c"bare-pipes", MFdFlags::MFD_CLOEXEC)?.into();
     memory.set_len(2 * room)?;
     let pipe = |at| SharedPipe::at(&memory, at, WORDS).map_err(io::Error::other);
-    let side = |outgoing, incoming| -> io::Result<Side> {
-        Ok(Side {
+    let side = |outgoing, incoming| -> io::Result<PipeEnd> {
+        Ok(PipeEnd {
             writer: Writer::new(pipe(outgoing)?),
             reader: Reader::new(pipe(incoming)?),
         })
@@ -61,7 +61,7 @@ pub fn requests_ns(count: u32, cpu: usize, realtime: bool) -> io::Result<Vec<u64
     })
 }
 
-impl Side {
+impl PipeEnd {
     /// A pipe that is read has room for all of it.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         let none: *const [u8] = ptr::slice_from_raw_parts(ptr::null(), 0);
