@@ -58,7 +58,7 @@ pub enum Scale {
 }
 
 /// One thread's share.
-struct Share<'a> {
+struct ThreadShare<'a> {
     me: u64,
     count: u64,
     size: usize,
@@ -112,7 +112,7 @@ impl Kernel {
     }
 }
 
-impl Share<'_> {
+impl ThreadShare<'_> {
     /// This thread's part of so many things.
     fn part(&self, things: usize) -> std::ops::Range<usize> {
         let at = |number: u64| (things as u64 * number / self.count) as usize;
@@ -129,7 +129,7 @@ impl Share<'_> {
     }
 
     /// WaitMode until all have come, which ends a phase.
-    fn meet(&self) {
+    fn end_phase(&self) {
         self.log.wait(|| self.barrier.wait());
         self.log.phase_ends();
     }
@@ -152,7 +152,7 @@ pub(super) fn run(node: &Node, run: &Run) -> JobResult {
         return JobResult::Done;
     }
     let words = SharedWords::of(node);
-    let share = Share {
+    let share = ThreadShare {
         me: u64::from(node.me()),
         count: u64::from(run.nodes),
         size: run.size as usize,
@@ -167,7 +167,7 @@ pub(super) fn run(node: &Node, run: &Run) -> JobResult {
         Kernel::Matrix => matrix::run(&share),
         Kernel::Tsp => tsp::run(&share),
     };
-    let Share { barrier, log, .. } = share;
+    let ThreadShare { barrier, log, .. } = share;
     let figures = log.figures();
     // Adding up asks others for their pages; by now they have counted.
     barrier.wait();

@@ -1,13 +1,13 @@
 //! Red-black successive over-relaxation: each half of the points in turn from the other half's values, so that the result does
 //! not depend on the order. Neighbours in the grid share the rows between their parts.
 
-use super::{Share, Sum};
+use super::{ThreadShare, Sum};
 use crate::shared::{get, set};
 
 const TURNS: usize = 20;
 const FACTOR: f64 = 1.25;
 
-pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
+pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
     let size = share.size;
     let pages = super::Kernel::Sor.pages(size as u32) - 1;
     let grid = &share.words.pages(share.first..share.first + pages)[..size * size];
@@ -34,7 +34,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
                 set(&grid[at], old + FACTOR * (around / 4.0 - old));
             }
         }
-        share.meet();
+        share.end_phase();
     }
     Box::new(move || {
         grid.iter()

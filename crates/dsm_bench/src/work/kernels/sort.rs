@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Share, Sum};
+use super::{ThreadShare, Sum};
 use crate::shared::PAGE_WORDS;
 
 const KEYS: usize = 1 << 14;
@@ -10,7 +10,7 @@ const KEYS: usize = 1 << 14;
 pub const PAGES: u32 = (KEYS / PAGE_WORDS) as u32 + 1;
 const TURNS: usize = 10;
 
-pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
+pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
     let words = share.words.pages(share.first..share.first + PAGES);
     let (lock, table) = (&words[0], &words[PAGE_WORDS..]);
     let keys: Vec<usize> = share.part(share.size * 1000).map(key).collect();
@@ -27,14 +27,14 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
                 word.store(word.load(Relaxed) + count, Relaxed);
             }
         });
-        share.meet();
+        share.end_phase();
         // Everybody ranks its own keys by the whole table.
         let mut before = 0;
         for (rank, word) in counts.iter_mut().zip(table) {
             *rank = before;
             before += word.load(Relaxed);
         }
-        share.meet();
+        share.end_phase();
     }
     Box::new(move || {
         table

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use super::{Share, Sum};
+use super::{ThreadShare, Sum};
 
 /// More would take hours.
 const TOWNS_MAX: usize = 16;
 
-pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
+pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
     let words = share.words.pages(share.first..share.first + 1);
     let (next, best) = (&words[0], &words[64]);
     let towns = share.size.clamp(4, TOWNS_MAX);
@@ -42,7 +42,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
             best.load(Relaxed)
         });
     }
-    share.meet();
+    share.end_phase();
     Box::new(move || best.load(SeqCst))
 }
 
