@@ -10,7 +10,7 @@ fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
         let keys = folder.path().join("keys");
         urpc::tls::make(&keys, ["west", "east"]).unwrap();
         let keys = keys.to_str().unwrap().to_owned();
-        let (others, peers) = Others::start(1, &keys);
+        let (others, peers) = ChildNodes::start(1, &keys);
         // Without a key nobody is let in, and the one with a key still is.
         let stranger = Peer {
             name: None,
@@ -44,7 +44,7 @@ fn a_node_that_dies_is_named_by_all_others() {
     static LOST: Mutex<Option<String>> = Mutex::new(None);
     let _alone = alone();
     within(LIMIT, || {
-        let (mut others, peers) = Others::start(2, "");
+        let (mut others, peers) = ChildNodes::start(2, "");
         let dead = format!("node 1 ({}) is gone", peers[0].address);
         let session = lead(shape(3, 16), &peers, &Security::Plain, |end| {
             *LOST.lock().unwrap() = Some(end.to_string());
@@ -78,7 +78,7 @@ fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
     within(LIMIT, || {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let memory = folder.path().join("memory");
-        let (mut others, peers) = Others::start_on(&[None; 2], "", Some(&memory));
+        let (mut others, peers) = ChildNodes::start_on(&[None; 2], "", Some(&memory));
         let options = StreamOptions {
             security: &Security::Plain,
             memory: Some(&memory),
@@ -113,7 +113,7 @@ fn memory_that_is_not_all_nodes_is_refused() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let [memory, other] = ["memory", "other"].map(|name| folder.path().join(name));
         for theirs in [None, Some(&other)] {
-            let (_others, peers) = Others::start_on(&[None], "", theirs.map(PathBuf::as_path));
+            let (_others, peers) = ChildNodes::start_on(&[None], "", theirs.map(PathBuf::as_path));
             let options = StreamOptions {
                 security: &Security::Plain,
                 memory: Some(&memory),

@@ -81,9 +81,9 @@ fn security(keys: &str, name: &str) -> Security {
 }
 
 /// Other processes, which are ended with this.
-struct Others(Vec<Child>);
+struct ChildNodes(Vec<Child>);
 
-impl Drop for Others {
+impl Drop for ChildNodes {
     fn drop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();
@@ -92,7 +92,7 @@ impl Drop for Others {
     }
 }
 
-impl Others {
+impl ChildNodes {
     fn start(count: u16, keys: &str) -> (Self, Vec<Peer>) {
         Self::start_on(&vec![None; usize::from(count)], keys, None)
     }
@@ -159,7 +159,7 @@ fn alone() -> MutexGuard<'static, ()> {
 fn with_memory(shape: Shape, work: impl FnOnce(&Session) + Send + 'static) {
     let _alone = alone();
     within(LIMIT, move || {
-        let (others, peers) = Others::start(shape.nodes - 1, "");
+        let (others, peers) = ChildNodes::start(shape.nodes - 1, "");
         let session = lead(shape, &peers, &Security::Plain, unexpected);
         work(&session);
         session.close();

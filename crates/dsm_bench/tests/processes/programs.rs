@@ -108,7 +108,7 @@ fn four_nodes_on_two_cpus_end() {
         let share = |node: u16| usable[usize::from(node) % usable.len()];
         keep_to(share(0));
         let cpus: Vec<_> = (1..NODES).map(|node| Some(share(node))).collect();
-        let (others, peers) = Others::start_on(&cpus, "", None);
+        let (others, peers) = ChildNodes::start_on(&cpus, "", None);
         let pages = PROGRAMS.map(|(kernel, size)| kernel.pages(size));
         let pages = pages.into_iter().max().unwrap();
         let security = Security::Plain;
