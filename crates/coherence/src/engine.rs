@@ -1,4 +1,5 @@
-//! One node and one stripe of pages: events go in, a list of effects comes out ([`Effect`] says in which order they are performed).
+//! The protocol of one node for one stripe of pages. Each event appends effects to a list; [`Effect`] states
+//! their order.
 
 mod prefetch;
 mod effect;
@@ -15,40 +16,41 @@ use crate::{
     Access, Body, Counters, Data, Layout, LayoutError, Message, NodeId, Nodes, Page, ProtocolError, Right, Want,
 };
 
-/// What came of a fault at once.
+/// Immediate result of a fault.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum FaultOutcome {
-    /// The right is there, and was before: wake who faulted.
+    /// The node has the right already. The driver wakes the thread.
     Allowed,
-    /// It has been granted.
+    /// The fault was granted. [`Effect::Grant`] is among the effects.
     Granted,
-    /// It will be, later.
+    /// A later event grants the fault.
     Pending,
 }
 
-/// What came of a discard at once.
+/// Immediate result of a discard.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DiscardOutcome {
-    /// The page is fresh: [`Effect::Forget`] is among the effects.
+    /// The page is zero. [`Effect::Forget`] is among the effects.
     Done,
-    /// It will be, later: [`Effect::Forget`] follows with another event.
+    /// A later event appends [`Effect::Forget`].
     Pending,
-    /// Nothing: a processor of this node waits for it, or has not used it yet; or a copy was asked for ahead, and there is no answer yet.
+    /// The page stays. A processor of this node waits for it or has not used it yet, or a prefetch is
+    /// pending.
     InUse,
 }
 
-/// One node's part of the protocol for one stripe of pages. It allocates nothing once it is made.
+/// State machine of one node for one stripe of pages. It allocates nothing after [`Engine::new`].
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Engine {
     layout: Layout,
     states: Vec<State>,
-    /// Runs of pages that this node manages: first place, place after the last, and where in `managed` they begin.
+    /// Runs of pages that this node manages: first place, place after the last, offset in `managed`.
     runs: Vec<(usize, usize, usize)>,
     managed: Vec<Managed>,
     counters: Counters,
 }
 
-/// One page's part in an event.
+/// One event's access to the state of one page.
 struct Transition<'a> {
     me: NodeId,
     manager: NodeId,
@@ -68,7 +70,7 @@ impl Transition<'_> {
         self.effects.push(Effect::Send { to, message });
     }
 
-    /// Leaves processors no more than that.
+    /// Reduces the right of this node's processors to `to`.
     fn restrict(&mut self, to: Right) {
         if self.state.right > to {
             self.state.right = to;
@@ -88,7 +90,7 @@ impl Transition<'_> {
         });
     }
 
-    /// A fault begins something.
+    /// Counts a fault that sends a request or is answered at once.
     fn count(&mut self, access: Access) {
         match access {
             Access::Read => self.counters.read_faults += 1,
@@ -104,10 +106,10 @@ impl Transition<'_> {
 }
 
 impl Engine {
-    /// As it is when no page has been used yet.
+    /// Creates the engine of a node. No page has been used.
     ///
     /// # Errors
-    /// If there can't be such a layout.
+    /// If [`Layout::check`] fails.
     pub fn new(layout: Layout) -> Result<Self, LayoutError> {
         layout.check()?;
         let (mut states, mut runs, mut managed) = (Vec::new(), Vec::new(), Vec::new());
@@ -133,9 +135,9 @@ impl Engine {
         })
     }
 
-    /// A processor of this node could not do that. Said twice, by several processors, it is one request.
+    /// Handles a fault of a processor of this node. Repeated faults on a page join one pending request.
     ///
-    /// A grant of less than was asked for answers it too: whoever needs more faults again.
+    /// A grant may give less than the last fault needs. The thread then faults again.
     ///
     /// # Panics
     /// If the page is not of this stripe.
@@ -176,7 +178,7 @@ impl Engine {
         FaultOutcome::Pending
     }
 
-    /// Asks for a page that this node does not own and has not asked for.
+    /// Requests a page that this node neither owns nor has requested.
     fn request(&mut self, page: Page, place: usize, access: Access, effects: &mut Vec<Effect>) {
         let mut transition = self.transition(page, place, effects);
         transition.state.stage = Stage::Asked(access.into());
@@ -189,15 +191,16 @@ impl Engine {
         }
     }
 
-    /// Takes a page for writing that is as at the start and this node manages, without a fault, and does not hold it: as if a
-    /// processor had written it and used it at once. Whether it could; then the driver maps it, all zeroes.
+    /// Takes a page for writing that no node has used and that this node manages. The effect is that of a
+    /// write fault whose page has been used. Returns whether the page was unused. The driver then maps it,
+    /// all zeroes.
     ///
     /// # Panics
     /// If the page is not of this stripe.
     pub fn claim(&mut self, page: Page) -> bool {
         let place = self.own_place(page);
         let state = &mut self.states[place];
-        // Reads of it were answered before it was discarded, if any were.
+        // Reads may have been answered before the page was discarded.
         let is_unused = State { reads: 0, ..*state } == State::new(true);
         if is_unused {
             state.right = Right::Write;
@@ -206,9 +209,11 @@ impl Engine {
         is_unused
     }
 
-    /// Nobody needs what is in a page that this node manages: it is to be fresh again, owned here, with no copy anywhere, as at the
-    /// start. What is written to it before [`Effect::Forget`] may be lost; what is written after that is not. Said again
-    /// before that, it is one request.
+    /// Discards the contents of a page that this node manages. Afterwards the page is zero, this node owns
+    /// it, and no node has a copy.
+    ///
+    /// A write before [`Effect::Forget`] may be lost; a later write is kept. Repeated discards of a page join
+    /// the pending one.
     ///
     /// # Panics
     /// If the page is not of this stripe, or another node manages it.
@@ -223,7 +228,7 @@ impl Engine {
         match transition.state.stage {
             Stage::Asked(Want::Discard) | Stage::Discarding => return DiscardOutcome::Pending,
             Stage::Asked(_) | Stage::Collecting => return DiscardOutcome::InUse,
-            // As a guest too, by a copy that was asked for ahead and then wanted.
+            // A node that is not the owner holds a page after a fault joined its prefetch.
             Stage::Owner | Stage::NotOwner if transition.state.is_held => return DiscardOutcome::InUse,
             Stage::Owner => {
                 transition.discard();
@@ -235,7 +240,7 @@ impl Engine {
                     DiscardOutcome::Pending
                 };
             }
-            // Its answer is on the way, and would meet that of the discard.
+            // A prefetch is pending. Its reply could not be told from that of the discard.
             Stage::Prefetching | Stage::PrefetchingRead | Stage::PrefetchingWrite => return DiscardOutcome::InUse,
             Stage::NotOwner => {}
         }
@@ -245,12 +250,13 @@ impl Engine {
         DiscardOutcome::Pending
     }
 
-    /// Who manages a page.
+    /// Returns the manager of a page.
     pub fn manager(&self, page: Page) -> NodeId {
         self.layout.manager(page)
     }
 
-    /// Whether a discard would be done at once: this node owns the page, nobody else has a copy, and it is not held.
+    /// Returns whether a discard would complete at once: this node owns the page, no other node has a copy,
+    /// and it is not held.
     ///
     /// # Panics
     /// If the page is not of this stripe.
@@ -259,7 +265,8 @@ impl Engine {
         state.stage == Stage::Owner && state.copyset.is_empty() && !state.is_held
     }
 
-    /// Whether this node has nothing of a page, and has asked for nothing: what lies in its place counts for nothing.
+    /// Returns whether this node has no copy of a page and no pending request for it. The bytes in its place
+    /// are then invalid.
     ///
     /// # Panics
     /// If the page is not of this stripe.
@@ -268,10 +275,11 @@ impl Engine {
         state.stage == Stage::NotOwner && state.right == Right::None
     }
 
-    /// A message has come.
+    /// Handles a message of another node.
     ///
     /// # Errors
-    /// If it makes no sense: its sender is broken or hostile. The engine is as before it.
+    /// [`ProtocolError`] if the message violates the protocol: its sender is broken or hostile. The engine's
+    /// state is unchanged.
     pub fn receive(
         &mut self,
         from: NodeId,
@@ -319,7 +327,8 @@ impl Engine {
         is_taken.ok_or(refusal)
     }
 
-    /// Whoever faulted has used the page, or its time for that is over: what waits for it goes on. Nothing if the page is not held.
+    /// Ends the hold of a page: the faulting thread has used it, or its minimum residency is over. Serves
+    /// deferred requests. Does nothing if the page is not held.
     ///
     /// # Panics
     /// If the page is not of this stripe.
@@ -334,7 +343,7 @@ impl Engine {
         transition.serve();
     }
 
-    /// What has happened so far.
+    /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -362,7 +371,8 @@ impl Engine {
         Some(&mut self.managed[place - start + offset])
     }
 
-    /// As the page's manager, sends a request to where it will be answered. Nothing if it makes no sense.
+    /// Orders a request as the page's manager and forwards it to the owner. `None` if the request violates
+    /// the protocol.
     fn order(
         &mut self,
         requester: NodeId,

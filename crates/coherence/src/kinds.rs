@@ -1,4 +1,4 @@
-//! Kinds on a wire: an enum whose bytes stand in one list.
+//! Message kinds on a wire: an enum and its bytes in one list.
 
 /// Declares an enum of kinds, each with its byte on the wire.
 ///

@@ -1,25 +1,27 @@
-//! Which pages migrate: a node reads one and then writes it, then the next node does. Given for writing at the read, such a page
-//! saves the second request of each (Cox and Fowler, ISCA '93; Stenström, Brorsson and Sandberg, ISCA '93).
+//! Detection of migratory pages: one node reads and then writes a page, then the next node does the same.
+//! Granting such a page for writing at the read saves the second request of each node (Cox and Fowler, ISCA
+//! '93; Stenström, Brorsson and Sandberg, ISCA '93).
 //!
-//! The page's manager decides, as it sees each request. A page is taken for migratory after two readers in a row that wrote
-//! before anybody else asked. While it is, nobody sees whether readers still write; so after eight reads one is answered as
-//! any read, to see. A page that nodes only read is soon shared again, and one whose use changes back and forth is shared.
+//! The page's manager decides when it orders a request. A page becomes migratory after two successive readers
+//! wrote it before another node's request. The manager then no longer sees whether readers write. So it
+//! answers one read as a plain read after eight that it answered for writing. A page that nodes only read
+//! becomes shared again soon, and so does one whose use alternates.
 
 use crate::state::OptionalNode;
 use crate::{NodeId, Want};
 
-/// Readers in a row that wrote, until the page is taken for migratory.
+/// Successive readers that wrote, until the page is migratory.
 const CONFIRMATIONS: u8 = 2;
 
-/// Reads that are answered for writing before the next one shows whether it still is.
+/// Reads answered for writing before one is answered as a plain read.
 const READS_UNSEEN: u8 = 8;
 
-/// What the requests for one page have shown.
+/// State of the detection for one page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Migratory {
-    /// Who asked last, if for reading and answered so.
+    /// Last requester, if its read was answered as a plain read.
     reader: OptionalNode,
-    /// Readers in a row that wrote: low four bits. Reads left to answer for writing: high four.
+    /// Low four bits: successive readers that wrote. High four: reads left to answer for writing.
     counts: u8,
 }
 
@@ -33,12 +35,12 @@ impl Migratory {
         self.counts = confirmed | left << 4;
     }
 
-    /// Whether the next read is answered for writing.
+    /// Returns whether the next read is answered for writing.
     pub(crate) fn is_confirmed(self) -> bool {
         self.reader.get().is_none() && self.counts >> 4 > 0
     }
 
-    /// A request comes: what it is to be answered as.
+    /// Records a request and returns what it is answered as.
     pub(crate) fn asked(&mut self, by: NodeId, want: Want) -> Want {
         let (confirmed, left) = (self.counts & 0xf, self.counts >> 4);
         match (want, self.reader.get()) {
@@ -68,9 +70,9 @@ impl Migratory {
                 );
                 self.reader = OptionalNode::NONE;
             }
-            // It moves by writes, which says nothing of reads.
+            // A write without a read shows nothing about reads.
             (Want::Write, None) => {}
-            // What it is used for next, nobody knows.
+            // The next use of a discarded page is unknown.
             (Want::Discard, _) => *self = Self::NEW,
         }
         want
@@ -88,7 +90,7 @@ mod tests {
         requests.iter().map(answer).collect()
     }
 
-    /// Node `n` reads and writes, for each of them.
+    /// Requests of nodes that each read and then write.
     fn migrations(nodes: impl Iterator<Item = u16>) -> Vec<(u16, Want)> {
         nodes.flat_map(|node| [(node, Read), (node, Write)]).collect()
     }
@@ -109,7 +111,7 @@ mod tests {
     fn a_page_that_is_only_read_then_is_shared_until_two_have_written_again() {
         let mut requests = migrations([0, 1].into_iter());
         requests.extend([(0, Read), (1, Read)].repeat(4));
-        // Seen: it is read, and nobody writes.
+        // The plain read shows that nodes only read.
         requests.extend([(0, Read), (1, Read), (2, Read)]);
         requests.extend(migrations([0].into_iter()));
         requests.extend([(1, Read), (2, Read)]);

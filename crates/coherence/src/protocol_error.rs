@@ -1,31 +1,32 @@
-//! Messages that make no sense.
+//! Violations of the protocol by a peer.
 
 use thiserror::Error;
 
 use crate::{Body, NodeId, Page};
 
-/// A peer is broken or hostile: the memory can't be relied on any more. The engine is as it was before the message.
+/// Error: a message violates the protocol, so its sender is broken or hostile. The memory is no longer
+/// reliable. The engine's state is unchanged.
 #[derive(Clone, Copy, Debug, Eq, Error, Hash, PartialEq)]
 pub enum ProtocolError {
-    /// The sender is not one of the nodes, or is this one.
+    /// The sender is this node, or no node of the memory.
     #[error("a message came from node {0}, which is not another node of this memory; end the VM")]
     UnknownSender(NodeId),
-    /// It is about a page of another stripe, or past the end.
+    /// The page is of another stripe, or past the region's end.
     #[error("node {from} sent a message about page {page}, which is not in this stripe; end the VM")]
     WrongStripe {
-        /// Who sent it.
+        /// Sender of the message.
         from: NodeId,
-        /// As it said.
+        /// Page number in the message.
         page: Page,
     },
-    /// It does not follow from what was said before.
+    /// The message does not follow from the state of the page.
     #[error("node {from} sent {body:?} about page {page} out of turn; end the VM")]
     Unexpected {
-        /// Who sent it.
+        /// Sender of the message.
         from: NodeId,
-        /// The page.
+        /// Page number in the message.
         page: Page,
-        /// What it said.
+        /// Contents of the message.
         body: Body,
     },
 }

@@ -54,9 +54,9 @@ pub enum Effect {
     Grant {
         /// The page.
         page: Page,
-        /// What processors may do with it.
+        /// Right that it grants.
         right: Right,
-        /// Where its bytes are.
+        /// Source of the bytes.
         contents: Data,
     },
     /// The page is fresh: no processor anywhere can use it. Discard what this node has in its place, then wake every
@@ -73,7 +73,7 @@ pub enum Effect {
 }
 
 impl Effect {
-    /// The page that it is about.
+    /// Returns the page that the effect is about.
     pub fn page(&self) -> Page {
         match *self {
             Self::Send { message, .. } => message.page,

@@ -1,14 +1,14 @@
-//! A node that wants a page, or has a copy of one.
+//! Transitions of a node that requests a page, or has a copy of one.
 
 use super::{Effect, Transition};
 use crate::state::{OptionalNode, NextOwner, Stage};
 use crate::{Body, Data, NodeId, Nodes, Payload, Right, Want};
 
 impl Transition<'_> {
-    /// A copy has come.
+    /// Handles a copy.
     pub(super) fn copy(&mut self, bytes: Payload) -> Option<()> {
         let state = &self.state;
-        // Somebody waits for this node only if it is to be the owner.
+        // A node that is to own the page is not sent a copy.
         let is_to_own =
             !state.readers.is_empty() || state.next_owner != NextOwner::NONE || self.me == self.manager;
         if state.stage.is_prefetching() {
@@ -23,7 +23,7 @@ impl Transition<'_> {
         Some(())
     }
 
-    /// Where bytes that come are, if that can be.
+    /// Returns the source of received bytes. `None` if they contradict the node's right.
     pub(super) fn contents(&mut self, bytes: Payload) -> Option<Data> {
         let is_kept = bytes == Payload::None;
         if is_kept != (self.state.right == Right::Read) {
@@ -41,7 +41,7 @@ impl Transition<'_> {
         })
     }
 
-    /// The ownership has come.
+    /// Handles the ownership.
     pub(super) fn ownership(&mut self, want: Want, bytes: Payload, copyset: Nodes) -> Option<()> {
         let Stage::Asked(asked) = self.state.stage else {
             return None;
@@ -49,7 +49,7 @@ impl Transition<'_> {
         let is_answer = match want {
             Want::Read => asked == Want::Read && self.me == self.manager,
             Want::Write => asked != Want::Discard,
-            // Kept if it has a copy, which it asked for ahead.
+            // The node keeps a prefetched copy until the discard completes.
             Want::Discard => asked == Want::Discard && bytes != Payload::Attached,
         };
         let is_waited_for = self.state.invalidator != OptionalNode::NONE;
@@ -75,11 +75,12 @@ impl Transition<'_> {
         Some(())
     }
 
-    /// Its copy is to be given up.
+    /// Handles an invalidation.
     pub(super) fn invalidate(&mut self, by: NodeId) -> Option<()> {
         let state = &mut self.state;
         let has_copy = !state.is_owner() && state.right == Right::Read;
-        // It was sent one, which this has overtaken. A manager that asked, but for ahead, is sent the ownership.
+        // The invalidation overtook the copy that it is for. A manager is sent the ownership instead, except
+        // for a prefetch.
         let is_sent_one = match state.stage {
             Stage::Asked(Want::Read) => state.right == Right::None && self.me != self.manager,
             stage => stage.is_prefetching(),
@@ -88,8 +89,8 @@ impl Transition<'_> {
             return None;
         }
         state.invalidator = OptionalNode::some(by);
-        // Acknowledged before the copy has come and been used, another processor of this node could see what the writer does
-        // next, and after that, here, what was before.
+        // An acknowledgement before the copy has arrived and been used would let another processor of this
+        // node see the writer's next write, and afterwards the old contents here.
         if is_sent_one || state.is_held {
             self.counters.deferred += 1;
             return Some(());
@@ -98,7 +99,7 @@ impl Transition<'_> {
         Some(())
     }
 
-    /// Gives up the copy, which has come and is not held, if somebody waits for that.
+    /// Gives up a copy that has arrived and is not held, if an invalidation is pending.
     pub(super) fn invalidate_if_pending(&mut self) {
         let Some(by) = self.state.invalidator.get() else {
             return;

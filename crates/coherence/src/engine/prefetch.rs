@@ -1,17 +1,18 @@
-//! Copies that are asked for before anybody wants them.
+//! Prefetched copies: reads that no thread waits for.
 //!
-//! Such a request never waits, and changes nothing but who has copies: the owner gives one if that costs nobody anything now, or
-//! declines. It has no copy for a page that is fresh (there are no bytes to save a wait for, and its first writer would have to take
-//! the copy away), that is held or collected for, or that somebody waits for; and of one that migrates the manager declines.
-//! Ownership is never given so: also a manager that asks ahead is a reader as any other.
+//! A prefetch never blocks and changes only the copyset. The owner sends a copy if that delays no other node,
+//! or replies with a Nack. It sends a Nack for a page that is zero, because there are no bytes whose transfer
+//! could be hidden, and the first writer would have to invalidate the copy. It also sends one for a page that
+//! is held, being collected, or requested by a node. The manager sends a Nack for a migratory page. A
+//! prefetch never transfers the ownership: a manager that prefetches is a reader like any other.
 
 use super::{Effect, Engine, Transition};
 use crate::state::{OptionalNode, NextOwner, Stage};
 use crate::{Access, Body, NodeId, Page, Payload, Right};
 
 impl Engine {
-    /// Asks for a copy that nobody here waits for yet, where this node has none, has not asked, and does not own the page. Whether it asked.
-    /// A fault on the page meanwhile joins the request, and is answered whatever becomes of that.
+    /// Prefetches a copy if this node has none, has no pending request, and does not own the page. Returns
+    /// whether it did. A later fault joins the prefetch and is answered even if the reply is a Nack.
     ///
     /// # Panics
     /// If the page is not of this stripe.
@@ -39,7 +40,7 @@ impl Engine {
         true
     }
 
-    /// As the page's manager, sends such a request to where it will be answered. Nothing if it makes no sense.
+    /// Orders a prefetch as the page's manager and forwards it. `None` if it violates the protocol.
     pub(super) fn order_prefetch(
         &mut self,
         requester: NodeId,
@@ -65,7 +66,7 @@ impl Engine {
 }
 
 impl Transition<'_> {
-    /// Somebody here wants a page that was asked for ahead.
+    /// Joins a fault to the pending prefetch.
     pub(super) fn join(&mut self, access: Access) {
         self.counters.joined += u64::from(self.state.stage == Stage::Prefetching);
         self.state.stage = match (self.state.stage, access) {
@@ -74,7 +75,7 @@ impl Transition<'_> {
         };
     }
 
-    /// A request of somebody who does not wait is to be answered here, at once.
+    /// Accepts a prefetch of another node and replies at once.
     pub(super) fn accept_prefetch(&mut self, requester: NodeId) -> Option<()> {
         let state = &mut self.state;
         let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_prefetching();
@@ -93,7 +94,7 @@ impl Transition<'_> {
         } else {
             self.nack(requester);
         }
-        // A next owner may have waited for this read alone.
+        // The transfer to the next owner may have waited for this read.
         self.serve();
         Some(())
     }
@@ -103,7 +104,7 @@ impl Transition<'_> {
         self.send(requester, Body::Nack);
     }
 
-    /// A copy that was asked for ahead has come.
+    /// Handles a prefetched copy.
     pub(super) fn prefetched_copy(&mut self, bytes: Payload) -> Option<()> {
         if bytes != Payload::Attached {
             return None;
@@ -119,13 +120,13 @@ impl Transition<'_> {
             let page = self.page;
             self.effects.push(Effect::MapPrefetched { page });
         } else {
-            // It was overtaken, and nobody has waited for it: it is as if it had never come.
+            // An invalidation overtook the copy and no fault joined: the copy is dropped.
             self.invalidate_if_pending();
         }
         Some(())
     }
 
-    /// None comes. What those want who wait for it by now, if anybody does.
+    /// Handles a Nack. Returns the access of the faults that joined, if any did.
     pub(super) fn nacked(&mut self) -> Option<Option<Access>> {
         if !self.state.stage.is_prefetching() || self.state.invalidator != OptionalNode::NONE {
             return None;
