@@ -1,38 +1,38 @@
-//! The manager's part of the exchanges of its pages.
+//! The manager's part of an exchange.
 
 use super::{Hooks, MergeOp, Merger, Ticket};
 use crate::merged::{Level, MAX_SHARERS};
 use crate::{NodeId, Nodes, Page};
 
-/// A page that is, or may become, merged.
+/// A page that is merged or is joining.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Managed {
     page: Page,
     level: Level,
     round: u64,
     stage: Stage,
-    /// Whose answer is awaited.
+    /// Nodes whose answer is pending.
     awaited: Nodes,
-    /// Who has not settled yet.
+    /// Nodes that have not sent Settled yet.
     unsettled: Nodes,
     accepted: Nodes,
-    /// Somebody refused, or wants it to leave.
+    /// A node refused the page, or requested that it leave.
     must_leave: bool,
-    /// Who has it in a CR3, and the sequence of each node's last word on that.
+    /// Nodes that have the root in a CR3, and the sequence of each node's last report.
     loaded: Nodes,
     sequences: [u64; MAX_SHARERS as usize],
 }
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 enum Stage {
-    /// The engine fetches it.
+    /// The engine acquires the page.
     Taking,
-    /// It is offered when what this collection found has left.
+    /// The page is offered when the pages of this collection have left.
     Taken(Ticket),
     Offered,
     Merged,
     Dropping,
-    /// It has left, but others' messages may come after what has not yet.
+    /// The page has left. Messages of other nodes may still depend on pages that have not.
     Settling,
 }
 
@@ -54,9 +54,10 @@ impl<const WORDS: usize> Merger<WORDS> {
             .position(|one| (one.page, one.round) == (page, round))
     }
 
-    /// The page is here, nobody else has any right to it, and this node's CPUs don't use it: see [`Hooks::take`].
+    /// Handles a page that [`Hooks::take`] acquired: no other node has a right to it, and this node's CPUs
+    /// don't use it.
     pub fn taken(&mut self, page: Page, hooks: &mut impl Hooks) {
-        // The page is a message to all, of what this node did before.
+        // The offer tells all nodes what this node did before.
         let ticket = self.collect(hooks);
         let taking = |one: &&mut Managed| one.page == page && one.stage == Stage::Taking;
         if let Some(one) = self.managed.iter_mut().find(taking) {
@@ -65,7 +66,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.offer(hooks);
     }
 
-    /// Offers what was taken and waits for nothing any more.
+    /// Offers the pages that were acquired and wait for nothing.
     pub(super) fn offer(&mut self, hooks: &mut impl Hooks) {
         let is_due = |one: &Managed| matches!(one.stage, Stage::Taken(ticket) if self.may_send(ticket));
         let Some(at) = self.managed.iter().position(is_due) else {
@@ -93,7 +94,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.offer(hooks);
     }
 
-    /// A message to this node as the page's manager.
+    /// Handles a message to this node as the page's manager.
     pub(super) fn manage(
         &mut self,
         from: NodeId,
@@ -106,7 +107,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             return self.proposed(page, level, hooks);
         }
         let Some(at) = self.managed(page, round) else {
-            // It has left already, and who asks has not heard of it yet.
+            // The page has left already, and the sender has not received Left yet.
             if matches!(op, MergeOp::Leave | MergeOp::Loaded { is_loaded: false, .. }) {
                 self.send_op(from, page, round, MergeOp::Left, hooks);
             }
@@ -143,7 +144,7 @@ impl<const WORDS: usize> Merger<WORDS> {
                 one.unsettled = one.unsettled.without(from);
                 self.give_back(page, round, hooks);
             }
-            // Proposals are handled above, and the rest is for others than the manager.
+            // Proposals are handled above; the other operations are not for the manager.
             MergeOp::Propose(_)
             | MergeOp::Offer(_)
             | MergeOp::Begin
@@ -175,7 +176,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         hooks.take(page);
     }
 
-    /// All have voted?
+    /// Begins or withdraws the page once all nodes have answered the offer.
     fn vote(&mut self, at: usize, hooks: &mut impl Hooks) {
         let one = &self.managed[at];
         if one.stage != Stage::Offered || !one.awaited.is_empty() {
@@ -199,7 +200,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         }
     }
 
-    /// It leaves, unless a root is still loaded somewhere.
+    /// Makes the page leave, unless a root is still loaded on some node.
     fn leave(&mut self, at: usize, from: NodeId, hooks: &mut impl Hooks) {
         let (me, others) = (self.me(), self.others());
         let one = &mut self.managed[at];
@@ -215,22 +216,22 @@ impl<const WORDS: usize> Merger<WORDS> {
                 for node in others.iter() {
                     self.send_op(node, page, round, MergeOp::Drop, hooks);
                 }
-                // This node's own part; its twin stays until the others' last changes are in the page.
+                // The twin of this node stays until the last diffs of the others are applied.
                 hooks.close(page);
                 self.collect(hooks);
                 self.leaving.owe_settled(page, round);
                 self.send_op(me, page, round, MergeOp::Dropped, hooks);
                 self.settle(hooks);
             }
-            // It begins only if somebody has it loaded.
+            // A root begins only if some node has it loaded.
             Stage::Offered if !one.must_leave => self.send_op(from, page, round, MergeOp::Kept, hooks),
-            // Whoever asks hears of it with all others.
+            // The sender receives Left with all others.
             Stage::Dropping | Stage::Offered | Stage::Taking | Stage::Taken(_) => {}
             Stage::Settling => self.send_op(from, page, round, MergeOp::Left, hooks),
         }
     }
 
-    /// All have dropped it?
+    /// Ends the round once all nodes have dropped the page.
     fn drop_last(&mut self, at: usize, hooks: &mut impl Hooks) {
         let one = &mut self.managed[at];
         if one.stage != Stage::Dropping || !one.awaited.is_empty() {
