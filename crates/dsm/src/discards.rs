@@ -1,7 +1,8 @@
-//! Pages whose contents nobody needs any more, between who gives them back and the lanes.
+//! Pages whose contents are discarded, between the threads that give them back and the page servers.
 //!
-//! They go in *blocks*: up to 64 pages of one lane, a bit for each. Who gives pages back waits until the lanes are done with them,
-//! and has [`AT_ONCE`] blocks there at most; so nothing here grows, and a page is never forgotten after that.
+//! Pages travel in *blocks*: up to 64 pages of one stripe, a bit for each. A thread that gives pages back
+//! blocks until the page servers have finished with them, and has [`AT_ONCE`] blocks there at most. So
+//! nothing here grows, and no page is discarded after the call returns.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,29 +13,29 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::region::Region;
 
-/// Pages of a block, at most: bits of its mask.
+/// Largest number of pages of a block: the bits of its mask.
 pub const BLOCK_PAGES: u32 = u64::BITS;
-/// Blocks that the lanes have at once from one who gives pages back: 64 MiB.
+/// Blocks of one caller that the page servers have at once: 64 MiB.
 const AT_ONCE: usize = 256;
 
-/// Some of up to 64 pages in a row of one lane's.
+/// A subset of up to 64 successive pages of one stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The first page that could be in it.
+    /// First page that the block could contain.
     pub first: u32,
-    /// Bit `n`: page `first + n` is.
+    /// Bit `n` stands for page `first + n`.
     pub mask: u64,
 }
 
 impl Block {
-    /// Its pages.
+    /// Iterates over the pages of the block.
     pub fn pages(self) -> impl Iterator<Item = u32> {
         (0..BLOCK_PAGES)
             .filter(move |bit| self.mask >> bit & 1 == 1)
             .map(move |bit| self.first + bit)
     }
 
-    /// The bit of a page; none if it can't be in it.
+    /// Returns the bit of a page; 0 if the block can't contain it.
     pub fn bit(self, page: u32) -> u64 {
         let bit = page
             .checked_sub(self.first)
@@ -42,7 +43,7 @@ impl Block {
         bit.unwrap_or(0)
     }
 
-    /// Its pages that `which` takes, in runs.
+    /// Iterates over the runs of pages for which `which` returns true.
     pub fn runs(self, which: impl Fn(u32) -> bool) -> impl Iterator<Item = Range<u32>> {
         let mut pages = self.pages().filter(move |page| which(*page)).peekable();
         std::iter::from_fn(move || {
@@ -56,12 +57,12 @@ impl Block {
     }
 }
 
-/// The part of one lane.
+/// Queue of blocks to one page server.
 #[derive(Debug)]
 pub struct Mailbox {
-    /// Wakes the lane.
+    /// Wakes the page server.
     event: EventFd,
-    /// There may be blocks that the lane has not taken.
+    /// Whether the queue may hold blocks.
     has_blocks: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -70,15 +71,15 @@ pub struct Mailbox {
 #[derive(Debug, Default)]
 struct State {
     blocks: VecDeque<Block>,
-    /// Blocks that the lane is not done with, those in `blocks` too.
+    /// Blocks that the page server has not finished, those in `blocks` included.
     pending: usize,
-    /// Pages of those that it is done with that are fresh now.
+    /// Pages that became zero in the finished blocks.
     freed: u64,
     is_over: bool,
 }
 
 impl Mailbox {
-    /// An empty one.
+    /// Creates an empty queue.
     ///
     /// # Errors
     /// If the kernel has no descriptor left.
@@ -91,12 +92,12 @@ impl Mailbox {
         })
     }
 
-    /// What the lane waits on.
+    /// Returns the descriptor that wakes the page server.
     pub fn event(&self) -> &EventFd {
         &self.event
     }
 
-    /// The next block, for the lane.
+    /// Takes the next block.
     pub fn take(&self) -> Option<Block> {
         if !self.has_blocks.load(Ordering::Acquire) {
             return None;
@@ -104,25 +105,25 @@ impl Mailbox {
         let mut state = self.state();
         let block = state.blocks.pop_front();
         if block.is_none() {
-            // Set again under the same lock.
+            // The flag is set under the same lock.
             self.has_blocks.store(false, Ordering::Release);
         }
         block
     }
 
-    /// The lane was woken: it looks for itself, if it has room for more.
+    /// Resets the descriptor. The page server takes blocks when it has room for more.
     pub fn clear_event(&self) {
         let _ = self.event.read();
     }
 
-    /// The rest of a block that was taken, which is one more by this.
+    /// Puts the rest of a block back, which counts as one block more.
     pub fn put_back(&self, block: Block) {
         let mut state = self.state();
         state.pending += 1;
         state.blocks.push_front(block);
     }
 
-    /// The lane is done with a block, and so many of its pages are fresh.
+    /// Reports a finished block and how many of its pages are zero.
     pub fn ended(&self, freed: u32) {
         let mut state = self.state();
         state.pending = state.pending.saturating_sub(1);
@@ -132,7 +133,7 @@ impl Mailbox {
         }
     }
 
-    /// Nobody is to wait any more.
+    /// Ends all waits.
     pub fn close(&self) {
         self.state().is_over = true;
         self.changed.notify_all();
@@ -143,11 +144,11 @@ impl Mailbox {
         state.pending += 1;
         state.blocks.push_back(block);
         self.has_blocks.store(true, Ordering::Release);
-        // It can't be full.
+        // The counter can't overflow.
         let _ = self.event.write(1);
     }
 
-    /// Waits until the lane is done with all; how many pages are fresh.
+    /// Waits until the page server has finished all blocks. Returns how many pages became zero.
     fn wait(&self) -> u64 {
         let mut state = self.state();
         while state.pending > 0 && !state.is_over {
@@ -161,12 +162,12 @@ impl Mailbox {
     }
 }
 
-/// Gives pages back.
+/// Gives pages of the memory back.
 #[derive(Debug)]
 pub struct Discards {
     region: Arc<Region>,
     lanes: Vec<Arc<Mailbox>>,
-    /// One at a time.
+    /// Serializes callers.
     exclusive: Mutex<()>,
 }
 
@@ -179,17 +180,18 @@ impl Discards {
         }
     }
 
-    /// The lanes in their order.
+    /// Adds the queue of the next page server.
     pub(crate) fn add_mailbox(&mut self, lane: Arc<Mailbox>) {
         self.lanes.push(lane);
     }
 
-    /// Forgets what is in these pages, on all nodes: who uses them later finds zeroes, and their memory goes back to the hosts, on other
-    /// nodes shortly after this returns. How many pages that is: one that somebody just uses where it is managed, or that is a merged
-    /// page table, stays as it is. If the memory ends, this returns too.
+    /// Discards the contents of pages on all nodes: later accesses read zeroes, and the memory returns to the
+    /// hosts, on other nodes shortly after this returns. Returns the number of pages discarded. A page that
+    /// is in use at its manager, or is a merged page table, is not discarded. Returns early if the memory
+    /// ends.
     ///
-    /// What is written to them meanwhile may be lost, and what is read may be old or zero; what is written after it returned is as
-    /// safe as anything. Pages past the region's end are left out.
+    /// A write during the call may be lost, and a read may return old contents or zeroes. A write after the
+    /// call is kept. Pages past the region's end are ignored.
     pub fn give_back(&self, pages: impl IntoIterator<Item = Range<u32>>) -> u64 {
         let _exclusive = self.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
         let mut freed = 0;
@@ -227,7 +229,7 @@ impl Discards {
     }
 }
 
-/// The blocks of a region that pages are in.
+/// Iterates over the blocks of a region that cover a range of pages.
 fn blocks(region: &Region, pages: Range<u32>) -> impl Iterator<Item = Block> {
     let mut next = pages.start;
     let end = pages.end.min(region.pages());

@@ -1,8 +1,8 @@
-//! How long pages of other nodes take to come, as of late.
+//! Running mean of the time to fetch a remote page.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What one page weighs against all before it: 1 of so many.
+/// Weight of one page in the mean: 1 of this number.
 const WEIGHT: u64 = 16;
 
 /// A running mean that any thread may read.
@@ -10,12 +10,12 @@ const WEIGHT: u64 = 16;
 pub struct Latency(AtomicU64);
 
 impl Latency {
-    /// Nanoseconds; zero while none has come.
+    /// Returns the mean, nanoseconds; 0 before the first page.
     pub fn ns(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// One took so long. Of two lanes that say so at once one may be lost.
+    /// Adds one page's time. Of two concurrent calls one may be lost.
     pub(crate) fn record(&self, ns: u64) {
         let mean = self.ns();
         self.0

@@ -1,8 +1,10 @@
-//! Page tables of a guest as merged pages, where a memory of few nodes and one lane has them: the driver of [`coherence::merged`].
+//! Driver of [`coherence::merged`]: merged page tables of a guest, in a memory of few nodes with one page
+//! server each.
 //!
-//! All of it is on the lane. Batches and what nodes say about merged pages go on the control stream, in pieces of a frame
-//! ([`fragments`]). The messages of the engine that come after them say so ([`stamp_tracker`]), since those with a page go on another stream, and
-//! another node's changes come on another one still. What comes before something that it comes after waits for that ([`causal_buffer`]).
+//! All of it runs on the page server. Batches and messages about merged pages are sent on the control stream,
+//! in fragments of a frame ([`fragments`]). Messages of the engine carry their vector time
+//! ([`stamp_tracker`]), since those with a page use another stream and another node's diffs use another link.
+//! A message that arrives before its predecessors waits in a buffer ([`causal_buffer`]).
 
 mod causal_buffer;
 mod hooks;
@@ -29,28 +31,29 @@ pub(crate) use fragments::{MergePayload, Reassembly};
 pub(crate) use stamp_tracker::StampTracker;
 use stamp_tracker::{Frames, is_too_far};
 
-/// Where the number of the sender's last batch is in a message of the engine; copysets of 32 nodes don't reach there.
+/// Offset of the number of the sender's last batch in a message of the engine. Copysets of 32 nodes don't
+/// reach there.
 const NUMBER_AT: usize = 12;
 const _: () = assert!(crate::SHARERS_MAX <= 32);
-/// Tables that are merged at once, at most.
+/// Largest number of merged tables.
 const LIMIT: usize = 64;
-/// Times that a page comes before it is looked at, and between looks.
+/// Arrivals of a page after which it is suspected to be a table, and between suspicions.
 pub const HOT: u32 = 4;
 
-/// What has to be done once the merger, or the engine, has returned.
+/// Work that waits until the merger or the engine returns.
 #[derive(Clone, Copy, Debug)]
 pub enum DeferredWork {
-    /// Get a page for this node alone.
+    /// Acquire a page for this node alone.
     Take(u32),
-    /// It is.
+    /// The page is acquired.
     Taken(u32),
-    /// It is an ordinary page again.
+    /// The page returns to the engine.
     GiveBack(u32),
-    /// It comes too often.
+    /// The page moves too often and may be a table.
     Suspect(u32),
 }
 
-/// A message that goes when what is loose has left.
+/// A message that is sent when the pages of its ticket have left.
 #[derive(Debug)]
 struct Held {
     to: usize,
@@ -59,31 +62,31 @@ struct Held {
     ticket: Ticket,
 }
 
-/// Another node, as far as merged pages go.
+/// State of the exchange with another node.
 #[derive(Debug)]
 struct Peer {
     fragments: Reassembly,
-    /// Of its batches, how many have come, to be applied now or later.
+    /// Batches received, applied or buffered.
     batches: u64,
-    /// What it said that its messages come after, and what it was told.
+    /// Vector times that the peer announced to this node, and that this node announced to it.
     received_stamps: StampTracker,
     sent_stamps: StampTracker,
 }
 
-/// The lane's.
+/// Merged pages of a page server.
 #[derive(Debug)]
 pub struct Merging {
     pub merger: Merger,
     pub causal: Arc<Causal>,
-    /// Pages that are not the engine's to give: merged, or about to be. Only their manager's.
+    /// Pages that the engine must not grant, merged or about to be. Only at their manager.
     pub taken: Vec<u32>,
-    /// What the engine is to hear of them then.
+    /// Messages for the engine that wait until such a page returns to it.
     pub parked: Vec<(usize, Frame)>,
     layout: Layout,
-    /// All nodes; this one is not used.
+    /// All nodes; the entry of this one is not used.
     peers: Vec<Peer>,
     buffer: CausalBuffer,
-    /// Batches were applied since what is early was looked through for messages.
+    /// Batches were applied since the buffer was last searched for messages.
     has_applied: bool,
     held: VecDeque<Held>,
     requests: VecDeque<(u64, Ticket)>,
@@ -91,7 +94,7 @@ pub struct Merging {
 }
 
 impl Merging {
-    /// Of a node of at most [`crate::SHARERS_MAX`].
+    /// Creates the state of a node of at most [`crate::SHARERS_MAX`].
     pub fn new(layout: Layout, causal: Arc<Causal>, processors: usize) -> Self {
         let pinned = causal.pinned();
         const TOP: Level = Level(4);
@@ -117,12 +120,12 @@ impl Merging {
         }
     }
 
-    /// What has happened.
+    /// Returns the merger's counters.
     pub fn merges(&self) -> Merges {
         self.merger.merges()
     }
 
-    /// Looks at what processors have loaded.
+    /// Passes the processors' roots to the merger.
     fn update_roots(&mut self, driver: &mut EngineDriver) {
         for (processor, cr3) in self.causal.clone().roots() {
             self.merger.loaded(processor, cr3, driver);
@@ -135,7 +138,7 @@ impl Merging {
         self.merger.collect(driver)
     }
 
-    /// A page comes too often: it may be a table.
+    /// Proposes a page that moves too often, if it is a table.
     pub fn suspect(&mut self, page: u32, driver: &mut EngineDriver) {
         self.update_roots(driver);
         if let Some(proposal) = self.merger.suspect(Page(page)) {
@@ -143,7 +146,7 @@ impl Merging {
         }
     }
 
-    /// Sends a message of the engine by which the other node may learn what this one did, or keeps it until it may go.
+    /// Sends a causal message of the engine, or delays it until its ticket is due.
     pub fn send(
         &mut self,
         driver: &mut EngineDriver,
@@ -155,7 +158,7 @@ impl Merging {
         if self.held.is_empty() && self.merger.may_send(ticket) {
             return self.post(driver, to, frame, page);
         }
-        // SAFETY: the bytes of a page that nobody can write any more.
+        // SAFETY: no processor can write the page any more.
         let page = page.map(|page| Box::new(unsafe { page.read() }));
         self.held.push_back(Held {
             to,
@@ -165,7 +168,7 @@ impl Merging {
         });
     }
 
-    /// Sends a message, which says what it comes after.
+    /// Sends a message with its vector time.
     fn post(
         &mut self,
         driver: &mut EngineDriver,
@@ -179,19 +182,19 @@ impl Merging {
         let mut frames: Frames = [0; size_of::<Frames>()];
         let length = match self.peers.get_mut(to) {
             Some(peer) => peer.sent_stamps.write(&mut frames, &frame, page.is_some(), &stamp),
-            // The driver say so.
+            // The driver reports the error.
             None => 0,
         };
         driver.post(to, &frames[..length], page, false);
     }
 
-    /// Whether somebody asks who has not been heard. Call it before sleep: who asks later wakes the lane.
+    /// Returns whether a request is pending. Called before sleep: a later request wakes the page server.
     pub fn has_request(&self) -> bool {
         let _ = self.causal.event().read();
         self.causal.asked() != self.handled_requests
     }
 
-    /// Sends what may go by now, and answers who asked.
+    /// Sends the messages that are due, and answers requests.
     pub fn flush(&mut self, driver: &mut EngineDriver) {
         let asked = self.causal.asked();
         if asked != self.handled_requests {
@@ -214,10 +217,10 @@ impl Merging {
         }
     }
 
-    /// A frame has come from a node: the message of the engine that it is, if that may be acted on now.
+    /// Handles a frame of a node. Returns the engine's message that may be handled now, if it is one.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If the frame violates the protocol.
     pub fn receive(
         &mut self,
         driver: &mut EngineDriver,
@@ -247,7 +250,7 @@ impl Merging {
                 if self.merger.is_ready(&stamp) {
                     return Ok(Some(message));
                 }
-                // Its bytes, if it has some, are in their place.
+                // Its bytes are in place, if it has any.
                 driver.landing.cancel(page_of(frame));
                 self.buffer.push(from, BufferedMessage::Message(message, stamp), now_ns())?;
                 Ok(None)
@@ -255,7 +258,7 @@ impl Merging {
         }
     }
 
-    /// Messages of the engine that came early, and may be acted on now, by who sent them.
+    /// Returns the buffered messages of the engine that may be handled now, and their senders.
     pub fn take_ready(&mut self) -> Vec<(usize, Frame)> {
         let mut ready = Vec::new();
         if std::mem::take(&mut self.has_applied) {
@@ -269,17 +272,17 @@ impl Merging {
         ready
     }
 
-    /// Whether anything waits for what it comes after.
+    /// Returns whether the buffer holds messages.
     pub fn waits(&self) -> bool {
         !self.buffer.is_empty()
     }
 
-    /// Whose message waits for what will never come.
+    /// Returns the sender of a buffered message whose predecessors will never arrive.
     pub fn overdue(&self) -> Option<usize> {
         self.waits().then(|| self.buffer.overdue(now_ns())).flatten()
     }
 
-    /// What a message of the engine with that number comes after.
+    /// Returns the vector time of a message of the engine with this batch number.
     fn stamp_of(&self, from: usize, number: u32, with_page: bool) -> Result<VectorTime, &'static str> {
         let node = NodeId(from as u16);
         let applied = self.merger.stamp().of(node);
@@ -292,7 +295,7 @@ impl Merging {
         }
     }
 
-    /// A batch or a saying is whole.
+    /// Handles a complete batch or message.
     fn receive_payload(
         &mut self,
         driver: &mut EngineDriver,
@@ -331,7 +334,7 @@ impl Merging {
         Ok(())
     }
 
-    /// Refuses what comes after batches of this node or a third one that there can't be.
+    /// Checks that the predecessors of a payload in batches of this node or a third one can exist.
     fn check_stamp(&self, from: usize, stamp: &VectorTime) -> Result<(), &'static str> {
         let here = self.merger.stamp();
         let is_impossible = |node: NodeId| match node {
@@ -345,7 +348,7 @@ impl Merging {
         }
     }
 
-    /// Refuses what is no saying of that node's about a page of this memory.
+    /// Checks that the sender may send the message, and that its page exists.
     fn check_sender(&self, driver: &EngineDriver, from: usize, message: &MergeMessage) -> Result<(), &'static str> {
         let is_managers = match message.op {
             MergeOp::Offer(_)
@@ -386,7 +389,7 @@ impl Merging {
     }
 }
 
-/// Whether what was said may be acted on now.
+/// Returns whether a payload may be handled now.
 fn is_ready(merger: &Merger, from: usize, payload: &MergePayload) -> bool {
     match payload {
         MergePayload::Batch(stamp, _) => merger.awaits(NodeId(from as u16), stamp),
@@ -394,8 +397,8 @@ fn is_ready(merger: &Merger, from: usize, payload: &MergePayload) -> bool {
     }
 }
 
-/// The number of the sender's last batch, in a message of the engine that comes after batches, and whether it has a page; and
-/// the message without the number.
+/// Splits a message of the engine: the number of the sender's last batch and whether a page is attached, if
+/// it is causal; and the message without the number.
 pub fn unnumbered(frame: &Frame) -> (Option<(u32, bool)>, Frame) {
     let mut without = *frame;
     without[NUMBER_AT..].fill(0);

@@ -1,4 +1,4 @@
-//! Why a node's part in the memory ended, for all of its lanes: the first reason counts.
+//! End of a node and its reason, shared by its page servers. The first reason counts.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,31 +7,31 @@ use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// How long the hook waits for lanes that have not yet told the other nodes.
+/// Time for which the hook waits until all page servers have reported the end to the other nodes.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Why.
+/// Reason of the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was asked to.
+    /// The node was closed.
     Closed,
-    /// Another node is gone; nobody has its pages any more.
+    /// Another node is gone, and its pages with it.
     Lost {
-        /// Which, as people know it.
+        /// Name of the lost node.
         node: String,
-        /// How that showed.
+        /// How the loss showed.
         why: String,
     },
-    /// Another node has told that it ended, with its number and that of the lost one.
+    /// Another node reported that it ended because of a lost node.
     Reported {
-        /// Who told.
+        /// Name of the node that reported.
         by: String,
-        /// Whom it has lost.
+        /// Name of the lost node.
         lost: String,
     },
-    /// Another node sent what makes no sense.
+    /// Another node violated the protocol.
     ProtocolError(String),
-    /// The kernel refused what it may not refuse.
+    /// The kernel failed an operation that must succeed.
     Kernel(String),
 }
 
@@ -47,22 +47,22 @@ impl fmt::Display for End {
     }
 }
 
-/// Told of the end, once, on the thread that saw it.
+/// Called once at the end, on the thread that detected it.
 pub type Hook = Box<dyn Fn(&End) + Send + Sync>;
 
-/// Shared by a node's lanes.
+/// State of the end.
 pub struct Shutdown {
     end: OnceLock<End>,
     /// Readable from the end on.
     event: EventFd,
-    /// How many lanes have not yet told the other nodes.
+    /// Number of page servers that have not reported the end to the other nodes.
     unreported: Mutex<u16>,
     all_reported: Condvar,
     hook: Hook,
 }
 
 impl Shutdown {
-    /// Not yet.
+    /// Creates the state of a node that runs.
     ///
     /// # Errors
     /// If the kernel has no descriptor left.
@@ -76,32 +76,33 @@ impl Shutdown {
         }))
     }
 
-    /// The node ends because its process wants it to, unless it has ended.
+    /// Ends the node on request of its process, unless it has ended.
     pub fn close(&self) {
         if self.set(End::Closed) {
             (self.hook)(&End::Closed);
         }
     }
 
-    /// A lane has seen the end. Whether it is the first; it calls [`Shutdown::call_hook`] then.
+    /// Records a reason. Returns whether it is the first; the caller then calls [`Shutdown::call_hook`].
     pub fn set(&self, end: End) -> bool {
         let is_first = self.end.set(end).is_ok();
         if is_first {
-            // It can't be full.
+            // The counter can't overflow.
             let _ = self.event.write(1);
         }
         is_first
     }
 
-    /// A lane has told the other nodes, and does nothing more.
+    /// Records that a page server has reported the end and stopped.
     pub fn server_reported(&self) {
         let mut unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
         *unreported = unreported.saturating_sub(1);
         self.all_reported.notify_all();
     }
 
-    /// Calls the hook as soon as all lanes have told the other nodes, or after half a second. The hook may end the process, which closes
-    /// the streams of all lanes: a node that was not told by then would take this one for the lost one.
+    /// Calls the hook once all page servers have reported the end, or after half a second. The hook may end
+    /// the process, which closes the streams of all page servers: a node without a report would then take
+    /// this one for the lost one.
     pub fn call_hook(&self) {
         let unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
@@ -113,12 +114,12 @@ impl Shutdown {
         }
     }
 
-    /// Why it ended.
+    /// Returns the reason, if the node has ended.
     pub fn reason(&self) -> Option<&End> {
         self.end.get()
     }
 
-    /// What to wait on.
+    /// Returns the descriptor to wait on.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
