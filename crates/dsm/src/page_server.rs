@@ -1,13 +1,13 @@
-//! A lane: a thread that serves a part of a node's pages, alone: it has their userfaultfd, their engine and its own streams to every
-//! other node, so that it shares nothing with the others.
+//! The page server: a thread that serves one stripe of a node's pages. It alone has their userfaultfd, their
+//! engine and its own streams to every other node, so that page servers share nothing.
 //!
-//! It answers whatever has come, and when there is nothing it polls for a while and then sleeps. It does not poll right after
-//! it has woken a thread, or has received a page ahead for one that runs, as that thread may need the CPU that it is on: a lane is best
-//! on the CPU of the threads that it serves, where a fault and its answer are two switches (3 us) instead of two interrupts between
-//! CPUs (20 to 40 us).
+//! It serves what has arrived; when idle it polls for a while and then sleeps. It does not poll after it has
+//! woken a thread or mapped a prefetched page, as that thread may need the CPU. A page server is best on the
+//! CPU of the threads that it serves, where a fault and its reply are two switches (3 us) instead of two
+//! interrupts between CPUs (20 to 40 us).
 //!
-//! [`faults`] and [`messages`] are what it serves, [`residency`] lets pages go, [`discarding`] has pages forgotten, [`merged`] is about
-//! merged page tables, and [`waiting`] says when it polls.
+//! [`faults`] and [`messages`] are the work, [`residency`] releases pages, [`discarding`] discards them,
+//! [`merged`] handles merged page tables, and [`waiting`] decides when to poll.
 
 pub(crate) mod discarding;
 mod faults;
@@ -31,32 +31,34 @@ use crate::shutdown::{End, Shutdown};
 use crate::meter::Meter;
 use crate::node::Polls;
 
-/// What sleeping and being woken costs, nanoseconds: 20 us from one CPU to another here, more when it has gone idle.
+/// Cost of sleeping and being woken, nanoseconds: 20 us from one CPU to another here, more when it has gone
+/// idle.
 const SLEEP_NS: u64 = 25_000;
-/// Looks at the streams while a reply is awaited, for each look at the userfaultfd.
+/// Polls of the streams for each read of the userfaultfd while a reply is pending.
 const POLLS_PER_FAULT_READ: u32 = 8;
 
-/// A lane.
+/// State of a page server.
 #[derive(Debug)]
 pub struct PageServer {
     number: u16,
     engine: Engine,
-    /// Of the event that the engine handles now; empty between two events.
+    /// Effects of the event that the engine handles; empty between two events.
     effects: Vec<Effect>,
     driver: EngineDriver,
     shutdown: Arc<Shutdown>,
     shared: Arc<Mutex<Meter>>,
-    /// How long a thread runs that has used its page for sure.
+    /// CPU time after which a thread has certainly used its page, nanoseconds.
     enough_ns: Arc<AtomicU64>,
-    /// Who polls at real-time priority keeps other lanes from its CPU, those that it waits for too.
+    /// When to poll. At real-time priority a poller keeps other page servers from its CPU, those that it
+    /// waits for too.
     polls: Polls,
-    /// While a thread waits here, and while none does.
+    /// Poll times while a thread waits here, and while none does.
     asked: PollTime,
     idle: PollTime,
-    /// The end's, the userfaultfd, that of who gives pages back, that of who asks about merged pages if there are any, and each
-    /// node's streams.
+    /// Descriptors, in order: shutdown, userfaultfd, discards, requests about merged pages if there are any,
+    /// and the streams of each node.
     polled: Vec<libc::pollfd>,
-    /// Threads may wait that have not been heard.
+    /// Whether the userfaultfd may have unread faults.
     faulted: bool,
     discarding: Discarding,
     read_prefetcher: ReadPrefetcher,
@@ -109,7 +111,7 @@ impl PageServer {
         }
     }
 
-    /// Serves until the end, and tells the other nodes why.
+    /// Serves until the end, and reports its reason to the other nodes.
     pub fn run(mut self) {
         let shutdown = self.shutdown.clone();
         let is_first = match self.serve() {
@@ -168,7 +170,7 @@ impl PageServer {
         }
     }
 
-    /// Passes an event to the engine, and performs its effects in their order before it returns.
+    /// Passes an event to the engine and performs its effects in order.
     fn run_event<T>(&mut self, event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T) -> T {
         let result = event(&mut self.engine, &mut self.effects);
         for effect in self.effects.drain(..) {

@@ -1,30 +1,31 @@
-//! The effects of an event, each performed completely before the next one ([`coherence::Effect`] states the rules).
+//! Effects of an event, each performed completely before the next one ([`coherence::Effect`] states the
+//! rules).
 //!
-//! An effect has no result. What goes wrong is kept in [`EngineDriver::failed`] until the lane looks, and the effects that
-//! follow are of a node that ends.
+//! An effect has no result. [`EngineDriver::failed`] keeps the first error until the page server checks it.
+//! The node then ends, so later effects don't matter.
 
 use coherence::{Body, Data, Effect, Message, NodeId, Page, Right, Want};
 
 use super::EngineDriver;
 use crate::merging::{DeferredWork, HOT};
 
-/// How a message goes, by what it is.
+/// How a message is sent, by its kind.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct SendClass {
-    /// On the stream of pages; else on that of control.
+    /// Whether it goes on the bulk stream, otherwise on the control stream.
     with_answers: bool,
-    /// This node asks for a page by it: the requests of one fault go together.
+    /// Whether this node requests a page by it. The requests of one fault are sent together.
     is_request: bool,
-    /// The page's bytes come in answer, to this node.
+    /// Whether the reply brings the page's bytes to this node.
     brings_page: bool,
 }
 
 impl SendClass {
-    /// Of a message that node `me` sends.
+    /// Returns the class of a message that node `me` sends.
     fn of(body: &Body, me: u16) -> Self {
         let (with_answers, is_request, brings_page) = match *body {
             Body::Request { .. } | Body::Prefetch => (true, true, true),
-            // As a page's manager, for itself. No bytes come of what is to be forgotten.
+            // This node is the page's manager and requests for itself. A discard brings no bytes.
             Body::Forward { requester, want, .. } if requester.0 == me => {
                 (false, true, want != Want::Discard)
             }
@@ -43,12 +44,12 @@ impl SendClass {
 }
 
 impl EngineDriver {
-    /// Performs one effect, completely.
+    /// Performs one effect completely.
     pub fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Send { to, message } => self.send_message(to, message),
             Effect::Restrict { page, to } => self.restrict(page, to),
-            // Its bytes were received to where they belong.
+            // The bytes were received in place.
             Effect::Store { .. } => {}
             Effect::Grant {
                 page,
@@ -79,7 +80,8 @@ impl EngineDriver {
             }
             None => self.post(node, &frame, bytes, class.with_answers),
         }
-        // Of a page that is merged, or about to be, what is here counts, though it may be closed to all.
+        // The bytes of a merged page, or one about to be, are valid though it may be closed to all
+        // processors.
         let is_nothing = self.region.mapped(page) == Right::None && self.is_plain(page);
         if class.brings_page && is_nothing {
             self.landing.expect(page);
@@ -101,7 +103,7 @@ impl EngineDriver {
         self.landing.cancel(page);
         let was_prefetched = right == Right::Write && self.write_prefetcher.on_arrival(page, self.was_fresh);
         if self.is_taken(page) {
-            // Not for processors. A grant to read answers one to write too.
+            // The page is not for processors. A grant to read also replies to a request to write.
             self.residencies.end_page(page);
             if self.region.mapped(page) != Right::None {
                 self.revoke(page);

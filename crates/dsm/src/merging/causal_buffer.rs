@@ -1,5 +1,5 @@
-//! What came before something that it comes after, in the order in which it came. Links keep the order of what one node sends, and
-//! know nothing of what others sent before.
+//! Messages that arrived before their causal predecessors, in order of arrival. A link keeps the order of one
+//! node's messages, but not their order with those of other nodes.
 
 use std::collections::VecDeque;
 
@@ -9,15 +9,15 @@ use super::fragments::MergePayload;
 use crate::causal::AWAITED_MAX;
 use crate::frame::Frame;
 
-/// No node is so far ahead of another that more waits, bytes: as much as a few streams hold.
+/// Largest size of the buffer, bytes: as much as a few streams hold. No correct node is farther ahead.
 const BYTES_MAX: usize = 64 << 20;
 
-/// What waits.
+/// A buffered message.
 #[derive(Debug)]
 pub enum BufferedMessage {
-    /// A message of the engine, whose bytes are in their place, and what it comes after.
+    /// A message of the engine, whose bytes are in place, and its vector time.
     Message(Frame, VectorTime),
-    /// Changes, or about a page.
+    /// A batch, or a message about a merged page.
     MergePayload(MergePayload),
 }
 
@@ -28,7 +28,7 @@ struct BufferEntry {
     since_ns: u64,
 }
 
-/// All of a lane's.
+/// The buffer of a page server.
 #[derive(Debug, Default)]
 pub struct CausalBuffer {
     list: VecDeque<BufferEntry>,
@@ -40,10 +40,10 @@ impl CausalBuffer {
         self.list.is_empty()
     }
 
-    /// Something of a node came too early.
+    /// Adds a message that arrived before its predecessors.
     ///
     /// # Errors
-    /// If too much waits.
+    /// If the buffer is full.
     pub fn push(&mut self, from: usize, message: BufferedMessage, now_ns: u64) -> Result<(), &'static str> {
         self.bytes += bytes(&message);
         if self.bytes > BYTES_MAX {
@@ -57,7 +57,7 @@ impl CausalBuffer {
         Ok(())
     }
 
-    /// The first that need not wait any more.
+    /// Takes the first message that `is_ready` accepts.
     pub fn take(&mut self, mut is_ready: impl FnMut(usize, &BufferedMessage) -> bool) -> Option<(usize, BufferedMessage)> {
         let mut list = self.list.iter();
         let at = list.position(|waiting| is_ready(waiting.from, &waiting.message))?;
@@ -66,7 +66,7 @@ impl CausalBuffer {
         Some((from, message))
     }
 
-    /// Whose has waited for so long that what it comes after will never be here.
+    /// Returns the sender of a message that has waited so long that its predecessors will never arrive.
     pub fn overdue(&self, now_ns: u64) -> Option<usize> {
         let first = self.list.front()?;
         let waited_ns = u128::from(now_ns.saturating_sub(first.since_ns));
@@ -74,7 +74,7 @@ impl CausalBuffer {
     }
 }
 
-/// What it takes of memory, about.
+/// Returns the approximate size of a message in memory, bytes.
 fn bytes(message: &BufferedMessage) -> usize {
     let beside = match message {
         BufferedMessage::Message(..) => 0,

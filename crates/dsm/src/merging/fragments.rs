@@ -1,8 +1,9 @@
-//! What is said about merged pages as it travels: in pieces, each a frame of the control stream, so that it needs no stream of its own.
+//! Encoding of batches and messages about merged pages, in fragments of one frame each on the control stream.
+//! They need no stream of their own.
 //!
 //! ```text
-//! whole    length u32, kind u8, stamp u64 for each node, and then by kind     little endian
-//! piece    4 bytes of it, the kind of frame, 11 bytes of it
+//! payload    length u32, kind u8, stamp u64 for each node, and then by kind     little endian
+//! fragment   4 bytes of it, the kind of frame, 11 bytes of it
 //! ```
 
 use coherence::merged::{Batch, DIFF_BYTES, Diff, MERGE_MESSAGE_BYTES, MergeMessage, VectorTime};
@@ -14,7 +15,7 @@ use crate::batches::SHARERS_MAX;
 use crate::frame::{DriverKind, FRAME_BYTES, Frame, KIND_AT};
 
 wire_kinds! {
-    /// What the pieces make when they are whole.
+    /// Kind of a reassembled payload.
     pub enum PayloadKind {
         /// [`MergePayload::Batch`].
         Batch = 1,
@@ -23,25 +24,25 @@ wire_kinds! {
     }
 }
 
-/// What of such a frame is not its kind.
+/// Bytes of a frame that are not its kind.
 const FRAGMENT_BYTES: usize = FRAME_BYTES - 1;
-/// Bytes before what is said: its length.
+/// Bytes of the length before the payload.
 const LENGTH_BYTES: usize = 4;
-/// Longer than anything that is said: all words of all pages.
+/// Larger than any payload: all words of all pages.
 const LONGEST: usize = LIMIT * 512 * DIFF_BYTES + 4 * PAGE_BYTES;
 const MALFORMED: &str = "it says nonsense of merged pages";
 
-/// What a node said.
+/// A reassembled payload.
 #[derive(Debug)]
 pub enum MergePayload {
-    /// Changes, and what they come after.
+    /// A batch of diffs and its vector time.
     Batch(VectorTime, Vec<Diff>),
-    /// About a page, with its bytes if they go beside it.
+    /// A message about a page, with the page's bytes if they are attached.
     Message(MergeMessage, Option<Box<[u8; PAGE_BYTES]>>),
 }
 
 impl MergePayload {
-    /// What it comes after; of a batch with its own number.
+    /// Returns the vector time; for a batch with its own number.
     pub fn stamp(&self) -> &VectorTime {
         match self {
             Self::Batch(stamp, _) => stamp,
@@ -50,7 +51,7 @@ impl MergePayload {
     }
 }
 
-/// A node's pieces, until they are whole.
+/// Fragments of one node until the payload is complete.
 #[derive(Debug)]
 pub struct Reassembly(Vec<u8>);
 
@@ -59,10 +60,10 @@ impl Reassembly {
         Self(Vec::with_capacity(PAGE_BYTES))
     }
 
-    /// A piece has come, of one of so many nodes: what it says, if it is the last of it.
+    /// Adds a fragment of a node. Returns the payload if the fragment is its last one.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If the payload is malformed.
     pub fn add(&mut self, frame: &Frame, nodes: usize) -> Result<Option<MergePayload>, &'static str> {
         self.0.extend_from_slice(&frame[..KIND_AT]);
         self.0.extend_from_slice(&frame[KIND_AT + 1..]);
@@ -107,7 +108,7 @@ fn decode(payload: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
     }
 }
 
-/// Changes in pieces, for so many nodes.
+/// Encodes a batch in fragments.
 pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
     let diffs: Vec<u8> = batch.diffs.iter().flat_map(Diff::encode).collect();
     fragments(
@@ -116,7 +117,7 @@ pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
     )
 }
 
-/// What is said of a page in pieces, with its bytes if they go beside it.
+/// Encodes a message in fragments, with the page's bytes if they are attached.
 pub fn message(message: &MergeMessage, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) -> Vec<u8> {
     let page = page.map_or(&[][..], |page| &page[..]);
     let head = message.encode();

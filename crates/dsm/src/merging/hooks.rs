@@ -1,5 +1,5 @@
-//! The lane's driver as the merger asks for them: words of the guest's memory, what is said to other nodes, and pages that are open to
-//! all or closed.
+//! The merger's hooks: words of the guest's memory, messages to other nodes, and pages that are opened and
+//! closed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -73,7 +73,7 @@ impl Hooks for EngineDriver {
         if self.region.mapped(page.0) != Right::None {
             return self.refused("an offered page is in use here");
         }
-        // SAFETY: a page that no processor here can use; the lane is its only writer.
+        // SAFETY: a page that no processor here can use; the page server is its only writer.
         unsafe { self.region.bytes(page.0).write(*self.offered) };
     }
 

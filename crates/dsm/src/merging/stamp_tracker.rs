@@ -1,17 +1,17 @@
-//! What messages of the engine come after, on one of the two streams from one node to another.
+//! Vector times of the engine's messages on one of the two streams between two nodes.
 //!
-//! The sender's own batches are the most of it: how many there were is in each such message, in bytes that copysets of so few
-//! nodes don't use. What the sender has applied of other nodes changes less often, so it is said before the first message of
-//! the stream that it matters to, and holds for all that follow:
+//! Each causal message carries the number of the sender's own batches, in bytes that copysets of so few nodes
+//! don't use. The entries of other nodes change less often. A frame announces one before the first message of
+//! the stream that needs it, and it holds for all later messages:
 //!
 //! ```text
-//! 0   node        u8   of whose batches
+//! 0   node        u8   whose batches
 //! 4   kind        u8   0xfc
-//! 5   stream      u8   0: messages without a page come after them; 1: those with one, which go on the other stream
-//! 8   batches     u64  little endian: so many, more than was said before
+//! 5   stream      u8   0: for messages without a page; 1: for those with one, which use the other stream
+//! 8   batches     u64  little endian: their number, more than announced before
 //! ```
 //!
-//! With two nodes there are no others, and nothing is said.
+//! With two nodes there are no other entries and no announcements.
 
 use coherence::NodeId;
 use coherence::merged::VectorTime;
@@ -23,10 +23,10 @@ const STREAM_AT: usize = 5;
 const BATCHES_AT: usize = 8;
 const MALFORMED: &str = "it says nonsense of what its messages come after";
 
-/// A message of the engine behind what is said before it, all that there can be.
+/// A message of the engine after all possible announcements.
 pub type Frames = [u8; FRAME_BYTES * (SHARERS_MAX - 1)];
 
-/// What was said on one way between two nodes, of messages without a page and of those with one.
+/// Announced entries of one direction between two nodes, for messages without and with a page.
 #[derive(Clone, Copy, Debug)]
 pub struct StampTracker {
     ends: [usize; 2],
@@ -35,13 +35,13 @@ pub struct StampTracker {
 }
 
 impl StampTracker {
-    /// Nothing yet, between these of so many nodes.
+    /// Creates the state of the direction between two of `nodes` nodes, without announcements.
     pub fn new(ends: [usize; 2], nodes: usize) -> Self {
         let told = [VectorTime::default(); 2];
         Self { ends, nodes, told }
     }
 
-    /// What a message comes after beside the sender's own batches.
+    /// Returns the announced entries.
     pub fn stamp(&self, with_page: bool) -> VectorTime {
         self.told[usize::from(with_page)]
     }
@@ -51,7 +51,8 @@ impl StampTracker {
         (0..nodes).filter(move |node| !ends.contains(node))
     }
 
-    /// Writes a message that comes after `stamp` behind what has to be said first. How many bytes that takes.
+    /// Writes a message with vector time `stamp` after the announcements that it needs. Returns the length,
+    /// bytes.
     pub fn write(
         &mut self,
         frames: &mut Frames,
@@ -74,10 +75,11 @@ impl StampTracker {
         (written + 1) * FRAME_BYTES
     }
 
-    /// A frame that says more has come, when so many batches had been applied.
+    /// Records an announcement, when `applied` batches had been applied.
     ///
     /// # Errors
-    /// If it can't be: of a node that does not exist or is one of these two, no more than was said before, or more than there are.
+    /// If the node does not exist or is one of the two, the number is not larger than before, or it can't be
+    /// that large.
     pub fn receive(&mut self, came: &Frame, applied: &VectorTime) -> Result<(), &'static str> {
         let node = usize::from(came[0]);
         let with_page = came[STREAM_AT] != 0;
@@ -95,7 +97,7 @@ impl StampTracker {
     }
 }
 
-/// Whether no message can come after so many batches where so few have been applied.
+/// Returns whether no message can have `count` predecessors where `applied` batches have been applied.
 pub fn is_too_far(count: u64, applied: u64) -> bool {
     count.saturating_sub(applied) > u64::from(AHEAD_MAX)
 }

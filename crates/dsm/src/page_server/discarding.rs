@@ -1,19 +1,20 @@
-//! How a lane has pages forgotten: its own node's threads hand it blocks of them, and it has each page's manager do it.
+//! Discarding of pages: threads of this node pass blocks to a page server, which has each page's manager
+//! discard them.
 //!
 //! ```text
-//!  who gives back      lane                       lane of the manager          all other lanes
+//!  caller              page server                page server of the manager   all other page servers
 //!  Block ────────────► Discard (if not here) ───► the engine, page by page
-//!  goes on ◄────────── ◄────────────── Discarded ──────────────────────────► frees what lies there
+//!  resumes ◄────────── ◄────────────── Discarded ──────────────────────────► frees the memory
 //! ```
 //!
-//! A page that this node owns alone goes at once, with its neighbours by one call of the kernel's. Others wait for messages. One that
-//! is in use is tried again for a while, and then stays. Lanes take turns between this and what threads wait for: a step
-//! is short, and the pause after it as long.
+//! A page that this node owns alone is discarded at once, with its neighbours by one system call. Others wait
+//! for messages. A page in use is tried again for a while, and then stays. Page servers alternate between
+//! this and the threads that wait: a step is short, and the pause after it as long.
 //!
-//! `Discarded` comes from the pages' manager alone, on the stream by which it also says that a page is to be merged; so what it frees
-//! is none of a page that was merged since. It is acted on at once, also where what its sender said before of merged pages waits for a
-//! third node's changes: a page that was offered is not discarded until all have closed it, or the offer has been withdrawn, and then
-//! its bytes count for nothing whoever has yet to hear of it.
+//! `Discarded` comes only from the pages' manager, on the stream of its offers, so what it frees is none of a
+//! page that was merged since. It is handled at once, even if an earlier message of its sender about merged
+//! pages waits for a third node's diffs. An offered page is not discarded until all nodes have closed it, or
+//! the offer was withdrawn; its bytes are then invalid on every node.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -29,45 +30,45 @@ use crate::min_residency::BOUND_NS;
 
 const REQUESTER_AT: usize = 5;
 const MASK_AT: usize = 8;
-/// Blocks that one node has under way with another's lane, at most.
+/// Largest number of blocks that one node has in progress at a page server of another.
 const BLOCKS_MAX: usize = 16;
-/// What a step may cost, in pages that go with their neighbours: 0.3 us each.
+/// Budget of a step, in pages discarded with their neighbours: 0.3 us each.
 const STEP: u32 = 64;
-/// What a page costs that goes by itself, or by messages.
+/// Cost of a page discarded by itself or by messages, in the same unit.
 const ALONE: u32 = 8;
-/// The least pause after a step, nanoseconds.
+/// Shortest pause after a step, nanoseconds.
 const PAUSE_NS: u64 = 20_000;
-/// How long a page that is in use is tried again, nanoseconds: no page is held for longer without having been used.
+/// Time for which a page in use is tried again, nanoseconds. No page is held longer without having been used.
 const RETRY_NS: u64 = 2 * BOUND_NS;
 
-/// What a lane has of it.
+/// Discards of a page server.
 #[derive(Debug, Default)]
 pub struct Discarding {
     requests: VecDeque<DiscardRequest>,
-    /// Blocks that other nodes were asked to have forgotten.
+    /// Blocks that other nodes were requested to discard.
     asked: usize,
-    /// When the pause is over.
+    /// End of the pause, nanoseconds.
     next_ns: u64,
 }
 
-/// A block whose pages this node manages.
+/// A request to discard a block that this node manages.
 #[derive(Clone, Copy, Debug)]
 struct DiscardRequest {
     requester: u16,
     block: Block,
-    /// Those to begin with.
+    /// Pages not begun.
     todo: u64,
-    /// Those that the engine has begun with.
+    /// Pages that the engine has begun.
     waiting: u64,
-    /// Those that are fresh.
+    /// Pages that are zero.
     done: u64,
     until_ns: u64,
 }
 
 impl PageServer {
-    /// Goes on with what is to be forgotten. When to be called again at the latest, nanoseconds from now.
+    /// Continues the discards. Returns the time after which to call again at the latest, nanoseconds.
     pub(super) fn discard(&mut self) -> Result<Option<u64>, End> {
-        // It makes room for what is taken.
+        // This makes room for new blocks.
         self.finish()?;
         self.take_blocks()?;
         if self.discarding.requests.iter().all(|request| request.todo == 0) {
@@ -87,7 +88,7 @@ impl PageServer {
         Ok(Some(pause_ns))
     }
 
-    /// A frame about this.
+    /// Handles a frame about discards.
     pub(super) fn receive_discard(
         &mut self,
         node: usize,
@@ -132,7 +133,7 @@ impl PageServer {
         }
     }
 
-    /// Whether it is a block of this lane's pages that this node manages.
+    /// Returns whether this is a block of this page server's pages that `manager` manages.
     fn is_block(&self, block: Block, manager: u16) -> bool {
         let region = &self.driver.region;
         if block.first >= region.pages() || region.stripe_of(block.first) != self.number {
@@ -154,7 +155,7 @@ impl PageServer {
         });
     }
 
-    /// Takes blocks of this node's threads, and has other nodes do what they manage.
+    /// Takes blocks of this node's threads, and requests other nodes to discard what they manage.
     fn take_blocks(&mut self) -> Result<(), End> {
         let me = self.driver.me;
         loop {
@@ -189,7 +190,7 @@ impl PageServer {
         }
     }
 
-    /// Begins with some pages of a job; what the rest of the step may cost.
+    /// Begins some pages of a request. Returns the rest of the step's budget.
     fn step(&mut self, index: usize, mut left: u32, now: u64) -> Result<u32, End> {
         let DiscardRequest { block, until_ns, .. } = self.discarding.requests[index];
         let mask = self.discarding.requests[index].todo;
@@ -205,7 +206,7 @@ impl PageServer {
             let run = self.alone_from(page, todo, left);
             if !run.is_empty() {
                 left -= run.len() as u32;
-                // Not one by one, as restricting them would be.
+                // One call for the run is cheaper than restricting each page.
                 self.driver.free(run.clone());
                 self.driver.freed = run.clone();
                 for page in run {
@@ -240,7 +241,7 @@ impl PageServer {
         Ok(left)
     }
 
-    /// Pages from this one on that go at once.
+    /// Returns the run of pages from this one on that can be discarded at once.
     fn alone_from(&self, page: u32, todo: Block, most: u32) -> Range<u32> {
         let goes = |page: &u32| {
             let striped = Page(self.driver.region.striped(*page));
@@ -250,7 +251,7 @@ impl PageServer {
         page..page + length as u32
     }
 
-    /// Ends jobs of which nothing is left to do, and tells all.
+    /// Ends the requests that are complete, and reports them to all nodes.
     fn finish(&mut self) -> Result<(), End> {
         while let Some(page) = self.driver.forgotten.pop() {
             for request in &mut self.discarding.requests {
@@ -271,7 +272,7 @@ impl PageServer {
             mask: request.done,
             ..block
         };
-        // What is to be merged by now has bytes elsewhere that count.
+        // The bytes of a page that is about to be merged are valid elsewhere.
         let mut gone = Block { mask: 0, ..block };
         for page in done.pages().filter(|page| !self.driver.is_taken(*page)) {
             gone.mask |= block.bit(page);
@@ -290,7 +291,7 @@ impl PageServer {
         self.finish()
     }
 
-    /// Frees what lies in the places of pages that this node has nothing of.
+    /// Frees the memory of pages of which this node has no valid bytes.
     fn free_absent(&mut self, block: Block) {
         let region = self.driver.region.clone();
         let engine = &self.engine;
@@ -302,7 +303,7 @@ impl PageServer {
     }
 }
 
-/// A frame about a block.
+/// Encodes a frame about a block.
 pub(crate) fn frame(kind: DriverKind, block: Block, requester: u16) -> Frame {
     let mut frame = driver_frame(kind, block.first);
     frame[REQUESTER_AT] = requester as u8;
@@ -310,7 +311,7 @@ pub(crate) fn frame(kind: DriverKind, block: Block, requester: u16) -> Frame {
     frame
 }
 
-/// The block that a frame is about.
+/// Decodes the block of a frame.
 pub(crate) fn block_of(frame: &Frame) -> Block {
     let mut mask = [0; 8];
     mask.copy_from_slice(&frame[MASK_AT..]);

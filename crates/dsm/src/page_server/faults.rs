@@ -1,4 +1,4 @@
-//! Faults of this node's threads, and pages that are asked for because of them.
+//! Faults of this node's threads, and the prefetches that they cause.
 
 use std::sync::atomic::Ordering;
 
@@ -8,11 +8,11 @@ use super::PageServer;
 use crate::shutdown::End;
 use crate::userfault::{FAULTS_MAX, Fault};
 
-/// Pages that are taken together when none of them was used before.
+/// Pages claimed together if no node has used them.
 const AROUND: u32 = 16;
 
 impl PageServer {
-    /// Takes what faults there are. Whether there were any.
+    /// Handles pending faults. Returns whether there were any.
     pub(super) fn take_faults(&mut self) -> Result<bool, End> {
         let mut faults = [Fault::NONE; FAULTS_MAX];
         let count = self
@@ -32,7 +32,7 @@ impl PageServer {
             let access = if fault.write { Access::Write } else { Access::Read };
             self.driver.waits(page, access, fault);
             match self.driver.merging.as_ref() {
-                // One that is leaving is closed already.
+                // A page that is leaving is closed already.
                 Some(merging)
                     if merging.merger.is_merged(Page(page))
                         && self.driver.region.mapped(page) != Right::None =>
@@ -41,7 +41,7 @@ impl PageServer {
                     self.check()?;
                     continue;
                 }
-                // It goes on when the page is open to all, or the engine's again.
+                // The thread resumes when the page is open to all, or the engine's again.
                 Some(merging) if merging.taken.contains(&page) => continue,
                 _ => {}
             }
@@ -64,12 +64,12 @@ impl PageServer {
         Ok(count > 0)
     }
 
-    /// Asks for pages after one that was just asked for, if it is of a stream of them.
+    /// Prefetches pages after one that was requested, if its stream goes on.
     fn prefetch(&mut self, page: u32) {
         if !self.driver.prefetches.load(Ordering::Relaxed) {
             return;
         }
-        // Of this lane, and most probably of the same manager.
+        // The range is of this page server, and most probably of the same manager.
         let end = self.driver.region.block_of(page, u32::MAX).end;
         let region = &self.driver.region;
         let is_here = |page| region.mapped(page) != Right::None;
@@ -81,8 +81,8 @@ impl PageServer {
         }
     }
 
-    /// Takes pages after one that is about to be written, if it is of a stream of pages that nobody had written. For the protocol this is
-    /// a fault as any other, whose page has been used as soon as it comes.
+    /// Prefetches zero pages for writing after one that is about to be written, if its stream goes on. The
+    /// protocol sees an ordinary fault whose page has been used as soon as it arrives.
     fn prefetch_for_write(&mut self, page: u32) {
         let region = &self.driver.region;
         if !self.driver.prefetches.load(Ordering::Relaxed) || region.mapped(page) != Right::None {
@@ -99,8 +99,8 @@ impl PageServer {
         }
     }
 
-    /// Takes pages beside one that was just used for the first time, of those that nobody has used: who fills memory that begins here
-    /// goes on there, and would come back for each.
+    /// Claims unused pages beside one that was used for the first time. A thread that fills memory that
+    /// begins here goes on there, and would fault for each page.
     fn claim_around(&mut self, page: u32) {
         if !std::mem::take(&mut self.driver.was_fresh) {
             return;

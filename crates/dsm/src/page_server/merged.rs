@@ -1,4 +1,4 @@
-//! What a lane does about merged pages, beside serving its own: their messages in order, and what follows of them for the engine.
+//! Merged pages on a page server: their messages in order, and the work that follows for the engine.
 
 use coherence::{Access, FaultOutcome, Malformed, Page};
 
@@ -8,7 +8,7 @@ use crate::frame::{Frame, OrderedFrame, page_of};
 use crate::merging::DeferredWork;
 
 impl PageServer {
-    /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.
+    /// Returns the engine's message that may be handled now. Handles frames about merged pages itself.
     pub(super) fn in_order(
         &mut self,
         node: usize,
@@ -34,7 +34,7 @@ impl PageServer {
         Ok(message)
     }
 
-    /// Does what is to be done about merged pages, and sends what may go by now.
+    /// Does the deferred work on merged pages, and sends the messages that are due.
     pub(super) fn settle(&mut self) -> Result<(), End> {
         while let Some(todo) = self.driver.deferred.pop_front() {
             let Some(mut merging) = self.driver.merging.take() else {

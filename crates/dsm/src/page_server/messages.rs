@@ -1,4 +1,4 @@
-//! Frames of the other nodes, and what this one says when it ends.
+//! Frames of the other nodes, and this node's report of its end.
 
 use coherence::{Access, Body, Malformed, Message, NodeId, Page, Want};
 
@@ -9,7 +9,8 @@ use crate::shutdown::End;
 use crate::frame::{DriverKind, Frame, FrameClass, classify, driver_frame, page_of};
 
 impl PageServer {
-    /// Takes what messages there are, until they wake a thread for which this CPU may be needed. Whether there were any.
+    /// Handles received messages until one wakes a thread that may need this CPU. Returns whether there were
+    /// any.
     pub(super) fn take_messages(&mut self) -> Result<bool, End> {
         let mut busy = false;
         for node in 0..self.driver.peers.links.len() {
@@ -24,14 +25,14 @@ impl PageServer {
         Ok(busy)
     }
 
-    /// The next message of a node.
+    /// Returns the next message of a node.
     fn next_message(&mut self, node: usize) -> Result<Option<Frame>, End> {
         let guess = self.driver.guess();
         let Some(link) = &mut self.driver.peers.links[node] else {
             return Ok(None);
         };
         let region = &self.driver.region;
-        // Both places are pages that no thread can use, or the lane's own scratch.
+        // Both places are pages that no thread can use, or this page server's own scratch.
         let merges = self.driver.merging.is_some();
         let mut landing = None;
         let place = |frame: &Frame| {
@@ -43,7 +44,7 @@ impl PageServer {
         let frame = match came {
             Some(Ok(frame)) => Ok(Some(frame)),
             None => link.next_control(),
-            // Who ends has said why before.
+            // A node that ends has reported the reason before.
             Some(Err(error)) => {
                 link.fill([true; 2]);
                 match link.next_control() {
@@ -72,17 +73,17 @@ impl PageServer {
         }
     }
 
-    /// A node sent bytes that no node sends.
+    /// Returns the reason of the end for malformed bytes of a node.
     pub(super) fn malformed(&self, node: usize, error: Malformed) -> End {
         End::ProtocolError(format!("{}: {error}", self.driver.peers.name(node)))
     }
 
-    /// Acts on a message of the engine.
+    /// Handles a message of the engine.
     pub(super) fn act(&mut self, node: usize, frame: Frame) -> Result<(), End> {
         let message = Message::decode(&frame).map_err(|error| self.malformed(node, error))?;
         if message.page.0 < self.driver.region.pages() {
             let page = self.driver.region.unstriped(message.page.0);
-            // Nothing more comes of it, whatever it was.
+            // Nothing more arrives for the request.
             self.driver.landing.cancel(page);
             if self.driver.is_taken(page)
                 && matches!(message.body, Body::Request { .. } | Body::Prefetch)
@@ -91,7 +92,7 @@ impl PageServer {
                 merging.parked.push((node, frame));
                 return Ok(());
             }
-            // Also one that has not come yet: it will be wanted as soon as it is here.
+            // A page in flight is marked too: it is wanted as soon as it arrives.
             if matches!(
                 message.body,
                 Body::Request { .. } | Body::Forward { .. } | Body::Invalidate
@@ -111,7 +112,7 @@ impl PageServer {
         self.check()
     }
 
-    /// What a message says of pages that are, or were, asked for ahead.
+    /// Updates the prefetchers by a message.
     fn update_prefetchers(&mut self, page: u32, body: Body) {
         match body {
             Body::Nack => self.read_prefetcher.on_nack(page),
@@ -126,7 +127,8 @@ impl PageServer {
                 self.read_prefetcher.on_invalidation(page);
                 self.driver.write_prefetcher.on_invalidation(page);
             }
-            // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
+            // The page may have been used long ago without a check. If not, it stays, as no thread waits for
+            // it.
             Body::Prefetch | Body::ForwardPrefetch { .. } => {
                 if let Some(index) = self.driver.residencies.index_of(page) {
                     self.release_or_keep(index, now_ns());
@@ -140,8 +142,8 @@ impl PageServer {
         }
     }
 
-    /// Tells the other nodes which one is lost. Each lane of each node does, also what it was told: a node that hears nothing on a stream
-    /// before it is closed takes the node at its other end for the lost one.
+    /// Reports the lost node to the other nodes. Each page server of each node does so, also for a reported
+    /// end: a node without a report on a stream takes the other end of it for the lost node.
     pub(super) fn report_end(&mut self, end: &End) {
         let number_of = |name: &str| self.driver.peers.number_of(name);
         let lost = match end {
@@ -155,7 +157,7 @@ impl PageServer {
             let Some(link) = link.as_mut().filter(|_| node != lost) else {
                 continue;
             };
-            // Who is gone by now needs no word.
+            // A node that is gone needs no report.
             let _ = link.send(&frame, false);
         }
     }

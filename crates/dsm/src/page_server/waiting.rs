@@ -1,4 +1,4 @@
-//! How a lane waits for something to do.
+//! Polling and sleeping of a page server.
 
 use urpc::poll::PollTime;
 
@@ -6,25 +6,26 @@ use super::PageServer;
 use crate::link::Link;
 use crate::node::Polls;
 
-/// What the threads of a lane's node do, as far as it knows: whether one may need the CPU that it is on.
+/// State of the node's threads, as far as it is known: whether one may need this CPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Threads {
-    /// So many wait for a page.
+    /// Number of threads that wait for a page.
     pub waiting: usize,
-    /// One was woken since the lane last slept.
+    /// Whether a thread was woken since the last sleep.
     pub woke: bool,
-    /// A page came ahead since then, for one that runs.
+    /// Whether a prefetched page was mapped since then, for a thread that runs.
     pub mapped_prefetched: bool,
 }
 
 impl Threads {
-    /// A thread was woken and none waits any more: the lane sleeps, though more may have come, which keeps it awake anyway.
+    /// Returns whether a thread was woken and none waits. The page server then sleeps; pending input ends the
+    /// sleep at once.
     pub(super) fn need_the_cpu(self) -> bool {
         self.woke && self.waiting == 0
     }
 
-    /// Nobody's work is in the way of a lane that polls when there is nothing else to do: a thread that waits needs the lane more than
-    /// any other needs its CPU.
+    /// Returns whether an idle page server may poll. A thread that waits needs the page server more than
+    /// other threads need its CPU.
     pub(super) fn allow_polling(self, polls: Polls) -> bool {
         match polls {
             Polls::Never => false,
@@ -43,7 +44,7 @@ impl PageServer {
         }
     }
 
-    /// How long it polls now before it sleeps.
+    /// Returns the time to poll before sleeping.
     pub(super) fn poll_time(&mut self) -> &mut PollTime {
         if self.driver.waiters.len() > 0 {
             &mut self.asked
@@ -52,7 +53,7 @@ impl PageServer {
         }
     }
 
-    /// Sleeps until something comes, or for that time.
+    /// Sleeps until something arrives, or for `limit_ns`.
     pub(super) fn sleep(&mut self, limit_ns: Option<u64>) {
         let has_request = self
             .driver
@@ -64,12 +65,12 @@ impl PageServer {
         }
         self.driver.meter.sleeps += 1;
         let merging = self.driver.merging.as_ref();
-        // What waits for something that never comes is found even if nothing else happens.
+        // A message that waits for predecessors that never arrive is found even if nothing else happens.
         let limit_ns = match merging.is_some_and(|merging| merging.waits()) {
             true => Some(limit_ns.unwrap_or(u64::MAX)),
             false => limit_ns,
         };
-        // With something in a pipe it only looks what else there is.
+        // With bytes in a pipe this only checks the other descriptors.
         let may_sleep = self
             .driver
             .peers
@@ -83,8 +84,8 @@ impl PageServer {
             tv_nsec: ns.min(999_999_999).cast_signed(),
         });
         let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: the list is ours and as long as said, the time outlives the call, and no signal mask is given. Whatever comes
-        // of it, what there is is looked for again.
+        // SAFETY: the list is ours and has that length, the time outlives the call, and no signal mask is
+        // given. Whatever the result, pending input is checked again.
         unsafe {
             libc::ppoll(
                 self.polled.as_mut_ptr(),
@@ -115,7 +116,7 @@ impl PageServer {
         }
     }
 
-    /// Who polls asks all.
+    /// Marks all inputs as possibly readable.
     pub(super) fn poll_all(&mut self) {
         self.faulted = true;
         self.driver.peers.links.iter_mut().flatten().for_each(Link::poll_streams);
@@ -139,9 +140,9 @@ mod tests {
             ..NONE
         };
         assert!(!mapped_prefetched.allow_polling(Polls::Always));
-        // But it takes what else has come: the reader was not woken.
+        // It handles other input: the reader was not woken.
         assert!(!mapped_prefetched.need_the_cpu());
-        // Somebody waits for the next page all the same.
+        // A thread waits for the next page all the same.
         let waits = Threads {
             waiting: 1,
             ..mapped_prefetched

@@ -1,24 +1,26 @@
-//! Which pages to take before they are written: those that somebody fills who has them from another node, where nobody had written them.
+//! Prefetching of zero pages for a thread that fills pages which another node manages and no node has
+//! written.
 //!
-//! Whether the next page is one of these only its manager knows. So the sign is the page before: it came fresh, a moment ago. Two such
-//! in a row begin a stream, as [`ReadPrefetcher`] follows those of reads; a page that comes with bytes was somebody else's, and halves the window.
+//! Only the manager knows whether the next page is zero. So the sign is the previous page: it arrived as a
+//! zero page. Two such pages in a row begin a stream, as in [`ReadPrefetcher`]. A page that arrives with
+//! bytes was another node's, and halves the window.
 
 use std::ops::Range;
 
 use super::{ReadPrefetcher, STREAMS, WINDOW_MAX};
 
-/// Pages that came fresh and are remembered, more than two windows.
+/// Number of zero pages remembered, more than two windows.
 const FRESH: usize = 4 * WINDOW_MAX as usize;
-/// A window of each stream, at most.
+/// Largest number of pending requests: a window of each stream.
 const ASKED: usize = STREAMS * WINDOW_MAX as usize;
 
-/// What a lane's writes have shown.
+/// State of the detection.
 #[derive(Clone, Debug)]
 pub struct WritePrefetcher {
     streams: ReadPrefetcher,
-    /// The last page that came fresh of those with this remainder.
+    /// For each remainder, the page that arrived last as a zero page.
     fresh: [u32; FRESH],
-    /// Asked for before a thread wanted them, and not here yet.
+    /// Prefetched pages that have not arrived.
     asked: Vec<u32>,
 }
 
@@ -33,7 +35,8 @@ impl Default for WritePrefetcher {
 }
 
 impl WritePrefetcher {
-    /// A thread waits to write a page that is not here: the pages to take beside it, as [`ReadPrefetcher::on_read_fault`] says.
+    /// Records a write fault of a page that is not here. Returns the pages to prefetch, as
+    /// [`ReadPrefetcher::on_read_fault`].
     pub fn on_write_fault(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
         let previous_arrived_zero = page.checked_sub(1).is_some_and(|before| self.arrived_zero(before));
         if previous_arrived_zero {
@@ -43,12 +46,12 @@ impl WritePrefetcher {
         }
     }
 
-    /// One of them has been asked for.
+    /// Records a prefetch request.
     pub fn on_request(&mut self, page: u32) {
         self.asked.push(page);
     }
 
-    /// A page has come to be written. Whether it had been asked for so.
+    /// Records a page that arrived for writing. Returns whether it was prefetched.
     pub fn on_arrival(&mut self, page: u32, is_fresh: bool) -> bool {
         if is_fresh {
             self.fresh[page as usize % FRESH] = page;
@@ -59,7 +62,7 @@ impl WritePrefetcher {
         asked.map(|at| self.asked.swap_remove(at)).is_some()
     }
 
-    /// Another node takes a page away.
+    /// Records an invalidation of a page by another node.
     pub fn on_invalidation(&mut self, page: u32) {
         self.streams.on_nack(page);
     }
@@ -75,7 +78,8 @@ mod tests {
 
     const END: u32 = 1 << 20;
 
-    /// Writes a page after the other, of which those in `fresh` are nobody's; how often it waited, and what it took that was not fresh.
+    /// Writes pages in order, of which those in `fresh` are zero. Returns the number of stalls, and the
+    /// prefetched pages that were not zero.
     fn fill(pages: Range<u32>, fresh: &Range<u32>) -> (usize, Vec<u32>) {
         let (mut fills, mut here, mut waited, mut stolen) =
             (WritePrefetcher::default(), Vec::new(), 0, Vec::new());

@@ -1,4 +1,4 @@
-//! The pipes beside a stream's socket, and what is kept for them.
+//! Pipes in shared memory beside a stream's socket, and their backlog.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -12,22 +12,22 @@ use urpc::pipe::{Corrupt, Reader, WORD_BYTES, Writer};
 use super::{BUFFER_BYTES, EMPTY_SEGMENT, SEND_TIMEOUT_MS, Segment, Pipes, advance, message, segment, receive};
 
 const BELL: u8 = b'!';
-/// Bells read at once. There are seldom two.
+/// Doorbells read at once. There are seldom two.
 const BELLS: usize = 64;
 
-/// What the bytes go by.
+/// Transport by pipes.
 #[derive(Debug)]
 pub struct ShmTransport {
     writer: Writer<SharedPipe>,
     reader: Reader<SharedPipe>,
-    /// What there was no room for, in words.
+    /// Words that the pipe had no room for.
     pub(super) backlog: VecDeque<u64>,
-    /// How the socket ended.
+    /// Error by which the socket ended.
     ended: Option<ErrorKind>,
 }
 
 impl ShmTransport {
-    /// With nothing under way.
+    /// Creates a transport without bytes in flight.
     pub fn new(pipes: Pipes) -> Self {
         Self {
             writer: Writer::new(pipes.outgoing),
@@ -45,7 +45,7 @@ impl ShmTransport {
         }
         self.flush(socket)?;
         if self.backlog.is_empty() {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller's promise.
             let count = unsafe {
                 self.writer
                     .write(segments.map(bytes_of).map(|segment| segment.cast_const()))
@@ -57,7 +57,7 @@ impl ShmTransport {
         }
         for segment in segments {
             for at in 0..segment.iov_len / WORD_BYTES {
-                // SAFETY: within the part; the rest is as the caller promises.
+                // SAFETY: within the segment; the rest is the caller's promise.
                 let word = unsafe { segment.iov_base.cast::<u64>().add(at).read_unaligned() };
                 self.backlog.push_back(word);
             }
@@ -68,7 +68,7 @@ impl ShmTransport {
         Ok(())
     }
 
-    /// Writes what is kept, as much as there is room for.
+    /// Writes as much of the backlog as the pipe has room for.
     fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
         if self.backlog.is_empty() {
             return Ok(());
@@ -112,16 +112,16 @@ impl ShmTransport {
         if self.ended.is_none() {
             self.flush(socket)?;
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         let mut count = unsafe { self.reader.read(segments.map(bytes_of)) }.map_err(corrupt)?;
         if count == 0 && std::mem::take(rung) {
             self.read_bells(socket);
-            // What the other side wrote before it rang, or ended, is there now.
+            // The pipe now has all bytes that were written before the doorbell or the end.
             // SAFETY: as above.
             count = unsafe { self.reader.read(segments.map(bytes_of)) }.map_err(corrupt)?;
         }
         if self.reader.must_wake() {
-            // Who is gone waits for no room.
+            // A connection that is closed needs no doorbell.
             let _ = ring(socket);
         }
         match (count, self.ended) {
@@ -147,7 +147,7 @@ impl ShmTransport {
         self.writer.awake();
     }
 
-    /// Takes the bells, and learns of the end.
+    /// Reads the doorbells, and detects the end of the connection.
     fn read_bells(&mut self, socket: &OwnedFd) {
         let mut bells = [0; BELLS];
         loop {
@@ -168,17 +168,17 @@ impl ShmTransport {
     }
 }
 
-/// Wakes the other side.
+/// Rings the doorbell of the other end.
 fn ring(socket: &OwnedFd) -> io::Result<()> {
     let bell = [BELL];
     let mut segments = [segment(bell.as_ptr(), bell.len()), EMPTY_SEGMENT];
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the bell outlives the call.
+    // SAFETY: the byte outlives the call.
     let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &message(&mut segments), flags) };
     match count {
         0.. => Ok(()),
         _ => match io::Error::last_os_error() {
-            // Bells that were not heard are there in any number, and one would do.
+            // Unread doorbells fill the socket; one is enough.
             error if error.kind() == ErrorKind::WouldBlock => Ok(()),
             error => Err(error),
         },
