@@ -1,4 +1,5 @@
-//! What a remote page is made of, each by itself: a fault that is answered at once, and a request for 4 KiB over a stream.
+//! Parts of a remote page access, measured by themselves: a fault that is served at once, and a request for 4
+//! KiB over a stream.
 
 pub mod memory;
 
@@ -14,12 +15,12 @@ use dsm::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urpc::poll::PollTime;
 
-/// What sleeping costs, for who polls first (as a lane has it).
+/// Cost of a sleep for a thread that polls first, nanoseconds (as in the page server).
 const SLEEP_NS: u64 = 25_000;
-/// Nothing on a stream takes longer.
+/// Time after which a reply is missing, milliseconds.
 const REPLY_TIMEOUT_MS: u16 = 20_000;
 
-/// Who answers a fault.
+/// Responder of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultResponder {
     /// A thread on the same CPU, which sleeps until then.
@@ -32,7 +33,7 @@ pub enum FaultResponder {
     Itself,
 }
 
-/// How long each of `count` faults takes its thread, nanoseconds.
+/// Measures `count` faults. Returns the time of each, nanoseconds.
 ///
 /// # Errors
 /// If there is no userfaultfd.
@@ -47,7 +48,7 @@ pub fn faults_ns(count: u32, answers: FaultResponder, realtime: bool) -> Result<
         ..RegionOptions::default()
     };
     let region = Region::with(count, 1, None, options)?;
-    // Their contents are there; what is measured is the fault.
+    // The contents are there: only the fault is measured.
     (0..region.pages()).for_each(|page| region.clear(page));
     let touch_all = || -> Vec<u64> {
         let timed = |page| {
@@ -93,13 +94,13 @@ fn drop_realtime() {
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &parameters) };
 }
 
-/// The region whose faults the signal handler answers.
+/// Region whose faults the signal handler serves.
 static SIGNALLED: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn answer_signal(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: set while `with_signal_handler` runs, which keeps the region; only system calls are made here.
     let region = unsafe { SIGNALLED.load(Ordering::Acquire).as_ref() };
-    // SAFETY: the kernel's, for SIGBUS.
+    // SAFETY: the kernel's information about a SIGBUS.
     let address = unsafe { (*info).si_addr() } as usize;
     let answered = region
         .and_then(|region| {
@@ -109,15 +110,16 @@ extern "C" fn answer_signal(_signal: libc::c_int, info: *mut libc::siginfo_t, _c
         })
         .is_some_and(|result| result.is_ok());
     if !answered {
-        // SAFETY: nobody can go on.
+        // SAFETY: no thread can continue.
         unsafe { libc::abort() };
     }
 }
 
-/// Does `work` while faults in the region are answered on the thread that makes them.
+/// Runs `work` while faults in the region are served on the faulting thread.
 fn with_signal_handler<T>(region: &Region, work: impl FnOnce() -> T) -> T {
     SIGNALLED.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
-    // SAFETY: an action of zeroes is a default one; the handler makes system calls only, and the old one comes back.
+    // SAFETY: a zeroed action is a default one; the handler makes system calls only, and the old one is
+    // restored.
     let old = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = answer_signal as *const () as usize;
@@ -127,7 +129,7 @@ fn with_signal_handler<T>(region: &Region, work: impl FnOnce() -> T) -> T {
         old
     };
     let result = work();
-    // SAFETY: as it was.
+    // SAFETY: the old action.
     unsafe { libc::sigaction(libc::SIGBUS, &old, std::ptr::null_mut()) };
     SIGNALLED.store(std::ptr::null_mut(), Ordering::Release);
     result
@@ -136,16 +138,16 @@ fn with_signal_handler<T>(region: &Region, work: impl FnOnce() -> T) -> T {
 /// How the two ends of a stream wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum WaitMode {
-    /// They poll before they sleep, as lanes do.
+    /// Poll before sleeping, as page servers do.
     Polling,
-    /// They sleep.
+    /// Sleep.
     Sleeping,
 }
 
-/// FaultResponder `count` requests with a page each.
+/// Replies to `count` requests with a page each.
 ///
 /// # Errors
-/// If the other side is gone.
+/// If the connection is closed.
 pub fn answer_requests(stream: &OwnedFd, count: u32, waits: WaitMode) -> io::Result<()> {
     let mut poll_time = PollTime::new(SLEEP_NS);
     let (mut request, page) = ([0; FRAME_BYTES], [7; PAGE_FRAME_BYTES]);
@@ -156,10 +158,10 @@ pub fn answer_requests(stream: &OwnedFd, count: u32, waits: WaitMode) -> io::Res
     Ok(())
 }
 
-/// How long each of `count` requests for a page takes, nanoseconds.
+/// Sends `count` requests for a page. Returns the time of each, nanoseconds.
 ///
 /// # Errors
-/// If the other side is gone.
+/// If the connection is closed.
 pub fn requests_ns(stream: &OwnedFd, count: u32, waits: WaitMode) -> io::Result<Vec<u64>> {
     let mut poll_time = PollTime::new(SLEEP_NS);
     let (request, mut page) = ([1; FRAME_BYTES], [0; PAGE_FRAME_BYTES]);

@@ -1,8 +1,10 @@
-//! How nodes meet: node 0 calls the others, says what the memory is to be, and each pair of nodes makes its streams.
+//! Rendezvous of the nodes: node 0 connects to the others and describes the memory, and each pair of nodes
+//! makes its streams.
 //!
-//! Node 0 connects to each other node and sends [`SessionOffer`]; that stream stays for commands. Then of each two nodes the lower
-//! one connects to the higher one, twice for each lane, and says in [`Hello`] which stream it is. When a node has all its
-//! streams it answers [`Ready`]. Where they share memory, each link has pipes in it beside its streams ([`memory`]).
+//! Node 0 sends [`SessionOffer`] on a stream to each other node; that stream stays for commands. Then, of
+//! each pair, the lower node connects to the higher one twice for each page server, and names the stream in
+//! [`Hello`]. A node with all its streams replies [`Ready`]. Where nodes share memory, each link has pipes in
+//! it beside its streams ([`memory`]).
 
 mod memory;
 
@@ -16,24 +18,24 @@ use serde::{Deserialize, Serialize};
 use self::memory::Memory;
 use crate::stream::{self, RENDEZVOUS_TIMEOUT, StreamOptions, Peer, Security, StreamError};
 
-/// Changes with whatever nodes say to one another.
+/// Version of the messages between nodes.
 const VERSION: u32 = 3;
 
-/// What node 0 says first.
+/// First message of node 0 to another node.
 #[derive(Debug, Serialize, Deserialize)]
 struct SessionOffer {
     version: u32,
-    /// So that streams of two memories are not mixed up.
+    /// Number that tells the streams of two memories apart.
     session: u64,
     me: u16,
     shape: Shape,
-    /// Of all nodes but node 0, in order.
+    /// All nodes but node 0, in order.
     peers: Vec<Peer>,
-    /// They share memory, which has the session's number.
+    /// Whether the nodes share memory, which has the session's number.
     has_memory: bool,
 }
 
-/// What a node says first on another stream.
+/// First message on a stream between two other nodes, or from node 0.
 #[derive(Debug, Serialize, Deserialize)]
 struct Hello {
     session: u64,
@@ -51,28 +53,28 @@ enum FirstMessage {
     Hello(Hello),
 }
 
-/// What a node has once all have met.
+/// Result of a rendezvous.
 #[derive(Debug)]
 pub struct Joined {
-    /// Its number.
+    /// This node's number.
     pub me: u16,
-    /// Of the memory.
+    /// Shape of the memory.
     pub shape: Shape,
-    /// For each lane, for each node: the way there; none to itself.
+    /// For each page server, the link to each node; none to itself.
     pub links: Vec<Vec<Option<Link>>>,
-    /// To each other node, for node 0; from node 0, for the others.
+    /// At node 0: the stream to each other node. At another node: the stream from node 0.
     pub commands: Vec<OwnedFd>,
-    /// Where each node is, for people.
+    /// Names of the nodes for users.
     pub names: Vec<String>,
 }
 
-/// Streams that have come, two for each lane and node.
+/// Streams made so far, two for each page server and node.
 type Streams = Vec<Vec<[Option<OwnedFd>; 2]>>;
 
-/// Meets the others as node 0.
+/// Joins the session as node 0.
 ///
 /// # Errors
-/// If one can't be reached, or is not what it should be.
+/// If a node can't be reached, or is not what it should be.
 pub fn coordinate(shape: Shape, peers: &[Peer], options: StreamOptions<'_>) -> Result<Joined, StreamError> {
     let session = fastrand::u64(..);
     let security = options.security;
@@ -102,13 +104,13 @@ pub fn coordinate(shape: Shape, peers: &[Peer], options: StreamOptions<'_>) -> R
     joined(0, shape, peers, streams, memory.as_ref(), commands)
 }
 
-/// Meets the others as another node, once node 0 calls.
+/// Joins the session as another node, once node 0 connects.
 ///
 /// # Errors
-/// If the others can't be reached, or are not what they should be.
+/// If a node can't be reached, or is not what it should be.
 pub fn join(listener: &TcpListener, options: StreamOptions<'_>) -> Result<Joined, StreamError> {
     let security = options.security;
-    // Streams of a session may come before its welcome does.
+    // Streams of a session may arrive before its offer.
     let mut hellos = Vec::new();
     let (offer, order) = loop {
         match first(listener, security, None)? {
@@ -161,7 +163,8 @@ pub fn join(listener: &TcpListener, options: StreamOptions<'_>) -> Result<Joined
     joined(me, shape, &peers, streams, memory.as_ref(), vec![order])
 }
 
-/// The next stream and what it says first; none if it is not one of ours, as the one after it may be.
+/// Accepts the next stream and receives its first message. `None` if the stream is not of a session; the next
+/// one may be.
 fn first(
     listener: &TcpListener,
     security: &Security,
@@ -175,7 +178,7 @@ fn first(
     Ok(first.ok().map(|first| (first, stream)))
 }
 
-/// Whether a welcome makes sense.
+/// Checks an offer.
 fn check(version: u32, me: u16, shape: Shape, peers: &[Peer]) -> Result<(), StreamError> {
     let wrong = |why: String| Err(StreamError::Broken("node 0".into(), why));
     if version != VERSION {

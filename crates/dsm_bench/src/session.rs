@@ -1,4 +1,4 @@
-//! A node and the others' answers: node 0 asks all to do something, and each says what came of it.
+//! A session: node 0 sends jobs to the nodes and receives their results.
 
 use std::io;
 use std::net::TcpListener;
@@ -15,9 +15,9 @@ use crate::rendezvous::{self, Joined, join};
 use crate::stream::{self, StreamOptions, Peer, StreamError};
 use crate::work::{self, JobResult, Job};
 
-/// No job takes longer.
+/// Longest time of a job.
 const JOB_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long others may take to say that they are done.
+/// Time for which a node may take to confirm the end of the session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,24 +26,24 @@ enum Command {
     Close,
 }
 
-/// Why there is no session, or no answer.
+/// Reason why a session can't start, or a job fails.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The others.
+    /// A stream failed.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// This node.
+    /// This node failed.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// No answer.
+    /// A node sends no result.
     #[error("{0} gives no answer ({1})")]
     Silent(String, #[source] io::Error),
-    /// A bad answer.
+    /// A job failed.
     #[error("{0}: {1}")]
     Failed(String, String),
 }
 
-/// Node 0 of a memory.
+/// A session at node 0.
 #[derive(Debug)]
 pub struct Session {
     node: Node,
@@ -53,8 +53,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Meets the others. `lost` is told once if one of them is lost; threads that wait for its pages wait for ever, so it is
-    /// to end the process.
+    /// Joins the session as node 0. `lost` is called once if a node is lost. It is to end the process, as
+    /// threads that wait for that node's pages wait for ever.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -75,15 +75,15 @@ impl Session {
         })
     }
 
-    /// This node.
+    /// Returns this node.
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// Has each of the first nodes do its job, this one included, all at the same time.
+    /// Runs a job on each of the first nodes at the same time, this one included.
     ///
     /// # Errors
-    /// If one does not answer, or could not do it.
+    /// If a node sends no result, or its job fails.
     pub fn run_all(&self, jobs: &[Job]) -> Result<Vec<JobResult>, SessionError> {
         for (index, job) in jobs.iter().enumerate().skip(1) {
             self.ask(index, Command::Run(job.clone()))?;
@@ -98,7 +98,7 @@ impl Session {
         Ok(answers)
     }
 
-    /// Has one node do a job.
+    /// Runs a job on one node.
     ///
     /// # Errors
     /// As [`Session::run_all`].
@@ -111,7 +111,7 @@ impl Session {
         self.answer(index)
     }
 
-    /// What all nodes have counted.
+    /// Returns the sum of all nodes' counters.
     ///
     /// # Errors
     /// As [`Session::run_all`].
@@ -125,7 +125,8 @@ impl Session {
         Ok(sum)
     }
 
-    /// How long each of `count` requests for a page takes on the stream to node 1, which does nothing else meanwhile.
+    /// Measures `count` requests for a page on the stream to node 1, which does nothing else. Returns the
+    /// time of each, nanoseconds.
     ///
     /// # Errors
     /// As [`Session::run_all`].
@@ -143,11 +144,11 @@ impl Session {
         Ok(times)
     }
 
-    /// Ends the memory for all.
+    /// Ends the session and the memory on all nodes.
     pub fn close(self) {
         self.closing.store(true, Ordering::SeqCst);
         for index in 1..=self.others.len() {
-            // Who is gone by now has parted.
+            // A node that is gone needs no command.
             let _ = self.ask(index, Command::Close);
         }
         for stream in &self.others {
@@ -174,8 +175,8 @@ impl Session {
     }
 }
 
-/// Is another node of one memory, from when node 0 calls until it parts. `lost` as for [`Session::coordinate`]; `met` is told of what
-/// this host does not permit.
+/// Joins a session as another node and serves it until node 0 ends it. `lost` as in [`Session::coordinate`];
+/// `met` is called with the started node, for its notes.
 ///
 /// # Errors
 /// [`SessionError`].
@@ -206,7 +207,7 @@ pub fn serve<'a>(
     }
     closing.store(true, Ordering::SeqCst);
     let _ = stream::send(&commands[0], &JobResult::Done);
-    // The lanes serve until node 0 has heard from all.
+    // The page servers serve until node 0 has received all confirmations.
     let _: io::Result<Command> = stream::receive(&commands[0], Some(CLOSE_TIMEOUT));
     Ok(())
 }
@@ -232,7 +233,7 @@ fn start(joined: Joined, settings: &Settings, lost: fn(&End)) -> Result<Started,
     Ok((node, commands, names, closing))
 }
 
-/// On a thread of the priority that lanes have.
+/// Runs `work` on a thread with the priority of page servers.
 fn at_server_priority<T: Send>(realtime: bool, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! What threads of all nodes meet by, in the memory itself.
+//! Synchronization of threads of all nodes, in the memory itself.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use dsm::{Node, PAGE_BYTES};
 
-/// SharedWords of 8 bytes in a page.
+/// Words of 8 bytes in a page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
-/// Looks at what another node is to write before the CPU goes to somebody else.
+/// Reads of a word before the thread yields its CPU.
 const SPINS: u32 = 1000;
-/// And before this thread sleeps between them.
+/// Reads of a word before the thread sleeps between them.
 const SPINS_YIELDING: u32 = SPINS + 100;
-/// For so long.
+/// Length of such a sleep.
 const SLEEP: Duration = Duration::from_micros(50);
 
 /// The memory as words.
@@ -21,35 +21,35 @@ const SLEEP: Duration = Duration::from_micros(50);
 pub struct SharedWords<'a>(&'a [AtomicU64]);
 
 impl<'a> SharedWords<'a> {
-    /// Of a node's view.
+    /// Returns the words of a node's view.
     pub fn of(node: &'a Node) -> Self {
-        // SAFETY: the view is that long and lives as long as the node; any bytes are words; and that others write it at the same
-        // time is what atomics are for.
+        // SAFETY: the view is that long and lives as long as the node; any bytes are words; atomics permit
+        // that others write at the same time.
         Self(unsafe { std::slice::from_raw_parts(node.view().cast(), node.bytes() / 8) })
     }
 
-    /// Memory at hand, from its first page on.
+    /// Returns words of local memory, from its first page on.
     pub fn at(words: &'a [AtomicU64]) -> Self {
         Self(words)
     }
 
-    /// Of these pages.
+    /// Returns the words of a range of pages.
     pub fn pages(self, pages: Range<u32>) -> &'a [AtomicU64] {
         &self.0[pages.start as usize * PAGE_WORDS..pages.end as usize * PAGE_WORDS]
     }
 }
 
-/// Floating-point numbers in a word.
+/// Reads a floating-point number.
 pub fn get(word: &AtomicU64) -> f64 {
     f64::from_bits(word.load(Relaxed))
 }
 
-/// As [`get`].
+/// Writes a floating-point number.
 pub fn set(word: &AtomicU64, value: f64) {
     word.store(value.to_bits(), Relaxed);
 }
 
-/// Lets `count` threads wait for one another, again and again. All of it is one page.
+/// A barrier of `count` threads that can be used repeatedly. It lies in one page.
 #[derive(Debug)]
 pub struct Barrier<'a> {
     come: &'a AtomicU64,
@@ -58,7 +58,8 @@ pub struct Barrier<'a> {
 }
 
 impl<'a> Barrier<'a> {
-    /// In a page of zeroes. The number of those who come, and far from it the round, which they look at.
+    /// Creates a barrier in a page of zeroes: the number of arrivals and, in another cache line, the round
+    /// that threads read.
     pub fn new(words: SharedWords<'a>, page: u32, count: u64) -> Self {
         let words = words.pages(page..page + 1);
         Self {
@@ -68,7 +69,7 @@ impl<'a> Barrier<'a> {
         }
     }
 
-    /// WaitMode until all have come.
+    /// Waits until all threads have arrived.
     pub fn wait(&self) {
         let round = self.round.load(SeqCst);
         if self.come.fetch_add(1, SeqCst) + 1 == self.count {
@@ -83,7 +84,7 @@ impl<'a> Barrier<'a> {
     }
 }
 
-/// Runs `work` with the lock that this word is.
+/// Runs `work` while holding the lock in this word.
 pub fn locked<T>(lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
     let mut spins = 0;
     while lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
@@ -96,7 +97,7 @@ pub fn locked<T>(lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Spins at first; on a busy host who is waited for needs the CPU.
+/// Spins at first; on a busy host the thread that is waited for needs the CPU.
 fn backoff(spins: &mut u32) {
     *spins += 1;
     match *spins {

@@ -1,4 +1,5 @@
-//! A request for 4 KiB by memory that both sides see, without a call of the kernel's: two threads that poll, and a pipe each way.
+//! A request for 4 KiB by shared memory without a system call: two threads that poll, and a pipe for each
+//! direction.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -11,19 +12,19 @@ use urpc::pipe::{Pipe, Reader, Writer};
 
 use super::REPLY_TIMEOUT_MS;
 
-/// SharedWords of a pipe: 128 KiB, as between hosts.
+/// Words of a pipe: 128 KiB, as between hosts.
 const WORDS: usize = 1 << 14;
 
-/// One side.
+/// One end of the two pipes.
 struct PipeEnd {
     writer: Writer<SharedPipe>,
     reader: Reader<SharedPipe>,
 }
 
-/// How long each of `count` requests for a page takes that another thread answers, on that CPU; nanoseconds.
+/// Measures `count` requests for a page to another thread on `cpu`. Returns the time of each, nanoseconds.
 ///
 /// # Errors
-/// If there is no memory, or the other thread does not answer.
+/// If there is no memory, or the other thread does not reply.
 pub fn requests_ns(count: u32, cpu: usize, realtime: bool) -> io::Result<Vec<u64>> {
     let room = Pipe::bytes(WORDS).next_multiple_of(PAGE_BYTES) as u64;
     let memory: File = memfd_create(c"bare-pipes", MFdFlags::MFD_CLOEXEC)?.into();
@@ -62,7 +63,7 @@ pub fn requests_ns(count: u32, cpu: usize, realtime: bool) -> io::Result<Vec<u64
 }
 
 impl PipeEnd {
-    /// A pipe that is read has room for all of it.
+    /// Writes all bytes. The pipe has room for them if it is read.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         let none: *const [u8] = ptr::slice_from_raw_parts(ptr::null(), 0);
         // SAFETY: borrowed as long as the call.

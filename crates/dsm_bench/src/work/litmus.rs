@@ -1,17 +1,21 @@
-//! Litmus tests of x86's memory order between threads of different nodes (Sewell et al., "x86-TSO", CACM 2010).
+//! Litmus tests of x86's memory order between threads of different nodes (Sewell et al., "x86-TSO", CACM
+//! 2010).
 //!
-//! Each test is a few accesses by two or four threads, and an outcome that the order forbids. Threads go through many places,
-//! one test in each, at about the same time; at the end of a batch thread 0 looks at what all have read. Places of a batch lie
-//! in the same few pages, so that most accesses are plain ones and some are faults, at any point of a test.
+//! A test is a few accesses by two or four threads, and an outcome that the order forbids. Threads run
+//! through many instances at about the same time. At the end of a batch thread 0 classifies what all have
+//! read. The instances of a batch lie in the same few pages, so that most accesses are plain and some fault,
+//! at any point of a test.
 //!
-//! One more thread of each node, the *stirrer*, takes these pages at random moments, for reading or for writing, and changes nothing
-//! there. Without it pages move only where the test's own accesses make them, and never while a thread of the same node uses
-//! them: what a driver does in the wrong order would not show.
+//! One more thread of each node, the *perturber*, takes these pages at random moments for reading or writing,
+//! and changes nothing there. Without it pages move only where the test's own accesses make them, and never
+//! while a thread of the same node uses them: a driver's wrong order would not show.
 //!
-//! With two CPUs in a node two threads of it run at the same time: in tests of two threads those of another test in the same pages, in larger
-//! ones two of the same test, of which one may see the other's write before it has left the node.
+//! With two CPUs in a node two of its threads run at the same time. In tests of two threads those belong to
+//! another test in the same pages. In larger ones they belong to the same test, and one may see the other's
+//! write before it has left the node.
 //!
-//! No place is ever cleared: each test in it writes numbers larger than those before, and what is not larger is old.
+//! No instance is ever cleared: each test in it writes numbers larger than those before, and smaller ones are
+//! old.
 
 mod program;
 #[cfg(test)]
@@ -30,15 +34,15 @@ use super::JobResult;
 use crate::shared::{Barrier, PAGE_WORDS, SharedWords};
 use program::{Instance, Seen};
 
-/// Places of a batch, of all teams together.
+/// Instances of a batch, for all teams together.
 const INSTANCES: usize = PAGE_WORDS / 2;
-/// What a test writes is larger than this number's multiple, and less than the next.
+/// Range of the numbers of one test: they are larger than a multiple of this, and less than the next.
 const STEP: u64 = 4;
-/// A stirrer sleeps less than this between pages, microseconds.
+/// Longest sleep of a perturber between pages, microseconds.
 const PERTURB_MAX_US: u64 = 40;
-/// Threads of all teams at most, and of one.
+/// Largest number of threads of all teams, and of one.
 const THREADS_MAX: u32 = 4;
-/// CPUs of a node that run threads of a test at most.
+/// Largest number of CPUs of a node that run threads of a test.
 pub const CPUS_MAX: u16 = 2;
 
 /// Pages that a run uses, from its first one.
@@ -47,23 +51,23 @@ pub const PAGES: u32 = 4 + 2 * THREADS_MAX;
 /// Threads of a test on some nodes ([`placements`]).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// Which.
+    /// Test to run.
     pub test: Test,
-    /// For how long.
+    /// Duration, milliseconds.
     pub millis: u64,
-    /// The first of [`PAGES`] pages that nobody else uses.
+    /// First of [`PAGES`] pages that nothing else uses.
     pub first: u32,
-    /// A page elsewhere, for the second variable: managed by another node than the first one's.
+    /// Page of the second variable, managed by another node than the first one's.
     pub second: u32,
-    /// Of all tests in these pages so far, counted in batches.
+    /// Number of batches of all tests in these pages so far.
     pub batch: u64,
-    /// How many nodes take part.
+    /// Number of nodes.
     pub nodes: u16,
     /// CPUs of each node that run threads: 1, or [`CPUS_MAX`].
     pub cpus: u16,
 }
 
-/// The node of a thread. Each team does the whole test, in places of its own.
+/// Node of a thread. Each team runs the whole test, in instances of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Placement {
     team: u32,
@@ -72,7 +76,7 @@ struct Placement {
 }
 
 impl Run {
-    /// How many do the test at the same time. All would share the variable of [`Test::Crossing`].
+    /// Returns the number of teams. All teams would share the variable of [`Test::Crossing`].
     fn teams(&self) -> u32 {
         match self.test.threads() {
             2 if self.test != Test::Crossing => u32::from(self.cpus.clamp(1, CPUS_MAX)),
@@ -81,7 +85,7 @@ impl Run {
     }
 }
 
-/// Every thread of a run, and its node.
+/// Returns every thread of a run with its node.
 fn placements(run: &Run) -> Vec<Placement> {
     let threads = run.test.threads();
     let all = (0..run.teams()).flat_map(|team| (0..threads).map(move |thread| (team, thread)));
@@ -98,29 +102,30 @@ fn placements(run: &Run) -> Vec<Placement> {
     .collect()
 }
 
-/// How often each outcome was seen.
+/// Number of times that each outcome was seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutcomeCounts {
-    /// That any order of the accesses gives.
+    /// Outcomes that some order of the accesses explains.
     pub ordinary: u64,
-    /// That only x86's order allows, not one that all threads agree on; or that shows an access in two parts, where it may.
+    /// Outcomes that only x86's order allows, not one that all threads agree on; or that show an access in
+    /// two parts, where that is allowed.
     pub relaxed: u64,
-    /// That x86's order forbids.
+    /// Outcomes that x86's order forbids.
     pub forbidden: u64,
-    /// Batches, those before included.
+    /// Batches, earlier ones included.
     pub batches: u64,
 }
 
-/// The parts of a run in memory.
+/// Memory of a run.
 struct TestMemory<'a> {
     words: SharedWords<'a>,
     run: &'a Run,
 }
 
 impl<'a> TestMemory<'a> {
-    /// A place of a team, with both variables in one page in every other batch.
+    /// Returns an instance of a team. In every other batch both variables are in one page.
     fn instance(&self, batch: u64, team: u32, index: usize) -> Instance {
-        // Of teams' places neighbours share a cache line.
+        // Neighbouring instances of two teams share a cache line.
         let index = index * self.run.teams() as usize + team as usize;
         let page = |page: u32| self.words.pages(page..page + 1);
         let y_page = if batch.is_multiple_of(2) {
@@ -138,18 +143,18 @@ impl<'a> TestMemory<'a> {
         }
     }
 
-    /// A team's places in a batch.
+    /// Returns the number of a team's instances in a batch.
     fn instances(&self) -> usize {
         INSTANCES / self.run.teams() as usize
     }
 
-    /// Where a thread leaves what it has read.
+    /// Returns the words for what a thread has read.
     fn results(&self, team: u32, thread: u32) -> &'a [AtomicU64] {
         let first = self.run.first + 4 + 2 * (team * self.run.test.threads() + thread);
         self.words.pages(first..first + 2)
     }
 
-    /// A word that ends the run.
+    /// Returns the word that ends the run.
     fn stop(&self) -> &'a AtomicU64 {
         &self.words.pages(self.run.first + 3..self.run.first + 4)[128]
     }
@@ -172,8 +177,9 @@ pub(super) fn run(node: &Node, run: &Run) -> JobResult {
     }
 }
 
-/// Runs the threads of all nodes in memory at hand, of [`PAGES`] pages and one more: that of a guest, whose CPUs are the nodes'. `begin` is
-/// called in each thread first, with its node and its number there; threads of one node may share a CPU of it.
+/// Runs the threads of all nodes in local memory of [`PAGES`] pages and one more: that of a guest, whose CPUs
+/// are the nodes'. Each thread calls `begin` first, with its node and its number there. Threads of one node
+/// may share a CPU of it.
 pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sync) -> OutcomeCounts {
     let all = placements(run);
     let nodes: Vec<u16> = (0..run.nodes).collect();
@@ -181,7 +187,8 @@ pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sy
     counts.unwrap_or_default()
 }
 
-/// Runs threads of these nodes, and a stirrer of each. The one that judges for all has the result.
+/// Runs threads of these nodes, and a perturber of each. Returns the counts of the thread that classifies, if
+/// it is among them.
 fn threads(
     words: SharedWords<'_>,
     run: &Run,
@@ -221,7 +228,7 @@ fn threads(
     classify.map(|classify| all_counts[classify])
 }
 
-/// One thread.
+/// Runs one thread.
 fn part(words: SharedWords<'_>, run: &Run, Placement { team, thread, .. }: Placement) -> OutcomeCounts {
     let memory = TestMemory { words, run };
     let count = run.teams() * run.test.threads();
@@ -242,9 +249,9 @@ fn part(words: SharedWords<'_>, run: &Run, Placement { team, thread, .. }: Place
         if memory.stop().load(SeqCst) == 1 {
             break;
         }
-        // Not all at exactly the same time, so that every order is met.
+        // Different starts let every order occur.
         delay(random.u32(0..2000));
-        // Fast, all is over before a page may go; slowly, pages go at any access.
+        // A fast run ends before a page may leave; in a slow one pages leave at any access.
         let is_slow = random.u8(..4) == 0;
         for (index, seen) in seen.iter_mut().enumerate() {
             if is_slow || random.u8(..) < 32 {
@@ -272,14 +279,14 @@ fn part(words: SharedWords<'_>, run: &Run, Placement { team, thread, .. }: Place
     counts
 }
 
-/// Takes pages of the variables until the run is over.
+/// Takes the pages of the variables until the run is over.
 fn perturb(words: SharedWords<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(run.batch << 8 | u64::from(node));
     while !is_over.load(Relaxed) {
         let page = [run.first, run.first + 1, run.first + 2, run.second][random.usize(..4)];
         let word = &words.pages(page..page + 1)[random.usize(..PAGE_WORDS)];
         if random.u8(..4) == 0 {
-            // For writing, and of the same value.
+            // A write that keeps the value.
             word.fetch_add(0, SeqCst);
         } else {
             word.load(SeqCst);

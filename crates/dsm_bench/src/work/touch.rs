@@ -1,4 +1,4 @@
-//! Accesses to pages, timed.
+//! Timed accesses to pages.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -10,25 +10,25 @@ use serde::{Deserialize, Serialize};
 use super::JobResult;
 use crate::shared::{PAGE_WORDS, SharedWords};
 
-/// Use each of these pages once.
+/// One access to each page of a range.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Touch {
-    /// Which.
+    /// Pages to use.
     pub pages: Range<u32>,
-    /// Write, else read.
+    /// Whether to write; otherwise read.
     pub write: bool,
-    /// By so many threads, each a part.
+    /// Number of threads, each with a part of the pages.
     pub threads: u32,
-    /// In which order each thread uses its part.
+    /// Order in which each thread uses its part.
     pub order: AccessOrder,
 }
 
-/// An order of pages.
+/// Order of accesses to pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccessOrder {
-    /// The next one after each.
+    /// Ascending.
     Ascending,
-    /// By chance, the same in each run.
+    /// Random, the same in each run.
     Scattered,
 }
 
@@ -72,7 +72,7 @@ impl Touch {
     }
 }
 
-/// Adds to a word for a while; how often.
+/// Adds to a word for a while. Returns the number of additions.
 pub(super) fn add(node: &Node, page: u32, millis: u64) -> u64 {
     let word = &SharedWords::of(node).pages(page..page + 1)[0];
     let end = Instant::now() + Duration::from_millis(millis);
@@ -84,7 +84,7 @@ pub(super) fn add(node: &Node, page: u32, millis: u64) -> u64 {
     times
 }
 
-/// Reads all of these pages as a copy of them is made.
+/// Reads all of these pages, as a copy of them does.
 pub(super) fn scan(node: &Node, pages: Range<u32>) -> JobResult {
     let before = now_ns();
     let words = SharedWords::of(node).pages(pages);

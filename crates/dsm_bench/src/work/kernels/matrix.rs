@@ -1,4 +1,4 @@
-//! C = A x B: each thread some rows of C; A and B are on node 0, and come from there.
+//! Matrix product C = A x B: each thread computes some rows of C. A and B are fetched from node 0.
 
 use super::{ThreadShare, Sum};
 use crate::shared::{get, set};

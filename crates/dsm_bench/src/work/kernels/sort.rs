@@ -1,4 +1,4 @@
-//! Integer sort as NAS IS does it: each thread counts its keys by itself and adds its counts to one table for all.
+//! Integer sort as in NAS IS: each thread counts its keys and adds its counts to one shared table.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -6,7 +6,7 @@ use super::{ThreadShare, Sum};
 use crate::shared::PAGE_WORDS;
 
 const KEYS: usize = 1 << 14;
-/// Of the table, and the lock's.
+/// Pages of the table and the lock.
 pub const PAGES: u32 = (KEYS / PAGE_WORDS) as u32 + 1;
 const TURNS: usize = 10;
 
@@ -28,7 +28,7 @@ pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
             }
         });
         share.end_phase();
-        // Everybody ranks its own keys by the whole table.
+        // Each thread ranks its own keys by the whole table.
         let mut before = 0;
         for (rank, word) in counts.iter_mut().zip(table) {
             *rank = before;
@@ -43,7 +43,7 @@ pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
     })
 }
 
-/// The key of that number.
+/// Returns the key with that number.
 fn key(number: usize) -> usize {
     let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) as usize % KEYS

@@ -1,10 +1,11 @@
-//! The shortest tour, by branch and bound: threads take beginnings of tours from one counter, and share the best length.
+//! Shortest tour, by branch and bound: threads take beginnings of tours from one counter, and share the best
+//! length.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use super::{ThreadShare, Sum};
 
-/// More would take hours.
+/// Largest number of towns: more would take hours.
 const TOWNS_MAX: usize = 16;
 
 pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
@@ -46,7 +47,7 @@ pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
     Box::new(move || best.load(SeqCst))
 }
 
-/// All ways on from a town; `known` is told of each whole tour's length, and says the best one.
+/// Visits all continuations from a town. `known` records each whole tour's length and returns the best one.
 fn visit(
     towns: usize,
     distance: &[[u64; TOWNS_MAX]; TOWNS_MAX],
