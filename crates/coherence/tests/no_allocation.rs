@@ -1,4 +1,4 @@
-//! Faults and messages allocate nothing: they are handled by threads that must not wait for memory which they may be serving.
+//! Faults and messages allocate nothing: their handlers must not wait for memory that they may be serving.
 
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::cell::Cell;
 use coherence::{Access, DiscardOutcome, EFFECTS_MAX, Effect, Engine, Layout, Message, NodeId, Page};
 
 thread_local! {
-    /// By this thread: those that run tests allocate when they like.
+    /// Allocations of this thread. Threads that run other tests allocate at any time.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -32,7 +32,7 @@ static COUNTED: Counted = Counted;
 const NODES: u16 = 4;
 const PAGES: u32 = 64;
 
-/// Messages under way, and the list of effects, in room that exists before.
+/// Messages in flight and the list of effects, in preallocated memory.
 struct Network {
     under_way: Vec<(NodeId, NodeId, Message)>,
     effects: Vec<Effect>,
@@ -40,7 +40,7 @@ struct Network {
 }
 
 impl Network {
-    /// Passes one event to a node's engine, and performs its effects.
+    /// Passes an event to a node's engine, and performs its effects.
     fn turn<T>(
         &mut self,
         node: NodeId,

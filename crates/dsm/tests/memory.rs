@@ -1,4 +1,4 @@
-//! What a program sees of the memory: one copy of everything.
+//! The memory as a program sees it: one copy of everything.
 
 mod support;
 
@@ -146,7 +146,7 @@ fn an_access_that_crosses_pages_of_two_nodes_completes() {
                 let memory = memory.clone();
                 std::thread::spawn(move || {
                     let node = &memory.nodes[thread];
-                    // Page 7 is managed by node 0, page 8 by node 1; each takes the other's away.
+                    // Node 0 manages page 7, node 1 page 8; each invalidates the other's copy.
                     let at = node.view().wrapping_add(8 * dsm::PAGE_BYTES - 4).cast::<u64>();
                     for turn in 0..500_u64 {
                         // SAFETY: within the view; nobody relies on the value.
@@ -180,7 +180,7 @@ fn system_calls_use_pages_that_are_elsewhere() {
     });
 }
 
-/// Its lanes are told by the sockets, as those carry nothing else.
+/// The sockets report the end, as they carry nothing else.
 #[test]
 fn the_end_of_a_node_ends_the_others_whatever_their_streams_go_by() {
     within(LIMIT, || {

@@ -15,7 +15,7 @@ fn pair() -> (Link, Link) {
     )
 }
 
-/// Over sockets alone, and with pipes that hold three pages.
+/// Links over sockets alone, and with pipes that hold three pages.
 fn pairs() -> [(Link, Link); 2] {
     let ([near, far], [near_pipes, far_pipes], _) = segments(2048);
     let piped = (Link::new(near, Some(near_pipes)), Link::new(far, Some(far_pipes)));
@@ -88,7 +88,8 @@ fn next_page(link: &mut Link) -> Option<Frame> {
     unsafe { link.next_bulk(at, |_| Ok(Some(at))) }.unwrap()
 }
 
-/// Otherwise the lane looks again instead of sleeping, and keeps its CPU from the thread that waited for the page.
+/// Otherwise the page server would poll again instead of sleeping, and keep its CPU from the thread that
+/// waited for the page.
 #[test]
 fn who_has_received_a_page_whole_may_sleep_as_the_kernel_tells_of_the_next() {
     let (mut near, mut far) = pair();
@@ -131,7 +132,7 @@ fn requests_and_pages_mixed_and_cut_anywhere_come_apart() {
         let (control, _far_control) = UnixStream::pair().unwrap();
         let (bulk, mut far) = UnixStream::pair().unwrap();
         let mut link = Link::new([control.into(), bulk.into()], None);
-        // An even number has a page of it.
+        // Even numbers have a page attached.
         let numbers: Vec<u8> = (0..20).map(|_| random.u8(..)).collect();
         let mut sent = Vec::new();
         for number in &numbers {

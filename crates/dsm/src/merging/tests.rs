@@ -1,4 +1,4 @@
-//! One real node, and others that say what a test has them say.
+//! One real node, and others whose frames a test writes.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -20,7 +20,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const SETTLE_TIME: Duration = Duration::from_millis(30);
 const PAGES: u32 = 128;
 
-/// Another node's ends of its streams.
+/// The remote ends of a node's streams.
 struct RemoteNode {
     control: UnixStream,
     bulk: UnixStream,
@@ -29,7 +29,7 @@ struct RemoteNode {
 /// Node 0 of a memory.
 struct World {
     node: Node,
-    /// From node 1 on.
+    /// Remote nodes, from node 1 on.
     others: Vec<RemoteNode>,
     ends: mpsc::Receiver<End>,
 }
@@ -72,12 +72,12 @@ impl World {
         &mut self.others[node - 1]
     }
 
-    /// A page that a node manages.
+    /// Returns a page that a node manages.
     fn page_of(&self, node: u16) -> u32 {
         (0..PAGES).find(|page| self.node.home(*page) == node).unwrap()
     }
 
-    /// A thread that waits for a page of another node's, who has been asked.
+    /// Starts a thread that waits for a page of another node, which has received the request.
     fn reader(&mut self, node: u16, page: u32) -> JoinHandle<[u8; PAGE_BYTES]> {
         let at = self.node.view() as usize + page as usize * PAGE_BYTES;
         // SAFETY: a page of the view, which lives until the node is dropped at the test's end.
@@ -88,13 +88,13 @@ impl World {
         reader
     }
 
-    /// A thread that has a packet of a node, which comes after so many batches of another.
+    /// Starts a thread with a packet of a node that follows `count` batches of another one.
     fn after(&self, from: usize, node: usize, count: u32) -> JoinHandle<()> {
         let causal = self.node.causal().unwrap().clone();
         thread::spawn(move || causal.after(from, &Batches::only(node, count)))
     }
 
-    /// Why it ends.
+    /// Returns the reason of the end.
     fn end(&self) -> String {
         match self.ends.recv_timeout(TEST_TIMEOUT).expect("it goes on") {
             End::ProtocolError(why) => why,
@@ -104,7 +104,7 @@ impl World {
 }
 
 impl RemoteNode {
-    /// A batch without changes, numbered as its place in the stamp says.
+    /// Sends a batch without diffs, with the number in its stamp.
     fn batch(&mut self, stamp: &[u64]) {
         self.control.write_all(&batch(stamp)).unwrap();
     }
@@ -118,13 +118,13 @@ fn message(page: u32, body: Body) -> Frame {
     .encode()
 }
 
-/// Of the sender's batches so many come before the message.
+/// Adds the number of the sender's batches that precede the message.
 fn numbered(mut frame: Frame, number: u32) -> Frame {
     frame[NUMBER_AT..].copy_from_slice(&number.to_le_bytes());
     frame
 }
 
-/// A page full of sevens, for who asked to read it.
+/// Returns a copy full of sevens.
 fn copy(page: u32, number: u32) -> Vec<u8> {
     let frame = message(
         page,
@@ -162,7 +162,7 @@ fn merge_message(page: u32, op: MergeOp, counts: &[u64]) -> Vec<u8> {
     fragments::message(&merge_message, None, counts.len())
 }
 
-/// What is said of third nodes' batches before a message.
+/// Returns an announcement of a third node's batches.
 fn said_before(node: u8, with_page: u8, count: u64) -> Frame {
     let mut frame = [
         node,
@@ -191,7 +191,7 @@ fn bytes_that_come_before_what_they_come_after_stay_as_they_are() {
     const PAGE: u32 = 100;
     let mut world = World::of(2);
     let reader = world.reader(1, PAGE);
-    // It comes before a batch that it comes after, and with other messages close behind.
+    // The message arrives before its predecessor, and other messages follow at once.
     let mut sent = copy(PAGE, 1);
     for page in [1, 2] {
         sent.extend(message(page, Body::Request { access: Access::Read }));
@@ -241,7 +241,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
         ),
         "{said:?}"
     );
-    // It has all its bytes here, and who wants it before it is open asks for it all the same.
+    // The page has all its bytes here; a thread that needs it before it is open requests it all the same.
     let reader = world.reader(1, PAGE);
     let both = [1, 2].map(|page| message(page, Body::Request { access: Access::Read }));
     let far = world.other(1);
@@ -260,7 +260,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
 fn a_message_waits_for_what_its_sender_had_of_a_third_node() {
     let mut world = World::of(3);
     for round in 0..3 {
-        // Node 2 has applied so many batches of node 1, which are not here yet.
+        // Node 2 has applied that many batches of node 1, which have not arrived here.
         let page = world.page_of(2) + round;
         let reader = world.reader(2, page);
         let count = u64::from(round) * 2 + 2;
@@ -279,13 +279,13 @@ fn a_message_waits_for_what_its_sender_had_of_a_third_node() {
 fn what_is_said_on_one_stream_holds_for_that_one_until_more_is_said() {
     let mut world = World::of(3);
     let page = world.page_of(2);
-    // Of messages without a page: one with a page has overtaken what those come after.
+    // A message with a page has overtaken the predecessors of messages without one.
     let reader = world.reader(2, page);
     world.other(2).control.write_all(&said_before(1, 0, 1)).unwrap();
     thread::sleep(SETTLE_TIME);
     world.other(2).bulk.write_all(&copy(page, 0)).unwrap();
     assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
-    // It is said once, and holds for the next one too.
+    // The announcement also holds for the next message.
     let fresh = Body::Copy { bytes: Payload::Zero };
     let readers = [page + 1, page + 2].map(|page| {
         let reader = world.reader(2, page);
@@ -305,7 +305,8 @@ fn batches_wait_for_those_of_others_that_they_come_after() {
     let mut world = World::of(4);
     let causal = world.node.causal().unwrap().clone();
     let waits = world.after(3, 3, 1);
-    // 3 after 2 after 1, heard in the reverse order; node 3's pieces among those of node 2.
+    // Batch 3 follows 2 and 2 follows 1; they arrive in reverse order, with node 3's fragments among those of
+    // node 2.
     let fragments =
         [batch(&[0, 1, 1, 1]), batch(&[0, 1, 1, 0])].map(|all| all.as_chunks::<FRAME_BYTES>().0.to_vec());
     for (first, second) in fragments[0].iter().zip(&fragments[1]) {
@@ -318,7 +319,7 @@ fn batches_wait_for_those_of_others_that_they_come_after() {
     assert!(!waits.is_finished());
     world.other(1).batch(&[0, 1, 0, 0]);
     waits.join().unwrap();
-    // All three, and what this node sends now comes after them.
+    // All three are applied, and this node's next message follows them.
     let before = causal.before();
     assert_eq!([0, 1, 2, 3].map(|node| before.of(node)), [0, 1, 1, 1]);
     assert!(world.ends.try_recv().is_err());
@@ -330,7 +331,7 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
     world.other(1).batch(&[0, 1, 0]);
     world.after(1, 1, 1).join().unwrap();
     let page = world.page_of(0);
-    // Node 2 wants pages that nobody has written: they go without bytes, so on the control stream.
+    // Node 2 requests pages that no node has written: the replies have no bytes and use the control stream.
     let ask = |page| message(page, Body::Request { access: Access::Read });
     let mut came = [0; FRAME_BYTES];
     for (page, is_said) in [(page, true), (page + 1, false)] {
@@ -343,7 +344,7 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
         far.control.read_exact(&mut came).unwrap();
         assert_eq!(came, message(page, Body::Copy { bytes: Payload::Zero }));
     }
-    // One that was written has its bytes beside it, on the other stream.
+    // A written page has its bytes attached and uses the other stream.
     let word = world.node.view().wrapping_add((page as usize + 2) * PAGE_BYTES);
     // SAFETY: within the view.
     unsafe { word.write_volatile(9) };
@@ -364,7 +365,7 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
     let mut bytes = [0; PAGE_BYTES];
     far.bulk.read_exact(&mut bytes).unwrap();
     assert_eq!(bytes[0], 9);
-    // Who sent the batch knows of it.
+    // The sender of a batch needs no announcement of it.
     let far = world.other(1);
     far.bulk.write_all(&ask(page)).unwrap();
     far.control.read_exact(&mut came).unwrap();
@@ -425,7 +426,7 @@ fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
             why.starts_with("node 2: ") && !why.contains("do not come"),
             "{what}: {why}"
         );
-        // Nobody waits for ever, and the others are told.
+        // No thread waits for ever, and the others receive the reason.
         waits.join().unwrap();
         let mut told = [0; FRAME_BYTES];
         world.other(1).control.read_exact(&mut told).unwrap();
@@ -443,7 +444,7 @@ fn packets_that_come_after_what_can_not_be_end_the_memory() {
         (7, u32::MAX),
     ] {
         let world = World::of(3);
-        // Who reads it does not act on it.
+        // The reader does not handle it.
         let waits = world.after(2, node, count);
         assert_eq!(
             world.end(),
@@ -471,7 +472,7 @@ fn what_comes_after_changes_that_never_come_ends_the_memory() {
             }
             _ => {
                 let page = world.page_of(2);
-                // It waits for ever.
+                // This thread waits for ever.
                 drop(world.reader(2, page));
                 world.other(2).bulk.write_all(&copy(page, 1)).unwrap();
                 None
@@ -479,7 +480,7 @@ fn what_comes_after_changes_that_never_come_ends_the_memory() {
         };
         assert_eq!(world.end(), why);
         waits.into_iter().for_each(|waits| waits.join().unwrap());
-        // The page that it waits for stays mapped.
+        // Its page stays mapped.
         std::mem::forget(world);
     }
 }

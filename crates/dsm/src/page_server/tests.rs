@@ -11,7 +11,7 @@ use crate::node::{Node, Settings};
 use crate::shape::Shape;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Of which each of three nodes manages a third.
+/// Pages, of which each of three nodes manages a third.
 const PAGES: u32 = 3 * 1024;
 const NODE_1S: u32 = PAGES / 3 + 5;
 
@@ -66,9 +66,9 @@ fn a_page_that_has_come_in_part_is_not_where_another_nodes_messages_come() {
         let page = Page(NODE_1S);
         far_bulk_1.write_all(&Message { page, body }.encode()).unwrap();
         far_bulk_1.write_all(&[7; 100]).unwrap();
-        // Enough for the lane to have taken that: what it takes later is right in any case.
+        // Long enough for the page server to have handled it; a later one is correct in any case.
         std::thread::sleep(Duration::from_millis(50));
-        // Two requests at once: what follows the first has to be received somewhere.
+        // Two requests at once: the bytes after the first one are received somewhere.
         far_bulk_2.write_all(&[ask(1), ask(2)].concat()).unwrap();
         for page in [1, 2] {
             far_bulk_2.read_exact(&mut frame).unwrap();

@@ -4,10 +4,10 @@ use coherence::{Access, Body, Effect, Engine, Layout, Message, NodeId, Page, Rig
 
 use super::*;
 
-/// Past all pages of these tests.
+/// A page past all pages of these tests.
 const END: u32 = 10_000;
 
-/// Reads pages of which none is here but those that were asked for; the windows, as how many pages each has.
+/// Reads pages of which only prefetched ones are here. Returns the length of each window.
 fn windows(ahead: &mut ReadPrefetcher, pages: impl Iterator<Item = u32>) -> Vec<(u32, u32)> {
     let mut here = BTreeSet::new();
     let mut windows = Vec::new();
@@ -47,7 +47,7 @@ fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
     assert!(windows.iter().all(|(_, asked)| *asked == 0), "{windows:?}");
 }
 
-/// What comes beyond the end of a short run is in its owner's way, and nobody's gain.
+/// Pages past the end of a short run are wasted, and disturb their owner.
 #[test]
 fn of_short_runs_two_pages_at_most_are_asked_for_past_their_end() {
     for (run, past) in [(1, 0), (2, 2), (3, 1), (4, 0)] {
@@ -87,7 +87,7 @@ fn a_fault_in_the_second_half_of_a_window_asks_on_and_one_in_the_first_does_not(
     for page in [0, 1, 4] {
         ahead.on_read_fault(page, END, |_| false);
     }
-    // Pages 5 to 8 are on their way.
+    // Pages 5 to 8 are in flight.
     assert_eq!(ahead.on_read_fault(5, END, |_| false), 5..5);
     assert_eq!(ahead.on_read_fault(6, END, |_| false), 6..6);
     assert_eq!(ahead.on_read_fault(7, END, |_| false), 9..16);
@@ -165,12 +165,12 @@ fn a_page_that_was_taken_is_left_out_for_a_while() {
     assert!(!ahead.was_invalidated_lately(70));
 }
 
-/// EnginePair nodes: the first one has written all pages, and takes some back; the second reads.
+/// Two nodes: the first one has written all pages and invalidates some; the second reads.
 struct EnginePair {
     engines: [Engine; 2],
     rights: [Vec<Right>; 2],
     way: VecDeque<(usize, Message)>,
-    /// Pages that node 1 has asked for.
+    /// Pages that node 1 has requested.
     asked: BTreeSet<u32>,
     granted: Vec<(usize, Page)>,
 }
@@ -236,7 +236,7 @@ impl EnginePair {
         }
     }
 
-    /// One message, whichever it is; what it grants is used.
+    /// Delivers any one message; a granted page is used.
     fn deliver(&mut self, ahead: &mut ReadPrefetcher, random: &mut fastrand::Rng) {
         let Some((to, message)) = self.way.remove(random.usize(..self.way.len().max(1))) else {
             return;
@@ -262,8 +262,8 @@ impl EnginePair {
     }
 }
 
-/// Whatever is read, taken and answered in whichever order: never more than the longest window at once, each page once until it is
-/// answered, nothing past the end, and all reads are answered.
+/// In every order of reads, invalidations and replies: at most one window is pending, each page is requested
+/// once until its reply, nothing past the end, and every read completes.
 #[test]
 fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
     let (mut total, mut joined) = (0, 0);

@@ -7,10 +7,10 @@ use urpc::pipe::WORD_BYTES;
 
 use super::*;
 
-/// Of a pipe that holds much less than what the tests send.
+/// Words of a pipe that holds much less than the tests send.
 const WORDS: usize = 128;
 
-/// Two streams' ends, near and far, over pipes of so many words.
+/// Returns the near and far ends of two streams, over pipes of that many words.
 pub(crate) fn wires<const N: usize>(words: usize) -> [[Wire; N]; 2] {
     let (sockets, pipes, _) = segments(words);
     let mut ends = sockets
@@ -23,7 +23,7 @@ pub(crate) fn wires<const N: usize>(words: usize) -> [[Wire; N]; 2] {
     std::array::from_fn(|_| ends.next().unwrap())
 }
 
-/// What [`wires`] are made of, and their memory.
+/// Returns the parts of [`wires`], and their memory.
 pub(crate) fn segments<const N: usize>(words: usize) -> ([[OwnedFd; N]; 2], [[Pipes; N]; 2], File) {
     let memory = tempfile::tempfile_in("/dev/shm").unwrap();
     let room = (urpc::pipe::Pipe::bytes(words) as u64).next_multiple_of(4096);
@@ -72,7 +72,7 @@ fn receive(wire: &mut Wire, most: usize) -> io::Result<Option<Vec<u8>>> {
     }))
 }
 
-/// Sleeps as a lane does; false if nothing came in 20 s.
+/// Sleeps as a page server does. Returns false if nothing arrived in 20 s.
 fn sleep(wire: &mut Wire) -> bool {
     if wire.prepare_to_sleep() {
         let mut wait = [PollFd::new(wire.socket.as_fd(), PollFlags::POLLIN)];
@@ -131,7 +131,7 @@ fn who_would_sleep_over_bytes_does_not_and_who_sleeps_is_rung_for() {
     assert_eq!(poll(&mut wait, PollTimeout::ZERO), Ok(0), "it was heard");
 }
 
-/// Each sleeps before each message but some, which come while it looks.
+/// Each end sleeps before each message except some, which arrive while it polls.
 #[test]
 fn two_that_sleep_answer_each_other_a_hundred_thousand_times() {
     const TIMES: u64 = 100_000;
@@ -150,7 +150,7 @@ fn two_that_sleep_answer_each_other_a_hundred_thousand_times() {
     answering.join().unwrap();
 }
 
-/// Lanes are not to wait for each other: each sends, and only then reads.
+/// Page servers must not wait for each other: each sends, and only then reads.
 #[test]
 fn both_sides_send_more_than_a_pipe_holds_before_either_reads() {
     const BYTES: usize = 40 * WORDS * WORD_BYTES;
@@ -167,7 +167,7 @@ fn both_sides_send_more_than_a_pipe_holds_before_either_reads() {
             while came.len() < BYTES {
                 came.extend(next(&mut wire, 1000 * WORD_BYTES));
             }
-            // What is still kept for the other side goes on while this one sleeps, and it is there until both are done.
+            // The backlog drains while this end sleeps, and stays until both are done.
             (wire, came)
         }
     };
@@ -189,7 +189,8 @@ fn both_sides_send_more_than_a_pipe_holds_before_either_reads() {
     }
 }
 
-/// The writer has more than it may keep, and waits; the reader takes what it can, and then sleeps and is rung for, or polls on.
+/// The writer fills its backlog and waits; the reader takes bytes, and then sleeps and is rung for, or polls
+/// on.
 #[test]
 fn who_sends_without_end_waits_for_room_and_goes_on() {
     const BYTES: usize = 2 * BUFFER_BYTES;
@@ -199,7 +200,7 @@ fn who_sends_without_end_waits_for_room_and_goes_on() {
             for piece in pattern(BYTES).chunks(4096) {
                 send(&mut near, piece).unwrap();
             }
-            // The rest goes as room comes, though nothing else does.
+            // The rest is sent as room appears, though nothing else happens.
             loop {
                 assert_eq!(receive(&mut near, 64).unwrap(), None);
                 if near.shm.as_ref().unwrap().backlog.is_empty() {
@@ -242,13 +243,13 @@ fn what_was_sent_before_the_end_comes_before_it() {
     );
 }
 
-/// Also if both come between a look into the pipe and one at the socket, which some of so many do.
+/// Also if both arrive between a read of the pipe and one of the socket, as in some of these rounds.
 #[test]
 fn who_looks_while_the_other_side_sends_and_ends_has_what_was_sent() {
     for round in 0..300_u64 {
         let (mut near, mut far) = wire_pair();
         let sending = thread::spawn(move || {
-            // Now and then later, as who looks takes its time to begin.
+            // Sometimes later, as the poller takes time to begin.
             (0..round % 200 * 20).for_each(|_| std::hint::spin_loop());
             send(&mut near, &[7; 16]).unwrap();
         });

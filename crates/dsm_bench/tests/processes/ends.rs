@@ -1,4 +1,4 @@
-//! Who may be a node, what they share, and how it ends.
+//! Admission of nodes, the memory that they share, and the end of a session.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
         urpc::tls::make(&keys, ["west", "east"]).unwrap();
         let keys = keys.to_str().unwrap().to_owned();
         let (others, peers) = ChildNodes::start(1, &keys);
-        // Without a key nobody is let in, and the one with a key still is.
+        // A node without a key is refused, and the one with a key still joins.
         let stranger = Peer {
             name: None,
             ..peers[0].clone()
@@ -56,7 +56,7 @@ fn a_node_that_dies_is_named_by_all_others() {
         }
         let reason = LOST.lock().unwrap().clone().expect("node 0 noticed nothing");
         assert!(reason.starts_with(&dead), "{reason}");
-        // Node 2 ends too, and says why.
+        // Node 2 ends too, and prints why.
         let mut said = String::new();
         others.0[1]
             .stdout
@@ -70,7 +70,7 @@ fn a_node_that_dies_is_named_by_all_others() {
     });
 }
 
-/// Three processes whose lanes poll a while and then sleep.
+/// Three processes whose page servers poll a while and then sleep.
 #[test]
 fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
     static LOST: Mutex<Option<String>> = Mutex::new(None);

@@ -1,6 +1,6 @@
 //! Nodes that are processes, over TCP on this host.
 //!
-//! The other processes are this test program again, asked for the test `being_another_node` alone.
+//! The other processes are this test program again, which runs the test `being_another_node` alone.
 
 use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
@@ -26,11 +26,11 @@ mod support;
 
 use support::{LIMIT, shape, within, word};
 
-/// Says that this process is another node; with keys, their folder and its name.
+/// Set in a process that is another node; with keys, their folder and its name.
 const ROLE: &str = "DSM_TEST_NODE";
-/// The memory that it shares with the others, if it does.
+/// File of the memory that it shares with the others, if it does.
 const MEMORY: &str = "DSM_TEST_MEMORY";
-/// The one CPU that it uses, its lanes at real-time priority, if that is said.
+/// The CPU that it uses, with page servers at real-time priority, if set.
 const CPU: &str = "DSM_TEST_CPU";
 const LISTENS: &str = "listens at ";
 
@@ -55,7 +55,8 @@ fn being_another_node() {
     dsm_bench::serve(&listener, options, &settings, lost, |_| {}).unwrap();
 }
 
-/// Of a node that shares a CPU with others, as `mirrorball dsm bench` has them if there are more nodes than CPUs.
+/// Settings of a node that shares a CPU with others, as `mirrorball dsm bench` has them if there are more
+/// nodes than CPUs.
 fn sharing(cpu: usize) -> Settings {
     Settings {
         cpus: vec![cpu],
@@ -65,7 +66,7 @@ fn sharing(cpu: usize) -> Settings {
     }
 }
 
-/// This thread, and those that it starts.
+/// Pins this thread, and those that it starts.
 fn keep_to(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu).unwrap();
@@ -80,7 +81,7 @@ fn security(keys: &str, name: &str) -> Security {
     Security::Tls(Box::new(identity))
 }
 
-/// Other processes, which are ended with this.
+/// Processes of other nodes. Dropping it ends them.
 struct ChildNodes(Vec<Child>);
 
 impl Drop for ChildNodes {
@@ -97,7 +98,7 @@ impl ChildNodes {
         Self::start_on(&vec![None; usize::from(count)], keys, None)
     }
 
-    /// Each on the CPU that is said for it.
+    /// Starts each node on its CPU, if it has one.
     fn start_on(cpus: &[Option<usize>], keys: &str, memory: Option<&Path>) -> (Self, Vec<Peer>) {
         let mut others = Self(Vec::new());
         let mut peers = Vec::new();
@@ -127,7 +128,7 @@ impl ChildNodes {
         (others, peers)
     }
 
-    /// All end by themselves, and well.
+    /// Checks that all end by themselves without an error.
     fn end(mut self) {
         for child in &mut self.0 {
             let end = Instant::now() + Duration::from_secs(20);
@@ -155,7 +156,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something with a memory of so many processes.
+/// Runs `work` with a memory of several processes.
 fn with_memory(shape: Shape, work: impl FnOnce(&Session) + Send + 'static) {
     let _alone = alone();
     within(LIMIT, move || {
@@ -167,7 +168,7 @@ fn with_memory(shape: Shape, work: impl FnOnce(&Session) + Send + 'static) {
     });
 }
 
-/// Each of three nodes adds to a word of a page for so long, and none of that is lost.
+/// Each of three nodes adds to a word of a page for a while, and no addition is lost.
 #[track_caller]
 fn additions_count(session: &Session, page: u32, millis: u64) {
     let job = Job::Add { page, millis };

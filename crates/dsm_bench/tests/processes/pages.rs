@@ -1,4 +1,4 @@
-//! What use of pages costs, and that all nodes see the same.
+//! Cost of accesses to pages, and agreement of all nodes on the contents.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn additions_of_all_processes_count() {
 fn each_kind_of_fault_sends_the_least() {
     const PAGES: u32 = 64;
     with_memory(shape(2, 2 * PAGES), |session| {
-        // Node 1 manages the second half. Node, write, messages and pages sent for each page.
+        // Node 1 manages the second half. Columns: node, write, messages and pages sent for each page.
         for (step, (node, write, messages, pages)) in [
             (1, true, 0, 0),
             (0, false, 2, 1),
@@ -59,7 +59,7 @@ fn each_kind_of_fault_sends_the_least() {
     });
 }
 
-/// As long as reads go on, a thread waits for the first page of each window, and for others that have been asked for already. What they cost
+/// While reads continue, a thread waits for the first page of each window, and for pages in flight. The cost
 /// is the same.
 #[test]
 fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
@@ -83,7 +83,8 @@ fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
                 "{answer:?}"
             );
             let all = u64::from(PAGES);
-            // On a busy host a page may not have been used yet where it was written: who does not wait gets none.
+            // On a busy host a page may not have been used yet where it was written: a prefetch is then
+            // refused.
             assert_eq!(
                 (sent.messages, sent.pages),
                 (2 * (all + sent.declined), all),
@@ -94,7 +95,7 @@ fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
             assert_eq!(waits + sent.ahead, all, "ahead {ahead}: {sent:?}");
             let expected = if ahead { 1..=all / 8 } else { all..=all };
             assert!(expected.contains(&waits), "ahead {ahead}: {waits} waits");
-            // Pages that came so go as any other.
+            // Prefetched pages are invalidated like any other.
             let before = session.meter().unwrap();
             session.run_on(1, Job::Touch(write)).unwrap();
             let sent = session.meter().unwrap() - before;
@@ -103,7 +104,7 @@ fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
     });
 }
 
-/// Who fills what another node manages and nobody has written takes the next pages along, and takes nothing along of what others have
+/// A thread that fills zero pages of another manager prefetches the next ones, and none that other nodes have
 /// written.
 #[test]
 fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh() {
@@ -124,7 +125,7 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
             session.run_all(&vec![Job::Ahead(ahead); 2]).unwrap();
             let sent = write(0, from..from + 128);
             assert_eq!(sent.pages, 0, "nobody had written them: {sent:?}");
-            // Also for pages that are on their way, which depends on who is how fast.
+            // Also for pages in flight, which depends on timing.
             let expected = if ahead { 1..=64 } else { 128..=128 };
             assert!(expected.contains(&sent.writes.count), "ahead {ahead}: {sent:?}");
             assert!(sent.writes.count + sent.filled >= 128, "ahead {ahead}: {sent:?}");
@@ -134,7 +135,7 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
                 "ahead {ahead}"
             );
         }
-        // What the manager has written is there, and goes when it is wanted.
+        // The manager's own writes are there, and move when requested.
         let rest = PAGES + 256..PAGES + 320;
         write(1, rest.clone());
         let before = session.meter().unwrap();
@@ -149,7 +150,7 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
     });
 }
 
-/// Beyond what was written there is nothing to fetch: no copy is made of a page that nobody has written.
+/// No copy is made of a page that no node has written.
 #[test]
 fn what_nobody_has_written_is_not_fetched_ahead() {
     const PAGES: u32 = 256;
@@ -161,7 +162,7 @@ fn what_nobody_has_written_is_not_fetched_ahead() {
             threads: 1,
             order: AccessOrder::Ascending,
         };
-        // The manager's first writes take whole runs of pages along.
+        // The manager's first writes claim whole runs of pages.
         session
             .run_on(1, Job::Touch(touch(PAGES..PAGES + 96, true)))
             .unwrap();
@@ -169,7 +170,7 @@ fn what_nobody_has_written_is_not_fetched_ahead() {
         let sent = session.meter().unwrap();
         assert_eq!(sent.pages, 96, "only what was written");
         assert!(sent.declined > 0, "{sent:?}");
-        // So the manager still has them for itself, and without a message.
+        // So the manager still owns them alone, and sends no message.
         session
             .run_on(1, Job::Touch(touch(PAGES + 96..2 * PAGES, true)))
             .unwrap();
@@ -195,7 +196,7 @@ fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
             };
             session.run_on(node, Job::Touch(touch)).unwrap();
         };
-        // Both have memory for all of it, and node 1 owns it.
+        // Both nodes have memory for all pages, and node 1 owns them.
         touch(0, true);
         touch(1, true);
         let resident = || -> Vec<u64> {
@@ -214,9 +215,10 @@ fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
             }
             let sent = session.meter().unwrap() - before;
             assert_eq!((sent.pages, sent.discarded), (0, u64::from(PAGES)));
-            // Half are managed by who owns them. At first node 1 owns the other half, then node 0 has copies: two messages each.
+            // The owners manage half of the pages. At first node 1 owns the other half, then node 0 has
+            // copies: two messages each.
             assert_eq!(sent.messages, u64::from(PAGES));
-            // Zeroes, which are not sent either.
+            // Zero pages, which are not sent either.
             touch(0, false);
             assert_eq!((session.meter().unwrap() - before).pages, 0);
             assert_eq!(word(session.node(), 5, 0).load(SeqCst), 0);

@@ -1,4 +1,4 @@
-//! Programs on several nodes, and the order in which nodes see what others write.
+//! Programs on several nodes, and the memory order between nodes.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn memory_order_is_that_of_x86() {
     }
 }
 
-/// Each test with one CPU in each node and with two.
+/// Returns each test with one CPU in each node and with two.
 fn each_test_with_one_and_two_cpus() -> impl Iterator<Item = (Test, u16)> {
     [1, litmus::CPUS_MAX]
         .into_iter()
@@ -87,8 +87,9 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
     );
 }
 
-/// Lanes at real-time priority on a CPU that they share must leave it to the threads whose pages they hold. While they looked at these each 5 us,
-/// this took half a minute or more, and larger programs did not end within minutes; it takes 2 s. Where real-time priority is refused it shows nothing.
+/// Page servers at real-time priority on a shared CPU must leave it to the threads whose pages they hold.
+/// While they checked these each 5 us, this took half a minute or more, and larger programs did not end
+/// within minutes; it takes 2 s. Where real-time priority is refused it shows nothing.
 #[test]
 fn four_nodes_on_two_cpus_end() {
     const NODES: u16 = 4;
@@ -164,7 +165,7 @@ fn programs_tell_what_each_node_waited_for_in_each_phase() {
             figures.collect::<Vec<_>>()
         };
         let waits = |part: &kernels::Part| part.reads + part.writes + part.upgrades;
-        // On one node nobody waits: what a program starts from is where it is used.
+        // On one node no thread waits: a program's input is where it is used.
         let alone = run(Kernel::Sor, size, 1).remove(0);
         assert!(
             alone.phases.iter().all(|phase| waits(&phase.together) == 0),
@@ -174,7 +175,7 @@ fn programs_tell_what_each_node_waited_for_in_each_phase() {
             alone.phases.iter().any(|phase| phase.together.cpu_ns > 0),
             "{alone:?}"
         );
-        // Each half turn of 40 needs the other's row, and they meet after it.
+        // Each half turn of 40 needs the other's row; a barrier follows it.
         for figures in run(Kernel::Sor, size, 2) {
             assert_eq!(figures.phases.len(), 40, "{figures:?}");
             let told: u64 = figures.phases.iter().map(|phase| waits(&phase.together)).sum();
@@ -182,8 +183,8 @@ fn programs_tell_what_each_node_waited_for_in_each_phase() {
             let counted = meter.reads.count + meter.writes.count + meter.upgrades.count;
             assert!((40..=counted).contains(&told), "{figures:?}");
         }
-        // The table's 32 pages go from one to the other in each of ten turns, and whoever has the lock waits for them. The last may
-        // have them still.
+        // The table's 32 pages move in each of ten turns, and the lock's holder waits for them. The last
+        // holder may have them still.
         let turns: u64 = run(Kernel::Sort, sort_size, 2)
             .iter()
             .flat_map(|figures| &figures.phases)

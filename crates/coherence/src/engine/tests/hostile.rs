@@ -1,4 +1,4 @@
-//! Messages that make no sense, and layouts.
+//! Messages that violate the protocol, and invalid layouts.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::{
 const NODES: u16 = 3;
 const PAGES: u32 = 6;
 
-/// Checks what an event requires of the driver, and empties the list.
+/// Checks the effects of an event, and empties the list.
 fn check(effects: &mut Vec<Effect>) {
     assert!(effects.len() <= EFFECTS_MAX, "{effects:?}");
     for effect in effects.drain(..) {
@@ -89,7 +89,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Nothing panics, nothing goes to nodes that there are not, and what is refused leaves no trace.
+    /// Nothing panics, nothing is sent to nodes that do not exist, and a refused message leaves no trace.
     #[test]
     fn any_messages(me in 0..NODES, events in proptest::collection::vec(event(), 0..300)) {
         let mut engine = engine(me);
@@ -119,7 +119,7 @@ proptest! {
         }
     }
 
-    /// Bytes are a message in one way at most.
+    /// Bytes decode to at most one message.
     #[test]
     fn any_bytes(mut bytes: [u8; MESSAGE_BYTES], kind in 0_u8..0x18, is_short: bool) {
         bytes[4] = kind;
@@ -150,14 +150,14 @@ fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
     let body = Body::Invalidate;
     let refusal = ProtocolError::Unexpected { from, page, body };
     assert_eq!(receive(1, invalidate), Err(refusal));
-    // One that has a copy asks for another.
+    // A node with a copy requests another.
     let ask = Message {
         page,
         body: Body::Request { access: Access::Read },
     };
     assert_eq!(receive(1, ask), Ok(()));
     assert!(receive(1, ask).is_err());
-    // This node asks nobody for its own page.
+    // This node sends no request for its own page.
     let copy = Body::Copy {
         bytes: Payload::Attached,
     };
@@ -183,7 +183,7 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
             copyset: Nodes::NONE,
         })
     };
-    // Who asked to write is not told to discard.
+    // A node that requested to write is not granted a discard.
     let told = ownership(Want::Discard, Payload::Zero);
     assert!(owner.receive(NodeId(1), told, &mut Vec::new()).is_err());
     let given = ownership(Want::Write, Payload::Zero);
@@ -213,7 +213,7 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
     }
     assert_eq!(manager.receive(NodeId(2), told, &mut Vec::new()), Ok(()));
     assert!(manager.is_alone(page) && owner.is_absent(page));
-    // Nobody asks for a discard by a message.
+    // No request of a node is a discard.
     let mut asks = ask(Access::Read).encode();
     asks[6] |= 1 << 3;
     assert!(Message::decode(&asks).is_err());

@@ -1,11 +1,11 @@
-//! What must hold of a page at any time, and at rest.
+//! Invariants of a page at any time, and at rest.
 
 use super::world::{Packet, World, at};
 use crate::state::{NextOwner, Stage};
 use crate::{Body, NodeId, Nodes, Page, Right};
 
 impl World {
-    /// What must not be of a page, if it is; `under_way` are the messages about it.
+    /// Returns a violated invariant of a page; `under_way` are the messages about it.
     pub fn wrong(&self, page: Page, under_way: impl Iterator<Item = Packet>) -> Option<&'static str> {
         if self.environment.broken.is_some() {
             return self.environment.broken;
@@ -54,7 +54,7 @@ impl World {
         None
     }
 
-    /// What must not be of a page when nothing moves any more, if it is.
+    /// Returns a violated invariant of a page when nothing is in flight.
     pub fn wrong_at_rest(&self, page: Page) -> Option<&'static str> {
         if !self.environment.queues[at(page.0)].is_empty() {
             return Some("a request without an answer");

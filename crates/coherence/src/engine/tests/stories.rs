@@ -1,5 +1,5 @@
-//! Long stories by seed: four to sixteen nodes with up to three processors each, hundreds of pages of which a few are hot, and
-//! messages and holds that take as long as chance has it.
+//! Random long runs by seed: four to sixteen nodes of up to three processors, hundreds of pages of which a
+//! few are hot, and random delays of messages and holds.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -19,23 +19,23 @@ enum Event {
     Used(u16, u32),
 }
 
-/// What processors do with pages.
+/// Sharing patterns (Munin).
 #[derive(Clone, Copy, Debug)]
 enum SharingPattern {
-    /// Anything.
+    /// Random accesses.
     Any,
-    /// They read a page and write it then.
+    /// Each node reads a page and then writes it.
     Migratory,
-    /// Each page has one that writes it.
+    /// One node writes each page, the others read it.
     ProducerConsumer,
 }
 
-/// It is done once the processor has the rights for all of it at one time.
+/// An instruction, which completes once the processor has the rights for all of it at the same time.
 #[derive(Clone, Copy, Debug)]
 struct Instruction {
     op: Op,
     also: Option<Op>,
-    /// Of a discard that is being done: how many steps the processor had done before.
+    /// Of a discard in progress: steps that the processor had done before.
     begun: Option<usize>,
 }
 
@@ -45,19 +45,19 @@ struct Story {
     pages: u32,
     pattern: SharingPattern,
     asks_ahead: bool,
-    /// Each processor's next instruction, and how many it has yet to do.
+    /// Next instruction of each processor, and how many are left.
     programs: Vec<Vec<(Instruction, u32)>>,
     agenda: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    /// By their number.
+    /// Messages in flight by number.
     under_way: BTreeMap<u64, Packet>,
-    /// Held pages: the ends of their holds are planned.
+    /// Held pages whose end of hold is scheduled.
     holds: BTreeSet<(u16, u32)>,
     now: u64,
     count: u64,
     value: u32,
-    /// The longest that a message or a hold takes.
+    /// Largest delay of a message or hold.
     delay: usize,
-    /// Discards of pages that were asked for ahead and not answered yet, or of which the manager has a copy so.
+    /// Discards of pages with a pending prefetch, or with a prefetched copy at the manager.
     met: u64,
 }
 
@@ -107,11 +107,11 @@ impl Story {
         self.agenda.push(Reverse((self.now + delay, self.count, event)));
     }
 
-    /// What a processor does after that: one of eight instructions needs two pages.
+    /// Returns a processor's next instruction: one of eight needs two pages.
     fn instruction(&mut self, node: u16, last: Option<Op>) -> Instruction {
         let op = self.op(node, last);
         let begun = None;
-        // One of eight pages that a manager is to use it discards.
+        // One of eight accesses of a manager to its page is a discard.
         if self.world.engines[usize::from(node)].manager(op.page).0 == node && self.chance.below(8) == 0 {
             let want = Want::Discard;
             let op = Op { want, ..op };
@@ -126,7 +126,7 @@ impl Story {
         Instruction { op, also, begun }
     }
 
-    /// The part of it that the processor has no right for yet.
+    /// Returns the part of an instruction for which the processor has no right yet.
     fn lacks(&self, node: u16, instruction: Instruction) -> Option<Op> {
         let rights = &self.world.environment.rights[usize::from(node)];
         let mut parts = [Some(instruction.op), instruction.also].into_iter().flatten();
@@ -140,9 +140,9 @@ impl Story {
         })
     }
 
-    /// What a processor does after that.
+    /// Returns a processor's next operation.
     fn op(&mut self, node: u16, last: Option<Op>) -> Op {
-        // Half of all is about few pages.
+        // Half of all operations use few pages.
         let of = [self.pages, self.pages.min(3)][self.chance.below(2)];
         let below = self.chance.below(usize::try_from(of).expect("few"));
         let page = Page(u32::try_from(below).expect("few"));
@@ -166,7 +166,7 @@ impl Story {
         }
     }
 
-    /// The next event. `None` when there is none.
+    /// Runs the next event; `None` when there is none.
     fn step(&mut self) -> Option<Result<Page, String>> {
         let Reverse((now, _, event)) = self.agenda.pop()?;
         self.now = now;
@@ -216,7 +216,7 @@ impl Story {
         Some(Ok(page))
     }
 
-    /// A processor's discard goes on, or begins. Whether it is done.
+    /// Continues or begins a processor's discard. Returns whether it is done.
     fn discards(&mut self, node: u16, processor: usize) -> bool {
         let state = |story: &Self| {
             let state = &story.world.environment.processors[usize::from(node)][processor];
@@ -233,7 +233,7 @@ impl Story {
         state(self).0 > before
     }
 
-    /// Now and then a node asks ahead for the next pages.
+    /// Sometimes prefetches the next pages.
     fn prefetch(&mut self, page: Page) {
         if !self.asks_ahead || self.chance.below(24) > 0 {
             return;
@@ -245,7 +245,7 @@ impl Story {
         }
     }
 
-    /// What engines sent is on its way, who was woken goes on, and what was granted will have been used.
+    /// Schedules the messages sent, the woken processors, and the end of new holds.
     fn follow(&mut self, page: Page) {
         for packet in std::mem::take(&mut self.world.environment.outbox) {
             let number = self.count;
@@ -275,7 +275,7 @@ impl Story {
     }
 }
 
-/// How many steps it took, and what was rare in it.
+/// Runs a seed. Returns the number of steps and counts of rare events.
 fn tell(seed: u64) -> Result<[u64; 8], String> {
     let mut story = Story::new(seed);
     let mut steps = 0;

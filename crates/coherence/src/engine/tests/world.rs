@@ -1,6 +1,7 @@
-//! Nodes with engines, memory and processors, without a network: what engines send lies in `outbox`.
+//! Nodes with engines, memory and processors, without a network: messages wait in `outbox`.
 //!
-//! Contents are numbers: each write writes its own. Whatever a processor or an effect shows to be wrong ends in `broken`.
+//! Contents are numbers, a different one for each write. `broken` keeps the first violation that a processor
+//! or an effect shows.
 
 use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine, FaultOutcome};
 use crate::state::Stage;
@@ -8,10 +9,10 @@ use crate::{
     Access, Body, Counters, Data, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, ProtocolError, Right, Want,
 };
 
-/// What lies in the place of a page that a node does not have.
+/// Contents of a page that a node does not have.
 const POISON: u32 = u32::MAX;
 
-/// A message on its way, as it is written, with the page's contents if it carries them.
+/// An encoded message in flight, with the page's contents if they are attached.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Packet {
     pub from: u16,
@@ -27,47 +28,47 @@ impl Packet {
 }
 
 impl Engine {
-    /// What this node's processors may do with a page.
+    /// Returns the right of this node's processors to a page.
     pub fn right(&self, page: Page) -> Right {
         self.states[self.own_place(page)].right
     }
 
-    /// Whether a page was granted and not used since.
+    /// Returns whether a page was granted and not used since.
     pub fn is_held(&self, page: Page) -> bool {
         self.states[self.own_place(page)].is_held
     }
 }
 
-/// What a processor does in one step.
+/// One step of a processor.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Op {
-    /// A discard is for a processor of the page's manager.
+    /// Only processors of the page's manager discard.
     pub want: Want,
     pub page: Page,
 }
 
-/// A processor's state, but for what it is to do.
+/// State of a processor except its program.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Processor {
-    /// How many steps it has done.
+    /// Steps completed.
     pub done: usize,
-    /// It stands still until this page is granted.
+    /// Page that the processor waits for.
     pub waits: Option<u32>,
-    /// Or until it is forgotten, which is then its step.
+    /// The processor waits for a discard, which completes its step.
     pub discards: bool,
-    /// This page was granted while it waited, and it has not moved since.
+    /// Page that was granted while the processor waited, until its next step.
     pub woken: Option<u32>,
-    /// What it has read.
+    /// Values read.
     pub seen: Vec<u32>,
 }
 
-/// A request that a manager has put in order.
+/// A request that a manager has ordered.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct QueuedRequest {
     node: NodeId,
-    /// The page's ownership is the answer.
+    /// The reply is the page's ownership.
     owns: bool,
-    /// How often others were given the page for writing since.
+    /// Number of times that others were granted the page for writing since.
     passed: usize,
 }
 
@@ -78,31 +79,31 @@ impl QueuedRequest {
     }
 }
 
-/// Everything but the engines.
+/// The world except the engines.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Environment {
-    /// What each node's processors can do: what engines say they can is not believed.
+    /// Rights that each node's driver set up; the engines' own state is not trusted.
     pub rights: Vec<Vec<Right>>,
     pub memory: Vec<Vec<u32>>,
     stored: Vec<Vec<bool>>,
     pub processors: Vec<Vec<Processor>>,
     pub latest: Vec<u32>,
-    /// For each page the requests that have been put in order and not been answered.
+    /// For each page, the requests that were ordered and not answered.
     pub queues: Vec<Vec<QueuedRequest>>,
-    /// For each page who has asked ahead and has no answer.
+    /// For each page, the nodes with a pending prefetch.
     pub ahead: Vec<Nodes>,
     pub outbox: Vec<Packet>,
     pub broken: Option<&'static str>,
 }
 
-/// One node's driver in it.
+/// Driver of one node.
 struct NodeDriver<'a> {
     me: NodeId,
     arriving: Option<u32>,
     environment: &'a mut Environment,
 }
 
-/// Place of a node or page in lists.
+/// Index of a node or page.
 pub fn at(number: impl Into<u32>) -> usize {
     usize::try_from(number.into()).expect("32 bits fit")
 }
@@ -126,7 +127,8 @@ impl Environment {
         self.broken = self.broken.or(Some(what));
     }
 
-    /// An owner answers a request: all that were ordered before it have been, but that reads of one owner are in no order.
+    /// Checks the order of a reply: all earlier requests have been answered. Reads of one owner have no
+    /// order.
     fn answered(&mut self, page: Page, requester: NodeId, owns: bool) {
         let queue = &mut self.queues[at(page.0)];
         let place = queue.iter().position(|waiting| waiting.node == requester);
@@ -145,8 +147,8 @@ impl Environment {
 }
 
 impl Environment {
-    /// A node is given the page for writing. Of those that wait for the ownership each is passed by each other node once at most: by
-    /// what that asked for before, or by the owner's own write after it gave a copy to who asked before.
+    /// Checks fairness: each other node passes a waiting writer at most once, by an earlier request or by the
+    /// owner's own write after it sent a copy to an earlier reader.
     fn passed(&mut self, page: Page, by: NodeId) {
         let others = self.rights.len() - 1;
         let mut is_too_often = false;
@@ -279,7 +281,7 @@ impl NodeDriver<'_> {
         for processor in &mut self.environment.processors[at(self.me.0)] {
             if processor.waits == Some(page.0) {
                 processor.waits = None;
-                // Who waited to use it tries again.
+                // A thread that waited to use the page faults again.
                 match std::mem::take(&mut processor.discards) {
                     true => processor.done += 1,
                     false => processor.woken = Some(page.0),
@@ -302,7 +304,7 @@ impl NodeDriver<'_> {
     }
 }
 
-/// All nodes.
+/// All nodes of a test.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub engines: Vec<Engine>,
@@ -310,7 +312,7 @@ pub struct World {
 }
 
 impl World {
-    /// As it starts, with so many processors in each node. The layout's `me` does not matter.
+    /// Creates the initial world with a number of processors for each node. The layout's `me` is ignored.
     pub fn new(layout: &Layout, processors: &[usize]) -> Self {
         let engine = |me| {
             let layout = Layout {
@@ -337,7 +339,7 @@ impl World {
         }
     }
 
-    /// What a node's engine does with something, and what follows for its memory.
+    /// Passes an event to a node's engine, and performs its effects.
     fn turn<T>(
         &mut self,
         node: u16,
@@ -364,7 +366,7 @@ impl World {
         if is_absent && (*driver.stored(page) || *driver.right(page) > Right::None) {
             driver.environment.breaks("said to have nothing of it, and has");
         }
-        // What a node may not read is not there.
+        // The contents of a page without a right are poisoned.
         if *driver.right(page) == Right::None && !*driver.stored(page) {
             *driver.memory(page) = POISON;
         }
@@ -374,7 +376,7 @@ impl World {
         result
     }
 
-    /// A processor does its next step, or faults.
+    /// Runs a processor's next step, or its fault.
     pub fn go(&mut self, node: u16, processor: usize, op: Op, value: u32) {
         let page = op.page;
         let access = match op.want {
@@ -390,7 +392,7 @@ impl World {
             let read = *memory;
             let latest = &mut environment.latest[at(page.0)];
             let is_old = read != *latest;
-            // A write reads too, as an atomic instruction does.
+            // A write also reads, as an atomic instruction does.
             if access == Access::Write {
                 *memory = value;
                 *latest = value;
@@ -424,7 +426,7 @@ impl World {
         }
     }
 
-    /// A processor of its manager has a page forgotten. If it is in use, nothing, as if it had not come to that yet.
+    /// A processor of the manager discards a page. If it is in use, nothing happens and the step is not done.
     fn discard(&mut self, node: u16, processor: usize, page: Page) {
         self.environment.processors[at(node)][processor].woken = None;
         let engine = &self.engines[at(node)];
@@ -448,19 +450,19 @@ impl World {
         }
     }
 
-    /// A node asks for a copy that none of its processors waits for. Whether it asked.
+    /// Prefetches a copy. Returns whether a request was sent.
     pub fn prefetch(&mut self, node: u16, page: Page) -> bool {
         self.turn(node, page, None, |engine, effects| engine.prefetch(page, effects))
     }
 
-    /// Whether somebody has asked ahead for a page and has no answer yet, or this node, which manages it, has a copy so.
+    /// Returns whether a prefetch of the page is pending, or its manager has a prefetched copy.
     pub fn has_ahead(&self, node: u16, page: Page) -> bool {
         let state = &self.engines[at(node)].states[at(page.0)];
         let has_copy = state.stage == Stage::NotOwner && state.right == Right::Read;
         has_copy || self.environment.ahead[at(page.0)] != Nodes::NONE
     }
 
-    /// A message arrives. The caller has taken it out of wherever it was.
+    /// Delivers a message that the caller removed from its queue.
     pub fn deliver(&mut self, packet: Packet) -> Result<(), ProtocolError> {
         let message = packet.message();
         let page = message.page;
@@ -481,7 +483,7 @@ impl World {
             self.environment.ahead[at(page.0)] = self.environment.ahead[at(page.0)].without(to);
             let engine = &self.engines[at(packet.to)];
             let joined = engine.states[at(page.0)].stage.joined();
-            // It asks again, and a manager's request is in order at once.
+            // The node sends a new request; a manager's own is ordered at once.
             if message.body == Body::Nack && joined.is_some() && engine.layout.manager(page) == to {
                 self.environment.queues[at(page.0)].push(QueuedRequest::new(to, true));
             }
@@ -497,18 +499,18 @@ impl World {
         result
     }
 
-    /// Whoever faulted has used the page, or has had its time.
+    /// Ends the hold of a page.
     pub fn used(&mut self, node: u16, page: Page) {
         self.turn(node, page, None, |engine, effects| engine.used(page, effects));
     }
 
-    /// Whether a processor that waited for the page has not moved since it came.
+    /// Returns whether a processor that waited for the page has not run since it arrived.
     pub fn is_awaited(&self, node: u16, page: Page) -> bool {
         let mut processors = self.environment.processors[at(node)].iter();
         processors.any(|processor| processor.woken == Some(page.0))
     }
 
-    /// Forgets what engines have counted, which is not part of what they are.
+    /// Resets the engines' counters, which are not part of the state.
     pub fn forget_counters(&mut self) {
         for engine in &mut self.engines {
             engine.counters = Counters::default();

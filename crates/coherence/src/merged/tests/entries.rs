@@ -1,4 +1,4 @@
-//! Entries: what is preset, and merging.
+//! Presetting and merging of entries.
 
 use proptest::prelude::*;
 
@@ -80,7 +80,7 @@ proptest! {
     fn what_two_nodes_changed_is_the_same_on_both_in_the_end(old in entry(), one in entry(), two in entry()) {
         let (here, is_counted) = Entry::merge(old, two, one);
         let (there, is_counted_there) = Entry::merge(old, one, two);
-        // Hardware's marks may be cleared on one side and set on the other: then each keeps what it was told or had.
+        // The hardware's marks may be cleared on one side and set on the other: each keeps its own.
         let marks = Entry::ACCESSED | Entry::DIRTY;
         prop_assert_eq!(here.0 & !marks, there.0 & !marks);
         prop_assert_eq!(is_counted, is_counted_there);

@@ -1,4 +1,5 @@
-//! Small guests over nodes, in every order of instructions, walks, collections and messages.
+//! Model checking of small guests on several nodes: every order of instructions, walks, collections and
+//! messages.
 
 use stateright::{Checker, Model, Property};
 
@@ -10,15 +11,15 @@ use crate::{Page, Right};
 
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Step {
-    /// A CPU's next instruction.
+    /// A CPU executes its next instruction.
     Go(usize),
-    /// A CPU waits for a page.
+    /// A CPU faults on a page.
     Want(usize, u32, bool),
     Interrupted(usize),
-    /// Hardware translates by itself.
+    /// The hardware walks speculatively.
     Guess(usize, Va),
     Cache(usize, Va, usize),
-    /// A node answers who wants a page.
+    /// A node replies to a request for a page.
     Answer(u32, usize),
     Work(usize),
     Apply(usize),
@@ -161,7 +162,7 @@ impl Model for Plan {
 
 const ALWAYS: [&str; 4] = ["right", "no conflict", "stays", "goes on"];
 
-/// PendingSend is wrong in some order, if anything; checked to the end otherwise.
+/// Returns a violation in some order, if there is one; otherwise all orders were checked.
 fn find(plan: &Plan) -> Option<&'static str> {
     let checker = plan.clone().checker().spawn_bfs().join();
     let wrong = ALWAYS.into_iter().find(|name| checker.discovery(name).is_some());
@@ -219,7 +220,7 @@ fn a_freed_table_is_one_page_before_it_is_data() {
 #[test]
 fn a_table_freed_without_an_interrupt_has_left_before_the_next_page_goes() {
     holds(quiet_reuse());
-    // With two nodes the manager is one of them, and closes the table by itself in time.
+    // With two nodes the manager is one of them, and closes the table in time.
     let with_third = Plan {
         nodes: 3,
         ..quiet_reuse()

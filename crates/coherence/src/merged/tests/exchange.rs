@@ -1,4 +1,4 @@
-//! One node's part of the exchange, step by step: what comes before what.
+//! The exchange of one node, step by step.
 
 use std::ops::Range;
 
@@ -19,7 +19,8 @@ enum DriverCall {
 }
 use DriverCall::*;
 
-/// Three nodes; pages 0 and 1 are managed by node 0, 2 and 3 by node 1, 4 and 5 by node 2.
+/// A driver that records its calls. Of three nodes, node 0 manages pages 0 and 1, node 1 pages 2 and 3, node
+/// 2 pages 4 and 5.
 struct RecordingDriver {
     memory: [[u64; WORDS]; 6],
     calls: Vec<DriverCall>,
@@ -245,7 +246,7 @@ fn a_page_that_has_not_begun_is_let_alone() {
     let mut node = Node::new(0);
     node.hear(2, ROOT, 1, MergeOp::Offer(Level(3)));
     node.take_calls();
-    // Its manager has withdrawn it, and it has come back as data before that was heard.
+    // The manager has withdrawn the page, which holds data before Withdraw is received.
     node.driver.memory[ROOT as usize][1] = maps(7);
     node.merger.collect(&mut node.driver);
     assert_eq!(node.take_calls(), []);
@@ -289,7 +290,7 @@ fn the_manager_closes_its_own_copy_and_gives_it_back_when_all_have_settled() {
     );
     node.hear(1, ROOT, 1, MergeOp::Settled);
     assert_eq!(node.take_calls(), [GiveBack(ROOT)]);
-    // Who asked meanwhile hears that it is over.
+    // A node that asked meanwhile receives Left.
     node.hear(1, ROOT, 1, MergeOp::Leave);
     assert_eq!(node.take_calls(), [Sent(1, ROOT, MergeOp::Left)]);
 }
@@ -367,7 +368,7 @@ fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
     let mut node = Node::with_pinned(0, ROOT..ROOT + 1);
     node.merger.last_pinned(CR3.unwrap_or_default());
     node.merger.last_pinned(5 << 12);
-    // A root of its own, which leads to the same tables and is never hot.
+    // Another root, which points to the same tables and is never hot.
     node.merger.loaded(0, Some(4 << 12), &mut node.driver);
     let (page, level) = (Page(ROOT), Level(3));
     assert_eq!(

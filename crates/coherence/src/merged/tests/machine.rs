@@ -1,4 +1,5 @@
-//! Nodes, each with a copy of memory and a real [`Merger`]; links that keep no order; a plain stand-in for the engine.
+//! Nodes with a copy of memory and a real [`Merger`] each, links without order, and a simple model of the
+//! engine.
 
 mod cpu;
 mod engine;
@@ -13,39 +14,39 @@ use crate::{Layout, NodeId, Page, Right};
 use engine::Request;
 use node::{Node, NodeDriver};
 
-/// PendingSend the driver or the treatment leaves undone, to see that the checker finds it.
+/// Rules that the driver breaks, to show that the checker finds it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Broken {
     Nothing,
-    /// Pages go without what changed before them.
+    /// Pages are sent before the diffs that precede them.
     Transfers,
-    /// So do acknowledgements of invalidations, which carry no page.
+    /// Acknowledgements of invalidations are.
     Acknowledgements,
-    /// So do interrupts.
+    /// Interrupts are.
     Interrupts,
-    /// Changes are collected before the right is taken away, not after.
+    /// Diffs are collected before the right is revoked, not after.
     Early,
     /// Tables are collected from the leaves up.
     Upwards,
-    /// Changes are applied from the roots down.
+    /// Diffs are applied from the roots down.
     Downwards,
     /// Messages don't wait for the batches that they come after.
     Unordered,
-    /// Messages don't wait until unlinked pages have left.
+    /// Messages don't wait until detached pages have left.
     Hasty,
-    /// Nobody looks at CR3s.
+    /// The driver does not report CR3s.
     Blind,
-    /// A joined page is opened before its twin is taken everywhere.
+    /// A page is opened before all nodes have its twin.
     Open,
 }
 
-/// The same throughout a world.
+/// Constants of a world.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub nodes: usize,
     pub pages: u32,
     pub top: u8,
-    /// Merged at the start, with their levels.
+    /// Pages merged at the start, with their levels.
     pub merged: Vec<(u32, u8)>,
     pub memory: Vec<(At, u64)>,
     /// Pages that all nodes may read at first; the others are node 0's.
@@ -53,13 +54,13 @@ pub struct Plan {
     pub cpus: Vec<(usize, Option<u32>)>,
     pub programs: Vec<Vec<Op>>,
     pub handler: Vec<Op>,
-    /// PendingSend hardware may translate at any time.
+    /// Translations that the hardware may walk at any time.
     pub guesses: Vec<Va>,
-    /// Proposed at any time, once.
+    /// Pages proposed at any time, once.
     pub proposals: Vec<u32>,
     pub accessed: Accessed,
     pub pinned: Range<u32>,
-    /// Merged all the time.
+    /// Pages that must stay merged.
     pub stay: Vec<u32>,
     pub broken: Broken,
 }
@@ -68,7 +69,7 @@ pub struct Plan {
 pub enum Payload {
     Batch(Vec<Diff>),
     MergeMessage(MergeMessage, [u64; WORDS]),
-    /// A page, or word that a copy of it is given up.
+    /// A page, or the acknowledgement of an invalidation.
     Right(u32, Option<[u64; WORDS]>),
     Interrupt(usize),
 }
@@ -102,9 +103,9 @@ pub struct World {
     pub cpus: Vec<Cpu>,
     pub packets: Vec<Packet>,
     pub requests: Vec<Request>,
-    /// Wanted by their managers, for merging.
+    /// Pages that their managers acquire for merging.
     pub takes: Vec<(usize, u32)>,
-    /// Held by its manager, for merging.
+    /// Pages that their manager holds for merging.
     pub held: Vec<u32>,
     pub proposed: usize,
     freed: Vec<u64>,
@@ -175,7 +176,7 @@ impl World {
             wins: 0,
             wrong: None,
         };
-        // PendingSend is merged at the start joins as anything does.
+        // Pages merged at the start join like any other.
         for node in 0..plan.nodes {
             world.look_at_cr3s(node);
         }
@@ -186,7 +187,7 @@ impl World {
         world
     }
 
-    /// Delivers everything until a page is merged, as the nodes do when nobody disturbs them.
+    /// Delivers all messages until a page is merged.
     fn rest_awhile(&mut self, plan: &Plan, page: u32) {
         while !self.nodes.iter().all(|node| node.driver.open[page as usize]) || !self.packets.is_empty() {
             let request = self
@@ -219,7 +220,7 @@ impl World {
         }
         let sent = std::mem::take(&mut self.nodes[node].driver.sent);
         self.packets.extend(sent);
-        // They are a set: links keep no order.
+        // A sorted list: links keep no order.
         self.packets.sort_by_cached_key(|packet| {
             let mut hasher = DefaultHasher::new();
             packet.hash(&mut hasher);
@@ -238,7 +239,7 @@ impl World {
         }
     }
 
-    /// A node's message: its changes are collected page by page, then it is sent.
+    /// Continues a node's message: collects diffs page by page, then sends.
     pub fn go_on(&mut self, plan: &Plan, node: usize) {
         let mut task = self.nodes[node].task.take().expect("there is one");
         let leaves_out = match &task.what {
@@ -306,7 +307,7 @@ impl World {
 
     pub fn is_ready(&self, plan: &Plan, packet: &Packet) -> bool {
         let node = &self.nodes[packet.to];
-        // A node's messages are handled one at a time, and not in the midst of a collection.
+        // A node handles one message at a time, and none during a collection.
         let collects = node
             .task
             .as_ref()
@@ -316,7 +317,7 @@ impl World {
         }
         match &packet.payload {
             Payload::Batch(_) => node.merger.awaits(id(packet.from), &packet.stamp),
-            // The merger itself insists.
+            // The merger checks this itself.
             Payload::MergeMessage(..) => node.merger.is_ready(&packet.stamp),
             _ => plan.broken == Broken::Unordered || node.merger.is_ready(&packet.stamp),
         }
@@ -348,7 +349,7 @@ impl World {
         }
     }
 
-    /// One word of the batch, or its end.
+    /// Applies one word of a batch, or ends the batch.
     pub fn apply(&mut self, node: usize) {
         let (from, mut diffs) = self.nodes[node].applying.take().expect("there is one");
         let Node { merger, driver, .. } = &mut self.nodes[node];
@@ -361,7 +362,7 @@ impl World {
         }
     }
 
-    /// All programs have ended and nothing is under way.
+    /// Returns whether all programs have ended and nothing is in flight.
     pub fn is_over(&self, plan: &Plan) -> bool {
         let ended = |cpu: usize| {
             let one = &self.cpus[cpu];

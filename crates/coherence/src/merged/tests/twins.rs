@@ -11,7 +11,7 @@ use crate::merged::{Accessed, AtomicPageWords, Diff, Entry, Level};
 
 const TOP: Level = Level(4);
 
-/// Four pages of four words. `stroke`: after so many more reads the guest writes this.
+/// Four pages of four words. `stroke`: after that many more reads the guest writes this word.
 #[derive(Default)]
 struct Small {
     words: Cell<[[u64; 4]; 4]>,
@@ -52,7 +52,7 @@ impl AtomicPageWords for Small {
     }
 }
 
-/// A page joins and begins.
+/// Joins and begins a page.
 fn open(twins: &mut Twins<4>, page: Page, level: Level, round: u64, memory: &mut Small) {
     twins.insert(page, level, round, memory);
     twins.set_open(page);
@@ -77,7 +77,8 @@ fn an_entry_emptied_while_it_is_marked_stays_empty() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     memory.set(1, 0, maps(7));
-    // Between the monitor's second look, from which the mark is made, and the mark the guest swaps the page out.
+    // The guest swaps the page out between the monitor's read, from which the mark is made, and the
+    // compare-and-exchange.
     let swapped = 0x1234_0000;
     memory.stroke.set(Some((1, 1, 0, swapped)));
     let mut diffs = Vec::new();
@@ -123,7 +124,7 @@ fn marks_are_set_in_the_own_copy_before_others_hear_of_the_entry() {
             new: marked
         }]
     );
-    // A guest that clears them makes no news, and no clean page.
+    // A guest that clears the bits makes no diff and no clean page.
     memory.set(1, 2, maps(7));
     assert_eq!(collect(&mut twins, &mut memory), []);
     assert_eq!(memory.get(1, 2), marked);
@@ -182,7 +183,7 @@ fn what_was_changed_here_too_stays_news_for_the_others() {
         }]
     );
     assert_eq!(twins.merges.conflicts, 0);
-    // One word, changed by both.
+    // Both nodes change one word.
     memory.set(1, 3, 0x4000);
     twins.apply(
         &Diff {
@@ -252,7 +253,7 @@ fn what_no_table_has_makes_one_doubt() {
         collect(&mut twins, &mut memory);
         assert_eq!(twins.next_detached(), Some((Page(0), 1)), "{entry:#x}");
     }
-    // A root that loses an entry is on its way out.
+    // A root that loses an entry is about to leave.
     let mut memory = Small::default();
     memory.set(0, 0, table(1));
     let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
@@ -263,7 +264,7 @@ fn what_no_table_has_makes_one_doubt() {
 }
 
 proptest! {
-    /// Two nodes that write different words, and exchange what changed at any time, have the same in the end.
+    /// Two nodes that write different words and exchange diffs at any time end with the same words.
     #[test]
     fn nodes_that_keep_to_their_words_agree(
         writes in prop::collection::vec((0_usize..2, 0_usize..2, 0_u64..5, any::<bool>()), 0..40)

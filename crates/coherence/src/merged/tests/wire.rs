@@ -1,4 +1,4 @@
-//! Bytes of messages: what is written is read again, and rubbish is refused.
+//! Round trips of messages, and refusal of malformed bytes.
 
 use proptest::prelude::*;
 

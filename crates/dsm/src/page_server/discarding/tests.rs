@@ -14,7 +14,8 @@ use crate::shape::Shape;
 const PAGES: u32 = 1024;
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Node 0 of two, of which it manages the first half; the other's control stream; and why it ended, once it has.
+/// Starts node 0 of two, which manages the first half. Returns it, the other's control stream, and the reason
+/// of its end.
 fn node() -> (Node, [UnixStream; 2], mpsc::Receiver<End>) {
     let (control, far_control) = UnixStream::pair().unwrap();
     let (bulk, far_bulk) = UnixStream::pair().unwrap();
@@ -49,7 +50,7 @@ fn what_a_node_asks_for_is_forgotten_and_it_is_told() {
     let (node, [mut control, _bulk], ended) = node();
     // SAFETY: a page of the view, which lives until the end of this function.
     unsafe { node.view().add(65 * PAGE_BYTES).write_volatile(1) };
-    // Its neighbours come along.
+    // Its neighbours are claimed with it.
     std::thread::sleep(Duration::from_millis(20));
     let before = node.resident_bytes().unwrap();
     control
@@ -74,7 +75,7 @@ fn this_nodes_threads_wait_for_the_manager_of_each_page() {
             control.read_exact(frame).unwrap();
         }
         frames.sort_unstable_by_key(|frame| frame[KIND_AT]);
-        // Its own is told, the other's asked for.
+        // This node's pages are done; the other's are requested.
         assert_eq!(
             frames[0],
             frame(DriverKind::Discarded, block(PAGES / 2 - 64, 1 << 63), 0)
@@ -131,7 +132,7 @@ fn blocks_that_make_no_sense_end_it() {
         ),
         (
             "too many at once",
-            // Pages that node 1 owns, and does not give: none of these ends.
+            // Node 1 owns these pages and does not release them: none of these requests ends.
             (0..=BLOCKS_MAX as u32)
                 .map(|at| frame(DriverKind::Discard, block(64, 1 << at), 1))
                 .collect(),

@@ -48,7 +48,7 @@ fn forbidden_outcomes_are_found() {
 
 #[test]
 fn a_write_that_is_lost_is_found() {
-    // What the threads read is fine; the first variable has its old value in the end.
+    // The threads' reads are allowed; the first variable has its old value in the end.
     for test in Test::ALL.into_iter().filter(|test| *test != Test::Crossing) {
         let seen = [[BASE + 1, BASE + 1]; 4];
         assert_eq!(
@@ -74,7 +74,7 @@ fn what_only_a_store_buffer_shows_is_counted_apart() {
 
 #[test]
 fn threads_one_after_the_other_show_nothing_strange() {
-    // On one thread every test gives an outcome of some order, whichever thread's part comes first.
+    // On one thread every test has an outcome of some order, whichever thread's part comes first.
     for test in Test::ALL {
         for backwards in [false, true] {
             let mut words = [[OLD; 4]; 2];
@@ -116,7 +116,7 @@ fn run(test: Test, cpus: u16) -> Run {
     }
 }
 
-/// The node of each thread of each team.
+/// Returns the node of each thread of each team.
 fn nodes(test: Test, cpus: u16) -> Vec<Vec<u16>> {
     let mut nodes: Vec<Vec<u16>> = Vec::new();
     for Placement { team, thread, node } in placements(&run(test, cpus)) {
@@ -133,9 +133,9 @@ fn two_cpus_of_a_node_run_threads_of_a_test_at_the_same_time() {
     assert_eq!(nodes(Test::Iriw, 1), [[0, 1, 0, 1]]);
     // Two tests of two threads at once, in the same pages: each node writes in one and reads in the other.
     assert_eq!(nodes(Test::Mp, 2), [[0, 1], [1, 0]]);
-    // Places share the variable that crosses two pages.
+    // Instances share the variable that crosses two pages.
     assert_eq!(nodes(Test::Crossing, 2), [[0, 1]]);
-    // Of larger tests neighbours share a node: who reads first may see a write before it leaves the node.
+    // In larger tests neighbours share a node: the first reader may see a write before it leaves the node.
     assert_eq!(nodes(Test::Wrc, 2), [[0, 0, 1]]);
     assert_eq!(nodes(Test::Iriw, 2), [[0, 0, 1, 1]]);
 }

@@ -1,4 +1,4 @@
-//! Instructions, and what hardware does by itself.
+//! Instructions, and the hardware's own walks.
 
 use super::super::guest::{At, Cached, Op, Va};
 use super::{Plan, Task, PendingSend, World};
@@ -6,7 +6,7 @@ use crate::Right;
 use crate::merged::Entry;
 
 impl World {
-    /// PendingSend a CPU needs to go on with this instruction, if its node has not got it.
+    /// Returns what a CPU's node must acquire for this instruction, if anything.
     pub fn lacks(&self, cpu: usize, op: Op) -> Option<(u32, Right)> {
         let driver = &self.nodes[self.cpus[cpu].node].driver;
         let lacks = |(page, _): At, right| (!driver.allows(page, right)).then_some((page, right));
@@ -18,7 +18,7 @@ impl World {
         }
     }
 
-    /// Where hardware gets by these indices, from the furthest that it has cached.
+    /// Follows indices from the farthest cached table.
     fn follow(&self, cpu: usize, path: &[usize]) -> Result<u32, Option<(u32, Right)>> {
         let cpu = &self.cpus[cpu];
         let driver = &self.nodes[cpu.node].driver;
@@ -41,7 +41,7 @@ impl World {
         Ok(table)
     }
 
-    /// A translation through TLB, caches and tables, or what it lacks, or (`None`) a fault.
+    /// Translates through TLB, caches and tables. Returns what is missing, or `None` for a fault.
     fn walk(&self, cpu: usize, va: Va, writes: bool) -> Result<Cached, Option<(u32, Right)>> {
         let cached = self.cpus[cpu]
             .tlb
@@ -68,7 +68,7 @@ impl World {
         })
     }
 
-    /// Hardware translates and marks the entries. False if it can't, or there is nothing new.
+    /// Walks and marks the entries. Returns false if the walk fails or changes nothing.
     pub fn fill(&mut self, cpu: usize, va: Va, writes: bool) -> bool {
         let Ok(cached) = self.walk(cpu, va, writes) else {
             return false;
@@ -86,7 +86,7 @@ impl World {
         true
     }
 
-    /// Hardware caches the way to the last table. Upper entries have their accessed bit in these worlds.
+    /// Caches the path to the last table. Upper entries have their accessed bit in these worlds.
     pub fn cache_walk(&mut self, cpu: usize, va: Va, depth: usize) -> bool {
         let part = &va[..=depth];
         if self.cpus[cpu].walks.iter().any(|(other, _)| *other == part) {
@@ -99,7 +99,7 @@ impl World {
         true
     }
 
-    /// Does an instruction that lacks nothing. False if it has to wait.
+    /// Executes an instruction that lacks nothing. Returns false if it must wait.
     pub fn execute(&mut self, plan: &Plan, cpu: usize, op: Op) -> bool {
         let node = self.cpus[cpu].node;
         let driver = &mut self.nodes[node].driver;
@@ -196,7 +196,7 @@ impl World {
         true
     }
 
-    /// The instruction that a CPU is at.
+    /// Returns a CPU's current instruction.
     pub fn next_op(&self, plan: &Plan, cpu: usize) -> Option<Op> {
         let one = &self.cpus[cpu];
         match one.handler {

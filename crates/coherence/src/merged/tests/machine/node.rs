@@ -1,4 +1,4 @@
-//! One node: a copy of memory, its merger, and what that wants done.
+//! A node: a copy of memory, its merger, and the merger's driver.
 
 use super::super::guest::WORDS;
 use super::{Packet, Payload, Task};
@@ -10,11 +10,11 @@ pub struct Node {
     pub merger: Merger<WORDS>,
     pub driver: NodeDriver,
     pub task: Option<Task>,
-    /// A batch that is being applied: whose, and what is left of it.
+    /// A batch that is being applied: its sender, and the rest.
     pub applying: Option<(usize, Vec<Diff>)>,
 }
 
-/// A node but for its merger, and what its merger wants done.
+/// Driver of a merger: it records what the merger asks for.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct NodeDriver {
     pub me: usize,
