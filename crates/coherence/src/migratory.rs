@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn after_two_that_read_and_wrote_reads_are_answered_for_writing_and_every_ninth_as_a_read() {
+    fn page_is_migratory_after_two_read_writes_and_every_ninth_read_is_plain() {
         let mut requests = migrations([0, 1].into_iter());
         requests.extend([(0, Read), (1, Read)].repeat(4));
         requests.extend(migrations([2].into_iter()));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_only_read_then_is_shared_until_two_have_written_again() {
+    fn page_that_is_only_read_stops_being_migratory_until_two_writes() {
         let mut requests = migrations([0, 1].into_iter());
         requests.extend([(0, Read), (1, Read)].repeat(4));
         // The plain read shows that nodes only read.
@@ -120,14 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn of_a_page_that_was_discarded_nothing_is_known() {
+    fn discard_resets_the_migratory_state() {
         let mut requests = migrations([0, 1].into_iter());
         requests.extend([(0, Read), (2, Discard), (0, Read), (1, Read)]);
         assert_eq!(answers(&requests)[4..], [Write, Discard, Read, Read]);
     }
 
     #[test]
-    fn a_page_written_by_one_and_read_by_others_is_never_given_for_writing() {
+    fn producer_consumer_page_never_becomes_migratory() {
         let mut requests = migrations([1].into_iter());
         for _ in 0..10 {
             requests.extend([(0, Write), (1, Read), (2, Read)]);

@@ -59,7 +59,7 @@ impl Network {
 }
 
 #[test]
-fn nothing_is_allocated_once_engines_are_made() {
+fn engines_do_not_allocate_after_construction() {
     let engine = |me| {
         Engine::new(Layout {
             migratory: true,

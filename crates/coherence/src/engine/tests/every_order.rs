@@ -279,34 +279,34 @@ impl Small {
 }
 
 #[test]
-fn two_nodes_of_two_processors_use_one_page() {
+fn two_nodes_of_two_processors_are_coherent_on_one_page() {
     check(Small::new(&["WR RW", "RW WR"], &[0]), 10_000);
 }
 
 #[test]
-fn two_nodes_of_two_processors_use_one_page_that_goes_at_any_time() {
+fn two_nodes_of_two_processors_are_coherent_without_minimum_residency() {
     check(Small::new(&["WR R", "RW W"], &[0]).impatient(), 100_000);
 }
 
 #[test]
-fn three_nodes_use_one_page() {
+fn three_nodes_are_coherent_on_one_page() {
     check(Small::new(&["RWR", "RWR", "RWR"], &[0]), 10_000);
 }
 
 #[test]
-fn three_nodes_use_one_page_that_goes_at_any_time() {
+fn three_nodes_are_coherent_without_minimum_residency() {
     check(Small::new(&["RW", "RW", "W"], &[0]).impatient(), 100_000);
 }
 
 #[test]
-fn three_nodes_of_two_processors_use_a_page_of_a_third() {
+fn three_nodes_are_coherent_with_two_processors_at_two_of_them() {
     check(Small::new(&["R", "W RW", "RW R"], &[0]), 10_000);
 }
 
 /// After two nodes that read and wrote, a third is granted the page for writing at its read, while others
 /// still wait for copies.
 #[test]
-fn three_nodes_use_a_page_that_migrates() {
+fn three_nodes_are_coherent_on_a_migratory_page() {
     check(Small::new(&["RW R", "RWR", "RWR"], &[0]).migratory(), 10_000);
     let small = Small::new(&["R", "RW", "RWR"], &[0]).impatient();
     check(small.migratory(), 10_000);
@@ -315,7 +315,7 @@ fn three_nodes_use_a_page_that_migrates() {
 /// Nodes prefetch at any time, the manager too: a zero page, one invalidated meanwhile, or one just
 /// requested.
 #[test]
-fn nodes_ask_ahead_at_any_time() {
+fn prefetches_at_any_time_are_coherent() {
     for nodes in [&["WR R", "RW W"][..], &["W", "RW", "R"]] {
         check(Small::new(nodes, &[0]).aheads(1), 1_000);
     }
@@ -324,12 +324,12 @@ fn nodes_ask_ahead_at_any_time() {
 
 /// As above with a migratory page: a prefetch never grants it for writing.
 #[test]
-fn nodes_ask_ahead_for_a_page_that_migrates() {
+fn prefetches_of_a_migratory_page_are_coherent() {
     check(Small::new(&["RW", "RW", "R"], &[0]).migratory().aheads(1), 1_000);
 }
 
 #[test]
-fn two_nodes_use_two_pages() {
+fn two_nodes_are_coherent_on_two_pages() {
     for managers in [[0, 0], [0, 1]] {
         check(Small::new(&["WrW Rw", "wRw rW"], &managers), 10_000);
     }
@@ -353,7 +353,7 @@ fn message_passing() {
 
 /// As above, and the reader prefetches the pages: a copy that no thread waited for is as old as any other.
 #[test]
-fn message_passing_to_who_asks_ahead() {
+fn message_passing_holds_with_prefetches() {
     let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] == 0;
     for managers in [[0, 0], [0, 1], [1, 0], [1, 1]] {
         let small = Small::new(&["Ww", "rR"], &managers);
@@ -369,7 +369,7 @@ fn store_buffering() {
 
 /// IRIW: two readers of two independent writes see them in the same order.
 #[test]
-fn independent_reads_of_independent_writes() {
+fn independent_reads_of_independent_writes_agree() {
     litmus(&["W Rr", "w rR"], |seen| are_reversed(&seen[0][1], &seen[1][1]));
     litmus(&["W", "w Rr", "rR"], |seen| {
         are_reversed(&seen[1][1], &seen[2][0])
@@ -383,30 +383,30 @@ fn are_reversed(first: &[u32], second: &[u32]) -> bool {
 
 /// The manager discards its page while other nodes, and another processor of its own, use it.
 #[test]
-fn a_page_is_discarded_while_two_nodes_use_it() {
+fn discard_is_coherent_while_two_nodes_use_the_page() {
     check(Small::new(&["WDR RW", "RW WR"], &[0]), 10_000);
     check(Small::new(&["DW D", "RWR W"], &[0]), 5_000);
 }
 
 #[test]
-fn a_page_is_discarded_that_goes_at_any_time() {
+fn discard_is_coherent_without_minimum_residency() {
     check(Small::new(&["WDR", "RW W"], &[0]).impatient(), 10_000);
 }
 
 #[test]
-fn a_page_is_discarded_while_three_nodes_use_it() {
+fn discard_is_coherent_while_three_nodes_use_the_page() {
     check(Small::new(&["DR W", "RWR", "RW"], &[0]), 10_000);
     check(Small::new(&["D", "WR", "RW"], &[0]).impatient(), 10_000);
 }
 
 #[test]
-fn a_page_that_migrates_is_discarded() {
+fn discard_of_a_migratory_page_is_coherent() {
     check(Small::new(&["RWD", "RWR", "RW"], &[0]).migratory(), 10_000);
 }
 
 /// Nodes prefetch at any time, the manager too: before, during and after a discard.
 #[test]
-fn a_page_is_discarded_that_nodes_ask_ahead_for() {
+fn discard_is_coherent_with_prefetches() {
     for nodes in [&["WD", "RW"][..], &["D R", "WR"], &["D", "W", "R"]] {
         check(Small::new(nodes, &[0]).aheads(1), 500);
     }
@@ -415,19 +415,19 @@ fn a_page_is_discarded_that_nodes_ask_ahead_for() {
 }
 
 #[test]
-fn a_page_that_migrates_is_discarded_and_asked_for_ahead() {
+fn discard_of_a_prefetched_migratory_page_is_coherent() {
     check(Small::new(&["D", "RW", "RW"], &[0]).migratory().aheads(1), 1_000);
 }
 
 #[test]
-fn one_of_two_pages_is_discarded() {
+fn discard_of_one_of_two_pages_is_coherent() {
     check(Small::new(&["WdrW Rw", "DwRw"], &[1, 0]), 10_000);
 }
 
 /// As below, and both nodes prefetch the pages: a prefetched copy is gone when the discard completes, and no
 /// old copy is sent afterwards.
 #[test]
-fn what_was_discarded_is_not_seen_again_by_who_asks_ahead() {
+fn discarded_contents_are_never_prefetched() {
     let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] != 0;
     for managers in [[0, 0], [0, 1]] {
         let small = Small::new(&["WDw", "rR"], &managers);
@@ -437,7 +437,7 @@ fn what_was_discarded_is_not_seen_again_by_who_asks_ahead() {
 
 /// A reader of a write after a discard reads nothing older than the discard; later writes are kept.
 #[test]
-fn what_was_discarded_is_not_seen_again() {
+fn discarded_contents_are_never_read_again() {
     let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] != 0;
     for managers in [[0, 0], [0, 1]] {
         check(

@@ -91,7 +91,7 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     /// Nothing panics, nothing is sent to nodes that do not exist, and a refused message leaves no trace.
     #[test]
-    fn any_messages(me in 0..NODES, events in proptest::collection::vec(event(), 0..300)) {
+    fn any_message_is_handled_or_refused_without_a_trace(me in 0..NODES, events in proptest::collection::vec(event(), 0..300)) {
         let mut engine = engine(me);
         let mut effects = Vec::with_capacity(EFFECTS_MAX);
         for event in events {
@@ -121,7 +121,7 @@ proptest! {
 
     /// Bytes decode to at most one message.
     #[test]
-    fn any_bytes(mut bytes: [u8; MESSAGE_BYTES], kind in 0_u8..0x18, is_short: bool) {
+    fn any_bytes_decode_to_at_most_one_message(mut bytes: [u8; MESSAGE_BYTES], kind in 0_u8..0x18, is_short: bool) {
         bytes[4] = kind;
         if is_short {
             bytes[5..].fill(0);
@@ -133,7 +133,7 @@ proptest! {
 }
 
 #[test]
-fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
+fn unknown_senders_wrong_stripes_and_unexpected_messages_are_refused() {
     let mut engine = engine(0);
     let invalidate = Message {
         page: Page(0),
@@ -165,7 +165,7 @@ fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
 }
 
 #[test]
-fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
+fn only_the_manager_discards_a_page_and_receives_no_bytes() {
     // Node 1 manages pages 2 and 3, and node 2 owns one of them.
     let page = Page(2);
     let (mut manager, mut owner) = (engine(1), engine(2));
@@ -220,7 +220,7 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
 }
 
 #[test]
-fn layouts_that_can_not_be_are_told() {
+fn invalid_layouts_are_refused() {
     let good = Layout::even(NodeId(1), 3, 10);
     assert_eq!(good.check(), Ok(()));
     let firsts: Vec<u32> = good.ranges.iter().map(|home| home.first.0).collect();
@@ -259,7 +259,7 @@ fn layouts_that_can_not_be_are_told() {
 }
 
 #[test]
-fn stripes_share_out_all_pages_and_each_manages_its_own() {
+fn stripes_partition_the_pages_and_each_manages_its_own() {
     let stripes = 4;
     let homes = [(0, 1), (7, 0), (12, 2), (13, 0)];
     let home = |(first, manager)| ManagedRange {

@@ -149,7 +149,7 @@ const COSTS: [Row; 25] = [
 ];
 
 #[test]
-fn each_kind_of_fault_costs_the_least_of_messages_and_pages() {
+fn each_kind_of_fault_costs_the_least_messages_and_pages() {
     for (name, before, fault, messages, pages) in COSTS {
         let mut world = world();
         for step in before {
@@ -196,7 +196,7 @@ const PREFETCHES: [PrefetchRow; 8] = [
 ];
 
 #[test]
-fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
+fn prefetch_yields_a_copy_without_a_fault_or_costs_one_nack() {
     for (name, before, node, asks, messages, pages) in PREFETCHES {
         let mut world = world();
         for step in before {
@@ -219,7 +219,7 @@ fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
 }
 
 #[test]
-fn a_manager_that_asks_ahead_does_not_take_the_ownership() {
+fn prefetch_of_a_manager_does_not_transfer_the_ownership() {
     let mut world = world();
     run(&mut world, (1, Write));
     assert_eq!(prefetch(&mut world, 0), (true, 2, 1));
@@ -232,7 +232,7 @@ fn a_manager_that_asks_ahead_does_not_take_the_ownership() {
 /// A discarded page is zero, so no copy is prefetched; a prefetched copy of the manager is discarded like any
 /// other.
 #[test]
-fn a_discard_takes_copies_that_came_ahead_and_leaves_none_to_give() {
+fn discard_invalidates_prefetched_copies_and_leaves_none() {
     let mut world = world();
     run(&mut world, (1, Write));
     for node in [0, 2] {
@@ -257,7 +257,7 @@ fn a_discard_takes_copies_that_came_ahead_and_leaves_none_to_give() {
 
 /// A pending prefetch of the manager itself is answered before a discard begins.
 #[test]
-fn what_the_manager_has_asked_ahead_for_is_not_discarded_yet() {
+fn page_with_a_pending_prefetch_is_not_discarded() {
     let mut world = world();
     run(&mut world, (1, Write));
     assert!(world.prefetch(0, PAGE));
@@ -278,7 +278,7 @@ fn what_the_manager_has_asked_ahead_for_is_not_discarded_yet() {
 
 /// A migratory page is not copied to a node that prefetches it.
 #[test]
-fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
+fn prefetch_of_a_migratory_or_held_page_gets_a_nack() {
     let mut world = world();
     for engine in &mut world.engines {
         engine.layout.migratory = true;
@@ -309,7 +309,7 @@ fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
 
 /// A claimed page is as after a write fault whose page was used.
 #[test]
-fn a_claim_is_a_first_write_without_a_fault() {
+fn claim_has_the_effect_of_a_first_write_without_a_fault() {
     let mut written = world();
     run(&mut written, (0, Write));
     let mut claimed = world();
@@ -326,7 +326,7 @@ fn a_claim_is_a_first_write_without_a_fault() {
 
 /// A discarded page is as at the start and can be claimed again; a page in use is not discarded.
 #[test]
-fn a_discarded_page_is_as_at_the_start() {
+fn discarded_page_is_in_the_initial_state() {
     for before in [
         &[(0, Write)][..],
         &[(1, Write), (2, Read)],
@@ -372,7 +372,7 @@ fn a_discarded_page_is_as_at_the_start() {
 
 /// A page that nodes read and then write in turn costs a read and an upgrade at first, then the read alone.
 #[test]
-fn a_page_that_migrates_costs_one_request_and_no_other() {
+fn migratory_page_costs_one_request_for_each_node() {
     let mut world = world();
     for engine in &mut world.engines {
         engine.layout.migratory = true;
@@ -391,7 +391,7 @@ fn a_page_that_migrates_costs_one_request_and_no_other() {
 }
 
 #[test]
-fn what_happens_is_counted() {
+fn counters_match_the_events() {
     let mut world = world();
     for step in [
         (0, Write),

@@ -321,7 +321,7 @@ fn tell(seed: u64) -> Result<[u64; 8], String> {
 }
 
 #[test]
-fn four_to_sixteen_nodes_with_hundreds_of_pages() {
+fn random_runs_of_four_to_sixteen_nodes_are_coherent() {
     let mut total = [0; 8];
     for seed in 0..STORIES {
         match tell(seed) {

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_round_of_a_page_leaves_by_itself() {
+    fn rounds_of_a_page_leave_independently() {
         let mut leaving = Leaving::new(2);
         let page = Page(3);
         leaving.add_unconditional(page, 1, None);

@@ -191,19 +191,19 @@ fn breaks(mut plan: Plan, broken: Broken) {
 }
 
 #[test]
-fn after_a_shootdown_nobody_uses_the_old_translation() {
+fn no_cpu_uses_the_old_translation_after_a_shootdown() {
     holds(shootdown());
     breaks(shootdown(), Broken::Interrupts);
 }
 
 #[test]
-fn who_is_not_interrupted_has_heard_by_an_acknowledgement() {
+fn uninterrupted_cpu_learns_of_a_change_by_an_acknowledgement() {
     holds(switching());
     breaks(switching(), Broken::Acknowledgements);
 }
 
 #[test]
-fn no_write_is_dropped_as_clean() {
+fn no_write_to_a_frame_is_dropped_as_clean() {
     holds(cleaning());
     holds(Plan {
         accessed: Accessed::Sent,
@@ -212,13 +212,13 @@ fn no_write_is_dropped_as_clean() {
 }
 
 #[test]
-fn a_freed_table_is_one_page_before_it_is_data() {
+fn freed_table_leaves_before_it_becomes_data() {
     holds(reuse(0));
     holds(reuse(table(OTHER)));
 }
 
 #[test]
-fn a_table_freed_without_an_interrupt_has_left_before_the_next_page_goes() {
+fn table_freed_without_an_interrupt_leaves_before_the_next_page_transfer() {
     holds(quiet_reuse());
     // With two nodes the manager is one of them, and closes the table in time.
     let with_third = Plan {
@@ -230,12 +230,12 @@ fn a_table_freed_without_an_interrupt_has_left_before_the_next_page_goes() {
 }
 
 #[test]
-fn what_only_a_freed_table_led_to_leaves_with_it() {
+fn tables_below_a_freed_table_leave_with_it() {
     holds(tree());
 }
 
 #[test]
-fn no_walk_finds_a_table_in_its_former_life() {
+fn no_walk_reads_a_table_with_its_former_contents() {
     holds(another_life());
     breaks(another_life(), Broken::Upwards);
     breaks(another_life(), Broken::Downwards);
@@ -258,7 +258,7 @@ fn no_update_is_lost_while_a_table_joins() {
 }
 
 #[test]
-fn a_table_that_is_freed_while_it_joins_is_one_page_before_it_is_data() {
+fn table_freed_while_joining_leaves_before_it_becomes_data() {
     let mut plan = reuse(table(OTHER));
     plan.merged = vec![(ROOT, 2)];
     plan.proposals = vec![LEAF];
@@ -267,19 +267,19 @@ fn a_table_that_is_freed_while_it_joins_is_one_page_before_it_is_data() {
 }
 
 #[test]
-fn a_fault_ends_with_the_transfer_of_the_lock() {
+fn spurious_fault_ends_with_the_transfer_of_the_lock() {
     holds(widening());
     breaks(widening(), Broken::Transfers);
 }
 
 #[test]
-fn a_root_that_no_cpu_has_is_one_page_before_it_is_data() {
+fn unloaded_root_leaves_before_it_becomes_data() {
     holds(root_freed());
     breaks(root_freed(), Broken::Blind);
 }
 
 #[test]
-fn the_kernels_tables_stay_merged_while_all_cpus_have_other_roots() {
+fn kernel_tables_stay_merged_while_all_cpus_have_other_roots() {
     holds(private_roots());
     breaks(private_roots(), Broken::Interrupts);
     let none_stands = Plan {
@@ -290,7 +290,7 @@ fn the_kernels_tables_stay_merged_while_all_cpus_have_other_roots() {
 }
 
 #[test]
-fn a_standing_root_that_becomes_data_is_a_guests_mistake() {
+fn pinned_root_that_becomes_data_is_detected_as_a_guest_error() {
     let plan = Plan {
         pinned: OTHER..OTHER + 1,
         ..root_freed()
@@ -299,7 +299,7 @@ fn a_standing_root_that_becomes_data_is_a_guests_mistake() {
 }
 
 #[test]
-fn what_one_node_heard_of_another_it_does_not_tell_too_early() {
+fn causality_holds_over_a_third_node() {
     holds(hearsay());
     breaks(hearsay(), Broken::Unordered);
 }

@@ -153,7 +153,7 @@ fn loaded(is_loaded: bool, sequence: u64) -> MergeOp {
 }
 
 #[test]
-fn a_root_that_is_left_holds_up_messages_until_its_manager_has_answered() {
+fn unloaded_root_delays_messages_until_its_manager_replies() {
     let mut node = Node::with_tree();
     node.merger.loaded(0, None, &mut node.driver);
     let ticket = node.merger.collect(&mut node.driver);
@@ -167,7 +167,7 @@ fn a_root_that_is_left_holds_up_messages_until_its_manager_has_answered() {
 }
 
 #[test]
-fn a_root_that_leaves_for_another_reason_is_not_kept() {
+fn root_that_leaves_for_another_reason_is_not_kept() {
     let mut node = Node::with_tree();
     node.driver.memory[ROOT as usize][0] = 0;
     let ticket = node.merger.collect(&mut node.driver);
@@ -181,7 +181,7 @@ fn a_root_that_leaves_for_another_reason_is_not_kept() {
 }
 
 #[test]
-fn what_only_a_root_led_to_holds_up_the_same_messages() {
+fn tables_below_a_leaving_root_delay_the_same_messages() {
     let mut node = Node::with_tree();
     node.merger.loaded(0, None, &mut node.driver);
     let ticket = node.merger.collect(&mut node.driver);
@@ -208,7 +208,7 @@ fn what_only_a_root_led_to_holds_up_the_same_messages() {
 }
 
 #[test]
-fn a_page_is_closed_before_its_last_changes_are_collected() {
+fn page_is_closed_before_its_last_diffs_are_collected() {
     let mut node = Node::with_tree();
     node.driver.memory[LEAF as usize][1] = 0x1000;
     node.hear(1, LEAF, 1, MergeOp::Drop);
@@ -224,7 +224,7 @@ fn a_page_is_closed_before_its_last_changes_are_collected() {
 }
 
 #[test]
-fn an_old_rounds_word_opens_nothing() {
+fn message_of_an_old_round_opens_nothing() {
     let mut node = Node::new(0);
     node.hear(2, ROOT, 2, MergeOp::Offer(Level(3)));
     node.hear(2, ROOT, 1, MergeOp::Begin);
@@ -235,14 +235,14 @@ fn an_old_rounds_word_opens_nothing() {
 }
 
 #[test]
-fn a_page_without_a_merged_parent_is_refused() {
+fn page_without_a_merged_parent_is_refused() {
     let mut node = Node::new(0);
     node.hear(2, MIDDLE, 1, MergeOp::Offer(Level(2)));
     assert_eq!(node.take_calls(), [Sent(2, MIDDLE, MergeOp::Refuse)]);
 }
 
 #[test]
-fn a_page_that_has_not_begun_is_let_alone() {
+fn page_that_is_not_open_yields_no_diffs() {
     let mut node = Node::new(0);
     node.hear(2, ROOT, 1, MergeOp::Offer(Level(3)));
     node.take_calls();
@@ -256,7 +256,7 @@ fn a_page_that_has_not_begun_is_let_alone() {
 }
 
 #[test]
-fn what_only_a_page_that_leaves_leads_to_is_refused() {
+fn page_below_a_leaving_table_is_refused() {
     let mut node = Node::with_tree();
     node.hear(1, LEAF, 1, MergeOp::Drop);
     node.hear(1, LEAF, 1, MergeOp::Left);
@@ -269,7 +269,7 @@ fn what_only_a_page_that_leaves_leads_to_is_refused() {
 }
 
 #[test]
-fn the_manager_closes_its_own_copy_and_gives_it_back_when_all_have_settled() {
+fn manager_closes_its_copy_and_gives_it_back_when_all_have_settled() {
     let mut node = Node::managing([true, false]);
     node.hear(0, ROOT, 1, MergeOp::Leave);
     assert_eq!(
@@ -296,7 +296,7 @@ fn the_manager_closes_its_own_copy_and_gives_it_back_when_all_have_settled() {
 }
 
 #[test]
-fn a_root_leaves_with_the_last_cpu_that_has_it() {
+fn root_leaves_when_the_last_cpu_unloads_it() {
     let mut node = Node::managing([true, false]);
     node.hear(0, ROOT, 1, loaded(false, 5));
     assert_eq!(node.take_calls(), [Sent(0, ROOT, MergeOp::Kept)], "the manager has it");
@@ -309,7 +309,7 @@ fn a_root_leaves_with_the_last_cpu_that_has_it() {
 }
 
 #[test]
-fn a_root_that_all_left_before_it_began_does_not_begin() {
+fn root_that_all_cpus_unload_before_it_begins_is_withdrawn() {
     let mut node = Node::new(2);
     let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
     node.merger.propose(proposal, &mut node.driver);
@@ -350,7 +350,7 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
 }
 
 #[test]
-fn a_standing_root_stays_when_no_cpu_has_it_and_leaves_when_it_loses_an_entry() {
+fn pinned_root_stays_unloaded_and_leaves_when_it_loses_an_entry() {
     let mut node = Node::with_pinned(0, ROOT..ROOT + 1).joined();
     node.merger.loaded(0, None, &mut node.driver);
     let ticket = node.merger.collect(&mut node.driver);
@@ -363,7 +363,7 @@ fn a_standing_root_stays_when_no_cpu_has_it_and_leaves_when_it_loses_an_entry() 
 }
 
 #[test]
-fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
+fn last_pinned_root_is_proposed_for_any_hot_page() {
     const CHILD: Page = Page(LEAF);
     let mut node = Node::with_pinned(0, ROOT..ROOT + 1);
     node.merger.last_pinned(CR3.unwrap_or_default());
@@ -383,7 +383,7 @@ fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
 }
 
 #[test]
-fn a_standing_root_that_all_left_before_it_began_begins() {
+fn pinned_root_that_all_cpus_unload_before_it_begins_still_begins() {
     let mut node = Node::with_pinned(2, ROOT..ROOT + 1);
     let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
     node.merger.propose(proposal, &mut node.driver);
@@ -402,7 +402,7 @@ fn a_standing_root_that_all_left_before_it_began_begins() {
 }
 
 #[test]
-fn what_the_manager_did_before_goes_before_the_offer() {
+fn diffs_of_the_manager_precede_its_offer() {
     let mut node = Node::managing([true, true]);
     node.merger.propose(
         node.merger.suspect(Page(MIDDLE)).expect("below the root"),
@@ -416,7 +416,7 @@ fn what_the_manager_did_before_goes_before_the_offer() {
 }
 
 #[test]
-fn batches_are_applied_in_their_sources_order_and_after_what_they_come_after() {
+fn batches_are_applied_in_causal_order() {
     let stamp = |counts: [u64; 3]| VectorTime::decode(&counts.map(u64::to_le_bytes).concat()).expect("three");
     let here = stamp([4, 2, 0]);
     let awaits = |from, batch| here.awaits(NodeId(from), &stamp(batch));

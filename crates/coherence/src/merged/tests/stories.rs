@@ -136,7 +136,7 @@ fn send_op(seed: u64) -> (u64, u64) {
 }
 
 #[test]
-fn stories_end_well() {
+fn random_runs_of_guests_are_correct() {
     let (mut sent, mut left) = (0, 0);
     for seed in 0..STORIES {
         let told = send_op(seed);

@@ -73,7 +73,7 @@ fn leaf_table(memory: &mut Small) -> Twins<4> {
 }
 
 #[test]
-fn an_entry_emptied_while_it_is_marked_stays_empty() {
+fn entry_cleared_while_it_is_preset_stays_clear() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     memory.set(1, 0, maps(7));
@@ -96,7 +96,7 @@ fn an_entry_emptied_while_it_is_marked_stays_empty() {
 }
 
 #[test]
-fn an_entry_made_read_only_while_it_is_marked_does_not_become_dirty() {
+fn entry_made_read_only_while_it_is_preset_does_not_become_dirty() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     let read_only = maps(7) & !Entry::WRITABLE;
@@ -108,7 +108,7 @@ fn an_entry_made_read_only_while_it_is_marked_does_not_become_dirty() {
 }
 
 #[test]
-fn marks_are_set_in_the_own_copy_before_others_hear_of_the_entry() {
+fn bits_are_preset_locally_before_the_entry_is_sent() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     memory.set(1, 2, maps(7));
@@ -131,7 +131,7 @@ fn marks_are_set_in_the_own_copy_before_others_hear_of_the_entry() {
 }
 
 #[test]
-fn where_the_accessed_bit_is_sent_pages_age() {
+fn pages_age_where_the_accessed_bit_is_sent() {
     let mut memory = Small::default();
     let mut twins = Twins::<4>::new(4, TOP, Accessed::Sent);
     open(&mut twins, Page(1), Level(1), 1, &mut memory);
@@ -159,7 +159,7 @@ fn where_the_accessed_bit_is_sent_pages_age() {
 }
 
 #[test]
-fn what_was_changed_here_too_stays_news_for_the_others() {
+fn local_change_stays_a_diff_after_a_remote_one() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     memory.set(1, 0, 0x1000);
@@ -198,7 +198,7 @@ fn what_was_changed_here_too_stays_news_for_the_others() {
 }
 
 #[test]
-fn a_table_is_loose_when_the_last_link_to_it_goes() {
+fn table_is_detached_with_its_last_link() {
     let mut memory = Small::default();
     memory.set(0, 0, table(1));
     memory.set(0, 1, table(1));
@@ -224,7 +224,7 @@ fn a_table_is_loose_when_the_last_link_to_it_goes() {
 }
 
 #[test]
-fn a_tree_is_loose_from_its_top_down_at_once() {
+fn tree_is_detached_from_its_top_down_at_once() {
     let mut memory = Small::default();
     memory.set(0, 0, table(1));
     memory.set(1, 0, table(2));
@@ -243,7 +243,7 @@ fn a_tree_is_loose_from_its_top_down_at_once() {
 }
 
 #[test]
-fn what_no_table_has_makes_one_doubt() {
+fn page_with_an_impossible_entry_is_detached() {
     let stray = [table(99), table(1) | Entry::LARGE, u64::MAX];
     for entry in stray {
         let mut memory = Small::default();
@@ -266,7 +266,7 @@ fn what_no_table_has_makes_one_doubt() {
 proptest! {
     /// Two nodes that write different words and exchange diffs at any time end with the same words.
     #[test]
-    fn nodes_that_keep_to_their_words_agree(
+    fn nodes_that_write_different_words_converge(
         writes in prop::collection::vec((0_usize..2, 0_usize..2, 0_u64..5, any::<bool>()), 0..40)
     ) {
         let mut memory = [Small::default(), Small::default()];

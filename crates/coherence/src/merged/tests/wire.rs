@@ -27,7 +27,7 @@ fn op() -> impl Strategy<Value = MergeOp> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_again(
+    fn encoded_messages_decode_to_the_same_message(
         page: u32, word in 0_u16..512, old: u64, new: u64, round: u64, op in op(),
         counts in prop::collection::vec(any::<u64>(), 1..=usize::from(MAX_SHARERS)),
     ) {
@@ -44,7 +44,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_read_is_written_so(bytes in any::<[u8; 22]>(), kind in 0_u8..16, detail in 0_u8..7) {
+    fn decoded_bytes_encode_to_the_same_bytes(bytes in any::<[u8; 22]>(), kind in 0_u8..16, detail in 0_u8..7) {
         let mut bytes = bytes;
         bytes[12] = kind;
         bytes[13] = detail;
@@ -59,7 +59,7 @@ proptest! {
 }
 
 #[test]
-fn rubbish_is_refused() {
+fn malformed_bytes_are_refused() {
     let begin = MergeMessage {
         stamp: VectorTime::default(),
         page: Page(1),
