@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_come_is_not_ahead_even_through_zero() {
+    fn applied_batches_are_not_ahead_across_a_wrap() {
         for (count, wanted, expected) in [
             (0, 0, 0),
             (5, 3, 0),
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_keeps_each_nodes_number() {
+    fn stamp_keeps_each_nodes_number() {
         let stamp = VectorTime::default()
             .with(NodeId(0), 3)
             .with(NodeId(7), (1 << 32) + 9);

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_of_faults_that_was_interrupted_does_not_prolong_holds() {
+    fn interrupted_batch_of_faults_does_not_change_the_calibration() {
         let quiet = [1_500, 1_400, 1_600, 1_500, 1_450, 1_550, 1_500, 1_500];
         assert_eq!(median(quiet.to_vec()), 1_500);
         let mut interrupted = quiet.to_vec();

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_threads_time_stands_still_while_it_waits() {
+    fn cpu_time_of_a_blocked_thread_does_not_advance() {
         let (number, number_came) = mpsc::channel();
         let (go_on, may_go_on) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {

@@ -255,7 +255,7 @@ mod tests {
     use crate::region::RegionOptions;
 
     #[test]
-    fn a_block_tells_its_pages_and_runs() {
+    fn block_yields_its_pages_and_runs() {
         let block = Block {
             first: 100,
             mask: 0b1011_0111 | 1 << 63,
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn all_pages_and_no_others_are_in_blocks_of_one_lane_each() {
+    fn blocks_cover_exactly_the_range_and_one_stripe_each() {
         for (pages, lanes) in [(4096, 1), (4096, 3), (100, 1), (8, 2), (1, 1)] {
             let region = Region::with(pages, lanes, None, RegionOptions::default()).unwrap();
             for range in [0..pages, 1..pages, 5..6, 63..65, 64..pages / 2, 7..7, 0..u32::MAX] {

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hottest_come_first_and_cold_pages_not_at_all() {
+    fn hottest_pages_are_sorted_by_count_without_cold_ones() {
         let heat = Heat::new(8);
         for page in [5, 2, 5, 7, 5, 7, 0] {
             heat.record(page);

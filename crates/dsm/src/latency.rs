@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_follows_what_pages_take_and_forgets() {
+    fn latency_follows_recent_fetches() {
         let latency = Latency::default();
         (0..100).for_each(|_| latency.record(1_000_000));
         assert!((900_000..=1_000_000).contains(&latency.ns()), "{}", latency.ns());

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_stays_until_its_thread_has_run() {
+    fn page_stays_until_its_thread_has_run() {
         let hold = hold();
         let later = hold.since_ns + RECHECK_MIN_NS;
         assert_eq!(
@@ -135,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_must_run_long_is_not_disturbed_often() {
+    fn thread_that_needs_long_is_not_checked_often() {
         let hold = hold();
         let ran = Thread::Ran(hold.ran_ns + 20_000);
         assert_eq!(hold.evaluate(hold.since_ns, ran, 100_000), Verdict::Keep(80_000));
     }
 
     #[test]
-    fn a_thread_that_gets_no_cpu_is_looked_at_ever_more_seldom() {
+    fn thread_without_a_cpu_is_checked_ever_less_often() {
         let hold = hold();
         let (mut now, mut looks) = (hold.since_ns, 0);
         while let Verdict::Keep(ns) = hold.evaluate(now, Thread::Ran(hold.ran_ns), ENOUGH_NS) {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn no_page_stays_for_ever() {
+    fn residency_is_bounded() {
         let hold = hold();
         let end = hold.since_ns + BOUND_NS;
         assert_eq!(
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_gone_on_to_another_page_has_used_this_one() {
+    fn thread_that_faults_on_another_page_has_used_this_one() {
         let hold = hold();
         let waits = |ran_ns| Thread::Elsewhere(hold.ran_ns + ran_ns);
         assert_eq!(
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_that_wait_for_each_others_pages_wait_for_different_times() {
+    fn threads_that_wait_for_each_others_pages_get_different_residencies() {
         let mut random = fastrand::Rng::with_seed(2);
         let times: Vec<u64> = (0..64)
             .map(|_| MinResidency::new(1, None, 0, 0, &mut random))

@@ -53,7 +53,7 @@ fn pages_sent(memory: &Nodes) -> u64 {
 }
 
 #[test]
-fn pages_given_back_take_no_memory_on_any_node_and_are_zero() {
+fn discarded_pages_use_no_memory_on_any_node_and_read_zero() {
     within(LIMIT, || {
         for (method, nodes, lanes) in METHODS
             .iter()
@@ -84,7 +84,7 @@ fn pages_given_back_take_no_memory_on_any_node_and_are_zero() {
 }
 
 #[test]
-fn only_what_is_given_back_goes() {
+fn only_discarded_pages_are_zeroed() {
     within(LIMIT, || {
         let memory = start(shape(2, 1024));
         fill(&memory, 0..1024);
@@ -105,7 +105,7 @@ fn only_what_is_given_back_goes() {
 }
 
 #[test]
-fn a_home_fills_what_was_given_back_by_few_faults() {
+fn manager_fills_discarded_pages_by_few_faults() {
     within(LIMIT, || {
         for method in METHODS {
             let memory = start(Shape {
@@ -149,7 +149,7 @@ fn use_and_give_back(nodes: [&Node; 2], pages: impl Fn(u32) -> u32, seed: u64, t
 }
 
 #[test]
-fn pages_beside_those_that_are_given_back_keep_what_was_written() {
+fn neighbours_of_discarded_pages_keep_their_contents() {
     within(LIMIT, || {
         for (method, lanes) in METHODS.iter().flat_map(|method| [(*method, 1), (*method, 2)]) {
             let memory = Arc::new(start(Shape {
@@ -174,7 +174,7 @@ fn pages_beside_those_that_are_given_back_keep_what_was_written() {
 }
 
 #[test]
-fn a_page_that_is_given_back_while_it_is_written_is_whole() {
+fn discard_during_writes_leaves_whole_pages() {
     within(LIMIT, || {
         for method in METHODS {
             const PAGES: u32 = 8;
@@ -246,7 +246,7 @@ fn read_on(node: &Node, pages: Range<u32>, since: &AtomicU64, stop: &AtomicBool)
 }
 
 #[test]
-fn pages_that_are_read_ahead_are_given_back_and_not_seen_again() {
+fn prefetched_pages_are_discarded_and_never_read_again() {
     within(LIMIT, || {
         for (method, nodes) in METHODS.iter().flat_map(|method| [(*method, 2), (*method, 3)]) {
             const PAGES: u32 = 192;
@@ -300,7 +300,7 @@ fn pages_that_are_read_ahead_are_given_back_and_not_seen_again() {
 
 /// A thread that gives back many pages does not delay others' faults.
 #[test]
-fn faults_are_served_while_much_is_given_back() {
+fn faults_are_served_during_large_discards() {
     within(LIMIT, || {
         const PAGES: u32 = 32 << 10;
         let memory = start(shape(2, PAGES + 512));

@@ -9,7 +9,7 @@ use dsm::{End, Method, Shape};
 use support::{LIMIT, METHODS, WAYS, fill_home, shape, start, start_by, within, word};
 
 #[test]
-fn what_one_node_writes_the_others_read() {
+fn write_of_one_node_is_read_by_the_others() {
     within(LIMIT, || {
         for (method, way) in METHODS
             .into_iter()
@@ -51,7 +51,7 @@ fn what_one_node_writes_the_others_read() {
 }
 
 #[test]
-fn memory_that_is_filled_at_its_home_faults_once_for_many_pages() {
+fn filling_memory_at_its_manager_faults_once_for_many_pages() {
     within(LIMIT, || {
         for method in METHODS {
             let memory = start(Shape {
@@ -103,7 +103,7 @@ fn no_increment_is_lost_between_threads_of_all_nodes() {
 }
 
 #[test]
-fn a_reader_never_sees_an_older_value_again() {
+fn no_reader_goes_back_to_an_older_value() {
     within(LIMIT, || {
         for way in WAYS {
             let memory = Arc::new(start_by(way, shape(3, 8)));
@@ -138,7 +138,7 @@ fn a_reader_never_sees_an_older_value_again() {
 }
 
 #[test]
-fn an_access_that_crosses_pages_of_two_nodes_completes() {
+fn access_across_pages_of_two_nodes_completes() {
     within(LIMIT, || {
         let memory = Arc::new(start(shape(2, 16)));
         let threads: Vec<_> = (0..2)
@@ -160,7 +160,7 @@ fn an_access_that_crosses_pages_of_two_nodes_completes() {
 }
 
 #[test]
-fn system_calls_use_pages_that_are_elsewhere() {
+fn system_calls_fetch_remote_pages() {
     use std::io::{Read, Write};
     within(LIMIT, || {
         let memory = start(shape(2, 4));
@@ -182,7 +182,7 @@ fn system_calls_use_pages_that_are_elsewhere() {
 
 /// The sockets report the end, as they carry nothing else.
 #[test]
-fn the_end_of_a_node_ends_the_others_whatever_their_streams_go_by() {
+fn loss_of_a_node_ends_the_others_over_every_transport() {
     within(LIMIT, || {
         for way in WAYS {
             let mut memory = start_by(way, shape(2, 64));

@@ -111,7 +111,7 @@ fn tell(from: &Node, to: &Node, round: u64, change: &AtomicU64) {
 }
 
 #[test]
-fn tables_are_open_to_all_and_who_is_told_sees_the_change() {
+fn causally_later_node_sees_the_change_of_a_merged_table() {
     type Start = fn(u16) -> Nodes;
     let cases: [(u16, usize, Start); 6] = [
         (2, 600, nodes),
@@ -164,7 +164,7 @@ fn tables_are_open_to_all_and_who_is_told_sees_the_change() {
 /// The first node's diffs arrive late at the last one. When it reads the second node's write, it has all
 /// diffs that the second had applied before.
 #[test]
-fn who_is_told_through_a_third_node_sees_the_change() {
+fn causality_through_a_third_node_holds() {
     const DELAY: Duration = Duration::from_millis(20);
     within(LIMIT, || {
         let Nodes { nodes, ends } = nodes_with(3, Some(DELAY));
@@ -219,7 +219,7 @@ fn who_is_told_through_a_third_node_sees_the_change() {
 }
 
 #[test]
-fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
+fn detached_table_is_an_ordinary_page_before_its_removal_is_known() {
     for (count, rounds) in [(2, 40), (3, 24)] {
         within(LIMIT, move || {
             let Nodes { nodes, ends } = nodes(count);
@@ -267,7 +267,7 @@ fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
 }
 
 #[test]
-fn a_merged_table_is_not_given_back_and_what_lies_beside_it_is() {
+fn merged_table_is_not_discarded_but_its_neighbours_are() {
     within(LIMIT, || {
         let Nodes { nodes, ends } = nodes(2);
         heat(&nodes, ROOT, 1);

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_of_this_node_go_together_and_only_wanted_bytes_are_expected() {
+    fn requests_of_a_fault_are_gathered_and_only_their_bytes_expected() {
         let class = |body| {
             let class = SendClass::of(&body, 1);
             (class.with_answers, class.is_request, class.brings_page)

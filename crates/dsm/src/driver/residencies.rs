@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_that_comes_again_stays_wanted_and_is_listed_once() {
+    fn page_that_arrives_again_stays_wanted_and_is_listed_once() {
         let mut residencies = Residencies::default();
         residencies.begin(3, Some(1), 10, 20, false);
         residencies.begin(4, None, 0, 20, false);

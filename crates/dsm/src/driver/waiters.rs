@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_a_page_wakes_its_threads_in_order_and_no_others() {
+    fn removing_a_page_wakes_only_its_threads_in_order() {
         let mut waiters = Waiters::default();
         for (thread, page) in [(1, 7), (2, 8), (3, 7)] {
             waiters.add(page, Access::Read, Right::None, &fault(thread));

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_may_goes_first_and_the_rest_stays_in_order() {
+    fn ready_messages_leave_in_order_and_the_rest_stays_in_order() {
         let mut buffer = CausalBuffer::default();
         for one in 0..6 {
             buffer.push(usize::from(one), message(one), 0).unwrap();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn who_floods_is_refused_and_who_waits_too_long_is_named() {
+    fn flooding_is_refused_and_overdue_senders_are_named() {
         let mut buffer = CausalBuffer::default();
         buffer.push(3, message(0), 1_000).unwrap();
         let limit_ns = 1_000 + AWAITED_MAX.as_nanos() as u64;

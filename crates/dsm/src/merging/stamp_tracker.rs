@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_the_frames_knows_what_the_message_comes_after_on_each_stream() {
+    fn announcements_give_each_messages_vector_time_on_each_stream() {
         for nodes in 2..=SHARERS_MAX {
             let ends = [1, nodes - 1 - usize::from(nodes == 2)];
             let mut random = fastrand::Rng::with_seed(nodes as u64);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_refused() {
+    fn impossible_announcements_are_refused() {
         let applied = stamp(&[0, 0, 10]);
         let mut told = StampTracker::new([1, 0], 4);
         let far = 10 + u64::from(AHEAD_MAX);

@@ -187,7 +187,7 @@ fn said_before(node: u8, with_page: u8, count: u64) -> Frame {
 }
 
 #[test]
-fn bytes_that_come_before_what_they_come_after_stay_as_they_are() {
+fn bytes_of_a_buffered_message_stay_intact() {
     const PAGE: u32 = 100;
     let mut world = World::of(2);
     let reader = world.reader(1, PAGE);
@@ -207,7 +207,7 @@ fn bytes_that_come_before_what_they_come_after_stay_as_they_are() {
 }
 
 #[test]
-fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
+fn offered_page_is_not_used_as_a_receive_buffer() {
     const PAGE: u32 = 100;
     const ROUND: u64 = 1;
     let mut world = World::of(2);
@@ -257,7 +257,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
 }
 
 #[test]
-fn a_message_waits_for_what_its_sender_had_of_a_third_node() {
+fn message_waits_for_its_senders_batches_of_a_third_node() {
     let mut world = World::of(3);
     for round in 0..3 {
         // Node 2 has applied that many batches of node 1, which have not arrived here.
@@ -276,7 +276,7 @@ fn a_message_waits_for_what_its_sender_had_of_a_third_node() {
 }
 
 #[test]
-fn what_is_said_on_one_stream_holds_for_that_one_until_more_is_said() {
+fn announcement_holds_for_its_stream_until_the_next() {
     let mut world = World::of(3);
     let page = world.page_of(2);
     // A message with a page has overtaken the predecessors of messages without one.
@@ -301,7 +301,7 @@ fn what_is_said_on_one_stream_holds_for_that_one_until_more_is_said() {
 }
 
 #[test]
-fn batches_wait_for_those_of_others_that_they_come_after() {
+fn batches_wait_for_their_causal_predecessors() {
     let mut world = World::of(4);
     let causal = world.node.causal().unwrap().clone();
     let waits = world.after(3, 3, 1);
@@ -326,7 +326,7 @@ fn batches_wait_for_those_of_others_that_they_come_after() {
 }
 
 #[test]
-fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
+fn batches_of_third_nodes_are_announced_once_on_each_stream() {
     let mut world = World::of(3);
     world.other(1).batch(&[0, 1, 0]);
     world.after(1, 1, 1).join().unwrap();
@@ -373,7 +373,7 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
 }
 
 #[test]
-fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
+fn impossible_stamp_ends_the_memory_with_the_reason() {
     let far = u64::from(AHEAD_MAX) + 1;
     let fresh = |number| {
         let frame = message(100, Body::Copy { bytes: Payload::Zero });
@@ -435,7 +435,7 @@ fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
 }
 
 #[test]
-fn packets_that_come_after_what_can_not_be_end_the_memory() {
+fn packet_with_impossible_predecessors_ends_the_memory() {
     for (node, count) in [
         (1, AHEAD_MAX + 1),
         (1, u32::MAX / 2),
@@ -456,7 +456,7 @@ fn packets_that_come_after_what_can_not_be_end_the_memory() {
 }
 
 #[test]
-fn what_comes_after_changes_that_never_come_ends_the_memory() {
+fn message_whose_predecessors_never_arrive_ends_the_memory() {
     const WHY: [&str; 3] = [
         "node 2: its packet comes after changes that do not come",
         "node 2: its message comes after changes of page tables that do not come",
@@ -486,7 +486,7 @@ fn what_comes_after_changes_that_never_come_ends_the_memory() {
 }
 
 #[test]
-fn a_lost_node_ends_all_waiting() {
+fn loss_of_a_node_ends_all_waits() {
     let mut world = World::of(3);
     let waits = world.after(2, 1, 1);
     world.other(2).batch(&[0, 1, 1]);
@@ -501,7 +501,7 @@ fn a_lost_node_ends_all_waiting() {
 }
 
 #[test]
-fn memories_that_can_not_merge_say_why() {
+fn memory_that_cannot_merge_reports_why() {
     let notes = |nodes, lanes| {
         let links = (0..lanes).map(|_| (0..nodes).map(|_| None).collect()).collect();
         let shape = Shape {
@@ -540,7 +540,7 @@ fn memories_that_can_not_merge_say_why() {
 }
 
 #[test]
-fn what_is_said_comes_whole_out_of_its_pieces() {
+fn payload_is_reassembled_from_its_fragments() {
     for length in [0, 1, 10, 11, 15, 200] {
         let said: Vec<u8> = (0..length).collect();
         let frames = fragments::fragments(fragments::PayloadKind::Message, &[&said]);

@@ -25,7 +25,7 @@ fn ask(page: u32) -> [u8; FRAME_BYTES] {
 }
 
 #[test]
-fn a_page_that_has_come_in_part_is_not_where_another_nodes_messages_come() {
+fn partly_received_page_is_not_another_nodes_receive_buffer() {
     let pairs = || std::array::from_fn(|_| UnixStream::pair().unwrap());
     let [(control_1, _far_control_1), (bulk_1, mut far_bulk_1)]: [_; 2] = pairs();
     let [(control_2, _far_control_2), (bulk_2, mut far_bulk_2)]: [_; 2] = pairs();

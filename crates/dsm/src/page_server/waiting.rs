@@ -134,7 +134,7 @@ mod tests {
     };
 
     #[test]
-    fn a_lane_does_not_poll_after_a_page_that_came_ahead() {
+    fn page_server_does_not_poll_after_a_prefetched_page() {
         let mapped_prefetched = Threads {
             mapped_prefetched: true,
             ..NONE
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_sleeps_after_the_last_thread_was_woken_and_not_before() {
+    fn page_server_sleeps_only_after_the_last_thread_was_woken() {
         let woke = Threads { woke: true, ..NONE };
         assert!(woke.need_the_cpu());
         assert!(!woke.allow_polling(Polls::Always));
@@ -161,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_of_which_nobody_wants_anything_polls() {
+    fn idle_page_server_polls() {
         assert!(NONE.allow_polling(Polls::Always));
         assert!(!NONE.need_the_cpu());
     }
 
     #[test]
-    fn a_guests_lane_polls_while_all_vcpus_wait_and_at_no_other_time() {
+    fn page_server_of_a_guest_polls_only_while_all_vcpus_wait() {
         let one = Threads { waiting: 1, ..NONE };
         let two = Threads { waiting: 2, ..NONE };
         assert!(one.allow_polling(Polls::Waiting(1)));

@@ -24,7 +24,7 @@ fn windows(ahead: &mut ReadPrefetcher, pages: impl Iterator<Item = u32>) -> Vec<
 }
 
 #[test]
-fn who_reads_on_gets_windows_twice_as_long_each_time_up_to_the_longest() {
+fn sequential_reads_double_the_window_up_to_the_largest() {
     let windows = windows(&mut ReadPrefetcher::default(), 100..200);
     let expected = [
         (100, 0),
@@ -39,7 +39,7 @@ fn who_reads_on_gets_windows_twice_as_long_each_time_up_to_the_longest() {
 }
 
 #[test]
-fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
+fn random_reads_prefetch_nothing() {
     let mut random = fastrand::Rng::with_seed(7);
     let mut pages: Vec<u32> = (0..END).step_by(GAP as usize + 2).collect();
     random.shuffle(&mut pages);
@@ -49,7 +49,7 @@ fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
 
 /// Pages past the end of a short run are wasted, and disturb their owner.
 #[test]
-fn of_short_runs_two_pages_at_most_are_asked_for_past_their_end() {
+fn at_most_two_pages_are_prefetched_past_a_short_run() {
     for (run, past) in [(1, 0), (2, 2), (3, 1), (4, 0)] {
         let mut ahead = ReadPrefetcher::default();
         for start in (0..END - 32).step_by(32) {
@@ -61,7 +61,7 @@ fn of_short_runs_two_pages_at_most_are_asked_for_past_their_end() {
 }
 
 #[test]
-fn several_that_read_in_turns_are_followed_each() {
+fn interleaved_streams_are_each_followed() {
     let mut ahead = ReadPrefetcher::default();
     let pages = (0..60).flat_map(|at| (0..STREAMS as u32).map(move |stream| stream * 1000 + at));
     let windows = windows(&mut ahead, pages);
@@ -69,7 +69,7 @@ fn several_that_read_in_turns_are_followed_each() {
 }
 
 #[test]
-fn pages_that_are_here_already_do_not_end_a_stream_and_others_do() {
+fn only_a_gap_of_absent_pages_ends_a_stream() {
     let mut ahead = ReadPrefetcher::default();
     let mut on_read_fault = |page, here: Range<u32>| ahead.on_read_fault(page, END, |page| here.contains(&page));
     assert_eq!(on_read_fault(10, 0..0), 10..10);
@@ -82,7 +82,7 @@ fn pages_that_are_here_already_do_not_end_a_stream_and_others_do() {
 }
 
 #[test]
-fn a_fault_in_the_second_half_of_a_window_asks_on_and_one_in_the_first_does_not() {
+fn only_a_fault_in_the_second_half_of_a_window_extends_it() {
     let mut ahead = ReadPrefetcher::default();
     for page in [0, 1, 4] {
         ahead.on_read_fault(page, END, |_| false);
@@ -100,7 +100,7 @@ fn a_fault_in_the_second_half_of_a_window_asks_on_and_one_in_the_first_does_not(
 }
 
 #[test]
-fn nothing_is_asked_for_past_the_end() {
+fn nothing_is_prefetched_past_the_end() {
     let mut ahead = ReadPrefetcher::default();
     let mut asked = Vec::new();
     for page in 0..40 {
@@ -111,7 +111,7 @@ fn nothing_is_asked_for_past_the_end() {
 }
 
 #[test]
-fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
+fn stream_with_nacks_or_invalidations_pauses_longer_each_time() {
     let mut ahead = ReadPrefetcher::default();
     let mut rests = Vec::new();
     let mut page = 0;
@@ -132,7 +132,7 @@ fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
 }
 
 #[test]
-fn one_page_of_many_that_is_declined_cuts_the_window_once() {
+fn nack_of_one_page_halves_the_window_once() {
     let mut ahead = ReadPrefetcher::default();
     for page in [0, 1, 4, 9, 18] {
         ahead.on_read_fault(page, END, |_| false);
@@ -150,7 +150,7 @@ fn one_page_of_many_that_is_declined_cuts_the_window_once() {
 }
 
 #[test]
-fn a_page_that_was_taken_is_left_out_for_a_while() {
+fn invalidated_page_is_not_prefetched_for_a_while() {
     let mut ahead = ReadPrefetcher::default();
     ahead.on_invalidation(70);
     assert!(ahead.was_invalidated_lately(70));
@@ -265,7 +265,7 @@ impl EnginePair {
 /// In every order of reads, invalidations and replies: at most one window is pending, each page is requested
 /// once until its reply, nothing past the end, and every read completes.
 #[test]
-fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
+fn no_page_is_prefetched_twice_before_its_reply_and_windows_are_bounded() {
     let (mut total, mut joined) = (0, 0);
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);

@@ -107,26 +107,26 @@ mod tests {
     }
 
     #[test]
-    fn who_fills_what_nobody_has_written_waits_for_one_page_of_each_window() {
+    fn writer_of_zero_pages_stalls_once_for_each_window() {
         let (waited, stolen) = fill(100..100 + 512, &(0..END));
         assert!(waited <= 3 + 4 + 512 / WINDOW_MAX as usize, "{waited}");
         assert!(stolen.is_empty());
     }
 
     #[test]
-    fn who_writes_what_others_have_written_takes_nothing_before_it_is_wanted() {
+    fn pages_with_contents_are_not_prefetched_for_writing() {
         assert_eq!(fill(100..300, &(0..0)), (200, vec![]));
     }
 
     #[test]
-    fn where_fresh_pages_end_a_window_at_most_is_taken() {
+    fn at_most_one_window_is_prefetched_past_zero_pages() {
         let (_, stolen) = fill(100..400, &(100..228));
         assert!(stolen.len() <= WINDOW_MAX as usize, "{stolen:?}");
         assert!(stolen.iter().all(|page| *page < 228 + WINDOW_MAX), "{stolen:?}");
     }
 
     #[test]
-    fn a_page_that_came_fresh_begins_nothing_elsewhere() {
+    fn zero_page_starts_a_stream_only_at_its_successor() {
         let mut fills = WritePrefetcher::default();
         fills.on_arrival(7, true);
         assert_eq!(fills.on_write_fault(9, END, |_| false), 9..9);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn never_more_than_a_window_and_nothing_past_the_end() {
+    fn write_prefetch_is_bounded_by_the_window_and_the_end() {
         const LAST: u32 = 50;
         for seed in 0..200 {
             let (mut fills, mut random) = (WritePrefetcher::default(), fastrand::Rng::with_seed(seed));

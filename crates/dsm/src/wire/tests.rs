@@ -100,7 +100,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_go_by_the_pipe_and_the_socket_is_silent_while_the_reader_polls() {
+fn no_doorbell_is_sent_while_the_reader_polls() {
     let (mut near, mut far) = wire_pair();
     assert_eq!(receive(&mut far, 64).unwrap(), None);
     send(&mut near, &pattern(80)).unwrap();
@@ -113,7 +113,7 @@ fn bytes_go_by_the_pipe_and_the_socket_is_silent_while_the_reader_polls() {
 }
 
 #[test]
-fn who_would_sleep_over_bytes_does_not_and_who_sleeps_is_rung_for() {
+fn pending_bytes_prevent_sleep_and_a_sleeper_gets_a_doorbell() {
     let (mut near, mut far) = wire_pair();
     send(&mut near, &[1; 16]).unwrap();
     assert!(!far.prepare_to_sleep());
@@ -133,7 +133,7 @@ fn who_would_sleep_over_bytes_does_not_and_who_sleeps_is_rung_for() {
 
 /// Each end sleeps before each message except some, which arrive while it polls.
 #[test]
-fn two_that_sleep_answer_each_other_a_hundred_thousand_times() {
+fn no_wakeup_is_lost_in_a_hundred_thousand_replies() {
     const TIMES: u64 = 100_000;
     let (mut near, mut far) = wire_pair();
     let answering = thread::spawn(move || {
@@ -152,7 +152,7 @@ fn two_that_sleep_answer_each_other_a_hundred_thousand_times() {
 
 /// Page servers must not wait for each other: each sends, and only then reads.
 #[test]
-fn both_sides_send_more_than_a_pipe_holds_before_either_reads() {
+fn both_ends_can_send_more_than_a_pipe_holds_before_reading() {
     const BYTES: usize = 40 * WORDS * WORD_BYTES;
     let (mut near, mut far) = wire_pair();
     let sent = pattern(BYTES);
@@ -192,7 +192,7 @@ fn both_sides_send_more_than_a_pipe_holds_before_either_reads() {
 /// The writer fills its backlog and waits; the reader takes bytes, and then sleeps and is rung for, or polls
 /// on.
 #[test]
-fn who_sends_without_end_waits_for_room_and_goes_on() {
+fn sender_blocks_for_room_and_continues() {
     const BYTES: usize = 2 * BUFFER_BYTES;
     for polls in [false, true] {
         let (mut near, mut far) = wire_pair();
@@ -222,7 +222,7 @@ fn who_sends_without_end_waits_for_room_and_goes_on() {
 }
 
 #[test]
-fn what_was_sent_before_the_end_comes_before_it() {
+fn bytes_sent_before_the_end_are_received_before_it() {
     let (mut near, mut far) = wire_pair();
     send(&mut near, &pattern(64)).unwrap();
     drop(near);
@@ -245,7 +245,7 @@ fn what_was_sent_before_the_end_comes_before_it() {
 
 /// Also if both arrive between a read of the pipe and one of the socket, as in some of these rounds.
 #[test]
-fn who_looks_while_the_other_side_sends_and_ends_has_what_was_sent() {
+fn poller_receives_bytes_sent_just_before_the_end() {
     for round in 0..300_u64 {
         let (mut near, mut far) = wire_pair();
         let sending = thread::spawn(move || {
@@ -268,7 +268,7 @@ fn who_looks_while_the_other_side_sends_and_ends_has_what_was_sent() {
 }
 
 #[test]
-fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
+fn end_of_the_connection_wakes_a_sleeping_reader_and_a_blocked_writer() {
     let (near, mut far) = wire_pair();
     let shutdown = thread::spawn(move || {
         thread::sleep(std::time::Duration::from_millis(50));
@@ -295,7 +295,7 @@ fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
 }
 
 #[test]
-fn nonsense_in_the_memory_is_an_error_and_nobody_sleeps_over_it() {
+fn corrupt_pipe_is_an_error_and_prevents_sleep() {
     let ([_near_socket, [socket]], [_, [pipes]], memory) = segments::<1>(WORDS);
     let mut far = Wire::new(socket, Some(pipes));
     // The writer's position of the first pipe, which is the far end's incoming one.

@@ -46,7 +46,7 @@ fn block(first: u32, mask: u64) -> Block {
 }
 
 #[test]
-fn what_a_node_asks_for_is_forgotten_and_it_is_told() {
+fn requested_block_is_discarded_and_reported() {
     let (node, [mut control, _bulk], ended) = node();
     // SAFETY: a page of the view, which lives until the end of this function.
     unsafe { node.view().add(65 * PAGE_BYTES).write_volatile(1) };
@@ -66,7 +66,7 @@ fn what_a_node_asks_for_is_forgotten_and_it_is_told() {
 }
 
 #[test]
-fn this_nodes_threads_wait_for_the_manager_of_each_page() {
+fn discard_waits_for_the_manager_of_each_page() {
     let (node, [mut control, _bulk], _ended) = node();
     std::thread::scope(|scope| {
         let given = scope.spawn(|| node.discards().give_back(once(PAGES / 2 - 1..PAGES / 2 + 3)));
@@ -91,7 +91,7 @@ fn this_nodes_threads_wait_for_the_manager_of_each_page() {
 }
 
 #[test]
-fn who_waits_goes_on_when_the_memory_ends() {
+fn discard_returns_when_the_memory_ends() {
     let (node, [control, bulk], ended) = node();
     std::thread::scope(|scope| {
         let given = scope.spawn(|| node.discards().give_back(once(PAGES - 1..PAGES)));
@@ -102,7 +102,7 @@ fn who_waits_goes_on_when_the_memory_ends() {
 }
 
 #[test]
-fn blocks_that_make_no_sense_end_it() {
+fn malformed_blocks_end_the_memory() {
     let half = PAGES / 2;
     for (name, frames) in [
         ("nothing", vec![frame(DriverKind::Discard, block(64, 0), 1)]),
