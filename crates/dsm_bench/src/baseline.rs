@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_are_answered_by_a_thread_and_by_the_thread_itself() {
+    fn faults_are_served_by_a_thread_and_by_a_signal_handler() {
         for answers in [FaultResponder::SameCpu, FaultResponder::Itself] {
             let times = faults_ns(64, answers, false).unwrap();
             assert!(
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_has_its_page() {
+    fn every_request_gets_its_page_by_a_stream() {
         for waits in [WaitMode::Polling, WaitMode::Sleeping] {
             let (near, far) = UnixStream::pair().unwrap();
             let answering = std::thread::spawn(move || answer_requests(&far.into(), 50, waits));

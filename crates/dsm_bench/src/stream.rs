@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_nonsense_is_refused() {
+    fn addresses_are_parsed_and_malformed_ones_refused() {
         let peer: Peer = "10.0.0.1:7000".parse().unwrap();
         assert_eq!((peer.name, peer.address.as_str()), (None, "10.0.0.1:7000"));
         let peer: Peer = "east@[::1]:7000".parse().unwrap();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_typed_and_an_end_is_an_error() {
+    fn messages_are_typed_and_a_closed_stream_is_an_error() {
         let (near, far) = UnixStream::pair().unwrap();
         let (near, far) = (OwnedFd::from(near), OwnedFd::from(far));
         send(&near, &(7_u16, "seven".to_owned())).unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_is_not_waited_for() {
+    fn silent_peer_times_out() {
         let (_near, far) = UnixStream::pair().unwrap();
         assert!(receive::<u16>(&far.into(), Some(Duration::from_millis(20))).is_err());
     }

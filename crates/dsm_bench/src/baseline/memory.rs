@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_request_has_its_page_by_memory() {
+    fn every_request_gets_its_page_by_shared_memory() {
         let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).unwrap();
         let cpu = (0..1024).rfind(|cpu| cpus.is_set(*cpu) == Ok(true)).unwrap();
         let times = requests_ns(50, cpu, false).unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
+fn keys_enforce_tls_and_refuse_unknown_nodes() {
     let _alone = alone();
     within(LIMIT, || {
         let folder = tempfile::tempdir().unwrap();
@@ -40,7 +40,7 @@ fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
 }
 
 #[test]
-fn a_node_that_dies_is_named_by_all_others() {
+fn node_that_dies_is_named_by_all_others() {
     static LOST: Mutex<Option<String>> = Mutex::new(None);
     let _alone = alone();
     within(LIMIT, || {
@@ -72,7 +72,7 @@ fn a_node_that_dies_is_named_by_all_others() {
 
 /// Three processes whose page servers poll a while and then sleep.
 #[test]
-fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
+fn no_addition_is_lost_by_shared_memory_until_a_node_dies() {
     static LOST: Mutex<Option<String>> = Mutex::new(None);
     let _alone = alone();
     within(LIMIT, || {
@@ -107,7 +107,7 @@ fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
 }
 
 #[test]
-fn memory_that_is_not_all_nodes_is_refused() {
+fn memory_that_not_all_nodes_share_is_refused() {
     let _alone = alone();
     within(LIMIT, || {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -125,7 +125,7 @@ fn memory_that_is_not_all_nodes_is_refused() {
 }
 
 #[test]
-fn a_node_that_does_not_exist_is_an_error() {
+fn unreachable_node_is_an_error() {
     let nobody: Peer = "127.0.0.1:1".parse().unwrap();
     let error = Session::coordinate(
         shape(2, 8),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn additions_of_all_processes_count() {
+fn no_addition_of_any_process_is_lost() {
     with_memory(
         Shape {
             lanes: 2,
@@ -16,7 +16,7 @@ fn additions_of_all_processes_count() {
 }
 
 #[test]
-fn each_kind_of_fault_sends_the_least() {
+fn each_kind_of_fault_sends_the_least_messages() {
     const PAGES: u32 = 64;
     with_memory(shape(2, 2 * PAGES), |session| {
         // Node 1 manages the second half. Columns: node, write, messages and pages sent for each page.
@@ -62,7 +62,7 @@ fn each_kind_of_fault_sends_the_least() {
 /// While reads continue, a thread waits for the first page of each window, and for pages in flight. The cost
 /// is the same.
 #[test]
-fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
+fn sequential_reader_stalls_for_few_pages() {
     const PAGES: u32 = 1024;
     with_memory(shape(2, 2 * PAGES), |session| {
         let sum = (u64::from(PAGES)..2 * u64::from(PAGES)).sum::<u64>();
@@ -107,7 +107,7 @@ fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
 /// A thread that fills zero pages of another manager prefetches the next ones, and none that other nodes have
 /// written.
 #[test]
-fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh() {
+fn sequential_writer_stalls_for_few_zero_pages() {
     const PAGES: u32 = 512;
     with_memory(shape(2, 2 * PAGES), |session| {
         let write = |node, pages: Range<u32>| {
@@ -152,7 +152,7 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
 
 /// No copy is made of a page that no node has written.
 #[test]
-fn what_nobody_has_written_is_not_fetched_ahead() {
+fn zero_pages_are_not_prefetched_for_reading() {
     const PAGES: u32 = 256;
     with_memory(shape(2, 2 * PAGES), |session| {
         session.run_all(&vec![Job::Ahead(true); 2]).unwrap();
@@ -179,7 +179,7 @@ fn what_nobody_has_written_is_not_fetched_ahead() {
 }
 
 #[test]
-fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
+fn discarded_memory_returns_to_the_host_in_all_processes() {
     const PAGES: u32 = 1024;
     const BYTES: u64 = PAGES as u64 * 4096;
     let count = |answer: &JobResult| match answer {

@@ -48,7 +48,7 @@ fn each_test_with_one_and_two_cpus() -> impl Iterator<Item = (Test, u16)> {
 }
 
 #[test]
-fn programs_give_on_two_nodes_what_they_give_on_one() {
+fn programs_compute_the_same_on_two_nodes_as_on_one() {
     let sizes = [
         (Kernel::Sor, 96),
         (Kernel::Sort, 64),
@@ -91,7 +91,7 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
 /// While they checked these each 5 us, this took half a minute or more, and larger programs did not end
 /// within minutes; it takes 2 s. Where real-time priority is refused it shows nothing.
 #[test]
-fn four_nodes_on_two_cpus_end() {
+fn four_nodes_on_two_cpus_terminate() {
     const NODES: u16 = 4;
     const PROGRAMS: [(Kernel, u32); 4] = [
         (Kernel::Sor, 256),
@@ -145,7 +145,7 @@ fn four_nodes_on_two_cpus_end() {
 }
 
 #[test]
-fn programs_tell_what_each_node_waited_for_in_each_phase() {
+fn programs_report_the_stalls_of_each_node_in_each_phase() {
     let (size, sort_size) = (96, 64);
     let pages = Kernel::Sor.pages(size).max(Kernel::Sort.pages(sort_size));
     with_memory(shape(2, pages), move |session| {

@@ -16,7 +16,7 @@ fn classify(test: Test, seen: [Seen; 4], last: Seen) -> Outcome {
 }
 
 #[test]
-fn forbidden_outcomes_are_found() {
+fn forbidden_outcomes_are_detected() {
     use Test::*;
     let none = [0, 0];
     for (test, seen, last) in [
@@ -47,7 +47,7 @@ fn forbidden_outcomes_are_found() {
 }
 
 #[test]
-fn a_write_that_is_lost_is_found() {
+fn lost_write_is_detected() {
     // The threads' reads are allowed; the first variable has its old value in the end.
     for test in Test::ALL.into_iter().filter(|test| *test != Test::Crossing) {
         let seen = [[BASE + 1, BASE + 1]; 4];
@@ -64,7 +64,7 @@ fn a_write_that_is_lost_is_found() {
 }
 
 #[test]
-fn what_only_a_store_buffer_shows_is_counted_apart() {
+fn store_buffer_outcomes_are_counted_apart() {
     let none = [0, 0];
     assert_eq!(classify(Test::Sb, [none; 4], [1, 1]), Outcome::Relaxed);
     assert_eq!(classify(Test::R, [none; 4], [1, 2]), Outcome::Relaxed);
@@ -73,7 +73,7 @@ fn what_only_a_store_buffer_shows_is_counted_apart() {
 }
 
 #[test]
-fn threads_one_after_the_other_show_nothing_strange() {
+fn sequential_threads_show_only_ordinary_outcomes() {
     // On one thread every test has an outcome of some order, whichever thread's part comes first.
     for test in Test::ALL {
         for backwards in [false, true] {
@@ -141,7 +141,7 @@ fn two_cpus_of_a_node_run_threads_of_a_test_at_the_same_time() {
 }
 
 #[test]
-fn threads_in_plain_memory_see_the_order_of_this_processor() {
+fn plain_memory_shows_the_order_of_this_processor() {
     let words: Vec<AtomicU64> = (0..(PAGES as usize + 1) * PAGE_WORDS)
         .map(|_| AtomicU64::new(0))
         .collect();
