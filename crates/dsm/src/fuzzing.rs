@@ -23,7 +23,7 @@ pub enum FrameRead {
     /// A message of an engine, and the number of the sender's batches that precede it.
     Message(Message, Option<u32>),
     /// The same payload encoded again, once its last fragment has arrived.
-    Reassembly(Option<Vec<u8>>),
+    Fragment(Option<Vec<u8>>),
     /// Predecessors of later messages.
     Stamp,
     /// A frame about discarded pages, encoded again from its block.
@@ -64,12 +64,12 @@ impl FrameReader {
             }
             FrameClass::Ordered(OrderedFrame::Fragment) => {
                 let payload = self.fragments.add(frame, self.nodes)?;
-                FrameRead::Reassembly(payload.map(|payload| match payload {
-                    MergePayload::Batch(stamp, changes) => {
-                        let (from, changes) = (NodeId(0), &changes[..]);
-                        batch(&Batch { from, stamp, changes }, self.nodes)
+                FrameRead::Fragment(payload.map(|payload| match payload {
+                    MergePayload::Batch(stamp, diffs) => {
+                        let (from, diffs) = (NodeId(0), &diffs[..]);
+                        batch(&Batch { from, stamp, diffs }, self.nodes)
                     }
-                    MergePayload::Message(message, page) => message(&message, page.as_deref(), self.nodes),
+                    MergePayload::Message(merge, page) => message(&merge, page.as_deref(), self.nodes),
                 }))
             }
             FrameClass::Ordered(OrderedFrame::Message) => {
