@@ -166,7 +166,7 @@ impl Engine {
             if access == Access::Write
                 && let Some(managed) = self.managed(place)
             {
-                managed.wrote(me);
+                managed.record_write(me);
             }
             return if is_granted {
                 FaultOutcome::Granted
@@ -233,7 +233,7 @@ impl Engine {
             Stage::Owner => {
                 transition.discard();
                 let is_done = transition.state.stage != Stage::Discarding;
-                self.managed(place).expect("it manages it").discarded(me);
+                self.managed(place).expect("it manages it").record_discard(me);
                 return if is_done {
                     DiscardOutcome::Done
                 } else {

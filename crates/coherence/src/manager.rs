@@ -18,7 +18,7 @@ pub(crate) struct Managed {
 }
 
 /// Destination of a request and what it asks for.
-pub(crate) struct Order {
+pub(crate) struct ForwardedRequest {
     pub(crate) owner: NodeId,
     pub(crate) want: Want,
     pub(crate) reads: u8,
@@ -42,10 +42,10 @@ impl Managed {
         requester: NodeId,
         want: Want,
         is_policy_on: bool,
-    ) -> Option<(Order, Self)> {
+    ) -> Option<(ForwardedRequest, Self)> {
         let owner = self.owner.get().filter(|owner| *owner != requester)?;
         let want = if is_policy_on {
-            self.migratory.asked(requester, want)
+            self.migratory.record(requester, want)
         } else {
             want
         };
@@ -56,7 +56,7 @@ impl Managed {
         } else {
             self.reads = reads.wrapping_add(1);
         }
-        Some((Order { owner, want, reads }, self))
+        Some((ForwardedRequest { owner, want, reads }, self))
     }
 
     /// Returns where a prefetch goes, and the state after it. `Some(None)` refuses it for a migratory page,
@@ -74,13 +74,13 @@ impl Managed {
     }
 
     /// Records a write of the manager itself while it owns the page.
-    pub(crate) fn wrote(&mut self, me: NodeId) {
-        self.migratory.asked(me, Want::Write);
+    pub(crate) fn record_write(&mut self, me: NodeId) {
+        self.migratory.record(me, Want::Write);
     }
 
     /// Records a discard of the manager itself while it owns the page.
-    pub(crate) fn discarded(&mut self, me: NodeId) {
-        self.migratory.asked(me, Want::Discard);
+    pub(crate) fn record_discard(&mut self, me: NodeId) {
+        self.migratory.record(me, Want::Discard);
     }
 }
 

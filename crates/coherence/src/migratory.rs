@@ -41,7 +41,7 @@ impl Migratory {
     }
 
     /// Records a request and returns what it is answered as.
-    pub(crate) fn asked(&mut self, by: NodeId, want: Want) -> Want {
+    pub(crate) fn record(&mut self, by: NodeId, want: Want) -> Want {
         let (confirmed, left) = (self.counts & 0xf, self.counts >> 4);
         match (want, self.reader.get()) {
             (Want::Read, None) if left > 0 => {
@@ -86,7 +86,7 @@ mod tests {
 
     fn answers(requests: &[(u16, Want)]) -> Vec<Want> {
         let mut migratory = Migratory::NEW;
-        let answer = |(node, want): &(u16, Want)| migratory.asked(NodeId(*node), *want);
+        let answer = |(node, want): &(u16, Want)| migratory.record(NodeId(*node), *want);
         requests.iter().map(answer).collect()
     }
 
