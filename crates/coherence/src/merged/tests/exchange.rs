@@ -100,8 +100,8 @@ impl Node {
     fn joined(self) -> Self {
         let mut node = self;
         for (page, level, manager) in [(ROOT, 3, 2), (MIDDLE, 2, 2), (LEAF, 1, 1)] {
-            node.hear(manager, page, 1, MergeOp::Offer(Level(level)));
-            node.hear(manager, page, 1, MergeOp::Begin);
+            node.receive(manager, page, 1, MergeOp::Offer(Level(level)));
+            node.receive(manager, page, 1, MergeOp::Begin);
             assert!(node.merger.is_merged(Page(page)));
         }
         node.driver.calls.clear();
@@ -119,7 +119,7 @@ impl Node {
         assert_eq!(node.take_calls(), [Sent(0, ROOT, offer), Sent(1, ROOT, offer)]);
         for (from, is_loaded) in (0..).zip(loaded) {
             assert_eq!(node.take_calls(), [], "all have to accept");
-            node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence: 1 });
+            node.receive(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence: 1 });
         }
         assert_eq!(
             node.take_calls(),
@@ -132,7 +132,7 @@ impl Node {
         node
     }
 
-    fn hear(&mut self, from: u16, page: u32, round: u64, op: MergeOp) {
+    fn receive(&mut self, from: u16, page: u32, round: u64, op: MergeOp) {
         let (stamp, page) = (VectorTime::default(), Page(page));
         let message = MergeMessage {
             stamp,
@@ -162,7 +162,7 @@ fn unloaded_root_delays_messages_until_its_manager_replies() {
         node.take_calls()[..],
         [Sent(2, ROOT, MergeOp::Loaded { is_loaded: false, .. })]
     ));
-    node.hear(2, ROOT, 1, MergeOp::Kept);
+    node.receive(2, ROOT, 1, MergeOp::Kept);
     assert!(node.merger.may_send(ticket));
 }
 
@@ -172,11 +172,11 @@ fn root_that_leaves_for_another_reason_is_not_kept() {
     node.driver.memory[ROOT as usize][0] = 0;
     let ticket = node.merger.collect(&mut node.driver);
     node.merger.loaded(0, None, &mut node.driver);
-    node.hear(2, ROOT, 1, MergeOp::Kept);
-    node.hear(2, MIDDLE, 1, MergeOp::Left);
-    node.hear(1, LEAF, 1, MergeOp::Left);
+    node.receive(2, ROOT, 1, MergeOp::Kept);
+    node.receive(2, MIDDLE, 1, MergeOp::Left);
+    node.receive(1, LEAF, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
-    node.hear(2, ROOT, 1, MergeOp::Left);
+    node.receive(2, ROOT, 1, MergeOp::Left);
     assert!(node.merger.may_send(ticket));
 }
 
@@ -186,7 +186,7 @@ fn tables_below_a_leaving_root_delay_the_same_messages() {
     node.merger.loaded(0, None, &mut node.driver);
     let ticket = node.merger.collect(&mut node.driver);
     node.take_calls();
-    node.hear(2, ROOT, 1, MergeOp::Drop);
+    node.receive(2, ROOT, 1, MergeOp::Drop);
     let leave = |to, page| Sent(to, page, MergeOp::Leave);
     assert_eq!(
         node.take_calls(),
@@ -197,12 +197,12 @@ fn tables_below_a_leaving_root_delay_the_same_messages() {
             Sent(2, ROOT, MergeOp::Dropped)
         ]
     );
-    node.hear(2, ROOT, 1, MergeOp::Left);
+    node.receive(2, ROOT, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
-    node.hear(1, LEAF, 1, MergeOp::Left);
+    node.receive(1, LEAF, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
     assert_eq!(node.take_calls(), [], "not settled");
-    node.hear(2, MIDDLE, 1, MergeOp::Left);
+    node.receive(2, MIDDLE, 1, MergeOp::Left);
     assert!(node.merger.may_send(ticket));
     assert_eq!(node.take_calls(), [Sent(2, ROOT, MergeOp::Settled)]);
 }
@@ -211,7 +211,7 @@ fn tables_below_a_leaving_root_delay_the_same_messages() {
 fn page_is_closed_before_its_last_diffs_are_collected() {
     let mut node = Node::with_tree();
     node.driver.memory[LEAF as usize][1] = 0x1000;
-    node.hear(1, LEAF, 1, MergeOp::Drop);
+    node.receive(1, LEAF, 1, MergeOp::Drop);
     assert_eq!(
         node.take_calls(),
         [
@@ -226,52 +226,52 @@ fn page_is_closed_before_its_last_diffs_are_collected() {
 #[test]
 fn message_of_an_old_round_opens_nothing() {
     let mut node = Node::new(0);
-    node.hear(2, ROOT, 2, MergeOp::Offer(Level(3)));
-    node.hear(2, ROOT, 1, MergeOp::Begin);
-    node.hear(2, ROOT, 1, MergeOp::Drop);
+    node.receive(2, ROOT, 2, MergeOp::Offer(Level(3)));
+    node.receive(2, ROOT, 1, MergeOp::Begin);
+    node.receive(2, ROOT, 1, MergeOp::Drop);
     assert!(!node.merger.is_merged(Page(ROOT)));
-    node.hear(2, ROOT, 2, MergeOp::Begin);
+    node.receive(2, ROOT, 2, MergeOp::Begin);
     assert!(node.merger.is_merged(Page(ROOT)));
 }
 
 #[test]
 fn page_without_a_merged_parent_is_refused() {
     let mut node = Node::new(0);
-    node.hear(2, MIDDLE, 1, MergeOp::Offer(Level(2)));
+    node.receive(2, MIDDLE, 1, MergeOp::Offer(Level(2)));
     assert_eq!(node.take_calls(), [Sent(2, MIDDLE, MergeOp::Refuse)]);
 }
 
 #[test]
 fn page_that_is_not_open_yields_no_diffs() {
     let mut node = Node::new(0);
-    node.hear(2, ROOT, 1, MergeOp::Offer(Level(3)));
+    node.receive(2, ROOT, 1, MergeOp::Offer(Level(3)));
     node.take_calls();
     // The manager has withdrawn the page, which holds data before Withdraw is received.
     node.driver.memory[ROOT as usize][1] = maps(7);
     node.merger.collect(&mut node.driver);
     assert_eq!(node.take_calls(), []);
     assert_eq!(node.driver.memory[ROOT as usize][1], maps(7));
-    node.hear(2, ROOT, 1, MergeOp::Withdraw);
+    node.receive(2, ROOT, 1, MergeOp::Withdraw);
     assert_eq!(node.take_calls(), []);
 }
 
 #[test]
 fn page_below_a_leaving_table_is_refused() {
     let mut node = Node::with_tree();
-    node.hear(1, LEAF, 1, MergeOp::Drop);
-    node.hear(1, LEAF, 1, MergeOp::Left);
+    node.receive(1, LEAF, 1, MergeOp::Drop);
+    node.receive(1, LEAF, 1, MergeOp::Left);
     node.driver.memory[ROOT as usize][0] = table(1);
     node.merger.collect(&mut node.driver);
     assert!(node.take_calls().ends_with(&[Broadcast, Sent(2, MIDDLE, MergeOp::Leave)]));
     assert_eq!(node.merger.suspect(Page(LEAF)), None);
-    node.hear(1, LEAF, 2, MergeOp::Offer(Level(1)));
+    node.receive(1, LEAF, 2, MergeOp::Offer(Level(1)));
     assert_eq!(node.take_calls(), [Sent(1, LEAF, MergeOp::Refuse)]);
 }
 
 #[test]
 fn manager_closes_its_copy_and_gives_it_back_when_all_have_settled() {
     let mut node = Node::managing([true, false]);
-    node.hear(0, ROOT, 1, MergeOp::Leave);
+    node.receive(0, ROOT, 1, MergeOp::Leave);
     assert_eq!(
         node.take_calls(),
         [
@@ -280,27 +280,27 @@ fn manager_closes_its_copy_and_gives_it_back_when_all_have_settled() {
             Close(ROOT)
         ]
     );
-    node.hear(0, ROOT, 1, MergeOp::Dropped);
-    node.hear(0, ROOT, 1, MergeOp::Settled);
+    node.receive(0, ROOT, 1, MergeOp::Dropped);
+    node.receive(0, ROOT, 1, MergeOp::Settled);
     assert_eq!(node.take_calls(), []);
-    node.hear(1, ROOT, 1, MergeOp::Dropped);
+    node.receive(1, ROOT, 1, MergeOp::Dropped);
     assert_eq!(
         node.take_calls(),
         [Sent(0, ROOT, MergeOp::Left), Sent(1, ROOT, MergeOp::Left)]
     );
-    node.hear(1, ROOT, 1, MergeOp::Settled);
+    node.receive(1, ROOT, 1, MergeOp::Settled);
     assert_eq!(node.take_calls(), [GiveBack(ROOT)]);
     // A node that asked meanwhile receives Left.
-    node.hear(1, ROOT, 1, MergeOp::Leave);
+    node.receive(1, ROOT, 1, MergeOp::Leave);
     assert_eq!(node.take_calls(), [Sent(1, ROOT, MergeOp::Left)]);
 }
 
 #[test]
 fn root_leaves_when_the_last_cpu_unloads_it() {
     let mut node = Node::managing([true, false]);
-    node.hear(0, ROOT, 1, loaded(false, 5));
+    node.receive(0, ROOT, 1, loaded(false, 5));
     assert_eq!(node.take_calls(), [Sent(0, ROOT, MergeOp::Kept)], "the manager has it");
-    node.hear(0, ROOT, 1, loaded(true, 4));
+    node.receive(0, ROOT, 1, loaded(true, 4));
     node.merger.loaded(0, None, &mut node.driver);
     assert_eq!(
         node.take_calls()[..2],
@@ -315,7 +315,7 @@ fn root_that_all_cpus_unload_before_it_begins_is_withdrawn() {
     node.merger.propose(proposal, &mut node.driver);
     node.merger.taken(Page(ROOT), &mut node.driver);
     node.merger.loaded(0, None, &mut node.driver);
-    node.hear(
+    node.receive(
         0,
         ROOT,
         1,
@@ -325,13 +325,13 @@ fn root_that_all_cpus_unload_before_it_begins_is_withdrawn() {
         },
     );
     node.take_calls();
-    node.hear(0, ROOT, 1, loaded(false, 2));
+    node.receive(0, ROOT, 1, loaded(false, 2));
     assert_eq!(
         node.take_calls(),
         [Sent(0, ROOT, MergeOp::Kept)],
         "it need not wait for the votes"
     );
-    node.hear(
+    node.receive(
         1,
         ROOT,
         1,
@@ -391,7 +391,7 @@ fn pinned_root_that_all_cpus_unload_before_it_begins_still_begins() {
     node.merger.taken(Page(ROOT), &mut node.driver);
     for from in 0..2 {
         let (is_loaded, sequence) = (false, 1);
-        node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence });
+        node.receive(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence });
     }
     let begun = [
         Sent(0, ROOT, MergeOp::Begin),
