@@ -166,7 +166,7 @@ impl Mailbox {
 #[derive(Debug)]
 pub struct Discards {
     region: Arc<Region>,
-    lanes: Vec<Arc<Mailbox>>,
+    mailboxes: Vec<Arc<Mailbox>>,
     /// Serializes callers.
     exclusive: Mutex<()>,
 }
@@ -175,14 +175,14 @@ impl Discards {
     pub(crate) fn new(region: Arc<Region>) -> Self {
         Self {
             region,
-            lanes: Vec::new(),
+            mailboxes: Vec::new(),
             exclusive: Mutex::new(()),
         }
     }
 
     /// Adds the queue of the next page server.
-    pub(crate) fn add_mailbox(&mut self, lane: Arc<Mailbox>) {
-        self.lanes.push(lane);
+    pub(crate) fn add_mailbox(&mut self, mailbox: Arc<Mailbox>) {
+        self.mailboxes.push(mailbox);
     }
 
     /// Discards the contents of pages on all nodes: later accesses read zeroes, and the memory returns to the
@@ -221,11 +221,11 @@ impl Discards {
     }
 
     fn post(&self, block: Block) {
-        self.lanes[usize::from(self.region.stripe_of(block.first))].post(block);
+        self.mailboxes[usize::from(self.region.stripe_of(block.first))].post(block);
     }
 
     fn wait(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.wait()).sum()
+        self.mailboxes.iter().map(|mailbox| mailbox.wait()).sum()
     }
 }
 

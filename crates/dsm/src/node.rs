@@ -87,7 +87,7 @@ pub struct Node {
     discards: Discards,
     shutdown: Arc<Shutdown>,
     meters: Vec<Arc<Mutex<Meter>>>,
-    lanes: Vec<JoinHandle<()>>,
+    servers: Vec<JoinHandle<()>>,
     enough_ns: Arc<AtomicU64>,
     prefetches: Arc<AtomicBool>,
     notes: Vec<String>,
@@ -212,7 +212,7 @@ impl Node {
             causal: None,
             shutdown,
             meters: Vec::new(),
-            lanes: Vec::new(),
+            servers: Vec::new(),
             enough_ns: Arc::new(AtomicU64::new(enough_ns)),
             prefetches: Arc::new(AtomicBool::new(settings.ahead)),
             notes: Vec::new(),
@@ -258,7 +258,7 @@ impl Node {
                 driver.merging = Some(Box::new(merging));
             }
             let meter = Arc::new(Mutex::new(Meter::default()));
-            let lane = PageServer::new(
+            let server = PageServer::new(
                 number as u16,
                 Engine::new(layout)?,
                 driver,
@@ -277,10 +277,10 @@ impl Node {
             let thread = spawn(
                 format!("lane {number}"),
                 Box::new(first),
-                Box::new(move || lane.run()),
+                Box::new(move || server.run()),
             );
             let thread = thread.map_err(NodeError::Threads)?;
-            node.lanes.push(thread);
+            node.servers.push(thread);
             refused = refused.or(was_prepared.recv().ok().flatten());
         }
         node.notes.extend(refused);
@@ -379,9 +379,9 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.shutdown.close();
-        for lane in self.lanes.drain(..) {
+        for server in self.servers.drain(..) {
             // A thread that panicked has printed its reason.
-            let _ = lane.join();
+            let _ = server.join();
         }
     }
 }

@@ -90,7 +90,7 @@ pub struct Region {
     shadow: Option<NonNull<u8>>,
     shadow_file: Option<File>,
     pages: u32,
-    lanes: u16,
+    stripes: u16,
     /// Successive pages of one stripe.
     row_pages: u32,
     method: Method,
@@ -138,7 +138,7 @@ impl Region {
             shadow: None,
             shadow_file: None,
             pages,
-            lanes,
+            stripes: lanes,
             row_pages,
             method: Method::Copy,
             userfaults: Vec::new(),
@@ -156,7 +156,7 @@ impl Region {
             region.shadow = Some(map(&shadow, bytes)?);
             region.shadow_file = Some(shadow);
         }
-        for _ in 0..region.lanes {
+        for _ in 0..region.stripes {
             region
                 .userfaults
                 .push(Userfault::open(options.delivery, options.device)?);
@@ -242,24 +242,24 @@ impl Region {
 
     /// Returns the stripe of a page. Rows of pages go to the stripes in turn.
     pub fn stripe_of(&self, page: u32) -> u16 {
-        ((page / self.row_pages) % u32::from(self.lanes)) as u16
+        ((page / self.row_pages) % u32::from(self.stripes)) as u16
     }
 
     /// Returns the number of pages after which the stripes repeat.
     pub fn stripe_cycle_pages(&self) -> u32 {
-        self.row_pages * u32::from(self.lanes)
+        self.row_pages * u32::from(self.stripes)
     }
 
     /// Returns the number that the coherence engines use for a page.
     pub fn striped(&self, page: u32) -> u32 {
-        let (row, lanes) = (page / self.row_pages, u32::from(self.lanes));
-        (row / lanes * self.row_pages + page % self.row_pages) * lanes + row % lanes
+        let (row, stripes) = (page / self.row_pages, u32::from(self.stripes));
+        (row / stripes * self.row_pages + page % self.row_pages) * stripes + row % stripes
     }
 
     /// Returns the page that has this number in the coherence engines.
     pub fn unstriped(&self, number: u32) -> u32 {
-        let (within, lanes) = (number / u32::from(self.lanes), u32::from(self.lanes));
-        let row = within / self.row_pages * lanes + number % lanes;
+        let (within, stripes) = (number / u32::from(self.stripes), u32::from(self.stripes));
+        let row = within / self.row_pages * stripes + number % stripes;
         row * self.row_pages + within % self.row_pages
     }
 
@@ -270,8 +270,8 @@ impl Region {
     }
 
     /// Returns the userfaultfd of a stripe.
-    pub fn userfault(&self, lane: u16) -> &Userfault {
-        &self.userfaults[usize::from(lane)]
+    pub fn userfault(&self, stripe: u16) -> &Userfault {
+        &self.userfaults[usize::from(stripe)]
     }
 
     /// Returns the right with which a page is mapped in the view.

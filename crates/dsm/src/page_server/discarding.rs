@@ -96,10 +96,10 @@ impl PageServer {
         frame: &Frame,
     ) -> Result<(), End> {
         let block = block_of(frame);
-        let nonsense = |lane: &Self| {
+        let malformed = |server: &Self| {
             End::ProtocolError(format!(
                 "{}: it wants pages forgotten that it can't",
-                lane.driver.peers.name(node)
+                server.driver.peers.name(node)
             ))
         };
         let manager = match kind {
@@ -107,14 +107,14 @@ impl PageServer {
             DiscardFrame::Done => node as u16,
         };
         if !self.is_block(block, manager) {
-            return Err(nonsense(self));
+            return Err(malformed(self));
         }
         match kind {
             DiscardFrame::Request => {
                 let requests = self.discarding.requests.iter();
                 if block.mask == 0 || requests.filter(|request| usize::from(request.requester) == node).count() >= BLOCKS_MAX
                 {
-                    return Err(nonsense(self));
+                    return Err(malformed(self));
                 }
                 self.begin(block, node as u16);
                 Ok(())
@@ -123,7 +123,7 @@ impl PageServer {
                 self.free_absent(block);
                 if u16::from(frame[REQUESTER_AT]) == self.driver.me {
                     let Some(asked) = self.discarding.asked.checked_sub(1) else {
-                        return Err(nonsense(self));
+                        return Err(malformed(self));
                     };
                     self.discarding.asked = asked;
                     self.driver.mailbox.ended(block.mask.count_ones());
