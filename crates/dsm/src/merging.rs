@@ -55,7 +55,7 @@ pub enum DeferredWork {
 
 /// A message that is sent when the pages of its ticket have left.
 #[derive(Debug)]
-struct Held {
+struct DelayedMessage {
     to: usize,
     frame: Frame,
     page: Option<Box<[u8; PAGE_BYTES]>>,
@@ -88,7 +88,7 @@ pub struct Merging {
     buffer: CausalBuffer,
     /// Batches were applied since the buffer was last searched for messages.
     has_applied: bool,
-    held: VecDeque<Held>,
+    delayed: VecDeque<DelayedMessage>,
     requests: VecDeque<(u64, Ticket)>,
     handled_requests: u64,
 }
@@ -114,7 +114,7 @@ impl Merging {
             peers: (0..nodes).map(peer).collect(),
             buffer: CausalBuffer::default(),
             has_applied: false,
-            held: VecDeque::new(),
+            delayed: VecDeque::new(),
             requests: VecDeque::new(),
             handled_requests: 0,
         }
@@ -155,12 +155,12 @@ impl Merging {
         page: Option<*const [u8; PAGE_BYTES]>,
     ) {
         let ticket = self.collect(driver);
-        if self.held.is_empty() && self.merger.may_send(ticket) {
+        if self.delayed.is_empty() && self.merger.may_send(ticket) {
             return self.post(driver, to, frame, page);
         }
         // SAFETY: no processor can write the page any more.
         let page = page.map(|page| Box::new(unsafe { page.read() }));
-        self.held.push_back(Held {
+        self.delayed.push_back(DelayedMessage {
             to,
             frame,
             page,
@@ -205,9 +205,9 @@ impl Merging {
             let ticket = self.collect(driver);
             self.requests.push_back((asked, ticket));
         }
-        while let Some(held) = self.held.pop_front_if(|held| self.merger.may_send(held.ticket)) {
-            let page = held.page.as_deref().map(std::ptr::from_ref);
-            self.post(driver, held.to, held.frame, page);
+        while let Some(delayed) = self.delayed.pop_front_if(|delayed| self.merger.may_send(delayed.ticket)) {
+            let page = delayed.page.as_deref().map(std::ptr::from_ref);
+            self.post(driver, delayed.to, delayed.frame, page);
         }
         while let Some((number, _)) = self
             .requests
