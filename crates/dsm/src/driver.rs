@@ -115,7 +115,7 @@ impl EngineDriver {
     }
 
     /// Adds a thread that waits for a page.
-    pub fn waits(&mut self, page: u32, access: Access, fault: &Fault) {
+    pub fn add_waiter(&mut self, page: u32, access: Access, fault: &Fault) {
         self.waiters.add(page, access, self.region.mapped(page), fault);
     }
 
@@ -151,7 +151,7 @@ impl EngineDriver {
 
     /// Handles the first bytes of a page, which may have arrived at the guessed place. Later bytes may belong
     /// to another page, so this page is no longer a guess.
-    pub fn lands(&mut self, page: u32, guess: *mut u8) {
+    pub fn record_landing(&mut self, page: u32, guess: *mut u8) {
         self.meter.landed += u64::from(self.region.bytes(page).cast() == guess);
         self.landing.cancel(page);
     }

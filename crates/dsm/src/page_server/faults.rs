@@ -30,7 +30,7 @@ impl PageServer {
                 )));
             };
             let access = if fault.write { Access::Write } else { Access::Read };
-            self.driver.waits(page, access, fault);
+            self.driver.add_waiter(page, access, fault);
             match self.driver.merging.as_ref() {
                 // A page that is leaving is closed already.
                 Some(merging)

@@ -54,7 +54,7 @@ impl PageServer {
             }
         };
         if let Some(page) = landing {
-            self.driver.lands(page, guess);
+            self.driver.record_landing(page, guess);
         }
         frame.map_err(|error| self.driver.peers.lost(node, &error))
     }
