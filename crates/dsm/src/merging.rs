@@ -367,7 +367,7 @@ impl Merging {
         let exists = message.page.0 < driver.region.pages();
         match exists && self.layout.manager(message.page) == manager {
             true => Ok(()),
-            false => Err("it says of a page what only its manager may, or what only that may hear"),
+            false => Err("it sent a message about a merged page that only the manager may send or receive"),
         }
     }
 

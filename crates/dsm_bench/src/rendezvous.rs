@@ -132,7 +132,7 @@ pub fn join(listener: &TcpListener, options: StreamOptions<'_>) -> Result<Joined
         (true, Some(path)) => Some(Memory::open(path, shape)?),
         (false, None) => None,
         _ => {
-            let why = "is told of other memory than this one; name it on all of them, or on none";
+            let why = "names other shared memory than this node; name it on all nodes, or on none";
             return Err(StreamError::Broken("node 0".into(), why.into()));
         }
     };
@@ -194,7 +194,7 @@ fn check(version: u32, me: u16, shape: Shape, peers: &[Peer]) -> Result<(), Stre
         || shape.lanes > LANES_MAX
         || shape.pages > PAGES_MAX
     {
-        return wrong(format!("sent nonsense: node {me} of {shape:?}"));
+        return wrong(format!("sent an impossible offer: node {me} of {shape:?}"));
     }
     Ok(())
 }

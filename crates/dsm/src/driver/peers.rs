@@ -78,7 +78,7 @@ impl Peers {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
                 "it closed its streams".to_owned()
             }
-            io::ErrorKind::TimedOut => "it says nothing".to_owned(),
+            io::ErrorKind::TimedOut => "it does not answer".to_owned(),
             _ => error.to_string(),
         };
         End::Lost {

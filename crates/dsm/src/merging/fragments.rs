@@ -30,7 +30,7 @@ const FRAGMENT_BYTES: usize = FRAME_BYTES - 1;
 const LENGTH_BYTES: usize = 4;
 /// Larger than any payload: all words of all pages.
 const LONGEST: usize = LIMIT * 512 * DIFF_BYTES + 4 * PAGE_BYTES;
-const MALFORMED: &str = "it says nonsense of merged pages";
+const MALFORMED: &str = "it sent a malformed message about merged pages";
 
 /// A reassembled payload.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Reassembly {
             None => return Ok(None),
         };
         if length > LONGEST {
-            return Err("it says more of merged pages than there can be");
+            return Err("it sent a message about merged pages that is too long");
         }
         if self.0.len() < LENGTH_BYTES + length {
             return Ok(None);

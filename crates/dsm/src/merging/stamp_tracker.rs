@@ -21,7 +21,7 @@ use crate::frame::{DriverKind, FRAME_BYTES, Frame, driver_frame};
 
 const STREAM_AT: usize = 5;
 const BATCHES_AT: usize = 8;
-const MALFORMED: &str = "it says nonsense of what its messages come after";
+const MALFORMED: &str = "it sent a malformed announcement of its vector time";
 
 /// A message of the engine after all possible announcements.
 pub type Frames = [u8; FRAME_BYTES * (SHARERS_MAX - 1)];
