@@ -1,10 +1,10 @@
 //! The protocol of one node for one stripe of pages. Each event appends effects to a list; [`Effect`] states
 //! their order.
 
-mod prefetch;
 mod effect;
 mod holder;
 mod owner;
+mod prefetch;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +13,8 @@ use crate::state::{Stage, State};
 pub use effect::{EFFECTS_MAX, Effect};
 
 use crate::{
-    Access, Body, Counters, Data, Layout, LayoutError, Message, NodeId, Nodes, Page, ProtocolError, Right, Want,
+    Access, Body, Counters, Data, Layout, LayoutError, Message, NodeId, Nodes, Page, ProtocolError, Right,
+    Want,
 };
 
 /// Immediate result of a fault.
@@ -241,7 +242,9 @@ impl Engine {
                 };
             }
             // A prefetch is pending. Its reply could not be told from that of the discard.
-            Stage::Prefetching | Stage::PrefetchingRead | Stage::PrefetchingWrite => return DiscardOutcome::InUse,
+            Stage::Prefetching | Stage::PrefetchingRead | Stage::PrefetchingWrite => {
+                return DiscardOutcome::InUse;
+            }
             Stage::NotOwner => {}
         }
         transition.state.stage = Stage::Asked(Want::Discard);
@@ -309,7 +312,9 @@ impl Engine {
                 want,
                 reads,
             } if from == transition.manager => transition.accept_forward(requester, want, reads),
-            Body::ForwardPrefetch { requester } if from == transition.manager => transition.accept_prefetch(requester),
+            Body::ForwardPrefetch { requester } if from == transition.manager => {
+                transition.accept_prefetch(requester)
+            }
             Body::Forward { .. } | Body::ForwardPrefetch { .. } => None,
             Body::Copy { bytes } => transition.copy(bytes),
             Body::Ownership { want, bytes, copyset } => transition.ownership(want, bytes, copyset),
@@ -353,7 +358,12 @@ impl Engine {
         place.unwrap_or_else(|| panic!("page {page} is not of stripe {}", self.layout.stripe))
     }
 
-    fn transition<'a>(&'a mut self, page: Page, place: usize, effects: &'a mut Vec<Effect>) -> Transition<'a> {
+    fn transition<'a>(
+        &'a mut self,
+        page: Page,
+        place: usize,
+        effects: &'a mut Vec<Effect>,
+    ) -> Transition<'a> {
         Transition {
             me: self.layout.me,
             manager: self.layout.manager(page),

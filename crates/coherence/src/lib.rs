@@ -35,7 +35,7 @@ mod state;
 
 pub use counters::Counters;
 pub use engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine, FaultOutcome};
-pub use layout::{ManagedRange, Layout, LayoutError};
+pub use layout::{Layout, LayoutError, ManagedRange};
 pub use message::{Body, KIND_AT, Kind, MESSAGE_BYTES, Malformed, Message, Payload};
 pub use node::{MAX_NODES, NodeId, Nodes};
 pub use page::{Access, Data, Page, Right, Want};

@@ -27,15 +27,15 @@
 mod entry;
 mod exchange;
 mod memory;
-mod vector_time;
 #[cfg(test)]
 mod tests;
 mod twins;
+mod vector_time;
 mod wire;
 
 pub use entry::{Entry, Level, root};
 pub use exchange::{Hooks, MergeMessage, MergeOp, Merger, Proposal, Ticket};
 pub use memory::AtomicPageWords;
-pub use vector_time::{MAX_SHARERS, VectorTime};
 pub use twins::{Accessed, Batch, Diff, Merges};
+pub use vector_time::{MAX_SHARERS, VectorTime};
 pub use wire::{DIFF_BYTES, MERGE_MESSAGE_BYTES};

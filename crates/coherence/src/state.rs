@@ -74,7 +74,10 @@ pub(crate) enum Stage {
 impl Stage {
     /// Returns whether a prefetch is pending.
     pub(crate) fn is_prefetching(self) -> bool {
-        matches!(self, Self::Prefetching | Self::PrefetchingRead | Self::PrefetchingWrite)
+        matches!(
+            self,
+            Self::Prefetching | Self::PrefetchingRead | Self::PrefetchingWrite
+        )
     }
 
     /// Returns the access of the faults that joined a pending prefetch, if any did.

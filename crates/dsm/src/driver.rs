@@ -24,16 +24,16 @@ pub use self::peers::Peers;
 use self::residencies::Residencies;
 use self::waiters::Waiters;
 use crate::PAGE_BYTES;
-use crate::prefetch::WritePrefetcher;
 use crate::clock::{now_ns, ran_ns};
 use crate::discards::Mailbox;
-use crate::shutdown::End;
 use crate::heat::Heat;
 use crate::latency::Latency;
 use crate::merging::{DeferredWork, Merging};
 use crate::meter::Meter;
 use crate::min_residency::{MinResidency, Thread};
+use crate::prefetch::WritePrefetcher;
 use crate::region::Region;
+use crate::shutdown::End;
 use crate::userfault::Fault;
 
 /// Initial capacity of lists of pages.

@@ -18,14 +18,12 @@
 //! can't continue ends, and so do all others, each with the reason. Other nodes are trusted with the memory
 //! and with nothing else.
 
-mod prefetch;
 mod batches;
 mod calibration;
 mod causal;
 mod clock;
 mod discards;
 mod driver;
-mod shutdown;
 mod frame;
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -37,18 +35,19 @@ mod meter;
 mod min_residency;
 mod node;
 mod page_server;
+mod prefetch;
 mod region;
 mod server_thread;
 mod shape;
+mod shutdown;
 mod userfault;
 mod wire;
 
 pub use batches::{Batches, SHARERS_MAX};
-pub use calibration::{with_fault_server, touch};
+pub use calibration::{touch, with_fault_server};
 pub use causal::Causal;
 pub use clock::{now_ns, ran_ns};
 pub use discards::Discards;
-pub use shutdown::End;
 pub use frame::FRAME_BYTES;
 pub use latency::Latency;
 pub use link::{Link, PAGE_FRAME_BYTES};
@@ -57,6 +56,7 @@ pub use node::{Node, NodeError, Polls, Prepared, Settings, Site, Spawn, Step};
 pub use region::{Method, PAGES_MAX, Region, RegionError, RegionOptions};
 pub use server_thread::prepare_server_thread;
 pub use shape::{LANES_MAX, Shape};
+pub use shutdown::End;
 pub use userfault::{DEVICE as USERFAULT_DEVICE, FaultDelivery, SERVING as USERFAULT_SERVING};
 pub use wire::Pipes;
 

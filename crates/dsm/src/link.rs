@@ -217,7 +217,8 @@ impl Link {
                 let to = partial.to.wrapping_add(done);
                 let count = if self.surplus.is_empty() {
                     // SAFETY: the caller's promise for the rest of the page.
-                    let Some(count) = unsafe { self.bulk.receive([segment(to, PAGE_BYTES - done), EMPTY_SEGMENT]) }?
+                    let Some(count) =
+                        unsafe { self.bulk.receive([segment(to, PAGE_BYTES - done), EMPTY_SEGMENT]) }?
                     else {
                         return Ok(None);
                     };
@@ -231,8 +232,7 @@ impl Link {
                 };
                 partial.bytes += count;
             }
-            if partial.bytes == PAGE_FRAME_BYTES || (partial.bytes == FRAME_BYTES && partial.to.is_null())
-            {
+            if partial.bytes == PAGE_FRAME_BYTES || (partial.bytes == FRAME_BYTES && partial.to.is_null()) {
                 partial.bytes = 0;
                 return Ok(Some(partial.frame));
             }

@@ -7,8 +7,8 @@
 //! A message that arrives before its predecessors waits in a buffer ([`causal_buffer`]).
 
 mod causal_buffer;
-mod hooks;
 mod fragments;
+mod hooks;
 mod stamp_tracker;
 
 #[cfg(fuzzing)]
@@ -26,7 +26,7 @@ use crate::causal::Causal;
 use crate::clock::now_ns;
 use crate::driver::EngineDriver;
 use crate::frame::{Frame, OrderedFrame, page_of};
-use causal_buffer::{CausalBuffer, BufferedMessage};
+use causal_buffer::{BufferedMessage, CausalBuffer};
 pub(crate) use fragments::{MergePayload, Reassembly};
 pub(crate) use stamp_tracker::StampTracker;
 use stamp_tracker::{Frames, is_too_far};
@@ -181,7 +181,9 @@ impl Merging {
         frame[NUMBER_AT..].copy_from_slice(&sent.to_le_bytes());
         let mut frames: Frames = [0; size_of::<Frames>()];
         let length = match self.peers.get_mut(to) {
-            Some(peer) => peer.sent_stamps.write(&mut frames, &frame, page.is_some(), &stamp),
+            Some(peer) => peer
+                .sent_stamps
+                .write(&mut frames, &frame, page.is_some(), &stamp),
             // The driver reports the error.
             None => 0,
         };
@@ -205,7 +207,10 @@ impl Merging {
             let ticket = self.collect(driver);
             self.requests.push_back((asked, ticket));
         }
-        while let Some(delayed) = self.delayed.pop_front_if(|delayed| self.merger.may_send(delayed.ticket)) {
+        while let Some(delayed) = self
+            .delayed
+            .pop_front_if(|delayed| self.merger.may_send(delayed.ticket))
+        {
             let page = delayed.page.as_deref().map(std::ptr::from_ref);
             self.post(driver, delayed.to, delayed.frame, page);
         }
@@ -252,7 +257,8 @@ impl Merging {
                 }
                 // Its bytes are in place, if it has any.
                 driver.landing.cancel(page_of(frame));
-                self.buffer.push(from, BufferedMessage::Message(message, stamp), now_ns())?;
+                self.buffer
+                    .push(from, BufferedMessage::Message(message, stamp), now_ns())?;
                 Ok(None)
             }
         }
@@ -263,8 +269,7 @@ impl Merging {
         let mut ready = Vec::new();
         if std::mem::take(&mut self.has_applied) {
             let merger = &self.merger;
-            let is_ready =
-                |_, message: &BufferedMessage| matches!(message, BufferedMessage::Message(_, stamp) if merger.is_ready(stamp));
+            let is_ready = |_, message: &BufferedMessage| matches!(message, BufferedMessage::Message(_, stamp) if merger.is_ready(stamp));
             while let Some((from, BufferedMessage::Message(frame, _))) = self.buffer.take(is_ready) {
                 ready.push((from, frame));
             }
@@ -319,12 +324,15 @@ impl Merging {
         }
         self.check_stamp(from, payload.stamp())?;
         if !is_ready(&self.merger, from, &payload) {
-            return self.buffer.push(from, BufferedMessage::MergePayload(payload), now_ns());
+            return self
+                .buffer
+                .push(from, BufferedMessage::MergePayload(payload), now_ns());
         }
         self.act(driver, from, payload);
         let is_due = |merger: &Merger, from, message: &BufferedMessage| matches!(message, BufferedMessage::MergePayload(payload) if is_ready(merger, from, payload));
-        while let Some((from, BufferedMessage::MergePayload(payload))) =
-            self.buffer.take(|from, message| is_due(&self.merger, from, message))
+        while let Some((from, BufferedMessage::MergePayload(payload))) = self
+            .buffer
+            .take(|from, message| is_due(&self.merger, from, message))
         {
             self.act(driver, from, payload);
         }
@@ -349,7 +357,12 @@ impl Merging {
     }
 
     /// Checks that the sender may send the message, and that its page exists.
-    fn check_sender(&self, driver: &EngineDriver, from: usize, message: &MergeMessage) -> Result<(), &'static str> {
+    fn check_sender(
+        &self,
+        driver: &EngineDriver,
+        from: usize,
+        message: &MergeMessage,
+    ) -> Result<(), &'static str> {
         let is_managers = match message.op {
             MergeOp::Offer(_)
             | MergeOp::Begin

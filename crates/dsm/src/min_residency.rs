@@ -129,7 +129,10 @@ mod tests {
             Verdict::Keep(RECHECK_MIN_NS)
         );
         let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS - 1);
-        assert_eq!(hold.evaluate(later, ran, ENOUGH_NS), Verdict::Keep(RECHECK_MIN_NS));
+        assert_eq!(
+            hold.evaluate(later, ran, ENOUGH_NS),
+            Verdict::Keep(RECHECK_MIN_NS)
+        );
         let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS);
         assert_eq!(hold.evaluate(later, ran, ENOUGH_NS), Verdict::Release);
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use coherence::{Engine, ManagedRange, Layout, LayoutError, NodeId, Page};
+use coherence::{Engine, Layout, LayoutError, ManagedRange, NodeId, Page};
 
 use crate::PAGE_BYTES;
 use crate::batches::SHARERS_MAX;
@@ -15,7 +15,6 @@ use crate::calibration::enough_ns;
 use crate::causal::Causal;
 use crate::discards::{Discards, Mailbox};
 use crate::driver::{EngineDriver, Peers};
-use crate::shutdown::{End, Shutdown, Hook};
 use crate::heat::Heat;
 use crate::latency::Latency;
 use crate::link::Link;
@@ -25,6 +24,7 @@ use crate::page_server::PageServer;
 use crate::region::{Method, Region, RegionError, RegionOptions};
 use crate::server_thread::prepare_server_thread;
 use crate::shape::Shape;
+use crate::shutdown::{End, Hook, Shutdown};
 
 /// When an idle page server polls before it sleeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -24,12 +24,12 @@ use coherence::{EFFECTS_MAX, Effect, Engine};
 use urpc::poll::PollTime;
 
 use self::discarding::Discarding;
-use crate::prefetch::ReadPrefetcher;
 use crate::clock::now_ns;
 use crate::driver::EngineDriver;
-use crate::shutdown::{End, Shutdown};
 use crate::meter::Meter;
 use crate::node::Polls;
+use crate::prefetch::ReadPrefetcher;
+use crate::shutdown::{End, Shutdown};
 
 /// Cost of sleeping and being woken, nanoseconds: 20 us from one CPU to another here, more when it has gone
 /// idle.

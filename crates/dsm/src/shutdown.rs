@@ -40,7 +40,9 @@ impl fmt::Display for End {
         match self {
             Self::Closed => write!(out, "the shared memory was closed"),
             Self::Lost { node, why } => write!(out, "{node} is gone ({why}), and its pages with it"),
-            Self::Reported { by, lost } => write!(out, "{lost} is gone, as {by} reports, and its pages with it"),
+            Self::Reported { by, lost } => {
+                write!(out, "{lost} is gone, as {by} reports, and its pages with it")
+            }
             Self::ProtocolError(what) => write!(out, "{what}"),
             Self::Kernel(what) => write!(out, "this host's kernel fails: {what}"),
         }

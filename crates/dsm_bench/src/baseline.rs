@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use coherence::Right;
 use dsm::{
-    FRAME_BYTES, FaultDelivery, PAGE_FRAME_BYTES, Region, RegionError, RegionOptions, with_fault_server, now_ns,
-    prepare_server_thread, touch,
+    FRAME_BYTES, FaultDelivery, PAGE_FRAME_BYTES, Region, RegionError, RegionOptions, now_ns,
+    prepare_server_thread, touch, with_fault_server,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urpc::poll::PollTime;

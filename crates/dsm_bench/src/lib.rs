@@ -20,4 +20,4 @@ pub mod work;
 
 pub use rendezvous::{Joined, coordinate, join};
 pub use session::{Session, SessionError, serve};
-pub use stream::{StreamOptions, Peer, Security, StreamError, listen};
+pub use stream::{Peer, Security, StreamError, StreamOptions, listen};

@@ -16,7 +16,7 @@ use dsm::{LANES_MAX, Link, PAGES_MAX, Shape};
 use serde::{Deserialize, Serialize};
 
 use self::memory::Memory;
-use crate::stream::{self, RENDEZVOUS_TIMEOUT, StreamOptions, Peer, Security, StreamError};
+use crate::stream::{self, Peer, RENDEZVOUS_TIMEOUT, Security, StreamError, StreamOptions};
 
 /// Version of the messages between nodes.
 const VERSION: u32 = 3;

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::baseline::{self, WaitMode};
 use crate::rendezvous::{self, Joined, join};
-use crate::stream::{self, StreamOptions, Peer, StreamError};
-use crate::work::{self, JobResult, Job};
+use crate::stream::{self, Peer, StreamError, StreamOptions};
+use crate::work::{self, Job, JobResult};
 
 /// Longest time of a job.
 const JOB_TIMEOUT: Duration = Duration::from_secs(600);
@@ -197,10 +197,12 @@ pub fn serve<'a>(
                 count,
                 waits,
                 realtime,
-            }) => match at_server_priority(realtime, || baseline::answer_requests(&commands[0], count, waits)) {
-                Ok(()) => JobResult::Done,
-                Err(error) => return Err(gone(error)),
-            },
+            }) => {
+                match at_server_priority(realtime, || baseline::answer_requests(&commands[0], count, waits)) {
+                    Ok(()) => JobResult::Done,
+                    Err(error) => return Err(gone(error)),
+                }
+            }
             Command::Run(job) => work::run(&node, &job),
         };
         stream::send(&commands[0], &answer).map_err(gone)?;

@@ -177,7 +177,10 @@ pub fn accept(
             prepare(&tcp).map_err(|error| StreamError::Listen(at(), error))?;
             Ok(tcp.into())
         }
-        Security::Tls(identity) => Ok(identity.accept(tcp, Deadline::after(RENDEZVOUS_TIMEOUT))?.0.into()),
+        Security::Tls(identity) => Ok(identity
+            .accept(tcp, Deadline::after(RENDEZVOUS_TIMEOUT))?
+            .0
+            .into()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Transitions of a node that requests a page, or has a copy of one.
 
 use super::{Effect, Transition};
-use crate::state::{OptionalNode, NextOwner, Stage};
+use crate::state::{NextOwner, OptionalNode, Stage};
 use crate::{Body, Data, NodeId, Nodes, Payload, Right, Want};
 
 impl Transition<'_> {

@@ -7,7 +7,7 @@
 //! prefetch never transfers the ownership: a manager that prefetches is a reader like any other.
 
 use super::{Effect, Engine, Transition};
-use crate::state::{OptionalNode, NextOwner, Stage};
+use crate::state::{NextOwner, OptionalNode, Stage};
 use crate::{Access, Body, NodeId, Page, Payload, Right};
 
 impl Engine {

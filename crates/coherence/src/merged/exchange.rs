@@ -229,7 +229,9 @@ impl<const WORDS: usize> Merger<WORDS> {
             return None;
         }
         let pinned = || {
-            let page = self.last_pinned.filter(|root| self.twins.round(*root).is_none())?;
+            let page = self
+                .last_pinned
+                .filter(|root| self.twins.round(*root).is_none())?;
             let level = self.top;
             Some(Proposal { page, level })
         };
@@ -300,7 +302,9 @@ impl<const WORDS: usize> Merger<WORDS> {
 
     /// Records the last CR3 of a vCPU of this node that named a pinned root. Other CR3s are ignored.
     pub fn last_pinned(&mut self, cr3: u64) {
-        self.last_pinned = entry::root(cr3).filter(|root| self.is_pinned(*root)).or(self.last_pinned);
+        self.last_pinned = entry::root(cr3)
+            .filter(|root| self.is_pinned(*root))
+            .or(self.last_pinned);
     }
 
     /// Records a vCPU's CR3, or that the vCPU left this node (`None`). The caller does so before each

@@ -5,10 +5,10 @@ use std::io;
 use std::sync::Arc;
 
 use crate::PAGE_BYTES;
-use crate::prefetch::WINDOW_MAX;
-use crate::shutdown::End;
 use crate::frame::{FRAME_BYTES, Frame};
 use crate::link::Link;
+use crate::prefetch::WINDOW_MAX;
+use crate::shutdown::End;
 
 /// Bytes of a request and its prefetches.
 const GATHERED_BYTES: usize = (1 + WINDOW_MAX as usize) * FRAME_BYTES;

@@ -58,7 +58,10 @@ impl CausalBuffer {
     }
 
     /// Takes the first message that `is_ready` accepts.
-    pub fn take(&mut self, mut is_ready: impl FnMut(usize, &BufferedMessage) -> bool) -> Option<(usize, BufferedMessage)> {
+    pub fn take(
+        &mut self,
+        mut is_ready: impl FnMut(usize, &BufferedMessage) -> bool,
+    ) -> Option<(usize, BufferedMessage)> {
         let mut list = self.list.iter();
         let at = list.position(|waiting| is_ready(waiting.from, &waiting.message))?;
         let BufferEntry { from, message, .. } = self.list.remove(at)?;
@@ -128,7 +131,9 @@ mod tests {
         let limit_ns = 1_000 + AWAITED_MAX.as_nanos() as u64;
         assert_eq!(buffer.overdue(limit_ns), None);
         assert_eq!(buffer.overdue(limit_ns + 1), Some(3));
-        let page = || BufferedMessage::MergePayload(MergePayload::Batch(VectorTime::default(), vec![diff(); 32_768]));
+        let page = || {
+            BufferedMessage::MergePayload(MergePayload::Batch(VectorTime::default(), vec![diff(); 32_768]))
+        };
         let came = (0..200).take_while(|_| buffer.push(1, page(), 0).is_ok()).count();
         assert_eq!(came, BYTES_MAX / bytes(&page()));
     }

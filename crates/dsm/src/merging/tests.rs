@@ -9,11 +9,11 @@ use std::time::Duration;
 use coherence::{Access, Body, Payload};
 
 use super::*;
-use crate::shutdown::End;
 use crate::frame::{DriverKind, FRAME_BYTES, KIND_AT};
 use crate::link::Link;
 use crate::node::{Node, Settings};
 use crate::shape::Shape;
+use crate::shutdown::End;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Long enough for what is wrong to show.

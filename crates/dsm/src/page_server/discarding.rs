@@ -24,9 +24,9 @@ use coherence::{DiscardOutcome, NodeId, Page, Right};
 use super::PageServer;
 use crate::clock::now_ns;
 use crate::discards::{BLOCK_PAGES, Block};
-use crate::shutdown::End;
 use crate::frame::{DiscardFrame, DriverKind, Frame, driver_frame, page_of};
 use crate::min_residency::BOUND_NS;
+use crate::shutdown::End;
 
 const REQUESTER_AT: usize = 5;
 const MASK_AT: usize = 8;
@@ -112,7 +112,11 @@ impl PageServer {
         match kind {
             DiscardFrame::Request => {
                 let requests = self.discarding.requests.iter();
-                if block.mask == 0 || requests.filter(|request| usize::from(request.requester) == node).count() >= BLOCKS_MAX
+                if block.mask == 0
+                    || requests
+                        .filter(|request| usize::from(request.requester) == node)
+                        .count()
+                        >= BLOCKS_MAX
                 {
                     return Err(malformed(self));
                 }
@@ -159,7 +163,12 @@ impl PageServer {
     fn take_blocks(&mut self) -> Result<(), End> {
         let me = self.driver.me;
         loop {
-            let own = self.discarding.requests.iter().filter(|request| request.requester == me).count();
+            let own = self
+                .discarding
+                .requests
+                .iter()
+                .filter(|request| request.requester == me)
+                .count();
             if own + self.discarding.asked >= BLOCKS_MAX {
                 return Ok(());
             }
@@ -261,7 +270,10 @@ impl PageServer {
             }
         }
         let requests = &mut self.discarding.requests;
-        let Some(index) = requests.iter().position(|request| request.todo | request.waiting == 0) else {
+        let Some(index) = requests
+            .iter()
+            .position(|request| request.todo | request.waiting == 0)
+        else {
             return Ok(());
         };
         let Some(request) = requests.remove(index) else {

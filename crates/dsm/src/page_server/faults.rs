@@ -89,7 +89,8 @@ impl PageServer {
             return;
         }
         let end = region.block_of(page, u32::MAX).end;
-        let more = (self.driver.write_prefetcher).on_write_fault(page, end, |page| region.mapped(page) != Right::None);
+        let more = (self.driver.write_prefetcher)
+            .on_write_fault(page, end, |page| region.mapped(page) != Right::None);
         for page in more {
             let striped = Page(self.driver.region.striped(page));
             if self.driver.is_plain(page) && self.engine.is_absent(striped) {

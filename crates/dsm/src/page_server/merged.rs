@@ -3,9 +3,9 @@
 use coherence::{Access, FaultOutcome, Malformed, Page};
 
 use super::PageServer;
-use crate::shutdown::End;
 use crate::frame::{Frame, OrderedFrame, page_of};
 use crate::merging::DeferredWork;
+use crate::shutdown::End;
 
 impl PageServer {
     /// Returns the engine's message that may be handled now. Handles frames about merged pages itself.
@@ -48,7 +48,8 @@ impl PageServer {
                         merging.taken.push(page);
                     }
                     self.driver.merging = Some(merging);
-                    let had = self.run_event(|engine, effects| engine.fault(Page(page), Access::Write, effects));
+                    let had =
+                        self.run_event(|engine, effects| engine.fault(Page(page), Access::Write, effects));
                     if had == FaultOutcome::Allowed {
                         self.driver.revoke(page);
                         self.driver.deferred.push_back(DeferredWork::Taken(page));

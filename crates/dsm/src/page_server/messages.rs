@@ -5,8 +5,8 @@ use coherence::{Access, Body, Malformed, Message, NodeId, Page, Want};
 use super::PageServer;
 use crate::clock::now_ns;
 use crate::driver::landing::Landing;
-use crate::shutdown::End;
 use crate::frame::{DriverKind, Frame, FrameClass, classify, driver_frame, page_of};
+use crate::shutdown::End;
 
 impl PageServer {
     /// Handles received messages until one wakes a thread that may need this CPU. Returns whether there were

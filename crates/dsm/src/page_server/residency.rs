@@ -6,8 +6,8 @@ use coherence::Page;
 
 use super::PageServer;
 use crate::clock::now_ns;
-use crate::shutdown::End;
 use crate::min_residency::{BOUND_NS, MinResidency, Thread, Verdict};
+use crate::shutdown::End;
 
 /// Number of residencies above which unwanted pages are scanned too.
 const SCAN_ABOVE: usize = 64;

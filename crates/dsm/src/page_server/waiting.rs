@@ -119,7 +119,12 @@ impl PageServer {
     /// Marks all inputs as possibly readable.
     pub(super) fn poll_all(&mut self) {
         self.faulted = true;
-        self.driver.peers.links.iter_mut().flatten().for_each(Link::poll_streams);
+        self.driver
+            .peers
+            .links
+            .iter_mut()
+            .flatten()
+            .for_each(Link::poll_streams);
     }
 }
 

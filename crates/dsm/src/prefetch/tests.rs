@@ -71,12 +71,21 @@ fn interleaved_streams_are_each_followed() {
 #[test]
 fn only_a_gap_of_absent_pages_ends_a_stream() {
     let mut ahead = ReadPrefetcher::default();
-    let mut on_read_fault = |page, here: Range<u32>| ahead.on_read_fault(page, END, |page| here.contains(&page));
+    let mut on_read_fault =
+        |page, here: Range<u32>| ahead.on_read_fault(page, END, |page| here.contains(&page));
     assert_eq!(on_read_fault(10, 0..0), 10..10);
     assert_eq!(on_read_fault(11, 0..0), 12..14);
-    assert_eq!(on_read_fault(20, 12..20), 21..25, "12 and 13 came, and the rest was here");
+    assert_eq!(
+        on_read_fault(20, 12..20),
+        21..25,
+        "12 and 13 came, and the rest was here"
+    );
     let beyond = 25 + GAP + 1;
-    assert_eq!(on_read_fault(beyond, 21..beyond), beyond..beyond, "too far to be seen");
+    assert_eq!(
+        on_read_fault(beyond, 21..beyond),
+        beyond..beyond,
+        "too far to be seen"
+    );
     assert_eq!(on_read_fault(100, 0..0), 100..100);
     assert_eq!(on_read_fault(102, 0..0), 102..102, "101 was not read");
 }
@@ -289,8 +298,8 @@ fn no_page_is_prefetched_twice_before_its_reply_and_windows_are_bounded() {
                     });
                     let rights = two.rights[1].clone();
                     let end = (page / 64 + 1) * 64;
-                    let range =
-                        ahead.on_read_fault(page, end.min(PAGES), |page| rights[page as usize] != Right::None);
+                    let range = ahead
+                        .on_read_fault(page, end.min(PAGES), |page| rights[page as usize] != Right::None);
                     assert!(range.len() <= WINDOW_MAX as usize && range.start > page || range.is_empty());
                     assert!(range.is_empty() || range.end <= end.min(PAGES), "{range:?}");
                     for page in range {

@@ -38,7 +38,9 @@ impl WritePrefetcher {
     /// Records a write fault of a page that is not here. Returns the pages to prefetch, as
     /// [`ReadPrefetcher::on_read_fault`].
     pub fn on_write_fault(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
-        let previous_arrived_zero = page.checked_sub(1).is_some_and(|before| self.arrived_zero(before));
+        let previous_arrived_zero = page
+            .checked_sub(1)
+            .is_some_and(|before| self.arrived_zero(before));
         if previous_arrived_zero {
             self.streams.on_read_fault(page, end, is_here)
         } else {
@@ -92,7 +94,10 @@ mod tests {
             for page in more.clone() {
                 fills.on_request(page);
             }
-            assert!(!fills.on_arrival(page, fresh.contains(&page)), "a thread wanted it");
+            assert!(
+                !fills.on_arrival(page, fresh.contains(&page)),
+                "a thread wanted it"
+            );
             here.push(page);
             for page in more {
                 assert!(fills.on_arrival(page, fresh.contains(&page)));

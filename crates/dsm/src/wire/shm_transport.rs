@@ -9,7 +9,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urpc::host::SharedPipe;
 use urpc::pipe::{Corrupt, Reader, WORD_BYTES, Writer};
 
-use super::{BUFFER_BYTES, EMPTY_SEGMENT, SEND_TIMEOUT_MS, Segment, Pipes, advance, message, segment, receive};
+use super::{
+    BUFFER_BYTES, EMPTY_SEGMENT, Pipes, SEND_TIMEOUT_MS, Segment, advance, message, receive, segment,
+};
 
 const BELL: u8 = b'!';
 /// Doorbells read at once. There are seldom two.

@@ -224,7 +224,9 @@ fn threads(
             .map(|counts| counts.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
-    let classify = placements.iter().position(|placement| (placement.team, placement.thread) == (0, 0));
+    let classify = placements
+        .iter()
+        .position(|placement| (placement.team, placement.thread) == (0, 0));
     classify.map(|classify| all_counts[classify])
 }
 
@@ -257,7 +259,9 @@ fn part(words: SharedWords<'_>, run: &Run, Placement { team, thread, .. }: Place
             if is_slow || random.u8(..) < 32 {
                 delay(random.u32(0..100));
             }
-            *seen = run.test.step(thread, &memory.instance(counts.batches, team, index));
+            *seen = run
+                .test
+                .step(thread, &memory.instance(counts.batches, team, index));
         }
         for (seen, result) in seen.iter().zip(results.chunks_exact(2)) {
             result[0].store(seen[0], SeqCst);

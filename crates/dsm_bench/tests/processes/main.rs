@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use dsm::{End, Settings, Shape};
 use dsm_bench::work::kernels::{self, Kernel};
 use dsm_bench::work::litmus::{self, Test};
-use dsm_bench::work::{JobResult, Job, AccessOrder, Touch};
-use dsm_bench::{StreamOptions, Peer, Security, Session};
+use dsm_bench::work::{AccessOrder, Job, JobResult, Touch};
+use dsm_bench::{Peer, Security, Session, StreamOptions};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 

@@ -27,7 +27,9 @@ fn memory_order_is_that_of_x86() {
                         nodes,
                         cpus,
                     };
-                    let answers = session.run_all(&vec![Job::Litmus(run); usize::from(nodes)]).unwrap();
+                    let answers = session
+                        .run_all(&vec![Job::Litmus(run); usize::from(nodes)])
+                        .unwrap();
                     let JobResult::Litmus(tally) = answers[0] else {
                         panic!("{answers:?}")
                     };
@@ -130,7 +132,9 @@ fn four_nodes_on_two_cpus_terminate() {
                     first: 0,
                     phases: false,
                 };
-                let answers = session.run_all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
+                let answers = session
+                    .run_all(&vec![Job::Kernel(run); usize::from(nodes)])
+                    .unwrap();
                 let JobResult::Kernel { sum, .. } = answers[0] else {
                     panic!("{answers:?}")
                 };
@@ -157,7 +161,9 @@ fn programs_report_the_stalls_of_each_node_in_each_phase() {
                 first: 0,
                 phases: true,
             };
-            let answers = session.run_all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
+            let answers = session
+                .run_all(&vec![Job::Kernel(run); usize::from(nodes)])
+                .unwrap();
             let figures = answers.into_iter().map(|answer| match answer {
                 JobResult::Kernel { figures, .. } => figures,
                 answer => panic!("{answer:?}"),

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
 use dsm::{End, Node, Polls, Settings};
-use dsm_bench::{StreamOptions, Peer, Security};
+use dsm_bench::{Peer, Security, StreamOptions};
 use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;

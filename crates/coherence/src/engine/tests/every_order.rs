@@ -4,7 +4,7 @@ use stateright::{Model, Property};
 
 use super::world::{Op, Packet, World};
 use crate::every_order::check;
-use crate::{ManagedRange, Layout, NodeId, Page, Want};
+use crate::{Layout, ManagedRange, NodeId, Page, Want};
 
 /// More messages than any interleaving of these worlds takes.
 const MESSAGES_MAX: usize = 60;

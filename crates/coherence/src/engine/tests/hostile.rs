@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine};
 use crate::{
-    Access, Body, ManagedRange, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Payload, ProtocolError,
-    Want,
+    Access, Body, Layout, LayoutError, MESSAGE_BYTES, ManagedRange, Message, NodeId, Nodes, Page, Payload,
+    ProtocolError, Want,
 };
 
 const NODES: u16 = 3;
@@ -140,8 +140,14 @@ fn unknown_senders_wrong_stripes_and_unexpected_messages_are_refused() {
         body: Body::Invalidate,
     };
     let mut receive = |from, message: Message| engine.receive(NodeId(from), message, &mut Vec::new());
-    assert_eq!(receive(0, invalidate), Err(ProtocolError::UnknownSender(NodeId(0))));
-    assert_eq!(receive(NODES, invalidate), Err(ProtocolError::UnknownSender(NodeId(NODES))));
+    assert_eq!(
+        receive(0, invalidate),
+        Err(ProtocolError::UnknownSender(NodeId(0)))
+    );
+    assert_eq!(
+        receive(NODES, invalidate),
+        Err(ProtocolError::UnknownSender(NodeId(NODES)))
+    );
     let page = Page(PAGES);
     let from = NodeId(1);
     let past = Message { page, ..invalidate };

@@ -2,7 +2,7 @@
 
 use super::world::{Op, World};
 use crate::Want::{self, Discard, Read, Write};
-use crate::{Counters, ManagedRange, Layout, NodeId, Page, Right};
+use crate::{Counters, Layout, ManagedRange, NodeId, Page, Right};
 
 const PAGE: Page = Page(0);
 

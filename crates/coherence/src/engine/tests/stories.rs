@@ -67,7 +67,11 @@ impl Story {
         let number = |below: usize| u32::try_from(below).expect("small");
         let nodes = u16::try_from(4 + chance.below(13)).expect("small");
         let pages = number(1 + chance.below(400));
-        let pattern = [SharingPattern::Any, SharingPattern::Migratory, SharingPattern::ProducerConsumer][chance.below(3)];
+        let pattern = [
+            SharingPattern::Any,
+            SharingPattern::Migratory,
+            SharingPattern::ProducerConsumer,
+        ][chance.below(3)];
         let layout = Layout {
             migratory: chance.below(2) == 0,
             ..Layout::even(NodeId(0), nodes, pages)
@@ -335,9 +339,7 @@ fn random_runs_of_four_to_sixteen_nodes_are_coherent() {
         "{steps} steps, {migratory_reads} reads given for writing, {deferred} deferred, {discarded} discarded; {prefetched} copies came \
          that were asked for ahead, {joined} were wanted before, {nacked} were nacked; {met} discards were begun meanwhile"
     );
-    let is_quiet = [prefetched, joined, nacked]
-        .iter()
-        .any(|count| *count < 3_000);
+    let is_quiet = [prefetched, joined, nacked].iter().any(|count| *count < 3_000);
     assert!(
         migratory_reads > 5_000 && deferred > 100_000 && discarded > 10_000 && !is_quiet && met > 100,
         "stories are too quiet"

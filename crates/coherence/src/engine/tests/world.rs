@@ -6,7 +6,8 @@
 use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine, FaultOutcome};
 use crate::state::Stage;
 use crate::{
-    Access, Body, Counters, Data, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, ProtocolError, Right, Want,
+    Access, Body, Counters, Data, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, ProtocolError, Right,
+    Want,
 };
 
 /// Contents of a page that a node does not have.
@@ -208,7 +209,9 @@ impl NodeDriver<'_> {
             Body::ForwardPrefetch { requester } => {
                 self.environment.ahead[at(page.0)] = prefetches_sent.with(requester)
             }
-            Body::Nack if !prefetches_sent.has(to) => self.environment.breaks("declined what nobody asked for"),
+            Body::Nack if !prefetches_sent.has(to) => {
+                self.environment.breaks("declined what nobody asked for")
+            }
             Body::Copy { .. } if prefetches_sent.has(to) => {}
             Body::Copy { .. } => self.environment.answered(page, to, false),
             Body::Ownership { .. } => self.environment.answered(page, to, true),
@@ -418,7 +421,9 @@ impl World {
             FaultOutcome::Allowed => self.environment.breaks("allowed, and it faults"),
             FaultOutcome::Granted if is_answered => {}
             FaultOutcome::Pending if !is_answered => {}
-            FaultOutcome::Granted | FaultOutcome::Pending => self.environment.breaks("another answer than the grant"),
+            FaultOutcome::Granted | FaultOutcome::Pending => {
+                self.environment.breaks("another answer than the grant")
+            }
         }
         let is_manager = self.engines[at(node)].layout.manager(page).0 == node;
         if was_not_owner && is_manager {

@@ -119,7 +119,15 @@ impl Node {
         assert_eq!(node.take_calls(), [Sent(0, ROOT, offer), Sent(1, ROOT, offer)]);
         for (from, is_loaded) in (0..).zip(loaded) {
             assert_eq!(node.take_calls(), [], "all have to accept");
-            node.receive(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence: 1 });
+            node.receive(
+                from,
+                ROOT,
+                1,
+                MergeOp::Accept {
+                    is_loaded,
+                    sequence: 1,
+                },
+            );
         }
         assert_eq!(
             node.take_calls(),
@@ -262,7 +270,10 @@ fn page_below_a_leaving_table_is_refused() {
     node.receive(1, LEAF, 1, MergeOp::Left);
     node.driver.memory[ROOT as usize][0] = table(1);
     node.merger.collect(&mut node.driver);
-    assert!(node.take_calls().ends_with(&[Broadcast, Sent(2, MIDDLE, MergeOp::Leave)]));
+    assert!(
+        node.take_calls()
+            .ends_with(&[Broadcast, Sent(2, MIDDLE, MergeOp::Leave)])
+    );
     assert_eq!(node.merger.suspect(Page(LEAF)), None);
     node.receive(1, LEAF, 2, MergeOp::Offer(Level(1)));
     assert_eq!(node.take_calls(), [Sent(1, LEAF, MergeOp::Refuse)]);
@@ -299,7 +310,11 @@ fn manager_closes_its_copy_and_gives_it_back_when_all_have_settled() {
 fn root_leaves_when_the_last_cpu_unloads_it() {
     let mut node = Node::managing([true, false]);
     node.receive(0, ROOT, 1, loaded(false, 5));
-    assert_eq!(node.take_calls(), [Sent(0, ROOT, MergeOp::Kept)], "the manager has it");
+    assert_eq!(
+        node.take_calls(),
+        [Sent(0, ROOT, MergeOp::Kept)],
+        "the manager has it"
+    );
     node.receive(0, ROOT, 1, loaded(true, 4));
     node.merger.loaded(0, None, &mut node.driver);
     assert_eq!(
@@ -411,7 +426,12 @@ fn diffs_of_the_manager_precede_its_offer() {
     node.driver.memory[ROOT as usize][1] = table(LEAF);
     node.merger.taken(Page(MIDDLE), &mut node.driver);
     let offer = MergeOp::Offer(Level(2));
-    let expected = [Take(MIDDLE), Broadcast, Sent(0, MIDDLE, offer), Sent(1, MIDDLE, offer)];
+    let expected = [
+        Take(MIDDLE),
+        Broadcast,
+        Sent(0, MIDDLE, offer),
+        Sent(1, MIDDLE, offer),
+    ];
     assert_eq!(node.take_calls(), expected);
 }
 

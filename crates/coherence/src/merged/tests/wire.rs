@@ -9,8 +9,10 @@ fn op() -> impl Strategy<Value = MergeOp> {
     prop_oneof![
         (1_u8..=5).prop_map(|level| MergeOp::Propose(Level(level))),
         (1_u8..=5).prop_map(|level| MergeOp::Offer(Level(level))),
-        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, sequence)| MergeOp::Accept { is_loaded, sequence }),
-        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, sequence)| MergeOp::Loaded { is_loaded, sequence }),
+        (any::<bool>(), any::<u64>())
+            .prop_map(|(is_loaded, sequence)| MergeOp::Accept { is_loaded, sequence }),
+        (any::<bool>(), any::<u64>())
+            .prop_map(|(is_loaded, sequence)| MergeOp::Loaded { is_loaded, sequence }),
         prop::sample::select(vec![
             MergeOp::Refuse,
             MergeOp::Begin,

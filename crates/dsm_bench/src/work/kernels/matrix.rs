@@ -1,6 +1,6 @@
 //! Matrix product C = A x B: each thread computes some rows of C. A and B are fetched from node 0.
 
-use super::{ThreadShare, Sum};
+use super::{Sum, ThreadShare};
 use crate::shared::{get, set};
 
 pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {

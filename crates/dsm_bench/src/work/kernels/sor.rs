@@ -1,7 +1,7 @@
 //! Red-black successive over-relaxation: each half of the points is computed from the other half's values, so
 //! that the result does not depend on the order. Threads share the rows between their parts of the grid.
 
-use super::{ThreadShare, Sum};
+use super::{Sum, ThreadShare};
 use crate::shared::{get, set};
 
 const TURNS: usize = 20;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{ThreadShare, Sum};
+use super::{Sum, ThreadShare};
 use crate::shared::PAGE_WORDS;
 
 const KEYS: usize = 1 << 14;

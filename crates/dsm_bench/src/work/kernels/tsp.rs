@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use super::{ThreadShare, Sum};
+use super::{Sum, ThreadShare};
 
 /// Largest number of towns: more would take hours.
 const TOWNS_MAX: usize = 16;

@@ -1,7 +1,7 @@
 use std::sync::atomic::AtomicU64;
 
-use super::program::{Outcome, Instance, Seen, Test};
-use super::{PAGES, Run, Placement, placements};
+use super::program::{Instance, Outcome, Seen, Test};
+use super::{PAGES, Placement, Run, placements};
 use crate::shared::PAGE_WORDS;
 
 const BASE: u64 = 400;
@@ -42,7 +42,10 @@ fn forbidden_outcomes_are_detected() {
     assert_eq!(Test::HalvesBack.classify(&back, [0, 0], BASE), Outcome::Forbidden);
     for value in [halves(OLD, BASE + 1), halves(BASE + 1, OLD), halves(OLD, OLD)] {
         let crossing = [[0, 0], [BASE + 1, value]];
-        assert_eq!(Test::Crossing.classify(&crossing, [0, 0], BASE), Outcome::Forbidden);
+        assert_eq!(
+            Test::Crossing.classify(&crossing, [0, 0], BASE),
+            Outcome::Forbidden
+        );
     }
 }
 
@@ -69,7 +72,10 @@ fn store_buffer_outcomes_are_counted_apart() {
     assert_eq!(classify(Test::Sb, [none; 4], [1, 1]), Outcome::Relaxed);
     assert_eq!(classify(Test::R, [none; 4], [1, 2]), Outcome::Relaxed);
     let torn = [[0, 0], [OLD, OLD | (BASE + 1) << 32]];
-    assert_eq!(Test::Crossing.classify(&torn, [0, BASE + 1], BASE), Outcome::Relaxed);
+    assert_eq!(
+        Test::Crossing.classify(&torn, [0, BASE + 1], BASE),
+        Outcome::Relaxed
+    );
 }
 
 #[test]

@@ -9,7 +9,7 @@ use clap::Args;
 use dsm::Meter;
 use dsm_bench::baseline::{FaultResponder, WaitMode, faults_ns, memory};
 use dsm_bench::work::kernels::Scale;
-use dsm_bench::work::{JobResult, Job, AccessOrder, Touch};
+use dsm_bench::work::{AccessOrder, Job, JobResult, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 

@@ -2,7 +2,7 @@
 
 use dsm::Meter;
 use dsm_bench::work::kernels::{Figures, Kernel, Part, Phase, Run, Scale};
-use dsm_bench::work::{JobResult, Job};
+use dsm_bench::work::{Job, JobResult};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use dsm::Meter;
-use dsm_bench::work::litmus::{CPUS_MAX, PAGES, Run, OutcomeCounts, Test};
-use dsm_bench::work::{JobResult, Job};
+use dsm_bench::work::litmus::{CPUS_MAX, OutcomeCounts, PAGES, Run, Test};
+use dsm_bench::work::{Job, JobResult};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
@@ -111,7 +111,10 @@ fn say(args: &LitmusArgs, rows: &[Row], sent: Meter) -> Result<ExitCode> {
         println!("test                     times   only x86 allows   forbidden");
         for Row { test, counts } in rows {
             let times = counts.ordinary + counts.relaxed + counts.forbidden;
-            println!("{test:18} {times:11} {:17} {:11}", counts.relaxed, counts.forbidden);
+            println!(
+                "{test:18} {times:11} {:17} {:11}",
+                counts.relaxed, counts.forbidden
+            );
         }
         let faults = sent.reads.count + sent.writes.count + sent.upgrades.count;
         println!("{faults} faults, {} pages sent", sent.pages);

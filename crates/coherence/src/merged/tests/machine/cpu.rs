@@ -1,7 +1,7 @@
 //! Instructions, and the hardware's own walks.
 
 use super::super::guest::{At, Cached, Op, Va};
-use super::{Plan, Task, PendingSend, World};
+use super::{PendingSend, Plan, Task, World};
 use crate::Right;
 use crate::merged::Entry;
 

@@ -1,7 +1,7 @@
 //! A simple model of the engine: a requester asks all nodes with the page, and is granted it when all have
 //! replied.
 
-use super::{Broken, Plan, Task, PendingSend, World};
+use super::{Broken, PendingSend, Plan, Task, World};
 use crate::{Page, Right};
 
 /// A pending request, at most one for each page.
@@ -30,7 +30,8 @@ impl World {
 
     /// Requests a page. The nodes reply at any time later.
     pub fn request(&mut self, by: usize, page: u32, right: Right, is_taken: bool) {
-        let holds = |node: &usize| *node != by && self.nodes[*node].driver.rights[page as usize] > Right::None;
+        let holds =
+            |node: &usize| *node != by && self.nodes[*node].driver.rights[page as usize] > Right::None;
         let mut unasked: Vec<usize> = (0..self.nodes.len()).filter(holds).collect();
         if right == Right::Read {
             unasked.truncate(1);

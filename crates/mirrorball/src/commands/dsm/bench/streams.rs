@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use dsm::Meter;
-use dsm_bench::work::{Job, AccessOrder, Touch};
+use dsm_bench::work::{AccessOrder, Job, Touch};
 use miette::{Result, miette};
 use serde::Serialize;
 
