@@ -2,8 +2,8 @@
 //! the others.
 //!
 //! Nested paging treats a page walk as a write to the guest's page table. Under [`crate::Engine`] a table
-//! therefore bounces between nodes that only translate. x86 lets a CPU use a stale translation until it is
-//! told to invalidate it, so a node's copy of a table may be as old as its TLBs.
+//! therefore bounces between nodes that only translate. x86 lets a CPU use a stale translation until it
+//! invalidates it, so a node's copy of a table may be as old as its TLBs.
 //! `docs/design/coherence-tables.md` has the argument, its demands on the guest, and what is not proved.
 //!
 //! - [`Merger`]: state of one node: the merged pages, the candidates, the diffs, and the pages that join and

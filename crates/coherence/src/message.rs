@@ -3,8 +3,8 @@
 //! ```text
 //! 0   page        u32, little endian, as all
 //! 4   kind        u8
-//! 5   node        u8   who asks (Forward, ForwardPrefetch)
-//! 6   details     u8   bit 0: for writing; bits 1-2: the payload (0 none, 1 attached, 2 zero); bit 3: to discard it
+//! 5   node        u8   the requester (Forward, ForwardPrefetch)
+//! 6   details     u8   bit 0: for writing; bits 1-2: payload (0 none, 1 attached, 2 zero); bit 3: discard
 //! 7   reads       u8   (Forward)
 //! 8   copyset     u64  (Ownership)
 //! ```
@@ -78,7 +78,7 @@ pub enum Body {
     Forward {
         /// Node to serve.
         requester: NodeId,
-        /// What the requester wants. A migratory page that was requested for reading is forwarded for
+        /// Access or discard to serve. A migratory page that was requested for reading is forwarded for
         /// writing. Only the manager itself wants a discard.
         want: Want,
         /// Number of reads that the manager forwarded to this owner before, modulo 256. The owner serves them

@@ -32,7 +32,7 @@ pub enum Right {
     Write,
 }
 
-/// What a node requests of a page.
+/// Request of a node for a page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Want {
     /// A copy.

@@ -1,4 +1,5 @@
-//! Calibrates the CPU time after which a faulting thread has certainly made progress: twice the measured cost of a fault.
+//! Calibrates the CPU time after which a faulting thread has certainly made progress: twice the measured
+//! cost of a fault.
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;

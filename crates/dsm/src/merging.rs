@@ -269,7 +269,10 @@ impl Merging {
         let mut ready = Vec::new();
         if std::mem::take(&mut self.has_applied) {
             let merger = &self.merger;
-            let is_ready = |_, message: &BufferedMessage| matches!(message, BufferedMessage::Message(_, stamp) if merger.is_ready(stamp));
+            let is_ready = |_, message: &BufferedMessage| match message {
+                BufferedMessage::Message(_, stamp) => merger.is_ready(stamp),
+                BufferedMessage::MergePayload(_) => false,
+            };
             while let Some((from, BufferedMessage::Message(frame, _))) = self.buffer.take(is_ready) {
                 ready.push((from, frame));
             }
@@ -329,7 +332,10 @@ impl Merging {
                 .push(from, BufferedMessage::MergePayload(payload), now_ns());
         }
         self.act(driver, from, payload);
-        let is_due = |merger: &Merger, from, message: &BufferedMessage| matches!(message, BufferedMessage::MergePayload(payload) if is_ready(merger, from, payload));
+        let is_due = |merger: &Merger, from, message: &BufferedMessage| match message {
+            BufferedMessage::MergePayload(payload) => is_ready(merger, from, payload),
+            BufferedMessage::Message(..) => false,
+        };
         while let Some((from, BufferedMessage::MergePayload(payload))) = self
             .buffer
             .take(|from, message| is_due(&self.merger, from, message))
@@ -351,7 +357,7 @@ impl Merging {
             _ => is_too_far(stamp.of(node), here.of(node)),
         };
         match (0..self.layout.nodes).map(NodeId).any(is_impossible) {
-            true => Err("what it says of merged pages comes after changes that there can't be"),
+            true => Err("its message about merged pages comes after changes that there can't be"),
             false => Ok(()),
         }
     }

@@ -93,7 +93,7 @@ pub struct Node {
     notes: Vec<String>,
 }
 
-/// What the program that contains the node provides.
+/// Resources that the program provides to its node.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Site<'a> {
     /// `/dev/userfaultfd`, opened by a process that may.

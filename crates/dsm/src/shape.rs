@@ -1,4 +1,4 @@
-//! Shape of a memory: what all nodes agree on before it begins.
+//! Shape of a memory, on which all nodes agree before it begins.
 
 use serde::{Deserialize, Serialize};
 

@@ -211,7 +211,7 @@ fn causality_through_a_third_node_holds() {
         // Otherwise the order was a coincidence.
         assert!(
             quickest < DELAY / 2,
-            "the second hears of it as late as the last: {quickest:?}"
+            "the second is notified as late as the last: {quickest:?}"
         );
         drop(nodes);
         drop(ends);
@@ -228,7 +228,7 @@ fn detached_table_is_an_ordinary_page_before_its_removal_is_known() {
             let one = &nodes[0];
             for round in 1..=rounds {
                 // The table is unlinked, announced, and reused as data that all nodes add to. The last node
-                // that is told knows as much as the first.
+                // to read the word has every earlier diff, as the first has.
                 let other = &nodes[1 + round as usize % (nodes.len() - 1)];
                 tell(one, other, round, word(one, ROOT, 0));
                 assert_eq!(word(other, ROOT, 0).load(Relaxed), round << 1);

@@ -85,7 +85,7 @@ impl PageServer {
         });
         let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: the list is ours and has that length, the time outlives the call, and no signal mask is
-        // given. Whatever the result, pending input is checked again.
+        // given. For any result, pending input is checked again.
         unsafe {
             libc::ppoll(
                 self.polled.as_mut_ptr(),

@@ -49,7 +49,7 @@ impl World {
             return Some("not one owner");
         }
         if !has.is_within(known) {
-            return Some("a copy that the owner does not know of");
+            return Some("a copy that is not in the copyset");
         }
         None
     }

@@ -39,7 +39,7 @@ fn total(world: &World, of: fn(&Counters) -> u64) -> u64 {
 /// Operations before, operation, messages, pages.
 type Row = (&'static str, &'static [(u16, Want)], (u16, Want), u64, u64);
 
-/// A request goes to the manager and on to the owner, who replies: two messages if one of them is the
+/// A request goes to the manager and on to the owner, which replies: two messages if one of them is the
 /// manager, else three. An owner sends no request. To invalidate a copy costs two. A page without a valid
 /// copy is sent with its bytes, except for a discard.
 const COSTS: [Row; 25] = [

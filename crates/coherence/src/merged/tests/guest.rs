@@ -21,7 +21,7 @@ pub enum Op {
     Set(At, u64),
     /// Adds one, locked.
     Add(At),
-    /// Exchanges with 0, locked; what was there goes into the register.
+    /// Exchanges with 0, locked; the old value goes into the register.
     Take(At),
     /// Waits until the word has this value.
     Await(At, u64),

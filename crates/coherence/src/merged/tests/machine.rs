@@ -341,7 +341,7 @@ impl World {
                     .requests
                     .iter_mut()
                     .find(|one| one.page == page)
-                    .expect("one was asked");
+                    .expect("a request is pending");
                 request.awaited.retain(|other| *other != from);
                 self.complete(page);
             }

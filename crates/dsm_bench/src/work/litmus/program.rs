@@ -130,8 +130,8 @@ impl Test {
         let (one, two) = (base + 1, base + 2);
         let half = |value: u64| value | value << 32;
         let [low, high] = [x.cast::<u32>(), x.cast::<u32>().wrapping_add(1)];
-        // SAFETY: the variables are words of the shared memory, only ever used by these accesses: other threads write them at
-        // the same time, and any value may be read.
+        // SAFETY: the variables are words of the shared memory, only ever used by these accesses: other
+        // threads write them at the same time, and any value may be read.
         unsafe {
             match (self, thread) {
                 (Self::Sb, _) => {

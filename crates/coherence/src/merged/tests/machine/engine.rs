@@ -52,7 +52,7 @@ impl World {
             .requests
             .iter_mut()
             .find(|one| one.page == page)
-            .expect("one was asked");
+            .expect("a request is pending");
         let is_first = request.awaited[0] == node;
         let (by, right) = (request.by, request.right);
         request.unasked.retain(|other| *other != node);
