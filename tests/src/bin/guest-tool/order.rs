@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use dsm_bench::work::litmus::{PAGES, Run, OutcomeCounts, Test, in_memory};
+use dsm_bench::work::litmus::{OutcomeCounts, PAGES, Run, Test, in_memory};
 
 use crate::Fault;
 use crate::pinned::{alarm_after, pin};
