@@ -1,40 +1,41 @@
-//! What an engine has counted.
+//! Counters of an engine.
 
-/// Events since the engine was made. They only grow.
+/// Numbers of events since the engine was made. They only grow.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Counters {
-    /// Faults that began something: an answer at once, or a request. Not those that only joined the wait.
+    /// Read faults that the engine answered at once or sent a request for. A fault that joins a pending
+    /// request does not count.
     pub read_faults: u64,
-    /// As `read_faults`.
+    /// Write faults, counted as `read_faults`.
     pub write_faults: u64,
-    /// Of the write faults, those on a page that could be read.
+    /// Write faults on a page that the node could read.
     pub upgrades: u64,
-    /// Faults that needed no message: of an owner without copies elsewhere.
+    /// Faults of an owner whose page has no other copy. They send no message.
     pub local: u64,
-    /// Pages that came with their bytes.
+    /// Pages received with their bytes.
     pub fetched_with_bytes: u64,
-    /// Pages that came as a word alone: kept here, or fresh.
+    /// Pages received without bytes: the node had a valid copy, or the page was zero.
     pub fetched_without_bytes: u64,
     /// Invalidations sent.
     pub invalidations_sent: u64,
-    /// Copies given up because of an invalidation.
+    /// Copies that this node gave up because of an invalidation.
     pub invalidated: u64,
-    /// Requests and invalidations that had to wait until the page had come and been used.
+    /// Requests and invalidations deferred until the page had arrived and been used.
     pub deferred: u64,
-    /// Reads answered with the right to write, as the page was migratory. Counted by the page's manager.
+    /// Reads that the page's manager turned into writes because the page is migratory.
     pub migratory_reads: u64,
-    /// Pages whose contents were forgotten. Counted by the page's manager.
+    /// Discarded pages, counted by their manager.
     pub discarded: u64,
-    /// Copies asked for before anybody here wanted them.
-    pub asked_ahead: u64,
-    /// Of these, those that came.
-    pub fetched_ahead: u64,
-    /// Of those asked for, those that somebody waited for before the answer.
+    /// Prefetch requests sent.
+    pub prefetches_sent: u64,
+    /// Prefetched copies received.
+    pub prefetched: u64,
+    /// Prefetches that a fault joined before the reply.
     pub joined: u64,
-    /// Requests of others for copies that nobody waits for, which got none. Counted by who declines.
-    pub declined: u64,
+    /// Prefetch requests of other nodes that this node answered with a Nack.
+    pub nacked: u64,
     /// Messages sent, of any kind.
     pub messages_sent: u64,
-    /// Of these, with a page beside them.
+    /// Messages sent with a page attached.
     pub pages_sent: u64,
 }

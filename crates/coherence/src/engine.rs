@@ -1,9 +1,10 @@
-//! One node and one stripe of pages: events go in, a list of effects comes out ([`Effect`] says in which order they are performed).
+//! The protocol of one node for one stripe of pages. Each event appends effects to a list; [`Effect`] states
+//! their order.
 
-mod ahead;
 mod effect;
 mod holder;
 mod owner;
+mod prefetch;
 #[cfg(test)]
 mod tests;
 
@@ -12,44 +13,46 @@ use crate::state::{Stage, State};
 pub use effect::{EFFECTS_MAX, Effect};
 
 use crate::{
-    Access, Body, Counters, Data, Layout, LayoutError, Message, NodeId, Nodes, Page, Refusal, Right, Want,
+    Access, Body, Counters, Data, Layout, LayoutError, Message, NodeId, Nodes, Page, ProtocolError, Right,
+    Want,
 };
 
-/// What came of a fault at once.
+/// Immediate result of a fault.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Faulted {
-    /// The right is there, and was before: wake who faulted.
+pub enum FaultOutcome {
+    /// The node has the right already. The driver wakes the thread.
     Allowed,
-    /// It has been granted.
+    /// The fault was granted. [`Effect::Grant`] is among the effects.
     Granted,
-    /// It will be, later.
-    Waits,
+    /// A later event grants the fault.
+    Pending,
 }
 
-/// What came of a discard at once.
+/// Immediate result of a discard.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Discarded {
-    /// The page is fresh: [`Effect::Forget`] is among the effects.
+pub enum DiscardOutcome {
+    /// The page is zero. [`Effect::Forget`] is among the effects.
     Done,
-    /// It will be, later: [`Effect::Forget`] follows with another event.
-    Waits,
-    /// Nothing: a processor of this node waits for it, or has not used it yet; or a copy was asked for ahead, and there is no answer yet.
+    /// A later event appends [`Effect::Forget`].
+    Pending,
+    /// The page stays. A processor of this node waits for it or has not used it yet, or a prefetch is
+    /// pending.
     InUse,
 }
 
-/// One node's part of the protocol for one stripe of pages. It allocates nothing once it is made.
+/// State machine of one node for one stripe of pages. It allocates nothing after [`Engine::new`].
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Engine {
     layout: Layout,
     states: Vec<State>,
-    /// Runs of pages that this node manages: first place, place after the last, and where in `managed` they begin.
+    /// Runs of pages that this node manages: first place, place after the last, offset in `managed`.
     runs: Vec<(usize, usize, usize)>,
     managed: Vec<Managed>,
     counters: Counters,
 }
 
-/// One page's part in an event.
-struct Turn<'a> {
+/// One event's access to the state of one page.
+struct Transition<'a> {
     me: NodeId,
     manager: NodeId,
     nodes: Nodes,
@@ -59,7 +62,7 @@ struct Turn<'a> {
     effects: &'a mut Vec<Effect>,
 }
 
-impl Turn<'_> {
+impl Transition<'_> {
     fn send(&mut self, to: NodeId, body: Body) {
         let page = self.page;
         let message = Message { page, body };
@@ -68,7 +71,7 @@ impl Turn<'_> {
         self.effects.push(Effect::Send { to, message });
     }
 
-    /// Leaves processors no more than that.
+    /// Reduces the right of this node's processors to `to`.
     fn restrict(&mut self, to: Right) {
         if self.state.right > to {
             self.state.right = to;
@@ -88,7 +91,7 @@ impl Turn<'_> {
         });
     }
 
-    /// A fault begins something.
+    /// Counts a fault that sends a request or is answered at once.
     fn count(&mut self, access: Access) {
         match access {
             Access::Read => self.counters.read_faults += 1,
@@ -97,17 +100,17 @@ impl Turn<'_> {
         self.counters.upgrades += u64::from(self.state.right == Right::Read);
     }
 
-    fn out_of_turn(&self, from: NodeId, body: Body) -> Refusal {
+    fn unexpected(&self, from: NodeId, body: Body) -> ProtocolError {
         let page = self.page;
-        Refusal::OutOfTurn { from, page, body }
+        ProtocolError::Unexpected { from, page, body }
     }
 }
 
 impl Engine {
-    /// As it is when no page has been used yet.
+    /// Creates the engine of a node. No page has been used.
     ///
     /// # Errors
-    /// If there can't be such a layout.
+    /// If [`Layout::check`] fails.
     pub fn new(layout: Layout) -> Result<Self, LayoutError> {
         layout.check()?;
         let (mut states, mut runs, mut managed) = (Vec::new(), Vec::new(), Vec::new());
@@ -133,71 +136,72 @@ impl Engine {
         })
     }
 
-    /// A processor of this node could not do that. Said twice, by several processors, it is one request.
+    /// Handles a fault of a processor of this node. Repeated faults on a page join one pending request.
     ///
-    /// A grant of less than was asked for answers it too: whoever needs more faults again.
+    /// A grant may give less than the last fault needs. The thread then faults again.
     ///
     /// # Panics
     /// If the page is not of this stripe.
-    pub fn fault(&mut self, page: Page, access: Access, effects: &mut Vec<Effect>) -> Faulted {
+    pub fn fault(&mut self, page: Page, access: Access, effects: &mut Vec<Effect>) -> FaultOutcome {
         let place = self.own_place(page);
-        let mut turn = self.turn(page, place, effects);
-        let was_owner = turn.state.is_owner();
-        if turn.state.right.allows(access) {
-            return Faulted::Allowed;
+        let mut transition = self.transition(page, place, effects);
+        let was_owner = transition.state.is_owner();
+        if transition.state.right.allows(access) {
+            return FaultOutcome::Allowed;
         }
         if matches!(
-            turn.state.stage,
+            transition.state.stage,
             Stage::Asked(_) | Stage::Collecting | Stage::Discarding
         ) {
-            return Faulted::Waits;
+            return FaultOutcome::Pending;
         }
-        if turn.state.stage.is_ahead() {
-            turn.join(access);
-            return Faulted::Waits;
+        if transition.state.stage.is_prefetching() {
+            transition.join(access);
+            return FaultOutcome::Pending;
         }
-        turn.count(access);
+        transition.count(access);
         if was_owner {
-            turn.use_own(access);
-            let is_granted = turn.state.right.allows(access);
+            transition.upgrade_owned(access);
+            let is_granted = transition.state.right.allows(access);
             let me = self.layout.me;
             if access == Access::Write
                 && let Some(managed) = self.managed(place)
             {
-                managed.wrote(me);
+                managed.record_write(me);
             }
             return if is_granted {
-                Faulted::Granted
+                FaultOutcome::Granted
             } else {
-                Faulted::Waits
+                FaultOutcome::Pending
             };
         }
-        self.ask(page, place, access, effects);
-        Faulted::Waits
+        self.request(page, place, access, effects);
+        FaultOutcome::Pending
     }
 
-    /// Asks for a page that this node does not own and has not asked for.
-    fn ask(&mut self, page: Page, place: usize, access: Access, effects: &mut Vec<Effect>) {
-        let mut turn = self.turn(page, place, effects);
-        turn.state.stage = Stage::Asked(access.into());
-        let (me, manager) = (turn.me, turn.manager);
+    /// Requests a page that this node neither owns nor has requested.
+    fn request(&mut self, page: Page, place: usize, access: Access, effects: &mut Vec<Effect>) {
+        let mut transition = self.transition(page, place, effects);
+        transition.state.stage = Stage::Asked(access.into());
+        let (me, manager) = (transition.me, transition.manager);
         if manager == me {
             self.order(me, page, place, access.into(), effects)
                 .expect("a node that has not asked is not on the way to own the page");
         } else {
-            turn.send(manager, Body::Request { access });
+            transition.send(manager, Body::Request { access });
         }
     }
 
-    /// Takes a page for writing that is as at the start and this node manages, without a fault, and does not hold it: as if a
-    /// processor had written it and used it at once. Whether it could; then the driver maps it, all zeroes.
+    /// Takes a page for writing that no node has used and that this node manages. The effect is that of a
+    /// write fault whose page has been used. Returns whether the page was unused. The driver then maps it,
+    /// all zeroes.
     ///
     /// # Panics
     /// If the page is not of this stripe.
     pub fn claim(&mut self, page: Page) -> bool {
         let place = self.own_place(page);
         let state = &mut self.states[place];
-        // Reads of it were answered before it was discarded, if any were.
+        // Reads may have been answered before the page was discarded.
         let is_unused = State { reads: 0, ..*state } == State::new(true);
         if is_unused {
             state.right = Right::Write;
@@ -206,51 +210,56 @@ impl Engine {
         is_unused
     }
 
-    /// Nobody needs what is in a page that this node manages: it is to be fresh again, owned here, with no copy anywhere, as at the
-    /// start. What is written to it before [`Effect::Forget`] may be lost; what is written after that is not. Said again
-    /// before that, it is one request.
+    /// Discards the contents of a page that this node manages. Afterwards the page is zero, this node owns
+    /// it, and no node has a copy.
+    ///
+    /// A write before [`Effect::Forget`] may be lost; a later write is kept. Repeated discards of a page join
+    /// the pending one.
     ///
     /// # Panics
     /// If the page is not of this stripe, or another node manages it.
-    pub fn discard(&mut self, page: Page, effects: &mut Vec<Effect>) -> Discarded {
+    pub fn discard(&mut self, page: Page, effects: &mut Vec<Effect>) -> DiscardOutcome {
         let place = self.own_place(page);
         let me = self.layout.me;
         assert!(
             self.manager(page) == me,
             "page {page} is not node {me}'s to discard"
         );
-        let mut turn = self.turn(page, place, effects);
-        match turn.state.stage {
-            Stage::Asked(Want::Discard) | Stage::Discarding => return Discarded::Waits,
-            Stage::Asked(_) | Stage::Collecting => return Discarded::InUse,
-            // As a guest too, by a copy that was asked for ahead and then wanted.
-            Stage::Owner | Stage::NotOwner if turn.state.is_held => return Discarded::InUse,
+        let mut transition = self.transition(page, place, effects);
+        match transition.state.stage {
+            Stage::Asked(Want::Discard) | Stage::Discarding => return DiscardOutcome::Pending,
+            Stage::Asked(_) | Stage::Collecting => return DiscardOutcome::InUse,
+            // A node that is not the owner holds a page after a fault joined its prefetch.
+            Stage::Owner | Stage::NotOwner if transition.state.is_held => return DiscardOutcome::InUse,
             Stage::Owner => {
-                turn.discard();
-                let is_done = turn.state.stage != Stage::Discarding;
-                self.managed(place).expect("it manages it").discarded(me);
+                transition.discard();
+                let is_done = transition.state.stage != Stage::Discarding;
+                self.managed(place).expect("it manages it").record_discard(me);
                 return if is_done {
-                    Discarded::Done
+                    DiscardOutcome::Done
                 } else {
-                    Discarded::Waits
+                    DiscardOutcome::Pending
                 };
             }
-            // Its answer is on the way, and would meet that of the discard.
-            Stage::Ahead | Stage::AheadRead | Stage::AheadWrite => return Discarded::InUse,
+            // A prefetch is pending. Its reply could not be told from that of the discard.
+            Stage::Prefetching | Stage::PrefetchingRead | Stage::PrefetchingWrite => {
+                return DiscardOutcome::InUse;
+            }
             Stage::NotOwner => {}
         }
-        turn.state.stage = Stage::Asked(Want::Discard);
+        transition.state.stage = Stage::Asked(Want::Discard);
         self.order(me, page, place, Want::Discard, effects)
             .expect("a node that has not asked is not on the way to own the page");
-        Discarded::Waits
+        DiscardOutcome::Pending
     }
 
-    /// Who manages a page.
+    /// Returns the manager of a page.
     pub fn manager(&self, page: Page) -> NodeId {
         self.layout.manager(page)
     }
 
-    /// Whether a discard would be done at once: this node owns the page, nobody else has a copy, and it is not held.
+    /// Returns whether a discard would complete at once: this node owns the page, no other node has a copy,
+    /// and it is not held.
     ///
     /// # Panics
     /// If the page is not of this stripe.
@@ -259,7 +268,8 @@ impl Engine {
         state.stage == Stage::Owner && state.copyset.is_empty() && !state.is_held
     }
 
-    /// Whether this node has nothing of a page, and has asked for nothing: what lies in its place counts for nothing.
+    /// Returns whether this node has no copy of a page and no pending request for it. The bytes in its place
+    /// are then invalid.
     ///
     /// # Panics
     /// If the page is not of this stripe.
@@ -268,50 +278,53 @@ impl Engine {
         state.stage == Stage::NotOwner && state.right == Right::None
     }
 
-    /// A message has come.
+    /// Handles a message of another node.
     ///
     /// # Errors
-    /// If it makes no sense: its sender is broken or hostile. The engine is as before it.
+    /// [`ProtocolError`] if the message violates the protocol: its sender is broken or hostile. The engine's
+    /// state is unchanged.
     pub fn receive(
         &mut self,
         from: NodeId,
         message: Message,
         effects: &mut Vec<Effect>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ProtocolError> {
         let Message { page, body } = message;
         if from == self.layout.me || from.0 >= self.layout.nodes {
-            return Err(Refusal::Stranger(from));
+            return Err(ProtocolError::UnknownSender(from));
         }
-        let elsewhere = Refusal::Elsewhere { from, page };
+        let elsewhere = ProtocolError::WrongStripe { from, page };
         let place = self.layout.place(page).ok_or(elsewhere)?;
         if let Body::Request { access } = body {
             let is_ordered = self.order(from, page, place, access.into(), effects);
-            return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
+            return is_ordered.ok_or(ProtocolError::Unexpected { from, page, body });
         }
         if body == Body::Prefetch {
             let is_ordered = self.order_prefetch(from, page, place, effects);
-            return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
+            return is_ordered.ok_or(ProtocolError::Unexpected { from, page, body });
         }
-        let mut turn = self.turn(page, place, effects);
-        let refusal = turn.out_of_turn(from, body);
+        let mut transition = self.transition(page, place, effects);
+        let refusal = transition.unexpected(from, body);
         let is_taken = match body {
             Body::Request { .. } | Body::Prefetch => unreachable!("handled above"),
             Body::Forward {
                 requester,
                 want,
                 reads,
-            } if from == turn.manager => turn.take(requester, want, reads),
-            Body::ForwardPrefetch { requester } if from == turn.manager => turn.take_prefetch(requester),
+            } if from == transition.manager => transition.accept_forward(requester, want, reads),
+            Body::ForwardPrefetch { requester } if from == transition.manager => {
+                transition.accept_prefetch(requester)
+            }
             Body::Forward { .. } | Body::ForwardPrefetch { .. } => None,
-            Body::Copy { bytes } => turn.copy(bytes),
-            Body::Ownership { want, bytes, copyset } => turn.ownership(want, bytes, copyset),
-            Body::Invalidate => turn.invalidate(from),
-            Body::Acknowledge => turn.acknowledge(from),
+            Body::Copy { bytes } => transition.copy(bytes),
+            Body::Ownership { want, bytes, copyset } => transition.ownership(want, bytes, copyset),
+            Body::Invalidate => transition.invalidate(from),
+            Body::Acknowledge => transition.acknowledge(from),
             Body::Nack => {
-                let joined = turn.declined().ok_or(refusal)?;
+                let joined = transition.nacked().ok_or(refusal)?;
                 if let Some(access) = joined {
-                    turn.count(access);
-                    self.ask(page, place, access, effects);
+                    transition.count(access);
+                    self.request(page, place, access, effects);
                 }
                 return Ok(());
             }
@@ -319,22 +332,23 @@ impl Engine {
         is_taken.ok_or(refusal)
     }
 
-    /// Whoever faulted has used the page, or its time for that is over: what waits for it goes on. Nothing if the page is not held.
+    /// Ends the hold of a page: the faulting thread has used it, or its minimum residency is over. Serves
+    /// deferred requests. Does nothing if the page is not held.
     ///
     /// # Panics
     /// If the page is not of this stripe.
     pub fn used(&mut self, page: Page, effects: &mut Vec<Effect>) {
         let place = self.own_place(page);
-        let mut turn = self.turn(page, place, effects);
-        if !turn.state.is_held {
+        let mut transition = self.transition(page, place, effects);
+        if !transition.state.is_held {
             return;
         }
-        turn.state.is_held = false;
-        turn.give_up_if_asked();
-        turn.serve();
+        transition.state.is_held = false;
+        transition.invalidate_if_pending();
+        transition.serve();
     }
 
-    /// What has happened so far.
+    /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -344,8 +358,13 @@ impl Engine {
         place.unwrap_or_else(|| panic!("page {page} is not of stripe {}", self.layout.stripe))
     }
 
-    fn turn<'a>(&'a mut self, page: Page, place: usize, effects: &'a mut Vec<Effect>) -> Turn<'a> {
-        Turn {
+    fn transition<'a>(
+        &'a mut self,
+        page: Page,
+        place: usize,
+        effects: &'a mut Vec<Effect>,
+    ) -> Transition<'a> {
+        Transition {
             me: self.layout.me,
             manager: self.layout.manager(page),
             nodes: Nodes::first(self.layout.nodes),
@@ -362,7 +381,8 @@ impl Engine {
         Some(&mut self.managed[place - start + offset])
     }
 
-    /// As the page's manager, sends a request to where it will be answered. Nothing if it makes no sense.
+    /// Orders a request as the page's manager and forwards it to the owner. `None` if the request violates
+    /// the protocol.
     fn order(
         &mut self,
         requester: NodeId,
@@ -375,12 +395,12 @@ impl Engine {
         let managed = *self.managed(place)?;
         let (order, after) = managed.order(me, requester, want, is_policy_on)?;
         let (owner, reads) = (order.owner, order.reads);
-        let mut turn = self.turn(page, place, effects);
+        let mut transition = self.transition(page, place, effects);
         if owner == me {
-            turn.take(requester, order.want, reads)?;
+            transition.accept_forward(requester, order.want, reads)?;
         } else {
             let want = order.want;
-            turn.send(
+            transition.send(
                 owner,
                 Body::Forward {
                     requester,

@@ -1,11 +1,12 @@
-//! Models are checked in every order of their steps.
+//! Model checking of every interleaving of a model's steps.
 
 use std::fmt::Debug;
 use std::hash::Hash;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-/// Checks all orders; at least that many states, so that a mistake in the model is not taken for a proof.
+/// Checks every interleaving. Fails below `states_least` states, so that a model without steps does not count
+/// as a proof.
 #[track_caller]
 pub(crate) fn check<M>(model: M, states_least: usize)
 where

@@ -1,10 +1,10 @@
-//! Kinds on a wire: an enum whose bytes stand in one list.
+//! Message kinds on a wire: an enum and its bytes in one list.
 
 /// Declares an enum of kinds, each with its byte on the wire.
 ///
-/// The list is the only place that names the bytes: [`byte`](#method.byte) and `from_byte` come from it, and two kinds
-/// with the same byte do not compile. Where the owner of a wire matches on the enum without a catch-all arm, a kind that
-/// is added to the list and forgotten there does not compile either.
+/// The list is the only place that names the bytes: [`byte`](#method.byte) and `from_byte` come from it, and
+/// two kinds with the same byte do not compile. Where the owner of a wire matches on the enum without a
+/// catch-all arm, a kind that is added to the list and forgotten there does not compile either.
 #[macro_export]
 macro_rules! wire_kinds {
     ($(#[$about:meta])* $sight:vis enum $name:ident { $($(#[$doc:meta])* $kind:ident = $byte:literal,)+ }) => {

@@ -1,19 +1,22 @@
-//! One memory over several nodes, kept coherent page by page: the improved Ivy protocol (Li and Hudak) as vNUMA uses it
-//! (Chapman and Heiser, USENIX '09, sections 2.2 and 3.1), as a state machine without I/O, clock, threads or allocation.
+//! Page-based distributed shared memory: Ivy's improved protocol (Li and Hudak) as vNUMA uses it (Chapman and
+//! Heiser, USENIX '09, sections 2.2 and 3.1).
 //!
-//! - [`Engine`]: what one node knows of the pages of one stripe. Faults and messages go in; a list of
-//!   [`Effect`]s comes out: messages to send, and rights to give and take. The driver performs them in the order of the list.
-//! - [`Layout`]: which nodes there are, and which of them *manages* which pages.
-//! - [`Message`]: what engines say to one another, 16 bytes each, some with the page beside them.
+//! The protocol is a state machine without I/O, clock, threads or allocation.
 //!
-//! What holds at any time, for each page:
+//! - [`Engine`]: state of one node for one stripe of pages. It takes faults and messages, and returns a list
+//!   of [`Effect`]s: messages to send, and rights to grant and revoke. The driver performs them in order.
+//! - [`Layout`]: the nodes, and the manager of each page.
+//! - [`Message`]: a message between engines, 16 bytes, with or without the page's bytes.
 //!
-//! 1. Processors of one node may write it, or those of any number of nodes may read it.
-//! 2. Who may read it reads what was last written.
-//! 3. One node owns it, or its ownership is in one message. The owner's *copyset* has every other node with a copy.
-//! 4. Every fault is answered, if links deliver and processors use what they are granted.
+//! Invariants of each page:
 //!
-//! `docs/design/coherence.md` draws the states and messages and says why this holds.
+//! 1. Processors of one node may write the page, or those of any number of nodes may read it.
+//! 2. A read returns the last write.
+//! 3. One node owns the page, or one message carries its ownership. The owner's *copyset* names every other
+//!    node with a copy.
+//! 4. Every fault is answered, if links deliver and processors use the pages that they are granted.
+//!
+//! `docs/design/coherence.md` draws the states and messages and proves the invariants.
 
 mod counters;
 mod engine;
@@ -27,13 +30,13 @@ mod message;
 mod migratory;
 mod node;
 mod page;
-mod refusal;
+mod protocol_error;
 mod state;
 
 pub use counters::Counters;
-pub use engine::{Discarded, EFFECTS_MAX, Effect, Engine, Faulted};
-pub use layout::{Home, Layout, LayoutError};
+pub use engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine, FaultOutcome};
+pub use layout::{Layout, LayoutError, ManagedRange};
 pub use message::{Body, KIND_AT, Kind, MESSAGE_BYTES, Malformed, Message, Payload};
 pub use node::{MAX_NODES, NodeId, Nodes};
 pub use page::{Access, Data, Page, Right, Want};
-pub use refusal::Refusal;
+pub use protocol_error::ProtocolError;

@@ -1,64 +1,67 @@
-//! What a page's *manager* knows and does (the word and the role are those of vNUMA, section 2.2, and of Ivy: fixed for each page, whoever
-//! owns that): it puts requests into an order by sending each to the last node that was told to become the owner. So they wait where the
-//! page will come by, and the manager waits for nobody. The copyset is with the owner, as in Ivy's "improved" protocol.
+//! The manager of a page: the fixed node that orders its requests (vNUMA, section 2.2; Ivy).
+//!
+//! The manager forwards each request to the last node that is to become the owner. Requests wait there until
+//! the ownership arrives; the manager never blocks. The owner has the copyset, as in Ivy's improved protocol.
 
 use crate::migratory::Migratory;
-use crate::state::Maybe;
+use crate::state::OptionalNode;
 use crate::{NodeId, Want};
 
-/// What a manager knows of one page: 4 bytes.
+/// State of one page at its manager: 4 bytes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Managed {
-    /// Who owns it, or will when all before have had it.
-    owner: Maybe,
-    /// Reads forwarded to that node since; modulo 256.
+    /// Owner, or last node in the order of future owners.
+    owner: OptionalNode,
+    /// Reads forwarded to that node since it became the last one, modulo 256.
     reads: u8,
     migratory: Migratory,
 }
 
-/// Where a request goes.
-pub(crate) struct Order {
+/// Destination of a request and what it asks for.
+pub(crate) struct ForwardedRequest {
     pub(crate) owner: NodeId,
     pub(crate) want: Want,
     pub(crate) reads: u8,
 }
 
 impl Managed {
-    /// At the start its manager has it.
+    /// Creates the initial state: the manager owns the page.
     pub(crate) fn new(me: NodeId) -> Self {
         Self {
-            owner: Maybe::some(me),
+            owner: OptionalNode::some(me),
             reads: 0,
             migratory: Migratory::NEW,
         }
     }
 
-    /// The next request, and what comes after it. Nothing if that node owns it, and so should not ask.
+    /// Returns where the next request goes, and the state after it. `None` if the requester owns the page and
+    /// must not request it.
     pub(crate) fn order(
         mut self,
         me: NodeId,
         requester: NodeId,
         want: Want,
         is_policy_on: bool,
-    ) -> Option<(Order, Self)> {
+    ) -> Option<(ForwardedRequest, Self)> {
         let owner = self.owner.get().filter(|owner| *owner != requester)?;
         let want = if is_policy_on {
-            self.migratory.asked(requester, want)
+            self.migratory.record(requester, want)
         } else {
             want
         };
         let reads = self.reads;
         if takes_ownership(me, requester, want) {
-            self.owner = Maybe::some(requester);
+            self.owner = OptionalNode::some(requester);
             self.reads = 0;
         } else {
             self.reads = reads.wrapping_add(1);
         }
-        Some((Order { owner, want, reads }, self))
+        Some((ForwardedRequest { owner, want, reads }, self))
     }
 
-    /// A copy is asked for ahead: who owns the page, and what comes after; none if it is taken for migratory, as a copy would
-    /// help nobody then. Nothing at all if that node owns it, and so should not ask. It says nothing of how the page is used.
+    /// Returns where a prefetch goes, and the state after it. `Some(None)` refuses it for a migratory page,
+    /// of which a copy would be invalidated at once. `None` if the requester owns the page and must not
+    /// request it. A prefetch does not change the migratory state.
     pub(crate) fn order_prefetch(
         mut self,
         requester: NodeId,
@@ -70,18 +73,19 @@ impl Managed {
         Some((!is_migratory).then_some((owner, self)))
     }
 
-    /// The manager, which owns it, writes without asking anybody.
-    pub(crate) fn wrote(&mut self, me: NodeId) {
-        self.migratory.asked(me, Want::Write);
+    /// Records a write of the manager itself while it owns the page.
+    pub(crate) fn record_write(&mut self, me: NodeId) {
+        self.migratory.record(me, Want::Write);
     }
 
-    /// The manager, which owns it, discards it without asking anybody.
-    pub(crate) fn discarded(&mut self, me: NodeId) {
-        self.migratory.asked(me, Want::Discard);
+    /// Records a discard of the manager itself while it owns the page.
+    pub(crate) fn record_discard(&mut self, me: NodeId) {
+        self.migratory.record(me, Want::Discard);
     }
 }
 
-/// Writers do; and so does a manager that joins the copyset, which saves forwarding while it has the page (vNUMA, section 3.1).
+/// Returns whether a request transfers the ownership. A write does. A read of the manager does too, which
+/// saves forwarding while it has the page (vNUMA, section 3.1).
 pub(crate) fn takes_ownership(manager: NodeId, requester: NodeId, want: Want) -> bool {
     want != Want::Read || requester == manager
 }

@@ -1,22 +1,23 @@
-//! What engines say to one another, and how it is written down.
+//! Messages between engines and their encoding.
 //!
 //! ```text
 //! 0   page        u32, little endian, as all
 //! 4   kind        u8
-//! 5   node        u8   who asks (Forward, ForwardPrefetch)
-//! 6   details     u8   bit 0: for writing; bits 1-2: the payload (0 none, 1 attached, 2 zero); bit 3: to discard it
+//! 5   node        u8   the requester (Forward, ForwardPrefetch)
+//! 6   details     u8   bit 0: for writing; bits 1-2: payload (0 none, 1 attached, 2 zero); bit 3: discard
 //! 7   reads       u8   (Forward)
 //! 8   copyset     u64  (Ownership)
 //! ```
 //!
-//! What a kind has no use for is 0.
+//! Fields that a kind does not use are 0.
 
 use thiserror::Error;
 
 use crate::{Access, NodeId, Nodes, Page, Want, wire_kinds};
 
 wire_kinds! {
-    /// The kind of a message: the byte at [`KIND_AT`]. A driver may have frames of its own with the bytes from 0x80 on.
+    /// Kind of a message: the byte at [`KIND_AT`]. A driver may use the bytes from 0x80 on for frames of its
+    /// own.
     pub enum Kind {
         /// [`Body::Request`].
         Request = 0x01,
@@ -30,7 +31,7 @@ wire_kinds! {
         Invalidate = 0x05,
         /// [`Body::Acknowledge`].
         Acknowledge = 0x06,
-        /// [`Body::Prefetch`]: beside `Request`, as those that follow, of a page that nobody waits for yet.
+        /// [`Body::Prefetch`].
         Prefetch = 0x11,
         /// [`Body::ForwardPrefetch`].
         ForwardPrefetch = 0x12,
@@ -39,80 +40,83 @@ wire_kinds! {
     }
 }
 
-/// Where a message has its kind.
+/// Offset of the kind in a message.
 pub const KIND_AT: usize = 4;
 
-/// The length of every message, bytes.
+/// Length of every message, bytes.
 pub const MESSAGE_BYTES: usize = 16;
 
-/// One message, to be delivered once. The order of two messages between the same nodes does not matter.
+/// A message. It must be delivered once. Two messages between the same nodes may arrive in any order.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Message {
-    /// What it is about.
+    /// Page that the message is about.
     pub page: Page,
-    /// What it says.
+    /// Kind and contents.
     pub body: Body,
 }
 
-/// Where the receiver has the bytes of a page that it is given.
+/// Where the receiver finds the bytes of a page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Payload {
-    /// It holds a valid copy.
+    /// The receiver holds a valid copy.
     None,
-    /// They come beside the message.
+    /// The bytes are attached to the message.
     Attached,
-    /// There are none: nobody has written the page, or it is to be discarded.
+    /// The page is zero: no node has written it, or it is discarded.
     Zero,
 }
 
-/// What a message says.
+/// Kind and contents of a message.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Body {
-    /// To the page's manager: the sender asks for it.
+    /// To the page's manager: the sender requests the page.
     Request {
-        /// What for.
+        /// Access that faulted.
         access: Access,
     },
-    /// From the manager to who owns the page, or will: answer that node.
+    /// From the manager to the owner or a future owner: serve this request.
     Forward {
-        /// Who asks.
+        /// Node to serve.
         requester: NodeId,
-        /// What for. For writing also if a migratory page was asked for reading. To discard it if the manager itself wants that.
+        /// Access or discard to serve. A migratory page that was requested for reading is forwarded for
+        /// writing. Only the manager itself wants a discard.
         want: Want,
-        /// How many reads the manager forwarded to this owner before, modulo 256. They come first, whatever their messages' order.
+        /// Number of reads that the manager forwarded to this owner before, modulo 256. The owner serves them
+        /// first, in whatever order the messages arrive.
         reads: u8,
     },
-    /// From the owner to a reader: a copy.
+    /// From the owner to a reader: a copy of the page.
     Copy {
-        /// Never kept: a reader that has a copy does not ask.
+        /// Source of the bytes. Never [`Payload::None`]: a reader with a copy does not send a request.
         bytes: Payload,
     },
-    /// From the owner to the next one.
+    /// From the owner to the next owner: the ownership.
     Ownership {
-        /// For reading, copies stay valid; for writing or to discard, the new owner takes them away first.
+        /// For [`Want::Read`] copies stay valid. Otherwise the new owner invalidates them first.
         want: Want,
-        /// Of the page. Never beside it if that is to discard it: kept if the receiver has a copy, else fresh.
+        /// Source of the bytes. Never [`Payload::Attached`] for a discard.
         bytes: Payload,
-        /// Who else has a copy.
+        /// Other nodes with a copy.
         copyset: Nodes,
     },
-    /// From the owner to one with a copy: give it up.
+    /// From the owner to a node in the copyset: invalidate the copy.
     Invalidate,
-    /// The answer: it is given up.
+    /// To the owner: the copy is invalid.
     Acknowledge,
-    /// To the page's manager: the sender would read it, and nobody there waits for it yet. A Copy answers, or Nack.
+    /// To the page's manager: the sender prefetches a copy; no thread waits for it. The reply is a Copy or a
+    /// Nack.
     Prefetch,
-    /// From the manager to who owns the page, or will: that node would read it. Counts as a read.
+    /// From the manager to the owner or a future owner: serve this prefetch. It counts as a read.
     ForwardPrefetch {
-        /// Who asks.
+        /// Node to serve.
         requester: NodeId,
     },
-    /// To who asked ahead: no copy now.
+    /// Reply to a prefetch that is not served.
     Nack,
 }
 
 impl Body {
-    /// Its kind on the wire.
+    /// Returns the kind.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Request { .. } => Kind::Request,
@@ -129,7 +133,7 @@ impl Body {
 }
 
 impl Message {
-    /// Whether the page's bytes go beside it.
+    /// Returns whether the page's bytes are attached.
     pub fn carries_page(&self) -> bool {
         match self.body {
             Body::Copy { bytes } | Body::Ownership { bytes, .. } => bytes == Payload::Attached,
@@ -143,7 +147,7 @@ impl Message {
         }
     }
 
-    /// Whether processors of the receiver may learn by it what those of the sender did.
+    /// Returns whether processors of the receiver may learn by the message what processors of the sender did.
     pub fn is_causal(&self) -> bool {
         match self.body {
             Body::Copy { .. } | Body::Ownership { .. } | Body::Acknowledge => true,
@@ -156,7 +160,7 @@ impl Message {
         }
     }
 
-    /// As bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
         let mut out = [0; MESSAGE_BYTES];
         out[0..4].copy_from_slice(&self.page.0.to_le_bytes());
@@ -195,10 +199,10 @@ impl Message {
         out
     }
 
-    /// From bytes.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// If no message is written like this.
+    /// [`Malformed`] if no message has this encoding.
     pub fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Result<Self, Malformed> {
         let [a, b, c, d, kind, node, details, reads, copyset @ ..] = *bytes;
         let (want, access) = match details & 0b1001 {
@@ -235,7 +239,7 @@ impl Message {
         };
         let page = Page(u32::from_le_bytes([a, b, c, d]));
         let message = Self { page, body };
-        // One way to write each: also what has no meaning is checked.
+        // Each message has one encoding. Comparing the bytes also checks the unused fields.
         if u16::from(node) >= crate::MAX_NODES || message.encode() != *bytes {
             return Err(Malformed);
         }
@@ -243,7 +247,7 @@ impl Message {
     }
 }
 
-/// These bytes are no message.
+/// Error: the bytes encode no message.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("a peer sent bytes that are no message of this protocol; end the VM")]
 pub struct Malformed;

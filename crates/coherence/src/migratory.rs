@@ -1,31 +1,33 @@
-//! Which pages migrate: a node reads one and then writes it, then the next node does. Given for writing at the read, such a page
-//! saves the second request of each (Cox and Fowler, ISCA '93; Stenström, Brorsson and Sandberg, ISCA '93).
+//! Detection of migratory pages: one node reads and then writes a page, then the next node does the same.
+//! Granting such a page for writing at the read saves the second request of each node (Cox and Fowler, ISCA
+//! '93; Stenström, Brorsson and Sandberg, ISCA '93).
 //!
-//! The page's manager decides, as it sees each request. A page is taken for migratory after two readers in a row that wrote
-//! before anybody else asked. While it is, nobody sees whether readers still write; so after eight reads one is answered as
-//! any read, to see. A page that nodes only read is soon shared again, and one whose use changes back and forth is shared.
+//! The page's manager decides when it orders a request. A page becomes migratory after two successive readers
+//! wrote it before another node's request. The manager then no longer sees whether readers write. So it
+//! answers one read as a plain read after eight that it answered for writing. A page that nodes only read
+//! becomes shared again soon, and so does one whose use alternates.
 
-use crate::state::Maybe;
+use crate::state::OptionalNode;
 use crate::{NodeId, Want};
 
-/// Readers in a row that wrote, until the page is taken for migratory.
+/// Successive readers that wrote, until the page is migratory.
 const CONFIRMATIONS: u8 = 2;
 
-/// Reads that are answered for writing before the next one shows whether it still is.
+/// Reads answered for writing before one is answered as a plain read.
 const READS_UNSEEN: u8 = 8;
 
-/// What the requests for one page have shown.
+/// State of the detection for one page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Migratory {
-    /// Who asked last, if for reading and answered so.
-    reader: Maybe,
-    /// Readers in a row that wrote: low four bits. Reads left to answer for writing: high four.
+    /// Last requester, if its read was answered as a plain read.
+    reader: OptionalNode,
+    /// Low four bits: successive readers that wrote. High four: reads left to answer for writing.
     counts: u8,
 }
 
 impl Migratory {
     pub(crate) const NEW: Self = Self {
-        reader: Maybe::NOBODY,
+        reader: OptionalNode::NONE,
         counts: 0,
     };
 
@@ -33,13 +35,13 @@ impl Migratory {
         self.counts = confirmed | left << 4;
     }
 
-    /// Whether the next read is answered for writing.
+    /// Returns whether the next read is answered for writing.
     pub(crate) fn is_confirmed(self) -> bool {
         self.reader.get().is_none() && self.counts >> 4 > 0
     }
 
-    /// A request comes: what it is to be answered as.
-    pub(crate) fn asked(&mut self, by: NodeId, want: Want) -> Want {
+    /// Records a request and returns what it is answered as.
+    pub(crate) fn record(&mut self, by: NodeId, want: Want) -> Want {
         let (confirmed, left) = (self.counts & 0xf, self.counts >> 4);
         match (want, self.reader.get()) {
             (Want::Read, None) if left > 0 => {
@@ -50,7 +52,7 @@ impl Migratory {
                 if before.is_some() {
                     self.set(0, 0);
                 }
-                self.reader = Maybe::some(by);
+                self.reader = OptionalNode::some(by);
             }
             (Want::Write, Some(reader)) => {
                 let confirmed = if reader == by {
@@ -66,11 +68,11 @@ impl Migratory {
                         0
                     },
                 );
-                self.reader = Maybe::NOBODY;
+                self.reader = OptionalNode::NONE;
             }
-            // It moves by writes, which says nothing of reads.
+            // A write without a read shows nothing about reads.
             (Want::Write, None) => {}
-            // What it is used for next, nobody knows.
+            // The next use of a discarded page is unknown.
             (Want::Discard, _) => *self = Self::NEW,
         }
         want
@@ -84,17 +86,17 @@ mod tests {
 
     fn answers(requests: &[(u16, Want)]) -> Vec<Want> {
         let mut migratory = Migratory::NEW;
-        let answer = |(node, want): &(u16, Want)| migratory.asked(NodeId(*node), *want);
+        let answer = |(node, want): &(u16, Want)| migratory.record(NodeId(*node), *want);
         requests.iter().map(answer).collect()
     }
 
-    /// Node `n` reads and writes, for each of them.
+    /// Requests of nodes that each read and then write.
     fn migrations(nodes: impl Iterator<Item = u16>) -> Vec<(u16, Want)> {
         nodes.flat_map(|node| [(node, Read), (node, Write)]).collect()
     }
 
     #[test]
-    fn after_two_that_read_and_wrote_reads_are_answered_for_writing_and_every_ninth_as_a_read() {
+    fn page_is_migratory_after_two_read_writes_and_every_ninth_read_is_plain() {
         let mut requests = migrations([0, 1].into_iter());
         requests.extend([(0, Read), (1, Read)].repeat(4));
         requests.extend(migrations([2].into_iter()));
@@ -106,10 +108,10 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_only_read_then_is_shared_until_two_have_written_again() {
+    fn page_that_is_only_read_stops_being_migratory_until_two_writes() {
         let mut requests = migrations([0, 1].into_iter());
         requests.extend([(0, Read), (1, Read)].repeat(4));
-        // Seen: it is read, and nobody writes.
+        // The plain read shows that nodes only read.
         requests.extend([(0, Read), (1, Read), (2, Read)]);
         requests.extend(migrations([0].into_iter()));
         requests.extend([(1, Read), (2, Read)]);
@@ -118,14 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn of_a_page_that_was_discarded_nothing_is_known() {
+    fn discard_resets_the_migratory_state() {
         let mut requests = migrations([0, 1].into_iter());
         requests.extend([(0, Read), (2, Discard), (0, Read), (1, Read)]);
         assert_eq!(answers(&requests)[4..], [Write, Discard, Read, Read]);
     }
 
     #[test]
-    fn a_page_written_by_one_and_read_by_others_is_never_given_for_writing() {
+    fn producer_consumer_page_never_becomes_migratory() {
         let mut requests = migrations([1].into_iter());
         for _ in 0..10 {
             requests.extend([(0, Write), (1, Read), (2, Read)]);

@@ -1,11 +1,11 @@
-//! Nodes and sets of them.
+//! Node numbers and sets of nodes.
 
 use std::fmt;
 
-/// So many nodes at most: a set of them is one word.
+/// Largest number of nodes. A set of them is one word of 64 bits.
 pub const MAX_NODES: u16 = 64;
 
-/// A node of the memory, counted from 0, less than [`MAX_NODES`].
+/// Number of a node, from 0 to [`MAX_NODES`] - 1.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct NodeId(pub u16);
 
@@ -20,10 +20,10 @@ impl fmt::Display for NodeId {
 pub struct Nodes(pub u64);
 
 impl Nodes {
-    /// Nobody.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// The nodes from 0 to `count` - 1.
+    /// Returns the nodes from 0 to `count` - 1.
     pub fn first(count: u16) -> Self {
         match count {
             MAX_NODES.. => Self(u64::MAX),
@@ -35,39 +35,39 @@ impl Nodes {
         1_u64.checked_shl(u32::from(node.0)).unwrap_or(0)
     }
 
-    /// Whether it has this node.
+    /// Returns whether the set contains the node.
     pub fn has(self, node: NodeId) -> bool {
         self.0 & Self::bit(node) != 0
     }
 
-    /// With this node.
+    /// Returns the set with the node.
     #[must_use]
     pub fn with(self, node: NodeId) -> Self {
         Self(self.0 | Self::bit(node))
     }
 
-    /// Without this node.
+    /// Returns the set without the node.
     #[must_use]
     pub fn without(self, node: NodeId) -> Self {
         Self(self.0 & !Self::bit(node))
     }
 
-    /// Whether all of these are in `others` too.
+    /// Returns whether the set is a subset of `others`.
     pub fn is_within(self, others: Self) -> bool {
         self.0 & !others.0 == 0
     }
 
-    /// Nobody is in it.
+    /// Returns whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// How many there are.
+    /// Returns the number of nodes in the set.
     pub fn count(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// In the order of their numbers.
+    /// Iterates over the nodes in ascending order.
     pub fn iter(self) -> impl Iterator<Item = NodeId> {
         let mut left = self.0;
         std::iter::from_fn(move || {

@@ -1,8 +1,8 @@
-//! Pages, and what may be done with them.
+//! Page numbers, and rights to pages.
 
 use std::fmt;
 
-/// A page of 4 KiB by its number in the region.
+/// Number of a page of 4 KiB in the region.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Page(pub u32);
 
@@ -12,34 +12,35 @@ impl fmt::Display for Page {
     }
 }
 
-/// What a processor wanted.
+/// Kind of access that faulted.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Access {
-    /// To read.
+    /// A read.
     Read,
-    /// To write, or to read and write at once.
+    /// A write, or an atomic read and write.
     Write,
 }
 
-/// What this node's processors may do with a page. The later ones include the earlier.
+/// Right of a node's processors to a page. A later one includes the earlier ones.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Right {
-    /// Nothing: each access is a fault.
+    /// Every access faults.
     None,
-    /// Read. A write is a fault.
+    /// A write faults.
     Read,
-    /// Read and write.
+    /// No access faults.
     Write,
 }
 
-/// What a node wants of a page.
+/// Request of a node for a page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Want {
     /// A copy.
     Read,
-    /// All of it for itself.
+    /// The only copy.
     Write,
-    /// As much, but not the bytes: they are to be forgotten everywhere, so that the page is fresh again. Of its manager alone.
+    /// The ownership without bytes: the page is to be zero again on all nodes. Only its manager requests
+    /// this.
     Discard,
 }
 
@@ -53,14 +54,14 @@ impl From<Access> for Want {
 }
 
 impl Right {
-    /// Whether such an access needs no more.
+    /// Returns whether the right permits the access.
     pub fn allows(self, access: Access) -> bool {
         self >= access.right()
     }
 }
 
 impl Access {
-    /// The least right that allows it.
+    /// Returns the least right that permits the access.
     pub fn right(self) -> Right {
         match self {
             Self::Read => Right::Read,
@@ -69,13 +70,14 @@ impl Access {
     }
 }
 
-/// Where the bytes of a granted page are.
+/// Source of the bytes of a granted page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Data {
-    /// Here already: processors could read the page, or it was stored ([`crate::Effect::Store`]).
+    /// The bytes are in place: processors could read the page, or [`crate::Effect::Store`] stored it.
     Local,
-    /// They came with the message that is being received.
+    /// The bytes came with the message that is being received.
     Received,
-    /// Nobody has written it, or not since it was discarded: all zeroes. Whatever this node has in its place does not count.
+    /// The page is zero: no node has written it since the start or since it was discarded. The bytes in its
+    /// place are invalid.
     Zero,
 }

@@ -1,24 +1,24 @@
-//! What a node knows of one page, whoever manages it: 24 bytes.
+//! State of one page at one node: 24 bytes.
 
 use crate::{Access, NodeId, Nodes, Right, Want};
 
-/// A node or none, in a byte.
+/// A node or none, in one byte.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(crate) struct Maybe(u8);
+pub(crate) struct OptionalNode(u8);
 
-impl Maybe {
-    pub(crate) const NOBODY: Self = Self(u8::MAX);
+impl OptionalNode {
+    pub(crate) const NONE: Self = Self(u8::MAX);
 
     pub(crate) fn some(node: NodeId) -> Self {
         Self(u8::try_from(node.0).expect("less than 64"))
     }
 
     pub(crate) fn get(self) -> Option<NodeId> {
-        (self != Self::NOBODY).then(|| NodeId(u16::from(self.0)))
+        (self != Self::NONE).then(|| NodeId(u16::from(self.0)))
     }
 }
 
-/// Who takes the ownership next, and for what; or nobody. In a byte.
+/// The next owner and what it wants, or none, in one byte.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct NextOwner(u8);
 
@@ -26,7 +26,7 @@ impl NextOwner {
     const WRITES: u8 = 1 << 6;
     const DISCARDS: u8 = 1 << 7;
 
-    pub(crate) const NOBODY: Self = Self(u8::MAX);
+    pub(crate) const NONE: Self = Self(u8::MAX);
 
     pub(crate) fn some(node: NodeId, want: Want) -> Self {
         let node = u8::try_from(node.0).expect("less than 64");
@@ -38,84 +38,89 @@ impl NextOwner {
     }
 
     pub(crate) fn get(self) -> Option<(NodeId, Want)> {
-        // `NOBODY` has both bits.
+        // `NONE` has both bits.
         let want = match self.0 & (Self::WRITES | Self::DISCARDS) {
             0 => Want::Read,
             Self::DISCARDS => Want::Discard,
             _ => Want::Write,
         };
         let node = NodeId(u16::from(self.0 & !(Self::WRITES | Self::DISCARDS)));
-        (self != Self::NOBODY).then_some((node, want))
+        (self != Self::NONE).then_some((node, want))
     }
 }
 
-/// What this node is to the page.
+/// Role of this node for the page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Stage {
-    /// Somebody else owns it. This node may have a copy.
+    /// Another node owns the page. This node may have a copy.
     NotOwner,
-    /// As before, and this node has asked for it and has no answer yet. It may be the next owner, and hold requests already.
+    /// As [`Stage::NotOwner`], with a pending request. This node may be the next owner and hold requests
+    /// already.
     Asked(Want),
-    /// This node owns it.
+    /// This node owns the page.
     Owner,
-    /// As before, and it waits until those in `copyset` have given up their copies, to write.
+    /// As [`Stage::Owner`]: it waits for the acknowledgements of the nodes in `copyset`, to write.
     Collecting,
-    /// As `Collecting`, to forget what is in it.
+    /// As [`Stage::Collecting`], to discard the page.
     Discarding,
-    /// As `NotOwner` without a copy, and this node has asked ahead for one and has no answer yet.
-    Ahead,
-    /// As before, and somebody here waits to read the page by now.
-    AheadRead,
-    /// As before, to write.
-    AheadWrite,
+    /// As [`Stage::NotOwner`] without a copy, with a pending prefetch.
+    Prefetching,
+    /// As [`Stage::Prefetching`]: a read fault has joined.
+    PrefetchingRead,
+    /// As [`Stage::Prefetching`]: a write fault has joined.
+    PrefetchingWrite,
 }
 
 impl Stage {
-    /// Whether this node has asked ahead and has no answer yet.
-    pub(crate) fn is_ahead(self) -> bool {
-        matches!(self, Self::Ahead | Self::AheadRead | Self::AheadWrite)
+    /// Returns whether a prefetch is pending.
+    pub(crate) fn is_prefetching(self) -> bool {
+        matches!(
+            self,
+            Self::Prefetching | Self::PrefetchingRead | Self::PrefetchingWrite
+        )
     }
 
-    /// Of a node that has asked ahead: what those wait for who want the page by now, if anybody does.
+    /// Returns the access of the faults that joined a pending prefetch, if any did.
     pub(crate) fn joined(self) -> Option<Access> {
         match self {
-            Self::AheadRead => Some(Access::Read),
-            Self::AheadWrite => Some(Access::Write),
+            Self::PrefetchingRead => Some(Access::Read),
+            Self::PrefetchingWrite => Some(Access::Write),
             _ => None,
         }
     }
 }
 
-/// A page as one node sees it.
+/// State of a page at one node.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct State {
-    /// If this node owns it: who else has a copy. While collecting: who has not given it up yet.
+    /// At the owner: other nodes with a copy. While it collects: nodes that have not acknowledged yet.
     pub(crate) copyset: Nodes,
-    /// Who waits for a copy of this node's.
+    /// Nodes that wait for a copy from this node.
     pub(crate) readers: Nodes,
-    /// What this node's processors have.
+    /// Right of this node's processors.
     pub(crate) right: Right,
-    /// What this node is to it.
+    /// Role of this node.
     pub(crate) stage: Stage,
-    /// Granted and not used yet: what would take it away waits.
+    /// Whether the page was granted and not used yet. Requests that would revoke the right are deferred.
     pub(crate) is_held: bool,
-    /// If this node owns it: nobody has written it, or not since it was discarded.
+    /// At the owner: whether the page is zero, as no node has written it since the start or since it was
+    /// discarded.
     pub(crate) is_fresh: bool,
-    /// Who waits for the ownership. Whoever asks later is sent there, so there is one at most.
+    /// Node that waits for the ownership. Later requests are forwarded there, so there is one at most.
     pub(crate) next_owner: NextOwner,
-    /// How many reads come before the next owner, counted as `reads`.
+    /// Value of `reads` at which the ownership may be transferred.
     pub(crate) reads_before_transfer: u8,
-    /// Reads that were forwarded to this node as the owner that it is, or will be; modulo 256. Fewer than 64 are under way.
+    /// Reads forwarded to this node as the owner or a future owner, modulo 256. Fewer than 64 are in flight.
     pub(crate) reads: u8,
-    /// Who waits for this node to give up its copy, which is held or has not come yet.
-    pub(crate) invalidator: Maybe,
+    /// Node that waits for this node to give up its copy, which is held or in flight.
+    pub(crate) invalidator: OptionalNode,
 }
 
-// A region of 1 GiB has 262,144 of them.
+// A region of 1 GiB has 262,144 states.
 const _: () = assert!(size_of::<State>() == 24);
 
 impl State {
-    /// As it is at the start.
+    /// Creates the initial state.
     pub(crate) fn new(is_manager: bool) -> Self {
         Self {
             copyset: Nodes::NONE,
@@ -124,14 +129,14 @@ impl State {
             stage: if is_manager { Stage::Owner } else { Stage::NotOwner },
             is_held: false,
             is_fresh: is_manager,
-            next_owner: NextOwner::NOBODY,
+            next_owner: NextOwner::NONE,
             reads_before_transfer: 0,
             reads: 0,
-            invalidator: Maybe::NOBODY,
+            invalidator: OptionalNode::NONE,
         }
     }
 
-    /// Whether this node owns it.
+    /// Returns whether this node owns the page.
     pub(crate) fn is_owner(&self) -> bool {
         matches!(self.stage, Stage::Owner | Stage::Collecting | Stage::Discarding)
     }

@@ -1,12 +1,12 @@
-//! Faults and messages allocate nothing: they are handled by threads that must not wait for memory which they may be serving.
+//! Faults and messages allocate nothing: their handlers must not wait for memory that they may be serving.
 
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
 
-use coherence::{Access, Discarded, EFFECTS_MAX, Effect, Engine, Layout, Message, NodeId, Page};
+use coherence::{Access, DiscardOutcome, EFFECTS_MAX, Effect, Engine, Layout, Message, NodeId, Page};
 
 thread_local! {
-    /// By this thread: those that run tests allocate when they like.
+    /// Allocations of this thread. Threads that run other tests allocate at any time.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -32,7 +32,7 @@ static COUNTED: Counted = Counted;
 const NODES: u16 = 4;
 const PAGES: u32 = 64;
 
-/// Messages under way, and the list of effects, in room that exists before.
+/// Messages in flight and the list of effects, in preallocated memory.
 struct Network {
     under_way: Vec<(NodeId, NodeId, Message)>,
     effects: Vec<Effect>,
@@ -40,7 +40,7 @@ struct Network {
 }
 
 impl Network {
-    /// Passes one event to a node's engine, and performs its effects.
+    /// Passes an event to a node's engine, and performs its effects.
     fn turn<T>(
         &mut self,
         node: NodeId,
@@ -59,7 +59,7 @@ impl Network {
 }
 
 #[test]
-fn nothing_is_allocated_once_engines_are_made() {
+fn engines_do_not_allocate_after_construction() {
     let engine = |me| {
         Engine::new(Layout {
             migratory: true,
@@ -89,7 +89,7 @@ fn nothing_is_allocated_once_engines_are_made() {
                 if (round + page.0).is_multiple_of(5) && engine.manager(page) == node {
                     let discarded =
                         network.turn(node, engine, |engine, effects| engine.discard(page, effects));
-                    discards += u64::from(discarded != Discarded::InUse);
+                    discards += u64::from(discarded != DiscardOutcome::InUse);
                 }
             }
             loop {

@@ -1,28 +1,27 @@
-//! What a message comes after, as it is written down where there is little room: a stamp (`coherence::merged`) of which each
-//! number has 32 bits.
+//! A vector time (`coherence::merged`) in little room: 32 bits for each node.
 
 use coherence::NodeId;
 use coherence::merged::VectorTime;
 use serde::{Deserialize, Serialize};
 
-/// So many nodes at most have merged page tables: each has its place in [`Batches`], and a change goes to all.
+/// Largest number of nodes with merged page tables: each has an entry in [`Batches`] and is sent every diff.
 pub const SHARERS_MAX: usize = 8;
 const _: () = assert!(SHARERS_MAX <= coherence::merged::MAX_SHARERS as usize);
-/// No message is further ahead of what has been applied, batches: what streams hold and what is kept until it may be applied are far
-/// fewer, and whoever can't get rid of more waits.
+/// Largest number of batches by which a message may be ahead of the applied ones. Streams and buffers hold
+/// far fewer, and a sender that can't send blocks.
 pub const AHEAD_MAX: u32 = 1 << 20;
 
-/// Of each node's batches of changes, how many a message comes after, modulo 2^32.
+/// Number of batches of each node that happened before a message, modulo 2^32.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Batches([u32; SHARERS_MAX]);
 
 impl Batches {
-    /// Of a node's; none of one that there can't be.
+    /// Returns the number of batches of a node; 0 for a number past the last node's.
     pub fn of(&self, node: usize) -> u32 {
         self.0.get(node).copied().unwrap_or(0)
     }
 
-    /// Of that node's alone.
+    /// Returns a vector time with batches of one node only.
     pub fn only(node: usize, count: u32) -> Self {
         let mut batches = Self::default();
         if let Some(place) = batches.0.get_mut(node) {
@@ -42,10 +41,10 @@ impl From<&VectorTime> for Batches {
     }
 }
 
-/// By how many batches `wanted` is ahead of `count`, where both may have gone through zero.
+/// Returns by how many batches `wanted` is ahead of `count`. Both may have wrapped.
 pub fn ahead(count: u32, wanted: u32) -> u32 {
     let ahead = wanted.wrapping_sub(count);
-    // What is further ahead than that is behind.
+    // A larger difference means that `wanted` is behind.
     if ahead <= u32::MAX / 2 { ahead } else { 0 }
 }
 
@@ -54,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_come_is_not_ahead_even_through_zero() {
+    fn applied_batches_are_not_ahead_across_a_wrap() {
         for (count, wanted, expected) in [
             (0, 0, 0),
             (5, 3, 0),
@@ -68,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_keeps_each_nodes_number() {
+    fn stamp_keeps_each_nodes_number() {
         let stamp = VectorTime::default()
             .with(NodeId(0), 3)
             .with(NodeId(7), (1 << 32) + 9);

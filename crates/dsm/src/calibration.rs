@@ -1,4 +1,5 @@
-//! Calibrates the CPU time after which a faulting thread has certainly made progress: twice the measured cost of a fault.
+//! Calibrates the CPU time after which a faulting thread has certainly made progress: twice the measured
+//! cost of a fault.
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
@@ -12,23 +13,23 @@ use crate::clock::ran_ns;
 use crate::region::{Method, Region, RegionError, RegionOptions};
 use crate::userfault::{FAULTS_MAX, Fault};
 
-/// Faults by which their cost to a thread is found.
+/// Faults that are measured.
 const SAMPLES: u32 = 32;
-/// Faults timed together, since reading a thread's time costs a part of a fault.
+/// Faults that are timed together, since reading a thread's time costs a part of a fault.
 const BATCH: u32 = 4;
-/// The least and the most time that a thread is to run before its page goes, nanoseconds.
+/// Bounds of the time that a thread runs before its page may be released, nanoseconds.
 const ENOUGH_NS: RangeInclusive<u64> = 2_000..=500_000;
-/// How long the thread that serves faults sleeps at most before it looks whether it is still needed, milliseconds.
-const LOOK_MS: u8 = 50;
+/// Interval at which the serving thread checks whether the worker has ended, milliseconds.
+const POLL_INTERVAL_MS: u8 = 50;
 
-/// That time, nanoseconds, by faults of this thread in a memory of its own.
+/// Measures the time, nanoseconds, by faults of this thread in a region of its own.
 ///
 /// # Errors
-/// If there is no such memory.
+/// [`RegionError`] if there is no such region.
 pub fn enough_ns(method: Option<Method>, options: RegionOptions<'_>) -> Result<u64, RegionError> {
     let region = Region::with(SAMPLES, 1, method, options)?;
     (0..region.pages()).for_each(|page| region.clear(page));
-    let costs_ns = answering(&region, true, || {
+    let costs_ns = with_fault_server(&region, true, || {
         let thread = nix::unistd::gettid().as_raw();
         let cost_ns = |first: u32| {
             let before = ran_ns(thread).unwrap_or(0);
@@ -47,8 +48,8 @@ pub fn touch(region: &Region, page: u32) {
     unsafe { region.view().add(page as usize * PAGE_BYTES).write_volatile(1) };
 }
 
-/// Does `work` on a thread of its own, whose faults are answered here at once. Between faults this polls, or sleeps.
-pub fn answering<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T + Send) -> T {
+/// Runs `work` on a new thread and serves its faults on this one. Between faults this thread polls or sleeps.
+pub fn with_fault_server<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T + Send) -> T {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
@@ -67,7 +68,7 @@ pub fn answering<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T
             }
             if count == 0 && !polls {
                 let mut wait = [PollFd::new(region.userfault(0).as_fd(), PollFlags::POLLIN)];
-                let _ = poll(&mut wait, LOOK_MS);
+                let _ = poll(&mut wait, POLL_INTERVAL_MS);
             } else if count == 0 {
                 std::thread::yield_now();
             }
@@ -78,8 +79,8 @@ pub fn answering<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T
     })
 }
 
-/// The median, on which a batch that something else interrupted has no influence. The machine below a virtual one can take its CPU
-/// for milliseconds, which count as the thread's own.
+/// Returns the median, which an interrupted batch does not change. The host of a virtual machine can take its
+/// CPU for milliseconds, which count as the thread's own time.
 fn median(mut costs_ns: Vec<u64>) -> u64 {
     costs_ns.sort_unstable();
     costs_ns.get(costs_ns.len() / 2).copied().unwrap_or(0)
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_of_faults_that_was_interrupted_does_not_prolong_holds() {
+    fn interrupted_batch_of_faults_does_not_change_the_calibration() {
         let quiet = [1_500, 1_400, 1_600, 1_500, 1_450, 1_550, 1_500, 1_500];
         assert_eq!(median(quiet.to_vec()), 1_500);
         let mut interrupted = quiet.to_vec();

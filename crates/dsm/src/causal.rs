@@ -1,5 +1,5 @@
-//! What threads other than the lane have to do with merged page tables: a message to another node by any way of their own goes
-//! after what this node's processors changed, and is acted on after what it comes after (`coherence::merged`, rules 1 and 2).
+//! Causal order of messages that other threads send: each follows the diffs of what this node's processors
+//! did before, and is handled after its predecessors (`coherence::merged`, rules 1 and 2).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,24 +10,24 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::batches::{AHEAD_MAX, Batches, SHARERS_MAX, ahead};
 
-/// Changes that a message comes after are here after this time, or will never be: each node sends them to all at once, and to nobody
-/// any more if one takes nothing for a third of it.
+/// Time after which the predecessors of a message will never arrive. Each node sends its diffs to all others
+/// at once, and sends nothing more if a node takes nothing for a third of this time.
 pub const AWAITED_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
 
 const TOO_FAR: u32 = AHEAD_MAX + 1;
 
-/// Between the lane and everybody else.
+/// State shared by the page server and the threads that send or receive messages.
 #[derive(Debug)]
 pub struct Causal {
     me: usize,
     nodes: usize,
-    /// The CR3 of each of the guest's processors that is here, as it was when it left the guest last; 0 of one that is not.
+    /// CR3 of each guest processor of this node at its last exit; 0 for a processor that is not here.
     roots: Vec<AtomicU64>,
-    /// Of the region's pages, those of the guest's own kernel.
-    standing: Range<u32>,
-    /// The last CR3 of any that named one of these.
-    stood: AtomicU64,
-    /// Wakes the lane.
+    /// Pages of the region with the guest's own kernel.
+    pinned: Range<u32>,
+    /// Last CR3 of any processor that named one of these pages.
+    last_pinned: AtomicU64,
+    /// Wakes the page server.
     event: EventFd,
     asked: AtomicU64,
     state: Mutex<State>,
@@ -36,28 +36,29 @@ pub struct Causal {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Requests that were answered.
+    /// Number of the last request that was answered.
     answered: u64,
-    /// What a message comes after that this node sends, as of the last answer.
+    /// Vector time of this node's messages as of the last answer.
     sent: Batches,
-    /// Batches of the others that were applied.
+    /// Batches of the other nodes that were applied.
     applied: Batches,
-    /// Who sent what can't be, and what that is.
+    /// Node that sent a message whose predecessors can't exist, and how that showed.
     refused: Option<(usize, &'static str)>,
     is_over: bool,
 }
 
 impl Causal {
-    /// Of node `me` of so many, for so many processors of a guest whose kernel is in these pages of the region.
+    /// Creates the state of node `me` of `nodes`, for a guest with `processors` processors whose kernel is in
+    /// the pages `pinned`.
     ///
     /// # Errors
     /// If the kernel has no descriptor left.
-    pub(crate) fn new(me: usize, nodes: usize, processors: usize, standing: Range<u32>) -> nix::Result<Self> {
+    pub(crate) fn new(me: usize, nodes: usize, processors: usize, pinned: Range<u32>) -> nix::Result<Self> {
         Ok(Self {
             me,
             nodes,
-            standing,
-            stood: AtomicU64::new(0),
+            pinned,
+            last_pinned: AtomicU64::new(0),
             roots: (0..processors).map(|_| AtomicU64::new(0)).collect(),
             event: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             asked: AtomicU64::new(0),
@@ -66,19 +67,20 @@ impl Causal {
         })
     }
 
-    /// A processor has this CR3, and is out of the guest; or it is not here (`None`).
+    /// Records the CR3 of a processor that has left the guest, or that the processor left this node (`None`).
     pub fn root(&self, processor: usize, cr3: Option<u64>) {
         if let Some(root) = self.roots.get(processor) {
             root.store(cr3.unwrap_or(0), Ordering::Relaxed);
         }
         let page = cr3.and_then(coherence::merged::root);
-        if page.is_some_and(|page| self.standing.contains(&page.0)) {
-            self.stood.store(cr3.unwrap_or(0), Ordering::Relaxed);
+        if page.is_some_and(|page| self.pinned.contains(&page.0)) {
+            self.last_pinned.store(cr3.unwrap_or(0), Ordering::Relaxed);
         }
     }
 
-    /// Call it before a message by which processors of another node may learn what those of this one did; who did it is out of the
-    /// guest. Returns what the message comes after, for [`Causal::after`] where it is received.
+    /// Waits until the diffs are sent of what this node's processors did. The caller does so before a message
+    /// by which processors of another node may learn of it; the processor that did it is out of the guest.
+    /// Returns the message's vector time, for [`Causal::after`] at the receiver.
     pub fn before(&self) -> Batches {
         let number = self.ask();
         let mut state = self.state();
@@ -88,7 +90,8 @@ impl Causal {
         state.sent
     }
 
-    /// Waits until what a message of node `from` comes after is here. If that can't be, the memory ends first.
+    /// Waits until the predecessors of a message of node `from` are applied. If they can't exist, the memory
+    /// ends instead.
     pub fn after(&self, from: usize, batches: &Batches) {
         let mut state = self.state();
         let mut limit = None;
@@ -109,14 +112,15 @@ impl Causal {
             }
             let until = *limit.get_or_insert_with(|| Instant::now() + AWAITED_MAX);
             state = match state.refused {
-                // The lane is about to end.
+                // The page server is about to end the memory.
                 Some(_) => self.wait(state),
                 None => self.wait_until(state, until),
             };
         }
     }
 
-    /// By how many batches of one node a message is ahead of what was applied. What it says of this node's own counts for nothing.
+    /// Returns by how many batches of one node a message is ahead of the applied ones. The entry of this node
+    /// is ignored.
     fn ahead(&self, applied: &Batches, batches: &Batches) -> u32 {
         let others = (0..SHARERS_MAX).filter(|node| *node != self.me);
         let ahead = others.map(|node| match (node < self.nodes, batches.of(node)) {
@@ -128,60 +132,61 @@ impl Causal {
         ahead.max().unwrap_or(0)
     }
 
-    /// Wakes the lane. The request's number.
+    /// Wakes the page server. Returns the request's number.
     fn ask(&self) -> u64 {
         let number = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
-        // It can't be full.
+        // The counter can't overflow.
         let _ = self.event.write(1);
         number
     }
 
-    /// Requests so far.
+    /// Returns the number of the last request.
     pub(crate) fn asked(&self) -> u64 {
         self.asked.load(Ordering::Acquire)
     }
 
-    /// What the lane waits on.
+    /// Returns the descriptor that wakes the page server.
     pub(crate) fn event(&self) -> &EventFd {
         &self.event
     }
 
-    /// The processors that are here, and their CR3.
+    /// Iterates over the processors and their CR3, `None` for one that is not here.
     pub(crate) fn roots(&self) -> impl Iterator<Item = (usize, Option<u64>)> + '_ {
         let root = |root: &AtomicU64| Some(root.load(Ordering::Relaxed)).filter(|cr3| *cr3 != 0);
         self.roots.iter().map(root).enumerate()
     }
 
-    /// The pages of the guest's own kernel.
-    pub(crate) fn standing(&self) -> Range<u32> {
-        self.standing.clone()
+    /// Returns the pages of the guest's own kernel.
+    pub(crate) fn pinned(&self) -> Range<u32> {
+        self.pinned.clone()
     }
 
-    /// The last CR3 that named a page of the guest's kernel; 0 if none has.
-    pub(crate) fn stood(&self) -> u64 {
-        self.stood.load(Ordering::Relaxed)
+    /// Returns the last CR3 that named a page of the guest's kernel; 0 if none has.
+    pub(crate) fn last_pinned(&self) -> u64 {
+        self.last_pinned.load(Ordering::Relaxed)
     }
 
-    /// Requests up to this one come after so many batches.
+    /// Answers all requests up to `number` with the vector time of messages sent now.
     pub(crate) fn answer(&self, number: u64, sent: Batches) {
         let mut state = self.state();
         (state.answered, state.sent) = (number, sent);
         self.changed.notify_all();
     }
 
-    /// So many batches of the other nodes have been applied.
+    /// Records the batches of the other nodes that have been applied.
     pub(crate) fn applied(&self, batches: Batches) {
         self.state().applied = batches;
         self.changed.notify_all();
     }
 
-    /// Who sent a packet that comes after what can't be, and how that shows. The memory is to end for it.
+    /// Returns the node whose message has predecessors that can't exist, and how that showed. The memory must
+    /// end.
     pub(crate) fn refused(&self) -> Option<(usize, &'static str)> {
         self.state().refused
     }
 
-    /// Nobody is to wait any more.
-    pub(crate) fn over(&self) {
+    /// Ends all waits.
+    pub(crate) fn close(&self) {
         self.state().is_over = true;
         self.changed.notify_all();
     }

@@ -1,15 +1,15 @@
-//! Time that has passed, and time that a thread has run.
+//! Monotonic time, and CPU time of a thread.
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds since some moment.
+/// Returns the monotonic time, nanoseconds since an arbitrary moment.
 pub fn now_ns() -> u64 {
     nanoseconds(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock")
 }
 
-/// How long a thread of this process has run, nanoseconds; none once it is gone.
+/// Returns the CPU time of a thread of this process, nanoseconds; `None` if the thread is gone.
 pub fn ran_ns(thread: libc::pid_t) -> Option<u64> {
-    // As the kernel numbers the clocks of threads: `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`.
+    // The kernel's encoding of a thread's clock: `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`.
     const OF_A_THREAD: i32 = 4 | 2;
     nanoseconds(ClockId::from_raw(!thread << 3 | OF_A_THREAD))
 }
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_threads_time_stands_still_while_it_waits() {
+    fn cpu_time_of_a_blocked_thread_does_not_advance() {
         let (number, number_came) = mpsc::channel();
         let (go_on, may_go_on) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {

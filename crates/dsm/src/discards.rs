@@ -1,7 +1,8 @@
-//! Pages whose contents nobody needs any more, between who gives them back and the lanes.
+//! Pages whose contents are discarded, between the threads that give them back and the page servers.
 //!
-//! They go in *blocks*: up to 64 pages of one lane, a bit for each. Who gives pages back waits until the lanes are done with them,
-//! and has [`AT_ONCE`] blocks there at most; so nothing here grows, and a page is never forgotten after that.
+//! Pages travel in *blocks*: up to 64 pages of one stripe, a bit for each. A thread that gives pages back
+//! blocks until the page servers have finished with them, and has [`AT_ONCE`] blocks there at most. So
+//! nothing here grows, and no page is discarded after the call returns.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,29 +13,29 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::region::Region;
 
-/// Pages of a block, at most: bits of its mask.
+/// Largest number of pages of a block: the bits of its mask.
 pub const BLOCK_PAGES: u32 = u64::BITS;
-/// Blocks that the lanes have at once from one who gives pages back: 64 MiB.
+/// Blocks of one caller that the page servers have at once: 64 MiB.
 const AT_ONCE: usize = 256;
 
-/// Some of up to 64 pages in a row of one lane's.
+/// A subset of up to 64 successive pages of one stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The first page that could be in it.
+    /// First page that the block could contain.
     pub first: u32,
-    /// Bit `n`: page `first + n` is.
+    /// Bit `n` stands for page `first + n`.
     pub mask: u64,
 }
 
 impl Block {
-    /// Its pages.
+    /// Iterates over the pages of the block.
     pub fn pages(self) -> impl Iterator<Item = u32> {
         (0..BLOCK_PAGES)
             .filter(move |bit| self.mask >> bit & 1 == 1)
             .map(move |bit| self.first + bit)
     }
 
-    /// The bit of a page; none if it can't be in it.
+    /// Returns the bit of a page; 0 if the block can't contain it.
     pub fn bit(self, page: u32) -> u64 {
         let bit = page
             .checked_sub(self.first)
@@ -42,7 +43,7 @@ impl Block {
         bit.unwrap_or(0)
     }
 
-    /// Its pages that `which` takes, in runs.
+    /// Iterates over the runs of pages for which `which` returns true.
     pub fn runs(self, which: impl Fn(u32) -> bool) -> impl Iterator<Item = Range<u32>> {
         let mut pages = self.pages().filter(move |page| which(*page)).peekable();
         std::iter::from_fn(move || {
@@ -56,13 +57,13 @@ impl Block {
     }
 }
 
-/// The part of one lane.
+/// Queue of blocks to one page server.
 #[derive(Debug)]
 pub struct Mailbox {
-    /// Wakes the lane.
+    /// Wakes the page server.
     event: EventFd,
-    /// There may be blocks that the lane has not taken.
-    has_mail: AtomicBool,
+    /// Whether the queue may hold blocks.
+    has_blocks: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -70,59 +71,59 @@ pub struct Mailbox {
 #[derive(Debug, Default)]
 struct State {
     blocks: VecDeque<Block>,
-    /// Blocks that the lane is not done with, those in `blocks` too.
+    /// Blocks that the page server has not finished, those in `blocks` included.
     pending: usize,
-    /// Pages of those that it is done with that are fresh now.
+    /// Pages that became zero in the finished blocks.
     freed: u64,
     is_over: bool,
 }
 
 impl Mailbox {
-    /// An empty one.
+    /// Creates an empty queue.
     ///
     /// # Errors
     /// If the kernel has no descriptor left.
     pub fn new() -> nix::Result<Self> {
         Ok(Self {
             event: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
-            has_mail: AtomicBool::new(false),
+            has_blocks: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
         })
     }
 
-    /// What the lane waits on.
+    /// Returns the descriptor that wakes the page server.
     pub fn event(&self) -> &EventFd {
         &self.event
     }
 
-    /// The next block, for the lane.
+    /// Takes the next block.
     pub fn take(&self) -> Option<Block> {
-        if !self.has_mail.load(Ordering::Acquire) {
+        if !self.has_blocks.load(Ordering::Acquire) {
             return None;
         }
         let mut state = self.state();
         let block = state.blocks.pop_front();
         if block.is_none() {
-            // Set again under the same lock.
-            self.has_mail.store(false, Ordering::Release);
+            // The flag is set under the same lock.
+            self.has_blocks.store(false, Ordering::Release);
         }
         block
     }
 
-    /// The lane was woken: it looks for itself, if it has room for more.
-    pub fn heard(&self) {
+    /// Resets the descriptor. The page server takes blocks when it has room for more.
+    pub fn clear_event(&self) {
         let _ = self.event.read();
     }
 
-    /// The rest of a block that was taken, which is one more by this.
+    /// Puts the rest of a block back, which counts as one block more.
     pub fn put_back(&self, block: Block) {
         let mut state = self.state();
         state.pending += 1;
         state.blocks.push_front(block);
     }
 
-    /// The lane is done with a block, and so many of its pages are fresh.
+    /// Reports a finished block and how many of its pages are zero.
     pub fn ended(&self, freed: u32) {
         let mut state = self.state();
         state.pending = state.pending.saturating_sub(1);
@@ -132,8 +133,8 @@ impl Mailbox {
         }
     }
 
-    /// Nobody is to wait any more.
-    pub fn over(&self) {
+    /// Ends all waits.
+    pub fn close(&self) {
         self.state().is_over = true;
         self.changed.notify_all();
     }
@@ -142,12 +143,12 @@ impl Mailbox {
         let mut state = self.state();
         state.pending += 1;
         state.blocks.push_back(block);
-        self.has_mail.store(true, Ordering::Release);
-        // It can't be full.
+        self.has_blocks.store(true, Ordering::Release);
+        // The counter can't overflow.
         let _ = self.event.write(1);
     }
 
-    /// Waits until the lane is done with all; how many pages are fresh.
+    /// Waits until the page server has finished all blocks. Returns how many pages became zero.
     fn wait(&self) -> u64 {
         let mut state = self.state();
         while state.pending > 0 && !state.is_over {
@@ -161,37 +162,38 @@ impl Mailbox {
     }
 }
 
-/// Gives pages back.
+/// Gives pages of the memory back.
 #[derive(Debug)]
 pub struct Discards {
     region: Arc<Region>,
-    lanes: Vec<Arc<Mailbox>>,
-    /// One at a time.
-    turn: Mutex<()>,
+    mailboxes: Vec<Arc<Mailbox>>,
+    /// Serializes callers.
+    exclusive: Mutex<()>,
 }
 
 impl Discards {
     pub(crate) fn new(region: Arc<Region>) -> Self {
         Self {
             region,
-            lanes: Vec::new(),
-            turn: Mutex::new(()),
+            mailboxes: Vec::new(),
+            exclusive: Mutex::new(()),
         }
     }
 
-    /// The lanes in their order.
-    pub(crate) fn add_lane(&mut self, lane: Arc<Mailbox>) {
-        self.lanes.push(lane);
+    /// Adds the queue of the next page server.
+    pub(crate) fn add_mailbox(&mut self, mailbox: Arc<Mailbox>) {
+        self.mailboxes.push(mailbox);
     }
 
-    /// Forgets what is in these pages, on all nodes: who uses them later finds zeroes, and their memory goes back to the hosts, on other
-    /// nodes shortly after this returns. How many pages that is: one that somebody just uses where it is managed, or that is a merged
-    /// page table, stays as it is. If the memory ends, this returns too.
+    /// Discards the contents of pages on all nodes: later accesses read zeroes, and the memory returns to the
+    /// hosts, on other nodes shortly after this returns. Returns the number of pages discarded. A page that
+    /// is in use at its manager, or is a merged page table, is not discarded. Returns early if the memory
+    /// ends.
     ///
-    /// What is written to them meanwhile may be lost, and what is read may be old or zero; what is written after it returned is as
-    /// safe as anything. Pages past the region's end are left out.
+    /// A write during the call may be lost, and a read may return old contents or zeroes. A write after the
+    /// call is kept. Pages past the region's end are ignored.
     pub fn give_back(&self, pages: impl IntoIterator<Item = Range<u32>>) -> u64 {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _exclusive = self.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
         let mut freed = 0;
         let mut posted = 0;
         let mut last: Option<Block> = None;
@@ -219,15 +221,15 @@ impl Discards {
     }
 
     fn post(&self, block: Block) {
-        self.lanes[usize::from(self.region.lane_of(block.first))].post(block);
+        self.mailboxes[usize::from(self.region.stripe_of(block.first))].post(block);
     }
 
     fn wait(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.wait()).sum()
+        self.mailboxes.iter().map(|mailbox| mailbox.wait()).sum()
     }
 }
 
-/// The blocks of a region that pages are in.
+/// Iterates over the blocks of a region that cover a range of pages.
 fn blocks(region: &Region, pages: Range<u32>) -> impl Iterator<Item = Block> {
     let mut next = pages.start;
     let end = pages.end.min(region.pages());
@@ -253,7 +255,7 @@ mod tests {
     use crate::region::RegionOptions;
 
     #[test]
-    fn a_block_tells_its_pages_and_runs() {
+    fn block_yields_its_pages_and_runs() {
         let block = Block {
             first: 100,
             mask: 0b1011_0111 | 1 << 63,
@@ -271,15 +273,15 @@ mod tests {
     }
 
     #[test]
-    fn all_pages_and_no_others_are_in_blocks_of_one_lane_each() {
+    fn blocks_cover_exactly_the_range_and_one_stripe_each() {
         for (pages, lanes) in [(4096, 1), (4096, 3), (100, 1), (8, 2), (1, 1)] {
             let region = Region::with(pages, lanes, None, RegionOptions::default()).unwrap();
             for range in [0..pages, 1..pages, 5..6, 63..65, 64..pages / 2, 7..7, 0..u32::MAX] {
                 let mut found = Vec::new();
                 for block in blocks(&region, range.clone()) {
                     assert_eq!(region.block_of(block.first, BLOCK_PAGES).start, block.first);
-                    let lane = region.lane_of(block.first);
-                    assert!(block.pages().all(|page| region.lane_of(page) == lane));
+                    let lane = region.stripe_of(block.first);
+                    assert!(block.pages().all(|page| region.stripe_of(page) == lane));
                     found.extend(block.pages());
                 }
                 let wanted: Vec<u32> = (range.start..range.end.min(region.pages())).collect();

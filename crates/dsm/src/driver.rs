@@ -1,8 +1,8 @@
-//! What a lane does for its engine: it performs effects, each by one of its parts.
+//! The driver of a page server's engine: it performs the engine's effects.
 //!
 //! - [`effects`]: the effects of an event, in order;
-//! - [`peers`]: the links to the other nodes, and messages on their way out;
-//! - [`waiters`]: the threads that wait; [`residencies`]: the pages that have come and stay for a while;
+//! - [`peers`]: the links to the other nodes, and outgoing messages;
+//! - [`waiters`]: the threads that wait; [`residencies`]: the pages that stay for a minimum time;
 //! - [`landing`]: where bytes of pages are received.
 
 mod effects;
@@ -24,22 +24,22 @@ pub use self::peers::Peers;
 use self::residencies::Residencies;
 use self::waiters::Waiters;
 use crate::PAGE_BYTES;
-use crate::ahead::WritePrefetcher;
 use crate::clock::{now_ns, ran_ns};
 use crate::discards::Mailbox;
-use crate::ending::End;
 use crate::heat::Heat;
 use crate::latency::Latency;
 use crate::merging::{DeferredWork, Merging};
 use crate::meter::Meter;
 use crate::min_residency::{MinResidency, Thread};
+use crate::prefetch::WritePrefetcher;
 use crate::region::Region;
+use crate::shutdown::End;
 use crate::userfault::Fault;
 
-/// Pages in a list without that having to grow.
+/// Initial capacity of lists of pages.
 const LIST: usize = 256;
 
-/// All of a lane but its engine.
+/// State of a page server except its engine.
 #[derive(Debug)]
 pub struct EngineDriver {
     pub me: u16,
@@ -48,33 +48,34 @@ pub struct EngineDriver {
     latency: Arc<Latency>,
     pub peers: Peers,
     pub meter: Meter,
-    /// Whether to ask for pages before anybody wants them.
-    pub reads_ahead: Arc<AtomicBool>,
-    /// What went wrong in an effect, which has no result.
+    /// Whether pages are prefetched.
+    pub prefetches: Arc<AtomicBool>,
+    /// First error of an effect, as effects have no result.
     pub failed: Option<End>,
-    /// A thread of this node was woken, which may need this CPU.
+    /// A thread of this node was woken and may need this CPU.
     pub woke: bool,
-    /// A page came ahead: its reader runs, or is about to, and may need this CPU as well.
-    pub brought: bool,
-    /// The last page that was granted had never been used.
+    /// A prefetched page was mapped: its reader runs, or is about to, and may need this CPU as well.
+    pub mapped_prefetched: bool,
+    /// The page granted last was zero.
     pub was_fresh: bool,
-    /// What is taken before a thread writes it, and of that what has come and is for nobody to use first: the engine is to know.
-    pub fills: WritePrefetcher,
+    /// Write prefetches, and in `unheld` the arrived pages that no thread waits for: the engine must end
+    /// their hold.
+    pub write_prefetcher: WritePrefetcher,
     pub unheld: Vec<u32>,
     pub residencies: Residencies,
     pub waiters: Waiters,
     pub landing: Landing,
-    /// The guest's page tables, where they are merged.
+    /// The guest's merged page tables, if they are merged.
     pub merging: Option<Box<Merging>>,
-    /// What has to be done about them.
+    /// Work on merged pages that waits until the merger or the engine returns.
     pub deferred: VecDeque<DeferredWork>,
-    /// The bytes of a page that is offered.
+    /// Bytes of the page that is being offered.
     pub offered: Box<[u8; PAGE_BYTES]>,
-    /// What this node's threads give back.
-    pub mail: Arc<Mailbox>,
-    /// Pages that were forgotten since it was last looked at.
+    /// Blocks that this node's threads give back.
+    pub mailbox: Arc<Mailbox>,
+    /// Pages discarded since the list was last read.
     pub forgotten: Vec<u32>,
-    /// Of pages that are just being forgotten, those whose memory was freed before.
+    /// Pages being discarded whose memory was freed before.
     pub freed: Range<u32>,
 }
 
@@ -85,7 +86,7 @@ impl EngineDriver {
         heat: Arc<Heat>,
         latency: Arc<Latency>,
         peers: Peers,
-        mail: Arc<Mailbox>,
+        mailbox: Arc<Mailbox>,
     ) -> Self {
         Self {
             me,
@@ -94,12 +95,12 @@ impl EngineDriver {
             latency,
             peers,
             meter: Meter::default(),
-            reads_ahead: Arc::default(),
+            prefetches: Arc::default(),
             failed: None,
             woke: false,
-            brought: false,
+            mapped_prefetched: false,
             was_fresh: false,
-            fills: WritePrefetcher::default(),
+            write_prefetcher: WritePrefetcher::default(),
             unheld: Vec::with_capacity(LIST),
             residencies: Residencies::default(),
             waiters: Waiters::default(),
@@ -107,25 +108,25 @@ impl EngineDriver {
             merging: None,
             deferred: VecDeque::new(),
             offered: Box::new([0; PAGE_BYTES]),
-            mail,
+            mailbox,
             forgotten: Vec::with_capacity(LIST),
             freed: 0..0,
         }
     }
 
-    /// A thread waits from now on.
-    pub fn waits(&mut self, page: u32, access: Access, fault: &Fault) {
+    /// Adds a thread that waits for a page.
+    pub fn add_waiter(&mut self, page: u32, access: Access, fault: &Fault) {
         self.waiters.add(page, access, self.region.mapped(page), fault);
     }
 
-    /// The thread that waits since last may do what it wanted already: another one's answer was enough.
+    /// Wakes the last thread added: the right is there already.
     pub fn retry_fault(&mut self, page: u32) {
         self.waiters.remove_last();
-        let result = self.region.again(page);
+        let result = self.region.retry_fault(page);
         self.kernel(page, "map", result);
     }
 
-    /// Another node wants a page: where in the list of residencies it is, if it has come.
+    /// Records that another node wants a page. Returns the index of its residency, if the page has one.
     pub fn want(&mut self, page: u32) -> Option<usize> {
         self.waiters.want(page);
         let index = self.residencies.index_of(page)?;
@@ -133,7 +134,7 @@ impl EngineDriver {
         Some(index)
     }
 
-    /// What the thread does for which a page came.
+    /// Returns what the thread does for which a page arrived.
     pub fn thread_of(&self, residency: &MinResidency) -> Thread {
         let Some(thread) = residency.thread else {
             return Thread::Unknown;
@@ -143,57 +144,57 @@ impl EngineDriver {
         ran_ns(thread).map_or(Thread::Unknown, state)
     }
 
-    /// Where bytes are received before it is known whose they are.
+    /// Returns where bytes are received before their page is known.
     pub fn guess(&mut self) -> *mut u8 {
         self.landing.guess(&self.region)
     }
 
-    /// A page's bytes have begun to come, of which the first may have come to a guess. What comes next may be another node's, so it is
-    /// not received to this page: some of its bytes may be there, and the rest is under way.
-    pub fn lands(&mut self, page: u32, guess: *mut u8) {
+    /// Handles the first bytes of a page, which may have arrived at the guessed place. Later bytes may belong
+    /// to another page, so this page is no longer a guess.
+    pub fn record_landing(&mut self, page: u32, guess: *mut u8) {
         self.meter.landed += u64::from(self.region.bytes(page).cast() == guess);
         self.landing.cancel(page);
     }
 
-    /// The protocol asks for what can't be.
+    /// Records a protocol error as the reason of the end.
     pub fn refused(&mut self, why: &str) {
-        self.failed.get_or_insert(End::Nonsense(why.to_owned()));
+        self.failed.get_or_insert(End::ProtocolError(why.to_owned()));
     }
 
-    /// Whether a page is the engine's business alone: one that is merged, or about to be, is of no use to ask for.
+    /// Returns whether a page is the engine's alone. A merged page, or one about to be, is not prefetched.
     pub fn is_plain(&self, page: u32) -> bool {
         let merging = self.merging.as_ref();
         merging.is_none_or(|merging| !merging.merger.has_twin(Page(page)) && !merging.taken.contains(&page))
     }
 
-    /// Whether a page is not the engine's to give, for it is merged or about to be.
+    /// Returns whether the engine must not grant a page, as it is merged or about to be.
     pub fn is_taken(&self, page: u32) -> bool {
         let merging = self.merging.as_ref();
         merging.is_some_and(|merging| merging.taken.contains(&page))
     }
 
-    /// Opens a page that is not the engine's to all processors here, and lets those go on that wait for it.
+    /// Opens a merged page to all processors of this node, and wakes the threads that wait for it.
     pub fn open_to_all(&mut self, page: u32) {
         let result = self.region.open(page, Right::Write);
         self.kernel(page, "map", result);
         self.woke |= self.waiters.remove(page, |_| {});
     }
 
-    /// Opens pages that nobody has used.
-    pub fn open_fresh(&mut self, pages: Range<u32>) {
+    /// Maps pages that no node has used.
+    pub fn map_zero(&mut self, pages: Range<u32>) {
         if !pages.is_empty() {
-            let result = self.region.open_fresh(pages.clone());
+            let result = self.region.map_zero(pages.clone());
             self.kernel(pages.start, "map", result);
         }
     }
 
-    /// Gives the memory of pages back, of which this node has nothing that counts.
+    /// Frees the memory of pages of which this node has no valid bytes.
     pub fn free(&mut self, pages: Range<u32>) {
         let result = self.region.free(pages.clone());
         self.kernel(pages.start, "free", result);
     }
 
-    /// Closes a page to all processors here.
+    /// Revokes all rights of this node's processors to a page.
     pub fn revoke(&mut self, page: u32) {
         self.residencies.end_page(page);
         let result = self.region.restrict(page, Right::None);
@@ -212,13 +213,13 @@ impl EngineDriver {
         self.note(result);
     }
 
-    /// Sends pieces of what is said about merged pages ([`Peers::post_pieces`]).
-    pub fn post_pieces(&mut self, to: usize, frames: &[u8]) {
-        let result = self.peers.post_pieces(to, frames);
+    /// Sends fragments of a merge payload ([`Peers::post_fragments`]).
+    pub fn post_fragments(&mut self, to: usize, frames: &[u8]) {
+        let result = self.peers.post_fragments(to, frames);
         self.note(result);
     }
 
-    /// Sends the requests that were gathered ([`Peers::send_gathered`]).
+    /// Sends the gathered requests ([`Peers::send_gathered`]).
     pub fn send_gathered(&mut self) {
         let result = self.peers.send_gathered();
         self.note(result);
@@ -237,7 +238,7 @@ impl EngineDriver {
         }
     }
 
-    /// Those who waited for a page go on, and it stays for the first of them.
+    /// Wakes the threads that wait for a page. The page stays for the first of them.
     fn wake(&mut self, page: u32) {
         let now = now_ns();
         let (mut first, mut wanted) = (None, false);
@@ -248,14 +249,14 @@ impl EngineDriver {
             stalls.count += 1;
             stalls.ns += took_ns;
             if !was_fresh {
-                latency.took(took_ns);
+                latency.record(took_ns);
             }
             first.get_or_insert(*waiter);
             wanted |= waiter.wanted;
         });
         self.woke |= first.is_some();
         let thread = first.map(|waiter| waiter.thread);
-        // One that was answered at once has had no time to be asked.
+        // A fault that was served at once left no time to read the thread's CPU time.
         let ran = first.map_or(0, |waiter| match waiter.ran_ns {
             0 => ran_ns(waiter.thread).unwrap_or(0),
             ran => ran,

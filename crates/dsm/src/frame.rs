@@ -1,39 +1,39 @@
-//! Frames: what goes between two nodes, 16 bytes each, and the one list of their kinds.
+//! Frames between two nodes, 16 bytes each, and the one list of their kinds.
 //!
-//! Most frames are messages of the engines, whose kinds [`coherence::Kind`] lists. The others are the driver's own, with kinds
-//! from 0x80 on. [`classify`] says what a frame is; a byte that is no kind is refused there, and a kind without an arm does not
-//! compile. The layout of each of the driver's own frames is in the module that writes and reads it.
+//! Most frames are messages of the engines, whose kinds [`coherence::Kind`] lists. The others are the
+//! driver's own, with kinds from 0x80 on. [`classify`] refuses a byte that is no kind, and a kind without an
+//! arm does not compile. The module that writes and reads a frame has its layout.
 //!
 //! ```text
-//! END         page: the number of the lost node         `end`
-//! DISCARD     a block is to be forgotten                `lane::discarding`
-//! DISCARDED   a block has been                          `lane::discarding`
-//! STAMP       what later messages come after            `merging::stamps`
-//! PIECE       a piece of what is said of merged pages   `merging::pieces`
+//! END         page: the number of the lost node         `page_server::messages`
+//! DISCARD     discard a block of pages                  `page_server::discarding`
+//! DISCARDED   a block of pages is discarded             `page_server::discarding`
+//! STAMP       predecessors of later messages            `merging::stamp_tracker`
+//! FRAGMENT    a part of a merge payload                 `merging::fragments`
 //! ```
 
 use coherence::{Kind, Malformed, wire_kinds};
 
 pub use coherence::KIND_AT;
 
-/// A frame's bytes: those of a message.
+/// Length of a frame, bytes: that of a message.
 pub const FRAME_BYTES: usize = coherence::MESSAGE_BYTES;
 
-/// A frame as it travels.
+/// An encoded frame.
 pub type Frame = [u8; FRAME_BYTES];
 
 wire_kinds! {
     /// Kinds of the driver's own frames.
     pub enum DriverKind {
-        /// A block of pages is forgotten.
+        /// A block of pages is discarded.
         Discarded = 0xfa,
-        /// A block of pages is to be forgotten.
+        /// Discard a block of pages.
         Discard = 0xfb,
-        /// What later messages of the same node come after.
+        /// Predecessors of the sender's later messages.
         Stamp = 0xfc,
-        /// A piece of a message about merged pages.
-        Piece = 0xfd,
-        /// Its sender ends, because of a node that is lost.
+        /// A fragment of a merge payload.
+        Fragment = 0xfd,
+        /// The sender ends, because a node is lost.
         End = 0xff,
     }
 }
@@ -42,7 +42,7 @@ const fn is_no_message(byte: u8) -> bool {
     byte >= 0x80 && Kind::from_byte(byte).is_none()
 }
 
-// A byte is a kind of the engines' or of the driver's, never both.
+// A byte is a kind of the engines or of the driver, never both.
 const _: () = {
     let mut byte = u8::MAX;
     while byte > 0 {
@@ -52,41 +52,41 @@ const _: () = {
     }
 };
 
-/// What a frame is, for the part of a lane that handles it.
+/// Class of a frame, which selects its handler.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum FrameClass {
     /// The sender ends.
     End,
-    /// About pages that are forgotten.
+    /// The frame is about discarded pages.
     Discards(DiscardFrame),
-    /// One that other frames of the same node come before or after, where page tables are merged.
+    /// The frame is ordered with others of its sender, where page tables are merged.
     Ordered(OrderedFrame),
 }
 
-/// A frame about pages that are forgotten.
+/// Class of a frame about discarded pages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DiscardFrame {
-    /// To their manager: forget them.
+    /// To the pages' manager: discard them.
     Request,
-    /// From their manager: they are forgotten.
+    /// From the pages' manager: they are discarded.
     Done,
 }
 
-/// A frame whose order counts where page tables are merged.
+/// Class of a frame whose order matters where page tables are merged.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum OrderedFrame {
-    /// What later messages come after.
+    /// Predecessors of later messages.
     Stamp,
-    /// A piece of a message about merged pages.
-    Piece,
+    /// A fragment of a merge payload.
+    Fragment,
     /// A message of an engine.
     Message,
 }
 
-/// What a frame is, by its kind alone.
+/// Returns the class of a frame, by its kind alone.
 ///
 /// # Errors
-/// If its kind is none.
+/// [`Malformed`] if the byte is no kind.
 pub fn classify(frame: &Frame) -> Result<FrameClass, Malformed> {
     let byte = frame[KIND_AT];
     Ok(match DriverKind::from_byte(byte) {
@@ -94,7 +94,7 @@ pub fn classify(frame: &Frame) -> Result<FrameClass, Malformed> {
         Some(DriverKind::Discard) => FrameClass::Discards(DiscardFrame::Request),
         Some(DriverKind::Discarded) => FrameClass::Discards(DiscardFrame::Done),
         Some(DriverKind::Stamp) => FrameClass::Ordered(OrderedFrame::Stamp),
-        Some(DriverKind::Piece) => FrameClass::Ordered(OrderedFrame::Piece),
+        Some(DriverKind::Fragment) => FrameClass::Ordered(OrderedFrame::Fragment),
         None => {
             Kind::from_byte(byte).ok_or(Malformed)?;
             FrameClass::Ordered(OrderedFrame::Message)
@@ -102,12 +102,12 @@ pub fn classify(frame: &Frame) -> Result<FrameClass, Malformed> {
     })
 }
 
-/// The page that a frame is about, or what a frame of the driver's has in its place.
+/// Returns the page of a frame, or the number that a frame of the driver has there.
 pub fn page_of(frame: &Frame) -> u32 {
     u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]])
 }
 
-/// A frame of the driver's, of that kind and with that number in the page's place.
+/// Creates a frame of the driver with a number in place of the page.
 pub fn driver_frame(kind: DriverKind, number: u32) -> Frame {
     let mut frame = [0; FRAME_BYTES];
     frame[..KIND_AT].copy_from_slice(&number.to_le_bytes());

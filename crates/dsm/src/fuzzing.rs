@@ -1,42 +1,42 @@
-//! Another node's frames as a lane reads them, for `fuzz/`: classes, blocks, stamps, and messages about merged pages in pieces.
+//! Decoding of another node's frames for `fuzz/`: classes, blocks, stamps and fragments of merge payloads.
 //!
-//! Compiled under `cfg(fuzzing)` only, which `scripts/fuzz.sh` sets.
+//! Compiled only with `cfg(fuzzing)`, which `scripts/fuzz.sh` sets.
 
 use coherence::merged::{Batch, VectorTime};
 use coherence::{MESSAGE_BYTES, Malformed, Message, NodeId};
 
 use crate::frame::{DiscardFrame, DriverKind, FrameClass, OrderedFrame, classify};
-use crate::merging::{MergePayload, Pieces, StampTracker, batch, saying, unnumbered};
+use crate::merging::{MergePayload, Reassembly, StampTracker, batch, message, unnumbered};
 use crate::page_server::discarding;
 
-/// Reads one node's frames, for so many nodes, of which the reader is node 0 and the sender node 1.
+/// Reads the frames of node 1 at node 0, of `nodes` nodes.
 #[derive(Debug)]
 pub struct FrameReader {
-    pieces: Pieces,
+    fragments: Reassembly,
     stamps: StampTracker,
     nodes: usize,
 }
 
-/// What a frame is.
+/// A decoded frame.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum FrameRead {
-    /// A message of an engine, and the number of the sender's batches that it comes after.
+    /// A message of an engine, and the number of the sender's batches that precede it.
     Message(Message, Option<u32>),
-    /// The frames that say the same, once a message about merged pages is complete.
-    Pieces(Option<Vec<u8>>),
-    /// What later messages come after.
+    /// The same payload encoded again, once its last fragment has arrived.
+    Fragment(Option<Vec<u8>>),
+    /// Predecessors of later messages.
     Stamp,
-    /// About pages that are forgotten: the frame that says the same of the first page and the mask.
+    /// A frame about discarded pages, encoded again from its block.
     Block([u8; MESSAGE_BYTES]),
     /// The sender ends.
     End,
 }
 
 impl FrameReader {
-    /// No frame has come.
+    /// Creates a reader before the first frame.
     pub fn new(nodes: usize) -> Self {
         Self {
-            pieces: Pieces::new(),
+            fragments: Reassembly::new(),
             stamps: StampTracker::new([1, 0], nodes),
             nodes,
         }
@@ -45,7 +45,7 @@ impl FrameReader {
     /// Reads the next frame.
     ///
     /// # Errors
-    /// If no node sends it: the lane leaves its sender.
+    /// If no node sends it: the page server ends with an error.
     pub fn read(&mut self, frame: &[u8; MESSAGE_BYTES]) -> Result<FrameRead, &'static str> {
         let malformed = |_: Malformed| "malformed";
         Ok(match classify(frame).map_err(malformed)? {
@@ -59,17 +59,17 @@ impl FrameReader {
                 FrameRead::Block(discarding::frame(kind, block, 0))
             }
             FrameClass::Ordered(OrderedFrame::Stamp) => {
-                self.stamps.hear(frame, &VectorTime::default())?;
+                self.stamps.receive(frame, &VectorTime::default())?;
                 FrameRead::Stamp
             }
-            FrameClass::Ordered(OrderedFrame::Piece) => {
-                let said = self.pieces.add(frame, self.nodes)?;
-                FrameRead::Pieces(said.map(|said| match said {
-                    MergePayload::Batch(stamp, changes) => {
-                        let (from, changes) = (NodeId(0), &changes[..]);
-                        batch(&Batch { from, stamp, changes }, self.nodes)
+            FrameClass::Ordered(OrderedFrame::Fragment) => {
+                let payload = self.fragments.add(frame, self.nodes)?;
+                FrameRead::Fragment(payload.map(|payload| match payload {
+                    MergePayload::Batch(stamp, diffs) => {
+                        let (from, diffs) = (NodeId(0), &diffs[..]);
+                        batch(&Batch { from, stamp, diffs }, self.nodes)
                     }
-                    MergePayload::Message(message, page) => saying(&message, page.as_deref(), self.nodes),
+                    MergePayload::Message(merge, page) => message(&merge, page.as_deref(), self.nodes),
                 }))
             }
             FrameClass::Ordered(OrderedFrame::Message) => {

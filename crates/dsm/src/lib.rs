@@ -1,28 +1,29 @@
-//! One shared memory for ordinary processes on several hosts, and the memory of a VM that spans cells or hosts.
+//! Distributed shared memory for ordinary processes on several hosts, and for a VM that spans cells or hosts.
 //!
-//! The protocol is the crate `coherence`; this one drives it. Benches and programs on it are the crate `dsm_bench`:
+//! The crate `coherence` is the protocol; this crate drives it. The crate `dsm_bench` has benches and
+//! programs:
 //!
-//! - [`region`]: the memory, with what each page allows;
-//! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
-//! - [`page_server`]: the threads that serve faults and messages, each a part of the pages;
-//! - [`link`], [`wire`]: streams between nodes, and what carries them;
-//! - [`min_residency`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
-//! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads; [`batches`]: what their
-//!   messages come after;
-//! - [`discards`]: pages whose contents nobody needs any more;
+//! - [`region`]: the memory, and the right to each page;
+//! - [`userfault`]: faults reported by the kernel, and the mapping of pages;
+//! - [`page_server`]: threads that serve faults and messages, one stripe of the pages each;
+//! - [`link`], [`wire`]: streams between nodes and their transports;
+//! - [`min_residency`]: minimum residency of a page; [`heat`]: pages that move most often; [`prefetch`]:
+//!   pages requested before a thread needs them;
+//! - [`merging`]: merged page tables of a guest; [`causal`]: causal order of other threads' messages;
+//!   [`batches`]: their vector time;
+//! - [`discards`]: pages whose contents are discarded;
 //! - [`node`]: all of it together.
 //!
-//! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
-//! ends, and all others with it, each with the reason. Other nodes are trusted with the memory, and with nothing else.
+//! Guarantees: an access to a page completes only while the protocol grants the node that right. A node that
+//! can't continue ends, and so do all others, each with the reason. Other nodes are trusted with the memory
+//! and with nothing else.
 
-mod ahead;
 mod batches;
 mod calibration;
 mod causal;
 mod clock;
 mod discards;
 mod driver;
-mod ending;
 mod frame;
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -34,18 +35,19 @@ mod meter;
 mod min_residency;
 mod node;
 mod page_server;
+mod prefetch;
 mod region;
 mod server_thread;
 mod shape;
+mod shutdown;
 mod userfault;
 mod wire;
 
 pub use batches::{Batches, SHARERS_MAX};
-pub use calibration::{answering, touch};
+pub use calibration::{touch, with_fault_server};
 pub use causal::Causal;
 pub use clock::{now_ns, ran_ns};
 pub use discards::Discards;
-pub use ending::End;
 pub use frame::FRAME_BYTES;
 pub use latency::Latency;
 pub use link::{Link, PAGE_FRAME_BYTES};
@@ -54,6 +56,7 @@ pub use node::{Node, NodeError, Polls, Prepared, Settings, Site, Spawn, Step};
 pub use region::{Method, PAGES_MAX, Region, RegionError, RegionOptions};
 pub use server_thread::prepare_server_thread;
 pub use shape::{LANES_MAX, Shape};
+pub use shutdown::End;
 pub use userfault::{DEVICE as USERFAULT_DEVICE, FaultDelivery, SERVING as USERFAULT_SERVING};
 pub use wire::Pipes;
 

@@ -1,16 +1,18 @@
-//! Page tables of a guest as merged pages, where a memory of few nodes and one lane has them: the driver of [`coherence::merged`].
+//! Driver of [`coherence::merged`]: merged page tables of a guest, in a memory of few nodes with one page
+//! server each.
 //!
-//! All of it is on the lane. Batches and what nodes say about merged pages go on the control stream, in pieces of a frame
-//! ([`pieces`]). The messages of the engine that come after them say so ([`stamps`]), since those with a page go on another stream, and
-//! another node's changes come on another one still. What comes before something that it comes after waits for that ([`early`]).
+//! All of it runs on the page server. Batches and messages about merged pages are sent on the control stream,
+//! in fragments of a frame ([`fragments`]). Messages of the engine carry their vector time
+//! ([`stamp_tracker`]), since those with a page use another stream and another node's diffs use another link.
+//! A message that arrives before its predecessors waits in a buffer ([`causal_buffer`]).
 
-mod early;
+mod causal_buffer;
+mod fragments;
 mod hooks;
-mod pieces;
-mod stamps;
+mod stamp_tracker;
 
 #[cfg(fuzzing)]
-pub(crate) use pieces::{batch, saying};
+pub(crate) use fragments::{batch, message};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,126 +26,127 @@ use crate::causal::Causal;
 use crate::clock::now_ns;
 use crate::driver::EngineDriver;
 use crate::frame::{Frame, OrderedFrame, page_of};
-use early::{Early, Thing};
-pub(crate) use pieces::{MergePayload, Pieces};
-pub(crate) use stamps::StampTracker;
-use stamps::{Frames, is_too_far};
+use causal_buffer::{BufferedMessage, CausalBuffer};
+pub(crate) use fragments::{MergePayload, Reassembly};
+pub(crate) use stamp_tracker::StampTracker;
+use stamp_tracker::{Frames, is_too_far};
 
-/// Where the number of the sender's last batch is in a message of the engine; copysets of 32 nodes don't reach there.
+/// Offset of the number of the sender's last batch in a message of the engine. Copysets of 32 nodes don't
+/// reach there.
 const NUMBER_AT: usize = 12;
 const _: () = assert!(crate::SHARERS_MAX <= 32);
-/// Tables that are merged at once, at most.
+/// Largest number of merged tables.
 const LIMIT: usize = 64;
-/// Times that a page comes before it is looked at, and between looks.
+/// Arrivals of a page after which it is suspected to be a table, and between suspicions.
 pub const HOT: u32 = 4;
 
-/// What has to be done once the merger, or the engine, has returned.
+/// Work that waits until the merger or the engine returns.
 #[derive(Clone, Copy, Debug)]
 pub enum DeferredWork {
-    /// Get a page for this node alone.
+    /// Acquire a page for this node alone.
     Take(u32),
-    /// It is.
+    /// The page is acquired.
     Taken(u32),
-    /// It is an ordinary page again.
+    /// The page returns to the engine.
     GiveBack(u32),
-    /// It comes too often.
+    /// The page moves too often and may be a table.
     Suspect(u32),
 }
 
-/// A message that goes when what is loose has left.
+/// A message that is sent when the pages of its ticket have left.
 #[derive(Debug)]
-struct Held {
+struct DelayedMessage {
     to: usize,
     frame: Frame,
     page: Option<Box<[u8; PAGE_BYTES]>>,
     ticket: Ticket,
 }
 
-/// Another node, as far as merged pages go.
+/// State of the exchange with another node.
 #[derive(Debug)]
 struct Peer {
-    pieces: Pieces,
-    /// Of its batches, how many have come, to be applied now or later.
+    fragments: Reassembly,
+    /// Batches received, applied or buffered.
     batches: u64,
-    /// What it said that its messages come after, and what it was told.
-    said: StampTracker,
-    told: StampTracker,
+    /// Vector times that the peer announced to this node, and that this node announced to it.
+    received_stamps: StampTracker,
+    sent_stamps: StampTracker,
 }
 
-/// The lane's.
+/// Merged pages of a page server.
 #[derive(Debug)]
 pub struct Merging {
     pub merger: Merger,
     pub causal: Arc<Causal>,
-    /// Pages that are not the engine's to give: merged, or about to be. Only their manager's.
+    /// Pages that the engine must not grant, merged or about to be. Only at their manager.
     pub taken: Vec<u32>,
-    /// What the engine is to hear of them then.
+    /// Messages for the engine that wait until such a page returns to it.
     pub parked: Vec<(usize, Frame)>,
     layout: Layout,
-    /// All nodes; this one is not used.
+    /// All nodes; the entry of this one is not used.
     peers: Vec<Peer>,
-    early: Early,
-    /// Batches were applied since what is early was looked through for messages.
+    buffer: CausalBuffer,
+    /// Batches were applied since the buffer was last searched for messages.
     has_applied: bool,
-    held: VecDeque<Held>,
-    asks: VecDeque<(u64, Ticket)>,
-    taken_asks: u64,
+    delayed: VecDeque<DelayedMessage>,
+    requests: VecDeque<(u64, Ticket)>,
+    handled_requests: u64,
 }
 
 impl Merging {
-    /// Of a node of at most [`crate::SHARERS_MAX`].
+    /// Creates the state of a node of at most [`crate::SHARERS_MAX`].
     pub fn new(layout: Layout, causal: Arc<Causal>, processors: usize) -> Self {
-        let standing = causal.standing();
+        let pinned = causal.pinned();
         const TOP: Level = Level(4);
         let (me, nodes) = (usize::from(layout.me.0), usize::from(layout.nodes));
         let peer = |node| Peer {
-            pieces: Pieces::new(),
+            fragments: Reassembly::new(),
             batches: 0,
-            said: StampTracker::new([node, me], nodes),
-            told: StampTracker::new([me, node], nodes),
+            received_stamps: StampTracker::new([node, me], nodes),
+            sent_stamps: StampTracker::new([me, node], nodes),
         };
         Self {
-            merger: Merger::new(layout.clone(), TOP, LIMIT, processors, Accessed::Sent, standing),
+            merger: Merger::new(layout.clone(), TOP, LIMIT, processors, Accessed::Sent, pinned),
             layout,
             causal,
             taken: Vec::with_capacity(LIMIT),
             parked: Vec::new(),
             peers: (0..nodes).map(peer).collect(),
-            early: Early::default(),
+            buffer: CausalBuffer::default(),
             has_applied: false,
-            held: VecDeque::new(),
-            asks: VecDeque::new(),
-            taken_asks: 0,
+            delayed: VecDeque::new(),
+            requests: VecDeque::new(),
+            handled_requests: 0,
         }
     }
 
-    /// What has happened.
+    /// Returns the merger's counters.
     pub fn merges(&self) -> Merges {
         self.merger.merges()
     }
 
-    /// Looks at what processors have loaded.
-    fn look(&mut self, driver: &mut EngineDriver) {
+    /// Passes the processors' roots to the merger.
+    fn update_roots(&mut self, driver: &mut EngineDriver) {
         for (processor, cr3) in self.causal.clone().roots() {
             self.merger.loaded(processor, cr3, driver);
         }
-        self.merger.stood(self.causal.stood());
+        self.merger.last_pinned(self.causal.last_pinned());
     }
 
     fn collect(&mut self, driver: &mut EngineDriver) -> Ticket {
-        self.look(driver);
+        self.update_roots(driver);
         self.merger.collect(driver)
     }
 
-    /// A page comes too often: it may be a table.
+    /// Proposes a page that moves too often, if it is a table.
     pub fn suspect(&mut self, page: u32, driver: &mut EngineDriver) {
-        self.look(driver);
+        self.update_roots(driver);
         if let Some(proposal) = self.merger.suspect(Page(page)) {
             self.merger.propose(proposal, driver);
         }
     }
 
-    /// Sends a message of the engine by which the other node may learn what this one did, or keeps it until it may go.
+    /// Sends a causal message of the engine, or delays it until its ticket is due.
     pub fn send(
         &mut self,
         driver: &mut EngineDriver,
@@ -152,12 +155,12 @@ impl Merging {
         page: Option<*const [u8; PAGE_BYTES]>,
     ) {
         let ticket = self.collect(driver);
-        if self.held.is_empty() && self.merger.may_send(ticket) {
+        if self.delayed.is_empty() && self.merger.may_send(ticket) {
             return self.post(driver, to, frame, page);
         }
-        // SAFETY: the bytes of a page that nobody can write any more.
+        // SAFETY: no processor can write the page any more.
         let page = page.map(|page| Box::new(unsafe { page.read() }));
-        self.held.push_back(Held {
+        self.delayed.push_back(DelayedMessage {
             to,
             frame,
             page,
@@ -165,7 +168,7 @@ impl Merging {
         });
     }
 
-    /// Sends a message, which says what it comes after.
+    /// Sends a message with its vector time.
     fn post(
         &mut self,
         driver: &mut EngineDriver,
@@ -178,47 +181,52 @@ impl Merging {
         frame[NUMBER_AT..].copy_from_slice(&sent.to_le_bytes());
         let mut frames: Frames = [0; size_of::<Frames>()];
         let length = match self.peers.get_mut(to) {
-            Some(peer) => peer.told.write(&mut frames, &frame, page.is_some(), &stamp),
-            // The driver say so.
+            Some(peer) => peer
+                .sent_stamps
+                .write(&mut frames, &frame, page.is_some(), &stamp),
+            // The driver reports the error.
             None => 0,
         };
         driver.post(to, &frames[..length], page, false);
     }
 
-    /// Whether somebody asks who has not been heard. Call it before sleep: who asks later wakes the lane.
-    pub fn is_asked(&self) -> bool {
+    /// Returns whether a request is pending. Called before sleep: a later request wakes the page server.
+    pub fn has_request(&self) -> bool {
         let _ = self.causal.event().read();
-        self.causal.asked() != self.taken_asks
+        self.causal.asked() != self.handled_requests
     }
 
-    /// Sends what may go by now, and answers who asked.
+    /// Sends the messages that are due, and answers requests.
     pub fn flush(&mut self, driver: &mut EngineDriver) {
         let asked = self.causal.asked();
-        if asked != self.taken_asks {
-            self.taken_asks = asked;
+        if asked != self.handled_requests {
+            self.handled_requests = asked;
             if let Some((from, why)) = self.causal.refused() {
                 driver.refused(&format!("{}: {why}", driver.peers.name(from)));
             }
             let ticket = self.collect(driver);
-            self.asks.push_back((asked, ticket));
+            self.requests.push_back((asked, ticket));
         }
-        while let Some(held) = self.held.pop_front_if(|held| self.merger.may_send(held.ticket)) {
-            let page = held.page.as_deref().map(std::ptr::from_ref);
-            self.post(driver, held.to, held.frame, page);
+        while let Some(delayed) = self
+            .delayed
+            .pop_front_if(|delayed| self.merger.may_send(delayed.ticket))
+        {
+            let page = delayed.page.as_deref().map(std::ptr::from_ref);
+            self.post(driver, delayed.to, delayed.frame, page);
         }
         while let Some((number, _)) = self
-            .asks
+            .requests
             .pop_front_if(|(_, ticket)| self.merger.may_send(*ticket))
         {
             self.causal.answer(number, Batches::from(&self.merger.stamp()));
         }
     }
 
-    /// A frame has come from a node: the message of the engine that it is, if that may be acted on now.
+    /// Handles a frame of a node. Returns the engine's message that may be handled now, if it is one.
     ///
     /// # Errors
-    /// If it makes no sense.
-    pub fn hear(
+    /// If the frame violates the protocol.
+    pub fn receive(
         &mut self,
         driver: &mut EngineDriver,
         from: usize,
@@ -226,16 +234,16 @@ impl Merging {
         frame: &Frame,
     ) -> Result<Option<Frame>, &'static str> {
         match kind {
-            OrderedFrame::Piece => {
+            OrderedFrame::Fragment => {
                 let nodes = self.peers.len();
-                if let Some(said) = self.peers[from].pieces.add(frame, nodes)? {
-                    self.said(driver, from, said)?;
+                if let Some(payload) = self.peers[from].fragments.add(frame, nodes)? {
+                    self.receive_payload(driver, from, payload)?;
                 }
                 Ok(None)
             }
             OrderedFrame::Stamp => {
                 let applied = self.merger.stamp();
-                self.peers[from].said.hear(frame, &applied)?;
+                self.peers[from].received_stamps.receive(frame, &applied)?;
                 Ok(None)
             }
             OrderedFrame::Message => {
@@ -247,83 +255,92 @@ impl Merging {
                 if self.merger.is_ready(&stamp) {
                     return Ok(Some(message));
                 }
-                // Its bytes, if it has some, are in their place.
+                // Its bytes are in place, if it has any.
                 driver.landing.cancel(page_of(frame));
-                self.early.push(from, Thing::Message(message, stamp), now_ns())?;
+                self.buffer
+                    .push(from, BufferedMessage::Message(message, stamp), now_ns())?;
                 Ok(None)
             }
         }
     }
 
-    /// Messages of the engine that came early, and may be acted on now, by who sent them.
-    pub fn late(&mut self) -> Vec<(usize, Frame)> {
-        let mut late = Vec::new();
+    /// Returns the buffered messages of the engine that may be handled now, and their senders.
+    pub fn take_ready(&mut self) -> Vec<(usize, Frame)> {
+        let mut ready = Vec::new();
         if std::mem::take(&mut self.has_applied) {
             let merger = &self.merger;
-            let is_ready =
-                |_, thing: &Thing| matches!(thing, Thing::Message(_, stamp) if merger.is_ready(stamp));
-            while let Some((from, Thing::Message(frame, _))) = self.early.take(is_ready) {
-                late.push((from, frame));
+            let is_ready = |_, message: &BufferedMessage| match message {
+                BufferedMessage::Message(_, stamp) => merger.is_ready(stamp),
+                BufferedMessage::MergePayload(_) => false,
+            };
+            while let Some((from, BufferedMessage::Message(frame, _))) = self.buffer.take(is_ready) {
+                ready.push((from, frame));
             }
         }
-        late
+        ready
     }
 
-    /// Whether anything waits for what it comes after.
+    /// Returns whether the buffer holds messages.
     pub fn waits(&self) -> bool {
-        !self.early.is_empty()
+        !self.buffer.is_empty()
     }
 
-    /// Whose message waits for what will never come.
+    /// Returns the sender of a buffered message whose predecessors will never arrive.
     pub fn overdue(&self) -> Option<usize> {
-        self.waits().then(|| self.early.overdue(now_ns())).flatten()
+        self.waits().then(|| self.buffer.overdue(now_ns())).flatten()
     }
 
-    /// What a message of the engine with that number comes after.
+    /// Returns the vector time of a message of the engine with this batch number.
     fn stamp_of(&self, from: usize, number: u32, with_page: bool) -> Result<VectorTime, &'static str> {
         let node = NodeId(from as u16);
         let applied = self.merger.stamp().of(node);
         match ahead(applied as u32, number) {
             missing @ ..=AHEAD_MAX => {
-                let stamp = self.peers[from].said.stamp(with_page);
+                let stamp = self.peers[from].received_stamps.stamp(with_page);
                 Ok(stamp.with(node, applied + u64::from(missing)))
             }
             _ => Err("its message comes after changes that there can't be"),
         }
     }
 
-    /// A batch or a saying is whole.
-    fn said(
+    /// Handles a complete batch or message.
+    fn receive_payload(
         &mut self,
         driver: &mut EngineDriver,
         from: usize,
-        said: MergePayload,
+        payload: MergePayload,
     ) -> Result<(), &'static str> {
         let peer = &mut self.peers[from];
-        match &said {
+        match &payload {
             MergePayload::Batch(stamp, _) => {
                 peer.batches += 1;
                 if stamp.of(NodeId(from as u16)) != peer.batches {
                     return Err("it sends changes of merged pages out of their order");
                 }
             }
-            MergePayload::Message(saying, _) => {
-                if saying.stamp.of(NodeId(from as u16)) > peer.batches {
+            MergePayload::Message(message, _) => {
+                if message.stamp.of(NodeId(from as u16)) > peer.batches {
                     return Err("it comes after changes of its own that it did not send");
                 }
-                self.may_say(driver, from, saying)?;
+                self.check_sender(driver, from, message)?;
             }
         }
-        self.may_be(from, said.stamp())?;
-        if !is_ready(&self.merger, from, &said) {
-            return self.early.push(from, Thing::MergePayload(said), now_ns());
+        self.check_stamp(from, payload.stamp())?;
+        if !is_ready(&self.merger, from, &payload) {
+            return self
+                .buffer
+                .push(from, BufferedMessage::MergePayload(payload), now_ns());
         }
-        self.act(driver, from, said);
-        let is_due = |merger: &Merger, from, thing: &Thing| matches!(thing, Thing::MergePayload(said) if is_ready(merger, from, said));
-        while let Some((from, Thing::MergePayload(said))) =
-            self.early.take(|from, thing| is_due(&self.merger, from, thing))
+        self.act(driver, from, payload);
+        let is_due = |merger: &Merger, from, message: &BufferedMessage| match message {
+            BufferedMessage::MergePayload(payload) => is_ready(merger, from, payload),
+            BufferedMessage::Message(..) => false,
+        };
+        while let Some((from, BufferedMessage::MergePayload(payload))) = self
+            .buffer
+            .take(|from, message| is_due(&self.merger, from, message))
         {
-            self.act(driver, from, said);
+            self.act(driver, from, payload);
         }
         if self.has_applied {
             self.causal.applied(Batches::from(&self.merger.stamp()));
@@ -331,23 +348,28 @@ impl Merging {
         Ok(())
     }
 
-    /// Refuses what comes after batches of this node or a third one that there can't be.
-    fn may_be(&self, from: usize, stamp: &VectorTime) -> Result<(), &'static str> {
+    /// Checks that the predecessors of a payload in batches of this node or a third one can exist.
+    fn check_stamp(&self, from: usize, stamp: &VectorTime) -> Result<(), &'static str> {
         let here = self.merger.stamp();
-        let is_nonsense = |node: NodeId| match node {
+        let is_impossible = |node: NodeId| match node {
             NodeId(node) if usize::from(node) == from => false,
             _ if node == self.layout.me => stamp.of(node) > here.of(node),
             _ => is_too_far(stamp.of(node), here.of(node)),
         };
-        match (0..self.layout.nodes).map(NodeId).any(is_nonsense) {
-            true => Err("what it says of merged pages comes after changes that there can't be"),
+        match (0..self.layout.nodes).map(NodeId).any(is_impossible) {
+            true => Err("its message about merged pages comes after changes that there can't be"),
             false => Ok(()),
         }
     }
 
-    /// Refuses what is no saying of that node's about a page of this memory.
-    fn may_say(&self, driver: &EngineDriver, from: usize, saying: &MergeMessage) -> Result<(), &'static str> {
-        let is_managers = match saying.say {
+    /// Checks that the sender may send the message, and that its page exists.
+    fn check_sender(
+        &self,
+        driver: &EngineDriver,
+        from: usize,
+        message: &MergeMessage,
+    ) -> Result<(), &'static str> {
+        let is_managers = match message.op {
             MergeOp::Offer(_)
             | MergeOp::Begin
             | MergeOp::Withdraw
@@ -361,41 +383,41 @@ impl Merging {
             true => NodeId(from as u16),
             false => self.layout.me,
         };
-        let exists = saying.page.0 < driver.region.pages();
-        match exists && self.layout.manager(saying.page) == manager {
+        let exists = message.page.0 < driver.region.pages();
+        match exists && self.layout.manager(message.page) == manager {
             true => Ok(()),
-            false => Err("it says of a page what only its manager may, or what only that may hear"),
+            false => Err("it sent a message about a merged page that only the manager may send or receive"),
         }
     }
 
-    fn act(&mut self, driver: &mut EngineDriver, from: usize, said: MergePayload) {
+    fn act(&mut self, driver: &mut EngineDriver, from: usize, payload: MergePayload) {
         let from = NodeId(from as u16);
-        match said {
-            MergePayload::Batch(stamp, changes) => {
-                let changes = &changes[..];
-                self.merger.apply(Batch { from, stamp, changes }, driver);
+        match payload {
+            MergePayload::Batch(stamp, diffs) => {
+                let diffs = &diffs[..];
+                self.merger.apply(Batch { from, stamp, diffs }, driver);
                 self.has_applied = true;
             }
-            MergePayload::Message(saying, page) => {
+            MergePayload::Message(message, page) => {
                 if let Some(page) = page {
                     driver.offered = page;
                 }
-                self.merger.receive(from, saying, driver);
+                self.merger.receive(from, message, driver);
             }
         }
     }
 }
 
-/// Whether what was said may be acted on now.
-fn is_ready(merger: &Merger, from: usize, said: &MergePayload) -> bool {
-    match said {
+/// Returns whether a payload may be handled now.
+fn is_ready(merger: &Merger, from: usize, payload: &MergePayload) -> bool {
+    match payload {
         MergePayload::Batch(stamp, _) => merger.awaits(NodeId(from as u16), stamp),
-        MergePayload::Message(saying, _) => merger.is_ready(&saying.stamp),
+        MergePayload::Message(message, _) => merger.is_ready(&message.stamp),
     }
 }
 
-/// The number of the sender's last batch, in a message of the engine that comes after batches, and whether it has a page; and
-/// the message without the number.
+/// Splits a message of the engine: the number of the sender's last batch and whether a page is attached, if
+/// it is causal; and the message without the number.
 pub fn unnumbered(frame: &Frame) -> (Option<(u32, bool)>, Frame) {
     let mut without = *frame;
     without[NUMBER_AT..].fill(0);

@@ -1,4 +1,4 @@
-//! What a lane has counted, for who looks from outside.
+//! Counters of a page server, for reports.
 
 use std::ops::{AddAssign, Sub};
 
@@ -6,62 +6,62 @@ use coherence::merged::Merges;
 use coherence::{Access, Counters, Right};
 use serde::{Deserialize, Serialize};
 
-/// Waits of one kind.
+/// Number and duration of stalls of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stalls {
-    /// How many.
+    /// Number of stalls.
     pub count: u64,
-    /// From when the fault was read until the thread was woken, in all, nanoseconds.
+    /// Total time from reading the fault to waking the thread, nanoseconds.
     pub ns: u64,
 }
 
-/// Numbers since the node began. They only grow.
+/// Counters since the node began. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meter {
-    /// Threads that waited to read.
+    /// Stalls of threads that read.
     pub reads: Stalls,
-    /// Threads that waited to write what they could not read.
+    /// Stalls of threads that wrote a page without a valid copy.
     pub writes: Stalls,
-    /// Threads that waited to write what they could read.
+    /// Stalls of threads that wrote a page that they could read.
     pub upgrades: Stalls,
     /// Messages sent to other nodes.
     pub messages: u64,
-    /// Of these, with a page.
+    /// Messages sent with a page.
     pub pages: u64,
-    /// What all of that took, bytes.
+    /// Bytes sent.
     pub bytes: u64,
-    /// Pages whose bytes came straight to their place.
+    /// Pages received directly at their place.
     pub landed: u64,
-    /// Copies given up because others wrote.
+    /// Copies invalidated by other nodes' writes.
     pub invalidated: u64,
-    /// Requests that waited until a page had been used.
+    /// Requests deferred until a page had been used.
     pub deferred: u64,
-    /// Of these pages, those that went without having been used for sure.
+    /// Pages released to a deferred request without certain use.
     pub overdue: u64,
-    /// Pages that were forgotten, counted where they are managed.
+    /// Pages discarded, counted at their manager.
     pub discarded: u64,
-    /// Times that the lane slept.
+    /// Times that the page server slept.
     pub sleeps: u64,
-    /// Pages asked for before any thread here wanted them, which came.
+    /// Prefetched copies received.
     pub ahead: u64,
-    /// Threads that wanted such a page before it came, and waited for the rest of its way only. They are among `reads` and `writes`.
+    /// Stalls on a page whose prefetch was pending. They are among `reads` and `writes`, and shorter.
     pub joined: u64,
-    /// Requests of other nodes for such pages that were declined, as the page was fresh, or in use.
+    /// Prefetches of other nodes refused, as the page was zero or in use.
     pub declined: u64,
-    /// Pages that came to be written before any thread here wanted them.
+    /// Pages acquired for writing by a prefetch.
     pub filled: u64,
-    /// Page tables that were merged.
+    /// Page tables merged.
     pub merged: u64,
-    /// Of these, those that are ordinary pages again.
+    /// Merged page tables that became ordinary pages again.
     pub unmerged: u64,
-    /// Words of merged pages that were sent.
+    /// Words of merged pages sent.
     pub words: u64,
-    /// Words that both nodes had changed: none while the guest's locks are right.
+    /// Words that two nodes had changed: none while the guest's locks are correct.
     pub conflicts: u64,
 }
 
 impl Meter {
-    /// The kind of a wait.
+    /// Returns the counter of a stall by the right that the node had.
     pub fn stalls(&mut self, had: Right, access: Access) -> &mut Stalls {
         match (access, had) {
             (Access::Read, _) => &mut self.reads,
@@ -70,7 +70,7 @@ impl Meter {
         }
     }
 
-    /// Takes over what is counted of merged pages.
+    /// Copies the counters of merged pages.
     pub fn merge(&mut self, merges: &Merges) {
         self.merged = merges.joined;
         self.unmerged = merges.left;
@@ -78,20 +78,20 @@ impl Meter {
         self.conflicts = merges.conflicts;
     }
 
-    /// Takes over what an engine counts.
+    /// Copies the counters of an engine.
     pub fn take(&mut self, counters: &Counters) {
         self.messages = counters.messages_sent;
         self.pages = counters.pages_sent;
         self.invalidated = counters.invalidated;
         self.deferred = counters.deferred;
         self.discarded = counters.discarded;
-        self.ahead = counters.fetched_ahead;
+        self.ahead = counters.prefetched;
         self.joined = counters.joined;
-        self.declined = counters.declined;
+        self.declined = counters.nacked;
     }
 }
 
-/// All numbers of two, by `f`.
+/// Combines all counters of two meters by `f`.
 fn both(one: &Meter, other: &Meter, f: impl Fn(u64, u64) -> u64) -> Meter {
     let stalls = |one: Stalls, other: Stalls| Stalls {
         count: f(one.count, other.count),

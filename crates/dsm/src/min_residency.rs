@@ -1,63 +1,64 @@
-//! How long a page that has come stays, as plain decisions (vNUMA, USENIX '09, section 4.1).
+//! Minimum residency of a page that has arrived (vNUMA, USENIX '09, section 4.1). Decisions only.
 //!
-//! A page that went before the thread that waited for it could use it would come and go without end. vNUMA counts retired
-//! instructions; here the thread's own CPU time says whether it has run since: it stands still while the thread waits for
-//! the page, and once it has grown by more than a whole fault costs the thread, the instruction has been done.
+//! A page that leaves before the thread that waited for it could use it would bounce without end. vNUMA
+//! counts retired instructions. This module uses the thread's CPU time, which stands still while the thread
+//! waits. Once it has grown by more than the cost of a fault, the thread has completed the instruction.
 //!
-//! A thread may also wait for another page by then: because it has gone on, as its time may say, or because one instruction
-//! needs both. As the two can't be told apart otherwise, and two such threads of different nodes could wait for each other, the
-//! page goes after a random time, as the paper proposes for x86. And no page stays longer than [`BOUND_NS`], whoever does not
-//! get a CPU.
+//! The thread may also wait for another page by then: it has gone on, as its time may show, or one
+//! instruction needs both pages. The two cases can't be told apart otherwise, and two such threads of
+//! different nodes could wait for each other. So the page leaves after a random time, as the paper proposes
+//! for x86. No page stays longer than [`BOUND_NS`], even if its thread gets no CPU.
 
-/// No page stays longer than this for a thread that does not run, nanoseconds.
+/// Longest residency for a thread that does not run, nanoseconds.
 pub const BOUND_NS: u64 = 10_000_000;
-/// The range from which the time is drawn that a page stays while its thread waits for another one, nanoseconds where
-/// [`FAST_NS`] is enough for a thread that runs, and longer in proportion where that is not.
+/// Range of the random residency while the thread waits for another page, nanoseconds where [`FAST_NS`] of
+/// CPU time show progress, and proportionally longer where more is needed.
 const ELSEWHERE_NS: std::ops::Range<u64> = 10_000..100_000;
 const FAST_NS: u64 = 10_000;
-/// When to look again at a thread that has not run enough, at the earliest, nanoseconds. Not always so soon: a timer of 5 us ends on a virtual
-/// machine before its sleep has begun, so that a lane at real-time priority would never leave the CPU to the thread that it waits for.
-const LOOK_NS: u64 = 5_000;
+/// Earliest next check of a thread that has not run enough, nanoseconds. A shorter timer can starve the
+/// thread: a timer of 5 us ends on a virtual machine before its sleep has begun, so that a page server at
+/// real-time priority would never yield its CPU to the thread that it waits for.
+const RECHECK_MIN_NS: u64 = 5_000;
 
-/// A page that has come.
+/// Residency of a page that has arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct MinResidency {
-    /// Which.
+    /// Page number.
     pub page: u32,
-    /// The thread that waited for it, if it is known.
+    /// Thread that waited for the page, if known.
     pub thread: Option<libc::pid_t>,
-    /// That thread's CPU time when it waited, nanoseconds.
+    /// CPU time of the thread when it began to wait, nanoseconds.
     pub ran_ns: u64,
-    /// When it was woken.
+    /// Time at which the thread was woken, nanoseconds.
     pub since_ns: u64,
-    /// Somebody else waits for the page.
+    /// Whether another node waits for the page.
     pub wanted: bool,
-    /// How long the page stays while its thread waits for another one.
+    /// Residency while the thread waits for another page, nanoseconds.
     pub elsewhere_ns: u64,
 }
 
-/// What the thread does now.
+/// State of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
-    /// It has run for so long in all, nanoseconds.
+    /// The thread runs; its CPU time, nanoseconds.
     Ran(u64),
-    /// It waits for another page, and has run for so long in all.
+    /// The thread waits for another page; its CPU time, nanoseconds.
     Elsewhere(u64),
-    /// It is gone, or was never known.
+    /// The thread is gone or unknown.
     Unknown,
 }
 
-/// Whether the page may go.
+/// Result of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It has been used, or has stayed long enough.
+    /// The page has been used, or has stayed long enough.
     Release,
-    /// Not yet; look again in so many nanoseconds.
+    /// The page stays. Evaluate again after that many nanoseconds.
     Keep(u64),
 }
 
 impl MinResidency {
-    /// A page that came at `since_ns` for a thread that had run for `ran_ns`.
+    /// Creates the residency of a page that arrived at `since_ns` for a thread with `ran_ns` of CPU time.
     pub fn new(
         page: u32,
         thread: Option<libc::pid_t>,
@@ -75,7 +76,8 @@ impl MinResidency {
         }
     }
 
-    /// Whether the page may go at `now_ns`, when a thread that has run for `enough_ns` has used it.
+    /// Evaluates the residency at `now_ns`. `enough_ns` is the CPU time after which the thread has used the
+    /// page.
     pub fn evaluate(&self, now_ns: u64, thread: Thread, enough_ns: u64) -> Verdict {
         let stayed_ns = now_ns.saturating_sub(self.since_ns);
         let until = |end_ns: u64| match end_ns.checked_sub(stayed_ns) {
@@ -88,10 +90,10 @@ impl MinResidency {
             Thread::Ran(ran_ns) => {
                 let missing_ns = missing_ns(ran_ns);
                 match until(BOUND_NS) {
-                    // Whoever looks takes the CPU from the thread: not before it can have run enough, and the more seldom the
-                    // longer it did not get one.
+                    // A check takes the CPU from the thread. So the next one comes when the thread can have
+                    // run enough, and later the longer the thread has got no CPU.
                     Verdict::Keep(rest) if missing_ns > 0 => {
-                        Verdict::Keep(rest.min(missing_ns.max(LOOK_NS).max(stayed_ns)))
+                        Verdict::Keep(rest.min(missing_ns.max(RECHECK_MIN_NS).max(stayed_ns)))
                     }
                     _ => Verdict::Release,
                 }
@@ -119,28 +121,31 @@ mod tests {
     }
 
     #[test]
-    fn a_page_stays_until_its_thread_has_run() {
+    fn page_stays_until_its_thread_has_run() {
         let hold = hold();
-        let later = hold.since_ns + LOOK_NS;
+        let later = hold.since_ns + RECHECK_MIN_NS;
         assert_eq!(
             hold.evaluate(later, Thread::Ran(hold.ran_ns), ENOUGH_NS),
-            Verdict::Keep(LOOK_NS)
+            Verdict::Keep(RECHECK_MIN_NS)
         );
         let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS - 1);
-        assert_eq!(hold.evaluate(later, ran, ENOUGH_NS), Verdict::Keep(LOOK_NS));
+        assert_eq!(
+            hold.evaluate(later, ran, ENOUGH_NS),
+            Verdict::Keep(RECHECK_MIN_NS)
+        );
         let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS);
         assert_eq!(hold.evaluate(later, ran, ENOUGH_NS), Verdict::Release);
     }
 
     #[test]
-    fn a_thread_that_must_run_long_is_not_disturbed_often() {
+    fn thread_that_needs_long_is_not_checked_often() {
         let hold = hold();
         let ran = Thread::Ran(hold.ran_ns + 20_000);
         assert_eq!(hold.evaluate(hold.since_ns, ran, 100_000), Verdict::Keep(80_000));
     }
 
     #[test]
-    fn a_thread_that_gets_no_cpu_is_looked_at_ever_more_seldom() {
+    fn thread_without_a_cpu_is_checked_ever_less_often() {
         let hold = hold();
         let (mut now, mut looks) = (hold.since_ns, 0);
         while let Verdict::Keep(ns) = hold.evaluate(now, Thread::Ran(hold.ran_ns), ENOUGH_NS) {
@@ -152,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn no_page_stays_for_ever() {
+    fn residency_is_bounded() {
         let hold = hold();
         let end = hold.since_ns + BOUND_NS;
         assert_eq!(
@@ -170,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_gone_on_to_another_page_has_used_this_one() {
+    fn thread_that_faults_on_another_page_has_used_this_one() {
         let hold = hold();
         let waits = |ran_ns| Thread::Elsewhere(hold.ran_ns + ran_ns);
         assert_eq!(
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_that_wait_for_each_others_pages_wait_for_different_times() {
+    fn threads_that_wait_for_each_others_pages_get_different_residencies() {
         let mut random = fastrand::Rng::with_seed(2);
         let times: Vec<u64> = (0..64)
             .map(|_| MinResidency::new(1, None, 0, 0, &mut random))

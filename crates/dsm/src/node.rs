@@ -1,4 +1,4 @@
-//! One node's part in a shared memory: its view of the region, and the lanes that serve it.
+//! A node of a shared memory: its view of the region, and the page servers.
 
 use std::ffi::CStr;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use coherence::{Engine, Home, Layout, LayoutError, NodeId, Page};
+use coherence::{Engine, Layout, LayoutError, ManagedRange, NodeId, Page};
 
 use crate::PAGE_BYTES;
 use crate::batches::SHARERS_MAX;
@@ -15,7 +15,6 @@ use crate::calibration::enough_ns;
 use crate::causal::Causal;
 use crate::discards::{Discards, Mailbox};
 use crate::driver::{EngineDriver, Peers};
-use crate::ending::{End, Ending, Hook};
 use crate::heat::Heat;
 use crate::latency::Latency;
 use crate::link::Link;
@@ -25,57 +24,58 @@ use crate::page_server::PageServer;
 use crate::region::{Method, Region, RegionError, RegionOptions};
 use crate::server_thread::prepare_server_thread;
 use crate::shape::Shape;
+use crate::shutdown::{End, Hook, Shutdown};
 
-/// When a lane that has nothing to do polls a while, before it sleeps.
+/// When an idle page server polls before it sleeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Polls {
-    /// It sleeps at once.
+    /// Never: it sleeps at once.
     #[default]
     Never,
-    /// While so many threads wait for pages: all that there are, whose CPUs have nothing better to do then. For a guest, whose vCPUs
-    /// want theirs otherwise.
+    /// While that many threads wait for pages: all there are, so that their CPUs are idle. For a guest, whose
+    /// vCPUs need their CPUs otherwise.
     Waiting(usize),
-    /// Unless a thread was just woken, or may run by a page that came ahead. For programs that fetch much.
+    /// Always, except after a thread was woken or a prefetched page was mapped. For programs that fetch much.
     Always,
 }
 
-/// How a node serves.
+/// Settings of a node.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// CPUs of the lanes, in turn; where the kernel likes if there are none.
+    /// CPUs of the page servers, in turn. If empty, the kernel chooses.
     pub cpus: Vec<usize>,
-    /// Ask for real-time priority.
+    /// Whether page servers ask for real-time priority.
     pub realtime: bool,
-    /// How long a thread runs that has used its page for sure, nanoseconds; found by trying if it is not said.
+    /// CPU time after which a thread has certainly used its page, nanoseconds. Measured if `None`.
     pub enough_ns: Option<u64>,
-    /// When lanes poll a while before they sleep. On a CPU that other nodes' lanes use too they never do.
+    /// When page servers poll. They never do on a CPU that other nodes' page servers use too.
     pub polls: Polls,
-    /// Ask for the next pages too where threads read one after the other, or fill fresh ones.
+    /// Whether pages are prefetched for threads that read sequentially or fill zero pages.
     pub ahead: bool,
-    /// Processors of a guest whose page tables are merged, which a memory of one lane and at most [`SHARERS_MAX`] nodes can do; none
-    /// if 0.
+    /// Number of processors of a guest whose page tables are merged; 0 merges none. Needs one page server and
+    /// at most [`SHARERS_MAX`] nodes.
     pub processors: usize,
-    /// Of that guest, the region's pages that its kernel's image, not a compressed one, was loaded into: a page of theirs that is a root
-    /// of page tables stays merged when no processor has it loaded, since it is never used for anything else. The same on all nodes;
-    /// none if empty.
-    pub standing: Range<u32>,
+    /// Pages of the region into which the guest's kernel image was loaded, uncompressed. A root of page
+    /// tables among them stays merged while no processor has it loaded, since the guest never reuses it. The
+    /// same on all nodes; may be empty.
+    pub pinned: Range<u32>,
 }
 
-/// Why there is no node.
+/// Reason why a node can't start.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// No memory.
+    /// The region can't be made.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// Not a layout.
+    /// The layout is invalid.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// No threads, or no descriptors.
+    /// Threads or descriptors can't be made.
     #[error("can't start the threads that serve faults: {0}")]
     Threads(std::io::Error),
 }
 
-/// A node. Its part ends when it is dropped; a thread that waits for a page then waits for ever.
+/// A node of the memory. It ends when dropped; threads that wait for a page then wait for ever.
 #[derive(Debug)]
 pub struct Node {
     me: u16,
@@ -85,31 +85,33 @@ pub struct Node {
     latency: Arc<Latency>,
     causal: Option<Arc<Causal>>,
     discards: Discards,
-    ending: Arc<Ending>,
+    shutdown: Arc<Shutdown>,
     meters: Vec<Arc<Mutex<Meter>>>,
-    lanes: Vec<JoinHandle<()>>,
+    servers: Vec<JoinHandle<()>>,
     enough_ns: Arc<AtomicU64>,
-    reads_ahead: Arc<AtomicBool>,
+    prefetches: Arc<AtomicBool>,
     notes: Vec<String>,
 }
 
-/// What a node that is a part of a larger program is given by it.
+/// Resources that the program provides to its node.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Site<'a> {
-    /// `/dev/userfaultfd`, opened by somebody who may.
+    /// `/dev/userfaultfd`, opened by a process that may.
     pub device: Option<BorrowedFd<'a>>,
-    /// Of the memory, among the process's mappings.
+    /// Name of the memory among the process's mappings.
     pub name: Option<&'a CStr>,
-    /// The first page that each node manages, to whole rows of pages; equal parts if empty.
+    /// First page of each node's managed range, rounded down to whole cycles of stripes. If empty, the ranges
+    /// are equal.
     pub homes: &'a [u32],
 }
 
-/// Starts a lane's thread of that name: the first is done before the second, and before the thread gives up rights.
+/// Starts a thread with that name. The first step runs before the second, and before the thread gives up
+/// rights.
 pub type Spawn<'a> = &'a dyn Fn(String, Step, Step) -> std::io::Result<JoinHandle<()>>;
-/// A part of what a lane's thread does.
+/// A step of a page server's thread.
 pub type Step = Box<dyn FnOnce() + Send>;
 
-/// A node's memory, which nobody serves yet: who touches it waits.
+/// Memory of a node before it is served. A thread that touches it blocks.
 #[derive(Debug)]
 pub struct Prepared {
     layout: Layout,
@@ -119,7 +121,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The memory of node `me`.
+    /// Creates the memory of node `me`.
     ///
     /// # Errors
     /// [`NodeError`].
@@ -144,19 +146,20 @@ impl Prepared {
         })
     }
 
-    /// As [`Node::view`].
+    /// Returns the view ([`Node::view`]).
     pub fn view(&self) -> *mut u8 {
         self.region.view()
     }
 
-    /// Whether the kernel's own accesses, and so a virtual machine's, wait as threads do.
+    /// Returns whether accesses by the kernel, and so by a virtual machine, block as those of threads do.
     pub fn kernel_waits(&self) -> bool {
         self.region.kernel_waits()
     }
 }
 
 impl Node {
-    /// Starts the part of node `me`, with a way to each other node for each lane. `hook` is told of the end, whatever it is.
+    /// Starts node `me`, with a link to each other node for each page server. `hook` is called at the end
+    /// with its reason.
     ///
     /// # Errors
     /// [`NodeError`].
@@ -178,7 +181,7 @@ impl Node {
         Self::serve(prepared, links, names, settings, hook, &spawn)
     }
 
-    /// Serves a memory, by threads that `spawn` starts. As [`Node::start`] otherwise.
+    /// Serves a prepared memory by threads that `spawn` starts; otherwise as [`Node::start`].
     ///
     /// # Errors
     /// [`NodeError`].
@@ -197,7 +200,7 @@ impl Node {
             enough_ns,
         } = prepared;
         let me = layout.me.0;
-        let ending = Ending::new(lanes, hook).map_err(|error| NodeError::Threads(error.into()))?;
+        let shutdown = Shutdown::new(lanes, hook).map_err(|error| NodeError::Threads(error.into()))?;
         let region = Arc::new(region);
         let mut node = Self {
             me,
@@ -207,11 +210,11 @@ impl Node {
             discards: Discards::new(region.clone()),
             region,
             causal: None,
-            ending,
+            shutdown,
             meters: Vec::new(),
-            lanes: Vec::new(),
+            servers: Vec::new(),
             enough_ns: Arc::new(AtomicU64::new(enough_ns)),
-            reads_ahead: Arc::new(AtomicBool::new(settings.ahead)),
+            prefetches: Arc::new(AtomicBool::new(settings.ahead)),
             notes: Vec::new(),
         };
         if !node.region.kernel_waits() {
@@ -225,7 +228,7 @@ impl Node {
         let merges = has_tables && obstacle.is_none();
         node.notes.extend(obstacle);
         let names = Arc::new(names);
-        // Two of this node on one CPU would wait for each other as those of two nodes do.
+        // Two page servers of this node on one CPU would wait for each other, as those of two nodes do.
         let share_a_cpu = !settings.cpus.is_empty() && settings.cpus.len() < usize::from(lanes);
         let mut refused = None;
         for (number, links) in links.into_iter().enumerate() {
@@ -234,32 +237,32 @@ impl Node {
                 stripes: u32::from(lanes),
                 ..node.layout.clone()
             };
-            let mail = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
-            let mail = Arc::new(mail);
-            node.discards.add_lane(mail.clone());
+            let mailbox = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
+            let mailbox = Arc::new(mailbox);
+            node.discards.add_mailbox(mailbox.clone());
             let mut driver = EngineDriver::new(
                 me,
                 node.region.clone(),
                 node.heat.clone(),
                 node.latency.clone(),
                 Peers::new(links, names.clone()),
-                mail,
+                mailbox,
             );
-            driver.reads_ahead = node.reads_ahead.clone();
+            driver.prefetches = node.prefetches.clone();
             if merges {
-                let standing = settings.standing.clone();
-                let causal = Causal::new(usize::from(me), nodes, settings.processors, standing);
+                let pinned = settings.pinned.clone();
+                let causal = Causal::new(usize::from(me), nodes, settings.processors, pinned);
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
                 node.causal = Some(causal.clone());
                 let merging = Merging::new(layout.clone(), causal, settings.processors);
                 driver.merging = Some(Box::new(merging));
             }
             let meter = Arc::new(Mutex::new(Meter::default()));
-            let lane = PageServer::new(
+            let server = PageServer::new(
                 number as u16,
                 Engine::new(layout)?,
                 driver,
-                node.ending.clone(),
+                node.shutdown.clone(),
                 meter.clone(),
                 node.enough_ns.clone(),
                 if share_a_cpu { Polls::Never } else { settings.polls },
@@ -274,95 +277,96 @@ impl Node {
             let thread = spawn(
                 format!("lane {number}"),
                 Box::new(first),
-                Box::new(move || lane.run()),
+                Box::new(move || server.run()),
             );
             let thread = thread.map_err(NodeError::Threads)?;
-            node.lanes.push(thread);
+            node.servers.push(thread);
             refused = refused.or(was_prepared.recv().ok().flatten());
         }
         node.notes.extend(refused);
         Ok(node)
     }
 
-    /// The memory, as long as the node lives. Other nodes write it too: it is to be used as memory of several threads is.
+    /// Returns the memory, valid as long as the node. Other nodes write it too: it must be used as memory
+    /// shared by threads.
     pub fn view(&self) -> *mut u8 {
         self.region.view()
     }
 
-    /// Bytes of it.
+    /// Returns the length of the memory, bytes.
     pub fn bytes(&self) -> usize {
         self.region.pages() as usize * PAGE_BYTES
     }
 
-    /// This node's number.
+    /// Returns this node's number.
     pub fn me(&self) -> u16 {
         self.me
     }
 
-    /// Which node manages a page.
+    /// Returns the manager of a page.
     pub fn home(&self, page: u32) -> u16 {
         self.layout.manager(Page(self.region.striped(page))).0
     }
 
-    /// How pages get into the view.
+    /// Returns how pages are mapped in the view.
     pub fn method(&self) -> Method {
         self.region.method()
     }
 
-    /// How long a thread runs that has used its page for sure, nanoseconds.
+    /// Returns the CPU time after which a thread has certainly used its page, nanoseconds.
     pub fn enough_ns(&self) -> u64 {
         self.enough_ns.load(Ordering::Relaxed)
     }
 
-    /// Changes that.
+    /// Sets that time, nanoseconds.
     pub fn set_enough_ns(&self, ns: u64) {
         self.enough_ns.store(ns, Ordering::Relaxed);
     }
 
-    /// Whether the next pages are asked for too where threads read one after the other.
+    /// Enables or disables prefetching.
     pub fn set_ahead(&self, ahead: bool) {
-        self.reads_ahead.store(ahead, Ordering::Relaxed);
+        self.prefetches.store(ahead, Ordering::Relaxed);
     }
 
-    /// What this host does not permit, for people.
+    /// Returns what this host does not permit, as notes for the user.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Why it has ended, if it has.
+    /// Returns the reason of the end, if the node has ended.
     pub fn end(&self) -> Option<&End> {
-        self.ending.reason()
+        self.shutdown.reason()
     }
 
-    /// What other threads have to do with merged page tables, where there are some.
+    /// Returns the causal order of other threads' messages, if page tables are merged.
     pub fn causal(&self) -> Option<&Arc<Causal>> {
         self.causal.as_ref()
     }
 
-    /// By which pages are given back.
+    /// Returns the interface by which pages are given back.
     pub fn discards(&self) -> &Discards {
         &self.discards
     }
 
-    /// Memory of this host's that the node's pages take, bytes.
+    /// Returns the memory of this host that the node uses, bytes.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn resident_bytes(&self) -> std::io::Result<u64> {
         self.region.resident_bytes()
     }
 
-    /// How long pages of other nodes take to come.
+    /// Returns the mean time to fetch a page.
     pub fn latency(&self) -> &Arc<Latency> {
         &self.latency
     }
 
-    /// The pages that came here most often, at most `count`, and how often each.
+    /// Returns at most `count` pages that arrived most often, and their counts.
     pub fn hottest(&self, count: usize) -> Vec<(u32, u32)> {
         self.heat.hottest(count)
     }
 
-    /// What all lanes have counted, as of when each slept last.
+    /// Returns the sum of all page servers' counters, each as of its last sleep.
     pub fn meter(&self) -> Meter {
         let mut sum = Meter::default();
         for meter in &self.meters {
@@ -374,15 +378,15 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.ending.close();
-        for lane in self.lanes.drain(..) {
-            // One that panicked has said so.
-            let _ = lane.join();
+        self.shutdown.close();
+        for server in self.servers.drain(..) {
+            // A thread that panicked has printed its reason.
+            let _ = server.join();
         }
     }
 }
 
-/// Why the page tables of a guest on so many nodes can't be merged pages, if they can't.
+/// Returns the reason why page tables can't be merged, if there is one.
 fn cannot_merge(nodes: usize, lanes: u16) -> Option<String> {
     let why = match lanes {
         _ if nodes > SHARERS_MAX => format!("there are {nodes} nodes, of {SHARERS_MAX} at most"),
@@ -394,22 +398,22 @@ fn cannot_merge(nodes: usize, lanes: u16) -> Option<String> {
     ))
 }
 
-/// Homes as they are asked for, or in equal parts, of whole rows of pages where there are enough.
+/// Returns the layout with the managed ranges that were requested, or equal ones of whole cycles of stripes.
 fn layout(me: u16, shape: Shape, homes: &[u32], region: &Region) -> Layout {
     let mut layout = Layout::even(NodeId(me), shape.nodes, region.pages());
-    let unit = region.row_of_lanes();
+    let unit = region.stripe_cycle_pages();
     let units = region.pages() / unit;
     if !homes.is_empty() {
-        let home = |(node, first): (u16, &u32)| Home {
+        let home = |(node, first): (u16, &u32)| ManagedRange {
             first: Page(first / unit * unit),
             manager: NodeId(node),
         };
-        layout.homes = (0..).zip(homes).map(home).collect();
-        // Of one that has less than a row, another one's begins at the same page.
-        layout.homes.dedup_by_key(|home| home.first);
+        layout.ranges = (0..).zip(homes).map(home).collect();
+        // Of two ranges that begin at the same page the first one is empty.
+        layout.ranges.dedup_by_key(|home| home.first);
     } else if units >= u32::from(shape.nodes) {
-        layout.homes = (0..shape.nodes)
-            .map(|node| Home {
+        layout.ranges = (0..shape.nodes)
+            .map(|node| ManagedRange {
                 first: Page(units * u32::from(node) / u32::from(shape.nodes) * unit),
                 manager: NodeId(node),
             })

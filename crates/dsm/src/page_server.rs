@@ -1,13 +1,13 @@
-//! A lane: a thread that serves a part of a node's pages, alone: it has their userfaultfd, their engine and its own streams to every
-//! other node, so that it shares nothing with the others.
+//! The page server: a thread that serves one stripe of a node's pages. It alone has their userfaultfd, their
+//! engine and its own streams to every other node, so that page servers share nothing.
 //!
-//! It answers whatever has come, and when there is nothing it polls for a while and then sleeps. It does not poll right after
-//! it has woken a thread, or has received a page ahead for one that runs, as that thread may need the CPU that it is on: a lane is best
-//! on the CPU of the threads that it serves, where a fault and its answer are two switches (3 us) instead of two interrupts between
-//! CPUs (20 to 40 us).
+//! It serves what has arrived; when idle it polls for a while and then sleeps. It does not poll after it has
+//! woken a thread or mapped a prefetched page, as that thread may need the CPU. A page server is best on the
+//! CPU of the threads that it serves, where a fault and its reply are two switches (3 us) instead of two
+//! interrupts between CPUs (20 to 40 us).
 //!
-//! [`faults`] and [`messages`] are what it serves, [`residency`] lets pages go, [`discarding`] has pages forgotten, [`merged`] is about
-//! merged page tables, and [`waiting`] says when it polls.
+//! [`faults`] and [`messages`] are the work, [`residency`] releases pages, [`discarding`] discards them,
+//! [`merged`] handles merged page tables, and [`waiting`] decides when to poll.
 
 pub(crate) mod discarding;
 mod faults;
@@ -24,42 +24,44 @@ use coherence::{EFFECTS_MAX, Effect, Engine};
 use urpc::poll::PollTime;
 
 use self::discarding::Discarding;
-use crate::ahead::ReadPrefetcher;
 use crate::clock::now_ns;
 use crate::driver::EngineDriver;
-use crate::ending::{End, Ending};
 use crate::meter::Meter;
 use crate::node::Polls;
+use crate::prefetch::ReadPrefetcher;
+use crate::shutdown::{End, Shutdown};
 
-/// What sleeping and being woken costs, nanoseconds: 20 us from one CPU to another here, more when it has gone idle.
+/// Cost of sleeping and being woken, nanoseconds: 20 us from one CPU to another here, more when it has gone
+/// idle.
 const SLEEP_NS: u64 = 25_000;
-/// Looks at the streams while a reply is awaited, for each look at the userfaultfd.
-const LOOKS: u32 = 8;
+/// Polls of the streams for each read of the userfaultfd while a reply is pending.
+const POLLS_PER_FAULT_READ: u32 = 8;
 
-/// A lane.
+/// State of a page server.
 #[derive(Debug)]
 pub struct PageServer {
     number: u16,
     engine: Engine,
-    /// Of the event that the engine handles now; empty between two events.
+    /// Effects of the event that the engine handles; empty between two events.
     effects: Vec<Effect>,
     driver: EngineDriver,
-    ending: Arc<Ending>,
+    shutdown: Arc<Shutdown>,
     shared: Arc<Mutex<Meter>>,
-    /// How long a thread runs that has used its page for sure.
+    /// CPU time after which a thread has certainly used its page, nanoseconds.
     enough_ns: Arc<AtomicU64>,
-    /// Who polls at real-time priority keeps other lanes from its CPU, those that it waits for too.
+    /// When to poll. At real-time priority a poller keeps other page servers from its CPU, those that it
+    /// waits for too.
     polls: Polls,
-    /// While a thread waits here, and while none does.
+    /// Poll times while a thread waits here, and while none does.
     asked: PollTime,
     idle: PollTime,
-    /// The end's, the userfaultfd, that of who gives pages back, that of who asks about merged pages if there are any, and each
-    /// node's streams.
+    /// Descriptors, in order: shutdown, userfaultfd, discards, requests about merged pages if there are any,
+    /// and the streams of each node.
     polled: Vec<libc::pollfd>,
-    /// Threads may wait that have not been heard.
+    /// Whether the userfaultfd may have unread faults.
     faulted: bool,
     discarding: Discarding,
-    ahead: ReadPrefetcher,
+    read_prefetcher: ReadPrefetcher,
 }
 
 impl PageServer {
@@ -67,15 +69,15 @@ impl PageServer {
         number: u16,
         engine: Engine,
         driver: EngineDriver,
-        ending: Arc<Ending>,
+        shutdown: Arc<Shutdown>,
         shared: Arc<Mutex<Meter>>,
         enough_ns: Arc<AtomicU64>,
         polls: Polls,
     ) -> Self {
         let mut descriptors = vec![
-            ending.event().as_raw_fd(),
+            shutdown.event().as_raw_fd(),
             driver.region.userfault(number).as_fd().as_raw_fd(),
-            driver.mail.event().as_fd().as_raw_fd(),
+            driver.mailbox.event().as_fd().as_raw_fd(),
         ];
         if let Some(merging) = &driver.merging {
             descriptors.push(merging.causal.event().as_fd().as_raw_fd());
@@ -96,7 +98,7 @@ impl PageServer {
             engine,
             effects: Vec::with_capacity(EFFECTS_MAX),
             driver,
-            ending,
+            shutdown,
             shared,
             enough_ns,
             polls,
@@ -105,71 +107,71 @@ impl PageServer {
             polled,
             faulted: true,
             discarding: Discarding::default(),
-            ahead: ReadPrefetcher::default(),
+            read_prefetcher: ReadPrefetcher::default(),
         }
     }
 
-    /// Serves until the end, and tells the other nodes why.
+    /// Serves until the end, and reports its reason to the other nodes.
     pub fn run(mut self) {
-        let ending = self.ending.clone();
+        let shutdown = self.shutdown.clone();
         let is_first = match self.serve() {
-            Err(end) => ending.set(end),
+            Err(end) => shutdown.set(end),
             Ok(()) => false,
         };
-        if let Some(end) = ending.reason() {
-            self.say_end(end);
+        if let Some(end) = shutdown.reason() {
+            self.report_end(end);
         }
         if let Some(merging) = &self.driver.merging {
-            merging.causal.over();
+            merging.causal.close();
         }
-        self.driver.mail.over();
+        self.driver.mailbox.close();
         self.publish();
-        ending.lane_told();
+        shutdown.server_reported();
         if is_first {
-            ending.call_hook();
+            shutdown.call_hook();
         }
     }
 
     fn serve(&mut self) -> Result<(), End> {
         let mut idle_since = None;
-        let mut looks: u32 = 0;
+        let mut polls_done: u32 = 0;
         loop {
-            looks = looks.wrapping_add(1);
+            polls_done = polls_done.wrapping_add(1);
             let mut busy = false;
-            if self.faulted && (idle_since.is_none() || looks.is_multiple_of(LOOKS)) {
+            if self.faulted && (idle_since.is_none() || polls_done.is_multiple_of(POLLS_PER_FAULT_READ)) {
                 busy |= self.take_faults()?;
             }
             busy |= self.take_messages()?;
-            let look_again_ns = self.let_go()?;
-            let go_on_ns = self.discard()?;
+            let recheck_ns = self.release_wanted()?;
+            let resume_ns = self.discard()?;
             self.settle()?;
-            if busy && !self.threads().want_the_cpu() {
+            if busy && !self.threads().need_the_cpu() {
                 if let Some(since) = idle_since.take() {
-                    self.patience().waited(now_ns() - since, false);
+                    self.poll_time().waited(now_ns() - since, false);
                 }
                 continue;
             }
             let now = now_ns();
             let since = *idle_since.get_or_insert(now);
-            let may_poll = self.threads().let_poll(self.polls);
-            if may_poll && now - since < self.patience().poll_ns() {
-                self.look_at_all();
+            let may_poll = self.threads().allow_polling(self.polls);
+            if may_poll && now - since < self.poll_time().poll_ns() {
+                self.poll_all();
                 std::hint::spin_loop();
                 continue;
             }
-            if self.ending.reason().is_some() {
+            if self.shutdown.reason().is_some() {
                 return Ok(());
             }
             self.publish();
-            self.sleep([look_again_ns, go_on_ns].into_iter().flatten().min());
-            self.patience().waited(now_ns() - since, true);
-            (self.driver.woke, self.driver.brought) = (false, false);
+            self.sleep([recheck_ns, resume_ns].into_iter().flatten().min());
+            self.poll_time().waited(now_ns() - since, true);
+            (self.driver.woke, self.driver.mapped_prefetched) = (false, false);
             idle_since = None;
         }
     }
 
-    /// Passes an event to the engine, and performs its effects in their order before it returns.
-    fn turn<T>(&mut self, event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T) -> T {
+    /// Passes an event to the engine and performs its effects in order.
+    fn run_event<T>(&mut self, event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T) -> T {
         let result = event(&mut self.engine, &mut self.effects);
         for effect in self.effects.drain(..) {
             self.driver.perform(effect);

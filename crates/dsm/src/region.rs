@@ -1,13 +1,15 @@
-//! The memory of a region: one file, mapped twice.
+//! Memory of a region: one file, mapped twice.
 //!
-//! The *view* is what the node's threads use. A page of it can be used only as far as the coherence protocol says; any other
-//! access waits, and a userfaultfd tells of it. Through the *alias* contents are read and written in place, whatever the
-//! view allows. The alias is locked in memory: a page that were swapped out would come back without anybody being told.
+//! The node's threads use the *view*. A page of it is accessible only as far as the coherence protocol
+//! permits; any other access blocks, and a userfaultfd reports it. The *alias* reads and writes contents in
+//! place, whatever the view permits. It is locked in memory, as a page that were swapped out would return
+//! without a report.
 //!
-//! A page is mapped read-only or not at all in one step: there is no moment in which it can be written that was only to be
-//! read. Newer kernels (6.4) map pages of the page cache so ([`Method::Continue`]: 0.3 us; taking one away 1.1 us). On
-//! older ones the view maps whatever the page cache has, so that it must hold exactly what may be read: pages are copied in
-//! from a second file, the *shadow*, and copied back there and punched out ([`Method::Copy`]: 1.1 us and 2.4 us).
+//! A page becomes read-only or unmapped in one step, so there is no moment in which a read-only page is
+//! writable. Newer kernels (6.4) map pages of the page cache that way ([`Method::Continue`]: 0.3 us; to unmap
+//! one takes 1.1 us). On older kernels the view maps whatever the page cache has, which must be exactly what
+//! may be read. Pages are copied in from a second file, the *shadow*, and copied back there and punched out
+//! ([`Method::Copy`]: 1.1 us and 2.4 us).
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -24,87 +26,88 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::PAGE_BYTES;
 use crate::userfault::{FaultDelivery, Userfault, UserfaultError};
 
-/// The most pages, 32 GiB: a guest's 16 with the holes between them.
+/// Largest number of pages, 32 GiB: a guest's 16 GiB with the holes between them.
 pub const PAGES_MAX: u32 = 1 << 23;
-/// Pages in a row that are the same lane's, at most: one kernel mapping is needed for each such row.
+/// Largest number of successive pages of one stripe. Each such row needs one mapping of the kernel.
 const ROW_PAGES_MAX: u32 = 512;
 
-/// How pages get into the view.
+/// How pages are mapped in the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Method {
-    /// Written through the alias, and mapped from the page cache.
+    /// The page is written through the alias, and mapped from the page cache.
     Continue,
-    /// Copied by the kernel from the shadow into a page cache that has none.
+    /// The kernel copies the page from the shadow into an empty page cache.
     Copy,
 }
 
-/// What can be chosen of a region beside its size.
+/// Options of a region.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionOptions<'a> {
-    /// Whom faults are told to.
-    pub told: FaultDelivery,
-    /// `/dev/userfaultfd`, opened by somebody who may.
+    /// Receiver of faults.
+    pub delivery: FaultDelivery,
+    /// `/dev/userfaultfd`, opened by a process that may.
     pub device: Option<BorrowedFd<'a>>,
-    /// Of its files, among the process's mappings.
+    /// Name of the files among the process's mappings.
     pub name: &'a CStr,
 }
 
 impl Default for RegionOptions<'_> {
     fn default() -> Self {
         Self {
-            told: FaultDelivery::Reader,
+            delivery: FaultDelivery::Reader,
             device: None,
             name: c"dsm",
         }
     }
 }
 
-/// Why there is no region.
+/// Reason why a region can't be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// Not a number of pages that a region can have.
+    /// The number of pages is out of range.
     #[error("a region has from 1 to {PAGES_MAX} pages, not {0}")]
     Size(u32),
-    /// The kernel refused.
+    /// The kernel refused an operation.
     #[error("can't {0} the region's memory: {1}")]
     Refused(&'static str, #[source] io::Error),
-    /// It could be swapped out.
+    /// The memory can't be locked, and this host swaps.
     #[error(
         "the region's memory can't be locked ({0}) and this host swaps; raise RLIMIT_MEMLOCK or turn swap off"
     )]
     Swap(io::Error),
-    /// No faults can be had.
+    /// Faults can't be received.
     #[error(transparent)]
     Userfault(#[from] UserfaultError),
 }
 
-/// A mapped region. Unmapped when dropped.
+/// A mapped region. Dropping it unmaps the memory.
 #[derive(Debug)]
 pub struct Region {
     file: File,
     view: NonNull<u8>,
     alias: NonNull<u8>,
-    /// Of pages that are not mapped, with [`Method::Copy`].
+    /// Contents of unmapped pages, with [`Method::Copy`].
     shadow: Option<NonNull<u8>>,
     shadow_file: Option<File>,
     pages: u32,
-    lanes: u16,
-    /// Pages in a row that are the same lane's.
+    stripes: u16,
+    /// Successive pages of one stripe.
     row_pages: u32,
     method: Method,
-    /// For each lane.
+    /// Userfaultfd of each stripe.
     userfaults: Vec<Userfault>,
-    /// How each page is mapped in the view, a [`Right`]. Written by the page's lane only.
+    /// Right with which each page is mapped in the view. Only the page's server writes it.
     mapped: Vec<AtomicU8>,
 }
 
-// SAFETY: the mappings belong to no thread; what is in them is reached by pointers only, never by references.
+// SAFETY: the mappings belong to no thread, and their contents are accessed by pointers only, never by
+// references.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A new region, of which no page can be used yet, and whose faults come by `lanes` descriptors, in these options.
+    /// Creates a region in which every access faults, with a userfaultfd for each of `lanes` stripes.
     ///
     /// # Errors
     /// [`RegionError`].
@@ -135,13 +138,13 @@ impl Region {
             shadow: None,
             shadow_file: None,
             pages,
-            lanes,
+            stripes: lanes,
             row_pages,
             method: Method::Copy,
             userfaults: Vec::new(),
             mapped: (0..pages).map(|_| AtomicU8::new(Right::None as u8)).collect(),
         };
-        region.keep_small_and_here(bytes)?;
+        region.prepare_mappings(bytes)?;
         region.method = match method {
             Some(method) => method,
             None => region.best_method(options.device)?,
@@ -153,28 +156,28 @@ impl Region {
             region.shadow = Some(map(&shadow, bytes)?);
             region.shadow_file = Some(shadow);
         }
-        for _ in 0..region.lanes {
+        for _ in 0..region.stripes {
             region
                 .userfaults
-                .push(Userfault::open(options.told, options.device)?);
+                .push(Userfault::open(options.delivery, options.device)?);
         }
         for row in (0..pages).step_by(region.row_pages as usize) {
             let end = row + region.row_pages;
-            let userfault = &region.userfaults[usize::from(region.lane_of(row))];
+            let userfault = &region.userfaults[usize::from(region.stripe_of(row))];
             userfault.register(region.addresses(row..end), region.method == Method::Continue)?;
         }
         Ok(region)
     }
 
-    /// Whether pages can be mapped read-only out of the page cache, found by trying.
+    /// Finds out by a trial whether pages of the page cache can be mapped read-only.
     fn best_method(&self, device: Option<BorrowedFd<'_>>) -> Result<Method, RegionError> {
         let page = map(&self.file, PAGE_BYTES)?;
         let tried = (|| {
             let userfault = Userfault::open(FaultDelivery::Reader, device)?;
             let at = page.as_ptr() as usize;
             userfault.register(at..at + PAGE_BYTES, true)?;
-            // The page must be in the page cache; zero is what it holds.
-            // SAFETY: the first page of the alias; nobody else knows of the region yet.
+            // The page must be in the page cache; its contents are zero.
+            // SAFETY: the first page of the alias; no other code has the region yet.
             unsafe { self.alias.as_ptr().write_volatile(0) };
             Ok(match userfault.map_cached(at..at + PAGE_BYTES, false) {
                 Ok(()) => Method::Continue,
@@ -188,10 +191,11 @@ impl Region {
         tried
     }
 
-    /// No huge pages, which would be split at the first restriction; and nothing swapped out.
-    fn keep_small_and_here(&self, bytes: usize) -> Result<(), RegionError> {
+    /// Disables huge pages, which the first restriction would split, and swapping.
+    fn prepare_mappings(&self, bytes: usize) -> Result<(), RegionError> {
         for mapping in [self.view, self.alias] {
-            // SAFETY: our own mapping; only the size of its pages changes. Kernels without huge pages refuse, which is as good.
+            // SAFETY: our own mapping; only the size of its pages changes. Kernels without huge pages refuse,
+            // which is as good.
             unsafe { libc::madvise(mapping.as_ptr().cast(), bytes, libc::MADV_NOHUGEPAGE) };
         }
         // SAFETY: our own mapping; pages are locked as they come.
@@ -207,27 +211,28 @@ impl Region {
         Ok(())
     }
 
-    /// Where the node's threads use it.
+    /// Returns the view, which the node's threads use.
     pub fn view(&self) -> *mut u8 {
         self.view.as_ptr()
     }
 
-    /// How many pages it has.
+    /// Returns the number of pages.
     pub fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// How pages get into the view here.
+    /// Returns how pages are mapped in the view.
     pub fn method(&self) -> Method {
         self.method
     }
 
-    /// Whether accesses by the kernel (`read(2)` into the region, a virtual machine's) wait as threads do.
+    /// Returns whether accesses by the kernel (`read(2)` into the region, a virtual machine's) block as those
+    /// of threads do.
     pub fn kernel_waits(&self) -> bool {
         self.userfaults.iter().all(|userfault| userfault.kernel_waits)
     }
 
-    /// Pages around this one that are its lane's too: its part, of so many pages, of the region.
+    /// Returns the aligned block of at most `pages` pages of one stripe that contains the page.
     pub fn block_of(&self, page: u32, pages: u32) -> Range<u32> {
         let pages = pages.min(self.row_pages);
         let row = page / self.row_pages * self.row_pages;
@@ -235,41 +240,41 @@ impl Region {
         start..(start + pages).min(row + self.row_pages)
     }
 
-    /// Whose a page is: rows of pages go to the lanes in turn.
-    pub fn lane_of(&self, page: u32) -> u16 {
-        ((page / self.row_pages) % u32::from(self.lanes)) as u16
+    /// Returns the stripe of a page. Rows of pages go to the stripes in turn.
+    pub fn stripe_of(&self, page: u32) -> u16 {
+        ((page / self.row_pages) % u32::from(self.stripes)) as u16
     }
 
-    /// Pages after which the lanes begin again.
-    pub fn row_of_lanes(&self) -> u32 {
-        self.row_pages * u32::from(self.lanes)
+    /// Returns the number of pages after which the stripes repeat.
+    pub fn stripe_cycle_pages(&self) -> u32 {
+        self.row_pages * u32::from(self.stripes)
     }
 
-    /// A page's number to the coherence engines, of which each has every so many'th.
+    /// Returns the number that the coherence engines use for a page.
     pub fn striped(&self, page: u32) -> u32 {
-        let (row, lanes) = (page / self.row_pages, u32::from(self.lanes));
-        (row / lanes * self.row_pages + page % self.row_pages) * lanes + row % lanes
+        let (row, stripes) = (page / self.row_pages, u32::from(self.stripes));
+        (row / stripes * self.row_pages + page % self.row_pages) * stripes + row % stripes
     }
 
-    /// The page that has this number to the coherence engines.
+    /// Returns the page that has this number in the coherence engines.
     pub fn unstriped(&self, number: u32) -> u32 {
-        let (within, lanes) = (number / u32::from(self.lanes), u32::from(self.lanes));
-        let row = within / self.row_pages * lanes + number % lanes;
+        let (within, stripes) = (number / u32::from(self.stripes), u32::from(self.stripes));
+        let row = within / self.row_pages * stripes + number % stripes;
         row * self.row_pages + within % self.row_pages
     }
 
-    /// The page of an address in the view.
+    /// Returns the page of an address in the view.
     pub fn page_at(&self, address: usize) -> Option<u32> {
         let page = address.checked_sub(self.view.as_ptr() as usize)? / PAGE_BYTES;
         u32::try_from(page).ok().filter(|page| *page < self.pages)
     }
 
-    /// A lane's descriptor.
-    pub fn userfault(&self, lane: u16) -> &Userfault {
-        &self.userfaults[usize::from(lane)]
+    /// Returns the userfaultfd of a stripe.
+    pub fn userfault(&self, stripe: u16) -> &Userfault {
+        &self.userfaults[usize::from(stripe)]
     }
 
-    /// How the view has a page.
+    /// Returns the right with which a page is mapped in the view.
     pub fn mapped(&self, page: u32) -> Right {
         match self.mapped[page as usize].load(Ordering::Relaxed) {
             0 => Right::None,
@@ -278,7 +283,7 @@ impl Region {
         }
     }
 
-    /// The page's bytes, whatever the view allows. Good until its right changes from or to none.
+    /// Returns the page's bytes, whatever the view permits. Valid until its right changes from or to none.
     pub fn bytes(&self, page: u32) -> *mut [u8; PAGE_BYTES] {
         assert!(page < self.pages, "page {page} of {}", self.pages);
         let base = match self.shadow {
@@ -289,22 +294,22 @@ impl Region {
         unsafe { base.as_ptr().add(page as usize * PAGE_BYTES).cast() }
     }
 
-    /// Makes a page that nobody has written all zeroes.
+    /// Zeroes a page that no node has written.
     pub fn clear(&self, page: u32) {
         if self.mapped(page) != Right::None {
-            // Never written: it is.
+            // The page was never written.
             return;
         }
-        // SAFETY: not in the view, so nobody reads it; the lane is its only writer.
+        // SAFETY: the page is not in the view, so no thread reads it; the page server is its only writer.
         unsafe { self.bytes(page).cast::<u8>().write_bytes(0, PAGE_BYTES) };
     }
 
-    /// Lets the view have a page with that right, and wakes who waits for it.
+    /// Maps a page in the view with a right, and wakes the threads that wait for it.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn open(&self, page: u32, right: Right) -> io::Result<()> {
-        let userfault = self.userfault(self.lane_of(page));
+        let userfault = self.userfault(self.stripe_of(page));
         let at = self.view_of(page);
         let writable = right == Right::Write;
         match (self.mapped(page), self.method) {
@@ -312,23 +317,23 @@ impl Region {
                 userfault.map_cached(self.addresses(page..page + 1), writable)?;
             }
             (Right::None, Method::Copy) => {
-                // SAFETY: a page of the shadow; the lane is its only writer.
+                // SAFETY: a page of the shadow; the page server is its only writer.
                 userfault.map_copy(at, unsafe { &*self.bytes(page) }, writable)?;
             }
             (Right::Read, _) if writable => userfault.set_writable(at, true)?,
-            // Several threads waited, and the first one's answer was enough.
+            // The reply to the first of several waiting threads was enough.
             _ => userfault.wake(at)?,
         }
         self.note(page, right.max(self.mapped(page)));
         Ok(())
     }
 
-    /// Lets the view have pages for writing that nobody has used: all zeroes. They are of one lane.
+    /// Maps zero pages of one stripe in the view for writing.
     ///
     /// # Errors
-    /// As the kernel says.
-    pub fn open_fresh(&self, pages: Range<u32>) -> io::Result<()> {
-        let userfault = self.userfault(self.lane_of(pages.start));
+    /// The kernel's error.
+    pub fn map_zero(&self, pages: Range<u32>) -> io::Result<()> {
+        let userfault = self.userfault(self.stripe_of(pages.start));
         match self.method {
             Method::Continue => {
                 pages.clone().for_each(|page| self.clear(page));
@@ -340,15 +345,15 @@ impl Region {
         Ok(())
     }
 
-    /// Makes the view as it should be for a page, if it is not, and wakes who waits for it.
+    /// Maps a page in the view with its right if it is not, and wakes the threads that wait for it.
     ///
     /// # Errors
-    /// As the kernel says.
-    pub fn again(&self, page: u32) -> io::Result<()> {
-        let (userfault, at) = (self.userfault(self.lane_of(page)), self.view_of(page));
+    /// The kernel's error.
+    pub fn retry_fault(&self, page: u32) -> io::Result<()> {
+        let (userfault, at) = (self.userfault(self.stripe_of(page)), self.view_of(page));
         let writable = self.mapped(page) == Right::Write;
         if self.mapped(page) != Right::None && self.method == Method::Continue {
-            unless_there(userfault.map_cached(self.addresses(page..page + 1), writable))?;
+            ignore_existing(userfault.map_cached(self.addresses(page..page + 1), writable))?;
         }
         if writable {
             userfault.set_writable(at, true)?;
@@ -356,25 +361,26 @@ impl Region {
         userfault.wake(at)
     }
 
-    /// Takes rights away. Once this returns no thread of the node has more than `right`.
+    /// Reduces the right to a page. Once this returns no thread of the node has more than `right`.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn restrict(&self, page: u32, right: Right) -> io::Result<()> {
         match (self.mapped(page), right) {
             (Right::Write, Right::Read) => {
-                let userfault = self.userfault(self.lane_of(page));
+                let userfault = self.userfault(self.stripe_of(page));
                 userfault.set_writable(self.view_of(page), false)?;
             }
             (Right::Write | Right::Read, Right::None) => match self.method {
                 Method::Continue => {
                     let at = self.view_of(page) as *mut libc::c_void;
-                    // SAFETY: our own mapping of a file: the page stays in the page cache, and who touches it waits.
+                    // SAFETY: our own mapping of a file: the page stays in the page cache, and a thread that
+                    // touches it blocks.
                     if unsafe { libc::madvise(at, PAGE_BYTES, libc::MADV_DONTNEED) } != 0 {
                         return Err(io::Error::last_os_error());
                     }
                 }
-                Method::Copy => self.put_aside(page)?,
+                Method::Copy => self.copy_to_shadow(page)?,
             },
             _ => return Ok(()),
         }
@@ -382,16 +388,16 @@ impl Region {
         Ok(())
     }
 
-    /// Takes a page out of the view into the shadow.
-    fn put_aside(&self, page: u32) -> io::Result<()> {
+    /// Moves a page from the view to the shadow.
+    fn copy_to_shadow(&self, page: u32) -> io::Result<()> {
         if self.mapped(page) == Right::Write {
-            self.userfault(self.lane_of(page))
+            self.userfault(self.stripe_of(page))
                 .set_writable(self.view_of(page), false)?;
         }
         let from = self.bytes(page);
         if let Some(shadow) = self.shadow {
-            // SAFETY: both within their mappings, which are different; nobody can write the page any more, and the lane is the
-            // shadow's only user.
+            // SAFETY: both within their mappings, which are different; no thread can write the page any more,
+            // and the page server is the shadow's only user.
             unsafe {
                 shadow
                     .as_ptr()
@@ -403,10 +409,11 @@ impl Region {
         punch(&self.file, page..page + 1)
     }
 
-    /// Gives the memory of pages back to the host. The view has none of them on return, and what was in them is gone.
+    /// Returns the memory of pages to the host. On return the view has none of them, and their contents are
+    /// gone.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn free(&self, pages: Range<u32>) -> io::Result<()> {
         for file in [Some(&self.file), self.shadow_file.as_ref()]
             .into_iter()
@@ -418,10 +425,10 @@ impl Region {
         Ok(())
     }
 
-    /// Memory of the host's that it takes, bytes.
+    /// Returns the memory of the host that the region uses, bytes.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn resident_bytes(&self) -> io::Result<u64> {
         const SECTOR_BYTES: u64 = 512;
         let files = [Some(&self.file), self.shadow_file.as_ref()]
@@ -444,7 +451,7 @@ impl Region {
     }
 }
 
-/// Small enough that each lane has several rows, unless the region is tiny.
+/// Returns the length of a row: small enough that each stripe has several rows, unless the region is tiny.
 fn row_pages(pages: u32, lanes: u16) -> u32 {
     (pages / (u32::from(lanes) * 8)).clamp(1, ROW_PAGES_MAX)
 }
@@ -460,7 +467,7 @@ impl Drop for Region {
     }
 }
 
-fn unless_there(result: io::Result<()>) -> io::Result<()> {
+fn ignore_existing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         result => result,
@@ -485,7 +492,7 @@ fn map(file: &File, bytes: usize) -> Result<NonNull<u8>, RegionError> {
     Ok(NonNull::new(at.cast()).expect("mmap gives null only for a fixed address"))
 }
 
-/// Takes pages out of the page cache, and so out of all mappings.
+/// Removes pages from the page cache, and so from all mappings.
 fn punch(file: &File, pages: Range<u32>) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (offset, bytes) = (i64::from(pages.start), pages.len() as i64);

@@ -1,14 +1,16 @@
-//! The thread that serves a part of a node's pages: its CPU, its priority, its timers.
+//! Thread of a page server: its CPU, priority and timers.
 
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Above every ordinary thread, so that a page is served before who spins for it; below the kernel's own.
+/// Real-time priority: above every ordinary thread, so that a page is served before a thread that spins for
+/// it; below the kernel's own.
 const PRIORITY: libc::c_int = 10;
 
-/// Sets up this thread: on that CPU alone if one is named, at real-time priority if asked for. Returns what this host does not permit of it.
+/// Prepares this thread: pins it to a CPU if one is named, and sets real-time priority if asked. Returns what
+/// this host does not permit.
 pub fn prepare_server_thread(cpu: Option<usize>, realtime: bool) -> Option<String> {
-    // SAFETY: a number for this thread alone: its timers come as exactly as they can.
+    // SAFETY: a number for this thread alone, with which its timers are as exact as they can be.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
     if let Some(cpu) = cpu {
         let mut set = CpuSet::new();

@@ -1,23 +1,23 @@
-//! The shape of a memory: what all nodes agree on before one begins.
+//! Shape of a memory, on which all nodes agree before it begins.
 
 use serde::{Deserialize, Serialize};
 
 use crate::region::Method;
 
-/// The most lanes.
+/// Largest number of page servers of a node.
 pub const LANES_MAX: u16 = 32;
 
-/// What the memory is to be. The same on all nodes.
+/// Shape of a memory, the same on all nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// How many nodes there are.
+    /// Number of nodes.
     pub nodes: u16,
-    /// Pages of 4 KiB, rounded up by the region.
+    /// Number of pages of 4 KiB. The region rounds it up.
     pub pages: u32,
-    /// Threads that serve faults on each node, each with a part of the pages.
+    /// Number of page servers of each node, each with one stripe of the pages.
     pub lanes: u16,
-    /// Whether pages that are read and then written by one node after the other are given for writing at once.
+    /// Whether migratory pages are granted for writing at the read.
     pub migratory: bool,
-    /// How pages get into the view, if not the best way.
+    /// How pages are mapped in the view; the best way if `None`.
     pub method: Option<Method>,
 }

@@ -1,7 +1,7 @@
-//! A userfaultfd: the kernel tells it where a thread waits for a page, and is told how to go on.
+//! A userfaultfd: the kernel reports threads that wait for a page, and maps pages for them.
 //!
-//! The numbers and layouts are those of `linux/userfaultfd.h`. What is needed beyond Linux 5.19, with which write
-//! protection of shared memory came, is found by trying.
+//! The numbers and layouts are those of `linux/userfaultfd.h`. Features beyond Linux 5.19, which brought
+//! write protection of shared memory, are found by a trial.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -11,10 +11,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use crate::PAGE_BYTES;
 
 const API: u64 = 0xaa;
-/// By which who may open it may have accesses by the kernel wait, whoever it is passed to.
+/// Device that lets accesses by the kernel block too, for any process that is passed its open descriptor.
 pub const DEVICE: &str = "/dev/userfaultfd";
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
-/// Accesses by the kernel on behalf of a thread (`read(2)` into the region, KVM) fail instead of waiting.
+/// Flag: accesses by the kernel on behalf of a thread (`read(2)` into the region, KVM) fail instead of
+/// blocking.
 const USER_MODE_ONLY: libc::c_int = 1;
 
 const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
@@ -34,7 +35,7 @@ const FLAG_WP: u64 = 1 << 1;
 
 const COPY_WP: u64 = 1 << 1;
 const WRITEPROTECT_ON: u64 = 1 << 0;
-/// Since Linux 6.4.
+/// Flag since Linux 6.4.
 const CONTINUE_WP: u64 = 1 << 1;
 
 /// Faults read at once.
@@ -97,7 +98,7 @@ struct ContinueArg {
     mapped: i64,
 }
 
-/// The requests that a lane makes while it serves, for a filter of system calls.
+/// Requests that a page server makes while it serves, for a filter of system calls.
 pub const SERVING: [libc::c_ulong; 5] = [
     UFFDIO_WAKE,
     UFFDIO_COPY,
@@ -127,30 +128,30 @@ struct Event {
 }
 const _: () = assert!(size_of::<Event>() == 32);
 
-/// A thread that waits.
+/// A fault of a thread that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What it touches.
+    /// Address of the access.
     pub address: usize,
-    /// Whether it writes.
+    /// Whether the access is a write.
     pub write: bool,
-    /// Its number in this process.
+    /// Kernel number of the thread.
     pub thread: libc::pid_t,
 }
 
-/// Who is told of a fault.
+/// Receiver of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultDelivery {
-    /// Who reads the descriptor.
+    /// The reader of the descriptor.
     Reader,
     /// The faulting thread itself, by SIGBUS.
     Thread,
 }
 
-/// Why there is no userfaultfd that serves here.
+/// Reason why no userfaultfd serves here.
 #[derive(Debug, thiserror::Error)]
 pub enum UserfaultError {
-    /// Neither the system call nor the device may be used.
+    /// Neither the system call nor the device is permitted.
     #[error(
         "userfaultfd is refused ({0}); run as root, give access to /dev/userfaultfd, or set sysctl vm.unprivileged_userfaultfd=1"
     )]
@@ -158,7 +159,7 @@ pub enum UserfaultError {
     /// The kernel is too old.
     #[error("this kernel's userfaultfd can't write-protect shared memory ({0}); Linux 5.19 or newer can")]
     TooOld(io::Error),
-    /// The region is not what the kernel takes.
+    /// The kernel does not accept the region.
     #[error("userfaultfd does not take the region: {0}")]
     Register(io::Error),
 }
@@ -167,17 +168,17 @@ pub enum UserfaultError {
 #[derive(Debug)]
 pub struct Userfault {
     fd: OwnedFd,
-    /// Whether accesses by the kernel wait too.
+    /// Whether accesses by the kernel block too.
     pub kernel_waits: bool,
 }
 
 impl Userfault {
-    /// Opens one: with accesses by the kernel where that is permitted, or where somebody who may has opened `device`,
-    /// `/dev/userfaultfd`.
+    /// Opens a userfaultfd. Accesses by the kernel block if the process may have that, or if `device` is an
+    /// open `/dev/userfaultfd`.
     ///
     /// # Errors
     /// [`UserfaultError::Refused`], [`UserfaultError::TooOld`].
-    pub fn open(told: FaultDelivery, device: Option<BorrowedFd<'_>>) -> Result<Self, UserfaultError> {
+    pub fn open(delivery: FaultDelivery, device: Option<BorrowedFd<'_>>) -> Result<Self, UserfaultError> {
         let (fd, kernel_waits) = match device.map(by_device) {
             Some(Ok(fd)) => (fd, true),
             _ => open()?,
@@ -186,7 +187,7 @@ impl Userfault {
             | FEATURE_MISSING_SHMEM
             | FEATURE_MINOR_SHMEM
             | FEATURE_WP_HUGETLBFS_SHMEM;
-        features |= match told {
+        features |= match delivery {
             FaultDelivery::Reader => FEATURE_THREAD_ID,
             FaultDelivery::Thread => FEATURE_SIGBUS,
         };
@@ -199,8 +200,7 @@ impl Userfault {
         Ok(Self { fd, kernel_waits })
     }
 
-    /// Asks to be told of all that these addresses, a shared mapping, lack: pages that are not there, not mapped (`minor`),
-    /// or not to be written.
+    /// Registers a shared mapping for faults of pages that are absent, unmapped (`minor`) or write-protected.
     ///
     /// # Errors
     /// [`UserfaultError::Register`].
@@ -213,10 +213,10 @@ impl Userfault {
         ioctl(&self.fd, UFFDIO_REGISTER, &mut register).map_err(UserfaultError::Register)
     }
 
-    /// Maps pages that are in the page cache, and wakes who waits for them.
+    /// Maps pages of the page cache, and wakes the threads that wait for them.
     ///
     /// # Errors
-    /// `EEXIST` if one is mapped; `EINVAL` if the kernel can't map a page that may not be written.
+    /// `EEXIST` if one is mapped; `EINVAL` if the kernel can't map a read-only page.
     pub fn map_cached(&self, pages: Range<usize>, writable: bool) -> io::Result<()> {
         let mut arg = ContinueArg {
             range: range(pages.start, pages.len()),
@@ -226,7 +226,7 @@ impl Userfault {
         ioctl(&self.fd, UFFDIO_CONTINUE, &mut arg)
     }
 
-    /// Puts a page with these bytes where none is in the page cache, maps it, and wakes who waits for it.
+    /// Copies a page into an empty page cache, maps it, and wakes the threads that wait for it.
     ///
     /// # Errors
     /// `EEXIST` if there is one.
@@ -241,7 +241,8 @@ impl Userfault {
         ioctl(&self.fd, UFFDIO_COPY, &mut arg)
     }
 
-    /// Puts pages of zeroes where none are in the page cache, maps them for writing, and wakes who waits for them.
+    /// Puts zero pages into an empty page cache, maps them for writing, and wakes the threads that wait for
+    /// them.
     ///
     /// # Errors
     /// `EEXIST` if there is one.
@@ -254,10 +255,11 @@ impl Userfault {
         ioctl(&self.fd, UFFDIO_ZEROPAGE, &mut arg)
     }
 
-    /// Lets a mapped page be written, and wakes who waits for that; or no longer, once this returns.
+    /// Sets or clears the write protection of a mapped page. Clearing it wakes the threads that wait to
+    /// write.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn set_writable(&self, page: usize, writable: bool) -> io::Result<()> {
         let mut arg = WriteProtectArg {
             range: range(page, PAGE_BYTES),
@@ -266,18 +268,18 @@ impl Userfault {
         ioctl(&self.fd, UFFDIO_WRITEPROTECT, &mut arg)
     }
 
-    /// Lets who waits for a page try again.
+    /// Wakes the threads that wait for a page, which then fault again.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn wake(&self, page: usize) -> io::Result<()> {
         ioctl(&self.fd, UFFDIO_WAKE, &mut range(page, PAGE_BYTES))
     }
 
-    /// Reads who waits, as many as `faults` can hold; how many, none when nobody does.
+    /// Reads at most as many faults as `faults` holds. Returns their number, 0 if there are none.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel's error.
     pub fn read(&self, faults: &mut [Fault; FAULTS_MAX]) -> io::Result<usize> {
         const NONE: Event = Event {
             event: 0,
@@ -303,23 +305,23 @@ impl Userfault {
                 _ => Err(error),
             };
         }
-        let mut told = 0;
+        let mut found = 0;
         for event in &events[..count as usize / size_of::<Event>()] {
             if event.event == EVENT_PAGEFAULT {
-                faults[told] = Fault {
+                faults[found] = Fault {
                     address: event.address as usize,
                     write: event.flags & (FLAG_WRITE | FLAG_WP) != 0,
                     thread: event.thread.cast_signed(),
                 };
-                told += 1;
+                found += 1;
             }
         }
-        Ok(told)
+        Ok(found)
     }
 }
 
 impl Fault {
-    /// Nobody's.
+    /// Placeholder in a list.
     pub const NONE: Self = Self {
         address: 0,
         write: false,
@@ -333,7 +335,8 @@ impl AsFd for Userfault {
     }
 }
 
-/// By the system call, by the device, or without accesses by the kernel, which any process may have.
+/// Opens a descriptor by the system call, by the device, or without accesses by the kernel, which every
+/// process may have.
 fn open() -> Result<(OwnedFd, bool), UserfaultError> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     let refused = match call(flags) {
@@ -350,7 +353,7 @@ fn open() -> Result<(OwnedFd, bool), UserfaultError> {
         .map_err(|_| UserfaultError::Refused(refused))
 }
 
-/// One for this process's memory, by the open device.
+/// Opens a descriptor for this process's memory by the open device.
 fn by_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: the device's only request; it takes flags and gives a descriptor.
@@ -358,7 +361,7 @@ fn by_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else knows.
+    // SAFETY: a new descriptor that no other code has.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -368,7 +371,7 @@ fn call(flags: libc::c_int) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else knows.
+    // SAFETY: a new descriptor that no other code has.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
@@ -379,7 +382,7 @@ fn range(start: usize, bytes: usize) -> RangeArg {
     }
 }
 
-/// Again while the kernel says so: `EAGAIN` when the address space is just being changed.
+/// Repeats a request while the kernel returns `EAGAIN`: the address space is being changed.
 fn ioctl<T>(fd: &OwnedFd, request: libc::c_ulong, arg: &mut T) -> io::Result<()> {
     loop {
         // SAFETY: the request's number says how large its argument is, and `T` is that argument.

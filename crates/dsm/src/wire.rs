@@ -1,8 +1,9 @@
-//! One of the two streams of a link: a socket and, where the two hosts share memory, a pipe each way in it.
+//! One stream of a link: a socket and, where the two hosts share memory, a pipe for each direction in it.
 //!
-//! With pipes the bytes go by them. The socket then carries bells alone, of one byte, for a side that sleeps, and tells of the other
-//! side's end: what that wrote before is read first. What a pipe has no room for is kept here, as the kernel keeps what a socket's
-//! reader has not taken, so that two lanes that send at the same time don't wait for each other.
+//! With pipes the bytes use them. The socket then carries only doorbells of one byte for a receiver that
+//! sleeps, and reports the end of the connection; bytes written before the end are read first. Bytes that a
+//! pipe has no room for are kept here, as the kernel keeps those that a socket's reader has not taken. So two
+//! page servers that send at the same time don't wait for each other.
 
 mod shm_transport;
 
@@ -16,34 +17,35 @@ use urpc::host::SharedPipe;
 
 use self::shm_transport::ShmTransport;
 
-/// Asked of the kernel for each socket, and what is kept for a pipe: pages for as many threads as a large host has.
+/// Buffer requested of the kernel for each socket, and kept for a pipe, bytes: pages for as many threads as a
+/// large host has.
 const BUFFER_BYTES: usize = 4 << 20;
-/// How long the other side may take nothing, milliseconds.
-const PATIENCE_MS: u16 = 10_000;
+/// Time for which the receiver may take nothing, milliseconds.
+const SEND_TIMEOUT_MS: u16 = 10_000;
 
-/// Memory of the caller's that is sent from, or received to; with pipes a whole number of words.
-pub type Part = libc::iovec;
+/// Memory of the caller to send from or receive into; with pipes a whole number of words.
+pub type Segment = libc::iovec;
 
-/// A part of nothing.
-pub const NO_PART: Part = Part {
+/// A segment without bytes.
+pub const EMPTY_SEGMENT: Segment = Segment {
     iov_base: ptr::null_mut(),
     iov_len: 0,
 };
 
-/// So many bytes there.
-pub fn part(at: *const u8, bytes: usize) -> Part {
-    Part {
+/// Returns a segment of that many bytes.
+pub fn segment(at: *const u8, bytes: usize) -> Segment {
+    Segment {
         iov_base: at.cast_mut().cast(),
         iov_len: bytes,
     }
 }
 
-/// The pipes beside a socket, both empty, or written to by the other side already.
+/// Pipes beside a socket, empty or already written by the other end.
 #[derive(Debug)]
 pub struct Pipes {
-    /// To the other side.
+    /// Pipe to the other end.
     pub outgoing: SharedPipe,
-    /// From it.
+    /// Pipe from the other end.
     pub incoming: SharedPipe,
 }
 
@@ -51,15 +53,16 @@ pub struct Pipes {
 #[derive(Debug)]
 pub struct Wire {
     socket: OwnedFd,
-    /// The kernel may have more than was read.
+    /// Whether the kernel may have unread bytes.
     filled: bool,
-    beside: Option<Box<ShmTransport>>,
+    shm: Option<Box<ShmTransport>>,
 }
 
 impl Wire {
-    /// Over a connected socket, with pipes beside it or without.
+    /// Creates a stream over a connected socket, with or without pipes beside it.
     pub fn new(socket: OwnedFd, pipes: Option<Pipes>) -> Self {
-        // More than an unprivileged process may have is cut by the kernel, which is enough for tens of pages.
+        // The kernel reduces a size that an unprivileged process may not have, which is enough for tens of
+        // pages.
         let _ = setsockopt(&socket, sockopt::SndBuf, &BUFFER_BYTES);
         let _ = setsockopt(&socket, sockopt::RcvBuf, &BUFFER_BYTES);
         let _ = setsockopt(&socket, sockopt::SndBufForce, &BUFFER_BYTES);
@@ -67,100 +70,100 @@ impl Wire {
         Self {
             socket,
             filled: true,
-            beside: pipes.map(|pipes| Box::new(ShmTransport::new(pipes))),
+            shm: pipes.map(|pipes| Box::new(ShmTransport::new(pipes))),
         }
     }
 
-    /// What to wait on.
+    /// Returns the descriptor to wait on.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// The kernel has something, or may have: a socket that this is not said of is not read, once it was found empty.
+    /// Marks the socket as readable. A socket that was read empty is not read again before.
     pub fn fill(&mut self) {
         self.filled = true;
     }
 
-    /// Something may have come, as far as a look tells that takes no call of the kernel's where there are pipes: the end of the other
-    /// side is seen by [`Wire::fill`] alone.
-    pub fn look(&mut self) {
-        self.filled |= self.beside.is_none();
+    /// Marks the stream as possibly readable for a poller, without a system call where there are pipes. Only
+    /// [`Wire::fill`] detects the end of the connection then.
+    pub fn poll_streams(&mut self) {
+        self.filled |= self.shm.is_none();
     }
 
-    /// Before waiting on the socket: whether nothing has come, and the other side rings from now on for what does. Then
-    /// [`Wire::awake`] is called.
+    /// Prepares to wait on the socket. Returns whether nothing has arrived; the sender then rings the
+    /// doorbell. [`Wire::awake`] must follow.
     pub fn prepare_to_sleep(&mut self) -> bool {
-        match &mut self.beside {
-            // What went wrong shows as soon as it is read from.
-            Some(beside) => beside.prepare_to_sleep(&self.socket).unwrap_or(false),
+        match &mut self.shm {
+            // A read reports the error.
+            Some(shm) => shm.prepare_to_sleep(&self.socket).unwrap_or(false),
             None => true,
         }
     }
 
-    /// After waiting, for whatever reason it ended.
+    /// Ends the wait.
     pub fn awake(&self) {
-        if let Some(beside) = &self.beside {
-            beside.awake();
+        if let Some(shm) = &self.shm {
+            shm.awake();
         }
     }
 
-    /// Sends all of the parts.
+    /// Sends all bytes of the segments.
     ///
     /// # Safety
-    /// The parts can be read, and nobody writes to them meanwhile.
+    /// The segments can be read, and nothing writes them during the call.
     ///
     /// # Errors
-    /// If the other side is gone, or takes nothing for long.
-    pub unsafe fn send(&mut self, mut parts: [Part; 2]) -> io::Result<()> {
-        match &mut self.beside {
-            // SAFETY: as the caller promises.
-            Some(beside) => unsafe { beside.send(&self.socket, &mut parts) },
-            None => send(&self.socket, &mut parts),
+    /// If the connection is closed, or takes nothing for long.
+    pub unsafe fn send(&mut self, mut segments: [Segment; 2]) -> io::Result<()> {
+        match &mut self.shm {
+            // SAFETY: the caller's promise.
+            Some(shm) => unsafe { shm.send(&self.socket, &mut segments) },
+            None => send(&self.socket, &mut segments),
         }
     }
 
-    /// How many bytes came; none when there are none yet.
+    /// Receives bytes. Returns their number, or `None` if there are none yet.
     ///
     /// # Safety
-    /// The parts can be written, and nobody uses them meanwhile.
+    /// The segments can be written, and nothing uses them during the call.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the other side is gone.
-    pub unsafe fn receive(&mut self, mut parts: [Part; 2]) -> io::Result<Option<usize>> {
-        match &mut self.beside {
-            // SAFETY: as the caller promises.
-            Some(beside) => unsafe { beside.receive(&self.socket, &mut self.filled, parts) },
-            None => receive(&self.socket, &mut self.filled, &mut parts),
+    /// `UnexpectedEof` if the connection is closed.
+    pub unsafe fn receive(&mut self, mut segments: [Segment; 2]) -> io::Result<Option<usize>> {
+        match &mut self.shm {
+            // SAFETY: the caller's promise.
+            Some(shm) => unsafe { shm.receive(&self.socket, &mut self.filled, segments) },
+            None => receive(&self.socket, &mut self.filled, &mut segments),
         }
     }
 }
 
-/// So many bytes of the parts are done.
-fn advance(parts: &mut [Part; 2], mut count: usize) {
-    for part in parts {
-        let done = count.min(part.iov_len);
-        part.iov_base = part.iov_base.wrapping_byte_add(done);
-        part.iov_len -= done;
+/// Advances the segments by `count` bytes.
+fn advance(segments: &mut [Segment; 2], mut count: usize) {
+    for segment in segments {
+        let done = count.min(segment.iov_len);
+        segment.iov_base = segment.iov_base.wrapping_byte_add(done);
+        segment.iov_len -= done;
         count -= done;
     }
 }
 
-fn message(parts: &mut [Part]) -> libc::msghdr {
-    // SAFETY: a message header of zeroes is one without anything.
+fn message(segments: &mut [Segment]) -> libc::msghdr {
+    // SAFETY: a zeroed message header is an empty one.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = parts.as_mut_ptr();
-    message.msg_iovlen = parts.len();
+    message.msg_iov = segments.as_mut_ptr();
+    message.msg_iovlen = segments.len();
     message
 }
 
-/// Sends all of the parts by a socket.
-fn send(stream: &OwnedFd, parts: &mut [Part; 2]) -> io::Result<()> {
-    while parts.iter().any(|part| part.iov_len > 0) {
+/// Sends all bytes of the segments by a socket.
+fn send(stream: &OwnedFd, segments: &mut [Segment; 2]) -> io::Result<()> {
+    while segments.iter().any(|segment| segment.iov_len > 0) {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the parts are memory of the caller's, which outlives the call.
-        let count = unsafe { libc::sendmsg(stream.as_raw_fd(), &message(parts), flags) };
+        // SAFETY: the segments are the caller's memory, which outlives the call.
+        let count = unsafe { libc::sendmsg(stream.as_raw_fd(), &message(segments), flags) };
         if count >= 0 {
-            advance(parts, count as usize);
+            advance(segments, count as usize);
             continue;
         }
         let error = io::Error::last_os_error();
@@ -168,7 +171,7 @@ fn send(stream: &OwnedFd, parts: &mut [Part; 2]) -> io::Result<()> {
             ErrorKind::Interrupted => {}
             ErrorKind::WouldBlock => {
                 let mut wait = [PollFd::new(stream.as_fd(), PollFlags::POLLOUT)];
-                if poll(&mut wait, PollTimeout::from(PATIENCE_MS)) == Ok(0) {
+                if poll(&mut wait, PollTimeout::from(SEND_TIMEOUT_MS)) == Ok(0) {
                     return Err(ErrorKind::TimedOut.into());
                 }
             }
@@ -178,15 +181,15 @@ fn send(stream: &OwnedFd, parts: &mut [Part; 2]) -> io::Result<()> {
     Ok(())
 }
 
-/// How many bytes came by a socket; none when there are none yet. `filled` is whether to ask, and then whether there may be more: less
-/// than there is room for is all.
-fn receive(stream: &OwnedFd, filled: &mut bool, parts: &mut [Part; 2]) -> io::Result<Option<usize>> {
+/// Receives bytes by a socket. Returns their number, or `None` if there are none yet. Does nothing if
+/// `filled` is false. Sets `filled` to whether there may be more: a partial read took all.
+fn receive(stream: &OwnedFd, filled: &mut bool, segments: &mut [Segment; 2]) -> io::Result<Option<usize>> {
     if !*filled {
         return Ok(None);
     }
-    let room: usize = parts.iter().map(|part| part.iov_len).sum();
-    // SAFETY: the parts are memory of the caller's that may be written, and outlives the call.
-    let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message(parts), libc::MSG_DONTWAIT) };
+    let room: usize = segments.iter().map(|segment| segment.iov_len).sum();
+    // SAFETY: the segments are the caller's memory that may be written, and outlives the call.
+    let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message(segments), libc::MSG_DONTWAIT) };
     match count {
         0 => Err(ErrorKind::UnexpectedEof.into()),
         1.. => {

@@ -1,4 +1,4 @@
-//! Risk: pages that are given back keep their memory, come back with what was in them, or take with them what was written since.
+//! Risk: discarded pages keep their memory, return with old contents, or lose a later write.
 
 mod support;
 
@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use dsm::{Node, PAGE_BYTES, Settings, Shape};
 use support::{LIMIT, METHODS, Nodes, fill_home, published, shape, start, start_with, within, word};
 
-/// Each page written by one of the nodes and then read by another, so that several have memory for it.
+/// One node writes each page and another one reads it, so that several have memory for it.
 fn fill(memory: &Nodes, pages: Range<u32>) {
     let nodes = &memory.nodes;
     let writer = |page: u32| page as usize % nodes.len();
     for page in pages.clone() {
         word(&nodes[writer(page)], page, 7).store(u64::from(page) + 1, SeqCst);
     }
-    // Not each at once: the writer's lane would wait for this thread, which is the reader now, to run on until the hold's bound.
+    // Not one by one: the writer's page server would wait for this thread, now the reader, until the bound of
+    // the residency.
     for page in pages {
         let reader = &nodes[(writer(page) + 1) % nodes.len()];
         assert_eq!(word(reader, page, 7).load(SeqCst), u64::from(page) + 1);
@@ -37,7 +38,7 @@ fn resident(memory: &Nodes) -> u64 {
         .sum()
 }
 
-/// Waits until the nodes have that much memory, or less: they free theirs when they hear of it.
+/// Waits until the nodes use that much memory or less: they free theirs when they receive the frame.
 fn settles_to(memory: &Nodes, bytes: u64) {
     let end = Instant::now() + Duration::from_secs(10);
     while resident(memory) > bytes {
@@ -52,7 +53,7 @@ fn pages_sent(memory: &Nodes) -> u64 {
 }
 
 #[test]
-fn pages_given_back_take_no_memory_on_any_node_and_are_zero() {
+fn discarded_pages_use_no_memory_on_any_node_and_read_zero() {
     within(LIMIT, || {
         for (method, nodes, lanes) in METHODS
             .iter()
@@ -69,7 +70,8 @@ fn pages_given_back_take_no_memory_on_any_node_and_are_zero() {
             let giver = &memory.nodes[usize::from(nodes) - 1];
             assert_eq!(give_back(giver, 0..PAGES), u64::from(PAGES), "{method:?}");
             settles_to(&memory, 0);
-            // Zeroes are not sent, but for those that a home took along with others; and what is written from now on stays.
+            // Zero pages are not sent, except those that a manager claimed with others; later writes are
+            // kept.
             let sent = pages_sent(&memory);
             for page in 0..PAGES {
                 let node = &memory.nodes[usize::from((memory.nodes[0].home(page) + 1) % nodes)];
@@ -82,12 +84,12 @@ fn pages_given_back_take_no_memory_on_any_node_and_are_zero() {
 }
 
 #[test]
-fn only_what_is_given_back_goes() {
+fn only_discarded_pages_are_zeroed() {
     within(LIMIT, || {
         let memory = start(shape(2, 1024));
         fill(&memory, 0..1024);
         let before = resident(&memory);
-        // Around the line between what the two manage, and by itself.
+        // Pages at the border of the two ranges, and single ones.
         let given = [3..4, 60..70, 500..530, 1000..5000];
         let gone = |page| given.iter().any(|range| range.contains(&page));
         let freed = memory.nodes[0].discards().give_back(given.clone());
@@ -103,7 +105,7 @@ fn only_what_is_given_back_goes() {
 }
 
 #[test]
-fn a_home_fills_what_was_given_back_by_few_faults() {
+fn manager_fills_discarded_pages_by_few_faults() {
     within(LIMIT, || {
         for method in METHODS {
             let memory = start(Shape {
@@ -117,8 +119,8 @@ fn a_home_fills_what_was_given_back_by_few_faults() {
     });
 }
 
-/// What one thread does with its pages while others do with theirs, all of them in the same blocks: it writes, another node reads, one
-/// of the two gives back, both see zeroes, and so on.
+/// One thread's cycle with its pages, while others do the same in the same blocks: it writes, another node
+/// reads, one of the two gives back, both read zeroes.
 fn use_and_give_back(nodes: [&Node; 2], pages: impl Fn(u32) -> u32, seed: u64, turns: u32) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut values = [0_u64; 16];
@@ -147,7 +149,7 @@ fn use_and_give_back(nodes: [&Node; 2], pages: impl Fn(u32) -> u32, seed: u64, t
 }
 
 #[test]
-fn pages_beside_those_that_are_given_back_keep_what_was_written() {
+fn neighbours_of_discarded_pages_keep_their_contents() {
     within(LIMIT, || {
         for (method, lanes) in METHODS.iter().flat_map(|method| [(*method, 1), (*method, 2)]) {
             let memory = Arc::new(start(Shape {
@@ -161,7 +163,7 @@ fn pages_beside_those_that_are_given_back_keep_what_was_written() {
                     let memory = memory.clone();
                     std::thread::spawn(move || {
                         let nodes = [&memory.nodes[0], &memory.nodes[1]];
-                        // Every fourth page, of both homes.
+                        // Every fourth page, of both ranges.
                         use_and_give_back(nodes, |at| 32 + 4 * at + thread, u64::from(thread), 400);
                     })
                 })
@@ -172,7 +174,7 @@ fn pages_beside_those_that_are_given_back_keep_what_was_written() {
 }
 
 #[test]
-fn a_page_that_is_given_back_while_it_is_written_is_whole() {
+fn discard_during_writes_leaves_whole_pages() {
     within(LIMIT, || {
         for method in METHODS {
             const PAGES: u32 = 8;
@@ -190,7 +192,8 @@ fn a_page_that_is_given_back_while_it_is_written_is_whole() {
                         while !stop.load(Acquire) {
                             times += 1;
                             for page in 28..28 + PAGES {
-                                // Of a word that it alone writes it sees what it wrote last, or that the page was given back since.
+                                // A thread reads from its own word its last write, or zero if the page was
+                                // given back since.
                                 let own = word(node, page, writer as usize);
                                 let now = own.load(Relaxed);
                                 assert!(now == 0 || now == times - 1, "{now} in turn {times}");
@@ -217,15 +220,15 @@ fn a_page_that_is_given_back_while_it_is_written_is_whole() {
                 println!("{method:?}: {turns} turns, {freed} pages given back in {times} times");
                 assert!(turns > 10 && freed > 10);
             }
-            // At rest it is as ever.
+            // At rest nothing has changed.
             assert_eq!(give_back(&memory.nodes[0], 28..28 + PAGES), u64::from(PAGES));
             fill(&memory, 0..64);
         }
     });
 }
 
-/// Reads page after page, so that its node asks ahead, until it is to stop: of each page what was written since it was given back,
-/// or nothing. How many had something.
+/// Reads page after page, so that the node prefetches, until told to stop: each page has a write since its
+/// last discard, or zeroes. Returns the number of pages with a write.
 fn read_on(node: &Node, pages: Range<u32>, since: &AtomicU64, stop: &AtomicBool) -> u64 {
     let mut full = 0;
     while !stop.load(Acquire) {
@@ -243,7 +246,7 @@ fn read_on(node: &Node, pages: Range<u32>, since: &AtomicU64, stop: &AtomicBool)
 }
 
 #[test]
-fn pages_that_are_read_ahead_are_given_back_and_not_seen_again() {
+fn prefetched_pages_are_discarded_and_never_read_again() {
     within(LIMIT, || {
         for (method, nodes) in METHODS.iter().flat_map(|method| [(*method, 2), (*method, 3)]) {
             const PAGES: u32 = 192;
@@ -268,10 +271,10 @@ fn pages_that_are_read_ahead_are_given_back_and_not_seen_again() {
                     .collect();
                 let end = Instant::now() + Duration::from_millis(1500);
                 let mut turn = 0;
-                // Beside much else a turn may take half a second.
+                // On a busy host a round may take half a second.
                 while gone <= 3 || Instant::now() < end {
                     turn += 1;
-                    // Of pages of all managers, by each of the nodes in turn.
+                    // Pages of all managers, given back by each node in turn.
                     let node = |turn: u64| &memory.nodes[turn as usize % memory.nodes.len()];
                     for page in 0..PAGES {
                         word(node(turn), page, 3).store(turn, SeqCst);
@@ -286,7 +289,7 @@ fn pages_that_are_read_ahead_are_given_back_and_not_seen_again() {
                 let full: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
                 let ahead: u64 = memory.nodes.iter().map(|node| node.meter().ahead).sum();
                 println!(
-                    "{method:?}, {nodes}: {turn} turns, {gone} without a page left; {full} pages read, {ahead} came ahead"
+                    "{method:?}, {nodes}: {turn} turns, {gone} without a page left; {full} pages read, {ahead} were prefetched"
                 );
                 assert!(full > 1000 && ahead > 100);
             });
@@ -295,9 +298,9 @@ fn pages_that_are_read_ahead_are_given_back_and_not_seen_again() {
     });
 }
 
-/// Who gives back a lot does not keep others from their pages.
+/// A thread that gives back many pages does not delay others' faults.
 #[test]
-fn faults_are_served_while_much_is_given_back() {
+fn faults_are_served_during_large_discards() {
     within(LIMIT, || {
         const PAGES: u32 = 32 << 10;
         let memory = start(shape(2, PAGES + 512));
@@ -307,7 +310,7 @@ fn faults_are_served_while_much_is_given_back() {
         for page in 0..PAGES / 2 {
             word(home, page, 0).store(1, Relaxed);
         }
-        // A page that goes from one to the other and back.
+        // A page that moves between the two nodes.
         let pair = |count: u32| {
             let page = PAGES / 2 - 512 + count % 256;
             let before = Instant::now();

@@ -1,4 +1,4 @@
-//! What a program sees of the memory: one copy of everything.
+//! The memory as a program sees it: one copy of everything.
 
 mod support;
 
@@ -9,7 +9,7 @@ use dsm::{End, Method, Shape};
 use support::{LIMIT, METHODS, WAYS, fill_home, shape, start, start_by, within, word};
 
 #[test]
-fn what_one_node_writes_the_others_read() {
+fn write_of_one_node_is_read_by_the_others() {
     within(LIMIT, || {
         for (method, way) in METHODS
             .into_iter()
@@ -51,7 +51,7 @@ fn what_one_node_writes_the_others_read() {
 }
 
 #[test]
-fn memory_that_is_filled_at_its_home_faults_once_for_many_pages() {
+fn filling_memory_at_its_manager_faults_once_for_many_pages() {
     within(LIMIT, || {
         for method in METHODS {
             let memory = start(Shape {
@@ -103,7 +103,7 @@ fn no_increment_is_lost_between_threads_of_all_nodes() {
 }
 
 #[test]
-fn a_reader_never_sees_an_older_value_again() {
+fn no_reader_goes_back_to_an_older_value() {
     within(LIMIT, || {
         for way in WAYS {
             let memory = Arc::new(start_by(way, shape(3, 8)));
@@ -138,7 +138,7 @@ fn a_reader_never_sees_an_older_value_again() {
 }
 
 #[test]
-fn an_access_that_crosses_pages_of_two_nodes_completes() {
+fn access_across_pages_of_two_nodes_completes() {
     within(LIMIT, || {
         let memory = Arc::new(start(shape(2, 16)));
         let threads: Vec<_> = (0..2)
@@ -146,10 +146,10 @@ fn an_access_that_crosses_pages_of_two_nodes_completes() {
                 let memory = memory.clone();
                 std::thread::spawn(move || {
                     let node = &memory.nodes[thread];
-                    // Page 7 is managed by node 0, page 8 by node 1; each takes the other's away.
+                    // Node 0 manages page 7, node 1 page 8; each invalidates the other's copy.
                     let at = node.view().wrapping_add(8 * dsm::PAGE_BYTES - 4).cast::<u64>();
                     for turn in 0..500_u64 {
-                        // SAFETY: within the view; nobody relies on the value.
+                        // SAFETY: within the view; no thread relies on the value.
                         unsafe { at.write_unaligned(turn) };
                     }
                 })
@@ -160,7 +160,7 @@ fn an_access_that_crosses_pages_of_two_nodes_completes() {
 }
 
 #[test]
-fn system_calls_use_pages_that_are_elsewhere() {
+fn system_calls_fetch_remote_pages() {
     use std::io::{Read, Write};
     within(LIMIT, || {
         let memory = start(shape(2, 4));
@@ -171,7 +171,7 @@ fn system_calls_use_pages_that_are_elsewhere() {
         );
         word(&memory.nodes[0], 1, 0).store(u64::from_le_bytes(*b"elsewher"), SeqCst);
         let (mut near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
-        // SAFETY: a page of the view, which nobody writes meanwhile.
+        // SAFETY: a page of the view, which no thread writes meanwhile.
         let page = unsafe { std::slice::from_raw_parts(memory.nodes[1].view().add(dsm::PAGE_BYTES), 8) };
         near.write_all(page).unwrap();
         let mut bytes = [0; 8];
@@ -180,9 +180,9 @@ fn system_calls_use_pages_that_are_elsewhere() {
     });
 }
 
-/// Its lanes are told by the sockets, as those carry nothing else.
+/// The sockets report the end, as they carry nothing else.
 #[test]
-fn the_end_of_a_node_ends_the_others_whatever_their_streams_go_by() {
+fn loss_of_a_node_ends_the_others_over_every_transport() {
     within(LIMIT, || {
         for way in WAYS {
             let mut memory = start_by(way, shape(2, 64));

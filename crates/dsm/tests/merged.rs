@@ -1,4 +1,5 @@
-//! Page tables as merged pages, driven by real faults: nodes write the same table, and nothing that one could know of is missed.
+//! Merged page tables, driven by real faults: nodes write the same table, and no causally earlier diff is
+//! missed.
 
 mod support;
 
@@ -12,7 +13,7 @@ use dsm::{Node, PAGE_BYTES, Settings};
 
 use support::{LIMIT, Nodes, piped, shape, slow, start_linked, start_over, within, word};
 
-/// The top table and one below it, and ordinary pages.
+/// The root, a table below it, and ordinary pages.
 const ROOT: u32 = 3;
 const TABLE: u32 = 70;
 const FLAG: u32 = 100;
@@ -24,7 +25,8 @@ fn entry(page: u32) -> u64 {
     (u64::from(page) * PAGE_BYTES as u64) | LINK
 }
 
-/// Nodes whose processors have the same table loaded, with one table below it. The link of the first and the last takes that long.
+/// Starts nodes whose processors have the same root loaded, with one table below it. The link between the
+/// first and the last has that delay.
 fn nodes_with(count: u16, delay: Option<Duration>) -> Nodes {
     let settings = Settings {
         processors: 1,
@@ -54,7 +56,7 @@ fn nodes(count: u16) -> Nodes {
     nodes_with(count, None)
 }
 
-/// As [`nodes`], by pipes as VMs have them.
+/// As [`nodes_with`], with pipes as VMs have them.
 fn nodes_by_pipes(count: u16) -> Nodes {
     let settings = Settings {
         processors: 1,
@@ -63,7 +65,7 @@ fn nodes_by_pipes(count: u16) -> Nodes {
     loaded(start_linked(shape(count, 128), &settings, |_, _| piped(1 << 14)))
 }
 
-/// From one node on to another, so that who writes a word has heard of whoever did so before.
+/// Passes a word from node to node, so that each writer has read the previous write.
 fn walk(nodes: &[Node], steps: usize) -> impl Iterator<Item = (&Node, &Node)> {
     let mut at = 0;
     (0..steps).map(move |step| {
@@ -73,7 +75,7 @@ fn walk(nodes: &[Node], steps: usize) -> impl Iterator<Item = (&Node, &Node)> {
     })
 }
 
-/// A message that the memory does not know of.
+/// Passes a message that the memory does not see.
 fn pass(from: &Node, to: &Node) {
     let batches = from.causal().expect("merged").before();
     to.causal()
@@ -81,14 +83,14 @@ fn pass(from: &Node, to: &Node) {
         .after(usize::from(from.me()), &batches);
 }
 
-/// All nodes write the page until it comes to none of them any more.
+/// All nodes write the page until it no longer moves.
 fn heat(nodes: &[Node], page: u32, merged: u64) {
     let start = Instant::now();
     let mut round = 0;
     while nodes.iter().any(|node| node.meter().merged < merged) {
         round += 1;
         for (number, node) in nodes.iter().enumerate() {
-            // Not present: the guest's own business.
+            // Not present: ignored by the hardware.
             word(node, page, 500 + number).store(round << 1, Relaxed);
         }
         assert!(
@@ -99,7 +101,7 @@ fn heat(nodes: &[Node], page: u32, merged: u64) {
     }
 }
 
-/// What a processor of one node does, and then tells the other's by a word of an ordinary page.
+/// A processor of one node writes a table, and then tells the other's by a word of an ordinary page.
 fn tell(from: &Node, to: &Node, round: u64, change: &AtomicU64) {
     change.store(round << 1, Relaxed);
     word(from, FLAG, 0).store(round, Release);
@@ -109,7 +111,7 @@ fn tell(from: &Node, to: &Node, round: u64, change: &AtomicU64) {
 }
 
 #[test]
-fn tables_are_open_to_all_and_who_is_told_sees_the_change() {
+fn causally_later_node_sees_the_change_of_a_merged_table() {
     type Start = fn(u16) -> Nodes;
     let cases: [(u16, usize, Start); 6] = [
         (2, 600, nodes),
@@ -159,10 +161,10 @@ fn tables_are_open_to_all_and_who_is_told_sees_the_change() {
     }
 }
 
-/// The first node's changes come to the last one late. What the second has seen of them, the last has too, when it sees what
-/// the second did after.
+/// The first node's diffs arrive late at the last one. When it reads the second node's write, it has all
+/// diffs that the second had applied before.
 #[test]
-fn who_is_told_through_a_third_node_sees_the_change() {
+fn causality_through_a_third_node_holds() {
     const DELAY: Duration = Duration::from_millis(20);
     within(LIMIT, || {
         let Nodes { nodes, ends } = nodes_with(3, Some(DELAY));
@@ -171,7 +173,7 @@ fn who_is_told_through_a_third_node_sees_the_change() {
         };
         heat(&nodes, ROOT, 1);
         heat(&nodes, TABLE, 2);
-        // Pages that no message of goes by the slow link: the second manages them.
+        // Pages whose messages don't use the slow link: the second node manages them.
         let mut flags = (0..128).filter(|page| first.home(*page) == 1 && ![ROOT, TABLE].contains(page));
         let (near, far) = (flags.next().unwrap(), flags.next().unwrap());
         let mut quickest = LIMIT;
@@ -180,7 +182,7 @@ fn who_is_told_through_a_third_node_sees_the_change() {
                 let place = 7 + round as usize;
                 let start = Instant::now();
                 thread::scope(|scope| {
-                    // Whoever waits does so by reading, so that no answer but the one that it waits for comes after.
+                    // The waiting node reads, so that only the awaited reply arrives.
                     scope.spawn(|| {
                         while word(second, near, 0).load(Acquire) != number {
                             thread::sleep(Duration::from_micros(50));
@@ -206,10 +208,10 @@ fn who_is_told_through_a_third_node_sees_the_change() {
             pass(second, last);
             assert_eq!(word(last, TABLE, 450).load(Relaxed), round << 1);
         }
-        // Else the order was nobody's merit.
+        // Otherwise the order was a coincidence.
         assert!(
             quickest < DELAY / 2,
-            "the second hears of it as late as the last: {quickest:?}"
+            "the second is notified as late as the last: {quickest:?}"
         );
         drop(nodes);
         drop(ends);
@@ -217,7 +219,7 @@ fn who_is_told_through_a_third_node_sees_the_change() {
 }
 
 #[test]
-fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
+fn detached_table_is_an_ordinary_page_before_its_removal_is_known() {
     for (count, rounds) in [(2, 40), (3, 24)] {
         within(LIMIT, move || {
             let Nodes { nodes, ends } = nodes(count);
@@ -225,7 +227,8 @@ fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
             heat(&nodes, TABLE, 2);
             let one = &nodes[0];
             for round in 1..=rounds {
-                // Unlinked, told, and used as data that all add to. Who is told last knows as much as the first.
+                // The table is unlinked, announced, and reused as data that all nodes add to. The last node
+                // to read the word has every earlier diff, as the first has.
                 let other = &nodes[1 + round as usize % (nodes.len() - 1)];
                 tell(one, other, round, word(one, ROOT, 0));
                 assert_eq!(word(other, ROOT, 0).load(Relaxed), round << 1);
@@ -242,7 +245,7 @@ fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
                 let all = sum + 400 * u64::from(count);
                 assert_eq!(word(other, TABLE, 9).load(Relaxed), all, "round {round}");
                 word(one, DATA, 0).store(round, Relaxed);
-                // A table again, empty, as a guest has it before it links it.
+                // An empty table again, as a guest has it before it links it.
                 for index in 0..512 {
                     word(one, TABLE, index).store(0, Relaxed);
                 }
@@ -264,7 +267,7 @@ fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
 }
 
 #[test]
-fn a_merged_table_is_not_given_back_and_what_lies_beside_it_is() {
+fn merged_table_is_not_discarded_but_its_neighbours_are() {
     within(LIMIT, || {
         let Nodes { nodes, ends } = nodes(2);
         heat(&nodes, ROOT, 1);
@@ -274,7 +277,7 @@ fn a_merged_table_is_not_given_back_and_what_lies_beside_it_is() {
             tell(node, other, number, word(node, ROOT, 30));
             word(&nodes[0], ROOT + 1, 5).store(1, Relaxed);
             word(&nodes[1], TABLE + 1, 5).store(1, Relaxed);
-            // Each is managed by another node.
+            // A different node manages each of them.
             let pages = [ROOT..ROOT + 2, TABLE..TABLE + 2];
             assert_eq!(node.discards().give_back(pages), 2);
             for reader in &nodes {
@@ -284,7 +287,7 @@ fn a_merged_table_is_not_given_back_and_what_lies_beside_it_is() {
             }
             assert_eq!((nodes[0].meter().merged, nodes[0].meter().unmerged), (merged, 0));
         }
-        // Still tables of both.
+        // They are still tables of both nodes.
         let (one, other) = (&nodes[0], &nodes[1]);
         for round in 1..=50 {
             tell(one, other, round, word(one, TABLE, 77));

@@ -1,4 +1,5 @@
-//! What a remote page is made of, each by itself: a fault that is answered at once, and a request for 4 KiB over a stream.
+//! Parts of a remote page access, measured by themselves: a fault that is served at once, and a request for 4
+//! KiB over a stream.
 
 pub mod memory;
 
@@ -8,20 +9,20 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use coherence::Right;
 use dsm::{
-    FRAME_BYTES, FaultDelivery, PAGE_FRAME_BYTES, Region, RegionError, RegionOptions, answering, now_ns,
-    prepare_server_thread, touch,
+    FRAME_BYTES, FaultDelivery, PAGE_FRAME_BYTES, Region, RegionError, RegionOptions, now_ns,
+    prepare_server_thread, touch, with_fault_server,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urpc::poll::PollTime;
 
-/// What sleeping costs, for who polls first (as a lane has it).
+/// Cost of a sleep for a thread that polls first, nanoseconds (as in the page server).
 const SLEEP_NS: u64 = 25_000;
-/// Nothing on a stream takes longer.
-const SILENCE_MS: u16 = 20_000;
+/// Time after which a reply is missing, milliseconds.
+const REPLY_TIMEOUT_MS: u16 = 20_000;
 
-/// Who answers a fault.
+/// Responder of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answers {
+pub enum FaultResponder {
     /// A thread on the same CPU, which sleeps until then.
     SameCpu,
     /// A thread on another CPU, which sleeps until then.
@@ -32,22 +33,22 @@ pub enum Answers {
     Itself,
 }
 
-/// How long each of `count` faults takes its thread, nanoseconds.
+/// Measures `count` faults. Returns the time of each, nanoseconds.
 ///
 /// # Errors
 /// If there is no userfaultfd.
-pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64>, RegionError> {
-    let told = if answers == Answers::Itself {
+pub fn faults_ns(count: u32, answers: FaultResponder, realtime: bool) -> Result<Vec<u64>, RegionError> {
+    let delivery = if answers == FaultResponder::Itself {
         FaultDelivery::Thread
     } else {
         FaultDelivery::Reader
     };
     let options = RegionOptions {
-        told,
+        delivery,
         ..RegionOptions::default()
     };
     let region = Region::with(count, 1, None, options)?;
-    // Their contents are there; what is measured is the fault.
+    // The contents are there: only the fault is measured.
     (0..region.pages()).for_each(|page| region.clear(page));
     let touch_all = || -> Vec<u64> {
         let timed = |page| {
@@ -60,25 +61,25 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
     Ok(std::thread::scope(|scope| {
         let region = &region;
         let measured = scope.spawn(move || match answers {
-            Answers::SameCpu => {
+            FaultResponder::SameCpu => {
                 prepare_server_thread(None, realtime);
-                answering(region, false, || {
-                    ordinary();
+                with_fault_server(region, false, || {
+                    drop_realtime();
                     touch_all()
                 })
             }
-            Answers::OtherCpu(cpu) | Answers::OtherCpuPolling(cpu) => {
-                let polls = matches!(answers, Answers::OtherCpuPolling(_));
+            FaultResponder::OtherCpu(cpu) | FaultResponder::OtherCpuPolling(cpu) => {
+                let polls = matches!(answers, FaultResponder::OtherCpuPolling(_));
                 let here = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).ok();
                 prepare_server_thread(Some(cpu), false);
-                answering(region, polls, || {
+                with_fault_server(region, polls, || {
                     if let Some(here) = here {
                         let _ = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &here);
                     }
                     touch_all()
                 })
             }
-            Answers::Itself => by_signal(region, touch_all),
+            FaultResponder::Itself => with_signal_handler(region, touch_all),
         });
         measured
             .join()
@@ -87,19 +88,19 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
 }
 
 /// Gives up real-time priority, which threads inherit.
-fn ordinary() {
+fn drop_realtime() {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: this thread's own priority.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &parameters) };
 }
 
-/// The region whose faults the signal handler answers.
+/// Region whose faults the signal handler serves.
 static SIGNALLED: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn answer_signal(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: set while `by_signal` runs, which keeps the region; only system calls are made here.
+    // SAFETY: set while `with_signal_handler` runs, which keeps the region; only system calls are made here.
     let region = unsafe { SIGNALLED.load(Ordering::Acquire).as_ref() };
-    // SAFETY: the kernel's, for SIGBUS.
+    // SAFETY: the kernel's information about a SIGBUS.
     let address = unsafe { (*info).si_addr() } as usize;
     let answered = region
         .and_then(|region| {
@@ -109,15 +110,16 @@ extern "C" fn answer_signal(_signal: libc::c_int, info: *mut libc::siginfo_t, _c
         })
         .is_some_and(|result| result.is_ok());
     if !answered {
-        // SAFETY: nobody can go on.
+        // SAFETY: no thread can continue.
         unsafe { libc::abort() };
     }
 }
 
-/// Does `work` while faults in the region are answered on the thread that makes them.
-fn by_signal<T>(region: &Region, work: impl FnOnce() -> T) -> T {
+/// Runs `work` while faults in the region are served on the faulting thread.
+fn with_signal_handler<T>(region: &Region, work: impl FnOnce() -> T) -> T {
     SIGNALLED.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
-    // SAFETY: an action of zeroes is a default one; the handler makes system calls only, and the old one comes back.
+    // SAFETY: a zeroed action is a default one; the handler makes system calls only, and the old one is
+    // restored.
     let old = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = answer_signal as *const () as usize;
@@ -127,7 +129,7 @@ fn by_signal<T>(region: &Region, work: impl FnOnce() -> T) -> T {
         old
     };
     let result = work();
-    // SAFETY: as it was.
+    // SAFETY: the old action.
     unsafe { libc::sigaction(libc::SIGBUS, &old, std::ptr::null_mut()) };
     SIGNALLED.store(std::ptr::null_mut(), Ordering::Release);
     result
@@ -135,18 +137,18 @@ fn by_signal<T>(region: &Region, work: impl FnOnce() -> T) -> T {
 
 /// How the two ends of a stream wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Waits {
-    /// They poll before they sleep, as lanes do.
+pub enum WaitMode {
+    /// Poll before sleeping, as page servers do.
     Polling,
-    /// They sleep.
+    /// Sleep.
     Sleeping,
 }
 
-/// Answers `count` requests with a page each.
+/// Replies to `count` requests with a page each.
 ///
 /// # Errors
-/// If the other side is gone.
-pub fn answer_requests(stream: &OwnedFd, count: u32, waits: Waits) -> io::Result<()> {
+/// If the connection is closed.
+pub fn answer_requests(stream: &OwnedFd, count: u32, waits: WaitMode) -> io::Result<()> {
     let mut poll_time = PollTime::new(SLEEP_NS);
     let (mut request, page) = ([0; FRAME_BYTES], [7; PAGE_FRAME_BYTES]);
     for _ in 0..count {
@@ -156,11 +158,11 @@ pub fn answer_requests(stream: &OwnedFd, count: u32, waits: Waits) -> io::Result
     Ok(())
 }
 
-/// How long each of `count` requests for a page takes, nanoseconds.
+/// Sends `count` requests for a page. Returns the time of each, nanoseconds.
 ///
 /// # Errors
-/// If the other side is gone.
-pub fn requests_ns(stream: &OwnedFd, count: u32, waits: Waits) -> io::Result<Vec<u64>> {
+/// If the connection is closed.
+pub fn requests_ns(stream: &OwnedFd, count: u32, waits: WaitMode) -> io::Result<Vec<u64>> {
     let mut poll_time = PollTime::new(SLEEP_NS);
     let (request, mut page) = ([1; FRAME_BYTES], [0; PAGE_FRAME_BYTES]);
     (0..count)
@@ -190,7 +192,7 @@ fn send(stream: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-fn receive(stream: &OwnedFd, bytes: &mut [u8], waits: Waits, poll_time: &mut PollTime) -> io::Result<()> {
+fn receive(stream: &OwnedFd, bytes: &mut [u8], waits: WaitMode, poll_time: &mut PollTime) -> io::Result<()> {
     let mut came = 0;
     let since = now_ns();
     let mut blocked = false;
@@ -213,9 +215,9 @@ fn receive(stream: &OwnedFd, bytes: &mut [u8], waits: Waits, poll_time: &mut Pol
                 if error.kind() != io::ErrorKind::WouldBlock {
                     return Err(error);
                 }
-                if waits == Waits::Sleeping || now_ns() - since > poll_time.poll_ns() {
+                if waits == WaitMode::Sleeping || now_ns() - since > poll_time.poll_ns() {
                     let mut wait = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
-                    if poll(&mut wait, PollTimeout::from(SILENCE_MS)) == Ok(0) {
+                    if poll(&mut wait, PollTimeout::from(REPLY_TIMEOUT_MS)) == Ok(0) {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                     blocked = true;
@@ -234,8 +236,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_are_answered_by_a_thread_and_by_the_thread_itself() {
-        for answers in [Answers::SameCpu, Answers::Itself] {
+    fn faults_are_served_by_a_thread_and_by_a_signal_handler() {
+        for answers in [FaultResponder::SameCpu, FaultResponder::Itself] {
             let times = faults_ns(64, answers, false).unwrap();
             assert!(
                 times.len() >= 64 && times.iter().all(|time| *time > 100),
@@ -245,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn every_request_has_its_page() {
-        for waits in [Waits::Polling, Waits::Sleeping] {
+    fn every_request_gets_its_page_by_a_stream() {
+        for waits in [WaitMode::Polling, WaitMode::Sleeping] {
             let (near, far) = UnixStream::pair().unwrap();
             let answering = std::thread::spawn(move || answer_requests(&far.into(), 50, waits));
             assert_eq!(requests_ns(&near.into(), 50, waits).unwrap().len(), 50);

@@ -1,12 +1,15 @@
-//! What `mirrorball dsm` runs: benches, litmus tests and programs on one memory for processes on several hosts.
+//! Commands of `mirrorball dsm`: benches, litmus tests and programs in one memory for processes on several
+//! hosts.
 //!
-//! The memory itself is the crate [`dsm`], which a shard serves guests with. A shard does not link this crate (`make lint`
-//! checks it).
+//! The crate [`dsm`] is the memory, which also serves guests in a shard. A shard does not link this crate
+//! (`make lint` checks it).
 //!
-//! - [`stream`]: streams between nodes, plain or with TLS; [`rendezvous`]: how nodes meet over them;
-//! - [`session`]: node 0 has all nodes do jobs; [`work`]: the jobs: accesses to pages, litmus tests, programs;
-//! - [`shared`]: what threads of all nodes meet by, in the memory itself;
-//! - [`baseline`]: what a remote page is made of, each part by itself.
+//! - [`stream`]: streams between nodes, plain or with TLS; [`rendezvous`]: how nodes join a session over
+//!   them;
+//! - [`session`]: node 0 has the nodes run jobs; [`work`]: the jobs: accesses to pages, litmus tests,
+//!   programs;
+//! - [`shared`]: barriers and locks for threads of all nodes, in the memory itself;
+//! - [`baseline`]: the parts of a remote page access.
 
 pub mod baseline;
 mod rendezvous;
@@ -17,4 +20,4 @@ pub mod work;
 
 pub use rendezvous::{Joined, coordinate, join};
 pub use session::{Session, SessionError, serve};
-pub use stream::{Means, Peer, Security, StreamError, listen};
+pub use stream::{Peer, Security, StreamError, StreamOptions, listen};

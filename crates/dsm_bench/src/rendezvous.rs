@@ -1,8 +1,10 @@
-//! How nodes meet: node 0 calls the others, says what the memory is to be, and each pair of nodes makes its streams.
+//! Rendezvous of the nodes: node 0 connects to the others and describes the memory, and each pair of nodes
+//! makes its streams.
 //!
-//! Node 0 connects to each other node and sends [`Welcome`]; that stream stays for orders. Then of each two nodes the lower
-//! one connects to the higher one, twice for each lane, and says in [`Hello`] which stream it is. When a node has all its
-//! streams it answers [`Ready`]. Where they share memory, each link has pipes in it beside its streams ([`memory`]).
+//! Node 0 sends [`SessionOffer`] on a stream to each other node; that stream stays for commands. Then, of
+//! each pair, the lower node connects to the higher one twice for each page server, and names the stream in
+//! [`Hello`]. A node with all its streams replies [`Ready`]. Where nodes share memory, each link has pipes in
+//! it beside its streams ([`memory`]).
 
 mod memory;
 
@@ -14,26 +16,26 @@ use dsm::{LANES_MAX, Link, PAGES_MAX, Shape};
 use serde::{Deserialize, Serialize};
 
 use self::memory::Memory;
-use crate::stream::{self, MEETING_LIMIT, Means, Peer, Security, StreamError};
+use crate::stream::{self, Peer, RENDEZVOUS_TIMEOUT, Security, StreamError, StreamOptions};
 
-/// Changes with whatever nodes say to one another.
+/// Version of the messages between nodes.
 const VERSION: u32 = 3;
 
-/// What node 0 says first.
+/// First message of node 0 to another node.
 #[derive(Debug, Serialize, Deserialize)]
-struct Welcome {
+struct SessionOffer {
     version: u32,
-    /// So that streams of two memories are not mixed up.
+    /// Number that tells the streams of two memories apart.
     session: u64,
     me: u16,
     shape: Shape,
-    /// Of all nodes but node 0, in order.
+    /// All nodes but node 0, in order.
     peers: Vec<Peer>,
-    /// They share memory, which has the session's number.
+    /// Whether the nodes share memory, which has the session's number.
     has_memory: bool,
 }
 
-/// What a node says first on another stream.
+/// First message on a stream between two other nodes, or from node 0.
 #[derive(Debug, Serialize, Deserialize)]
 struct Hello {
     session: u64,
@@ -46,42 +48,42 @@ struct Hello {
 struct Ready;
 
 #[derive(Debug, Serialize, Deserialize)]
-enum First {
-    Welcome(Welcome),
+enum FirstMessage {
+    SessionOffer(SessionOffer),
     Hello(Hello),
 }
 
-/// What a node has once all have met.
+/// Result of a rendezvous.
 #[derive(Debug)]
 pub struct Joined {
-    /// Its number.
+    /// This node's number.
     pub me: u16,
-    /// Of the memory.
+    /// Shape of the memory.
     pub shape: Shape,
-    /// For each lane, for each node: the way there; none to itself.
+    /// For each page server, the link to each node; none to itself.
     pub links: Vec<Vec<Option<Link>>>,
-    /// To each other node, for node 0; from node 0, for the others.
-    pub orders: Vec<OwnedFd>,
-    /// Where each node is, for people.
+    /// At node 0: the stream to each other node. At another node: the stream from node 0.
+    pub commands: Vec<OwnedFd>,
+    /// Names of the nodes for users.
     pub names: Vec<String>,
 }
 
-/// Streams that have come, two for each lane and node.
+/// Streams made so far, two for each page server and node.
 type Streams = Vec<Vec<[Option<OwnedFd>; 2]>>;
 
-/// Meets the others as node 0.
+/// Joins the session as node 0.
 ///
 /// # Errors
-/// If one can't be reached, or is not what it should be.
-pub fn coordinate(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Joined, StreamError> {
+/// If a node can't be reached, or is not what it should be.
+pub fn coordinate(shape: Shape, peers: &[Peer], options: StreamOptions<'_>) -> Result<Joined, StreamError> {
     let session = fastrand::u64(..);
-    let security = means.security;
-    let memory = means.memory.map(|path| Memory::open(path, shape)).transpose()?;
+    let security = options.security;
+    let memory = options.memory.map(|path| Memory::open(path, shape)).transpose()?;
     memory.as_ref().map_or(Ok(()), |memory| memory.begin(session))?;
-    let mut orders = Vec::new();
+    let mut commands = Vec::new();
     for (index, peer) in peers.iter().enumerate() {
         let stream = stream::connect(peer, security)?;
-        let welcome = Welcome {
+        let offer = SessionOffer {
             version: VERSION,
             session,
             me: index as u16 + 1,
@@ -90,47 +92,47 @@ pub fn coordinate(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Join
             has_memory: memory.is_some(),
         };
         let gone = |error| broken(&peer.address, "does not listen", &error);
-        stream::send(&stream, &First::Welcome(welcome)).map_err(gone)?;
-        orders.push(stream);
+        stream::send(&stream, &FirstMessage::SessionOffer(offer)).map_err(gone)?;
+        commands.push(stream);
     }
     let mut streams = no_streams(shape);
     connect_to_higher(0, session, shape, peers, security, &mut streams)?;
-    for (stream, peer) in orders.iter().zip(peers) {
-        let Ready = stream::receive(stream, Some(MEETING_LIMIT))
+    for (stream, peer) in commands.iter().zip(peers) {
+        let Ready = stream::receive(stream, Some(RENDEZVOUS_TIMEOUT))
             .map_err(|error| broken(&peer.address, "did not find the other nodes", &error))?;
     }
-    joined(0, shape, peers, streams, memory.as_ref(), orders)
+    joined(0, shape, peers, streams, memory.as_ref(), commands)
 }
 
-/// Meets the others as another node, once node 0 calls.
+/// Joins the session as another node, once node 0 connects.
 ///
 /// # Errors
-/// If the others can't be reached, or are not what they should be.
-pub fn join(listener: &TcpListener, means: Means<'_>) -> Result<Joined, StreamError> {
-    let security = means.security;
-    // Streams of a session may come before its welcome does.
+/// If a node can't be reached, or is not what it should be.
+pub fn join(listener: &TcpListener, options: StreamOptions<'_>) -> Result<Joined, StreamError> {
+    let security = options.security;
+    // Streams of a session may arrive before its offer.
     let mut hellos = Vec::new();
-    let (welcome, order) = loop {
+    let (offer, order) = loop {
         match first(listener, security, None)? {
-            Some((First::Welcome(welcome), stream)) => break (welcome, stream),
-            Some((First::Hello(hello), stream)) => hellos.push((hello, stream)),
+            Some((FirstMessage::SessionOffer(offer), stream)) => break (offer, stream),
+            Some((FirstMessage::Hello(hello), stream)) => hellos.push((hello, stream)),
             None => {}
         }
     };
-    let Welcome {
+    let SessionOffer {
         version,
         session,
         me,
         shape,
         peers,
         has_memory,
-    } = welcome;
+    } = offer;
     check(version, me, shape, &peers)?;
-    let memory = match (has_memory, means.memory) {
+    let memory = match (has_memory, options.memory) {
         (true, Some(path)) => Some(Memory::open(path, shape)?),
         (false, None) => None,
         _ => {
-            let why = "is told of other memory than this one; name it on all of them, or on none";
+            let why = "names other shared memory than this node; name it on all nodes, or on none";
             return Err(StreamError::Broken("node 0".into(), why.into()));
         }
     };
@@ -142,8 +144,8 @@ pub fn join(listener: &TcpListener, means: Means<'_>) -> Result<Joined, StreamEr
     while taken < expected {
         let (hello, stream) = match hellos.pop() {
             Some(one) => one,
-            None => match first(listener, security, Some(MEETING_LIMIT))? {
-                Some((First::Hello(hello), stream)) => (hello, stream),
+            None => match first(listener, security, Some(RENDEZVOUS_TIMEOUT))? {
+                Some((FirstMessage::Hello(hello), stream)) => (hello, stream),
                 _ => continue,
             },
         };
@@ -161,21 +163,22 @@ pub fn join(listener: &TcpListener, means: Means<'_>) -> Result<Joined, StreamEr
     joined(me, shape, &peers, streams, memory.as_ref(), vec![order])
 }
 
-/// The next stream and what it says first; none if it is not one of ours, as the one after it may be.
+/// Accepts the next stream and receives its first message. `None` if the stream is not of a session; the next
+/// one may be.
 fn first(
     listener: &TcpListener,
     security: &Security,
     limit: Option<Duration>,
-) -> Result<Option<(First, OwnedFd)>, StreamError> {
+) -> Result<Option<(FirstMessage, OwnedFd)>, StreamError> {
     let stream = match stream::accept(listener, security, limit) {
         Err(StreamError::Tls(_)) => return Ok(None),
         stream => stream?,
     };
-    let first = stream::receive(&stream, Some(MEETING_LIMIT));
+    let first = stream::receive(&stream, Some(RENDEZVOUS_TIMEOUT));
     Ok(first.ok().map(|first| (first, stream)))
 }
 
-/// Whether a welcome makes sense.
+/// Checks an offer.
 fn check(version: u32, me: u16, shape: Shape, peers: &[Peer]) -> Result<(), StreamError> {
     let wrong = |why: String| Err(StreamError::Broken("node 0".into(), why));
     if version != VERSION {
@@ -191,7 +194,7 @@ fn check(version: u32, me: u16, shape: Shape, peers: &[Peer]) -> Result<(), Stre
         || shape.lanes > LANES_MAX
         || shape.pages > PAGES_MAX
     {
-        return wrong(format!("sent nonsense: node {me} of {shape:?}"));
+        return wrong(format!("sent an impossible offer: node {me} of {shape:?}"));
     }
     Ok(())
 }
@@ -220,7 +223,7 @@ fn connect_to_higher(
                     lane: lane as u16,
                     bulk,
                 };
-                stream::send(&stream, &First::Hello(hello))
+                stream::send(&stream, &FirstMessage::Hello(hello))
                     .map_err(|error| broken(&peer.address, "does not listen", &error))?;
                 streams[usize::from(node)][usize::from(bulk)] = Some(stream);
             }
@@ -235,7 +238,7 @@ fn joined(
     peers: &[Peer],
     streams: Streams,
     memory: Option<&Memory<'_>>,
-    orders: Vec<OwnedFd>,
+    commands: Vec<OwnedFd>,
 ) -> Result<Joined, StreamError> {
     let mut names = vec!["node 0".to_owned()];
     for (index, peer) in peers.iter().enumerate() {
@@ -259,7 +262,7 @@ fn joined(
         me,
         shape,
         links,
-        orders,
+        commands,
         names,
     })
 }

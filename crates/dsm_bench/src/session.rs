@@ -1,4 +1,4 @@
-//! A node and the others' answers: node 0 asks all to do something, and each says what came of it.
+//! A session: node 0 sends jobs to the nodes and receives their results.
 
 use std::io;
 use std::net::TcpListener;
@@ -10,83 +10,83 @@ use std::time::Duration;
 use dsm::{End, Meter, Node, NodeError, Settings, Shape, prepare_server_thread};
 use serde::{Deserialize, Serialize};
 
-use crate::baseline::{self, Waits};
-use crate::rendezvous::{Joined, coordinate, join};
-use crate::stream::{self, Means, Peer, StreamError};
-use crate::work::{self, Answer, Job};
+use crate::baseline::{self, WaitMode};
+use crate::rendezvous::{self, Joined, join};
+use crate::stream::{self, Peer, StreamError, StreamOptions};
+use crate::work::{self, Job, JobResult};
 
-/// No job takes longer.
-const JOB_LIMIT: Duration = Duration::from_secs(600);
-/// How long others may take to say that they are done.
-const PARTING_LIMIT: Duration = Duration::from_secs(5);
+/// Longest time of a job.
+const JOB_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time for which a node may take to confirm the end of the session.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Order {
-    Do(Job),
-    Part,
+enum Command {
+    Run(Job),
+    Close,
 }
 
-/// Why there is no session, or no answer.
+/// Reason why a session can't start, or a job fails.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The others.
+    /// A stream failed.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// This node.
+    /// This node failed.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// No answer.
+    /// A node sends no result.
     #[error("{0} gives no answer ({1})")]
     Silent(String, #[source] io::Error),
-    /// A bad answer.
+    /// A job failed.
     #[error("{0}: {1}")]
     Failed(String, String),
 }
 
-/// Node 0 of a memory.
+/// A session at node 0.
 #[derive(Debug)]
 pub struct Session {
     node: Node,
     others: Vec<OwnedFd>,
     names: Vec<String>,
-    parting: Arc<AtomicBool>,
+    closing: Arc<AtomicBool>,
 }
 
 impl Session {
-    /// Meets the others. `lost` is told once if one of them is lost; threads that wait for its pages wait for ever, so it is
-    /// to end the process.
+    /// Joins the session as node 0. `lost` is called once if a node is lost. It is to end the process, as
+    /// threads that wait for that node's pages wait for ever.
     ///
     /// # Errors
     /// [`SessionError`].
-    pub fn lead<'a>(
+    pub fn coordinate<'a>(
         shape: Shape,
         peers: &[Peer],
-        means: impl Into<Means<'a>>,
+        options: impl Into<StreamOptions<'a>>,
         settings: &Settings,
         lost: fn(&End),
     ) -> Result<Self, SessionError> {
-        let joined = coordinate(shape, peers, means.into())?;
-        let (node, others, names, parting) = start(joined, settings, lost)?;
+        let joined = rendezvous::coordinate(shape, peers, options.into())?;
+        let (node, others, names, closing) = start(joined, settings, lost)?;
         Ok(Self {
             node,
             others,
             names,
-            parting,
+            closing,
         })
     }
 
-    /// This node.
+    /// Returns this node.
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// Has each of the first nodes do its job, this one included, all at the same time.
+    /// Runs a job on each of the first nodes at the same time, this one included.
     ///
     /// # Errors
-    /// If one does not answer, or could not do it.
-    pub fn all(&self, jobs: &[Job]) -> Result<Vec<Answer>, SessionError> {
+    /// If a node sends no result, or its job fails.
+    pub fn run_all(&self, jobs: &[Job]) -> Result<Vec<JobResult>, SessionError> {
         for (index, job) in jobs.iter().enumerate().skip(1) {
-            self.ask(index, Order::Do(job.clone()))?;
+            self.ask(index, Command::Run(job.clone()))?;
         }
         let mut answers = Vec::new();
         if let Some(job) = jobs.first() {
@@ -98,126 +98,129 @@ impl Session {
         Ok(answers)
     }
 
-    /// Has one node do a job.
+    /// Runs a job on one node.
     ///
     /// # Errors
-    /// As [`Session::all`].
-    pub fn one(&self, index: u16, job: Job) -> Result<Answer, SessionError> {
+    /// As [`Session::run_all`].
+    pub fn run_on(&self, index: u16, job: Job) -> Result<JobResult, SessionError> {
         let index = usize::from(index);
         if index == 0 {
             return self.checked(0, work::run(&self.node, &job));
         }
-        self.ask(index, Order::Do(job))?;
+        self.ask(index, Command::Run(job))?;
         self.answer(index)
     }
 
-    /// What all nodes have counted.
+    /// Returns the sum of all nodes' counters.
     ///
     /// # Errors
-    /// As [`Session::all`].
+    /// As [`Session::run_all`].
     pub fn meter(&self) -> Result<Meter, SessionError> {
         let mut sum = Meter::default();
-        for answer in self.all(&vec![Job::Meter; self.others.len() + 1])? {
-            if let Answer::Meter(meter) = answer {
+        for answer in self.run_all(&vec![Job::Meter; self.others.len() + 1])? {
+            if let JobResult::Meter(meter) = answer {
                 sum += meter;
             }
         }
         Ok(sum)
     }
 
-    /// How long each of `count` requests for a page takes on the stream to node 1, which does nothing else meanwhile.
+    /// Measures `count` requests for a page on the stream to node 1, which does nothing else. Returns the
+    /// time of each, nanoseconds.
     ///
     /// # Errors
-    /// As [`Session::all`].
-    pub fn requests_ns(&self, count: u32, waits: Waits, realtime: bool) -> Result<Vec<u64>, SessionError> {
-        let job = Job::Answer {
+    /// As [`Session::run_all`].
+    pub fn requests_ns(&self, count: u32, waits: WaitMode, realtime: bool) -> Result<Vec<u64>, SessionError> {
+        let job = Job::ServeRequests {
             count,
             waits,
             realtime,
         };
-        self.ask(1, Order::Do(job))?;
+        self.ask(1, Command::Run(job))?;
         let stream = &self.others[0];
-        let times = as_a_lane(realtime, || baseline::requests_ns(stream, count, waits));
+        let times = at_server_priority(realtime, || baseline::requests_ns(stream, count, waits));
         let times = times.map_err(|error| SessionError::Silent(self.names[1].clone(), error))?;
         self.answer(1)?;
         Ok(times)
     }
 
-    /// Ends the memory for all.
-    pub fn part(self) {
-        self.parting.store(true, Ordering::SeqCst);
+    /// Ends the session and the memory on all nodes.
+    pub fn close(self) {
+        self.closing.store(true, Ordering::SeqCst);
         for index in 1..=self.others.len() {
-            // Who is gone by now has parted.
-            let _ = self.ask(index, Order::Part);
+            // A node that is gone needs no command.
+            let _ = self.ask(index, Command::Close);
         }
         for stream in &self.others {
-            let _: io::Result<Answer> = stream::receive(stream, Some(PARTING_LIMIT));
+            let _: io::Result<JobResult> = stream::receive(stream, Some(CLOSE_TIMEOUT));
         }
     }
 
-    fn ask(&self, index: usize, order: Order) -> Result<(), SessionError> {
+    fn ask(&self, index: usize, order: Command) -> Result<(), SessionError> {
         stream::send(&self.others[index - 1], &order)
             .map_err(|error| SessionError::Silent(self.names[index].clone(), error))
     }
 
-    fn answer(&self, index: usize) -> Result<Answer, SessionError> {
-        let answer = stream::receive(&self.others[index - 1], Some(JOB_LIMIT))
+    fn answer(&self, index: usize) -> Result<JobResult, SessionError> {
+        let answer = stream::receive(&self.others[index - 1], Some(JOB_TIMEOUT))
             .map_err(|error| SessionError::Silent(self.names[index].clone(), error))?;
         self.checked(index, answer)
     }
 
-    fn checked(&self, index: usize, answer: Answer) -> Result<Answer, SessionError> {
+    fn checked(&self, index: usize, answer: JobResult) -> Result<JobResult, SessionError> {
         match answer {
-            Answer::Failed(why) => Err(SessionError::Failed(self.names[index].clone(), why)),
+            JobResult::Failed(why) => Err(SessionError::Failed(self.names[index].clone(), why)),
             answer => Ok(answer),
         }
     }
 }
 
-/// Is another node of one memory, from when node 0 calls until it parts. `lost` as for [`Session::lead`]; `met` is told of what
-/// this host does not permit.
+/// Joins a session as another node and serves it until node 0 ends it. `lost` as in [`Session::coordinate`];
+/// `met` is called with the started node, for its notes.
 ///
 /// # Errors
 /// [`SessionError`].
 pub fn serve<'a>(
     listener: &TcpListener,
-    means: impl Into<Means<'a>>,
+    options: impl Into<StreamOptions<'a>>,
     settings: &Settings,
     lost: fn(&End),
     met: fn(&Node),
 ) -> Result<(), SessionError> {
-    let (node, orders, _, parting) = start(join(listener, means.into())?, settings, lost)?;
+    let (node, commands, _, closing) = start(join(listener, options.into())?, settings, lost)?;
     met(&node);
     let gone = |error| SessionError::Silent("node 0".into(), error);
     loop {
-        let answer = match stream::receive(&orders[0], None).map_err(gone)? {
-            Order::Part => break,
-            Order::Do(Job::Answer {
+        let answer = match stream::receive(&commands[0], None).map_err(gone)? {
+            Command::Close => break,
+            Command::Run(Job::ServeRequests {
                 count,
                 waits,
                 realtime,
-            }) => match as_a_lane(realtime, || baseline::answer_requests(&orders[0], count, waits)) {
-                Ok(()) => Answer::Done,
-                Err(error) => return Err(gone(error)),
-            },
-            Order::Do(job) => work::run(&node, &job),
+            }) => {
+                match at_server_priority(realtime, || baseline::answer_requests(&commands[0], count, waits)) {
+                    Ok(()) => JobResult::Done,
+                    Err(error) => return Err(gone(error)),
+                }
+            }
+            Command::Run(job) => work::run(&node, &job),
         };
-        stream::send(&orders[0], &answer).map_err(gone)?;
+        stream::send(&commands[0], &answer).map_err(gone)?;
     }
-    parting.store(true, Ordering::SeqCst);
-    let _ = stream::send(&orders[0], &Answer::Done);
-    // The lanes serve until node 0 has heard from all.
-    let _: io::Result<Order> = stream::receive(&orders[0], Some(PARTING_LIMIT));
+    closing.store(true, Ordering::SeqCst);
+    let _ = stream::send(&commands[0], &JobResult::Done);
+    // The page servers serve until node 0 has received all confirmations.
+    let _: io::Result<Command> = stream::receive(&commands[0], Some(CLOSE_TIMEOUT));
     Ok(())
 }
 
 type Started = (Node, Vec<OwnedFd>, Vec<String>, Arc<AtomicBool>);
 
 fn start(joined: Joined, settings: &Settings, lost: fn(&End)) -> Result<Started, SessionError> {
-    let parting = Arc::new(AtomicBool::new(false));
-    let is_parting = parting.clone();
+    let closing = Arc::new(AtomicBool::new(false));
+    let is_closing = closing.clone();
     let hook = Box::new(move |end: &End| {
-        if *end != End::Closed && !is_parting.load(Ordering::SeqCst) {
+        if *end != End::Closed && !is_closing.load(Ordering::SeqCst) {
             lost(end);
         }
     });
@@ -225,15 +228,15 @@ fn start(joined: Joined, settings: &Settings, lost: fn(&End)) -> Result<Started,
         me,
         shape,
         links,
-        orders,
+        commands,
         names,
     } = joined;
     let node = Node::start(me, shape, links, names.clone(), settings, hook)?;
-    Ok((node, orders, names, parting))
+    Ok((node, commands, names, closing))
 }
 
-/// On a thread of the priority that lanes have.
-fn as_a_lane<T: Send>(realtime: bool, work: impl FnOnce() -> T + Send) -> T {
+/// Runs `work` on a thread with the priority of page servers.
+fn at_server_priority<T: Send>(realtime: bool, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             prepare_server_thread(None, realtime);

@@ -1,4 +1,4 @@
-//! What threads of all nodes meet by, in the memory itself.
+//! Synchronization of threads of all nodes, in the memory itself.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -9,47 +9,47 @@ use dsm::{Node, PAGE_BYTES};
 
 /// Words of 8 bytes in a page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
-/// Looks at what another node is to write before the CPU goes to somebody else.
-const LOOKS: u32 = 1000;
-/// And before this thread sleeps between them.
-const LOOKS_YIELDING: u32 = LOOKS + 100;
-/// For so long.
-const NAP: Duration = Duration::from_micros(50);
+/// Reads of a word before the thread yields its CPU.
+const SPINS: u32 = 1000;
+/// Reads of a word before the thread sleeps between them.
+const SPINS_YIELDING: u32 = SPINS + 100;
+/// Length of such a sleep.
+const SLEEP: Duration = Duration::from_micros(50);
 
 /// The memory as words.
 #[derive(Clone, Copy, Debug)]
-pub struct Words<'a>(&'a [AtomicU64]);
+pub struct SharedWords<'a>(&'a [AtomicU64]);
 
-impl<'a> Words<'a> {
-    /// Of a node's view.
+impl<'a> SharedWords<'a> {
+    /// Returns the words of a node's view.
     pub fn of(node: &'a Node) -> Self {
-        // SAFETY: the view is that long and lives as long as the node; any bytes are words; and that others write it at the same
-        // time is what atomics are for.
+        // SAFETY: the view is that long and lives as long as the node; any bytes are words; atomics permit
+        // that others write at the same time.
         Self(unsafe { std::slice::from_raw_parts(node.view().cast(), node.bytes() / 8) })
     }
 
-    /// Memory at hand, from its first page on.
+    /// Returns words of local memory, from its first page on.
     pub fn at(words: &'a [AtomicU64]) -> Self {
         Self(words)
     }
 
-    /// Of these pages.
+    /// Returns the words of a range of pages.
     pub fn pages(self, pages: Range<u32>) -> &'a [AtomicU64] {
         &self.0[pages.start as usize * PAGE_WORDS..pages.end as usize * PAGE_WORDS]
     }
 }
 
-/// Floating-point numbers in a word.
+/// Reads a floating-point number.
 pub fn get(word: &AtomicU64) -> f64 {
     f64::from_bits(word.load(Relaxed))
 }
 
-/// As [`get`].
+/// Writes a floating-point number.
 pub fn set(word: &AtomicU64, value: f64) {
     word.store(value.to_bits(), Relaxed);
 }
 
-/// Lets `count` threads wait for one another, again and again. All of it is one page.
+/// A barrier of `count` threads that can be used repeatedly. It lies in one page.
 #[derive(Debug)]
 pub struct Barrier<'a> {
     come: &'a AtomicU64,
@@ -58,8 +58,9 @@ pub struct Barrier<'a> {
 }
 
 impl<'a> Barrier<'a> {
-    /// In a page of zeroes. The number of those who come, and far from it the round, which they look at.
-    pub fn new(words: Words<'a>, page: u32, count: u64) -> Self {
+    /// Creates a barrier in a page of zeroes: the number of arrivals and, in another cache line, the round
+    /// that threads read.
+    pub fn new(words: SharedWords<'a>, page: u32, count: u64) -> Self {
         let words = words.pages(page..page + 1);
         Self {
             come: &words[0],
@@ -68,7 +69,7 @@ impl<'a> Barrier<'a> {
         }
     }
 
-    /// Waits until all have come.
+    /// Waits until all threads have arrived.
     pub fn wait(&self) {
         let round = self.round.load(SeqCst);
         if self.come.fetch_add(1, SeqCst) + 1 == self.count {
@@ -76,19 +77,19 @@ impl<'a> Barrier<'a> {
             self.round.store(round + 1, SeqCst);
             return;
         }
-        let mut looks = 0;
+        let mut spins = 0;
         while self.round.load(SeqCst) == round {
-            patience(&mut looks);
+            backoff(&mut spins);
         }
     }
 }
 
-/// Runs `work` with the lock that this word is.
+/// Runs `work` while holding the lock in this word.
 pub fn locked<T>(lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
-    let mut looks = 0;
+    let mut spins = 0;
     while lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
         while lock.load(Relaxed) != 0 {
-            patience(&mut looks);
+            backoff(&mut spins);
         }
     }
     let result = work();
@@ -96,12 +97,12 @@ pub fn locked<T>(lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Spins at first; on a busy host who is waited for needs the CPU.
-fn patience(looks: &mut u32) {
-    *looks += 1;
-    match *looks {
-        ..LOOKS => std::hint::spin_loop(),
-        LOOKS..LOOKS_YIELDING => std::thread::yield_now(),
-        _ => std::thread::sleep(NAP),
+/// Spins at first; on a busy host the thread that is waited for needs the CPU.
+fn backoff(spins: &mut u32) {
+    *spins += 1;
+    match *spins {
+        ..SPINS => std::hint::spin_loop(),
+        SPINS..SPINS_YIELDING => std::thread::yield_now(),
+        _ => std::thread::sleep(SLEEP),
     }
 }

@@ -1,6 +1,7 @@
 //! Streams between nodes, plain or with TLS, and typed messages on them.
 //!
-//! Each message is its length and then its bytes. That is for meeting and for orders; pages go by [`dsm::Link`].
+//! Each message is its length and then its bytes. They serve the rendezvous and commands; pages use
+//! [`dsm::Link`].
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -15,34 +16,34 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use urpc::tls::{Deadline, Identity, TlsError};
 
-/// How long the other side may take to answer while nodes meet.
-pub const MEETING_LIMIT: Duration = Duration::from_secs(20);
-/// Between two attempts to reach a node that has not started yet.
-const AGAIN: Duration = Duration::from_millis(50);
-/// How long what was sent may stay without acknowledgement: the other host is gone then.
-const SILENCE_MS: u32 = 5_000;
-/// The longest message.
+/// Time for which a peer may take to answer during the rendezvous.
+pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(20);
+/// Interval between attempts to reach a node that has not started yet.
+const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Time for which sent bytes may stay without acknowledgement, milliseconds. The other host is gone then.
+const ACK_TIMEOUT_MS: u32 = 5_000;
+/// Length of the longest message, bytes.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// How streams are protected.
+/// Protection of streams.
 #[derive(Clone, Debug)]
 pub enum Security {
-    /// Not at all: for one host, or a link that nobody else is on.
+    /// None: for one host, or a network of trusted hosts.
     Plain,
-    /// With the keys of a cluster.
+    /// TLS with the keys of a cluster.
     Tls(Box<Identity>),
 }
 
-/// What nodes are connected by.
+/// Options of the streams.
 #[derive(Clone, Copy, Debug)]
-pub struct Means<'a> {
-    /// Of their streams.
+pub struct StreamOptions<'a> {
+    /// Protection of the streams.
     pub security: &'a Security,
-    /// A file of memory that all of them see; then what lanes send goes by that.
+    /// File of memory that all nodes share; page servers then send by it.
     pub memory: Option<&'a Path>,
 }
 
-impl<'a> From<&'a Security> for Means<'a> {
+impl<'a> From<&'a Security> for StreamOptions<'a> {
     fn from(security: &'a Security) -> Self {
         Self {
             security,
@@ -51,34 +52,34 @@ impl<'a> From<&'a Security> for Means<'a> {
     }
 }
 
-/// Another node as a person writes it: `HOST:PORT`, and with TLS `NAME@HOST:PORT`.
+/// Address of a node: `HOST:PORT`, and with TLS `NAME@HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Peer {
-    /// The name on its key; needed with TLS only.
+    /// Name on the node's key; needed with TLS only.
     pub name: Option<String>,
-    /// Where it listens.
+    /// Address at which the node listens.
     pub address: String,
 }
 
-/// Why there is no stream.
+/// Reason why there is no stream.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    /// Not an address.
+    /// The address is malformed.
     #[error("{0:?} is no address of a node; write HOST:PORT, and with TLS NAME@HOST:PORT")]
     Address(String),
-    /// Can't listen.
+    /// The address can't be bound.
     #[error("can't listen at {0}: {1}")]
     Listen(String, #[source] io::Error),
-    /// Nobody there.
+    /// The node can't be reached.
     #[error("can't reach the node at {0} ({1}); is `mirrorball dsm serve` running there?")]
     Reach(String, #[source] io::Error),
-    /// No keys, or others' keys.
+    /// The TLS handshake failed.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Not the memory that it should be.
+    /// The shared memory is not what it should be.
     #[error("shared memory {0:?}: {1}")]
     Memory(PathBuf, #[source] io::Error),
-    /// The other side stopped, or speaks something else.
+    /// The peer stopped, or speaks another protocol.
     #[error("the node at {0} {1}")]
     Broken(String, String),
 }
@@ -112,13 +113,13 @@ pub fn listen(address: &str) -> Result<TcpListener, StreamError> {
     TcpListener::bind(address).map_err(|error| StreamError::Listen(address.to_owned(), error))
 }
 
-/// A stream to a node, which may only be starting.
+/// Connects to a node, which may still be starting.
 ///
 /// # Errors
-/// If it can't be reached in [`MEETING_LIMIT`], or is somebody else.
+/// If it can't be reached within [`RENDEZVOUS_TIMEOUT`], or has another key.
 pub fn connect(peer: &Peer, security: &Security) -> Result<OwnedFd, StreamError> {
     let reach = |error| StreamError::Reach(peer.address.clone(), error);
-    let end = Instant::now() + MEETING_LIMIT;
+    let end = Instant::now() + RENDEZVOUS_TIMEOUT;
     let addresses: Vec<SocketAddr> = peer.address.to_socket_addrs().map_err(reach)?.collect();
     let tcp = loop {
         let error = match TcpStream::connect(&addresses[..]) {
@@ -128,7 +129,7 @@ pub fn connect(peer: &Peer, security: &Security) -> Result<OwnedFd, StreamError>
         if Instant::now() > end || error.kind() != io::ErrorKind::ConnectionRefused {
             return Err(reach(error));
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(CONNECT_RETRY_INTERVAL);
     };
     match security {
         Security::Plain => {
@@ -142,15 +143,15 @@ pub fn connect(peer: &Peer, security: &Security) -> Result<OwnedFd, StreamError>
                 .ok_or_else(|| StreamError::Address(peer.address.clone()))?;
             let address = tcp.peer_addr().map_err(reach)?;
             drop(tcp);
-            Ok(identity.connect(address, name, MEETING_LIMIT)?.into())
+            Ok(identity.connect(address, name, RENDEZVOUS_TIMEOUT)?.into())
         }
     }
 }
 
-/// The stream of a caller who comes within `limit`, if there is one.
+/// Accepts a connection within `limit`, if there is one.
 ///
 /// # Errors
-/// If it has no key of this cluster, or the network fails.
+/// If the peer has no key of this cluster, or the network fails.
 pub fn accept(
     listener: &TcpListener,
     security: &Security,
@@ -176,25 +177,28 @@ pub fn accept(
             prepare(&tcp).map_err(|error| StreamError::Listen(at(), error))?;
             Ok(tcp.into())
         }
-        Security::Tls(identity) => Ok(identity.accept(tcp, Deadline::after(MEETING_LIMIT))?.0.into()),
+        Security::Tls(identity) => Ok(identity
+            .accept(tcp, Deadline::after(RENDEZVOUS_TIMEOUT))?
+            .0
+            .into()),
     }
 }
 
-/// Small messages at once, and the end of a silent host in seconds.
+/// Sends small messages at once, and detects a silent host within seconds.
 fn prepare(tcp: &TcpStream) -> io::Result<()> {
     tcp.set_nodelay(true)?;
     setsockopt(tcp, sockopt::KeepAlive, &true)?;
     setsockopt(tcp, sockopt::TcpKeepIdle, &1)?;
     setsockopt(tcp, sockopt::TcpKeepInterval, &1)?;
     setsockopt(tcp, sockopt::TcpKeepCount, &5)?;
-    setsockopt(tcp, sockopt::TcpUserTimeout, &SILENCE_MS)?;
+    setsockopt(tcp, sockopt::TcpUserTimeout, &ACK_TIMEOUT_MS)?;
     Ok(())
 }
 
 /// Sends a message.
 ///
 /// # Errors
-/// If the other side is gone.
+/// If the connection is closed.
 pub fn send(stream: &OwnedFd, message: &impl Serialize) -> io::Result<()> {
     let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
     let mut framed = u32::try_from(bytes.len())
@@ -205,10 +209,10 @@ pub fn send(stream: &OwnedFd, message: &impl Serialize) -> io::Result<()> {
     socket(stream)?.write_all(&framed)
 }
 
-/// The next message, within `limit` if there is one.
+/// Receives a message within `limit`, if there is one.
 ///
 /// # Errors
-/// If the other side is gone, silent, or sends something else.
+/// If the connection is closed, the peer is silent, or it sends another type.
 pub fn receive<T: DeserializeOwned>(stream: &OwnedFd, limit: Option<Duration>) -> io::Result<T> {
     let mut socket = socket(stream)?;
     socket.set_read_timeout(limit)?;
@@ -223,7 +227,8 @@ pub fn receive<T: DeserializeOwned>(stream: &OwnedFd, limit: Option<Duration>) -
     postcard::from_bytes(&bytes).map_err(io::Error::other)
 }
 
-/// As something that reads and writes: of a stream socket that is what a unix stream does, whatever its family.
+/// Returns the stream as a reader and writer. A unix stream does the same calls, whatever the socket's
+/// family.
 fn socket(stream: &OwnedFd) -> io::Result<UnixStream> {
     Ok(UnixStream::from(stream.try_clone()?))
 }
@@ -233,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_nonsense_is_refused() {
+    fn addresses_are_parsed_and_malformed_ones_refused() {
         let peer: Peer = "10.0.0.1:7000".parse().unwrap();
         assert_eq!((peer.name, peer.address.as_str()), (None, "10.0.0.1:7000"));
         let peer: Peer = "east@[::1]:7000".parse().unwrap();
@@ -247,18 +252,18 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_typed_and_an_end_is_an_error() {
+    fn messages_are_typed_and_a_closed_stream_is_an_error() {
         let (near, far) = UnixStream::pair().unwrap();
         let (near, far) = (OwnedFd::from(near), OwnedFd::from(far));
         send(&near, &(7_u16, "seven".to_owned())).unwrap();
-        let message: (u16, String) = receive(&far, Some(MEETING_LIMIT)).unwrap();
+        let message: (u16, String) = receive(&far, Some(RENDEZVOUS_TIMEOUT)).unwrap();
         assert_eq!(message, (7, "seven".to_owned()));
         drop(near);
-        assert!(receive::<u16>(&far, Some(MEETING_LIMIT)).is_err());
+        assert!(receive::<u16>(&far, Some(RENDEZVOUS_TIMEOUT)).is_err());
     }
 
     #[test]
-    fn who_says_nothing_is_not_waited_for() {
+    fn silent_peer_times_out() {
         let (_near, far) = UnixStream::pair().unwrap();
         assert!(receive::<u16>(&far.into(), Some(Duration::from_millis(20))).is_err());
     }

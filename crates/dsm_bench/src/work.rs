@@ -1,4 +1,4 @@
-//! What a node does when node 0 asks: the parts of benches and tests that must run on every node.
+//! Jobs: the parts of benches and tests that run on each node.
 
 pub mod kernels;
 pub mod litmus;
@@ -9,109 +9,109 @@ use std::ops::Range;
 use dsm::{Meter, Node};
 use serde::{Deserialize, Serialize};
 
-pub use touch::{Order, Touch};
+pub use touch::{AccessOrder, Touch};
 
-/// A part of a bench or test. All nodes that take part are asked at the same time.
+/// A job. All nodes that take part are sent theirs at the same time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// Use pages.
     Touch(Touch),
-    /// Read all bytes of pages, one after the other, and add up their words.
+    /// Read all bytes of pages in order, and add up their words.
     Scan(Range<u32>),
-    /// Add to one word for so many milliseconds.
+    /// Add to one word for a number of milliseconds.
     Add {
-        /// Its page.
+        /// Page of the word.
         page: u32,
-        /// How long.
+        /// Duration, milliseconds.
         millis: u64,
     },
-    /// How long a thread is to run before its page goes, nanoseconds.
+    /// Set the CPU time after which a page may be released, nanoseconds.
     Hold(u64),
-    /// Forget what is in these pages.
+    /// Discard the contents of pages.
     Discard(std::ops::Range<u32>),
-    /// How much memory of the host's this node takes, bytes.
+    /// Return the memory of the host that this node uses, bytes.
     Memory,
-    /// Whether to ask for pages ahead.
+    /// Enable or disable prefetching.
     Ahead(bool),
-    /// Tell what was counted.
+    /// Return the counters.
     Meter,
     /// Run threads of a litmus test.
     Litmus(litmus::Run),
-    /// Compute.
+    /// Run a kernel.
     Kernel(kernels::Run),
-    /// Answer requests for pages on the stream of orders.
-    Answer {
-        /// How many.
+    /// Reply to requests for pages on the stream of commands.
+    ServeRequests {
+        /// Number of requests.
         count: u32,
-        /// How.
-        waits: crate::baseline::Waits,
-        /// At real-time priority, as lanes are.
+        /// How this end waits.
+        waits: crate::baseline::WaitMode,
+        /// Whether to use real-time priority, as page servers do.
         realtime: bool,
     },
 }
 
-/// What came of it.
+/// Result of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Answer {
-    /// It is done.
+pub enum JobResult {
+    /// The job is done.
     Done,
-    /// How long each access took, and all of them together, nanoseconds.
+    /// Times of the accesses.
     Touched {
-        /// Each.
+        /// Time of each access, nanoseconds.
         each_ns: Vec<u64>,
-        /// All.
+        /// Time of all accesses together, nanoseconds.
         all_ns: u64,
     },
-    /// How many times.
+    /// A number.
     Count(u64),
-    /// How long that took, nanoseconds, and the sum.
+    /// Time and sum of a scan.
     Scanned {
-        /// The time.
+        /// Time, nanoseconds.
         ns: u64,
-        /// The sum.
+        /// Sum of the words.
         sum: u64,
     },
-    /// What was counted.
+    /// Counters.
     Meter(Meter),
     /// Outcomes of a litmus test.
-    Litmus(litmus::Tally),
-    /// What it took on this node, and a sum of the result.
+    Litmus(litmus::OutcomeCounts),
+    /// Result of a kernel on this node.
     Kernel {
-        /// Time and counts.
+        /// Time and counters.
         figures: kernels::Figures,
-        /// The sum.
+        /// Sum of the result.
         sum: u64,
     },
-    /// It could not be done.
+    /// The job failed, with the reason.
     Failed(String),
 }
 
-/// Does a job; those on the stream of orders are the session's.
-pub fn run(node: &Node, job: &Job) -> Answer {
+/// Runs a job, except those that the session itself runs.
+pub fn run(node: &Node, job: &Job) -> JobResult {
     match job {
         Job::Touch(touch) => touch.run(node),
         Job::Scan(pages) => touch::scan(node, pages.clone()),
-        Job::Add { page, millis } => Answer::Count(touch::add(node, *page, *millis)),
+        Job::Add { page, millis } => JobResult::Count(touch::add(node, *page, *millis)),
         Job::Hold(ns) => {
             node.set_enough_ns(*ns);
-            Answer::Done
+            JobResult::Done
         }
-        Job::Discard(pages) => Answer::Count(node.discards().give_back([pages.clone()])),
+        Job::Discard(pages) => JobResult::Count(node.discards().give_back([pages.clone()])),
         Job::Memory => match node.resident_bytes() {
-            Ok(bytes) => Answer::Count(bytes),
-            Err(error) => Answer::Failed(format!("its memory can't be counted: {error}")),
+            Ok(bytes) => JobResult::Count(bytes),
+            Err(error) => JobResult::Failed(format!("its memory can't be counted: {error}")),
         },
         Job::Ahead(ahead) => {
             node.set_ahead(*ahead);
-            Answer::Done
+            JobResult::Done
         }
         Job::Meter => {
-            // Lanes tell when they sleep.
+            // Page servers publish their counters when they sleep.
             std::thread::sleep(std::time::Duration::from_millis(5));
-            Answer::Meter(node.meter())
+            JobResult::Meter(node.meter())
         }
         Job::Litmus(run) => litmus::run(node, run),
         Job::Kernel(run) => kernels::run(node, run),
-        Job::Answer { .. } => Answer::Failed("only a session can answer requests".into()),
+        Job::ServeRequests { .. } => JobResult::Failed("only a session can answer requests".into()),
     }
 }

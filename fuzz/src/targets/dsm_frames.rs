@@ -34,12 +34,12 @@ fn reads_again(frame: &[u8; MESSAGE_BYTES], read: &FrameRead) {
         FrameRead::Message(message, None) => assert_eq!(message.encode(), *frame),
         // The number is where no copyset of so few nodes reaches.
         FrameRead::Message(message, Some(_)) => assert_eq!(message.encode()[..12], frame[..12]),
-        FrameRead::Pieces(Some(frames)) => {
+        FrameRead::Fragment(Some(frames)) => {
             let last = frames.as_chunks().0.iter().map(|frame| again.read(frame)).last();
             assert_eq!(last.as_ref(), Some(&Ok(read.clone())));
         }
         FrameRead::Block(written) => assert_eq!(again.read(written).as_ref(), Ok(read)),
-        FrameRead::Pieces(None) | FrameRead::Stamp | FrameRead::End => {}
+        FrameRead::Fragment(None) | FrameRead::Stamp | FrameRead::End => {}
     }
 }
 

@@ -1,18 +1,18 @@
-//! A node that wants a page, or has a copy of one.
+//! Transitions of a node that requests a page, or has a copy of one.
 
-use super::{Effect, Turn};
-use crate::state::{Maybe, NextOwner, Stage};
+use super::{Effect, Transition};
+use crate::state::{NextOwner, OptionalNode, Stage};
 use crate::{Body, Data, NodeId, Nodes, Payload, Right, Want};
 
-impl Turn<'_> {
-    /// A copy has come.
+impl Transition<'_> {
+    /// Handles a copy.
     pub(super) fn copy(&mut self, bytes: Payload) -> Option<()> {
         let state = &self.state;
-        // Somebody waits for this node only if it is to be the owner.
+        // A node that is to own the page is not sent a copy.
         let is_to_own =
-            !state.readers.is_empty() || state.next_owner != NextOwner::NOBODY || self.me == self.manager;
-        if state.stage.is_ahead() {
-            return self.copy_ahead(bytes);
+            !state.readers.is_empty() || state.next_owner != NextOwner::NONE || self.me == self.manager;
+        if state.stage.is_prefetching() {
+            return self.prefetched_copy(bytes);
         }
         if state.stage != Stage::Asked(Want::Read) || is_to_own {
             return None;
@@ -23,7 +23,7 @@ impl Turn<'_> {
         Some(())
     }
 
-    /// Where bytes that come are, if that can be.
+    /// Returns the source of received bytes. `None` if they contradict the node's right.
     pub(super) fn contents(&mut self, bytes: Payload) -> Option<Data> {
         let is_kept = bytes == Payload::None;
         if is_kept != (self.state.right == Right::Read) {
@@ -41,7 +41,7 @@ impl Turn<'_> {
         })
     }
 
-    /// The ownership has come.
+    /// Handles the ownership.
     pub(super) fn ownership(&mut self, want: Want, bytes: Payload, copyset: Nodes) -> Option<()> {
         let Stage::Asked(asked) = self.state.stage else {
             return None;
@@ -49,10 +49,10 @@ impl Turn<'_> {
         let is_answer = match want {
             Want::Read => asked == Want::Read && self.me == self.manager,
             Want::Write => asked != Want::Discard,
-            // Kept if it has a copy, which it asked for ahead.
+            // The node keeps a prefetched copy until the discard completes.
             Want::Discard => asked == Want::Discard && bytes != Payload::Attached,
         };
-        let is_waited_for = self.state.invalidator != Maybe::NOBODY;
+        let is_waited_for = self.state.invalidator != OptionalNode::NONE;
         let is_set = copyset.is_within(self.nodes.without(self.me));
         if !is_answer || is_waited_for || !is_set {
             return None;
@@ -75,35 +75,36 @@ impl Turn<'_> {
         Some(())
     }
 
-    /// Its copy is to be given up.
+    /// Handles an invalidation.
     pub(super) fn invalidate(&mut self, by: NodeId) -> Option<()> {
         let state = &mut self.state;
         let has_copy = !state.is_owner() && state.right == Right::Read;
-        // It was sent one, which this has overtaken. A manager that asked, but for ahead, is sent the ownership.
+        // The invalidation overtook the copy that it is for. A manager is sent the ownership instead, except
+        // for a prefetch.
         let is_sent_one = match state.stage {
             Stage::Asked(Want::Read) => state.right == Right::None && self.me != self.manager,
-            stage => stage.is_ahead(),
+            stage => stage.is_prefetching(),
         };
-        if state.invalidator != Maybe::NOBODY || !has_copy && !is_sent_one {
+        if state.invalidator != OptionalNode::NONE || !has_copy && !is_sent_one {
             return None;
         }
-        state.invalidator = Maybe::some(by);
-        // Acknowledged before the copy has come and been used, another processor of this node could see what the writer does
-        // next, and after that, here, what was before.
+        state.invalidator = OptionalNode::some(by);
+        // An acknowledgement before the copy has arrived and been used would let another processor of this
+        // node see the writer's next write, and afterwards the old contents here.
         if is_sent_one || state.is_held {
             self.counters.deferred += 1;
             return Some(());
         }
-        self.give_up_if_asked();
+        self.invalidate_if_pending();
         Some(())
     }
 
-    /// Gives up the copy, which has come and is not held, if somebody waits for that.
-    pub(super) fn give_up_if_asked(&mut self) {
+    /// Gives up a copy that has arrived and is not held, if an invalidation is pending.
+    pub(super) fn invalidate_if_pending(&mut self) {
         let Some(by) = self.state.invalidator.get() else {
             return;
         };
-        self.state.invalidator = Maybe::NOBODY;
+        self.state.invalidator = OptionalNode::NONE;
         self.restrict(Right::None);
         self.counters.invalidated += 1;
         self.send(by, Body::Acknowledge);

@@ -1,13 +1,13 @@
-//! A node that owns a page, or will.
+//! Transitions of the owner of a page, or of a future owner.
 
-use super::{Effect, Turn};
+use super::{Effect, Transition};
 use crate::manager::takes_ownership;
 use crate::state::{NextOwner, Stage};
 use crate::{Access, Body, Data, NodeId, Nodes, Payload, Right, Want};
 
-impl Turn<'_> {
-    /// A processor of the owner needs more than it has.
-    pub(super) fn use_own(&mut self, access: Access) {
+impl Transition<'_> {
+    /// Grants an owner's processor more than its right.
+    pub(super) fn upgrade_owned(&mut self, access: Access) {
         let contents = match self.state.right {
             Right::None => Data::Zero,
             Right::Read | Right::Write => Data::Local,
@@ -19,7 +19,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes all copies away, then writes.
+    /// Invalidates all copies, then grants the write.
     pub(super) fn collect(&mut self, contents: Data) {
         if self.state.copyset.is_empty() {
             self.state.stage = Stage::Owner;
@@ -28,12 +28,12 @@ impl Turn<'_> {
             return;
         }
         self.state.stage = Stage::Collecting;
-        // What the grant will say, when it comes.
+        // Source of the bytes of the later grant.
         self.state.is_fresh = contents == Data::Zero;
         self.invalidate_copies();
     }
 
-    /// Takes all copies away, then forgets what is in it.
+    /// Invalidates all copies, then discards the contents.
     pub(super) fn discard(&mut self) {
         if !self.state.copyset.is_empty() {
             self.state.stage = Stage::Discarding;
@@ -56,7 +56,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A copy has been given up.
+    /// Handles an acknowledgement.
     pub(super) fn acknowledge(&mut self, from: NodeId) -> Option<()> {
         let is_collecting = matches!(self.state.stage, Stage::Collecting | Stage::Discarding);
         if !is_collecting || !self.state.copyset.has(from) {
@@ -75,10 +75,10 @@ impl Turn<'_> {
         Some(())
     }
 
-    /// A request is to be answered here: now, or when this node has the page and has used it.
-    pub(super) fn take(&mut self, requester: NodeId, want: Want, reads: u8) -> Option<()> {
+    /// Accepts a forwarded request: serves it, or defers it until this node has the page and has used it.
+    pub(super) fn accept_forward(&mut self, requester: NodeId, want: Want, reads: u8) -> Option<()> {
         let state = &mut self.state;
-        let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_ahead();
+        let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_prefetching();
         let is_other = requester != self.me && self.nodes.has(requester);
         // Only a page's manager discards it.
         let is_possible = want != Want::Discard || requester == self.manager;
@@ -86,13 +86,14 @@ impl Turn<'_> {
             return None;
         }
         if takes_ownership(self.manager, requester, want) {
-            if state.next_owner != NextOwner::NOBODY {
+            if state.next_owner != NextOwner::NONE {
                 return None;
             }
             state.next_owner = NextOwner::some(requester, want);
             state.reads_before_transfer = reads;
         } else {
-            // Its acknowledgement may be behind its request, so while collecting it may seem to have a copy.
+            // The requester's acknowledgement may still be in flight, so while collecting it may seem to have
+            // a copy.
             let has_copy = state.stage == Stage::Owner && state.copyset.has(requester);
             if state.readers.has(requester) || has_copy {
                 return None;
@@ -107,7 +108,7 @@ impl Turn<'_> {
         Some(())
     }
 
-    /// Answers who waits, if nothing speaks against it.
+    /// Serves the deferred requests, unless the page is held or this node does not own it.
     pub(super) fn serve(&mut self) {
         if self.state.stage != Stage::Owner || self.state.is_held {
             return;
@@ -125,15 +126,16 @@ impl Turn<'_> {
             self.send(reader, Body::Copy { bytes });
         }
         self.state.readers = Nodes::NONE;
-        // Messages may overtake one another: a read that was forwarded before the next owner may still be on its way.
+        // Messages may overtake one another: a read that was forwarded before the next owner's request may be
+        // in flight.
         if let Some((next_owner, want)) = self.state.next_owner.get()
             && self.state.reads == self.state.reads_before_transfer
         {
-            self.give(next_owner, want);
+            self.transfer_ownership(next_owner, want);
         }
     }
 
-    fn give(&mut self, next_owner: NodeId, want: Want) {
+    fn transfer_ownership(&mut self, next_owner: NodeId, want: Want) {
         let state = &self.state;
         let is_fresh = state.is_fresh || want == Want::Discard;
         let bytes = match (state.copyset.has(next_owner), is_fresh) {
@@ -154,7 +156,7 @@ impl Turn<'_> {
         self.state.stage = Stage::NotOwner;
         self.state.copyset = Nodes::NONE;
         self.state.is_fresh = false;
-        self.state.next_owner = NextOwner::NOBODY;
+        self.state.next_owner = NextOwner::NONE;
         self.state.reads_before_transfer = 0;
         self.state.reads = 0;
         self.send(next_owner, Body::Ownership { want, bytes, copyset });

@@ -1,5 +1,5 @@
-//! Every order of what a few processors do, by model checking; long stories by chance; the messages of each kind of fault; and
-//! messages that make no sense.
+//! Tests of the engine: model checking of a few processors, random long runs, the messages of each kind of
+//! fault, and hostile messages.
 
 mod every_order;
 mod hostile;

@@ -1,4 +1,4 @@
-//! One node's part in merging: how pages join and leave, and what goes before each message between the nodes.
+//! The exchange of one node: how pages join and leave, and which diffs precede each message.
 //!
 //! ```text
 //!  any node              the page's manager                       all others
@@ -7,18 +7,19 @@
 //!                                         ◄────────── Accept or Refuse
 //!                        all accepted: Begin ───────────────────► open
 //!
-//!  finds it loose
+//!  finds it detached
 //!  Leave ──────────────► Drop ──────────────────────────────────► closed, collected, forgotten
 //!  (sends nothing else)                   ◄────────── Dropped, and Settled when all it waits for has left
-//!  goes on  ◄── Left ─── has the only copy; gives it back to the engine when all have settled
+//!  resumes  ◄── Left ─── has the only copy; gives it back to the engine when all have settled
 //! ```
 //!
-//! The manager holds the page in its engine, as one that has been granted and is not *used* yet, all the time that it is
-//! merged: requests for it wait there. A page joins if every node finds a merged table that leads to it, or it is a root that
-//! some vCPU has loaded; a *standing* root then stays when none has. Messages of one page's exchange carry its round, as links need not keep order.
+//! The manager holds a merged page in its engine as a page that was granted and not *used* yet, so requests
+//! for it are deferred. A page joins if every node finds a merged table that points to it, or if it is a root
+//! that some vCPU has loaded. A *pinned* root stays merged while no vCPU has it loaded. Each message carries
+//! the round of the page, as links need not keep order.
 
 mod leaving;
-mod manage;
+mod manager;
 
 use std::ops::Range;
 
@@ -26,134 +27,137 @@ use super::twins::{Accessed, Batch, Diff, Merges, Twins};
 use super::{AtomicPageWords, Level, VectorTime, entry};
 use crate::{Layout, NodeId, Nodes, Page};
 use leaving::Leaving;
-use manage::Managed;
+use manager::Managed;
 
-/// What the driver does, in the order of the calls, each before it returns.
+/// Actions of the driver, performed in the order of the calls, each before it returns.
 pub trait Hooks: AtomicPageWords {
-    /// Send a message to a node.
-    fn send(&mut self, to: NodeId, saying: MergeMessage);
-    /// Send changes to all other nodes.
+    /// Sends a message to a node.
+    fn send(&mut self, to: NodeId, message: MergeMessage);
+    /// Sends diffs to all other nodes.
     fn broadcast(&mut self, batch: Batch<'_>);
-    /// Get a page for this node alone through the engine ([`crate::Engine::fault`], for writing), closed to its CPUs; then call
-    /// [`Merger::taken`], and [`crate::Engine::used`] no sooner than after [`Hooks::give_back`].
+    /// Acquires a page for this node alone through the engine ([`crate::Engine::fault`], for writing), closed
+    /// to its CPUs. The driver then calls [`Merger::taken`], and [`crate::Engine::used`] only after
+    /// [`Hooks::give_back`].
     fn take(&mut self, page: Page);
-    /// The page is the engine's again, with the bytes it has here: open it to this node's CPUs and call [`crate::Engine::used`].
+    /// Returns the page to the engine, with the bytes that it has here: opens it to this node's CPUs and
+    /// calls [`crate::Engine::used`].
     fn give_back(&mut self, page: Page);
-    /// Put the bytes that came with the offer in the page's place, closed to this node's CPUs. From now on nothing else may write there,
-    /// though this node has no right to the page: what is there counts.
+    /// Stores the bytes of an offer, with the page closed to this node's CPUs. From then on nothing else may
+    /// write there: the bytes are valid, though this node has no right to the page.
     fn store(&mut self, page: Page);
-    /// Open a page to this node's CPUs, for reading and writing.
+    /// Opens a page to this node's CPUs for reading and writing.
     fn open(&mut self, page: Page);
-    /// Close it. On return no CPU of this node can use it, nor has anything it wrote there still to reach its bytes.
+    /// Closes a page. On return no CPU of this node can use it, and all its writes have reached the bytes.
     fn close(&mut self, page: Page);
 }
 
-/// A page that should be merged.
+/// A page that is to be merged.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Proposal {
-    /// Which.
+    /// Page number.
     pub page: Page,
-    /// As what. The guest's top level for roots.
+    /// Level of the table; the guest's top level for a root.
     pub level: Level,
 }
 
-/// What nodes say to one another about one page.
+/// A message about one merged page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct MergeMessage {
-    /// Acted on when [`Merger::is_ready`] for it.
+    /// Vector time at which the message may be handled ([`Merger::is_ready`]).
     pub stamp: VectorTime,
-    /// Which.
+    /// Page number.
     pub page: Page,
-    /// Which time that it is merged; numbered by its manager. 0 before there is one.
+    /// Round of the page: how often its manager has merged it. 0 before there is a round.
     pub round: u64,
-    /// What.
-    pub say: MergeOp,
+    /// Operation.
+    pub op: MergeOp,
 }
 
-/// See the module.
+/// Operation on one merged page; the module has the exchange.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum MergeOp {
-    /// To the manager: it is hot, and a table of this level.
+    /// To the manager: the page is hot, and a table of this level.
     Propose(Level),
-    /// To all others, with the page's bytes.
+    /// To all others, with the page's bytes: take a twin.
     Offer(Level),
-    /// To the manager. `is_loaded`: a vCPU here has it in CR3.
+    /// To the manager: the sender has a twin.
     Accept {
         /// See [`MergeOp::Loaded`].
         is_loaded: bool,
         /// See [`MergeOp::Loaded`].
-        turn: u64,
+        sequence: u64,
     },
-    /// To the manager: not a table as far as this node knows, or no room.
+    /// To the manager: the page is not a table here, or the sender has no room.
     Refuse,
-    /// To all others: open it.
+    /// To all others: open the page.
     Begin,
-    /// To all others: it is not merged after all.
+    /// To all others: drop the twin, the page is not merged.
     Withdraw,
-    /// To the manager: it may be no table any more.
+    /// To the manager: the page may no longer be a table.
     Leave,
-    /// To a root's manager: whether a vCPU here has it in CR3. The highest turn of a node counts.
+    /// To a root's manager: whether a vCPU of the sender has the root in CR3. The highest sequence of each
+    /// node counts.
     Loaded {
-        /// There is one.
+        /// Whether a vCPU has it.
         is_loaded: bool,
-        /// Counts this node's words on the matter.
-        turn: u64,
+        /// Sequence number of the sender's reports.
+        sequence: u64,
     },
-    /// Back: another node's vCPU has it.
+    /// From a root's manager: a vCPU of another node has it.
     Kept,
-    /// To all others: give it up.
+    /// To all others: close the page and send its diffs.
     Drop,
-    /// To the manager: given up, and everything changed in it sent.
+    /// To the manager: the page is closed and its diffs are sent.
     Dropped,
-    /// To the manager: what had to leave before this node's next message has left.
+    /// To the manager: all pages have left that had to leave before the sender's next message.
     Settled,
-    /// To all others: nobody has it as merged any more.
+    /// To all others: the page is merged nowhere.
     Left,
 }
 
 impl MergeOp {
-    /// Whether the page's bytes go beside it.
+    /// Returns whether the page's bytes are attached.
     pub fn carries_page(&self) -> bool {
         matches!(self, Self::Offer(_))
     }
 }
 
-/// What a collection found has to leave before the message that it was made for is sent.
+/// Names the pages that must leave before a message may be sent.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Ticket(u64);
 
-/// One node's merged pages. It allocates nothing once it is made.
+/// Merged pages of one node. It allocates nothing after [`Merger::new`].
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Merger<const WORDS: usize = 512> {
     layout: Layout,
     top: Level,
     pub(super) twins: Twins<WORDS>,
     stamp: VectorTime,
-    pub(super) changes: Vec<Diff>,
+    pub(super) diffs: Vec<Diff>,
     leaving: Leaving,
     managed: Vec<Managed>,
     limit: usize,
     round: u64,
-    turn: u64,
+    sequence: u64,
     roots: Vec<Option<Page>>,
-    standing: Range<u32>,
-    /// The last of these that a vCPU here had loaded.
-    stood: Option<Page>,
+    pinned: Range<u32>,
+    /// Last pinned root that a vCPU of this node had loaded.
+    last_pinned: Option<Page>,
 }
 
 impl<const WORDS: usize> Merger<WORDS> {
-    /// For at most `limit` pages and so many vCPUs, which may all come here. The layout has at most
-    /// [`super::MAX_SHARERS`] nodes; it is of one stripe or any, only its managers count.
+    /// Creates a merger for at most `limit` pages and `vcpus` vCPUs, all of which may come to this node. The
+    /// layout has at most [`super::MAX_SHARERS`] nodes; only its managers matter, not its stripe.
     ///
-    /// `standing`, numbers of pages: roots that stay merged when no vCPU has them loaded, as the guest never uses such a page for
-    /// anything else. All nodes have the same; empty if there are none.
+    /// `pinned` is a range of pages: roots that stay merged while no vCPU has them loaded, because the guest
+    /// never reuses such a page. It is the same on all nodes, and may be empty.
     pub fn new(
         layout: Layout,
         top: Level,
         limit: usize,
         vcpus: usize,
         accessed: Accessed,
-        standing: Range<u32>,
+        pinned: Range<u32>,
     ) -> Self {
         assert!(layout.nodes <= super::MAX_SHARERS, "more nodes can't merge pages");
         Self {
@@ -161,15 +165,15 @@ impl<const WORDS: usize> Merger<WORDS> {
             top,
             twins: Twins::new(limit, top, accessed),
             stamp: VectorTime::default(),
-            changes: Vec::with_capacity(limit * WORDS),
+            diffs: Vec::with_capacity(limit * WORDS),
             leaving: Leaving::new(limit),
             managed: Vec::with_capacity(limit),
             limit,
             round: 0,
-            turn: 0,
+            sequence: 0,
             roots: vec![None; vcpus],
-            standing,
-            stood: None,
+            pinned,
+            last_pinned: None,
         }
     }
 
@@ -181,61 +185,63 @@ impl<const WORDS: usize> Merger<WORDS> {
         Nodes::first(self.layout.nodes).without(self.me())
     }
 
-    /// Whether the page, as a root, stays while no vCPU has it loaded.
-    fn stands(&self, page: Page) -> bool {
-        self.standing.contains(&page.0)
+    /// Returns whether the page is a pinned root.
+    fn is_pinned(&self, page: Page) -> bool {
+        self.pinned.contains(&page.0)
     }
 
-    /// What a message sent now comes after.
+    /// Returns the vector time of a message sent now.
     pub fn stamp(&self) -> VectorTime {
         self.stamp
     }
 
-    /// Whether a message, or one of [`MergeMessage`], may be acted on.
+    /// Returns whether a message with this vector time may be handled.
     pub fn is_ready(&self, stamp: &VectorTime) -> bool {
         self.stamp.covers(stamp)
     }
 
-    /// Whether a batch may be applied.
+    /// Returns whether a batch may be applied.
     pub fn awaits(&self, from: NodeId, stamp: &VectorTime) -> bool {
         self.stamp.awaits(from, stamp)
     }
 
-    /// Whether CPUs of this node use it as merged.
+    /// Returns whether this node's CPUs may use the page as merged.
     pub fn is_merged(&self, page: Page) -> bool {
         self.twins.is_open(page)
     }
 
-    /// Whether this node has a twin of it: it is merged, or was offered and is not open yet. The page's bytes here count, though this
-    /// node may have no right to it.
+    /// Returns whether this node has a twin of the page: the page is merged, or was offered and is not open
+    /// yet. Its bytes here are valid, though this node may have no right to it.
     pub fn has_twin(&self, page: Page) -> bool {
         self.twins.round(page).is_some()
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     pub fn merges(&self) -> Merges {
         self.twins.merges
     }
 
-    /// What can be merged since this page is hot: by a look at the merged tables and the CR3s that are known here. The page itself,
-    /// or else the standing root that was loaded here last, for what is hot may be below that; by itself it may never be, as CPUs
-    /// use its tables through roots of their own.
+    /// Returns what may be merged because the page is hot, by the merged tables and CR3s known here. That is
+    /// the page itself, or else the pinned root that was loaded here last: the hot page may be below it. That
+    /// root may never be hot itself, as CPUs reach its tables through their own roots.
     pub fn suspect(&self, page: Page) -> Option<Proposal> {
         if self.twins.round(page).is_some() {
             return None;
         }
-        let standing = || {
-            let page = self.stood.filter(|root| self.twins.round(*root).is_none())?;
+        let pinned = || {
+            let page = self
+                .last_pinned
+                .filter(|root| self.twins.round(*root).is_none())?;
             let level = self.top;
             Some(Proposal { page, level })
         };
-        self.as_table(page).or_else(standing)
+        self.as_table(page).or_else(pinned)
     }
 
     fn as_table(&self, page: Page) -> Option<Proposal> {
         let below = self.twins.level_below(page);
         let level = match self.roots.contains(&Some(page)) {
-            // A root that is also below one maps itself: it stays as it is.
+            // A root that is also below a root maps itself: it is not merged.
             true if below.is_none() => Some(self.top),
             true => None,
             false => below,
@@ -243,63 +249,67 @@ impl<const WORDS: usize> Merger<WORDS> {
         level.map(|level| Proposal { page, level })
     }
 
-    /// Proposes a page to its manager. Nothing comes of it if a node refuses; propose again when it has been hot for as long again.
+    /// Proposes a page to its manager. If a node refuses, nothing happens; the caller proposes again when the
+    /// page has been hot as often again.
     pub fn propose(&mut self, proposal: Proposal, hooks: &mut impl Hooks) {
         let Proposal { page, level } = proposal;
-        self.tell(self.layout.manager(page), page, 0, MergeOp::Propose(level), hooks);
+        self.send_op(self.layout.manager(page), page, 0, MergeOp::Propose(level), hooks);
     }
 
-    /// Sends what changed here to all other nodes. What was proven not to be used any more before the call is in it; the rights that
-    /// the next message gives away are taken away before.
+    /// Sends this node's diffs to all other nodes. They include every write that the caller has proven
+    /// finished. The caller revokes the rights that its next message transfers before this call.
     pub fn collect(&mut self, hooks: &mut impl Hooks) -> Ticket {
         // Roots first, while CPUs write: see the module `twins`.
         for at in 0..self.twins.len() {
-            self.twins.collect(at, hooks, &mut self.changes);
+            self.twins.collect(at, hooks, &mut self.diffs);
         }
-        self.send_changes(hooks)
+        self.send_diffs(hooks)
     }
 
-    pub(super) fn send_changes(&mut self, hooks: &mut impl Hooks) -> Ticket {
-        if !self.changes.is_empty() {
-            self.changes.reverse();
+    pub(super) fn send_diffs(&mut self, hooks: &mut impl Hooks) -> Ticket {
+        if !self.diffs.is_empty() {
+            self.diffs.reverse();
             self.stamp.add_one(self.me());
             hooks.broadcast(Batch {
                 from: self.me(),
                 stamp: self.stamp,
-                changes: &self.changes,
+                diffs: &self.diffs,
             });
-            self.changes.clear();
+            self.diffs.clear();
         }
-        self.ask_to_leave(None, hooks);
+        self.request_leave(None, hooks);
         self.leaving.ticket()
     }
 
-    /// Whether the message that something was collected for may be sent.
+    /// Returns whether the message of a collection may be sent.
     pub fn may_send(&self, ticket: Ticket) -> bool {
         self.leaving.is_over(ticket)
     }
 
-    /// Takes over another node's changes. Call it only for a batch that it [awaits](Merger::awaits).
+    /// Applies another node's diffs. The batch must be one that this node [awaits](Merger::awaits).
     pub fn apply(&mut self, batch: Batch<'_>, hooks: &mut impl Hooks) {
         assert!(self.awaits(batch.from, &batch.stamp), "a batch out of order");
-        for change in batch.changes {
-            self.twins.apply(change, hooks);
+        for diff in batch.diffs {
+            self.twins.apply(diff, hooks);
         }
         self.applied(batch.from, hooks);
     }
 
     pub(super) fn applied(&mut self, from: NodeId, hooks: &mut impl Hooks) {
         self.stamp.add_one(from);
-        self.ask_to_leave(None, hooks);
+        self.request_leave(None, hooks);
     }
 
-    /// A vCPU of this node had this CR3 loaded, the last of those that name a standing root. Others count for nothing.
-    pub fn stood(&mut self, cr3: u64) {
-        self.stood = entry::root(cr3).filter(|root| self.stands(*root)).or(self.stood);
+    /// Records the last CR3 of a vCPU of this node that named a pinned root. Other CR3s are ignored.
+    pub fn last_pinned(&mut self, cr3: u64) {
+        self.last_pinned = entry::root(cr3)
+            .filter(|root| self.is_pinned(*root))
+            .or(self.last_pinned);
     }
 
-    /// A vCPU of this node has this CR3, or has gone (`None`). Say it before each collection, of all vCPUs that may have changed theirs:
-    /// then a root has left before its page is used for anything else. Of a standing root nobody asks who has it.
+    /// Records a vCPU's CR3, or that the vCPU left this node (`None`). The caller does so before each
+    /// collection for all vCPUs whose CR3 may have changed: then a root has left before the guest reuses its
+    /// page. Pinned roots are not reported.
     pub fn loaded(&mut self, vcpu: usize, cr3: Option<u64>, hooks: &mut impl Hooks) {
         let root = cr3.and_then(entry::root);
         let before = std::mem::replace(&mut self.roots[vcpu], root);
@@ -313,33 +323,33 @@ impl<const WORDS: usize> Merger<WORDS> {
             } else {
                 Some(page) == before
             };
-            let matters = is_news && !self.stands(page);
+            let matters = is_news && !self.is_pinned(page);
             let Some(round) = self.twins.round(page).filter(|_| matters) else {
                 continue;
             };
             if !is_loaded {
-                self.leaving.unloaded(page, round);
+                self.leaving.add_unloaded(page, round);
             }
-            self.turn += 1;
-            let turn = self.turn;
-            self.tell(
+            self.sequence += 1;
+            let sequence = self.sequence;
+            self.send_op(
                 self.layout.manager(page),
                 page,
                 round,
-                MergeOp::Loaded { is_loaded, turn },
+                MergeOp::Loaded { is_loaded, sequence },
                 hooks,
             );
         }
     }
 
-    /// A message from a node, for which this one [is ready](Merger::is_ready).
-    pub fn receive(&mut self, from: NodeId, saying: MergeMessage, hooks: &mut impl Hooks) {
+    /// Handles a message for which this node [is ready](Merger::is_ready).
+    pub fn receive(&mut self, from: NodeId, message: MergeMessage, hooks: &mut impl Hooks) {
         assert!(
-            self.is_ready(&saying.stamp),
+            self.is_ready(&message.stamp),
             "a message before what it comes after"
         );
-        let MergeMessage { page, round, say, .. } = saying;
-        match say {
+        let MergeMessage { page, round, op, .. } = message;
+        match op {
             MergeOp::Offer(level) => self.offered(from, page, level, round, hooks),
             MergeOp::Begin if self.twins.round(page) == Some(round) => {
                 self.twins.set_open(page);
@@ -362,47 +372,47 @@ impl<const WORDS: usize> Merger<WORDS> {
             | MergeOp::Leave
             | MergeOp::Loaded { .. }
             | MergeOp::Dropped
-            | MergeOp::Settled => self.manage(from, page, round, say, hooks),
+            | MergeOp::Settled => self.manage(from, page, round, op, hooks),
         }
     }
 
-    /// To another node, or to this one as the manager.
-    fn tell(&mut self, to: NodeId, page: Page, round: u64, say: MergeOp, hooks: &mut impl Hooks) {
-        let saying = MergeMessage {
+    /// Sends a message to another node, or handles it here if this node is the manager.
+    fn send_op(&mut self, to: NodeId, page: Page, round: u64, op: MergeOp, hooks: &mut impl Hooks) {
+        let message = MergeMessage {
             stamp: self.stamp,
             page,
             round,
-            say,
+            op,
         };
         if to == self.me() {
-            self.receive(to, saying, hooks);
+            self.receive(to, message, hooks);
         } else {
-            hooks.send(to, saying);
+            hooks.send(to, message);
         }
     }
 
-    /// Whether this page is a table as far as this node knows.
+    /// Returns whether the page is a table as far as this node knows, and this node has room.
     fn agrees(&self, page: Page, level: Level) -> bool {
         let is_linked = level == self.top || self.twins.links(page, level) > 0;
         is_linked && self.twins.round(page).is_none() && self.twins.has_room()
     }
 
     fn accept(&mut self, page: Page) -> MergeOp {
-        self.turn += 1;
+        self.sequence += 1;
         MergeOp::Accept {
             is_loaded: self.roots.contains(&Some(page)),
-            turn: self.turn,
+            sequence: self.sequence,
         }
     }
 
     fn offered(&mut self, from: NodeId, page: Page, level: Level, round: u64, hooks: &mut impl Hooks) {
         if !hooks.is_ram(page) || !self.agrees(page, level) {
-            return self.tell(from, page, round, MergeOp::Refuse, hooks);
+            return self.send_op(from, page, round, MergeOp::Refuse, hooks);
         }
         hooks.store(page);
         self.twins.insert(page, level, round, hooks);
         let accept = self.accept(page);
-        self.tell(from, page, round, accept, hooks);
+        self.send_op(from, page, round, accept, hooks);
     }
 
     fn dropped(&mut self, from: NodeId, page: Page, round: u64, hooks: &mut impl Hooks) {
@@ -412,16 +422,16 @@ impl<const WORDS: usize> Merger<WORDS> {
         hooks.close(page);
         self.collect(hooks);
         self.forget(page, round, hooks);
-        self.tell(from, page, round, MergeOp::Dropped, hooks);
-        self.leaving.owe(page, round);
+        self.send_op(from, page, round, MergeOp::Dropped, hooks);
+        self.leaving.owe_settled(page, round);
         self.settle(hooks);
     }
 
-    /// The page has no twin here any more. Who waits until it has left waits for what only it led to as well.
+    /// Drops the twin. A message that waits for the page to leave also waits for the pages that only it pointed to.
     fn forget(&mut self, page: Page, round: u64, hooks: &mut impl Hooks) {
         if self.twins.round(page) == Some(round) {
             self.twins.remove(page);
-            self.ask_to_leave(self.leaving.since(page, round), hooks);
+            self.request_leave(self.leaving.since(page, round), hooks);
         }
     }
 
@@ -430,18 +440,19 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.settle(hooks);
     }
 
-    /// Asks for what is loose here, and for what only that leads to. Whoever waits for `since` waits for these too.
-    fn ask_to_leave(&mut self, since: Option<u64>, hooks: &mut impl Hooks) {
-        while let Some((page, round)) = self.twins.next_loose() {
-            self.leaving.doom(page, round, since);
-            self.tell(self.layout.manager(page), page, round, MergeOp::Leave, hooks);
+    /// Requests that detached pages leave, and those that only they point to. Messages that wait for `since` also
+    /// waits for these.
+    fn request_leave(&mut self, since: Option<u64>, hooks: &mut impl Hooks) {
+        while let Some((page, round)) = self.twins.next_detached() {
+            self.leaving.add_unconditional(page, round, since);
+            self.send_op(self.layout.manager(page), page, round, MergeOp::Leave, hooks);
         }
     }
 
-    /// Says what was owed until something had left, and offers what waited for the same.
+    /// Sends the Settled messages that are due, and offers the pages that waited for the same.
     fn settle(&mut self, hooks: &mut impl Hooks) {
-        while let Some((page, round)) = self.leaving.owed() {
-            self.tell(self.layout.manager(page), page, round, MergeOp::Settled, hooks);
+        while let Some((page, round)) = self.leaving.next_settled() {
+            self.send_op(self.layout.manager(page), page, round, MergeOp::Settled, hooks);
         }
         self.offer(hooks);
     }

@@ -1,45 +1,47 @@
-//! The merged pages of one node, each with its *twin*: the words as all nodes know them. What differs is news.
+//! Merged pages of one node, each with its *twin* (TreadMarks): the words as all nodes know them. The
+//! difference is a diff.
 //!
-//! Pages are kept roots first. Words are collected in that order and sent in the reverse one, so that whoever applies them one by
-//! one never has a parent that is newer than its child: a walk would find what the child was before, in another life perhaps.
+//! Pages are ordered roots first. Words are collected in that order and sent in the reverse one. A receiver
+//! that applies them one by one never has a parent that is newer than its child; a walk would otherwise find
+//! the child's former contents.
 
 use super::{AtomicPageWords, Entry, Level, VectorTime};
 use crate::{NodeId, Page};
 
-/// One word that a node changed.
+/// A word that a node changed.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Diff {
-    /// In which page.
+    /// Page number.
     pub page: Page,
-    /// Which word.
+    /// Index of the word.
     pub word: u16,
-    /// As all nodes knew it.
+    /// Value that all nodes knew.
     pub old: u64,
-    /// What it is now.
+    /// New value.
     pub new: u64,
 }
 
-/// What one collection found, for all other nodes. To be applied in order, as a whole.
+/// Diffs of one collection, for all other nodes. They are applied in order, as a whole.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// Whose changes.
+    /// Node that made the diffs.
     pub from: NodeId,
-    /// What it comes after; the source's own place is the batch's number.
+    /// Vector time of the batch. The sender's own entry is the number of the batch.
     pub stamp: VectorTime,
-    /// Children first.
-    pub changes: &'a [Diff],
+    /// Diffs, children first.
+    pub diffs: &'a [Diff],
 }
 
-/// What has happened, for metrics.
+/// Counters of merging.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Merges {
     /// Words sent.
     pub sent: u64,
     /// Words applied.
     pub applied: u64,
-    /// Words that two nodes had changed: a guest whose locks are right has none.
+    /// Words that two nodes had changed. A guest with correct locks has none.
     pub conflicts: u64,
-    /// Words of which accessed or dirty was set beforehand.
+    /// Words in which the accessed or dirty bit was preset.
     pub preset: u64,
     /// Pages that joined.
     pub joined: u64,
@@ -47,12 +49,14 @@ pub struct Merges {
     pub left: u64,
 }
 
-/// Whether the monitor sets the accessed bit beforehand too.
+/// How the accessed bit is kept coherent.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Accessed {
-    /// Yes. Right for every guest, also one that takes a clear bit for proof that no TLB has the entry. Pages never look idle.
+    /// The monitor presets it. Correct for every guest, also for one that takes a clear bit as proof that no
+    /// TLB has the entry. Pages never look idle.
     Preset,
-    /// No: it is sent like any change, so that pages age. For guests that flush whatever the bit says, as Linux does.
+    /// It is sent like any change, so that pages age. For guests that flush whatever the bit says, as Linux
+    /// does.
     Sent,
 }
 
@@ -61,17 +65,17 @@ struct Twin<const WORDS: usize> {
     page: Page,
     level: Level,
     round: u64,
-    /// Words of merged tables one level up that lead here.
+    /// Words of merged tables one level up that point here.
     links: u32,
     is_open: bool,
-    /// It looks less like a table than it did.
+    /// The page looks less like a table than before.
     is_doubtful: bool,
-    /// It has been asked to leave, and its links don't count.
-    is_loose: bool,
+    /// The page was requested to leave. Its own links are not counted.
+    is_detached: bool,
     words: Box<[u64; WORDS]>,
 }
 
-/// See the module.
+/// Twins of the merged pages; the module has their order.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Twins<const WORDS: usize> {
     top: Level,
@@ -100,7 +104,7 @@ impl<const WORDS: usize> Twins<WORDS> {
         !self.room.is_empty()
     }
 
-    /// In which round the page was merged, if it is.
+    /// Returns the round of a merged page.
     pub(super) fn round(&self, page: Page) -> Option<u64> {
         self.position(page).map(|at| self.twins[at].round)
     }
@@ -119,19 +123,20 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// How many words of merged tables of the level above lead to this page. Those that have been asked to leave don't count.
+    /// Returns how many words of merged tables of the level above point to the page. Detached tables are not
+    /// counted.
     pub(super) fn links(&self, page: Page, level: Level) -> u32 {
         let above = Level(level.0 + 1);
         let leads = |word: &&u64| Entry(**word).table(above) == Some(page);
         let words = self
             .twins
             .iter()
-            .filter(|twin| twin.level == above && !twin.is_loose)
+            .filter(|twin| twin.level == above && !twin.is_detached)
             .flat_map(|twin| twin.words.iter());
         u32::try_from(words.filter(leads).count()).expect("a few pages")
     }
 
-    /// The level that a page would have under the merged tables that lead to it, if they agree.
+    /// Returns the level of a page under the merged tables that point to it, if they agree.
     pub(super) fn level_below(&self, page: Page) -> Option<Level> {
         let mut levels = (1..self.top.0)
             .map(Level)
@@ -148,7 +153,7 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// Presets a word in memory and returns it, in whatever way the guest changes it meanwhile.
+    /// Presets a word in memory and returns it, while the guest may change it.
     fn settle(&mut self, page: Page, level: Level, word: usize, memory: &mut impl AtomicPageWords) -> u64 {
         let mut found = memory.load(page, word);
         loop {
@@ -156,7 +161,8 @@ impl<const WORDS: usize> Twins<WORDS> {
             if wanted == found {
                 return found;
             }
-            // Not a plain OR: the entry may just have been emptied, or made read-only, where the bits mean something else.
+            // Not a plain OR: the guest may just have cleared the entry or made it read-only, where the bits
+            // have another meaning.
             match memory.compare_exchange(page, word, found, wanted) {
                 Ok(()) => {
                     self.merges.preset += 1;
@@ -167,8 +173,8 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// Takes a page's twin from memory. No CPU of any node may write the page until this is over, here and there. The caller has
-    /// looked for room.
+    /// Takes a page's twin from memory. No CPU of any node may write the page until all nodes have done this.
+    /// The caller has checked [`Twins::has_room`].
     pub(super) fn insert(&mut self, page: Page, level: Level, round: u64, memory: &mut impl AtomicPageWords) {
         let mut words = self.room.pop().expect("looked for");
         for word in 0..WORDS {
@@ -182,7 +188,7 @@ impl<const WORDS: usize> Twins<WORDS> {
             links: self.links(page, level),
             is_open: false,
             is_doubtful: false,
-            is_loose: false,
+            is_detached: false,
             words,
         };
         let at = self.twins.partition_point(|other| other.level >= level);
@@ -192,7 +198,7 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// Forgets a page.
+    /// Drops a page's twin.
     pub(super) fn remove(&mut self, page: Page) {
         let Some(at) = self.position(page) else { return };
         self.unlink(at);
@@ -202,9 +208,9 @@ impl<const WORDS: usize> Twins<WORDS> {
         self.room.push(twin.words);
     }
 
-    /// Counts a link that an entry of the table at this place makes, or that is gone.
+    /// Counts a link that an entry adds (`by` is 1) or removes (-1).
     fn link(&mut self, at: usize, entry: Entry, level: Level, by: i32) {
-        if self.twins[at].is_loose {
+        if self.twins[at].is_detached {
             return;
         }
         let Some(next) = entry.table(level) else { return };
@@ -216,8 +222,8 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// Appends what changed in the page at this place, roots being first. Nothing did in one that this node's CPUs have not had open:
-    /// its bytes may be something else by now, if it was withdrawn and that has yet to be heard.
+    /// Appends the diffs of the page at this index; callers begin with the roots. A page that this node's
+    /// CPUs have not had open has none: if it was withdrawn, its bytes may be other contents already.
     pub(super) fn collect(&mut self, at: usize, memory: &mut impl AtomicPageWords, out: &mut Vec<Diff>) {
         if !self.twins[at].is_open {
             return;
@@ -247,7 +253,7 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// No table has such an entry.
+    /// Returns whether no page table has such an entry.
     fn strays(entry: Entry, level: Level, memory: &impl AtomicPageWords) -> bool {
         let leaves_ram = || {
             let leads_on = entry.is_present() && !entry.is_leaf(level);
@@ -256,13 +262,13 @@ impl<const WORDS: usize> Twins<WORDS> {
         entry.is_misplaced(level) || leaves_ram()
     }
 
-    /// Takes over one word of another node. What this node has changed since stays a change.
-    pub(super) fn apply(&mut self, change: &Diff, memory: &mut impl AtomicPageWords) {
-        let (page, word) = (change.page, usize::from(change.word));
+    /// Applies one word of another node. This node's own later change remains a diff.
+    pub(super) fn apply(&mut self, diff: &Diff, memory: &mut impl AtomicPageWords) {
+        let (page, word) = (diff.page, usize::from(diff.word));
         let Some(at) = self.position(page) else { return };
         let level = self.twins[at].level;
         let before = Entry(self.twins[at].words[word]);
-        let (after, was_changed) = Entry::merge(Entry(change.old), Entry(change.new), before);
+        let (after, was_changed) = Entry::merge(Entry(diff.old), Entry(diff.new), before);
         let mut found = memory.load(page, word);
         let is_changed = loop {
             let (wanted, is_changed) = Entry::merge(before, after, Entry(found));
@@ -281,22 +287,22 @@ impl<const WORDS: usize> Twins<WORDS> {
         self.merges.conflicts += u64::from(was_changed || is_changed);
     }
 
-    /// A page, once, that may be none of the guest's tables any more: nothing merged leads to it, or it has changed in a way that makes
-    /// one doubt. What it leads to counts as unlinked from now on: a guest may free a tree by cutting it off at the top. Roots are
-    /// under nothing; who has them loaded is counted elsewhere.
-    pub(super) fn next_loose(&mut self) -> Option<(Page, u64)> {
+    /// Returns, once, a page that may no longer be a table: no merged table points to it, or its contents
+    /// make that doubtful. From then on its own links are not counted, as a guest may free a tree by cutting
+    /// it off at the top. No table points to a root; vCPUs that have it loaded are counted elsewhere.
+    pub(super) fn next_detached(&mut self) -> Option<(Page, u64)> {
         let top = self.top;
-        let is_loose = |twin: &Twin<WORDS>| twin.is_doubtful || (twin.links == 0 && twin.level != top);
+        let is_detached = |twin: &Twin<WORDS>| twin.is_doubtful || (twin.links == 0 && twin.level != top);
         let at = self
             .twins
             .iter()
-            .position(|twin| !twin.is_loose && is_loose(twin))?;
+            .position(|twin| !twin.is_detached && is_detached(twin))?;
         self.unlink(at);
-        self.twins[at].is_loose = true;
+        self.twins[at].is_detached = true;
         Some((self.twins[at].page, self.twins[at].round))
     }
 
-    /// Takes away the links that a page makes.
+    /// Removes the links of a page.
     fn unlink(&mut self, at: usize) {
         let level = self.twins[at].level;
         for word in 0..WORDS {

@@ -1,30 +1,31 @@
-//! The effects of an event, each performed completely before the next one ([`coherence::Effect`] states the rules).
+//! Effects of an event, each performed completely before the next one ([`coherence::Effect`] states the
+//! rules).
 //!
-//! An effect has no result. What goes wrong is kept in [`EngineDriver::failed`] until the lane looks, and the effects that
-//! follow are of a node that ends.
+//! An effect has no result. [`EngineDriver::failed`] keeps the first error until the page server checks it.
+//! The node then ends, so later effects don't matter.
 
 use coherence::{Body, Data, Effect, Message, NodeId, Page, Right, Want};
 
 use super::EngineDriver;
 use crate::merging::{DeferredWork, HOT};
 
-/// How a message goes, by what it is.
+/// How a message is sent, by its kind.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct SendClass {
-    /// On the stream of pages; else on that of control.
+    /// Whether it goes on the bulk stream, otherwise on the control stream.
     with_answers: bool,
-    /// This node asks for a page by it: the requests of one fault go together.
+    /// Whether this node requests a page by it. The requests of one fault are sent together.
     is_request: bool,
-    /// The page's bytes come in answer, to this node.
+    /// Whether the reply brings the page's bytes to this node.
     brings_page: bool,
 }
 
 impl SendClass {
-    /// Of a message that node `me` sends.
+    /// Returns the class of a message that node `me` sends.
     fn of(body: &Body, me: u16) -> Self {
         let (with_answers, is_request, brings_page) = match *body {
             Body::Request { .. } | Body::Prefetch => (true, true, true),
-            // As a page's manager, for itself. No bytes come of what is to be forgotten.
+            // This node is the page's manager and requests for itself. A discard brings no bytes.
             Body::Forward { requester, want, .. } if requester.0 == me => {
                 (false, true, want != Want::Discard)
             }
@@ -43,12 +44,12 @@ impl SendClass {
 }
 
 impl EngineDriver {
-    /// Performs one effect, completely.
+    /// Performs one effect completely.
     pub fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Send { to, message } => self.send_message(to, message),
             Effect::Restrict { page, to } => self.restrict(page, to),
-            // Its bytes were received to where they belong.
+            // The bytes were received in place.
             Effect::Store { .. } => {}
             Effect::Grant {
                 page,
@@ -79,7 +80,8 @@ impl EngineDriver {
             }
             None => self.post(node, &frame, bytes, class.with_answers),
         }
-        // Of a page that is merged, or about to be, what is here counts, though it may be closed to all.
+        // The bytes of a merged page, or one about to be, are valid though it may be closed to all
+        // processors.
         let is_nothing = self.region.mapped(page) == Right::None && self.is_plain(page);
         if class.brings_page && is_nothing {
             self.landing.expect(page);
@@ -99,9 +101,9 @@ impl EngineDriver {
             self.region.clear(page);
         }
         self.landing.cancel(page);
-        let was_asked_ahead = right == Right::Write && self.fills.came(page, self.was_fresh);
+        let was_prefetched = right == Right::Write && self.write_prefetcher.on_arrival(page, self.was_fresh);
         if self.is_taken(page) {
-            // Not for processors. A grant to read answers one to write too.
+            // The page is not for processors. A grant to read also replies to a request to write.
             self.residencies.end_page(page);
             if self.region.mapped(page) != Right::None {
                 self.revoke(page);
@@ -113,12 +115,12 @@ impl EngineDriver {
         }
         let result = self.region.open(page, right);
         self.kernel(page, "map", result);
-        if contents != Data::Zero && self.heat.came(page).is_multiple_of(HOT) && self.merging.is_some() {
+        if contents != Data::Zero && self.heat.record(page).is_multiple_of(HOT) && self.merging.is_some() {
             self.deferred.push_back(DeferredWork::Suspect(page));
         }
-        if was_asked_ahead && !self.waiters.has_page(page) {
+        if was_prefetched && !self.waiters.has_page(page) {
             self.meter.filled += 1;
-            self.brought = true;
+            self.mapped_prefetched = true;
             return self.unheld.push(page);
         }
         self.wake(page);
@@ -130,7 +132,7 @@ impl EngineDriver {
             self.free(page..page + 1);
         }
         if self.waiters.remove(page, |_| {}) {
-            let result = self.region.again(page);
+            let result = self.region.retry_fault(page);
             self.kernel(page, "wake who waits for", result);
             self.woke = true;
         }
@@ -145,8 +147,8 @@ impl EngineDriver {
         self.landing.cancel(page);
         let result = self.region.open(page, Right::Read);
         self.kernel(page, "map", result);
-        self.heat.came(page);
-        self.brought = true;
+        self.heat.record(page);
+        self.mapped_prefetched = true;
     }
 }
 
@@ -157,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_of_this_node_go_together_and_only_wanted_bytes_are_expected() {
+    fn requests_of_a_fault_are_gathered_and_only_their_bytes_expected() {
         let class = |body| {
             let class = SendClass::of(&body, 1);
             (class.with_answers, class.is_request, class.brings_page)

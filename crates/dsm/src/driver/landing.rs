@@ -1,4 +1,4 @@
-//! Where the bytes of pages are received: straight to their place in the region, where that can be guessed.
+//! Guess of where a page's bytes will be received, so that they arrive in place.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,14 +10,14 @@ use crate::frame::Frame;
 use crate::merging::unnumbered;
 use crate::region::Region;
 
-/// Pages that are expected, at most.
+/// Largest number of expected pages.
 const ROOM: usize = 256;
 
-/// Pages that were asked for and of which nothing is here: what comes next is probably the first one's bytes.
+/// Requested pages without bytes here. The next bytes are probably those of the first one.
 #[derive(Debug)]
 pub struct Landing {
     expected: VecDeque<u32>,
-    /// Where bytes go of which nothing can be guessed.
+    /// Buffer for bytes without a guess.
     scratch: Box<[u8; PAGE_BYTES]>,
 }
 
@@ -31,19 +31,19 @@ impl Default for Landing {
 }
 
 impl Landing {
-    /// A page was asked for. Past the list's room it is not guessed, and its bytes are copied once.
+    /// Records a request. A page past the list's room is not guessed, and its bytes are copied once.
     pub fn expect(&mut self, page: u32) {
         if self.expected.len() < ROOM {
             self.expected.push_back(page);
         }
     }
 
-    /// What comes next is not received to this page before it is known whose it is.
+    /// Removes a page from the guesses.
     pub fn cancel(&mut self, page: u32) {
         self.expected.retain(|expected| *expected != page);
     }
 
-    /// Where bytes are received before it is known whose they are.
+    /// Returns where bytes are received before their page is known.
     pub fn guess(&mut self, region: &Region) -> *mut u8 {
         match self.expected.front() {
             Some(page) => region.bytes(*page).cast(),
@@ -51,13 +51,13 @@ impl Landing {
         }
     }
 
-    /// The page to which the bytes beside a message go; none if it has none.
+    /// Returns the page whose bytes are attached to a message, if there are any.
     ///
     /// # Errors
-    /// If there is no such page, or this node did not ask for it.
+    /// If there is no such page, or this node did not request it.
     pub fn place(region: &Region, frame: &Frame, merges: bool) -> io::Result<Option<u32>> {
         let frame = if merges { unnumbered(frame).1 } else { *frame };
-        // What is no message at all is refused where messages are taken.
+        // The handler of messages refuses bytes that are no message.
         let Some(message) = Message::decode(&frame).ok().filter(Message::carries_page) else {
             return Ok(None);
         };

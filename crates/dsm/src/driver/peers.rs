@@ -1,25 +1,25 @@
-//! The other nodes as one lane reaches them, and messages on their way out: each at once, but for the requests of one fault,
-//! which go together.
+//! The other nodes of one page server, and outgoing messages. Each is sent at once, except that the requests
+//! of one fault are sent together.
 
 use std::io;
 use std::sync::Arc;
 
 use crate::PAGE_BYTES;
-use crate::ahead::WINDOW_MAX;
-use crate::ending::End;
 use crate::frame::{FRAME_BYTES, Frame};
 use crate::link::Link;
+use crate::prefetch::WINDOW_MAX;
+use crate::shutdown::End;
 
-/// A request, and those ahead of it.
+/// Bytes of a request and its prefetches.
 const GATHERED_BYTES: usize = (1 + WINDOW_MAX as usize) * FRAME_BYTES;
 
-/// Requests of one fault: for its page, and for those after it.
+/// Requests of one fault: for its page and those after it.
 #[derive(Debug)]
 struct Gathered {
     /// Whether a fault is being handled.
     is_open: bool,
     to: usize,
-    /// On the stream of answers.
+    /// Whether they go on the bulk stream.
     with_answers: bool,
     bytes: usize,
     frames: [u8; GATHERED_BYTES],
@@ -40,16 +40,16 @@ impl Default for Gathered {
 /// The other nodes.
 #[derive(Debug)]
 pub struct Peers {
-    /// To each node; none to this one.
+    /// Link to each node; none to this one.
     pub links: Vec<Option<Link>>,
     names: Arc<Vec<String>>,
     gathered: Gathered,
-    /// Bytes that were sent.
+    /// Bytes sent.
     pub bytes_sent: u64,
 }
 
 impl Peers {
-    /// With the nodes' names as people know them.
+    /// Creates the state, with the nodes' names for users.
     pub fn new(links: Vec<Option<Link>>, names: Arc<Vec<String>>) -> Self {
         Self {
             links,
@@ -59,7 +59,7 @@ impl Peers {
         }
     }
 
-    /// A node as people know it.
+    /// Returns a node's name for users.
     pub fn name(&self, node: usize) -> String {
         self.names
             .get(node)
@@ -67,18 +67,18 @@ impl Peers {
             .unwrap_or_else(|| format!("node {node}"))
     }
 
-    /// The node with that name.
+    /// Returns the node with that name.
     pub fn number_of(&self, name: &str) -> Option<usize> {
         (0..self.links.len()).find(|&node| self.name(node) == name)
     }
 
-    /// That a node's stream failed.
+    /// Returns the reason of the end for a failed stream of a node.
     pub fn lost(&self, node: usize, error: &io::Error) -> End {
         let why = match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
                 "it closed its streams".to_owned()
             }
-            io::ErrorKind::TimedOut => "it says nothing".to_owned(),
+            io::ErrorKind::TimedOut => "it does not answer".to_owned(),
             _ => error.to_string(),
         };
         End::Lost {
@@ -87,8 +87,8 @@ impl Peers {
         }
     }
 
-    /// Sends a message of the engine, behind what it comes after if that is to be said, with its page if it has one; one without
-    /// can go on the stream of pages, too.
+    /// Sends messages of the engine, the last one with its page if it has one. A message without a page may
+    /// use the bulk stream too.
     ///
     /// # Errors
     /// If there is no such node, or its stream failed.
@@ -100,7 +100,7 @@ impl Peers {
         with_answers: bool,
     ) -> Result<(), End> {
         let Some(link) = self.links.get_mut(to).and_then(Option::as_mut) else {
-            return Err(End::Nonsense(format!(
+            return Err(End::ProtocolError(format!(
                 "the protocol has a message for node {to}, which does not exist"
             )));
         };
@@ -118,11 +118,11 @@ impl Peers {
         result.map_err(|error| self.lost(to, &error))
     }
 
-    /// Sends pieces of what is said about merged pages; nothing to this node itself.
+    /// Sends fragments of a merge payload. Sends nothing to this node itself.
     ///
     /// # Errors
-    /// If its stream failed.
-    pub fn post_pieces(&mut self, to: usize, frames: &[u8]) -> Result<(), End> {
+    /// If the stream failed.
+    pub fn post_fragments(&mut self, to: usize, frames: &[u8]) -> Result<(), End> {
         let Some(link) = self.links.get_mut(to).and_then(Option::as_mut) else {
             return Ok(());
         };
@@ -131,17 +131,17 @@ impl Peers {
         result.map_err(|error| self.lost(to, &error))
     }
 
-    /// Whether requests go together now.
+    /// Returns whether requests are being gathered.
     pub fn is_gathering(&self) -> bool {
         self.gathered.is_open
     }
 
-    /// Requests from now on go together, when [`Peers::send_gathered`] is called.
+    /// Gathers requests until [`Peers::send_gathered`].
     pub fn gather(&mut self) {
         self.gathered.is_open = true;
     }
 
-    /// Sends them, the first one first.
+    /// Sends the gathered requests in order.
     ///
     /// # Errors
     /// If a stream failed.
@@ -168,10 +168,10 @@ impl Peers {
         Ok(())
     }
 
-    /// One more.
+    /// Gathers a request.
     ///
     /// # Errors
-    /// If the stream of those before failed.
+    /// If the stream of the earlier requests failed.
     pub fn gather_one(&mut self, to: usize, frame: &Frame, with_answers: bool) -> Result<(), End> {
         let is_full = self.gathered.bytes == self.gathered.frames.len();
         let flushed = match is_full || (self.gathered.to, self.gathered.with_answers) != (to, with_answers) {

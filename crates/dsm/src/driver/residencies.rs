@@ -1,11 +1,11 @@
-//! The pages that have come and stay for a while ([`MinResidency`]), of one lane.
+//! Pages of one page server within their minimum residency ([`MinResidency`]).
 
 use crate::min_residency::MinResidency;
 
-/// Pages that stay without the list having to grow.
+/// Initial capacity of the list.
 const ROOM: usize = 256;
 
-/// The list, in no order: a page that goes leaves its place to the last one.
+/// The list, in no order: the last entry replaces one that ends.
 #[derive(Debug)]
 pub struct Residencies {
     list: Vec<MinResidency>,
@@ -22,32 +22,33 @@ impl Default for Residencies {
 }
 
 impl Residencies {
-    /// How many pages stay.
+    /// Returns the number of pages.
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Whether none does.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// The one at that place of the list.
+    /// Returns the residency at an index.
     pub fn at(&self, index: usize) -> &MinResidency {
         &self.list[index]
     }
 
-    /// Where a page is in the list.
+    /// Returns the index of a page.
     pub fn index_of(&self, page: u32) -> Option<usize> {
         self.list.iter().position(|one| one.page == page)
     }
 
-    /// Notes that another node wants the page at that place.
+    /// Records that another node wants the page at an index.
     pub fn want(&mut self, index: usize) {
         self.list[index].wanted = true;
     }
 
-    /// A page has come, for a thread that had run so long by then. Another node's wish for it stays.
+    /// Begins the residency of a page for a thread with `ran_ns` of CPU time. A page that is wanted already
+    /// stays wanted.
     pub fn begin(&mut self, page: u32, thread: Option<libc::pid_t>, ran_ns: u64, now_ns: u64, wanted: bool) {
         let mut one = MinResidency::new(page, thread, ran_ns, now_ns, &mut self.random);
         one.wanted = wanted;
@@ -60,12 +61,12 @@ impl Residencies {
         }
     }
 
-    /// Ends the one at that place, to which the last one moves.
+    /// Ends the residency at an index, to which the last one moves.
     pub fn end(&mut self, index: usize) {
         self.list.swap_remove(index);
     }
 
-    /// Ends a page's, if it has one.
+    /// Ends the residency of a page, if it has one.
     pub fn end_page(&mut self, page: u32) {
         self.list.retain(|one| one.page != page);
     }
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_that_comes_again_stays_wanted_and_is_listed_once() {
+    fn page_that_arrives_again_stays_wanted_and_is_listed_once() {
         let mut residencies = Residencies::default();
         residencies.begin(3, Some(1), 10, 20, false);
         residencies.begin(4, None, 0, 20, false);

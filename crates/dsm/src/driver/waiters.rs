@@ -1,11 +1,11 @@
-//! The threads of this node that wait for a page of one lane.
+//! Threads of this node that wait for a page of one page server.
 
 use coherence::{Access, Right};
 
 use crate::clock::{now_ns, ran_ns};
 use crate::userfault::Fault;
 
-/// Threads that wait without the list having to grow.
+/// Initial capacity of the list.
 const ROOM: usize = 256;
 
 /// A thread that waits for a page.
@@ -13,13 +13,13 @@ const ROOM: usize = 256;
 pub struct Waiter {
     pub page: u32,
     pub access: Access,
-    /// The right that the node had when the thread began to wait.
+    /// Right that the node had when the thread began to wait.
     pub had: Right,
     pub thread: libc::pid_t,
     pub since_ns: u64,
-    /// How long the thread had run by then, nanoseconds; 0 while nobody has looked.
+    /// CPU time of the thread when it began to wait, nanoseconds; 0 until it is read.
     pub ran_ns: u64,
-    /// Another node wants the page already.
+    /// Whether another node wants the page already.
     pub wanted: bool,
 }
 
@@ -34,12 +34,12 @@ impl Default for Waiters {
 }
 
 impl Waiters {
-    /// How many threads wait.
+    /// Returns the number of threads.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// A thread waits from now on.
+    /// Adds a thread.
     pub fn add(&mut self, page: u32, access: Access, had: Right, fault: &Fault) {
         self.0.push(Waiter {
             page,
@@ -52,37 +52,38 @@ impl Waiters {
         });
     }
 
-    /// Notes how long the thread that waits since last has run. Apart from [`Waiters::add`], as there is time for it once
-    /// the request is under way.
+    /// Records the CPU time of the thread added last. Apart from [`Waiters::add`], as there is time for it
+    /// once the request is sent.
     pub fn note_ran(&mut self) {
         if let Some(waiter) = self.0.last_mut().filter(|waiter| waiter.ran_ns == 0) {
             waiter.ran_ns = ran_ns(waiter.thread).unwrap_or(0);
         }
     }
 
-    /// Removes the thread that waits since last.
+    /// Removes the thread added last.
     pub fn remove_last(&mut self) {
         self.0.pop();
     }
 
-    /// Notes that another node wants the page.
+    /// Records that another node wants the page.
     pub fn want(&mut self, page: u32) {
         for waiter in self.0.iter_mut().filter(|waiter| waiter.page == page) {
             waiter.wanted = true;
         }
     }
 
-    /// Whether a thread waits for any page.
+    /// Returns whether a thread waits for any page.
     pub fn has_thread(&self, thread: libc::pid_t) -> bool {
         self.0.iter().any(|waiter| waiter.thread == thread)
     }
 
-    /// Whether any thread waits for the page.
+    /// Returns whether any thread waits for the page.
     pub fn has_page(&self, page: u32) -> bool {
         self.0.iter().any(|waiter| waiter.page == page)
     }
 
-    /// Removes all that wait for the page, each given to `woken` in order. Whether there were any.
+    /// Removes all threads that wait for the page and passes each to `woken` in order. Returns whether there
+    /// were any.
     pub fn remove(&mut self, page: u32, mut woken: impl FnMut(&Waiter)) -> bool {
         let before = self.0.len();
         self.0.retain(|waiter| {
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_a_page_wakes_its_threads_in_order_and_no_others() {
+    fn removing_a_page_wakes_only_its_threads_in_order() {
         let mut waiters = Waiters::default();
         for (thread, page) in [(1, 7), (2, 8), (3, 7)] {
             waiters.add(page, Access::Read, Right::None, &fault(thread));

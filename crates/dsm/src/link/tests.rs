@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::*;
-use crate::wire::tests::parts;
+use crate::wire::tests::segments;
 
 fn pair() -> (Link, Link) {
     let (control, far_control) = UnixStream::pair().unwrap();
@@ -15,9 +15,9 @@ fn pair() -> (Link, Link) {
     )
 }
 
-/// Over sockets alone, and with pipes that hold three pages.
+/// Links over sockets alone, and with pipes that hold three pages.
 fn pairs() -> [(Link, Link); 2] {
-    let ([near, far], [near_pipes, far_pipes], _) = parts(2048);
+    let ([near, far], [near_pipes, far_pipes], _) = segments(2048);
     let piped = (Link::new(near, Some(near_pipes)), Link::new(far, Some(far_pipes)));
     [pair(), piped]
 }
@@ -28,7 +28,7 @@ fn send_page(link: &mut Link, number: u8) {
 }
 
 #[test]
-fn messages_come_in_order_and_whole() {
+fn messages_arrive_complete_and_in_order() {
     for (mut near, mut far) in pairs() {
         assert_eq!(far.next_control().unwrap(), None);
         for number in 0..200_u8 {
@@ -43,7 +43,7 @@ fn messages_come_in_order_and_whole() {
 }
 
 #[test]
-fn a_page_in_pieces_lands_where_its_message_says_whatever_was_guessed() {
+fn page_lands_at_its_place_for_any_guess_and_segmentation() {
     for guess_is_right in [true, false] {
         let (control, _far_control) = UnixStream::pair().unwrap();
         let (bulk, mut far) = UnixStream::pair().unwrap();
@@ -66,7 +66,7 @@ fn a_page_in_pieces_lands_where_its_message_says_whatever_was_guessed() {
 }
 
 #[test]
-fn two_pages_do_not_run_into_each_other() {
+fn successive_pages_are_separated() {
     for (mut near, mut far) in pairs() {
         send_page(&mut near, 1);
         send_page(&mut near, 2);
@@ -88,9 +88,10 @@ fn next_page(link: &mut Link) -> Option<Frame> {
     unsafe { link.next_bulk(at, |_| Ok(Some(at))) }.unwrap()
 }
 
-/// Otherwise the lane looks again instead of sleeping, and keeps its CPU from the thread that waited for the page.
+/// Otherwise the page server would poll again instead of sleeping, and keep its CPU from the thread that
+/// waited for the page.
 #[test]
-fn who_has_received_a_page_whole_may_sleep_as_the_kernel_tells_of_the_next() {
+fn sleep_is_allowed_after_a_complete_page() {
     let (mut near, mut far) = pair();
     send_page(&mut near, 1);
     far.fill([true; 2]);
@@ -105,7 +106,7 @@ fn who_has_received_a_page_whole_may_sleep_as_the_kernel_tells_of_the_next() {
 }
 
 #[test]
-fn who_has_received_messages_that_were_not_taken_does_not_sleep() {
+fn sleep_is_refused_with_untaken_messages() {
     for (mut near, mut far) in pairs() {
         for with_answers in [true, false] {
             near.send(&[1; 2 * FRAME_BYTES], with_answers).unwrap();
@@ -125,13 +126,13 @@ fn who_has_received_messages_that_were_not_taken_does_not_sleep() {
 }
 
 #[test]
-fn requests_and_pages_mixed_and_cut_anywhere_come_apart() {
+fn mixed_messages_and_pages_are_separated_for_any_segmentation() {
     let mut random = fastrand::Rng::with_seed(3);
     for _ in 0..50 {
         let (control, _far_control) = UnixStream::pair().unwrap();
         let (bulk, mut far) = UnixStream::pair().unwrap();
         let mut link = Link::new([control.into(), bulk.into()], None);
-        // An even number has a page of it.
+        // Even numbers have a page attached.
         let numbers: Vec<u8> = (0..20).map(|_| random.u8(..)).collect();
         let mut sent = Vec::new();
         for number in &numbers {
@@ -163,7 +164,7 @@ fn requests_and_pages_mixed_and_cut_anywhere_come_apart() {
 }
 
 #[test]
-fn the_end_of_the_other_side_is_told() {
+fn end_of_the_connection_is_reported() {
     for (near, mut far) in pairs() {
         drop(near);
         assert_eq!(far.next_control().unwrap_err().kind(), ErrorKind::UnexpectedEof);

@@ -1,20 +1,20 @@
-//! The lane's driver as the merger asks for them: words of the guest's memory, what is said to other nodes, and pages that are open to
-//! all or closed.
+//! The merger's hooks: words of the guest's memory, messages to other nodes, and pages that are opened and
+//! closed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use coherence::merged::{AtomicPageWords, Batch, Hooks, MergeMessage};
 use coherence::{NodeId, Page, Right};
 
-use super::{DeferredWork, pieces};
+use super::{DeferredWork, fragments};
 use crate::PAGE_BYTES;
 use crate::driver::EngineDriver;
 
 impl EngineDriver {
     fn word(&self, page: Page, word: usize) -> &AtomicU64 {
         assert!(word < PAGE_BYTES / 8);
-        // SAFETY: a word of the page's bytes, which are mapped as long as the region; others write it at the same time, which
-        // is what atomics are for.
+        // SAFETY: a word of the page's bytes, which are mapped as long as the region; others write it at the
+        // same time, which is what atomics are for.
         unsafe { AtomicU64::from_ptr(self.region.bytes(page.0).cast::<u64>().add(word)) }
     }
 }
@@ -31,8 +31,9 @@ impl AtomicPageWords for EngineDriver {
     fn has(&self, page: Page, words: &[u64]) -> bool {
         assert!(words.len() <= PAGE_BYTES / 8);
         let bytes = self.region.bytes(page.0).cast();
-        // SAFETY: a page of the region, and a list that is no longer. Others write the page meanwhile: no compiler sees into this
-        // function of C's, which reads each aligned word at once on this processor, and in order with all later reads.
+        // SAFETY: a page of the region, and a list that is no longer. Others write the page meanwhile: no
+        // compiler sees into this function of C's, which reads each aligned word at once on this processor,
+        // and in order with all later reads.
         unsafe { libc::memcmp(bytes, words.as_ptr().cast(), size_of_val(words)) == 0 }
     }
 
@@ -44,19 +45,19 @@ impl AtomicPageWords for EngineDriver {
 }
 
 impl Hooks for EngineDriver {
-    fn send(&mut self, to: NodeId, saying: MergeMessage) {
-        let page = saying.say.carries_page().then(|| {
+    fn send(&mut self, to: NodeId, message: MergeMessage) {
+        let page = message.op.carries_page().then(|| {
             // SAFETY: the page is closed to all processors while it is offered.
-            unsafe { self.region.bytes(saying.page.0).read() }
+            unsafe { self.region.bytes(message.page.0).read() }
         });
-        let pieces = pieces::saying(&saying, page.as_ref(), self.peers.links.len());
-        self.post_pieces(usize::from(to.0), &pieces);
+        let fragments = fragments::message(&message, page.as_ref(), self.peers.links.len());
+        self.post_fragments(usize::from(to.0), &fragments);
     }
 
     fn broadcast(&mut self, batch: Batch<'_>) {
-        let pieces = pieces::batch(&batch, self.peers.links.len());
+        let fragments = fragments::batch(&batch, self.peers.links.len());
         for node in 0..self.peers.links.len() {
-            self.post_pieces(node, &pieces);
+            self.post_fragments(node, &fragments);
         }
     }
 
@@ -73,7 +74,7 @@ impl Hooks for EngineDriver {
         if self.region.mapped(page.0) != Right::None {
             return self.refused("an offered page is in use here");
         }
-        // SAFETY: a page that no processor here can use; the lane is its only writer.
+        // SAFETY: a page that no processor here can use; the page server is its only writer.
         unsafe { self.region.bytes(page.0).write(*self.offered) };
     }
 

@@ -1,4 +1,4 @@
-//! One real node, and others that say what a test has them say.
+//! One real node, and others whose frames a test writes.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,19 +9,19 @@ use std::time::Duration;
 use coherence::{Access, Body, Payload};
 
 use super::*;
-use crate::ending::End;
 use crate::frame::{DriverKind, FRAME_BYTES, KIND_AT};
 use crate::link::Link;
 use crate::node::{Node, Settings};
 use crate::shape::Shape;
+use crate::shutdown::End;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Long enough for what is wrong to show.
-const WHILE: Duration = Duration::from_millis(30);
+const SETTLE_TIME: Duration = Duration::from_millis(30);
 const PAGES: u32 = 128;
 
-/// Another node's ends of its streams.
-struct Far {
+/// The remote ends of a node's streams.
+struct RemoteNode {
     control: UnixStream,
     bulk: UnixStream,
 }
@@ -29,8 +29,8 @@ struct Far {
 /// Node 0 of a memory.
 struct World {
     node: Node,
-    /// From node 1 on.
-    others: Vec<Far>,
+    /// Remote nodes, from node 1 on.
+    others: Vec<RemoteNode>,
     ends: mpsc::Receiver<End>,
 }
 
@@ -42,10 +42,10 @@ impl World {
             let (control, far_control) = UnixStream::pair().unwrap();
             let (bulk, far_bulk) = UnixStream::pair().unwrap();
             for stream in [&far_control, &far_bulk] {
-                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
             }
             links.push(Some(Link::new([control.into(), bulk.into()], None)));
-            others.push(Far {
+            others.push(RemoteNode {
                 control: far_control,
                 bulk: far_bulk,
             });
@@ -62,22 +62,22 @@ impl World {
             ..Settings::default()
         };
         let names = (0..nodes).map(|node| format!("node {node}")).collect();
-        let (tell, ends) = mpsc::channel();
-        let hook = Box::new(move |end: &End| drop(tell.send(end.clone())));
+        let (send_op, ends) = mpsc::channel();
+        let hook = Box::new(move |end: &End| drop(send_op.send(end.clone())));
         let node = Node::start(0, shape, vec![links], names, &settings, hook).unwrap();
         Self { node, others, ends }
     }
 
-    fn other(&mut self, node: usize) -> &mut Far {
+    fn other(&mut self, node: usize) -> &mut RemoteNode {
         &mut self.others[node - 1]
     }
 
-    /// A page that a node manages.
+    /// Returns a page that a node manages.
     fn page_of(&self, node: u16) -> u32 {
         (0..PAGES).find(|page| self.node.home(*page) == node).unwrap()
     }
 
-    /// A thread that waits for a page of another node's, who has been asked.
+    /// Starts a thread that waits for a page of another node, which has received the request.
     fn reader(&mut self, node: u16, page: u32) -> JoinHandle<[u8; PAGE_BYTES]> {
         let at = self.node.view() as usize + page as usize * PAGE_BYTES;
         // SAFETY: a page of the view, which lives until the node is dropped at the test's end.
@@ -88,23 +88,23 @@ impl World {
         reader
     }
 
-    /// A thread that has a packet of a node, which comes after so many batches of another.
+    /// Starts a thread with a packet of a node that follows `count` batches of another one.
     fn after(&self, from: usize, node: usize, count: u32) -> JoinHandle<()> {
         let causal = self.node.causal().unwrap().clone();
         thread::spawn(move || causal.after(from, &Batches::only(node, count)))
     }
 
-    /// Why it ends.
+    /// Returns the reason of the end.
     fn end(&self) -> String {
-        match self.ends.recv_timeout(LIMIT).expect("it goes on") {
-            End::Nonsense(why) => why,
+        match self.ends.recv_timeout(TEST_TIMEOUT).expect("it goes on") {
+            End::ProtocolError(why) => why,
             other => panic!("{other:?}"),
         }
     }
 }
 
-impl Far {
-    /// A batch without changes, numbered as its place in the stamp says.
+impl RemoteNode {
+    /// Sends a batch without diffs, with the number in its stamp.
     fn batch(&mut self, stamp: &[u64]) {
         self.control.write_all(&batch(stamp)).unwrap();
     }
@@ -118,13 +118,13 @@ fn message(page: u32, body: Body) -> Frame {
     .encode()
 }
 
-/// Of the sender's batches so many come before the message.
+/// Adds the number of the sender's batches that precede the message.
 fn numbered(mut frame: Frame, number: u32) -> Frame {
     frame[NUMBER_AT..].copy_from_slice(&number.to_le_bytes());
     frame
 }
 
-/// A page full of sevens, for who asked to read it.
+/// Returns a copy full of sevens.
 fn copy(page: u32, number: u32) -> Vec<u8> {
     let frame = message(
         page,
@@ -147,22 +147,22 @@ fn batch(counts: &[u64]) -> Vec<u8> {
     let batch = Batch {
         from: NodeId(0),
         stamp: stamp(counts),
-        changes: &[],
+        diffs: &[],
     };
-    pieces::batch(&batch, counts.len())
+    fragments::batch(&batch, counts.len())
 }
 
-fn saying(page: u32, say: MergeOp, counts: &[u64]) -> Vec<u8> {
-    let saying = MergeMessage {
+fn merge_message(page: u32, op: MergeOp, counts: &[u64]) -> Vec<u8> {
+    let merge_message = MergeMessage {
         stamp: stamp(counts),
         page: Page(page),
         round: 1,
-        say,
+        op,
     };
-    pieces::saying(&saying, None, counts.len())
+    fragments::message(&merge_message, None, counts.len())
 }
 
-/// What is said of third nodes' batches before a message.
+/// Returns an announcement of a third node's batches.
 fn said_before(node: u8, with_page: u8, count: u64) -> Frame {
     let mut frame = [
         node,
@@ -187,11 +187,11 @@ fn said_before(node: u8, with_page: u8, count: u64) -> Frame {
 }
 
 #[test]
-fn bytes_that_come_before_what_they_come_after_stay_as_they_are() {
+fn bytes_of_a_buffered_message_stay_intact() {
     const PAGE: u32 = 100;
     let mut world = World::of(2);
     let reader = world.reader(1, PAGE);
-    // It comes before a batch that it comes after, and with other messages close behind.
+    // The message arrives before its predecessor, and other messages follow at once.
     let mut sent = copy(PAGE, 1);
     for page in [1, 2] {
         sent.extend(message(page, Body::Request { access: Access::Read }));
@@ -207,7 +207,7 @@ fn bytes_that_come_before_what_they_come_after_stay_as_they_are() {
 }
 
 #[test]
-fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
+fn offered_page_is_not_used_as_a_receive_buffer() {
     const PAGE: u32 = 100;
     const ROUND: u64 = 1;
     let mut world = World::of(2);
@@ -215,13 +215,13 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
         stamp: stamp(&[0, 0]),
         page: Page(PAGE),
         round: ROUND,
-        say: MergeOp::Offer(Level(4)),
+        op: MergeOp::Offer(Level(4)),
     };
     let far = world.other(1);
     far.control
-        .write_all(&pieces::saying(&offer, Some(&[7; PAGE_BYTES]), 2))
+        .write_all(&fragments::message(&offer, Some(&[7; PAGE_BYTES]), 2))
         .unwrap();
-    let mut accepted = Pieces::new();
+    let mut accepted = Reassembly::new();
     let accepted = std::iter::repeat_with(|| {
         let mut frame = [0; FRAME_BYTES];
         far.control.read_exact(&mut frame).unwrap();
@@ -233,7 +233,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
             said,
             Some(MergePayload::Message(
                 MergeMessage {
-                    say: MergeOp::Accept { .. },
+                    op: MergeOp::Accept { .. },
                     ..
                 },
                 None
@@ -241,7 +241,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
         ),
         "{said:?}"
     );
-    // It has all its bytes here, and who wants it before it is open asks for it all the same.
+    // The page has all its bytes here; a thread that needs it before it is open requests it all the same.
     let reader = world.reader(1, PAGE);
     let both = [1, 2].map(|page| message(page, Body::Request { access: Access::Read }));
     let far = world.other(1);
@@ -250,24 +250,24 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
         far.control.read_exact(&mut [0; FRAME_BYTES]).unwrap();
     }
     far.control
-        .write_all(&saying(PAGE, MergeOp::Begin, &[0, 0]))
+        .write_all(&merge_message(PAGE, MergeOp::Begin, &[0, 0]))
         .unwrap();
     let wrong = reader.join().unwrap().iter().position(|byte| *byte != 7);
     assert_eq!(wrong, None, "the first byte that is not as it was offered");
 }
 
 #[test]
-fn a_message_waits_for_what_its_sender_had_of_a_third_node() {
+fn message_waits_for_its_senders_batches_of_a_third_node() {
     let mut world = World::of(3);
     for round in 0..3 {
-        // Node 2 has applied so many batches of node 1, which are not here yet.
+        // Node 2 has applied that many batches of node 1, which have not arrived here.
         let page = world.page_of(2) + round;
         let reader = world.reader(2, page);
         let count = u64::from(round) * 2 + 2;
         let sent = [&said_before(1, 1, count)[..], &copy(page, 0)].concat();
         world.other(2).bulk.write_all(&sent).unwrap();
         for number in [count - 1, count] {
-            thread::sleep(WHILE);
+            thread::sleep(SETTLE_TIME);
             assert!(!reader.is_finished(), "round {round}");
             world.other(1).batch(&[0, number, 0]);
         }
@@ -276,23 +276,23 @@ fn a_message_waits_for_what_its_sender_had_of_a_third_node() {
 }
 
 #[test]
-fn what_is_said_on_one_stream_holds_for_that_one_until_more_is_said() {
+fn announcement_holds_for_its_stream_until_the_next() {
     let mut world = World::of(3);
     let page = world.page_of(2);
-    // Of messages without a page: one with a page has overtaken what those come after.
+    // A message with a page has overtaken the predecessors of messages without one.
     let reader = world.reader(2, page);
     world.other(2).control.write_all(&said_before(1, 0, 1)).unwrap();
-    thread::sleep(WHILE);
+    thread::sleep(SETTLE_TIME);
     world.other(2).bulk.write_all(&copy(page, 0)).unwrap();
     assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
-    // It is said once, and holds for the next one too.
+    // The announcement also holds for the next message.
     let fresh = Body::Copy { bytes: Payload::Zero };
     let readers = [page + 1, page + 2].map(|page| {
         let reader = world.reader(2, page);
         world.other(2).control.write_all(&message(page, fresh)).unwrap();
         reader
     });
-    thread::sleep(WHILE);
+    thread::sleep(SETTLE_TIME);
     assert!(!readers.iter().any(JoinHandle::is_finished));
     world.other(1).batch(&[0, 1, 0]);
     for reader in readers {
@@ -301,36 +301,37 @@ fn what_is_said_on_one_stream_holds_for_that_one_until_more_is_said() {
 }
 
 #[test]
-fn batches_wait_for_those_of_others_that_they_come_after() {
+fn batches_wait_for_their_causal_predecessors() {
     let mut world = World::of(4);
     let causal = world.node.causal().unwrap().clone();
     let waits = world.after(3, 3, 1);
-    // 3 after 2 after 1, heard in the reverse order; node 3's pieces among those of node 2.
-    let pieces =
+    // Batch 3 follows 2 and 2 follows 1; they arrive in reverse order, with node 3's fragments among those of
+    // node 2.
+    let fragments =
         [batch(&[0, 1, 1, 1]), batch(&[0, 1, 1, 0])].map(|all| all.as_chunks::<FRAME_BYTES>().0.to_vec());
-    for (first, second) in pieces[0].iter().zip(&pieces[1]) {
+    for (first, second) in fragments[0].iter().zip(&fragments[1]) {
         world.other(3).control.write_all(first).unwrap();
         thread::sleep(Duration::from_millis(2));
         world.other(2).control.write_all(second).unwrap();
         thread::sleep(Duration::from_millis(2));
     }
-    thread::sleep(WHILE);
+    thread::sleep(SETTLE_TIME);
     assert!(!waits.is_finished());
     world.other(1).batch(&[0, 1, 0, 0]);
     waits.join().unwrap();
-    // All three, and what this node sends now comes after them.
+    // All three are applied, and this node's next message follows them.
     let before = causal.before();
     assert_eq!([0, 1, 2, 3].map(|node| before.of(node)), [0, 1, 1, 1]);
     assert!(world.ends.try_recv().is_err());
 }
 
 #[test]
-fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
+fn batches_of_third_nodes_are_announced_once_on_each_stream() {
     let mut world = World::of(3);
     world.other(1).batch(&[0, 1, 0]);
     world.after(1, 1, 1).join().unwrap();
     let page = world.page_of(0);
-    // Node 2 wants pages that nobody has written: they go without bytes, so on the control stream.
+    // Node 2 requests pages that no node has written: the replies have no bytes and use the control stream.
     let ask = |page| message(page, Body::Request { access: Access::Read });
     let mut came = [0; FRAME_BYTES];
     for (page, is_said) in [(page, true), (page + 1, false)] {
@@ -343,7 +344,7 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
         far.control.read_exact(&mut came).unwrap();
         assert_eq!(came, message(page, Body::Copy { bytes: Payload::Zero }));
     }
-    // One that was written has its bytes beside it, on the other stream.
+    // A written page has its bytes attached and uses the other stream.
     let word = world.node.view().wrapping_add((page as usize + 2) * PAGE_BYTES);
     // SAFETY: within the view.
     unsafe { word.write_volatile(9) };
@@ -364,7 +365,7 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
     let mut bytes = [0; PAGE_BYTES];
     far.bulk.read_exact(&mut bytes).unwrap();
     assert_eq!(bytes[0], 9);
-    // Who sent the batch knows of it.
+    // The sender of a batch needs no announcement of it.
     let far = world.other(1);
     far.bulk.write_all(&ask(page)).unwrap();
     far.control.read_exact(&mut came).unwrap();
@@ -372,7 +373,7 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
 }
 
 #[test]
-fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
+fn impossible_stamp_ends_the_memory_with_the_reason() {
     let far = u64::from(AHEAD_MAX) + 1;
     let fresh = |number| {
         let frame = message(100, Body::Copy { bytes: Payload::Zero });
@@ -400,20 +401,20 @@ fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
         ("a batch after too many of a third node", batch(&[0, far, 1])),
         ("a batch after as many as can be said", batch(&[0, u64::MAX, 1])),
         (
-            "a saying before its own batch",
-            saying(0, MergeOp::Leave, &[0, 0, 1]),
+            "a merge_message before its own batch",
+            merge_message(0, MergeOp::Leave, &[0, 0, 1]),
         ),
         (
-            "a saying after one of ours that we did not send",
-            saying(0, MergeOp::Leave, &[1, 0, 0]),
+            "a merge_message after one of ours that we did not send",
+            merge_message(0, MergeOp::Leave, &[1, 0, 0]),
         ),
         (
             "what only another manager may say",
-            saying(0, MergeOp::Drop, &[0, 0, 0]),
+            merge_message(0, MergeOp::Drop, &[0, 0, 0]),
         ),
         (
             "of a page that there is not",
-            saying(u32::MAX, MergeOp::Leave, &[0, 0, 0]),
+            merge_message(u32::MAX, MergeOp::Leave, &[0, 0, 0]),
         ),
     ];
     for (what, bytes) in hostile {
@@ -425,7 +426,7 @@ fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
             why.starts_with("node 2: ") && !why.contains("do not come"),
             "{what}: {why}"
         );
-        // Nobody waits for ever, and the others are told.
+        // No thread waits for ever, and the others receive the reason.
         waits.join().unwrap();
         let mut told = [0; FRAME_BYTES];
         world.other(1).control.read_exact(&mut told).unwrap();
@@ -434,7 +435,7 @@ fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
 }
 
 #[test]
-fn packets_that_come_after_what_can_not_be_end_the_memory() {
+fn packet_with_impossible_predecessors_ends_the_memory() {
     for (node, count) in [
         (1, AHEAD_MAX + 1),
         (1, u32::MAX / 2),
@@ -443,7 +444,7 @@ fn packets_that_come_after_what_can_not_be_end_the_memory() {
         (7, u32::MAX),
     ] {
         let world = World::of(3);
-        // Who reads it does not act on it.
+        // The reader does not handle it.
         let waits = world.after(2, node, count);
         assert_eq!(
             world.end(),
@@ -455,7 +456,7 @@ fn packets_that_come_after_what_can_not_be_end_the_memory() {
 }
 
 #[test]
-fn what_comes_after_changes_that_never_come_ends_the_memory() {
+fn message_whose_predecessors_never_arrive_ends_the_memory() {
     const WHY: [&str; 3] = [
         "node 2: its packet comes after changes that do not come",
         "node 2: its message comes after changes of page tables that do not come",
@@ -471,7 +472,7 @@ fn what_comes_after_changes_that_never_come_ends_the_memory() {
             }
             _ => {
                 let page = world.page_of(2);
-                // It waits for ever.
+                // This thread waits for ever.
                 drop(world.reader(2, page));
                 world.other(2).bulk.write_all(&copy(page, 1)).unwrap();
                 None
@@ -479,20 +480,20 @@ fn what_comes_after_changes_that_never_come_ends_the_memory() {
         };
         assert_eq!(world.end(), why);
         waits.into_iter().for_each(|waits| waits.join().unwrap());
-        // The page that it waits for stays mapped.
+        // Its page stays mapped.
         std::mem::forget(world);
     }
 }
 
 #[test]
-fn a_lost_node_ends_all_waiting() {
+fn loss_of_a_node_ends_all_waits() {
     let mut world = World::of(3);
     let waits = world.after(2, 1, 1);
     world.other(2).batch(&[0, 1, 1]);
-    thread::sleep(WHILE);
+    thread::sleep(SETTLE_TIME);
     assert!(!waits.is_finished());
     world.others.remove(0);
-    match world.ends.recv_timeout(LIMIT).unwrap() {
+    match world.ends.recv_timeout(TEST_TIMEOUT).unwrap() {
         End::Lost { node, .. } => assert_eq!(node, "node 1"),
         other => panic!("{other:?}"),
     }
@@ -500,7 +501,7 @@ fn a_lost_node_ends_all_waiting() {
 }
 
 #[test]
-fn memories_that_can_not_merge_say_why() {
+fn memory_that_cannot_merge_reports_why() {
     let notes = |nodes, lanes| {
         let links = (0..lanes).map(|_| (0..nodes).map(|_| None).collect()).collect();
         let shape = Shape {
@@ -539,14 +540,14 @@ fn memories_that_can_not_merge_say_why() {
 }
 
 #[test]
-fn what_is_said_comes_whole_out_of_its_pieces() {
+fn payload_is_reassembled_from_its_fragments() {
     for length in [0, 1, 10, 11, 15, 200] {
         let said: Vec<u8> = (0..length).collect();
-        let frames = pieces::pieces(pieces::WholeKind::Message, &[&said]);
+        let frames = fragments::fragments(fragments::PayloadKind::Message, &[&said]);
         assert!(frames.len().is_multiple_of(FRAME_BYTES));
         let mut whole = Vec::new();
         for frame in frames.as_chunks::<FRAME_BYTES>().0 {
-            assert_eq!(frame[KIND_AT], DriverKind::Piece.byte());
+            assert_eq!(frame[KIND_AT], DriverKind::Fragment.byte());
             whole.extend_from_slice(&frame[..KIND_AT]);
             whole.extend_from_slice(&frame[KIND_AT + 1..]);
         }

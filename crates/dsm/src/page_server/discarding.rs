@@ -1,76 +1,77 @@
-//! How a lane has pages forgotten: its own node's threads hand it blocks of them, and it has each page's manager do it.
+//! Discarding of pages: threads of this node pass blocks to a page server, which has each page's manager
+//! discard them.
 //!
 //! ```text
-//!  who gives back      lane                       lane of the manager          all other lanes
+//!  caller              page server                page server of the manager   all other page servers
 //!  Block ────────────► Discard (if not here) ───► the engine, page by page
-//!  goes on ◄────────── ◄────────────── Discarded ──────────────────────────► frees what lies there
+//!  resumes ◄────────── ◄────────────── Discarded ──────────────────────────► frees the memory
 //! ```
 //!
-//! A page that this node owns alone goes at once, with its neighbours by one call of the kernel's. Others wait for messages. One that
-//! is in use is tried again for a while, and then stays. Lanes take turns between this and what threads wait for: a step
-//! is short, and the pause after it as long.
+//! A page that this node owns alone is discarded at once, with its neighbours by one system call. Others wait
+//! for messages. A page in use is tried again for a while, and then stays. Page servers alternate between
+//! this and the threads that wait: a step is short, and the pause after it as long.
 //!
-//! `Discarded` comes from the pages' manager alone, on the stream by which it also says that a page is to be merged; so what it frees
-//! is none of a page that was merged since. It is acted on at once, also where what its sender said before of merged pages waits for a
-//! third node's changes: a page that was offered is not discarded until all have closed it, or the offer has been withdrawn, and then
-//! its bytes count for nothing whoever has yet to hear of it.
+//! `Discarded` comes only from the pages' manager, on the stream of its offers, so what it frees is none of a
+//! page that was merged since. It is handled at once, even if an earlier message of its sender about merged
+//! pages waits for a third node's diffs. An offered page is not discarded until all nodes have closed it, or
+//! the offer was withdrawn; its bytes are then invalid on every node.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use coherence::{Discarded, NodeId, Page, Right};
+use coherence::{DiscardOutcome, NodeId, Page, Right};
 
 use super::PageServer;
 use crate::clock::now_ns;
 use crate::discards::{BLOCK_PAGES, Block};
-use crate::ending::End;
 use crate::frame::{DiscardFrame, DriverKind, Frame, driver_frame, page_of};
 use crate::min_residency::BOUND_NS;
+use crate::shutdown::End;
 
-const ASKER_AT: usize = 5;
+const REQUESTER_AT: usize = 5;
 const MASK_AT: usize = 8;
-/// Blocks that one node has under way with another's lane, at most.
+/// Largest number of blocks that one node has in progress at a page server of another.
 const BLOCKS_MAX: usize = 16;
-/// What a step may cost, in pages that go with their neighbours: 0.3 us each.
+/// Budget of a step, in pages discarded with their neighbours: 0.3 us each.
 const STEP: u32 = 64;
-/// What a page costs that goes by itself, or by messages.
+/// Cost of a page discarded by itself or by messages, in the same unit.
 const ALONE: u32 = 8;
-/// The least pause after a step, nanoseconds.
+/// Shortest pause after a step, nanoseconds.
 const PAUSE_NS: u64 = 20_000;
-/// How long a page that is in use is tried again, nanoseconds: no page is held for longer without having been used.
-const TRIES_NS: u64 = 2 * BOUND_NS;
+/// Time for which a page in use is tried again, nanoseconds. No page is held longer without having been used.
+const RETRY_NS: u64 = 2 * BOUND_NS;
 
-/// What a lane has of it.
+/// Discards of a page server.
 #[derive(Debug, Default)]
 pub struct Discarding {
-    jobs: VecDeque<Job>,
-    /// Blocks that other nodes were asked to have forgotten.
+    requests: VecDeque<DiscardRequest>,
+    /// Blocks that other nodes were requested to discard.
     asked: usize,
-    /// When the pause is over.
+    /// End of the pause, nanoseconds.
     next_ns: u64,
 }
 
-/// A block whose pages this node manages.
+/// A request to discard a block that this node manages.
 #[derive(Clone, Copy, Debug)]
-struct Job {
-    asker: u16,
+struct DiscardRequest {
+    requester: u16,
     block: Block,
-    /// Those to begin with.
+    /// Pages not begun.
     todo: u64,
-    /// Those that the engine has begun with.
+    /// Pages that the engine has begun.
     waiting: u64,
-    /// Those that are fresh.
+    /// Pages that are zero.
     done: u64,
     until_ns: u64,
 }
 
 impl PageServer {
-    /// Goes on with what is to be forgotten. When to be called again at the latest, nanoseconds from now.
+    /// Continues the discards. Returns the time after which to call again at the latest, nanoseconds.
     pub(super) fn discard(&mut self) -> Result<Option<u64>, End> {
-        // It makes room for what is taken.
+        // This makes room for new blocks.
         self.finish()?;
-        self.take_mail()?;
-        if self.discarding.jobs.iter().all(|job| job.todo == 0) {
+        self.take_blocks()?;
+        if self.discarding.requests.iter().all(|request| request.todo == 0) {
             return Ok(None);
         }
         let (now, next_ns) = (now_ns(), self.discarding.next_ns);
@@ -78,7 +79,7 @@ impl PageServer {
             return Ok(Some(next_ns - now));
         }
         let mut left = STEP;
-        for index in 0..self.discarding.jobs.len() {
+        for index in 0..self.discarding.requests.len() {
             left = self.step(index, left, now)?;
         }
         self.finish()?;
@@ -87,18 +88,18 @@ impl PageServer {
         Ok(Some(pause_ns))
     }
 
-    /// A frame about this.
-    pub(super) fn heard_of_discards(
+    /// Handles a frame about discards.
+    pub(super) fn receive_discard(
         &mut self,
         node: usize,
         kind: DiscardFrame,
         frame: &Frame,
     ) -> Result<(), End> {
         let block = block_of(frame);
-        let nonsense = |lane: &Self| {
-            End::Nonsense(format!(
+        let malformed = |server: &Self| {
+            End::ProtocolError(format!(
                 "{}: it wants pages forgotten that it can't",
-                lane.driver.peers.name(node)
+                server.driver.peers.name(node)
             ))
         };
         let manager = match kind {
@@ -106,36 +107,40 @@ impl PageServer {
             DiscardFrame::Done => node as u16,
         };
         if !self.is_block(block, manager) {
-            return Err(nonsense(self));
+            return Err(malformed(self));
         }
         match kind {
             DiscardFrame::Request => {
-                let jobs = self.discarding.jobs.iter();
-                if block.mask == 0 || jobs.filter(|job| usize::from(job.asker) == node).count() >= BLOCKS_MAX
+                let requests = self.discarding.requests.iter();
+                if block.mask == 0
+                    || requests
+                        .filter(|request| usize::from(request.requester) == node)
+                        .count()
+                        >= BLOCKS_MAX
                 {
-                    return Err(nonsense(self));
+                    return Err(malformed(self));
                 }
                 self.begin(block, node as u16);
                 Ok(())
             }
             DiscardFrame::Done => {
                 self.free_absent(block);
-                if u16::from(frame[ASKER_AT]) == self.driver.me {
+                if u16::from(frame[REQUESTER_AT]) == self.driver.me {
                     let Some(asked) = self.discarding.asked.checked_sub(1) else {
-                        return Err(nonsense(self));
+                        return Err(malformed(self));
                     };
                     self.discarding.asked = asked;
-                    self.driver.mail.ended(block.mask.count_ones());
+                    self.driver.mailbox.ended(block.mask.count_ones());
                 }
                 self.check()
             }
         }
     }
 
-    /// Whether it is a block of this lane's pages that this node manages.
+    /// Returns whether this is a block of this page server's pages that `manager` manages.
     fn is_block(&self, block: Block, manager: u16) -> bool {
         let region = &self.driver.region;
-        if block.first >= region.pages() || region.lane_of(block.first) != self.number {
+        if block.first >= region.pages() || region.stripe_of(block.first) != self.number {
             return false;
         }
         let room = region.block_of(block.first, BLOCK_PAGES);
@@ -143,31 +148,36 @@ impl PageServer {
         room.start == block.first && block.pages().all(|page| room.contains(&page) && is_its(page))
     }
 
-    fn begin(&mut self, block: Block, asker: u16) {
-        self.discarding.jobs.push_back(Job {
-            asker,
+    fn begin(&mut self, block: Block, requester: u16) {
+        self.discarding.requests.push_back(DiscardRequest {
+            requester,
             block,
             todo: block.mask,
             waiting: 0,
             done: 0,
-            until_ns: now_ns() + TRIES_NS,
+            until_ns: now_ns() + RETRY_NS,
         });
     }
 
-    /// Takes blocks of this node's threads, and has other nodes do what they manage.
-    fn take_mail(&mut self) -> Result<(), End> {
+    /// Takes blocks of this node's threads, and requests other nodes to discard what they manage.
+    fn take_blocks(&mut self) -> Result<(), End> {
         let me = self.driver.me;
         loop {
-            let own = self.discarding.jobs.iter().filter(|job| job.asker == me).count();
+            let own = self
+                .discarding
+                .requests
+                .iter()
+                .filter(|request| request.requester == me)
+                .count();
             if own + self.discarding.asked >= BLOCKS_MAX {
                 return Ok(());
             }
-            let Some(block) = self.driver.mail.take() else {
+            let Some(block) = self.driver.mailbox.take() else {
                 return Ok(());
             };
             let manager = |page| self.engine.manager(Page(self.driver.region.striped(page))).0;
             let Some(first) = block.pages().next().map(manager) else {
-                self.driver.mail.ended(0);
+                self.driver.mailbox.ended(0);
                 continue;
             };
             let mut part = Block { mask: 0, ..block };
@@ -176,7 +186,7 @@ impl PageServer {
             }
             if part != block {
                 let mask = block.mask & !part.mask;
-                self.driver.mail.put_back(Block { mask, ..block });
+                self.driver.mailbox.put_back(Block { mask, ..block });
             }
             if first == me {
                 self.begin(part, me);
@@ -189,10 +199,10 @@ impl PageServer {
         }
     }
 
-    /// Begins with some pages of a job; what the rest of the step may cost.
+    /// Begins some pages of a request. Returns the rest of the step's budget.
     fn step(&mut self, index: usize, mut left: u32, now: u64) -> Result<u32, End> {
-        let Job { block, until_ns, .. } = self.discarding.jobs[index];
-        let mask = self.discarding.jobs[index].todo;
+        let DiscardRequest { block, until_ns, .. } = self.discarding.requests[index];
+        let mask = self.discarding.requests[index].todo;
         let todo = Block { mask, ..block };
         let mut begun = 0;
         for page in todo.pages() {
@@ -205,13 +215,13 @@ impl PageServer {
             let run = self.alone_from(page, todo, left);
             if !run.is_empty() {
                 left -= run.len() as u32;
-                // Not one by one, as restricting them would be.
+                // One call for the run is cheaper than restricting each page.
                 self.driver.free(run.clone());
                 self.driver.freed = run.clone();
                 for page in run {
                     begun |= todo.bit(page);
                     let striped = Page(self.driver.region.striped(page));
-                    self.turn(|engine, effects| engine.discard(striped, effects));
+                    self.run_event(|engine, effects| engine.discard(striped, effects));
                 }
                 self.driver.freed = 0..0;
                 continue;
@@ -225,22 +235,22 @@ impl PageServer {
                 self.release_or_keep(hold, now);
             }
             let striped = Page(self.driver.region.striped(page));
-            match self.turn(|engine, effects| engine.discard(striped, effects)) {
-                Discarded::Done => begun |= todo.bit(page),
-                Discarded::Waits => {
+            match self.run_event(|engine, effects| engine.discard(striped, effects)) {
+                DiscardOutcome::Done => begun |= todo.bit(page),
+                DiscardOutcome::Pending => {
                     begun |= todo.bit(page);
-                    self.discarding.jobs[index].waiting |= todo.bit(page);
+                    self.discarding.requests[index].waiting |= todo.bit(page);
                 }
-                Discarded::InUse if now < until_ns => {}
-                Discarded::InUse => begun |= todo.bit(page),
+                DiscardOutcome::InUse if now < until_ns => {}
+                DiscardOutcome::InUse => begun |= todo.bit(page),
             }
         }
-        self.discarding.jobs[index].todo &= !begun;
+        self.discarding.requests[index].todo &= !begun;
         self.check()?;
         Ok(left)
     }
 
-    /// Pages from this one on that go at once.
+    /// Returns the run of pages from this one on that can be discarded at once.
     fn alone_from(&self, page: u32, todo: Block, most: u32) -> Range<u32> {
         let goes = |page: &u32| {
             let striped = Page(self.driver.region.striped(*page));
@@ -250,39 +260,42 @@ impl PageServer {
         page..page + length as u32
     }
 
-    /// Ends jobs of which nothing is left to do, and tells all.
+    /// Ends the requests that are complete, and reports them to all nodes.
     fn finish(&mut self) -> Result<(), End> {
         while let Some(page) = self.driver.forgotten.pop() {
-            for job in &mut self.discarding.jobs {
-                let bit = job.block.bit(page) & job.block.mask;
-                job.done |= bit;
-                job.waiting &= !bit;
+            for request in &mut self.discarding.requests {
+                let bit = request.block.bit(page) & request.block.mask;
+                request.done |= bit;
+                request.waiting &= !bit;
             }
         }
-        let jobs = &mut self.discarding.jobs;
-        let Some(index) = jobs.iter().position(|job| job.todo | job.waiting == 0) else {
+        let requests = &mut self.discarding.requests;
+        let Some(index) = requests
+            .iter()
+            .position(|request| request.todo | request.waiting == 0)
+        else {
             return Ok(());
         };
-        let Some(job) = jobs.remove(index) else {
+        let Some(request) = requests.remove(index) else {
             return Ok(());
         };
-        let Job { asker, block, .. } = job;
+        let DiscardRequest { requester, block, .. } = request;
         let done = Block {
-            mask: job.done,
+            mask: request.done,
             ..block
         };
-        // What is to be merged by now has bytes elsewhere that count.
+        // The bytes of a page that is about to be merged are valid elsewhere.
         let mut gone = Block { mask: 0, ..block };
         for page in done.pages().filter(|page| !self.driver.is_taken(*page)) {
             gone.mask |= block.bit(page);
         }
-        if asker == self.driver.me {
-            self.driver.mail.ended(job.done.count_ones());
+        if requester == self.driver.me {
+            self.driver.mailbox.ended(request.done.count_ones());
         }
-        let frame = frame(DriverKind::Discarded, gone, asker);
+        let frame = frame(DriverKind::Discarded, gone, requester);
         for node in 0..self.driver.peers.links.len() {
-            let is_told = gone.mask != 0 || node == usize::from(asker);
-            if node != usize::from(self.driver.me) && is_told {
+            let is_receiver = gone.mask != 0 || node == usize::from(requester);
+            if node != usize::from(self.driver.me) && is_receiver {
                 self.driver.post(node, &frame, None, false);
             }
         }
@@ -290,7 +303,7 @@ impl PageServer {
         self.finish()
     }
 
-    /// Frees what lies in the places of pages that this node has nothing of.
+    /// Frees the memory of pages of which this node has no valid bytes.
     fn free_absent(&mut self, block: Block) {
         let region = self.driver.region.clone();
         let engine = &self.engine;
@@ -302,15 +315,15 @@ impl PageServer {
     }
 }
 
-/// A frame about a block.
-pub(crate) fn frame(kind: DriverKind, block: Block, asker: u16) -> Frame {
+/// Encodes a frame about a block.
+pub(crate) fn frame(kind: DriverKind, block: Block, requester: u16) -> Frame {
     let mut frame = driver_frame(kind, block.first);
-    frame[ASKER_AT] = asker as u8;
+    frame[REQUESTER_AT] = requester as u8;
     frame[MASK_AT..].copy_from_slice(&block.mask.to_le_bytes());
     frame
 }
 
-/// The block that a frame is about.
+/// Decodes the block of a frame.
 pub(crate) fn block_of(frame: &Frame) -> Block {
     let mut mask = [0; 8];
     mask.copy_from_slice(&frame[MASK_AT..]);

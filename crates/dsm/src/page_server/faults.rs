@@ -1,18 +1,18 @@
-//! Faults of this node's threads, and pages that are asked for because of them.
+//! Faults of this node's threads, and the prefetches that they cause.
 
 use std::sync::atomic::Ordering;
 
-use coherence::{Access, Faulted, Page, Right};
+use coherence::{Access, FaultOutcome, Page, Right};
 
 use super::PageServer;
-use crate::ending::End;
+use crate::shutdown::End;
 use crate::userfault::{FAULTS_MAX, Fault};
 
-/// Pages that are taken together when none of them was used before.
+/// Pages claimed together if no node has used them.
 const AROUND: u32 = 16;
 
 impl PageServer {
-    /// Takes what faults there are. Whether there were any.
+    /// Handles pending faults. Returns whether there were any.
     pub(super) fn take_faults(&mut self) -> Result<bool, End> {
         let mut faults = [Fault::NONE; FAULTS_MAX];
         let count = self
@@ -30,9 +30,9 @@ impl PageServer {
                 )));
             };
             let access = if fault.write { Access::Write } else { Access::Read };
-            self.driver.waits(page, access, fault);
+            self.driver.add_waiter(page, access, fault);
             match self.driver.merging.as_ref() {
-                // One that is leaving is closed already.
+                // A page that is leaving is closed already.
                 Some(merging)
                     if merging.merger.is_merged(Page(page))
                         && self.driver.region.mapped(page) != Right::None =>
@@ -41,66 +41,67 @@ impl PageServer {
                     self.check()?;
                     continue;
                 }
-                // It goes on when the page is open to all, or the engine's again.
+                // The thread resumes when the page is open to all, or the engine's again.
                 Some(merging) if merging.taken.contains(&page) => continue,
                 _ => {}
             }
             let striped = Page(self.driver.region.striped(page));
             self.driver.peers.gather();
-            let faulted = self.turn(|engine, effects| engine.fault(striped, access, effects));
+            let faulted = self.run_event(|engine, effects| engine.fault(striped, access, effects));
             match access {
-                _ if faulted != Faulted::Waits => {}
+                _ if faulted != FaultOutcome::Pending => {}
                 Access::Read => self.prefetch(page),
-                Access::Write => self.ask_to_fill(page),
+                Access::Write => self.prefetch_for_write(page),
             }
             self.driver.send_gathered();
             match faulted {
-                Faulted::Allowed => self.driver.retry_fault(page),
-                Faulted::Granted => self.claim_around(page),
-                Faulted::Waits => self.driver.waiters.note_ran(),
+                FaultOutcome::Allowed => self.driver.retry_fault(page),
+                FaultOutcome::Granted => self.claim_around(page),
+                FaultOutcome::Pending => self.driver.waiters.note_ran(),
             }
             self.check()?;
         }
         Ok(count > 0)
     }
 
-    /// Asks for pages after one that was just asked for, if it is of a stream of them.
+    /// Prefetches pages after one that was requested, if its stream goes on.
     fn prefetch(&mut self, page: u32) {
-        if !self.driver.reads_ahead.load(Ordering::Relaxed) {
+        if !self.driver.prefetches.load(Ordering::Relaxed) {
             return;
         }
-        // Of this lane, and most probably of the same manager.
+        // The range is of this page server, and most probably of the same manager.
         let end = self.driver.region.block_of(page, u32::MAX).end;
         let region = &self.driver.region;
         let is_here = |page| region.mapped(page) != Right::None;
-        for page in self.ahead.reads(page, end, is_here) {
-            if !self.ahead.was_taken(page) && self.driver.is_plain(page) {
+        for page in self.read_prefetcher.on_read_fault(page, end, is_here) {
+            if !self.read_prefetcher.was_invalidated_lately(page) && self.driver.is_plain(page) {
                 let striped = Page(self.driver.region.striped(page));
-                self.turn(|engine, effects| engine.prefetch(striped, effects));
+                self.run_event(|engine, effects| engine.prefetch(striped, effects));
             }
         }
     }
 
-    /// Takes pages after one that is about to be written, if it is of a stream of pages that nobody had written. For the protocol this is
-    /// a fault as any other, whose page has been used as soon as it comes.
-    fn ask_to_fill(&mut self, page: u32) {
+    /// Prefetches zero pages for writing after one that is about to be written, if its stream goes on. The
+    /// protocol sees an ordinary fault whose page has been used as soon as it arrives.
+    fn prefetch_for_write(&mut self, page: u32) {
         let region = &self.driver.region;
-        if !self.driver.reads_ahead.load(Ordering::Relaxed) || region.mapped(page) != Right::None {
+        if !self.driver.prefetches.load(Ordering::Relaxed) || region.mapped(page) != Right::None {
             return;
         }
         let end = region.block_of(page, u32::MAX).end;
-        let more = (self.driver.fills).writes(page, end, |page| region.mapped(page) != Right::None);
+        let more = (self.driver.write_prefetcher)
+            .on_write_fault(page, end, |page| region.mapped(page) != Right::None);
         for page in more {
             let striped = Page(self.driver.region.striped(page));
             if self.driver.is_plain(page) && self.engine.is_absent(striped) {
-                self.driver.fills.asks(page);
-                self.turn(|engine, effects| engine.fault(striped, Access::Write, effects));
+                self.driver.write_prefetcher.on_request(page);
+                self.run_event(|engine, effects| engine.fault(striped, Access::Write, effects));
             }
         }
     }
 
-    /// Takes pages beside one that was just used for the first time, of those that nobody has used: who fills memory that begins here
-    /// goes on there, and would come back for each.
+    /// Claims unused pages beside one that was used for the first time. A thread that fills memory that
+    /// begins here goes on there, and would fault for each page.
     fn claim_around(&mut self, page: u32) {
         if !std::mem::take(&mut self.driver.was_fresh) {
             return;
@@ -114,7 +115,7 @@ impl PageServer {
         while start > block.start && self.engine.claim(Page(self.driver.region.striped(start - 1))) {
             start -= 1;
         }
-        self.driver.open_fresh(start..page);
-        self.driver.open_fresh(page + 1..end);
+        self.driver.map_zero(start..page);
+        self.driver.map_zero(page + 1..end);
     }
 }

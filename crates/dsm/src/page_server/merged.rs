@@ -1,14 +1,14 @@
-//! What a lane does about merged pages, beside serving its own: their messages in order, and what follows of them for the engine.
+//! Merged pages on a page server: their messages in order, and the work that follows for the engine.
 
-use coherence::{Access, Faulted, Malformed, Page};
+use coherence::{Access, FaultOutcome, Malformed, Page};
 
 use super::PageServer;
-use crate::ending::End;
 use crate::frame::{Frame, OrderedFrame, page_of};
 use crate::merging::DeferredWork;
+use crate::shutdown::End;
 
 impl PageServer {
-    /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.
+    /// Returns the engine's message that may be handled now. Handles frames about merged pages itself.
     pub(super) fn in_order(
         &mut self,
         node: usize,
@@ -18,23 +18,23 @@ impl PageServer {
         let Some(mut merging) = self.driver.merging.take() else {
             return match kind {
                 OrderedFrame::Message => Ok(Some(*frame)),
-                OrderedFrame::Stamp | OrderedFrame::Piece => Err(self.malformed(node, Malformed)),
+                OrderedFrame::Stamp | OrderedFrame::Fragment => Err(self.malformed(node, Malformed)),
             };
         };
-        let heard = merging.hear(&mut self.driver, node, kind, frame);
-        let late = merging.late();
+        let received = merging.receive(&mut self.driver, node, kind, frame);
+        let ready = merging.take_ready();
         self.driver.merging = Some(merging);
         let message =
-            heard.map_err(|why| End::Nonsense(format!("{}: {why}", self.driver.peers.name(node))))?;
+            received.map_err(|why| End::ProtocolError(format!("{}: {why}", self.driver.peers.name(node))))?;
         self.check()?;
-        for (node, frame) in late {
+        for (node, frame) in ready {
             self.act(node, frame)?;
         }
         self.settle()?;
         Ok(message)
     }
 
-    /// Does what is to be done about merged pages, and sends what may go by now.
+    /// Does the deferred work on merged pages, and sends the messages that are due.
     pub(super) fn settle(&mut self) -> Result<(), End> {
         while let Some(todo) = self.driver.deferred.pop_front() {
             let Some(mut merging) = self.driver.merging.take() else {
@@ -48,8 +48,9 @@ impl PageServer {
                         merging.taken.push(page);
                     }
                     self.driver.merging = Some(merging);
-                    let had = self.turn(|engine, effects| engine.fault(Page(page), Access::Write, effects));
-                    if had == Faulted::Allowed {
+                    let had =
+                        self.run_event(|engine, effects| engine.fault(Page(page), Access::Write, effects));
+                    if had == FaultOutcome::Allowed {
                         self.driver.revoke(page);
                         self.driver.deferred.push_back(DeferredWork::Taken(page));
                     }
@@ -64,7 +65,7 @@ impl PageServer {
                     merging.parked = later;
                     self.driver.merging = Some(merging);
                     self.driver.open_to_all(page);
-                    self.turn(|engine, effects| engine.used(Page(page), effects));
+                    self.run_event(|engine, effects| engine.used(Page(page), effects));
                     for (node, frame) in now {
                         self.act(node, frame)?;
                     }

@@ -10,8 +10,8 @@ use crate::link::Link;
 use crate::node::{Node, Settings};
 use crate::shape::Shape;
 
-const SOON: Duration = Duration::from_secs(20);
-/// Of which each of three nodes manages a third.
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// Pages, of which each of three nodes manages a third.
 const PAGES: u32 = 3 * 1024;
 const NODE_1S: u32 = PAGES / 3 + 5;
 
@@ -25,12 +25,12 @@ fn ask(page: u32) -> [u8; FRAME_BYTES] {
 }
 
 #[test]
-fn a_page_that_has_come_in_part_is_not_where_another_nodes_messages_come() {
+fn partly_received_page_is_not_another_nodes_receive_buffer() {
     let pairs = || std::array::from_fn(|_| UnixStream::pair().unwrap());
     let [(control_1, _far_control_1), (bulk_1, mut far_bulk_1)]: [_; 2] = pairs();
     let [(control_2, _far_control_2), (bulk_2, mut far_bulk_2)]: [_; 2] = pairs();
     for far in [&far_bulk_1, &far_bulk_2] {
-        far.set_read_timeout(Some(SOON)).unwrap();
+        far.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     }
     let shape = Shape {
         nodes: 3,
@@ -66,9 +66,9 @@ fn a_page_that_has_come_in_part_is_not_where_another_nodes_messages_come() {
         let page = Page(NODE_1S);
         far_bulk_1.write_all(&Message { page, body }.encode()).unwrap();
         far_bulk_1.write_all(&[7; 100]).unwrap();
-        // Enough for the lane to have taken that: what it takes later is right in any case.
+        // Long enough for the page server to have handled it; a later one is correct in any case.
         std::thread::sleep(Duration::from_millis(50));
-        // Two requests at once: what follows the first has to be received somewhere.
+        // Two requests at once: the bytes after the first one are received somewhere.
         far_bulk_2.write_all(&[ask(1), ask(2)].concat()).unwrap();
         for page in [1, 2] {
             far_bulk_2.read_exact(&mut frame).unwrap();

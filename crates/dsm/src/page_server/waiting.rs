@@ -1,4 +1,4 @@
-//! How a lane waits for something to do.
+//! Polling and sleeping of a page server.
 
 use urpc::poll::PollTime;
 
@@ -6,30 +6,31 @@ use super::PageServer;
 use crate::link::Link;
 use crate::node::Polls;
 
-/// What the threads of a lane's node do, as far as it knows: whether one may need the CPU that it is on.
+/// State of the node's threads, as far as it is known: whether one may need this CPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Threads {
-    /// So many wait for a page.
+    /// Number of threads that wait for a page.
     pub waiting: usize,
-    /// One was woken since the lane last slept.
+    /// Whether a thread was woken since the last sleep.
     pub woke: bool,
-    /// A page came ahead since then, for one that runs.
-    pub brought: bool,
+    /// Whether a prefetched page was mapped since then, for a thread that runs.
+    pub mapped_prefetched: bool,
 }
 
 impl Threads {
-    /// A thread was woken and none waits any more: the lane sleeps, though more may have come, which keeps it awake anyway.
-    pub(super) fn want_the_cpu(self) -> bool {
+    /// Returns whether a thread was woken and none waits. The page server then sleeps; pending input ends the
+    /// sleep at once.
+    pub(super) fn need_the_cpu(self) -> bool {
         self.woke && self.waiting == 0
     }
 
-    /// Nobody's work is in the way of a lane that polls when there is nothing else to do: a thread that waits needs the lane more than
-    /// any other needs its CPU.
-    pub(super) fn let_poll(self, polls: Polls) -> bool {
+    /// Returns whether an idle page server may poll. A thread that waits needs the page server more than
+    /// other threads need its CPU.
+    pub(super) fn allow_polling(self, polls: Polls) -> bool {
         match polls {
             Polls::Never => false,
             Polls::Waiting(all) => self.waiting > 0 && self.waiting >= all,
-            Polls::Always => self.waiting > 0 || !(self.woke || self.brought),
+            Polls::Always => self.waiting > 0 || !(self.woke || self.mapped_prefetched),
         }
     }
 }
@@ -39,12 +40,12 @@ impl PageServer {
         Threads {
             waiting: self.driver.waiters.len(),
             woke: self.driver.woke,
-            brought: self.driver.brought,
+            mapped_prefetched: self.driver.mapped_prefetched,
         }
     }
 
-    /// How long it polls now before it sleeps.
-    pub(super) fn patience(&mut self) -> &mut PollTime {
+    /// Returns the time to poll before sleeping.
+    pub(super) fn poll_time(&mut self) -> &mut PollTime {
         if self.driver.waiters.len() > 0 {
             &mut self.asked
         } else {
@@ -52,24 +53,24 @@ impl PageServer {
         }
     }
 
-    /// Sleeps until something comes, or for that time.
+    /// Sleeps until something arrives, or for `limit_ns`.
     pub(super) fn sleep(&mut self, limit_ns: Option<u64>) {
-        let is_asked = self
+        let has_request = self
             .driver
             .merging
             .as_ref()
-            .is_some_and(|merging| merging.is_asked());
-        if is_asked || self.driver.peers.links.iter().flatten().any(Link::has_more) {
+            .is_some_and(|merging| merging.has_request());
+        if has_request || self.driver.peers.links.iter().flatten().any(Link::has_more) {
             return;
         }
         self.driver.meter.sleeps += 1;
         let merging = self.driver.merging.as_ref();
-        // What waits for something that never comes is found even if nothing else happens.
+        // A message that waits for predecessors that never arrive is found even if nothing else happens.
         let limit_ns = match merging.is_some_and(|merging| merging.waits()) {
             true => Some(limit_ns.unwrap_or(u64::MAX)),
             false => limit_ns,
         };
-        // With something in a pipe it only looks what else there is.
+        // With bytes in a pipe this only checks the other descriptors.
         let may_sleep = self
             .driver
             .peers
@@ -83,8 +84,8 @@ impl PageServer {
             tv_nsec: ns.min(999_999_999).cast_signed(),
         });
         let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: the list is ours and as long as said, the time outlives the call, and no signal mask is given. Whatever comes
-        // of it, what there is is looked for again.
+        // SAFETY: the list is ours and has that length, the time outlives the call, and no signal mask is
+        // given. For any result, pending input is checked again.
         unsafe {
             libc::ppoll(
                 self.polled.as_mut_ptr(),
@@ -96,7 +97,7 @@ impl PageServer {
         let has_come = |place: &libc::pollfd| place.revents != 0;
         self.faulted |= has_come(&self.polled[1]);
         if has_come(&self.polled[2]) {
-            self.driver.mail.heard();
+            self.driver.mailbox.clear_event();
         }
         let first = 3 + usize::from(self.driver.merging.is_some());
         let streams = self.polled[first..].as_chunks::<2>().0;
@@ -115,10 +116,15 @@ impl PageServer {
         }
     }
 
-    /// Who polls asks all.
-    pub(super) fn look_at_all(&mut self) {
+    /// Marks all inputs as possibly readable.
+    pub(super) fn poll_all(&mut self) {
         self.faulted = true;
-        self.driver.peers.links.iter_mut().flatten().for_each(Link::look);
+        self.driver
+            .peers
+            .links
+            .iter_mut()
+            .flatten()
+            .for_each(Link::poll_streams);
     }
 }
 
@@ -129,54 +135,54 @@ mod tests {
     const NONE: Threads = Threads {
         waiting: 0,
         woke: false,
-        brought: false,
+        mapped_prefetched: false,
     };
 
     #[test]
-    fn a_lane_does_not_poll_after_a_page_that_came_ahead() {
-        let brought = Threads {
-            brought: true,
+    fn page_server_does_not_poll_after_a_prefetched_page() {
+        let mapped_prefetched = Threads {
+            mapped_prefetched: true,
             ..NONE
         };
-        assert!(!brought.let_poll(Polls::Always));
-        // But it takes what else has come: the reader was not woken.
-        assert!(!brought.want_the_cpu());
-        // Somebody waits for the next page all the same.
+        assert!(!mapped_prefetched.allow_polling(Polls::Always));
+        // It handles other input: the reader was not woken.
+        assert!(!mapped_prefetched.need_the_cpu());
+        // A thread waits for the next page all the same.
         let waits = Threads {
             waiting: 1,
-            ..brought
+            ..mapped_prefetched
         };
-        assert!(waits.let_poll(Polls::Always));
+        assert!(waits.allow_polling(Polls::Always));
     }
 
     #[test]
-    fn a_lane_sleeps_after_the_last_thread_was_woken_and_not_before() {
+    fn page_server_sleeps_only_after_the_last_thread_was_woken() {
         let woke = Threads { woke: true, ..NONE };
-        assert!(woke.want_the_cpu());
-        assert!(!woke.let_poll(Polls::Always));
+        assert!(woke.need_the_cpu());
+        assert!(!woke.allow_polling(Polls::Always));
         let others_wait = Threads { waiting: 1, ..woke };
-        assert!(!others_wait.want_the_cpu());
-        assert!(others_wait.let_poll(Polls::Always));
+        assert!(!others_wait.need_the_cpu());
+        assert!(others_wait.allow_polling(Polls::Always));
     }
 
     #[test]
-    fn a_lane_of_which_nobody_wants_anything_polls() {
-        assert!(NONE.let_poll(Polls::Always));
-        assert!(!NONE.want_the_cpu());
+    fn idle_page_server_polls() {
+        assert!(NONE.allow_polling(Polls::Always));
+        assert!(!NONE.need_the_cpu());
     }
 
     #[test]
-    fn a_guests_lane_polls_while_all_vcpus_wait_and_at_no_other_time() {
+    fn page_server_of_a_guest_polls_only_while_all_vcpus_wait() {
         let one = Threads { waiting: 1, ..NONE };
         let two = Threads { waiting: 2, ..NONE };
-        assert!(one.let_poll(Polls::Waiting(1)));
-        assert!(!one.let_poll(Polls::Waiting(2)));
-        assert!(two.let_poll(Polls::Waiting(2)));
+        assert!(one.allow_polling(Polls::Waiting(1)));
+        assert!(!one.allow_polling(Polls::Waiting(2)));
+        assert!(two.allow_polling(Polls::Waiting(2)));
         // A device's thread too.
-        assert!(two.let_poll(Polls::Waiting(1)));
-        assert!(!NONE.let_poll(Polls::Waiting(0)));
-        assert!(!NONE.let_poll(Polls::Waiting(1)));
-        assert!(!Threads { woke: true, ..NONE }.let_poll(Polls::Waiting(1)));
-        assert!(!two.let_poll(Polls::Never));
+        assert!(two.allow_polling(Polls::Waiting(1)));
+        assert!(!NONE.allow_polling(Polls::Waiting(0)));
+        assert!(!NONE.allow_polling(Polls::Waiting(1)));
+        assert!(!Threads { woke: true, ..NONE }.allow_polling(Polls::Waiting(1)));
+        assert!(!two.allow_polling(Polls::Never));
     }
 }

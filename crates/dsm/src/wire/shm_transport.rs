@@ -1,4 +1,4 @@
-//! The pipes beside a stream's socket, and what is kept for them.
+//! Pipes in shared memory beside a stream's socket, and their backlog.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -9,25 +9,27 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urpc::host::SharedPipe;
 use urpc::pipe::{Corrupt, Reader, WORD_BYTES, Writer};
 
-use super::{BUFFER_BYTES, NO_PART, PATIENCE_MS, Part, Pipes, advance, message, part, receive};
+use super::{
+    BUFFER_BYTES, EMPTY_SEGMENT, Pipes, SEND_TIMEOUT_MS, Segment, advance, message, receive, segment,
+};
 
 const BELL: u8 = b'!';
-/// Bells read at once. There are seldom two.
+/// Doorbells read at once. There are seldom two.
 const BELLS: usize = 64;
 
-/// What the bytes go by.
+/// Transport by pipes.
 #[derive(Debug)]
 pub struct ShmTransport {
     writer: Writer<SharedPipe>,
     reader: Reader<SharedPipe>,
-    /// What there was no room for, in words.
+    /// Words that the pipe had no room for.
     pub(super) backlog: VecDeque<u64>,
-    /// How the socket ended.
+    /// Error by which the socket ended.
     ended: Option<ErrorKind>,
 }
 
 impl ShmTransport {
-    /// With nothing under way.
+    /// Creates a transport without bytes in flight.
     pub fn new(pipes: Pipes) -> Self {
         Self {
             writer: Writer::new(pipes.outgoing),
@@ -39,26 +41,26 @@ impl ShmTransport {
 
     /// # Safety
     /// As [`Wire::send`].
-    pub unsafe fn send(&mut self, socket: &OwnedFd, parts: &mut [Part; 2]) -> io::Result<()> {
+    pub unsafe fn send(&mut self, socket: &OwnedFd, segments: &mut [Segment; 2]) -> io::Result<()> {
         if self.ended.is_some() {
             return Err(ErrorKind::BrokenPipe.into());
         }
         self.flush(socket)?;
         if self.backlog.is_empty() {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller's promise.
             let count = unsafe {
                 self.writer
-                    .write(parts.map(bytes_of).map(|part| part.cast_const()))
+                    .write(segments.map(bytes_of).map(|segment| segment.cast_const()))
             };
-            advance(parts, count.map_err(corrupt)?);
+            advance(segments, count.map_err(corrupt)?);
             if self.writer.must_wake() {
                 ring(socket)?;
             }
         }
-        for part in parts {
-            for at in 0..part.iov_len / WORD_BYTES {
-                // SAFETY: within the part; the rest is as the caller promises.
-                let word = unsafe { part.iov_base.cast::<u64>().add(at).read_unaligned() };
+        for segment in segments {
+            for at in 0..segment.iov_len / WORD_BYTES {
+                // SAFETY: within the segment; the rest is the caller's promise.
+                let word = unsafe { segment.iov_base.cast::<u64>().add(at).read_unaligned() };
                 self.backlog.push_back(word);
             }
         }
@@ -68,7 +70,7 @@ impl ShmTransport {
         Ok(())
     }
 
-    /// Writes what is kept, as much as there is room for.
+    /// Writes as much of the backlog as the pipe has room for.
     fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
         if self.backlog.is_empty() {
             return Ok(());
@@ -88,12 +90,12 @@ impl ShmTransport {
     fn wait_for_room(&mut self, socket: &OwnedFd) -> io::Result<()> {
         if self.writer.prepare_to_wait().map_err(corrupt)? {
             let mut wait = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-            let has_come = poll(&mut wait, PollTimeout::from(PATIENCE_MS));
+            let has_come = poll(&mut wait, PollTimeout::from(SEND_TIMEOUT_MS));
             self.writer.awake();
             if has_come == Ok(0) {
                 return Err(ErrorKind::TimedOut.into());
             }
-            self.hear(socket);
+            self.read_bells(socket);
             if self.ended.is_some() {
                 return Err(ErrorKind::BrokenPipe.into());
             }
@@ -107,21 +109,21 @@ impl ShmTransport {
         &mut self,
         socket: &OwnedFd,
         rung: &mut bool,
-        parts: [Part; 2],
+        segments: [Segment; 2],
     ) -> io::Result<Option<usize>> {
         if self.ended.is_none() {
             self.flush(socket)?;
         }
-        // SAFETY: as the caller promises.
-        let mut count = unsafe { self.reader.read(parts.map(bytes_of)) }.map_err(corrupt)?;
+        // SAFETY: the caller's promise.
+        let mut count = unsafe { self.reader.read(segments.map(bytes_of)) }.map_err(corrupt)?;
         if count == 0 && std::mem::take(rung) {
-            self.hear(socket);
-            // What the other side wrote before it rang, or ended, is there now.
+            self.read_bells(socket);
+            // The pipe now has all bytes that were written before the doorbell or the end.
             // SAFETY: as above.
-            count = unsafe { self.reader.read(parts.map(bytes_of)) }.map_err(corrupt)?;
+            count = unsafe { self.reader.read(segments.map(bytes_of)) }.map_err(corrupt)?;
         }
         if self.reader.must_wake() {
-            // Who is gone waits for no room.
+            // A connection that is closed needs no doorbell.
             let _ = ring(socket);
         }
         match (count, self.ended) {
@@ -147,15 +149,15 @@ impl ShmTransport {
         self.writer.awake();
     }
 
-    /// Takes the bells, and learns of the end.
-    fn hear(&mut self, socket: &OwnedFd) {
+    /// Reads the doorbells, and detects the end of the connection.
+    fn read_bells(&mut self, socket: &OwnedFd) {
         let mut bells = [0; BELLS];
         loop {
             let mut filled = true;
             match receive(
                 socket,
                 &mut filled,
-                &mut [part(bells.as_mut_ptr(), BELLS), NO_PART],
+                &mut [segment(bells.as_mut_ptr(), BELLS), EMPTY_SEGMENT],
             ) {
                 Ok(_) if !filled => return,
                 Ok(_) => {}
@@ -168,25 +170,25 @@ impl ShmTransport {
     }
 }
 
-/// Wakes the other side.
+/// Rings the doorbell of the other end.
 fn ring(socket: &OwnedFd) -> io::Result<()> {
     let bell = [BELL];
-    let mut parts = [part(bell.as_ptr(), bell.len()), NO_PART];
+    let mut segments = [segment(bell.as_ptr(), bell.len()), EMPTY_SEGMENT];
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the bell outlives the call.
-    let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &message(&mut parts), flags) };
+    // SAFETY: the byte outlives the call.
+    let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &message(&mut segments), flags) };
     match count {
         0.. => Ok(()),
         _ => match io::Error::last_os_error() {
-            // Bells that were not heard are there in any number, and one would do.
+            // Unread doorbells fill the socket; one is enough.
             error if error.kind() == ErrorKind::WouldBlock => Ok(()),
             error => Err(error),
         },
     }
 }
 
-fn bytes_of(part: Part) -> *mut [u8] {
-    ptr::slice_from_raw_parts_mut(part.iov_base.cast(), part.iov_len)
+fn bytes_of(segment: Segment) -> *mut [u8] {
+    ptr::slice_from_raw_parts_mut(segment.iov_base.cast(), segment.iov_len)
 }
 
 fn corrupt(error: Corrupt) -> io::Error {

@@ -7,12 +7,12 @@ use urpc::pipe::WORD_BYTES;
 
 use super::*;
 
-/// Of a pipe that holds much less than what the tests send.
+/// Words of a pipe that holds much less than the tests send.
 const WORDS: usize = 128;
 
-/// Two streams' ends, near and far, over pipes of so many words.
+/// Returns the near and far ends of two streams, over pipes of that many words.
 pub(crate) fn wires<const N: usize>(words: usize) -> [[Wire; N]; 2] {
-    let (sockets, pipes, _) = parts(words);
+    let (sockets, pipes, _) = segments(words);
     let mut ends = sockets
         .into_iter()
         .zip(pipes)
@@ -23,8 +23,8 @@ pub(crate) fn wires<const N: usize>(words: usize) -> [[Wire; N]; 2] {
     std::array::from_fn(|_| ends.next().unwrap())
 }
 
-/// What [`wires`] are made of, and their memory.
-pub(crate) fn parts<const N: usize>(words: usize) -> ([[OwnedFd; N]; 2], [[Pipes; N]; 2], File) {
+/// Returns the parts of [`wires`], and their memory.
+pub(crate) fn segments<const N: usize>(words: usize) -> ([[OwnedFd; N]; 2], [[Pipes; N]; 2], File) {
     let memory = tempfile::tempfile_in("/dev/shm").unwrap();
     let room = (urpc::pipe::Pipe::bytes(words) as u64).next_multiple_of(4096);
     memory.set_len(2 * N as u64 * room).unwrap();
@@ -56,8 +56,8 @@ fn send(wire: &mut Wire, bytes: &[u8]) -> io::Result<()> {
     // SAFETY: borrowed as long as the call.
     unsafe {
         wire.send([
-            part(first.as_ptr(), first.len()),
-            part(second.as_ptr(), second.len()),
+            segment(first.as_ptr(), first.len()),
+            segment(second.as_ptr(), second.len()),
         ])
     }
 }
@@ -65,14 +65,14 @@ fn send(wire: &mut Wire, bytes: &[u8]) -> io::Result<()> {
 fn receive(wire: &mut Wire, most: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; most];
     // SAFETY: borrowed as long as the call.
-    let count = unsafe { wire.receive([part(bytes.as_mut_ptr(), most), NO_PART]) }?;
+    let count = unsafe { wire.receive([segment(bytes.as_mut_ptr(), most), EMPTY_SEGMENT]) }?;
     Ok(count.map(|count| {
         bytes.truncate(count);
         bytes
     }))
 }
 
-/// Sleeps as a lane does; false if nothing came in 20 s.
+/// Sleeps as a page server does. Returns false if nothing arrived in 20 s.
 fn sleep(wire: &mut Wire) -> bool {
     if wire.prepare_to_sleep() {
         let mut wait = [PollFd::new(wire.socket.as_fd(), PollFlags::POLLIN)];
@@ -100,20 +100,20 @@ fn pattern(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_go_by_the_pipe_and_the_socket_is_silent_while_the_reader_polls() {
+fn no_doorbell_is_sent_while_the_reader_polls() {
     let (mut near, mut far) = wire_pair();
     assert_eq!(receive(&mut far, 64).unwrap(), None);
     send(&mut near, &pattern(80)).unwrap();
     let mut wait = [PollFd::new(far.socket.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut wait, PollTimeout::ZERO), Ok(0));
-    far.look();
+    far.poll_streams();
     assert_eq!(receive(&mut far, 64).unwrap().unwrap(), pattern(80)[..64]);
     assert_eq!(receive(&mut far, 64).unwrap().unwrap(), pattern(80)[64..]);
     assert_eq!(receive(&mut far, 64).unwrap(), None);
 }
 
 #[test]
-fn who_would_sleep_over_bytes_does_not_and_who_sleeps_is_rung_for() {
+fn pending_bytes_prevent_sleep_and_a_sleeper_gets_a_doorbell() {
     let (mut near, mut far) = wire_pair();
     send(&mut near, &[1; 16]).unwrap();
     assert!(!far.prepare_to_sleep());
@@ -131,9 +131,9 @@ fn who_would_sleep_over_bytes_does_not_and_who_sleeps_is_rung_for() {
     assert_eq!(poll(&mut wait, PollTimeout::ZERO), Ok(0), "it was heard");
 }
 
-/// Each sleeps before each message but some, which come while it looks.
+/// Each end sleeps before each message except some, which arrive while it polls.
 #[test]
-fn two_that_sleep_answer_each_other_a_hundred_thousand_times() {
+fn no_wakeup_is_lost_in_a_hundred_thousand_replies() {
     const TIMES: u64 = 100_000;
     let (mut near, mut far) = wire_pair();
     let answering = thread::spawn(move || {
@@ -150,9 +150,9 @@ fn two_that_sleep_answer_each_other_a_hundred_thousand_times() {
     answering.join().unwrap();
 }
 
-/// Lanes are not to wait for each other: each sends, and only then reads.
+/// Page servers must not wait for each other: each sends, and only then reads.
 #[test]
-fn both_sides_send_more_than_a_pipe_holds_before_either_reads() {
+fn both_ends_can_send_more_than_a_pipe_holds_before_reading() {
     const BYTES: usize = 40 * WORDS * WORD_BYTES;
     let (mut near, mut far) = wire_pair();
     let sent = pattern(BYTES);
@@ -167,7 +167,7 @@ fn both_sides_send_more_than_a_pipe_holds_before_either_reads() {
             while came.len() < BYTES {
                 came.extend(next(&mut wire, 1000 * WORD_BYTES));
             }
-            // What is still kept for the other side goes on while this one sleeps, and it is there until both are done.
+            // The backlog drains while this end sleeps, and stays until both are done.
             (wire, came)
         }
     };
@@ -189,9 +189,10 @@ fn both_sides_send_more_than_a_pipe_holds_before_either_reads() {
     }
 }
 
-/// The writer has more than it may keep, and waits; the reader takes what it can, and then sleeps and is rung for, or polls on.
+/// The writer fills its backlog and waits; the reader takes bytes, and then sleeps and is rung for, or polls
+/// on.
 #[test]
-fn who_sends_without_end_waits_for_room_and_goes_on() {
+fn sender_blocks_for_room_and_continues() {
     const BYTES: usize = 2 * BUFFER_BYTES;
     for polls in [false, true] {
         let (mut near, mut far) = wire_pair();
@@ -199,10 +200,10 @@ fn who_sends_without_end_waits_for_room_and_goes_on() {
             for piece in pattern(BYTES).chunks(4096) {
                 send(&mut near, piece).unwrap();
             }
-            // The rest goes as room comes, though nothing else does.
+            // The rest is sent as room appears, though nothing else happens.
             loop {
                 assert_eq!(receive(&mut near, 64).unwrap(), None);
-                if near.beside.as_ref().unwrap().backlog.is_empty() {
+                if near.shm.as_ref().unwrap().backlog.is_empty() {
                     return near;
                 }
                 assert!(sleep(&mut near), "a bell for room that did not come");
@@ -221,7 +222,7 @@ fn who_sends_without_end_waits_for_room_and_goes_on() {
 }
 
 #[test]
-fn what_was_sent_before_the_end_comes_before_it() {
+fn bytes_sent_before_the_end_are_received_before_it() {
     let (mut near, mut far) = wire_pair();
     send(&mut near, &pattern(64)).unwrap();
     drop(near);
@@ -242,13 +243,13 @@ fn what_was_sent_before_the_end_comes_before_it() {
     );
 }
 
-/// Also if both come between a look into the pipe and one at the socket, which some of so many do.
+/// Also if both arrive between a read of the pipe and one of the socket, as in some of these rounds.
 #[test]
-fn who_looks_while_the_other_side_sends_and_ends_has_what_was_sent() {
+fn poller_receives_bytes_sent_just_before_the_end() {
     for round in 0..300_u64 {
         let (mut near, mut far) = wire_pair();
         let sending = thread::spawn(move || {
-            // Now and then later, as who looks takes its time to begin.
+            // Sometimes later, as the poller takes time to begin.
             (0..round % 200 * 20).for_each(|_| std::hint::spin_loop());
             send(&mut near, &[7; 16]).unwrap();
         });
@@ -267,9 +268,9 @@ fn who_looks_while_the_other_side_sends_and_ends_has_what_was_sent() {
 }
 
 #[test]
-fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
+fn end_of_the_connection_wakes_a_sleeping_reader_and_a_blocked_writer() {
     let (near, mut far) = wire_pair();
-    let ending = thread::spawn(move || {
+    let shutdown = thread::spawn(move || {
         thread::sleep(std::time::Duration::from_millis(50));
         drop(near);
     });
@@ -278,9 +279,9 @@ fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
         receive(&mut far, 40).unwrap_err().kind(),
         ErrorKind::UnexpectedEof
     );
-    ending.join().unwrap();
+    shutdown.join().unwrap();
     let (near, mut far) = wire_pair();
-    let ending = thread::spawn(move || {
+    let shutdown = thread::spawn(move || {
         thread::sleep(std::time::Duration::from_millis(50));
         drop(near);
     });
@@ -290,12 +291,12 @@ fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::BrokenPipe);
-    ending.join().unwrap();
+    shutdown.join().unwrap();
 }
 
 #[test]
-fn nonsense_in_the_memory_is_an_error_and_nobody_sleeps_over_it() {
-    let ([_near_socket, [socket]], [_, [pipes]], memory) = parts::<1>(WORDS);
+fn corrupt_pipe_is_an_error_and_prevents_sleep() {
+    let ([_near_socket, [socket]], [_, [pipes]], memory) = segments::<1>(WORDS);
     let mut far = Wire::new(socket, Some(pipes));
     // The writer's position of the first pipe, which is the far end's incoming one.
     nix::sys::uio::pwrite(&memory, &u64::MAX.to_le_bytes(), 0).unwrap();

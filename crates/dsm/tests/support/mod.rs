@@ -1,4 +1,4 @@
-//! Nodes of one process, each with a view of its own, over sockets.
+//! Nodes in one process, each with its own view, over sockets.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -13,18 +13,18 @@ use dsm::{End, Link, Method, Node, PAGE_BYTES, Pipes, Settings, Shape};
 use urpc::host::SharedPipe;
 use urpc::pipe::Pipe;
 
-/// Longer than anything here may take.
+/// Longer than any test may take.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// A memory.
 #[allow(dead_code, reason = "not every test program has one in its own process")]
 pub struct Nodes {
     pub nodes: Vec<Node>,
-    /// Why each ended, as it did.
+    /// Reason of each node's end, in order.
     pub ends: std::sync::Mutex<mpsc::Receiver<(u16, End)>>,
 }
 
-/// What all tests begin with.
+/// Shape with which all tests begin.
 pub fn shape(nodes: u16, pages: u32) -> Shape {
     Shape {
         nodes,
@@ -35,7 +35,7 @@ pub fn shape(nodes: u16, pages: u32) -> Shape {
     }
 }
 
-/// With userfaultfd refused this fails, as it should.
+/// Starts nodes. Fails if userfaultfd is refused.
 #[allow(dead_code, reason = "not every test program starts nodes so")]
 pub fn start(shape: Shape) -> Nodes {
     start_with(shape, &Settings::default())
@@ -47,7 +47,7 @@ pub fn start_with(shape: Shape, settings: &Settings) -> Nodes {
     start_over(shape, settings, |_, _| UnixStream::pair().unwrap())
 }
 
-/// As [`start_with`], over streams as `pair` makes them for two nodes, the lower one first.
+/// As [`start_with`], over streams that `pair` makes for two nodes, the lower one first.
 #[allow(dead_code, reason = "as above")]
 pub fn start_over(
     shape: Shape,
@@ -61,20 +61,20 @@ pub fn start_over(
     })
 }
 
-/// What two nodes' streams go by.
+/// Transport of the nodes' streams.
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code, reason = "as above")]
 pub enum Way {
     Sockets,
-    /// Pipes beside them, of so many words each.
+    /// Pipes beside the sockets, of that many words each.
     Pipes(usize),
 }
 
-/// Sockets; pipes as VMs have them; pipes that hold no page.
+/// All transports: sockets; pipes as VMs have them; pipes that hold no page.
 #[allow(dead_code, reason = "as above")]
 pub const WAYS: [Way; 3] = [Way::Sockets, Way::Pipes(1 << 14), Way::Pipes(1 << 8)];
 
-/// As [`start`], that way.
+/// As [`start`], over that transport.
 #[allow(dead_code, reason = "as above")]
 pub fn start_by(way: Way, shape: Shape) -> Nodes {
     match way {
@@ -83,7 +83,7 @@ pub fn start_by(way: Way, shape: Shape) -> Nodes {
     }
 }
 
-/// Both ends of a link with pipes of so many words.
+/// Both ends of a link with pipes of that many words.
 #[allow(dead_code, reason = "as above")]
 pub fn piped(words: usize) -> [Link; 2] {
     let memory = tempfile::tempfile_in("/dev/shm").unwrap();
@@ -104,7 +104,7 @@ pub fn piped(words: usize) -> [Link; 2] {
     ]
 }
 
-/// Over links as `link` makes them for two nodes, the lower one's end first.
+/// Starts nodes over links that `link` makes for two nodes, the lower one's end first.
 #[allow(dead_code, reason = "as above")]
 pub fn start_linked(shape: Shape, settings: &Settings, link: impl Fn(usize, usize) -> [Link; 2]) -> Nodes {
     let count = usize::from(shape.nodes);
@@ -141,7 +141,7 @@ pub fn start_linked(shape: Shape, settings: &Settings, link: impl Fn(usize, usiz
     }
 }
 
-/// A stream on which everything takes that long.
+/// A stream with that delay.
 #[allow(dead_code, reason = "as above")]
 pub fn slow(by: Duration) -> (UnixStream, UnixStream) {
     let (near, inner_near) = UnixStream::pair().unwrap();
@@ -166,27 +166,28 @@ pub fn slow(by: Duration) -> (UnixStream, UnixStream) {
                     return;
                 }
             }
-            // Who wrote is gone: say so at the other end.
+            // The writer is gone: close the other end.
             let _ = to.shutdown(Shutdown::Both);
         });
     }
     (near, far)
 }
 
-/// A word of a node's view.
+/// Returns a word of a node's view.
 pub fn word(node: &Node, page: u32, index: usize) -> &std::sync::atomic::AtomicU64 {
     assert!(page as usize * PAGE_BYTES < node.bytes() && index < PAGE_BYTES / 8);
     // SAFETY: within the view, aligned, and used as atomics only.
     unsafe { &*node.view().add(page as usize * PAGE_BYTES + index * 8).cast() }
 }
 
-/// Lanes tell what they counted when they sleep.
+/// Page servers publish their counters when they sleep.
 #[allow(dead_code, reason = "not every test program looks")]
 pub fn published() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
-/// Fills pages that are fresh, and node 0's to manage, there, by few faults; node 1 then reads what was written and zeroes elsewhere.
+/// Fills zero pages at node 0, their manager, by few faults; node 1 then reads the words written and zeroes
+/// elsewhere.
 #[allow(dead_code, reason = "not every test program looks")]
 pub fn fill_home(memory: &Nodes, pages: Range<u32>) {
     let [home, other] = &memory.nodes[..] else {
@@ -205,18 +206,18 @@ pub fn fill_home(memory: &Nodes, pages: Range<u32>) {
         "{faults} faults for {} pages",
         pages.len()
     );
-    // Those that were taken along are as any other.
+    // Claimed pages are like any other.
     for page in pages {
         assert_eq!(word(other, page, 1).load(Relaxed), u64::from(page) + 1);
         assert_eq!(word(other, page, 7).load(Relaxed), 0);
     }
 }
 
-/// Both ways pages get into the view.
+/// Both methods of mapping pages in the view.
 #[allow(dead_code, reason = "not every test program looks")]
 pub const METHODS: [Option<Method>; 2] = [None, Some(Method::Copy)];
 
-/// Runs `work` and fails if it takes too long, instead of waiting for ever for a page.
+/// Runs `work`, and fails if it takes too long instead of waiting for a page for ever.
 pub fn within(limit: Duration, work: impl FnOnce() + Send + 'static) {
     let (done, was_done) = mpsc::channel();
     let worker = std::thread::spawn(move || {

@@ -1,4 +1,5 @@
-//! A request for 4 KiB by memory that both sides see, without a call of the kernel's: two threads that poll, and a pipe each way.
+//! A request for 4 KiB by shared memory without a system call: two threads that poll, and a pipe for each
+//! direction.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -9,28 +10,28 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use urpc::host::SharedPipe;
 use urpc::pipe::{Pipe, Reader, Writer};
 
-use super::SILENCE_MS;
+use super::REPLY_TIMEOUT_MS;
 
 /// Words of a pipe: 128 KiB, as between hosts.
 const WORDS: usize = 1 << 14;
 
-/// One side.
-struct Side {
+/// One end of the two pipes.
+struct PipeEnd {
     writer: Writer<SharedPipe>,
     reader: Reader<SharedPipe>,
 }
 
-/// How long each of `count` requests for a page takes that another thread answers, on that CPU; nanoseconds.
+/// Measures `count` requests for a page to another thread on `cpu`. Returns the time of each, nanoseconds.
 ///
 /// # Errors
-/// If there is no memory, or the other thread does not answer.
+/// If there is no memory, or the other thread does not reply.
 pub fn requests_ns(count: u32, cpu: usize, realtime: bool) -> io::Result<Vec<u64>> {
     let room = Pipe::bytes(WORDS).next_multiple_of(PAGE_BYTES) as u64;
     let memory: File = memfd_create(c"bare-pipes", MFdFlags::MFD_CLOEXEC)?.into();
     memory.set_len(2 * room)?;
     let pipe = |at| SharedPipe::at(&memory, at, WORDS).map_err(io::Error::other);
-    let side = |outgoing, incoming| -> io::Result<Side> {
-        Ok(Side {
+    let side = |outgoing, incoming| -> io::Result<PipeEnd> {
+        Ok(PipeEnd {
             writer: Writer::new(pipe(outgoing)?),
             reader: Reader::new(pipe(incoming)?),
         })
@@ -61,8 +62,8 @@ pub fn requests_ns(count: u32, cpu: usize, realtime: bool) -> io::Result<Vec<u64
     })
 }
 
-impl Side {
-    /// A pipe that is read has room for all of it.
+impl PipeEnd {
+    /// Writes all bytes. The pipe has room for them if it is read.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         let none: *const [u8] = ptr::slice_from_raw_parts(ptr::null(), 0);
         // SAFETY: borrowed as long as the call.
@@ -76,7 +77,7 @@ impl Side {
 
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         let none: *mut [u8] = ptr::slice_from_raw_parts_mut(ptr::null_mut(), 0);
-        let until = now_ns() + u64::from(SILENCE_MS) * 1_000_000;
+        let until = now_ns() + u64::from(REPLY_TIMEOUT_MS) * 1_000_000;
         let mut came = 0;
         while came < bytes.len() {
             let rest: *mut [u8] = &mut bytes[came..];
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_request_has_its_page_by_memory() {
+    fn every_request_gets_its_page_by_shared_memory() {
         let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).unwrap();
         let cpu = (0..1024).rfind(|cpu| cpus.is_set(*cpu) == Ok(true)).unwrap();
         let times = requests_ns(50, cpu, false).unwrap();

@@ -1,8 +1,9 @@
-//! Memory that the hosts of all nodes share, or processes of one host, for pipes beside the streams of their links.
+//! Memory shared by the hosts of all nodes, or by processes of one host, for pipes beside the streams of
+//! their links.
 //!
-//! A page with a number that node 0 leaves and says, so that each node finds out whether it sees the same memory; then for each two nodes
-//! and lane four pipes: control from the lower node and from the higher one, and bulk likewise. One memory is used by one set of nodes
-//! at a time, which is for who starts them to see to.
+//! The first page holds a number that node 0 writes and sends, so that each node can check that it sees the
+//! same memory. Then each pair of nodes has four pipes for each page server: control from the lower node and
+//! from the higher one, and bulk likewise. The caller sees to it that one session uses a memory at a time.
 
 use std::fs::File;
 use std::io;
@@ -14,14 +15,14 @@ use urpc::pipe::{Pipe, Reader, WORD_BYTES, Writer};
 
 use crate::stream::StreamError;
 
-/// 128 KiB: 31 pages.
+/// Words of a pipe, 128 KiB: 31 pages.
 const WORDS: usize = 1 << 14;
-/// What a pipe takes, from where a page begins.
+/// Bytes of a pipe, in whole pages.
 const ROOM_BYTES: u64 = (Pipe::bytes(WORDS) as u64).next_multiple_of(PROOF_BYTES);
 const PROOF_WORDS: usize = 2;
 const PROOF_BYTES: u64 = 4096;
 
-/// The memory, as one node sees it.
+/// The memory of one node.
 #[derive(Debug)]
 pub struct Memory<'a> {
     path: &'a Path,
@@ -31,7 +32,7 @@ pub struct Memory<'a> {
 }
 
 impl<'a> Memory<'a> {
-    /// Opens a file, which is made if it is not there, and as large as it has to be if it is no device.
+    /// Opens a file. Creates it if it is missing, and extends it unless it is a device.
     pub fn open(path: &'a Path, shape: Shape) -> Result<Self, StreamError> {
         let failed = |error| StreamError::Memory(path.to_owned(), error);
         let mut options = File::options();
@@ -51,7 +52,7 @@ impl<'a> Memory<'a> {
         Ok(memory)
     }
 
-    /// As node 0, before it calls: empties all pipes, and leaves the number.
+    /// Prepares the memory at node 0: empties all pipes and writes the session's number.
     pub fn begin(&self, number: u64) -> Result<(), StreamError> {
         for pair in 0..self.nodes * (self.nodes - 1) / 2 {
             for lane in 0..self.lanes {
@@ -63,12 +64,13 @@ impl<'a> Memory<'a> {
         let mut proof = self.at(0, PROOF_WORDS)?;
         proof.clear();
         let number = number.to_ne_bytes();
-        // SAFETY: borrowed as long as the call. There is room for it; who wrote there since breaks the proof, and is found out by that.
+        // SAFETY: borrowed as long as the call. There is room for it. A process that wrote there since breaks
+        // the proof, and the check fails.
         let _ = unsafe { Writer::new(proof).write([&raw const number[..], &raw const number[..0]]) };
         Ok(())
     }
 
-    /// As another node, once it was told the number.
+    /// Checks at another node that the memory has the session's number.
     pub fn check(&self, number: u64) -> Result<(), StreamError> {
         let (mut found, mut none) = ([0; WORD_BYTES], []);
         let mut proof = Reader::new(self.at(0, PROOF_WORDS)?);
@@ -83,7 +85,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// The pipes of node `me` beside a lane's streams to another node: control and bulk.
+    /// Returns the pipes of node `me` to another node, for one page server: control and bulk.
     pub fn of(&self, me: u16, other: u16, lane: usize) -> Result<[Pipes; 2], StreamError> {
         let (low, high) = (u64::from(me.min(other)), u64::from(me.max(other)));
         let [control, far_control, bulk, far_bulk] = self.pipes(high * (high - 1) / 2 + low, lane as u64);

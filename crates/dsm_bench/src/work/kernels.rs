@@ -1,7 +1,8 @@
-//! Small programs of high-performance computing, as the paper's evaluation has (vNUMA, section 5.2), one thread on each node.
+//! Kernels of high-performance computing, as in the paper's evaluation (vNUMA, section 5.2), one thread on
+//! each node.
 //!
-//! Each gives a sum of its result that does not depend on how many nodes took part. What it starts from is made, each part on the node
-//! that uses it as far as programs do so, before time and faults are counted.
+//! Each returns a sum of its result that does not depend on the number of nodes. Its input is made before
+//! time and faults are counted, each part on the node that uses it as far as such programs do so.
 
 mod log;
 mod matrix;
@@ -14,69 +15,69 @@ use std::sync::atomic::AtomicU64;
 use dsm::Node;
 use serde::{Deserialize, Serialize};
 
-use super::Answer;
-use crate::shared::{Barrier, PAGE_WORDS, Words, locked};
+use super::JobResult;
+use crate::shared::{Barrier, PAGE_WORDS, SharedWords, locked};
 
 use log::Log;
 pub use log::{Figures, Part, Phase};
 
-/// A program.
+/// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kernel {
     /// Red-black successive over-relaxation on a square grid.
     Sor,
-    /// Integer sort by counting, with one table for all.
+    /// Integer sort by counting, with one shared table.
     Sort,
     /// Matrix product.
     Matrix,
-    /// The shortest tour of all towns, by branch and bound.
+    /// Shortest tour of all towns, by branch and bound.
     Tsp,
 }
 
-/// Its run.
+/// A run of a kernel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// Which.
+    /// Kernel to run.
     pub kernel: Kernel,
-    /// Rows of the grid or matrices; keys, in thousands; towns.
+    /// Size: rows of the grid or matrices; keys, in thousands; towns.
     pub size: u32,
-    /// How many nodes take part, a thread on each.
+    /// Number of nodes, with a thread on each.
     pub nodes: u16,
-    /// The first of [`Kernel::pages`] pages that are all zeroes, or that runs have used before.
+    /// First of [`Kernel::pages`] pages that are zero, or that earlier runs used.
     pub first: u32,
-    /// Whether to tell what was waited for in each phase. The run then takes longer: it stops for that.
+    /// Whether to count the waits of each phase. The run then takes longer, as it stops for that.
     pub phases: bool,
 }
 
-/// How large a program is.
+/// Size of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// A tenth of a second or so.
+    /// About a tenth of a second.
     Small,
-    /// A second or so.
+    /// About a second.
     Large,
 }
 
-/// One thread's share.
-struct Share<'a> {
+/// Share of one thread.
+struct ThreadShare<'a> {
     me: u64,
     count: u64,
     size: usize,
-    words: Words<'a>,
-    /// The first page for data.
+    words: SharedWords<'a>,
+    /// First page of the data.
     first: u32,
     barrier: Barrier<'a>,
     log: Log<'a>,
 }
 
-/// Of a result, which is there already: adding up is not timed.
+/// Computes the sum of a finished result, which is not timed.
 type Sum<'a> = Box<dyn FnOnce() -> u64 + 'a>;
 
 impl Kernel {
-    /// All of them.
+    /// All kernels.
     pub const ALL: [Self; 4] = [Self::Sor, Self::Sort, Self::Matrix, Self::Tsp];
 
-    /// As people call it.
+    /// Returns the name for users.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sor => "SOR",
@@ -86,7 +87,7 @@ impl Kernel {
         }
     }
 
-    /// Its [`Run::size`].
+    /// Returns the [`Run::size`] of a scale.
     pub fn size(self, scale: Scale) -> u32 {
         let (small, large) = match self {
             Self::Sor => (1024, 2048),
@@ -100,7 +101,7 @@ impl Kernel {
         }
     }
 
-    /// Pages that a run needs.
+    /// Returns the number of pages that a run needs.
     pub fn pages(self, size: u32) -> u32 {
         let square = (u64::from(size) * u64::from(size)).div_ceil(PAGE_WORDS as u64) as u32;
         1 + match self {
@@ -112,29 +113,29 @@ impl Kernel {
     }
 }
 
-impl Share<'_> {
-    /// This thread's part of so many things.
+impl ThreadShare<'_> {
+    /// Returns this thread's part of a number of things.
     fn part(&self, things: usize) -> std::ops::Range<usize> {
         let at = |number: u64| (things as u64 * number / self.count) as usize;
         at(self.me)..at(self.me + 1)
     }
 
-    /// All is made: time and counts are from here on.
+    /// Begins the measurement: the input is complete.
     fn begin(&self) {
         self.barrier.wait();
         self.log.begin();
-        // Whoever is first sends nothing before the others count.
+        // No thread sends anything before all have read their counters.
         self.barrier.wait();
         self.log.start();
     }
 
-    /// Waits until all have come, which ends a phase.
-    fn meet(&self) {
+    /// Waits until all threads have arrived, and ends the phase.
+    fn end_phase(&self) {
         self.log.wait(|| self.barrier.wait());
         self.log.phase_ends();
     }
 
-    /// Runs `work` while no other thread is at such work.
+    /// Runs `work` while holding the lock.
     fn in_turn<T>(&self, lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
         self.log.stop_clock();
         locked(lock, || {
@@ -147,12 +148,12 @@ impl Share<'_> {
 }
 
 /// Runs this node's thread, if it takes part.
-pub(super) fn run(node: &Node, run: &Run) -> Answer {
+pub(super) fn run(node: &Node, run: &Run) -> JobResult {
     if node.me() >= run.nodes {
-        return Answer::Done;
+        return JobResult::Done;
     }
-    let words = Words::of(node);
-    let share = Share {
+    let words = SharedWords::of(node);
+    let share = ThreadShare {
         me: u64::from(node.me()),
         count: u64::from(run.nodes),
         size: run.size as usize,
@@ -167,11 +168,11 @@ pub(super) fn run(node: &Node, run: &Run) -> Answer {
         Kernel::Matrix => matrix::run(&share),
         Kernel::Tsp => tsp::run(&share),
     };
-    let Share { barrier, log, .. } = share;
+    let ThreadShare { barrier, log, .. } = share;
     let figures = log.figures();
-    // Adding up asks others for their pages; by now they have counted.
+    // The sum fetches pages of other nodes, which have read their counters by now.
     barrier.wait();
-    Answer::Kernel {
+    JobResult::Kernel {
         figures,
         sum: if node.me() == 0 { sum() } else { 0 },
     }

@@ -1,17 +1,21 @@
-//! Litmus tests of x86's memory order between threads of different nodes (Sewell et al., "x86-TSO", CACM 2010).
+//! Litmus tests of x86's memory order between threads of different nodes (Sewell et al., "x86-TSO", CACM
+//! 2010).
 //!
-//! Each test is a few accesses by two or four threads, and an outcome that the order forbids. Threads go through many places,
-//! one test in each, at about the same time; at the end of a batch thread 0 looks at what all have read. Places of a batch lie
-//! in the same few pages, so that most accesses are plain ones and some are faults, at any point of a test.
+//! A test is a few accesses by two or four threads, and an outcome that the order forbids. Threads run
+//! through many instances at about the same time. At the end of a batch thread 0 classifies what all have
+//! read. The instances of a batch lie in the same few pages, so that most accesses are plain and some fault,
+//! at any point of a test.
 //!
-//! One more thread of each node, the *stirrer*, takes these pages at random moments, for reading or for writing, and changes nothing
-//! there. Without it pages move only where the test's own accesses make them, and never while a thread of the same node uses
-//! them: what a driver does in the wrong order would not show.
+//! One more thread of each node, the *perturber*, takes these pages at random moments for reading or writing,
+//! and changes nothing there. Without it pages move only where the test's own accesses make them, and never
+//! while a thread of the same node uses them: a driver's wrong order would not show.
 //!
-//! With two CPUs in a node two threads of it run at the same time: in tests of two threads those of another test in the same pages, in larger
-//! ones two of the same test, of which one may see the other's write before it has left the node.
+//! With two CPUs in a node two of its threads run at the same time. In tests of two threads those belong to
+//! another test in the same pages. In larger ones they belong to the same test, and one may see the other's
+//! write before it has left the node.
 //!
-//! No place is ever cleared: each test in it writes numbers larger than those before, and what is not larger is old.
+//! No instance is ever cleared: each test in it writes numbers larger than those before, and smaller ones are
+//! old.
 
 mod program;
 #[cfg(test)]
@@ -26,53 +30,53 @@ use serde::{Deserialize, Serialize};
 
 pub use program::{Outcome, Test};
 
-use super::Answer;
-use crate::shared::{Barrier, PAGE_WORDS, Words};
-use program::{Place, Seen};
+use super::JobResult;
+use crate::shared::{Barrier, PAGE_WORDS, SharedWords};
+use program::{Instance, Seen};
 
-/// Places of a batch, of all teams together.
-const PLACES: usize = PAGE_WORDS / 2;
-/// What a test writes is larger than this number's multiple, and less than the next.
+/// Instances of a batch, for all teams together.
+const INSTANCES: usize = PAGE_WORDS / 2;
+/// Range of the numbers of one test: they are larger than a multiple of this, and less than the next.
 const STEP: u64 = 4;
-/// A stirrer sleeps less than this between pages, microseconds.
-const STIR_US: u64 = 40;
-/// Threads of all teams at most, and of one.
+/// Longest sleep of a perturber between pages, microseconds.
+const PERTURB_MAX_US: u64 = 40;
+/// Largest number of threads of all teams, and of one.
 const THREADS_MAX: u32 = 4;
-/// CPUs of a node that run threads of a test at most.
+/// Largest number of CPUs of a node that run threads of a test.
 pub const CPUS_MAX: u16 = 2;
 
 /// Pages that a run uses, from its first one.
 pub const PAGES: u32 = 4 + 2 * THREADS_MAX;
 
-/// Threads of a test on some nodes ([`seats`]).
+/// Threads of a test on some nodes ([`placements`]).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// Which.
+    /// Test to run.
     pub test: Test,
-    /// For how long.
+    /// Duration, milliseconds.
     pub millis: u64,
-    /// The first of [`PAGES`] pages that nobody else uses.
+    /// First of [`PAGES`] pages that nothing else uses.
     pub first: u32,
-    /// A page elsewhere, for the second variable: managed by another node than the first one's.
+    /// Page of the second variable, managed by another node than the first one's.
     pub second: u32,
-    /// Of all tests in these pages so far, counted in batches.
+    /// Number of batches of all tests in these pages so far.
     pub batch: u64,
-    /// How many nodes take part.
+    /// Number of nodes.
     pub nodes: u16,
     /// CPUs of each node that run threads: 1, or [`CPUS_MAX`].
     pub cpus: u16,
 }
 
-/// The node of a thread. Each team does the whole test, in places of its own.
+/// Node of a thread. Each team runs the whole test, in instances of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seat {
+struct Placement {
     team: u32,
     thread: u32,
     node: u16,
 }
 
 impl Run {
-    /// How many do the test at the same time. All would share the variable of [`Test::Crossing`].
+    /// Returns the number of teams. All teams would share the variable of [`Test::Crossing`].
     fn teams(&self) -> u32 {
         match self.test.threads() {
             2 if self.test != Test::Crossing => u32::from(self.cpus.clamp(1, CPUS_MAX)),
@@ -81,8 +85,8 @@ impl Run {
     }
 }
 
-/// Every thread of a run, and its node.
-fn seats(run: &Run) -> Vec<Seat> {
+/// Returns every thread of a run with its node.
+fn placements(run: &Run) -> Vec<Placement> {
     let threads = run.test.threads();
     let all = (0..run.teams()).flat_map(|team| (0..threads).map(move |thread| (team, thread)));
     let node = |team: u32, thread: u32| match (run.cpus, threads) {
@@ -90,7 +94,7 @@ fn seats(run: &Run) -> Vec<Seat> {
         _ => thread + team,
     };
     let nodes = u32::from(run.nodes.max(1));
-    all.map(|(team, thread)| Seat {
+    all.map(|(team, thread)| Placement {
         team,
         thread,
         node: (node(team, thread) % nodes) as u16,
@@ -98,29 +102,30 @@ fn seats(run: &Run) -> Vec<Seat> {
     .collect()
 }
 
-/// How often each outcome was seen.
+/// Number of times that each outcome was seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tally {
-    /// That any order of the accesses gives.
+pub struct OutcomeCounts {
+    /// Outcomes that some order of the accesses explains.
     pub ordinary: u64,
-    /// That only x86's order allows, not one that all threads agree on; or that shows an access in two parts, where it may.
+    /// Outcomes that only x86's order allows, not one that all threads agree on; or that show an access in
+    /// two parts, where that is allowed.
     pub relaxed: u64,
-    /// That x86's order forbids.
+    /// Outcomes that x86's order forbids.
     pub forbidden: u64,
-    /// Batches, those before included.
+    /// Batches, earlier ones included.
     pub batches: u64,
 }
 
-/// The parts of a run in memory.
-struct Ground<'a> {
-    words: Words<'a>,
+/// Memory of a run.
+struct TestMemory<'a> {
+    words: SharedWords<'a>,
     run: &'a Run,
 }
 
-impl<'a> Ground<'a> {
-    /// A place of a team, with both variables in one page in every other batch.
-    fn place(&self, batch: u64, team: u32, index: usize) -> Place {
-        // Of teams' places neighbours share a cache line.
+impl<'a> TestMemory<'a> {
+    /// Returns an instance of a team. In every other batch both variables are in one page.
+    fn instance(&self, batch: u64, team: u32, index: usize) -> Instance {
+        // Neighbouring instances of two teams share a cache line.
         let index = index * self.run.teams() as usize + team as usize;
         let page = |page: u32| self.words.pages(page..page + 1);
         let y_page = if batch.is_multiple_of(2) {
@@ -130,26 +135,26 @@ impl<'a> Ground<'a> {
         };
         // The last word of one page and the first of the next, half of each.
         let last = &page(self.run.first + 1)[PAGE_WORDS - 1];
-        Place {
+        Instance {
             x: pointer(&page(self.run.first)[index]),
-            y: pointer(&page(y_page)[PLACES + index]),
+            y: pointer(&page(y_page)[INSTANCES + index]),
             across: pointer(last).wrapping_byte_add(4),
-            base: (batch * PLACES as u64 + index as u64) * STEP,
+            base: (batch * INSTANCES as u64 + index as u64) * STEP,
         }
     }
 
-    /// A team's places in a batch.
-    fn places(&self) -> usize {
-        PLACES / self.run.teams() as usize
+    /// Returns the number of a team's instances in a batch.
+    fn instances(&self) -> usize {
+        INSTANCES / self.run.teams() as usize
     }
 
-    /// Where a thread leaves what it has read.
+    /// Returns the words for what a thread has read.
     fn results(&self, team: u32, thread: u32) -> &'a [AtomicU64] {
         let first = self.run.first + 4 + 2 * (team * self.run.test.threads() + thread);
         self.words.pages(first..first + 2)
     }
 
-    /// A word that ends the run.
+    /// Returns the word that ends the run.
     fn stop(&self) -> &'a AtomicU64 {
         &self.words.pages(self.run.first + 3..self.run.first + 4)[128]
     }
@@ -160,52 +165,54 @@ fn pointer(word: &AtomicU64) -> *mut u64 {
 }
 
 /// Runs this node's threads.
-pub(super) fn run(node: &Node, run: &Run) -> Answer {
-    let words = Words::of(node);
-    let mine: Vec<Seat> = seats(run)
+pub(super) fn run(node: &Node, run: &Run) -> JobResult {
+    let words = SharedWords::of(node);
+    let mine: Vec<Placement> = placements(run)
         .into_iter()
-        .filter(|seat| seat.node == node.me())
+        .filter(|placement| placement.node == node.me())
         .collect();
     match threads(words, run, &mine, &[node.me()], &|_, _| ()) {
-        Some(tally) => Answer::Litmus(tally),
-        None => Answer::Done,
+        Some(counts) => JobResult::Litmus(counts),
+        None => JobResult::Done,
     }
 }
 
-/// Runs the threads of all nodes in memory at hand, of [`PAGES`] pages and one more: that of a guest, whose CPUs are the nodes'. `begin` is
-/// called in each thread first, with its node and its number there; threads of one node may share a CPU of it.
-pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sync) -> Tally {
-    let all = seats(run);
+/// Runs the threads of all nodes in local memory of [`PAGES`] pages and one more: that of a guest, whose CPUs
+/// are the nodes'. Each thread calls `begin` first, with its node and its number there. Threads of one node
+/// may share a CPU of it.
+pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sync) -> OutcomeCounts {
+    let all = placements(run);
     let nodes: Vec<u16> = (0..run.nodes).collect();
-    let tally = threads(Words::at(words), run, &all, &nodes, &begin);
-    tally.unwrap_or_default()
+    let counts = threads(SharedWords::at(words), run, &all, &nodes, &begin);
+    counts.unwrap_or_default()
 }
 
-/// Runs threads of these nodes, and a stirrer of each. The one that judges for all has the result.
+/// Runs threads of these nodes, and a perturber of each. Returns the counts of the thread that classifies, if
+/// it is among them.
 fn threads(
-    words: Words<'_>,
+    words: SharedWords<'_>,
     run: &Run,
-    seats: &[Seat],
+    placements: &[Placement],
     nodes: &[u16],
     begin: &(impl Fn(u16, usize) + Sync),
-) -> Option<Tally> {
+) -> Option<OutcomeCounts> {
     let is_over = &AtomicBool::new(false);
-    let tallies: Vec<Tally> = std::thread::scope(|scope| {
-        let mut at_work = Vec::with_capacity(seats.len());
-        for (number, seat) in seats.iter().enumerate() {
-            let rank = seats[..number]
+    let all_counts: Vec<OutcomeCounts> = std::thread::scope(|scope| {
+        let mut at_work = Vec::with_capacity(placements.len());
+        for (number, placement) in placements.iter().enumerate() {
+            let rank = placements[..number]
                 .iter()
-                .filter(|other| other.node == seat.node)
+                .filter(|other| other.node == placement.node)
                 .count();
             at_work.push(scope.spawn(move || {
-                begin(seat.node, rank);
-                part(words, run, *seat)
+                begin(placement.node, rank);
+                part(words, run, *placement)
             }));
         }
         for node in nodes {
             scope.spawn(move || {
                 begin(*node, 0);
-                stir(words, run, *node, is_over);
+                perturb(words, run, *node, is_over);
             });
         }
         let ends: Vec<_> = at_work
@@ -214,96 +221,100 @@ fn threads(
             .collect();
         is_over.store(true, Relaxed);
         ends.into_iter()
-            .map(|tally| tally.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .map(|counts| counts.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
-    let judge = seats.iter().position(|seat| (seat.team, seat.thread) == (0, 0));
-    judge.map(|judge| tallies[judge])
+    let classify = placements
+        .iter()
+        .position(|placement| (placement.team, placement.thread) == (0, 0));
+    classify.map(|classify| all_counts[classify])
 }
 
-/// One thread.
-fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> Tally {
-    let ground = Ground { words, run };
+/// Runs one thread.
+fn part(words: SharedWords<'_>, run: &Run, Placement { team, thread, .. }: Placement) -> OutcomeCounts {
+    let memory = TestMemory { words, run };
     let count = run.teams() * run.test.threads();
-    let is_judge = (team, thread) == (0, 0);
-    let barrier = Barrier::new(ground.words, run.first + 3, u64::from(count));
+    let is_classifier = (team, thread) == (0, 0);
+    let barrier = Barrier::new(memory.words, run.first + 3, u64::from(count));
     let end = Instant::now() + Duration::from_millis(run.millis);
     let number = team * run.test.threads() + thread;
     let mut random = fastrand::Rng::with_seed(u64::from(number) + run.batch);
-    let mut tally = Tally {
+    let mut counts = OutcomeCounts {
         batches: run.batch,
-        ..Tally::default()
+        ..OutcomeCounts::default()
     };
-    let results = ground.results(team, thread);
-    let mut seen = [Seen::default(); PLACES];
-    let seen = &mut seen[..ground.places()];
+    let results = memory.results(team, thread);
+    let mut seen = [Seen::default(); INSTANCES];
+    let seen = &mut seen[..memory.instances()];
     loop {
         barrier.wait();
-        if ground.stop().load(SeqCst) == 1 {
+        if memory.stop().load(SeqCst) == 1 {
             break;
         }
-        // Not all at exactly the same time, so that every order is met.
+        // Different starts let every order occur.
         delay(random.u32(0..2000));
-        // Fast, all is over before a page may go; slowly, pages go at any access.
+        // A fast run ends before a page may leave; in a slow one pages leave at any access.
         let is_slow = random.u8(..4) == 0;
         for (index, seen) in seen.iter_mut().enumerate() {
             if is_slow || random.u8(..) < 32 {
                 delay(random.u32(0..100));
             }
-            *seen = run.test.step(thread, &ground.place(tally.batches, team, index));
+            *seen = run
+                .test
+                .step(thread, &memory.instance(counts.batches, team, index));
         }
         for (seen, result) in seen.iter().zip(results.chunks_exact(2)) {
             result[0].store(seen[0], SeqCst);
             result[1].store(seen[1], SeqCst);
         }
         barrier.wait();
-        if is_judge {
-            judge(&ground, &mut tally);
-            let over = Instant::now() > end || tally.forbidden > 0;
-            ground.stop().store(u64::from(over), SeqCst);
+        if is_classifier {
+            classify(&memory, &mut counts);
+            let over = Instant::now() > end || counts.forbidden > 0;
+            memory.stop().store(u64::from(over), SeqCst);
         }
-        tally.batches += 1;
+        counts.batches += 1;
     }
     barrier.wait();
-    if is_judge {
-        ground.stop().store(0, SeqCst);
+    if is_classifier {
+        memory.stop().store(0, SeqCst);
     }
     barrier.wait();
-    tally
+    counts
 }
 
-/// Takes pages of the variables until the run is over.
-fn stir(words: Words<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
+/// Takes the pages of the variables until the run is over.
+fn perturb(words: SharedWords<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(run.batch << 8 | u64::from(node));
     while !is_over.load(Relaxed) {
         let page = [run.first, run.first + 1, run.first + 2, run.second][random.usize(..4)];
         let word = &words.pages(page..page + 1)[random.usize(..PAGE_WORDS)];
         if random.u8(..4) == 0 {
-            // For writing, and of the same value.
+            // A write that keeps the value.
             word.fetch_add(0, SeqCst);
         } else {
             word.load(SeqCst);
         }
-        std::thread::sleep(Duration::from_micros(random.u64(..STIR_US)));
+        std::thread::sleep(Duration::from_micros(random.u64(..PERTURB_MAX_US)));
     }
 }
 
-fn judge(ground: &Ground, tally: &mut Tally) {
-    let test = ground.run.test;
-    for team in 0..ground.run.teams() {
+fn classify(memory: &TestMemory, counts: &mut OutcomeCounts) {
+    let test = memory.run.test;
+    for team in 0..memory.run.teams() {
         let results: Vec<&[AtomicU64]> = (0..test.threads())
-            .map(|thread| ground.results(team, thread))
+            .map(|thread| memory.results(team, thread))
             .collect();
-        for index in 0..ground.places() {
-            let place = ground.place(tally.batches, team, index);
+        for index in 0..memory.instances() {
+            let instance = memory.instance(counts.batches, team, index);
             let mut seen = [Seen::default(); THREADS_MAX as usize];
             for (seen, result) in seen.iter_mut().zip(&results) {
                 *seen = [result[2 * index].load(SeqCst), result[2 * index + 1].load(SeqCst)];
             }
-            match test.judge(&seen, place.last(), place.base) {
-                Outcome::Ordinary => tally.ordinary += 1,
-                Outcome::Relaxed => tally.relaxed += 1,
-                Outcome::Forbidden => tally.forbidden += 1,
+            match test.classify(&seen, instance.last(), instance.base) {
+                Outcome::Ordinary => counts.ordinary += 1,
+                Outcome::Relaxed => counts.relaxed += 1,
+                Outcome::Forbidden => counts.forbidden += 1,
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Accesses to pages, timed.
+//! Timed accesses to pages.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -7,33 +7,33 @@ use std::time::{Duration, Instant};
 use dsm::{Node, now_ns};
 use serde::{Deserialize, Serialize};
 
-use super::Answer;
-use crate::shared::{PAGE_WORDS, Words};
+use super::JobResult;
+use crate::shared::{PAGE_WORDS, SharedWords};
 
-/// Use each of these pages once.
+/// One access to each page of a range.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Touch {
-    /// Which.
+    /// Pages to use.
     pub pages: Range<u32>,
-    /// Write, else read.
+    /// Whether to write; otherwise read.
     pub write: bool,
-    /// By so many threads, each a part.
+    /// Number of threads, each with a part of the pages.
     pub threads: u32,
-    /// In which order each thread uses its part.
-    pub order: Order,
+    /// Order in which each thread uses its part.
+    pub order: AccessOrder,
 }
 
-/// An order of pages.
+/// Order of accesses to pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Order {
-    /// The next one after each.
+pub enum AccessOrder {
+    /// Ascending.
     Ascending,
-    /// By chance, the same in each run.
+    /// Random, the same in each run.
     Scattered,
 }
 
 impl Touch {
-    pub(super) fn run(&self, node: &Node) -> Answer {
+    pub(super) fn run(&self, node: &Node) -> JobResult {
         let before = now_ns();
         let each = self.pages.len() as u32 / self.threads.max(1);
         let start = |thread: u32| self.pages.start + thread * each;
@@ -46,16 +46,16 @@ impl Touch {
                 .map(|thread| thread.join().unwrap_or_default())
                 .collect()
         });
-        Answer::Touched {
+        JobResult::Touched {
             each_ns: times.concat(),
             all_ns: now_ns() - before,
         }
     }
 
     fn part(&self, node: &Node, pages: Range<u32>) -> Vec<u64> {
-        let words = Words::of(node).pages(pages.clone());
+        let words = SharedWords::of(node).pages(pages.clone());
         let mut order: Vec<u32> = pages.clone().collect();
-        if self.order == Order::Scattered {
+        if self.order == AccessOrder::Scattered {
             fastrand::Rng::with_seed(u64::from(pages.start)).shuffle(&mut order);
         }
         let touch = |page: u32| {
@@ -72,9 +72,9 @@ impl Touch {
     }
 }
 
-/// Adds to a word for a while; how often.
+/// Adds to a word for a while. Returns the number of additions.
 pub(super) fn add(node: &Node, page: u32, millis: u64) -> u64 {
-    let word = &Words::of(node).pages(page..page + 1)[0];
+    let word = &SharedWords::of(node).pages(page..page + 1)[0];
     let end = Instant::now() + Duration::from_millis(millis);
     let mut times = 0;
     while Instant::now() < end {
@@ -84,14 +84,14 @@ pub(super) fn add(node: &Node, page: u32, millis: u64) -> u64 {
     times
 }
 
-/// Reads all of these pages as a copy of them is made.
-pub(super) fn scan(node: &Node, pages: Range<u32>) -> Answer {
+/// Reads all of these pages, as a copy of them does.
+pub(super) fn scan(node: &Node, pages: Range<u32>) -> JobResult {
     let before = now_ns();
-    let words = Words::of(node).pages(pages);
+    let words = SharedWords::of(node).pages(pages);
     let sum = words
         .iter()
         .fold(0_u64, |sum, word| sum.wrapping_add(word.load(Relaxed)));
-    Answer::Scanned {
+    JobResult::Scanned {
         ns: now_ns() - before,
         sum,
     }

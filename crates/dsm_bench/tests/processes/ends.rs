@@ -1,23 +1,23 @@
-//! Who may be a node, what they share, and how it ends.
+//! Admission of nodes, the memory that they share, and the end of a session.
 
 use super::*;
 
 #[test]
-fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
+fn keys_enforce_tls_and_refuse_unknown_nodes() {
     let _alone = alone();
     within(LIMIT, || {
         let folder = tempfile::tempdir().unwrap();
         let keys = folder.path().join("keys");
         urpc::tls::make(&keys, ["west", "east"]).unwrap();
         let keys = keys.to_str().unwrap().to_owned();
-        let (others, peers) = Others::start(1, &keys);
-        // Without a key nobody is let in, and the one with a key still is.
+        let (others, peers) = ChildNodes::start(1, &keys);
+        // A node without a key is refused, and the one with a key still joins.
         let stranger = Peer {
             name: None,
             ..peers[0].clone()
         };
         assert!(
-            Session::lead(
+            Session::coordinate(
                 shape(2, 8),
                 &[stranger],
                 &Security::Plain,
@@ -28,23 +28,23 @@ fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
         );
         let session = lead(shape(2, 8), &peers, &security(&keys, "west"), unexpected);
         let job = Job::Add { page: 7, millis: 50 };
-        let answers = session.all(&[job.clone(), job]).unwrap();
+        let answers = session.run_all(&[job.clone(), job]).unwrap();
         let counts = answers.iter().map(|answer| match answer {
-            Answer::Count(count) => *count,
+            JobResult::Count(count) => *count,
             _ => panic!("{answer:?}"),
         });
         assert_eq!(word(session.node(), 7, 0).load(SeqCst), counts.sum::<u64>());
-        session.part();
+        session.close();
         others.end();
     });
 }
 
 #[test]
-fn a_node_that_dies_is_named_by_all_others() {
+fn node_that_dies_is_named_by_all_others() {
     static LOST: Mutex<Option<String>> = Mutex::new(None);
     let _alone = alone();
     within(LIMIT, || {
-        let (mut others, peers) = Others::start(2, "");
+        let (mut others, peers) = ChildNodes::start(2, "");
         let dead = format!("node 1 ({}) is gone", peers[0].address);
         let session = lead(shape(3, 16), &peers, &Security::Plain, |end| {
             *LOST.lock().unwrap() = Some(end.to_string());
@@ -56,7 +56,7 @@ fn a_node_that_dies_is_named_by_all_others() {
         }
         let reason = LOST.lock().unwrap().clone().expect("node 0 noticed nothing");
         assert!(reason.starts_with(&dead), "{reason}");
-        // Node 2 ends too, and says why.
+        // Node 2 ends too, and prints why.
         let mut said = String::new();
         others.0[1]
             .stdout
@@ -70,16 +70,16 @@ fn a_node_that_dies_is_named_by_all_others() {
     });
 }
 
-/// Three processes whose lanes poll a while and then sleep.
+/// Three processes whose page servers poll a while and then sleep.
 #[test]
-fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
+fn no_addition_is_lost_by_shared_memory_until_a_node_dies() {
     static LOST: Mutex<Option<String>> = Mutex::new(None);
     let _alone = alone();
     within(LIMIT, || {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let memory = folder.path().join("memory");
-        let (mut others, peers) = Others::start_on(&[None; 2], "", Some(&memory));
-        let means = Means {
+        let (mut others, peers) = ChildNodes::start_on(&[None; 2], "", Some(&memory));
+        let options = StreamOptions {
             security: &Security::Plain,
             memory: Some(&memory),
         };
@@ -88,7 +88,7 @@ fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
             ..shape(3, 64)
         };
         let lost = |end: &End| *LOST.lock().unwrap() = Some(end.to_string());
-        let session = Session::lead(shape, &peers, means, &Settings::default(), lost).unwrap();
+        let session = Session::coordinate(shape, &peers, options, &Settings::default(), lost).unwrap();
         for page in [40, 3] {
             additions_count(&session, page, 300);
         }
@@ -107,27 +107,27 @@ fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
 }
 
 #[test]
-fn memory_that_is_not_all_nodes_is_refused() {
+fn memory_that_not_all_nodes_share_is_refused() {
     let _alone = alone();
     within(LIMIT, || {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let [memory, other] = ["memory", "other"].map(|name| folder.path().join(name));
         for theirs in [None, Some(&other)] {
-            let (_others, peers) = Others::start_on(&[None], "", theirs.map(PathBuf::as_path));
-            let means = Means {
+            let (_others, peers) = ChildNodes::start_on(&[None], "", theirs.map(PathBuf::as_path));
+            let options = StreamOptions {
                 security: &Security::Plain,
                 memory: Some(&memory),
             };
-            let met = Session::lead(shape(2, 8), &peers, means, &Settings::default(), unexpected);
+            let met = Session::coordinate(shape(2, 8), &peers, options, &Settings::default(), unexpected);
             assert!(met.is_err(), "{theirs:?}");
         }
     });
 }
 
 #[test]
-fn a_node_that_does_not_exist_is_an_error() {
+fn unreachable_node_is_an_error() {
     let nobody: Peer = "127.0.0.1:1".parse().unwrap();
-    let error = Session::lead(
+    let error = Session::coordinate(
         shape(2, 8),
         &[nobody],
         &Security::Plain,

@@ -1,6 +1,6 @@
 //! Nodes that are processes, over TCP on this host.
 //!
-//! The other processes are this test program again, asked for the test `being_another_node` alone.
+//! The other processes are this test program again, which runs the test `being_another_node` alone.
 
 use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use dsm::{End, Settings, Shape};
 use dsm_bench::work::kernels::{self, Kernel};
 use dsm_bench::work::litmus::{self, Test};
-use dsm_bench::work::{Answer, Job, Order, Touch};
-use dsm_bench::{Means, Peer, Security, Session};
+use dsm_bench::work::{AccessOrder, Job, JobResult, Touch};
+use dsm_bench::{Peer, Security, Session, StreamOptions};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -26,11 +26,11 @@ mod support;
 
 use support::{LIMIT, shape, within, word};
 
-/// Says that this process is another node; with keys, their folder and its name.
+/// Set in a process that is another node; with keys, their folder and its name.
 const ROLE: &str = "DSM_TEST_NODE";
-/// The memory that it shares with the others, if it does.
+/// File of the memory that it shares with the others, if it does.
 const MEMORY: &str = "DSM_TEST_MEMORY";
-/// The one CPU that it uses, its lanes at real-time priority, if that is said.
+/// The CPU that it uses, with page servers at real-time priority, if set.
 const CPU: &str = "DSM_TEST_CPU";
 const LISTENS: &str = "listens at ";
 
@@ -48,14 +48,15 @@ fn being_another_node() {
     let settings = cpu.map_or_else(Settings::default, sharing);
     cpu.inspect(|cpu| keep_to(*cpu));
     let memory = std::env::var_os(MEMORY).map(PathBuf::from);
-    let means = Means {
+    let options = StreamOptions {
         security: &security(&role, "east"),
         memory: memory.as_deref(),
     };
-    dsm_bench::serve(&listener, means, &settings, lost, |_| {}).unwrap();
+    dsm_bench::serve(&listener, options, &settings, lost, |_| {}).unwrap();
 }
 
-/// Of a node that shares a CPU with others, as `mirrorball dsm bench` has them if there are more nodes than CPUs.
+/// Settings of a node that shares a CPU with others, as `mirrorball dsm bench` has them if there are more
+/// nodes than CPUs.
 fn sharing(cpu: usize) -> Settings {
     Settings {
         cpus: vec![cpu],
@@ -65,7 +66,7 @@ fn sharing(cpu: usize) -> Settings {
     }
 }
 
-/// This thread, and those that it starts.
+/// Pins this thread, and those that it starts.
 fn keep_to(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu).unwrap();
@@ -80,10 +81,10 @@ fn security(keys: &str, name: &str) -> Security {
     Security::Tls(Box::new(identity))
 }
 
-/// Other processes, which are ended with this.
-struct Others(Vec<Child>);
+/// Processes of other nodes. Dropping it ends them.
+struct ChildNodes(Vec<Child>);
 
-impl Drop for Others {
+impl Drop for ChildNodes {
     fn drop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();
@@ -92,12 +93,12 @@ impl Drop for Others {
     }
 }
 
-impl Others {
+impl ChildNodes {
     fn start(count: u16, keys: &str) -> (Self, Vec<Peer>) {
         Self::start_on(&vec![None; usize::from(count)], keys, None)
     }
 
-    /// Each on the CPU that is said for it.
+    /// Starts each node on its CPU, if it has one.
     fn start_on(cpus: &[Option<usize>], keys: &str, memory: Option<&Path>) -> (Self, Vec<Peer>) {
         let mut others = Self(Vec::new());
         let mut peers = Vec::new();
@@ -127,7 +128,7 @@ impl Others {
         (others, peers)
     }
 
-    /// All end by themselves, and well.
+    /// Checks that all end by themselves without an error.
     fn end(mut self) {
         for child in &mut self.0 {
             let end = Instant::now() + Duration::from_secs(20);
@@ -141,7 +142,7 @@ impl Others {
 }
 
 fn lead(shape: Shape, peers: &[Peer], security: &Security, lost: fn(&End)) -> Session {
-    Session::lead(shape, peers, security, &Settings::default(), lost).unwrap()
+    Session::coordinate(shape, peers, security, &Settings::default(), lost).unwrap()
 }
 
 fn unexpected(end: &End) {
@@ -155,25 +156,25 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something with a memory of so many processes.
+/// Runs `work` with a memory of several processes.
 fn with_memory(shape: Shape, work: impl FnOnce(&Session) + Send + 'static) {
     let _alone = alone();
     within(LIMIT, move || {
-        let (others, peers) = Others::start(shape.nodes - 1, "");
+        let (others, peers) = ChildNodes::start(shape.nodes - 1, "");
         let session = lead(shape, &peers, &Security::Plain, unexpected);
         work(&session);
-        session.part();
+        session.close();
         others.end();
     });
 }
 
-/// Each of three nodes adds to a word of a page for so long, and none of that is lost.
+/// Each of three nodes adds to a word of a page for a while, and no addition is lost.
 #[track_caller]
 fn additions_count(session: &Session, page: u32, millis: u64) {
     let job = Job::Add { page, millis };
     let mut count = 0;
-    for answer in session.all(&[job.clone(), job.clone(), job]).unwrap() {
-        let Answer::Count(more) = answer else {
+    for answer in session.run_all(&[job.clone(), job.clone(), job]).unwrap() {
+        let JobResult::Count(more) = answer else {
             panic!("{answer:?}")
         };
         assert!(more > 0, "a node never got the page");

@@ -1,9 +1,9 @@
-//! What use of pages costs, and that all nodes see the same.
+//! Cost of accesses to pages, and agreement of all nodes on the contents.
 
 use super::*;
 
 #[test]
-fn additions_of_all_processes_count() {
+fn no_addition_of_any_process_is_lost() {
     with_memory(
         Shape {
             lanes: 2,
@@ -16,10 +16,10 @@ fn additions_of_all_processes_count() {
 }
 
 #[test]
-fn each_kind_of_fault_sends_the_least() {
+fn each_kind_of_fault_sends_the_least_messages() {
     const PAGES: u32 = 64;
     with_memory(shape(2, 2 * PAGES), |session| {
-        // Node 1 manages the second half. Node, write, messages and pages sent for each page.
+        // Node 1 manages the second half. Columns: node, write, messages and pages sent for each page.
         for (step, (node, write, messages, pages)) in [
             (1, true, 0, 0),
             (0, false, 2, 1),
@@ -39,9 +39,9 @@ fn each_kind_of_fault_sends_the_least() {
                 pages: PAGES..2 * PAGES,
                 write,
                 threads: 1,
-                order: Order::Ascending,
+                order: AccessOrder::Ascending,
             };
-            session.one(node, Job::Touch(touch)).unwrap();
+            session.run_on(node, Job::Touch(touch)).unwrap();
             let sent = session.meter().unwrap() - before;
             let all = u64::from(PAGES);
             assert_eq!(
@@ -59,31 +59,32 @@ fn each_kind_of_fault_sends_the_least() {
     });
 }
 
-/// As long as reads go on, a thread waits for the first page of each window, and for others that have been asked for already. What they cost
+/// While reads continue, a thread waits for the first page of each window, and for pages in flight. The cost
 /// is the same.
 #[test]
-fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
+fn sequential_reader_stalls_for_few_pages() {
     const PAGES: u32 = 1024;
     with_memory(shape(2, 2 * PAGES), |session| {
         let sum = (u64::from(PAGES)..2 * u64::from(PAGES)).sum::<u64>();
         for ahead in [false, true, false, true] {
-            session.all(&vec![Job::Ahead(ahead); 2]).unwrap();
+            session.run_all(&vec![Job::Ahead(ahead); 2]).unwrap();
             let write = Touch {
                 pages: PAGES..2 * PAGES,
                 write: true,
                 threads: 1,
-                order: Order::Ascending,
+                order: AccessOrder::Ascending,
             };
-            session.one(1, Job::Touch(write.clone())).unwrap();
+            session.run_on(1, Job::Touch(write.clone())).unwrap();
             let before = session.meter().unwrap();
-            let answer = session.one(0, Job::Scan(PAGES..2 * PAGES)).unwrap();
+            let answer = session.run_on(0, Job::Scan(PAGES..2 * PAGES)).unwrap();
             let sent = session.meter().unwrap() - before;
             assert!(
-                matches!(answer, Answer::Scanned { sum: scanned, .. } if scanned == sum),
+                matches!(answer, JobResult::Scanned { sum: scanned, .. } if scanned == sum),
                 "{answer:?}"
             );
             let all = u64::from(PAGES);
-            // On a busy host a page may not have been used yet where it was written: who does not wait gets none.
+            // On a busy host a page may not have been used yet where it was written: a prefetch is then
+            // refused.
             assert_eq!(
                 (sent.messages, sent.pages),
                 (2 * (all + sent.declined), all),
@@ -94,19 +95,19 @@ fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
             assert_eq!(waits + sent.ahead, all, "ahead {ahead}: {sent:?}");
             let expected = if ahead { 1..=all / 8 } else { all..=all };
             assert!(expected.contains(&waits), "ahead {ahead}: {waits} waits");
-            // Pages that came so go as any other.
+            // Prefetched pages are invalidated like any other.
             let before = session.meter().unwrap();
-            session.one(1, Job::Touch(write)).unwrap();
+            session.run_on(1, Job::Touch(write)).unwrap();
             let sent = session.meter().unwrap() - before;
             assert_eq!((sent.messages, sent.invalidated), (2 * all, all), "ahead {ahead}");
         }
     });
 }
 
-/// Who fills what another node manages and nobody has written takes the next pages along, and takes nothing along of what others have
+/// A thread that fills zero pages of another manager prefetches the next ones, and none that other nodes have
 /// written.
 #[test]
-fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh() {
+fn sequential_writer_stalls_for_few_zero_pages() {
     const PAGES: u32 = 512;
     with_memory(shape(2, 2 * PAGES), |session| {
         let write = |node, pages: Range<u32>| {
@@ -114,17 +115,17 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
                 pages,
                 write: true,
                 threads: 1,
-                order: Order::Ascending,
+                order: AccessOrder::Ascending,
             };
             let before = session.meter().unwrap();
-            session.one(node, Job::Touch(touch)).unwrap();
+            session.run_on(node, Job::Touch(touch)).unwrap();
             session.meter().unwrap() - before
         };
         for (ahead, from) in [(false, PAGES), (true, PAGES + 128)] {
-            session.all(&vec![Job::Ahead(ahead); 2]).unwrap();
+            session.run_all(&vec![Job::Ahead(ahead); 2]).unwrap();
             let sent = write(0, from..from + 128);
             assert_eq!(sent.pages, 0, "nobody had written them: {sent:?}");
-            // Also for pages that are on their way, which depends on who is how fast.
+            // Also for pages in flight, which depends on timing.
             let expected = if ahead { 1..=64 } else { 128..=128 };
             assert!(expected.contains(&sent.writes.count), "ahead {ahead}: {sent:?}");
             assert!(sent.writes.count + sent.filled >= 128, "ahead {ahead}: {sent:?}");
@@ -134,11 +135,11 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
                 "ahead {ahead}"
             );
         }
-        // What the manager has written is there, and goes when it is wanted.
+        // The manager's own writes are there, and move when requested.
         let rest = PAGES + 256..PAGES + 320;
         write(1, rest.clone());
         let before = session.meter().unwrap();
-        session.all(&vec![Job::Scan(PAGES..PAGES + 256); 2]).unwrap();
+        session.run_all(&vec![Job::Scan(PAGES..PAGES + 256); 2]).unwrap();
         let scanned = session.meter().unwrap() - before;
         assert!(
             scanned.pages >= 256,
@@ -149,40 +150,40 @@ fn a_thread_that_fills_page_after_page_waits_for_few_of_them_if_they_are_fresh()
     });
 }
 
-/// Beyond what was written there is nothing to fetch: no copy is made of a page that nobody has written.
+/// No copy is made of a page that no node has written.
 #[test]
-fn what_nobody_has_written_is_not_fetched_ahead() {
+fn zero_pages_are_not_prefetched_for_reading() {
     const PAGES: u32 = 256;
     with_memory(shape(2, 2 * PAGES), |session| {
-        session.all(&vec![Job::Ahead(true); 2]).unwrap();
+        session.run_all(&vec![Job::Ahead(true); 2]).unwrap();
         let touch = |pages, write| Touch {
             pages,
             write,
             threads: 1,
-            order: Order::Ascending,
+            order: AccessOrder::Ascending,
         };
-        // The manager's first writes take whole runs of pages along.
+        // The manager's first writes claim whole runs of pages.
         session
-            .one(1, Job::Touch(touch(PAGES..PAGES + 96, true)))
+            .run_on(1, Job::Touch(touch(PAGES..PAGES + 96, true)))
             .unwrap();
-        session.one(0, Job::Scan(PAGES..PAGES + 96)).unwrap();
+        session.run_on(0, Job::Scan(PAGES..PAGES + 96)).unwrap();
         let sent = session.meter().unwrap();
         assert_eq!(sent.pages, 96, "only what was written");
         assert!(sent.declined > 0, "{sent:?}");
-        // So the manager still has them for itself, and without a message.
+        // So the manager still owns them alone, and sends no message.
         session
-            .one(1, Job::Touch(touch(PAGES + 96..2 * PAGES, true)))
+            .run_on(1, Job::Touch(touch(PAGES + 96..2 * PAGES, true)))
             .unwrap();
         assert_eq!(session.meter().unwrap().messages, sent.messages);
     });
 }
 
 #[test]
-fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
+fn discarded_memory_returns_to_the_host_in_all_processes() {
     const PAGES: u32 = 1024;
     const BYTES: u64 = PAGES as u64 * 4096;
-    let count = |answer: &Answer| match answer {
-        Answer::Count(count) => *count,
+    let count = |answer: &JobResult| match answer {
+        JobResult::Count(count) => *count,
         _ => panic!("{answer:?}"),
     };
     with_memory(shape(2, PAGES), move |session| {
@@ -191,21 +192,21 @@ fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
                 pages: 0..PAGES,
                 write,
                 threads: 1,
-                order: Order::Ascending,
+                order: AccessOrder::Ascending,
             };
-            session.one(node, Job::Touch(touch)).unwrap();
+            session.run_on(node, Job::Touch(touch)).unwrap();
         };
-        // Both have memory for all of it, and node 1 owns it.
+        // Both nodes have memory for all pages, and node 1 owns them.
         touch(0, true);
         touch(1, true);
         let resident = || -> Vec<u64> {
-            let answers = session.all(&[Job::Memory, Job::Memory]).unwrap();
+            let answers = session.run_all(&[Job::Memory, Job::Memory]).unwrap();
             answers.iter().map(count).collect()
         };
         assert!(resident().iter().all(|bytes| *bytes >= BYTES), "{:?}", resident());
         for giver in [0, 1] {
             let before = session.meter().unwrap();
-            let freed = session.one(giver, Job::Discard(0..PAGES)).unwrap();
+            let freed = session.run_on(giver, Job::Discard(0..PAGES)).unwrap();
             assert_eq!(count(&freed), u64::from(PAGES));
             let end = Instant::now() + Duration::from_secs(10);
             while resident().iter().any(|bytes| *bytes > 0) {
@@ -214,9 +215,10 @@ fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
             }
             let sent = session.meter().unwrap() - before;
             assert_eq!((sent.pages, sent.discarded), (0, u64::from(PAGES)));
-            // Half are managed by who owns them. At first node 1 owns the other half, then node 0 has copies: two messages each.
+            // The owners manage half of the pages. At first node 1 owns the other half, then node 0 has
+            // copies: two messages each.
             assert_eq!(sent.messages, u64::from(PAGES));
-            // Zeroes, which are not sent either.
+            // Zero pages, which are not sent either.
             touch(0, false);
             assert_eq!((session.meter().unwrap() - before).pages, 0);
             assert_eq!(word(session.node(), 5, 0).load(SeqCst), 0);

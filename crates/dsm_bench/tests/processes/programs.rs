@@ -1,4 +1,4 @@
-//! Programs on several nodes, and the order in which nodes see what others write.
+//! Programs on several nodes, and the memory order between nodes.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn memory_order_is_that_of_x86() {
                     .find(|page| session.node().home(*page) == nodes - 1)
                     .unwrap();
                 let ahead = Job::Ahead(lanes == 2);
-                session.all(&vec![ahead; usize::from(nodes)]).unwrap();
+                session.run_all(&vec![ahead; usize::from(nodes)]).unwrap();
                 let mut batch = 1;
                 for (test, cpus) in each_test_with_one_and_two_cpus() {
                     let run = litmus::Run {
@@ -27,8 +27,10 @@ fn memory_order_is_that_of_x86() {
                         nodes,
                         cpus,
                     };
-                    let answers = session.all(&vec![Job::Litmus(run); usize::from(nodes)]).unwrap();
-                    let Answer::Litmus(tally) = answers[0] else {
+                    let answers = session
+                        .run_all(&vec![Job::Litmus(run); usize::from(nodes)])
+                        .unwrap();
+                    let JobResult::Litmus(tally) = answers[0] else {
                         panic!("{answers:?}")
                     };
                     assert_eq!(tally.forbidden, 0, "{test:?}, {cpus} CPUs a node: {tally:?}");
@@ -40,7 +42,7 @@ fn memory_order_is_that_of_x86() {
     }
 }
 
-/// Each test with one CPU in each node and with two.
+/// Returns each test with one CPU in each node and with two.
 fn each_test_with_one_and_two_cpus() -> impl Iterator<Item = (Test, u16)> {
     [1, litmus::CPUS_MAX]
         .into_iter()
@@ -48,7 +50,7 @@ fn each_test_with_one_and_two_cpus() -> impl Iterator<Item = (Test, u16)> {
 }
 
 #[test]
-fn programs_give_on_two_nodes_what_they_give_on_one() {
+fn programs_compute_the_same_on_two_nodes_as_on_one() {
     let sizes = [
         (Kernel::Sor, 96),
         (Kernel::Sort, 64),
@@ -62,7 +64,7 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
             ..shape(2, pages)
         },
         move |session| {
-            session.all(&vec![Job::Ahead(true); 2]).unwrap();
+            session.run_all(&vec![Job::Ahead(true); 2]).unwrap();
             let mut first = 0;
             for (kernel, size) in sizes {
                 let sums = [1, 2].map(|nodes| {
@@ -74,8 +76,8 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
                         phases: false,
                     };
                     first += kernel.pages(size);
-                    let answers = session.all(&vec![Job::Kernel(run); 2]).unwrap();
-                    let Answer::Kernel { sum, .. } = answers[0] else {
+                    let answers = session.run_all(&vec![Job::Kernel(run); 2]).unwrap();
+                    let JobResult::Kernel { sum, .. } = answers[0] else {
                         panic!("{answers:?}")
                     };
                     sum
@@ -87,10 +89,11 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
     );
 }
 
-/// Lanes at real-time priority on a CPU that they share must leave it to the threads whose pages they hold. While they looked at these each 5 us,
-/// this took half a minute or more, and larger programs did not end within minutes; it takes 2 s. Where real-time priority is refused it shows nothing.
+/// Page servers at real-time priority on a shared CPU must leave it to the threads whose pages they hold.
+/// While they checked these each 5 us, this took half a minute or more, and larger programs did not end
+/// within minutes; it takes 2 s. Where real-time priority is refused it shows nothing.
 #[test]
-fn four_nodes_on_two_cpus_end() {
+fn four_nodes_on_two_cpus_terminate() {
     const NODES: u16 = 4;
     const PROGRAMS: [(Kernel, u32); 4] = [
         (Kernel::Sor, 256),
@@ -108,11 +111,11 @@ fn four_nodes_on_two_cpus_end() {
         let share = |node: u16| usable[usize::from(node) % usable.len()];
         keep_to(share(0));
         let cpus: Vec<_> = (1..NODES).map(|node| Some(share(node))).collect();
-        let (others, peers) = Others::start_on(&cpus, "", None);
+        let (others, peers) = ChildNodes::start_on(&cpus, "", None);
         let pages = PROGRAMS.map(|(kernel, size)| kernel.pages(size));
         let pages = pages.into_iter().max().unwrap();
         let security = Security::Plain;
-        let session = Session::lead(
+        let session = Session::coordinate(
             shape(NODES, pages),
             &peers,
             &security,
@@ -129,8 +132,10 @@ fn four_nodes_on_two_cpus_end() {
                     first: 0,
                     phases: false,
                 };
-                let answers = session.all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
-                let Answer::Kernel { sum, .. } = answers[0] else {
+                let answers = session
+                    .run_all(&vec![Job::Kernel(run); usize::from(nodes)])
+                    .unwrap();
+                let JobResult::Kernel { sum, .. } = answers[0] else {
                     panic!("{answers:?}")
                 };
                 sum
@@ -138,13 +143,13 @@ fn four_nodes_on_two_cpus_end() {
             assert_eq!(sums[0], sums[1], "{kernel:?}");
             assert_ne!(sums[0], 0, "{kernel:?}");
         }
-        session.part();
+        session.close();
         others.end();
     });
 }
 
 #[test]
-fn programs_tell_what_each_node_waited_for_in_each_phase() {
+fn programs_report_the_stalls_of_each_node_in_each_phase() {
     let (size, sort_size) = (96, 64);
     let pages = Kernel::Sor.pages(size).max(Kernel::Sort.pages(sort_size));
     with_memory(shape(2, pages), move |session| {
@@ -156,15 +161,17 @@ fn programs_tell_what_each_node_waited_for_in_each_phase() {
                 first: 0,
                 phases: true,
             };
-            let answers = session.all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
+            let answers = session
+                .run_all(&vec![Job::Kernel(run); usize::from(nodes)])
+                .unwrap();
             let figures = answers.into_iter().map(|answer| match answer {
-                Answer::Kernel { figures, .. } => figures,
+                JobResult::Kernel { figures, .. } => figures,
                 answer => panic!("{answer:?}"),
             });
             figures.collect::<Vec<_>>()
         };
         let waits = |part: &kernels::Part| part.reads + part.writes + part.upgrades;
-        // On one node nobody waits: what a program starts from is where it is used.
+        // On one node no thread waits: a program's input is where it is used.
         let alone = run(Kernel::Sor, size, 1).remove(0);
         assert!(
             alone.phases.iter().all(|phase| waits(&phase.together) == 0),
@@ -174,7 +181,7 @@ fn programs_tell_what_each_node_waited_for_in_each_phase() {
             alone.phases.iter().any(|phase| phase.together.cpu_ns > 0),
             "{alone:?}"
         );
-        // Each half turn of 40 needs the other's row, and they meet after it.
+        // Each half turn of 40 needs the other's row; a barrier follows it.
         for figures in run(Kernel::Sor, size, 2) {
             assert_eq!(figures.phases.len(), 40, "{figures:?}");
             let told: u64 = figures.phases.iter().map(|phase| waits(&phase.together)).sum();
@@ -182,8 +189,8 @@ fn programs_tell_what_each_node_waited_for_in_each_phase() {
             let counted = meter.reads.count + meter.writes.count + meter.upgrades.count;
             assert!((40..=counted).contains(&told), "{figures:?}");
         }
-        // The table's 32 pages go from one to the other in each of ten turns, and whoever has the lock waits for them. The last may
-        // have them still.
+        // The table's 32 pages move in each of ten turns, and the lock's holder waits for them. The last
+        // holder may have them still.
         let turns: u64 = run(Kernel::Sort, sort_size, 2)
             .iter()
             .flat_map(|figures| &figures.phases)

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
 use dsm::{End, Node, Polls, Settings};
-use dsm_bench::{Means, Peer, Security};
+use dsm_bench::{Peer, Security, StreamOptions};
 use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -110,11 +110,11 @@ fn serve(args: &ServeArgs) -> Result<ExitCode> {
     }
     args.host.keep_to_cpus()?;
     let security = args.host.security()?;
-    let means = args.host.means(&security);
+    let options = args.host.options(&security);
     let listener = dsm_bench::listen(&args.listen).map_err(|error| miette!("{error}"))?;
     let address = listener.local_addr().map_err(|error| miette!("{error}"))?;
     println!("{address}");
-    dsm_bench::serve(&listener, means, &args.host.settings(), lost, say_notes)
+    dsm_bench::serve(&listener, options, &args.host.settings(), lost, say_notes)
         .map_err(|error| miette!("{error}"))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -149,8 +149,8 @@ impl HostArgs {
         }
     }
 
-    fn means<'a>(&'a self, security: &'a Security) -> Means<'a> {
-        Means {
+    fn options<'a>(&'a self, security: &'a Security) -> StreamOptions<'a> {
+        StreamOptions {
             security,
             memory: self.shared_memory.as_deref(),
         }

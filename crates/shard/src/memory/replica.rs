@@ -121,7 +121,7 @@ impl Replica {
             realtime: true,
             ahead: true,
             processors: span.vcpus.len(),
-            standing: standing.start.min(end) as u32..standing.end.min(end) as u32,
+            pinned: standing.start.min(end) as u32..standing.end.min(end) as u32,
             ..Settings::default()
         };
         let site = Site {
@@ -171,8 +171,8 @@ impl Replica {
             signal.end(match how {
                 dsm::End::Closed => Ending::Quit,
                 // Why it is gone, it says itself or its monitor knows.
-                dsm::End::Lost { .. } | dsm::End::Told { .. } => Ending::PeerLost { detail },
-                dsm::End::Nonsense(_) | dsm::End::Kernel(_) => Ending::ShardFailed { detail },
+                dsm::End::Lost { .. } | dsm::End::Reported { .. } => Ending::PeerLost { detail },
+                dsm::End::ProtocolError(_) | dsm::End::Kernel(_) => Ending::ShardFailed { detail },
             });
         };
         let spawn = |name: String, first: dsm::Step, then: dsm::Step| {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use dsm_bench::work::litmus::{PAGES, Run, Tally, Test, in_memory};
+use dsm_bench::work::litmus::{OutcomeCounts, PAGES, Run, Test, in_memory};
 
 use crate::Fault;
 use crate::pinned::{alarm_after, pin};
@@ -19,9 +19,9 @@ pub fn litmus(nodes: u16, cpus: u16, millis: u64) -> Result<String, Fault> {
     let words = (PAGES as usize + 2) * PAGE_WORDS;
     let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
     let words = &words[words.as_ptr().align_offset(PAGE_BYTES)..][..(PAGES as usize + 1) * PAGE_WORDS];
-    let mut all = Tally {
+    let mut all = OutcomeCounts {
         batches: 1,
-        ..Tally::default()
+        ..OutcomeCounts::default()
     };
     for test in Test::ALL {
         let run = Run {
@@ -37,13 +37,13 @@ pub fn litmus(nodes: u16, cpus: u16, millis: u64) -> Result<String, Fault> {
             let cpu = usize::from(node * cpus) + number % usize::from(cpus);
             pin(cpu).unwrap_or_else(|error| panic!("{error}"));
         };
-        let tally = in_memory(words, &run, begin);
-        if tally.forbidden > 0 {
-            return Err(format!("{}: {tally:?}", test.name()).into());
+        let counts = in_memory(words, &run, begin);
+        if counts.forbidden > 0 {
+            return Err(format!("{}: {counts:?}", test.name()).into());
         }
-        all.ordinary += tally.ordinary;
-        all.relaxed += tally.relaxed;
-        all.batches = tally.batches;
+        all.ordinary += counts.ordinary;
+        all.relaxed += counts.relaxed;
+        all.batches = counts.batches;
     }
     Ok(format!(
         "tests={} ordinary={} relaxed={} forbidden=0",

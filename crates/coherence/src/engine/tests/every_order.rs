@@ -1,40 +1,41 @@
-//! Every order in which a few processors' steps, messages and ends of holds can follow one another.
+//! Model checking of every interleaving of processors' steps, messages and ends of holds.
 
 use stateright::{Model, Property};
 
 use super::world::{Op, Packet, World};
 use crate::every_order::check;
-use crate::{Home, Layout, NodeId, Page, Want};
+use crate::{Layout, ManagedRange, NodeId, Page, Want};
 
-/// More than any order of these worlds takes.
+/// More messages than any interleaving of these worlds takes.
 const MESSAGES_MAX: usize = 60;
 
-/// Whether that may not be: what each processor of each node has read.
+/// Whether the values read by each processor of each node are forbidden.
 type Forbidden = fn(&[Vec<Vec<u32>>]) -> bool;
 
-/// A small world: what each processor of each node does, in its order.
+/// A small world: the program of each processor of each node.
 #[derive(Clone, Debug)]
 struct Small {
     programs: Vec<Vec<Vec<Op>>>,
-    /// Who manages which page.
+    /// Manager of each page.
     managers: Vec<u16>,
-    /// A page stays until who faulted has used it. Otherwise it may go at any time once it has come.
+    /// A page stays until the faulting thread has used it. Otherwise it may leave at any time once it has
+    /// arrived.
     patient: bool,
     migratory: bool,
-    /// How often each node may ask ahead for a page, at any time.
+    /// Number of prefetches of each node, at any time.
     aheads: u8,
-    /// Of what processors have seen when all is done.
+    /// Check of the values read when all programs have ended.
     forbidden: Option<Forbidden>,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct State {
     world: World,
-    /// Sorted: they have no order.
+    /// Messages in flight, sorted: they have no order.
     under_way: Vec<Packet>,
-    /// Sent so far, in patient worlds. It grows for ever if something circles.
+    /// Messages sent so far, in patient worlds. It grows without bound if a message circulates.
     messages: usize,
-    /// How often each node has asked ahead.
+    /// Prefetches of each node so far.
     aheads: Vec<u8>,
     is_refused: bool,
 }
@@ -44,13 +45,13 @@ enum Step {
     Go(u16, usize),
     Deliver(Packet),
     Used(u16, u32),
-    Ahead(u16, u32),
+    Prefetching(u16, u32),
 }
 
 impl Small {
     fn layout(&self) -> Layout {
         let homes = (0_u32..).zip(&self.managers);
-        let home = |(first, manager): (u32, &u16)| Home {
+        let home = |(first, manager): (u32, &u16)| ManagedRange {
             first: Page(first),
             manager: NodeId(*manager),
         };
@@ -58,14 +59,14 @@ impl Small {
             me: NodeId(0),
             nodes: u16::try_from(self.programs.len()).expect("few"),
             pages: u32::try_from(self.managers.len()).expect("few"),
-            homes: homes.map(home).collect(),
+            ranges: homes.map(home).collect(),
             stripe: 0,
             stripes: 1,
             migratory: self.migratory,
         }
     }
 
-    /// What it writes if it writes: a number of its own.
+    /// Value of a write, different for each.
     fn value(node: u16, processor: usize, done: usize) -> u32 {
         let place = usize::from(node) * 100 + processor * 10 + done + 1;
         u32::try_from(place).expect("small")
@@ -104,7 +105,7 @@ impl Small {
 
     fn is_done(&self, state: &State) -> bool {
         let programs = self.programs.iter().flatten();
-        let processors = state.world.outside.processors.iter().flatten();
+        let processors = state.world.environment.processors.iter().flatten();
         programs
             .zip(processors)
             .all(|(program, processor)| processor.done == program.len())
@@ -114,7 +115,7 @@ impl Small {
         let Some(forbidden) = self.forbidden.filter(|_| self.is_done(state)) else {
             return false;
         };
-        let nodes = state.world.outside.processors.iter();
+        let nodes = state.world.environment.processors.iter();
         let seen: Vec<Vec<Vec<u32>>> = nodes
             .map(|processors| {
                 processors
@@ -145,24 +146,24 @@ impl Model for Small {
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
         let world = &state.world;
         for (node, programs) in (0_u16..).zip(&self.programs) {
-            let processors = &world.outside.processors[usize::from(node)];
+            let processors = &world.environment.processors[usize::from(node)];
             for (place, (program, processor)) in programs.iter().zip(processors).enumerate() {
                 if processor.waits.is_none() && processor.done < program.len() {
                     steps.push(Step::Go(node, place));
                 }
             }
             for page in self.pages() {
-                // The end of a hold may be told late, or of a page that is not held.
+                // The end of a hold may be reported late, or for a page that is not held.
                 let is_held = world.engines[usize::from(node)].is_held(page);
                 if !self.patient || is_held && !world.is_awaited(node, page) {
                     steps.push(Step::Used(node, page.0));
                 }
                 if state.aheads[usize::from(node)] < self.aheads {
-                    steps.push(Step::Ahead(node, page.0));
+                    steps.push(Step::Prefetching(node, page.0));
                 }
             }
         }
-        // Equal ones are the same step.
+        // Equal packets are the same step.
         let mut packets = state.under_way.clone();
         packets.dedup();
         steps.extend(packets.into_iter().map(Step::Deliver));
@@ -173,11 +174,11 @@ impl Model for Small {
         let world = &mut next.world;
         match step {
             Step::Go(node, processor) => {
-                let done = world.outside.processors[usize::from(node)][processor].done;
+                let done = world.environment.processors[usize::from(node)][processor].done;
                 let op = self.programs[usize::from(node)][processor][done];
                 world.go(node, processor, op, Self::value(node, processor, done));
                 if self.forbidden.is_none() {
-                    world.outside.processors[usize::from(node)][processor]
+                    world.environment.processors[usize::from(node)][processor]
                         .seen
                         .clear();
                 }
@@ -188,12 +189,12 @@ impl Model for Small {
                 next.is_refused = world.deliver(packet).is_err();
             }
             Step::Used(node, page) => world.used(node, Page(page)),
-            Step::Ahead(node, page) => {
+            Step::Prefetching(node, page) => {
                 next.aheads[usize::from(node)] += u8::from(world.prefetch(node, Page(page)));
             }
         }
         world.forget_counters();
-        let sent = std::mem::take(&mut world.outside.outbox);
+        let sent = std::mem::take(&mut world.environment.outbox);
         if self.patient {
             next.messages += sent.len();
         }
@@ -224,7 +225,7 @@ impl Model for Small {
     }
 }
 
-/// `"RWD"`: reads page 0, then writes it, then discards it. `"rwd"`: as much with page 1.
+/// Parses a program. `"RWD"` reads page 0, writes it, then discards it; `"rwd"` does the same with page 1.
 fn program(text: &str) -> Vec<Op> {
     let op = |letter| match letter {
         'R' => (Want::Read, 0),
@@ -244,7 +245,7 @@ fn program(text: &str) -> Vec<Op> {
 }
 
 impl Small {
-    /// Programs of one node's processors are separated by spaces.
+    /// Creates a model. Spaces separate the programs of one node's processors.
     fn new(nodes: &[&str], managers: &[u16]) -> Self {
         let node = |text: &&str| text.split(' ').map(program).collect();
         Self {
@@ -278,69 +279,71 @@ impl Small {
 }
 
 #[test]
-fn two_nodes_of_two_processors_use_one_page() {
+fn two_nodes_of_two_processors_are_coherent_on_one_page() {
     check(Small::new(&["WR RW", "RW WR"], &[0]), 10_000);
 }
 
 #[test]
-fn two_nodes_of_two_processors_use_one_page_that_goes_at_any_time() {
+fn two_nodes_of_two_processors_are_coherent_without_minimum_residency() {
     check(Small::new(&["WR R", "RW W"], &[0]).impatient(), 100_000);
 }
 
 #[test]
-fn three_nodes_use_one_page() {
+fn three_nodes_are_coherent_on_one_page() {
     check(Small::new(&["RWR", "RWR", "RWR"], &[0]), 10_000);
 }
 
 #[test]
-fn three_nodes_use_one_page_that_goes_at_any_time() {
+fn three_nodes_are_coherent_without_minimum_residency() {
     check(Small::new(&["RW", "RW", "W"], &[0]).impatient(), 100_000);
 }
 
 #[test]
-fn three_nodes_of_two_processors_use_a_page_of_a_third() {
+fn three_nodes_are_coherent_with_two_processors_at_two_of_them() {
     check(Small::new(&["R", "W RW", "RW R"], &[0]), 10_000);
 }
 
-/// After two that read and wrote, a third is given the page for writing when it reads; others still wait for copies.
+/// After two nodes that read and wrote, a third is granted the page for writing at its read, while others
+/// still wait for copies.
 #[test]
-fn three_nodes_use_a_page_that_migrates() {
+fn three_nodes_are_coherent_on_a_migratory_page() {
     check(Small::new(&["RW R", "RWR", "RWR"], &[0]).migratory(), 10_000);
     let small = Small::new(&["R", "RW", "RWR"], &[0]).impatient();
     check(small.migratory(), 10_000);
 }
 
-/// Nodes ask ahead at any time, the manager too: for what is fresh, or taken away meanwhile, or just wanted.
+/// Nodes prefetch at any time, the manager too: a zero page, one invalidated meanwhile, or one just
+/// requested.
 #[test]
-fn nodes_ask_ahead_at_any_time() {
+fn prefetches_at_any_time_are_coherent() {
     for nodes in [&["WR R", "RW W"][..], &["W", "RW", "R"]] {
         check(Small::new(nodes, &[0]).aheads(1), 1_000);
     }
     check(Small::new(&["R", "W", "W"], &[0]).impatient().aheads(1), 10_000);
 }
 
-/// As above, of a page that migrates: nobody is given it for writing so.
+/// As above with a migratory page: a prefetch never grants it for writing.
 #[test]
-fn nodes_ask_ahead_for_a_page_that_migrates() {
+fn prefetches_of_a_migratory_page_are_coherent() {
     check(Small::new(&["RW", "RW", "R"], &[0]).migratory().aheads(1), 1_000);
 }
 
 #[test]
-fn two_nodes_use_two_pages() {
+fn two_nodes_are_coherent_on_two_pages() {
     for managers in [[0, 0], [0, 1]] {
         check(Small::new(&["WrW Rw", "wRw rW"], &managers), 10_000);
     }
 }
 
-/// Checks all orders of what may not be seen, whoever manages the two pages.
+/// Checks all interleavings for a forbidden outcome, with each assignment of managers to the two pages.
 fn litmus(nodes: &[&str], forbidden: Forbidden) {
     for managers in [[0, 0], [0, 1], [1, 0], [1, 1]] {
         check(Small::new(nodes, &managers).forbidden(forbidden), 100);
     }
 }
 
-/// MP: who sees the second write sees the first. Another processor of the node wants the first page meanwhile, so that a copy of
-/// it may be on its way when it is written.
+/// MP: a reader of the second write also reads the first. Another processor of its node requests the first
+/// page meanwhile, so that a copy may be in flight when it is written.
 #[test]
 fn message_passing() {
     litmus(&["Ww r", "rR Rr"], |seen| {
@@ -348,9 +351,9 @@ fn message_passing() {
     });
 }
 
-/// As above, and the reader asks ahead for the pages: a copy that nobody has waited for is as old as any other.
+/// As above, and the reader prefetches the pages: a copy that no thread waited for is as old as any other.
 #[test]
-fn message_passing_to_who_asks_ahead() {
+fn message_passing_holds_with_prefetches() {
     let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] == 0;
     for managers in [[0, 0], [0, 1], [1, 0], [1, 1]] {
         let small = Small::new(&["Ww", "rR"], &managers);
@@ -358,52 +361,52 @@ fn message_passing_to_who_asks_ahead() {
     }
 }
 
-/// SB: of two that write and then read what the other writes, one sees a write.
+/// SB: of two processors that write and then read the other's variable, one reads a write.
 #[test]
 fn store_buffering() {
     litmus(&["Wr R", "wR r"], |seen| seen[0][0][1] == 0 && seen[1][0][1] == 0);
 }
 
-/// IRIW: two that read two writes of others see them in the same order.
+/// IRIW: two readers of two independent writes see them in the same order.
 #[test]
-fn independent_reads_of_independent_writes() {
+fn independent_reads_of_independent_writes_agree() {
     litmus(&["W Rr", "w rR"], |seen| are_reversed(&seen[0][1], &seen[1][1]));
     litmus(&["W", "w Rr", "rR"], |seen| {
         are_reversed(&seen[1][1], &seen[2][0])
     });
 }
 
-/// One sees the first page written and not the second, the other the second and not the first.
+/// One reader sees only the write to the first page, the other only that to the second.
 fn are_reversed(first: &[u32], second: &[u32]) -> bool {
     first[0] != 0 && first[1] == 0 && second[0] != 0 && second[1] == 0
 }
 
-/// The manager discards its page while others, and another processor of its own, use it.
+/// The manager discards its page while other nodes, and another processor of its own, use it.
 #[test]
-fn a_page_is_discarded_while_two_nodes_use_it() {
+fn discard_is_coherent_while_two_nodes_use_the_page() {
     check(Small::new(&["WDR RW", "RW WR"], &[0]), 10_000);
     check(Small::new(&["DW D", "RWR W"], &[0]), 5_000);
 }
 
 #[test]
-fn a_page_is_discarded_that_goes_at_any_time() {
+fn discard_is_coherent_without_minimum_residency() {
     check(Small::new(&["WDR", "RW W"], &[0]).impatient(), 10_000);
 }
 
 #[test]
-fn a_page_is_discarded_while_three_nodes_use_it() {
+fn discard_is_coherent_while_three_nodes_use_the_page() {
     check(Small::new(&["DR W", "RWR", "RW"], &[0]), 10_000);
     check(Small::new(&["D", "WR", "RW"], &[0]).impatient(), 10_000);
 }
 
 #[test]
-fn a_page_that_migrates_is_discarded() {
+fn discard_of_a_migratory_page_is_coherent() {
     check(Small::new(&["RWD", "RWR", "RW"], &[0]).migratory(), 10_000);
 }
 
-/// Nodes ask ahead at any time, the manager too: before a discard, while it is under way, and after it.
+/// Nodes prefetch at any time, the manager too: before, during and after a discard.
 #[test]
-fn a_page_is_discarded_that_nodes_ask_ahead_for() {
+fn discard_is_coherent_with_prefetches() {
     for nodes in [&["WD", "RW"][..], &["D R", "WR"], &["D", "W", "R"]] {
         check(Small::new(nodes, &[0]).aheads(1), 500);
     }
@@ -412,18 +415,19 @@ fn a_page_is_discarded_that_nodes_ask_ahead_for() {
 }
 
 #[test]
-fn a_page_that_migrates_is_discarded_and_asked_for_ahead() {
+fn discard_of_a_prefetched_migratory_page_is_coherent() {
     check(Small::new(&["D", "RW", "RW"], &[0]).migratory().aheads(1), 1_000);
 }
 
 #[test]
-fn one_of_two_pages_is_discarded() {
+fn discard_of_one_of_two_pages_is_coherent() {
     check(Small::new(&["WdrW Rw", "DwRw"], &[1, 0]), 10_000);
 }
 
-/// As below, and both ask ahead for the pages: a copy that came so is gone when the discard is done, and none is given of what was.
+/// As below, and both nodes prefetch the pages: a prefetched copy is gone when the discard completes, and no
+/// old copy is sent afterwards.
 #[test]
-fn what_was_discarded_is_not_seen_again_by_who_asks_ahead() {
+fn discarded_contents_are_never_prefetched() {
     let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] != 0;
     for managers in [[0, 0], [0, 1]] {
         let small = Small::new(&["WDw", "rR"], &managers);
@@ -431,9 +435,9 @@ fn what_was_discarded_is_not_seen_again_by_who_asks_ahead() {
     }
 }
 
-/// Who sees what was written after a discard sees nothing older than the discard; what is written after that stays.
+/// A reader of a write after a discard reads nothing older than the discard; later writes are kept.
 #[test]
-fn what_was_discarded_is_not_seen_again() {
+fn discarded_contents_are_never_read_again() {
     let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] != 0;
     for managers in [[0, 0], [0, 1]] {
         check(

@@ -1,17 +1,17 @@
-//! Messages that make no sense, and layouts.
+//! Messages that violate the protocol, and invalid layouts.
 
 use proptest::prelude::*;
 
-use crate::engine::{Discarded, EFFECTS_MAX, Effect, Engine};
+use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine};
 use crate::{
-    Access, Body, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Payload, Refusal,
-    Want,
+    Access, Body, Layout, LayoutError, MESSAGE_BYTES, ManagedRange, Message, NodeId, Nodes, Page, Payload,
+    ProtocolError, Want,
 };
 
 const NODES: u16 = 3;
 const PAGES: u32 = 6;
 
-/// Checks what an event requires of the driver, and empties the list.
+/// Checks the effects of an event, and empties the list.
 fn check(effects: &mut Vec<Effect>) {
     assert!(effects.len() <= EFFECTS_MAX, "{effects:?}");
     for effect in effects.drain(..) {
@@ -72,7 +72,7 @@ enum Event {
     Fault(Page, Access),
     Used(Page),
     Discard(Page),
-    Ahead(Page),
+    Prefetching(Page),
     Receive(NodeId, Message),
 }
 
@@ -83,15 +83,15 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (page(), access()).prop_map(|(page, access)| Event::Fault(page, access)),
         1 => page().prop_map(Event::Used),
         1 => page().prop_map(Event::Discard),
-        1 => page().prop_map(Event::Ahead),
+        1 => page().prop_map(Event::Prefetching),
         4 => ((0..=NODES).prop_map(NodeId), message).prop_map(|(from, message)| Event::Receive(from, message)),
     ]
 }
 
 proptest! {
-    /// Nothing panics, nothing goes to nodes that there are not, and what is refused leaves no trace.
+    /// Nothing panics, nothing is sent to nodes that do not exist, and a refused message leaves no trace.
     #[test]
-    fn any_messages(me in 0..NODES, events in proptest::collection::vec(event(), 0..300)) {
+    fn any_message_is_handled_or_refused_without_a_trace(me in 0..NODES, events in proptest::collection::vec(event(), 0..300)) {
         let mut engine = engine(me);
         let mut effects = Vec::with_capacity(EFFECTS_MAX);
         for event in events {
@@ -104,7 +104,7 @@ proptest! {
                     engine.discard(page, &mut effects);
                 }
                 Event::Discard(_) => {}
-                Event::Ahead(page) => {
+                Event::Prefetching(page) => {
                     engine.prefetch(page, &mut effects);
                 }
                 Event::Receive(from, message) => {
@@ -119,9 +119,9 @@ proptest! {
         }
     }
 
-    /// Bytes are a message in one way at most.
+    /// Bytes decode to at most one message.
     #[test]
-    fn any_bytes(mut bytes: [u8; MESSAGE_BYTES], kind in 0_u8..0x18, is_short: bool) {
+    fn any_bytes_decode_to_at_most_one_message(mut bytes: [u8; MESSAGE_BYTES], kind in 0_u8..0x18, is_short: bool) {
         bytes[4] = kind;
         if is_short {
             bytes[5..].fill(0);
@@ -133,31 +133,37 @@ proptest! {
 }
 
 #[test]
-fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
+fn unknown_senders_wrong_stripes_and_unexpected_messages_are_refused() {
     let mut engine = engine(0);
     let invalidate = Message {
         page: Page(0),
         body: Body::Invalidate,
     };
     let mut receive = |from, message: Message| engine.receive(NodeId(from), message, &mut Vec::new());
-    assert_eq!(receive(0, invalidate), Err(Refusal::Stranger(NodeId(0))));
-    assert_eq!(receive(NODES, invalidate), Err(Refusal::Stranger(NodeId(NODES))));
+    assert_eq!(
+        receive(0, invalidate),
+        Err(ProtocolError::UnknownSender(NodeId(0)))
+    );
+    assert_eq!(
+        receive(NODES, invalidate),
+        Err(ProtocolError::UnknownSender(NodeId(NODES)))
+    );
     let page = Page(PAGES);
     let from = NodeId(1);
     let past = Message { page, ..invalidate };
-    assert_eq!(receive(1, past), Err(Refusal::Elsewhere { from, page }));
+    assert_eq!(receive(1, past), Err(ProtocolError::WrongStripe { from, page }));
     let page = Page(0);
     let body = Body::Invalidate;
-    let refusal = Refusal::OutOfTurn { from, page, body };
+    let refusal = ProtocolError::Unexpected { from, page, body };
     assert_eq!(receive(1, invalidate), Err(refusal));
-    // One that has a copy asks for another.
+    // A node with a copy requests another.
     let ask = Message {
         page,
         body: Body::Request { access: Access::Read },
     };
     assert_eq!(receive(1, ask), Ok(()));
     assert!(receive(1, ask).is_err());
-    // This node asks nobody for its own page.
+    // This node sends no request for its own page.
     let copy = Body::Copy {
         bytes: Payload::Attached,
     };
@@ -165,7 +171,7 @@ fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
 }
 
 #[test]
-fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
+fn only_the_manager_discards_a_page_and_receives_no_bytes() {
     // Node 1 manages pages 2 and 3, and node 2 owns one of them.
     let page = Page(2);
     let (mut manager, mut owner) = (engine(1), engine(2));
@@ -183,7 +189,7 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
             copyset: Nodes::NONE,
         })
     };
-    // Who asked to write is not told to discard.
+    // A node that requested to write is not granted a discard.
     let told = ownership(Want::Discard, Payload::Zero);
     assert!(owner.receive(NodeId(1), told, &mut Vec::new()).is_err());
     let given = ownership(Want::Write, Payload::Zero);
@@ -198,7 +204,7 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
     };
     assert!(owner.receive(NodeId(1), forward(0), &mut Vec::new()).is_err());
     assert_eq!(owner.receive(NodeId(1), forward(1), &mut Vec::new()), Ok(()));
-    assert_eq!(manager.discard(page, &mut Vec::new()), Discarded::Waits);
+    assert_eq!(manager.discard(page, &mut Vec::new()), DiscardOutcome::Pending);
     for (want, bytes) in [
         (Want::Discard, Payload::Attached),
         (Want::Discard, Payload::None),
@@ -213,17 +219,17 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
     }
     assert_eq!(manager.receive(NodeId(2), told, &mut Vec::new()), Ok(()));
     assert!(manager.is_alone(page) && owner.is_absent(page));
-    // Nobody asks for a discard by a message.
+    // No request of a node is a discard.
     let mut asks = ask(Access::Read).encode();
     asks[6] |= 1 << 3;
     assert!(Message::decode(&asks).is_err());
 }
 
 #[test]
-fn layouts_that_can_not_be_are_told() {
+fn invalid_layouts_are_refused() {
     let good = Layout::even(NodeId(1), 3, 10);
     assert_eq!(good.check(), Ok(()));
-    let firsts: Vec<u32> = good.homes.iter().map(|home| home.first.0).collect();
+    let firsts: Vec<u32> = good.ranges.iter().map(|home| home.first.0).collect();
     assert_eq!(firsts, [0, 3, 6]);
     let with = |change: fn(&mut Layout)| {
         let mut layout = good.clone();
@@ -237,16 +243,16 @@ fn layouts_that_can_not_be_are_told() {
         Some(LayoutError::NoSuchNode(NodeId(3)))
     );
     assert_eq!(
-        with(|layout| layout.homes[0].manager = NodeId(9)),
+        with(|layout| layout.ranges[0].manager = NodeId(9)),
         Some(LayoutError::NoSuchNode(NodeId(9)))
     );
-    assert_eq!(with(|layout| layout.homes.clear()), Some(LayoutError::NoHome));
+    assert_eq!(with(|layout| layout.ranges.clear()), Some(LayoutError::NoManager));
     assert_eq!(
-        with(|layout| layout.homes[0].first = Page(1)),
+        with(|layout| layout.ranges[0].first = Page(1)),
         Some(LayoutError::Order(Page(1)))
     );
     assert_eq!(
-        with(|layout| layout.homes[2].first = Page(3)),
+        with(|layout| layout.ranges[2].first = Page(3)),
         Some(LayoutError::Order(Page(3)))
     );
     assert_eq!(
@@ -259,18 +265,18 @@ fn layouts_that_can_not_be_are_told() {
 }
 
 #[test]
-fn stripes_share_out_all_pages_and_each_manages_its_own() {
+fn stripes_partition_the_pages_and_each_manages_its_own() {
     let stripes = 4;
     let homes = [(0, 1), (7, 0), (12, 2), (13, 0)];
-    let home = |(first, manager)| Home {
+    let home = |(first, manager)| ManagedRange {
         first: Page(first),
         manager: NodeId(manager),
     };
-    let homes: Vec<Home> = homes.into_iter().map(home).collect();
+    let homes: Vec<ManagedRange> = homes.into_iter().map(home).collect();
     for page in (0..21).map(Page) {
         for stripe in 0..stripes {
             let layout = Layout {
-                homes: homes.clone(),
+                ranges: homes.clone(),
                 stripe,
                 stripes,
                 ..Layout::even(NodeId(0), 3, 21)

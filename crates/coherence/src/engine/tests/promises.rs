@@ -1,23 +1,23 @@
-//! What must hold of a page at any time, and at rest.
+//! Invariants of a page at any time, and at rest.
 
 use super::world::{Packet, World, at};
 use crate::state::{NextOwner, Stage};
 use crate::{Body, NodeId, Nodes, Page, Right};
 
 impl World {
-    /// What must not be of a page, if it is; `under_way` are the messages about it.
+    /// Returns a violated invariant of a page; `under_way` are the messages about it.
     pub fn wrong(&self, page: Page, under_way: impl Iterator<Item = Packet>) -> Option<&'static str> {
-        if self.outside.broken.is_some() {
-            return self.outside.broken;
+        if self.environment.broken.is_some() {
+            return self.environment.broken;
         }
-        let rights = self.outside.rights.iter().map(|rights| rights[at(page.0)]);
+        let rights = self.environment.rights.iter().map(|rights| rights[at(page.0)]);
         let nodes = || (0_u16..).map(NodeId);
         let mut has = Nodes::NONE;
         let mut writers = 0;
         for (node, right) in nodes().zip(rights) {
             if right >= Right::Read {
                 has = has.with(node);
-                if self.outside.memory[at(node.0)][at(page.0)] != self.outside.latest[at(page.0)] {
+                if self.environment.memory[at(node.0)][at(page.0)] != self.environment.latest[at(page.0)] {
                     return Some("a copy of something old");
                 }
             }
@@ -49,19 +49,19 @@ impl World {
             return Some("not one owner");
         }
         if !has.is_within(known) {
-            return Some("a copy that the owner does not know of");
+            return Some("a copy that is not in the copyset");
         }
         None
     }
 
-    /// What must not be of a page when nothing moves any more, if it is.
+    /// Returns a violated invariant of a page when nothing is in flight.
     pub fn wrong_at_rest(&self, page: Page) -> Option<&'static str> {
-        if !self.outside.queues[at(page.0)].is_empty() {
+        if !self.environment.queues[at(page.0)].is_empty() {
             return Some("a request without an answer");
         }
         for engine in &self.engines {
             let state = &engine.states[at(page.0)];
-            let nobody = state.readers.is_empty() && state.next_owner == NextOwner::NOBODY;
+            let nobody = state.readers.is_empty() && state.next_owner == NextOwner::NONE;
             if !nobody || state.invalidator.get().is_some() {
                 return Some("somebody waits");
             }

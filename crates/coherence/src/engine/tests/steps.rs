@@ -1,31 +1,31 @@
-//! What each kind of fault costs, in messages and pages, and that this is the least.
+//! Messages and pages that each kind of fault costs: the least possible.
 
 use super::world::{Op, World};
 use crate::Want::{self, Discard, Read, Write};
-use crate::{Counters, Home, Layout, NodeId, Page, Right};
+use crate::{Counters, Layout, ManagedRange, NodeId, Page, Right};
 
 const PAGE: Page = Page(0);
 
-/// Four nodes, and one page, which node 0 manages.
+/// Four nodes and one page, which node 0 manages.
 fn world() -> World {
     let manager = NodeId(0);
     let layout = Layout {
-        homes: vec![Home { first: PAGE, manager }],
+        ranges: vec![ManagedRange { first: PAGE, manager }],
         ..Layout::even(manager, 4, 1)
     };
     World::new(&layout, &[1; 4])
 }
 
-/// A node does that; messages come at once, and what is granted is used.
+/// Runs one operation of a node; messages arrive at once, and a granted page is used.
 fn run(world: &mut World, (node, want): (u16, Want)) {
-    let is_done = |world: &World| world.outside.processors[usize::from(node)][0].done > 0;
+    let is_done = |world: &World| world.environment.processors[usize::from(node)][0].done > 0;
     while !is_done(world) {
         world.go(node, 0, Op { want, page: PAGE }, 1);
-        while let Some(packet) = world.outside.outbox.pop() {
+        while let Some(packet) = world.environment.outbox.pop() {
             world.deliver(packet).expect("honest");
         }
     }
-    world.outside.processors[usize::from(node)][0].done = 0;
+    world.environment.processors[usize::from(node)][0].done = 0;
     for node in 0..4 {
         world.used(node, PAGE);
     }
@@ -36,11 +36,12 @@ fn total(world: &World, of: fn(&Counters) -> u64) -> u64 {
     world.engines.iter().map(|engine| of(engine.counters())).sum()
 }
 
-/// What was done before, what is done, messages, pages.
+/// Operations before, operation, messages, pages.
 type Row = (&'static str, &'static [(u16, Want)], (u16, Want), u64, u64);
 
-/// A request goes to the manager and on to the owner, who answers: two messages if one of them is the manager, else three. An
-/// owner asks nobody. A copy that is taken away costs two. The page goes to who has no valid copy, but for a discard.
+/// A request goes to the manager and on to the owner, which replies: two messages if one of them is the
+/// manager, else three. An owner sends no request. To invalidate a copy costs two. A page without a valid
+/// copy is sent with its bytes, except for a discard.
 const COSTS: [Row; 25] = [
     ("its manager, a page that nobody wrote", &[], (0, Write), 0, 0),
     ("read, nobody wrote it", &[], (1, Read), 2, 0),
@@ -148,7 +149,7 @@ const COSTS: [Row; 25] = [
 ];
 
 #[test]
-fn each_kind_of_fault_costs_the_least_of_messages_and_pages() {
+fn each_kind_of_fault_costs_the_least_messages_and_pages() {
     for (name, before, fault, messages, pages) in COSTS {
         let mut world = world();
         for step in before {
@@ -166,12 +167,12 @@ fn each_kind_of_fault_costs_the_least_of_messages_and_pages() {
     }
 }
 
-/// A node asks ahead; messages come at once. Whether it asked, and what it cost.
+/// Prefetches from a node; messages arrive at once. Returns whether it sent a request, and the cost.
 fn prefetch(world: &mut World, node: u16) -> (bool, u64, u64) {
     let before = total(world, |counters| counters.messages_sent);
     let pages_before = total(world, |counters| counters.pages_sent);
     let asked = world.prefetch(node, PAGE);
-    while let Some(packet) = world.outside.outbox.pop() {
+    while let Some(packet) = world.environment.outbox.pop() {
         world.deliver(packet).expect("honest");
     }
     let messages = total(world, |counters| counters.messages_sent) - before;
@@ -179,11 +180,11 @@ fn prefetch(world: &mut World, node: u16) -> (bool, u64, u64) {
     (asked, messages, pages)
 }
 
-/// What was done before, who asks ahead, whether it asks, messages, pages.
-type AheadRow = (&'static str, &'static [(u16, Want)], u16, bool, u64, u64);
+/// Operations before, prefetching node, whether it sends a request, messages, pages.
+type PrefetchRow = (&'static str, &'static [(u16, Want)], u16, bool, u64, u64);
 
-/// A copy if that costs nobody anything now, a word of 16 bytes otherwise.
-const AHEAD: [AheadRow; 8] = [
+/// A copy if that delays no other node now, otherwise a message of 16 bytes.
+const PREFETCHES: [PrefetchRow; 8] = [
     ("of the manager's", &[(0, Write)], 1, true, 2, 1),
     ("of a third node's", &[(1, Write)], 2, true, 3, 1),
     ("by the manager", &[(1, Write)], 0, true, 2, 1),
@@ -195,8 +196,8 @@ const AHEAD: [AheadRow; 8] = [
 ];
 
 #[test]
-fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
-    for (name, before, node, asks, messages, pages) in AHEAD {
+fn prefetch_yields_a_copy_without_a_fault_or_costs_one_nack() {
+    for (name, before, node, asks, messages, pages) in PREFETCHES {
         let mut world = world();
         for step in before {
             run(&mut world, *step);
@@ -208,8 +209,8 @@ fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
         assert_eq!(world.wrong_at_rest(PAGE), None, "{name}");
         let engine = &world.engines[usize::from(node)];
         assert!(!engine.is_held(PAGE), "{name}: nobody waited");
-        assert_eq!(engine.counters().fetched_ahead, pages, "{name}");
-        // Who then reads has it, or asks as if nothing had been.
+        assert_eq!(engine.counters().prefetched, pages, "{name}");
+        // A later read has the copy, or sends a request as without a prefetch.
         run(&mut world, (node, Read));
         let has_it = pages > 0 || before.iter().any(|step| step.0 == node);
         let faulted = total(&world, |counters| counters.read_faults) - faults;
@@ -218,7 +219,7 @@ fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
 }
 
 #[test]
-fn a_manager_that_asks_ahead_does_not_take_the_ownership() {
+fn prefetch_of_a_manager_does_not_transfer_the_ownership() {
     let mut world = world();
     run(&mut world, (1, Write));
     assert_eq!(prefetch(&mut world, 0), (true, 2, 1));
@@ -228,9 +229,10 @@ fn a_manager_that_asks_ahead_does_not_take_the_ownership() {
     assert_eq!(world.engines[0].right(PAGE), Right::None);
 }
 
-/// What was discarded is fresh, of which no copy is given ahead; and one that a manager has so goes like all others.
+/// A discarded page is zero, so no copy is prefetched; a prefetched copy of the manager is discarded like any
+/// other.
 #[test]
-fn a_discard_takes_copies_that_came_ahead_and_leaves_none_to_give() {
+fn discard_invalidates_prefetched_copies_and_leaves_none() {
     let mut world = world();
     run(&mut world, (1, Write));
     for node in [0, 2] {
@@ -253,9 +255,9 @@ fn a_discard_takes_copies_that_came_ahead_and_leaves_none_to_give() {
     assert!(world.engines[0].claim(PAGE), "as at the start");
 }
 
-/// A request ahead of the manager's own is answered before a discard begins.
+/// A pending prefetch of the manager itself is answered before a discard begins.
 #[test]
-fn what_the_manager_has_asked_ahead_for_is_not_discarded_yet() {
+fn page_with_a_pending_prefetch_is_not_discarded() {
     let mut world = world();
     run(&mut world, (1, Write));
     assert!(world.prefetch(0, PAGE));
@@ -265,8 +267,8 @@ fn what_the_manager_has_asked_ahead_for_is_not_discarded_yet() {
     };
     world.go(0, 0, discard, 0);
     assert!(!world.engines[0].is_absent(PAGE), "its bytes may be on their way");
-    assert_eq!(world.outside.outbox.len(), 1, "the request, and no other");
-    while let Some(packet) = world.outside.outbox.pop() {
+    assert_eq!(world.environment.outbox.len(), 1, "the request, and no other");
+    while let Some(packet) = world.environment.outbox.pop() {
         world.deliver(packet).expect("honest");
     }
     run(&mut world, (0, Discard));
@@ -274,9 +276,9 @@ fn what_the_manager_has_asked_ahead_for_is_not_discarded_yet() {
     assert_eq!(world.wrong_at_rest(PAGE), None);
 }
 
-/// A page that goes from node to node, each of which reads and writes it, is not copied ahead of its next user.
+/// A migratory page is not copied to a node that prefetches it.
 #[test]
-fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
+fn prefetch_of_a_migratory_or_held_page_gets_a_nack() {
     let mut world = world();
     for engine in &mut world.engines {
         engine.layout.migratory = true;
@@ -286,14 +288,14 @@ fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
         run(&mut world, (node, Write));
     }
     assert_eq!(prefetch(&mut world, 3), (true, 2, 0));
-    assert_eq!(world.engines[0].counters().declined, 1, "by the manager");
+    assert_eq!(world.engines[0].counters().nacked, 1, "by the manager");
     assert!(!prefetch(&mut world, 0).0, "which does not even ask itself");
     run(&mut world, (3, Read));
     assert_eq!(world.engines[3].right(PAGE), Right::Write, "it still migrates");
-    // What is held is nobody else's yet, whoever does not wait for it.
+    // A held page is not sent to another node, whether a thread waits for it or not.
     let page = PAGE;
     world.go(0, 0, Op { want: Write, page }, 9);
-    while let Some(packet) = world.outside.outbox.pop() {
+    while let Some(packet) = world.environment.outbox.pop() {
         world.deliver(packet).expect("honest");
     }
     assert!(world.engines[0].is_held(PAGE));
@@ -305,9 +307,9 @@ fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
     assert_eq!(prefetch(&mut world, 1), (true, 2, 1));
 }
 
-/// What is claimed is as if it had been written and used, and nobody else's.
+/// A claimed page is as after a write fault whose page was used.
 #[test]
-fn a_claim_is_a_first_write_without_a_fault() {
+fn claim_has_the_effect_of_a_first_write_without_a_fault() {
     let mut written = world();
     run(&mut written, (0, Write));
     let mut claimed = world();
@@ -322,9 +324,9 @@ fn a_claim_is_a_first_write_without_a_fault() {
     }
 }
 
-/// What is discarded is as it was at the start, so that it can be claimed again; and what is in use is not discarded.
+/// A discarded page is as at the start and can be claimed again; a page in use is not discarded.
 #[test]
-fn a_discarded_page_is_as_at_the_start() {
+fn discarded_page_is_in_the_initial_state() {
     for before in [
         &[(0, Write)][..],
         &[(1, Write), (2, Read)],
@@ -357,20 +359,20 @@ fn a_discarded_page_is_as_at_the_start() {
     assert!(!held.engines[0].is_alone(PAGE));
     held.go(0, 0, discard, 0);
     assert_eq!(
-        (held.engines[0].counters().discarded, held.outside.latest[0]),
+        (held.engines[0].counters().discarded, held.environment.latest[0]),
         (0, 1)
     );
     held.used(0, PAGE);
     held.go(0, 0, discard, 0);
     assert_eq!(
-        (held.engines[0].counters().discarded, held.outside.latest[0]),
+        (held.engines[0].counters().discarded, held.environment.latest[0]),
         (1, 0)
     );
 }
 
-/// Of a page that nodes read and then write, one after the other: a read and an upgrade at first, then the read alone.
+/// A page that nodes read and then write in turn costs a read and an upgrade at first, then the read alone.
 #[test]
-fn a_page_that_migrates_costs_one_request_and_no_other() {
+fn migratory_page_costs_one_request_for_each_node() {
     let mut world = world();
     for engine in &mut world.engines {
         engine.layout.migratory = true;
@@ -382,13 +384,14 @@ fn a_page_that_migrates_costs_one_request_and_no_other() {
         run(&mut world, (node, Write));
         costs.push(total(&world, |counters| counters.messages_sent) - before);
     }
-    // The first of all asks the manager, which owns the page; its own copy makes the second's upgrade two longer.
+    // The first node sends its request to the manager, which owns the page; the manager's own copy makes the
+    // second node's upgrade two messages longer.
     assert_eq!(costs, [4, 6, 3, 3, 3]);
     assert_eq!(total(&world, |counters| counters.migratory_reads), 3);
 }
 
 #[test]
-fn what_happens_is_counted() {
+fn counters_match_the_events() {
     let mut world = world();
     for step in [
         (0, Write),

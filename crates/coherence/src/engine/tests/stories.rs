@@ -1,5 +1,5 @@
-//! Long stories by seed: four to sixteen nodes with up to three processors each, hundreds of pages of which a few are hot, and
-//! messages and holds that take as long as chance has it.
+//! Random long runs by seed: four to sixteen nodes of up to three processors, hundreds of pages of which a
+//! few are hot, and random delays of messages and holds.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -19,23 +19,23 @@ enum Event {
     Used(u16, u32),
 }
 
-/// What processors do with pages.
+/// Sharing patterns (Munin).
 #[derive(Clone, Copy, Debug)]
-enum Habit {
-    /// Anything.
+enum SharingPattern {
+    /// Random accesses.
     Any,
-    /// They read a page and write it then.
-    Migrate,
-    /// Each page has one that writes it.
-    Produce,
+    /// Each node reads a page and then writes it.
+    Migratory,
+    /// One node writes each page, the others read it.
+    ProducerConsumer,
 }
 
-/// It is done once the processor has the rights for all of it at one time.
+/// An instruction, which completes once the processor has the rights for all of it at the same time.
 #[derive(Clone, Copy, Debug)]
 struct Instruction {
     op: Op,
     also: Option<Op>,
-    /// Of a discard that is being done: how many steps the processor had done before.
+    /// Of a discard in progress: steps that the processor had done before.
     begun: Option<usize>,
 }
 
@@ -43,21 +43,21 @@ struct Story {
     chance: Chance,
     world: World,
     pages: u32,
-    habit: Habit,
+    pattern: SharingPattern,
     asks_ahead: bool,
-    /// Each processor's next instruction, and how many it has yet to do.
+    /// Next instruction of each processor, and how many are left.
     programs: Vec<Vec<(Instruction, u32)>>,
     agenda: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    /// By their number.
+    /// Messages in flight by number.
     under_way: BTreeMap<u64, Packet>,
-    /// Held pages: the ends of their holds are planned.
+    /// Held pages whose end of hold is scheduled.
     holds: BTreeSet<(u16, u32)>,
     now: u64,
     count: u64,
     value: u32,
-    /// The longest that a message or a hold takes.
+    /// Largest delay of a message or hold.
     delay: usize,
-    /// Discards of pages that were asked for ahead and not answered yet, or of which the manager has a copy so.
+    /// Discards of pages with a pending prefetch, or with a prefetched copy at the manager.
     met: u64,
 }
 
@@ -67,7 +67,11 @@ impl Story {
         let number = |below: usize| u32::try_from(below).expect("small");
         let nodes = u16::try_from(4 + chance.below(13)).expect("small");
         let pages = number(1 + chance.below(400));
-        let habit = [Habit::Any, Habit::Migrate, Habit::Produce][chance.below(3)];
+        let pattern = [
+            SharingPattern::Any,
+            SharingPattern::Migratory,
+            SharingPattern::ProducerConsumer,
+        ][chance.below(3)];
         let layout = Layout {
             migratory: chance.below(2) == 0,
             ..Layout::even(NodeId(0), nodes, pages)
@@ -76,7 +80,7 @@ impl Story {
         let mut story = Self {
             world: World::new(&layout, &processors),
             pages,
-            habit,
+            pattern,
             asks_ahead: chance.below(2) == 0,
             programs: Vec::new(),
             agenda: BinaryHeap::new(),
@@ -107,11 +111,11 @@ impl Story {
         self.agenda.push(Reverse((self.now + delay, self.count, event)));
     }
 
-    /// What a processor does after that: one of eight instructions needs two pages.
+    /// Returns a processor's next instruction: one of eight needs two pages.
     fn instruction(&mut self, node: u16, last: Option<Op>) -> Instruction {
         let op = self.op(node, last);
         let begun = None;
-        // One of eight pages that a manager is to use it discards.
+        // One of eight accesses of a manager to its page is a discard.
         if self.world.engines[usize::from(node)].manager(op.page).0 == node && self.chance.below(8) == 0 {
             let want = Want::Discard;
             let op = Op { want, ..op };
@@ -126,9 +130,9 @@ impl Story {
         Instruction { op, also, begun }
     }
 
-    /// The part of it that the processor has no right for yet.
+    /// Returns the part of an instruction for which the processor has no right yet.
     fn lacks(&self, node: u16, instruction: Instruction) -> Option<Op> {
-        let rights = &self.world.outside.rights[usize::from(node)];
+        let rights = &self.world.environment.rights[usize::from(node)];
         let mut parts = [Some(instruction.op), instruction.also].into_iter().flatten();
         parts.find(|op| {
             let right = rights[usize::try_from(op.page.0).expect("few")];
@@ -140,9 +144,9 @@ impl Story {
         })
     }
 
-    /// What a processor does after that.
+    /// Returns a processor's next operation.
     fn op(&mut self, node: u16, last: Option<Op>) -> Op {
-        // Half of all is about few pages.
+        // Half of all operations use few pages.
         let of = [self.pages, self.pages.min(3)][self.chance.below(2)];
         let below = self.chance.below(usize::try_from(of).expect("few"));
         let page = Page(u32::try_from(below).expect("few"));
@@ -154,19 +158,19 @@ impl Story {
             want: Want::Write,
             page,
         };
-        match (self.habit, last) {
-            (Habit::Any, _) => [reads, writes][self.chance.below(2)],
-            (Habit::Migrate, Some(last)) if last.want == Want::Read => Op {
+        match (self.pattern, last) {
+            (SharingPattern::Any, _) => [reads, writes][self.chance.below(2)],
+            (SharingPattern::Migratory, Some(last)) if last.want == Want::Read => Op {
                 want: Want::Write,
                 ..last
             },
-            (Habit::Migrate, _) => reads,
-            (Habit::Produce, _) if page.0 % 4 == u32::from(node) % 4 => writes,
-            (Habit::Produce, _) => reads,
+            (SharingPattern::Migratory, _) => reads,
+            (SharingPattern::ProducerConsumer, _) if page.0 % 4 == u32::from(node) % 4 => writes,
+            (SharingPattern::ProducerConsumer, _) => reads,
         }
     }
 
-    /// The next event. `None` when there is none.
+    /// Runs the next event; `None` when there is none.
     fn step(&mut self) -> Option<Result<Page, String>> {
         let Reverse((now, _, event)) = self.agenda.pop()?;
         self.now = now;
@@ -188,7 +192,7 @@ impl Story {
                     if let Some(also) = instruction.also {
                         self.world.go(node, processor, also, self.value);
                     }
-                    let state = &mut self.world.outside.processors[usize::from(node)][processor];
+                    let state = &mut self.world.environment.processors[usize::from(node)][processor];
                     state.seen.clear();
                     let next = self.instruction(node, Some(instruction.op));
                     self.programs[usize::from(node)][processor] = (next, left - 1);
@@ -216,10 +220,10 @@ impl Story {
         Some(Ok(page))
     }
 
-    /// A processor's discard goes on, or begins. Whether it is done.
+    /// Continues or begins a processor's discard. Returns whether it is done.
     fn discards(&mut self, node: u16, processor: usize) -> bool {
         let state = |story: &Self| {
-            let state = &story.world.outside.processors[usize::from(node)][processor];
+            let state = &story.world.environment.processors[usize::from(node)][processor];
             (state.done, state.waits.is_some())
         };
         let (done, waits) = state(self);
@@ -233,7 +237,7 @@ impl Story {
         state(self).0 > before
     }
 
-    /// Now and then a node asks ahead for the next pages.
+    /// Sometimes prefetches the next pages.
     fn prefetch(&mut self, page: Page) {
         if !self.asks_ahead || self.chance.below(24) > 0 {
             return;
@@ -245,9 +249,9 @@ impl Story {
         }
     }
 
-    /// What engines sent is on its way, who was woken goes on, and what was granted will have been used.
+    /// Schedules the messages sent, the woken processors, and the end of new holds.
     fn follow(&mut self, page: Page) {
-        for packet in std::mem::take(&mut self.world.outside.outbox) {
+        for packet in std::mem::take(&mut self.world.environment.outbox) {
             let number = self.count;
             self.under_way.insert(number, packet);
             self.plan(self.delay, Event::Deliver(number));
@@ -256,7 +260,7 @@ impl Story {
         for node in 0..nodes {
             let place = usize::from(node);
             for processor in 0..self.programs[place].len() {
-                let state = &mut self.world.outside.processors[place][processor];
+                let state = &mut self.world.environment.processors[place][processor];
                 if state.woken.take().is_some() {
                     self.plan(3, Event::Go(node, processor));
                 }
@@ -275,7 +279,7 @@ impl Story {
     }
 }
 
-/// How many steps it took, and what was rare in it.
+/// Runs a seed. Returns the number of steps and counts of rare events.
 fn tell(seed: u64) -> Result<[u64; 8], String> {
     let mut story = Story::new(seed);
     let mut steps = 0;
@@ -311,9 +315,9 @@ fn tell(seed: u64) -> Result<[u64; 8], String> {
                 count(|counters| counters.migratory_reads),
                 deferred,
                 count(|counters| counters.discarded),
-                count(|counters| counters.fetched_ahead),
+                count(|counters| counters.prefetched),
                 count(|counters| counters.joined),
-                count(|counters| counters.declined),
+                count(|counters| counters.nacked),
                 story.met,
             ])
         }
@@ -321,7 +325,7 @@ fn tell(seed: u64) -> Result<[u64; 8], String> {
 }
 
 #[test]
-fn four_to_sixteen_nodes_with_hundreds_of_pages() {
+fn random_runs_of_four_to_sixteen_nodes_are_coherent() {
     let mut total = [0; 8];
     for seed in 0..STORIES {
         match tell(seed) {
@@ -330,14 +334,12 @@ fn four_to_sixteen_nodes_with_hundreds_of_pages() {
         }
     }
     let [steps, migratory_reads, deferred, discarded, ahead @ ..] = total;
-    let [fetched_ahead, joined, declined, met] = ahead;
+    let [prefetched, joined, nacked, met] = ahead;
     println!(
-        "{steps} steps, {migratory_reads} reads given for writing, {deferred} deferred, {discarded} discarded; {fetched_ahead} copies came \
-         that were asked for ahead, {joined} were wanted before, {declined} were declined; {met} discards were begun meanwhile"
+        "{steps} steps, {migratory_reads} reads granted for writing, {deferred} deferred, {discarded} discarded; {prefetched} copies \
+         were prefetched, {joined} were joined, {nacked} were nacked; {met} discards were begun meanwhile"
     );
-    let is_quiet = [fetched_ahead, joined, declined]
-        .iter()
-        .any(|count| *count < 3_000);
+    let is_quiet = [prefetched, joined, nacked].iter().any(|count| *count < 3_000);
     assert!(
         migratory_reads > 5_000 && deferred > 100_000 && discarded > 10_000 && !is_quiet && met > 100,
         "stories are too quiet"

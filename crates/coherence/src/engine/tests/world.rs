@@ -1,17 +1,19 @@
-//! Nodes with engines, memory and processors, without a network: what engines send lies in `outbox`.
+//! Nodes with engines, memory and processors, without a network: messages wait in `outbox`.
 //!
-//! Contents are numbers: each write writes its own. Whatever a processor or an effect shows to be wrong ends in `broken`.
+//! Contents are numbers, a different one for each write. `broken` keeps the first violation that a processor
+//! or an effect shows.
 
-use crate::engine::{Discarded, EFFECTS_MAX, Effect, Engine, Faulted};
+use crate::engine::{DiscardOutcome, EFFECTS_MAX, Effect, Engine, FaultOutcome};
 use crate::state::Stage;
 use crate::{
-    Access, Body, Counters, Data, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right, Want,
+    Access, Body, Counters, Data, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, ProtocolError, Right,
+    Want,
 };
 
-/// What lies in the place of a page that a node does not have.
+/// Contents of a page that a node does not have.
 const POISON: u32 = u32::MAX;
 
-/// A message on its way, as it is written, with the page's contents if it carries them.
+/// An encoded message in flight, with the page's contents if they are attached.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Packet {
     pub from: u16,
@@ -27,106 +29,107 @@ impl Packet {
 }
 
 impl Engine {
-    /// What this node's processors may do with a page.
+    /// Returns the right of this node's processors to a page.
     pub fn right(&self, page: Page) -> Right {
         self.states[self.own_place(page)].right
     }
 
-    /// Whether a page was granted and not used since.
+    /// Returns whether a page was granted and not used since.
     pub fn is_held(&self, page: Page) -> bool {
         self.states[self.own_place(page)].is_held
     }
 }
 
-/// What a processor does in one step.
+/// One step of a processor.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Op {
-    /// A discard is for a processor of the page's manager.
+    /// Only processors of the page's manager discard.
     pub want: Want,
     pub page: Page,
 }
 
-/// A processor's state, but for what it is to do.
+/// State of a processor except its program.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Processor {
-    /// How many steps it has done.
+    /// Steps completed.
     pub done: usize,
-    /// It stands still until this page is granted.
+    /// Page that the processor waits for.
     pub waits: Option<u32>,
-    /// Or until it is forgotten, which is then its step.
+    /// The processor waits for a discard, which completes its step.
     pub discards: bool,
-    /// This page was granted while it waited, and it has not moved since.
+    /// Page that was granted while the processor waited, until its next step.
     pub woken: Option<u32>,
-    /// What it has read.
+    /// Values read.
     pub seen: Vec<u32>,
 }
 
-/// A request that a manager has put in order.
+/// A request that a manager has ordered.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Waiting {
+pub struct QueuedRequest {
     node: NodeId,
-    /// The page's ownership is the answer.
+    /// The reply is the page's ownership.
     owns: bool,
-    /// How often others were given the page for writing since.
+    /// Number of times that others were granted the page for writing since.
     passed: usize,
 }
 
-impl Waiting {
+impl QueuedRequest {
     fn new(node: NodeId, owns: bool) -> Self {
         let passed = 0;
         Self { node, owns, passed }
     }
 }
 
-/// Everything but the engines.
+/// The world except the engines.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Outside {
-    /// What each node's processors can do: what engines say they can is not believed.
+pub struct Environment {
+    /// Rights that each node's driver set up; the engines' own state is not trusted.
     pub rights: Vec<Vec<Right>>,
     pub memory: Vec<Vec<u32>>,
     stored: Vec<Vec<bool>>,
     pub processors: Vec<Vec<Processor>>,
     pub latest: Vec<u32>,
-    /// For each page the requests that have been put in order and not been answered.
-    pub queues: Vec<Vec<Waiting>>,
-    /// For each page who has asked ahead and has no answer.
+    /// For each page, the requests that were ordered and not answered.
+    pub queues: Vec<Vec<QueuedRequest>>,
+    /// For each page, the nodes with a pending prefetch.
     pub ahead: Vec<Nodes>,
     pub outbox: Vec<Packet>,
     pub broken: Option<&'static str>,
 }
 
-/// One node's hands in it.
-struct Hands<'a> {
+/// Driver of one node.
+struct NodeDriver<'a> {
     me: NodeId,
     arriving: Option<u32>,
-    outside: &'a mut Outside,
+    environment: &'a mut Environment,
 }
 
-/// Place of a node or page in lists.
+/// Index of a node or page.
 pub fn at(number: impl Into<u32>) -> usize {
     usize::try_from(number.into()).expect("32 bits fit")
 }
 
-impl Hands<'_> {
+impl NodeDriver<'_> {
     fn right(&mut self, page: Page) -> &mut Right {
-        &mut self.outside.rights[at(self.me.0)][at(page.0)]
+        &mut self.environment.rights[at(self.me.0)][at(page.0)]
     }
 
     fn memory(&mut self, page: Page) -> &mut u32 {
-        &mut self.outside.memory[at(self.me.0)][at(page.0)]
+        &mut self.environment.memory[at(self.me.0)][at(page.0)]
     }
 
     fn stored(&mut self, page: Page) -> &mut bool {
-        &mut self.outside.stored[at(self.me.0)][at(page.0)]
+        &mut self.environment.stored[at(self.me.0)][at(page.0)]
     }
 }
 
-impl Outside {
+impl Environment {
     fn breaks(&mut self, what: &'static str) {
         self.broken = self.broken.or(Some(what));
     }
 
-    /// An owner answers a request: all that were ordered before it have been, but that reads of one owner are in no order.
+    /// Checks the order of a reply: all earlier requests have been answered. Reads of one owner have no
+    /// order.
     fn answered(&mut self, page: Page, requester: NodeId, owns: bool) {
         let queue = &mut self.queues[at(page.0)];
         let place = queue.iter().position(|waiting| waiting.node == requester);
@@ -144,9 +147,9 @@ impl Outside {
     }
 }
 
-impl Outside {
-    /// A node is given the page for writing. Of those that wait for the ownership each is passed by each other node once at most: by
-    /// what that asked for before, or by the owner's own write after it gave a copy to who asked before.
+impl Environment {
+    /// Checks fairness: each other node passes a waiting writer at most once, by an earlier request or by the
+    /// owner's own write after it sent a copy to an earlier reader.
     fn passed(&mut self, page: Page, by: NodeId) {
         let others = self.rights.len() - 1;
         let mut is_too_often = false;
@@ -163,7 +166,7 @@ impl Outside {
     }
 }
 
-impl Hands<'_> {
+impl NodeDriver<'_> {
     /// Performs one effect.
     fn perform(&mut self, effect: Effect) {
         match effect {
@@ -190,26 +193,28 @@ impl Hands<'_> {
             _ => Right::Write,
         };
         if right > most {
-            self.outside.breaks("said to be given up, and is not");
+            self.environment.breaks("said to be given up, and is not");
         }
         let asks = match message.body {
             Body::Request { .. } | Body::Prefetch => true,
             Body::Forward { requester, .. } | Body::ForwardPrefetch { requester } => requester == self.me,
             _ => false,
         };
-        if asks && self.outside.ahead[at(page.0)].has(self.me) {
-            self.outside.breaks("asked again before the answer");
+        if asks && self.environment.ahead[at(page.0)].has(self.me) {
+            self.environment.breaks("asked again before the answer");
         }
-        let asked_ahead = self.outside.ahead[at(page.0)];
+        let prefetches_sent = self.environment.ahead[at(page.0)];
         match message.body {
-            Body::Prefetch => self.outside.ahead[at(page.0)] = asked_ahead.with(self.me),
+            Body::Prefetch => self.environment.ahead[at(page.0)] = prefetches_sent.with(self.me),
             Body::ForwardPrefetch { requester } => {
-                self.outside.ahead[at(page.0)] = asked_ahead.with(requester)
+                self.environment.ahead[at(page.0)] = prefetches_sent.with(requester)
             }
-            Body::Nack if !asked_ahead.has(to) => self.outside.breaks("declined what nobody asked for"),
-            Body::Copy { .. } if asked_ahead.has(to) => {}
-            Body::Copy { .. } => self.outside.answered(page, to, false),
-            Body::Ownership { .. } => self.outside.answered(page, to, true),
+            Body::Nack if !prefetches_sent.has(to) => {
+                self.environment.breaks("declined what nobody asked for")
+            }
+            Body::Copy { .. } if prefetches_sent.has(to) => {}
+            Body::Copy { .. } => self.environment.answered(page, to, false),
+            Body::Ownership { .. } => self.environment.answered(page, to, true),
             _ => {}
         }
         let is_to_go = matches!(
@@ -220,10 +225,10 @@ impl Hands<'_> {
             }
         );
         if is_to_go && message.carries_page() {
-            self.outside.breaks("bytes that nobody wants");
+            self.environment.breaks("bytes that nobody wants");
         }
         let contents = message.carries_page().then(|| *self.memory(page));
-        self.outside.outbox.push(Packet {
+        self.environment.outbox.push(Packet {
             from: self.me.0,
             to: to.0,
             written: message.encode(),
@@ -233,7 +238,7 @@ impl Hands<'_> {
 
     fn restrict(&mut self, page: Page, to: Right) {
         if *self.right(page) <= to {
-            self.outside.breaks("nothing to take");
+            self.environment.breaks("nothing to take");
         }
         *self.right(page) = to;
     }
@@ -251,13 +256,13 @@ impl Hands<'_> {
         }
         *self.stored(page) = false;
         if *self.right(page) >= right {
-            self.outside.breaks("granted what was there");
+            self.environment.breaks("granted what was there");
         }
         *self.right(page) = right;
         if right == Right::Write {
-            self.outside.passed(page, self.me);
+            self.environment.passed(page, self.me);
         }
-        for processor in &mut self.outside.processors[at(self.me.0)] {
+        for processor in &mut self.environment.processors[at(self.me.0)] {
             if processor.waits == Some(page.0) && !processor.discards {
                 processor.waits = None;
                 processor.woken = Some(page.0);
@@ -267,19 +272,19 @@ impl Hands<'_> {
 
     fn forget(&mut self, page: Page) {
         if self
-            .outside
+            .environment
             .rights
             .iter()
             .any(|rights| rights[at(page.0)] > Right::None)
         {
-            self.outside.breaks("forgotten while a node can use it");
+            self.environment.breaks("forgotten while a node can use it");
         }
         *self.stored(page) = false;
-        self.outside.latest[at(page.0)] = 0;
-        for processor in &mut self.outside.processors[at(self.me.0)] {
+        self.environment.latest[at(page.0)] = 0;
+        for processor in &mut self.environment.processors[at(self.me.0)] {
             if processor.waits == Some(page.0) {
                 processor.waits = None;
-                // Who waited to use it tries again.
+                // A thread that waited to use the page faults again.
                 match std::mem::take(&mut processor.discards) {
                     true => processor.done += 1,
                     false => processor.woken = Some(page.0),
@@ -290,11 +295,11 @@ impl Hands<'_> {
 
     fn map_prefetched(&mut self, page: Page) {
         if *self.right(page) != Right::None {
-            self.outside.breaks("granted what was there");
+            self.environment.breaks("granted what was there");
         }
-        let mut processors = self.outside.processors[at(self.me.0)].iter();
+        let mut processors = self.environment.processors[at(self.me.0)].iter();
         if processors.any(|processor| processor.waits == Some(page.0)) {
-            self.outside
+            self.environment
                 .breaks("a processor that waits for the page is not woken");
         }
         *self.memory(page) = self.arriving.expect("a page came with the message");
@@ -302,15 +307,15 @@ impl Hands<'_> {
     }
 }
 
-/// All nodes.
+/// All nodes of a test.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub engines: Vec<Engine>,
-    pub outside: Outside,
+    pub environment: Environment,
 }
 
 impl World {
-    /// As it starts, with so many processors in each node. The layout's `me` does not matter.
+    /// Creates the initial world with a number of processors for each node. The layout's `me` is ignored.
     pub fn new(layout: &Layout, processors: &[usize]) -> Self {
         let engine = |me| {
             let layout = Layout {
@@ -323,7 +328,7 @@ impl World {
         let processors = processors.iter().map(|count| vec![Processor::default(); *count]);
         Self {
             engines: (0..layout.nodes).map(engine).collect(),
-            outside: Outside {
+            environment: Environment {
                 rights: vec![vec![Right::None; pages]; nodes],
                 memory: vec![vec![POISON; pages]; nodes],
                 stored: vec![vec![false; pages]; nodes],
@@ -337,7 +342,7 @@ impl World {
         }
     }
 
-    /// What a node's engine does with something, and what follows for its memory.
+    /// Passes an event to a node's engine, and performs its effects.
     fn turn<T>(
         &mut self,
         node: u16,
@@ -347,34 +352,34 @@ impl World {
     ) -> T {
         let mut effects = Vec::new();
         let result = event(&mut self.engines[at(node)], &mut effects);
-        let outside = &mut self.outside;
+        let environment = &mut self.environment;
         let me = NodeId(node);
-        let mut hands = Hands {
+        let mut driver = NodeDriver {
             me,
             arriving,
-            outside,
+            environment,
         };
         if effects.len() > EFFECTS_MAX {
-            hands.outside.breaks("more effects than one event may have");
+            driver.environment.breaks("more effects than one event may have");
         }
         for effect in effects {
-            hands.perform(effect);
+            driver.perform(effect);
         }
         let is_absent = self.engines[at(node)].is_absent(page);
-        if is_absent && (*hands.stored(page) || *hands.right(page) > Right::None) {
-            hands.outside.breaks("said to have nothing of it, and has");
+        if is_absent && (*driver.stored(page) || *driver.right(page) > Right::None) {
+            driver.environment.breaks("said to have nothing of it, and has");
         }
-        // What a node may not read is not there.
-        if *hands.right(page) == Right::None && !*hands.stored(page) {
-            *hands.memory(page) = POISON;
+        // The contents of a page without a right are poisoned.
+        if *driver.right(page) == Right::None && !*driver.stored(page) {
+            *driver.memory(page) = POISON;
         }
-        if self.engines[at(node)].right(page) != self.outside.rights[at(node)][at(page.0)] {
-            self.outside.breaks("rights are not what the engine says");
+        if self.engines[at(node)].right(page) != self.environment.rights[at(node)][at(page.0)] {
+            self.environment.breaks("rights are not what the engine says");
         }
         result
     }
 
-    /// A processor does its next step, or faults.
+    /// Runs a processor's next step, or its fault.
     pub fn go(&mut self, node: u16, processor: usize, op: Op, value: u32) {
         let page = op.page;
         let access = match op.want {
@@ -382,51 +387,53 @@ impl World {
             Want::Write => Access::Write,
             Want::Discard => return self.discard(node, processor, page),
         };
-        let right = self.outside.rights[at(node)][at(page.0)];
-        let outside = &mut self.outside;
-        outside.processors[at(node)][processor].woken = None;
+        let right = self.environment.rights[at(node)][at(page.0)];
+        let environment = &mut self.environment;
+        environment.processors[at(node)][processor].woken = None;
         if right.allows(access) {
-            let memory = &mut outside.memory[at(node)][at(page.0)];
+            let memory = &mut environment.memory[at(node)][at(page.0)];
             let read = *memory;
-            let latest = &mut outside.latest[at(page.0)];
+            let latest = &mut environment.latest[at(page.0)];
             let is_old = read != *latest;
-            // A write reads too, as an atomic instruction does.
+            // A write also reads, as an atomic instruction does.
             if access == Access::Write {
                 *memory = value;
                 *latest = value;
             }
             if is_old {
-                outside.breaks("a processor sees something old");
+                environment.breaks("a processor sees something old");
             }
-            let processor = &mut outside.processors[at(node)][processor];
+            let processor = &mut environment.processors[at(node)][processor];
             processor.done += 1;
             processor.seen.push(read);
             return;
         }
-        outside.processors[at(node)][processor].waits = Some(page.0);
+        environment.processors[at(node)][processor].waits = Some(page.0);
         let engine = &self.engines[at(node)];
         let place = engine.layout.place(page).expect("there");
         let was_not_owner = engine.states[place].stage == Stage::NotOwner;
         let faulted = self.turn(node, page, None, |engine, effects| {
             engine.fault(page, access, effects)
         });
-        let processor = &self.outside.processors[at(node)][processor];
+        let processor = &self.environment.processors[at(node)][processor];
         let is_answered = processor.waits.is_none();
         match faulted {
-            Faulted::Allowed => self.outside.breaks("allowed, and it faults"),
-            Faulted::Granted if is_answered => {}
-            Faulted::Waits if !is_answered => {}
-            Faulted::Granted | Faulted::Waits => self.outside.breaks("another answer than the grant"),
+            FaultOutcome::Allowed => self.environment.breaks("allowed, and it faults"),
+            FaultOutcome::Granted if is_answered => {}
+            FaultOutcome::Pending if !is_answered => {}
+            FaultOutcome::Granted | FaultOutcome::Pending => {
+                self.environment.breaks("another answer than the grant")
+            }
         }
         let is_manager = self.engines[at(node)].layout.manager(page).0 == node;
         if was_not_owner && is_manager {
-            self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
+            self.environment.queues[at(page.0)].push(QueuedRequest::new(NodeId(node), true));
         }
     }
 
-    /// A processor of its manager has a page forgotten. If it is in use, nothing, as if it had not come to that yet.
+    /// A processor of the manager discards a page. If it is in use, nothing happens and the step is not done.
     fn discard(&mut self, node: u16, processor: usize, page: Page) {
-        self.outside.processors[at(node)][processor].woken = None;
+        self.environment.processors[at(node)][processor].woken = None;
         let engine = &self.engines[at(node)];
         let was_not_owner = engine.states[at(page.0)].stage == Stage::NotOwner;
         let was_alone = engine.is_alone(page);
@@ -434,34 +441,34 @@ impl World {
             let discarded = engine.discard(page, effects);
             (discarded, effects.contains(&Effect::Forget { page }))
         });
-        if forgot != (discarded == Discarded::Done) || was_alone != forgot {
-            self.outside.breaks("another answer than what was done");
+        if forgot != (discarded == DiscardOutcome::Done) || was_alone != forgot {
+            self.environment.breaks("another answer than what was done");
         }
-        let processor = &mut self.outside.processors[at(node)][processor];
+        let processor = &mut self.environment.processors[at(node)][processor];
         match discarded {
-            Discarded::Done => processor.done += 1,
-            Discarded::Waits => (processor.waits, processor.discards) = (Some(page.0), true),
-            Discarded::InUse => {}
+            DiscardOutcome::Done => processor.done += 1,
+            DiscardOutcome::Pending => (processor.waits, processor.discards) = (Some(page.0), true),
+            DiscardOutcome::InUse => {}
         }
-        if was_not_owner && discarded == Discarded::Waits {
-            self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
+        if was_not_owner && discarded == DiscardOutcome::Pending {
+            self.environment.queues[at(page.0)].push(QueuedRequest::new(NodeId(node), true));
         }
     }
 
-    /// A node asks for a copy that none of its processors waits for. Whether it asked.
+    /// Prefetches a copy. Returns whether a request was sent.
     pub fn prefetch(&mut self, node: u16, page: Page) -> bool {
         self.turn(node, page, None, |engine, effects| engine.prefetch(page, effects))
     }
 
-    /// Whether somebody has asked ahead for a page and has no answer yet, or this node, which manages it, has a copy so.
+    /// Returns whether a prefetch of the page is pending, or its manager has a prefetched copy.
     pub fn has_ahead(&self, node: u16, page: Page) -> bool {
         let state = &self.engines[at(node)].states[at(page.0)];
         let has_copy = state.stage == Stage::NotOwner && state.right == Right::Read;
-        has_copy || self.outside.ahead[at(page.0)] != Nodes::NONE
+        has_copy || self.environment.ahead[at(page.0)] != Nodes::NONE
     }
 
-    /// A message arrives. The caller has taken it out of wherever it was.
-    pub fn deliver(&mut self, packet: Packet) -> Result<(), Refusal> {
+    /// Delivers a message that the caller removed from its queue.
+    pub fn deliver(&mut self, packet: Packet) -> Result<(), ProtocolError> {
         let message = packet.message();
         let page = message.page;
         let from = NodeId(packet.from);
@@ -472,43 +479,43 @@ impl World {
             let is_policy_on = self.engines[at(packet.to)].layout.migratory;
             if let Some((order, _)) = managed.order(NodeId(packet.to), from, access.into(), is_policy_on) {
                 let is_to_own = order.want == Want::Write;
-                self.outside.queues[at(page.0)].push(Waiting::new(from, is_to_own));
+                self.environment.queues[at(page.0)].push(QueuedRequest::new(from, is_to_own));
             }
         }
         let to = NodeId(packet.to);
         let is_answer = matches!(message.body, Body::Copy { .. } | Body::Nack);
-        if is_answer && self.outside.ahead[at(page.0)].has(to) {
-            self.outside.ahead[at(page.0)] = self.outside.ahead[at(page.0)].without(to);
+        if is_answer && self.environment.ahead[at(page.0)].has(to) {
+            self.environment.ahead[at(page.0)] = self.environment.ahead[at(page.0)].without(to);
             let engine = &self.engines[at(packet.to)];
             let joined = engine.states[at(page.0)].stage.joined();
-            // It asks again, and a manager's request is in order at once.
+            // The node sends a new request; a manager's own is ordered at once.
             if message.body == Body::Nack && joined.is_some() && engine.layout.manager(page) == to {
-                self.outside.queues[at(page.0)].push(Waiting::new(to, true));
+                self.environment.queues[at(page.0)].push(QueuedRequest::new(to, true));
             }
         }
-        let right = |world: &Self| world.outside.rights[at(packet.to)][at(page.0)];
+        let right = |world: &Self| world.environment.rights[at(packet.to)][at(page.0)];
         let (had, was_held) = (right(self), self.engines[at(packet.to)].is_held(page));
         let result = self.turn(packet.to, page, packet.contents, |engine, effects| {
             engine.receive(from, message, effects)
         });
         if was_held && right(self) < had {
-            self.outside.breaks("taken away before it was used");
+            self.environment.breaks("taken away before it was used");
         }
         result
     }
 
-    /// Whoever faulted has used the page, or has had its time.
+    /// Ends the hold of a page.
     pub fn used(&mut self, node: u16, page: Page) {
         self.turn(node, page, None, |engine, effects| engine.used(page, effects));
     }
 
-    /// Whether a processor that waited for the page has not moved since it came.
+    /// Returns whether a processor that waited for the page has not run since it arrived.
     pub fn is_awaited(&self, node: u16, page: Page) -> bool {
-        let mut processors = self.outside.processors[at(node)].iter();
+        let mut processors = self.environment.processors[at(node)].iter();
         processors.any(|processor| processor.woken == Some(page.0))
     }
 
-    /// Forgets what engines have counted, which is not part of what they are.
+    /// Resets the engines' counters, which are not part of the state.
     pub fn forget_counters(&mut self) {
         for engine in &mut self.engines {
             engine.counters = Counters::default();

@@ -1,4 +1,4 @@
-//! What has to leave before this node says anything more, and what it owes managers until then.
+//! Pages that must leave before this node's next message, and the Settled messages that wait for them.
 
 use super::Ticket;
 use crate::Page;
@@ -8,8 +8,8 @@ struct Leave {
     page: Page,
     round: u64,
     since: u64,
-    /// It leaves in any case; else only if no other node has it loaded.
-    is_doomed: bool,
+    /// The page leaves in any case; otherwise only if no other node has it loaded.
+    must_leave: bool,
 }
 
 impl Leave {
@@ -34,7 +34,7 @@ impl Leaving {
         }
     }
 
-    /// All that has been found until now.
+    /// Returns a ticket for all pages added until now.
     pub(super) fn ticket(&self) -> Ticket {
         Ticket(self.asked)
     }
@@ -43,17 +43,17 @@ impl Leaving {
         self.leaves.iter().all(|leave| leave.since > ticket.0)
     }
 
-    /// When this page was found, if it has not left yet.
+    /// Returns when the page was added, if it has not left yet.
     pub(super) fn since(&self, page: Page, round: u64) -> Option<u64> {
         let leave = self.leaves.iter().find(|leave| leave.is_of(page, round))?;
         Some(leave.since)
     }
 
-    fn add(&mut self, page: Page, round: u64, is_doomed: bool, since: Option<u64>) {
+    fn add(&mut self, page: Page, round: u64, must_leave: bool, since: Option<u64>) {
         self.asked += 1;
         let since = since.unwrap_or(self.asked);
         if let Some(leave) = self.leaves.iter_mut().find(|leave| leave.is_of(page, round)) {
-            leave.is_doomed |= is_doomed;
+            leave.must_leave |= must_leave;
             leave.since = leave.since.min(since);
             return;
         }
@@ -61,38 +61,38 @@ impl Leaving {
             page,
             round,
             since,
-            is_doomed,
+            must_leave,
         });
     }
 
-    /// It leaves whoever has it.
-    pub(super) fn doom(&mut self, page: Page, round: u64, since: Option<u64>) {
+    /// Adds a page that leaves in any case.
+    pub(super) fn add_unconditional(&mut self, page: Page, round: u64, since: Option<u64>) {
         self.add(page, round, true, since);
     }
 
-    /// It leaves if this node was the last to have it loaded.
-    pub(super) fn unloaded(&mut self, page: Page, round: u64) {
+    /// Adds a root that leaves if this node was the last to have it loaded.
+    pub(super) fn add_unloaded(&mut self, page: Page, round: u64) {
         self.add(page, round, false, None);
     }
 
-    /// Another node has it loaded.
+    /// Removes a root that another node has loaded.
     pub(super) fn kept(&mut self, page: Page, round: u64) {
         self.leaves
-            .retain(|leave| leave.is_doomed || !leave.is_of(page, round));
+            .retain(|leave| leave.must_leave || !leave.is_of(page, round));
     }
 
-    /// Nobody has it as merged any more.
+    /// Removes a page that has left.
     pub(super) fn left(&mut self, page: Page, round: u64) {
         self.leaves.retain(|leave| !leave.is_of(page, round));
     }
 
-    /// Its manager is to hear when all that has been found until now is over.
-    pub(super) fn owe(&mut self, page: Page, round: u64) {
+    /// Records that the page's manager is to be sent Settled when all pages added until now have left.
+    pub(super) fn owe_settled(&mut self, page: Page, round: u64) {
         self.owed.push((page, round, self.ticket()));
     }
 
-    /// The next that is over.
-    pub(super) fn owed(&mut self) -> Option<(Page, u64)> {
+    /// Returns the next page whose Settled message is due.
+    pub(super) fn next_settled(&mut self) -> Option<(Page, u64)> {
         let at = self
             .owed
             .iter()
@@ -107,12 +107,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_round_of_a_page_leaves_by_itself() {
+    fn rounds_of_a_page_leave_independently() {
         let mut leaving = Leaving::new(2);
         let page = Page(3);
-        leaving.doom(page, 1, None);
+        leaving.add_unconditional(page, 1, None);
         let first = leaving.ticket();
-        leaving.unloaded(page, 2);
+        leaving.add_unloaded(page, 2);
         let both = leaving.ticket();
         leaving.left(page, 1);
         assert!(leaving.is_over(first) && !leaving.is_over(both));

@@ -1,4 +1,4 @@
-//! Entries: what is preset, and merging.
+//! Presetting and merging of entries.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ const ACCESSED: u64 = Entry::ACCESSED;
 const DIRTY: u64 = Entry::DIRTY;
 
 #[test]
-fn a_cr3s_other_bits_count_for_nothing() {
+fn only_the_frame_bits_of_a_cr3_name_the_root() {
     assert_eq!(root(0x8000_0000_1234_5abc), Some(Page(0x12345)));
     assert_eq!(root(0x6000_0000_0000_0fff), Some(Page(0)));
     assert_eq!(
@@ -23,7 +23,7 @@ fn a_cr3s_other_bits_count_for_nothing() {
 }
 
 #[test]
-fn only_what_can_be_written_through_is_made_dirty() {
+fn only_writable_leaf_entries_are_preset_dirty() {
     let preset = |entry, level| Entry(entry).preset(Level(level)).0;
     assert_eq!(
         preset(PRESENT | WRITABLE, 1),
@@ -49,7 +49,7 @@ fn only_what_can_be_written_through_is_made_dirty() {
 }
 
 #[test]
-fn bit_7_means_something_else_on_each_level() {
+fn large_page_bit_has_its_own_meaning_on_each_level() {
     let entry = Entry(PRESENT | Entry::LARGE | 0x5000);
     assert!(entry.is_leaf(Level(1)) && entry.is_leaf(Level(2)) && entry.is_leaf(Level(3)));
     assert!(!entry.is_leaf(Level(4)) && entry.is_misplaced(Level(4)) && entry.is_misplaced(Level(5)));
@@ -72,22 +72,22 @@ fn entry() -> impl Strategy<Value = Entry> {
 
 proptest! {
     #[test]
-    fn what_one_node_changed_reaches_the_other(old in entry(), new in entry()) {
+    fn change_of_one_node_reaches_the_other(old in entry(), new in entry()) {
         prop_assert_eq!(Entry::merge(old, new, old), (new, false));
     }
 
     #[test]
-    fn what_two_nodes_changed_is_the_same_on_both_in_the_end(old in entry(), one in entry(), two in entry()) {
+    fn conflicting_changes_converge_on_both_nodes(old in entry(), one in entry(), two in entry()) {
         let (here, is_counted) = Entry::merge(old, two, one);
         let (there, is_counted_there) = Entry::merge(old, one, two);
-        // Hardware's marks may be cleared on one side and set on the other: then each keeps what it was told or had.
+        // The hardware's marks may be cleared on one side and set on the other: each keeps its own.
         let marks = Entry::ACCESSED | Entry::DIRTY;
         prop_assert_eq!(here.0 & !marks, there.0 & !marks);
         prop_assert_eq!(is_counted, is_counted_there);
     }
 
     #[test]
-    fn of_three_changes_the_same_wins_in_whatever_order(a in 1_u64..9, b in 1_u64..9, c in 1_u64..9) {
+    fn of_three_changes_the_same_wins_in_every_order(a in 1_u64..9, b in 1_u64..9, c in 1_u64..9) {
         let [a, b, c] = [a, b, c].map(|frame| Entry(frame << 12 | frame & 1));
         let old = Entry(0);
         let after = |first, second, third| {
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn a_mark_of_hardware_is_no_conflict(old in entry(), new in entry()) {
+    fn accessed_and_dirty_bits_never_conflict(old in entry(), new in entry()) {
         prop_assume!(old.is_present());
         let (result, is_counted) = Entry::merge(old, new, Entry(old.0 | DIRTY | ACCESSED));
         prop_assert!(!is_counted);

@@ -1,4 +1,5 @@
-//! Small guests over nodes, in every order of instructions, walks, collections and messages.
+//! Model checking of small guests on several nodes: every order of instructions, walks, collections and
+//! messages.
 
 use stateright::{Checker, Model, Property};
 
@@ -10,15 +11,15 @@ use crate::{Page, Right};
 
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Step {
-    /// A CPU's next instruction.
+    /// A CPU executes its next instruction.
     Go(usize),
-    /// A CPU waits for a page.
+    /// A CPU faults on a page.
     Want(usize, u32, bool),
     Interrupted(usize),
-    /// Hardware translates by itself.
+    /// The hardware walks speculatively.
     Guess(usize, Va),
     Cache(usize, Va, usize),
-    /// A node answers who wants a page.
+    /// A node replies to a request for a page.
     Answer(u32, usize),
     Work(usize),
     Apply(usize),
@@ -161,7 +162,7 @@ impl Model for Plan {
 
 const ALWAYS: [&str; 4] = ["right", "no conflict", "stays", "goes on"];
 
-/// What is wrong in some order, if anything; checked to the end otherwise.
+/// Returns a violation in some order, if there is one; otherwise all orders were checked.
 fn find(plan: &Plan) -> Option<&'static str> {
     let checker = plan.clone().checker().spawn_bfs().join();
     let wrong = ALWAYS.into_iter().find(|name| checker.discovery(name).is_some());
@@ -190,19 +191,19 @@ fn breaks(mut plan: Plan, broken: Broken) {
 }
 
 #[test]
-fn after_a_shootdown_nobody_uses_the_old_translation() {
+fn no_cpu_uses_the_old_translation_after_a_shootdown() {
     holds(shootdown());
     breaks(shootdown(), Broken::Interrupts);
 }
 
 #[test]
-fn who_is_not_interrupted_has_heard_by_an_acknowledgement() {
+fn uninterrupted_cpu_learns_of_a_change_by_an_acknowledgement() {
     holds(switching());
     breaks(switching(), Broken::Acknowledgements);
 }
 
 #[test]
-fn no_write_is_dropped_as_clean() {
+fn no_write_to_a_frame_is_dropped_as_clean() {
     holds(cleaning());
     holds(Plan {
         accessed: Accessed::Sent,
@@ -211,15 +212,15 @@ fn no_write_is_dropped_as_clean() {
 }
 
 #[test]
-fn a_freed_table_is_one_page_before_it_is_data() {
+fn freed_table_leaves_before_it_becomes_data() {
     holds(reuse(0));
     holds(reuse(table(OTHER)));
 }
 
 #[test]
-fn a_table_freed_without_an_interrupt_has_left_before_the_next_page_goes() {
+fn table_freed_without_an_interrupt_leaves_before_the_next_page_transfer() {
     holds(quiet_reuse());
-    // With two nodes the manager is one of them, and closes the table by itself in time.
+    // With two nodes the manager is one of them, and closes the table in time.
     let with_third = Plan {
         nodes: 3,
         ..quiet_reuse()
@@ -229,12 +230,12 @@ fn a_table_freed_without_an_interrupt_has_left_before_the_next_page_goes() {
 }
 
 #[test]
-fn what_only_a_freed_table_led_to_leaves_with_it() {
+fn tables_below_a_freed_table_leave_with_it() {
     holds(tree());
 }
 
 #[test]
-fn no_walk_finds_a_table_in_its_former_life() {
+fn no_walk_reads_a_table_with_its_former_contents() {
     holds(another_life());
     breaks(another_life(), Broken::Upwards);
     breaks(another_life(), Broken::Downwards);
@@ -257,7 +258,7 @@ fn no_update_is_lost_while_a_table_joins() {
 }
 
 #[test]
-fn a_table_that_is_freed_while_it_joins_is_one_page_before_it_is_data() {
+fn table_freed_while_joining_leaves_before_it_becomes_data() {
     let mut plan = reuse(table(OTHER));
     plan.merged = vec![(ROOT, 2)];
     plan.proposals = vec![LEAF];
@@ -266,39 +267,39 @@ fn a_table_that_is_freed_while_it_joins_is_one_page_before_it_is_data() {
 }
 
 #[test]
-fn a_fault_ends_with_the_transfer_of_the_lock() {
+fn spurious_fault_ends_with_the_transfer_of_the_lock() {
     holds(widening());
     breaks(widening(), Broken::Transfers);
 }
 
 #[test]
-fn a_root_that_no_cpu_has_is_one_page_before_it_is_data() {
+fn unloaded_root_leaves_before_it_becomes_data() {
     holds(root_freed());
     breaks(root_freed(), Broken::Blind);
 }
 
 #[test]
-fn the_kernels_tables_stay_merged_while_all_cpus_have_other_roots() {
+fn kernel_tables_stay_merged_while_all_cpus_have_other_roots() {
     holds(private_roots());
     breaks(private_roots(), Broken::Interrupts);
     let none_stands = Plan {
-        standing: 0..0,
+        pinned: 0..0,
         ..private_roots()
     };
     assert_eq!(find(&none_stands), Some("stays"));
 }
 
 #[test]
-fn a_standing_root_that_becomes_data_is_a_guests_mistake() {
+fn pinned_root_that_becomes_data_is_detected_as_a_guest_error() {
     let plan = Plan {
-        standing: OTHER..OTHER + 1,
+        pinned: OTHER..OTHER + 1,
         ..root_freed()
     };
     assert_eq!(find(&plan), Some("right"));
 }
 
 #[test]
-fn what_one_node_heard_of_another_it_does_not_tell_too_early() {
+fn causality_holds_over_a_third_node() {
     holds(hearsay());
     breaks(hearsay(), Broken::Unordered);
 }

@@ -1,4 +1,4 @@
-//! One node's part of the exchange, step by step: what comes before what.
+//! The exchange of one node, step by step.
 
 use std::ops::Range;
 
@@ -9,20 +9,21 @@ use crate::merged::{
 use crate::{Layout, NodeId, Page};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Done {
+enum DriverCall {
     Sent(u16, u32, MergeOp),
-    News,
+    Broadcast,
     Take(u32),
     GiveBack(u32),
     Open(u32),
     Close(u32),
 }
-use Done::*;
+use DriverCall::*;
 
-/// Three nodes; pages 0 and 1 are managed by node 0, 2 and 3 by node 1, 4 and 5 by node 2.
-struct Desk {
+/// A driver that records its calls. Of three nodes, node 0 manages pages 0 and 1, node 1 pages 2 and 3, node
+/// 2 pages 4 and 5.
+struct RecordingDriver {
     memory: [[u64; WORDS]; 6],
-    done: Vec<Done>,
+    calls: Vec<DriverCall>,
 }
 
 const ROOT: u32 = 4;
@@ -30,7 +31,7 @@ const MIDDLE: u32 = 5;
 const LEAF: u32 = 2;
 const CR3: Option<u64> = Some(0x4000);
 
-impl AtomicPageWords for Desk {
+impl AtomicPageWords for RecordingDriver {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < 6
     }
@@ -43,51 +44,51 @@ impl AtomicPageWords for Desk {
     }
 }
 
-impl Hooks for Desk {
-    fn send(&mut self, to: NodeId, saying: MergeMessage) {
-        self.done.push(Sent(to.0, saying.page.0, saying.say));
+impl Hooks for RecordingDriver {
+    fn send(&mut self, to: NodeId, message: MergeMessage) {
+        self.calls.push(Sent(to.0, message.page.0, message.op));
     }
     fn broadcast(&mut self, _: Batch<'_>) {
-        self.done.push(News);
+        self.calls.push(Broadcast);
     }
     fn take(&mut self, page: Page) {
-        self.done.push(Take(page.0));
+        self.calls.push(Take(page.0));
     }
     fn give_back(&mut self, page: Page) {
-        self.done.push(GiveBack(page.0));
+        self.calls.push(GiveBack(page.0));
     }
     fn store(&mut self, _: Page) {}
     fn open(&mut self, page: Page) {
-        self.done.push(Open(page.0));
+        self.calls.push(Open(page.0));
     }
     fn close(&mut self, page: Page) {
-        self.done.push(Close(page.0));
+        self.calls.push(Close(page.0));
     }
 }
 
 struct Node {
     merger: Merger<WORDS>,
-    desk: Desk,
+    driver: RecordingDriver,
 }
 
 impl Node {
     fn new(me: u16) -> Self {
-        Self::with_standing(me, 0..0)
+        Self::with_pinned(me, 0..0)
     }
 
-    fn with_standing(me: u16, standing: Range<u32>) -> Self {
+    fn with_pinned(me: u16, pinned: Range<u32>) -> Self {
         let mut memory = [[0; WORDS]; 6];
         memory[ROOT as usize][0] = table(MIDDLE);
         memory[MIDDLE as usize][0] = table(LEAF);
         let layout = Layout::even(NodeId(me), 3, 6);
         let mut node = Self {
-            merger: Merger::new(layout, Level(3), 4, 1, Accessed::Preset, standing),
-            desk: Desk {
+            merger: Merger::new(layout, Level(3), 4, 1, Accessed::Preset, pinned),
+            driver: RecordingDriver {
                 memory,
-                done: Vec::new(),
+                calls: Vec::new(),
             },
         };
-        node.merger.loaded(0, CR3, &mut node.desk);
+        node.merger.loaded(0, CR3, &mut node.driver);
         node
     }
 
@@ -99,11 +100,11 @@ impl Node {
     fn joined(self) -> Self {
         let mut node = self;
         for (page, level, manager) in [(ROOT, 3, 2), (MIDDLE, 2, 2), (LEAF, 1, 1)] {
-            node.hear(manager, page, 1, MergeOp::Offer(Level(level)));
-            node.hear(manager, page, 1, MergeOp::Begin);
+            node.receive(manager, page, 1, MergeOp::Offer(Level(level)));
+            node.receive(manager, page, 1, MergeOp::Begin);
             assert!(node.merger.is_merged(Page(page)));
         }
-        node.desk.done.clear();
+        node.driver.calls.clear();
         node
     }
 
@@ -111,17 +112,25 @@ impl Node {
     fn managing(loaded: [bool; 2]) -> Self {
         let mut node = Self::new(2);
         let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
-        node.merger.propose(proposal, &mut node.desk);
-        assert_eq!(node.done(), [Take(ROOT)]);
-        node.merger.taken(Page(ROOT), &mut node.desk);
+        node.merger.propose(proposal, &mut node.driver);
+        assert_eq!(node.take_calls(), [Take(ROOT)]);
+        node.merger.taken(Page(ROOT), &mut node.driver);
         let offer = MergeOp::Offer(Level(3));
-        assert_eq!(node.done(), [Sent(0, ROOT, offer), Sent(1, ROOT, offer)]);
+        assert_eq!(node.take_calls(), [Sent(0, ROOT, offer), Sent(1, ROOT, offer)]);
         for (from, is_loaded) in (0..).zip(loaded) {
-            assert_eq!(node.done(), [], "all have to accept");
-            node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, turn: 1 });
+            assert_eq!(node.take_calls(), [], "all have to accept");
+            node.receive(
+                from,
+                ROOT,
+                1,
+                MergeOp::Accept {
+                    is_loaded,
+                    sequence: 1,
+                },
+            );
         }
         assert_eq!(
-            node.done(),
+            node.take_calls(),
             [
                 Sent(0, ROOT, MergeOp::Begin),
                 Sent(1, ROOT, MergeOp::Begin),
@@ -131,64 +140,64 @@ impl Node {
         node
     }
 
-    fn hear(&mut self, from: u16, page: u32, round: u64, say: MergeOp) {
+    fn receive(&mut self, from: u16, page: u32, round: u64, op: MergeOp) {
         let (stamp, page) = (VectorTime::default(), Page(page));
-        let saying = MergeMessage {
+        let message = MergeMessage {
             stamp,
             page,
             round,
-            say,
+            op,
         };
-        self.merger.receive(NodeId(from), saying, &mut self.desk);
+        self.merger.receive(NodeId(from), message, &mut self.driver);
     }
 
-    fn done(&mut self) -> Vec<Done> {
-        std::mem::take(&mut self.desk.done)
+    fn take_calls(&mut self) -> Vec<DriverCall> {
+        std::mem::take(&mut self.driver.calls)
     }
 }
 
-fn loaded(is_loaded: bool, turn: u64) -> MergeOp {
-    MergeOp::Loaded { is_loaded, turn }
+fn loaded(is_loaded: bool, sequence: u64) -> MergeOp {
+    MergeOp::Loaded { is_loaded, sequence }
 }
 
 #[test]
-fn a_root_that_is_left_holds_up_messages_until_its_manager_has_answered() {
+fn unloaded_root_delays_messages_until_its_manager_replies() {
     let mut node = Node::with_tree();
-    node.merger.loaded(0, None, &mut node.desk);
-    let ticket = node.merger.collect(&mut node.desk);
+    node.merger.loaded(0, None, &mut node.driver);
+    let ticket = node.merger.collect(&mut node.driver);
     assert!(!node.merger.may_send(ticket));
     assert!(matches!(
-        node.done()[..],
+        node.take_calls()[..],
         [Sent(2, ROOT, MergeOp::Loaded { is_loaded: false, .. })]
     ));
-    node.hear(2, ROOT, 1, MergeOp::Kept);
+    node.receive(2, ROOT, 1, MergeOp::Kept);
     assert!(node.merger.may_send(ticket));
 }
 
 #[test]
-fn a_root_that_leaves_for_another_reason_is_not_kept() {
+fn root_that_leaves_for_another_reason_is_not_kept() {
     let mut node = Node::with_tree();
-    node.desk.memory[ROOT as usize][0] = 0;
-    let ticket = node.merger.collect(&mut node.desk);
-    node.merger.loaded(0, None, &mut node.desk);
-    node.hear(2, ROOT, 1, MergeOp::Kept);
-    node.hear(2, MIDDLE, 1, MergeOp::Left);
-    node.hear(1, LEAF, 1, MergeOp::Left);
+    node.driver.memory[ROOT as usize][0] = 0;
+    let ticket = node.merger.collect(&mut node.driver);
+    node.merger.loaded(0, None, &mut node.driver);
+    node.receive(2, ROOT, 1, MergeOp::Kept);
+    node.receive(2, MIDDLE, 1, MergeOp::Left);
+    node.receive(1, LEAF, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
-    node.hear(2, ROOT, 1, MergeOp::Left);
+    node.receive(2, ROOT, 1, MergeOp::Left);
     assert!(node.merger.may_send(ticket));
 }
 
 #[test]
-fn what_only_a_root_led_to_holds_up_the_same_messages() {
+fn tables_below_a_leaving_root_delay_the_same_messages() {
     let mut node = Node::with_tree();
-    node.merger.loaded(0, None, &mut node.desk);
-    let ticket = node.merger.collect(&mut node.desk);
-    node.done();
-    node.hear(2, ROOT, 1, MergeOp::Drop);
+    node.merger.loaded(0, None, &mut node.driver);
+    let ticket = node.merger.collect(&mut node.driver);
+    node.take_calls();
+    node.receive(2, ROOT, 1, MergeOp::Drop);
     let leave = |to, page| Sent(to, page, MergeOp::Leave);
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [
             Close(ROOT),
             leave(2, MIDDLE),
@@ -196,26 +205,26 @@ fn what_only_a_root_led_to_holds_up_the_same_messages() {
             Sent(2, ROOT, MergeOp::Dropped)
         ]
     );
-    node.hear(2, ROOT, 1, MergeOp::Left);
+    node.receive(2, ROOT, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
-    node.hear(1, LEAF, 1, MergeOp::Left);
+    node.receive(1, LEAF, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
-    assert_eq!(node.done(), [], "not settled");
-    node.hear(2, MIDDLE, 1, MergeOp::Left);
+    assert_eq!(node.take_calls(), [], "not settled");
+    node.receive(2, MIDDLE, 1, MergeOp::Left);
     assert!(node.merger.may_send(ticket));
-    assert_eq!(node.done(), [Sent(2, ROOT, MergeOp::Settled)]);
+    assert_eq!(node.take_calls(), [Sent(2, ROOT, MergeOp::Settled)]);
 }
 
 #[test]
-fn a_page_is_closed_before_its_last_changes_are_collected() {
+fn page_is_closed_before_its_last_diffs_are_collected() {
     let mut node = Node::with_tree();
-    node.desk.memory[LEAF as usize][1] = 0x1000;
-    node.hear(1, LEAF, 1, MergeOp::Drop);
+    node.driver.memory[LEAF as usize][1] = 0x1000;
+    node.receive(1, LEAF, 1, MergeOp::Drop);
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [
             Close(LEAF),
-            News,
+            Broadcast,
             Sent(1, LEAF, MergeOp::Dropped),
             Sent(1, LEAF, MergeOp::Settled)
         ]
@@ -223,120 +232,127 @@ fn a_page_is_closed_before_its_last_changes_are_collected() {
 }
 
 #[test]
-fn an_old_rounds_word_opens_nothing() {
+fn message_of_an_old_round_opens_nothing() {
     let mut node = Node::new(0);
-    node.hear(2, ROOT, 2, MergeOp::Offer(Level(3)));
-    node.hear(2, ROOT, 1, MergeOp::Begin);
-    node.hear(2, ROOT, 1, MergeOp::Drop);
+    node.receive(2, ROOT, 2, MergeOp::Offer(Level(3)));
+    node.receive(2, ROOT, 1, MergeOp::Begin);
+    node.receive(2, ROOT, 1, MergeOp::Drop);
     assert!(!node.merger.is_merged(Page(ROOT)));
-    node.hear(2, ROOT, 2, MergeOp::Begin);
+    node.receive(2, ROOT, 2, MergeOp::Begin);
     assert!(node.merger.is_merged(Page(ROOT)));
 }
 
 #[test]
-fn a_page_without_a_merged_parent_is_refused() {
+fn page_without_a_merged_parent_is_refused() {
     let mut node = Node::new(0);
-    node.hear(2, MIDDLE, 1, MergeOp::Offer(Level(2)));
-    assert_eq!(node.done(), [Sent(2, MIDDLE, MergeOp::Refuse)]);
+    node.receive(2, MIDDLE, 1, MergeOp::Offer(Level(2)));
+    assert_eq!(node.take_calls(), [Sent(2, MIDDLE, MergeOp::Refuse)]);
 }
 
 #[test]
-fn a_page_that_has_not_begun_is_let_alone() {
+fn page_that_is_not_open_yields_no_diffs() {
     let mut node = Node::new(0);
-    node.hear(2, ROOT, 1, MergeOp::Offer(Level(3)));
-    node.done();
-    // Its manager has withdrawn it, and it has come back as data before that was heard.
-    node.desk.memory[ROOT as usize][1] = maps(7);
-    node.merger.collect(&mut node.desk);
-    assert_eq!(node.done(), []);
-    assert_eq!(node.desk.memory[ROOT as usize][1], maps(7));
-    node.hear(2, ROOT, 1, MergeOp::Withdraw);
-    assert_eq!(node.done(), []);
+    node.receive(2, ROOT, 1, MergeOp::Offer(Level(3)));
+    node.take_calls();
+    // The manager has withdrawn the page, which holds data before Withdraw is received.
+    node.driver.memory[ROOT as usize][1] = maps(7);
+    node.merger.collect(&mut node.driver);
+    assert_eq!(node.take_calls(), []);
+    assert_eq!(node.driver.memory[ROOT as usize][1], maps(7));
+    node.receive(2, ROOT, 1, MergeOp::Withdraw);
+    assert_eq!(node.take_calls(), []);
 }
 
 #[test]
-fn what_only_a_page_that_leaves_leads_to_is_refused() {
+fn page_below_a_leaving_table_is_refused() {
     let mut node = Node::with_tree();
-    node.hear(1, LEAF, 1, MergeOp::Drop);
-    node.hear(1, LEAF, 1, MergeOp::Left);
-    node.desk.memory[ROOT as usize][0] = table(1);
-    node.merger.collect(&mut node.desk);
-    assert!(node.done().ends_with(&[News, Sent(2, MIDDLE, MergeOp::Leave)]));
+    node.receive(1, LEAF, 1, MergeOp::Drop);
+    node.receive(1, LEAF, 1, MergeOp::Left);
+    node.driver.memory[ROOT as usize][0] = table(1);
+    node.merger.collect(&mut node.driver);
+    assert!(
+        node.take_calls()
+            .ends_with(&[Broadcast, Sent(2, MIDDLE, MergeOp::Leave)])
+    );
     assert_eq!(node.merger.suspect(Page(LEAF)), None);
-    node.hear(1, LEAF, 2, MergeOp::Offer(Level(1)));
-    assert_eq!(node.done(), [Sent(1, LEAF, MergeOp::Refuse)]);
+    node.receive(1, LEAF, 2, MergeOp::Offer(Level(1)));
+    assert_eq!(node.take_calls(), [Sent(1, LEAF, MergeOp::Refuse)]);
 }
 
 #[test]
-fn the_manager_closes_its_own_copy_and_gives_it_back_when_all_have_settled() {
+fn manager_closes_its_copy_and_gives_it_back_when_all_have_settled() {
     let mut node = Node::managing([true, false]);
-    node.hear(0, ROOT, 1, MergeOp::Leave);
+    node.receive(0, ROOT, 1, MergeOp::Leave);
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [
             Sent(0, ROOT, MergeOp::Drop),
             Sent(1, ROOT, MergeOp::Drop),
             Close(ROOT)
         ]
     );
-    node.hear(0, ROOT, 1, MergeOp::Dropped);
-    node.hear(0, ROOT, 1, MergeOp::Settled);
-    assert_eq!(node.done(), []);
-    node.hear(1, ROOT, 1, MergeOp::Dropped);
+    node.receive(0, ROOT, 1, MergeOp::Dropped);
+    node.receive(0, ROOT, 1, MergeOp::Settled);
+    assert_eq!(node.take_calls(), []);
+    node.receive(1, ROOT, 1, MergeOp::Dropped);
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [Sent(0, ROOT, MergeOp::Left), Sent(1, ROOT, MergeOp::Left)]
     );
-    node.hear(1, ROOT, 1, MergeOp::Settled);
-    assert_eq!(node.done(), [GiveBack(ROOT)]);
-    // Who asked meanwhile hears that it is over.
-    node.hear(1, ROOT, 1, MergeOp::Leave);
-    assert_eq!(node.done(), [Sent(1, ROOT, MergeOp::Left)]);
+    node.receive(1, ROOT, 1, MergeOp::Settled);
+    assert_eq!(node.take_calls(), [GiveBack(ROOT)]);
+    // A node that asked meanwhile receives Left.
+    node.receive(1, ROOT, 1, MergeOp::Leave);
+    assert_eq!(node.take_calls(), [Sent(1, ROOT, MergeOp::Left)]);
 }
 
 #[test]
-fn a_root_leaves_with_the_last_cpu_that_has_it() {
+fn root_leaves_when_the_last_cpu_unloads_it() {
     let mut node = Node::managing([true, false]);
-    node.hear(0, ROOT, 1, loaded(false, 5));
-    assert_eq!(node.done(), [Sent(0, ROOT, MergeOp::Kept)], "the manager has it");
-    node.hear(0, ROOT, 1, loaded(true, 4));
-    node.merger.loaded(0, None, &mut node.desk);
+    node.receive(0, ROOT, 1, loaded(false, 5));
     assert_eq!(
-        node.done()[..2],
+        node.take_calls(),
+        [Sent(0, ROOT, MergeOp::Kept)],
+        "the manager has it"
+    );
+    node.receive(0, ROOT, 1, loaded(true, 4));
+    node.merger.loaded(0, None, &mut node.driver);
+    assert_eq!(
+        node.take_calls()[..2],
         [Sent(0, ROOT, MergeOp::Drop), Sent(1, ROOT, MergeOp::Drop)]
     );
 }
 
 #[test]
-fn a_root_that_all_left_before_it_began_does_not_begin() {
+fn root_that_all_cpus_unload_before_it_begins_is_withdrawn() {
     let mut node = Node::new(2);
     let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
-    node.merger.propose(proposal, &mut node.desk);
-    node.merger.taken(Page(ROOT), &mut node.desk);
-    node.merger.loaded(0, None, &mut node.desk);
-    node.hear(
+    node.merger.propose(proposal, &mut node.driver);
+    node.merger.taken(Page(ROOT), &mut node.driver);
+    node.merger.loaded(0, None, &mut node.driver);
+    node.receive(
         0,
         ROOT,
         1,
         MergeOp::Accept {
             is_loaded: true,
-            turn: 1,
+            sequence: 1,
         },
     );
-    node.done();
-    node.hear(0, ROOT, 1, loaded(false, 2));
+    node.take_calls();
+    node.receive(0, ROOT, 1, loaded(false, 2));
     assert_eq!(
-        node.done(),
+        node.take_calls(),
         [Sent(0, ROOT, MergeOp::Kept)],
         "it need not wait for the votes"
     );
-    node.hear(
+    node.receive(
         1,
         ROOT,
         1,
         MergeOp::Accept {
             is_loaded: false,
-            turn: 1,
+            sequence: 1,
         },
     );
     let withdrawn = [
@@ -344,31 +360,31 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
         Sent(1, ROOT, MergeOp::Withdraw),
         GiveBack(ROOT),
     ];
-    assert_eq!(node.done(), withdrawn);
+    assert_eq!(node.take_calls(), withdrawn);
     assert!(!node.merger.is_merged(Page(ROOT)));
 }
 
 #[test]
-fn a_standing_root_stays_when_no_cpu_has_it_and_leaves_when_it_loses_an_entry() {
-    let mut node = Node::with_standing(0, ROOT..ROOT + 1).joined();
-    node.merger.loaded(0, None, &mut node.desk);
-    let ticket = node.merger.collect(&mut node.desk);
+fn pinned_root_stays_unloaded_and_leaves_when_it_loses_an_entry() {
+    let mut node = Node::with_pinned(0, ROOT..ROOT + 1).joined();
+    node.merger.loaded(0, None, &mut node.driver);
+    let ticket = node.merger.collect(&mut node.driver);
     assert!(node.merger.may_send(ticket));
-    assert_eq!(node.done(), []);
-    node.desk.memory[ROOT as usize][0] = 0;
-    let ticket = node.merger.collect(&mut node.desk);
+    assert_eq!(node.take_calls(), []);
+    node.driver.memory[ROOT as usize][0] = 0;
+    let ticket = node.merger.collect(&mut node.driver);
     assert!(!node.merger.may_send(ticket));
-    assert_eq!(node.done()[..2], [News, Sent(2, ROOT, MergeOp::Leave)]);
+    assert_eq!(node.take_calls()[..2], [Broadcast, Sent(2, ROOT, MergeOp::Leave)]);
 }
 
 #[test]
-fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
+fn last_pinned_root_is_proposed_for_any_hot_page() {
     const CHILD: Page = Page(LEAF);
-    let mut node = Node::with_standing(0, ROOT..ROOT + 1);
-    node.merger.stood(CR3.unwrap_or_default());
-    node.merger.stood(5 << 12);
-    // A root of its own, which leads to the same tables and is never hot.
-    node.merger.loaded(0, Some(4 << 12), &mut node.desk);
+    let mut node = Node::with_pinned(0, ROOT..ROOT + 1);
+    node.merger.last_pinned(CR3.unwrap_or_default());
+    node.merger.last_pinned(5 << 12);
+    // Another root, which points to the same tables and is never hot.
+    node.merger.loaded(0, Some(4 << 12), &mut node.driver);
     let (page, level) = (Page(ROOT), Level(3));
     assert_eq!(
         node.merger.suspect(CHILD),
@@ -377,45 +393,50 @@ fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
     let mut joined = node.joined();
     assert_eq!(joined.merger.suspect(Page(5)), None);
     assert!(joined.merger.is_merged(CHILD));
-    joined.desk.done.clear();
+    joined.driver.calls.clear();
     assert_eq!(Node::new(0).merger.suspect(CHILD), None);
 }
 
 #[test]
-fn a_standing_root_that_all_left_before_it_began_begins() {
-    let mut node = Node::with_standing(2, ROOT..ROOT + 1);
+fn pinned_root_that_all_cpus_unload_before_it_begins_still_begins() {
+    let mut node = Node::with_pinned(2, ROOT..ROOT + 1);
     let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
-    node.merger.propose(proposal, &mut node.desk);
-    node.merger.loaded(0, None, &mut node.desk);
-    node.merger.taken(Page(ROOT), &mut node.desk);
+    node.merger.propose(proposal, &mut node.driver);
+    node.merger.loaded(0, None, &mut node.driver);
+    node.merger.taken(Page(ROOT), &mut node.driver);
     for from in 0..2 {
-        let (is_loaded, turn) = (false, 1);
-        node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, turn });
+        let (is_loaded, sequence) = (false, 1);
+        node.receive(from, ROOT, 1, MergeOp::Accept { is_loaded, sequence });
     }
     let begun = [
         Sent(0, ROOT, MergeOp::Begin),
         Sent(1, ROOT, MergeOp::Begin),
         Open(ROOT),
     ];
-    assert!(node.done().ends_with(&begun));
+    assert!(node.take_calls().ends_with(&begun));
 }
 
 #[test]
-fn what_the_manager_did_before_goes_before_the_offer() {
+fn diffs_of_the_manager_precede_its_offer() {
     let mut node = Node::managing([true, true]);
     node.merger.propose(
         node.merger.suspect(Page(MIDDLE)).expect("below the root"),
-        &mut node.desk,
+        &mut node.driver,
     );
-    node.desk.memory[ROOT as usize][1] = table(LEAF);
-    node.merger.taken(Page(MIDDLE), &mut node.desk);
+    node.driver.memory[ROOT as usize][1] = table(LEAF);
+    node.merger.taken(Page(MIDDLE), &mut node.driver);
     let offer = MergeOp::Offer(Level(2));
-    let expected = [Take(MIDDLE), News, Sent(0, MIDDLE, offer), Sent(1, MIDDLE, offer)];
-    assert_eq!(node.done(), expected);
+    let expected = [
+        Take(MIDDLE),
+        Broadcast,
+        Sent(0, MIDDLE, offer),
+        Sent(1, MIDDLE, offer),
+    ];
+    assert_eq!(node.take_calls(), expected);
 }
 
 #[test]
-fn batches_are_applied_in_their_sources_order_and_after_what_they_come_after() {
+fn batches_are_applied_in_causal_order() {
     let stamp = |counts: [u64; 3]| VectorTime::decode(&counts.map(u64::to_le_bytes).concat()).expect("three");
     let here = stamp([4, 2, 0]);
     let awaits = |from, batch| here.awaits(NodeId(from), &stamp(batch));

@@ -1,4 +1,5 @@
-//! A guest's CPUs, as small programs, and what hardware does for them: TLBs, paging-structure caches, accessed and dirty bits.
+//! CPUs of a guest as small programs, with the hardware's TLBs, paging-structure caches, accessed and dirty
+//! bits.
 
 use crate::merged::Entry;
 
@@ -8,10 +9,10 @@ pub const WORDS: usize = 2;
 /// A word of memory.
 pub type At = (u32, usize);
 
-/// A translation: entries of the tables on the way, from the root.
+/// A translation: indices of the entries from the root.
 pub type Va = &'static [usize];
 
-/// What a CPU does next. Each is one instruction, or nothing at all to memory.
+/// An instruction of a CPU, or an event without access to memory.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Op {
     /// Waits until the word is 0 and makes it 1, in one locked instruction.
@@ -20,13 +21,13 @@ pub enum Op {
     Set(At, u64),
     /// Adds one, locked.
     Add(At),
-    /// Exchanges with 0, locked; what was there goes into the register.
+    /// Exchanges with 0, locked; the old value goes into the register.
     Take(At),
-    /// Waits until the word is this.
+    /// Waits until the word has this value.
     Await(At, u64),
-    /// Goes on with the next if the word is this, else leaves so many out.
+    /// Continues if the word has this value, else skips that many instructions.
     IfIs(At, u64, usize),
-    /// Goes on with the next if the register's entry is not dirty, else leaves so many out.
+    /// Continues if the register's entry is not dirty, else skips that many instructions.
     IfClean(usize),
     /// Interrupts a CPU.
     Interrupt(usize),
@@ -34,19 +35,20 @@ pub enum Op {
     Load(u32),
     /// Empties the caches of translations.
     Flush,
-    /// Uses memory through the tables; a fault leaves so many out, or is wrong (`usize::MAX`).
+    /// Accesses memory through the tables. A fault skips that many instructions, or is an error
+    /// (`usize::MAX`).
     Touch { va: Va, writes: bool, fault: usize },
-    /// From here on nobody may use the frame.
+    /// From here on an access to the frame is an error.
     Free(u64),
-    /// From here on writes to the frame are news.
+    /// From here on writes to the frame must not be lost.
     Cleaned(u64),
-    /// The frame's contents are dropped, as they are not news.
+    /// Drops the frame's contents as clean.
     Discard(u64),
-    /// Something that only one CPU may be in.
+    /// Enters a section in which only one CPU may be.
     Enter,
-    /// Out of it.
+    /// Leaves it.
     Exit,
-    /// One of several CPUs has done what only one was to do.
+    /// Counts one of several CPUs that may succeed only once.
     Win,
 }
 
@@ -58,20 +60,20 @@ pub struct Cached {
     pub is_dirty: bool,
 }
 
-/// What a CPU has beside its program.
+/// State of a CPU except its program.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Cpu {
     pub node: usize,
     pub at: usize,
-    /// Where it is in the handler of an interrupt.
+    /// Position in the interrupt handler.
     pub handler: Option<usize>,
     pub is_interrupted: bool,
-    /// It has left the guest to send an interrupt.
+    /// The CPU has left the guest to send an interrupt.
     pub is_out: bool,
     pub register: u64,
     pub cr3: Option<u32>,
     pub tlb: Vec<(Va, Cached)>,
-    /// Paging-structure caches: what the first entries of a translation lead to.
+    /// Paging-structure caches: tables that the first indices of a translation lead to.
     pub walks: Vec<(Va, u32)>,
 }
 
@@ -96,12 +98,12 @@ impl Cpu {
     }
 }
 
-/// An entry that leads to a table.
+/// Returns an entry that points to a table.
 pub fn table(page: u32) -> u64 {
     u64::from(page) << 12 | Entry::PRESENT | Entry::WRITABLE | Entry::ACCESSED
 }
 
-/// An entry that maps a frame, for writing.
+/// Returns an entry that maps a frame for writing.
 pub fn maps(frame: u64) -> u64 {
     frame << 12 | Entry::PRESENT | Entry::WRITABLE
 }

@@ -1,4 +1,5 @@
-//! Nodes, each with a copy of memory and a real [`Merger`]; links that keep no order; a plain stand-in for the engine.
+//! Nodes with a copy of memory and a real [`Merger`] each, links without order, and a simple model of the
+//! engine.
 
 mod cpu;
 mod engine;
@@ -11,41 +12,41 @@ use super::guest::{At, Cpu, Op, Va, WORDS};
 use crate::merged::{Accessed, Diff, Level, MergeMessage, Merger, Ticket, VectorTime};
 use crate::{Layout, NodeId, Page, Right};
 use engine::Request;
-use node::{Node, Rest};
+use node::{Node, NodeDriver};
 
-/// What the driver or the treatment leaves undone, to see that the checker finds it.
+/// Rules that the driver breaks, to show that the checker finds it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Broken {
     Nothing,
-    /// Pages go without what changed before them.
+    /// Pages are sent before the diffs that precede them.
     Transfers,
-    /// So do acknowledgements of invalidations, which carry no page.
+    /// Acknowledgements of invalidations are.
     Acknowledgements,
-    /// So do interrupts.
+    /// Interrupts are.
     Interrupts,
-    /// Changes are collected before the right is taken away, not after.
+    /// Diffs are collected before the right is revoked, not after.
     Early,
     /// Tables are collected from the leaves up.
     Upwards,
-    /// Changes are applied from the roots down.
+    /// Diffs are applied from the roots down.
     Downwards,
     /// Messages don't wait for the batches that they come after.
     Unordered,
-    /// Messages don't wait until unlinked pages have left.
+    /// Messages don't wait until detached pages have left.
     Hasty,
-    /// Nobody looks at CR3s.
+    /// The driver does not report CR3s.
     Blind,
-    /// A joined page is opened before its twin is taken everywhere.
+    /// A page is opened before all nodes have its twin.
     Open,
 }
 
-/// The same throughout a world.
+/// Constants of a world.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub nodes: usize,
     pub pages: u32,
     pub top: u8,
-    /// Merged at the start, with their levels.
+    /// Pages merged at the start, with their levels.
     pub merged: Vec<(u32, u8)>,
     pub memory: Vec<(At, u64)>,
     /// Pages that all nodes may read at first; the others are node 0's.
@@ -53,13 +54,13 @@ pub struct Plan {
     pub cpus: Vec<(usize, Option<u32>)>,
     pub programs: Vec<Vec<Op>>,
     pub handler: Vec<Op>,
-    /// What hardware may translate at any time.
+    /// Translations that the hardware may walk at any time.
     pub guesses: Vec<Va>,
-    /// Proposed at any time, once.
+    /// Pages proposed at any time, once.
     pub proposals: Vec<u32>,
     pub accessed: Accessed,
-    pub standing: Range<u32>,
-    /// Merged all the time.
+    pub pinned: Range<u32>,
+    /// Pages that must stay merged.
     pub stay: Vec<u32>,
     pub broken: Broken,
 }
@@ -68,7 +69,7 @@ pub struct Plan {
 pub enum Payload {
     Batch(Vec<Diff>),
     MergeMessage(MergeMessage, [u64; WORDS]),
-    /// A page, or word that a copy of it is given up.
+    /// A page, or the acknowledgement of an invalidation.
     Right(u32, Option<[u64; WORDS]>),
     Interrupt(usize),
 }
@@ -85,13 +86,13 @@ pub struct Packet {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Task {
     pub to: usize,
-    pub what: What,
+    pub what: PendingSend,
     pub collected: usize,
     pub ticket: Option<Ticket>,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub enum What {
+pub enum PendingSend {
     Page(u32, Right, bool),
     Interrupt(usize, usize),
 }
@@ -102,9 +103,9 @@ pub struct World {
     pub cpus: Vec<Cpu>,
     pub packets: Vec<Packet>,
     pub requests: Vec<Request>,
-    /// Wanted by their managers, for merging.
+    /// Pages that their managers acquire for merging.
     pub takes: Vec<(usize, u32)>,
-    /// Held by its manager, for merging.
+    /// Pages that their manager holds for merging.
     pub held: Vec<u32>,
     pub proposed: usize,
     freed: Vec<u64>,
@@ -138,9 +139,9 @@ impl World {
                     4,
                     plan.cpus.len(),
                     plan.accessed,
-                    plan.standing.clone(),
+                    plan.pinned.clone(),
                 ),
-                rest: Rest {
+                driver: NodeDriver {
                     me,
                     nodes: plan.nodes,
                     copy: copy.clone(),
@@ -175,7 +176,7 @@ impl World {
             wins: 0,
             wrong: None,
         };
-        // What is merged at the start joins as anything does.
+        // Pages merged at the start join like any other.
         for node in 0..plan.nodes {
             world.look_at_cr3s(node);
         }
@@ -186,9 +187,9 @@ impl World {
         world
     }
 
-    /// Delivers everything until a page is merged, as the nodes do when nobody disturbs them.
+    /// Delivers all messages until a page is merged.
     fn rest_awhile(&mut self, plan: &Plan, page: u32) {
-        while !self.nodes.iter().all(|node| node.rest.open[page as usize]) || !self.packets.is_empty() {
+        while !self.nodes.iter().all(|node| node.driver.open[page as usize]) || !self.packets.is_empty() {
             let request = self
                 .requests
                 .iter()
@@ -207,19 +208,19 @@ impl World {
         }
     }
 
-    fn merge(&mut self, node: usize, act: impl FnOnce(&mut Merger<WORDS>, &mut Rest)) {
-        let Node { merger, rest, .. } = &mut self.nodes[node];
-        act(merger, rest);
-        for page in std::mem::take(&mut self.nodes[node].rest.takes) {
+    fn merge(&mut self, node: usize, act: impl FnOnce(&mut Merger<WORDS>, &mut NodeDriver)) {
+        let Node { merger, driver, .. } = &mut self.nodes[node];
+        act(merger, driver);
+        for page in std::mem::take(&mut self.nodes[node].driver.takes) {
             self.takes.push((node, page));
         }
         self.take();
-        for page in std::mem::take(&mut self.nodes[node].rest.given_back) {
+        for page in std::mem::take(&mut self.nodes[node].driver.given_back) {
             self.held.retain(|held| *held != page);
         }
-        let sent = std::mem::take(&mut self.nodes[node].rest.sent);
+        let sent = std::mem::take(&mut self.nodes[node].driver.sent);
         self.packets.extend(sent);
-        // They are a set: links keep no order.
+        // A sorted list: links keep no order.
         self.packets.sort_by_cached_key(|packet| {
             let mut hasher = DefaultHasher::new();
             packet.hash(&mut hasher);
@@ -234,36 +235,36 @@ impl World {
             .position(|node| node.merger.suspect(Page(page)).is_some());
         if let Some(node) = proposer {
             let proposal = self.nodes[node].merger.suspect(Page(page)).expect("just found");
-            self.merge(node, |merger, rest| merger.propose(proposal, rest));
+            self.merge(node, |merger, driver| merger.propose(proposal, driver));
         }
     }
 
-    /// A node's message: its changes are collected page by page, then it is sent.
+    /// Continues a node's message: collects diffs page by page, then sends.
     pub fn go_on(&mut self, plan: &Plan, node: usize) {
         let mut task = self.nodes[node].task.take().expect("there is one");
         let leaves_out = match &task.what {
-            What::Page(_, _, true) => plan.broken == Broken::Transfers,
-            What::Page(_, _, false) => plan.broken == Broken::Acknowledgements,
-            What::Interrupt(..) => plan.broken == Broken::Interrupts,
+            PendingSend::Page(_, _, true) => plan.broken == Broken::Transfers,
+            PendingSend::Page(_, _, false) => plan.broken == Broken::Acknowledgements,
+            PendingSend::Interrupt(..) => plan.broken == Broken::Interrupts,
         };
         let count = self.nodes[node].merger.twins.len();
         if let Some(ticket) = task.ticket {
             assert!(self.nodes[node].merger.may_send(ticket) || plan.broken == Broken::Hasty);
-            if let (What::Page(page, right, _), Broken::Early) = (&task.what, plan.broken) {
+            if let (PendingSend::Page(page, right, _), Broken::Early) = (&task.what, plan.broken) {
                 self.restrict(node, *page, *right);
             }
-            let Node { merger, rest, .. } = &mut self.nodes[node];
+            let Node { merger, driver, .. } = &mut self.nodes[node];
             let payload = match task.what {
-                What::Page(page, _, brings) => {
-                    Payload::Right(page, brings.then_some(rest.copy[page as usize]))
+                PendingSend::Page(page, _, brings) => {
+                    Payload::Right(page, brings.then_some(driver.copy[page as usize]))
                 }
-                What::Interrupt(cpu, sender) => {
+                PendingSend::Interrupt(cpu, sender) => {
                     self.cpus[sender].is_out = false;
                     Payload::Interrupt(cpu)
                 }
             };
             let stamp = merger.stamp();
-            self.merge(node, |_, rest| rest.post(task.to, stamp, payload));
+            self.merge(node, |_, driver| driver.post(task.to, stamp, payload));
             return;
         }
         if task.collected == 0 && plan.broken != Broken::Blind {
@@ -275,14 +276,14 @@ impl World {
             } else {
                 task.collected
             };
-            let Node { merger, rest, .. } = &mut self.nodes[node];
-            let Merger { twins, changes, .. } = merger;
-            twins.collect(at, rest, changes);
+            let Node { merger, driver, .. } = &mut self.nodes[node];
+            let Merger { twins, diffs, .. } = merger;
+            twins.collect(at, driver, diffs);
             task.collected += 1;
         }
         if leaves_out || task.collected >= count {
             let mut ticket = None;
-            self.merge(node, |merger, rest| ticket = Some(merger.send_changes(rest)));
+            self.merge(node, |merger, driver| ticket = Some(merger.send_diffs(driver)));
             task.ticket = ticket;
         }
         self.nodes[node].task = Some(task);
@@ -292,7 +293,7 @@ impl World {
         for cpu in 0..self.cpus.len() {
             let cr3 = self.cpus[cpu].cr3.filter(|_| self.cpus[cpu].node == node);
             let cr3 = cr3.map(|page| u64::from(page) << 12);
-            self.merge(node, |merger, rest| merger.loaded(cpu, cr3, rest));
+            self.merge(node, |merger, driver| merger.loaded(cpu, cr3, driver));
         }
     }
 
@@ -306,7 +307,7 @@ impl World {
 
     pub fn is_ready(&self, plan: &Plan, packet: &Packet) -> bool {
         let node = &self.nodes[packet.to];
-        // A node's messages are handled one at a time, and not in the midst of a collection.
+        // A node handles one message at a time, and none during a collection.
         let collects = node
             .task
             .as_ref()
@@ -316,7 +317,7 @@ impl World {
         }
         match &packet.payload {
             Payload::Batch(_) => node.merger.awaits(id(packet.from), &packet.stamp),
-            // The merger itself insists.
+            // The merger checks this itself.
             Payload::MergeMessage(..) => node.merger.is_ready(&packet.stamp),
             _ => plan.broken == Broken::Unordered || node.merger.is_ready(&packet.stamp),
         }
@@ -326,21 +327,21 @@ impl World {
         let packet = self.packets.remove(at);
         let (from, to) = (packet.from, packet.to);
         match packet.payload {
-            Payload::Batch(changes) => self.nodes[to].applying = Some((from, changes)),
-            Payload::MergeMessage(saying, bytes) => {
-                self.nodes[to].rest.arrived = bytes;
-                self.merge(to, |merger, rest| merger.receive(id(from), saying, rest));
-                self.nodes[to].rest.arrived = [0; WORDS];
+            Payload::Batch(diffs) => self.nodes[to].applying = Some((from, diffs)),
+            Payload::MergeMessage(message, bytes) => {
+                self.nodes[to].driver.arrived = bytes;
+                self.merge(to, |merger, driver| merger.receive(id(from), message, driver));
+                self.nodes[to].driver.arrived = [0; WORDS];
             }
             Payload::Right(page, bytes) => {
                 if let Some(bytes) = bytes {
-                    self.nodes[to].rest.copy[page as usize] = bytes;
+                    self.nodes[to].driver.copy[page as usize] = bytes;
                 }
                 let request = self
                     .requests
                     .iter_mut()
                     .find(|one| one.page == page)
-                    .expect("one was asked");
+                    .expect("a request is pending");
                 request.awaited.retain(|other| *other != from);
                 self.complete(page);
             }
@@ -348,20 +349,20 @@ impl World {
         }
     }
 
-    /// One word of the batch, or its end.
+    /// Applies one word of a batch, or ends the batch.
     pub fn apply(&mut self, node: usize) {
-        let (from, mut changes) = self.nodes[node].applying.take().expect("there is one");
-        let Node { merger, rest, .. } = &mut self.nodes[node];
-        let first = changes.remove(0);
-        merger.twins.apply(&first, rest);
-        if changes.is_empty() {
-            self.merge(node, |merger, rest| merger.applied(id(from), rest));
+        let (from, mut diffs) = self.nodes[node].applying.take().expect("there is one");
+        let Node { merger, driver, .. } = &mut self.nodes[node];
+        let first = diffs.remove(0);
+        merger.twins.apply(&first, driver);
+        if diffs.is_empty() {
+            self.merge(node, |merger, driver| merger.applied(id(from), driver));
         } else {
-            self.nodes[node].applying = Some((from, changes));
+            self.nodes[node].applying = Some((from, diffs));
         }
     }
 
-    /// All programs have ended and nothing is under way.
+    /// Returns whether all programs have ended and nothing is in flight.
     pub fn is_over(&self, plan: &Plan) -> bool {
         let ended = |cpu: usize| {
             let one = &self.cpus[cpu];

@@ -1,4 +1,4 @@
-//! What the guests of these worlds do.
+//! Programs of the guests in these worlds.
 
 use super::guest::{Op, Va, maps, table};
 use super::machine::{Broken, Plan};
@@ -31,7 +31,7 @@ pub fn plan(programs: [Vec<Op>; 2]) -> Plan {
         guesses: vec![VA],
         proposals: vec![],
         accessed: Accessed::Preset,
-        standing: 0..0,
+        pinned: 0..0,
         stay: vec![],
         broken: Broken::Nothing,
     }
@@ -45,7 +45,7 @@ pub fn touch(writes: bool) -> Op {
     }
 }
 
-/// A page is unmapped, all CPUs are told, its frame is used anew.
+/// A page is unmapped, all CPUs are interrupted, and its frame is reused.
 pub fn shootdown() -> Plan {
     let unmap = vec![
         Op::Take((LEAF, 0)),
@@ -56,7 +56,8 @@ pub fn shootdown() -> Plan {
     plan([unmap, vec![touch(false), touch(true)]])
 }
 
-/// Who unmaps looks whether the other CPU has the address space; who takes it on says so first. Neither sends a page.
+/// A CPU unmaps after it checks whether the other one has the address space; that one announces it before it
+/// loads it. Neither sends a page.
 pub fn switching() -> Plan {
     let mask = (FLAGS, 1);
     let unmap = vec![
@@ -74,7 +75,8 @@ pub fn switching() -> Plan {
     plan
 }
 
-/// The dirty bit is cleared where the entry stays writable, as for MADV_FREE; later the page is dropped unless it is dirty.
+/// The dirty bit is cleared while the entry stays writable, as for MADV_FREE; later the page is dropped
+/// unless it is dirty.
 pub fn cleaning() -> Plan {
     let clean_and_drop = vec![
         Op::Set((LEAF, 0), maps(FRAME)),
@@ -90,7 +92,7 @@ pub fn cleaning() -> Plan {
     plan([clean_and_drop, vec![touch(true), touch(true)]])
 }
 
-/// A leaf table is cut off, all CPUs are told, and its page becomes data with a lock.
+/// A leaf table is cut off, all CPUs are interrupted, and its page becomes data with a lock.
 pub fn reuse(instead: u64) -> Plan {
     let mut free = vec![
         Op::Set((ROOT, 0), instead),
@@ -104,7 +106,7 @@ pub fn reuse(instead: u64) -> Plan {
     plan([free, other])
 }
 
-/// As before, but the other CPU never had the address space, so nobody interrupts it.
+/// As before, but the other CPU never had the address space, so it is not interrupted.
 pub fn quiet_reuse() -> Plan {
     let mut plan = reuse(table(OTHER));
     plan.programs[0].drain(1..3);
@@ -113,7 +115,7 @@ pub fn quiet_reuse() -> Plan {
     plan
 }
 
-/// A tree is cut off at its root, and the leaf table below is reused: nobody emptied the table between.
+/// A tree is cut off at its root, and the leaf table below is reused without having been emptied.
 pub fn tree() -> Plan {
     const DEEP: Va = &[0, 0, 0];
     let mut plan = reuse(0);
@@ -133,7 +135,8 @@ pub fn tree() -> Plan {
     plan
 }
 
-/// A table of one address space becomes one of another, which the other CPU has loaded; what it mapped before is freed.
+/// A table of one address space becomes one of another, which the other CPU has loaded; the page that it
+/// mapped before is freed.
 pub fn another_life() -> Plan {
     let move_on = vec![
         Op::Take((LEAF, 0)),
@@ -173,13 +176,13 @@ pub fn root_freed() -> Plan {
     plan
 }
 
-/// A page of the kernel is unmapped while each CPU has a root of its own, private to its node, beside the kernel's that none has any
-/// more: the kernel's tables stay merged below that one.
+/// A page of the kernel is unmapped while each CPU has a root private to its node. No CPU has the kernel's
+/// own root; the kernel's tables stay merged below it.
 pub fn private_roots() -> Plan {
     const OWN: u32 = 6;
     let mut plan = shootdown();
     plan.pages = 7;
-    plan.standing = ROOT..ROOT + 1;
+    plan.pinned = ROOT..ROOT + 1;
     plan.stay = vec![ROOT, LEAF];
     plan.memory.push(((OWN, 0), table(LEAF)));
     plan.memory.push(((OTHER, 0), table(LEAF)));
@@ -188,7 +191,7 @@ pub fn private_roots() -> Plan {
     plan
 }
 
-/// What node 0 did reaches node 2 by node 1.
+/// An event of node 0 reaches node 2 by node 1.
 pub fn hearsay() -> Plan {
     let first = vec![Op::Take((LEAF, 0)), Op::Free(FRAME), Op::Set(GO, 1)];
     let second = vec![Op::Await(GO, 1), Op::Set((FLAGS, 1), 1)];
@@ -204,8 +207,8 @@ pub fn with_lock(at: (u32, usize)) -> Vec<Op> {
     vec![Op::Acquire(at), Op::Enter, Op::Exit, Op::Set(at, 0)]
 }
 
-/// An entry is made writable without an interrupt; the other CPU learns of it by ordinary memory, or faults, takes the lock and
-/// tries again.
+/// An entry is made writable without an interrupt. The other CPU learns of it by ordinary memory, or faults,
+/// takes the lock and tries again.
 pub fn widening() -> Plan {
     let widen = vec![
         Op::Acquire((LOCK, 0)),

@@ -1,4 +1,5 @@
-//! The same guests on more nodes, their pages managed by any of them, merged from the start or later, in orders by chance.
+//! Random runs of the same guests on more nodes. Any node manages their pages, which are merged from the
+//! start or later.
 
 use protocol::chance::Chance;
 use stateright::Model;
@@ -9,11 +10,11 @@ use super::plans::*;
 use crate::merged::{Accessed, Entry};
 
 const STORIES: u64 = 4000;
-/// More than any of them takes.
+/// More steps than any run takes.
 const STEPS_MAX: usize = 20_000;
 
 impl Plan {
-    /// With other numbers for its pages.
+    /// Renumbers the pages.
     fn renumbered(mut self, numbers: &[u32]) -> Self {
         let page = |old: u32| numbers[old as usize];
         let value = |old: u64| {
@@ -32,9 +33,9 @@ impl Plan {
         self.merged.iter_mut().for_each(|(at, _)| *at = page(*at));
         self.proposals.iter_mut().for_each(|at| *at = page(*at));
         self.shared.iter_mut().for_each(|at| *at = page(*at));
-        if !self.standing.is_empty() {
-            let root = page(self.standing.start);
-            self.standing = root..root + 1;
+        if !self.pinned.is_empty() {
+            let root = page(self.pinned.start);
+            self.pinned = root..root + 1;
         }
         for cpu in &mut self.cpus {
             cpu.1 = cpu.1.map(page);
@@ -56,7 +57,7 @@ impl Plan {
     }
 }
 
-/// A guest in a world by chance.
+/// Returns a random world.
 fn by_chance(chance: &mut Chance) -> Plan {
     let mut plan = match chance.below(12) {
         0 => shootdown(),
@@ -76,7 +77,7 @@ fn by_chance(chance: &mut Chance) -> Plan {
     for cpu in &mut plan.cpus {
         cpu.0 = chance.below(plan.nodes);
     }
-    // Some join later, or again after they have left.
+    // Some pages join later, or again after they have left.
     let pages: Vec<u32> = plan.merged.iter().map(|(page, _)| *page).collect();
     plan.merged.truncate(chance.below(pages.len() + 1));
     for _ in 0..2 * pages.len() {
@@ -89,7 +90,7 @@ fn by_chance(chance: &mut Chance) -> Plan {
     for at in (1..numbers.len()).rev() {
         numbers.swap(at, chance.below(at + 1));
     }
-    // Page 0 stands for no table.
+    // Page 0 is no table.
     let zero = numbers
         .iter()
         .position(|number| *number == 0)
@@ -98,7 +99,7 @@ fn by_chance(chance: &mut Chance) -> Plan {
     plan.renumbered(&numbers)
 }
 
-fn tell(seed: u64) -> (u64, u64) {
+fn send_op(seed: u64) -> (u64, u64) {
     let mut chance = Chance::new(seed);
     let plan = by_chance(&mut chance);
     let mut world = World::new(&plan);
@@ -135,10 +136,10 @@ fn tell(seed: u64) -> (u64, u64) {
 }
 
 #[test]
-fn stories_end_well() {
+fn random_runs_of_guests_are_correct() {
     let (mut sent, mut left) = (0, 0);
     for seed in 0..STORIES {
-        let told = tell(seed);
+        let told = send_op(seed);
         sent += told.0;
         left += told.1;
     }

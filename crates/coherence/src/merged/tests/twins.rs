@@ -11,7 +11,7 @@ use crate::merged::{Accessed, AtomicPageWords, Diff, Entry, Level};
 
 const TOP: Level = Level(4);
 
-/// Four pages of four words. `stroke`: after so many more reads the guest writes this.
+/// Four pages of four words. `stroke`: after that many more reads the guest writes this word.
 #[derive(Default)]
 struct Small {
     words: Cell<[[u64; 4]; 4]>,
@@ -52,18 +52,18 @@ impl AtomicPageWords for Small {
     }
 }
 
-/// A page joins and begins.
+/// Joins and begins a page.
 fn open(twins: &mut Twins<4>, page: Page, level: Level, round: u64, memory: &mut Small) {
     twins.insert(page, level, round, memory);
     twins.set_open(page);
 }
 
 fn collect(twins: &mut Twins<4>, memory: &mut Small) -> Vec<Diff> {
-    let mut changes = Vec::new();
+    let mut diffs = Vec::new();
     for at in 0..twins.len() {
-        twins.collect(at, memory, &mut changes);
+        twins.collect(at, memory, &mut diffs);
     }
-    changes
+    diffs
 }
 
 fn leaf_table(memory: &mut Small) -> Twins<4> {
@@ -73,18 +73,19 @@ fn leaf_table(memory: &mut Small) -> Twins<4> {
 }
 
 #[test]
-fn an_entry_emptied_while_it_is_marked_stays_empty() {
+fn entry_cleared_while_it_is_preset_stays_clear() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     memory.set(1, 0, maps(7));
-    // Between the monitor's second look, from which the mark is made, and the mark the guest swaps the page out.
+    // The guest swaps the page out between the monitor's read, from which the mark is made, and the
+    // compare-and-exchange.
     let swapped = 0x1234_0000;
     memory.stroke.set(Some((1, 1, 0, swapped)));
-    let mut changes = Vec::new();
-    twins.collect(0, &mut memory, &mut changes);
+    let mut diffs = Vec::new();
+    twins.collect(0, &mut memory, &mut diffs);
     assert_eq!(memory.get(1, 0), swapped);
     assert_eq!(
-        changes,
+        diffs,
         [Diff {
             page: Page(1),
             word: 0,
@@ -95,27 +96,27 @@ fn an_entry_emptied_while_it_is_marked_stays_empty() {
 }
 
 #[test]
-fn an_entry_made_read_only_while_it_is_marked_does_not_become_dirty() {
+fn entry_made_read_only_while_it_is_preset_does_not_become_dirty() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     let read_only = maps(7) & !Entry::WRITABLE;
-    let mut changes = Vec::new();
+    let mut diffs = Vec::new();
     memory.set(1, 0, maps(7));
     memory.stroke.set(Some((1, 1, 0, read_only)));
-    twins.collect(0, &mut memory, &mut changes);
+    twins.collect(0, &mut memory, &mut diffs);
     assert_eq!(memory.get(1, 0), read_only | Entry::ACCESSED);
 }
 
 #[test]
-fn marks_are_set_in_the_own_copy_before_others_hear_of_the_entry() {
+fn bits_are_preset_locally_before_the_entry_is_sent() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     memory.set(1, 2, maps(7));
-    let changes = collect(&mut twins, &mut memory);
+    let diffs = collect(&mut twins, &mut memory);
     let marked = maps(7) | Entry::ACCESSED | Entry::DIRTY;
     assert_eq!(memory.get(1, 2), marked);
     assert_eq!(
-        changes,
+        diffs,
         [Diff {
             page: Page(1),
             word: 2,
@@ -123,14 +124,14 @@ fn marks_are_set_in_the_own_copy_before_others_hear_of_the_entry() {
             new: marked
         }]
     );
-    // A guest that clears them makes no news, and no clean page.
+    // A guest that clears the bits makes no diff and no clean page.
     memory.set(1, 2, maps(7));
     assert_eq!(collect(&mut twins, &mut memory), []);
     assert_eq!(memory.get(1, 2), marked);
 }
 
 #[test]
-fn where_the_accessed_bit_is_sent_pages_age() {
+fn pages_age_where_the_accessed_bit_is_sent() {
     let mut memory = Small::default();
     let mut twins = Twins::<4>::new(4, TOP, Accessed::Sent);
     open(&mut twins, Page(1), Level(1), 1, &mut memory);
@@ -158,7 +159,7 @@ fn where_the_accessed_bit_is_sent_pages_age() {
 }
 
 #[test]
-fn what_was_changed_here_too_stays_news_for_the_others() {
+fn local_change_stays_a_diff_after_a_remote_one() {
     let mut memory = Small::default();
     let mut twins = leaf_table(&mut memory);
     memory.set(1, 0, 0x1000);
@@ -182,7 +183,7 @@ fn what_was_changed_here_too_stays_news_for_the_others() {
         }]
     );
     assert_eq!(twins.merges.conflicts, 0);
-    // One word, changed by both.
+    // Both nodes change one word.
     memory.set(1, 3, 0x4000);
     twins.apply(
         &Diff {
@@ -197,7 +198,7 @@ fn what_was_changed_here_too_stays_news_for_the_others() {
 }
 
 #[test]
-fn a_table_is_loose_when_the_last_link_to_it_goes() {
+fn table_is_detached_with_its_last_link() {
     let mut memory = Small::default();
     memory.set(0, 0, table(1));
     memory.set(0, 1, table(1));
@@ -205,10 +206,10 @@ fn a_table_is_loose_when_the_last_link_to_it_goes() {
     open(&mut twins, Page(1), Level(3), 2, &mut memory);
     assert_eq!(twins.links(Page(1), Level(3)), 0);
     open(&mut twins, Page(0), TOP, 1, &mut memory);
-    assert_eq!(twins.next_loose(), None, "the root was counted when it came");
+    assert_eq!(twins.next_detached(), None, "the root was counted when it came");
     memory.set(0, 0, table(2));
     collect(&mut twins, &mut memory);
-    assert_eq!(twins.next_loose(), None);
+    assert_eq!(twins.next_detached(), None);
     twins.apply(
         &Diff {
             page: Page(0),
@@ -218,12 +219,12 @@ fn a_table_is_loose_when_the_last_link_to_it_goes() {
         },
         &mut memory,
     );
-    assert_eq!(twins.next_loose(), Some((Page(1), 2)));
-    assert_eq!(twins.next_loose(), None, "told once");
+    assert_eq!(twins.next_detached(), Some((Page(1), 2)));
+    assert_eq!(twins.next_detached(), None, "told once");
 }
 
 #[test]
-fn a_tree_is_loose_from_its_top_down_at_once() {
+fn tree_is_detached_from_its_top_down_at_once() {
     let mut memory = Small::default();
     memory.set(0, 0, table(1));
     memory.set(1, 0, table(2));
@@ -232,17 +233,17 @@ fn a_tree_is_loose_from_its_top_down_at_once() {
     for (page, level) in [(3, 1), (2, 2), (1, 3), (0, 4)] {
         open(&mut twins, Page(page), Level(level), 1, &mut memory);
     }
-    assert_eq!(twins.next_loose(), None);
+    assert_eq!(twins.next_detached(), None);
     memory.set(0, 0, table(2));
     assert_eq!(collect(&mut twins, &mut memory).len(), 1);
-    let loose: Vec<u32> = std::iter::from_fn(|| twins.next_loose())
+    let loose: Vec<u32> = std::iter::from_fn(|| twins.next_detached())
         .map(|(page, _)| page.0)
         .collect();
     assert_eq!(loose, [1, 2, 3]);
 }
 
 #[test]
-fn what_no_table_has_makes_one_doubt() {
+fn page_with_an_impossible_entry_is_detached() {
     let stray = [table(99), table(1) | Entry::LARGE, u64::MAX];
     for entry in stray {
         let mut memory = Small::default();
@@ -250,30 +251,30 @@ fn what_no_table_has_makes_one_doubt() {
         open(&mut twins, Page(0), TOP, 1, &mut memory);
         memory.set(0, 0, entry);
         collect(&mut twins, &mut memory);
-        assert_eq!(twins.next_loose(), Some((Page(0), 1)), "{entry:#x}");
+        assert_eq!(twins.next_detached(), Some((Page(0), 1)), "{entry:#x}");
     }
-    // A root that loses an entry is on its way out.
+    // A root that loses an entry is about to leave.
     let mut memory = Small::default();
     memory.set(0, 0, table(1));
     let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
     open(&mut twins, Page(0), TOP, 1, &mut memory);
     memory.set(0, 0, 0);
     collect(&mut twins, &mut memory);
-    assert_eq!(twins.next_loose(), Some((Page(0), 1)));
+    assert_eq!(twins.next_detached(), Some((Page(0), 1)));
 }
 
 proptest! {
-    /// Two nodes that write different words, and exchange what changed at any time, have the same in the end.
+    /// Two nodes that write different words and exchange diffs at any time end with the same words.
     #[test]
-    fn nodes_that_keep_to_their_words_agree(
+    fn nodes_that_write_different_words_converge(
         writes in prop::collection::vec((0_usize..2, 0_usize..2, 0_u64..5, any::<bool>()), 0..40)
     ) {
         let mut memory = [Small::default(), Small::default()];
         let mut twins = memory.each_mut().map(leaf_table);
         let exchange = |twins: &mut [Twins<4>; 2], memory: &mut [Small; 2]| {
             for from in 0..2 {
-                let changes = collect(&mut twins[from], &mut memory[from]);
-                changes.iter().for_each(|change| twins[1 - from].apply(change, &mut memory[1 - from]));
+                let diffs = collect(&mut twins[from], &mut memory[from]);
+                diffs.iter().for_each(|diff| twins[1 - from].apply(diff, &mut memory[1 - from]));
             }
         };
         for (node, word, frame, is_exchanged) in writes {

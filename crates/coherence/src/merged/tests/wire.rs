@@ -1,16 +1,18 @@
-//! Bytes of messages: what is written is read again, and rubbish is refused.
+//! Round trips of messages, and refusal of malformed bytes.
 
 use proptest::prelude::*;
 
 use crate::merged::{Diff, Level, MAX_SHARERS, MergeMessage, MergeOp, VectorTime};
 use crate::{NodeId, Page};
 
-fn say() -> impl Strategy<Value = MergeOp> {
+fn op() -> impl Strategy<Value = MergeOp> {
     prop_oneof![
         (1_u8..=5).prop_map(|level| MergeOp::Propose(Level(level))),
         (1_u8..=5).prop_map(|level| MergeOp::Offer(Level(level))),
-        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, turn)| MergeOp::Accept { is_loaded, turn }),
-        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, turn)| MergeOp::Loaded { is_loaded, turn }),
+        (any::<bool>(), any::<u64>())
+            .prop_map(|(is_loaded, sequence)| MergeOp::Accept { is_loaded, sequence }),
+        (any::<bool>(), any::<u64>())
+            .prop_map(|(is_loaded, sequence)| MergeOp::Loaded { is_loaded, sequence }),
         prop::sample::select(vec![
             MergeOp::Refuse,
             MergeOp::Begin,
@@ -27,44 +29,44 @@ fn say() -> impl Strategy<Value = MergeOp> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_again(
-        page: u32, word in 0_u16..512, old: u64, new: u64, round: u64, say in say(),
+    fn encoded_messages_decode_to_the_same_message(
+        page: u32, word in 0_u16..512, old: u64, new: u64, round: u64, op in op(),
         counts in prop::collection::vec(any::<u64>(), 1..=usize::from(MAX_SHARERS)),
     ) {
-        let change = Diff { page: Page(page), word, old, new };
-        prop_assert_eq!(Diff::decode(&change.encode()), Ok(change));
+        let diff = Diff { page: Page(page), word, old, new };
+        prop_assert_eq!(Diff::decode(&diff.encode()), Ok(diff));
         let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
         let stamp = VectorTime::decode(&bytes).unwrap();
         prop_assert!((0_u16..).zip(&counts).all(|(node, count)| stamp.of(NodeId(node)) == *count));
         let mut again = vec![0; bytes.len()];
         stamp.encode(u16::try_from(counts.len()).unwrap(), &mut again);
         prop_assert_eq!(again, bytes);
-        let saying = MergeMessage { stamp, page: Page(page), round, say };
-        prop_assert_eq!(MergeMessage::decode(&saying.encode(), stamp), Ok(saying));
+        let message = MergeMessage { stamp, page: Page(page), round, op };
+        prop_assert_eq!(MergeMessage::decode(&message.encode(), stamp), Ok(message));
     }
 
     #[test]
-    fn what_is_read_is_written_so(bytes in any::<[u8; 22]>(), kind in 0_u8..16, detail in 0_u8..7) {
+    fn decoded_bytes_encode_to_the_same_bytes(bytes in any::<[u8; 22]>(), kind in 0_u8..16, detail in 0_u8..7) {
         let mut bytes = bytes;
         bytes[12] = kind;
         bytes[13] = detail;
-        if let Ok(saying) = MergeMessage::decode(&bytes, VectorTime::default()) {
-            prop_assert_eq!(saying.encode(), bytes);
+        if let Ok(message) = MergeMessage::decode(&bytes, VectorTime::default()) {
+            prop_assert_eq!(message.encode(), bytes);
         }
-        if let Ok(change) = Diff::decode(&bytes) {
-            prop_assert!(change.word < 512);
-            prop_assert_eq!(change.encode(), bytes);
+        if let Ok(diff) = Diff::decode(&bytes) {
+            prop_assert!(diff.word < 512);
+            prop_assert_eq!(diff.encode(), bytes);
         }
     }
 }
 
 #[test]
-fn rubbish_is_refused() {
+fn malformed_bytes_are_refused() {
     let begin = MergeMessage {
         stamp: VectorTime::default(),
         page: Page(1),
         round: 2,
-        say: MergeOp::Begin,
+        op: MergeOp::Begin,
     };
     let mut bytes = begin.encode();
     bytes[13] = 1;

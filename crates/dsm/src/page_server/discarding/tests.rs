@@ -12,13 +12,14 @@ use crate::node::{Node, Settings};
 use crate::shape::Shape;
 
 const PAGES: u32 = 1024;
-const SOON: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Node 0 of two, of which it manages the first half; the other's control stream; and why it ended, once it has.
+/// Starts node 0 of two, which manages the first half. Returns it, the other's control stream, and the reason
+/// of its end.
 fn node() -> (Node, [UnixStream; 2], mpsc::Receiver<End>) {
     let (control, far_control) = UnixStream::pair().unwrap();
     let (bulk, far_bulk) = UnixStream::pair().unwrap();
-    far_control.set_read_timeout(Some(SOON)).unwrap();
+    far_control.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let shape = Shape {
         nodes: 2,
         pages: PAGES,
@@ -45,11 +46,11 @@ fn block(first: u32, mask: u64) -> Block {
 }
 
 #[test]
-fn what_a_node_asks_for_is_forgotten_and_it_is_told() {
+fn requested_block_is_discarded_and_reported() {
     let (node, [mut control, _bulk], ended) = node();
     // SAFETY: a page of the view, which lives until the end of this function.
     unsafe { node.view().add(65 * PAGE_BYTES).write_volatile(1) };
-    // Its neighbours come along.
+    // Its neighbours are claimed with it.
     std::thread::sleep(Duration::from_millis(20));
     let before = node.resident_bytes().unwrap();
     control
@@ -65,7 +66,7 @@ fn what_a_node_asks_for_is_forgotten_and_it_is_told() {
 }
 
 #[test]
-fn this_nodes_threads_wait_for_the_manager_of_each_page() {
+fn discard_waits_for_the_manager_of_each_page() {
     let (node, [mut control, _bulk], _ended) = node();
     std::thread::scope(|scope| {
         let given = scope.spawn(|| node.discards().give_back(once(PAGES / 2 - 1..PAGES / 2 + 3)));
@@ -74,7 +75,7 @@ fn this_nodes_threads_wait_for_the_manager_of_each_page() {
             control.read_exact(frame).unwrap();
         }
         frames.sort_unstable_by_key(|frame| frame[KIND_AT]);
-        // Its own is told, the other's asked for.
+        // This node's pages are done; the other's are requested.
         assert_eq!(
             frames[0],
             frame(DriverKind::Discarded, block(PAGES / 2 - 64, 1 << 63), 0)
@@ -90,18 +91,18 @@ fn this_nodes_threads_wait_for_the_manager_of_each_page() {
 }
 
 #[test]
-fn who_waits_goes_on_when_the_memory_ends() {
+fn discard_returns_when_the_memory_ends() {
     let (node, [control, bulk], ended) = node();
     std::thread::scope(|scope| {
         let given = scope.spawn(|| node.discards().give_back(once(PAGES - 1..PAGES)));
         drop((control, bulk));
-        assert!(matches!(ended.recv_timeout(SOON), Ok(End::Lost { .. })));
+        assert!(matches!(ended.recv_timeout(TEST_TIMEOUT), Ok(End::Lost { .. })));
         assert_eq!(given.join().unwrap(), 0);
     });
 }
 
 #[test]
-fn blocks_that_make_no_sense_end_it() {
+fn malformed_blocks_end_the_memory() {
     let half = PAGES / 2;
     for (name, frames) in [
         ("nothing", vec![frame(DriverKind::Discard, block(64, 0), 1)]),
@@ -131,7 +132,7 @@ fn blocks_that_make_no_sense_end_it() {
         ),
         (
             "too many at once",
-            // Pages that node 1 owns, and does not give: none of these ends.
+            // Node 1 owns these pages and does not release them: none of these requests ends.
             (0..=BLOCKS_MAX as u32)
                 .map(|at| frame(DriverKind::Discard, block(64, 1 << at), 1))
                 .collect(),
@@ -150,7 +151,7 @@ fn blocks_that_make_no_sense_end_it() {
         for frame in frames {
             control.write_all(&frame).unwrap();
         }
-        let end = ended.recv_timeout(SOON);
-        assert!(matches!(end, Ok(End::Nonsense(_))), "{name}: {end:?}");
+        let end = ended.recv_timeout(TEST_TIMEOUT);
+        assert!(matches!(end, Ok(End::ProtocolError(_))), "{name}: {end:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a thread of a program waited for: in all, and in each phase, which is from one meeting of all threads to the next.
+//! Waits of a kernel's thread: in all, and in each phase, which lasts from one barrier to the next.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -6,43 +6,43 @@ use std::time::Duration;
 use dsm::{Meter, Node, now_ns, ran_ns};
 use serde::{Deserialize, Serialize};
 
-/// After that lanes have told what they counted: they do when they sleep.
-const SETTLES: Duration = Duration::from_millis(5);
+/// Time after which page servers have published their counters: they do so when they sleep.
+const METER_DELAY: Duration = Duration::from_millis(5);
 
-/// A thread's part of a phase.
+/// Counts of a thread in a part of a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// How long it ran, nanoseconds by its own clock, without waiting for others.
+    /// CPU time, nanoseconds, without waiting for other threads.
     pub cpu_ns: u64,
-    /// How often it waited to read.
+    /// Stalls of reads.
     pub reads: u64,
-    /// To write what it could not read.
+    /// Stalls of writes to pages without a valid copy.
     pub writes: u64,
-    /// To write what it could read.
+    /// Stalls of writes to pages that could be read.
     pub upgrades: u64,
 }
 
 /// A phase of one thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phase {
-    /// At the same time as the others, and what the meeting at the end took.
+    /// Concurrent part, with the barrier at the end.
     pub together: Part,
-    /// While it had a lock for which others wait.
+    /// Part while holding a lock that others wait for.
     pub in_turn: Part,
 }
 
-/// What a run took on one node.
+/// Measurements of a run on one node.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Figures {
-    /// From start to end, nanoseconds.
+    /// Time from start to end, nanoseconds.
     pub ns: u64,
-    /// What its node counted meanwhile, the start included.
+    /// Counters of the node over the run, the start included.
     pub meter: Meter,
-    /// If they were asked for.
+    /// Phases, if requested.
     pub phases: Vec<Phase>,
 }
 
-/// Where it is written down.
+/// Recorder of a run.
 #[derive(Debug)]
 pub(super) struct Log<'a> {
     node: &'a Node,
@@ -51,7 +51,7 @@ pub(super) struct Log<'a> {
     begun: Cell<Meter>,
     began_ns: Cell<u64>,
     ended_ns: Cell<u64>,
-    /// What is written down already.
+    /// Counters that are recorded already.
     noted: Cell<Meter>,
     noted_cpu_ns: Cell<u64>,
     phase: Cell<Phase>,
@@ -59,7 +59,7 @@ pub(super) struct Log<'a> {
 }
 
 impl<'a> Log<'a> {
-    /// Of this thread, with phases or without.
+    /// Creates the recorder of this thread, with or without phases.
     pub fn new(node: &'a Node, has_phases: bool) -> Self {
         Self {
             node,
@@ -75,19 +75,19 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Counts from here on, while nobody does anything.
+    /// Begins to count, while no thread does anything.
     pub fn begin(&self) {
         self.begun.set(self.settled());
         self.noted.set(self.begun.get());
     }
 
-    /// Time is from here on.
+    /// Begins to measure time.
     pub fn start(&self) {
         self.noted_cpu_ns.set(self.cpu_ns());
         self.began_ns.set(now_ns());
     }
 
-    /// Waits for other threads, which is not its own time.
+    /// Waits for other threads, which does not count as this thread's time.
     pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.stop_clock();
         let result = wait();
@@ -95,18 +95,18 @@ impl<'a> Log<'a> {
         result
     }
 
-    /// The lock is this thread's: how long it ran for it is not its own time.
+    /// Begins to hold the lock: the time until here does not count as this thread's.
     pub fn turn_begins(&self) {
         self.noted_cpu_ns.set(self.cpu_ns());
         self.note(|phase| &mut phase.together);
     }
 
-    /// The lock is about to be free.
+    /// Ends holding the lock.
     pub fn turn_ends(&self) {
         self.note(|phase| &mut phase.in_turn);
     }
 
-    /// What ran until now is the thread's own time; what runs from now on is not, until somebody says so.
+    /// Counts the time until now as this thread's. Later time does not count until another call.
     pub fn stop_clock(&self) {
         if self.has_phases {
             let mut phase = self.phase.get();
@@ -115,7 +115,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// All have come.
+    /// Ends a phase: all threads have arrived.
     pub fn phase_ends(&self) {
         self.ended_ns.set(now_ns());
         if self.has_phases {
@@ -124,7 +124,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// All of it, after the last phase.
+    /// Returns the measurements after the last phase.
     pub fn figures(self) -> Figures {
         Figures {
             ns: self.ended_ns.get() - self.began_ns.get(),
@@ -152,7 +152,7 @@ impl<'a> Log<'a> {
     }
 
     fn settled(&self) -> Meter {
-        std::thread::sleep(SETTLES);
+        std::thread::sleep(METER_DELAY);
         self.node.meter()
     }
 

@@ -1,9 +1,9 @@
-//! C = A x B: each thread some rows of C; A and B are on node 0, and come from there.
+//! Matrix product C = A x B: each thread computes some rows of C. A and B are fetched from node 0.
 
-use super::{Share, Sum};
+use super::{Sum, ThreadShare};
 use crate::shared::{get, set};
 
-pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
+pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
     let size = share.size;
     let pages = (super::Kernel::Matrix.pages(size as u32) - 1) / 3;
     let matrix = |number: u32| {
@@ -35,7 +35,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
             set(word, *sum);
         }
     }
-    share.meet();
+    share.end_phase();
     Box::new(move || {
         c.iter()
             .fold(0, |sum, word| (sum ^ get(word).to_bits()).rotate_left(1))

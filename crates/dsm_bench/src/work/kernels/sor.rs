@@ -1,17 +1,17 @@
-//! Red-black successive over-relaxation: each half of the points in turn from the other half's values, so that the result does
-//! not depend on the order. Neighbours in the grid share the rows between their parts.
+//! Red-black successive over-relaxation: each half of the points is computed from the other half's values, so
+//! that the result does not depend on the order. Threads share the rows between their parts of the grid.
 
-use super::{Share, Sum};
+use super::{Sum, ThreadShare};
 use crate::shared::{get, set};
 
 const TURNS: usize = 20;
 const FACTOR: f64 = 1.25;
 
-pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
+pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
     let size = share.size;
     let pages = super::Kernel::Sor.pages(size as u32) - 1;
     let grid = &share.words.pages(share.first..share.first + pages)[..size * size];
-    // Each its own rows; the edges of the whole are fixed.
+    // Each thread has its own rows; the edges of the grid are fixed.
     for row in share.part(size) {
         for column in 0..size {
             let edge = row == 0 || column == 0 || row == size - 1 || column == size - 1;
@@ -34,7 +34,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
                 set(&grid[at], old + FACTOR * (around / 4.0 - old));
             }
         }
-        share.meet();
+        share.end_phase();
     }
     Box::new(move || {
         grid.iter()

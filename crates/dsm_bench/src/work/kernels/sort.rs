@@ -1,16 +1,16 @@
-//! Integer sort as NAS IS does it: each thread counts its keys by itself and adds its counts to one table for all.
+//! Integer sort as in NAS IS: each thread counts its keys and adds its counts to one shared table.
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Share, Sum};
+use super::{Sum, ThreadShare};
 use crate::shared::PAGE_WORDS;
 
 const KEYS: usize = 1 << 14;
-/// Of the table, and the lock's.
+/// Pages of the table and the lock.
 pub const PAGES: u32 = (KEYS / PAGE_WORDS) as u32 + 1;
 const TURNS: usize = 10;
 
-pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
+pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
     let words = share.words.pages(share.first..share.first + PAGES);
     let (lock, table) = (&words[0], &words[PAGE_WORDS..]);
     let keys: Vec<usize> = share.part(share.size * 1000).map(key).collect();
@@ -27,14 +27,14 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
                 word.store(word.load(Relaxed) + count, Relaxed);
             }
         });
-        share.meet();
-        // Everybody ranks its own keys by the whole table.
+        share.end_phase();
+        // Each thread ranks its own keys by the whole table.
         let mut before = 0;
         for (rank, word) in counts.iter_mut().zip(table) {
             *rank = before;
             before += word.load(Relaxed);
         }
-        share.meet();
+        share.end_phase();
     }
     Box::new(move || {
         table
@@ -43,7 +43,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
     })
 }
 
-/// The key of that number.
+/// Returns the key with that number.
 fn key(number: usize) -> usize {
     let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) as usize % KEYS

@@ -1,13 +1,14 @@
-//! The shortest tour, by branch and bound: threads take beginnings of tours from one counter, and share the best length.
+//! Shortest tour, by branch and bound: threads take beginnings of tours from one counter, and share the best
+//! length.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use super::{Share, Sum};
+use super::{Sum, ThreadShare};
 
-/// More would take hours.
+/// Largest number of towns: more would take hours.
 const TOWNS_MAX: usize = 16;
 
-pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
+pub fn run<'a>(share: &ThreadShare<'a>) -> Sum<'a> {
     let words = share.words.pages(share.first..share.first + 1);
     let (next, best) = (&words[0], &words[64]);
     let towns = share.size.clamp(4, TOWNS_MAX);
@@ -42,11 +43,11 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
             best.load(Relaxed)
         });
     }
-    share.meet();
+    share.end_phase();
     Box::new(move || best.load(SeqCst))
 }
 
-/// All ways on from a town; `known` is told of each whole tour's length, and says the best one.
+/// Visits all continuations from a town. `known` records each whole tour's length and returns the best one.
 fn visit(
     towns: usize,
     distance: &[[u64; TOWNS_MAX]; TOWNS_MAX],

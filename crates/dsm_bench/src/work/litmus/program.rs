@@ -1,37 +1,37 @@
-//! The tests: who does what, and what that forbids.
+//! The litmus tests: the accesses of each thread, and the outcomes that they forbid.
 
 use std::arch::asm;
 
 use serde::{Deserialize, Serialize};
 
-/// What a thread has read, of what it wrote or read last first.
+/// Values that a thread has read: of the variable that it wrote or read last first.
 pub type Seen = [u64; 2];
 
-/// Where one test is done.
+/// An instance of a test.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// The first variable.
+pub struct Instance {
+    /// First variable.
     pub x: *mut u64,
-    /// The second.
+    /// Second variable.
     pub y: *mut u64,
-    /// One that crosses two pages, shared by all places of a batch.
+    /// Variable that crosses two pages, shared by all instances of a batch.
     pub across: *mut u64,
-    /// What is not larger is old.
+    /// Values that are not larger are old.
     pub base: u64,
 }
 
-/// A test.
+/// A litmus test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Test {
     /// Store buffering: each writes one and reads the other.
     Sb,
-    /// With a fence between.
+    /// Store buffering with a fence between.
     SbFenced,
-    /// With a locked exchange for the write.
+    /// Store buffering with a locked exchange for the write.
     SbLocked,
     /// Message passing: written in this order, read in the other.
     Mp,
-    /// With locked accesses to the flag.
+    /// Message passing with locked accesses to the flag.
     MpLocked,
     /// Load buffering: each reads one and writes the other.
     Lb,
@@ -39,7 +39,7 @@ pub enum Test {
     S,
     /// R: a read after a write, against two writes.
     R,
-    /// With a fence before the read.
+    /// R with a fence before the read.
     RFenced,
     /// Two writes against two.
     TwoPlusTwoW,
@@ -59,19 +59,19 @@ pub enum Test {
     Crossing,
 }
 
-/// What a test shows.
+/// Outcome of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Some order of all accesses gives it.
+    /// Some order of all accesses explains it.
     Ordinary,
-    /// Allowed, but no order of all accesses gives it.
+    /// Allowed, but no order of all accesses explains it.
     Relaxed,
-    /// Not allowed.
+    /// Forbidden.
     Forbidden,
 }
 
 impl Test {
-    /// All of them.
+    /// All tests.
     pub const ALL: [Self; 17] = [
         Self::Sb,
         Self::SbFenced,
@@ -92,7 +92,7 @@ impl Test {
         Self::Crossing,
     ];
 
-    /// As in the literature.
+    /// Returns the name in the literature.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sb => "SB",
@@ -115,7 +115,7 @@ impl Test {
         }
     }
 
-    /// How many threads it takes.
+    /// Returns the number of threads.
     pub fn threads(self) -> u32 {
         match self {
             Self::Iriw => 4,
@@ -124,14 +124,14 @@ impl Test {
         }
     }
 
-    /// A thread's accesses; what it read.
-    pub(super) fn step(self, thread: u32, place: &Place) -> Seen {
-        let Place { x, y, across, base } = *place;
+    /// Runs a thread's accesses. Returns what it read.
+    pub(super) fn step(self, thread: u32, instance: &Instance) -> Seen {
+        let Instance { x, y, across, base } = *instance;
         let (one, two) = (base + 1, base + 2);
         let half = |value: u64| value | value << 32;
         let [low, high] = [x.cast::<u32>(), x.cast::<u32>().wrapping_add(1)];
-        // SAFETY: the variables are words of the shared memory, only ever used by these accesses: other threads write them at
-        // the same time, and any value may be read.
+        // SAFETY: the variables are words of the shared memory, only ever used by these accesses: other
+        // threads write them at the same time, and any value may be read.
         unsafe {
             match (self, thread) {
                 (Self::Sb, _) => {
@@ -265,8 +265,8 @@ impl Test {
         }
     }
 
-    /// What the threads' reads, and the variables' values in the end, show.
-    pub(super) fn judge(self, seen: &[Seen], last: Seen, base: u64) -> Outcome {
+    /// Classifies the threads' reads and the variables' final values.
+    pub(super) fn classify(self, seen: &[Seen], last: Seen, base: u64) -> Outcome {
         let new = |value: u64| value.saturating_sub(base);
         let [x_last, y_last] = last.map(new);
         let read = |thread: usize, which: usize| new(seen[thread][which]);
@@ -322,7 +322,7 @@ impl Test {
 }
 
 impl Test {
-    /// Whether a variable has in the end what no write left there: one was lost.
+    /// Returns whether a variable's final value is none that a write left there: a write was lost.
     fn has_lost(self, seen: &[Seen], last: Seen, base: u64) -> bool {
         let (one, either) = (base + 1, base + 1..=base + 2);
         let [x, y] = last;
@@ -346,8 +346,8 @@ impl Test {
     }
 }
 
-impl Place {
-    /// The variables' values in the end.
+impl Instance {
+    /// Returns the variables' final values.
     pub(super) fn last(&self) -> Seen {
         // SAFETY: as in `step`.
         unsafe { [load(self.x), load(self.y)] }

@@ -1,22 +1,22 @@
 use std::sync::atomic::AtomicU64;
 
-use super::program::{Outcome, Place, Seen, Test};
-use super::{PAGES, Run, Seat, seats};
+use super::program::{Instance, Outcome, Seen, Test};
+use super::{PAGES, Placement, Run, placements};
 use crate::shared::PAGE_WORDS;
 
 const BASE: u64 = 400;
 const OLD: u64 = 7;
 
-fn judge(test: Test, seen: [Seen; 4], last: Seen) -> Outcome {
+fn classify(test: Test, seen: [Seen; 4], last: Seen) -> Outcome {
     let written = |value: u64| match value {
         0 => OLD,
         new => BASE + new,
     };
-    test.judge(&seen.map(|seen| seen.map(written)), last.map(written), BASE)
+    test.classify(&seen.map(|seen| seen.map(written)), last.map(written), BASE)
 }
 
 #[test]
-fn forbidden_outcomes_are_found() {
+fn forbidden_outcomes_are_detected() {
     use Test::*;
     let none = [0, 0];
     for (test, seen, last) in [
@@ -35,52 +35,58 @@ fn forbidden_outcomes_are_found() {
         (Add, [[3, 0], [3, 0], none, none], [0, 0]),
         (Halves, [none, [1, 0], none, none], [0, 0]),
     ] {
-        assert_eq!(judge(test, seen, last), Outcome::Forbidden, "{test:?}");
+        assert_eq!(classify(test, seen, last), Outcome::Forbidden, "{test:?}");
     }
     let halves = |low: u64, high: u64| low | high << 32;
     let back = [[0, 0], [halves(OLD, BASE + 1), 0]];
-    assert_eq!(Test::HalvesBack.judge(&back, [0, 0], BASE), Outcome::Forbidden);
+    assert_eq!(Test::HalvesBack.classify(&back, [0, 0], BASE), Outcome::Forbidden);
     for value in [halves(OLD, BASE + 1), halves(BASE + 1, OLD), halves(OLD, OLD)] {
         let crossing = [[0, 0], [BASE + 1, value]];
-        assert_eq!(Test::Crossing.judge(&crossing, [0, 0], BASE), Outcome::Forbidden);
+        assert_eq!(
+            Test::Crossing.classify(&crossing, [0, 0], BASE),
+            Outcome::Forbidden
+        );
     }
 }
 
 #[test]
-fn a_write_that_is_lost_is_found() {
-    // What the threads read is fine; the first variable has its old value in the end.
+fn lost_write_is_detected() {
+    // The threads' reads are allowed; the first variable has its old value in the end.
     for test in Test::ALL.into_iter().filter(|test| *test != Test::Crossing) {
         let seen = [[BASE + 1, BASE + 1]; 4];
         assert_eq!(
-            test.judge(&seen, [OLD, BASE + 1], BASE),
+            test.classify(&seen, [OLD, BASE + 1], BASE),
             Outcome::Forbidden,
             "{test:?}"
         );
     }
     assert_eq!(
-        Test::Crossing.judge(&[[OLD, OLD | OLD << 32]; 4], [OLD, OLD], BASE),
+        Test::Crossing.classify(&[[OLD, OLD | OLD << 32]; 4], [OLD, OLD], BASE),
         Outcome::Forbidden
     );
 }
 
 #[test]
-fn what_only_a_store_buffer_shows_is_counted_apart() {
+fn store_buffer_outcomes_are_counted_apart() {
     let none = [0, 0];
-    assert_eq!(judge(Test::Sb, [none; 4], [1, 1]), Outcome::Relaxed);
-    assert_eq!(judge(Test::R, [none; 4], [1, 2]), Outcome::Relaxed);
+    assert_eq!(classify(Test::Sb, [none; 4], [1, 1]), Outcome::Relaxed);
+    assert_eq!(classify(Test::R, [none; 4], [1, 2]), Outcome::Relaxed);
     let torn = [[0, 0], [OLD, OLD | (BASE + 1) << 32]];
-    assert_eq!(Test::Crossing.judge(&torn, [0, BASE + 1], BASE), Outcome::Relaxed);
+    assert_eq!(
+        Test::Crossing.classify(&torn, [0, BASE + 1], BASE),
+        Outcome::Relaxed
+    );
 }
 
 #[test]
-fn threads_one_after_the_other_show_nothing_strange() {
-    // On one thread every test gives an outcome of some order, whichever thread's part comes first.
+fn sequential_threads_show_only_ordinary_outcomes() {
+    // On one thread every test has an outcome of some order, whichever thread's part comes first.
     for test in Test::ALL {
         for backwards in [false, true] {
             let mut words = [[OLD; 4]; 2];
             words[0][0] = if test == Test::Add { 0 } else { OLD | OLD << 32 };
             let [x, y] = words.each_mut().map(|word| word.as_mut_ptr());
-            let place = Place {
+            let instance = Instance {
                 x,
                 y,
                 across: y.wrapping_add(1).wrapping_byte_add(4),
@@ -92,9 +98,9 @@ fn threads_one_after_the_other_show_nothing_strange() {
                 order.reverse();
             }
             for thread in order {
-                seen[thread as usize] = test.step(thread, &place);
+                seen[thread as usize] = test.step(thread, &instance);
             }
-            let outcome = test.judge(&seen, place.last(), BASE);
+            let outcome = test.classify(&seen, instance.last(), BASE);
             let torn = test == Test::Crossing && backwards;
             assert!(
                 outcome == Outcome::Ordinary || torn,
@@ -116,10 +122,10 @@ fn run(test: Test, cpus: u16) -> Run {
     }
 }
 
-/// The node of each thread of each team.
+/// Returns the node of each thread of each team.
 fn nodes(test: Test, cpus: u16) -> Vec<Vec<u16>> {
     let mut nodes: Vec<Vec<u16>> = Vec::new();
-    for Seat { team, thread, node } in seats(&run(test, cpus)) {
+    for Placement { team, thread, node } in placements(&run(test, cpus)) {
         nodes.resize(nodes.len().max(team as usize + 1), Vec::new());
         assert_eq!(nodes[team as usize].len(), thread as usize, "{test:?}");
         nodes[team as usize].push(node);
@@ -133,22 +139,22 @@ fn two_cpus_of_a_node_run_threads_of_a_test_at_the_same_time() {
     assert_eq!(nodes(Test::Iriw, 1), [[0, 1, 0, 1]]);
     // Two tests of two threads at once, in the same pages: each node writes in one and reads in the other.
     assert_eq!(nodes(Test::Mp, 2), [[0, 1], [1, 0]]);
-    // Places share the variable that crosses two pages.
+    // Instances share the variable that crosses two pages.
     assert_eq!(nodes(Test::Crossing, 2), [[0, 1]]);
-    // Of larger tests neighbours share a node: who reads first may see a write before it leaves the node.
+    // In larger tests neighbours share a node: the first reader may see a write before it leaves the node.
     assert_eq!(nodes(Test::Wrc, 2), [[0, 0, 1]]);
     assert_eq!(nodes(Test::Iriw, 2), [[0, 0, 1, 1]]);
 }
 
 #[test]
-fn threads_in_plain_memory_see_the_order_of_this_processor() {
+fn plain_memory_shows_the_order_of_this_processor() {
     let words: Vec<AtomicU64> = (0..(PAGES as usize + 1) * PAGE_WORDS)
         .map(|_| AtomicU64::new(0))
         .collect();
     let mut batch = 1;
     for cpus in [1, 2] {
         for test in Test::ALL {
-            let tally = super::in_memory(
+            let counts = super::in_memory(
                 &words,
                 &Run {
                     batch,
@@ -156,9 +162,9 @@ fn threads_in_plain_memory_see_the_order_of_this_processor() {
                 },
                 |_, _| (),
             );
-            assert_eq!(tally.forbidden, 0, "{test:?}, {cpus} CPUs: {tally:?}");
-            assert!(tally.ordinary > 0, "{test:?} {tally:?}");
-            batch = tally.batches;
+            assert_eq!(counts.forbidden, 0, "{test:?}, {cpus} CPUs: {counts:?}");
+            assert!(counts.ordinary > 0, "{test:?} {counts:?}");
+            batch = counts.batches;
         }
     }
 }

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use dsm::Meter;
-use dsm_bench::baseline::{Answers, Waits, faults_ns, memory};
+use dsm_bench::baseline::{FaultResponder, WaitMode, faults_ns, memory};
 use dsm_bench::work::kernels::Scale;
-use dsm_bench::work::{Answer, Job, Order, Touch};
+use dsm_bench::work::{AccessOrder, Job, JobResult, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
@@ -202,11 +202,11 @@ impl Figures {
                 .collect();
             Ok(middle(times?))
         };
-        self.bare_fault_same_cpu_us = fault(Answers::SameCpu)?;
-        self.bare_fault_signal_us = fault(Answers::Itself)?;
+        self.bare_fault_same_cpu_us = fault(FaultResponder::SameCpu)?;
+        self.bare_fault_signal_us = fault(FaultResponder::Itself)?;
         if let Some(cpu) = nodes.other_cpu {
-            self.bare_fault_other_cpu_us = Some(fault(Answers::OtherCpu(cpu))?);
-            self.bare_fault_other_cpu_polling_us = Some(fault(Answers::OtherCpuPolling(cpu))?);
+            self.bare_fault_other_cpu_us = Some(fault(FaultResponder::OtherCpu(cpu))?);
+            self.bare_fault_other_cpu_polling_us = Some(fault(FaultResponder::OtherCpuPolling(cpu))?);
         }
         let request = |waits| -> Result<f64> {
             let times: Result<Vec<f64>> = (0..rounds)
@@ -217,8 +217,8 @@ impl Figures {
                 .collect();
             Ok(middle(times?))
         };
-        self.bare_request_polling_us = request(Waits::Polling)?;
-        self.bare_request_sleeping_us = request(Waits::Sleeping)?;
+        self.bare_request_polling_us = request(WaitMode::Polling)?;
+        self.bare_request_sleeping_us = request(WaitMode::Sleeping)?;
         if let Some(cpu) = nodes.other_cpu.filter(|_| nodes.by_memory) {
             let times: Result<Vec<f64>> = (0..rounds)
                 .map(|_| {
@@ -309,7 +309,7 @@ impl Figures {
             };
             let mut writes = 0;
             for answer in all(nodes, &job)? {
-                if let Answer::Count(count) = answer {
+                if let JobResult::Count(count) = answer {
                     writes += count;
                 }
             }
@@ -415,7 +415,7 @@ fn touch(
     threads: u32,
 ) -> Result<(Vec<u64>, u64)> {
     // Each of its faults by itself, so that none is answered by another one's fetch ahead.
-    let order = Order::Scattered;
+    let order = AccessOrder::Scattered;
     let touch = Touch {
         pages,
         write,
@@ -426,16 +426,16 @@ fn touch(
 }
 
 fn touched(nodes: &Nodes, node: u16, touch: Touch) -> Result<(Vec<u64>, u64)> {
-    match nodes.session.one(node, Job::Touch(touch)) {
-        Ok(Answer::Touched { each_ns, all_ns }) => Ok((each_ns, all_ns)),
+    match nodes.session.run_on(node, Job::Touch(touch)) {
+        Ok(JobResult::Touched { each_ns, all_ns }) => Ok((each_ns, all_ns)),
         Ok(answer) => bail!("node {node} answers {answer:?}"),
         Err(error) => bail!("{error}"),
     }
 }
 
-fn all(nodes: &Nodes, job: &Job) -> Result<Vec<Answer>> {
+fn all(nodes: &Nodes, job: &Job) -> Result<Vec<JobResult>> {
     let jobs = vec![job.clone(); usize::from(nodes.count)];
-    nodes.session.all(&jobs).map_err(|error| miette!("{error}"))
+    nodes.session.run_all(&jobs).map_err(|error| miette!("{error}"))
 }
 
 fn meter(nodes: &Nodes) -> Result<Meter> {

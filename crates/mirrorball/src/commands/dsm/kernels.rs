@@ -2,7 +2,7 @@
 
 use dsm::Meter;
 use dsm_bench::work::kernels::{Figures, Kernel, Part, Phase, Run, Scale};
-use dsm_bench::work::{Answer, Job};
+use dsm_bench::work::{Job, JobResult};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
@@ -163,11 +163,11 @@ impl Kernels<'_> {
             };
             let session = &self.nodes.session;
             let jobs = vec![Job::Kernel(run); usize::from(count)];
-            let answers = session.all(&jobs).map_err(|error| miette!("{error}"))?;
+            let answers = session.run_all(&jobs).map_err(|error| miette!("{error}"))?;
             let (mut all, mut first) = (Vec::new(), 0);
             for answer in answers {
                 match answer {
-                    Answer::Kernel { figures, sum } => {
+                    JobResult::Kernel { figures, sum } => {
                         all.push(figures);
                         first ^= sum;
                     }

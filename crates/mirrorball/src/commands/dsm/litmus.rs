@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use dsm::Meter;
-use dsm_bench::work::litmus::{CPUS_MAX, PAGES, Run, Tally, Test};
-use dsm_bench::work::{Answer, Job};
+use dsm_bench::work::litmus::{CPUS_MAX, OutcomeCounts, PAGES, Run, Test};
+use dsm_bench::work::{Job, JobResult};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ pub struct LitmusArgs {
 struct Row {
     test: &'static str,
     #[serde(flatten)]
-    tally: Tally,
+    counts: OutcomeCounts,
 }
 
 /// A memory that lost a write may leave threads waiting for one another for ever: so much longer than it should take, all ends.
@@ -51,7 +51,7 @@ pub fn litmus(args: &LitmusArgs) -> Result<ExitCode> {
         .iter()
         .map(|test| Row {
             test: test.name(),
-            tally: Tally::default(),
+            counts: OutcomeCounts::default(),
         })
         .collect();
     let mut sent = Meter::default();
@@ -88,15 +88,15 @@ fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
                 cpus,
             };
             let jobs = vec![Job::Litmus(run); usize::from(nodes.count)];
-            let answers = nodes.session.all(&jobs).map_err(|error| miette!("{error}"))?;
-            let Some(Answer::Litmus(tally)) = answers.first() else {
+            let answers = nodes.session.run_all(&jobs).map_err(|error| miette!("{error}"))?;
+            let Some(JobResult::Litmus(counts)) = answers.first() else {
                 bail!("node 0 answers {:?}", answers.first());
             };
-            row.tally.ordinary += tally.ordinary;
-            row.tally.relaxed += tally.relaxed;
-            row.tally.forbidden += tally.forbidden;
-            row.tally.batches += tally.batches - batch;
-            batch = tally.batches;
+            row.counts.ordinary += counts.ordinary;
+            row.counts.relaxed += counts.relaxed;
+            row.counts.forbidden += counts.forbidden;
+            row.counts.batches += counts.batches - batch;
+            batch = counts.batches;
         }
     }
     let sent = nodes.session.meter().map_err(|error| miette!("{error}"))?;
@@ -109,14 +109,17 @@ fn say(args: &LitmusArgs, rows: &[Row], sent: Meter) -> Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(rows).into_diagnostic()?);
     } else {
         println!("test                     times   only x86 allows   forbidden");
-        for Row { test, tally } in rows {
-            let times = tally.ordinary + tally.relaxed + tally.forbidden;
-            println!("{test:18} {times:11} {:17} {:11}", tally.relaxed, tally.forbidden);
+        for Row { test, counts } in rows {
+            let times = counts.ordinary + counts.relaxed + counts.forbidden;
+            println!(
+                "{test:18} {times:11} {:17} {:11}",
+                counts.relaxed, counts.forbidden
+            );
         }
         let faults = sent.reads.count + sent.writes.count + sent.upgrades.count;
         println!("{faults} faults, {} pages sent", sent.pages);
     }
-    if rows.iter().any(|row| row.tally.forbidden > 0) {
+    if rows.iter().any(|row| row.counts.forbidden > 0) {
         eprintln!("mirrorball: the memory's order was broken: see the column of forbidden outcomes");
         return Ok(ExitCode::from(exit::FAILED));
     }

@@ -114,7 +114,7 @@ impl NodesArgs {
             method: self.copy.then_some(Method::Copy),
         };
         let security = host.security()?;
-        let session = Session::lead(shape, &peers, host.means(&security), &host.settings(), lost)
+        let session = Session::coordinate(shape, &peers, host.options(&security), &host.settings(), lost)
             .map_err(|error| miette!("{error}"))?;
         say_notes(session.node());
         Ok(Nodes {
@@ -132,7 +132,7 @@ impl NodesArgs {
 impl Nodes {
     /// Ends the memory, and waits for the others.
     pub fn part(self) -> Result<()> {
-        self.session.part();
+        self.session.close();
         let end = Instant::now() + END_LIMIT;
         for mut child in self.children {
             while child.try_wait().map_err(|error| miette!("{error}"))?.is_none() {

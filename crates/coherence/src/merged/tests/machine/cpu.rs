@@ -1,15 +1,15 @@
-//! Instructions, and what hardware does by itself.
+//! Instructions, and the hardware's own walks.
 
 use super::super::guest::{At, Cached, Op, Va};
-use super::{Plan, Task, What, World};
+use super::{PendingSend, Plan, Task, World};
 use crate::Right;
 use crate::merged::Entry;
 
 impl World {
-    /// What a CPU needs to go on with this instruction, if its node has not got it.
+    /// Returns what a CPU's node must acquire for this instruction, if anything.
     pub fn lacks(&self, cpu: usize, op: Op) -> Option<(u32, Right)> {
-        let rest = &self.nodes[self.cpus[cpu].node].rest;
-        let lacks = |(page, _): At, right| (!rest.allows(page, right)).then_some((page, right));
+        let driver = &self.nodes[self.cpus[cpu].node].driver;
+        let lacks = |(page, _): At, right| (!driver.allows(page, right)).then_some((page, right));
         match op {
             Op::Acquire(at) | Op::Set(at, _) | Op::Add(at) | Op::Take(at) => lacks(at, Right::Write),
             Op::Await(at, _) | Op::IfIs(at, _, _) => lacks(at, Right::Read),
@@ -18,10 +18,10 @@ impl World {
         }
     }
 
-    /// Where hardware gets by these indices, from the furthest that it has cached.
+    /// Follows indices from the farthest cached table.
     fn follow(&self, cpu: usize, path: &[usize]) -> Result<u32, Option<(u32, Right)>> {
         let cpu = &self.cpus[cpu];
-        let rest = &self.nodes[cpu.node].rest;
+        let driver = &self.nodes[cpu.node].driver;
         let cached = |part: &&(Va, u32)| path.starts_with(part.0);
         let furthest = cpu.walks.iter().filter(cached).max_by_key(|part| part.0.len());
         let (begun, mut table) = match furthest {
@@ -29,11 +29,11 @@ impl World {
             None => (0, cpu.cr3.ok_or(None)?),
         };
         for index in &path[begun..] {
-            if !rest.allows(table, Right::Write) {
+            if !driver.allows(table, Right::Write) {
                 return Err(Some((table, Right::Write)));
             }
-            let entry = Entry(rest.copy[table as usize][*index]);
-            if !entry.is_present() || entry.frame() >= rest.copy.len() as u64 {
+            let entry = Entry(driver.copy[table as usize][*index]);
+            if !entry.is_present() || entry.frame() >= driver.copy.len() as u64 {
                 return Err(None);
             }
             table = u32::try_from(entry.frame()).expect("in memory");
@@ -41,7 +41,7 @@ impl World {
         Ok(table)
     }
 
-    /// A translation through TLB, caches and tables, or what it lacks, or (`None`) a fault.
+    /// Translates through TLB, caches and tables. Returns what is missing, or `None` for a fault.
     fn walk(&self, cpu: usize, va: Va, writes: bool) -> Result<Cached, Option<(u32, Right)>> {
         let cached = self.cpus[cpu]
             .tlb
@@ -52,11 +52,11 @@ impl World {
             return Ok(cached);
         }
         let table = self.follow(cpu, &va[..va.len() - 1])?;
-        let rest = &self.nodes[self.cpus[cpu].node].rest;
-        if !rest.allows(table, Right::Write) {
+        let driver = &self.nodes[self.cpus[cpu].node].driver;
+        if !driver.allows(table, Right::Write) {
             return Err(Some((table, Right::Write)));
         }
-        let entry = Entry(rest.copy[table as usize][va[va.len() - 1]]);
+        let entry = Entry(driver.copy[table as usize][va[va.len() - 1]]);
         let may_write = entry.0 & Entry::WRITABLE != 0;
         if !entry.is_present() || (writes && !may_write) {
             return Err(None);
@@ -68,7 +68,7 @@ impl World {
         })
     }
 
-    /// Hardware translates and marks the entries. False if it can't, or there is nothing new.
+    /// Walks and marks the entries. Returns false if the walk fails or changes nothing.
     pub fn fill(&mut self, cpu: usize, va: Va, writes: bool) -> bool {
         let Ok(cached) = self.walk(cpu, va, writes) else {
             return false;
@@ -78,7 +78,7 @@ impl World {
         }
         let table = self.follow(cpu, &va[..va.len() - 1]).expect("it was walked");
         let node = self.cpus[cpu].node;
-        let word = &mut self.nodes[node].rest.copy[table as usize][va[va.len() - 1]];
+        let word = &mut self.nodes[node].driver.copy[table as usize][va[va.len() - 1]];
         *word |= Entry::ACCESSED | if writes { Entry::DIRTY } else { 0 };
         let tlb = &mut self.cpus[cpu].tlb;
         tlb.retain(|(other, _)| *other != va);
@@ -86,7 +86,7 @@ impl World {
         true
     }
 
-    /// Hardware caches the way to the last table. Upper entries have their accessed bit in these worlds.
+    /// Caches the path to the last table. Upper entries have their accessed bit in these worlds.
     pub fn cache_walk(&mut self, cpu: usize, va: Va, depth: usize) -> bool {
         let part = &va[..=depth];
         if self.cpus[cpu].walks.iter().any(|(other, _)| *other == part) {
@@ -99,30 +99,30 @@ impl World {
         true
     }
 
-    /// Does an instruction that lacks nothing. False if it has to wait.
+    /// Executes an instruction that lacks nothing. Returns false if it must wait.
     pub fn execute(&mut self, plan: &Plan, cpu: usize, op: Op) -> bool {
         let node = self.cpus[cpu].node;
-        let rest = &mut self.nodes[node].rest;
+        let driver = &mut self.nodes[node].driver;
         let mut skip = 0;
         match op {
             Op::Acquire((page, word)) => {
-                if rest.copy[page as usize][word] != 0 {
+                if driver.copy[page as usize][word] != 0 {
                     return false;
                 }
-                rest.copy[page as usize][word] = 1;
+                driver.copy[page as usize][word] = 1;
             }
-            Op::Set((page, word), value) => rest.copy[page as usize][word] = value,
-            Op::Add((page, word)) => rest.copy[page as usize][word] += 1,
+            Op::Set((page, word), value) => driver.copy[page as usize][word] = value,
+            Op::Add((page, word)) => driver.copy[page as usize][word] += 1,
             Op::Take((page, word)) => {
-                self.cpus[cpu].register = std::mem::take(&mut rest.copy[page as usize][word]);
+                self.cpus[cpu].register = std::mem::take(&mut driver.copy[page as usize][word]);
             }
             Op::Await((page, word), value) => {
-                if rest.copy[page as usize][word] != value {
+                if driver.copy[page as usize][word] != value {
                     return false;
                 }
             }
             Op::IfIs((page, word), value, leave) => {
-                if rest.copy[page as usize][word] != value {
+                if driver.copy[page as usize][word] != value {
                     skip = leave;
                 }
             }
@@ -139,7 +139,7 @@ impl World {
                 self.cpus[cpu].is_out = true;
                 self.nodes[node].task = Some(Task {
                     to,
-                    what: What::Interrupt(target, cpu),
+                    what: PendingSend::Interrupt(target, cpu),
                     collected: 0,
                     ticket: None,
                 });
@@ -196,7 +196,7 @@ impl World {
         true
     }
 
-    /// The instruction that a CPU is at.
+    /// Returns a CPU's current instruction.
     pub fn next_op(&self, plan: &Plan, cpu: usize) -> Option<Op> {
         let one = &self.cpus[cpu];
         match one.handler {

@@ -1,23 +1,24 @@
-//! A plain stand-in for the engine: who wants a page asks all who have it, and is granted it when all have answered.
+//! A simple model of the engine: a requester asks all nodes with the page, and is granted it when all have
+//! replied.
 
-use super::{Broken, Plan, Task, What, World};
+use super::{Broken, PendingSend, Plan, Task, World};
 use crate::{Page, Right};
 
-/// One who wants a page: at most one for each page.
+/// A pending request, at most one for each page.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Request {
     pub page: u32,
     pub by: usize,
     pub right: Right,
     pub is_taken: bool,
-    /// Who has yet to begin to answer.
+    /// Nodes that have not begun their reply.
     pub unasked: Vec<usize>,
-    /// Whose answer is to come.
+    /// Nodes whose reply is in flight.
     pub awaited: Vec<usize>,
 }
 
 impl World {
-    /// Begins to take the pages that managers want, one request for a page at a time.
+    /// Begins to acquire the pages that managers want, with one request for a page at a time.
     pub fn take(&mut self) {
         let is_free = |(_, page): &(usize, u32)| self.requests.iter().all(|one| one.page != *page);
         if let Some(at) = self.takes.iter().position(is_free) {
@@ -27,9 +28,10 @@ impl World {
         }
     }
 
-    /// Somebody wants a page. Whoever is asked answers at any time later.
+    /// Requests a page. The nodes reply at any time later.
     pub fn request(&mut self, by: usize, page: u32, right: Right, is_taken: bool) {
-        let holds = |node: &usize| *node != by && self.nodes[*node].rest.rights[page as usize] > Right::None;
+        let holds =
+            |node: &usize| *node != by && self.nodes[*node].driver.rights[page as usize] > Right::None;
         let mut unasked: Vec<usize> = (0..self.nodes.len()).filter(holds).collect();
         if right == Right::Read {
             unasked.truncate(1);
@@ -50,14 +52,14 @@ impl World {
             .requests
             .iter_mut()
             .find(|one| one.page == page)
-            .expect("one was asked");
+            .expect("a request is pending");
         let is_first = request.awaited[0] == node;
         let (by, right) = (request.by, request.right);
         request.unasked.retain(|other| *other != node);
-        let has = self.nodes[by].rest.rights[page as usize] > Right::None;
+        let has = self.nodes[by].driver.rights[page as usize] > Right::None;
         let task = Task {
             to: by,
-            what: What::Page(page, right, is_first && !has),
+            what: PendingSend::Page(page, right, is_first && !has),
             collected: 0,
             ticket: None,
         };
@@ -73,22 +75,22 @@ impl World {
         } else {
             Right::Read
         };
-        let had = &mut self.nodes[node].rest.rights[page as usize];
+        let had = &mut self.nodes[node].driver.rights[page as usize];
         *had = to.min(*had);
     }
 
-    /// Grants what is asked for if everybody has answered.
+    /// Grants the page once all nodes have replied.
     pub fn complete(&mut self, page: u32) {
         let is_done = |one: &Request| one.page == page && one.awaited.is_empty();
         let Some(at) = self.requests.iter().position(is_done) else {
             return;
         };
         let request = self.requests.remove(at);
-        let right = &mut self.nodes[request.by].rest.rights[page as usize];
+        let right = &mut self.nodes[request.by].driver.rights[page as usize];
         if request.is_taken {
             *right = Right::None;
             self.held.push(page);
-            self.merge(request.by, |merger, rest| merger.taken(Page(page), rest));
+            self.merge(request.by, |merger, driver| merger.taken(Page(page), driver));
         } else {
             *right = request.right;
             self.take();

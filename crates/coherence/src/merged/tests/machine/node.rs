@@ -1,4 +1,4 @@
-//! One node: a copy of memory, its merger, and what that wants done.
+//! A node: a copy of memory, its merger, and the merger's driver.
 
 use super::super::guest::WORDS;
 use super::{Packet, Payload, Task};
@@ -8,15 +8,15 @@ use crate::{NodeId, Page, Right};
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Node {
     pub merger: Merger<WORDS>,
-    pub rest: Rest,
+    pub driver: NodeDriver,
     pub task: Option<Task>,
-    /// A batch that is being applied: whose, and what is left of it.
+    /// A batch that is being applied: its sender, and the rest.
     pub applying: Option<(usize, Vec<Diff>)>,
 }
 
-/// A node but for its merger, and what its merger wants done.
+/// Driver of a merger: it records what the merger asks for.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Rest {
+pub struct NodeDriver {
     pub me: usize,
     pub nodes: usize,
     pub copy: Vec<[u64; WORDS]>,
@@ -30,7 +30,7 @@ pub struct Rest {
     pub is_early: bool,
 }
 
-impl AtomicPageWords for Rest {
+impl AtomicPageWords for NodeDriver {
     fn is_ram(&self, page: Page) -> bool {
         (page.0 as usize) < self.copy.len()
     }
@@ -47,30 +47,30 @@ impl AtomicPageWords for Rest {
     }
 }
 
-impl Hooks for Rest {
-    fn send(&mut self, to: NodeId, saying: MergeMessage) {
-        let bytes = if saying.say.carries_page() {
-            self.copy[saying.page.0 as usize]
+impl Hooks for NodeDriver {
+    fn send(&mut self, to: NodeId, message: MergeMessage) {
+        let bytes = if message.op.carries_page() {
+            self.copy[message.page.0 as usize]
         } else {
             [0; WORDS]
         };
-        if self.is_early && saying.say.carries_page() {
-            self.open[saying.page.0 as usize] = true;
+        if self.is_early && message.op.carries_page() {
+            self.open[message.page.0 as usize] = true;
         }
         self.post(
             usize::from(to.0),
-            saying.stamp,
-            Payload::MergeMessage(saying, bytes),
+            message.stamp,
+            Payload::MergeMessage(message, bytes),
         );
     }
     fn broadcast(&mut self, batch: Batch<'_>) {
-        let mut changes = batch.changes.to_vec();
+        let mut diffs = batch.diffs.to_vec();
         if self.is_upwards {
-            changes.reverse();
+            diffs.reverse();
         }
         let me = self.me;
         for to in (0..self.nodes).filter(|to| *to != me) {
-            self.post(to, batch.stamp, Payload::Batch(changes.clone()));
+            self.post(to, batch.stamp, Payload::Batch(diffs.clone()));
         }
     }
     fn take(&mut self, page: Page) {
@@ -92,7 +92,7 @@ impl Hooks for Rest {
     }
 }
 
-impl Rest {
+impl NodeDriver {
     pub fn post(&mut self, to: usize, stamp: VectorTime, payload: Payload) {
         let from = self.me;
         self.sent.push(Packet {

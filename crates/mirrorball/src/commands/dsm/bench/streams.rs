@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use dsm::Meter;
-use dsm_bench::work::{Job, Order, Touch};
+use dsm_bench::work::{AccessOrder, Job, Touch};
 use miette::{Result, miette};
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ struct Kind {
     /// Of so many pages in a row it uses so many.
     row: usize,
     used: u32,
-    order: Order,
+    order: AccessOrder,
 }
 
 const KINDS: [Kind; 4] = [
@@ -42,28 +42,28 @@ const KINDS: [Kind; 4] = [
         fills: false,
         row: PAGES as usize,
         used: PAGES,
-        order: Order::Ascending,
+        order: AccessOrder::Ascending,
     },
     Kind {
         name: "reads 4 in a row of 32",
         fills: false,
         row: 32,
         used: 4,
-        order: Order::Ascending,
+        order: AccessOrder::Ascending,
     },
     Kind {
         name: "reads scattered",
         fills: false,
         row: PAGES as usize,
         used: PAGES,
-        order: Order::Scattered,
+        order: AccessOrder::Scattered,
     },
     Kind {
         name: "fills one after the other",
         fills: true,
         row: PAGES as usize,
         used: PAGES,
-        order: Order::Ascending,
+        order: AccessOrder::Ascending,
     },
 ];
 
@@ -114,7 +114,7 @@ impl Kind {
             let discard = Job::Discard(pages.clone());
             nodes
                 .session
-                .one(1, discard)
+                .run_on(1, discard)
                 .map_err(|error| miette!("{error}"))?;
         } else {
             touch(nodes, 1, pages.clone(), true, 1)?;

@@ -1,46 +1,46 @@
-//! The manager's part of the exchanges of its pages.
+//! The manager's part of an exchange.
 
 use super::{Hooks, MergeOp, Merger, Ticket};
 use crate::merged::{Level, MAX_SHARERS};
 use crate::{NodeId, Nodes, Page};
 
-/// A page that is, or may become, merged.
+/// A page that is merged or is joining.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Managed {
     page: Page,
     level: Level,
     round: u64,
     stage: Stage,
-    /// Whose answer is awaited.
+    /// Nodes whose answer is pending.
     awaited: Nodes,
-    /// Who has not settled yet.
+    /// Nodes that have not sent Settled yet.
     unsettled: Nodes,
     accepted: Nodes,
-    /// Somebody refused, or wants it to leave.
-    is_doomed: bool,
-    /// Who has it in a CR3, and the turn of each node's last word on that.
+    /// A node refused the page, or requested that it leave.
+    must_leave: bool,
+    /// Nodes that have the root in a CR3, and the sequence of each node's last report.
     loaded: Nodes,
-    turns: [u64; MAX_SHARERS as usize],
+    sequences: [u64; MAX_SHARERS as usize],
 }
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 enum Stage {
-    /// The engine fetches it.
+    /// The engine acquires the page.
     Taking,
-    /// It is offered when what this collection found has left.
+    /// The page is offered when the pages of this collection have left.
     Taken(Ticket),
     Offered,
     Merged,
     Dropping,
-    /// It has left, but others' messages may come after what has not yet.
+    /// The page has left. Messages of other nodes may still depend on pages that have not.
     Settling,
 }
 
 impl Managed {
-    fn hear_loaded(&mut self, from: NodeId, is_loaded: bool, turn: u64) {
-        let last = &mut self.turns[usize::from(from.0)];
-        if turn > *last {
-            *last = turn;
+    fn update_loaded(&mut self, from: NodeId, is_loaded: bool, sequence: u64) {
+        let last = &mut self.sequences[usize::from(from.0)];
+        if sequence > *last {
+            *last = sequence;
             let loaded = self.loaded.without(from);
             self.loaded = if is_loaded { loaded.with(from) } else { loaded };
         }
@@ -54,9 +54,10 @@ impl<const WORDS: usize> Merger<WORDS> {
             .position(|one| (one.page, one.round) == (page, round))
     }
 
-    /// The page is here, nobody else has any right to it, and this node's CPUs don't use it: see [`Hooks::take`].
+    /// Handles a page that [`Hooks::take`] acquired: no other node has a right to it, and this node's CPUs
+    /// don't use it.
     pub fn taken(&mut self, page: Page, hooks: &mut impl Hooks) {
-        // The page is a message to all, of what this node did before.
+        // The offer tells all nodes what this node did before.
         let ticket = self.collect(hooks);
         let taking = |one: &&mut Managed| one.page == page && one.stage == Stage::Taking;
         if let Some(one) = self.managed.iter_mut().find(taking) {
@@ -65,7 +66,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.offer(hooks);
     }
 
-    /// Offers what was taken and waits for nothing any more.
+    /// Offers the pages that were acquired and wait for nothing.
     pub(super) fn offer(&mut self, hooks: &mut impl Hooks) {
         let is_due = |one: &Managed| matches!(one.stage, Stage::Taken(ticket) if self.may_send(ticket));
         let Some(at) = self.managed.iter().position(is_due) else {
@@ -86,51 +87,51 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.managed[at].stage = Stage::Offered;
         self.managed[at].awaited = others.with(self.me());
         for node in others.iter() {
-            self.tell(node, page, round, MergeOp::Offer(level), hooks);
+            self.send_op(node, page, round, MergeOp::Offer(level), hooks);
         }
         let accept = self.accept(page);
-        self.tell(self.me(), page, round, accept, hooks);
+        self.send_op(self.me(), page, round, accept, hooks);
         self.offer(hooks);
     }
 
-    /// A message to this node as the page's manager.
+    /// Handles a message to this node as the page's manager.
     pub(super) fn manage(
         &mut self,
         from: NodeId,
         page: Page,
         round: u64,
-        say: MergeOp,
+        op: MergeOp,
         hooks: &mut impl Hooks,
     ) {
-        if let MergeOp::Propose(level) = say {
+        if let MergeOp::Propose(level) = op {
             return self.proposed(page, level, hooks);
         }
         let Some(at) = self.managed(page, round) else {
-            // It has left already, and who asks has not heard of it yet.
-            if matches!(say, MergeOp::Leave | MergeOp::Loaded { is_loaded: false, .. }) {
-                self.tell(from, page, round, MergeOp::Left, hooks);
+            // The page has left already, and the sender has not received Left yet.
+            if matches!(op, MergeOp::Leave | MergeOp::Loaded { is_loaded: false, .. }) {
+                self.send_op(from, page, round, MergeOp::Left, hooks);
             }
             return;
         };
         let one = &mut self.managed[at];
-        match say {
-            MergeOp::Accept { is_loaded, turn } => {
-                one.hear_loaded(from, is_loaded, turn);
+        match op {
+            MergeOp::Accept { is_loaded, sequence } => {
+                one.update_loaded(from, is_loaded, sequence);
                 one.accepted = one.accepted.with(from);
                 one.awaited = one.awaited.without(from);
                 self.vote(at, hooks);
             }
             MergeOp::Refuse => {
-                one.is_doomed = true;
+                one.must_leave = true;
                 one.awaited = one.awaited.without(from);
                 self.vote(at, hooks);
             }
             MergeOp::Leave => {
-                one.is_doomed = true;
+                one.must_leave = true;
                 self.leave(at, from, hooks);
             }
-            MergeOp::Loaded { is_loaded, turn } => {
-                one.hear_loaded(from, is_loaded, turn);
+            MergeOp::Loaded { is_loaded, sequence } => {
+                one.update_loaded(from, is_loaded, sequence);
                 if !is_loaded {
                     self.leave(at, from, hooks);
                 }
@@ -143,7 +144,7 @@ impl<const WORDS: usize> Merger<WORDS> {
                 one.unsettled = one.unsettled.without(from);
                 self.give_back(page, round, hooks);
             }
-            // Proposals are handled above, and the rest is for others than the manager.
+            // Proposals are handled above; the other operations are not for the manager.
             MergeOp::Propose(_)
             | MergeOp::Offer(_)
             | MergeOp::Begin
@@ -168,26 +169,26 @@ impl<const WORDS: usize> Merger<WORDS> {
             awaited: Nodes::NONE,
             unsettled: Nodes::NONE,
             accepted: Nodes::NONE,
-            is_doomed: false,
+            must_leave: false,
             loaded: Nodes::NONE,
-            turns: [0; MAX_SHARERS as usize],
+            sequences: [0; MAX_SHARERS as usize],
         });
         hooks.take(page);
     }
 
-    /// All have voted?
+    /// Begins or withdraws the page once all nodes have answered the offer.
     fn vote(&mut self, at: usize, hooks: &mut impl Hooks) {
         let one = &self.managed[at];
         if one.stage != Stage::Offered || !one.awaited.is_empty() {
             return;
         }
         let (page, round) = (one.page, one.round);
-        let is_loose = one.level == self.top && one.loaded.is_empty() && !self.stands(page);
-        if one.is_doomed || is_loose {
+        let is_detached = one.level == self.top && one.loaded.is_empty() && !self.is_pinned(page);
+        if one.must_leave || is_detached {
             let told = one.accepted.without(self.me());
             self.managed.swap_remove(at);
             for node in told.iter() {
-                self.tell(node, page, round, MergeOp::Withdraw, hooks);
+                self.send_op(node, page, round, MergeOp::Withdraw, hooks);
             }
             self.forget(page, round, hooks);
             hooks.give_back(page);
@@ -195,42 +196,42 @@ impl<const WORDS: usize> Merger<WORDS> {
         }
         self.managed[at].stage = Stage::Merged;
         for node in self.others().with(self.me()).iter() {
-            self.tell(node, page, round, MergeOp::Begin, hooks);
+            self.send_op(node, page, round, MergeOp::Begin, hooks);
         }
     }
 
-    /// It leaves, unless a root is still loaded somewhere.
+    /// Makes the page leave, unless a root is still loaded on some node.
     fn leave(&mut self, at: usize, from: NodeId, hooks: &mut impl Hooks) {
         let (me, others) = (self.me(), self.others());
         let one = &mut self.managed[at];
         let (page, round) = (one.page, one.round);
         match one.stage {
-            Stage::Merged if !one.is_doomed && !one.loaded.is_empty() => {
-                self.tell(from, page, round, MergeOp::Kept, hooks);
+            Stage::Merged if !one.must_leave && !one.loaded.is_empty() => {
+                self.send_op(from, page, round, MergeOp::Kept, hooks);
             }
             Stage::Merged => {
                 one.stage = Stage::Dropping;
                 one.awaited = others.with(me);
                 one.unsettled = one.awaited;
                 for node in others.iter() {
-                    self.tell(node, page, round, MergeOp::Drop, hooks);
+                    self.send_op(node, page, round, MergeOp::Drop, hooks);
                 }
-                // This node's own part; its twin stays until the others' last changes are in the page.
+                // The twin of this node stays until the last diffs of the others are applied.
                 hooks.close(page);
                 self.collect(hooks);
-                self.leaving.owe(page, round);
-                self.tell(me, page, round, MergeOp::Dropped, hooks);
+                self.leaving.owe_settled(page, round);
+                self.send_op(me, page, round, MergeOp::Dropped, hooks);
                 self.settle(hooks);
             }
-            // It begins only if somebody has it loaded.
-            Stage::Offered if !one.is_doomed => self.tell(from, page, round, MergeOp::Kept, hooks),
-            // Whoever asks hears of it with all others.
+            // A root begins only if some node has it loaded.
+            Stage::Offered if !one.must_leave => self.send_op(from, page, round, MergeOp::Kept, hooks),
+            // The sender receives Left with all others.
             Stage::Dropping | Stage::Offered | Stage::Taking | Stage::Taken(_) => {}
-            Stage::Settling => self.tell(from, page, round, MergeOp::Left, hooks),
+            Stage::Settling => self.send_op(from, page, round, MergeOp::Left, hooks),
         }
     }
 
-    /// All have dropped it?
+    /// Ends the round once all nodes have dropped the page.
     fn drop_last(&mut self, at: usize, hooks: &mut impl Hooks) {
         let one = &mut self.managed[at];
         if one.stage != Stage::Dropping || !one.awaited.is_empty() {
@@ -240,7 +241,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         one.stage = Stage::Settling;
         self.forget(page, round, hooks);
         for node in self.others().iter() {
-            self.tell(node, page, round, MergeOp::Left, hooks);
+            self.send_op(node, page, round, MergeOp::Left, hooks);
         }
         self.left(page, round, hooks);
         self.give_back(page, round, hooks);

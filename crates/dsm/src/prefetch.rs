@@ -1,56 +1,58 @@
-//! Which pages to ask for before anybody wants them, as plain decisions, by the faults that one lane sees.
+//! Prefetching of sequential reads, by the faults of one page server. Decisions only.
 //!
-//! Who reads page after page will read the next ones. A page that is here gives no sign of its use, so the sign is the end of the
-//! *window*, the pages that were asked for last: a fault in its second half, before they have come, or just beyond it says that the
-//! stream goes on, and the next window is twice as long. A fault elsewhere begins a stream, of which nothing is asked for until its
-//! second page is read; that is what reads at random cost. (With the third, runs of four pages were slower and cost more.) This is how
-//! kernels read files ahead (Linux, `mm/readahead.c`).
+//! A thread that reads page after page will read the next ones. A resident page shows no use. So the sign is
+//! the end of the *window*, the pages requested last: a fault in its second half, before they have arrived,
+//! or just beyond it. The stream then goes on, and the next window is twice as long. A fault elsewhere begins
+//! a stream, for which nothing is requested until its second page is read; random reads would pay for that.
+//! (With the third, runs of four pages were slower and cost more.) Kernels read files ahead in the same way
+//! (Linux, `mm/readahead.c`).
 //!
-//! A window is cut to half for each of its pages that the other node declines, or takes away before the stream has passed it; at nothing the
-//! stream rests for some faults, longer each time. Pages that others took a short while ago are left out: they would come and go.
-//! There is no clock; what has been is counted in faults and takes.
+//! Each Nack for a page of the window, and each invalidation before the stream has passed it, halves the
+//! window. At zero the stream pauses for some faults, longer each time. Pages that were invalidated lately
+//! are left out: they would bounce. There is no clock; age is counted in faults and invalidations.
 
-mod fills;
+mod write;
 
 use std::ops::Range;
 
-pub use fills::WritePrefetcher;
+pub use write::WritePrefetcher;
 
-/// The longest window, pages: 64 KiB, of which half at most came for nothing when a stream ends. Not chosen by a measurement.
+/// Largest window, pages: 64 KiB, of which half at most is wasted when a stream ends. Not chosen by a
+/// measurement.
 pub const WINDOW_MAX: u32 = 16;
-/// The first window, pages.
+/// First window, pages.
 const WINDOW_FIRST: u32 = 2;
-/// Streams that are followed at once; the one that went on longest ago makes room.
+/// Number of streams. A new one replaces the one that continued longest ago.
 const STREAMS: usize = 8;
-/// Pages in a row that may be here already without the stream's end.
+/// Successive resident pages that a stream may skip.
 const GAP: u32 = 8;
-/// Faults of a stream for which it rests, at first and at most.
+/// Number of a stream's faults for which it pauses, at first and at most.
 const REST: Range<u32> = 8..64;
-/// Taken pages that are remembered, and for how many faults and takes.
+/// Number of invalidations remembered, and for how many faults and invalidations.
 const TAKEN: usize = 64;
 const TAKEN_FOR: u32 = 32;
 
-/// What a lane's faults have shown.
+/// State of the detection.
 #[derive(Clone, Debug)]
 pub struct ReadPrefetcher {
     streams: [Stream; STREAMS],
-    /// The last page that was taken of those with this remainder, and when.
+    /// For each remainder, the page invalidated last and the time.
     taken: [(u32, u32); TAKEN],
-    /// Faults and takes so far.
+    /// Faults and invalidations so far.
     now: u32,
 }
 
-/// Pages that are read one after the other.
+/// A stream of sequential reads.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
-    /// The fault at which it went on last.
+    /// Page of the last fault that continued it.
     start: u32,
-    /// The first page that it has not asked for.
+    /// First page that is not requested.
     next: u32,
     window: u32,
-    /// Faults until it asks again.
+    /// Faults until it requests pages again.
     rests: u32,
-    /// For how many it rests next time.
+    /// Length of the next pause, faults.
     rest: u32,
     seen: u32,
 }
@@ -67,13 +69,13 @@ impl Stream {
         }
     }
 
-    /// Whether a fault is within it, or just beyond.
+    /// Returns whether a fault at the page continues the stream.
     fn has(&self, page: u32, is_here: &impl Fn(u32) -> bool) -> bool {
         (self.start..self.next).contains(&page)
             || (self.next..=self.next.saturating_add(GAP)).contains(&page) && (self.next..page).all(is_here)
     }
 
-    /// A page of the window was of no use.
+    /// Halves the window for a page that was of no use.
     fn cut(&mut self, page: u32) {
         if page <= self.start || page >= self.next || self.window == 0 {
             return;
@@ -97,9 +99,11 @@ impl Default for ReadPrefetcher {
 }
 
 impl ReadPrefetcher {
-    /// A thread waits to read a page that another node has: the pages to ask for beside it, [`WINDOW_MAX`] at most, all after it and before
-    /// `end`. Those of which [`Ahead::was_taken`] says so are better left out. `is_here` is whether a page can be read here.
-    pub fn reads(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
+    /// Records a read fault of a remote page. Returns the pages to prefetch, at most [`WINDOW_MAX`], after
+    /// the page and before `end`. The caller leaves out those for which
+    /// [`ReadPrefetcher::was_invalidated_lately`] returns true. `is_here` returns whether a page is readable
+    /// here.
+    pub fn on_read_fault(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
         self.now = self.now.wrapping_add(1);
         let now = self.now;
         let Some(stream) = self.streams.iter_mut().find(|stream| stream.has(page, &is_here)) else {
@@ -132,20 +136,20 @@ impl ReadPrefetcher {
         first..stream.next
     }
 
-    /// A page that was asked for does not come.
-    pub fn declined(&mut self, page: u32) {
+    /// Records a Nack for a prefetched page.
+    pub fn on_nack(&mut self, page: u32) {
         self.streams.iter_mut().for_each(|stream| stream.cut(page));
     }
 
-    /// Another node takes a page away, to write it.
-    pub fn takes(&mut self, page: u32) {
+    /// Records an invalidation of a page by another node's write.
+    pub fn on_invalidation(&mut self, page: u32) {
         self.now = self.now.wrapping_add(1);
         self.taken[page as usize % TAKEN] = (page, self.now);
-        self.declined(page);
+        self.on_nack(page);
     }
 
-    /// Whether a page was taken a short while ago.
-    pub fn was_taken(&self, page: u32) -> bool {
+    /// Returns whether a page was invalidated a short while ago.
+    pub fn was_invalidated_lately(&self, page: u32) -> bool {
         let (taken, when) = self.taken[page as usize % TAKEN];
         taken == page && self.now.wrapping_sub(when) < TAKEN_FOR
     }

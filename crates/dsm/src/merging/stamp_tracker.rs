@@ -1,17 +1,17 @@
-//! What messages of the engine come after, on one of the two streams from one node to another.
+//! Vector times of the engine's messages on one of the two streams between two nodes.
 //!
-//! The sender's own batches are the most of it: how many there were is in each such message, in bytes that copysets of so few
-//! nodes don't use. What the sender has applied of other nodes changes less often, so it is said before the first message of
-//! the stream that it matters to, and holds for all that follow:
+//! Each causal message carries the number of the sender's own batches, in bytes that copysets of so few nodes
+//! don't use. The entries of other nodes change less often. A frame announces one before the first message of
+//! the stream that needs it, and it holds for all later messages:
 //!
 //! ```text
-//! 0   node        u8   of whose batches
+//! 0   node        u8   whose batches
 //! 4   kind        u8   0xfc
-//! 5   stream      u8   0: messages without a page come after them; 1: those with one, which go on the other stream
-//! 8   batches     u64  little endian: so many, more than was said before
+//! 5   stream      u8   0: for messages without a page; 1: for those with one, which use the other stream
+//! 8   batches     u64  little endian: their number, more than announced before
 //! ```
 //!
-//! With two nodes there are no others, and nothing is said.
+//! With two nodes there are no other entries and no announcements.
 
 use coherence::NodeId;
 use coherence::merged::VectorTime;
@@ -21,12 +21,12 @@ use crate::frame::{DriverKind, FRAME_BYTES, Frame, driver_frame};
 
 const STREAM_AT: usize = 5;
 const BATCHES_AT: usize = 8;
-const NONSENSE: &str = "it says nonsense of what its messages come after";
+const MALFORMED: &str = "it sent a malformed announcement of its vector time";
 
-/// A message of the engine behind what is said before it, all that there can be.
+/// A message of the engine after all possible announcements.
 pub type Frames = [u8; FRAME_BYTES * (SHARERS_MAX - 1)];
 
-/// What was said on one way between two nodes, of messages without a page and of those with one.
+/// Announced entries of one direction between two nodes, for messages without and with a page.
 #[derive(Clone, Copy, Debug)]
 pub struct StampTracker {
     ends: [usize; 2],
@@ -35,13 +35,13 @@ pub struct StampTracker {
 }
 
 impl StampTracker {
-    /// Nothing yet, between these of so many nodes.
+    /// Creates the state of the direction between two of `nodes` nodes, without announcements.
     pub fn new(ends: [usize; 2], nodes: usize) -> Self {
         let told = [VectorTime::default(); 2];
         Self { ends, nodes, told }
     }
 
-    /// What a message comes after beside the sender's own batches.
+    /// Returns the announced entries.
     pub fn stamp(&self, with_page: bool) -> VectorTime {
         self.told[usize::from(with_page)]
     }
@@ -51,7 +51,8 @@ impl StampTracker {
         (0..nodes).filter(move |node| !ends.contains(node))
     }
 
-    /// Writes a message that comes after `stamp` behind what has to be said first. How many bytes that takes.
+    /// Writes a message with vector time `stamp` after the announcements that it needs. Returns the length,
+    /// bytes.
     pub fn write(
         &mut self,
         frames: &mut Frames,
@@ -74,28 +75,29 @@ impl StampTracker {
         (written + 1) * FRAME_BYTES
     }
 
-    /// A frame that says more has come, when so many batches had been applied.
+    /// Records an announcement, when `applied` batches had been applied.
     ///
     /// # Errors
-    /// If it can't be: of a node that does not exist or is one of these two, no more than was said before, or more than there are.
-    pub fn hear(&mut self, came: &Frame, applied: &VectorTime) -> Result<(), &'static str> {
+    /// If the node does not exist or is one of the two, the number is not larger than before, or it can't be
+    /// that large.
+    pub fn receive(&mut self, came: &Frame, applied: &VectorTime) -> Result<(), &'static str> {
         let node = usize::from(came[0]);
         let with_page = came[STREAM_AT] != 0;
         let count = came.last_chunk().map_or(0, |count| u64::from_le_bytes(*count));
         if *came != frame(came[0], with_page, count) || !self.others().any(|other| other == node) {
-            return Err(NONSENSE);
+            return Err(MALFORMED);
         }
         let told = &mut self.told[usize::from(with_page)];
         let id = NodeId(node as u16);
         if count <= told.of(id) || is_too_far(count, applied.of(id)) {
-            return Err(NONSENSE);
+            return Err(MALFORMED);
         }
         *told = told.with(id, count);
         Ok(())
     }
 }
 
-/// Whether no message can come after so many batches where so few have been applied.
+/// Returns whether no message can have `count` predecessors where `applied` batches have been applied.
 pub fn is_too_far(count: u64, applied: u64) -> bool {
     count.saturating_sub(applied) > u64::from(AHEAD_MAX)
 }
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_the_frames_knows_what_the_message_comes_after_on_each_stream() {
+    fn announcements_give_each_messages_vector_time_on_each_stream() {
         for nodes in 2..=SHARERS_MAX {
             let ends = [1, nodes - 1 - usize::from(nodes == 2)];
             let mut random = fastrand::Rng::with_seed(nodes as u64);
@@ -136,7 +138,7 @@ mod tests {
                 let with_page = random.bool();
                 let mut frames = [0; size_of::<Frames>()];
                 let length = near.write(&mut frames, &MESSAGE, with_page, &at);
-                let (said, [message]) = frames[..length]
+                let (payload, [message]) = frames[..length]
                     .as_chunks::<FRAME_BYTES>()
                     .0
                     .split_at(length / FRAME_BYTES - 1)
@@ -144,9 +146,9 @@ mod tests {
                     panic!("one message");
                 };
                 assert_eq!(*message, MESSAGE);
-                assert!(said.len() <= nodes - 2, "nothing of the two themselves");
-                for frame in said {
-                    far.hear(frame, &VectorTime::default()).unwrap();
+                assert!(payload.len() <= nodes - 2, "nothing of the two themselves");
+                for frame in payload {
+                    far.receive(frame, &VectorTime::default()).unwrap();
                 }
                 for node in (0..nodes).filter(|node| !ends.contains(node)) {
                     assert_eq!(far.stamp(with_page).of(NodeId(node as u16)), counts[node]);
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_refused() {
+    fn impossible_announcements_are_refused() {
         let applied = stamp(&[0, 0, 10]);
         let mut told = StampTracker::new([1, 0], 4);
         let far = 10 + u64::from(AHEAD_MAX);
@@ -174,14 +176,14 @@ mod tests {
             (frame(3, true, u64::MAX), "more than there can be"),
             (with_rest, "written in another way"),
         ] {
-            assert!(told.hear(&came, &applied).is_err(), "{why}");
+            assert!(told.receive(&came, &applied).is_err(), "{why}");
         }
-        told.hear(&frame(2, false, far), &applied).unwrap();
+        told.receive(&frame(2, false, far), &applied).unwrap();
         assert!(
-            told.hear(&frame(2, false, far - 1), &applied).is_err(),
+            told.receive(&frame(2, false, far - 1), &applied).is_err(),
             "less than before"
         );
-        told.hear(&frame(2, true, 1), &applied).unwrap();
+        told.receive(&frame(2, true, 1), &applied).unwrap();
         assert_eq!([false, true].map(|page| told.stamp(page).of(NodeId(2))), [far, 1]);
     }
 }

@@ -1,24 +1,26 @@
-//! Which pages to take before they are written: those that somebody fills who has them from another node, where nobody had written them.
+//! Prefetching of zero pages for a thread that fills pages which another node manages and no node has
+//! written.
 //!
-//! Whether the next page is one of these only its manager knows. So the sign is the page before: it came fresh, a moment ago. Two such
-//! in a row begin a stream, as [`ReadPrefetcher`] follows those of reads; a page that comes with bytes was somebody else's, and halves the window.
+//! Only the manager knows whether the next page is zero. So the sign is the previous page: it arrived as a
+//! zero page. Two such pages in a row begin a stream, as in [`ReadPrefetcher`]. A page that arrives with
+//! bytes was another node's, and halves the window.
 
 use std::ops::Range;
 
 use super::{ReadPrefetcher, STREAMS, WINDOW_MAX};
 
-/// Pages that came fresh and are remembered, more than two windows.
+/// Number of zero pages remembered, more than two windows.
 const FRESH: usize = 4 * WINDOW_MAX as usize;
-/// A window of each stream, at most.
+/// Largest number of pending requests: a window of each stream.
 const ASKED: usize = STREAMS * WINDOW_MAX as usize;
 
-/// What a lane's writes have shown.
+/// State of the detection.
 #[derive(Clone, Debug)]
 pub struct WritePrefetcher {
     streams: ReadPrefetcher,
-    /// The last page that came fresh of those with this remainder.
+    /// For each remainder, the page that arrived last as a zero page.
     fresh: [u32; FRESH],
-    /// Asked for before a thread wanted them, and not here yet.
+    /// Prefetched pages that have not arrived.
     asked: Vec<u32>,
 }
 
@@ -33,38 +35,41 @@ impl Default for WritePrefetcher {
 }
 
 impl WritePrefetcher {
-    /// A thread waits to write a page that is not here: the pages to take beside it, as [`Ahead::reads`] says.
-    pub fn writes(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
-        let came_before = page.checked_sub(1).is_some_and(|before| self.came_fresh(before));
-        if came_before {
-            self.streams.reads(page, end, is_here)
+    /// Records a write fault of a page that is not here. Returns the pages to prefetch, as
+    /// [`ReadPrefetcher::on_read_fault`].
+    pub fn on_write_fault(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
+        let previous_arrived_zero = page
+            .checked_sub(1)
+            .is_some_and(|before| self.arrived_zero(before));
+        if previous_arrived_zero {
+            self.streams.on_read_fault(page, end, is_here)
         } else {
             page..page
         }
     }
 
-    /// One of them has been asked for.
-    pub fn asks(&mut self, page: u32) {
+    /// Records a prefetch request.
+    pub fn on_request(&mut self, page: u32) {
         self.asked.push(page);
     }
 
-    /// A page has come to be written. Whether it had been asked for so.
-    pub fn came(&mut self, page: u32, is_fresh: bool) -> bool {
+    /// Records a page that arrived for writing. Returns whether it was prefetched.
+    pub fn on_arrival(&mut self, page: u32, is_fresh: bool) -> bool {
         if is_fresh {
             self.fresh[page as usize % FRESH] = page;
         } else {
-            self.streams.declined(page);
+            self.streams.on_nack(page);
         }
         let asked = self.asked.iter().position(|asked| *asked == page);
         asked.map(|at| self.asked.swap_remove(at)).is_some()
     }
 
-    /// Another node takes a page away.
-    pub fn takes(&mut self, page: u32) {
-        self.streams.declined(page);
+    /// Records an invalidation of a page by another node.
+    pub fn on_invalidation(&mut self, page: u32) {
+        self.streams.on_nack(page);
     }
 
-    fn came_fresh(&self, page: u32) -> bool {
+    fn arrived_zero(&self, page: u32) -> bool {
         self.fresh[page as usize % FRESH] == page
     }
 }
@@ -75,7 +80,8 @@ mod tests {
 
     const END: u32 = 1 << 20;
 
-    /// Writes a page after the other, of which those in `fresh` are nobody's; how often it waited, and what it took that was not fresh.
+    /// Writes pages in order, of which those in `fresh` are zero. Returns the number of stalls, and the
+    /// prefetched pages that were not zero.
     fn fill(pages: Range<u32>, fresh: &Range<u32>) -> (usize, Vec<u32>) {
         let (mut fills, mut here, mut waited, mut stolen) =
             (WritePrefetcher::default(), Vec::new(), 0, Vec::new());
@@ -84,14 +90,17 @@ mod tests {
                 continue;
             }
             waited += 1;
-            let more = fills.writes(page, END, |page| here.contains(&page));
+            let more = fills.on_write_fault(page, END, |page| here.contains(&page));
             for page in more.clone() {
-                fills.asks(page);
+                fills.on_request(page);
             }
-            assert!(!fills.came(page, fresh.contains(&page)), "a thread wanted it");
+            assert!(
+                !fills.on_arrival(page, fresh.contains(&page)),
+                "a thread wanted it"
+            );
             here.push(page);
             for page in more {
-                assert!(fills.came(page, fresh.contains(&page)));
+                assert!(fills.on_arrival(page, fresh.contains(&page)));
                 if !fresh.contains(&page) {
                     stolen.push(page);
                 }
@@ -103,51 +112,51 @@ mod tests {
     }
 
     #[test]
-    fn who_fills_what_nobody_has_written_waits_for_one_page_of_each_window() {
+    fn writer_of_zero_pages_stalls_once_for_each_window() {
         let (waited, stolen) = fill(100..100 + 512, &(0..END));
         assert!(waited <= 3 + 4 + 512 / WINDOW_MAX as usize, "{waited}");
         assert!(stolen.is_empty());
     }
 
     #[test]
-    fn who_writes_what_others_have_written_takes_nothing_before_it_is_wanted() {
+    fn pages_with_contents_are_not_prefetched_for_writing() {
         assert_eq!(fill(100..300, &(0..0)), (200, vec![]));
     }
 
     #[test]
-    fn where_fresh_pages_end_a_window_at_most_is_taken() {
+    fn at_most_one_window_is_prefetched_past_zero_pages() {
         let (_, stolen) = fill(100..400, &(100..228));
         assert!(stolen.len() <= WINDOW_MAX as usize, "{stolen:?}");
         assert!(stolen.iter().all(|page| *page < 228 + WINDOW_MAX), "{stolen:?}");
     }
 
     #[test]
-    fn a_page_that_came_fresh_begins_nothing_elsewhere() {
+    fn zero_page_starts_a_stream_only_at_its_successor() {
         let mut fills = WritePrefetcher::default();
-        fills.came(7, true);
-        assert_eq!(fills.writes(9, END, |_| false), 9..9);
+        fills.on_arrival(7, true);
+        assert_eq!(fills.on_write_fault(9, END, |_| false), 9..9);
         assert_eq!(
-            fills.writes(8 + FRESH as u32, END, |_| false).len(),
+            fills.on_write_fault(8 + FRESH as u32, END, |_| false).len(),
             0,
             "the same remainder"
         );
-        assert_eq!(fills.writes(0, END, |_| false), 0..0);
+        assert_eq!(fills.on_write_fault(0, END, |_| false), 0..0);
     }
 
     #[test]
-    fn never_more_than_a_window_and_nothing_past_the_end() {
+    fn write_prefetch_is_bounded_by_the_window_and_the_end() {
         const LAST: u32 = 50;
         for seed in 0..200 {
             let (mut fills, mut random) = (WritePrefetcher::default(), fastrand::Rng::with_seed(seed));
             for _ in 0..200 {
                 let page = random.u32(0..64);
-                let more = fills.writes(page, LAST, |_| false);
+                let more = fills.on_write_fault(page, LAST, |_| false);
                 assert!(more.len() <= WINDOW_MAX as usize, "seed {seed}: {more:?}");
                 assert!(
                     more.is_empty() || more.start > page && more.end <= LAST,
                     "seed {seed}: {more:?}"
                 );
-                fills.came(page, random.bool());
+                fills.on_arrival(page, random.bool());
             }
         }
     }

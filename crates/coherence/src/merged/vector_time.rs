@@ -1,21 +1,21 @@
-//! Which batches of changes a message comes after: a vector clock with a place for each node.
+//! Vector time of merged pages: the number of batches of each node that happened before a message.
 
 use crate::NodeId;
 
-/// So many nodes at most can merge pages.
+/// Largest number of nodes that merge pages.
 pub const MAX_SHARERS: u16 = 16;
 
-/// How many batches of each node had been applied where a message comes from, counted from 1.
+/// Vector clock: the number of batches of each node that the sender of a message had applied, counted from 1.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct VectorTime([u64; MAX_SHARERS as usize]);
 
 impl VectorTime {
-    /// Batches of that node.
+    /// Returns the number of batches of a node.
     pub fn of(&self, node: NodeId) -> u64 {
         self.0[usize::from(node.0)]
     }
 
-    /// The same, but with so many batches of that node.
+    /// Returns the vector time with another number of batches of a node.
     #[must_use]
     pub fn with(mut self, node: NodeId, count: u64) -> Self {
         self.set(usize::from(node.0), count);
@@ -32,12 +32,13 @@ impl VectorTime {
         *place
     }
 
-    /// Whether who is at `self` has applied all that `other` came after.
+    /// Returns whether a node at `self` has applied all batches that happened before `other`.
     pub fn covers(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).all(|(mine, theirs)| mine >= theirs)
     }
 
-    /// Whether a batch is the next of its source here, and all that it came after has been applied.
+    /// Returns whether a batch is the next one of its sender, and all batches that happened before it are
+    /// applied.
     pub(super) fn awaits(&self, from: NodeId, batch: &Self) -> bool {
         let mut before = *batch;
         let number = &mut before.0[usize::from(from.0)];

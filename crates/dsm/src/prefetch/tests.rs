@@ -4,10 +4,10 @@ use coherence::{Access, Body, Effect, Engine, Layout, Message, NodeId, Page, Rig
 
 use super::*;
 
-/// Past all pages of these tests.
+/// A page past all pages of these tests.
 const END: u32 = 10_000;
 
-/// Reads pages of which none is here but those that were asked for; the windows, as how many pages each has.
+/// Reads pages of which only prefetched ones are here. Returns the length of each window.
 fn windows(ahead: &mut ReadPrefetcher, pages: impl Iterator<Item = u32>) -> Vec<(u32, u32)> {
     let mut here = BTreeSet::new();
     let mut windows = Vec::new();
@@ -15,7 +15,7 @@ fn windows(ahead: &mut ReadPrefetcher, pages: impl Iterator<Item = u32>) -> Vec<
         if here.contains(&page) {
             continue;
         }
-        let asked = ahead.reads(page, END, |page| here.contains(&page));
+        let asked = ahead.on_read_fault(page, END, |page| here.contains(&page));
         windows.push((page, asked.end - asked.start));
         here.insert(page);
         here.extend(asked);
@@ -24,7 +24,7 @@ fn windows(ahead: &mut ReadPrefetcher, pages: impl Iterator<Item = u32>) -> Vec<
 }
 
 #[test]
-fn who_reads_on_gets_windows_twice_as_long_each_time_up_to_the_longest() {
+fn sequential_reads_double_the_window_up_to_the_largest() {
     let windows = windows(&mut ReadPrefetcher::default(), 100..200);
     let expected = [
         (100, 0),
@@ -39,7 +39,7 @@ fn who_reads_on_gets_windows_twice_as_long_each_time_up_to_the_longest() {
 }
 
 #[test]
-fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
+fn random_reads_prefetch_nothing() {
     let mut random = fastrand::Rng::with_seed(7);
     let mut pages: Vec<u32> = (0..END).step_by(GAP as usize + 2).collect();
     random.shuffle(&mut pages);
@@ -47,9 +47,9 @@ fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
     assert!(windows.iter().all(|(_, asked)| *asked == 0), "{windows:?}");
 }
 
-/// What comes beyond the end of a short run is in its owner's way, and nobody's gain.
+/// Pages past the end of a short run are wasted, and disturb their owner.
 #[test]
-fn of_short_runs_two_pages_at_most_are_asked_for_past_their_end() {
+fn at_most_two_pages_are_prefetched_past_a_short_run() {
     for (run, past) in [(1, 0), (2, 2), (3, 1), (4, 0)] {
         let mut ahead = ReadPrefetcher::default();
         for start in (0..END - 32).step_by(32) {
@@ -61,7 +61,7 @@ fn of_short_runs_two_pages_at_most_are_asked_for_past_their_end() {
 }
 
 #[test]
-fn several_that_read_in_turns_are_followed_each() {
+fn interleaved_streams_are_each_followed() {
     let mut ahead = ReadPrefetcher::default();
     let pages = (0..60).flat_map(|at| (0..STREAMS as u32).map(move |stream| stream * 1000 + at));
     let windows = windows(&mut ahead, pages);
@@ -69,59 +69,68 @@ fn several_that_read_in_turns_are_followed_each() {
 }
 
 #[test]
-fn pages_that_are_here_already_do_not_end_a_stream_and_others_do() {
+fn only_a_gap_of_absent_pages_ends_a_stream() {
     let mut ahead = ReadPrefetcher::default();
-    let mut reads = |page, here: Range<u32>| ahead.reads(page, END, |page| here.contains(&page));
-    assert_eq!(reads(10, 0..0), 10..10);
-    assert_eq!(reads(11, 0..0), 12..14);
-    assert_eq!(reads(20, 12..20), 21..25, "12 and 13 came, and the rest was here");
+    let mut on_read_fault =
+        |page, here: Range<u32>| ahead.on_read_fault(page, END, |page| here.contains(&page));
+    assert_eq!(on_read_fault(10, 0..0), 10..10);
+    assert_eq!(on_read_fault(11, 0..0), 12..14);
+    assert_eq!(
+        on_read_fault(20, 12..20),
+        21..25,
+        "12 and 13 came, and the rest was here"
+    );
     let beyond = 25 + GAP + 1;
-    assert_eq!(reads(beyond, 21..beyond), beyond..beyond, "too far to be seen");
-    assert_eq!(reads(100, 0..0), 100..100);
-    assert_eq!(reads(102, 0..0), 102..102, "101 was not read");
+    assert_eq!(
+        on_read_fault(beyond, 21..beyond),
+        beyond..beyond,
+        "too far to be seen"
+    );
+    assert_eq!(on_read_fault(100, 0..0), 100..100);
+    assert_eq!(on_read_fault(102, 0..0), 102..102, "101 was not read");
 }
 
 #[test]
-fn a_fault_in_the_second_half_of_a_window_asks_on_and_one_in_the_first_does_not() {
+fn only_a_fault_in_the_second_half_of_a_window_extends_it() {
     let mut ahead = ReadPrefetcher::default();
     for page in [0, 1, 4] {
-        ahead.reads(page, END, |_| false);
+        ahead.on_read_fault(page, END, |_| false);
     }
-    // Pages 5 to 8 are on their way.
-    assert_eq!(ahead.reads(5, END, |_| false), 5..5);
-    assert_eq!(ahead.reads(6, END, |_| false), 6..6);
-    assert_eq!(ahead.reads(7, END, |_| false), 9..16);
+    // Pages 5 to 8 are in flight.
+    assert_eq!(ahead.on_read_fault(5, END, |_| false), 5..5);
+    assert_eq!(ahead.on_read_fault(6, END, |_| false), 6..6);
+    assert_eq!(ahead.on_read_fault(7, END, |_| false), 9..16);
     assert_eq!(
-        ahead.reads(7, END, |_| false),
+        ahead.on_read_fault(7, END, |_| false),
         7..7,
         "a second thread waits for it"
     );
-    assert_eq!(ahead.reads(15, END, |_| false), 16..32);
+    assert_eq!(ahead.on_read_fault(15, END, |_| false), 16..32);
 }
 
 #[test]
-fn nothing_is_asked_for_past_the_end() {
+fn nothing_is_prefetched_past_the_end() {
     let mut ahead = ReadPrefetcher::default();
     let mut asked = Vec::new();
     for page in 0..40 {
-        asked.extend(ahead.reads(page, 37, |_| false));
-        assert_eq!(ahead.reads(page, 37, |_| false).len(), 0, "once");
+        asked.extend(ahead.on_read_fault(page, 37, |_| false));
+        assert_eq!(ahead.on_read_fault(page, 37, |_| false).len(), 0, "once");
     }
     assert!(asked.iter().all(|page| *page < 37), "{asked:?}");
 }
 
 #[test]
-fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
+fn stream_with_nacks_or_invalidations_pauses_longer_each_time() {
     let mut ahead = ReadPrefetcher::default();
     let mut rests = Vec::new();
     let mut page = 0;
     for _ in 0..5 {
         let mut rest = 0;
         loop {
-            let asked = ahead.reads(page, END, |_| false);
+            let asked = ahead.on_read_fault(page, END, |_| false);
             page = asked.end.max(page + 1);
             if !asked.is_empty() {
-                asked.for_each(|page| ahead.declined(page));
+                asked.for_each(|page| ahead.on_nack(page));
                 break;
             }
             rest += 1;
@@ -132,55 +141,55 @@ fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
 }
 
 #[test]
-fn one_page_of_many_that_is_declined_cuts_the_window_once() {
+fn nack_of_one_page_halves_the_window_once() {
     let mut ahead = ReadPrefetcher::default();
     for page in [0, 1, 4, 9, 18] {
-        ahead.reads(page, END, |_| false);
+        ahead.on_read_fault(page, END, |_| false);
     }
-    ahead.declined(500);
-    ahead.declined(18);
+    ahead.on_nack(500);
+    ahead.on_nack(18);
     assert_eq!(
-        ahead.reads(35, END, |_| false),
+        ahead.on_read_fault(35, END, |_| false),
         36..52,
         "others' pages say nothing of it"
     );
-    ahead.declined(40);
-    ahead.declined(41);
-    assert_eq!(ahead.reads(52, END, |_| false), 53..61);
+    ahead.on_nack(40);
+    ahead.on_nack(41);
+    assert_eq!(ahead.on_read_fault(52, END, |_| false), 53..61);
 }
 
 #[test]
-fn a_page_that_was_taken_is_left_out_for_a_while() {
+fn invalidated_page_is_not_prefetched_for_a_while() {
     let mut ahead = ReadPrefetcher::default();
-    ahead.takes(70);
-    assert!(ahead.was_taken(70));
+    ahead.on_invalidation(70);
+    assert!(ahead.was_invalidated_lately(70));
     assert!(
-        !ahead.was_taken(70 + TAKEN as u32),
+        !ahead.was_invalidated_lately(70 + TAKEN as u32),
         "another with the same remainder"
     );
     for page in 0..TAKEN_FOR {
-        assert!(ahead.was_taken(70), "{page}");
-        ahead.reads(page * 100, END, |_| false);
+        assert!(ahead.was_invalidated_lately(70), "{page}");
+        ahead.on_read_fault(page * 100, END, |_| false);
     }
-    assert!(!ahead.was_taken(70));
+    assert!(!ahead.was_invalidated_lately(70));
 }
 
-/// Two nodes: the first one has written all pages, and takes some back; the second reads.
-struct Two {
+/// Two nodes: the first one has written all pages and invalidates some; the second reads.
+struct EnginePair {
     engines: [Engine; 2],
     rights: [Vec<Right>; 2],
     way: VecDeque<(usize, Message)>,
-    /// Pages that node 1 has asked for.
+    /// Pages that node 1 has requested.
     asked: BTreeSet<u32>,
     granted: Vec<(usize, Page)>,
 }
 
 const PAGES: u32 = 200;
 
-impl Two {
+impl EnginePair {
     fn new() -> Self {
         let mut layout = Layout::even(NodeId(0), 2, PAGES);
-        layout.homes.truncate(1);
+        layout.ranges.truncate(1);
         let engine = |me| {
             Engine::new(Layout {
                 me: NodeId(me),
@@ -236,15 +245,15 @@ impl Two {
         }
     }
 
-    /// One message, whichever it is; what it grants is used.
+    /// Delivers any one message; a granted page is used.
     fn deliver(&mut self, ahead: &mut ReadPrefetcher, random: &mut fastrand::Rng) {
         let Some((to, message)) = self.way.remove(random.usize(..self.way.len().max(1))) else {
             return;
         };
         if to == 1 {
             match message.body {
-                Body::Nack => ahead.declined(message.page.0),
-                Body::Invalidate => ahead.takes(message.page.0),
+                Body::Nack => ahead.on_nack(message.page.0),
+                Body::Invalidate => ahead.on_invalidation(message.page.0),
                 _ => {}
             }
         }
@@ -262,14 +271,14 @@ impl Two {
     }
 }
 
-/// Whatever is read, taken and answered in whichever order: never more than the longest window at once, each page once until it is
-/// answered, nothing past the end, and all reads are answered.
+/// In every order of reads, invalidations and replies: at most one window is pending, each page is requested
+/// once until its reply, nothing past the end, and every read completes.
 #[test]
-fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
+fn no_page_is_prefetched_twice_before_its_reply_and_windows_are_bounded() {
     let (mut total, mut joined) = (0, 0);
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let (mut two, mut ahead) = (Two::new(), ReadPrefetcher::default());
+        let (mut two, mut ahead) = (EnginePair::new(), ReadPrefetcher::default());
         let mut places = [0_u32; 3];
         for _ in 0..400 {
             match random.u32(..10) {
@@ -289,8 +298,8 @@ fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
                     });
                     let rights = two.rights[1].clone();
                     let end = (page / 64 + 1) * 64;
-                    let range =
-                        ahead.reads(page, end.min(PAGES), |page| rights[page as usize] != Right::None);
+                    let range = ahead
+                        .on_read_fault(page, end.min(PAGES), |page| rights[page as usize] != Right::None);
                     assert!(range.len() <= WINDOW_MAX as usize && range.start > page || range.is_empty());
                     assert!(range.is_empty() || range.end <= end.min(PAGES), "{range:?}");
                     for page in range {
