@@ -21,7 +21,7 @@ use super::pace::Pace;
 use super::packet::Packet;
 use super::root::Root;
 use super::router::Router;
-use super::seat::{Deed, Look, Seat};
+use super::residency::{Deed, Look, VcpuResidency};
 use super::startup::Startup;
 use super::timer::Alarm;
 use super::travel::{Mode, MoveOrder};
@@ -70,7 +70,7 @@ pub struct Local {
     counters: Arc<VcpuCounters>,
     apic: LocalApic,
     mode: Mode,
-    seat: Seat,
+    residency: VcpuResidency,
     eoi: SharedEoi,
     alarm: Option<Alarm>,
     pace: Pace,
@@ -120,7 +120,7 @@ impl Local {
             counters,
             apic: LocalApic::new(u32::from(vcpu), TSC_PER_TICK),
             mode: if vcpu == 0 { Mode::Running } else { Mode::Waiting },
-            seat: Seat::new(vcpu, router.me(), is_here),
+            residency: VcpuResidency::new(vcpu, router.me(), is_here),
             eoi: SharedEoi::new(memory.span().clone()),
             alarm: None,
             pace: Pace::default(),
@@ -155,7 +155,7 @@ impl LocalController for Local {
         };
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
-        match self.seat.look(mail, owner, accept) {
+        match self.residency.look(mail, owner, accept) {
             Look::Idle => {
                 self.inbox().wait(None);
                 return Ok(Next::Again);
@@ -343,12 +343,12 @@ impl Local {
     }
 
     fn start_up(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
-        while let Some(startup) = self.seat.take_startup() {
+        while let Some(startup) = self.residency.take_startup() {
             match (startup, self.mode) {
                 (Startup::Init { from }, _) => {
                     self.reset(fd)?;
                     if let Some(from) = from {
-                        self.router.obeyed(self.vcpu, self.seat.version(), from);
+                        self.router.obeyed(self.vcpu, self.residency.version(), from);
                     }
                 }
                 (Startup::Start { page }, Mode::Waiting) => self.start(fd, page)?,
@@ -382,7 +382,7 @@ impl Local {
         let was_enabled = self.apic.is_enabled();
         self.apic.init();
         self.eoi.set_register(0, &mut self.apic);
-        self.seat.take_nmis();
+        self.residency.take_nmis();
         if was_enabled {
             self.enabled(false);
         }
@@ -396,7 +396,7 @@ impl Local {
     }
 
     fn enabled(&self, is_enabled: bool) {
-        self.router.enabled(self.vcpu, self.seat.version(), is_enabled);
+        self.router.enabled(self.vcpu, self.residency.version(), is_enabled);
     }
 
     fn start(&mut self, fd: &VcpuFd, page: u8) -> Result<(), StateError> {
@@ -420,7 +420,7 @@ impl Local {
             Mode::Running => false,
             Mode::Waiting => true,
             Mode::Halted { interruptible } => {
-                !(self.seat.has_nmi() || interruptible && self.apic.next().is_some())
+                !(self.residency.has_nmi() || interruptible && self.apic.next().is_some())
             }
         }
     }
@@ -460,7 +460,7 @@ impl Local {
     }
 
     fn inject(&mut self, fd: &mut VcpuFd) -> Result<(), StateError> {
-        for _ in 0..self.seat.take_nmis() {
+        for _ in 0..self.residency.take_nmis() {
             fd.nmi().map_err(refused("inject an NMI"))?;
         }
         self.show_priority(fd);

@@ -11,7 +11,7 @@
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC,
 //!   [`turnstile`] how that follows other hosts', [`eoi`] ends of interrupts without exits, [`root`] its page tables' root;
-//! - [`seat`]: whether a vCPU is here, and what follows for its mail;
+//! - [`residency`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`inbox`], [`mail`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
@@ -38,7 +38,7 @@ mod pace;
 pub mod packet;
 mod root;
 pub mod router;
-pub mod seat;
+pub mod residency;
 pub mod startup;
 pub mod timer;
 pub mod travel;

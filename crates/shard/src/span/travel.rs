@@ -59,7 +59,7 @@ pub struct Outcome {
     pub refused: bool,
 }
 
-/// What its move is, for [`super::seat`].
+/// What its move is, for [`super::residency`].
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Journey {
     /// What had come for it and was not looked at.

@@ -7,7 +7,7 @@ use kvm_ioctls::VcpuFd;
 use super::Local;
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::span::clock::wait_until;
-use crate::span::seat::Arrival;
+use crate::span::residency::Arrival;
 use crate::span::travel::{Body, MoveOrder, Traveller};
 use fault_point::fault_point;
 
@@ -19,7 +19,7 @@ impl Local {
     pub(super) fn leave(&mut self, fd: &VcpuFd, order: MoveOrder) {
         let still_since_ns = self.tsc.nanoseconds();
         if order.to == self.router.me() {
-            self.carry_out([self.seat.stay(order, false)]);
+            self.carry_out([self.residency.stay(order, false)]);
             return;
         }
         fault_point!(move_stopped);
@@ -31,7 +31,7 @@ impl Local {
             }
             Err(error) => {
                 tracing::warn!(%error, "vCPU {} stays", self.vcpu);
-                self.carry_out([self.seat.stay(order, true)]);
+                self.carry_out([self.residency.stay(order, true)]);
             }
         }
     }
@@ -44,7 +44,7 @@ impl Local {
             shared_eoi: self.eoi.register(),
             tsc_adjustment: self.adjustment,
         };
-        let deeds = self.seat.depart(order, body, refused, still_since_ns);
+        let deeds = self.residency.depart(order, body, refused, still_since_ns);
         self.carry_out(deeds);
     }
 
@@ -73,7 +73,7 @@ impl Local {
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
         match self
-            .seat
+            .residency
             .arrive(journey, given.is_ok(), self.tsc.nanoseconds(), accept)
         {
             Arrival::Here(deed) => {

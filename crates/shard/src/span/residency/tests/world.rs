@@ -1,9 +1,9 @@
-//! Shards of one VM without threads and KVM: what [`super::super::Seat`], [`Mail`] and [`Owners`] decide is carried out step by
+//! Shards of one VM without threads and KVM: what [`super::super::VcpuResidency`], [`Mail`] and [`Owners`] decide is carried out step by
 //! step, as `Router` and `Local` would.
 
 use std::collections::VecDeque;
 
-use super::super::{Arrival, Deed, Look, Seat};
+use super::super::{Arrival, Deed, Look, VcpuResidency};
 use super::tally::{Body, Tally};
 use crate::span::mail::Mail;
 use crate::span::owners::{Owner, Owners};
@@ -19,7 +19,7 @@ const VCPU: u8 = 0;
 struct Part {
     owner: Owner,
     inbox: Mail<Body>,
-    seat: Seat,
+    residency: VcpuResidency,
     body: Body,
     /// What its thread is at: these first,
     deeds: VecDeque<Deed<Body>>,
@@ -49,7 +49,7 @@ impl World {
                 version: 0,
             },
             inbox: Mail::default(),
-            seat: Seat::new(VCPU, me, me == at),
+            residency: VcpuResidency::new(VCPU, me, me == at),
             body: Body::default(),
             deeds: VecDeque::new(),
             taken: None,
@@ -152,12 +152,12 @@ impl World {
         }
         if let Some(order) = part.leaving.take() {
             if order.to == me {
-                part.deeds.push_back(part.seat.stay(order, false));
+                part.deeds.push_back(part.residency.stay(order, false));
                 // It looks again before it enters the guest.
                 part.taken = Some(Mail::default());
             } else {
                 let body = std::mem::take(&mut part.body);
-                part.deeds.extend(part.seat.depart(order, body, false, 0));
+                part.deeds.extend(part.residency.depart(order, body, false, 0));
             }
             self.tally.begun += 1;
             return;
@@ -172,7 +172,7 @@ impl World {
         let is_taken = takes || refused;
         let body = &mut part.body;
         let accept = |vector, _| body.accept(vector);
-        match part.seat.arrive(traveller.journey, is_taken, 0, accept) {
+        match part.residency.arrive(traveller.journey, is_taken, 0, accept) {
             Arrival::Here(deed) => part.deeds.push_back(deed),
             Arrival::Back {
                 order,
@@ -180,7 +180,7 @@ impl World {
             } => {
                 let body = std::mem::take(&mut part.body);
                 part.deeds
-                    .extend(part.seat.depart(order, body, true, still_since_ns));
+                    .extend(part.residency.depart(order, body, true, still_since_ns));
             }
             Arrival::Lost => self.is_lost = true,
         }
@@ -203,12 +203,12 @@ impl World {
     }
 
     fn broken_at_rest(&self, body: &Body) -> Option<&'static str> {
-        let Some(part) = self.parts.iter().find(|part| part.seat.is_here) else {
+        let Some(part) = self.parts.iter().find(|part| part.residency.is_here) else {
             return Some("it is on its way for ever");
         };
         let owner = Owner {
-            shard: part.seat.me,
-            version: part.seat.version(),
+            shard: part.residency.me,
+            version: part.residency.version(),
         };
         if self.parts.iter().any(|part| part.owner != owner) {
             return Some("somebody doesn't know where it is");
@@ -218,7 +218,7 @@ impl World {
 
     /// Wherever it is: here in a shard, in a channel, or between the two.
     fn bodies(&self) -> impl Iterator<Item = &Body> {
-        let here = self.parts.iter().filter(|part| part.seat.is_here);
+        let here = self.parts.iter().filter(|part| part.residency.is_here);
         let come = self.parts.iter().filter_map(|part| part.inbox.arrival.as_ref());
         let deeds = self.parts.iter().flat_map(|part| &part.deeds);
         let leaving = deeds.filter_map(|deed| match deed {
@@ -308,15 +308,15 @@ impl World {
 impl Part {
     fn look(&mut self, mail: Mail<Body>) {
         let body = &mut self.body;
-        match self.seat.look(mail, self.owner, |vector, _| body.accept(vector)) {
+        match self.residency.look(mail, self.owner, |vector, _| body.accept(vector)) {
             Look::Idle => {}
             Look::SendOn(deeds) => self.deeds.extend(deeds),
             Look::Leave(order) => self.leaving = Some(order),
             Look::Here => {
-                while let Some(startup) = self.seat.take_startup() {
+                while let Some(startup) = self.residency.take_startup() {
                     self.body.startups.push(startup);
                 }
-                self.body.nmis += self.seat.take_nmis();
+                self.body.nmis += self.residency.take_nmis();
             }
         }
     }

@@ -34,7 +34,7 @@ pub enum Look<B = Body> {
     Idle,
     /// It is elsewhere: what came goes there, in this order.
     SendOn(Vec<Deed<B>>),
-    /// It is to be made ready to leave: [`Seat::depart`], or [`Seat::stay`].
+    /// It is to be made ready to leave: [`VcpuResidency::depart`], or [`VcpuResidency::stay`].
     Leave(MoveOrder),
     /// It is here.
     Here,
@@ -45,7 +45,7 @@ pub enum Look<B = Body> {
 pub enum Arrival<B = Body> {
     /// The vCPU is here.
     Here(Deed<B>),
-    /// It goes back: [`Seat::depart`].
+    /// It goes back: [`VcpuResidency::depart`].
     Back {
         /// To the shard that it came from.
         order: MoveOrder,
@@ -58,7 +58,7 @@ pub enum Arrival<B = Body> {
 
 /// One vCPU's, in one shard.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Seat {
+pub struct VcpuResidency {
     vcpu: u8,
     me: u8,
     is_here: bool,
@@ -68,8 +68,8 @@ pub struct Seat {
     pending: Signals,
 }
 
-impl Seat {
-    /// The seat of `vcpu` in shard `me`, as the VM starts.
+impl VcpuResidency {
+    /// The residency of `vcpu` in shard `me`, as the VM starts.
     pub fn new(vcpu: u8, me: u8, is_here: bool) -> Self {
         Self {
             vcpu,
