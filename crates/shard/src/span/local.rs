@@ -21,7 +21,7 @@ use super::pace::Pace;
 use super::packet::Packet;
 use super::root::Root;
 use super::router::Router;
-use super::residency::{Deed, Look, VcpuResidency};
+use super::residency::{Effect, Look, VcpuResidency};
 use super::startup::Startup;
 use super::timer::Alarm;
 use super::travel::{Mode, MoveOrder};
@@ -160,8 +160,8 @@ impl LocalController for Local {
                 self.inbox().wait(None);
                 return Ok(Next::Again);
             }
-            Look::SendOn(deeds) => {
-                self.carry_out(deeds);
+            Look::SendOn(effects) => {
+                self.carry_out(effects);
                 return Ok(Next::Again);
             }
             Look::Leave(order) => {
@@ -327,17 +327,17 @@ impl Local {
         fd.get_kvm_run().cr8 = u64::from(self.apic.task_priority() >> 4);
     }
 
-    fn carry_out(&self, deeds: impl IntoIterator<Item = Deed>) {
-        for deed in deeds {
-            match deed {
-                Deed::Send { to, packet } => {
+    fn carry_out(&self, effects: impl IntoIterator<Item = Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Send { to, packet } => {
                     self.router.send(to, &packet);
                     if matches!(packet, Packet::Arrive { .. }) {
                         fault_point!(move_sent);
                     }
                 }
-                Deed::Departed(owner) => self.router.departed(self.vcpu, owner),
-                Deed::Arrived(outcome) => self.router.arrived(self.vcpu, outcome),
+                Effect::Departed(owner) => self.router.departed(self.vcpu, owner),
+                Effect::Arrived(outcome) => self.router.arrived(self.vcpu, outcome),
             }
         }
     }

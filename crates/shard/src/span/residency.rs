@@ -13,7 +13,7 @@ use super::travel::{Body, Journey, MoveOrder, Outcome, Traveller};
 
 /// What the vCPU's thread is to do.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub enum Deed<B = Body> {
+pub enum Effect<B = Body> {
     /// Send it to this shard.
     Send {
         /// To whom.
@@ -33,7 +33,7 @@ pub enum Look<B = Body> {
     /// The vCPU is elsewhere, and nothing came for it.
     Idle,
     /// It is elsewhere: what came goes there, in this order.
-    SendOn(Vec<Deed<B>>),
+    SendOn(Vec<Effect<B>>),
     /// It is to be made ready to leave: [`VcpuResidency::depart`], or [`VcpuResidency::stay`].
     Leave(MoveOrder),
     /// It is here.
@@ -44,7 +44,7 @@ pub enum Look<B = Body> {
 #[derive(Debug)]
 pub enum Arrival<B = Body> {
     /// The vCPU is here.
-    Here(Deed<B>),
+    Here(Effect<B>),
     /// It goes back: [`VcpuResidency::depart`].
     Back {
         /// To the shard that it came from.
@@ -93,7 +93,7 @@ impl VcpuResidency {
                 return Look::Idle;
             }
             let to = owner.shard;
-            let send = |packet| Deed::Send { to, packet };
+            let send = |packet| Effect::Send { to, packet };
             return Look::SendOn(mail.into_packets(self.vcpu).into_iter().map(send).collect());
         }
         self.receive(mail.signals, accept);
@@ -125,7 +125,7 @@ impl VcpuResidency {
         self.receive(signals, accept);
         if is_taken {
             self.is_here = true;
-            return Arrival::Here(Deed::Arrived(Outcome {
+            return Arrival::Here(Effect::Arrived(Outcome {
                 order,
                 version,
                 still_ns: now_ns.saturating_sub(still_since_ns),
@@ -151,7 +151,7 @@ impl VcpuResidency {
         body: B,
         refused: bool,
         still_since_ns: u64,
-    ) -> [Deed<B>; 2] {
+    ) -> [Effect<B>; 2] {
         let to = order.to;
         self.version += 1;
         self.is_here = false;
@@ -170,14 +170,14 @@ impl VcpuResidency {
         let version = self.version;
         // What comes for it is sent on behind it.
         [
-            Deed::Send { to, packet },
-            Deed::Departed(Owner { shard: to, version }),
+            Effect::Send { to, packet },
+            Effect::Departed(Owner { shard: to, version }),
         ]
     }
 
     /// The vCPU, which was to leave, stays. `refused`: because it can't leave.
-    pub fn stay<B>(&self, order: MoveOrder, refused: bool) -> Deed<B> {
-        Deed::Arrived(Outcome {
+    pub fn stay<B>(&self, order: MoveOrder, refused: bool) -> Effect<B> {
+        Effect::Arrived(Outcome {
             order: order.number,
             version: self.version,
             still_ns: 0,

@@ -44,8 +44,8 @@ impl Local {
             shared_eoi: self.eoi.register(),
             tsc_adjustment: self.adjustment,
         };
-        let deeds = self.residency.depart(order, body, refused, still_since_ns);
-        self.carry_out(deeds);
+        let effects = self.residency.depart(order, body, refused, still_since_ns);
+        self.carry_out(effects);
     }
 
     /// Installs a vCPU that has come. One that this host's KVM does not take goes back; one that comes back must be taken.
@@ -76,12 +76,12 @@ impl Local {
             .residency
             .arrive(journey, given.is_ok(), self.tsc.nanoseconds(), accept)
         {
-            Arrival::Here(deed) => {
+            Arrival::Here(effect) => {
                 // What the shared page says is of the last time that it ran here.
                 fd.get_kvm_run().ready_for_interrupt_injection = 0;
                 self.show_priority(fd);
                 fault_point!(move_installed);
-                self.carry_out([deed]);
+                self.carry_out([effect]);
                 fault_point!(move_resumed);
                 Ok(())
             }

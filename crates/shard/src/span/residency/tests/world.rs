@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::{Arrival, Deed, Look, VcpuResidency};
+use super::super::{Arrival, Effect, Look, VcpuResidency};
 use super::tally::{Body, Tally};
 use crate::span::mail::Mail;
 use crate::span::owners::{Owner, Owners};
@@ -22,7 +22,7 @@ struct Part {
     residency: VcpuResidency,
     body: Body,
     /// What its thread is at: these first,
-    deeds: VecDeque<Deed<Body>>,
+    effects: VecDeque<Effect<Body>>,
     /// then the mail that has been taken, or the departure.
     taken: Option<Mail<Body>>,
     leaving: Option<MoveOrder>,
@@ -51,7 +51,7 @@ impl World {
             inbox: Mail::default(),
             residency: VcpuResidency::new(VCPU, me, me == at),
             body: Body::default(),
-            deeds: VecDeque::new(),
+            effects: VecDeque::new(),
             taken: None,
             leaving: None,
         };
@@ -117,7 +117,7 @@ impl World {
     /// Shards whose thread of the vCPU has something to do.
     pub fn busy(&self) -> impl Iterator<Item = u8> {
         let is_busy = |part: &Part| {
-            !part.deeds.is_empty() || part.taken.is_some() || part.leaving.is_some() || !part.inbox.is_empty()
+            !part.effects.is_empty() || part.taken.is_some() || part.leaving.is_some() || !part.inbox.is_empty()
         };
         (0_u8..)
             .zip(&self.parts)
@@ -147,17 +147,17 @@ impl World {
     /// One step of a shard's thread of the vCPU (`Local::before`, `depart`). `takes`: its KVM takes a vCPU that comes.
     pub fn step(&mut self, me: u8, takes: bool) {
         let part = self.part(me);
-        if let Some(deed) = part.deeds.pop_front() {
-            return self.carry_out(me, deed);
+        if let Some(effect) = part.effects.pop_front() {
+            return self.carry_out(me, effect);
         }
         if let Some(order) = part.leaving.take() {
             if order.to == me {
-                part.deeds.push_back(part.residency.stay(order, false));
+                part.effects.push_back(part.residency.stay(order, false));
                 // It looks again before it enters the guest.
                 part.taken = Some(Mail::default());
             } else {
                 let body = std::mem::take(&mut part.body);
-                part.deeds.extend(part.residency.depart(order, body, false, 0));
+                part.effects.extend(part.residency.depart(order, body, false, 0));
             }
             self.tally.begun += 1;
             return;
@@ -173,13 +173,13 @@ impl World {
         let body = &mut part.body;
         let accept = |vector, _| body.accept(vector);
         match part.residency.arrive(traveller.journey, is_taken, 0, accept) {
-            Arrival::Here(deed) => part.deeds.push_back(deed),
+            Arrival::Here(effect) => part.effects.push_back(effect),
             Arrival::Back {
                 order,
                 still_since_ns,
             } => {
                 let body = std::mem::take(&mut part.body);
-                part.deeds
+                part.effects
                     .extend(part.residency.depart(order, body, true, still_since_ns));
             }
             Arrival::Lost => self.is_lost = true,
@@ -220,9 +220,9 @@ impl World {
     fn bodies(&self) -> impl Iterator<Item = &Body> {
         let here = self.parts.iter().filter(|part| part.residency.is_here);
         let come = self.parts.iter().filter_map(|part| part.inbox.arrival.as_ref());
-        let deeds = self.parts.iter().flat_map(|part| &part.deeds);
-        let leaving = deeds.filter_map(|deed| match deed {
-            Deed::Send { packet, .. } => Some(packet),
+        let effects = self.parts.iter().flat_map(|part| &part.effects);
+        let leaving = effects.filter_map(|effect| match effect {
+            Effect::Send { packet, .. } => Some(packet),
             _ => None,
         });
         let sent = self.channels.iter().flatten().flatten();
@@ -234,11 +234,11 @@ impl World {
             .chain(come.chain(gone).map(|traveller| &traveller.body))
     }
 
-    fn carry_out(&mut self, me: u8, deed: Deed<Body>) {
-        match deed {
-            Deed::Send { to, packet } => self.send(me, to, packet),
-            Deed::Departed(owner) => self.learn(me, owner),
-            Deed::Arrived(outcome) => {
+    fn carry_out(&mut self, me: u8, effect: Effect<Body>) {
+        match effect {
+            Effect::Send { to, packet } => self.send(me, to, packet),
+            Effect::Departed(owner) => self.learn(me, owner),
+            Effect::Arrived(outcome) => {
                 let version = outcome.version;
                 self.learn(me, Owner { shard: me, version });
                 self.note(me, outcome);
@@ -310,7 +310,7 @@ impl Part {
         let body = &mut self.body;
         match self.residency.look(mail, self.owner, |vector, _| body.accept(vector)) {
             Look::Idle => {}
-            Look::SendOn(deeds) => self.deeds.extend(deeds),
+            Look::SendOn(effects) => self.effects.extend(effects),
             Look::Leave(order) => self.leaving = Some(order),
             Look::Here => {
                 while let Some(startup) = self.residency.take_startup() {
