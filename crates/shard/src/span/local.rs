@@ -21,7 +21,7 @@ use super::pace::Pace;
 use super::packet::Packet;
 use super::root::Root;
 use super::router::Router;
-use super::residency::{Effect, Look, VcpuResidency};
+use super::residency::{Effect, Dispatch, VcpuResidency};
 use super::startup::Startup;
 use super::timer::Alarm;
 use super::travel::{Mode, MoveOrder};
@@ -155,20 +155,20 @@ impl LocalController for Local {
         };
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
-        match self.residency.look(mail, owner, accept) {
-            Look::Idle => {
+        match self.residency.dispatch(mail, owner, accept) {
+            Dispatch::Idle => {
                 self.inbox().wait(None);
                 return Ok(Next::Again);
             }
-            Look::SendOn(effects) => {
+            Dispatch::Forward(effects) => {
                 self.carry_out(effects);
                 return Ok(Next::Again);
             }
-            Look::Leave(order) => {
+            Dispatch::Migrate(order) => {
                 fault_point!(move_ordered);
                 return Ok(Next::Leave(order));
             }
-            Look::Here => {}
+            Dispatch::Resident => {}
         }
         self.start_up(fd)?;
         self.tell_base(fd)?;

@@ -29,15 +29,15 @@ pub enum Effect<B = Body> {
 
 /// What comes of the mail.
 #[derive(Debug)]
-pub enum Look<B = Body> {
+pub enum Dispatch<B = Body> {
     /// The vCPU is elsewhere, and nothing came for it.
     Idle,
     /// It is elsewhere: what came goes there, in this order.
-    SendOn(Vec<Effect<B>>),
+    Forward(Vec<Effect<B>>),
     /// It is to be made ready to leave: [`VcpuResidency::depart`], or [`VcpuResidency::stay`].
-    Leave(MoveOrder),
+    Migrate(MoveOrder),
     /// It is here.
-    Here,
+    Resident,
 }
 
 /// What comes of an arrival.
@@ -87,19 +87,19 @@ impl VcpuResidency {
 
     /// Divides mail whose arrival has been taken out. `owner` is where the vCPU is as far as is known here; `accept` is its
     /// controller's, for a vector and whether it is level-triggered.
-    pub fn look<B>(&mut self, mail: Mail<B>, owner: Owner, accept: impl FnMut(u8, bool)) -> Look<B> {
+    pub fn dispatch<B>(&mut self, mail: Mail<B>, owner: Owner, accept: impl FnMut(u8, bool)) -> Dispatch<B> {
         if !self.is_here {
             if mail.is_empty() {
-                return Look::Idle;
+                return Dispatch::Idle;
             }
             let to = owner.shard;
             let send = |packet| Effect::Send { to, packet };
-            return Look::SendOn(mail.into_packets(self.vcpu).into_iter().map(send).collect());
+            return Dispatch::Forward(mail.into_packets(self.vcpu).into_iter().map(send).collect());
         }
         self.receive(mail.signals, accept);
         match mail.leave {
-            Some(order) => Look::Leave(order),
-            None => Look::Here,
+            Some(order) => Dispatch::Migrate(order),
+            None => Dispatch::Resident,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::{Arrival, Effect, Look, VcpuResidency};
+use super::super::{Arrival, Effect, Dispatch, VcpuResidency};
 use super::tally::{Body, Tally};
 use crate::span::mail::Mail;
 use crate::span::owners::{Owner, Owners};
@@ -164,7 +164,7 @@ impl World {
         }
         let mut mail = part.taken.take().unwrap_or_else(|| part.inbox.take());
         let Some(traveller) = mail.arrival.take() else {
-            return part.look(mail);
+            return part.dispatch(mail);
         };
         part.taken = Some(mail);
         part.body = traveller.body;
@@ -306,13 +306,13 @@ impl World {
 }
 
 impl Part {
-    fn look(&mut self, mail: Mail<Body>) {
+    fn dispatch(&mut self, mail: Mail<Body>) {
         let body = &mut self.body;
-        match self.residency.look(mail, self.owner, |vector, _| body.accept(vector)) {
-            Look::Idle => {}
-            Look::SendOn(effects) => self.effects.extend(effects),
-            Look::Leave(order) => self.leaving = Some(order),
-            Look::Here => {
+        match self.residency.dispatch(mail, self.owner, |vector, _| body.accept(vector)) {
+            Dispatch::Idle => {}
+            Dispatch::Forward(effects) => self.effects.extend(effects),
+            Dispatch::Migrate(order) => self.leaving = Some(order),
+            Dispatch::Resident => {
                 while let Some(startup) = self.residency.take_startup() {
                     self.body.startups.push(startup);
                 }
