@@ -19,9 +19,9 @@ use super::inbox::Inbox;
 use super::ioctls;
 use super::pace::Pace;
 use super::packet::Packet;
+use super::residency::{Dispatch, Effect, VcpuResidency};
 use super::root::Root;
 use super::router::Router;
-use super::residency::{Effect, Dispatch, VcpuResidency};
 use super::startup::Startup;
 use super::timer::Alarm;
 use super::travel::{Mode, MoveOrder};
@@ -396,7 +396,8 @@ impl Local {
     }
 
     fn enabled(&self, is_enabled: bool) {
-        self.router.enabled(self.vcpu, self.residency.version(), is_enabled);
+        self.router
+            .enabled(self.vcpu, self.residency.version(), is_enabled);
     }
 
     fn start(&mut self, fd: &VcpuFd, page: u8) -> Result<(), StateError> {

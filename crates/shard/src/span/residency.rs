@@ -42,11 +42,11 @@ pub enum Dispatch<B = Body> {
 
 /// What comes of an arrival.
 #[derive(Debug)]
-pub enum Arrival<B = Body> {
+pub enum ArrivalResult<B = Body> {
     /// The vCPU is here.
-    Here(Effect<B>),
+    Resident(Effect<B>),
     /// It goes back: [`VcpuResidency::depart`].
-    Back {
+    Returned {
         /// To the shard that it came from.
         order: MoveOrder,
         /// As in [`Journey`].
@@ -111,7 +111,7 @@ impl VcpuResidency {
         is_taken: bool,
         now_ns: u64,
         accept: impl FnMut(u8, bool),
-    ) -> Arrival<B> {
+    ) -> ArrivalResult<B> {
         let Journey {
             signals,
             order,
@@ -125,7 +125,7 @@ impl VcpuResidency {
         self.receive(signals, accept);
         if is_taken {
             self.is_here = true;
-            return Arrival::Here(Effect::Arrived(Outcome {
+            return ArrivalResult::Resident(Effect::Arrived(Outcome {
                 order,
                 version,
                 still_ns: now_ns.saturating_sub(still_since_ns),
@@ -133,9 +133,9 @@ impl VcpuResidency {
             }));
         }
         if refused {
-            return Arrival::Lost;
+            return ArrivalResult::Lost;
         }
-        Arrival::Back {
+        ArrivalResult::Returned {
             order: MoveOrder {
                 to: from,
                 number: order,

@@ -7,7 +7,7 @@ use kvm_ioctls::VcpuFd;
 use super::Local;
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::span::clock::wait_until;
-use crate::span::residency::Arrival;
+use crate::span::residency::ArrivalResult;
 use crate::span::travel::{Body, MoveOrder, Traveller};
 use fault_point::fault_point;
 
@@ -76,7 +76,7 @@ impl Local {
             .residency
             .arrive(journey, given.is_ok(), self.tsc.nanoseconds(), accept)
         {
-            Arrival::Here(effect) => {
+            ArrivalResult::Resident(effect) => {
                 // What the shared page says is of the last time that it ran here.
                 fd.get_kvm_run().ready_for_interrupt_injection = 0;
                 self.show_priority(fd);
@@ -85,7 +85,7 @@ impl Local {
                 fault_point!(move_resumed);
                 Ok(())
             }
-            Arrival::Back {
+            ArrivalResult::Returned {
                 order,
                 still_since_ns,
             } => {
@@ -95,7 +95,7 @@ impl Local {
                 self.travel(body.processor, order, true, still_since_ns);
                 Ok(())
             }
-            Arrival::Lost => given,
+            ArrivalResult::Lost => given,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::{Arrival, Effect, Dispatch, VcpuResidency};
+use super::super::{ArrivalResult, Dispatch, Effect, VcpuResidency};
 use super::tally::{Body, Tally};
 use crate::span::mail::Mail;
 use crate::span::owners::{Owner, Owners};
@@ -117,7 +117,10 @@ impl World {
     /// Shards whose thread of the vCPU has something to do.
     pub fn busy(&self) -> impl Iterator<Item = u8> {
         let is_busy = |part: &Part| {
-            !part.effects.is_empty() || part.taken.is_some() || part.leaving.is_some() || !part.inbox.is_empty()
+            !part.effects.is_empty()
+                || part.taken.is_some()
+                || part.leaving.is_some()
+                || !part.inbox.is_empty()
         };
         (0_u8..)
             .zip(&self.parts)
@@ -173,8 +176,8 @@ impl World {
         let body = &mut part.body;
         let accept = |vector, _| body.accept(vector);
         match part.residency.arrive(traveller.journey, is_taken, 0, accept) {
-            Arrival::Here(effect) => part.effects.push_back(effect),
-            Arrival::Back {
+            ArrivalResult::Resident(effect) => part.effects.push_back(effect),
+            ArrivalResult::Returned {
                 order,
                 still_since_ns,
             } => {
@@ -182,7 +185,7 @@ impl World {
                 part.effects
                     .extend(part.residency.depart(order, body, true, still_since_ns));
             }
-            Arrival::Lost => self.is_lost = true,
+            ArrivalResult::Lost => self.is_lost = true,
         }
     }
 
@@ -308,7 +311,10 @@ impl World {
 impl Part {
     fn dispatch(&mut self, mail: Mail<Body>) {
         let body = &mut self.body;
-        match self.residency.dispatch(mail, self.owner, |vector, _| body.accept(vector)) {
+        match self
+            .residency
+            .dispatch(mail, self.owner, |vector, _| body.accept(vector))
+        {
             Dispatch::Idle => {}
             Dispatch::Forward(effects) => self.effects.extend(effects),
             Dispatch::Migrate(order) => self.leaving = Some(order),
