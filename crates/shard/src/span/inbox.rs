@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::mail::Mail;
+use super::pending_events::PendingEvents;
 use super::whereabouts::{Call, Whereabouts};
 use crate::kick;
 
@@ -16,7 +16,7 @@ pub struct Inbox {
 
 #[derive(Debug, Default)]
 struct State {
-    mail: Mail,
+    events: PendingEvents,
     thread: Option<libc::pthread_t>,
     whereabouts: Whereabouts,
     /// The VM ends: nobody waits any more.
@@ -36,9 +36,9 @@ impl Inbox {
     }
 
     /// Puts something in, and sees that it is looked at soon.
-    pub fn put(&self, into: impl FnOnce(&mut Mail)) {
+    pub fn put(&self, into: impl FnOnce(&mut PendingEvents)) {
         let mut state = self.lock();
-        into(&mut state.mail);
+        into(&mut state.events);
         self.call(state);
     }
 
@@ -57,15 +57,15 @@ impl Inbox {
     }
 
     /// Takes all that is to be looked at, without waiting.
-    pub fn take(&self) -> Mail {
-        self.lock().mail.take()
+    pub fn take(&self) -> PendingEvents {
+        self.lock().events.take()
     }
 
     /// Says that the thread is about to enter the guest; false, and it is not, when there is mail. The flag that a kick sets
     /// has been cleared before.
     pub fn enter(&self) -> bool {
         let mut state = self.lock();
-        let is_idle = state.mail.is_empty() && !state.is_over;
+        let is_idle = state.events.is_empty() && !state.is_over;
         if is_idle {
             state.whereabouts.enter();
         }
@@ -79,19 +79,19 @@ impl Inbox {
 
     /// Waits until there is something to take, the VM ends, or for `limit`.
     pub fn wait(&self, limit: Option<Duration>) {
-        self.wait_for(limit, |mail| (!mail.is_empty()).then_some(()));
+        self.wait_for(limit, |events| (!events.is_empty()).then_some(()));
     }
 
     /// Waits for what `take` takes out of the mail; none when the VM ends first, or `limit` is over.
     pub fn wait_for<T>(
         &self,
         limit: Option<Duration>,
-        mut take: impl FnMut(&mut Mail) -> Option<T>,
+        mut take: impl FnMut(&mut PendingEvents) -> Option<T>,
     ) -> Option<T> {
         let deadline = limit.map(|limit| Instant::now() + limit);
         let mut state = self.lock();
         loop {
-            if let Some(taken) = take(&mut state.mail) {
+            if let Some(taken) = take(&mut state.events) {
                 return Some(taken);
             }
             if state.is_over {
@@ -142,7 +142,7 @@ mod tests {
     use std::sync::Arc;
     use std::thread;
 
-    use super::super::mail::Answer;
+    use super::super::pending_events::Answer;
     use super::*;
 
     #[test]
@@ -150,15 +150,15 @@ mod tests {
         let inbox = Arc::new(Inbox::default());
         assert!(inbox.enter());
         inbox.left();
-        inbox.put(|mail| mail.signals.nmis.add());
+        inbox.put(|events| events.signals.nmis.add());
         assert!(!inbox.enter());
         assert!(!inbox.take().signals.nmis.is_empty());
         assert!(inbox.enter());
         inbox.left();
         let other = inbox.clone();
-        let waiter = thread::spawn(move || other.wait_for(None, |mail| mail.answer.take()));
-        inbox.put(|mail| mail.signals.nmis.add());
-        inbox.put(|mail| mail.answer = Some(Answer { value: 3 }));
+        let waiter = thread::spawn(move || other.wait_for(None, |events| events.answer.take()));
+        inbox.put(|events| events.signals.nmis.add());
+        inbox.put(|events| events.answer = Some(Answer { value: 3 }));
         assert_eq!(
             waiter.join().expect("it waits and goes"),
             Some(Answer { value: 3 })
@@ -175,7 +175,7 @@ mod tests {
         let other = inbox.clone();
         let waiter = thread::spawn(move || {
             other.wait(None);
-            other.wait_for(None, |mail| mail.answer.take())
+            other.wait_for(None, |events| events.answer.take())
         });
         inbox.end();
         assert_eq!(waiter.join().expect("it goes"), None);

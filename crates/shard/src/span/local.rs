@@ -146,8 +146,8 @@ impl LocalController for Local {
 
     fn before(&mut self, fd: &mut VcpuFd) -> Result<Next<MoveOrder>, StateError> {
         self.see_time();
-        let mut mail = self.inbox().take();
-        if let Some(traveller) = mail.arrival.take() {
+        let mut events = self.inbox().take();
+        if let Some(traveller) = events.arrival.take() {
             self.arrive(fd, *traveller)?;
         }
         let Some(owner) = self.router.owner(self.vcpu) else {
@@ -155,7 +155,7 @@ impl LocalController for Local {
         };
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
-        match self.residency.dispatch(mail, owner, accept) {
+        match self.residency.dispatch(events, owner, accept) {
             Dispatch::Idle => {
                 self.inbox().wait(None);
                 return Ok(Next::Again);

@@ -12,7 +12,7 @@
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC,
 //!   [`turnstile`] how that follows other hosts', [`eoi`] ends of interrupts without exits, [`root`] its page tables' root;
 //! - [`residency`]: whether a vCPU is here, and what follows for its mail;
-//! - [`router`], [`inbox`], [`mail`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
+//! - [`router`], [`inbox`], [`pending_events`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
 //! - [`host`], [`shard_api::relation`]: what hosts must have in common, and how their clocks go together;
@@ -32,10 +32,10 @@ mod ioctls;
 pub mod link;
 pub mod local;
 pub mod machine;
-pub mod mail;
 pub mod owners;
 mod pace;
 pub mod packet;
+pub mod pending_events;
 pub mod residency;
 mod root;
 pub mod router;

@@ -5,9 +5,9 @@
 //! for it, in the same channel: so nothing that is sent on is there before it. Each move, also the way back of one that was
 //! refused, has a version higher by one. After Cellular Disco (SOSP '99, section 2.2), where messages find the owner of a VCPU.
 
-use super::mail::{Mail, Signals};
 use super::owners::Owner;
 use super::packet::Packet;
+use super::pending_events::{PendingEvents, Signals};
 use super::startup::Startup;
 use super::travel::{Body, Journey, MoveOrder, Outcome, Traveller};
 
@@ -87,17 +87,22 @@ impl VcpuResidency {
 
     /// Divides mail whose arrival has been taken out. `owner` is where the vCPU is as far as is known here; `accept` is its
     /// controller's, for a vector and whether it is level-triggered.
-    pub fn dispatch<B>(&mut self, mail: Mail<B>, owner: Owner, accept: impl FnMut(u8, bool)) -> Dispatch<B> {
+    pub fn dispatch<B>(
+        &mut self,
+        events: PendingEvents<B>,
+        owner: Owner,
+        accept: impl FnMut(u8, bool),
+    ) -> Dispatch<B> {
         if !self.is_here {
-            if mail.is_empty() {
+            if events.is_empty() {
                 return Dispatch::Idle;
             }
             let to = owner.shard;
             let send = |packet| Effect::Send { to, packet };
-            return Dispatch::Forward(mail.into_packets(self.vcpu).into_iter().map(send).collect());
+            return Dispatch::Forward(events.into_packets(self.vcpu).into_iter().map(send).collect());
         }
-        self.receive(mail.signals, accept);
-        match mail.leave {
+        self.receive(events.signals, accept);
+        match events.leave {
             Some(order) => Dispatch::Migrate(order),
             None => Dispatch::Resident,
         }

@@ -15,9 +15,9 @@ use super::desk::Job;
 use super::enabled::Enabled;
 use super::inbox::Inbox;
 use super::link::Sending;
-use super::mail::Answer;
 use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
+use super::pending_events::Answer;
 use super::startup::{Startup, Waiter};
 use super::travel::{MoveOrder, Outcome};
 use super::turnstile::{OUT_LIMIT, StepError, Turnstile};
@@ -158,7 +158,7 @@ impl Router {
         let mut inits = 0;
         if let (Some(inbox), Delivery::Init) = (from.and_then(|from| self.inbox(from)), interrupt.delivery) {
             // Of INITs that were obeyed too late.
-            inbox.put(|mail| mail.obeyed = 0);
+            inbox.put(|events| events.obeyed = 0);
         }
         let count = self.inboxes.len() as u32;
         let enabled = lock(&self.enabled).now();
@@ -191,9 +191,9 @@ impl Router {
         }
         if let (Some(inbox), 1..) = (from.and_then(|from| self.inbox(from)), inits) {
             // Two that reset one another would wait for ever, a guest's own fault.
-            let _ = inbox.wait_for(Some(INIT_LIMIT), |mail| {
-                let all = mail.obeyed >= inits;
-                all.then(|| mail.obeyed = 0)
+            let _ = inbox.wait_for(Some(INIT_LIMIT), |events| {
+                let all = events.obeyed >= inits;
+                all.then(|| events.obeyed = 0)
             });
         }
     }
@@ -223,7 +223,7 @@ impl Router {
     /// A vCPU accesses a device from a shard that has none; none when the VM ends first.
     pub fn access(&self, vcpu: u8, access: Access) -> Option<Answer> {
         self.send(HOME, &Packet::Access { vcpu, access });
-        self.inbox(vcpu)?.wait_for(None, |mail| mail.answer.take())
+        self.inbox(vcpu)?.wait_for(None, |events| events.answer.take())
     }
 
     /// A level-triggered interrupt has been served.
@@ -333,7 +333,7 @@ impl Router {
 
     fn put(&self, vcpu: u8, packet: Packet) {
         if let Some(inbox) = self.inbox(vcpu) {
-            inbox.put(|mail| mail.put(packet));
+            inbox.put(|events| events.put(packet));
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use apic::LocalApic;
 use serde::{Deserialize, Serialize};
 
-use super::mail::Signals;
+use super::pending_events::Signals;
 use crate::arch::x86_64::state::Processor;
 
 /// What a vCPU does when it is not running.

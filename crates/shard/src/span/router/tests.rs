@@ -13,8 +13,8 @@ use apic::Destination;
 use super::super::desk::{Desk, IoApicDevice, JOBS_MAX};
 use super::super::forward::Forward;
 use super::super::link::{self, Receiving};
-use super::super::mail::Mail;
 use super::super::packet::Space;
+use super::super::pending_events::PendingEvents;
 use super::*;
 use crate::arch::x86_64::layout::{Layout, MMIO32_START};
 use crate::bus::{Bus, BusDevice};
@@ -86,24 +86,24 @@ fn init(vcpu: u32) -> Interrupt {
 
 /// What comes into an inbox soon.
 #[track_caller]
-fn mail(router: &Router, vcpu: u8) -> Mail {
+fn events(router: &Router, vcpu: u8) -> PendingEvents {
     let inbox = router.inbox(vcpu).expect("a vCPU");
     inbox.wait(Some(SOON));
-    let mail = inbox.take();
-    assert!(!mail.is_empty(), "nothing comes for vCPU {vcpu}");
-    mail
+    let events = inbox.take();
+    assert!(!events.is_empty(), "nothing comes for vCPU {vcpu}");
+    events
 }
 
 /// The home has heard what the part has said.
 #[track_caller]
 fn flush(part: &Router, home: &Router) {
     part.interrupt(&fixed(1, 0x99), Shorthand::None, Some(3));
-    assert_eq!(vectors(&mail(home, 1)), [0x99]);
+    assert_eq!(vectors(&events(home, 1)), [0x99]);
 }
 
-fn vectors(mail: &Mail) -> Vec<u8> {
+fn vectors(events: &PendingEvents) -> Vec<u8> {
     let mut vectors = Vec::new();
-    mail.signals.interrupts(|vector, _| vectors.push(vector));
+    events.signals.interrupts(|vector, _| vectors.push(vector));
     vectors
 }
 
@@ -113,12 +113,12 @@ fn an_interrupt_goes_to_the_shard_of_its_vcpu_and_to_no_other() {
     home.interrupt(&fixed(1, 0x31), Shorthand::None, Some(0));
     home.interrupt(&fixed(2, 0x32), Shorthand::None, Some(0));
     part.interrupt(&fixed(0, 0x30), Shorthand::None, Some(2));
-    assert_eq!(vectors(&mail(&home, 1)), [0x31]);
-    assert_eq!(vectors(&mail(&part, 2)), [0x32]);
-    assert_eq!(vectors(&mail(&home, 0)), [0x30]);
+    assert_eq!(vectors(&events(&home, 1)), [0x31]);
+    assert_eq!(vectors(&events(&part, 2)), [0x32]);
+    assert_eq!(vectors(&events(&home, 0)), [0x30]);
     part.interrupt(&fixed(0, 0x40), Shorthand::Others, Some(3));
     for (router, vcpu) in [(&home, 0), (&home, 1), (&part, 2)] {
-        assert_eq!(vectors(&mail(router, vcpu)), [0x40]);
+        assert_eq!(vectors(&events(router, vcpu)), [0x40]);
     }
     for (router, vcpu) in [(&home, 2), (&home, 3), (&part, 0), (&part, 1), (&part, 3)] {
         assert!(router.inbox(vcpu).expect("a vCPU").take().is_empty());
@@ -137,11 +137,11 @@ fn what_goes_to_the_shard_before_is_sent_on() {
     };
     part.departed(2, owner);
     home.interrupt(&fixed(2, 0x41), Shorthand::None, Some(0));
-    let stray = mail(&part, 2);
+    let stray = events(&part, 2);
     for packet in stray.into_packets(2) {
         part.send(part.owner(2).expect("a vCPU").shard, &packet);
     }
-    assert_eq!(vectors(&mail(&home, 2)), [0x41]);
+    assert_eq!(vectors(&events(&home, 2)), [0x41]);
     home.arrived(
         2,
         Outcome {
@@ -153,7 +153,7 @@ fn what_goes_to_the_shard_before_is_sent_on() {
     );
     assert_eq!(home.owner(2), Some(owner));
     home.interrupt(&fixed(2, 0x42), Shorthand::None, Some(0));
-    assert_eq!(vectors(&mail(&home, 2)), [0x42]);
+    assert_eq!(vectors(&events(&home, 2)), [0x42]);
 }
 
 #[test]
@@ -162,12 +162,12 @@ fn who_sends_an_init_goes_on_when_it_is_obeyed() {
     let sender = part.clone();
     let waiting = thread::spawn(move || sender.interrupt(&init(3), Shorthand::None, Some(2)));
     // It is the home that numbers it, for its thread of that vCPU to send on.
-    let packets = mail(&home, 3).into_packets(3);
+    let packets = events(&home, 3).into_packets(3);
     let [Packet::Numbered { number: 1, .. }] = packets[..] else {
         panic!("{packets:?}");
     };
     home.send(1, &packets[0]);
-    let mut startups = mail(&part, 3).signals.startups;
+    let mut startups = events(&part, 3).signals.startups;
     let waiter = Waiter { vcpu: 2, shard: 1 };
     assert_eq!(startups.take(), Some(Startup::Init { from: Some(waiter) }));
     assert!(!waiting.is_finished());
@@ -183,7 +183,7 @@ fn who_has_moved_and_sends_an_init_is_told_where_it_waits() {
     part.departed(0, Owner { shard: 1, version: 1 });
     let waiter = Waiter { vcpu: 0, shard: HOME };
     part.obeyed(3, 0, waiter);
-    let told = |mail: &mut Mail| (mail.obeyed > 0).then_some(());
+    let told = |events: &mut PendingEvents| (events.obeyed > 0).then_some(());
     let at = |router: &Router, limit| router.inbox(0).expect("a vCPU").wait_for(Some(limit), told);
     assert_eq!(at(&part, Duration::ZERO), None);
     assert_eq!(at(&home, SOON), Some(()));
@@ -195,7 +195,7 @@ fn the_home_hears_how_a_move_came_out() {
     let mover = home.clone();
     let moving = thread::spawn(move || mover.move_vcpu(3, HOME, Instant::now() + SOON, || false));
     let refused = Outcome {
-        order: order_to(HOME, &mail(&part, 3)),
+        order: order_to(HOME, &events(&part, 3)),
         version: 2,
         still_ns: 5,
         refused: true,
@@ -216,7 +216,7 @@ fn the_outcome_of_a_move_that_was_given_up_is_not_that_of_the_next() {
         still_ns: 5,
         refused: false,
     };
-    let late = outcome(order_to(HOME, &mail(&part, 3)), 1);
+    let late = outcome(order_to(HOME, &events(&part, 3)), 1);
     // It comes while the next is waited for.
     let (mover, is_over) = (home.clone(), Arc::new(AtomicBool::new(false)));
     let over = is_over.clone();
@@ -224,7 +224,7 @@ fn the_outcome_of_a_move_that_was_given_up_is_not_that_of_the_next() {
         let is_over = || over.load(Ordering::SeqCst);
         mover.move_vcpu(3, HOME, Instant::now() + SOON, is_over)
     });
-    let next = outcome(order_to(HOME, &mail(&part, 3)), 2);
+    let next = outcome(order_to(HOME, &events(&part, 3)), 2);
     part.arrived(3, late);
     flush(&part, &home);
     is_over.store(true, Ordering::SeqCst);
@@ -239,8 +239,8 @@ fn the_outcome_of_a_move_that_was_given_up_is_not_that_of_the_next() {
 
 /// The number of the order to move there.
 #[track_caller]
-fn order_to(shard: u8, mail: &Mail) -> u64 {
-    let order = mail.leave.expect("an order");
+fn order_to(shard: u8, events: &PendingEvents) -> u64 {
+    let order = events.leave.expect("an order");
     assert_eq!(order.to, shard);
     order.number
 }

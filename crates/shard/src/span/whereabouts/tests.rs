@@ -24,8 +24,8 @@ enum Thread {
 struct State {
     thread: Thread,
     whereabouts: Whereabouts,
-    has_mail: bool,
-    /// Mail that is still to be put in.
+    has_events: bool,
+    /// Events that are still to be put in.
     letters: u8,
     flag: bool,
     /// Calls under way: decided, not carried out.
@@ -56,7 +56,7 @@ impl Model for Letters {
         vec![State {
             thread: Thread::Clear,
             whereabouts: Whereabouts::default(),
-            has_mail: false,
+            has_events: false,
             letters: self.0,
             flag: false,
             kicks: 0,
@@ -84,7 +84,7 @@ impl Model for Letters {
         match step {
             Step::Put => {
                 next.letters -= 1;
-                next.has_mail = true;
+                next.has_events = true;
                 match next.whereabouts.call() {
                     Call::Not => {}
                     Call::Kick => (next.kicks, next.calls) = (state.kicks + 1, state.calls + 1),
@@ -115,7 +115,7 @@ impl Model for Letters {
                     Thread::InGuest => state.kicks > 0 || state.flag,
                     _ => true,
                 };
-                !state.has_mail || is_called
+                !state.has_events || is_called
             }),
             Property::always("called once", |_, state: &State| state.calls <= 1),
             Property::sometimes("kicked", |_, state: &State| {
@@ -136,10 +136,10 @@ impl State {
                 Thread::Take
             }
             Thread::Take => {
-                (self.has_mail, self.calls) = (false, 0);
+                (self.has_events, self.calls) = (false, 0);
                 Thread::Decide
             }
-            Thread::Decide if self.has_mail => Thread::Clear,
+            Thread::Decide if self.has_events => Thread::Clear,
             Thread::Decide if enters => {
                 self.whereabouts.enter();
                 Thread::Entering

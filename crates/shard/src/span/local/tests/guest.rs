@@ -136,7 +136,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
         .unwrap();
     let router = parts.router.clone();
     for packet in packets {
-        router.inbox(0).unwrap().put(|mail| mail.put(packet));
+        router.inbox(0).unwrap().put(|events| events.put(packet));
     }
     let end = Arc::new(EndSignal::new().unwrap());
     let reports = Arc::new(Reports {

@@ -1,13 +1,13 @@
-//! Shards of one VM without threads and KVM: what [`super::super::VcpuResidency`], [`Mail`] and [`Owners`] decide is carried out step by
+//! Shards of one VM without threads and KVM: what [`super::super::VcpuResidency`], [`PendingEvents`] and [`Owners`] decide is carried out step by
 //! step, as `Router` and `Local` would.
 
 use std::collections::VecDeque;
 
 use super::super::{ArrivalResult, Dispatch, Effect, VcpuResidency};
 use super::tally::{Body, Tally};
-use crate::span::mail::Mail;
 use crate::span::owners::{Owner, Owners};
 use crate::span::packet::Packet;
+use crate::span::pending_events::PendingEvents;
 use crate::span::router::HOME;
 use crate::span::startup::Startup;
 use crate::span::travel::{MoveOrder, Outcome};
@@ -18,13 +18,13 @@ const VCPU: u8 = 0;
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Part {
     owner: Owner,
-    inbox: Mail<Body>,
+    events: PendingEvents<Body>,
     residency: VcpuResidency,
     body: Body,
     /// What its thread is at: these first,
     effects: VecDeque<Effect<Body>>,
     /// then the mail that has been taken, or the departure.
-    taken: Option<Mail<Body>>,
+    taken: Option<PendingEvents<Body>>,
     leaving: Option<MoveOrder>,
 }
 
@@ -48,7 +48,7 @@ impl World {
                 shard: at,
                 version: 0,
             },
-            inbox: Mail::default(),
+            events: PendingEvents::default(),
             residency: VcpuResidency::new(VCPU, me, me == at),
             body: Body::default(),
             effects: VecDeque::new(),
@@ -120,7 +120,7 @@ impl World {
             !part.effects.is_empty()
                 || part.taken.is_some()
                 || part.leaving.is_some()
-                || !part.inbox.is_empty()
+                || !part.events.is_empty()
         };
         (0_u8..)
             .zip(&self.parts)
@@ -157,7 +157,7 @@ impl World {
             if order.to == me {
                 part.effects.push_back(part.residency.stay(order, false));
                 // It looks again before it enters the guest.
-                part.taken = Some(Mail::default());
+                part.taken = Some(PendingEvents::default());
             } else {
                 let body = std::mem::take(&mut part.body);
                 part.effects.extend(part.residency.depart(order, body, false, 0));
@@ -165,11 +165,11 @@ impl World {
             self.tally.begun += 1;
             return;
         }
-        let mut mail = part.taken.take().unwrap_or_else(|| part.inbox.take());
-        let Some(traveller) = mail.arrival.take() else {
-            return part.dispatch(mail);
+        let mut events = part.taken.take().unwrap_or_else(|| part.events.take());
+        let Some(traveller) = events.arrival.take() else {
+            return part.dispatch(events);
         };
-        part.taken = Some(mail);
+        part.taken = Some(events);
         part.body = traveller.body;
         let refused = traveller.journey.refused;
         let is_taken = takes || refused;
@@ -222,7 +222,7 @@ impl World {
     /// Wherever it is: here in a shard, in a channel, or between the two.
     fn bodies(&self) -> impl Iterator<Item = &Body> {
         let here = self.parts.iter().filter(|part| part.residency.is_here);
-        let come = self.parts.iter().filter_map(|part| part.inbox.arrival.as_ref());
+        let come = self.parts.iter().filter_map(|part| part.events.arrival.as_ref());
         let effects = self.parts.iter().flat_map(|part| &part.effects);
         let leaving = effects.filter_map(|effect| match effect {
             Effect::Send { packet, .. } => Some(packet),
@@ -263,9 +263,9 @@ impl World {
     }
 
     fn put(&mut self, me: u8, packet: Packet<Body>) {
-        let inbox = &mut self.part(me).inbox;
-        let is_merged = matches!(packet, Packet::Leave { .. }) && inbox.leave.is_some();
-        inbox.put(packet);
+        let events = &mut self.part(me).events;
+        let is_merged = matches!(packet, Packet::Leave { .. }) && events.leave.is_some();
+        events.put(packet);
         self.tally.merged += u64::from(is_merged);
     }
 
@@ -282,7 +282,7 @@ impl World {
         startups.push(startup);
         let number = startups.len() as u64;
         let vcpu = VCPU;
-        self.part(HOME).inbox.put(Packet::Numbered {
+        self.part(HOME).events.put(Packet::Numbered {
             vcpu,
             number,
             startup,
@@ -309,11 +309,11 @@ impl World {
 }
 
 impl Part {
-    fn dispatch(&mut self, mail: Mail<Body>) {
+    fn dispatch(&mut self, events: PendingEvents<Body>) {
         let body = &mut self.body;
         match self
             .residency
-            .dispatch(mail, self.owner, |vector, _| body.accept(vector))
+            .dispatch(events, self.owner, |vector, _| body.accept(vector))
         {
             Dispatch::Idle => {}
             Dispatch::Forward(effects) => self.effects.extend(effects),

@@ -90,7 +90,7 @@ impl Signals {
 
 /// All that waits. `B` is what travels of a vCPU.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Mail<B = Body> {
+pub struct PendingEvents<B = Body> {
     /// For the vCPU, wherever it is.
     pub signals: Signals,
     /// It is to move.
@@ -103,7 +103,7 @@ pub struct Mail<B = Body> {
     pub obeyed: u32,
 }
 
-impl<B> Default for Mail<B> {
+impl<B> Default for PendingEvents<B> {
     fn default() -> Self {
         Self {
             signals: Signals::default(),
@@ -115,7 +115,7 @@ impl<B> Default for Mail<B> {
     }
 }
 
-impl<B> Mail<B> {
+impl<B> PendingEvents<B> {
     /// Puts in what a packet brings to a vCPU. What is for the shard is not for here.
     pub fn put(&mut self, packet: Packet<B>) {
         match packet {
@@ -183,18 +183,18 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_sent_on_is_what_came(came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50), nmis in 0..4_u8) {
-            let mut mail = Mail::<()>::default();
+            let mut events = PendingEvents::<()>::default();
             for (vector, level) in &came {
-                mail.signals.interrupt(*vector, *level);
+                events.signals.interrupt(*vector, *level);
             }
             for _ in 0..nmis {
-                mail.put(Packet::Nmi { vcpu: 3 });
+                events.put(Packet::Nmi { vcpu: 3 });
             }
-            prop_assert_eq!(mail.is_empty(), came.is_empty() && nmis == 0);
+            prop_assert_eq!(events.is_empty(), came.is_empty() && nmis == 0);
             let mut expected = came;
             expected.sort_unstable();
             expected.dedup();
-            let packets = mail.into_packets(3);
+            let packets = events.into_packets(3);
             let mut sent: Vec<_> = packets
                 .iter()
                 .filter_map(|packet| match packet {
