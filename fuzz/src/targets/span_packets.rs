@@ -64,8 +64,8 @@ fn packets(receiving: Receiving) {
     for router in [home, other] {
         assert_eq!(router.shards().len(), SHARDS.len());
         for vcpu in 0..=u8::MAX {
-            let has_inbox = router.inbox(vcpu).map(|inbox| drop(inbox.take())).is_some();
-            assert_eq!(has_inbox, usize::from(vcpu) < SHARDS.len());
+            let has_slot = router.event_slot(vcpu).map(|slot| drop(slot.take())).is_some();
+            assert_eq!(has_slot, usize::from(vcpu) < SHARDS.len());
         }
     }
 }

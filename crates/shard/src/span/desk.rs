@@ -176,7 +176,7 @@ mod tests {
         /// The interrupts that have come for the vCPU: their vectors, and whether they are level-triggered.
         fn came(&self) -> Vec<(u8, bool)> {
             let mut came = Vec::new();
-            let events = self.router.inbox(0).expect("the vCPU's").take();
+            let events = self.router.event_slot(0).expect("the vCPU's").take();
             events
                 .signals
                 .interrupts(|vector, level| came.push((vector, level)));

@@ -15,7 +15,7 @@ use kvm_ioctls::VcpuFd;
 
 use super::clock::GuestTsc;
 use super::eoi::{MSR_SHARED_EOI, SharedEoi};
-use super::inbox::Inbox;
+use super::event_slot::EventSlot;
 use super::ioctls;
 use super::pace::Pace;
 use super::packet::Packet;
@@ -136,17 +136,17 @@ impl LocalController for Local {
 
     fn open(&mut self) -> io::Result<()> {
         self.alarm = Some(Alarm::new()?);
-        self.inbox().open();
+        self.event_slot().open();
         Ok(())
     }
 
     fn close(&self) {
-        self.inbox().close();
+        self.event_slot().close();
     }
 
     fn before(&mut self, fd: &mut VcpuFd) -> Result<Next<MoveOrder>, StateError> {
         self.see_time();
-        let mut events = self.inbox().take();
+        let mut events = self.event_slot().take();
         if let Some(traveller) = events.arrival.take() {
             self.arrive(fd, *traveller)?;
         }
@@ -157,7 +157,7 @@ impl LocalController for Local {
         let accept = |vector, level| apic.accept(vector, level);
         match self.residency.dispatch(events, owner, accept) {
             Dispatch::Idle => {
-                self.inbox().wait(None);
+                self.event_slot().wait(None);
                 return Ok(Next::Again);
             }
             Dispatch::Forward(effects) => {
@@ -180,7 +180,7 @@ impl LocalController for Local {
         self.mode = Mode::Running;
         self.inject(fd)?;
         self.set_alarm();
-        if !self.inbox().enter() || !self.pass(fd)? {
+        if !self.event_slot().enter() || !self.pass(fd)? {
             return Ok(Next::Again);
         }
         self.eoi.offer(&self.apic);
@@ -192,7 +192,7 @@ impl LocalController for Local {
             root.seen();
         }
         // Nobody need kick it before it is to enter again.
-        self.inbox().left();
+        self.event_slot().left();
         if let (Some(turnstile), true) = (&self.turnstile, std::mem::take(&mut self.is_inside)) {
             turnstile.leave();
         }
@@ -291,7 +291,7 @@ impl Local {
     fn pass(&mut self, fd: &VcpuFd) -> Result<bool, StateError> {
         if let Some(turnstile) = &self.turnstile {
             let Some(offset) = turnstile.enter() else {
-                self.inbox().left();
+                self.event_slot().left();
                 return Ok(false);
             };
             self.is_inside = true;
@@ -456,7 +456,7 @@ impl Local {
             _ => None,
         };
         if limit != Some(Duration::ZERO) {
-            self.inbox().wait(limit);
+            self.event_slot().wait(limit);
         }
     }
 
@@ -495,10 +495,10 @@ impl Local {
         self.coherence()?.root.as_ref()
     }
 
-    fn inbox(&self) -> &Inbox {
+    fn event_slot(&self) -> &EventSlot {
         self.router
-            .inbox(self.vcpu)
-            .expect("a vCPU has an inbox in every shard of its VM")
+            .event_slot(self.vcpu)
+            .expect("a vCPU has an event slot in every shard of its VM")
     }
 }
 

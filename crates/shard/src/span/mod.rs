@@ -1,9 +1,9 @@
 //! A VM that spans several cells: a shard in each, this being one.
 //!
 //! ```text
-//! vCPU thread --ICR, HLT--> local (its x2APIC) --> router --> inbox of another vCPU here --kick--> its thread
+//! vCPU thread --ICR, HLT--> local (its x2APIC) --> router --> event slot of another vCPU here --kick--> its thread
 //!                                                    |
-//!                                                    +--> link (a ring) ==> receiver in another shard --> inbox there
+//!                                                    +--> link (a ring) ==> receiver in another shard --> slot there
 //! vCPU thread --device--> forward --> link ==> receiver at home --> desk --> bus --> device
 //! device at home --MSI--> wiring --> router
 //! ```
@@ -12,7 +12,7 @@
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC,
 //!   [`turnstile`] how that follows other hosts', [`eoi`] ends of interrupts without exits, [`root`] its page tables' root;
 //! - [`residency`]: whether a vCPU is here, and what follows for its mail;
-//! - [`router`], [`inbox`], [`pending_events`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
+//! - [`router`], [`event_slot`], [`pending_events`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
 //! - [`host`], [`shard_api::relation`]: what hosts must have in common, and how their clocks go together;
@@ -25,9 +25,9 @@ pub mod clock;
 pub mod desk;
 pub mod enabled;
 pub mod eoi;
+pub mod event_slot;
 pub mod forward;
 pub mod host;
-pub mod inbox;
 mod ioctls;
 pub mod link;
 pub mod local;

@@ -1,6 +1,6 @@
 //! Brings interrupts and packets to the vCPU they are for, in this shard or another.
 //!
-//! Who sends waits for room in a channel if need be. The threads that receive never send: they put mail into inboxes, and
+//! Who sends waits for room in a channel if need be. The threads that receive never send: they put mail into event slots, and
 //! give the home's desk ([`super::desk`]) what must be answered. So two shards that flood one another can't wait for each
 //! other in a circle.
 
@@ -13,7 +13,7 @@ use dsm::{Batches, Causal};
 
 use super::desk::Job;
 use super::enabled::Enabled;
-use super::inbox::Inbox;
+use super::event_slot::EventSlot;
 use super::link::Sending;
 use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
@@ -31,7 +31,7 @@ const INIT_LIMIT: Duration = Duration::from_secs(1);
 /// One shard's.
 pub struct Router {
     me: u8,
-    inboxes: Vec<Inbox>,
+    event_slots: Vec<EventSlot>,
     owners: Owners,
     enabled: Mutex<Enabled>,
     /// To the other shards.
@@ -61,7 +61,7 @@ impl Router {
     ) -> Self {
         Self {
             me,
-            inboxes: shards.iter().map(|_| Inbox::default()).collect(),
+            event_slots: shards.iter().map(|_| EventSlot::default()).collect(),
             owners: Owners::new(shards),
             enabled: Mutex::new(Enabled::new(shards.len())),
             links,
@@ -99,7 +99,7 @@ impl Router {
     pub fn step(&self, offset: u64) -> Result<(), StepError> {
         let turnstile = self.turnstile.get().ok_or(StepError::OneHost)?;
         turnstile.step(offset, OUT_LIMIT, || {
-            self.inboxes.iter().for_each(Inbox::call_out);
+            self.event_slots.iter().for_each(EventSlot::call_out);
         })
     }
 
@@ -108,9 +108,9 @@ impl Router {
         self.me
     }
 
-    /// The vCPU's inbox here; none for a number that no vCPU has.
-    pub fn inbox(&self, vcpu: u8) -> Option<&Inbox> {
-        self.inboxes.get(usize::from(vcpu))
+    /// The vCPU's slot here; none for a number that no vCPU has.
+    pub fn event_slot(&self, vcpu: u8) -> Option<&EventSlot> {
+        self.event_slots.get(usize::from(vcpu))
     }
 
     /// Where the vCPU is, as far as is known here.
@@ -128,7 +128,7 @@ impl Router {
 
     /// The VM ends: nobody waits any more.
     pub fn end(&self) {
-        self.inboxes.iter().for_each(Inbox::end);
+        self.event_slots.iter().for_each(EventSlot::end);
         self.links.iter().flatten().for_each(Sending::end);
         self.moved.notify_all();
     }
@@ -156,11 +156,13 @@ impl Router {
     /// real machine. An INIT is obeyed when this returns: what the same vCPU sends next must not overtake it.
     pub fn interrupt(&self, interrupt: &Interrupt, shorthand: Shorthand, from: Option<u8>) {
         let mut inits = 0;
-        if let (Some(inbox), Delivery::Init) = (from.and_then(|from| self.inbox(from)), interrupt.delivery) {
+        if let (Some(slot), Delivery::Init) =
+            (from.and_then(|from| self.event_slot(from)), interrupt.delivery)
+        {
             // Of INITs that were obeyed too late.
-            inbox.put(|events| events.obeyed = 0);
+            slot.put(|events| events.obeyed = 0);
         }
-        let count = self.inboxes.len() as u32;
+        let count = self.event_slots.len() as u32;
         let enabled = lock(&self.enabled).now();
         let targets = apic::targets(interrupt, shorthand, from.map(u32::from), count, &enabled);
         for vcpu in targets.iter().filter_map(|vcpu| u8::try_from(vcpu).ok()) {
@@ -189,9 +191,9 @@ impl Router {
                 Delivery::Smi | Delivery::External => {}
             }
         }
-        if let (Some(inbox), 1..) = (from.and_then(|from| self.inbox(from)), inits) {
+        if let (Some(slot), 1..) = (from.and_then(|from| self.event_slot(from)), inits) {
             // Two that reset one another would wait for ever, a guest's own fault.
-            let _ = inbox.wait_for(Some(INIT_LIMIT), |events| {
+            let _ = slot.wait_for(Some(INIT_LIMIT), |events| {
                 let all = events.obeyed >= inits;
                 all.then(|| events.obeyed = 0)
             });
@@ -223,7 +225,8 @@ impl Router {
     /// A vCPU accesses a device from a shard that has none; none when the VM ends first.
     pub fn access(&self, vcpu: u8, access: Access) -> Option<Answer> {
         self.send(HOME, &Packet::Access { vcpu, access });
-        self.inbox(vcpu)?.wait_for(None, |events| events.answer.take())
+        self.event_slot(vcpu)?
+            .wait_for(None, |events| events.answer.take())
     }
 
     /// A level-triggered interrupt has been served.
@@ -322,7 +325,7 @@ impl Router {
         }
     }
 
-    /// Puts what a packet brings into the vCPU's inbox, or sends it to where the vCPU is.
+    /// Puts what a packet brings into the vCPU's slot, or sends it to where the vCPU is.
     fn bring(&self, vcpu: u8, packet: Packet) {
         match self.owners.of(vcpu) {
             Some(owner) if owner.shard == self.me => self.put(vcpu, packet),
@@ -332,8 +335,8 @@ impl Router {
     }
 
     fn put(&self, vcpu: u8, packet: Packet) {
-        if let Some(inbox) = self.inbox(vcpu) {
-            inbox.put(|events| events.put(packet));
+        if let Some(slot) = self.event_slot(vcpu) {
+            slot.put(|events| events.put(packet));
         }
     }
 

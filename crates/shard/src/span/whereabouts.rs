@@ -1,4 +1,4 @@
-//! Where a vCPU's thread is, and so how it is called when there is mail for it. Decisions only, which [`super::inbox`] carries
+//! Where a vCPU's thread is, and so how it is called when there is mail for it. Decisions only, which [`super::event_slot`] carries
 //! out under its lock.
 //!
 //! A call costs a system call, and one into the guest an exit besides. So who is about to look anyway is not called, and

@@ -399,8 +399,8 @@ fn packets_of_three_shards_come_after_page_tables_and_one_that_can_not_ends_the_
     let routers = routers(&coherence);
     for (from, to) in [(0, 1), (1, 2), (2, 0), (2, 1)] {
         routers[from].send(to, &Packet::Nmi { vcpu: to });
-        let inbox = routers[usize::from(to)].inbox(to).expect("its own");
-        let nmis = inbox.wait_for(None, |events| {
+        let slot = routers[usize::from(to)].event_slot(to).expect("its own");
+        let nmis = slot.wait_for(None, |events| {
             Some(events.signals.nmis.take()).filter(|nmis| *nmis > 0)
         });
         assert_eq!(nmis, Some(1), "from {from} to {to}");

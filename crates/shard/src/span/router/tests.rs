@@ -1,4 +1,4 @@
-//! Two shards in one process, with real channels between them: rings, or where this is `tests_over_streams` sockets. In place of vCPUs' threads the tests look into the inboxes.
+//! Two shards in one process, with real channels between them: rings, or where this is `tests_over_streams` sockets. In place of vCPUs' threads the tests look into the event slots.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -84,12 +84,12 @@ fn init(vcpu: u32) -> Interrupt {
     }
 }
 
-/// What comes into an inbox soon.
+/// What comes into an event slot soon.
 #[track_caller]
 fn events(router: &Router, vcpu: u8) -> PendingEvents {
-    let inbox = router.inbox(vcpu).expect("a vCPU");
-    inbox.wait(Some(SOON));
-    let events = inbox.take();
+    let slot = router.event_slot(vcpu).expect("a vCPU");
+    slot.wait(Some(SOON));
+    let events = slot.take();
     assert!(!events.is_empty(), "nothing comes for vCPU {vcpu}");
     events
 }
@@ -121,7 +121,7 @@ fn an_interrupt_goes_to_the_shard_of_its_vcpu_and_to_no_other() {
         assert_eq!(vectors(&events(router, vcpu)), [0x40]);
     }
     for (router, vcpu) in [(&home, 2), (&home, 3), (&part, 0), (&part, 1), (&part, 3)] {
-        assert!(router.inbox(vcpu).expect("a vCPU").take().is_empty());
+        assert!(router.event_slot(vcpu).expect("a vCPU").take().is_empty());
     }
     // Nobody has this id.
     home.interrupt(&fixed(9, 0x50), Shorthand::None, Some(0));
@@ -184,7 +184,7 @@ fn who_has_moved_and_sends_an_init_is_told_where_it_waits() {
     let waiter = Waiter { vcpu: 0, shard: HOME };
     part.obeyed(3, 0, waiter);
     let told = |events: &mut PendingEvents| (events.obeyed > 0).then_some(());
-    let at = |router: &Router, limit| router.inbox(0).expect("a vCPU").wait_for(Some(limit), told);
+    let at = |router: &Router, limit| router.event_slot(0).expect("a vCPU").wait_for(Some(limit), told);
     assert_eq!(at(&part, Duration::ZERO), None);
     assert_eq!(at(&home, SOON), Some(()));
 }
@@ -256,7 +256,7 @@ fn a_lowest_priority_interrupt_goes_to_nobody_who_has_been_disabled_since_it_mov
             ..fixed(0, vector)
         };
         home.interrupt(&interrupt, Shorthand::None, None);
-        let is_for = |vcpu: &u8| !home.inbox(*vcpu).expect("a vCPU").take().is_empty();
+        let is_for = |vcpu: &u8| !home.event_slot(*vcpu).expect("a vCPU").take().is_empty();
         [0, 2].into_iter().find(is_for)
     };
     // vCPU 2 has moved to the home, and is disabled there.

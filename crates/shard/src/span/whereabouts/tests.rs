@@ -1,10 +1,10 @@
-//! A vCPU's thread and those who put mail into its inbox, in every order.
+//! A vCPU's thread and those who put mail into its slot, in every order.
 
 use stateright::{Checker, Model, Property};
 
 use super::{Call, Whereabouts};
 
-/// What the thread does next, as `Vcpu::run`, `Local::before` and `Inbox` have it.
+/// What the thread does next, as `Vcpu::run`, `Local::before` and `EventSlot` have it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 enum Thread {
     /// Clears the flag that a kick sets.

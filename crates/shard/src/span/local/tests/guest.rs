@@ -100,7 +100,7 @@ impl BusDevice for Reports {
     }
 }
 
-/// Runs the program to its end, and returns what it has reported; none without KVM. `packets` are in the vCPU's inbox before
+/// Runs the program to its end, and returns what it has reported; none without KVM. `packets` are in the vCPU's event slot before
 /// it runs.
 pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Option<Vec<u32>> {
     const LIMIT: Duration = Duration::from_secs(20);
@@ -136,7 +136,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
         .unwrap();
     let router = parts.router.clone();
     for packet in packets {
-        router.inbox(0).unwrap().put(|events| events.put(packet));
+        router.event_slot(0).unwrap().put(|events| events.put(packet));
     }
     let end = Arc::new(EndSignal::new().unwrap());
     let reports = Arc::new(Reports {

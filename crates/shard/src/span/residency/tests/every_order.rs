@@ -107,7 +107,7 @@ impl Model for Small {
                 }
                 broken.is_none()
             }),
-            // Each step takes something out of a channel, an inbox or a thread's hands: only messages can go on for ever.
+            // Each step takes something out of a channel, an event slot or a thread's hands: only messages can go on for ever.
             Property::always("comes to rest", |_, state: &State| {
                 state.world.messages <= MESSAGES_MAX
             }),

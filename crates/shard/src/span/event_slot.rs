@@ -9,7 +9,7 @@ use crate::kick;
 
 /// One vCPU's, in one shard.
 #[derive(Debug, Default)]
-pub struct Inbox {
+pub struct EventSlot {
     state: Mutex<State>,
     come: Condvar,
 }
@@ -23,7 +23,7 @@ struct State {
     is_over: bool,
 }
 
-impl Inbox {
+impl EventSlot {
     /// The calling thread is the one that takes the mail from now on.
     pub fn open(&self) {
         // SAFETY: the calling thread's own handle.
@@ -121,7 +121,7 @@ impl Inbox {
 
     fn carry_out(&self, call: Call, state: MutexGuard<'_, State>) {
         match (call, state.thread) {
-            // SAFETY: a thread takes itself out of the inbox, under the lock that is held here, before it ends.
+            // SAFETY: a thread takes itself out of the slot, under the lock that is held here, before it ends.
             (Call::Kick, Some(thread)) => drop(unsafe { libc::pthread_kill(thread, kick::signal()) }),
             (Call::Kick, None) | (Call::Not, _) => {}
             (Call::Wake, _) => {
@@ -147,38 +147,38 @@ mod tests {
 
     #[test]
     fn mail_keeps_a_thread_out_and_wakes_it() {
-        let inbox = Arc::new(Inbox::default());
-        assert!(inbox.enter());
-        inbox.left();
-        inbox.put(|events| events.signals.nmis.add());
-        assert!(!inbox.enter());
-        assert!(!inbox.take().signals.nmis.is_empty());
-        assert!(inbox.enter());
-        inbox.left();
-        let other = inbox.clone();
+        let slot = Arc::new(EventSlot::default());
+        assert!(slot.enter());
+        slot.left();
+        slot.put(|events| events.signals.nmis.add());
+        assert!(!slot.enter());
+        assert!(!slot.take().signals.nmis.is_empty());
+        assert!(slot.enter());
+        slot.left();
+        let other = slot.clone();
         let waiter = thread::spawn(move || other.wait_for(None, |events| events.answer.take()));
-        inbox.put(|events| events.signals.nmis.add());
-        inbox.put(|events| events.answer = Some(Answer { value: 3 }));
+        slot.put(|events| events.signals.nmis.add());
+        slot.put(|events| events.answer = Some(Answer { value: 3 }));
         assert_eq!(
             waiter.join().expect("it waits and goes"),
             Some(Answer { value: 3 })
         );
         assert!(
-            !inbox.take().signals.nmis.is_empty(),
+            !slot.take().signals.nmis.is_empty(),
             "what it did not wait for stays"
         );
     }
 
     #[test]
     fn the_end_wakes_everyone() {
-        let inbox = Arc::new(Inbox::default());
-        let other = inbox.clone();
+        let slot = Arc::new(EventSlot::default());
+        let other = slot.clone();
         let waiter = thread::spawn(move || {
             other.wait(None);
             other.wait_for(None, |events| events.answer.take())
         });
-        inbox.end();
+        slot.end();
         assert_eq!(waiter.join().expect("it goes"), None);
-        assert!(!inbox.enter());
+        assert!(!slot.enter());
     }
 }
