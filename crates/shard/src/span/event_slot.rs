@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::pending_events::PendingEvents;
-use super::whereabouts::{Call, Whereabouts};
+use super::run_state::{Notification, RunState};
 use crate::kick;
 
 /// One vCPU's, in one shard.
@@ -18,7 +18,7 @@ pub struct EventSlot {
 struct State {
     events: PendingEvents,
     thread: Option<libc::pthread_t>,
-    whereabouts: Whereabouts,
+    run_state: RunState,
     /// The VM ends: nobody waits any more.
     is_over: bool,
 }
@@ -39,21 +39,21 @@ impl EventSlot {
     pub fn put(&self, into: impl FnOnce(&mut PendingEvents)) {
         let mut state = self.lock();
         into(&mut state.events);
-        self.call(state);
+        self.notify(state);
     }
 
     /// Calls the thread out of the guest, if it is there.
-    pub fn call_out(&self) {
+    pub fn request_exit(&self) {
         let mut state = self.lock();
-        let call = state.whereabouts.call_out();
-        self.carry_out(call, state);
+        let notification = state.run_state.request_exit();
+        self.deliver(notification, state);
     }
 
     /// Wakes who waits, for good.
     pub fn end(&self) {
         let mut state = self.lock();
         state.is_over = true;
-        self.call(state);
+        self.notify(state);
     }
 
     /// Takes all that is to be looked at, without waiting.
@@ -67,14 +67,14 @@ impl EventSlot {
         let mut state = self.lock();
         let is_idle = state.events.is_empty() && !state.is_over;
         if is_idle {
-            state.whereabouts.enter();
+            state.run_state.set_in_guest();
         }
         is_idle
     }
 
     /// The thread has left the guest.
     pub fn left(&self) {
-        self.lock().whereabouts.wake();
+        self.lock().run_state.set_outside_guest();
     }
 
     /// Waits until there is something to take, the VM ends, or for `limit`.
@@ -101,7 +101,7 @@ impl EventSlot {
             if left.is_some_and(|left| left.is_zero()) {
                 return None;
             }
-            state.whereabouts.sleep();
+            state.run_state.set_blocked();
             state = match left {
                 None => self.come.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(left) => {
@@ -109,22 +109,22 @@ impl EventSlot {
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
-            state.whereabouts.wake();
+            state.run_state.set_outside_guest();
         }
     }
 
     /// Calls the thread, if it must be, to what has been put in.
-    fn call(&self, mut state: MutexGuard<'_, State>) {
-        let call = state.whereabouts.call();
-        self.carry_out(call, state);
+    fn notify(&self, mut state: MutexGuard<'_, State>) {
+        let notification = state.run_state.notify();
+        self.deliver(notification, state);
     }
 
-    fn carry_out(&self, call: Call, state: MutexGuard<'_, State>) {
-        match (call, state.thread) {
+    fn deliver(&self, notification: Notification, state: MutexGuard<'_, State>) {
+        match (notification, state.thread) {
             // SAFETY: a thread takes itself out of the slot, under the lock that is held here, before it ends.
-            (Call::Kick, Some(thread)) => drop(unsafe { libc::pthread_kill(thread, kick::signal()) }),
-            (Call::Kick, None) | (Call::Not, _) => {}
-            (Call::Wake, _) => {
+            (Notification::Kick, Some(thread)) => drop(unsafe { libc::pthread_kill(thread, kick::signal()) }),
+            (Notification::Kick, None) | (Notification::None, _) => {}
+            (Notification::Wake, _) => {
                 drop(state);
                 self.come.notify_all();
             }

@@ -12,7 +12,7 @@
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC,
 //!   [`turnstile`] how that follows other hosts', [`eoi`] ends of interrupts without exits, [`root`] its page tables' root;
 //! - [`residency`]: whether a vCPU is here, and what follows for its mail;
-//! - [`router`], [`event_slot`], [`pending_events`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
+//! - [`router`], [`event_slot`], [`pending_events`], [`run_state`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
 //! - [`host`], [`shard_api::relation`]: what hosts must have in common, and how their clocks go together;
@@ -39,9 +39,9 @@ pub mod pending_events;
 pub mod residency;
 mod root;
 pub mod router;
+mod run_state;
 pub mod startup;
 pub mod timer;
 pub mod travel;
 pub mod turnstile;
-mod whereabouts;
 pub mod wiring;

@@ -99,7 +99,7 @@ impl Router {
     pub fn step(&self, offset: u64) -> Result<(), StepError> {
         let turnstile = self.turnstile.get().ok_or(StepError::OneHost)?;
         turnstile.step(offset, OUT_LIMIT, || {
-            self.event_slots.iter().for_each(EventSlot::call_out);
+            self.event_slots.iter().for_each(EventSlot::request_exit);
         })
     }
 

@@ -2,7 +2,7 @@
 
 use stateright::{Checker, Model, Property};
 
-use super::{Call, Whereabouts};
+use super::{Notification, RunState};
 
 /// What the thread does next, as `Vcpu::run`, `Local::before` and `EventSlot` have it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -23,7 +23,7 @@ enum Thread {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct State {
     thread: Thread,
-    whereabouts: Whereabouts,
+    run_state: RunState,
     has_events: bool,
     /// Events that are still to be put in.
     letters: u8,
@@ -55,7 +55,7 @@ impl Model for Letters {
     fn init_states(&self) -> Vec<State> {
         vec![State {
             thread: Thread::Clear,
-            whereabouts: Whereabouts::default(),
+            run_state: RunState::default(),
             has_events: false,
             letters: self.0,
             flag: false,
@@ -85,10 +85,10 @@ impl Model for Letters {
             Step::Put => {
                 next.letters -= 1;
                 next.has_events = true;
-                match next.whereabouts.call() {
-                    Call::Not => {}
-                    Call::Kick => (next.kicks, next.calls) = (state.kicks + 1, state.calls + 1),
-                    Call::Wake => (next.wakes, next.calls) = (state.wakes + 1, state.calls + 1),
+                match next.run_state.notify() {
+                    Notification::None => {}
+                    Notification::Kick => (next.kicks, next.calls) = (state.kicks + 1, state.calls + 1),
+                    Notification::Wake => (next.wakes, next.calls) = (state.wakes + 1, state.calls + 1),
                 }
             }
             Step::Kick => {
@@ -98,7 +98,7 @@ impl Model for Letters {
             Step::Wake => {
                 next.wakes -= 1;
                 if state.thread == Thread::Sleeping {
-                    next.whereabouts.wake();
+                    next.run_state.set_outside_guest();
                     next.thread = Thread::Clear;
                 }
             }
@@ -141,18 +141,18 @@ impl State {
             }
             Thread::Decide if self.has_events => Thread::Clear,
             Thread::Decide if enters => {
-                self.whereabouts.enter();
+                self.run_state.set_in_guest();
                 Thread::Entering
             }
             Thread::Decide => {
-                self.whereabouts.sleep();
+                self.run_state.set_blocked();
                 Thread::Sleeping
             }
             Thread::Entering if self.flag => Thread::Left,
             Thread::Entering => Thread::InGuest,
             Thread::InGuest => Thread::Left,
             Thread::Left | Thread::Sleeping => {
-                self.whereabouts.wake();
+                self.run_state.set_outside_guest();
                 Thread::Clear
             }
         };
@@ -169,25 +169,35 @@ fn mail_is_seen_whenever_it_comes_and_calls_for_it_once() {
 
 #[test]
 fn who_is_awake_is_not_called_and_who_is_called_not_twice() {
-    let mut whereabouts = Whereabouts::default();
-    assert_eq!(whereabouts.call(), Call::Not);
-    whereabouts.enter();
-    assert_eq!([(); 2].map(|()| whereabouts.call()), [Call::Kick, Call::Not]);
-    whereabouts.sleep();
-    assert_eq!([(); 2].map(|()| whereabouts.call()), [Call::Wake, Call::Not]);
-    whereabouts.enter();
-    whereabouts.wake();
-    assert_eq!(whereabouts.call(), Call::Not);
+    let mut run_state = RunState::default();
+    assert_eq!(run_state.notify(), Notification::None);
+    run_state.set_in_guest();
+    assert_eq!(
+        [(); 2].map(|()| run_state.notify()),
+        [Notification::Kick, Notification::None]
+    );
+    run_state.set_blocked();
+    assert_eq!(
+        [(); 2].map(|()| run_state.notify()),
+        [Notification::Wake, Notification::None]
+    );
+    run_state.set_in_guest();
+    run_state.set_outside_guest();
+    assert_eq!(run_state.notify(), Notification::None);
 }
 
 #[test]
 fn only_who_is_in_the_guest_is_called_out() {
-    let mut whereabouts = Whereabouts::default();
-    assert_eq!(whereabouts.call_out(), Call::Not, "awake");
-    whereabouts.sleep();
-    assert_eq!(whereabouts.call_out(), Call::Not, "asleep");
-    assert_eq!(whereabouts.call(), Call::Wake, "and still to be woken for mail");
-    whereabouts.enter();
-    assert_eq!(whereabouts.call_out(), Call::Kick);
-    assert_eq!(whereabouts.call_out(), Call::Not, "on its way out");
+    let mut run_state = RunState::default();
+    assert_eq!(run_state.request_exit(), Notification::None, "awake");
+    run_state.set_blocked();
+    assert_eq!(run_state.request_exit(), Notification::None, "asleep");
+    assert_eq!(
+        run_state.notify(),
+        Notification::Wake,
+        "and still to be woken for mail"
+    );
+    run_state.set_in_guest();
+    assert_eq!(run_state.request_exit(), Notification::Kick);
+    assert_eq!(run_state.request_exit(), Notification::None, "on its way out");
 }
