@@ -25,7 +25,7 @@ use super::router::Router;
 use super::startup::Startup;
 use super::timer::Alarm;
 use super::travel::{Mode, MoveOrder};
-use super::turnstile::Turnstile;
+use super::tsc_step_barrier::TscStepBarrier;
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state::StateError;
 use crate::interrupt::{LocalController, Next};
@@ -62,9 +62,9 @@ pub struct Local {
     /// The base of the interrupt controller that KVM knows, from which it takes a bit of CPUID.
     told_base: Option<u64>,
     /// Where it enters the guest, if that has the clocks of several hosts.
-    turnstile: Option<Arc<Turnstile>>,
+    barrier: Option<Arc<TscStepBarrier>>,
     /// It has passed there.
-    is_inside: bool,
+    is_past_barrier: bool,
     reset: Reset,
     register_numbers: Arc<Vec<u32>>,
     counters: Arc<VcpuCounters>,
@@ -112,8 +112,8 @@ impl Local {
             adjustment: 0,
             told_offset: tsc.offset,
             told_base: Some(reset.special.apic_base),
-            turnstile: router.turnstile().cloned(),
-            is_inside: false,
+            barrier: router.tsc_step_barrier().cloned(),
+            is_past_barrier: false,
             tsc,
             reset,
             register_numbers,
@@ -193,8 +193,8 @@ impl LocalController for Local {
         }
         // Nobody need kick it before it is to enter again.
         self.event_slot().left();
-        if let (Some(turnstile), true) = (&self.turnstile, std::mem::take(&mut self.is_inside)) {
-            turnstile.leave();
+        if let (Some(barrier), true) = (&self.barrier, std::mem::take(&mut self.is_past_barrier)) {
+            barrier.leave();
         }
     }
 
@@ -287,14 +287,14 @@ impl Local {
         self.adjustment = self.adjustment.wrapping_add(ticks);
     }
 
-    /// Passes the turnstile, and tells KVM what is to be added to the host's counter; false when that has just changed.
+    /// Passes the barrier, and tells KVM what is to be added to the host's counter; false when that has just changed.
     fn pass(&mut self, fd: &VcpuFd) -> Result<bool, StateError> {
-        if let Some(turnstile) = &self.turnstile {
-            let Some(offset) = turnstile.enter() else {
+        if let Some(barrier) = &self.barrier {
+            let Some(offset) = barrier.enter() else {
                 self.event_slot().left();
                 return Ok(false);
             };
-            self.is_inside = true;
+            self.is_past_barrier = true;
             self.tsc.offset = offset;
         }
         let offset = self.tsc.offset.wrapping_add(self.adjustment);
@@ -307,8 +307,8 @@ impl Local {
 
     /// What the guest reads when it is entered next.
     fn see_time(&mut self) {
-        if let Some(turnstile) = &self.turnstile {
-            self.tsc.offset = turnstile.offset();
+        if let Some(barrier) = &self.barrier {
+            self.tsc.offset = barrier.offset();
         }
     }
 

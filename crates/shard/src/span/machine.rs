@@ -20,7 +20,7 @@ use super::link::{Receiving, Sending};
 use super::local::{Local, Reset, TSC_PER_TICK, VcpuCoherence};
 use super::packet::Space;
 use super::router::{HOME, Router};
-use super::turnstile::Turnstile;
+use super::tsc_step_barrier::TscStepBarrier;
 use super::wiring::{SpanWiring, watch_pins};
 use crate::arch::x86_64::cpuid::Groups;
 use crate::arch::x86_64::layout::{IOAPIC_START, Layout, RTC_PORT, TIMER_PORT};
@@ -142,7 +142,7 @@ impl SpanParts {
         let router = Router::new(span.shard, &span.vcpus, sending, is_home.then_some(desk));
         let is_over_hosts = receiving.iter().any(|(_, incoming)| incoming.remote.is_some());
         if let (true, Some(khz)) = (is_over_hosts, span.tsc.khz) {
-            router.keep_time(Arc::new(Turnstile::new(span.tsc.offset, khz)));
+            router.set_tsc_step_barrier(Arc::new(TscStepBarrier::new(span.tsc.offset, khz)));
         }
         Self {
             router: Arc::new(router),

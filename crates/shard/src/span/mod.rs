@@ -10,7 +10,7 @@
 //!
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC,
-//!   [`turnstile`] how that follows other hosts', [`eoi`] ends of interrupts without exits, [`root`] its page tables' root;
+//!   [`tsc_step_barrier`] how that follows other hosts', [`eoi`] ends of interrupts without exits, [`root`] its page tables' root;
 //! - [`residency`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`event_slot`], [`pending_events`], [`run_state`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
@@ -43,5 +43,5 @@ mod run_state;
 pub mod startup;
 pub mod timer;
 pub mod travel;
-pub mod turnstile;
+pub mod tsc_step_barrier;
 pub mod wiring;

@@ -20,7 +20,7 @@ use super::packet::{Access, Packet};
 use super::pending_events::Answer;
 use super::startup::{Startup, Waiter};
 use super::travel::{MoveOrder, Outcome};
-use super::turnstile::{OUT_LIMIT, StepError, Turnstile};
+use super::tsc_step_barrier::{OUT_LIMIT, StepError, TscStepBarrier};
 
 /// The shard that has the devices.
 pub const HOME: u8 = 0;
@@ -48,7 +48,7 @@ pub struct Router {
     /// What packets come after, where the guest's page tables are merged.
     causal: OnceLock<Arc<Causal>>,
     /// Where vCPUs enter the guest, if that has the clocks of several hosts.
-    turnstile: OnceLock<Arc<Turnstile>>,
+    barrier: OnceLock<Arc<TscStepBarrier>>,
 }
 
 impl Router {
@@ -71,7 +71,7 @@ impl Router {
             moves: Mutex::new(vec![None; shards.len()]),
             moved: Condvar::new(),
             causal: OnceLock::new(),
-            turnstile: OnceLock::new(),
+            barrier: OnceLock::new(),
         }
     }
 
@@ -82,14 +82,14 @@ impl Router {
     }
 
     /// Has the vCPUs of this shard keep time with other hosts, from now on.
-    pub fn keep_time(&self, turnstile: Arc<Turnstile>) {
+    pub fn set_tsc_step_barrier(&self, barrier: Arc<TscStepBarrier>) {
         // Said once.
-        let _ = self.turnstile.set(turnstile);
+        let _ = self.barrier.set(barrier);
     }
 
     /// Where vCPUs enter the guest, if that has the clocks of several hosts.
-    pub fn turnstile(&self) -> Option<&Arc<Turnstile>> {
-        self.turnstile.get()
+    pub fn tsc_step_barrier(&self) -> Option<&Arc<TscStepBarrier>> {
+        self.barrier.get()
     }
 
     /// From now on the vCPUs of this shard add that to their host's counter.
@@ -97,8 +97,8 @@ impl Router {
     /// # Errors
     /// If the guest's time would go back, or if there is but one host.
     pub fn step(&self, offset: u64) -> Result<(), StepError> {
-        let turnstile = self.turnstile.get().ok_or(StepError::OneHost)?;
-        turnstile.step(offset, OUT_LIMIT, || {
+        let barrier = self.barrier.get().ok_or(StepError::OneHost)?;
+        barrier.step(offset, OUT_LIMIT, || {
             self.event_slots.iter().for_each(EventSlot::request_exit);
         })
     }

@@ -14,21 +14,21 @@ const PATIENT: Duration = Duration::from_secs(20);
 fn no_vcpu_reads_less_than_another_has_told_it() {
     const VCPUS: usize = 4;
     const STEPS: u64 = 2_000;
-    let turnstile = Arc::new(Turnstile::new(0, KHZ));
+    let barrier = Arc::new(TscStepBarrier::new(0, KHZ));
     let (told, called) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let over = Arc::new(AtomicBool::new(false));
     // On a busy machine a thread may start after the last step.
     let all_started = Arc::new(Barrier::new(VCPUS + 1));
     let vcpus: Vec<_> = (0..VCPUS)
         .map(|_| {
-            let (turnstile, told) = (turnstile.clone(), told.clone());
+            let (barrier, told) = (barrier.clone(), told.clone());
             let (called, over) = (called.clone(), over.clone());
             let all_started = all_started.clone();
             thread::spawn(move || {
                 let mut entries = 0_u64;
                 all_started.wait();
                 while !over.load(Ordering::SeqCst) {
-                    let Some(offset) = turnstile.enter() else {
+                    let Some(offset) = barrier.enter() else {
                         continue;
                     };
                     entries += 1;
@@ -40,7 +40,7 @@ fn no_vcpu_reads_less_than_another_has_told_it() {
                             break;
                         }
                     }
-                    turnstile.leave();
+                    barrier.leave();
                 }
                 entries
             })
@@ -49,9 +49,7 @@ fn no_vcpu_reads_less_than_another_has_told_it() {
     all_started.wait();
     for step in 1..=STEPS {
         let call = || called.store(true, Ordering::SeqCst);
-        turnstile
-            .step(step * 100, PATIENT, call)
-            .expect("it goes forward");
+        barrier.step(step * 100, PATIENT, call).expect("it goes forward");
         called.store(false, Ordering::SeqCst);
         thread::yield_now();
     }
@@ -60,9 +58,9 @@ fn no_vcpu_reads_less_than_another_has_told_it() {
         .into_iter()
         .map(|vcpu| vcpu.join().expect("it reads what it was told, or more"));
     assert!(entries.sum::<u64>() > 0, "no vCPU entered");
-    assert_eq!(turnstile.offset(), STEPS * 100);
+    assert_eq!(barrier.offset(), STEPS * 100);
     assert_eq!(
-        turnstile.steps(),
+        barrier.steps(),
         Steps {
             count: STEPS,
             late: 0
@@ -73,20 +71,20 @@ fn no_vcpu_reads_less_than_another_has_told_it() {
 /// One that the kernel keeps is not waited for, and adds what is right when it comes back.
 #[test]
 fn who_does_not_come_out_holds_nobody_up() {
-    let turnstile = Turnstile::new(5, KHZ);
-    assert_eq!(turnstile.enter(), Some(5));
-    turnstile.step(9, OUT_LIMIT, || ()).expect("it goes forward");
-    assert_eq!(turnstile.enter(), Some(9));
-    turnstile.leave();
-    turnstile.leave();
-    assert_eq!(turnstile.enter(), Some(9));
-    assert_eq!(turnstile.steps(), Steps { count: 1, late: 1 });
+    let barrier = TscStepBarrier::new(5, KHZ);
+    assert_eq!(barrier.enter(), Some(5));
+    barrier.step(9, OUT_LIMIT, || ()).expect("it goes forward");
+    assert_eq!(barrier.enter(), Some(9));
+    barrier.leave();
+    barrier.leave();
+    assert_eq!(barrier.enter(), Some(9));
+    assert_eq!(barrier.steps(), Steps { count: 1, late: 1 });
 }
 
 #[test]
 fn time_is_not_turned_back_nor_thrown_into_the_future() {
-    let turnstile = Turnstile::new(10, KHZ);
-    let step = |offset| turnstile.step(offset, OUT_LIMIT, || panic!("nobody is called"));
+    let barrier = TscStepBarrier::new(10, KHZ);
+    let step = |offset| barrier.step(offset, OUT_LIMIT, || panic!("nobody is called"));
     assert_eq!(step(10), Ok(()));
     let back = step(9).expect_err("backwards");
     assert_eq!(
@@ -95,12 +93,12 @@ fn time_is_not_turned_back_nor_thrown_into_the_future() {
     );
     let ticks_max = 20 * 1_000 * u64::from(KHZ);
     assert_eq!(step(11 + ticks_max), Err(StepError::Far(ticks_max as i64 + 1)));
-    assert_eq!(turnstile.offset(), 10);
+    assert_eq!(barrier.offset(), 10);
     // Offsets wrap.
-    let turnstile = Turnstile::new(u64::MAX, KHZ);
-    turnstile.step(4, OUT_LIMIT, || ()).expect("forward by five");
-    turnstile
+    let barrier = TscStepBarrier::new(u64::MAX, KHZ);
+    barrier.step(4, OUT_LIMIT, || ()).expect("forward by five");
+    barrier
         .step(4 + ticks_max, OUT_LIMIT, || ())
         .expect("as far as it may");
-    assert_eq!(turnstile.offset(), 4 + ticks_max);
+    assert_eq!(barrier.offset(), 4 + ticks_max);
 }

@@ -2,7 +2,7 @@
 //! moment: the shards of other hosts have faster clocks, and this one follows.
 //!
 //! Were one vCPU to step while another runs on, the second could be told something by the first and read an earlier time. So
-//! a step closes the turnstile, has those that are in the guest called out, waits until they are, changes the offset,
+//! a step closes the barrier, has those that are in the guest called out, waits until they are, changes the offset,
 //! and opens again; each vCPU gives KVM the new one before it enters. Who sleeps, or waits for a device, is left alone.
 //!
 //! A vCPU that waits in the kernel for a page may take long to come out, and is not waited for beyond [`OUT_LIMIT`]: the signal that it has
@@ -25,7 +25,7 @@ const CLOSED: u32 = 1 << 31;
 
 /// A shard's, of a VM over several hosts.
 #[derive(Debug)]
-pub struct Turnstile {
+pub struct TscStepBarrier {
     /// What is added to the host's counter.
     offset: AtomicU64,
     /// vCPUs that have entered, and [`CLOSED`].
@@ -63,7 +63,7 @@ pub struct Steps {
     pub late: u64,
 }
 
-impl Turnstile {
+impl TscStepBarrier {
     /// Open, with what is added at first; the guest's counter has so many ticks in a millisecond.
     pub fn new(offset: u64, khz: u32) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl Turnstile {
         }
     }
 
-    /// The calling vCPU, which can be called out from now on, enters; what it is to add until [`Turnstile::leave`]. None while a step is
+    /// The calling vCPU, which can be called out from now on, enters; what it is to add until [`TscStepBarrier::leave`]. None while a step is
     /// made, for which it waits: then it is to look at its mail again.
     pub fn enter(&self) -> Option<u64> {
         if self.inside.fetch_add(1, Ordering::SeqCst) & CLOSED == 0 {
