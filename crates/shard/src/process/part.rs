@@ -22,7 +22,7 @@ use crate::machine::{self, MachineError};
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
 use crate::sandbox;
-use crate::span::machine::{SpanParts, forwarded, travelling};
+use crate::span::machine::{SpanParts, forwarded, migrated_msrs};
 use crate::span::packet::Space;
 use crate::span::router::Router;
 use crate::vcpu::{Vcpu, VcpuCounters};
@@ -61,7 +61,7 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
     machine::map_memory(&vm, &memory)?;
     let kind: SpanKind<SpanParts, _> = kind;
     let cpuid = kind.span().cpuid(&kvm)?;
-    let numbers = travelling(&state::register_numbers(&kvm).map_err(MachineError::from)?);
+    let numbers = migrated_msrs(&state::register_numbers(&kvm).map_err(MachineError::from)?);
     let end = Arc::new(EndSignal::new()?);
     let layout = Arc::new(layout);
     let groups = kind.groups(&span.vcpus);

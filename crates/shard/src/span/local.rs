@@ -24,8 +24,8 @@ use super::root::Root;
 use super::router::Router;
 use super::startup::Startup;
 use super::timer::Alarm;
-use super::travel::{Mode, MoveOrder};
 use super::tsc_step_barrier::TscStepBarrier;
+use super::vcpu_migration::{Mode, MoveOrder};
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state::StateError;
 use crate::interrupt::{LocalController, Next};
@@ -147,8 +147,8 @@ impl LocalController for Local {
     fn before(&mut self, fd: &mut VcpuFd) -> Result<Next<MoveOrder>, StateError> {
         self.see_time();
         let mut events = self.event_slot().take();
-        if let Some(traveller) = events.arrival.take() {
-            self.arrive(fd, *traveller)?;
+        if let Some(migrating) = events.arrival.take() {
+            self.arrive(fd, *migrating)?;
         }
         let Some(owner) = self.router.owner(self.vcpu) else {
             return Ok(Next::Again);
@@ -506,6 +506,6 @@ fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> StateError {
     move |source| StateError::Kvm { what, source }
 }
 
-mod moving;
+mod migration;
 #[cfg(test)]
 mod tests;

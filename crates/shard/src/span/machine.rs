@@ -46,7 +46,7 @@ const MSR_APIC_BASE: u32 = 0x1B;
 /// KVM's paravirtual clock, asynchronous page faults and the like, of which guests that span cells are not told.
 const KVM_MSRS: std::ops::Range<u32> = 0x4B56_4D00..0x4B56_4E00;
 /// Registers that do not travel: one TSC for all, the rest is [`apic::LocalApic`]'s.
-const STAY: [u32; 4] = [MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE, MSR_APIC_BASE];
+const NOT_MIGRATED_MSRS: [u32; 4] = [MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE, MSR_APIC_BASE];
 /// Enabled, in x2APIC mode.
 const APIC_BASE: u64 = 0xFEE0_0C00;
 /// This is the processor that starts.
@@ -280,9 +280,9 @@ impl SpanParts {
 }
 
 /// The numbers of the registers that travel, of those that KVM lists.
-pub fn travelling(numbers: &[u32]) -> Vec<u32> {
-    let travels = |number: &&u32| !STAY.contains(number) && !KVM_MSRS.contains(number);
-    numbers.iter().filter(travels).copied().collect()
+pub fn migrated_msrs(numbers: &[u32]) -> Vec<u32> {
+    let is_migrated = |number: &&u32| !NOT_MIGRATED_MSRS.contains(number) && !KVM_MSRS.contains(number);
+    numbers.iter().filter(is_migrated).copied().collect()
 }
 
 /// Has the threads that are started from now on woken when they said, not up to 50 us later: vCPUs sleep by the clock.
@@ -500,6 +500,6 @@ mod tests {
     #[test]
     fn what_is_one_for_the_vm_does_not_travel() {
         let numbers = [0x10, 0x3B, 0x174, 0x6E0, 0x4B56_4D00, 0x4B56_4D04, 0xC000_0080];
-        assert_eq!(travelling(&numbers), [0x174, 0xC000_0080]);
+        assert_eq!(migrated_msrs(&numbers), [0x174, 0xC000_0080]);
     }
 }

@@ -14,7 +14,7 @@
 //! - [`residency`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`event_slot`], [`pending_events`], [`run_state`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
-//! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
+//! - [`link`], [`packet`], [`vcpu_migration`]: what goes between shards, vCPUs that move among it;
 //! - [`host`], [`shard_api::relation`]: what hosts must have in common, and how their clocks go together;
 //! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
 //!
@@ -42,6 +42,6 @@ pub mod router;
 mod run_state;
 pub mod startup;
 pub mod timer;
-pub mod travel;
 pub mod tsc_step_barrier;
+pub mod vcpu_migration;
 pub mod wiring;

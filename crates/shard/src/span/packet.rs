@@ -4,7 +4,7 @@ use dsm::Batches;
 use serde::{Deserialize, Serialize};
 
 use super::startup::Startup;
-use super::travel::{Body, MoveOrder, Outcome, Traveller};
+use super::vcpu_migration::{MigratingVcpu, MoveOrder, Outcome, VcpuState};
 
 /// An address space in which devices are.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
@@ -28,9 +28,9 @@ pub struct Access {
     pub value: Option<u64>,
 }
 
-/// A message. `B` is what travels of a vCPU.
+/// A message. `S` is what travels of a vCPU.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
-pub enum Packet<B = Body> {
+pub enum Packet<S = VcpuState> {
     /// An interrupt for a vCPU.
     Interrupt {
         /// Whose.
@@ -115,7 +115,7 @@ pub enum Packet<B = Body> {
         /// Which.
         vcpu: u8,
         /// All of it.
-        traveller: Box<Traveller<B>>,
+        migrating: Box<MigratingVcpu<S>>,
     },
     /// What follows comes after changes of the guest's page tables, of a VM of two shards.
     After {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::packet::Packet;
 use super::startup::Startups;
-use super::travel::{Body, MoveOrder, Traveller};
+use super::vcpu_migration::{MigratingVcpu, MoveOrder, VcpuState};
 
 /// Interrupt vectors: a bit each.
 pub type Vectors = [u64; 4];
@@ -88,22 +88,22 @@ impl Signals {
     }
 }
 
-/// All that waits. `B` is what travels of a vCPU.
+/// All that waits. `S` is what travels of a vCPU.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct PendingEvents<B = Body> {
+pub struct PendingEvents<S = VcpuState> {
     /// For the vCPU, wherever it is.
     pub signals: Signals,
     /// It is to move.
     pub leave: Option<MoveOrder>,
     /// It has come to this shard.
-    pub arrival: Option<Box<Traveller<B>>>,
+    pub arrival: Option<Box<MigratingVcpu<S>>>,
     /// What a device has answered.
     pub answer: Option<Answer>,
     /// INITs of this vCPU that were obeyed.
     pub obeyed: u32,
 }
 
-impl<B> Default for PendingEvents<B> {
+impl<S> Default for PendingEvents<S> {
     fn default() -> Self {
         Self {
             signals: Signals::default(),
@@ -115,9 +115,9 @@ impl<B> Default for PendingEvents<B> {
     }
 }
 
-impl<B> PendingEvents<B> {
+impl<S> PendingEvents<S> {
     /// Puts in what a packet brings to a vCPU. What is for the shard is not for here.
-    pub fn put(&mut self, packet: Packet<B>) {
+    pub fn put(&mut self, packet: Packet<S>) {
         match packet {
             Packet::Interrupt { vector, level, .. } => self.signals.interrupt(vector, level),
             Packet::Nmi { .. } => self.signals.nmis.add(),
@@ -125,7 +125,7 @@ impl<B> PendingEvents<B> {
             Packet::Answer { value, .. } => self.answer = Some(Answer { value }),
             Packet::Obeyed { .. } => self.obeyed += 1,
             Packet::Leave { order, .. } => self.leave = Some(order),
-            Packet::Arrive { traveller, .. } => self.arrival = Some(traveller),
+            Packet::Arrive { migrating, .. } => self.arrival = Some(migrating),
             Packet::Startup { .. }
             | Packet::Enabled { .. }
             | Packet::After { .. }
@@ -153,7 +153,7 @@ impl<B> PendingEvents<B> {
     }
 
     /// As packets, to send on to where vCPU `vcpu` is now. An answer stays: it is for the thread that asked.
-    pub fn into_packets(mut self, vcpu: u8) -> Vec<Packet<B>> {
+    pub fn into_packets(mut self, vcpu: u8) -> Vec<Packet<S>> {
         let mut packets = Vec::new();
         self.signals.interrupts(|vector, level| {
             packets.push(Packet::Interrupt { vcpu, vector, level });

@@ -9,17 +9,17 @@ use super::owners::Owner;
 use super::packet::Packet;
 use super::pending_events::{PendingEvents, Signals};
 use super::startup::Startup;
-use super::travel::{Body, Journey, MoveOrder, Outcome, Traveller};
+use super::vcpu_migration::{MigratingVcpu, MoveOrder, Outcome, Transfer, VcpuState};
 
 /// What the vCPU's thread is to do.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub enum Effect<B = Body> {
+pub enum Effect<S = VcpuState> {
     /// Send it to this shard.
     Send {
         /// To whom.
         to: u8,
         /// What.
-        packet: Packet<B>,
+        packet: Packet<S>,
     },
     /// From here on others of this shard send to that one.
     Departed(Owner),
@@ -29,11 +29,11 @@ pub enum Effect<B = Body> {
 
 /// What comes of the mail.
 #[derive(Debug)]
-pub enum Dispatch<B = Body> {
+pub enum Dispatch<S = VcpuState> {
     /// The vCPU is elsewhere, and nothing came for it.
     Idle,
     /// It is elsewhere: what came goes there, in this order.
-    Forward(Vec<Effect<B>>),
+    Forward(Vec<Effect<S>>),
     /// It is to be made ready to leave: [`VcpuResidency::depart`], or [`VcpuResidency::stay`].
     Migrate(MoveOrder),
     /// It is here.
@@ -42,14 +42,14 @@ pub enum Dispatch<B = Body> {
 
 /// What comes of an arrival.
 #[derive(Debug)]
-pub enum ArrivalResult<B = Body> {
+pub enum ArrivalResult<S = VcpuState> {
     /// The vCPU is here.
-    Resident(Effect<B>),
+    Resident(Effect<S>),
     /// It goes back: [`VcpuResidency::depart`].
     Returned {
         /// To the shard that it came from.
         order: MoveOrder,
-        /// As in [`Journey`].
+        /// As in [`Transfer`].
         still_since_ns: u64,
     },
     /// Neither shard takes it.
@@ -87,12 +87,12 @@ impl VcpuResidency {
 
     /// Divides mail whose arrival has been taken out. `owner` is where the vCPU is as far as is known here; `accept` is its
     /// controller's, for a vector and whether it is level-triggered.
-    pub fn dispatch<B>(
+    pub fn dispatch<S>(
         &mut self,
-        events: PendingEvents<B>,
+        events: PendingEvents<S>,
         owner: Owner,
         accept: impl FnMut(u8, bool),
-    ) -> Dispatch<B> {
+    ) -> Dispatch<S> {
         if !self.is_here {
             if events.is_empty() {
                 return Dispatch::Idle;
@@ -109,22 +109,22 @@ impl VcpuResidency {
     }
 
     /// The vCPU has come, at `now_ns`. `is_taken`: this host's KVM takes its registers. One that is not taken goes back; one
-    /// that comes back must be taken. Whichever it is, its body is the one that came.
-    pub fn arrive<B>(
+    /// that comes back must be taken. Whichever it is, its state is the one that came.
+    pub fn arrive<S>(
         &mut self,
-        journey: Journey,
+        transfer: Transfer,
         is_taken: bool,
         now_ns: u64,
         accept: impl FnMut(u8, bool),
-    ) -> ArrivalResult<B> {
-        let Journey {
+    ) -> ArrivalResult<S> {
+        let Transfer {
             signals,
             order,
             version,
             from,
             refused,
             still_since_ns,
-        } = journey;
+        } = transfer;
         self.version = version;
         self.pending = Signals::default();
         self.receive(signals, accept);
@@ -150,17 +150,17 @@ impl VcpuResidency {
     }
 
     /// The vCPU goes to another shard: what is to be done for it, one after the other. `refused`: it goes back.
-    pub fn depart<B>(
+    pub fn depart<S>(
         &mut self,
         order: MoveOrder,
-        body: B,
+        state: S,
         refused: bool,
         still_since_ns: u64,
-    ) -> [Effect<B>; 2] {
+    ) -> [Effect<S>; 2] {
         let to = order.to;
         self.version += 1;
         self.is_here = false;
-        let journey = Journey {
+        let transfer = Transfer {
             signals: std::mem::take(&mut self.pending),
             order: order.number,
             version: self.version,
@@ -170,7 +170,7 @@ impl VcpuResidency {
         };
         let packet = Packet::Arrive {
             vcpu: self.vcpu,
-            traveller: Box::new(Traveller { body, journey }),
+            migrating: Box::new(MigratingVcpu { state, transfer }),
         };
         let version = self.version;
         // What comes for it is sent on behind it.
@@ -181,7 +181,7 @@ impl VcpuResidency {
     }
 
     /// The vCPU, which was to leave, stays. `refused`: because it can't leave.
-    pub fn stay<B>(&self, order: MoveOrder, refused: bool) -> Effect<B> {
+    pub fn stay<S>(&self, order: MoveOrder, refused: bool) -> Effect<S> {
         Effect::Arrived(Outcome {
             order: order.number,
             version: self.version,

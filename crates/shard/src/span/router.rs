@@ -19,8 +19,8 @@ use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
 use super::pending_events::Answer;
 use super::startup::{Startup, Waiter};
-use super::travel::{MoveOrder, Outcome};
 use super::tsc_step_barrier::{OUT_LIMIT, StepError, TscStepBarrier};
+use super::vcpu_migration::{MoveOrder, Outcome};
 
 /// The shard that has the devices.
 pub const HOME: u8 = 0;

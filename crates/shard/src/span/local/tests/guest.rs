@@ -20,7 +20,7 @@ use crate::launch::{Ending, SpanLaunch, TscLaunch};
 use crate::machine;
 use crate::memory::GuestRam;
 use crate::process::Files;
-use crate::span::machine::{Channels, SpanParts, travelling};
+use crate::span::machine::{Channels, SpanParts, migrated_msrs};
 use crate::span::packet::Packet;
 use crate::vcpu::{Vcpu, VcpuCounters};
 use shard_api::relation::Ratio;
@@ -128,7 +128,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     (special.idt.base, special.idt.limit) = (IDT, 256 * 16 - 1);
     fd.set_sregs(&special).unwrap();
     fd.set_regs(&registers::general(entry)).unwrap();
-    let numbers = travelling(&state::register_numbers(&kvm).unwrap());
+    let numbers = migrated_msrs(&state::register_numbers(&kvm).unwrap());
     let counters = Arc::new(VcpuCounters::default());
     let shared = SpanKind::SharedSpan(&memory);
     let local = parts

@@ -1,18 +1,18 @@
 //! What was sent to the vCPU and ordered, and what came of it.
 
 use crate::span::startup::Startup;
-use crate::span::travel::Outcome;
+use crate::span::vcpu_migration::Outcome;
 
 /// In place of registers and interrupt controller: what the vCPU has received.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
-pub struct Body {
+pub struct FakeVcpuState {
     /// Sorted: the order of interrupts does not count.
     pub vectors: Vec<u8>,
     pub nmis: u8,
     pub startups: Vec<Startup>,
 }
 
-impl Body {
+impl FakeVcpuState {
     pub fn accept(&mut self, vector: u8) {
         self.vectors.push(vector);
         self.vectors.sort_unstable();
@@ -23,7 +23,7 @@ impl Body {
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Tally {
     /// All that was sent: each vector once; start-ups in the order in which the home numbered them.
-    pub sent: Body,
+    pub sent: FakeVcpuState,
     /// Moves that were ordered, those that the vCPU began, and what the home heard of them.
     pub orders: u64,
     pub begun: u64,
@@ -39,17 +39,17 @@ impl Tally {
     }
 
     /// What must never be, if it is.
-    pub fn fault(&self, body: &Body) -> Option<&'static str> {
+    pub fn fault(&self, state: &FakeVcpuState) -> Option<&'static str> {
         let mut sent = self.sent.startups.iter();
         let mut numbers: Vec<u64> = self.outcomes.iter().map(|outcome| outcome.order).collect();
         numbers.sort_unstable();
         first(&[
             (
-                body.vectors.windows(2).any(|two| two[0] == two[1]) || body.nmis > self.sent.nmis,
+                state.vectors.windows(2).any(|two| two[0] == two[1]) || state.nmis > self.sent.nmis,
                 "something came twice",
             ),
             (
-                !body.startups.iter().all(|taken| sent.any(|sent| sent == taken)),
+                !state.startups.iter().all(|taken| sent.any(|sent| sent == taken)),
                 "start-ups came out of order",
             ),
             (
@@ -64,16 +64,16 @@ impl Tally {
     }
 
     /// What must not be when nothing happens any more. The vCPU has moved `version` times.
-    pub fn fault_at_rest(&self, body: &Body, version: u64) -> Option<&'static str> {
+    pub fn fault_at_rest(&self, state: &FakeVcpuState, version: u64) -> Option<&'static str> {
         let sent = &self.sent;
         let is_init = |startup: &Startup| matches!(startup, Startup::Init { .. });
         let from = sent.startups.iter().rposition(is_init).unwrap_or(0);
         let last = self.outcomes.iter().map(|outcome| outcome.version).max();
         first(&[
-            (body.vectors != sent.vectors, "an interrupt is lost"),
-            (body.nmis != sent.nmis, "an NMI is lost"),
+            (state.vectors != sent.vectors, "an interrupt is lost"),
+            (state.nmis != sent.nmis, "an NMI is lost"),
             (
-                !body.startups.ends_with(&sent.startups[from..]),
+                !state.startups.ends_with(&sent.startups[from..]),
                 "a start-up is lost",
             ),
             (self.heard() != self.begun, "the home did not hear of a move"),

@@ -4,13 +4,13 @@
 use std::collections::VecDeque;
 
 use super::super::{ArrivalResult, Dispatch, Effect, VcpuResidency};
-use super::tally::{Body, Tally};
+use super::tally::{FakeVcpuState, Tally};
 use crate::span::owners::{Owner, Owners};
 use crate::span::packet::Packet;
 use crate::span::pending_events::PendingEvents;
 use crate::span::router::HOME;
 use crate::span::startup::Startup;
-use crate::span::travel::{MoveOrder, Outcome};
+use crate::span::vcpu_migration::{MoveOrder, Outcome};
 
 const VCPU: u8 = 0;
 
@@ -18,13 +18,13 @@ const VCPU: u8 = 0;
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Part {
     owner: Owner,
-    events: PendingEvents<Body>,
+    events: PendingEvents<FakeVcpuState>,
     residency: VcpuResidency,
-    body: Body,
+    state: FakeVcpuState,
     /// What its thread is at: these first,
-    effects: VecDeque<Effect<Body>>,
+    effects: VecDeque<Effect<FakeVcpuState>>,
     /// then the mail that has been taken, or the departure.
-    taken: Option<PendingEvents<Body>>,
+    taken: Option<PendingEvents<FakeVcpuState>>,
     leaving: Option<MoveOrder>,
 }
 
@@ -33,7 +33,7 @@ struct Part {
 pub struct World {
     parts: Vec<Part>,
     /// From, to.
-    channels: Vec<Vec<VecDeque<Packet<Body>>>>,
+    channels: Vec<Vec<VecDeque<Packet<FakeVcpuState>>>>,
     pub tally: Tally,
     /// Messages sent so far. It grows for ever if one circles.
     pub messages: usize,
@@ -50,7 +50,7 @@ impl World {
             },
             events: PendingEvents::default(),
             residency: VcpuResidency::new(VCPU, me, me == at),
-            body: Body::default(),
+            state: FakeVcpuState::default(),
             effects: VecDeque::new(),
             taken: None,
             leaving: None,
@@ -159,31 +159,31 @@ impl World {
                 // It looks again before it enters the guest.
                 part.taken = Some(PendingEvents::default());
             } else {
-                let body = std::mem::take(&mut part.body);
-                part.effects.extend(part.residency.depart(order, body, false, 0));
+                let state = std::mem::take(&mut part.state);
+                part.effects.extend(part.residency.depart(order, state, false, 0));
             }
             self.tally.begun += 1;
             return;
         }
         let mut events = part.taken.take().unwrap_or_else(|| part.events.take());
-        let Some(traveller) = events.arrival.take() else {
+        let Some(migrating) = events.arrival.take() else {
             return part.dispatch(events);
         };
         part.taken = Some(events);
-        part.body = traveller.body;
-        let refused = traveller.journey.refused;
+        part.state = migrating.state;
+        let refused = migrating.transfer.refused;
         let is_taken = takes || refused;
-        let body = &mut part.body;
-        let accept = |vector, _| body.accept(vector);
-        match part.residency.arrive(traveller.journey, is_taken, 0, accept) {
+        let state = &mut part.state;
+        let accept = |vector, _| state.accept(vector);
+        match part.residency.arrive(migrating.transfer, is_taken, 0, accept) {
             ArrivalResult::Resident(effect) => part.effects.push_back(effect),
             ArrivalResult::Returned {
                 order,
                 still_since_ns,
             } => {
-                let body = std::mem::take(&mut part.body);
+                let state = std::mem::take(&mut part.state);
                 part.effects
-                    .extend(part.residency.depart(order, body, true, still_since_ns));
+                    .extend(part.residency.depart(order, state, true, still_since_ns));
             }
             ArrivalResult::Lost => self.is_lost = true,
         }
@@ -194,18 +194,18 @@ impl World {
         if self.is_lost {
             return Some("neither shard takes it");
         }
-        let places: Vec<&Body> = self.bodies().collect();
-        let [body] = places[..] else {
+        let states: Vec<&FakeVcpuState> = self.states().collect();
+        let [state] = states[..] else {
             return Some("it is nowhere, or in two places");
         };
-        let fault = self.tally.fault(body);
+        let fault = self.tally.fault(state);
         if fault.is_none() && self.is_at_rest() {
-            return self.broken_at_rest(body);
+            return self.broken_at_rest(state);
         }
         fault
     }
 
-    fn broken_at_rest(&self, body: &Body) -> Option<&'static str> {
+    fn broken_at_rest(&self, state: &FakeVcpuState) -> Option<&'static str> {
         let Some(part) = self.parts.iter().find(|part| part.residency.is_here) else {
             return Some("it is on its way for ever");
         };
@@ -216,11 +216,11 @@ impl World {
         if self.parts.iter().any(|part| part.owner != owner) {
             return Some("somebody doesn't know where it is");
         }
-        self.tally.fault_at_rest(body, owner.version)
+        self.tally.fault_at_rest(state, owner.version)
     }
 
     /// Wherever it is: here in a shard, in a channel, or between the two.
-    fn bodies(&self) -> impl Iterator<Item = &Body> {
+    fn states(&self) -> impl Iterator<Item = &FakeVcpuState> {
         let here = self.parts.iter().filter(|part| part.residency.is_here);
         let come = self.parts.iter().filter_map(|part| part.events.arrival.as_ref());
         let effects = self.parts.iter().flat_map(|part| &part.effects);
@@ -230,14 +230,14 @@ impl World {
         });
         let sent = self.channels.iter().flatten().flatten();
         let gone = leaving.chain(sent).filter_map(|packet| match packet {
-            Packet::Arrive { traveller, .. } => Some(traveller),
+            Packet::Arrive { migrating, .. } => Some(migrating),
             _ => None,
         });
-        here.map(|part| &part.body)
-            .chain(come.chain(gone).map(|traveller| &traveller.body))
+        here.map(|part| &part.state)
+            .chain(come.chain(gone).map(|migrating| &migrating.state))
     }
 
-    fn carry_out(&mut self, me: u8, effect: Effect<Body>) {
+    fn carry_out(&mut self, me: u8, effect: Effect<FakeVcpuState>) {
         match effect {
             Effect::Send { to, packet } => self.send(me, to, packet),
             Effect::Departed(owner) => self.learn(me, owner),
@@ -253,7 +253,7 @@ impl World {
         }
     }
 
-    fn bring(&mut self, from: u8, packet: Packet<Body>) {
+    fn bring(&mut self, from: u8, packet: Packet<FakeVcpuState>) {
         let to = self.part(from).owner.shard;
         if to == from {
             self.put(from, packet);
@@ -262,7 +262,7 @@ impl World {
         }
     }
 
-    fn put(&mut self, me: u8, packet: Packet<Body>) {
+    fn put(&mut self, me: u8, packet: Packet<FakeVcpuState>) {
         let events = &mut self.part(me).events;
         let is_merged = matches!(packet, Packet::Leave { .. }) && events.leave.is_some();
         events.put(packet);
@@ -270,7 +270,7 @@ impl World {
     }
 
     /// A shard has no channel to itself: what it sends there is gone.
-    fn send(&mut self, from: u8, to: u8, packet: Packet<Body>) {
+    fn send(&mut self, from: u8, to: u8, packet: Packet<FakeVcpuState>) {
         self.messages += 1;
         if to != from {
             self.channels[usize::from(from)][usize::from(to)].push_back(packet);
@@ -309,20 +309,20 @@ impl World {
 }
 
 impl Part {
-    fn dispatch(&mut self, events: PendingEvents<Body>) {
-        let body = &mut self.body;
+    fn dispatch(&mut self, events: PendingEvents<FakeVcpuState>) {
+        let state = &mut self.state;
         match self
             .residency
-            .dispatch(events, self.owner, |vector, _| body.accept(vector))
+            .dispatch(events, self.owner, |vector, _| state.accept(vector))
         {
             Dispatch::Idle => {}
             Dispatch::Forward(effects) => self.effects.extend(effects),
             Dispatch::Migrate(order) => self.leaving = Some(order),
             Dispatch::Resident => {
                 while let Some(startup) = self.residency.take_startup() {
-                    self.body.startups.push(startup);
+                    self.state.startups.push(startup);
                 }
-                self.body.nmis += self.residency.take_nmis();
+                self.state.nmis += self.residency.take_nmis();
             }
         }
     }

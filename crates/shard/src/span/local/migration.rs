@@ -8,7 +8,7 @@ use super::Local;
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::span::clock::wait_until;
 use crate::span::residency::ArrivalResult;
-use crate::span::travel::{Body, MoveOrder, Traveller};
+use crate::span::vcpu_migration::{MigratingVcpu, MoveOrder, VcpuState};
 use fault_point::fault_point;
 
 /// Time limit for the clock of this host to reach the one of the host that a vCPU comes from.
@@ -26,7 +26,7 @@ impl Local {
         match Processor::take(fd, &self.register_numbers) {
             Ok(processor) => {
                 fault_point!(move_read);
-                self.travel(processor, order, false, still_since_ns);
+                self.migrate(processor, order, false, still_since_ns);
                 fault_point!(move_departed);
             }
             Err(error) => {
@@ -36,45 +36,45 @@ impl Local {
         }
     }
 
-    fn travel(&mut self, processor: Processor, order: MoveOrder, refused: bool, still_since_ns: u64) {
-        let body = Body {
+    fn migrate(&mut self, processor: Processor, order: MoveOrder, refused: bool, still_since_ns: u64) {
+        let state = VcpuState {
             processor,
             apic: self.apic.clone(),
             mode: self.mode,
             shared_eoi: self.eoi.register(),
             tsc_adjustment: self.adjustment,
         };
-        let effects = self.residency.depart(order, body, refused, still_since_ns);
+        let effects = self.residency.depart(order, state, refused, still_since_ns);
         self.carry_out(effects);
     }
 
     /// Installs a vCPU that has come. One that this host's KVM does not take goes back; one that comes back must be taken.
-    pub(super) fn arrive(&mut self, fd: &mut VcpuFd, traveller: Traveller) -> Result<(), StateError> {
-        let Traveller { body, journey } = traveller;
-        let is_sane = body.apic.is_sane() && body.apic.id() == u32::from(self.vcpu);
+    pub(super) fn arrive(&mut self, fd: &mut VcpuFd, migrating: MigratingVcpu) -> Result<(), StateError> {
+        let MigratingVcpu { state, transfer } = migrating;
+        let is_sane = state.apic.is_sane() && state.apic.id() == u32::from(self.vcpu);
         if !is_sane {
             // It has passed through nobody's hands but those of shards of this VM.
             return Err(StateError::Insane);
         }
         // That takes no time, if clocks differ by less than the way takes.
-        wait_until(journey.still_since_ns, BEHIND_MAX, || {
+        wait_until(transfer.still_since_ns, BEHIND_MAX, || {
             self.see_time();
             self.tsc.nanoseconds()
         });
         fault_point!(move_received);
-        let given = body.processor.give(fd, || Ok(()));
-        self.apic = body.apic;
+        let given = state.processor.give(fd, || Ok(()));
+        self.apic = state.apic;
         // A value that was taken once is taken again.
-        self.eoi.set_register(body.shared_eoi, &mut self.apic);
-        self.mode = body.mode;
-        self.adjustment = body.tsc_adjustment;
+        self.eoi.set_register(state.shared_eoi, &mut self.apic);
+        self.mode = state.mode;
+        self.adjustment = state.tsc_adjustment;
         // The sender may not have told its KVM yet.
         self.told_base = None;
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
         match self
             .residency
-            .arrive(journey, given.is_ok(), self.tsc.nanoseconds(), accept)
+            .arrive(transfer, given.is_ok(), self.tsc.nanoseconds(), accept)
         {
             ArrivalResult::Resident(effect) => {
                 // What the shared page says is of the last time that it ran here.
@@ -92,7 +92,7 @@ impl Local {
                 if let Err(error) = given {
                     tracing::warn!(%error, "vCPU {} is refused", self.vcpu);
                 }
-                self.travel(body.processor, order, true, still_since_ns);
+                self.migrate(state.processor, order, true, still_since_ns);
                 Ok(())
             }
             ArrivalResult::Lost => given,

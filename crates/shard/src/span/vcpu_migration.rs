@@ -24,7 +24,7 @@ pub enum Mode {
 
 /// The vCPU itself.
 #[derive(Serialize, Deserialize)]
-pub struct Body {
+pub struct VcpuState {
     /// Its registers.
     pub processor: Processor,
     /// Its interrupt controller.
@@ -61,7 +61,7 @@ pub struct Outcome {
 
 /// What its move is, for [`super::residency`].
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
-pub struct Journey {
+pub struct Transfer {
     /// What had come for it and was not looked at.
     pub signals: Signals,
     /// The number of its order.
@@ -78,16 +78,16 @@ pub struct Journey {
 
 /// The vCPU and its move.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
-pub struct Traveller<B = Body> {
+pub struct MigratingVcpu<S = VcpuState> {
     /// What travels.
-    pub body: B,
+    pub state: S,
     /// How.
-    pub journey: Journey,
+    pub transfer: Transfer,
 }
 
-impl fmt::Debug for Body {
+impl fmt::Debug for VcpuState {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Body")
+        out.debug_struct("VcpuState")
             .field("mode", &self.mode)
             .finish_non_exhaustive()
     }
