@@ -25,7 +25,7 @@ use super::router::Router;
 use super::startup::Startup;
 use super::timer::Alarm;
 use super::tsc_step_barrier::TscStepBarrier;
-use super::vcpu_migration::{Mode, MoveOrder};
+use super::vcpu_migration::{ActivityState, MoveOrder};
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state::StateError;
 use crate::interrupt::{LocalController, Next};
@@ -69,7 +69,7 @@ pub struct Local {
     register_numbers: Arc<Vec<u32>>,
     counters: Arc<VcpuCounters>,
     apic: LocalApic,
-    mode: Mode,
+    activity: ActivityState,
     residency: VcpuResidency,
     eoi: SharedEoi,
     alarm: Option<Alarm>,
@@ -119,7 +119,11 @@ impl Local {
             register_numbers,
             counters,
             apic: LocalApic::new(u32::from(vcpu), TSC_PER_TICK),
-            mode: if vcpu == 0 { Mode::Running } else { Mode::Waiting },
+            activity: if vcpu == 0 {
+                ActivityState::Active
+            } else {
+                ActivityState::WaitForSipi
+            },
             residency: VcpuResidency::new(vcpu, router.me(), is_here),
             eoi: SharedEoi::new(memory.span().clone()),
             alarm: None,
@@ -177,7 +181,7 @@ impl LocalController for Local {
             self.sleep();
             return Ok(Next::Again);
         }
-        self.mode = Mode::Running;
+        self.activity = ActivityState::Active;
         self.inject(fd)?;
         self.set_alarm();
         if !self.event_slot().enter() || !self.pass(fd)? {
@@ -204,7 +208,7 @@ impl LocalController for Local {
 
     fn halt(&mut self, fd: &mut VcpuFd) {
         let interruptible = fd.get_kvm_run().if_flag != 0;
-        self.mode = Mode::Halted { interruptible };
+        self.activity = ActivityState::Halted { interruptible };
     }
 
     fn read(&mut self, fd: &mut VcpuFd, index: u32) -> Option<u64> {
@@ -344,14 +348,14 @@ impl Local {
 
     fn start_up(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
         while let Some(startup) = self.residency.take_startup() {
-            match (startup, self.mode) {
+            match (startup, self.activity) {
                 (Startup::Init { from }, _) => {
                     self.reset(fd)?;
                     if let Some(from) = from {
                         self.router.obeyed(self.vcpu, self.residency.version(), from);
                     }
                 }
-                (Startup::Start { page }, Mode::Waiting) => self.start(fd, page)?,
+                (Startup::Start { page }, ActivityState::WaitForSipi) => self.start(fd, page)?,
                 // Only who waits for it starts (SDM vol. 3, 9.4.2).
                 (Startup::Start { .. }, _) => {}
             }
@@ -387,10 +391,10 @@ impl Local {
             self.enabled(false);
         }
         // The first goes on at the reset vector, the others wait.
-        self.mode = if self.vcpu == 0 {
-            Mode::Running
+        self.activity = if self.vcpu == 0 {
+            ActivityState::Active
         } else {
-            Mode::Waiting
+            ActivityState::WaitForSipi
         };
         Ok(())
     }
@@ -412,15 +416,15 @@ impl Local {
         };
         fd.set_regs(&registers)
             .map_err(refused("set the starting place"))?;
-        self.mode = Mode::Running;
+        self.activity = ActivityState::Active;
         Ok(())
     }
 
     fn is_asleep(&self) -> bool {
-        match self.mode {
-            Mode::Running => false,
-            Mode::Waiting => true,
-            Mode::Halted { interruptible } => {
+        match self.activity {
+            ActivityState::Active => false,
+            ActivityState::WaitForSipi => true,
+            ActivityState::Halted { interruptible } => {
                 !(self.residency.has_nmi() || interruptible && self.apic.next().is_some())
             }
         }
@@ -431,7 +435,7 @@ impl Local {
         let now = self.now();
         let left = self.tsc.left(now, self.apic.timer_due()?).unwrap_or_default();
         let paced_ns = self.coherence().map_or(0, |coherence| {
-            let is_halted = matches!(self.mode, Mode::Halted { .. });
+            let is_halted = matches!(self.activity, ActivityState::Halted { .. });
             self.pace
                 .left_ns(self.tsc.nanoseconds(), coherence.latency.ns(), is_halted)
         });
@@ -451,8 +455,8 @@ impl Local {
 
     /// Until there is mail, or the controller's timer expires.
     fn sleep(&mut self) {
-        let limit = match self.mode {
-            Mode::Halted { .. } => self.timer_left(),
+        let limit = match self.activity {
+            ActivityState::Halted { .. } => self.timer_left(),
             _ => None,
         };
         if limit != Some(Duration::ZERO) {

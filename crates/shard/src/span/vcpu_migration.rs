@@ -10,11 +10,11 @@ use crate::arch::x86_64::state::Processor;
 
 /// What a vCPU does when it is not running.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum Mode {
+pub enum ActivityState {
     /// It waits for a start-up interrupt (SDM vol. 3, 10.4).
-    Waiting,
+    WaitForSipi,
     /// It runs.
-    Running,
+    Active,
     /// It waits for an interrupt, which wakes it only if interrupts were enabled.
     Halted {
         /// They were.
@@ -30,7 +30,7 @@ pub struct VcpuState {
     /// Its interrupt controller.
     pub apic: LocalApic,
     /// What it does.
-    pub mode: Mode,
+    pub activity: ActivityState,
     /// Where it shares the ends of interrupts ([`super::eoi`]).
     pub shared_eoi: u64,
     /// What its guest has added to its time-stamp counter.
@@ -88,7 +88,7 @@ pub struct MigratingVcpu<S = VcpuState> {
 impl fmt::Debug for VcpuState {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("VcpuState")
-            .field("mode", &self.mode)
+            .field("activity", &self.activity)
             .finish_non_exhaustive()
     }
 }

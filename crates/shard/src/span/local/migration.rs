@@ -40,7 +40,7 @@ impl Local {
         let state = VcpuState {
             processor,
             apic: self.apic.clone(),
-            mode: self.mode,
+            activity: self.activity,
             shared_eoi: self.eoi.register(),
             tsc_adjustment: self.adjustment,
         };
@@ -66,7 +66,7 @@ impl Local {
         self.apic = state.apic;
         // A value that was taken once is taken again.
         self.eoi.set_register(state.shared_eoi, &mut self.apic);
-        self.mode = state.mode;
+        self.activity = state.activity;
         self.adjustment = state.tsc_adjustment;
         // The sender may not have told its KVM yet.
         self.told_base = None;
