@@ -14,11 +14,11 @@ use kvm_bindings::{KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_debugregs, kvm_regs, kvm
 use kvm_ioctls::VcpuFd;
 
 use super::clock::GuestTsc;
-use super::eoi::{MSR_SHARED_EOI, SharedEoi};
 use super::event_slot::EventSlot;
 use super::ioctls;
 use super::pace::Pace;
 use super::packet::Packet;
+use super::pv_eoi::{MSR_KVM_PV_EOI_EN, PvEoi};
 use super::residency::{Dispatch, Effect, VcpuResidency};
 use super::root::Root;
 use super::router::Router;
@@ -71,7 +71,7 @@ pub struct Local {
     apic: LocalApic,
     activity: ActivityState,
     residency: VcpuResidency,
-    eoi: SharedEoi,
+    pv_eoi: PvEoi,
     alarm: Option<Alarm>,
     pace: Pace,
     memory: SpanKind<GuestRam, VcpuCoherence>,
@@ -125,7 +125,7 @@ impl Local {
                 ActivityState::WaitForSipi
             },
             residency: VcpuResidency::new(vcpu, router.me(), is_here),
-            eoi: SharedEoi::new(memory.span().clone()),
+            pv_eoi: PvEoi::new(memory.span().clone()),
             alarm: None,
             pace: Pace::default(),
             memory,
@@ -187,7 +187,7 @@ impl LocalController for Local {
         if !self.event_slot().enter() || !self.pass(fd)? {
             return Ok(Next::Again);
         }
-        self.eoi.offer(&self.apic);
+        self.pv_eoi.offer(&self.apic);
         Ok(Next::Enter)
     }
 
@@ -215,7 +215,7 @@ impl LocalController for Local {
         VcpuCounters::count(&self.counters.msr);
         match index {
             MSR_TSC_ADJUST => return Some(self.adjustment),
-            MSR_SHARED_EOI => return Some(self.eoi.register()),
+            MSR_KVM_PV_EOI_EN => return Some(self.pv_eoi.register()),
             _ => {}
         }
         self.catch_up(fd);
@@ -238,7 +238,7 @@ impl LocalController for Local {
                 self.adjust(value.wrapping_sub(self.adjustment));
                 return true;
             }
-            MSR_SHARED_EOI => return self.eoi.set_register(value, &mut self.apic),
+            MSR_KVM_PV_EOI_EN => return self.pv_eoi.set_register(value, &mut self.apic),
             _ => {}
         }
         self.catch_up(fd);
@@ -319,7 +319,7 @@ impl Local {
     /// Takes over what the guest did to its controller without an exit: ends of interrupts, and CR8. A second call changes
     /// nothing, since [`Local::show_priority`] follows each change of the task priority here.
     fn catch_up(&mut self, fd: &mut VcpuFd) {
-        self.eoi.collect(&mut self.apic);
+        self.pv_eoi.collect(&mut self.apic);
         let cr8 = fd.get_kvm_run().cr8 as u8;
         if self.apic.task_priority() >> 4 != cr8 {
             self.apic.set_task_priority(cr8 << 4);
@@ -385,7 +385,7 @@ impl Local {
         self.told_base = Some(self.reset.special.apic_base);
         let was_enabled = self.apic.is_enabled();
         self.apic.init();
-        self.eoi.set_register(0, &mut self.apic);
+        self.pv_eoi.set_register(0, &mut self.apic);
         self.residency.take_nmis();
         if was_enabled {
             self.enabled(false);

@@ -11,7 +11,6 @@ use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRang
 
 use super::clock::GuestTsc;
 use super::desk::{Desk, IoApicDevice, JOBS_MAX, Job};
-use super::eoi::{FEATURE_SHARED_EOI, MSR_SHARED_EOI};
 use super::forward::Forward;
 use super::host;
 use super::ioctls;
@@ -19,6 +18,7 @@ use super::link::stream::{self, Writer};
 use super::link::{Receiving, Sending};
 use super::local::{Local, Reset, TSC_PER_TICK, VcpuCoherence};
 use super::packet::Space;
+use super::pv_eoi::{KVM_FEATURE_PV_EOI, MSR_KVM_PV_EOI_EN};
 use super::router::{HOME, Router};
 use super::tsc_step_barrier::TscStepBarrier;
 use super::wiring::{SpanWiring, watch_pins};
@@ -328,7 +328,7 @@ pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
     let ranges = [
         range(both, MSR_APIC_BASE),
         range(both, MSR_TSC_DEADLINE),
-        range(both, MSR_SHARED_EOI),
+        range(both, MSR_KVM_PV_EOI_EN),
         range(MsrFilterRangeFlags::WRITE, MSR_TSC),
         range(both, MSR_TSC_ADJUST),
     ];
@@ -451,7 +451,7 @@ pub fn adjust_cpuid(leaves: &mut CpuId, tsc_khz: u32) {
                 let hz = u64::from(tsc_khz) * 1000 / u64::from(TSC_PER_TICK);
                 (leaf.eax, leaf.ebx, leaf.ecx) = (1, TSC_PER_TICK, u32::try_from(hz).unwrap_or(0));
             }
-            KVM_FEATURES => (leaf.eax, leaf.edx) = (FEATURE_SHARED_EOI, 0),
+            KVM_FEATURES => (leaf.eax, leaf.edx) = (KVM_FEATURE_PV_EOI, 0),
             POWER => leaf.edx |= INVARIANT_TSC,
             _ => {}
         }
@@ -491,7 +491,7 @@ mod tests {
         for leaf in [amd, intel] {
             assert_eq!(
                 (leaf(0x4000_0001).eax, leaf(0x4000_0001).edx),
-                (FEATURE_SHARED_EOI, 0)
+                (KVM_FEATURE_PV_EOI, 0)
             );
             assert_ne!(leaf(0x8000_0007).edx & 1 << 8, 0);
         }

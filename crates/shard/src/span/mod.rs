@@ -10,7 +10,7 @@
 //!
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC,
-//!   [`tsc_step_barrier`] how that follows other hosts', [`eoi`] ends of interrupts without exits, [`root`] its page tables' root;
+//!   [`tsc_step_barrier`] how that follows other hosts', [`pv_eoi`] ends of interrupts without exits, [`root`] its page tables' root;
 //! - [`residency`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`event_slot`], [`pending_events`], [`run_state`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
@@ -24,7 +24,6 @@
 pub mod clock;
 pub mod desk;
 pub mod enabled;
-pub mod eoi;
 pub mod event_slot;
 pub mod forward;
 pub mod host;
@@ -36,6 +35,7 @@ pub mod owners;
 mod pace;
 pub mod packet;
 pub mod pending_events;
+pub mod pv_eoi;
 pub mod residency;
 mod root;
 pub mod router;

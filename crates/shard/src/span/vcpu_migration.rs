@@ -31,8 +31,8 @@ pub struct VcpuState {
     pub apic: LocalApic,
     /// What it does.
     pub activity: ActivityState,
-    /// Where it shares the ends of interrupts ([`super::eoi`]).
-    pub shared_eoi: u64,
+    /// Where it shares the ends of interrupts ([`super::pv_eoi`]).
+    pub pv_eoi: u64,
     /// What its guest has added to its time-stamp counter.
     pub tsc_adjustment: u64,
 }

@@ -41,7 +41,7 @@ impl Local {
             processor,
             apic: self.apic.clone(),
             activity: self.activity,
-            shared_eoi: self.eoi.register(),
+            pv_eoi: self.pv_eoi.register(),
             tsc_adjustment: self.adjustment,
         };
         let effects = self.residency.depart(order, state, refused, still_since_ns);
@@ -65,7 +65,7 @@ impl Local {
         let given = state.processor.give(fd, || Ok(()));
         self.apic = state.apic;
         // A value that was taken once is taken again.
-        self.eoi.set_register(state.shared_eoi, &mut self.apic);
+        self.pv_eoi.set_register(state.pv_eoi, &mut self.apic);
         self.activity = state.activity;
         self.adjustment = state.tsc_adjustment;
         // The sender may not have told its KVM yet.

@@ -8,23 +8,23 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::memory::GuestRam;
 
 /// The register by which the guest says where the bit is.
-pub const MSR_SHARED_EOI: u32 = 0x4B56_4D04;
+pub const MSR_KVM_PV_EOI_EN: u32 = 0x4B56_4D04;
 /// CPUID 0x4000_0001, EAX: it is there.
-pub const FEATURE_SHARED_EOI: u32 = 1 << 6;
+pub const KVM_FEATURE_PV_EOI: u32 = 1 << 6;
 const ENABLED: u64 = 1;
 const RESERVED: u64 = 2;
 /// The guest's word: the next end is not waited for.
 const UNSEEN: u8 = 1;
 
 /// One vCPU's.
-pub struct SharedEoi {
+pub struct PvEoi {
     memory: GuestRam,
     register: u64,
     /// The bit is set, or was cleared by the guest.
     offered: bool,
 }
 
-impl SharedEoi {
+impl PvEoi {
     /// Not enabled.
     pub fn new(memory: GuestRam) -> Self {
         Self {
@@ -92,11 +92,11 @@ mod tests {
     const PLACE: u64 = 0x1004;
     const SPURIOUS: u32 = 0x80F;
 
-    fn parts() -> (SharedEoi, LocalApic, GuestRam) {
+    fn parts() -> (PvEoi, LocalApic, GuestRam) {
         let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x2000)]).expect("memory"));
         let mut apic = LocalApic::new(0, 1);
         apic.write(SPURIOUS, 0x1FF, 0).expect("enabled");
-        (SharedEoi::new(memory.clone()), apic, memory)
+        (PvEoi::new(memory.clone()), apic, memory)
     }
 
     fn word(memory: &GuestRam) -> u8 {
