@@ -16,7 +16,6 @@ use kvm_ioctls::VcpuFd;
 use super::clock::GuestTsc;
 use super::event_slot::EventSlot;
 use super::ioctls;
-use super::pace::Pace;
 use super::packet::Packet;
 use super::pv_eoi::{MSR_KVM_PV_EOI_EN, PvEoi};
 use super::residency::{Dispatch, Effect, VcpuResidency};
@@ -24,6 +23,7 @@ use super::root::Root;
 use super::router::Router;
 use super::startup::Startup;
 use super::timer::Alarm;
+use super::timer_throttle::TimerThrottle;
 use super::tsc_step_barrier::TscStepBarrier;
 use super::vcpu_migration::{ActivityState, MoveOrder};
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
@@ -73,7 +73,7 @@ pub struct Local {
     residency: VcpuResidency,
     pv_eoi: PvEoi,
     alarm: Option<Alarm>,
-    pace: Pace,
+    throttle: TimerThrottle,
     memory: SpanKind<GuestRam, VcpuCoherence>,
 }
 
@@ -127,7 +127,7 @@ impl Local {
             residency: VcpuResidency::new(vcpu, router.me(), is_here),
             pv_eoi: PvEoi::new(memory.span().clone()),
             alarm: None,
-            pace: Pace::default(),
+            throttle: TimerThrottle::default(),
             memory,
             router,
         }
@@ -434,18 +434,18 @@ impl Local {
     fn timer_left(&self) -> Option<Duration> {
         let now = self.now();
         let left = self.tsc.left(now, self.apic.timer_due()?).unwrap_or_default();
-        let paced_ns = self.coherence().map_or(0, |coherence| {
+        let throttled_ns = self.coherence().map_or(0, |coherence| {
             let is_halted = matches!(self.activity, ActivityState::Halted { .. });
-            self.pace
+            self.throttle
                 .left_ns(self.tsc.nanoseconds(), coherence.latency.ns(), is_halted)
         });
-        Some(left.max(Duration::from_nanos(paced_ns)))
+        Some(left.max(Duration::from_nanos(throttled_ns)))
     }
 
     /// Lets the timer interrupt, if it is time.
     fn ring(&mut self) {
         match self.timer_left() {
-            Some(Duration::ZERO) => self.pace.interrupts(self.tsc.nanoseconds()),
+            Some(Duration::ZERO) => self.throttle.interrupts(self.tsc.nanoseconds()),
             Some(_) => return,
             // One that is masked goes on counting.
             None => {}

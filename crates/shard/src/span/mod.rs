@@ -9,7 +9,7 @@
 //! ```
 //!
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
-//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC,
+//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`timer_throttle`] how often that may ring, [`clock`] its TSC,
 //!   [`tsc_step_barrier`] how that follows other hosts', [`pv_eoi`] ends of interrupts without exits, [`root`] its page tables' root;
 //! - [`residency`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`event_slot`], [`pending_events`], [`run_state`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
@@ -32,7 +32,6 @@ pub mod link;
 pub mod local;
 pub mod machine;
 pub mod owners;
-mod pace;
 pub mod packet;
 pub mod pending_events;
 pub mod pv_eoi;
@@ -42,6 +41,7 @@ pub mod router;
 mod run_state;
 pub mod startup;
 pub mod timer;
+mod timer_throttle;
 pub mod tsc_step_barrier;
 pub mod vcpu_migration;
 pub mod wiring;

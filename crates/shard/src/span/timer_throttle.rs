@@ -14,11 +14,11 @@ const LONGEST_NS: u64 = 250_000_000;
 
 /// One vCPU's.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pace {
+pub struct TimerThrottle {
     interrupted_ns: u64,
 }
 
-impl Pace {
+impl TimerThrottle {
     /// The timer interrupts now.
     pub fn interrupts(&mut self, now_ns: u64) {
         self.interrupted_ns = now_ns;
@@ -38,14 +38,14 @@ mod tests {
 
     #[test]
     fn interrupts_are_as_far_apart_as_fetches_are_slow() {
-        let mut pace = Pace::default();
-        pace.interrupts(1_000_000_000);
-        assert_eq!(pace.left_ns(1_000_000_000, 0, false), 0);
+        let mut throttle = TimerThrottle::default();
+        throttle.interrupts(1_000_000_000);
+        assert_eq!(throttle.left_ns(1_000_000_000, 0, false), 0);
         // A quick network leaves ticks as they are.
-        assert_eq!(pace.left_ns(1_004_000_000, 15_000, false), 0);
-        assert_eq!(pace.left_ns(1_004_000_000, 1_000_000, false), 124_000_000);
-        assert_eq!(pace.left_ns(1_004_000_000, 1_000_000, true), 12_000_000);
-        assert_eq!(pace.left_ns(1_000_000_000, u64::MAX, false), LONGEST_NS);
-        assert_eq!(pace.left_ns(1_000_000_000 + LONGEST_NS, u64::MAX, false), 0);
+        assert_eq!(throttle.left_ns(1_004_000_000, 15_000, false), 0);
+        assert_eq!(throttle.left_ns(1_004_000_000, 1_000_000, false), 124_000_000);
+        assert_eq!(throttle.left_ns(1_004_000_000, 1_000_000, true), 12_000_000);
+        assert_eq!(throttle.left_ns(1_000_000_000, u64::MAX, false), LONGEST_NS);
+        assert_eq!(throttle.left_ns(1_000_000_000 + LONGEST_NS, u64::MAX, false), 0);
     }
 }
