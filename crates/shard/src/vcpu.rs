@@ -9,10 +9,10 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use crate::bus::Bus;
 use crate::chain::chain;
 use crate::ending::EndSignal;
-use crate::gate::Gate;
 use crate::interrupt::{LocalController, Next};
 use crate::kick::{self, Kickable};
 use crate::launch::Ending;
+use crate::quiescer::Quiescer;
 use crate::sandbox::ThreadKind;
 
 /// Exits by kind.
@@ -70,8 +70,8 @@ pub struct VcpuThread {
     pub kind: ThreadKind,
     /// What the vCPU counts.
     pub counters: Arc<VcpuCounters>,
-    /// Runs the vCPU until the VM ends; it stands still when the gate says so.
-    pub run: Box<dyn FnOnce(&Gate) + Send>,
+    /// Runs the vCPU until the VM ends; it stands still when the quiescer says so.
+    pub run: Box<dyn FnOnce(&Quiescer) + Send>,
 }
 
 /// What one entry into the guest came to.
@@ -90,17 +90,17 @@ impl<L: LocalController> Vcpu<L> {
         VcpuThread {
             kind: L::THREAD,
             counters: self.counters.clone(),
-            run: Box::new(move |gate| self.run(gate)),
+            run: Box::new(move |quiescer| self.run(quiescer)),
         }
     }
 
-    /// Runs until the VM ends; stands still when `gate` says so.
-    pub fn run(mut self, gate: &Gate) {
+    /// Runs until the VM ends; stands still when `quiescer` says so.
+    pub fn run(mut self, quiescer: &Quiescer) {
         let flag = &raw mut self.fd.get_kvm_run().immediate_exit;
         // SAFETY: in the page that KVM shares, mapped as long as `self.fd`, which is dropped after this. The kernel reads it;
         // this thread writes it only through this, its handler, and `finish`, a byte at once.
         let kickable = unsafe { Kickable::new(flag) };
-        let participant = gate.join(kick::signal());
+        let participant = quiescer.join(kick::signal());
         if let Err(error) = self.local.open() {
             let detail = format!("a vCPU's thread cannot start: {error}");
             self.end.end(Ending::ShardFailed { detail });

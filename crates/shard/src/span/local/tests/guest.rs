@@ -13,13 +13,13 @@ use crate::arch::x86_64::layout::GDT_START;
 use crate::arch::x86_64::{registers, start, state};
 use crate::bus::{Bus, BusDevice};
 use crate::ending::EndSignal;
-use crate::gate::Gate;
 use crate::kick;
 use crate::kind::SpanKind;
 use crate::launch::{Ending, SpanLaunch, TscLaunch};
 use crate::machine;
 use crate::memory::GuestRam;
 use crate::process::Files;
+use crate::quiescer::Quiescer;
 use crate::span::machine::{Channels, SpanParts, migrated_msrs};
 use crate::span::packet::Packet;
 use crate::vcpu::{Vcpu, VcpuCounters};
@@ -155,7 +155,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     };
     let (running, over) = mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
-        vcpu.run(&Gate::new());
+        vcpu.run(&Quiescer::new());
         drop(running);
     });
     let is_over = over.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Disconnected);

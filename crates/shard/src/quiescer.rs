@@ -17,9 +17,9 @@ const PARK_INTERVAL: Duration = Duration::from_millis(5);
 /// How often who waits for I/O looks again.
 const DRAIN_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The gate of one VM. Cheap to share.
+/// The quiescer of one VM. Cheap to share.
 #[derive(Default)]
-pub struct Gate {
+pub struct Quiescer {
     devices: RwLock<()>,
     /// I/O that the kernel does into guest memory after its device's thread went on to something else.
     under_way: AtomicUsize,
@@ -41,18 +41,18 @@ struct Vcpus {
 
 /// The VM stands still while this lives.
 pub struct Pause<'a> {
-    gate: &'a Gate,
+    quiescer: &'a Quiescer,
     _devices: RwLockWriteGuard<'a, ()>,
 }
 
 /// A vCPU's thread takes part while this lives. Made and dropped on that thread.
 pub struct Participant<'a> {
-    gate: &'a Gate,
+    quiescer: &'a Quiescer,
     thread: libc::pthread_t,
 }
 
-impl Gate {
-    /// An open gate.
+impl Quiescer {
+    /// An open quiescer.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -85,7 +85,10 @@ impl Gate {
         let mut vcpus = self.vcpus();
         vcpus.threads.push(thread);
         vcpus.kick = Some(kick);
-        Participant { gate: self, thread }
+        Participant {
+            quiescer: self,
+            thread,
+        }
     }
 
     /// Holds the VM still; `None` when it can't be had now, because I/O is under way, a vCPU does not leave the kernel, or
@@ -103,7 +106,7 @@ impl Gate {
         let mut vcpus = self.vcpus();
         self.pausing.store(true, Ordering::SeqCst);
         let pause = Pause {
-            gate: self,
+            quiescer: self,
             _devices: devices,
         };
         vcpus.kick_all();
@@ -159,7 +162,7 @@ impl Vcpus {
 impl Participant<'_> {
     /// Whether [`Participant::check`] would park.
     pub fn wanted(&self) -> bool {
-        self.gate.pausing.load(Ordering::SeqCst)
+        self.quiescer.pausing.load(Ordering::SeqCst)
     }
 
     /// Parks while the VM is held still. Called between two entries into the guest.
@@ -167,12 +170,12 @@ impl Participant<'_> {
         if !self.wanted() {
             return;
         }
-        let mut vcpus = self.gate.vcpus();
+        let mut vcpus = self.quiescer.vcpus();
         vcpus.parked += 1;
-        self.gate.changed.notify_all();
+        self.quiescer.changed.notify_all();
         while self.wanted() {
             vcpus = self
-                .gate
+                .quiescer
                 .changed
                 .wait(vcpus)
                 .unwrap_or_else(PoisonError::into_inner);
@@ -184,18 +187,18 @@ impl Participant<'_> {
 impl Drop for Participant<'_> {
     fn drop(&mut self) {
         let thread = self.thread;
-        self.gate.vcpus().threads.retain(|&member| member != thread);
-        self.gate.changed.notify_all();
+        self.quiescer.vcpus().threads.retain(|&member| member != thread);
+        self.quiescer.changed.notify_all();
     }
 }
 
 impl Drop for Pause<'_> {
     fn drop(&mut self) {
         // Under the lock, so that no vCPU misses the wake-up between its look and its wait.
-        let vcpus = self.gate.vcpus();
-        self.gate.pausing.store(false, Ordering::SeqCst);
+        let vcpus = self.quiescer.vcpus();
+        self.quiescer.pausing.store(false, Ordering::SeqCst);
         drop(vcpus);
-        self.gate.changed.notify_all();
+        self.quiescer.changed.notify_all();
     }
 }
 
@@ -214,20 +217,20 @@ mod tests {
     #[test]
     fn nothing_moves_during_a_pause_and_everything_after() {
         register_signal_handler(SIGRTMIN(), ignore).unwrap();
-        let gate = Gate::new();
+        let quiescer = Quiescer::new();
         let (counter, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let mut threads = Vec::new();
         for kind in 0..4 {
-            let (gate, counter, stop) = (gate.clone(), counter.clone(), stop.clone());
+            let (quiescer, counter, stop) = (quiescer.clone(), counter.clone(), stop.clone());
             threads.push(thread::spawn(move || {
-                let vcpu = (kind % 2 == 0).then(|| gate.join(SIGRTMIN()));
+                let vcpu = (kind % 2 == 0).then(|| quiescer.join(SIGRTMIN()));
                 while !stop.load(Ordering::Relaxed) {
                     let _working = match &vcpu {
                         Some(vcpu) => {
                             vcpu.check();
                             None
                         }
-                        None => Some(gate.work()),
+                        None => Some(quiescer.work()),
                     };
                     counter.fetch_add(1, Ordering::SeqCst);
                     thread::yield_now();
@@ -237,7 +240,7 @@ mod tests {
         let mut pauses = 0;
         let deadline = Instant::now() + Duration::from_secs(20);
         while pauses < 50 && Instant::now() < deadline {
-            if let Some(pause) = gate.pause() {
+            if let Some(pause) = quiescer.pause() {
                 let before = counter.load(Ordering::SeqCst);
                 thread::sleep(Duration::from_micros(300));
                 assert_eq!(counter.load(Ordering::SeqCst), before);
@@ -258,18 +261,18 @@ mod tests {
 
     #[test]
     fn no_pause_while_the_kernel_writes() {
-        let gate = Gate::new();
-        gate.io_started();
-        assert!(gate.pause().is_none());
-        gate.io_done();
-        assert!(gate.pause().is_some());
+        let quiescer = Quiescer::new();
+        quiescer.io_started();
+        assert!(quiescer.pause().is_none());
+        quiescer.io_done();
+        assert!(quiescer.pause().is_some());
     }
 
     #[test]
     fn a_vcpu_that_does_not_leave_ends_the_attempt_and_goes_on() {
         register_signal_handler(SIGRTMIN(), ignore).unwrap();
-        let gate = Gate::new();
-        let other = gate.clone();
+        let quiescer = Quiescer::new();
+        let other = quiescer.clone();
         let (joined, wait) = std::sync::mpsc::channel();
         let (release, held) = std::sync::mpsc::channel::<()>();
         let thread = thread::spawn(move || {
@@ -279,9 +282,9 @@ mod tests {
             vcpu.check();
         });
         wait.recv().unwrap();
-        assert!(gate.pause().is_none());
+        assert!(quiescer.pause().is_none());
         release.send(()).unwrap();
         thread.join().unwrap();
-        assert!(gate.pause().is_some());
+        assert!(quiescer.pause().is_some());
     }
 }
