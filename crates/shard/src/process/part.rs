@@ -22,7 +22,7 @@ use crate::machine::{self, MachineError};
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
 use crate::sandbox;
-use crate::span::machine::{SpanParts, forwarded, migrated_msrs};
+use crate::span::machine::{SpanParts, migrated_msrs, remote_bus};
 use crate::span::packet::Space;
 use crate::span::router::Router;
 use crate::vcpu::{Vcpu, VcpuCounters};
@@ -76,7 +76,7 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
         parts.prepare_vcpu(&fd, &cpuid, id, groups)?;
         let counters = Arc::new(VcpuCounters::default());
         let local = parts.vcpu(&numbers, &mut fd, id, kind.with_span(&memory), counters.clone())?;
-        let bus = |space| forwarded(space, id, &parts.router, &layout).map_err(MachineError::from);
+        let bus = |space| remote_bus(space, id, &parts.router, &layout).map_err(MachineError::from);
         let vcpu = Vcpu {
             fd,
             ports: bus(Space::Ports)?,

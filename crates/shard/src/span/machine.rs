@@ -10,8 +10,8 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 
 use super::clock::GuestTsc;
-use super::desk::{Desk, IoApicDevice, JOBS_MAX, Job};
-use super::forward::Forward;
+use super::device_proxy_client::DeviceProxyClient;
+use super::device_proxy_server::{DeviceProxyServer, IO_REQUESTS_MAX, IoApicDevice, IoRequest};
 use super::host;
 use super::ioctls;
 use super::link::stream::{self, Writer};
@@ -115,7 +115,7 @@ pub struct SpanParts {
     /// Brings interrupts to vCPUs.
     pub router: Arc<Router>,
     receiving: Vec<(u8, Incoming)>,
-    jobs: Option<mpsc::Receiver<Job>>,
+    io_requests: Option<mpsc::Receiver<IoRequest>>,
     tsc: TscLaunch,
     /// What the guest is told of the processor; all that this host has when empty.
     leaves: Vec<Leaf>,
@@ -137,9 +137,9 @@ impl SpanParts {
                 channel.sending
             }));
         }
-        let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
+        let (submitter, io_requests) = mpsc::sync_channel(IO_REQUESTS_MAX);
         let is_home = span.shard == HOME;
-        let router = Router::new(span.shard, &span.vcpus, sending, is_home.then_some(desk));
+        let router = Router::new(span.shard, &span.vcpus, sending, is_home.then_some(submitter));
         let is_over_hosts = receiving.iter().any(|(_, incoming)| incoming.remote.is_some());
         if let (true, Some(khz)) = (is_over_hosts, span.tsc.khz) {
             router.set_tsc_step_barrier(Arc::new(TscStepBarrier::new(span.tsc.offset, khz)));
@@ -147,7 +147,7 @@ impl SpanParts {
         Self {
             router: Arc::new(router),
             receiving,
-            jobs: is_home.then_some(jobs),
+            io_requests: is_home.then_some(io_requests),
             tsc: span.tsc,
             leaves: span.cpuid.clone(),
         }
@@ -234,17 +234,17 @@ impl SpanParts {
         ))
     }
 
-    /// Starts the threads that receive, and the home's desk.
+    /// Starts the threads that receive, and the home's device proxy server.
     pub fn start(
         self,
         threads: &Threads,
         end: &Arc<EndSignal>,
         home: Option<(Arc<Bus>, Arc<Bus>, Arc<IoApicDevice>)>,
     ) -> std::io::Result<Arc<Router>> {
-        if let (Some(jobs), Some((ports, memory, ioapic))) = (self.jobs, home) {
+        if let (Some(io_requests), Some((ports, memory, ioapic))) = (self.io_requests, home) {
             let router = self.router.clone();
-            let desk = Desk {
-                jobs,
+            let server = DeviceProxyServer {
+                io_requests,
                 router,
                 ports,
                 memory,
@@ -252,7 +252,7 @@ impl SpanParts {
             };
             // It writes devices' registers as vCPUs' threads do, and needs what these need: a driver that starts a device has
             // KVM bind its doorbells.
-            threads.spawn(ThreadKind::Vcpu, "desk", move || desk.run())?;
+            threads.spawn(ThreadKind::Vcpu, "device-proxy", move || server.run())?;
         }
         for (shard, Incoming { receiving, remote }) in self.receiving {
             let (router, end) = (self.router.clone(), end.clone());
@@ -337,7 +337,7 @@ pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
 }
 
 /// The bus of a vCPU in a shard without devices.
-pub fn forwarded(
+pub fn remote_bus(
     space: Space,
     vcpu: u8,
     router: &Arc<Router>,
@@ -347,7 +347,7 @@ pub fn forwarded(
     let (router, layout) = (router.clone(), layout.clone());
     bus.claim(
         0..u64::MAX,
-        Arc::new(Forward {
+        Arc::new(DeviceProxyClient {
             space,
             vcpu,
             router,

@@ -4,7 +4,7 @@
 //! vCPU thread --ICR, HLT--> local (its x2APIC) --> router --> event slot of another vCPU here --kick--> its thread
 //!                                                    |
 //!                                                    +--> link (a ring) ==> receiver in another shard --> slot there
-//! vCPU thread --device--> forward --> link ==> receiver at home --> desk --> bus --> device
+//! vCPU thread --device--> device proxy client --> link ==> receiver at home --> device proxy server --> bus --> device
 //! device at home --MSI--> wiring --> router
 //! ```
 //!
@@ -16,16 +16,16 @@
 //!   thread, wherever that is;
 //! - [`link`], [`packet`], [`vcpu_migration`]: what goes between shards, vCPUs that move among it;
 //! - [`host`], [`shard_api::relation`]: what hosts must have in common, and how their clocks go together;
-//! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
+//! - [`device_proxy_client`], [`device_proxy_server`], [`wiring`]: devices, which are all in one shard, the home.
 //!
 //! The Multikernel (SOSP '09, section 3) is the model: shards share the guest's memory, as the guest expects, and nothing
 //! else. A vCPU's controller belongs to the shard that runs it, and all others send messages.
 
 pub mod clock;
-pub mod desk;
+pub mod device_proxy_client;
+pub mod device_proxy_server;
 pub mod enabled;
 pub mod event_slot;
-pub mod forward;
 pub mod host;
 mod ioctls;
 pub mod link;

@@ -1,7 +1,7 @@
 //! Brings interrupts and packets to the vCPU they are for, in this shard or another.
 //!
 //! Who sends waits for room in a channel if need be. The threads that receive never send: they put mail into event slots, and
-//! give the home's desk ([`super::desk`]) what must be answered. So two shards that flood one another can't wait for each
+//! give the home's device proxy server ([`super::device_proxy_server`]) what must be answered. So two shards that flood one another can't wait for each
 //! other in a circle.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use apic::{Delivery, Interrupt, Shorthand};
 use dsm::{Batches, Causal};
 
-use super::desk::Job;
+use super::device_proxy_server::IoRequest;
 use super::enabled::Enabled;
 use super::event_slot::EventSlot;
 use super::link::Sending;
@@ -39,7 +39,7 @@ pub struct Router {
     /// The home's: how many INIT and start-up interrupts each vCPU was sent.
     startups: Mutex<Vec<u64>>,
     /// The home's: what is to be done for other shards.
-    desk: Option<mpsc::SyncSender<Job>>,
+    io_requests: Option<mpsc::SyncSender<IoRequest>>,
     /// The home's: how many moves it has ordered.
     orders: AtomicU64,
     /// The last move of each vCPU that was heard of.
@@ -52,12 +52,12 @@ pub struct Router {
 }
 
 impl Router {
-    /// For shard `me`, with vCPUs where `shards` says. `links` lead to the other shards; `desk` is the home's.
+    /// For shard `me`, with vCPUs where `shards` says. `links` lead to the other shards; `io_requests` is the home's.
     pub fn new(
         me: u8,
         shards: &[u8],
         links: Vec<Option<Sending>>,
-        desk: Option<mpsc::SyncSender<Job>>,
+        io_requests: Option<mpsc::SyncSender<IoRequest>>,
     ) -> Self {
         Self {
             me,
@@ -66,7 +66,7 @@ impl Router {
             enabled: Mutex::new(Enabled::new(shards.len())),
             links,
             startups: Mutex::new(vec![0; shards.len()]),
-            desk,
+            io_requests,
             orders: AtomicU64::new(0),
             moves: Mutex::new(vec![None; shards.len()]),
             moved: Condvar::new(),
@@ -232,7 +232,7 @@ impl Router {
     /// A level-triggered interrupt has been served.
     pub fn end_of_interrupt(&self, vector: u8) {
         if self.me == HOME {
-            self.give_desk(Job::EndOfInterrupt { vector });
+            self.submit_io(IoRequest::EndOfInterrupt { vector });
         } else {
             self.send(HOME, &Packet::EndOfInterrupt { vector });
         }
@@ -307,9 +307,9 @@ impl Router {
                 version,
                 is_enabled,
             } => lock(&self.enabled).learn(vcpu, version, is_enabled),
-            Packet::EndOfInterrupt { vector } => self.give_desk(Job::EndOfInterrupt { vector }),
-            Packet::Access { vcpu, access } => self.give_desk(Job::Access { from, vcpu, access }),
-            Packet::Doorbell { access } => self.give_desk(Job::Doorbell { access }),
+            Packet::EndOfInterrupt { vector } => self.submit_io(IoRequest::EndOfInterrupt { vector }),
+            Packet::Access { vcpu, access } => self.submit_io(IoRequest::Access { from, vcpu, access }),
+            Packet::Doorbell { access } => self.submit_io(IoRequest::Doorbell { access }),
             Packet::Owner { vcpu, outcome } => {
                 let version = outcome.version;
                 self.owners.learn(vcpu, Owner { shard: from, version });
@@ -377,10 +377,10 @@ impl Router {
         self.moved.notify_all();
     }
 
-    fn give_desk(&self, job: Job) {
-        if let Some(desk) = &self.desk {
+    fn submit_io(&self, request: IoRequest) {
+        if let Some(io_requests) = &self.io_requests {
             // It ends with the VM.
-            let _ = desk.send(job);
+            let _ = io_requests.send(request);
         }
     }
 

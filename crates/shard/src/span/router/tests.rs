@@ -10,8 +10,8 @@ use std::thread;
 
 use apic::Destination;
 
-use super::super::desk::{Desk, IoApicDevice, JOBS_MAX};
-use super::super::forward::Forward;
+use super::super::device_proxy_client::DeviceProxyClient;
+use super::super::device_proxy_server::{DeviceProxyServer, IO_REQUESTS_MAX, IoApicDevice};
 use super::super::link::{self, Receiving};
 use super::super::packet::Space;
 use super::super::pending_events::PendingEvents;
@@ -25,7 +25,7 @@ const SOON: Duration = Duration::from_secs(20);
 struct Shards {
     home: Arc<Router>,
     part: Arc<Router>,
-    jobs: mpsc::Receiver<Job>,
+    io_requests: mpsc::Receiver<IoRequest>,
 }
 
 /// From the home to the part, and back.
@@ -50,9 +50,14 @@ fn channels() -> ((Sending, Receiving), (Sending, Receiving)) {
 
 fn shards() -> Shards {
     let ((to_part, from_home), (to_home, from_part)) = channels();
-    let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
+    let (submitter, io_requests) = mpsc::sync_channel(IO_REQUESTS_MAX);
     let places = [0, 0, 1, 1];
-    let home = Arc::new(Router::new(0, &places, vec![None, Some(to_part)], Some(desk)));
+    let home = Arc::new(Router::new(
+        0,
+        &places,
+        vec![None, Some(to_part)],
+        Some(submitter),
+    ));
     let part = Arc::new(Router::new(1, &places, vec![Some(to_home), None], None));
     for (router, from, receiving) in [(&home, 1, from_part), (&part, 0, from_home)] {
         let router = Arc::downgrade(router);
@@ -64,7 +69,11 @@ fn shards() -> Shards {
             })
         });
     }
-    Shards { home, part, jobs }
+    Shards {
+        home,
+        part,
+        io_requests,
+    }
 }
 
 fn fixed(vcpu: u32, vector: u8) -> Interrupt {
@@ -293,7 +302,11 @@ impl BusDevice for Register {
 #[test]
 fn devices_of_the_home_answer_the_vcpus_of_the_part() {
     const PORT: u64 = 0x3F8;
-    let Shards { home, part, jobs } = shards();
+    let Shards {
+        home,
+        part,
+        io_requests,
+    } = shards();
     let mut ports = Bus::default();
     ports
         .claim(PORT..PORT + 8, Arc::new(Register::default()))
@@ -303,16 +316,16 @@ fn devices_of_the_home_answer_the_vcpus_of_the_part() {
     memory
         .claim(MMIO32_START..MMIO32_START + 0x4000, doorbell.clone())
         .expect("free addresses");
-    let desk = Desk {
-        jobs,
+    let server = DeviceProxyServer {
+        io_requests,
         ioapic: Arc::new(IoApicDevice::new(home.clone())),
         router: home.clone(),
         ports: Arc::new(ports),
         memory: Arc::new(memory),
     };
-    thread::spawn(move || desk.run());
+    thread::spawn(move || server.run());
     let layout = Arc::new(Layout::new(512 << 20, &[]).expect("a layout"));
-    let forward = |space| Forward {
+    let forward = |space| DeviceProxyClient {
         space,
         vcpu: 2,
         router: part.clone(),

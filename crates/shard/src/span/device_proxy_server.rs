@@ -1,4 +1,4 @@
-//! The home's desk: a thread that does for other shards what only the home can do, one thing after the other.
+//! The home's device proxy server: a thread that does for other shards what only the home can do, one thing after the other.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
@@ -9,11 +9,11 @@ use super::router::Router;
 use crate::bus::{Bus, BusDevice};
 
 /// Jobs that wait at most; then who brings more waits.
-pub const JOBS_MAX: usize = 1024;
+pub const IO_REQUESTS_MAX: usize = 1024;
 
 /// Something to do.
 #[derive(Debug)]
-pub enum Job {
+pub enum IoRequest {
     /// Access a device for a vCPU of another shard, which waits for the answer.
     Access {
         /// Its shard.
@@ -93,10 +93,10 @@ impl BusDevice for IoApicDevice {
     }
 }
 
-/// What the desk works with.
-pub struct Desk {
+/// What the device proxy server works with.
+pub struct DeviceProxyServer {
     /// What is to be done.
-    pub jobs: mpsc::Receiver<Job>,
+    pub io_requests: mpsc::Receiver<IoRequest>,
     /// Where the answers go.
     pub router: Arc<Router>,
     /// I/O ports.
@@ -107,19 +107,19 @@ pub struct Desk {
     pub ioapic: Arc<IoApicDevice>,
 }
 
-impl Desk {
+impl DeviceProxyServer {
     /// Works until nobody can bring anything.
     pub fn run(self) {
-        while let Ok(job) = self.jobs.recv() {
-            match job {
-                Job::Access { from, vcpu, access } => {
+        while let Ok(request) = self.io_requests.recv() {
+            match request {
+                IoRequest::Access { from, vcpu, access } => {
                     let value = self.access(access);
                     self.router.send(from, &Packet::Answer { vcpu, value });
                 }
-                Job::Doorbell { access } => {
+                IoRequest::Doorbell { access } => {
                     self.access(access);
                 }
-                Job::EndOfInterrupt { vector } => self.ioapic.end_of_interrupt(vector),
+                IoRequest::EndOfInterrupt { vector } => self.ioapic.end_of_interrupt(vector),
             }
         }
     }
@@ -155,15 +155,19 @@ mod tests {
     struct Home {
         ioapic: Arc<IoApicDevice>,
         router: Arc<Router>,
-        jobs: mpsc::Receiver<Job>,
+        io_requests: mpsc::Receiver<IoRequest>,
     }
 
     impl Home {
         fn new() -> Self {
-            let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
-            let router = Arc::new(Router::new(0, &[0], vec![None], Some(desk)));
+            let (submitter, io_requests) = mpsc::sync_channel(IO_REQUESTS_MAX);
+            let router = Arc::new(Router::new(0, &[0], vec![None], Some(submitter)));
             let ioapic = Arc::new(IoApicDevice::new(router.clone()));
-            Self { ioapic, router, jobs }
+            Self {
+                ioapic,
+                router,
+                io_requests,
+            }
         }
 
         /// The guest writes the lower half of the pin's entry.
@@ -183,12 +187,12 @@ mod tests {
             came
         }
 
-        /// The vCPU ends its interrupt, and the desk does what follows.
+        /// The vCPU ends its interrupt, and the device proxy server does what follows.
         fn end_of_interrupt(&self) {
             self.router.end_of_interrupt(VECTOR);
-            while let Ok(job) = self.jobs.try_recv() {
-                let Job::EndOfInterrupt { vector } = job else {
-                    panic!("{job:?}");
+            while let Ok(request) = self.io_requests.try_recv() {
+                let IoRequest::EndOfInterrupt { vector } = request else {
+                    panic!("{request:?}");
                 };
                 self.ioapic.end_of_interrupt(vector);
             }

@@ -10,7 +10,7 @@ use crate::pci::BAR_BYTES;
 use crate::virtio::transport;
 
 /// All of an address space, for one vCPU.
-pub struct Forward {
+pub struct DeviceProxyClient {
     /// Which space.
     pub space: Space,
     /// The vCPU.
@@ -21,7 +21,7 @@ pub struct Forward {
     pub layout: Arc<Layout>,
 }
 
-impl Forward {
+impl DeviceProxyClient {
     /// A write that a driver does not wait for: to the notification registers of a virtio device (Virtio 1.2, 4.1.4.4),
     /// each of whose BARs starts at a multiple of its size.
     fn is_doorbell(&self, address: u64) -> bool {
@@ -31,7 +31,7 @@ impl Forward {
     }
 }
 
-impl BusDevice for Forward {
+impl BusDevice for DeviceProxyClient {
     fn read(&self, offset: u64, data: &mut [u8]) {
         let Ok(size @ 1..=8) = u8::try_from(data.len()) else {
             return;
