@@ -20,7 +20,7 @@ pub enum Next<O> {
 }
 
 /// The local interrupt controller of one vCPU. There are two: KVM's own ([`InKernel`]) for plain VMs, and the
-/// shard's ([`Local`](crate::span::local::Local)) for spanning VMs. The loop that runs a vCPU is compiled for each
+/// shard's ([`SpanVcpu`](crate::span::span_vcpu::SpanVcpu)) for spanning VMs. The loop that runs a vCPU is compiled for each
 /// of them, so that no exit asks which one serves.
 pub trait LocalController: Send + 'static {
     /// The kind of the vCPU's thread, which decides its system calls.

@@ -16,10 +16,10 @@ use super::host;
 use super::ioctls;
 use super::link::stream::{self, Writer};
 use super::link::{Receiving, Sending};
-use super::local::{Local, Reset, TSC_PER_TICK, VcpuCoherence};
 use super::packet::Space;
 use super::pv_eoi::{KVM_FEATURE_PV_EOI, MSR_KVM_PV_EOI_EN};
 use super::router::{HOME, Router};
+use super::span_vcpu::{Reset, SpanVcpu, TSC_PER_TICK, VcpuCoherence};
 use super::tsc_step_barrier::TscStepBarrier;
 use super::wiring::{SpanWiring, watch_pins};
 use crate::arch::x86_64::cpuid::Groups;
@@ -202,7 +202,7 @@ impl SpanParts {
         vcpu: u8,
         memory: SpanKind<&GuestRam, &Coherence>,
         counters: Arc<VcpuCounters>,
-    ) -> Result<Local, MachineError> {
+    ) -> Result<SpanVcpu, MachineError> {
         let kvm = |what| move |source| MachineError::Kvm { what, source };
         let reset = set_reset(fd, vcpu)?;
         let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
@@ -223,7 +223,7 @@ impl SpanParts {
                 SpanKind::CoherentSpan(ram.clone(), VcpuCoherence::of(fd, vcpu, coherence))
             }
         };
-        Ok(Local::new(
+        Ok(SpanVcpu::new(
             vcpu,
             router,
             tsc,

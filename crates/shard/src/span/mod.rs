@@ -1,7 +1,7 @@
 //! A VM that spans several cells: a shard in each, this being one.
 //!
 //! ```text
-//! vCPU thread --ICR, HLT--> local (its x2APIC) --> router --> event slot of another vCPU here --kick--> its thread
+//! vCPU thread --ICR, HLT--> span_vcpu (its x2APIC) --> router --> event slot of another vCPU here --kick--> its thread
 //!                                                    |
 //!                                                    +--> link (a ring) ==> receiver in another shard --> slot there
 //! vCPU thread --device--> device proxy client --> link ==> receiver at home --> device proxy server --> bus --> device
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
-//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`timer_throttle`] how often that may ring, [`clock`] its TSC,
+//! - [`span_vcpu`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`timer_throttle`] how often that may ring, [`clock`] its TSC,
 //!   [`tsc_step_barrier`] how that follows other hosts', [`pv_eoi`] ends of interrupts without exits, [`root`] its page tables' root;
 //! - [`residency`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`event_slot`], [`pending_events`], [`run_state`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
@@ -29,7 +29,6 @@ pub mod event_slot;
 pub mod host;
 mod ioctls;
 pub mod link;
-pub mod local;
 pub mod machine;
 pub mod owners;
 pub mod packet;
@@ -39,6 +38,7 @@ pub mod residency;
 mod root;
 pub mod router;
 mod run_state;
+pub mod span_vcpu;
 pub mod startup;
 pub mod timer;
 mod timer_throttle;

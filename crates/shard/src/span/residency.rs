@@ -1,5 +1,5 @@
 //! One vCPU's place in one shard: whether the vCPU is here, and what that means for what comes for it. Decisions only, which
-//! [`super::local`] carries out.
+//! [`super::span_vcpu`] carries out.
 //!
 //! A vCPU is in one shard or on its way between two. The shard that it leaves sends it first, and afterwards what still comes
 //! for it, in the same channel: so nothing that is sent on is there before it. Each move, also the way back of one that was

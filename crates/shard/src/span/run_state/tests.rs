@@ -4,7 +4,7 @@ use stateright::{Checker, Model, Property};
 
 use super::{Notification, RunState};
 
-/// What the thread does next, as `Vcpu::run`, `Local::before` and `EventSlot` have it.
+/// What the thread does next, as `Vcpu::run`, `SpanVcpu::before` and `EventSlot` have it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 enum Thread {
     /// Clears the flag that a kick sets.

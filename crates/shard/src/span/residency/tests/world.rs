@@ -1,5 +1,5 @@
 //! Shards of one VM without threads and KVM: what [`super::super::VcpuResidency`], [`PendingEvents`] and [`Owners`] decide is carried out step by
-//! step, as `Router` and `Local` would.
+//! step, as `Router` and `SpanVcpu` would.
 
 use std::collections::VecDeque;
 
@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    /// One step of a shard's thread of the vCPU (`Local::before`, `depart`). `takes`: its KVM takes a vCPU that comes.
+    /// One step of a shard's thread of the vCPU (`SpanVcpu::before`, `depart`). `takes`: its KVM takes a vCPU that comes.
     pub fn step(&mut self, me: u8, takes: bool) {
         let part = self.part(me);
         if let Some(effect) = part.effects.pop_front() {

@@ -51,7 +51,7 @@ pub struct Reset {
 }
 
 /// One vCPU's, in one shard: whether it runs there or not.
-pub struct Local {
+pub struct SpanVcpu {
     vcpu: u8,
     router: Arc<Router>,
     tsc: GuestTsc,
@@ -95,7 +95,7 @@ impl VcpuCoherence {
     }
 }
 
-impl Local {
+impl SpanVcpu {
     /// The vCPU, as the VM starts.
     pub fn new(
         vcpu: u8,
@@ -134,7 +134,7 @@ impl Local {
     }
 }
 
-impl LocalController for Local {
+impl LocalController for SpanVcpu {
     const THREAD: ThreadKind = ThreadKind::SpanVcpu;
     type MoveOrder = MoveOrder;
 
@@ -265,7 +265,7 @@ impl LocalController for Local {
     }
 }
 
-impl Local {
+impl SpanVcpu {
     /// Tells KVM whether the guest has disabled the interrupt controller: CPUID then has none (SDM vol. 3, 11.4.3).
     fn tell_base(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
         let base = self.apic.base();
@@ -317,7 +317,7 @@ impl Local {
     }
 
     /// Takes over what the guest did to its controller without an exit: ends of interrupts, and CR8. A second call changes
-    /// nothing, since [`Local::show_priority`] follows each change of the task priority here.
+    /// nothing, since [`SpanVcpu::show_priority`] follows each change of the task priority here.
     fn catch_up(&mut self, fd: &mut VcpuFd) {
         self.pv_eoi.collect(&mut self.apic);
         let cr8 = fd.get_kvm_run().cr8 as u8;

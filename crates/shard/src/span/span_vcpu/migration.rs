@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvm_ioctls::VcpuFd;
 
-use super::Local;
+use super::SpanVcpu;
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::span::clock::wait_until;
 use crate::span::residency::ArrivalResult;
@@ -14,7 +14,7 @@ use fault_point::fault_point;
 /// Time limit for the clock of this host to reach the one of the host that a vCPU comes from.
 const BEHIND_MAX: Duration = Duration::from_secs(1);
 
-impl Local {
+impl SpanVcpu {
     /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
     pub(super) fn leave(&mut self, fd: &VcpuFd, order: MoveOrder) {
         let still_since_ns = self.tsc.nanoseconds();
