@@ -43,12 +43,12 @@ impl GuestTsc {
 /// Waits until the guest's time, which `now` tells, has come to `ns`, but for `limit` at most.
 pub fn wait_until(ns: u64, limit: Duration, mut now: impl FnMut() -> u64) {
     // It may step meanwhile.
-    const LOOK: Duration = Duration::from_millis(1);
+    const STEP_POLL_INTERVAL: Duration = Duration::from_millis(1);
     let mut left = limit;
     while let Some(behind) = ns.checked_sub(now()).filter(|behind| *behind > 0)
         && !left.is_zero()
     {
-        let wait = Duration::from_nanos(behind).min(LOOK).min(left);
+        let wait = Duration::from_nanos(behind).min(STEP_POLL_INTERVAL).min(left);
         std::thread::sleep(wait);
         left -= wait;
     }

@@ -56,7 +56,7 @@ const APIC_BASE_BOOTSTRAP: u64 = 1 << 8;
 const IOAPIC_BYTES: u64 = 0x1000;
 
 /// How long a shard whose connection to another is lost waits for its monitor's word, which may know why, before it ends.
-const PARTING: Duration = Duration::from_secs(1);
+const PEER_LOSS_GRACE: Duration = Duration::from_secs(1);
 
 /// The channels to the other shards, by their numbers.
 pub struct Channels(Vec<Option<Channel>>);
@@ -266,7 +266,7 @@ impl SpanParts {
                 let detail = match (heard, peer) {
                     (Err(error), _) => format!("shard {shard} says what is not understood: {error}"),
                     (Ok(()), Some(peer)) => {
-                        std::thread::sleep(PARTING);
+                        std::thread::sleep(PEER_LOSS_GRACE);
                         format!("the connection to its shard in {peer} is lost")
                     }
                     // The monitor sees that it is gone.

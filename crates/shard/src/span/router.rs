@@ -19,14 +19,14 @@ use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
 use super::pending_events::Answer;
 use super::startup::{Startup, Waiter};
-use super::tsc_step_barrier::{OUT_LIMIT, StepError, TscStepBarrier};
+use super::tsc_step_barrier::{EXIT_TIMEOUT, StepError, TscStepBarrier};
 use super::vcpu_migration::{MoveOrder, Outcome};
 
 /// The shard that has the devices.
 pub const HOME: u8 = 0;
 
 /// How long a vCPU waits for others to obey its INIT.
-const INIT_LIMIT: Duration = Duration::from_secs(1);
+const INIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One shard's.
 pub struct Router {
@@ -98,7 +98,7 @@ impl Router {
     /// If the guest's time would go back, or if there is but one host.
     pub fn step(&self, offset: u64) -> Result<(), StepError> {
         let barrier = self.barrier.get().ok_or(StepError::OneHost)?;
-        barrier.step(offset, OUT_LIMIT, || {
+        barrier.step(offset, EXIT_TIMEOUT, || {
             self.event_slots.iter().for_each(EventSlot::request_exit);
         })
     }
@@ -193,7 +193,7 @@ impl Router {
         }
         if let (Some(slot), 1..) = (from.and_then(|from| self.event_slot(from)), inits) {
             // Two that reset one another would wait for ever, a guest's own fault.
-            let _ = slot.wait_for(Some(INIT_LIMIT), |events| {
+            let _ = slot.wait_for(Some(INIT_TIMEOUT), |events| {
                 let all = events.obeyed >= inits;
                 all.then(|| events.obeyed = 0)
             });
@@ -264,7 +264,7 @@ impl Router {
         deadline: Instant,
         mut is_over: impl FnMut() -> bool,
     ) -> Option<Outcome> {
-        const LOOK: Duration = Duration::from_millis(20);
+        const MOVE_POLL_INTERVAL: Duration = Duration::from_millis(20);
         let number = 1 + self.orders.fetch_add(1, Ordering::Relaxed);
         let order = MoveOrder { to, number };
         self.bring(vcpu, Packet::Leave { vcpu, order });
@@ -280,7 +280,7 @@ impl Router {
             }
             moves = self
                 .moved
-                .wait_timeout(moves, LOOK)
+                .wait_timeout(moves, MOVE_POLL_INTERVAL)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }

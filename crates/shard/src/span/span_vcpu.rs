@@ -437,7 +437,7 @@ impl SpanVcpu {
         let throttled_ns = self.coherence().map_or(0, |coherence| {
             let is_halted = matches!(self.activity, ActivityState::Halted { .. });
             self.throttle
-                .left_ns(self.tsc.nanoseconds(), coherence.latency.ns(), is_halted)
+                .delay_ns(self.tsc.nanoseconds(), coherence.latency.ns(), is_halted)
         });
         Some(left.max(Duration::from_nanos(throttled_ns)))
     }
@@ -445,7 +445,7 @@ impl SpanVcpu {
     /// Lets the timer interrupt, if it is time.
     fn ring(&mut self) {
         match self.timer_left() {
-            Some(Duration::ZERO) => self.throttle.interrupts(self.tsc.nanoseconds()),
+            Some(Duration::ZERO) => self.throttle.record_interrupt(self.tsc.nanoseconds()),
             Some(_) => return,
             // One that is masked goes on counting.
             None => {}

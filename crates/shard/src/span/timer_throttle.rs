@@ -6,29 +6,33 @@
 
 /// Fetches that there is time for between two interrupts of a vCPU that runs. A tick needs ten, and keeps other vCPUs from pages
 /// that they use: so ticks take less than a tenth of the time.
-const RUNNING: u64 = 128;
+const FETCHES_RUNNING: u64 = 128;
 /// Of one that is halted: what its guest waits for should not be late.
-const HALTED: u64 = 16;
+const FETCHES_HALTED: u64 = 16;
 /// The longest that one is put off, nanoseconds: guests take CPUs that don't tick for seconds for broken.
-const LONGEST_NS: u64 = 250_000_000;
+const DELAY_NS_MAX: u64 = 250_000_000;
 
 /// One vCPU's.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TimerThrottle {
-    interrupted_ns: u64,
+    last_interrupt_ns: u64,
 }
 
 impl TimerThrottle {
     /// The timer interrupts now.
-    pub fn interrupts(&mut self, now_ns: u64) {
-        self.interrupted_ns = now_ns;
+    pub fn record_interrupt(&mut self, now_ns: u64) {
+        self.last_interrupt_ns = now_ns;
     }
 
     /// In how many nanoseconds it may again, when a page takes so long.
-    pub fn left_ns(self, now_ns: u64, fetch_ns: u64, is_halted: bool) -> u64 {
-        let fetches = if is_halted { HALTED } else { RUNNING };
-        let apart_ns = fetch_ns.saturating_mul(fetches).min(LONGEST_NS);
-        (self.interrupted_ns + apart_ns).saturating_sub(now_ns)
+    pub fn delay_ns(self, now_ns: u64, fetch_ns: u64, is_halted: bool) -> u64 {
+        let fetches = if is_halted {
+            FETCHES_HALTED
+        } else {
+            FETCHES_RUNNING
+        };
+        let interval_ns = fetch_ns.saturating_mul(fetches).min(DELAY_NS_MAX);
+        (self.last_interrupt_ns + interval_ns).saturating_sub(now_ns)
     }
 }
 
@@ -39,13 +43,16 @@ mod tests {
     #[test]
     fn interrupts_are_as_far_apart_as_fetches_are_slow() {
         let mut throttle = TimerThrottle::default();
-        throttle.interrupts(1_000_000_000);
-        assert_eq!(throttle.left_ns(1_000_000_000, 0, false), 0);
+        throttle.record_interrupt(1_000_000_000);
+        assert_eq!(throttle.delay_ns(1_000_000_000, 0, false), 0);
         // A quick network leaves ticks as they are.
-        assert_eq!(throttle.left_ns(1_004_000_000, 15_000, false), 0);
-        assert_eq!(throttle.left_ns(1_004_000_000, 1_000_000, false), 124_000_000);
-        assert_eq!(throttle.left_ns(1_004_000_000, 1_000_000, true), 12_000_000);
-        assert_eq!(throttle.left_ns(1_000_000_000, u64::MAX, false), LONGEST_NS);
-        assert_eq!(throttle.left_ns(1_000_000_000 + LONGEST_NS, u64::MAX, false), 0);
+        assert_eq!(throttle.delay_ns(1_004_000_000, 15_000, false), 0);
+        assert_eq!(throttle.delay_ns(1_004_000_000, 1_000_000, false), 124_000_000);
+        assert_eq!(throttle.delay_ns(1_004_000_000, 1_000_000, true), 12_000_000);
+        assert_eq!(throttle.delay_ns(1_000_000_000, u64::MAX, false), DELAY_NS_MAX);
+        assert_eq!(
+            throttle.delay_ns(1_000_000_000 + DELAY_NS_MAX, u64::MAX, false),
+            0
+        );
     }
 }

@@ -5,7 +5,7 @@
 //! a step closes the barrier, has those that are in the guest called out, waits until they are, changes the offset,
 //! and opens again; each vCPU gives KVM the new one before it enters. Who sleeps, or waits for a device, is left alone.
 //!
-//! A vCPU that waits in the kernel for a page may take long to come out, and is not waited for beyond [`OUT_LIMIT`]: the signal that it has
+//! A vCPU that waits in the kernel for a page may take long to come out, and is not waited for beyond [`EXIT_TIMEOUT`]: the signal that it has
 //! been sent keeps the kernel from entering the guest before it has come out, so it executes nothing meanwhile.
 //!
 //! The counter never goes back: an offset only grows (modulo 2^64), by [`STEP_NS_MAX`] at most.
@@ -15,9 +15,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long those that were called may take to come out: an interrupt of another CPU takes some microseconds.
-pub const OUT_LIMIT: Duration = Duration::from_millis(1);
+pub const EXIT_TIMEOUT: Duration = Duration::from_millis(1);
 /// How long a step waits before it looks again whether all are out.
-const LOOK: Duration = Duration::from_micros(50);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// How far a step may go, nanoseconds: twice what a host may have stood still.
 const STEP_NS_MAX: u64 = 20_000_000_000;
 /// Set in the number of vCPUs inside while nobody may enter.
@@ -59,7 +59,7 @@ pub enum StepError {
 pub struct Steps {
     /// Steps.
     pub count: u64,
-    /// Those for which a vCPU took longer than [`OUT_LIMIT`] to come out.
+    /// Those for which a vCPU took longer than [`EXIT_TIMEOUT`] to come out.
     pub late: u64,
 }
 
@@ -135,8 +135,8 @@ impl TscStepBarrier {
                 break;
             }
             // Who leaves doesn't take the lock, so it may have been just before this.
-            let look = left.min(LOOK);
-            let waited = self.emptied.wait_timeout(closing, look);
+            let wait = left.min(EXIT_POLL_INTERVAL);
+            let waited = self.emptied.wait_timeout(closing, wait);
             closing = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         self.offset.store(offset, Ordering::SeqCst);

@@ -229,7 +229,7 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn interrupt(vector: u8) -> Packet {
         Packet::Interrupt {
@@ -260,7 +260,7 @@ mod tests {
 
     /// The last that comes before nothing comes for a while.
     fn last(counts: &mpsc::Receiver<usize>) -> usize {
-        let mut last = counts.recv_timeout(SOON).expect("it sends");
+        let mut last = counts.recv_timeout(TIMEOUT).expect("it sends");
         while let Ok(count) = counts.recv_timeout(Duration::from_millis(300)) {
             last = count;
         }
@@ -302,8 +302,8 @@ mod tests {
         let counts = flood(Arc::new(sending));
         let stuck = last(&counts);
         drop(far);
-        let deadline = Instant::now() + SOON;
-        while counts.recv_timeout(SOON).expect("it goes on") < 2 * stuck {
+        let deadline = Instant::now() + TIMEOUT;
+        while counts.recv_timeout(TIMEOUT).expect("it goes on") < 2 * stuck {
             assert!(Instant::now() < deadline);
         }
         drop(counts);
@@ -335,7 +335,7 @@ mod tests {
         let counts = flood(sending.clone());
         let stuck = last(&counts);
         sending.end();
-        let next = counts.recv_timeout(SOON).expect("it goes on");
+        let next = counts.recv_timeout(TIMEOUT).expect("it goes on");
         assert!(next > stuck);
     }
 

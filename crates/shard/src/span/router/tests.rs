@@ -19,7 +19,7 @@ use super::*;
 use crate::arch::x86_64::layout::{Layout, MMIO32_START};
 use crate::bus::{Bus, BusDevice};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Home and part, with vCPUs 0 and 1 in the home, 2 and 3 in the part.
 struct Shards {
@@ -97,7 +97,7 @@ fn init(vcpu: u32) -> Interrupt {
 #[track_caller]
 fn events(router: &Router, vcpu: u8) -> PendingEvents {
     let slot = router.event_slot(vcpu).expect("a vCPU");
-    slot.wait(Some(SOON));
+    slot.wait(Some(TIMEOUT));
     let events = slot.take();
     assert!(!events.is_empty(), "nothing comes for vCPU {vcpu}");
     events
@@ -195,14 +195,14 @@ fn who_has_moved_and_sends_an_init_is_told_where_it_waits() {
     let told = |events: &mut PendingEvents| (events.obeyed > 0).then_some(());
     let at = |router: &Router, limit| router.event_slot(0).expect("a vCPU").wait_for(Some(limit), told);
     assert_eq!(at(&part, Duration::ZERO), None);
-    assert_eq!(at(&home, SOON), Some(()));
+    assert_eq!(at(&home, TIMEOUT), Some(()));
 }
 
 #[test]
 fn the_home_hears_how_a_move_came_out() {
     let Shards { home, part, .. } = shards();
     let mover = home.clone();
-    let moving = thread::spawn(move || mover.move_vcpu(3, HOME, Instant::now() + SOON, || false));
+    let moving = thread::spawn(move || mover.move_vcpu(3, HOME, Instant::now() + TIMEOUT, || false));
     let refused = Outcome {
         order: order_to(HOME, &events(&part, 3)),
         version: 2,
@@ -231,7 +231,7 @@ fn the_outcome_of_a_move_that_was_given_up_is_not_that_of_the_next() {
     let over = is_over.clone();
     let moving = thread::spawn(move || {
         let is_over = || over.load(Ordering::SeqCst);
-        mover.move_vcpu(3, HOME, Instant::now() + SOON, is_over)
+        mover.move_vcpu(3, HOME, Instant::now() + TIMEOUT, is_over)
     });
     let next = outcome(order_to(HOME, &events(&part, 3)), 2);
     part.arrived(3, late);

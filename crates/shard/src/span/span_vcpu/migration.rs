@@ -12,7 +12,7 @@ use crate::span::vcpu_migration::{MigratingVcpu, MoveOrder, VcpuState};
 use fault_point::fault_point;
 
 /// Time limit for the clock of this host to reach the one of the host that a vCPU comes from.
-const BEHIND_MAX: Duration = Duration::from_secs(1);
+const CLOCK_CATCH_UP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl SpanVcpu {
     /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
@@ -57,7 +57,7 @@ impl SpanVcpu {
             return Err(StateError::Insane);
         }
         // That takes no time, if clocks differ by less than the way takes.
-        wait_until(transfer.still_since_ns, BEHIND_MAX, || {
+        wait_until(transfer.still_since_ns, CLOCK_CATCH_UP_TIMEOUT, || {
             self.see_time();
             self.tsc.nanoseconds()
         });

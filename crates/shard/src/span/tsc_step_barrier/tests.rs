@@ -6,7 +6,7 @@ use super::*;
 
 const KHZ: u32 = 2_000_000;
 /// Longer than any thread of these tests takes to come out.
-const PATIENT: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// vCPUs tell one another what they read, by memory, as fast as they can: none is told more than it reads itself, however many
 /// steps are made meanwhile.
@@ -49,7 +49,9 @@ fn no_vcpu_reads_less_than_another_has_told_it() {
     all_started.wait();
     for step in 1..=STEPS {
         let call = || called.store(true, Ordering::SeqCst);
-        barrier.step(step * 100, PATIENT, call).expect("it goes forward");
+        barrier
+            .step(step * 100, TEST_TIMEOUT, call)
+            .expect("it goes forward");
         called.store(false, Ordering::SeqCst);
         thread::yield_now();
     }
@@ -73,7 +75,7 @@ fn no_vcpu_reads_less_than_another_has_told_it() {
 fn who_does_not_come_out_holds_nobody_up() {
     let barrier = TscStepBarrier::new(5, KHZ);
     assert_eq!(barrier.enter(), Some(5));
-    barrier.step(9, OUT_LIMIT, || ()).expect("it goes forward");
+    barrier.step(9, EXIT_TIMEOUT, || ()).expect("it goes forward");
     assert_eq!(barrier.enter(), Some(9));
     barrier.leave();
     barrier.leave();
@@ -84,7 +86,7 @@ fn who_does_not_come_out_holds_nobody_up() {
 #[test]
 fn time_is_not_turned_back_nor_thrown_into_the_future() {
     let barrier = TscStepBarrier::new(10, KHZ);
-    let step = |offset| barrier.step(offset, OUT_LIMIT, || panic!("nobody is called"));
+    let step = |offset| barrier.step(offset, EXIT_TIMEOUT, || panic!("nobody is called"));
     assert_eq!(step(10), Ok(()));
     let back = step(9).expect_err("backwards");
     assert_eq!(
@@ -96,9 +98,9 @@ fn time_is_not_turned_back_nor_thrown_into_the_future() {
     assert_eq!(barrier.offset(), 10);
     // Offsets wrap.
     let barrier = TscStepBarrier::new(u64::MAX, KHZ);
-    barrier.step(4, OUT_LIMIT, || ()).expect("forward by five");
+    barrier.step(4, EXIT_TIMEOUT, || ()).expect("forward by five");
     barrier
-        .step(4 + ticks_max, OUT_LIMIT, || ())
+        .step(4 + ticks_max, EXIT_TIMEOUT, || ())
         .expect("as far as it may");
     assert_eq!(barrier.offset(), 4 + ticks_max);
 }
