@@ -88,7 +88,7 @@ impl Machine {
                     match &kind {
                         VmKind::Plain(_) => prepare_vcpu(&fd, &leaves_of_vcpu(cpuid, id, self.groups)?)?,
                         VmKind::SharedSpan(home) | VmKind::CoherentSpan(home, _) => {
-                            home.parts.prepare_vcpu(&fd, cpuid, id, self.groups)?;
+                            home.setup.prepare_vcpu(&fd, cpuid, id, self.groups)?;
                         }
                     }
                     if id == 0 {
@@ -127,7 +127,7 @@ impl Machine {
                 }
             };
             let local = home
-                .parts
+                .setup
                 .vcpu(&migrated_msrs, &mut fd, id, memory, counters.clone())?;
             let vcpu = Vcpu {
                 fd,

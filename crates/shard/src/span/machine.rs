@@ -111,7 +111,7 @@ impl Channels {
 }
 
 /// What is to become a shard's threads.
-pub struct SpanParts {
+pub struct SpanSetup {
     /// Brings interrupts to vCPUs.
     pub router: Arc<Router>,
     receiving: Vec<(u8, Incoming)>,
@@ -121,13 +121,13 @@ pub struct SpanParts {
     leaves: Vec<Leaf>,
 }
 
-impl AsRef<Router> for SpanParts {
+impl AsRef<Router> for SpanSetup {
     fn as_ref(&self) -> &Router {
         &self.router
     }
 }
 
-impl SpanParts {
+impl SpanSetup {
     /// Those of a shard.
     pub fn new(span: &SpanLaunch, channels: Channels) -> Self {
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
@@ -358,27 +358,27 @@ pub fn remote_bus(
 }
 
 /// The home of a VM that spans cells: the shard with the devices.
-pub struct Home {
+pub struct HomeShard {
     /// The way to the other shards.
-    pub parts: SpanParts,
+    pub setup: SpanSetup,
     wiring: Arc<SpanWiring>,
     ioapic: Arc<IoApicDevice>,
 }
 
-impl AsRef<Router> for Home {
+impl AsRef<Router> for HomeShard {
     fn as_ref(&self) -> &Router {
-        &self.parts.router
+        &self.setup.router
     }
 }
 
-impl Home {
+impl HomeShard {
     /// Puts the IOAPIC on the bus, and what a kernel looks for that has no clock of KVM's.
     ///
     /// # Errors
     /// If other devices are there.
-    pub fn new(vm: &Arc<VmFd>, parts: SpanParts, ports: &mut Bus, memory: &mut Bus) -> Result<Self, Overlap> {
-        let wiring = Arc::new(SpanWiring::new(vm.clone(), parts.router.clone()));
-        let ioapic = Arc::new(IoApicDevice::new(parts.router.clone()));
+    pub fn new(vm: &Arc<VmFd>, setup: SpanSetup, ports: &mut Bus, memory: &mut Bus) -> Result<Self, Overlap> {
+        let wiring = Arc::new(SpanWiring::new(vm.clone(), setup.router.clone()));
+        let ioapic = Arc::new(IoApicDevice::new(setup.router.clone()));
         memory.claim(IOAPIC_START..IOAPIC_START + IOAPIC_BYTES, ioapic.clone())?;
         let mut claim = |port: u16, count: u64, device: Arc<dyn BusDevice>| {
             ports.claim(u64::from(port)..u64::from(port) + count, device)
@@ -386,7 +386,7 @@ impl Home {
         claim(RTC_PORT, RTC_PORTS, Arc::new(Rtc::default()))?;
         claim(TIMER_PORT, TIMER_PORTS, Arc::new(NoTimer))?;
         Ok(Self {
-            parts,
+            setup,
             wiring,
             ioapic,
         })
@@ -409,12 +409,12 @@ impl Home {
         memory: Arc<Bus>,
     ) -> std::io::Result<Arc<Router>> {
         let Self {
-            parts,
+            setup,
             wiring,
             ioapic,
         } = self;
         let pins = wiring.take_pins();
-        let router = parts.start(threads, end, Some((ports, memory, ioapic.clone())))?;
+        let router = setup.start(threads, end, Some((ports, memory, ioapic.clone())))?;
         threads.spawn(ThreadKind::Pins, "pins", move || watch_pins(&pins, &ioapic))?;
         Ok(router)
     }

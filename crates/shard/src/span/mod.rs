@@ -10,9 +10,9 @@
 //!
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
 //! - [`span_vcpu`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`timer_throttle`] how often that may ring, [`clock`] its TSC,
-//!   [`tsc_step_barrier`] how that follows other hosts', [`pv_eoi`] ends of interrupts without exits, [`root`] its page tables' root;
+//!   [`tsc_step_barrier`] how that follows other hosts', [`pv_eoi`] ends of interrupts without exits, [`cr3_reporter`] its page tables' root;
 //! - [`residency`]: whether a vCPU is here, and what follows for its mail;
-//! - [`router`], [`event_slot`], [`pending_events`], [`run_state`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
+//! - [`router`], [`event_slot`], [`pending_events`], [`run_state`], [`owner_table`], [`enabled_apics`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
 //! - [`link`], [`packet`], [`vcpu_migration`]: what goes between shards, vCPUs that move among it;
 //! - [`host`], [`shard_api::relation`]: what hosts must have in common, and how their clocks go together;
@@ -22,20 +22,20 @@
 //! else. A vCPU's controller belongs to the shard that runs it, and all others send messages.
 
 pub mod clock;
+mod cr3_reporter;
 pub mod device_proxy_client;
 pub mod device_proxy_server;
-pub mod enabled;
+pub mod enabled_apics;
 pub mod event_slot;
 pub mod host;
 mod ioctls;
 pub mod link;
 pub mod machine;
-pub mod owners;
+pub mod owner_table;
 pub mod packet;
 pub mod pending_events;
 pub mod pv_eoi;
 pub mod residency;
-mod root;
 pub mod router;
 mod run_state;
 pub mod span_vcpu;

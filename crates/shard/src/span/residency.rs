@@ -5,7 +5,7 @@
 //! for it, in the same channel: so nothing that is sent on is there before it. Each move, also the way back of one that was
 //! refused, has a version higher by one. After Cellular Disco (SOSP '99, section 2.2), where messages find the owner of a VCPU.
 
-use super::owners::Owner;
+use super::owner_table::Owner;
 use super::packet::Packet;
 use super::pending_events::{PendingEvents, Signals};
 use super::startup::Startup;

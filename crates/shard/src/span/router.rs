@@ -12,10 +12,10 @@ use apic::{Delivery, Interrupt, Shorthand};
 use dsm::{Batches, Causal};
 
 use super::device_proxy_server::IoRequest;
-use super::enabled::Enabled;
+use super::enabled_apics::EnabledApics;
 use super::event_slot::EventSlot;
 use super::link::Sending;
-use super::owners::{Owner, Owners};
+use super::owner_table::{Owner, OwnerTable};
 use super::packet::{Access, Packet};
 use super::pending_events::Answer;
 use super::startup::{Startup, Waiter};
@@ -32,8 +32,8 @@ const INIT_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Router {
     me: u8,
     event_slots: Vec<EventSlot>,
-    owners: Owners,
-    enabled: Mutex<Enabled>,
+    owners: OwnerTable,
+    enabled: Mutex<EnabledApics>,
     /// To the other shards.
     links: Vec<Option<Sending>>,
     /// The home's: how many INIT and start-up interrupts each vCPU was sent.
@@ -62,8 +62,8 @@ impl Router {
         Self {
             me,
             event_slots: shards.iter().map(|_| EventSlot::default()).collect(),
-            owners: Owners::new(shards),
-            enabled: Mutex::new(Enabled::new(shards.len())),
+            owners: OwnerTable::new(shards),
+            enabled: Mutex::new(EnabledApics::new(shards.len())),
             links,
             startups: Mutex::new(vec![0; shards.len()]),
             io_requests,

@@ -14,12 +14,12 @@ use kvm_bindings::{KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_debugregs, kvm_regs, kvm
 use kvm_ioctls::VcpuFd;
 
 use super::clock::GuestTsc;
+use super::cr3_reporter::Cr3Reporter;
 use super::event_slot::EventSlot;
 use super::ioctls;
 use super::packet::Packet;
 use super::pv_eoi::{MSR_KVM_PV_EOI_EN, PvEoi};
 use super::residency::{Dispatch, Effect, VcpuResidency};
-use super::root::Root;
 use super::router::Router;
 use super::startup::Startup;
 use super::timer::Alarm;
@@ -82,7 +82,7 @@ pub struct VcpuCoherence {
     /// How long pages of other shards take to come.
     latency: Arc<Latency>,
     /// The root of its page tables, where the guest's page tables are merged.
-    root: Option<Root>,
+    cr3_reporter: Option<Cr3Reporter>,
 }
 
 impl VcpuCoherence {
@@ -90,7 +90,7 @@ impl VcpuCoherence {
     pub fn of(fd: &mut VcpuFd, vcpu: u8, coherence: &Coherence) -> Self {
         Self {
             latency: coherence.latency(),
-            root: coherence.causal().map(|causal| Root::of(fd, vcpu, causal)),
+            cr3_reporter: coherence.causal().map(|causal| Cr3Reporter::of(fd, vcpu, causal)),
         }
     }
 }
@@ -192,8 +192,8 @@ impl LocalController for SpanVcpu {
     }
 
     fn left(&mut self) {
-        if let Some(root) = self.root() {
-            root.seen();
+        if let Some(reporter) = self.cr3_reporter() {
+            reporter.report();
         }
         // Nobody need kick it before it is to enter again.
         self.event_slot().left();
@@ -258,8 +258,8 @@ impl LocalController for SpanVcpu {
     }
 
     fn depart(&mut self, fd: &VcpuFd, order: MoveOrder) {
-        if let Some(root) = self.root() {
-            root.gone();
+        if let Some(reporter) = self.cr3_reporter() {
+            reporter.withdraw();
         }
         self.leave(fd, order);
     }
@@ -495,8 +495,8 @@ impl SpanVcpu {
         }
     }
 
-    fn root(&self) -> Option<&Root> {
-        self.coherence()?.root.as_ref()
+    fn cr3_reporter(&self) -> Option<&Cr3Reporter> {
+        self.coherence()?.cr3_reporter.as_ref()
     }
 
     fn event_slot(&self) -> &EventSlot {

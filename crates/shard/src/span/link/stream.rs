@@ -35,7 +35,7 @@ pub struct Writer(Arc<Shared>);
 
 /// The receiving half.
 #[derive(Debug)]
-pub struct FromStream(BufReader<Patient>);
+pub struct FromStream(BufReader<BlockingReader>);
 
 #[derive(Debug)]
 struct Shared {
@@ -63,7 +63,7 @@ pub fn open(socket: File) -> io::Result<(ToStream, Writer, FromStream)> {
     // Of the open socket, so for both directions.
     let flags = OFlag::from_bits_truncate(fcntl(&socket, FcntlArg::F_GETFL)?);
     fcntl(&socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-    let incoming = BufReader::with_capacity(CHUNK_BYTES, Patient(socket.try_clone()?));
+    let incoming = BufReader::with_capacity(CHUNK_BYTES, BlockingReader(socket.try_clone()?));
     let shared = Arc::new(Shared {
         socket,
         queue: Mutex::default(),
@@ -187,9 +187,9 @@ impl FromStream {
 
 /// Reads a socket that does not wait, waiting.
 #[derive(Debug)]
-struct Patient(File);
+struct BlockingReader(File);
 
-impl Read for Patient {
+impl Read for BlockingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.0.read(buffer) {

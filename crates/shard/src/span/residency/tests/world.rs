@@ -1,11 +1,11 @@
-//! Shards of one VM without threads and KVM: what [`super::super::VcpuResidency`], [`PendingEvents`] and [`Owners`] decide is carried out step by
+//! Shards of one VM without threads and KVM: what [`super::super::VcpuResidency`], [`PendingEvents`] and [`OwnerTable`] decide is carried out step by
 //! step, as `Router` and `SpanVcpu` would.
 
 use std::collections::VecDeque;
 
 use super::super::{ArrivalResult, Dispatch, Effect, VcpuResidency};
 use super::tally::{FakeVcpuState, Tally};
-use crate::span::owners::{Owner, Owners};
+use crate::span::owner_table::{Owner, OwnerTable};
 use crate::span::packet::Packet;
 use crate::span::pending_events::PendingEvents;
 use crate::span::router::HOME;
@@ -291,7 +291,7 @@ impl World {
 
     fn learn(&mut self, me: u8, news: Owner) {
         let part = self.part(me);
-        let owners = Owners::new(&[0]);
+        let owners = OwnerTable::new(&[0]);
         owners.learn(0, part.owner);
         owners.learn(0, news);
         part.owner = owners.of(0).expect("there is one");

@@ -20,7 +20,7 @@ use crate::machine;
 use crate::memory::GuestRam;
 use crate::process::Files;
 use crate::quiescer::Quiescer;
-use crate::span::machine::{Channels, SpanParts, migrated_msrs};
+use crate::span::machine::{Channels, SpanSetup, migrated_msrs};
 use crate::span::packet::Packet;
 use crate::vcpu::{Vcpu, VcpuCounters};
 use shard_api::relation::Ratio;
@@ -116,10 +116,10 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
         Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]).unwrap());
     let vm = machine::create_shard_vm(&kvm).unwrap();
     machine::map_memory(&vm, &memory).unwrap();
-    let parts = parts();
+    let setup = setup();
     let mut fd = vm.create_vcpu(0).unwrap();
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
-    parts.prepare_vcpu(&fd, &cpuid, 0, Groups::of(&[0])).unwrap();
+    setup.prepare_vcpu(&fd, &cpuid, 0, Groups::of(&[0])).unwrap();
     let [.., start] = program.head();
     let entry = Entry::Linux64(CODE + u64::from(start));
     load(program, entry, &memory);
@@ -131,10 +131,10 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     let numbers = migrated_msrs(&state::register_numbers(&kvm).unwrap());
     let counters = Arc::new(VcpuCounters::default());
     let shared = SpanKind::SharedSpan(&memory);
-    let local = parts
+    let local = setup
         .vcpu(&numbers, &mut fd, 0, shared, counters.clone())
         .unwrap();
-    let router = parts.router.clone();
+    let router = setup.router.clone();
     for packet in packets {
         router.event_slot(0).unwrap().put(|events| events.put(packet));
     }
@@ -172,7 +172,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     Some(words)
 }
 
-fn parts() -> SpanParts {
+fn setup() -> SpanSetup {
     let span = SpanLaunch {
         shard: 0,
         vcpus: vec![0],
@@ -188,7 +188,7 @@ fn parts() -> SpanParts {
         cpuid: Vec::new(),
     };
     let channels = Channels::take(&span, &mut Files::default()).unwrap();
-    SpanParts::new(&span, channels)
+    SpanSetup::new(&span, channels)
 }
 
 /// Writes the program and what the processor needs to run it.

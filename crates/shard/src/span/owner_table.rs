@@ -31,9 +31,9 @@ impl Owner {
 
 /// All of them. Read without a lock.
 #[derive(Debug)]
-pub struct Owners(Vec<AtomicU64>);
+pub struct OwnerTable(Vec<AtomicU64>);
 
-impl Owners {
+impl OwnerTable {
     /// As the VM starts: the shard of each vCPU.
     pub fn new(shards: &[u8]) -> Self {
         let word = |shard: &u8| {
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn old_news_is_no_news() {
-        let owners = Owners::new(&[0, 1]);
+        let owners = OwnerTable::new(&[0, 1]);
         let at = |shard, version| Owner { shard, version };
         owners.learn(1, at(0, 2));
         owners.learn(1, at(3, 1));

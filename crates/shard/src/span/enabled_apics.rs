@@ -1,19 +1,19 @@
 //! Which vCPUs have their interrupt controller enabled, as one shard knows it: lowest-priority interrupts go to one of them.
 //!
 //! What a shard says of a vCPU comes in order, but what the shard before said may come later. So, as with owners
-//! ([`super::owners`]), what was said after fewer moves changes nothing.
+//! ([`super::owner_table`]), what was said after fewer moves changes nothing.
 
 use apic::Targets;
 
 /// All vCPUs of a VM.
 #[derive(Debug)]
-pub struct Enabled {
+pub struct EnabledApics {
     now: Targets,
     /// Moves of each vCPU when it said so.
     versions: Vec<u64>,
 }
 
-impl Enabled {
+impl EnabledApics {
     /// As the VM starts: none of `count`.
     pub fn new(count: usize) -> Self {
         Self {

@@ -6,7 +6,7 @@ use dsm::Causal;
 use kvm_ioctls::{SyncReg, VcpuFd};
 
 /// Where a vCPU's CR3 is told.
-pub(super) struct Root {
+pub(super) struct Cr3Reporter {
     causal: Arc<Causal>,
     vcpu: u8,
     /// In the page that KVM shares.
@@ -15,9 +15,9 @@ pub(super) struct Root {
 
 // SAFETY: the page is the vCPU's, which is used by one thread at a time; the pointer is used by that thread
 // only.
-unsafe impl Send for Root {}
+unsafe impl Send for Cr3Reporter {}
 
-impl Root {
+impl Cr3Reporter {
     /// Has KVM show the CR3 of this vCPU at every exit.
     pub(super) fn of(fd: &mut VcpuFd, vcpu: u8, causal: Arc<Causal>) -> Self {
         fd.set_sync_valid_reg(SyncReg::SystemRegister);
@@ -27,7 +27,7 @@ impl Root {
     }
 
     /// The vCPU has left the guest.
-    pub(super) fn seen(&self) {
+    pub(super) fn report(&self) {
         // SAFETY: in the page that KVM shares, mapped as long as the vCPU, whose thread this is; it is out of the
         // guest.
         let cr3 = unsafe { self.cr3.read_volatile() };
@@ -35,7 +35,7 @@ impl Root {
     }
 
     /// It goes to another shard.
-    pub(super) fn gone(&self) {
+    pub(super) fn withdraw(&self) {
         self.causal.root(usize::from(self.vcpu), None);
     }
 }
