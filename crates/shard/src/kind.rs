@@ -146,7 +146,7 @@ impl<P, S: AsRef<Router>> VmKind<P, S, Box<Replica>> {
             Self::CoherentSpan(span, replica) => {
                 let coherence = replica.start(threads, end)?;
                 if let Some(causal) = coherence.causal() {
-                    span.as_ref().follow(causal);
+                    span.as_ref().set_causal(causal);
                 }
                 VmKind::CoherentSpan(span, coherence)
             }

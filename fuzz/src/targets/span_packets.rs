@@ -57,8 +57,8 @@ fn packets(receiving: Receiving) {
         let written = postcard::to_stdvec(&packet).expect("a packet");
         let again: Packet = postcard::from_bytes(&written).expect("the same packet");
         assert_eq!(postcard::to_stdvec(&again).expect("a packet"), written);
-        other.heard(1, again);
-        home.heard(1, packet);
+        other.receive(1, again);
+        home.receive(1, packet);
         assert!(io_requests.try_iter().count() <= 1, "more than a request from one packet");
     });
     for router in [home, other] {

@@ -23,7 +23,7 @@ impl EnabledApics {
     }
 
     /// A vCPU that had moved `version` times has said so.
-    pub fn learn(&mut self, vcpu: u8, version: u64, is_enabled: bool) {
+    pub fn update(&mut self, vcpu: u8, version: u64, is_enabled: bool) {
         let Some(known) = self.versions.get_mut(usize::from(vcpu)) else {
             return;
         };

@@ -36,7 +36,7 @@ impl EventSlot {
     }
 
     /// Puts something in, and sees that it is looked at soon.
-    pub fn put(&self, into: impl FnOnce(&mut PendingEvents)) {
+    pub fn post(&self, into: impl FnOnce(&mut PendingEvents)) {
         let mut state = self.lock();
         into(&mut state.events);
         self.notify(state);
@@ -150,15 +150,15 @@ mod tests {
         let slot = Arc::new(EventSlot::default());
         assert!(slot.enter());
         slot.left();
-        slot.put(|events| events.signals.nmis.add());
+        slot.post(|events| events.signals.nmis.add());
         assert!(!slot.enter());
         assert!(!slot.take().signals.nmis.is_empty());
         assert!(slot.enter());
         slot.left();
         let other = slot.clone();
         let waiter = thread::spawn(move || other.wait_for(None, |events| events.answer.take()));
-        slot.put(|events| events.signals.nmis.add());
-        slot.put(|events| events.answer = Some(Answer { value: 3 }));
+        slot.post(|events| events.signals.nmis.add());
+        slot.post(|events| events.answer = Some(Answer { value: 3 }));
         assert_eq!(
             waiter.join().expect("it waits and goes"),
             Some(Answer { value: 3 })

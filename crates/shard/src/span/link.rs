@@ -92,20 +92,20 @@ impl Receiving {
         Ok(Self::Ring(Inbox::new(ring, Block::Futex, BLOCK_NS)))
     }
 
-    /// Gives every packet to `heard`. Returns when the other shard is gone.
+    /// Gives every packet to `deliver`. Returns when the other shard is gone.
     ///
     /// # Errors
     /// When something comes that is no packet.
-    pub fn run(self, mut heard: impl FnMut(Packet)) -> io::Result<()> {
+    pub fn run(self, mut deliver: impl FnMut(Packet)) -> io::Result<()> {
         let mut inbox = match self {
             Self::Ring(inbox) => inbox,
-            Self::Stream(stream) => return stream.run(heard),
+            Self::Stream(stream) => return stream.run(deliver),
         };
         let mut assembly = Assembly::new(vec![0; PACKET_BYTES_MAX].into_boxed_slice());
         while let Ok(Some(part)) = inbox.recv(None) {
             let whole = assembly.add(&part).map_err(io::Error::other)?;
             if let Some((_, bytes)) = whole {
-                heard(postcard::from_bytes(bytes).map_err(io::Error::other)?);
+                deliver(postcard::from_bytes(bytes).map_err(io::Error::other)?);
             }
         }
         Ok(())

@@ -262,8 +262,8 @@ impl SpanSetup {
             });
             let peer = peer.transpose()?;
             threads.spawn(ThreadKind::Link, &format!("from shard{shard}"), move || {
-                let heard = receiving.run(|packet| router.heard(shard, packet));
-                let detail = match (heard, peer) {
+                let received = receiving.run(|packet| router.receive(shard, packet));
+                let detail = match (received, peer) {
                     (Err(error), _) => format!("shard {shard} says what is not understood: {error}"),
                     (Ok(()), Some(peer)) => {
                         std::thread::sleep(PEER_LOSS_GRACE);

@@ -60,7 +60,7 @@ impl OwnerTable {
     }
 
     /// It is there from that version on, unless something later is known.
-    pub fn learn(&self, vcpu: u8, owner: Owner) {
+    pub fn update(&self, vcpu: u8, owner: Owner) {
         if let Some(word) = self.0.get(usize::from(vcpu)) {
             // The version is in the upper bits, so the later of two is the larger.
             word.fetch_max(owner.word(), Ordering::AcqRel);
@@ -76,9 +76,9 @@ mod tests {
     fn old_news_is_no_news() {
         let owners = OwnerTable::new(&[0, 1]);
         let at = |shard, version| Owner { shard, version };
-        owners.learn(1, at(0, 2));
-        owners.learn(1, at(3, 1));
-        owners.learn(9, at(3, 1));
+        owners.update(1, at(0, 2));
+        owners.update(1, at(3, 1));
+        owners.update(9, at(3, 1));
         assert_eq!(owners.of(1), Some(at(0, 2)));
         assert_eq!(owners.of(0), Some(at(0, 0)));
         assert_eq!(owners.of(2), None);

@@ -117,11 +117,11 @@ impl<S> Default for PendingEvents<S> {
 
 impl<S> PendingEvents<S> {
     /// Puts in what a packet brings to a vCPU. What is for the shard is not for here.
-    pub fn put(&mut self, packet: Packet<S>) {
+    pub fn add(&mut self, packet: Packet<S>) {
         match packet {
             Packet::Interrupt { vector, level, .. } => self.signals.interrupt(vector, level),
             Packet::Nmi { .. } => self.signals.nmis.add(),
-            Packet::Numbered { number, startup, .. } => self.signals.startups.put(number, startup),
+            Packet::Numbered { number, startup, .. } => self.signals.startups.insert(number, startup),
             Packet::Answer { value, .. } => self.answer = Some(Answer { value }),
             Packet::Obeyed { .. } => self.obeyed += 1,
             Packet::Leave { order, .. } => self.leave = Some(order),
@@ -188,7 +188,7 @@ mod tests {
                 events.signals.interrupt(*vector, *level);
             }
             for _ in 0..nmis {
-                events.put(Packet::Nmi { vcpu: 3 });
+                events.add(Packet::Nmi { vcpu: 3 });
             }
             prop_assert_eq!(events.is_empty(), came.is_empty() && nmis == 0);
             let mut expected = came;

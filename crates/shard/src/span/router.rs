@@ -76,7 +76,7 @@ impl Router {
     }
 
     /// Has packets come after what the shard's processors changed in merged page tables, from now on.
-    pub fn follow(&self, causal: Arc<Causal>) {
+    pub fn set_causal(&self, causal: Arc<Causal>) {
         // Said once.
         let _ = self.causal.set(causal);
     }
@@ -160,7 +160,7 @@ impl Router {
             (from.and_then(|from| self.event_slot(from)), interrupt.delivery)
         {
             // Of INITs that were obeyed too late.
-            slot.put(|events| events.obeyed = 0);
+            slot.post(|events| events.obeyed = 0);
         }
         let count = self.event_slots.len() as u32;
         let enabled = lock(&self.enabled).now();
@@ -169,9 +169,9 @@ impl Router {
             match interrupt.delivery {
                 Delivery::Fixed | Delivery::LowestPriority => {
                     let (vector, level) = (interrupt.vector, interrupt.level);
-                    self.bring(vcpu, Packet::Interrupt { vcpu, vector, level });
+                    self.route(vcpu, Packet::Interrupt { vcpu, vector, level });
                 }
-                Delivery::Nmi => self.bring(vcpu, Packet::Nmi { vcpu }),
+                Delivery::Nmi => self.route(vcpu, Packet::Nmi { vcpu }),
                 Delivery::Init => {
                     // One that resets itself can't wait for that.
                     let shard = self.me;
@@ -202,20 +202,20 @@ impl Router {
 
     /// A vCPU of this shard has obeyed the INIT of another, which is told where it waits: what is known here of its place may
     /// be old, and nobody would send this on.
-    pub fn obeyed(&self, by: u8, version: u64, waiter: Waiter) {
+    pub fn report_init_done(&self, by: u8, version: u64, waiter: Waiter) {
         let Waiter { vcpu, shard } = waiter;
         let packet = Packet::Obeyed { vcpu, by, version };
         if shard == self.me {
-            self.put(vcpu, packet);
+            self.post(vcpu, packet);
         } else {
             self.send(shard, &packet);
         }
     }
 
     /// A vCPU of this shard, which has moved `version` times, has enabled or disabled its interrupt controller.
-    pub fn enabled(&self, vcpu: u8, version: u64, is_enabled: bool) {
-        lock(&self.enabled).learn(vcpu, version, is_enabled);
-        self.tell_all(&Packet::Enabled {
+    pub fn report_enabled(&self, vcpu: u8, version: u64, is_enabled: bool) {
+        lock(&self.enabled).update(vcpu, version, is_enabled);
+        self.broadcast(&Packet::Enabled {
             vcpu,
             version,
             is_enabled,
@@ -240,20 +240,20 @@ impl Router {
 
     /// A vCPU has left for another shard.
     pub fn departed(&self, vcpu: u8, owner: Owner) {
-        self.owners.learn(vcpu, owner);
+        self.owners.update(vcpu, owner);
     }
 
     /// A vCPU has come here, or back, or could not leave.
     pub fn arrived(&self, vcpu: u8, outcome: Outcome) {
-        self.owners.learn(
+        self.owners.update(
             vcpu,
             Owner {
                 shard: self.me,
                 version: outcome.version,
             },
         );
-        self.note_move(vcpu, outcome);
-        self.tell_all(&Packet::Owner { vcpu, outcome });
+        self.record_outcome(vcpu, outcome);
+        self.broadcast(&Packet::Owner { vcpu, outcome });
     }
 
     /// Moves a vCPU to a shard, and waits for the outcome until `deadline`, or until `is_over`. The home's.
@@ -267,12 +267,12 @@ impl Router {
         const MOVE_POLL_INTERVAL: Duration = Duration::from_millis(20);
         let number = 1 + self.orders.fetch_add(1, Ordering::Relaxed);
         let order = MoveOrder { to, number };
-        self.bring(vcpu, Packet::Leave { vcpu, order });
+        self.route(vcpu, Packet::Leave { vcpu, order });
         let mut moves = lock(&self.moves);
         loop {
             // An order before may have been given up, and come out now.
-            let heard = *moves.get(usize::from(vcpu))?;
-            if let Some(outcome) = heard.filter(|outcome| outcome.order == number) {
+            let last = *moves.get(usize::from(vcpu))?;
+            if let Some(outcome) = last.filter(|outcome| outcome.order == number) {
                 return Some(outcome);
             }
             if is_over() || Instant::now() >= deadline {
@@ -287,7 +287,7 @@ impl Router {
     }
 
     /// A packet has come from `from`. Never sends.
-    pub fn heard(&self, from: u8, packet: Packet) {
+    pub fn receive(&self, from: u8, packet: Packet) {
         match packet {
             Packet::After { count } => self.after(from, &Batches::only(usize::from(from), count)),
             Packet::AfterAll { batches } => self.after(from, &batches),
@@ -296,24 +296,24 @@ impl Router {
             | Packet::Numbered { vcpu, .. }
             | Packet::Answer { vcpu, .. }
             | Packet::Leave { vcpu, .. }
-            | Packet::Arrive { vcpu, .. } => self.put(vcpu, packet),
+            | Packet::Arrive { vcpu, .. } => self.post(vcpu, packet),
             Packet::Obeyed { vcpu, by, version } => {
-                self.owners.learn(by, Owner { shard: from, version });
-                self.put(vcpu, packet);
+                self.owners.update(by, Owner { shard: from, version });
+                self.post(vcpu, packet);
             }
             Packet::Startup { vcpu, startup } => self.number(vcpu, startup),
             Packet::Enabled {
                 vcpu,
                 version,
                 is_enabled,
-            } => lock(&self.enabled).learn(vcpu, version, is_enabled),
+            } => lock(&self.enabled).update(vcpu, version, is_enabled),
             Packet::EndOfInterrupt { vector } => self.submit_io(IoRequest::EndOfInterrupt { vector }),
             Packet::Access { vcpu, access } => self.submit_io(IoRequest::Access { from, vcpu, access }),
             Packet::Doorbell { access } => self.submit_io(IoRequest::Doorbell { access }),
             Packet::Owner { vcpu, outcome } => {
                 let version = outcome.version;
-                self.owners.learn(vcpu, Owner { shard: from, version });
-                self.note_move(vcpu, outcome);
+                self.owners.update(vcpu, Owner { shard: from, version });
+                self.record_outcome(vcpu, outcome);
             }
         }
     }
@@ -326,17 +326,17 @@ impl Router {
     }
 
     /// Puts what a packet brings into the vCPU's slot, or sends it to where the vCPU is.
-    fn bring(&self, vcpu: u8, packet: Packet) {
+    fn route(&self, vcpu: u8, packet: Packet) {
         match self.owners.of(vcpu) {
-            Some(owner) if owner.shard == self.me => self.put(vcpu, packet),
+            Some(owner) if owner.shard == self.me => self.post(vcpu, packet),
             Some(owner) => self.send(owner.shard, &packet),
             None => {}
         }
     }
 
-    fn put(&self, vcpu: u8, packet: Packet) {
+    fn post(&self, vcpu: u8, packet: Packet) {
         if let Some(slot) = self.event_slot(vcpu) {
-            slot.put(|events| events.put(packet));
+            slot.post(|events| events.add(packet));
         }
     }
 
@@ -358,7 +358,7 @@ impl Router {
             *count += 1;
             *count
         };
-        self.put(
+        self.post(
             vcpu,
             Packet::Numbered {
                 vcpu,
@@ -368,7 +368,7 @@ impl Router {
         );
     }
 
-    fn note_move(&self, vcpu: u8, outcome: Outcome) {
+    fn record_outcome(&self, vcpu: u8, outcome: Outcome) {
         if let Some(last) = lock(&self.moves).get_mut(usize::from(vcpu))
             && last.is_none_or(|last| last.order < outcome.order)
         {
@@ -384,7 +384,7 @@ impl Router {
         }
     }
 
-    fn tell_all(&self, packet: &Packet) {
+    fn broadcast(&self, packet: &Packet) {
         for link in self.links.iter().flatten() {
             link.send(packet);
         }

@@ -251,7 +251,7 @@ impl LocalController for SpanVcpu {
                     .interrupt(&ipi.interrupt, ipi.shorthand, Some(self.vcpu));
             }
             Ok(Written::EndOfInterrupt { vector }) => self.router.end_of_interrupt(vector),
-            Ok(Written::Enabled(is_enabled)) => self.enabled(is_enabled),
+            Ok(Written::Enabled(is_enabled)) => self.report_enabled(is_enabled),
             Err(_) => return false,
         }
         true
@@ -352,7 +352,8 @@ impl SpanVcpu {
                 (Startup::Init { from }, _) => {
                     self.reset(fd)?;
                     if let Some(from) = from {
-                        self.router.obeyed(self.vcpu, self.residency.version(), from);
+                        self.router
+                            .report_init_done(self.vcpu, self.residency.version(), from);
                     }
                 }
                 (Startup::Start { page }, ActivityState::WaitForSipi) => self.start(fd, page)?,
@@ -388,7 +389,7 @@ impl SpanVcpu {
         self.pv_eoi.set_register(0, &mut self.apic);
         self.residency.take_nmis();
         if was_enabled {
-            self.enabled(false);
+            self.report_enabled(false);
         }
         // The first goes on at the reset vector, the others wait.
         self.activity = if self.vcpu == 0 {
@@ -399,9 +400,9 @@ impl SpanVcpu {
         Ok(())
     }
 
-    fn enabled(&self, is_enabled: bool) {
+    fn report_enabled(&self, is_enabled: bool) {
         self.router
-            .enabled(self.vcpu, self.residency.version(), is_enabled);
+            .report_enabled(self.vcpu, self.residency.version(), is_enabled);
     }
 
     fn start(&mut self, fd: &VcpuFd, page: u8) -> Result<(), StateError> {

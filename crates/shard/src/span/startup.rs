@@ -45,7 +45,7 @@ pub struct Startups {
 
 impl Startups {
     /// One has come.
-    pub fn put(&mut self, number: u64, startup: Startup) {
+    pub fn insert(&mut self, number: u64, startup: Startup) {
         if number <= self.done {
             return;
         }
@@ -67,7 +67,7 @@ impl Startups {
             self.held.retain(|number, _| *number > others.done);
         }
         for (number, startup) in others.held {
-            self.put(number, startup);
+            self.insert(number, startup);
         }
     }
 
@@ -114,7 +114,7 @@ mod tests {
             }
             let (mut startups, mut taken) = (Startups::default(), Vec::new());
             for (number, startup) in arrivals {
-                startups.put(number, startup);
+                startups.insert(number, startup);
                 while let Some(startup) = startups.take() {
                     taken.push(startup);
                 }
@@ -130,12 +130,12 @@ mod tests {
     fn a_storm_is_bounded_and_an_init_mends_it() {
         let mut startups = Startups::default();
         for number in 2..1000 {
-            startups.put(number, Startup::Start { page: 1 });
+            startups.insert(number, Startup::Start { page: 1 });
         }
         assert!(startups.held.len() <= HELD_MAX);
         assert_eq!(startups.take(), None);
-        startups.put(1000, INIT);
-        startups.put(1001, Startup::Start { page: 7 });
+        startups.insert(1000, INIT);
+        startups.insert(1001, Startup::Start { page: 7 });
         assert_eq!(startups.take(), Some(INIT));
         assert_eq!(startups.take(), Some(Startup::Start { page: 7 }));
         assert_eq!(startups.take(), None);

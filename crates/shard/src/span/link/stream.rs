@@ -165,11 +165,11 @@ impl Writer {
 }
 
 impl FromStream {
-    /// Gives every packet to `heard`. Returns when the stream has ended or is broken.
+    /// Gives every packet to `deliver`. Returns when the stream has ended or is broken.
     ///
     /// # Errors
     /// When something comes that is no packet.
-    pub fn run(mut self, mut heard: impl FnMut(Packet)) -> io::Result<()> {
+    pub fn run(mut self, mut deliver: impl FnMut(Packet)) -> io::Result<()> {
         let mut packet = vec![0; PACKET_BYTES_MAX];
         let mut length = [0; LENGTH_BYTES];
         while self.0.read_exact(&mut length).is_ok() {
@@ -179,7 +179,7 @@ impl FromStream {
             if self.0.read_exact(bytes).is_err() {
                 break;
             }
-            heard(postcard::from_bytes(bytes).map_err(io::Error::other)?);
+            deliver(postcard::from_bytes(bytes).map_err(io::Error::other)?);
         }
         Ok(())
     }
@@ -360,9 +360,9 @@ mod tests {
         (0..count).for_each(|number| sending.send(&interrupt(number as u8)));
         drop(sending);
         let writing = thread::spawn(|| writer.run());
-        let mut heard = 0;
-        receiving.run(|_| heard += 1).expect("nothing but packets");
-        assert_eq!(heard, count);
+        let mut received = 0;
+        receiving.run(|_| received += 1).expect("nothing but packets");
+        assert_eq!(received, count);
         writing.join().expect("the writer ends");
     }
 }

@@ -64,7 +64,7 @@ fn shards() -> Shards {
         thread::spawn(move || {
             receiving.run(|packet| {
                 if let Some(router) = router.upgrade() {
-                    router.heard(from, packet);
+                    router.receive(from, packet);
                 }
             })
         });
@@ -180,7 +180,7 @@ fn who_sends_an_init_goes_on_when_it_is_obeyed() {
     let waiter = Waiter { vcpu: 2, shard: 1 };
     assert_eq!(startups.take(), Some(Startup::Init { from: Some(waiter) }));
     assert!(!waiting.is_finished());
-    part.obeyed(3, 0, waiter);
+    part.report_init_done(3, 0, waiter);
     waiting.join().expect("it goes on");
 }
 
@@ -191,7 +191,7 @@ fn who_has_moved_and_sends_an_init_is_told_where_it_waits() {
     // vCPU 0 was in the part, and is in the home again: the part has not heard.
     part.departed(0, Owner { shard: 1, version: 1 });
     let waiter = Waiter { vcpu: 0, shard: HOME };
-    part.obeyed(3, 0, waiter);
+    part.report_init_done(3, 0, waiter);
     let told = |events: &mut PendingEvents| (events.obeyed > 0).then_some(());
     let at = |router: &Router, limit| router.event_slot(0).expect("a vCPU").wait_for(Some(limit), told);
     assert_eq!(at(&part, Duration::ZERO), None);
@@ -274,13 +274,13 @@ fn a_lowest_priority_interrupt_goes_to_nobody_who_has_been_disabled_since_it_mov
         version: 1,
     };
     home.departed(2, owner);
-    home.enabled(0, 0, true);
-    home.enabled(2, 1, false);
-    part.enabled(2, 0, true);
+    home.report_enabled(0, 0, true);
+    home.report_enabled(2, 1, false);
+    part.report_enabled(2, 0, true);
     flush(&part, &home);
     assert!((0x20..0x60).all(|vector| chosen(vector) == Some(0)));
     // What it says after it has moved on counts.
-    part.enabled(2, 2, true);
+    part.report_enabled(2, 2, true);
     flush(&part, &home);
     let both: BTreeSet<_> = (0x20..0x60).map(chosen).collect();
     assert_eq!(both, [Some(0), Some(2)].into());

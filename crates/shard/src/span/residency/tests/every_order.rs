@@ -51,7 +51,7 @@ impl Small {
     fn may(&self, state: &State, event: usize) -> bool {
         let is_open_move = |place: usize| matches!(self.events[place], Move(_)) && !state.done[place];
         let is_first = !(0..event).any(is_open_move);
-        let is_answered = state.world.tally.heard() == state.world.tally.orders;
+        let is_answered = state.world.history.reported() == state.world.history.orders;
         !state.done[event] && (!self.patient || !is_open_move(event) || is_first && is_answered)
     }
 }
@@ -113,7 +113,7 @@ impl Model for Small {
             }),
             Property::always("one outcome for each order", |model: &Small, state: &State| {
                 let world = &state.world;
-                !(model.patient && world.is_at_rest()) || world.tally.heard() == world.tally.orders
+                !(model.patient && world.is_at_rest()) || world.history.reported() == world.history.orders
             }),
             Property::sometimes("all done, and at rest", |_, state: &State| {
                 state.world.is_at_rest() && state.done.iter().all(|done| *done)

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::super::{ArrivalResult, Dispatch, Effect, VcpuResidency};
-use super::tally::{FakeVcpuState, Tally};
+use super::history::{FakeVcpuState, History};
 use crate::span::owner_table::{Owner, OwnerTable};
 use crate::span::packet::Packet;
 use crate::span::pending_events::PendingEvents;
@@ -16,7 +16,7 @@ const VCPU: u8 = 0;
 
 /// One shard, as far as the vCPU concerns it.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct Part {
+struct ModelShard {
     owner: Owner,
     events: PendingEvents<FakeVcpuState>,
     residency: VcpuResidency,
@@ -31,10 +31,10 @@ struct Part {
 /// All of it.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
-    parts: Vec<Part>,
+    shards: Vec<ModelShard>,
     /// From, to.
     channels: Vec<Vec<VecDeque<Packet<FakeVcpuState>>>>,
-    pub tally: Tally,
+    pub history: History,
     /// Messages sent so far. It grows for ever if one circles.
     pub messages: usize,
     is_lost: bool,
@@ -43,7 +43,7 @@ pub struct World {
 impl World {
     /// As the VM starts, with the vCPU in shard `at`.
     pub fn new(shards: u8, at: u8) -> Self {
-        let part = |me| Part {
+        let shard = |me| ModelShard {
             owner: Owner {
                 shard: at,
                 version: 0,
@@ -57,9 +57,9 @@ impl World {
         };
         let count = usize::from(shards);
         Self {
-            parts: (0..shards).map(part).collect(),
+            shards: (0..shards).map(shard).collect(),
             channels: vec![vec![VecDeque::new(); count]; count],
-            tally: Tally::default(),
+            history: History::default(),
             messages: 0,
             is_lost: false,
         }
@@ -67,9 +67,9 @@ impl World {
 
     /// Shard `from` sends an interrupt. Each vector once.
     pub fn interrupt(&mut self, from: u8, vector: u8) {
-        self.tally.sent.accept(vector);
+        self.history.sent.accept(vector);
         let level = false;
-        self.bring(
+        self.route(
             from,
             Packet::Interrupt {
                 vcpu: VCPU,
@@ -81,8 +81,8 @@ impl World {
 
     /// Shard `from` sends an NMI.
     pub fn nmi(&mut self, from: u8) {
-        self.tally.sent.nmis += 1;
-        self.bring(from, Packet::Nmi { vcpu: VCPU });
+        self.history.sent.nmis += 1;
+        self.route(from, Packet::Nmi { vcpu: VCPU });
     }
 
     /// Shard `from` sends an INIT or a start-up. Each once.
@@ -96,10 +96,10 @@ impl World {
 
     /// The home orders a move.
     pub fn order(&mut self, to: u8) {
-        self.tally.orders += 1;
-        let number = self.tally.orders;
+        self.history.orders += 1;
+        let number = self.history.orders;
         let order = MoveOrder { to, number };
-        self.bring(HOME, Packet::Leave { vcpu: VCPU, order });
+        self.route(HOME, Packet::Leave { vcpu: VCPU, order });
     }
 
     /// Channels with something in them: from, to.
@@ -116,15 +116,15 @@ impl World {
 
     /// Shards whose thread of the vCPU has something to do.
     pub fn busy(&self) -> impl Iterator<Item = u8> {
-        let is_busy = |part: &Part| {
-            !part.effects.is_empty()
-                || part.taken.is_some()
-                || part.leaving.is_some()
-                || !part.events.is_empty()
+        let is_busy = |shard: &ModelShard| {
+            !shard.effects.is_empty()
+                || shard.taken.is_some()
+                || shard.leaving.is_some()
+                || !shard.events.is_empty()
         };
         (0_u8..)
-            .zip(&self.parts)
-            .filter(move |(_, part)| is_busy(part))
+            .zip(&self.shards)
+            .filter(move |(_, shard)| is_busy(shard))
             .map(|(shard, _)| shard)
     }
 
@@ -133,57 +133,60 @@ impl World {
         self.under_way().next().is_none() && self.busy().next().is_none()
     }
 
-    /// A shard's receiver takes the next packet out of a channel (`Router::heard`).
+    /// A shard's receiver takes the next packet out of a channel (`Router::receive`).
     pub fn deliver(&mut self, from: u8, to: u8) {
         let packet = self.channels[usize::from(from)][usize::from(to)].pop_front();
         match packet.expect("seen before") {
             Packet::Startup { startup, .. } => self.number(startup),
             Packet::Owner { outcome, .. } => {
                 let version = outcome.version;
-                self.learn(to, Owner { shard: from, version });
-                self.note(to, outcome);
+                self.update(to, Owner { shard: from, version });
+                self.record(to, outcome);
             }
-            packet => self.put(to, packet),
+            packet => self.post(to, packet),
         }
     }
 
     /// One step of a shard's thread of the vCPU (`SpanVcpu::before`, `depart`). `takes`: its KVM takes a vCPU that comes.
     pub fn step(&mut self, me: u8, takes: bool) {
-        let part = self.part(me);
-        if let Some(effect) = part.effects.pop_front() {
+        let shard = self.shard(me);
+        if let Some(effect) = shard.effects.pop_front() {
             return self.carry_out(me, effect);
         }
-        if let Some(order) = part.leaving.take() {
+        if let Some(order) = shard.leaving.take() {
             if order.to == me {
-                part.effects.push_back(part.residency.stay(order, false));
+                shard.effects.push_back(shard.residency.stay(order, false));
                 // It looks again before it enters the guest.
-                part.taken = Some(PendingEvents::default());
+                shard.taken = Some(PendingEvents::default());
             } else {
-                let state = std::mem::take(&mut part.state);
-                part.effects.extend(part.residency.depart(order, state, false, 0));
+                let state = std::mem::take(&mut shard.state);
+                shard
+                    .effects
+                    .extend(shard.residency.depart(order, state, false, 0));
             }
-            self.tally.begun += 1;
+            self.history.begun += 1;
             return;
         }
-        let mut events = part.taken.take().unwrap_or_else(|| part.events.take());
+        let mut events = shard.taken.take().unwrap_or_else(|| shard.events.take());
         let Some(migrating) = events.arrival.take() else {
-            return part.dispatch(events);
+            return shard.dispatch(events);
         };
-        part.taken = Some(events);
-        part.state = migrating.state;
+        shard.taken = Some(events);
+        shard.state = migrating.state;
         let refused = migrating.transfer.refused;
         let is_taken = takes || refused;
-        let state = &mut part.state;
+        let state = &mut shard.state;
         let accept = |vector, _| state.accept(vector);
-        match part.residency.arrive(migrating.transfer, is_taken, 0, accept) {
-            ArrivalResult::Resident(effect) => part.effects.push_back(effect),
+        match shard.residency.arrive(migrating.transfer, is_taken, 0, accept) {
+            ArrivalResult::Resident(effect) => shard.effects.push_back(effect),
             ArrivalResult::Returned {
                 order,
                 still_since_ns,
             } => {
-                let state = std::mem::take(&mut part.state);
-                part.effects
-                    .extend(part.residency.depart(order, state, true, still_since_ns));
+                let state = std::mem::take(&mut shard.state);
+                shard
+                    .effects
+                    .extend(shard.residency.depart(order, state, true, still_since_ns));
             }
             ArrivalResult::Lost => self.is_lost = true,
         }
@@ -198,7 +201,7 @@ impl World {
         let [state] = states[..] else {
             return Some("it is nowhere, or in two places");
         };
-        let fault = self.tally.fault(state);
+        let fault = self.history.fault(state);
         if fault.is_none() && self.is_at_rest() {
             return self.broken_at_rest(state);
         }
@@ -206,24 +209,27 @@ impl World {
     }
 
     fn broken_at_rest(&self, state: &FakeVcpuState) -> Option<&'static str> {
-        let Some(part) = self.parts.iter().find(|part| part.residency.is_here) else {
+        let Some(shard) = self.shards.iter().find(|shard| shard.residency.is_here) else {
             return Some("it is on its way for ever");
         };
         let owner = Owner {
-            shard: part.residency.me,
-            version: part.residency.version(),
+            shard: shard.residency.me,
+            version: shard.residency.version(),
         };
-        if self.parts.iter().any(|part| part.owner != owner) {
+        if self.shards.iter().any(|shard| shard.owner != owner) {
             return Some("somebody doesn't know where it is");
         }
-        self.tally.fault_at_rest(state, owner.version)
+        self.history.fault_at_rest(state, owner.version)
     }
 
     /// Wherever it is: here in a shard, in a channel, or between the two.
     fn states(&self) -> impl Iterator<Item = &FakeVcpuState> {
-        let here = self.parts.iter().filter(|part| part.residency.is_here);
-        let come = self.parts.iter().filter_map(|part| part.events.arrival.as_ref());
-        let effects = self.parts.iter().flat_map(|part| &part.effects);
+        let here = self.shards.iter().filter(|shard| shard.residency.is_here);
+        let come = self
+            .shards
+            .iter()
+            .filter_map(|shard| shard.events.arrival.as_ref());
+        let effects = self.shards.iter().flat_map(|shard| &shard.effects);
         let leaving = effects.filter_map(|effect| match effect {
             Effect::Send { packet, .. } => Some(packet),
             _ => None,
@@ -233,19 +239,19 @@ impl World {
             Packet::Arrive { migrating, .. } => Some(migrating),
             _ => None,
         });
-        here.map(|part| &part.state)
+        here.map(|shard| &shard.state)
             .chain(come.chain(gone).map(|migrating| &migrating.state))
     }
 
     fn carry_out(&mut self, me: u8, effect: Effect<FakeVcpuState>) {
         match effect {
             Effect::Send { to, packet } => self.send(me, to, packet),
-            Effect::Departed(owner) => self.learn(me, owner),
+            Effect::Departed(owner) => self.update(me, owner),
             Effect::Arrived(outcome) => {
                 let version = outcome.version;
-                self.learn(me, Owner { shard: me, version });
-                self.note(me, outcome);
-                for to in (0..self.parts.len() as u8).filter(|to| *to != me) {
+                self.update(me, Owner { shard: me, version });
+                self.record(me, outcome);
+                for to in (0..self.shards.len() as u8).filter(|to| *to != me) {
                     let news = Packet::Owner { vcpu: VCPU, outcome };
                     self.send(me, to, news);
                 }
@@ -253,20 +259,20 @@ impl World {
         }
     }
 
-    fn bring(&mut self, from: u8, packet: Packet<FakeVcpuState>) {
-        let to = self.part(from).owner.shard;
+    fn route(&mut self, from: u8, packet: Packet<FakeVcpuState>) {
+        let to = self.shard(from).owner.shard;
         if to == from {
-            self.put(from, packet);
+            self.post(from, packet);
         } else {
             self.send(from, to, packet);
         }
     }
 
-    fn put(&mut self, me: u8, packet: Packet<FakeVcpuState>) {
-        let events = &mut self.part(me).events;
+    fn post(&mut self, me: u8, packet: Packet<FakeVcpuState>) {
+        let events = &mut self.shard(me).events;
         let is_merged = matches!(packet, Packet::Leave { .. }) && events.leave.is_some();
-        events.put(packet);
-        self.tally.merged += u64::from(is_merged);
+        events.add(packet);
+        self.history.merged += u64::from(is_merged);
     }
 
     /// A shard has no channel to itself: what it sends there is gone.
@@ -278,37 +284,37 @@ impl World {
     }
 
     fn number(&mut self, startup: Startup) {
-        let startups = &mut self.tally.sent.startups;
+        let startups = &mut self.history.sent.startups;
         startups.push(startup);
         let number = startups.len() as u64;
         let vcpu = VCPU;
-        self.part(HOME).events.put(Packet::Numbered {
+        self.shard(HOME).events.add(Packet::Numbered {
             vcpu,
             number,
             startup,
         });
     }
 
-    fn learn(&mut self, me: u8, news: Owner) {
-        let part = self.part(me);
+    fn update(&mut self, me: u8, news: Owner) {
+        let shard = self.shard(me);
         let owners = OwnerTable::new(&[0]);
-        owners.learn(0, part.owner);
-        owners.learn(0, news);
-        part.owner = owners.of(0).expect("there is one");
+        owners.update(0, shard.owner);
+        owners.update(0, news);
+        shard.owner = owners.of(0).expect("there is one");
     }
 
-    fn note(&mut self, me: u8, outcome: Outcome) {
+    fn record(&mut self, me: u8, outcome: Outcome) {
         if me == HOME {
-            self.tally.outcomes.push(outcome);
+            self.history.outcomes.push(outcome);
         }
     }
 
-    fn part(&mut self, shard: u8) -> &mut Part {
-        &mut self.parts[usize::from(shard)]
+    fn shard(&mut self, shard: u8) -> &mut ModelShard {
+        &mut self.shards[usize::from(shard)]
     }
 }
 
-impl Part {
+impl ModelShard {
     fn dispatch(&mut self, events: PendingEvents<FakeVcpuState>) {
         let state = &mut self.state;
         match self

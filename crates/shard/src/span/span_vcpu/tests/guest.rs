@@ -136,7 +136,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
         .unwrap();
     let router = setup.router.clone();
     for packet in packets {
-        router.event_slot(0).unwrap().put(|events| events.put(packet));
+        router.event_slot(0).unwrap().post(|events| events.add(packet));
     }
     let end = Arc::new(EndSignal::new().unwrap());
     let reports = Arc::new(Reports {

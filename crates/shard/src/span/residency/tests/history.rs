@@ -21,7 +21,7 @@ impl FakeVcpuState {
 
 /// Of the whole world.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
-pub struct Tally {
+pub struct History {
     /// All that was sent: each vector once; start-ups in the order in which the home numbered them.
     pub sent: FakeVcpuState,
     /// Moves that were ordered, those that the vCPU began, and what the home heard of them.
@@ -32,9 +32,9 @@ pub struct Tally {
     pub merged: u64,
 }
 
-impl Tally {
+impl History {
     /// Moves of which the home heard how they came out.
-    pub fn heard(&self) -> u64 {
+    pub fn reported(&self) -> u64 {
         self.outcomes.len() as u64
     }
 
@@ -53,7 +53,7 @@ impl Tally {
                 "start-ups came out of order",
             ),
             (
-                self.heard() > self.begun || numbers.windows(2).any(|two| two[0] == two[1]),
+                self.reported() > self.begun || numbers.windows(2).any(|two| two[0] == two[1]),
                 "a move came out twice",
             ),
             (
@@ -76,7 +76,7 @@ impl Tally {
                 !state.startups.ends_with(&sent.startups[from..]),
                 "a start-up is lost",
             ),
-            (self.heard() != self.begun, "the home did not hear of a move"),
+            (self.reported() != self.begun, "the home did not hear of a move"),
             (self.orders != self.begun + self.merged, "an order is lost"),
             (
                 last.is_some_and(|last| last != version),
