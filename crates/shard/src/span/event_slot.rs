@@ -25,13 +25,13 @@ struct State {
 
 impl EventSlot {
     /// The calling thread is the one that takes the mail from now on.
-    pub fn open(&self) {
+    pub fn attach(&self) {
         // SAFETY: the calling thread's own handle.
         self.lock().thread = Some(unsafe { libc::pthread_self() });
     }
 
     /// It is not any more.
-    pub fn close(&self) {
+    pub fn detach(&self) {
         self.lock().thread = None;
     }
 
@@ -63,7 +63,7 @@ impl EventSlot {
 
     /// Says that the thread is about to enter the guest; false, and it is not, when there is mail. The flag that a kick sets
     /// has been cleared before.
-    pub fn enter(&self) -> bool {
+    pub fn enter_guest(&self) -> bool {
         let mut state = self.lock();
         let is_idle = state.events.is_empty() && !state.is_over;
         if is_idle {
@@ -73,7 +73,7 @@ impl EventSlot {
     }
 
     /// The thread has left the guest.
-    pub fn left(&self) {
+    pub fn leave_guest(&self) {
         self.lock().run_state.set_outside_guest();
     }
 
@@ -148,13 +148,13 @@ mod tests {
     #[test]
     fn mail_keeps_a_thread_out_and_wakes_it() {
         let slot = Arc::new(EventSlot::default());
-        assert!(slot.enter());
-        slot.left();
+        assert!(slot.enter_guest());
+        slot.leave_guest();
         slot.post(|events| events.signals.nmis.add());
-        assert!(!slot.enter());
+        assert!(!slot.enter_guest());
         assert!(!slot.take().signals.nmis.is_empty());
-        assert!(slot.enter());
-        slot.left();
+        assert!(slot.enter_guest());
+        slot.leave_guest();
         let other = slot.clone();
         let waiter = thread::spawn(move || other.wait_for(None, |events| events.answer.take()));
         slot.post(|events| events.signals.nmis.add());
@@ -179,6 +179,6 @@ mod tests {
         });
         slot.end();
         assert_eq!(waiter.join().expect("it goes"), None);
-        assert!(!slot.enter());
+        assert!(!slot.enter_guest());
     }
 }

@@ -14,14 +14,14 @@ pub const KVM_FEATURE_PV_EOI: u32 = 1 << 6;
 const ENABLED: u64 = 1;
 const RESERVED: u64 = 2;
 /// The guest's word: the next end is not waited for.
-const UNSEEN: u8 = 1;
+const PENDING: u8 = 1;
 
 /// One vCPU's.
 pub struct PvEoi {
     memory: GuestRam,
     register: u64,
     /// The bit is set, or was cleared by the guest.
-    offered: bool,
+    is_pending: bool,
 }
 
 impl PvEoi {
@@ -30,7 +30,7 @@ impl PvEoi {
         Self {
             memory,
             register: 0,
-            offered: false,
+            is_pending: false,
         }
     }
 
@@ -41,42 +41,42 @@ impl PvEoi {
 
     /// The guest writes the register; false if that is to fault. What it has ended at the old place is ended first.
     pub fn set_register(&mut self, value: u64, apic: &mut LocalApic) -> bool {
-        self.collect(apic);
-        let sane = value & RESERVED == 0;
-        if sane {
+        self.test_and_clear_pending(apic);
+        let is_valid = value & RESERVED == 0;
+        if is_valid {
             self.register = value;
         }
-        sane
+        is_valid
     }
 
     /// Before the vCPU enters the guest: sets the bit, if the next end may come unseen.
-    pub fn offer(&mut self, apic: &LocalApic) {
+    pub fn set_pending(&mut self, apic: &LocalApic) {
         if self.register & ENABLED != 0 && apic.may_end_unseen() {
             // A place that is no memory is the guest's own fault: it gets no bit.
-            self.offered = self.memory.write_obj(UNSEEN, self.place()).is_ok();
+            self.is_pending = self.memory.write_obj(PENDING, self.address()).is_ok();
         }
     }
 
     /// After the vCPU has left the guest, before anything is done for it: ends what the guest has ended, and takes the bit
     /// back.
-    pub fn collect(&mut self, apic: &mut LocalApic) {
-        if !std::mem::take(&mut self.offered) {
+    pub fn test_and_clear_pending(&mut self, apic: &mut LocalApic) {
+        if !std::mem::take(&mut self.is_pending) {
             return;
         }
-        let place = self.place();
-        match self.memory.read_obj::<u8>(place) {
-            Ok(word) if word & UNSEEN == 0 => {
-                // It was no level when it was offered, and nothing has been accepted since.
+        let address = self.address();
+        match self.memory.read_obj::<u8>(address) {
+            Ok(word) if word & PENDING == 0 => {
+                // It was no level when it was is_pending, and nothing has been accepted since.
                 apic.end_of_interrupt();
             }
             Ok(word) => {
-                let _ = self.memory.write_obj(word & !UNSEEN, place);
+                let _ = self.memory.write_obj(word & !PENDING, address);
             }
             Err(_) => {}
         }
     }
 
-    fn place(&self) -> GuestAddress {
+    fn address(&self) -> GuestAddress {
         GuestAddress(self.register & !(ENABLED | RESERVED))
     }
 }
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    const PLACE: u64 = 0x1004;
+    const ADDRESS: u64 = 0x1004;
     const SPURIOUS: u32 = 0x80F;
 
     fn parts() -> (PvEoi, LocalApic, GuestRam) {
@@ -100,42 +100,42 @@ mod tests {
     }
 
     fn word(memory: &GuestRam) -> u8 {
-        memory.read_obj(GuestAddress(PLACE)).expect("in memory")
+        memory.read_obj(GuestAddress(ADDRESS)).expect("in memory")
     }
 
     #[test]
     fn what_the_guest_ended_is_ended_and_what_it_did_not_is_not() {
         let (mut eoi, mut apic, memory) = parts();
-        assert!(eoi.set_register(PLACE | ENABLED, &mut apic));
-        eoi.offer(&apic);
+        assert!(eoi.set_register(ADDRESS | ENABLED, &mut apic));
+        eoi.set_pending(&apic);
         assert_eq!(word(&memory), 0, "nothing is in service");
         apic.accept(0x40, false);
         apic.take();
-        eoi.offer(&apic);
+        eoi.set_pending(&apic);
         assert_eq!(word(&memory), 1);
         // The guest is called out before it has ended it.
-        eoi.collect(&mut apic);
+        eoi.test_and_clear_pending(&mut apic);
         assert_eq!(word(&memory), 0);
         apic.accept(0x40, false);
         assert_eq!(apic.next(), None, "still in service");
         assert!(!apic.may_end_unseen());
-        eoi.offer(&apic);
+        eoi.set_pending(&apic);
         assert_eq!(word(&memory), 0, "the second waits for the end of the first");
         apic.end_of_interrupt();
         apic.take();
-        eoi.offer(&apic);
+        eoi.set_pending(&apic);
         memory
-            .write_obj(0_u8, GuestAddress(PLACE))
+            .write_obj(0_u8, GuestAddress(ADDRESS))
             .expect("the guest ends it");
-        eoi.collect(&mut apic);
-        eoi.collect(&mut apic);
+        eoi.test_and_clear_pending(&mut apic);
+        eoi.test_and_clear_pending(&mut apic);
         apic.accept(0x40, false);
         assert_eq!(apic.next(), Some(0x40), "ended, once");
         // Linux turns it off in the handler of an interrupt that it has just ended so.
         apic.take();
-        eoi.offer(&apic);
+        eoi.set_pending(&apic);
         memory
-            .write_obj(0_u8, GuestAddress(PLACE))
+            .write_obj(0_u8, GuestAddress(ADDRESS))
             .expect("the guest ends it");
         assert!(eoi.set_register(0, &mut apic));
         apic.accept(0x40, false);
@@ -145,12 +145,12 @@ mod tests {
     #[test]
     fn no_place_is_no_offer() {
         let (mut eoi, mut apic, _memory) = parts();
-        assert!(!eoi.set_register(PLACE | ENABLED | RESERVED, &mut apic));
+        assert!(!eoi.set_register(ADDRESS | ENABLED | RESERVED, &mut apic));
         assert!(eoi.set_register((1 << 50) | ENABLED, &mut apic));
         apic.accept(0x40, false);
         apic.take();
-        eoi.offer(&apic);
-        eoi.collect(&mut apic);
+        eoi.set_pending(&apic);
+        eoi.test_and_clear_pending(&mut apic);
         apic.accept(0x40, false);
         assert_eq!(apic.next(), None);
     }

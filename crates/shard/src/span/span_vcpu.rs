@@ -56,11 +56,11 @@ pub struct SpanVcpu {
     router: Arc<Router>,
     tsc: GuestTsc,
     /// What the guest has added to the counter of this vCPU: the register TSC_ADJUST.
-    adjustment: u64,
+    tsc_adjustment: u64,
     /// What KVM was told to add to the host's counter.
-    told_offset: u64,
+    kvm_tsc_offset: u64,
     /// The base of the interrupt controller that KVM knows, from which it takes a bit of CPUID.
-    told_base: Option<u64>,
+    kvm_apic_base: Option<u64>,
     /// Where it enters the guest, if that has the clocks of several hosts.
     barrier: Option<Arc<TscStepBarrier>>,
     /// It has passed there.
@@ -109,9 +109,9 @@ impl SpanVcpu {
         let is_here = router.owner(vcpu).is_some_and(|owner| owner.shard == router.me());
         Self {
             vcpu,
-            adjustment: 0,
-            told_offset: tsc.offset,
-            told_base: Some(reset.special.apic_base),
+            tsc_adjustment: 0,
+            kvm_tsc_offset: tsc.offset,
+            kvm_apic_base: Some(reset.special.apic_base),
             barrier: router.tsc_step_barrier().cloned(),
             is_past_barrier: false,
             tsc,
@@ -140,16 +140,16 @@ impl LocalController for SpanVcpu {
 
     fn open(&mut self) -> io::Result<()> {
         self.alarm = Some(Alarm::new()?);
-        self.event_slot().open();
+        self.event_slot().attach();
         Ok(())
     }
 
     fn close(&self) {
-        self.event_slot().close();
+        self.event_slot().detach();
     }
 
     fn before(&mut self, fd: &mut VcpuFd) -> Result<Next<MoveOrder>, StateError> {
-        self.see_time();
+        self.refresh_tsc_offset();
         let mut events = self.event_slot().take();
         if let Some(migrating) = events.arrival.take() {
             self.arrive(fd, *migrating)?;
@@ -165,7 +165,7 @@ impl LocalController for SpanVcpu {
                 return Ok(Next::Again);
             }
             Dispatch::Forward(effects) => {
-                self.carry_out(effects);
+                self.apply(effects);
                 return Ok(Next::Again);
             }
             Dispatch::Migrate(order) => {
@@ -174,20 +174,20 @@ impl LocalController for SpanVcpu {
             }
             Dispatch::Resident => {}
         }
-        self.start_up(fd)?;
-        self.tell_base(fd)?;
-        self.ring();
-        if self.is_asleep() {
-            self.sleep();
+        self.serve_startups(fd)?;
+        self.sync_apic_base(fd)?;
+        self.expire_timer();
+        if self.is_blocked() {
+            self.block();
             return Ok(Next::Again);
         }
         self.activity = ActivityState::Active;
         self.inject(fd)?;
-        self.set_alarm();
-        if !self.event_slot().enter() || !self.pass(fd)? {
+        self.arm_alarm();
+        if !self.event_slot().enter_guest() || !self.pass_barrier(fd)? {
             return Ok(Next::Again);
         }
-        self.pv_eoi.offer(&self.apic);
+        self.pv_eoi.set_pending(&self.apic);
         Ok(Next::Enter)
     }
 
@@ -196,14 +196,14 @@ impl LocalController for SpanVcpu {
             reporter.report();
         }
         // Nobody need kick it before it is to enter again.
-        self.event_slot().left();
+        self.event_slot().leave_guest();
         if let (Some(barrier), true) = (&self.barrier, std::mem::take(&mut self.is_past_barrier)) {
             barrier.leave();
         }
     }
 
     fn after(&mut self, fd: &mut VcpuFd) {
-        self.catch_up(fd);
+        self.sync_from_guest(fd);
     }
 
     fn halt(&mut self, fd: &mut VcpuFd) {
@@ -214,11 +214,11 @@ impl LocalController for SpanVcpu {
     fn read(&mut self, fd: &mut VcpuFd, index: u32) -> Option<u64> {
         VcpuCounters::count(&self.counters.msr);
         match index {
-            MSR_TSC_ADJUST => return Some(self.adjustment),
+            MSR_TSC_ADJUST => return Some(self.tsc_adjustment),
             MSR_KVM_PV_EOI_EN => return Some(self.pv_eoi.register()),
             _ => {}
         }
-        self.catch_up(fd);
+        self.sync_from_guest(fd);
         self.apic.read(index, self.now()).ok()
     }
 
@@ -235,15 +235,15 @@ impl LocalController for SpanVcpu {
                 return true;
             }
             MSR_TSC_ADJUST => {
-                self.adjust(value.wrapping_sub(self.adjustment));
+                self.adjust(value.wrapping_sub(self.tsc_adjustment));
                 return true;
             }
             MSR_KVM_PV_EOI_EN => return self.pv_eoi.set_register(value, &mut self.apic),
             _ => {}
         }
-        self.catch_up(fd);
+        self.sync_from_guest(fd);
         let written = self.apic.write(index, value, self.now());
-        self.show_priority(fd);
+        self.sync_task_priority(fd);
         match written {
             Ok(Written::Nothing) => {}
             Ok(Written::Send(ipi)) => {
@@ -267,59 +267,59 @@ impl LocalController for SpanVcpu {
 
 impl SpanVcpu {
     /// Tells KVM whether the guest has disabled the interrupt controller: CPUID then has none (SDM vol. 3, 11.4.3).
-    fn tell_base(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
+    fn sync_apic_base(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
         let base = self.apic.base();
-        if self.told_base != Some(base) {
+        if self.kvm_apic_base != Some(base) {
             let mut special = fd.get_sregs().map_err(refused("read special registers"))?;
             special.apic_base = base;
             fd.set_sregs(&special)
                 .map_err(refused("set the base of the interrupt controller"))?;
-            self.told_base = Some(base);
+            self.kvm_apic_base = Some(base);
         }
         Ok(())
     }
 
     /// The vCPU's counter as the guest reads it now.
     fn now(&self) -> u64 {
-        self.tsc.now().wrapping_add(self.adjustment)
+        self.tsc.now().wrapping_add(self.tsc_adjustment)
     }
 
     /// The guest moves the counter of this vCPU by `ticks`, modulo 2^64.
     fn adjust(&mut self, ticks: u64) {
         self.apic.expire(self.now());
         self.apic.counter_moved(ticks);
-        self.adjustment = self.adjustment.wrapping_add(ticks);
+        self.tsc_adjustment = self.tsc_adjustment.wrapping_add(ticks);
     }
 
     /// Passes the barrier, and tells KVM what is to be added to the host's counter; false when that has just changed.
-    fn pass(&mut self, fd: &VcpuFd) -> Result<bool, StateError> {
+    fn pass_barrier(&mut self, fd: &VcpuFd) -> Result<bool, StateError> {
         if let Some(barrier) = &self.barrier {
             let Some(offset) = barrier.enter() else {
-                self.event_slot().left();
+                self.event_slot().leave_guest();
                 return Ok(false);
             };
             self.is_past_barrier = true;
             self.tsc.offset = offset;
         }
-        let offset = self.tsc.offset.wrapping_add(self.adjustment);
-        if offset != self.told_offset {
+        let offset = self.tsc.offset.wrapping_add(self.tsc_adjustment);
+        if offset != self.kvm_tsc_offset {
             ioctls::set_tsc_offset(fd, offset).map_err(refused("set the offset of the TSC"))?;
-            self.told_offset = offset;
+            self.kvm_tsc_offset = offset;
         }
         Ok(true)
     }
 
     /// What the guest reads when it is entered next.
-    fn see_time(&mut self) {
+    fn refresh_tsc_offset(&mut self) {
         if let Some(barrier) = &self.barrier {
             self.tsc.offset = barrier.offset();
         }
     }
 
     /// Takes over what the guest did to its controller without an exit: ends of interrupts, and CR8. A second call changes
-    /// nothing, since [`SpanVcpu::show_priority`] follows each change of the task priority here.
-    fn catch_up(&mut self, fd: &mut VcpuFd) {
-        self.pv_eoi.collect(&mut self.apic);
+    /// nothing, since [`SpanVcpu::sync_task_priority`] follows each change of the task priority here.
+    fn sync_from_guest(&mut self, fd: &mut VcpuFd) {
+        self.pv_eoi.test_and_clear_pending(&mut self.apic);
         let cr8 = fd.get_kvm_run().cr8 as u8;
         if self.apic.task_priority() >> 4 != cr8 {
             self.apic.set_task_priority(cr8 << 4);
@@ -327,11 +327,11 @@ impl SpanVcpu {
     }
 
     /// Has KVM set CR8 to the task priority when the vCPU enters the guest next.
-    fn show_priority(&self, fd: &mut VcpuFd) {
+    fn sync_task_priority(&self, fd: &mut VcpuFd) {
         fd.get_kvm_run().cr8 = u64::from(self.apic.task_priority() >> 4);
     }
 
-    fn carry_out(&self, effects: impl IntoIterator<Item = Effect>) {
+    fn apply(&self, effects: impl IntoIterator<Item = Effect>) {
         for effect in effects {
             match effect {
                 Effect::Send { to, packet } => {
@@ -346,7 +346,7 @@ impl SpanVcpu {
         }
     }
 
-    fn start_up(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
+    fn serve_startups(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
         while let Some(startup) = self.residency.take_startup() {
             match (startup, self.activity) {
                 (Startup::Init { from }, _) => {
@@ -383,7 +383,7 @@ impl SpanVcpu {
             .map_err(refused("reset special registers"))?;
         fd.set_regs(&self.reset.registers)
             .map_err(refused("reset registers"))?;
-        self.told_base = Some(self.reset.special.apic_base);
+        self.kvm_apic_base = Some(self.reset.special.apic_base);
         let was_enabled = self.apic.is_enabled();
         self.apic.init();
         self.pv_eoi.set_register(0, &mut self.apic);
@@ -421,7 +421,7 @@ impl SpanVcpu {
         Ok(())
     }
 
-    fn is_asleep(&self) -> bool {
+    fn is_blocked(&self) -> bool {
         match self.activity {
             ActivityState::Active => false,
             ActivityState::WaitForSipi => true,
@@ -444,7 +444,7 @@ impl SpanVcpu {
     }
 
     /// Lets the timer interrupt, if it is time.
-    fn ring(&mut self) {
+    fn expire_timer(&mut self) {
         match self.timer_left() {
             Some(Duration::ZERO) => self.throttle.record_interrupt(self.tsc.nanoseconds()),
             Some(_) => return,
@@ -455,7 +455,7 @@ impl SpanVcpu {
     }
 
     /// Until there is mail, or the controller's timer expires.
-    fn sleep(&mut self) {
+    fn block(&mut self) {
         let limit = match self.activity {
             ActivityState::Halted { .. } => self.timer_left(),
             _ => None,
@@ -469,7 +469,7 @@ impl SpanVcpu {
         for _ in 0..self.residency.take_nmis() {
             fd.nmi().map_err(refused("inject an NMI"))?;
         }
-        self.show_priority(fd);
+        self.sync_task_priority(fd);
         let run = fd.get_kvm_run();
         let ready = run.ready_for_interrupt_injection != 0 && run.if_flag != 0;
         if ready && let Some(vector) = self.apic.take() {
@@ -480,7 +480,7 @@ impl SpanVcpu {
         Ok(())
     }
 
-    fn set_alarm(&mut self) {
+    fn arm_alarm(&mut self) {
         let left = self.timer_left();
         let Some(alarm) = &mut self.alarm else { return };
         if let Some(left) = left {

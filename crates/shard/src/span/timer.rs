@@ -11,14 +11,14 @@ use crate::kick;
 
 /// How late an alarm may go off: the guest's time and the clock do not run alike, so what is left of the same time comes out
 /// otherwise at each look. About what it costs to set it.
-const LATE_NS: u64 = 1_000;
+const SLACK_NS: u64 = 1_000;
 
 /// A timer of the kernel's (timer_create(2)) that signals the thread that made it.
 #[derive(Debug)]
 pub struct Alarm {
     id: libc::c_int,
     /// When it goes off, or went off, by the clock.
-    goes_off_ns: u64,
+    expires_ns: u64,
 }
 
 impl Alarm {
@@ -41,7 +41,7 @@ impl Alarm {
             )
         };
         if made == 0 {
-            Ok(Self { id, goes_off_ns: 0 })
+            Ok(Self { id, expires_ns: 0 })
         } else {
             Err(io::Error::last_os_error())
         }
@@ -52,7 +52,7 @@ impl Alarm {
         let now = monotonic_ns();
         let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
         let due_ns = now.saturating_add(left_ns);
-        if serves(self.goes_off_ns, now, due_ns) {
+        if is_good_enough(self.expires_ns, now, due_ns) {
             return;
         }
         // Zero would turn it off.
@@ -77,13 +77,13 @@ impl Alarm {
                 std::ptr::null_mut::<libc::itimerspec>(),
             )
         };
-        self.goes_off_ns = due_ns;
+        self.expires_ns = due_ns;
     }
 }
 
 /// Whether an alarm that goes off then is as good as one for `due_ns`.
-fn serves(goes_off_ns: u64, now_ns: u64, due_ns: u64) -> bool {
-    now_ns < goes_off_ns && goes_off_ns <= due_ns.saturating_add(LATE_NS)
+fn is_good_enough(expires_ns: u64, now_ns: u64, due_ns: u64) -> bool {
+    now_ns < expires_ns && expires_ns <= due_ns.saturating_add(SLACK_NS)
 }
 
 impl Drop for Alarm {
@@ -100,11 +100,11 @@ mod tests {
     #[test]
     fn an_alarm_serves_that_has_not_gone_off_and_is_not_late() {
         // None was set, or it went off.
-        assert!(!serves(0, 5_000, 9_000));
-        assert!(!serves(5_000, 5_000, 9_000));
-        for goes_off in [5_001, 8_000, 9_000, 9_000 + LATE_NS] {
-            assert!(serves(goes_off, 5_000, 9_000), "{goes_off}");
+        assert!(!is_good_enough(0, 5_000, 9_000));
+        assert!(!is_good_enough(5_000, 5_000, 9_000));
+        for goes_off in [5_001, 8_000, 9_000, 9_000 + SLACK_NS] {
+            assert!(is_good_enough(goes_off, 5_000, 9_000), "{goes_off}");
         }
-        assert!(!serves(9_001 + LATE_NS, 5_000, 9_000));
+        assert!(!is_good_enough(9_001 + SLACK_NS, 5_000, 9_000));
     }
 }

@@ -19,7 +19,7 @@ impl SpanVcpu {
     pub(super) fn leave(&mut self, fd: &VcpuFd, order: MoveOrder) {
         let still_since_ns = self.tsc.nanoseconds();
         if order.to == self.router.me() {
-            self.carry_out([self.residency.stay(order, false)]);
+            self.apply([self.residency.stay(order, false)]);
             return;
         }
         fault_point!(move_stopped);
@@ -31,7 +31,7 @@ impl SpanVcpu {
             }
             Err(error) => {
                 tracing::warn!(%error, "vCPU {} stays", self.vcpu);
-                self.carry_out([self.residency.stay(order, true)]);
+                self.apply([self.residency.stay(order, true)]);
             }
         }
     }
@@ -42,10 +42,10 @@ impl SpanVcpu {
             apic: self.apic.clone(),
             activity: self.activity,
             pv_eoi: self.pv_eoi.register(),
-            tsc_adjustment: self.adjustment,
+            tsc_adjustment: self.tsc_adjustment,
         };
         let effects = self.residency.depart(order, state, refused, still_since_ns);
-        self.carry_out(effects);
+        self.apply(effects);
     }
 
     /// Installs a vCPU that has come. One that this host's KVM does not take goes back; one that comes back must be taken.
@@ -58,30 +58,30 @@ impl SpanVcpu {
         }
         // That takes no time, if clocks differ by less than the way takes.
         wait_until(transfer.still_since_ns, CLOCK_CATCH_UP_TIMEOUT, || {
-            self.see_time();
+            self.refresh_tsc_offset();
             self.tsc.nanoseconds()
         });
         fault_point!(move_received);
-        let given = state.processor.give(fd, || Ok(()));
+        let installed = state.processor.give(fd, || Ok(()));
         self.apic = state.apic;
         // A value that was taken once is taken again.
         self.pv_eoi.set_register(state.pv_eoi, &mut self.apic);
         self.activity = state.activity;
-        self.adjustment = state.tsc_adjustment;
+        self.tsc_adjustment = state.tsc_adjustment;
         // The sender may not have told its KVM yet.
-        self.told_base = None;
+        self.kvm_apic_base = None;
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
         match self
             .residency
-            .arrive(transfer, given.is_ok(), self.tsc.nanoseconds(), accept)
+            .arrive(transfer, installed.is_ok(), self.tsc.nanoseconds(), accept)
         {
             ArrivalResult::Resident(effect) => {
                 // What the shared page says is of the last time that it ran here.
                 fd.get_kvm_run().ready_for_interrupt_injection = 0;
-                self.show_priority(fd);
+                self.sync_task_priority(fd);
                 fault_point!(move_installed);
-                self.carry_out([effect]);
+                self.apply([effect]);
                 fault_point!(move_resumed);
                 Ok(())
             }
@@ -89,13 +89,13 @@ impl SpanVcpu {
                 order,
                 still_since_ns,
             } => {
-                if let Err(error) = given {
+                if let Err(error) = installed {
                     tracing::warn!(%error, "vCPU {} is refused", self.vcpu);
                 }
                 self.migrate(state.processor, order, true, still_since_ns);
                 Ok(())
             }
-            ArrivalResult::Lost => given,
+            ArrivalResult::Lost => installed,
         }
     }
 }

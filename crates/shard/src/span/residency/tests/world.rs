@@ -151,7 +151,7 @@ impl World {
     pub fn step(&mut self, me: u8, takes: bool) {
         let shard = self.shard(me);
         if let Some(effect) = shard.effects.pop_front() {
-            return self.carry_out(me, effect);
+            return self.apply(me, effect);
         }
         if let Some(order) = shard.leaving.take() {
             if order.to == me {
@@ -243,7 +243,7 @@ impl World {
             .chain(come.chain(gone).map(|migrating| &migrating.state))
     }
 
-    fn carry_out(&mut self, me: u8, effect: Effect<FakeVcpuState>) {
+    fn apply(&mut self, me: u8, effect: Effect<FakeVcpuState>) {
         match effect {
             Effect::Send { to, packet } => self.send(me, to, packet),
             Effect::Departed(owner) => self.update(me, owner),
