@@ -11,8 +11,9 @@ use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRang
 
 use super::clock::GuestTsc;
 use super::device_proxy_client::DeviceProxyClient;
-use super::device_proxy_server::{DeviceProxyServer, IO_REQUESTS_MAX, IoApicDevice, IoRequest};
+use super::device_proxy_server::{DeviceProxyServer, IO_REQUESTS_MAX, IoRequest};
 use super::host;
+use super::ioapic::IoApicDevice;
 use super::ioctls;
 use super::link::stream::{self, Writer};
 use super::link::{Receiving, Sending};

@@ -28,6 +28,7 @@ pub mod device_proxy_server;
 pub mod enabled_apics;
 pub mod event_slot;
 pub mod host;
+pub mod ioapic;
 mod ioctls;
 pub mod link;
 pub mod machine;

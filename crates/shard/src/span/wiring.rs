@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::device_proxy_server::IoApicDevice;
+use super::ioapic::IoApicDevice;
 use super::router::Router;
 use crate::arch::x86_64::layout::IOAPIC_PINS;
 use crate::interrupt::{Message, Route, Wiring};

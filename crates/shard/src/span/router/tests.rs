@@ -11,7 +11,8 @@ use std::thread;
 use apic::Destination;
 
 use super::super::device_proxy_client::DeviceProxyClient;
-use super::super::device_proxy_server::{DeviceProxyServer, IO_REQUESTS_MAX, IoApicDevice};
+use super::super::device_proxy_server::{DeviceProxyServer, IO_REQUESTS_MAX};
+use super::super::ioapic::IoApicDevice;
 use super::super::link::{self, Receiving};
 use super::super::packet::Space;
 use super::super::pending_events::PendingEvents;
