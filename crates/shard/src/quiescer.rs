@@ -215,7 +215,7 @@ mod tests {
 
     /// "vCPUs" and "devices" that count while they may.
     #[test]
-    fn nothing_moves_during_a_pause_and_everything_after() {
+    fn vcpus_and_devices_stop_during_a_pause_and_resume_after() {
         register_signal_handler(SIGRTMIN(), ignore).unwrap();
         let quiescer = Quiescer::new();
         let (counter, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pause_while_the_kernel_writes() {
+    fn pause_is_refused_while_kernel_io_is_in_flight() {
         let quiescer = Quiescer::new();
         quiescer.io_started();
         assert!(quiescer.pause().is_none());
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vcpu_that_does_not_leave_ends_the_attempt_and_goes_on() {
+    fn pause_fails_when_a_vcpu_does_not_park_and_the_vcpu_resumes() {
         register_signal_handler(SIGRTMIN(), ignore).unwrap();
         let quiescer = Quiescer::new();
         let other = quiescer.clone();

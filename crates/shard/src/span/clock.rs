@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_early_waits_until_its_time_and_not_for_ever() {
+    fn wait_ends_at_the_target_time_or_at_its_timeout() {
         wait_until(5, Duration::from_secs(20), || 5);
         let since = monotonic_ns();
         wait_until(since + 3_000_000, Duration::from_secs(20), monotonic_ns);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_become_time() {
+    fn ticks_convert_to_durations_by_the_tsc_frequency() {
         let tsc = GuestTsc {
             offset: 0,
             ratio: Ratio::ONE,

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mail_keeps_a_thread_out_and_wakes_it() {
+    fn pending_event_prevents_guest_entry_and_wakes_a_waiter() {
         let slot = Arc::new(EventSlot::default());
         assert!(slot.enter_guest());
         slot.leave_guest();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_wakes_everyone() {
+    fn shutdown_wakes_waiters_and_prevents_guest_entry() {
         let slot = Arc::new(EventSlot::default());
         let other = slot.clone();
         let waiter = thread::spawn(move || {

@@ -87,7 +87,7 @@ mod tests {
 
     /// Where there is KVM, as on every machine that this is for.
     #[test]
-    fn a_host_is_like_itself_and_kvm_takes_what_it_has_in_common() {
+    fn common_cpuid_of_a_host_with_itself_is_its_own_and_kvm_accepts_it() {
         let kvm = match Kvm::new() {
             Ok(kvm) => kvm,
             Err(error) => return eprintln!("left out: /dev/kvm: {error}"),

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_line_interrupts_again_when_it_is_unmasked_and_when_its_service_ends() {
+    fn asserted_level_line_is_redelivered_after_unmask_and_eoi() {
         let home = Home::new();
         home.set_entry(LEVEL | MASKED);
         home.ioapic.set_line(PIN, true);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pulse_is_one_interrupt_of_an_edge_and_of_a_level() {
+    fn pulse_delivers_exactly_one_interrupt_edge_or_level() {
         for (bits, is_level) in [(0, false), (LEVEL, true)] {
             let home = Home::new();
             home.set_entry(bits);

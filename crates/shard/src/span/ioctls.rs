@@ -56,7 +56,7 @@ mod tests {
 
     /// Where KVM keeps offsets: one that runs guests by itself has the host's counter for all of them.
     #[test]
-    fn a_vcpu_reads_what_it_was_told_to_add() {
+    fn tsc_offset_is_added_to_the_guest_tsc() {
         const FURTHER: u64 = 1 << 50;
         let kvm = match Kvm::new() {
             Ok(kvm) => kvm,

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_come_in_order_and_the_end_is_seen() {
+    fn packets_are_delivered_in_order_and_peer_exit_ends_the_receiver() {
         all_come(ring());
         all_come(stream());
     }

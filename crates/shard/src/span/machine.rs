@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_get_the_timer_that_the_host_can_leave_to_us() {
+    fn tsc_deadline_timer_is_hidden_on_intel_hosts_only() {
         let (amd, intel) = (adjusted(*b"Auth"), adjusted(*b"Genu"));
         assert_ne!(amd(1).ecx & 1 << 24, 0);
         assert_eq!(intel(1).ecx & 1 << 24, 0);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_one_for_the_vm_does_not_travel() {
+    fn vm_wide_msrs_do_not_migrate() {
         let numbers = [0x10, 0x3B, 0x174, 0x6E0, 0x4B56_4D00, 0x4B56_4D04, 0xC000_0080];
         assert_eq!(migrated_msrs(&numbers), [0x174, 0xC000_0080]);
     }

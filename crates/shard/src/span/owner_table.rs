@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_news_is_no_news() {
+    fn stale_owner_update_is_ignored() {
         let owners = OwnerTable::new(&[0, 1]);
         let at = |shard, version| Owner { shard, version };
         owners.update(1, at(0, 2));

@@ -182,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_on_is_what_came(came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50), nmis in 0..4_u8) {
+        fn forwarded_packets_equal_the_merged_events(came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50), nmis in 0..4_u8) {
             let mut events = PendingEvents::<()>::default();
             for (vector, level) in &came {
                 events.signals.interrupt(*vector, *level);

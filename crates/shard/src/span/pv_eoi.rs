@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_ended_is_ended_and_what_it_did_not_is_not() {
+    fn interrupt_ends_only_if_the_guest_cleared_the_pending_bit() {
         let (mut eoi, mut apic, memory) = parts();
         assert!(eoi.set_register(ADDRESS | ENABLED, &mut apic));
         eoi.set_pending(&apic);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn no_place_is_no_offer() {
+    fn invalid_register_value_shares_no_pending_bit() {
         let (mut eoi, mut apic, _memory) = parts();
         assert!(!eoi.set_register(ADDRESS | ENABLED | RESERVED, &mut apic));
         assert!(eoi.set_register((1 << 50) | ENABLED, &mut apic));

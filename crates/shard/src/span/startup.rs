@@ -105,7 +105,7 @@ mod tests {
         /// Whatever the order of arrival: what is taken is in the order of sending, from the last INIT on nothing is missing,
         /// and nothing comes twice.
         #[test]
-        fn order_is_that_of_sending(sent in prop::collection::vec(startup(), 1..40), seed in any::<u64>()) {
+        fn startups_are_taken_in_sending_order_from_the_last_init(sent in prop::collection::vec(startup(), 1..40), seed in any::<u64>()) {
             let mut arrivals: Vec<_> = (1_u64..).zip(sent.iter().copied()).collect();
             let mut state = seed;
             for last in (1..arrivals.len()).rev() {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_is_bounded_and_an_init_mends_it() {
+    fn startup_flood_is_bounded_and_the_next_init_recovers() {
         let mut startups = Startups::default();
         for number in 2..1000 {
             startups.insert(number, Startup::Start { page: 1 });

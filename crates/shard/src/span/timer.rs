@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alarm_serves_that_has_not_gone_off_and_is_not_late() {
+    fn armed_alarm_is_kept_unless_expired_or_too_late() {
         // None was set, or it went off.
         assert!(!is_good_enough(0, 5_000, 9_000));
         assert!(!is_good_enough(5_000, 5_000, 9_000));

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interrupts_are_as_far_apart_as_fetches_are_slow() {
+    fn timer_interval_is_proportional_to_fetch_latency_up_to_a_limit() {
         let mut throttle = TimerThrottle::default();
         throttle.record_interrupt(1_000_000_000);
         assert_eq!(throttle.delay_ns(1_000_000_000, 0, false), 0);

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_that_is_slow_until_the_queue_is_full_and_nothing_is_lost() {
+    fn sender_blocks_only_when_the_queue_is_full_and_no_packet_is_lost() {
         let (near, far) = pair();
         let (sending, writer, _) = open(near).expect("a channel");
         thread::spawn(|| writer.run());
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_goes_on_when_the_other_side_is_lost() {
+    fn blocked_sender_resumes_when_the_peer_is_lost() {
         let (near, far) = pair();
         let (sending, writer, receiving) = open(near).expect("a channel");
         let writing = thread::spawn(|| writer.run());
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overtakes_what_the_writer_has_taken() {
+    fn packet_is_queued_behind_bytes_that_the_writer_holds() {
         let (near, far) = pair();
         let (sending, _writer, _) = open(near).expect("a channel");
         sending.0.lock().is_writing = true;
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_goes_on_when_the_vm_ends() {
+    fn blocked_sender_resumes_when_the_vm_ends() {
         let (near, _far) = pair();
         let (sending, writer, _) = open(near).expect("a channel");
         thread::spawn(|| writer.run());
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_packet_is_an_error() {
+    fn malformed_packet_is_an_error() {
         for bytes in [&[0xFF; 8][..], &[1, 0, 0, 0, 0xFF]] {
             let (near, mut far) = pair();
             let (_sending, _writer, receiving) = open(near).expect("a channel");
@@ -352,7 +352,7 @@ mod tests {
 
     /// What was queued when the sending half was dropped still comes, then the end.
     #[test]
-    fn the_end_comes_after_all_that_was_sent() {
+    fn queued_packets_are_delivered_before_end_of_stream() {
         let (near, far) = pair();
         let (sending, writer, _) = open(near).expect("a channel");
         let (_, _, receiving) = open(File::from(OwnedFd::from(far))).expect("a channel");

@@ -1,5 +1,5 @@
-//! One vCPU, a few shards, channels that keep order, moves and refusals: every order of a small world (`every_order`).
+//! One vCPU, a few shards, channels that keep order, moves and refusals: every order of a small world (`interleavings`).
 
-mod every_order;
 mod history;
+mod interleavings;
 mod world;

@@ -118,7 +118,7 @@ fn vectors(events: &PendingEvents) -> Vec<u8> {
 }
 
 #[test]
-fn an_interrupt_goes_to_the_shard_of_its_vcpu_and_to_no_other() {
+fn interrupt_is_delivered_only_in_the_owner_shard_of_its_vcpu() {
     let Shards { home, part, .. } = shards();
     home.interrupt(&fixed(1, 0x31), Shorthand::None, Some(0));
     home.interrupt(&fixed(2, 0x32), Shorthand::None, Some(0));
@@ -138,7 +138,7 @@ fn an_interrupt_goes_to_the_shard_of_its_vcpu_and_to_no_other() {
 }
 
 #[test]
-fn what_goes_to_the_shard_before_is_sent_on() {
+fn packet_to_the_previous_owner_is_forwarded() {
     let Shards { home, part, .. } = shards();
     // vCPU 2 has moved to the home, which has not heard.
     let owner = Owner {
@@ -167,7 +167,7 @@ fn what_goes_to_the_shard_before_is_sent_on() {
 }
 
 #[test]
-fn who_sends_an_init_goes_on_when_it_is_obeyed() {
+fn init_sender_blocks_until_the_target_has_reset() {
     let Shards { home, part, .. } = shards();
     let sender = part.clone();
     let waiting = thread::spawn(move || sender.interrupt(&init(3), Shorthand::None, Some(2)));
@@ -187,7 +187,7 @@ fn who_sends_an_init_goes_on_when_it_is_obeyed() {
 
 /// With three shards an INIT, which goes by way of the home, can overtake the news of where its sender is.
 #[test]
-fn who_has_moved_and_sends_an_init_is_told_where_it_waits() {
+fn init_done_reaches_the_waiter_in_its_recorded_shard() {
     let Shards { home, part, .. } = shards();
     // vCPU 0 was in the part, and is in the home again: the part has not heard.
     part.departed(0, Owner { shard: 1, version: 1 });
@@ -200,7 +200,7 @@ fn who_has_moved_and_sends_an_init_is_told_where_it_waits() {
 }
 
 #[test]
-fn the_home_hears_how_a_move_came_out() {
+fn home_receives_the_outcome_of_a_migration() {
     let Shards { home, part, .. } = shards();
     let mover = home.clone();
     let moving = thread::spawn(move || mover.move_vcpu(3, HOME, Instant::now() + TIMEOUT, || false));
@@ -216,7 +216,7 @@ fn the_home_hears_how_a_move_came_out() {
 }
 
 #[test]
-fn the_outcome_of_a_move_that_was_given_up_is_not_that_of_the_next() {
+fn late_outcome_is_not_taken_for_a_newer_order() {
     let Shards { home, part, .. } = shards();
     let given_up = home.move_vcpu(3, HOME, Instant::now(), || false);
     assert_eq!(given_up, None);
@@ -257,7 +257,7 @@ fn order_to(shard: u8, events: &PendingEvents) -> u64 {
 
 /// With three shards what the one before says can come after what the next one says.
 #[test]
-fn a_lowest_priority_interrupt_goes_to_nobody_who_has_been_disabled_since_it_moved() {
+fn lowest_priority_interrupt_skips_apics_disabled_after_their_migration() {
     let Shards { home, part, .. } = shards();
     let chosen = |vector| {
         let interrupt = Interrupt {
@@ -301,7 +301,7 @@ impl BusDevice for Register {
 }
 
 #[test]
-fn devices_of_the_home_answer_the_vcpus_of_the_part() {
+fn home_devices_serve_vcpus_of_other_shards() {
     const PORT: u64 = 0x3F8;
     let Shards {
         home,

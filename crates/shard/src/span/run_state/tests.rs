@@ -160,7 +160,7 @@ impl State {
 }
 
 #[test]
-fn mail_is_seen_whenever_it_comes_and_calls_for_it_once() {
+fn event_is_always_noticed_and_notified_at_most_once() {
     let checker = Letters(4).checker().spawn_bfs().join();
     checker.assert_properties();
     let states = checker.unique_state_count();
@@ -168,7 +168,7 @@ fn mail_is_seen_whenever_it_comes_and_calls_for_it_once() {
 }
 
 #[test]
-fn who_is_awake_is_not_called_and_who_is_called_not_twice() {
+fn thread_outside_the_guest_is_not_notified_and_none_twice() {
     let mut run_state = RunState::default();
     assert_eq!(run_state.notify(), Notification::None);
     run_state.set_in_guest();
@@ -187,7 +187,7 @@ fn who_is_awake_is_not_called_and_who_is_called_not_twice() {
 }
 
 #[test]
-fn only_who_is_in_the_guest_is_called_out() {
+fn exit_request_kicks_only_a_thread_in_the_guest() {
     let mut run_state = RunState::default();
     assert_eq!(run_state.request_exit(), Notification::None, "awake");
     run_state.set_blocked();

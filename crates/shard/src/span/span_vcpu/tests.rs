@@ -34,7 +34,7 @@ program!(GUEST_OF_PRIORITIES:
 );
 
 #[test]
-fn an_interrupt_waits_for_the_task_priority_however_the_guest_sets_it() {
+fn interrupt_waits_for_task_priority_set_by_tpr_or_cr8() {
     if let Some(reported) = run(&Program(&raw const GUEST_OF_PRIORITIES), []) {
         let expected = [0x53, 5, 0x90, 0xA0, INTERRUPT, 0, 0x5A, INTERRUPT, DONE];
         assert_eq!(reported, expected, "{reported:x?}");
@@ -54,7 +54,7 @@ program!(GUEST_OF_THE_COUNTER:
 );
 
 #[test]
-fn a_guest_that_adjusts_its_counter_reads_that_and_what_it_wrote() {
+fn tsc_adjust_moves_the_guest_tsc_and_reads_back() {
     if let Some(reported) = run(&Program(&raw const GUEST_OF_THE_COUNTER), []) {
         if reported.get(2) == Some(&0) {
             println!("left out: this machine's KVM adds nothing to the host's counter");
@@ -73,7 +73,7 @@ program!(GUEST_OF_THE_BASE:
 );
 
 #[test]
-fn cpuid_has_no_interrupt_controller_once_the_guest_has_disabled_it() {
+fn cpuid_reports_no_apic_after_the_guest_disables_it() {
     if let Some(reported) = run(&Program(&raw const GUEST_OF_THE_BASE), []) {
         assert_eq!(reported, [0x200, 0, DONE], "{reported:x?}");
     }
@@ -82,7 +82,7 @@ fn cpuid_has_no_interrupt_controller_once_the_guest_has_disabled_it() {
 program!(GUEST_OF_NMIS: "mov ecx, 8" "2: in al, 0x80" "dec ecx" "jnz 2b");
 
 #[test]
-fn two_nmis_that_come_close_together_are_two() {
+fn two_back_to_back_nmis_are_both_delivered() {
     let two = [(); 2].map(|()| Packet::Nmi { vcpu: 0 });
     if let Some(reported) = run(&Program(&raw const GUEST_OF_NMIS), two) {
         assert_eq!(reported, [NMI, NMI, DONE], "{reported:x?}");

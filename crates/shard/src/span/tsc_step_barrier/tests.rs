@@ -11,7 +11,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// vCPUs tell one another what they read, by memory, as fast as they can: none is told more than it reads itself, however many
 /// steps are made meanwhile.
 #[test]
-fn no_vcpu_reads_less_than_another_has_told_it() {
+fn tsc_is_causal_across_vcpus_during_steps() {
     const VCPUS: usize = 4;
     const STEPS: u64 = 2_000;
     let barrier = Arc::new(TscStepBarrier::new(0, KHZ));
@@ -72,7 +72,7 @@ fn no_vcpu_reads_less_than_another_has_told_it() {
 
 /// One that the kernel keeps is not waited for, and adds what is right when it comes back.
 #[test]
-fn who_does_not_come_out_holds_nobody_up() {
+fn vcpu_stuck_in_the_kernel_does_not_block_a_step() {
     let barrier = TscStepBarrier::new(5, KHZ);
     assert_eq!(barrier.enter(), Some(5));
     barrier.step(9, EXIT_TIMEOUT, || ()).expect("it goes forward");
@@ -84,7 +84,7 @@ fn who_does_not_come_out_holds_nobody_up() {
 }
 
 #[test]
-fn time_is_not_turned_back_nor_thrown_into_the_future() {
+fn backward_or_oversized_step_is_refused() {
     let barrier = TscStepBarrier::new(10, KHZ);
     let step = |offset| barrier.step(offset, EXIT_TIMEOUT, || panic!("nobody is called"));
     assert_eq!(step(10), Ok(()));

@@ -149,7 +149,7 @@ impl Small {
 }
 
 #[test]
-fn a_vcpu_goes_and_comes_back_while_it_is_interrupted() {
+fn round_trip_migration_loses_and_doubles_no_interrupt() {
     for at in [0, 1] {
         let moves = [Move(1 - at), Move(at)];
         let events = [&moves[..], &[Interrupt(0, 0x40), Interrupt(1, 0x41), Nmi(1)]].concat();
@@ -159,7 +159,7 @@ fn a_vcpu_goes_and_comes_back_while_it_is_interrupted() {
 
 /// One vCPU takes the first and latches the second, wherever the two meet.
 #[test]
-fn two_nmis_that_come_together_are_two_while_the_vcpu_moves() {
+fn two_nmis_are_both_delivered_during_a_migration() {
     for at in [0, 1] {
         let events = [Move(1 - at), Move(at), Nmi(0), Nmi(1)];
         check(Small::new(2, at, &events), 1000);
@@ -167,7 +167,7 @@ fn two_nmis_that_come_together_are_two_while_the_vcpu_moves() {
 }
 
 #[test]
-fn a_vcpu_goes_and_comes_back_while_it_is_started() {
+fn round_trip_migration_keeps_the_order_of_startups() {
     for at in [0, 1] {
         let moves = [Move(1 - at), Move(at)];
         let events = [&moves[..], &[Init(1), Start(1, 1), Start(0, 2)]].concat();
@@ -176,7 +176,7 @@ fn a_vcpu_goes_and_comes_back_while_it_is_started() {
 }
 
 #[test]
-fn moves_are_ordered_before_others_are_done() {
+fn overlapping_move_orders_converge() {
     let events = [Move(1), Move(0), Move(1), Interrupt(1, 0x41), Start(0, 1)];
     let small = Small::new(2, 0, &events);
     check(
@@ -199,7 +199,7 @@ fn moves_are_ordered_before_others_are_done() {
 
 /// The home, where it was before, and where it goes to.
 #[test]
-fn a_vcpu_goes_round_three_shards_while_it_is_interrupted() {
+fn three_shard_migration_loses_and_doubles_no_interrupt() {
     for moves in [[Move(2), Move(0)], [Move(2), Move(1)], [Move(0), Move(2)]] {
         let events = [&moves[..], &[Interrupt(0, 0x40), Interrupt(2, 0x42)]].concat();
         check(Small::new(3, 1, &events), 5_000);
@@ -207,7 +207,7 @@ fn a_vcpu_goes_round_three_shards_while_it_is_interrupted() {
 }
 
 #[test]
-fn a_vcpu_goes_round_three_shards_while_it_is_started() {
+fn three_shard_migration_keeps_the_order_of_startups() {
     for moves in [[Move(2), Move(0)], [Move(2), Move(1)], [Move(0), Move(2)]] {
         let events = [&moves[..], &[Init(2), Start(0, 1)]].concat();
         check(Small::new(3, 1, &events), 5_000);
@@ -215,7 +215,7 @@ fn a_vcpu_goes_round_three_shards_while_it_is_started() {
 }
 
 #[test]
-fn a_shard_refuses_a_vcpu() {
+fn refused_vcpu_returns_and_no_event_is_lost() {
     for (at, refuses) in [(0, 1), (1, 0)] {
         for (patient, other) in [(true, Start(refuses, 1)), (false, Nmi(at))] {
             let events = [Move(refuses), Move(refuses), Interrupt(refuses, 0x40), other];
