@@ -1,20 +1,21 @@
-//! Which vCPUs have their interrupt controller enabled, as one shard knows it: lowest-priority interrupts go to one of them.
+//! Set of vCPUs with an enabled local APIC, as one shard knows it. A lowest-priority interrupt goes to one of
+//! them.
 //!
-//! What a shard says of a vCPU comes in order, but what the shard before said may come later. So, as with owners
-//! ([`super::owner_table`]), what was said after fewer moves changes nothing.
+//! Reports of one shard about a vCPU arrive in order, but a report of the previous owner may arrive later.
+//! So, as with owners ([`super::owner_table`]), a report with fewer moves changes nothing.
 
 use apic::Targets;
 
-/// All vCPUs of a VM.
+/// Enabled local APICs of a VM.
 #[derive(Debug)]
 pub struct EnabledApics {
     now: Targets,
-    /// Moves of each vCPU when it said so.
+    /// Moves of each vCPU at its last report.
     versions: Vec<u64>,
 }
 
 impl EnabledApics {
-    /// As the VM starts: none of `count`.
+    /// Returns the set at the start of the VM: none of `count` vCPUs.
     pub fn new(count: usize) -> Self {
         Self {
             now: Targets::default(),
@@ -22,7 +23,7 @@ impl EnabledApics {
         }
     }
 
-    /// A vCPU that had moved `version` times has said so.
+    /// Updates the state of a vCPU by a report that it sent after `version` moves.
     pub fn update(&mut self, vcpu: u8, version: u64, is_enabled: bool) {
         let Some(known) = self.versions.get_mut(usize::from(vcpu)) else {
             return;
@@ -38,7 +39,7 @@ impl EnabledApics {
         }
     }
 
-    /// Those that are, as far as is known here.
+    /// Returns the vCPUs with an enabled local APIC, as this shard knows them.
     pub fn now(&self) -> Targets {
         self.now
     }

@@ -1,4 +1,5 @@
-//! The place where a vCPU's thread finds its mail, and is woken or kicked for it.
+//! Slot from which a vCPU's thread takes its pending events, and which wakes or kicks that thread for new
+//! ones.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,11 +8,11 @@ use super::pending_events::PendingEvents;
 use super::run_state::{Notification, RunState};
 use crate::kick;
 
-/// One vCPU's, in one shard.
+/// Event slot of one vCPU in one shard.
 #[derive(Debug, Default)]
 pub struct EventSlot {
     state: Mutex<State>,
-    come: Condvar,
+    posted: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -19,50 +20,50 @@ struct State {
     events: PendingEvents,
     thread: Option<libc::pthread_t>,
     run_state: RunState,
-    /// The VM ends: nobody waits any more.
+    /// The VM ends, so no thread blocks any more.
     is_over: bool,
 }
 
 impl EventSlot {
-    /// The calling thread is the one that takes the mail from now on.
+    /// Makes the calling thread the one that takes the events.
     pub fn attach(&self) {
         // SAFETY: the calling thread's own handle.
         self.lock().thread = Some(unsafe { libc::pthread_self() });
     }
 
-    /// It is not any more.
+    /// Detaches the thread.
     pub fn detach(&self) {
         self.lock().thread = None;
     }
 
-    /// Puts something in, and sees that it is looked at soon.
+    /// Posts an event and notifies the thread if necessary.
     pub fn post(&self, into: impl FnOnce(&mut PendingEvents)) {
         let mut state = self.lock();
         into(&mut state.events);
         self.notify(state);
     }
 
-    /// Calls the thread out of the guest, if it is there.
+    /// Kicks the thread if it is in the guest.
     pub fn request_exit(&self) {
         let mut state = self.lock();
         let notification = state.run_state.request_exit();
         self.deliver(notification, state);
     }
 
-    /// Wakes who waits, for good.
+    /// Wakes all waiters for good, as the VM ends.
     pub fn end(&self) {
         let mut state = self.lock();
         state.is_over = true;
         self.notify(state);
     }
 
-    /// Takes all that is to be looked at, without waiting.
+    /// Takes all events that the vCPU's loop serves, without blocking.
     pub fn take(&self) -> PendingEvents {
         self.lock().events.take()
     }
 
-    /// Says that the thread is about to enter the guest; false, and it is not, when there is mail. The flag that a kick sets
-    /// has been cleared before.
+    /// Records that the thread is about to enter the guest, and returns true. Returns false when events are
+    /// pending. The caller has cleared the flag that a kick sets.
     pub fn enter_guest(&self) -> bool {
         let mut state = self.lock();
         let is_idle = state.events.is_empty() && !state.is_over;
@@ -72,17 +73,18 @@ impl EventSlot {
         is_idle
     }
 
-    /// The thread has left the guest.
+    /// Records that the thread has left the guest.
     pub fn leave_guest(&self) {
         self.lock().run_state.set_outside_guest();
     }
 
-    /// Waits until there is something to take, the VM ends, or for `limit`.
+    /// Blocks until an event is pending, the VM ends or `limit` expires.
     pub fn wait(&self, limit: Option<Duration>) {
         self.wait_for(limit, |events| (!events.is_empty()).then_some(()));
     }
 
-    /// Waits for what `take` takes out of the mail; none when the VM ends first, or `limit` is over.
+    /// Blocks until `take` returns a value from the events. Returns none when the VM ends first or `limit`
+    /// expires.
     pub fn wait_for<T>(
         &self,
         limit: Option<Duration>,
@@ -103,9 +105,9 @@ impl EventSlot {
             }
             state.run_state.set_blocked();
             state = match left {
-                None => self.come.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.posted.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(left) => {
-                    let waited = self.come.wait_timeout(state, left);
+                    let waited = self.posted.wait_timeout(state, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
@@ -113,7 +115,7 @@ impl EventSlot {
         }
     }
 
-    /// Calls the thread, if it must be, to what has been put in.
+    /// Notifies the thread of a new event if necessary.
     fn notify(&self, mut state: MutexGuard<'_, State>) {
         let notification = state.run_state.notify();
         self.deliver(notification, state);
@@ -121,18 +123,18 @@ impl EventSlot {
 
     fn deliver(&self, notification: Notification, state: MutexGuard<'_, State>) {
         match (notification, state.thread) {
-            // SAFETY: a thread takes itself out of the slot, under the lock that is held here, before it ends.
+            // SAFETY: a thread detaches itself before it ends, under the lock that is held here.
             (Notification::Kick, Some(thread)) => drop(unsafe { libc::pthread_kill(thread, kick::signal()) }),
             (Notification::Kick, None) | (Notification::None, _) => {}
             (Notification::Wake, _) => {
                 drop(state);
-                self.come.notify_all();
+                self.posted.notify_all();
             }
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change is whole, whoever panicked.
+        // Each change is complete, so a panic of another thread left no partial one.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -160,12 +162,12 @@ mod tests {
         slot.post(|events| events.signals.nmis.add());
         slot.post(|events| events.answer = Some(Answer { value: 3 }));
         assert_eq!(
-            waiter.join().expect("it waits and goes"),
+            waiter.join().expect("the waiter returns"),
             Some(Answer { value: 3 })
         );
         assert!(
             !slot.take().signals.nmis.is_empty(),
-            "what it did not wait for stays"
+            "an event that the waiter did not ask for stays"
         );
     }
 
@@ -178,7 +180,7 @@ mod tests {
             other.wait_for(None, |events| events.answer.take())
         });
         slot.end();
-        assert_eq!(waiter.join().expect("it goes"), None);
+        assert_eq!(waiter.join().expect("the waiter returns"), None);
         assert!(!slot.enter_guest());
     }
 }

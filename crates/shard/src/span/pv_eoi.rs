@@ -1,31 +1,32 @@
-//! Ends of interrupts that cost no exit: a bit in guest memory that we set when nobody waits for the end of the interrupt in
-//! service, and that the guest clears instead of writing the register (Linux, `Documentation/virt/kvm/x86/msr.rst`,
-//! `MSR_KVM_PV_EOI_EN`). KVM does it for controllers of its own; for the guest it is the same.
+//! Ends of interrupts without an exit. The shard sets a bit in guest memory when no other interrupt waits for
+//! the end of the one in service, and the guest clears that bit instead of writing the EOI register (Linux,
+//! `Documentation/virt/kvm/x86/msr.rst`, `MSR_KVM_PV_EOI_EN`). KVM offers this for local APICs of its own;
+//! the guest sees the same interface here.
 
 use apic::LocalApic;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::memory::GuestRam;
 
-/// The register by which the guest says where the bit is.
+/// Register with the address of the bit.
 pub const MSR_KVM_PV_EOI_EN: u32 = 0x4B56_4D04;
-/// CPUID 0x4000_0001, EAX: it is there.
+/// Bit of CPUID 0x4000_0001, EAX: the register exists.
 pub const KVM_FEATURE_PV_EOI: u32 = 1 << 6;
 const ENABLED: u64 = 1;
 const RESERVED: u64 = 2;
-/// The guest's word: the next end is not waited for.
+/// Value of the pending bit: the guest may end the interrupt by clearing it.
 const PENDING: u8 = 1;
 
-/// One vCPU's.
+/// PV EOI of one vCPU.
 pub struct PvEoi {
     memory: GuestRam,
     register: u64,
-    /// The bit is set, or was cleared by the guest.
+    /// Whether the shard has set the bit; the guest may have cleared it since.
     is_pending: bool,
 }
 
 impl PvEoi {
-    /// Not enabled.
+    /// Returns PV EOI as disabled.
     pub fn new(memory: GuestRam) -> Self {
         Self {
             memory,
@@ -34,12 +35,13 @@ impl PvEoi {
         }
     }
 
-    /// What the guest has written.
+    /// Returns the register that the guest has written.
     pub fn register(&self) -> u64 {
         self.register
     }
 
-    /// The guest writes the register; false if that is to fault. What it has ended at the old place is ended first.
+    /// Writes the register for the guest; returns false if the write must fault. An end at the old address
+    /// takes effect first.
     pub fn set_register(&mut self, value: u64, apic: &mut LocalApic) -> bool {
         self.test_and_clear_pending(apic);
         let is_valid = value & RESERVED == 0;
@@ -49,16 +51,17 @@ impl PvEoi {
         is_valid
     }
 
-    /// Before the vCPU enters the guest: sets the bit, if the next end may come unseen.
+    /// Sets the pending bit if the next end of an interrupt may go unseen. Called before the vCPU enters the
+    /// guest.
     pub fn set_pending(&mut self, apic: &LocalApic) {
         if self.register & ENABLED != 0 && apic.may_end_unseen() {
-            // A place that is no memory is the guest's own fault: it gets no bit.
+            // The guest gets no bit if its address is not in memory.
             self.is_pending = self.memory.write_obj(PENDING, self.address()).is_ok();
         }
     }
 
-    /// After the vCPU has left the guest, before anything is done for it: ends what the guest has ended, and takes the bit
-    /// back.
+    /// Ends the interrupt if the guest has cleared the pending bit, and clears the bit otherwise. Called
+    /// after the vCPU has left the guest, before its exit is served.
     pub fn test_and_clear_pending(&mut self, apic: &mut LocalApic) {
         if !std::mem::take(&mut self.is_pending) {
             return;
@@ -66,7 +69,7 @@ impl PvEoi {
         let address = self.address();
         match self.memory.read_obj::<u8>(address) {
             Ok(word) if word & PENDING == 0 => {
-                // It was no level when it was is_pending, and nothing has been accepted since.
+                // The interrupt was not level-triggered when the bit was set, and none was accepted since.
                 apic.end_of_interrupt();
             }
             Ok(word) => {
@@ -113,7 +116,7 @@ mod tests {
         apic.take();
         eoi.set_pending(&apic);
         assert_eq!(word(&memory), 1);
-        // The guest is called out before it has ended it.
+        // The guest exits before it has ended the interrupt.
         eoi.test_and_clear_pending(&mut apic);
         assert_eq!(word(&memory), 0);
         apic.accept(0x40, false);
@@ -131,7 +134,7 @@ mod tests {
         eoi.test_and_clear_pending(&mut apic);
         apic.accept(0x40, false);
         assert_eq!(apic.next(), Some(0x40), "ended, once");
-        // Linux turns it off in the handler of an interrupt that it has just ended so.
+        // Linux disables PV EOI in the handler of an interrupt that it has just ended so.
         apic.take();
         eoi.set_pending(&apic);
         memory

@@ -1,9 +1,10 @@
-//! One vCPU's place in one shard: whether the vCPU is here, and what that means for what comes for it. Decisions only, which
-//! [`super::span_vcpu`] carries out.
+//! Residency of one vCPU in one shard: whether the vCPU runs here, and which events follow it when it does
+//! not. Pure decisions, which [`super::span_vcpu`] carries out.
 //!
-//! A vCPU is in one shard or on its way between two. The shard that it leaves sends it first, and afterwards what still comes
-//! for it, in the same channel: so nothing that is sent on is there before it. Each move, also the way back of one that was
-//! refused, has a version higher by one. After Cellular Disco (SOSP '99, section 2.2), where messages find the owner of a VCPU.
+//! A vCPU is resident in one shard or in transit between two. The source shard sends the vCPU first and later
+//! events after it, in the same channel. So no forwarded event arrives before the vCPU. Each move has a
+//! version higher by one, also the return of a refused vCPU. The design follows Cellular Disco (SOSP '99,
+//! section 2.2), where messages find the owner of a VCPU.
 
 use super::owner_table::Owner;
 use super::packet::Packet;
@@ -11,65 +12,65 @@ use super::pending_events::{PendingEvents, Signals};
 use super::startup::Startup;
 use super::vcpu_migration::{MigratingVcpu, MoveOrder, Outcome, Transfer, VcpuState};
 
-/// What the vCPU's thread is to do.
+/// An action that the vCPU's thread must carry out.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum Effect<S = VcpuState> {
-    /// Send it to this shard.
+    /// Send a packet to another shard.
     Send {
-        /// To whom.
+        /// Index of the receiving shard.
         to: u8,
-        /// What.
+        /// The packet.
         packet: Packet<S>,
     },
-    /// From here on others of this shard send to that one.
+    /// Record that the vCPU now belongs to another shard.
     Departed(Owner),
-    /// All are told.
+    /// Report to all shards that the vCPU is resident here.
     Arrived(Outcome),
 }
 
-/// What comes of the mail.
+/// Decision about a vCPU's pending events.
 #[derive(Debug)]
 pub enum Dispatch<S = VcpuState> {
-    /// The vCPU is elsewhere, and nothing came for it.
+    /// The vCPU is in another shard and has no events here.
     Idle,
-    /// It is elsewhere: what came goes there, in this order.
+    /// The vCPU is in another shard: its events are forwarded there, in this order.
     Forward(Vec<Effect<S>>),
-    /// It is to be made ready to leave: [`VcpuResidency::depart`], or [`VcpuResidency::stay`].
+    /// The vCPU has an order to migrate: call [`VcpuResidency::depart`] or [`VcpuResidency::stay`].
     Migrate(MoveOrder),
-    /// It is here.
+    /// The vCPU is resident: its thread serves its events.
     Resident,
 }
 
-/// What comes of an arrival.
+/// Decision about a vCPU that has arrived.
 #[derive(Debug)]
 pub enum ArrivalResult<S = VcpuState> {
-    /// The vCPU is here.
+    /// The vCPU is resident in this shard from now on.
     Resident(Effect<S>),
-    /// It goes back: [`VcpuResidency::depart`].
+    /// The vCPU returns to its source: call [`VcpuResidency::depart`].
     Returned {
-        /// To the shard that it came from.
+        /// Order to migrate to the shard that it came from.
         order: MoveOrder,
-        /// As in [`Transfer`].
+        /// Start of the vCPU's pause, as in [`Transfer`].
         still_since_ns: u64,
     },
-    /// Neither shard takes it.
+    /// Neither the source nor the target accepts the vCPU.
     Lost,
 }
 
-/// One vCPU's, in one shard.
+/// Residency of one vCPU in one shard.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct VcpuResidency {
     vcpu: u8,
     me: u8,
     is_here: bool,
-    /// Moves so far; of one that is elsewhere, when it was here last.
+    /// Moves so far; for a vCPU in another shard, the moves when it left this one.
     version: u64,
-    /// What its interrupt controller does not hold: NMI, INIT, start-up.
+    /// Events that the local APIC does not hold: NMI, INIT and start-up.
     pending: Signals,
 }
 
 impl VcpuResidency {
-    /// The residency of `vcpu` in shard `me`, as the VM starts.
+    /// Returns the residency of `vcpu` in shard `me` at the start of the VM.
     pub fn new(vcpu: u8, me: u8, is_here: bool) -> Self {
         Self {
             vcpu,
@@ -80,13 +81,13 @@ impl VcpuResidency {
         }
     }
 
-    /// The vCPU's moves so far. It is here.
+    /// Returns the number of moves of the resident vCPU so far.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Divides mail whose arrival has been taken out. `owner` is where the vCPU is as far as is known here; `accept` is its
-    /// controller's, for a vector and whether it is level-triggered.
+    /// Decides about pending events, from which an arrival has been taken out. `owner` is the vCPU's owner as
+    /// this shard knows it. `accept` gives the local APIC a vector and whether it is level-triggered.
     pub fn dispatch<S>(
         &mut self,
         events: PendingEvents<S>,
@@ -108,8 +109,9 @@ impl VcpuResidency {
         }
     }
 
-    /// The vCPU has come, at `now_ns`. `is_taken`: this host's KVM takes its registers. One that is not taken goes back; one
-    /// that comes back must be taken. Whichever it is, its state is the one that came.
+    /// Decides about a vCPU that arrived at `now_ns`. `is_taken` is whether this host's KVM accepted its
+    /// registers. A refused vCPU returns to its source, which must accept it. In each case the vCPU keeps the
+    /// state that arrived.
     pub fn arrive<S>(
         &mut self,
         transfer: Transfer,
@@ -149,7 +151,8 @@ impl VcpuResidency {
         }
     }
 
-    /// The vCPU goes to another shard: what is to be done for it, one after the other. `refused`: it goes back.
+    /// Returns the effects, in order, by which the vCPU migrates to another shard. `refused` marks the return
+    /// of a vCPU that this shard could not accept.
     pub fn depart<S>(
         &mut self,
         order: MoveOrder,
@@ -173,14 +176,15 @@ impl VcpuResidency {
             migrating: Box::new(MigratingVcpu { state, transfer }),
         };
         let version = self.version;
-        // What comes for it is sent on behind it.
+        // Later events are forwarded behind the vCPU.
         [
             Effect::Send { to, packet },
             Effect::Departed(Owner { shard: to, version }),
         ]
     }
 
-    /// The vCPU, which was to leave, stays. `refused`: because it can't leave.
+    /// Returns the report that the vCPU stays despite an order to migrate. `refused` is whether it stays
+    /// because its state could not be read.
     pub fn stay<S>(&self, order: MoveOrder, refused: bool) -> Effect<S> {
         Effect::Arrived(Outcome {
             order: order.number,
@@ -190,17 +194,17 @@ impl VcpuResidency {
         })
     }
 
-    /// The next INIT or start-up interrupt.
+    /// Takes the next INIT or start-up interrupt.
     pub fn take_startup(&mut self) -> Option<Startup> {
         self.pending.startups.take()
     }
 
-    /// Whether an NMI is pending.
+    /// Returns whether an NMI is pending.
     pub fn has_nmi(&self) -> bool {
         !self.pending.nmis.is_empty()
     }
 
-    /// Takes the pending NMIs, and returns how many there were.
+    /// Takes the pending NMIs and returns their number.
     pub fn take_nmis(&mut self) -> u8 {
         self.pending.nmis.take()
     }

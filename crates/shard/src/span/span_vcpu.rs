@@ -1,8 +1,10 @@
-//! What a vCPU's thread does between two entries into the guest when the interrupt controllers are ours: takes its mail,
-//! injects interrupts, sleeps while the vCPU is halted or elsewhere.
+//! Work of a vCPU's thread between two entries into the guest when the interrupt controllers are this
+//! crate's: it serves the vCPU's pending events, injects interrupts, and blocks while the vCPU is halted or
+//! in another shard.
 //!
-//! KVM is told of interrupts by `KVM_INTERRUPT` when the guest can take one, and asked to say when it can otherwise
-//! (`request_interrupt_window`). The controller's registers are model-specific ones (x2APIC mode): accesses come as exits.
+//! `KVM_INTERRUPT` injects an interrupt when the guest can accept one; otherwise `request_interrupt_window`
+//! makes KVM exit as soon as it can. The local APIC's registers are model-specific ones (x2APIC mode), so
+//! each access is an exit.
 
 use std::io;
 use std::sync::Arc;
@@ -36,34 +38,34 @@ use crate::sandbox::ThreadKind;
 use crate::vcpu::VcpuCounters;
 use fault_point::fault_point;
 
-/// The timer's own clock is this much slower than the TSC: about what a bus clock was.
+/// Divisor from the TSC to the APIC timer's clock: about the frequency of a bus clock.
 pub const TSC_PER_TICK: u32 = 16;
 const X2APIC_EOI: u32 = 0x80B;
 const X2APIC_ICR: u32 = 0x830;
 
-/// The registers of a vCPU after reset, as KVM made them.
+/// Registers of a vCPU after reset, as KVM initialised them.
 #[derive(Clone)]
 pub struct Reset {
-    /// General ones.
+    /// General registers.
     pub registers: kvm_regs,
-    /// Special ones, with the interrupt controller in x2APIC mode.
+    /// Special registers, with the local APIC in x2APIC mode.
     pub special: kvm_sregs,
 }
 
-/// One vCPU's, in one shard: whether it runs there or not.
+/// One vCPU of a spanning VM in one shard, whether it is resident there or not.
 pub struct SpanVcpu {
     vcpu: u8,
     router: Arc<Router>,
     tsc: GuestTsc,
-    /// What the guest has added to the counter of this vCPU: the register TSC_ADJUST.
+    /// Register TSC_ADJUST: ticks that the guest has added to the TSC of this vCPU.
     tsc_adjustment: u64,
-    /// What KVM was told to add to the host's counter.
+    /// TSC offset that KVM has.
     kvm_tsc_offset: u64,
-    /// The base of the interrupt controller that KVM knows, from which it takes a bit of CPUID.
+    /// APIC base register that KVM has, from which it derives a bit of CPUID.
     kvm_apic_base: Option<u64>,
-    /// Where it enters the guest, if that has the clocks of several hosts.
+    /// TSC step barrier, if the VM spans several hosts.
     barrier: Option<Arc<TscStepBarrier>>,
-    /// It has passed there.
+    /// Whether the vCPU has entered that barrier.
     is_past_barrier: bool,
     reset: Reset,
     register_numbers: Arc<Vec<u32>>,
@@ -77,16 +79,16 @@ pub struct SpanVcpu {
     memory: SpanKind<GuestRam, VcpuCoherence>,
 }
 
-/// What coherent memory needs of a vCPU.
+/// Per-vCPU data of a VM with coherent memory.
 pub struct VcpuCoherence {
-    /// How long pages of other shards take to come.
+    /// Latency of fetching pages from other shards.
     latency: Arc<Latency>,
-    /// The root of its page tables, where the guest's page tables are merged.
+    /// Reports the root of its page tables, if the guest's page tables are merged.
     cr3_reporter: Option<Cr3Reporter>,
 }
 
 impl VcpuCoherence {
-    /// For a new vCPU.
+    /// Returns the data of a new vCPU.
     pub fn of(fd: &mut VcpuFd, vcpu: u8, coherence: &Coherence) -> Self {
         Self {
             latency: coherence.latency(),
@@ -96,7 +98,7 @@ impl VcpuCoherence {
 }
 
 impl SpanVcpu {
-    /// The vCPU, as the VM starts.
+    /// Returns the vCPU at the start of the VM.
     pub fn new(
         vcpu: u8,
         router: Arc<Router>,
@@ -195,7 +197,7 @@ impl LocalController for SpanVcpu {
         if let Some(reporter) = self.cr3_reporter() {
             reporter.report();
         }
-        // Nobody need kick it before it is to enter again.
+        // Senders need not kick the thread until it enters again.
         self.event_slot().leave_guest();
         if let (Some(barrier), true) = (&self.barrier, std::mem::take(&mut self.is_past_barrier)) {
             barrier.leave();
@@ -266,7 +268,8 @@ impl LocalController for SpanVcpu {
 }
 
 impl SpanVcpu {
-    /// Tells KVM whether the guest has disabled the interrupt controller: CPUID then has none (SDM vol. 3, 11.4.3).
+    /// Copies the APIC base register to KVM. If the guest has disabled its local APIC, CPUID reports none
+    /// (SDM vol. 3, 11.4.3).
     fn sync_apic_base(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
         let base = self.apic.base();
         if self.kvm_apic_base != Some(base) {
@@ -279,19 +282,20 @@ impl SpanVcpu {
         Ok(())
     }
 
-    /// The vCPU's counter as the guest reads it now.
+    /// Returns the TSC that the guest reads now.
     fn now(&self) -> u64 {
         self.tsc.now().wrapping_add(self.tsc_adjustment)
     }
 
-    /// The guest moves the counter of this vCPU by `ticks`, modulo 2^64.
+    /// Moves the TSC of this vCPU by `ticks`, modulo 2^64, at the guest's request.
     fn adjust(&mut self, ticks: u64) {
         self.apic.expire(self.now());
         self.apic.counter_moved(ticks);
         self.tsc_adjustment = self.tsc_adjustment.wrapping_add(ticks);
     }
 
-    /// Passes the barrier, and tells KVM what is to be added to the host's counter; false when that has just changed.
+    /// Passes the TSC step barrier and sets the TSC offset in KVM. Returns false when a step has just changed
+    /// the offset.
     fn pass_barrier(&mut self, fd: &VcpuFd) -> Result<bool, StateError> {
         if let Some(barrier) = &self.barrier {
             let Some(offset) = barrier.enter() else {
@@ -309,15 +313,16 @@ impl SpanVcpu {
         Ok(true)
     }
 
-    /// What the guest reads when it is entered next.
+    /// Reads the TSC offset that is in force on the next entry.
     fn refresh_tsc_offset(&mut self) {
         if let Some(barrier) = &self.barrier {
             self.tsc.offset = barrier.offset();
         }
     }
 
-    /// Takes over what the guest did to its controller without an exit: ends of interrupts, and CR8. A second call changes
-    /// nothing, since [`SpanVcpu::sync_task_priority`] follows each change of the task priority here.
+    /// Applies what the guest did to its local APIC without an exit: ends of interrupts and CR8. A second
+    /// call changes nothing, since [`SpanVcpu::sync_task_priority`] follows each change of the task priority
+    /// here.
     fn sync_from_guest(&mut self, fd: &mut VcpuFd) {
         self.pv_eoi.test_and_clear_pending(&mut self.apic);
         let cr8 = fd.get_kvm_run().cr8 as u8;
@@ -326,7 +331,7 @@ impl SpanVcpu {
         }
     }
 
-    /// Has KVM set CR8 to the task priority when the vCPU enters the guest next.
+    /// Makes KVM set CR8 to the task priority on the next entry.
     fn sync_task_priority(&self, fd: &mut VcpuFd) {
         fd.get_kvm_run().cr8 = u64::from(self.apic.task_priority() >> 4);
     }
@@ -357,16 +362,17 @@ impl SpanVcpu {
                     }
                 }
                 (Startup::Start { page }, ActivityState::WaitForSipi) => self.start(fd, page)?,
-                // Only who waits for it starts (SDM vol. 3, 9.4.2).
+                // Other states ignore a start-up interrupt (SDM vol. 3, 9.4.2).
                 (Startup::Start { .. }, _) => {}
             }
         }
         Ok(())
     }
 
-    /// INIT (SDM vol. 3, 10.1): the registers as after power-up, but for what INIT leaves alone, which KVM keeps elsewhere.
+    /// Performs INIT (SDM vol. 3, 10.1): the registers are those after power-up, except the ones that INIT
+    /// preserves, which KVM keeps elsewhere.
     fn reset(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
-        // Without the flag KVM keeps NMIs that it has not delivered.
+        // Without this flag KVM keeps NMIs that it has not delivered.
         let none = kvm_vcpu_events {
             flags: KVM_VCPUEVENT_VALID_NMI_PENDING,
             ..Default::default()
@@ -391,7 +397,7 @@ impl SpanVcpu {
         if was_enabled {
             self.report_enabled(false);
         }
-        // The first goes on at the reset vector, the others wait.
+        // vCPU 0 continues at the reset vector; the others wait for a start-up interrupt.
         self.activity = if self.vcpu == 0 {
             ActivityState::Active
         } else {
@@ -409,14 +415,13 @@ impl SpanVcpu {
         let mut special = self.reset.special;
         special.cs.selector = u16::from(page) << 8;
         special.cs.base = u64::from(page) << 12;
-        fd.set_sregs(&special)
-            .map_err(refused("set the starting place"))?;
+        fd.set_sregs(&special).map_err(refused("set the start address"))?;
         let registers = kvm_regs {
             rip: 0,
             ..self.reset.registers
         };
         fd.set_regs(&registers)
-            .map_err(refused("set the starting place"))?;
+            .map_err(refused("set the start address"))?;
         self.activity = ActivityState::Active;
         Ok(())
     }
@@ -431,7 +436,7 @@ impl SpanVcpu {
         }
     }
 
-    /// In what time the controller's timer interrupts; none if it is not set.
+    /// Returns the time until the APIC timer interrupts; none if it is not armed.
     fn timer_left(&self) -> Option<Duration> {
         let now = self.now();
         let left = self.tsc.left(now, self.apic.timer_due()?).unwrap_or_default();
@@ -443,18 +448,18 @@ impl SpanVcpu {
         Some(left.max(Duration::from_nanos(throttled_ns)))
     }
 
-    /// Lets the timer interrupt, if it is time.
+    /// Raises the timer interrupt if the timer has expired.
     fn expire_timer(&mut self) {
         match self.timer_left() {
             Some(Duration::ZERO) => self.throttle.record_interrupt(self.tsc.nanoseconds()),
             Some(_) => return,
-            // One that is masked goes on counting.
+            // A masked timer continues to count.
             None => {}
         }
         self.apic.expire(self.now());
     }
 
-    /// Until there is mail, or the controller's timer expires.
+    /// Blocks until an event is pending or the APIC timer expires.
     fn block(&mut self) {
         let limit = match self.activity {
             ActivityState::Halted { .. } => self.timer_left(),

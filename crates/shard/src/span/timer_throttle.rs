@@ -1,30 +1,32 @@
-//! How often its timer may interrupt a vCPU whose memory is kept coherent by software, as plain decisions.
+//! Rate limit on the timer interrupts of a vCPU whose memory is kept coherent by software. Pure decisions.
 //!
-//! A tick uses pages that every CPU's tick writes, so some of them have to be fetched each time. Where a fetch takes a millisecond
-//! a guest that ticks 250 times a second would do nothing else. So two interrupts of a timer are apart in proportion to what a
-//! fetch takes. To the guest that is a host that has had no time for it: it counts the time that has passed, not its ticks.
+//! A tick uses pages that every CPU's tick writes, so it has to fetch some of them each time. If a fetch
+//! takes a millisecond, a guest that ticks 250 times a second would do nothing else. So the interval between
+//! two timer interrupts is proportional to the latency of a fetch. To the guest this is a host without CPU
+//! time for it: the guest counts the time that has passed, not its ticks.
 
-/// Fetches that there is time for between two interrupts of a vCPU that runs. A tick needs ten, and keeps other vCPUs from pages
-/// that they use: so ticks take less than a tenth of the time.
+/// Interval between two timer interrupts of a running vCPU, in fetches. A tick needs ten, and keeps other
+/// vCPUs from pages that they use. So ticks take less than a tenth of the time.
 const FETCHES_RUNNING: u64 = 128;
-/// Of one that is halted: what its guest waits for should not be late.
+/// Interval for a halted vCPU, in fetches: a wake-up that the guest waits for should not be late.
 const FETCHES_HALTED: u64 = 16;
-/// The longest that one is put off, nanoseconds: guests take CPUs that don't tick for seconds for broken.
+/// Longest interval, nanoseconds: guests treat CPUs without a tick for seconds as broken.
 const DELAY_NS_MAX: u64 = 250_000_000;
 
-/// One vCPU's.
+/// Timer throttle of one vCPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TimerThrottle {
     last_interrupt_ns: u64,
 }
 
 impl TimerThrottle {
-    /// The timer interrupts now.
+    /// Records a timer interrupt at `now_ns`.
     pub fn record_interrupt(&mut self, now_ns: u64) {
         self.last_interrupt_ns = now_ns;
     }
 
-    /// In how many nanoseconds it may again, when a page takes so long.
+    /// Returns the time until the next timer interrupt is allowed, nanoseconds. `fetch_ns` is the latency of
+    /// fetching a page.
     pub fn delay_ns(self, now_ns: u64, fetch_ns: u64, is_halted: bool) -> u64 {
         let fetches = if is_halted {
             FETCHES_HALTED
@@ -45,7 +47,7 @@ mod tests {
         let mut throttle = TimerThrottle::default();
         throttle.record_interrupt(1_000_000_000);
         assert_eq!(throttle.delay_ns(1_000_000_000, 0, false), 0);
-        // A quick network leaves ticks as they are.
+        // A fast network does not delay ticks.
         assert_eq!(throttle.delay_ns(1_004_000_000, 15_000, false), 0);
         assert_eq!(throttle.delay_ns(1_004_000_000, 1_000_000, false), 124_000_000);
         assert_eq!(throttle.delay_ns(1_004_000_000, 1_000_000, true), 12_000_000);

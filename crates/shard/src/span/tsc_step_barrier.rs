@@ -1,70 +1,72 @@
-//! Where the vCPUs of a shard pass when they enter the guest, so that all of them begin to add more to the host's counter at one
-//! moment: the shards of other hosts have faster clocks, and this one follows.
+//! Barrier that a shard's vCPUs pass when they enter the guest, so that all of them change their TSC offset
+//! at one moment. The clocks of other hosts are faster, and this shard follows them in steps.
 //!
-//! Were one vCPU to step while another runs on, the second could be told something by the first and read an earlier time. So
-//! a step closes the barrier, has those that are in the guest called out, waits until they are, changes the offset,
-//! and opens again; each vCPU gives KVM the new one before it enters. Who sleeps, or waits for a device, is left alone.
+//! If one vCPU stepped while another ran on, the second could receive a message of the first and read an
+//! earlier time. So a step closes the barrier, kicks the vCPUs that are in the guest, waits until they are
+//! out, changes the offset and opens the barrier. Each vCPU sets the new offset in KVM before it enters. A
+//! vCPU that is blocked or waits for a device is not disturbed.
 //!
-//! A vCPU that waits in the kernel for a page may take long to come out, and is not waited for beyond [`EXIT_TIMEOUT`]: the signal that it has
-//! been sent keeps the kernel from entering the guest before it has come out, so it executes nothing meanwhile.
+//! A vCPU that waits in the kernel for a page may take long to exit. The step waits for [`EXIT_TIMEOUT`] at
+//! most. The pending signal keeps the kernel from entering the guest before the thread has left `KVM_RUN`, so
+//! the vCPU executes nothing meanwhile.
 //!
-//! The counter never goes back: an offset only grows (modulo 2^64), by [`STEP_NS_MAX`] at most.
+//! The TSC never goes back: an offset only grows (modulo 2^64), by [`STEP_NS_MAX`] at most.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long those that were called may take to come out: an interrupt of another CPU takes some microseconds.
+/// Time limit for kicked vCPUs to leave the guest. An interrupt of another CPU takes some microseconds.
 pub const EXIT_TIMEOUT: Duration = Duration::from_millis(1);
-/// How long a step waits before it looks again whether all are out.
+/// Interval at which a step checks whether all vCPUs are out.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// How far a step may go, nanoseconds: twice what a host may have stood still.
+/// Largest step, nanoseconds: twice the longest pause of a host that is accepted.
 const STEP_NS_MAX: u64 = 20_000_000_000;
-/// Set in the number of vCPUs inside while nobody may enter.
+/// Flag in the count of vCPUs inside: the barrier is closed.
 const CLOSED: u32 = 1 << 31;
 
-/// A shard's, of a VM over several hosts.
+/// TSC step barrier of one shard, in a VM over several hosts.
 #[derive(Debug)]
 pub struct TscStepBarrier {
-    /// What is added to the host's counter.
+    /// TSC offset, added to the host's TSC.
     offset: AtomicU64,
-    /// vCPUs that have entered, and [`CLOSED`].
+    /// Number of vCPUs inside, with the flag [`CLOSED`].
     inside: AtomicU32,
-    /// Held for a step.
+    /// Held during a step.
     closing: Mutex<()>,
-    /// All may be out.
+    /// Signalled when the last vCPU has left.
     emptied: Condvar,
     opened: Condvar,
-    /// Ticks in a millisecond.
+    /// Frequency of the guest's TSC, kHz.
     khz: u32,
     steps: AtomicU64,
     late: AtomicU64,
 }
 
-/// A step that is not made.
+/// Reason why a step is refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum StepError {
-    /// Time does not go back.
+    /// The step goes backward, or further than the limit.
     #[error(
         "a step of the guest's clock by {0} ticks would turn it back, or far into the future; it is left out"
     )]
     Far(i64),
-    /// It is in one host.
+    /// All shards of the VM are on one host.
     #[error("a step of the guest's clock, which has one host's; it is left out")]
     OneHost,
 }
 
-/// What was done so far.
+/// Counters of steps.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Steps {
-    /// Steps.
+    /// Steps made.
     pub count: u64,
-    /// Those for which a vCPU took longer than [`EXIT_TIMEOUT`] to come out.
+    /// Steps for which a vCPU took longer than [`EXIT_TIMEOUT`] to leave the guest.
     pub late: u64,
 }
 
 impl TscStepBarrier {
-    /// Open, with what is added at first; the guest's counter has so many ticks in a millisecond.
+    /// Returns an open barrier with the initial TSC offset. `khz` is the frequency of the guest's TSC.
     pub fn new(offset: u64, khz: u32) -> Self {
         Self {
             offset: AtomicU64::new(offset),
@@ -78,12 +80,12 @@ impl TscStepBarrier {
         }
     }
 
-    /// What is added to the host's counter: from now on, at least as much for all that enter.
+    /// Returns the TSC offset. Every vCPU that enters later has this offset or a larger one.
     pub fn offset(&self) -> u64 {
         self.offset.load(Ordering::SeqCst)
     }
 
-    /// What was done so far.
+    /// Returns the counters of steps.
     pub fn steps(&self) -> Steps {
         Steps {
             count: self.steps.load(Ordering::Relaxed),
@@ -91,8 +93,9 @@ impl TscStepBarrier {
         }
     }
 
-    /// The calling vCPU, which can be called out from now on, enters; what it is to add until [`TscStepBarrier::leave`]. None while a step is
-    /// made, for which it waits: then it is to look at its mail again.
+    /// Lets the calling vCPU enter, and returns its TSC offset until [`TscStepBarrier::leave`]. The vCPU must
+    /// be ready to be kicked. During a step, blocks until the step ends and returns none: the vCPU must check
+    /// its events again.
     pub fn enter(&self) -> Option<u64> {
         if self.inside.fetch_add(1, Ordering::SeqCst) & CLOSED == 0 {
             return Some(self.offset());
@@ -105,18 +108,19 @@ impl TscStepBarrier {
         None
     }
 
-    /// It is out.
+    /// Records that the vCPU has left the guest.
     pub fn leave(&self) {
         if self.inside.fetch_sub(1, Ordering::SeqCst) == CLOSED | 1 {
             self.emptied.notify_all();
         }
     }
 
-    /// From now on `offset` is added. `call` calls those out that have entered. Returns when it holds.
+    /// Changes the TSC offset to `offset`. `kick` kicks the vCPUs that are inside. Returns when the new
+    /// offset is in force.
     ///
     /// # Errors
-    /// If that would turn time back, or make it jump.
-    pub fn step(&self, offset: u64, limit: Duration, call: impl FnOnce()) -> Result<(), StepError> {
+    /// Fails if the step goes backward or further than the limit.
+    pub fn step(&self, offset: u64, limit: Duration, kick: impl FnOnce()) -> Result<(), StepError> {
         let mut closing = self.lock();
         let further = offset.wrapping_sub(self.offset());
         if further == 0 {
@@ -126,7 +130,7 @@ impl TscStepBarrier {
             return Err(StepError::Far(further as i64));
         }
         self.inside.fetch_or(CLOSED, Ordering::SeqCst);
-        call();
+        kick();
         let deadline = Instant::now() + limit;
         while self.inside.load(Ordering::SeqCst) != CLOSED {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -134,7 +138,7 @@ impl TscStepBarrier {
                 self.late.fetch_add(1, Ordering::Relaxed);
                 break;
             }
-            // Who leaves doesn't take the lock, so it may have been just before this.
+            // A vCPU leaves without the lock, so this thread may have missed its signal.
             let wait = left.min(EXIT_POLL_INTERVAL);
             let waited = self.emptied.wait_timeout(closing, wait);
             closing = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -1,4 +1,4 @@
-//! The two ends of a vCPU's move: its departure from one shard and its arrival in another.
+//! Both ends of a vCPU's migration: departure from the source shard and arrival in the target.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::span::residency::ArrivalResult;
 use crate::span::vcpu_migration::{MigratingVcpu, MoveOrder, VcpuState};
 use fault_point::fault_point;
 
-/// Time limit for the clock of this host to reach the one of the host that a vCPU comes from.
+/// Time limit for this host's clock to reach that of the vCPU's source host.
 const CLOCK_CATCH_UP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl SpanVcpu {
-    /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
+    /// Sends the paused vCPU to another shard. No access of it may be incomplete.
     pub(super) fn leave(&mut self, fd: &VcpuFd, order: MoveOrder) {
         let still_since_ns = self.tsc.nanoseconds();
         if order.to == self.router.me() {
@@ -48,15 +48,19 @@ impl SpanVcpu {
         self.apply(effects);
     }
 
-    /// Installs a vCPU that has come. One that this host's KVM does not take goes back; one that comes back must be taken.
+    /// Installs a vCPU that has arrived. A vCPU that this host's KVM refuses returns to its source, which
+    /// must accept it.
+    ///
+    /// # Errors
+    /// Fails if the state is invalid, or if KVM refuses a vCPU that has returned.
     pub(super) fn arrive(&mut self, fd: &mut VcpuFd, migrating: MigratingVcpu) -> Result<(), StateError> {
         let MigratingVcpu { state, transfer } = migrating;
         let is_sane = state.apic.is_sane() && state.apic.id() == u32::from(self.vcpu);
         if !is_sane {
-            // It has passed through nobody's hands but those of shards of this VM.
+            // Only shards of this VM have handled the state, so this is a fault of one of them.
             return Err(StateError::Insane);
         }
-        // That takes no time, if clocks differ by less than the way takes.
+        // This does not wait if the clocks differ by less than the latency of the message.
         wait_until(transfer.still_since_ns, CLOCK_CATCH_UP_TIMEOUT, || {
             self.refresh_tsc_offset();
             self.tsc.nanoseconds()
@@ -64,11 +68,11 @@ impl SpanVcpu {
         fault_point!(move_received);
         let installed = state.processor.give(fd, || Ok(()));
         self.apic = state.apic;
-        // A value that was taken once is taken again.
+        // The register accepted this value before.
         self.pv_eoi.set_register(state.pv_eoi, &mut self.apic);
         self.activity = state.activity;
         self.tsc_adjustment = state.tsc_adjustment;
-        // The sender may not have told its KVM yet.
+        // The source may not have copied the base register to its KVM yet.
         self.kvm_apic_base = None;
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
@@ -77,7 +81,7 @@ impl SpanVcpu {
             .arrive(transfer, installed.is_ok(), self.tsc.nanoseconds(), accept)
         {
             ArrivalResult::Resident(effect) => {
-                // What the shared page says is of the last time that it ran here.
+                // The page that KVM shares is of this vCPU's last run here.
                 fd.get_kvm_run().ready_for_interrupt_injection = 0;
                 self.sync_task_priority(fd);
                 fault_point!(move_installed);

@@ -5,24 +5,24 @@ use std::thread;
 use super::*;
 
 const KHZ: u32 = 2_000_000;
-/// Longer than any thread of these tests takes to come out.
+/// Longer than any thread of these tests stays inside.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// vCPUs tell one another what they read, by memory, as fast as they can: none is told more than it reads itself, however many
-/// steps are made meanwhile.
+/// vCPUs exchange their readings through memory as fast as they can. No vCPU receives a larger value than it
+/// reads itself, however many steps are made meanwhile.
 #[test]
 fn tsc_is_causal_across_vcpus_during_steps() {
     const VCPUS: usize = 4;
     const STEPS: u64 = 2_000;
     let barrier = Arc::new(TscStepBarrier::new(0, KHZ));
-    let (told, called) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (latest, kicked) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let over = Arc::new(AtomicBool::new(false));
     // On a busy machine a thread may start after the last step.
     let all_started = Arc::new(Barrier::new(VCPUS + 1));
     let vcpus: Vec<_> = (0..VCPUS)
         .map(|_| {
-            let (barrier, told) = (barrier.clone(), told.clone());
-            let (called, over) = (called.clone(), over.clone());
+            let (barrier, latest) = (barrier.clone(), latest.clone());
+            let (kicked, over) = (kicked.clone(), over.clone());
             let all_started = all_started.clone();
             thread::spawn(move || {
                 let mut entries = 0_u64;
@@ -32,11 +32,11 @@ fn tsc_is_causal_across_vcpus_during_steps() {
                         continue;
                     };
                     entries += 1;
-                    // In the guest, until it is called out, or leaves by itself.
+                    // In the guest, until it is kicked or exits by itself.
                     for _ in 0..50 {
-                        let before = told.fetch_max(offset, Ordering::SeqCst);
-                        assert!(before <= offset, "told {before}, reads {offset}");
-                        if called.load(Ordering::SeqCst) {
+                        let before = latest.fetch_max(offset, Ordering::SeqCst);
+                        assert!(before <= offset, "received {before}, reads {offset}");
+                        if kicked.load(Ordering::SeqCst) {
                             break;
                         }
                     }
@@ -48,17 +48,17 @@ fn tsc_is_causal_across_vcpus_during_steps() {
         .collect();
     all_started.wait();
     for step in 1..=STEPS {
-        let call = || called.store(true, Ordering::SeqCst);
+        let call = || kicked.store(true, Ordering::SeqCst);
         barrier
             .step(step * 100, TEST_TIMEOUT, call)
             .expect("it goes forward");
-        called.store(false, Ordering::SeqCst);
+        kicked.store(false, Ordering::SeqCst);
         thread::yield_now();
     }
     over.store(true, Ordering::SeqCst);
     let entries = vcpus
         .into_iter()
-        .map(|vcpu| vcpu.join().expect("it reads what it was told, or more"));
+        .map(|vcpu| vcpu.join().expect("no vCPU reads less than it received"));
     assert!(entries.sum::<u64>() > 0, "no vCPU entered");
     assert_eq!(barrier.offset(), STEPS * 100);
     assert_eq!(
@@ -70,7 +70,7 @@ fn tsc_is_causal_across_vcpus_during_steps() {
     );
 }
 
-/// One that the kernel keeps is not waited for, and adds what is right when it comes back.
+/// A step does not wait for a vCPU that the kernel keeps, which has the right offset on its next entry.
 #[test]
 fn vcpu_stuck_in_the_kernel_does_not_block_a_step() {
     let barrier = TscStepBarrier::new(5, KHZ);
@@ -86,7 +86,7 @@ fn vcpu_stuck_in_the_kernel_does_not_block_a_step() {
 #[test]
 fn backward_or_oversized_step_is_refused() {
     let barrier = TscStepBarrier::new(10, KHZ);
-    let step = |offset| barrier.step(offset, EXIT_TIMEOUT, || panic!("nobody is called"));
+    let step = |offset| barrier.step(offset, EXIT_TIMEOUT, || panic!("no vCPU is kicked"));
     assert_eq!(step(10), Ok(()));
     let back = step(9).expect_err("backwards");
     assert_eq!(
