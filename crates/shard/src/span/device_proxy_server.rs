@@ -1,4 +1,4 @@
-//! The home's device proxy server: a thread that does for other shards what only the home can do, one thing after the other.
+//! Device proxy server: a thread of the home that performs I/O requests of other shards, one after the other.
 
 use std::sync::{Arc, mpsc};
 
@@ -7,49 +7,49 @@ use super::packet::{Access, Packet, Space};
 use super::router::Router;
 use crate::bus::Bus;
 
-/// Jobs that wait at most; then who brings more waits.
+/// Largest number of queued requests, at which a sender blocks.
 pub const IO_REQUESTS_MAX: usize = 1024;
 
-/// Something to do.
+/// Request of another shard.
 #[derive(Debug)]
 pub enum IoRequest {
-    /// Access a device for a vCPU of another shard, which waits for the answer.
+    /// Access to a device for a vCPU of another shard, which awaits the reply.
     Access {
-        /// Its shard.
+        /// Shard of the vCPU.
         from: u8,
-        /// The vCPU.
+        /// vCPU that makes the access.
         vcpu: u8,
-        /// What it wants.
+        /// The access.
         access: Access,
     },
-    /// Ring a doorbell.
+    /// Write to a doorbell, without a reply.
     Doorbell {
-        /// Which, and with what.
+        /// The write.
         access: Access,
     },
-    /// Tell the IOAPIC.
+    /// End of a level-triggered interrupt, for the IOAPIC.
     EndOfInterrupt {
-        /// What was served.
+        /// Vector of the interrupt.
         vector: u8,
     },
 }
 
-/// What the device proxy server works with.
+/// Device proxy server of the home.
 pub struct DeviceProxyServer {
-    /// What is to be done.
+    /// Queue of requests.
     pub io_requests: mpsc::Receiver<IoRequest>,
-    /// Where the answers go.
+    /// Router for the replies.
     pub router: Arc<Router>,
-    /// I/O ports.
+    /// Bus of I/O ports.
     pub ports: Arc<Bus>,
-    /// Addresses outside RAM.
+    /// Bus of physical addresses outside RAM.
     pub memory: Arc<Bus>,
-    /// The IOAPIC.
+    /// IOAPIC.
     pub ioapic: Arc<IoApicDevice>,
 }
 
 impl DeviceProxyServer {
-    /// Works until nobody can bring anything.
+    /// Performs requests until all senders are dropped.
     pub fn run(self) {
         while let Ok(request) = self.io_requests.recv() {
             match request {
@@ -65,7 +65,7 @@ impl DeviceProxyServer {
         }
     }
 
-    /// What was read; zero of a write.
+    /// Performs an access; returns the value that was read, or 0 for a write.
     fn access(&self, access: Access) -> u64 {
         let bus = match access.space {
             Space::Ports => &self.ports,

@@ -7,14 +7,14 @@ use apic::{Interrupt, IoApic, Shorthand};
 use super::router::Router;
 use crate::bus::BusDevice;
 
-/// The IOAPIC on the bus.
+/// IOAPIC as a device of the bus.
 pub struct IoApicDevice {
     chip: Mutex<IoApic>,
     router: Arc<Router>,
 }
 
 impl IoApicDevice {
-    /// A new one, which sends its interrupts through `router`.
+    /// Creates an IOAPIC that sends its interrupts through `router`.
     pub fn new(router: Arc<Router>) -> Self {
         Self {
             chip: Mutex::new(IoApic::new()),
@@ -22,13 +22,14 @@ impl IoApicDevice {
         }
     }
 
-    /// An edge on a pin. All lines of devices here are edges, as the ACPI tables say: none is held.
+    /// Signals an edge on a pin. All lines of devices here are edge-triggered, as the ACPI tables state, so
+    /// no line stays asserted.
     pub fn pulse(&self, pin: u8) {
         self.set_line(pin, true);
         self.set_line(pin, false);
     }
 
-    /// A device asserts a pin's line or lets go of it.
+    /// Asserts or deasserts the line of a pin.
     fn set_line(&self, pin: u8, is_high: bool) {
         let sent = self.chip().set_line(pin, is_high);
         self.send(sent);
@@ -95,24 +96,25 @@ mod tests {
             }
         }
 
-        /// The guest writes the lower half of the pin's entry.
+        /// Writes the lower half of the pin's redirection entry, as the guest does.
         fn set_entry(&self, bits: u32) {
             self.ioapic
                 .write(0x00, &(0x10 + 2 * u32::from(PIN)).to_le_bytes());
             self.ioapic.write(0x10, &(u32::from(VECTOR) | bits).to_le_bytes());
         }
 
-        /// The interrupts that have come for the vCPU: their vectors, and whether they are level-triggered.
-        fn came(&self) -> Vec<(u8, bool)> {
-            let mut came = Vec::new();
+        /// Takes the pending interrupts of the vCPU: their vectors, and whether they are level-triggered.
+        fn taken(&self) -> Vec<(u8, bool)> {
+            let mut taken = Vec::new();
             let events = self.router.event_slot(0).expect("the vCPU's").take();
             events
                 .signals
-                .interrupts(|vector, level| came.push((vector, level)));
-            came
+                .interrupts(|vector, level| taken.push((vector, level)));
+            taken
         }
 
-        /// The vCPU ends its interrupt, and the device proxy server does what follows.
+        /// Ends the interrupt of the vCPU, and performs the resulting request as the device proxy server
+        /// does.
         fn end_of_interrupt(&self) {
             self.router.end_of_interrupt(VECTOR);
             while let Ok(request) = self.io_requests.try_recv() {
@@ -129,20 +131,20 @@ mod tests {
         let home = Home::new();
         home.set_entry(LEVEL | MASKED);
         home.ioapic.set_line(PIN, true);
-        assert!(home.came().is_empty());
+        assert!(home.taken().is_empty());
         home.set_entry(LEVEL);
-        assert_eq!(home.came(), [(VECTOR, true)], "it waited for the unmask");
+        assert_eq!(home.taken(), [(VECTOR, true)], "it waited for the unmask");
         home.ioapic.set_line(PIN, true);
-        assert!(home.came().is_empty(), "it is in service");
+        assert!(home.taken().is_empty(), "it is in service");
         for _ in 0..2 {
             home.end_of_interrupt();
-            assert_eq!(home.came(), [(VECTOR, true)], "the line is still held");
+            assert_eq!(home.taken(), [(VECTOR, true)], "the line is still held");
         }
         home.ioapic.set_line(PIN, false);
         home.end_of_interrupt();
-        assert!(home.came().is_empty());
+        assert!(home.taken().is_empty());
         home.ioapic.set_line(PIN, true);
-        assert_eq!(home.came(), [(VECTOR, true)]);
+        assert_eq!(home.taken(), [(VECTOR, true)]);
     }
 
     #[test]
@@ -152,10 +154,10 @@ mod tests {
             home.set_entry(bits);
             for _ in 0..2 {
                 home.ioapic.pulse(PIN);
-                assert_eq!(home.came(), [(VECTOR, is_level)]);
+                assert_eq!(home.taken(), [(VECTOR, is_level)]);
                 if is_level {
                     home.end_of_interrupt();
-                    assert!(home.came().is_empty());
+                    assert!(home.taken().is_empty());
                 }
             }
         }

@@ -1,8 +1,8 @@
-//! Brings interrupts and packets to the vCPU they are for, in this shard or another.
+//! Routes interrupts and packets to the vCPU that they are for, in this shard or another.
 //!
-//! Who sends waits for room in a channel if need be. The threads that receive never send: they put mail into event slots, and
-//! give the home's device proxy server ([`super::device_proxy_server`]) what must be answered. So two shards that flood one another can't wait for each
-//! other in a circle.
+//! A sender blocks until its channel has room. The threads that receive never send: they post events to event
+//! slots, and submit requests that need a reply to the home's device proxy server
+//! ([`super::device_proxy_server`]). So two shards that flood each other cannot deadlock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
@@ -22,37 +22,38 @@ use super::startup::{Startup, Waiter};
 use super::tsc_step_barrier::{EXIT_TIMEOUT, StepError, TscStepBarrier};
 use super::vcpu_migration::{MoveOrder, Outcome};
 
-/// The shard that has the devices.
+/// The home: the shard with the devices.
 pub const HOME: u8 = 0;
 
-/// How long a vCPU waits for others to obey its INIT.
+/// Time limit for other vCPUs to complete an INIT, for which its sender blocks.
 const INIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One shard's.
+/// Router of one shard.
 pub struct Router {
     me: u8,
     event_slots: Vec<EventSlot>,
     owners: OwnerTable,
     enabled: Mutex<EnabledApics>,
-    /// To the other shards.
+    /// Channels to the other shards.
     links: Vec<Option<Sending>>,
-    /// The home's: how many INIT and start-up interrupts each vCPU was sent.
+    /// In the home: number of INIT and start-up interrupts sent to each vCPU.
     startups: Mutex<Vec<u64>>,
-    /// The home's: what is to be done for other shards.
+    /// In the home: I/O requests for the device proxy server.
     io_requests: Option<mpsc::SyncSender<IoRequest>>,
-    /// The home's: how many moves it has ordered.
+    /// In the home: number of moves ordered.
     orders: AtomicU64,
-    /// The last move of each vCPU that was heard of.
+    /// Latest reported move of each vCPU.
     moves: Mutex<Vec<Option<Outcome>>>,
     moved: Condvar,
-    /// What packets come after, where the guest's page tables are merged.
+    /// Causal order of packets after changes of page tables, if the guest's page tables are merged.
     causal: OnceLock<Arc<Causal>>,
-    /// Where vCPUs enter the guest, if that has the clocks of several hosts.
+    /// TSC step barrier, if the VM spans several hosts.
     barrier: OnceLock<Arc<TscStepBarrier>>,
 }
 
 impl Router {
-    /// For shard `me`, with vCPUs where `shards` says. `links` lead to the other shards; `io_requests` is the home's.
+    /// Creates the router of shard `me`. `shards` has the shard of each vCPU, `links` the channels to the
+    /// other shards. Only the home has `io_requests`.
     pub fn new(
         me: u8,
         shards: &[u8],
@@ -75,27 +76,28 @@ impl Router {
         }
     }
 
-    /// Has packets come after what the shard's processors changed in merged page tables, from now on.
+    /// Makes each later packet arrive after the changes that this shard's vCPUs have made to merged page
+    /// tables.
     pub fn set_causal(&self, causal: Arc<Causal>) {
-        // Said once.
+        // It is set once.
         let _ = self.causal.set(causal);
     }
 
-    /// Has the vCPUs of this shard keep time with other hosts, from now on.
+    /// Makes the vCPUs of this shard follow the clocks of other hosts.
     pub fn set_tsc_step_barrier(&self, barrier: Arc<TscStepBarrier>) {
-        // Said once.
+        // It is set once.
         let _ = self.barrier.set(barrier);
     }
 
-    /// Where vCPUs enter the guest, if that has the clocks of several hosts.
+    /// Returns the TSC step barrier, if the VM spans several hosts.
     pub fn tsc_step_barrier(&self) -> Option<&Arc<TscStepBarrier>> {
         self.barrier.get()
     }
 
-    /// From now on the vCPUs of this shard add that to their host's counter.
+    /// Changes the TSC offset of the vCPUs of this shard to `offset`.
     ///
     /// # Errors
-    /// If the guest's time would go back, or if there is but one host.
+    /// Fails if the guest's time would go back, or if all shards are on one host.
     pub fn step(&self, offset: u64) -> Result<(), StepError> {
         let barrier = self.barrier.get().ok_or(StepError::OneHost)?;
         barrier.step(offset, EXIT_TIMEOUT, || {
@@ -103,22 +105,22 @@ impl Router {
         })
     }
 
-    /// This shard.
+    /// Returns the index of this shard.
     pub fn me(&self) -> u8 {
         self.me
     }
 
-    /// The vCPU's slot here; none for a number that no vCPU has.
+    /// Returns the vCPU's event slot in this shard; none for a number that no vCPU has.
     pub fn event_slot(&self, vcpu: u8) -> Option<&EventSlot> {
         self.event_slots.get(usize::from(vcpu))
     }
 
-    /// Where the vCPU is, as far as is known here.
+    /// Returns the owner of a vCPU as this shard knows it.
     pub fn owner(&self, vcpu: u8) -> Option<Owner> {
         self.owners.of(vcpu)
     }
 
-    /// Where all are.
+    /// Returns the shard of each vCPU.
     pub fn shards(&self) -> Vec<u8> {
         let count = u8::try_from(self.owners.count()).unwrap_or(u8::MAX);
         (0..count)
@@ -126,22 +128,22 @@ impl Router {
             .collect()
     }
 
-    /// The VM ends: nobody waits any more.
+    /// Wakes all waiters for good, as the VM ends.
     pub fn end(&self) {
         self.event_slots.iter().for_each(EventSlot::end);
         self.links.iter().flatten().for_each(Sending::end);
         self.moved.notify_all();
     }
 
-    /// Sends a packet to another shard. One that does not exist gets nothing.
+    /// Sends a packet to another shard. A packet to a shard that does not exist is dropped.
     pub fn send(&self, shard: u8, packet: &Packet) {
         let Some(Some(link)) = self.links.get(usize::from(shard)) else {
             return;
         };
         if let Some(causal) = self.causal.get() {
-            // Whatever others send between the two, the channel keeps their order.
+            // Other threads may send between the two packets; the channel keeps their order.
             let batches = causal.before();
-            // With two, the other one has its own.
+            // With two shards the receiver has the count of its own.
             link.send(&match self.links.len() {
                 2 => Packet::After {
                     count: batches.of(usize::from(self.me)),
@@ -152,14 +154,15 @@ impl Router {
         link.send(packet);
     }
 
-    /// Delivers an interrupt to every vCPU that it is for; `from` sent it, if a vCPU did. Those to nobody are lost, as on a
-    /// real machine. An INIT is obeyed when this returns: what the same vCPU sends next must not overtake it.
+    /// Delivers an interrupt to all its target vCPUs. `from` is the vCPU that sent it, if one did. An
+    /// interrupt without a target is lost, as on a real machine. Returns after the targets of an INIT have
+    /// reset, since the next interrupt of the same vCPU must not overtake it.
     pub fn interrupt(&self, interrupt: &Interrupt, shorthand: Shorthand, from: Option<u8>) {
         let mut inits = 0;
         if let (Some(slot), Delivery::Init) =
             (from.and_then(|from| self.event_slot(from)), interrupt.delivery)
         {
-            // Of INITs that were obeyed too late.
+            // Clears the count of INITs that completed after their time limit.
             slot.post(|events| events.obeyed = 0);
         }
         let count = self.event_slots.len() as u32;
@@ -173,7 +176,7 @@ impl Router {
                 }
                 Delivery::Nmi => self.route(vcpu, Packet::Nmi { vcpu }),
                 Delivery::Init => {
-                    // One that resets itself can't wait for that.
+                    // A vCPU that resets itself cannot wait for that.
                     let shard = self.me;
                     let from = from
                         .filter(|from| *from != vcpu)
@@ -192,7 +195,7 @@ impl Router {
             }
         }
         if let (Some(slot), 1..) = (from.and_then(|from| self.event_slot(from)), inits) {
-            // Two that reset one another would wait for ever, a guest's own fault.
+            // Two vCPUs that reset each other, a fault of the guest, would otherwise wait for ever.
             let _ = slot.wait_for(Some(INIT_TIMEOUT), |events| {
                 let all = events.obeyed >= inits;
                 all.then(|| events.obeyed = 0)
@@ -200,8 +203,8 @@ impl Router {
         }
     }
 
-    /// A vCPU of this shard has obeyed the INIT of another, which is told where it waits: what is known here of its place may
-    /// be old, and nobody would send this on.
+    /// Reports that vCPU `by` of this shard has completed the INIT of another. The report goes to the shard
+    /// recorded in `waiter`: the owner table may be stale, and no shard forwards this report.
     pub fn report_init_done(&self, by: u8, version: u64, waiter: Waiter) {
         let Waiter { vcpu, shard } = waiter;
         let packet = Packet::Obeyed { vcpu, by, version };
@@ -212,7 +215,7 @@ impl Router {
         }
     }
 
-    /// A vCPU of this shard, which has moved `version` times, has enabled or disabled its interrupt controller.
+    /// Reports that a vCPU of this shard, after `version` moves, has enabled or disabled its local APIC.
     pub fn report_enabled(&self, vcpu: u8, version: u64, is_enabled: bool) {
         lock(&self.enabled).update(vcpu, version, is_enabled);
         self.broadcast(&Packet::Enabled {
@@ -222,14 +225,15 @@ impl Router {
         });
     }
 
-    /// A vCPU accesses a device from a shard that has none; none when the VM ends first.
+    /// Performs an access of a vCPU to a device of the home, and returns the reply; none when the VM ends
+    /// first.
     pub fn access(&self, vcpu: u8, access: Access) -> Option<Answer> {
         self.send(HOME, &Packet::Access { vcpu, access });
         self.event_slot(vcpu)?
             .wait_for(None, |events| events.answer.take())
     }
 
-    /// A level-triggered interrupt has been served.
+    /// Reports the end of a level-triggered interrupt.
     pub fn end_of_interrupt(&self, vector: u8) {
         if self.me == HOME {
             self.submit_io(IoRequest::EndOfInterrupt { vector });
@@ -238,12 +242,12 @@ impl Router {
         }
     }
 
-    /// A vCPU has left for another shard.
+    /// Records that a vCPU has left for another shard.
     pub fn departed(&self, vcpu: u8, owner: Owner) {
         self.owners.update(vcpu, owner);
     }
 
-    /// A vCPU has come here, or back, or could not leave.
+    /// Records and reports that a vCPU has arrived, has returned, or could not leave.
     pub fn arrived(&self, vcpu: u8, outcome: Outcome) {
         self.owners.update(
             vcpu,
@@ -256,7 +260,8 @@ impl Router {
         self.broadcast(&Packet::Owner { vcpu, outcome });
     }
 
-    /// Moves a vCPU to a shard, and waits for the outcome until `deadline`, or until `is_over`. The home's.
+    /// Migrates a vCPU to a shard, and blocks until its outcome, `deadline`, or `is_over`. Only the home
+    /// calls it.
     pub fn move_vcpu(
         &self,
         vcpu: u8,
@@ -270,7 +275,7 @@ impl Router {
         self.route(vcpu, Packet::Leave { vcpu, order });
         let mut moves = lock(&self.moves);
         loop {
-            // An order before may have been given up, and come out now.
+            // The outcome may be that of an earlier order, which its caller has given up.
             let last = *moves.get(usize::from(vcpu))?;
             if let Some(outcome) = last.filter(|outcome| outcome.order == number) {
                 return Some(outcome);
@@ -286,7 +291,7 @@ impl Router {
         }
     }
 
-    /// A packet has come from `from`. Never sends.
+    /// Receives a packet from shard `from`. Never sends.
     pub fn receive(&self, from: u8, packet: Packet) {
         match packet {
             Packet::After { count } => self.after(from, &Batches::only(usize::from(from), count)),
@@ -318,14 +323,14 @@ impl Router {
         }
     }
 
-    /// What shard `from` sends next comes after so many changes of page tables: waits until they are here.
+    /// Blocks until this shard has the changes of page tables that precede the next packet of shard `from`.
     fn after(&self, from: u8, batches: &Batches) {
         if let Some(causal) = self.causal.get() {
             causal.after(usize::from(from), batches);
         }
     }
 
-    /// Puts what a packet brings into the vCPU's slot, or sends it to where the vCPU is.
+    /// Posts the event in a packet to the vCPU's slot, or sends the packet to the vCPU's owner.
     fn route(&self, vcpu: u8, packet: Packet) {
         match self.owners.of(vcpu) {
             Some(owner) if owner.shard == self.me => self.post(vcpu, packet),
@@ -348,7 +353,7 @@ impl Router {
         }
     }
 
-    /// Numbers one, for the vCPU's thread here to take or to send on.
+    /// Numbers an INIT or start-up interrupt, which the vCPU's thread here takes or forwards.
     fn number(&self, vcpu: u8, startup: Startup) {
         let number = {
             let mut startups = lock(&self.startups);
@@ -379,7 +384,7 @@ impl Router {
 
     fn submit_io(&self, request: IoRequest) {
         if let Some(io_requests) = &self.io_requests {
-            // It ends with the VM.
+            // The server ends with the VM.
             let _ = io_requests.send(request);
         }
     }
@@ -392,13 +397,13 @@ impl Router {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is whole, whoever panicked.
+    // Each change is complete, so a panic of another thread left no partial one.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests;
-/// The same tests, with the channels that lead to other hosts.
+/// The same tests with the channels between hosts.
 #[cfg(test)]
 #[path = "router/tests.rs"]
 #[expect(clippy::duplicate_mod, reason = "each kind of channel must do the same")]

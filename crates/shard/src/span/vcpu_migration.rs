@@ -1,4 +1,4 @@
-//! A vCPU on its way from one shard to another: everything that it is.
+//! Migrating vCPU: the complete state of a vCPU in transit between two shards.
 
 use std::fmt;
 
@@ -8,80 +8,80 @@ use serde::{Deserialize, Serialize};
 use super::pending_events::Signals;
 use crate::arch::x86_64::state::Processor;
 
-/// What a vCPU does when it is not running.
+/// Activity state of a vCPU, after the states of the Intel SDM (vol. 3, 25.4.2).
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum ActivityState {
-    /// It waits for a start-up interrupt (SDM vol. 3, 10.4).
+    /// Waits for a start-up interrupt (SDM vol. 3, 10.4).
     WaitForSipi,
-    /// It runs.
+    /// Executes instructions.
     Active,
-    /// It waits for an interrupt, which wakes it only if interrupts were enabled.
+    /// Halted: waits for an interrupt, which wakes it only if interrupts were enabled.
     Halted {
-        /// They were.
+        /// Whether interrupts were enabled.
         interruptible: bool,
     },
 }
 
-/// The vCPU itself.
+/// State of a vCPU.
 #[derive(Serialize, Deserialize)]
 pub struct VcpuState {
-    /// Its registers.
+    /// Registers.
     pub processor: Processor,
-    /// Its interrupt controller.
+    /// Local APIC.
     pub apic: LocalApic,
-    /// What it does.
+    /// Activity state.
     pub activity: ActivityState,
-    /// Where it shares the ends of interrupts ([`super::pv_eoi`]).
+    /// Register of PV EOI ([`super::pv_eoi`]).
     pub pv_eoi: u64,
-    /// What its guest has added to its time-stamp counter.
+    /// Ticks that the guest has added to the TSC of this vCPU.
     pub tsc_adjustment: u64,
 }
 
-/// A vCPU is to move.
+/// Order to a vCPU to migrate.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct MoveOrder {
-    /// To this shard.
+    /// Target shard.
     pub to: u8,
-    /// The home numbers its orders, and knows the outcome of each by that.
+    /// Number of the order, by which the home matches its outcome.
     pub number: u64,
 }
 
-/// How a move came out.
+/// Outcome of a move.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The number of its order.
+    /// Number of its order.
     pub order: u64,
-    /// Moves of that vCPU so far.
+    /// Moves of the vCPU so far.
     pub version: u64,
-    /// How long it stood still, nanoseconds.
+    /// Time for which the vCPU was paused, nanoseconds.
     pub still_ns: u64,
-    /// It is where it was.
+    /// Whether the target refused the vCPU, which is back in its source.
     pub refused: bool,
 }
 
-/// What its move is, for [`super::residency`].
+/// Metadata of a move, for [`super::residency`].
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// What had come for it and was not looked at.
+    /// Events that had arrived for the vCPU and were not served.
     pub signals: Signals,
-    /// The number of its order.
+    /// Number of its order.
     pub order: u64,
-    /// Its moves so far, this one included.
+    /// Moves of the vCPU so far, this one included.
     pub version: u64,
-    /// The shard that it comes from.
+    /// Source shard.
     pub from: u8,
-    /// It comes back: the other shard could not take it.
+    /// Whether the vCPU returns because its target refused it.
     pub refused: bool,
-    /// Since when it stands still, by the guest's clock, nanoseconds.
+    /// Start of the vCPU's pause by the guest's clock, nanoseconds.
     pub still_since_ns: u64,
 }
 
-/// The vCPU and its move.
+/// A vCPU in transit.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct MigratingVcpu<S = VcpuState> {
-    /// What travels.
+    /// State of the vCPU.
     pub state: S,
-    /// How.
+    /// Metadata of the move.
     pub transfer: Transfer,
 }
 
