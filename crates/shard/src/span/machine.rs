@@ -1,4 +1,4 @@
-//! KVM's side of a shard of a VM that spans cells, and everything that connects it to the others.
+//! KVM setup of a shard of a VM that spans cells, and its connections to the other shards.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -41,25 +41,27 @@ use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
 use crate::sandbox::{ThreadKind, Threads};
 use crate::vcpu::VcpuCounters;
 
-/// A model-specific register that KVM has, and must leave to us: the base of the interrupt controller. So are the TSC, which
-/// is one for the VM, and the deadline timer.
+/// APIC base register. KVM implements it but must leave it to the shard, as it must the TSC, which is one for
+/// the VM, and the deadline timer.
 const MSR_APIC_BASE: u32 = 0x1B;
-/// KVM's paravirtual clock, asynchronous page faults and the like, of which guests that span cells are not told.
+/// Registers of KVM's paravirtual clock, asynchronous page faults and the like, which guests that span cells
+/// do not see.
 const KVM_MSRS: std::ops::Range<u32> = 0x4B56_4D00..0x4B56_4E00;
-/// Registers that do not travel: one TSC for all, the rest is [`apic::LocalApic`]'s.
+/// Registers that do not migrate: the TSC is one for the VM, and [`apic::LocalApic`] holds the others.
 const NOT_MIGRATED_MSRS: [u32; 4] = [MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE, MSR_APIC_BASE];
-/// Enabled, in x2APIC mode.
+/// APIC base register: enabled, in x2APIC mode.
 const APIC_BASE: u64 = 0xFEE0_0C00;
-/// This is the processor that starts.
+/// APIC base register: bootstrap processor.
 const APIC_BASE_BOOTSTRAP: u64 = 1 << 8;
 
-/// Registers of an IOAPIC in memory, bytes.
+/// Size of the registers of an IOAPIC in memory, bytes.
 const IOAPIC_BYTES: u64 = 0x1000;
 
-/// How long a shard whose connection to another is lost waits for its monitor's word, which may know why, before it ends.
+/// Time for which a shard that has lost its connection to another waits before it ends: its monitor may
+/// report the cause meanwhile.
 const PEER_LOSS_GRACE: Duration = Duration::from_secs(1);
 
-/// The channels to the other shards, by their numbers.
+/// Channels to the other shards, by shard index.
 pub struct Channels(Vec<Option<Channel>>);
 
 struct Channel {
@@ -72,15 +74,15 @@ struct Incoming {
     remote: Option<Remote>,
 }
 
-/// Of a connection to another host.
+/// Connection to a shard of another host.
 struct Remote {
-    /// Where the other shard is, for people.
+    /// Description of the other shard, for messages.
     peer: String,
     writer: Writer,
 }
 
 impl Channels {
-    /// Takes them from the monitor's message.
+    /// Takes the channels from the monitor's message.
     pub fn take(span: &SpanLaunch, files: &mut Files) -> Result<Self, ReceiveError> {
         let invalid = |error| ReceiveError::Io(std::io::Error::other(error));
         let mut channels = Vec::with_capacity(span.channels.len());
@@ -111,14 +113,14 @@ impl Channels {
     }
 }
 
-/// What is to become a shard's threads.
+/// Setup of a shard before its threads start.
 pub struct SpanSetup {
-    /// Brings interrupts to vCPUs.
+    /// Router of the shard.
     pub router: Arc<Router>,
     receiving: Vec<(u8, Incoming)>,
     io_requests: Option<mpsc::Receiver<IoRequest>>,
     tsc: TscLaunch,
-    /// What the guest is told of the processor; all that this host has when empty.
+    /// CPUID of the guest; all that this host supports when empty.
     leaves: Vec<Leaf>,
 }
 
@@ -129,7 +131,7 @@ impl AsRef<Router> for SpanSetup {
 }
 
 impl SpanSetup {
-    /// Those of a shard.
+    /// Sets up a shard from its description and its channels.
     pub fn new(span: &SpanLaunch, channels: Channels) -> Self {
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for (shard, channel) in (0..=u8::MAX).zip(channels.0) {
@@ -154,30 +156,30 @@ impl SpanSetup {
         }
     }
 
-    /// What the guest is told of the processor.
+    /// Returns the CPUID of the guest.
     ///
     /// # Errors
-    /// If KVM does not say.
+    /// Fails if KVM refuses to report.
     pub fn cpuid(&self, kvm_fd: &Kvm) -> Result<CpuId, MachineError> {
         host::cpuid(kvm_fd, &self.leaves)
     }
 
-    /// The kernel's command line, with what it needs to know of the TSC: what the hosts rely on, the guest
-    /// can.
+    /// Returns the kernel's command line with the options of the TSC. The guest may rely on the TSC if the
+    /// hosts do.
     ///
     /// # Errors
-    /// If KVM does not say how fast the TSC is.
+    /// Fails if KVM refuses to report the frequency of the TSC.
     pub fn cmdline(&self, kvm_fd: &Kvm, cmdline: &str) -> Result<String, MachineError> {
         let is_relied_on = machine::host_relies_on_tsc() && self.tsc.is_relied_on;
         let khz = machine::tsc_khz(kvm_fd)?;
         Ok(cmdline::with_tsc(cmdline, is_relied_on, khz))
     }
 
-    /// Makes vCPU `id` what a firmware would have made it: sets the frequency of its TSC, and CPUID, which tells
-    /// of that.
+    /// Puts vCPU `id` into the state that firmware leaves: sets the frequency of its TSC, and its CPUID,
+    /// which reports that frequency.
     ///
     /// # Errors
-    /// If KVM refuses.
+    /// Fails if KVM refuses.
     pub fn prepare_vcpu(
         &self,
         fd: &VcpuFd,
@@ -195,7 +197,7 @@ impl SpanSetup {
         machine::prepare_vcpu(fd, &leaves)
     }
 
-    /// Makes the interrupt controller of a new vCPU, which has its CPUID. `memory` is the guest's.
+    /// Creates the spanning vCPU of `fd`, which has its CPUID already. `memory` is the guest's.
     pub fn vcpu(
         &self,
         kvm_numbers: &[u32],
@@ -235,7 +237,7 @@ impl SpanSetup {
         ))
     }
 
-    /// Starts the threads that receive, and the home's device proxy server.
+    /// Starts the receiving threads and, in the home, the device proxy server.
     pub fn start(
         self,
         threads: &Threads,
@@ -251,8 +253,8 @@ impl SpanSetup {
                 memory,
                 ioapic,
             };
-            // It writes devices' registers as vCPUs' threads do, and needs what these need: a driver that starts a device has
-            // KVM bind its doorbells.
+            // The server writes devices' registers as vCPUs' threads do, and needs their system calls: a
+            // driver that starts a device makes KVM bind its doorbells.
             threads.spawn(ThreadKind::Vcpu, "device-proxy", move || server.run())?;
         }
         for (shard, Incoming { receiving, remote }) in self.receiving {
@@ -265,12 +267,12 @@ impl SpanSetup {
             threads.spawn(ThreadKind::Link, &format!("from shard{shard}"), move || {
                 let received = receiving.run(|packet| router.receive(shard, packet));
                 let detail = match (received, peer) {
-                    (Err(error), _) => format!("shard {shard} says what is not understood: {error}"),
+                    (Err(error), _) => format!("shard {shard} sent a malformed message: {error}"),
                     (Ok(()), Some(peer)) => {
                         std::thread::sleep(PEER_LOSS_GRACE);
                         format!("the connection to its shard in {peer} is lost")
                     }
-                    // The monitor sees that it is gone.
+                    // The monitor detects its exit.
                     (Ok(()), None) => return,
                 };
                 end.end(Ending::ShardFailed { detail });
@@ -280,20 +282,24 @@ impl SpanSetup {
     }
 }
 
-/// The numbers of the registers that travel, of those that KVM lists.
+/// Returns those of the model-specific registers `numbers`, as KVM lists them, that migrate with a vCPU.
 pub fn migrated_msrs(numbers: &[u32]) -> Vec<u32> {
     let is_migrated = |number: &&u32| !NOT_MIGRATED_MSRS.contains(number) && !KVM_MSRS.contains(number);
     numbers.iter().filter(is_migrated).copied().collect()
 }
 
-/// Has the threads that are started from now on woken when they said, not up to 50 us later: vCPUs sleep by the clock.
+/// Makes threads that start later wake at their deadline, not up to 50 us after it: vCPUs block with
+/// time-outs.
 pub fn wake_promptly() {
     const SLACK_NS: libc::c_ulong = 1;
-    // SAFETY: sets a figure of the calling thread's, which those that it starts inherit.
+    // SAFETY: sets the timer slack of the calling thread, which the threads that it starts inherit.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0) };
 }
 
-/// Whether this KVM can have a shard.
+/// Checks that this KVM can run a shard of a spanning VM.
+///
+/// # Errors
+/// Fails with the name of a capability that KVM lacks.
 pub fn check(kvm_fd: &Kvm) -> Result<(), MachineError> {
     for (cap, name) in [
         (Cap::X86UserSpaceMsr, "model-specific registers in user space"),
@@ -307,7 +313,7 @@ pub fn check(kvm_fd: &Kvm) -> Result<(), MachineError> {
     Ok(())
 }
 
-/// Makes accesses to the registers that are ours exits of the VM.
+/// Makes accesses to the model-specific registers that the shard implements exit to it.
 pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
     let kvm = |what| move |source| MachineError::Kvm { what, source };
     let reasons = KVM_MSR_EXIT_REASON_FILTER | KVM_MSR_EXIT_REASON_INVAL | KVM_MSR_EXIT_REASON_UNKNOWN;
@@ -316,8 +322,8 @@ pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
         args: [u64::from(reasons), 0, 0, 0],
         ..Default::default()
     })
-    .map_err(kvm("have accesses to model-specific registers told"))?;
-    // A bit that is zero denies, and what is denied comes to us.
+    .map_err(kvm("make accesses to model-specific registers exit"))?;
+    // A zero bit denies an access, and a denied access exits to the shard.
     const DENIED: [u8; 1] = [0];
     let range = |flags, base| MsrFilterRange {
         flags,
@@ -337,7 +343,7 @@ pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
         .map_err(kvm("filter model-specific registers"))
 }
 
-/// The bus of a vCPU in a shard without devices.
+/// Returns the bus of a vCPU in a shard without devices.
 pub fn remote_bus(
     space: Space,
     vcpu: u8,
@@ -358,9 +364,9 @@ pub fn remote_bus(
     Ok(Arc::new(bus))
 }
 
-/// The home of a VM that spans cells: the shard with the devices.
+/// Home of a VM that spans cells: the shard with the devices.
 pub struct HomeShard {
-    /// The way to the other shards.
+    /// Setup of the shard.
     pub setup: SpanSetup,
     wiring: Arc<SpanWiring>,
     ioapic: Arc<IoApicDevice>,
@@ -373,10 +379,10 @@ impl AsRef<Router> for HomeShard {
 }
 
 impl HomeShard {
-    /// Puts the IOAPIC on the bus, and what a kernel looks for that has no clock of KVM's.
+    /// Puts the IOAPIC on the bus, with the clock and timer that a kernel without KVM's clock probes.
     ///
     /// # Errors
-    /// If other devices are there.
+    /// Fails if the addresses overlap those of other devices.
     pub fn new(vm: &Arc<VmFd>, setup: SpanSetup, ports: &mut Bus, memory: &mut Bus) -> Result<Self, Overlap> {
         let wiring = Arc::new(SpanWiring::new(vm.clone(), setup.router.clone()));
         let ioapic = Arc::new(IoApicDevice::new(setup.router.clone()));
@@ -393,15 +399,16 @@ impl HomeShard {
         })
     }
 
-    /// How the devices' interrupts reach the vCPUs.
+    /// Returns the wiring of the devices' interrupts.
     pub fn wiring(&self) -> Arc<dyn Wiring> {
         self.wiring.clone()
     }
 
-    /// Starts what a home has beside its vCPUs and devices, which are on `ports` and in `memory`.
+    /// Starts the threads of the home other than those of vCPUs and devices. The devices are on the buses
+    /// `ports` and `memory`.
     ///
     /// # Errors
-    /// If there are no threads.
+    /// Fails if a thread cannot be started.
     pub fn start(
         self,
         threads: &Threads,
@@ -421,7 +428,8 @@ impl HomeShard {
     }
 }
 
-/// Puts the controller of a new vCPU into x2APIC mode, as far as KVM needs to know. Returns what its registers are then.
+/// Puts the local APIC of a new vCPU into x2APIC mode, as far as KVM depends on it. Returns its registers
+/// after reset.
 fn set_reset(fd: &VcpuFd, vcpu: u8) -> Result<Reset, MachineError> {
     let kvm = |what| move |source| MachineError::Kvm { what, source };
     let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
@@ -431,11 +439,11 @@ fn set_reset(fd: &VcpuFd, vcpu: u8) -> Result<Reset, MachineError> {
     Ok(Reset { registers, special })
 }
 
-/// CPUID for a guest without KVM's clock, and with a TSC of `tsc_khz` that it may rely on.
+/// Adjusts CPUID for a guest without KVM's clock, with an invariant TSC of `tsc_khz`.
 ///
-/// On Intel hosts KVM takes writes of the deadline timer before it asks whose they are, and loses them where it has no
-/// controller (`handle_fastpath_set_tscdeadline`, Linux 5.8 and later). So the guest gets the plain timer there, and its
-/// frequency, that it need not measure it.
+/// On Intel hosts KVM handles writes of the deadline timer before it consults the filter, and loses them
+/// where it has no local APIC (`handle_fastpath_set_tscdeadline`, Linux 5.8 and later). So the guest has the
+/// plain timer there, and its frequency, which it need not measure.
 pub fn adjust_cpuid(leaves: &mut CpuId, tsc_khz: u32) {
     const FEATURES: u32 = 1;
     const TSC_DEADLINE: u32 = 1 << 24;

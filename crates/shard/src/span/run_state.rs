@@ -1,14 +1,16 @@
 //! Run state of a vCPU's thread, which decides how a sender notifies it of a new event. Pure decisions, which
 //! [`super::event_slot`] applies under its lock.
 //!
-//! A notification costs a system call, and one into the guest an exit besides. So a thread that is about to check its
-//! events is not notified, and no thread is notified twice before it checks. KVM's `vcpu->mode` (`OUTSIDE_GUEST_MODE`,
-//! `IN_GUEST_MODE`; Linux, `Documentation/virt/kvm/vcpu-requests.rst`) serves the same purpose.
+//! A notification costs a system call, and one into the guest an exit besides. So a thread that is about to
+//! check its events is not notified, and no thread is notified twice before it checks. KVM's `vcpu->mode`
+//! (`OUTSIDE_GUEST_MODE`, `IN_GUEST_MODE`; Linux, `Documentation/virt/kvm/vcpu-requests.rst`) serves the same
+//! purpose.
 
 /// Notification that a vCPU's thread needs.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Notification {
-    /// None: the thread checks its events before it enters the guest or blocks, or another sender notifies it now.
+    /// None: the thread checks its events before it enters the guest or blocks, or another sender notifies it
+    /// now.
     None,
     /// A signal that makes it leave the guest.
     Kick,
@@ -19,7 +21,8 @@ pub enum Notification {
 /// Run state of one vCPU's thread.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum RunState {
-    /// It checks its events or serves an exit, and checks its events again before it enters the guest or blocks.
+    /// It checks its events or serves an exit, and checks its events again before it enters the guest or
+    /// blocks.
     #[default]
     OutsideGuest,
     /// It is in the guest or about to enter it.
@@ -29,13 +32,14 @@ pub enum RunState {
 }
 
 impl RunState {
-    /// Records that the thread has left the guest or was woken: it checks its events before it enters or blocks.
+    /// Records that the thread has left the guest or was woken: it checks its events before it enters or
+    /// blocks.
     pub fn set_outside_guest(&mut self) {
         *self = Self::OutsideGuest;
     }
 
-    /// Records that the thread found no event and is about to enter the guest. It cleared the flag that a kick sets
-    /// before it checked.
+    /// Records that the thread found no event and is about to enter the guest. It cleared the flag that a
+    /// kick sets before it checked.
     pub fn set_in_guest(&mut self) {
         *self = Self::InGuest;
     }
@@ -45,8 +49,8 @@ impl RunState {
         *self = Self::Blocked;
     }
 
-    /// Requests that the thread leaves the guest and checks its events before it enters again. A blocked thread needs no
-    /// notification.
+    /// Requests that the thread leaves the guest and checks its events before it enters again. A blocked
+    /// thread needs no notification.
     pub fn request_exit(&mut self) -> Notification {
         match self {
             Self::InGuest => self.notify(),

@@ -48,11 +48,11 @@ pub struct TscStepBarrier {
 pub enum StepError {
     /// The step goes backward, or further than the limit.
     #[error(
-        "a step of the guest's clock by {0} ticks would turn it back, or far into the future; it is left out"
+        "a step of the guest's clock by {0} ticks goes backward or further than 20 s; the step is refused"
     )]
     Far(i64),
     /// All shards of the VM are on one host.
-    #[error("a step of the guest's clock, which has one host's; it is left out")]
+    #[error("a step of the guest's clock, whose shards are all on one host; the step is refused")]
     OneHost,
 }
 

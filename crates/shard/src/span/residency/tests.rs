@@ -1,4 +1,5 @@
-//! One vCPU, a few shards, channels that keep order, moves and refusals: every order of a small world (`interleavings`).
+//! Model checking of one vCPU and a few shards, with ordered channels, moves and refusals: all
+//! `interleavings` of small worlds.
 
 mod history;
 mod interleavings;

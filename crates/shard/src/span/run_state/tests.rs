@@ -1,22 +1,22 @@
-//! A vCPU's thread and those who put mail into its slot, in every order.
+//! Model of a vCPU's thread and the senders of its events, checked in every interleaving.
 
 use stateright::{Checker, Model, Property};
 
 use super::{Notification, RunState};
 
-/// What the thread does next, as `Vcpu::run`, `SpanVcpu::before` and `EventSlot` have it.
+/// Next step of the thread, as in `Vcpu::run`, `SpanVcpu::before` and `EventSlot`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 enum Thread {
     /// Clears the flag that a kick sets.
     Clear,
     Take,
-    /// Enters the guest or sleeps, if there is no mail.
+    /// Enters the guest or blocks, if no event is pending.
     Decide,
-    Sleeping,
-    /// Looks at the flag, in the kernel.
+    Blocked,
+    /// Checks the flag in the kernel.
     Entering,
     InGuest,
-    /// Is out again, with an exit to serve.
+    /// Has left the guest with an exit to serve.
     Left,
 }
 
@@ -25,30 +25,30 @@ struct State {
     thread: Thread,
     run_state: RunState,
     has_events: bool,
-    /// Events that are still to be put in.
-    letters: u8,
+    /// Number of events that are still to be posted.
+    events_left: u8,
     flag: bool,
-    /// Calls under way: decided, not carried out.
+    /// Notifications in flight: decided, not yet delivered.
     kicks: u8,
     wakes: u8,
-    /// Since the thread last took its mail.
-    calls: u8,
+    /// Notifications since the thread last took its events.
+    notifications: u8,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Step {
-    Put,
+    Post,
     Kick,
     Wake,
-    /// The thread goes on.
+    /// The thread takes its next step.
     Go,
-    /// It sleeps instead; or the guest exits, or the sleep ends, by itself.
-    GoOtherwise,
+    /// The thread blocks instead; or the guest exits, or the wait ends, by itself.
+    GoAlternatively,
 }
 
-struct Letters(u8);
+struct Senders(u8);
 
-impl Model for Letters {
+impl Model for Senders {
     type State = State;
     type Action = Step;
 
@@ -57,38 +57,42 @@ impl Model for Letters {
             thread: Thread::Clear,
             run_state: RunState::default(),
             has_events: false,
-            letters: self.0,
+            events_left: self.0,
             flag: false,
             kicks: 0,
             wakes: 0,
-            calls: 0,
+            notifications: 0,
         }]
     }
 
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
         let waits = match state.thread {
-            Thread::Sleeping => true,
+            Thread::Blocked => true,
             Thread::InGuest => !state.flag,
             _ => false,
         };
-        steps.extend((state.letters > 0).then_some(Step::Put));
+        steps.extend((state.events_left > 0).then_some(Step::Post));
         steps.extend((state.kicks > 0).then_some(Step::Kick));
         steps.extend((state.wakes > 0).then_some(Step::Wake));
         steps.extend((!waits).then_some(Step::Go));
         let has_choice = waits || state.thread == Thread::Decide;
-        steps.extend(has_choice.then_some(Step::GoOtherwise));
+        steps.extend(has_choice.then_some(Step::GoAlternatively));
     }
 
     fn next_state(&self, state: &State, step: Step) -> Option<State> {
         let mut next = state.clone();
         match step {
-            Step::Put => {
-                next.letters -= 1;
+            Step::Post => {
+                next.events_left -= 1;
                 next.has_events = true;
                 match next.run_state.notify() {
                     Notification::None => {}
-                    Notification::Kick => (next.kicks, next.calls) = (state.kicks + 1, state.calls + 1),
-                    Notification::Wake => (next.wakes, next.calls) = (state.wakes + 1, state.calls + 1),
+                    Notification::Kick => {
+                        (next.kicks, next.notifications) = (state.kicks + 1, state.notifications + 1)
+                    }
+                    Notification::Wake => {
+                        (next.wakes, next.notifications) = (state.wakes + 1, state.notifications + 1)
+                    }
                 }
             }
             Step::Kick => {
@@ -97,32 +101,35 @@ impl Model for Letters {
             }
             Step::Wake => {
                 next.wakes -= 1;
-                if state.thread == Thread::Sleeping {
+                if state.thread == Thread::Blocked {
                     next.run_state.set_outside_guest();
                     next.thread = Thread::Clear;
                 }
             }
-            Step::Go | Step::GoOtherwise => next.go(step == Step::Go),
+            Step::Go | Step::GoAlternatively => next.go(step == Step::Go),
         }
         Some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("nobody waits beside mail uncalled", |_, state: &State| {
-                let is_called = match state.thread {
-                    Thread::Sleeping => state.wakes > 0,
-                    Thread::InGuest => state.kicks > 0 || state.flag,
-                    _ => true,
-                };
-                !state.has_events || is_called
-            }),
-            Property::always("called once", |_, state: &State| state.calls <= 1),
+            Property::always(
+                "no thread waits with a pending event without a notification",
+                |_, state: &State| {
+                    let is_notified = match state.thread {
+                        Thread::Blocked => state.wakes > 0,
+                        Thread::InGuest => state.kicks > 0 || state.flag,
+                        _ => true,
+                    };
+                    !state.has_events || is_notified
+                },
+            ),
+            Property::always("notified once", |_, state: &State| state.notifications <= 1),
             Property::sometimes("kicked", |_, state: &State| {
                 state.thread == Thread::InGuest && state.flag
             }),
             Property::sometimes("woken", |_, state: &State| {
-                state.thread == Thread::Sleeping && state.wakes > 0
+                state.thread == Thread::Blocked && state.wakes > 0
             }),
         ]
     }
@@ -136,7 +143,7 @@ impl State {
                 Thread::Take
             }
             Thread::Take => {
-                (self.has_events, self.calls) = (false, 0);
+                (self.has_events, self.notifications) = (false, 0);
                 Thread::Decide
             }
             Thread::Decide if self.has_events => Thread::Clear,
@@ -146,12 +153,12 @@ impl State {
             }
             Thread::Decide => {
                 self.run_state.set_blocked();
-                Thread::Sleeping
+                Thread::Blocked
             }
             Thread::Entering if self.flag => Thread::Left,
             Thread::Entering => Thread::InGuest,
             Thread::InGuest => Thread::Left,
-            Thread::Left | Thread::Sleeping => {
+            Thread::Left | Thread::Blocked => {
                 self.run_state.set_outside_guest();
                 Thread::Clear
             }
@@ -161,7 +168,7 @@ impl State {
 
 #[test]
 fn event_is_always_noticed_and_notified_at_most_once() {
-    let checker = Letters(4).checker().spawn_bfs().join();
+    let checker = Senders(4).checker().spawn_bfs().join();
     checker.assert_properties();
     let states = checker.unique_state_count();
     assert!(states > 200, "{states} states");
@@ -189,15 +196,15 @@ fn thread_outside_the_guest_is_not_notified_and_none_twice() {
 #[test]
 fn exit_request_kicks_only_a_thread_in_the_guest() {
     let mut run_state = RunState::default();
-    assert_eq!(run_state.request_exit(), Notification::None, "awake");
+    assert_eq!(run_state.request_exit(), Notification::None, "outside the guest");
     run_state.set_blocked();
-    assert_eq!(run_state.request_exit(), Notification::None, "asleep");
-    assert_eq!(
-        run_state.notify(),
-        Notification::Wake,
-        "and still to be woken for mail"
-    );
+    assert_eq!(run_state.request_exit(), Notification::None, "blocked");
+    assert_eq!(run_state.notify(), Notification::Wake, "an event still wakes it");
     run_state.set_in_guest();
     assert_eq!(run_state.request_exit(), Notification::Kick);
-    assert_eq!(run_state.request_exit(), Notification::None, "on its way out");
+    assert_eq!(
+        run_state.request_exit(),
+        Notification::None,
+        "it leaves the guest already"
+    );
 }

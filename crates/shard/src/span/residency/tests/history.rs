@@ -1,12 +1,12 @@
-//! What was sent to the vCPU and ordered, and what came of it.
+//! History of the events and orders sent to the vCPU, with their outcomes.
 
 use crate::span::startup::Startup;
 use crate::span::vcpu_migration::Outcome;
 
-/// In place of registers and interrupt controller: what the vCPU has received.
+/// Events that the vCPU has received, in place of its registers and local APIC.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct FakeVcpuState {
-    /// Sorted: the order of interrupts does not count.
+    /// Received vectors, sorted: the order of interrupts does not matter.
     pub vectors: Vec<u8>,
     pub nmis: u8,
     pub startups: Vec<Startup>,
@@ -19,26 +19,26 @@ impl FakeVcpuState {
     }
 }
 
-/// Of the whole world.
+/// History of one model.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct History {
-    /// All that was sent: each vector once; start-ups in the order in which the home numbered them.
+    /// All events sent: each vector once; start-ups in the order in which the home numbered them.
     pub sent: FakeVcpuState,
-    /// Moves that were ordered, those that the vCPU began, and what the home heard of them.
+    /// Number of moves ordered and begun, and the outcomes that the home received.
     pub orders: u64,
     pub begun: u64,
     pub outcomes: Vec<Outcome>,
-    /// Orders in whose place a later one came before they were looked at.
+    /// Orders that a later one replaced before the vCPU served them.
     pub merged: u64,
 }
 
 impl History {
-    /// Moves of which the home heard how they came out.
+    /// Returns the number of moves whose outcome the home has received.
     pub fn reported(&self) -> u64 {
         self.outcomes.len() as u64
     }
 
-    /// What must never be, if it is.
+    /// Returns a violated invariant, if any.
     pub fn fault(&self, state: &FakeVcpuState) -> Option<&'static str> {
         let mut sent = self.sent.startups.iter();
         let mut numbers: Vec<u64> = self.outcomes.iter().map(|outcome| outcome.order).collect();
@@ -46,24 +46,24 @@ impl History {
         first(&[
             (
                 state.vectors.windows(2).any(|two| two[0] == two[1]) || state.nmis > self.sent.nmis,
-                "something came twice",
+                "an event was received twice",
             ),
             (
                 !state.startups.iter().all(|taken| sent.any(|sent| sent == taken)),
-                "start-ups came out of order",
+                "start-ups were taken out of order",
             ),
             (
                 self.reported() > self.begun || numbers.windows(2).any(|two| two[0] == two[1]),
-                "a move came out twice",
+                "a move has two outcomes",
             ),
             (
                 numbers.iter().any(|number| !(1..=self.orders).contains(number)),
-                "a move came out that nobody ordered",
+                "a move has an outcome without an order",
             ),
         ])
     }
 
-    /// What must not be when nothing happens any more. The vCPU has moved `version` times.
+    /// Returns a violated invariant of a model at rest, if any. The vCPU has moved `version` times.
     pub fn fault_at_rest(&self, state: &FakeVcpuState, version: u64) -> Option<&'static str> {
         let sent = &self.sent;
         let is_init = |startup: &Startup| matches!(startup, Startup::Init { .. });
@@ -76,11 +76,14 @@ impl History {
                 !state.startups.ends_with(&sent.startups[from..]),
                 "a start-up is lost",
             ),
-            (self.reported() != self.begun, "the home did not hear of a move"),
+            (
+                self.reported() != self.begun,
+                "the home did not receive the outcome of a move",
+            ),
             (self.orders != self.begun + self.merged, "an order is lost"),
             (
                 last.is_some_and(|last| last != version),
-                "the home did not hear of the last move",
+                "the home did not receive the outcome of the last move",
             ),
         ])
     }

@@ -1,5 +1,6 @@
-//! Shards of one VM without threads and KVM: what [`super::super::VcpuResidency`], [`PendingEvents`] and [`OwnerTable`] decide is carried out step by
-//! step, as `Router` and `SpanVcpu` would.
+//! Model of the shards of one VM without threads and KVM. It carries out the decisions of
+//! [`super::super::VcpuResidency`], [`PendingEvents`] and [`OwnerTable`] step by step, as `Router` and
+//! `SpanVcpu` do.
 
 use std::collections::VecDeque;
 
@@ -14,34 +15,34 @@ use crate::span::vcpu_migration::{MoveOrder, Outcome};
 
 const VCPU: u8 = 0;
 
-/// One shard, as far as the vCPU concerns it.
+/// Model of one shard, as far as it concerns the vCPU.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct ModelShard {
     owner: Owner,
     events: PendingEvents<FakeVcpuState>,
     residency: VcpuResidency,
     state: FakeVcpuState,
-    /// What its thread is at: these first,
+    /// Effects that the vCPU's thread carries out first.
     effects: VecDeque<Effect<FakeVcpuState>>,
-    /// then the mail that has been taken, or the departure.
+    /// Events that the thread has taken and handles after the effects.
     taken: Option<PendingEvents<FakeVcpuState>>,
     leaving: Option<MoveOrder>,
 }
 
-/// All of it.
+/// Model of all shards and their channels.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     shards: Vec<ModelShard>,
-    /// From, to.
+    /// Channels by source and target.
     channels: Vec<Vec<VecDeque<Packet<FakeVcpuState>>>>,
     pub history: History,
-    /// Messages sent so far. It grows for ever if one circles.
+    /// Messages sent so far. The number grows without bound if a message circulates.
     pub messages: usize,
     is_lost: bool,
 }
 
 impl World {
-    /// As the VM starts, with the vCPU in shard `at`.
+    /// Returns the model at the start of the VM, with the vCPU in shard `at`.
     pub fn new(shards: u8, at: u8) -> Self {
         let shard = |me| ModelShard {
             owner: Owner {
@@ -65,7 +66,7 @@ impl World {
         }
     }
 
-    /// Shard `from` sends an interrupt. Each vector once.
+    /// Sends an interrupt from shard `from`. Each vector is sent once.
     pub fn interrupt(&mut self, from: u8, vector: u8) {
         self.history.sent.accept(vector);
         let level = false;
@@ -79,13 +80,13 @@ impl World {
         );
     }
 
-    /// Shard `from` sends an NMI.
+    /// Sends an NMI from shard `from`.
     pub fn nmi(&mut self, from: u8) {
         self.history.sent.nmis += 1;
         self.route(from, Packet::Nmi { vcpu: VCPU });
     }
 
-    /// Shard `from` sends an INIT or a start-up. Each once.
+    /// Sends an INIT or start-up interrupt from shard `from`. Each is sent once.
     pub fn startup(&mut self, from: u8, startup: Startup) {
         if from == HOME {
             self.number(startup);
@@ -94,7 +95,7 @@ impl World {
         }
     }
 
-    /// The home orders a move.
+    /// Orders a move, as the home does.
     pub fn order(&mut self, to: u8) {
         self.history.orders += 1;
         let number = self.history.orders;
@@ -102,7 +103,7 @@ impl World {
         self.route(HOME, Packet::Leave { vcpu: VCPU, order });
     }
 
-    /// Channels with something in them: from, to.
+    /// Returns the source and target of each channel that is not empty.
     pub fn under_way(&self) -> impl Iterator<Item = (u8, u8)> {
         let all = (0_u8..).zip(&self.channels);
         all.flat_map(|(from, channels)| {
@@ -114,7 +115,7 @@ impl World {
         .map(|(from, to, _)| (from, to))
     }
 
-    /// Shards whose thread of the vCPU has something to do.
+    /// Returns the shards whose thread of the vCPU has a step to take.
     pub fn busy(&self) -> impl Iterator<Item = u8> {
         let is_busy = |shard: &ModelShard| {
             !shard.effects.is_empty()
@@ -128,12 +129,12 @@ impl World {
             .map(|(shard, _)| shard)
     }
 
-    /// Nothing happens by itself any more.
+    /// Returns whether no channel and no thread has a step to take.
     pub fn is_at_rest(&self) -> bool {
         self.under_way().next().is_none() && self.busy().next().is_none()
     }
 
-    /// A shard's receiver takes the next packet out of a channel (`Router::receive`).
+    /// Receives the next packet of a channel, as `Router::receive` does.
     pub fn deliver(&mut self, from: u8, to: u8) {
         let packet = self.channels[usize::from(from)][usize::from(to)].pop_front();
         match packet.expect("seen before") {
@@ -147,7 +148,8 @@ impl World {
         }
     }
 
-    /// One step of a shard's thread of the vCPU (`SpanVcpu::before`, `depart`). `takes`: its KVM takes a vCPU that comes.
+    /// Takes one step of a shard's thread of the vCPU, as `SpanVcpu::before` and `depart` do. `takes` is
+    /// whether its KVM accepts an arriving vCPU.
     pub fn step(&mut self, me: u8, takes: bool) {
         let shard = self.shard(me);
         if let Some(effect) = shard.effects.pop_front() {
@@ -156,7 +158,7 @@ impl World {
         if let Some(order) = shard.leaving.take() {
             if order.to == me {
                 shard.effects.push_back(shard.residency.stay(order, false));
-                // It looks again before it enters the guest.
+                // The thread checks its events again before it enters the guest.
                 shard.taken = Some(PendingEvents::default());
             } else {
                 let state = std::mem::take(&mut shard.state);
@@ -192,14 +194,14 @@ impl World {
         }
     }
 
-    /// What must not be, if it is.
+    /// Returns an invariant that is violated, if any.
     pub fn broken(&self) -> Option<&'static str> {
         if self.is_lost {
-            return Some("neither shard takes it");
+            return Some("neither shard accepts the vCPU");
         }
         let states: Vec<&FakeVcpuState> = self.states().collect();
         let [state] = states[..] else {
-            return Some("it is nowhere, or in two places");
+            return Some("the vCPU is in no place or in two");
         };
         let fault = self.history.fault(state);
         if fault.is_none() && self.is_at_rest() {
@@ -210,19 +212,19 @@ impl World {
 
     fn broken_at_rest(&self, state: &FakeVcpuState) -> Option<&'static str> {
         let Some(shard) = self.shards.iter().find(|shard| shard.residency.is_here) else {
-            return Some("it is on its way for ever");
+            return Some("the vCPU is in transit for ever");
         };
         let owner = Owner {
             shard: shard.residency.me,
             version: shard.residency.version(),
         };
         if self.shards.iter().any(|shard| shard.owner != owner) {
-            return Some("somebody doesn't know where it is");
+            return Some("a shard does not know the owner");
         }
         self.history.fault_at_rest(state, owner.version)
     }
 
-    /// Wherever it is: here in a shard, in a channel, or between the two.
+    /// Returns all states of the vCPU: in shards, in channels, and in effects between the two.
     fn states(&self) -> impl Iterator<Item = &FakeVcpuState> {
         let here = self.shards.iter().filter(|shard| shard.residency.is_here);
         let come = self
@@ -275,7 +277,7 @@ impl World {
         self.history.merged += u64::from(is_merged);
     }
 
-    /// A shard has no channel to itself: what it sends there is gone.
+    /// Sends a packet. A shard has no channel to itself, so a packet to itself is dropped.
     fn send(&mut self, from: u8, to: u8, packet: Packet<FakeVcpuState>) {
         self.messages += 1;
         if to != from {

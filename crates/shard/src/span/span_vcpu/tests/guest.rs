@@ -1,4 +1,4 @@
-//! A guest of one vCPU: 64-bit code that reports words by port 0x10.
+//! Guest of one vCPU: 64-bit code that reports words through port 0x10.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -35,10 +35,11 @@ const IDT: u64 = 0x1_8000;
 const MEMORY_BYTES: usize = 2 << 20;
 const REPORT_PORTS: std::ops::Range<u64> = 0x10..0x18;
 
-/// A program, position-independent, whose first words say how long it is and where its two handlers and its code are.
+/// Position-independent program. Its first words are its length and the offsets of its two handlers and its
+/// code.
 pub struct Program(pub *const [u32; 4]);
 
-/// Assembles a program, at the constant of that name.
+/// Assembles a program into a constant of the given name.
 macro_rules! program {
     ($name:ident: $($line:literal)+) => {
         core::arch::global_asm!(
@@ -72,17 +73,17 @@ pub(super) use program;
 impl Program {
     fn bytes(&self) -> &'static [u8] {
         let [length, ..] = self.head();
-        // SAFETY: `program!` has put so many bytes there, which never change.
+        // SAFETY: `program!` has emitted `length` bytes there, which never change.
         unsafe { std::slice::from_raw_parts(self.0.cast(), length as usize) }
     }
 
     fn head(&self) -> [u32; 4] {
-        // SAFETY: the constant that `program!` has made.
+        // SAFETY: the pointer is to the constant that `program!` has emitted.
         unsafe { *self.0 }
     }
 }
 
-/// What the guest has reported, and the end of the VM.
+/// Words that the guest has reported, and the end of the VM.
 struct Reports {
     words: Mutex<Vec<u32>>,
     end: Arc<EndSignal>,
@@ -100,8 +101,8 @@ impl BusDevice for Reports {
     }
 }
 
-/// Runs the program to its end, and returns what it has reported; none without KVM. `packets` are in the vCPU's event slot before
-/// it runs.
+/// Runs the program to its end and returns the words that it reported; none without KVM. `packets` are in the
+/// vCPU's event slot before it runs.
 pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Option<Vec<u32>> {
     const LIMIT: Duration = Duration::from_secs(20);
     let kvm = match Kvm::new() {
@@ -191,7 +192,7 @@ fn setup() -> SpanSetup {
     SpanSetup::new(&span, channels)
 }
 
-/// Writes the program and what the processor needs to run it.
+/// Writes the program and its processor tables to guest memory.
 fn load(program: &Program, entry: Entry, memory: &GuestRam) {
     const GATE: u64 = 0x8E00 << 32;
     const CODE_SELECTOR: u64 = 0x10 << 16;
