@@ -42,8 +42,8 @@ impl BusDevice for DeviceProxyClient {
             size,
             value: None,
         };
-        if let Some(answer) = self.router.access(self.vcpu, access) {
-            data.copy_from_slice(&answer.value.to_le_bytes()[..data.len()]);
+        if let Some(reply) = self.router.access(self.vcpu, access) {
+            data.copy_from_slice(&reply.value.to_le_bytes()[..data.len()]);
         }
     }
 

@@ -144,7 +144,7 @@ mod tests {
     use std::sync::Arc;
     use std::thread;
 
-    use super::super::pending_events::Answer;
+    use super::super::pending_events::DeviceReply;
     use super::*;
 
     #[test]
@@ -158,12 +158,12 @@ mod tests {
         assert!(slot.enter_guest());
         slot.leave_guest();
         let other = slot.clone();
-        let waiter = thread::spawn(move || other.wait_for(None, |events| events.answer.take()));
+        let waiter = thread::spawn(move || other.wait_for(None, |events| events.reply.take()));
         slot.post(|events| events.signals.nmis.add());
-        slot.post(|events| events.answer = Some(Answer { value: 3 }));
+        slot.post(|events| events.reply = Some(DeviceReply { value: 3 }));
         assert_eq!(
             waiter.join().expect("the waiter returns"),
-            Some(Answer { value: 3 })
+            Some(DeviceReply { value: 3 })
         );
         assert!(
             !slot.take().signals.nmis.is_empty(),
@@ -177,7 +177,7 @@ mod tests {
         let other = slot.clone();
         let waiter = thread::spawn(move || {
             other.wait(None);
-            other.wait_for(None, |events| events.answer.take())
+            other.wait_for(None, |events| events.reply.take())
         });
         slot.end();
         assert_eq!(waiter.join().expect("the waiter returns"), None);

@@ -1,10 +1,10 @@
 //! A VM that spans several cells: one shard in each cell, this being one of them.
 //!
 //! ```text
-//! vCPU thread --ICR, HLT--> span_vcpu (its x2APIC) --> router --> event slot of a vCPU here --kick--> its thread
-//!                                                    |
-//!                                                    +--> link (a ring) ==> receiver in another shard --> slot
-//! vCPU thread --device--> device proxy client --> link ==> home: receiver --> device proxy server --> bus --> device
+//! vCPU thread --ICR, HLT--> span_vcpu (x2APIC) --> router --> event slot here --kick--> thread of its vCPU
+//!                                                     |
+//!                                                     +--> link (a ring) ==> receiver in another shard --> slot
+//! vCPU thread --device--> proxy client --> link ==> home: receiver --> proxy server --> bus --> device
 //! device at home --MSI--> wiring --> router
 //! ```
 //!

@@ -51,7 +51,7 @@ impl Nmis {
 
 /// A device's reply to an access.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Answer {
+pub struct DeviceReply {
     /// The value that was read; 0 for a write.
     pub value: u64,
 }
@@ -98,7 +98,7 @@ pub struct PendingEvents<S = VcpuState> {
     /// The vCPU itself, which has arrived in this shard.
     pub arrival: Option<Box<MigratingVcpu<S>>>,
     /// Reply of a device.
-    pub answer: Option<Answer>,
+    pub reply: Option<DeviceReply>,
     /// Number of INITs from this vCPU that their targets have completed.
     pub obeyed: u32,
 }
@@ -109,7 +109,7 @@ impl<S> Default for PendingEvents<S> {
             signals: Signals::default(),
             leave: None,
             arrival: None,
-            answer: None,
+            reply: None,
             obeyed: 0,
         }
     }
@@ -122,7 +122,7 @@ impl<S> PendingEvents<S> {
             Packet::Interrupt { vector, level, .. } => self.signals.interrupt(vector, level),
             Packet::Nmi { .. } => self.signals.nmis.add(),
             Packet::Numbered { number, startup, .. } => self.signals.startups.insert(number, startup),
-            Packet::Answer { value, .. } => self.answer = Some(Answer { value }),
+            Packet::Answer { value, .. } => self.reply = Some(DeviceReply { value }),
             Packet::Obeyed { .. } => self.obeyed += 1,
             Packet::Leave { order, .. } => self.leave = Some(order),
             Packet::Arrive { migrating, .. } => self.arrival = Some(migrating),
@@ -184,7 +184,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn forwarded_packets_equal_the_merged_events(came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50), nmis in 0..4_u8) {
+        fn forwarded_packets_equal_the_merged_events(
+            came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50),
+            nmis in 0..4_u8,
+        ) {
             let mut events = PendingEvents::<()>::default();
             for (vector, level) in &came {
                 events.signals.interrupt(*vector, *level);

@@ -17,7 +17,7 @@ use super::event_slot::EventSlot;
 use super::link::Sending;
 use super::owner_table::{Owner, OwnerTable};
 use super::packet::{Access, Packet};
-use super::pending_events::Answer;
+use super::pending_events::DeviceReply;
 use super::startup::{Startup, Waiter};
 use super::tsc_step_barrier::{EXIT_TIMEOUT, StepError, TscStepBarrier};
 use super::vcpu_migration::{MoveOrder, Outcome};
@@ -227,10 +227,10 @@ impl Router {
 
     /// Performs an access of a vCPU to a device of the home, and returns the reply; none when the VM ends
     /// first.
-    pub fn access(&self, vcpu: u8, access: Access) -> Option<Answer> {
+    pub fn access(&self, vcpu: u8, access: Access) -> Option<DeviceReply> {
         self.send(HOME, &Packet::Access { vcpu, access });
         self.event_slot(vcpu)?
-            .wait_for(None, |events| events.answer.take())
+            .wait_for(None, |events| events.reply.take())
     }
 
     /// Reports the end of a level-triggered interrupt.

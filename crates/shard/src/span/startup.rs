@@ -106,7 +106,10 @@ mod tests {
         /// For every order of arrival, interrupts are taken in the order of sending. From the last INIT on
         /// none is missing, and none is taken twice.
         #[test]
-        fn startups_are_taken_in_sending_order_from_the_last_init(sent in prop::collection::vec(startup(), 1..40), seed in any::<u64>()) {
+        fn startups_are_taken_in_sending_order_from_the_last_init(
+            sent in prop::collection::vec(startup(), 1..40),
+            seed in any::<u64>(),
+        ) {
             let mut arrivals: Vec<_> = (1_u64..).zip(sent.iter().copied()).collect();
             let mut state = seed;
             for last in (1..arrivals.len()).rev() {

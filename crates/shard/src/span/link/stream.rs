@@ -306,7 +306,7 @@ mod tests {
         let stuck = last(&counts);
         drop(far);
         let deadline = Instant::now() + TIMEOUT;
-        while counts.recv_timeout(TIMEOUT).expect("it goes on") < 2 * stuck {
+        while counts.recv_timeout(TIMEOUT).expect("the sender resumes") < 2 * stuck {
             assert!(Instant::now() < deadline);
         }
         drop(counts);
@@ -338,7 +338,7 @@ mod tests {
         let counts = flood(sending.clone());
         let stuck = last(&counts);
         sending.end();
-        let next = counts.recv_timeout(TIMEOUT).expect("it goes on");
+        let next = counts.recv_timeout(TIMEOUT).expect("the sender resumes");
         assert!(next > stuck);
     }
 

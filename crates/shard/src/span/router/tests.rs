@@ -183,7 +183,7 @@ fn init_sender_blocks_until_the_target_has_reset() {
     assert_eq!(startups.take(), Some(Startup::Init { from: Some(waiter) }));
     assert!(!waiting.is_finished());
     other.report_init_done(3, 0, waiter);
-    waiting.join().expect("it goes on");
+    waiting.join().expect("the sender resumes");
 }
 
 /// With three shards an INIT, which goes through the home, can overtake the report of its sender's new owner.
