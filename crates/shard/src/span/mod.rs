@@ -3,7 +3,7 @@
 //! ```text
 //! vCPU thread --ICR, HLT--> span_vcpu (x2APIC) --> router --> event slot here --kick--> thread of its vCPU
 //!                                                     |
-//!                                                     +--> link (a ring) ==> receiver in another shard --> slot
+//!                                                     +--> link (ring) ==> receiver in another shard
 //! vCPU thread --device--> proxy client --> link ==> home: receiver --> proxy server --> bus --> device
 //! device at home --MSI--> wiring --> router
 //! ```
