@@ -1,4 +1,4 @@
-//! A VM that stands still by order, until another order lets it go on.
+//! Pause of a VM by an order, until another order resumes it.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use crate::machine::PlainVm;
 use crate::quiescer::{Pause, Quiescer};
 
-/// Time within which the VM stands still: its disks finish what is under way.
+/// Time limit for the VM to pause, within which its disks finish their I/O in flight.
 pub const STILL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Whether the VM stands still by order.
+/// Pause of the VM by an order, if any.
 pub struct Hold<'a> {
     quiescer: &'a Quiescer,
     pause: Option<Pause<'a>>,
 }
 
-/// The VM stands still while this lives.
+/// Pause of the VM for one caller.
 pub enum Still<'a> {
-    /// By order: it still does afterwards.
+    /// Pause by an order, which outlasts the caller.
     Held(&'a Pause<'a>),
-    /// For this alone.
+    /// Pause for the caller alone, which ends when this is dropped.
     Own(Pause<'a>),
 }
 
@@ -35,7 +35,7 @@ impl<'a> Deref for Still<'a> {
 }
 
 impl<'a> Hold<'a> {
-    /// The VM behind `quiescer` runs.
+    /// Creates the state of a VM that runs.
     pub fn new(quiescer: &'a Quiescer) -> Self {
         Self {
             quiescer,
@@ -43,7 +43,8 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// Has the VM stand still until [`Hold::end`]. False if it does not within [`STILL_LIMIT`]; then it goes on.
+    /// Pauses the VM until [`Hold::end`]. Returns false, and the VM runs on, if it does not pause within
+    /// [`STILL_LIMIT`].
     pub fn begin(&mut self) -> bool {
         if self.pause.is_none() {
             self.pause = self.quiescer.pause_within(STILL_LIMIT);
@@ -52,7 +53,7 @@ impl<'a> Hold<'a> {
         self.pause.is_some()
     }
 
-    /// Lets the VM go on. Its guest is told that its clocks stood still, so that its watchdogs bear it.
+    /// Resumes the VM. KVM reports the pause to the guest, so that the guest's watchdogs accept it.
     pub fn end(&mut self, plain: &PlainVm) {
         if let Some(pause) = self.pause.take() {
             plain.tell_of_pause();
@@ -61,7 +62,7 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// Has the VM stand still for the caller; `None` if it does not within [`STILL_LIMIT`].
+    /// Pauses the VM for the caller. Returns `None` if it does not pause within [`STILL_LIMIT`].
     pub fn still(&self) -> Option<Still<'_>> {
         match &self.pause {
             Some(pause) => Some(Still::Held(pause)),
@@ -76,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a device may work on the guest's memory now.
+    /// Returns whether a device may access guest memory now.
     fn is_at_work(quiescer: &std::sync::Arc<Quiescer>) -> bool {
         let (sender, worked) = std::sync::mpsc::channel();
         let quiescer = quiescer.clone();

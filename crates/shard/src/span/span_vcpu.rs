@@ -150,25 +150,25 @@ impl LocalController for SpanVcpu {
         self.event_slot().detach();
     }
 
-    fn before(&mut self, fd: &mut VcpuFd) -> Result<Next<MoveOrder>, StateError> {
+    fn prepare_entry(&mut self, fd: &mut VcpuFd) -> Result<Next<MoveOrder>, StateError> {
         self.refresh_tsc_offset();
         let mut events = self.event_slot().take();
         if let Some(migrating) = events.arrival.take() {
             self.arrive(fd, *migrating)?;
         }
         let Some(owner) = self.router.owner(self.vcpu) else {
-            return Ok(Next::Again);
+            return Ok(Next::Retry);
         };
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
         match self.residency.dispatch(events, owner, accept) {
             Dispatch::Idle => {
                 self.event_slot().wait(None);
-                return Ok(Next::Again);
+                return Ok(Next::Retry);
             }
             Dispatch::Forward(effects) => {
                 self.apply(effects);
-                return Ok(Next::Again);
+                return Ok(Next::Retry);
             }
             Dispatch::Migrate(order) => {
                 fault_point!(move_ordered);
@@ -181,19 +181,19 @@ impl LocalController for SpanVcpu {
         self.expire_timer();
         if self.is_blocked() {
             self.block();
-            return Ok(Next::Again);
+            return Ok(Next::Retry);
         }
         self.activity = ActivityState::Active;
         self.inject(fd)?;
         self.arm_alarm();
         if !self.event_slot().enter_guest() || !self.pass_barrier(fd)? {
-            return Ok(Next::Again);
+            return Ok(Next::Retry);
         }
         self.pv_eoi.set_pending(&self.apic);
         Ok(Next::Enter)
     }
 
-    fn left(&mut self) {
+    fn note_exit(&mut self) {
         if let Some(reporter) = self.cr3_reporter() {
             reporter.report();
         }
@@ -204,7 +204,7 @@ impl LocalController for SpanVcpu {
         }
     }
 
-    fn after(&mut self, fd: &mut VcpuFd) {
+    fn sync_after_exit(&mut self, fd: &mut VcpuFd) {
         self.sync_from_guest(fd);
     }
 

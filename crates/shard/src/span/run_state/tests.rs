@@ -4,7 +4,7 @@ use stateright::{Checker, Model, Property};
 
 use super::{Notification, RunState};
 
-/// Next step of the thread, as in `Vcpu::run`, `SpanVcpu::before` and `EventSlot`.
+/// Next step of the thread, as in `Vcpu::run`, `SpanVcpu::prepare_entry` and `EventSlot`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 enum Thread {
     /// Clears the flag that a kick sets.
