@@ -100,7 +100,7 @@ pub struct PendingEvents<S = VcpuState> {
     /// Reply of a device.
     pub reply: Option<DeviceReply>,
     /// Number of INITs from this vCPU that their targets have completed.
-    pub obeyed: u32,
+    pub inits_done: u32,
 }
 
 impl<S> Default for PendingEvents<S> {
@@ -110,7 +110,7 @@ impl<S> Default for PendingEvents<S> {
             leave: None,
             arrival: None,
             reply: None,
-            obeyed: 0,
+            inits_done: 0,
         }
     }
 }
@@ -123,7 +123,7 @@ impl<S> PendingEvents<S> {
             Packet::Nmi { .. } => self.signals.nmis.add(),
             Packet::Numbered { number, startup, .. } => self.signals.startups.insert(number, startup),
             Packet::Answer { value, .. } => self.reply = Some(DeviceReply { value }),
-            Packet::Obeyed { .. } => self.obeyed += 1,
+            Packet::Obeyed { .. } => self.inits_done += 1,
             Packet::Leave { order, .. } => self.leave = Some(order),
             Packet::Arrive { migrating, .. } => self.arrival = Some(migrating),
             Packet::Startup { .. }

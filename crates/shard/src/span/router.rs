@@ -163,7 +163,7 @@ impl Router {
             (from.and_then(|from| self.event_slot(from)), interrupt.delivery)
         {
             // Clears the count of INITs that completed after their time limit.
-            slot.post(|events| events.obeyed = 0);
+            slot.post(|events| events.inits_done = 0);
         }
         let count = self.event_slots.len() as u32;
         let enabled = lock(&self.enabled).now();
@@ -197,8 +197,8 @@ impl Router {
         if let (Some(slot), 1..) = (from.and_then(|from| self.event_slot(from)), inits) {
             // Two vCPUs that reset each other, a fault of the guest, would otherwise wait for ever.
             let _ = slot.wait_for(Some(INIT_TIMEOUT), |events| {
-                let all = events.obeyed >= inits;
-                all.then(|| events.obeyed = 0)
+                let all = events.inits_done >= inits;
+                all.then(|| events.inits_done = 0)
             });
         }
     }

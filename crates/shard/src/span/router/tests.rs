@@ -194,7 +194,7 @@ fn init_done_reaches_the_waiter_in_its_recorded_shard() {
     other.departed(0, Owner { shard: 1, version: 1 });
     let waiter = Waiter { vcpu: 0, shard: HOME };
     other.report_init_done(3, 0, waiter);
-    let init_done = |events: &mut PendingEvents| (events.obeyed > 0).then_some(());
+    let init_done = |events: &mut PendingEvents| (events.inits_done > 0).then_some(());
     let at = |router: &Router, limit| {
         router
             .event_slot(0)
