@@ -59,7 +59,10 @@ fn packets(receiving: Receiving) {
         assert_eq!(postcard::to_stdvec(&again).expect("a packet"), written);
         other.receive(1, again);
         home.receive(1, packet);
-        assert!(io_requests.try_iter().count() <= 1, "more than a request from one packet");
+        assert!(
+            io_requests.try_iter().count() <= 1,
+            "more than a request from one packet"
+        );
     });
     for router in [home, other] {
         assert_eq!(router.shards().len(), SHARDS.len());
