@@ -20,7 +20,7 @@ help:
 	@echo "make mutants CRATE=apic   60 changes to one crate, and which its tests don't notice (5 to 30 min)"
 	@echo "make sanitize   unit tests of the crates with unsafe code, under the address sanitizer (15 min on 2 busy cores)"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
-	@echo "make sim     clusters in virtual time, for a minute"
+	@echo "make sim     clusters, and adoptions of VMs, in virtual time (2 min)"
 	@echo "make sim-million   10^6 stories of the table that all cells have (7 to 10 min)"
 	@echo "make bench-channels   message channels and what cells make of them, beside others (a minute)"
 	@echo "make bench-hosts      the death of a host, and places by each way between cells (a minute)"
@@ -88,6 +88,7 @@ lint:
 sim: build
 	$(OUT)/mirrorball-sim --seconds 10 crates/knowledge/machines/*.facts
 	$(OUT)/mirrorball-sim --seconds 10 --hosts 2 crates/knowledge/machines/*.facts
+	$(OUT)/mirrorball-sim --adoptions 5000
 
 sim-million: build
 	$(OUT)/mirrorball-sim --protocols 1000000

@@ -17,6 +17,9 @@ use crate::allowed::Allowed;
 /// Where the allowances are, from the project's folder.
 const ALLOWED: &str = "lint/allowed.txt";
 
+/// Findings that are shown of one folder.
+const SHOWN_MAX: usize = 40;
+
 /// A place that breaks a rule.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Finding {
@@ -70,7 +73,7 @@ fn check(root: &Path, lowers: bool) -> Result<(), Vec<String>> {
     for (folder, findings) in &found {
         let most = allowed.of(folder);
         if findings.len() > most {
-            lines.extend(findings.iter().map(ToString::to_string));
+            lines.extend(findings.iter().take(SHOWN_MAX).map(ToString::to_string));
             lines.push(format!(
                 "{folder} has {} findings, and {most} are allowed; help: change what you wrote by docs/contributing/writing.md",
                 findings.len()

@@ -1,8 +1,11 @@
 //! Risk: a killed keeper or a failed cell leaves something of a VM behind, or takes what a running VM has.
 //!
 //! Each test is an entry of the table in `docs/design/owners.md` ("Resources and events"), or a column of
-//! entries. The guests halt at once; cells, keepers and shards are real. Each test has a runtime directory of its
-//! own.
+//! entries. The guests halt at once; cells, keepers and shards are real, but for shards that lie (`lies`). Each test has a
+//! runtime directory of its own.
+
+#[path = "resources/lies.rs"]
+mod lies;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -60,8 +63,12 @@ impl Cells {
     }
 
     fn call<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Call {
-        mirrorball(arguments)
-            .limit(SOON)
+        self.with_settings(mirrorball(arguments))
+    }
+
+    /// A call that these cells serve.
+    fn with_settings(&self, call: Call) -> Call {
+        call.limit(SOON)
             .env("MIRRORBALL_IN_LAB", "1")
             .env("MIRRORBALL_RUNTIME", self.scratch.join("runtime"))
             .env("MIRRORBALL_DATA", self.scratch.join("data"))

@@ -10,13 +10,16 @@
 //! - [`membership`]: which cells of several hosts live, agreed on by an etcd;
 //! - [`invitation`]: how a further host joins;
 //! - [`lost`]: the end of VMs whose host has lost its membership;
-//! - [`serve`]: the process of one cell; [`guard`] starts it again when it dies;
+//! - [`serve`]: the process of one cell;
+//! - [`adoption_table`]: the decisions of that process about the VMs that it adopts;
+//! - [`guard`] starts it again when it dies, as [`guard::lives`] and [`guard::trials`] decide;
 //! - [`tenure`]: a VM's place in a cell, held by its monitor, which outlives the cell's process.
 //!
 //! [`registry::cluster`] has the cells' files, the requests to a cell, and the client.
 
 pub mod addresses;
 pub mod admission;
+pub mod adoption_table;
 pub mod callers;
 pub mod contacts;
 pub mod guard;

@@ -30,7 +30,7 @@ pub mod open;
 mod parts;
 mod pidfd;
 pub mod programs;
-mod reboot;
+pub mod reboot;
 mod recorder;
 pub mod remote;
 mod shard_log;

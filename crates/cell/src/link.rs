@@ -106,6 +106,8 @@ impl ShardLink {
 pub struct Reports {
     socket: ControlSocket,
     assembly: Assembly,
+    /// What came last is no report.
+    is_broken: bool,
 }
 
 impl Reports {
@@ -114,7 +116,13 @@ impl Reports {
         Self {
             socket,
             assembly: Assembly::default(),
+            is_broken: false,
         }
+    }
+
+    /// Whether the reports have come to their end because the shard sent what is none.
+    pub fn is_broken(&self) -> bool {
+        self.is_broken
     }
 
     /// The next report; `None` at the end, or when what comes is not a report.
@@ -128,20 +136,31 @@ impl Reports {
     }
 
     fn next(&mut self, deadline: Option<Instant>) -> Option<Report> {
+        let report = self.receive(deadline);
+        self.is_broken = report
+            .as_ref()
+            .is_err_and(|error| !matches!(error, ReceiveError::Io(_)));
+        report.ok().flatten()
+    }
+
+    /// The next report; none at the end, or when it has not come before `deadline`.
+    fn receive(&mut self, deadline: Option<Instant>) -> Result<Option<Report>, ReceiveError> {
         let message = loop {
             if let Some(deadline) = deadline
-                && !self.socket.wait_until(deadline).ok()?
+                && !self.socket.wait_until(deadline)?
             {
-                return None;
+                return Ok(None);
             }
-            let packet = self.socket.receive_packet(PACKET_BYTES_MAX).ok()??;
-            if let Some(message) = self.assembly.take(&packet).ok()? {
+            let Some(packet) = self.socket.receive_packet(PACKET_BYTES_MAX)? else {
+                return Ok(None);
+            };
+            if let Some(message) = self.assembly.take(&packet)? {
                 break message;
             }
         };
-        let mut report: Value = serde_json::from_slice(&message).ok()?;
+        let mut report: Value = serde_json::from_slice(&message)?;
         make_printable(&mut report);
-        serde_json::from_value(report).ok()
+        Ok(serde_json::from_value(report)?)
     }
 }
 
@@ -208,6 +227,17 @@ mod tests {
         for wrong in [json!("running"), json!({ "ended": { "how": "well" } }), json!(1)] {
             assert_eq!(reported(&wrong), None, "{wrong}");
         }
+        let (monitor, shard) = ControlSocket::pair().unwrap();
+        let mut reports = Reports::new(monitor);
+        shard.send(&Report::Ended(Ending::PowerOff), &[]).unwrap();
+        shard.send(&json!({ "huge": u64::MAX }), &[]).unwrap();
+        assert!(reports.next_report().is_some() && !reports.is_broken());
+        assert!(reports.next_report().is_none() && reports.is_broken());
+        drop(shard);
+        assert!(
+            reports.next_report().is_none() && !reports.is_broken(),
+            "an end is none"
+        );
         // A report that is whole.
         let report = Report::Ended(Ending::PowerOff);
         let bytes = serde_json::to_vec(&report).unwrap();

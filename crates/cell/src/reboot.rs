@@ -9,9 +9,9 @@ use config::vm::RestartSpec;
 use shard_api::launch::Ending;
 
 /// A boot that ends by a reboot within this time counts as quick.
-pub(crate) const QUICK: Duration = Duration::from_secs(5);
+pub const QUICK: Duration = Duration::from_secs(5);
 /// Quick boots in a row that end the VM.
-pub(crate) const QUICK_MAX: u32 = 64;
+pub const QUICK_MAX: u32 = 64;
 /// Quick boots in a row without a pause: tests of a guest, and its installers, reboot at once too.
 const FREE: u32 = 8;
 /// The first pause; each further one is twice as long.
@@ -20,7 +20,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Whether a VM starts again that has ended so. `Quit` was somebody's wish.
-pub(crate) fn starts_again(restart: RestartSpec, ending: &Ending) -> bool {
+pub fn starts_again(restart: RestartSpec, ending: &Ending) -> bool {
     match ending {
         Ending::Reboot => true,
         Ending::PowerOff => restart == RestartSpec::Always,
@@ -35,7 +35,7 @@ pub(crate) fn starts_again(restart: RestartSpec, ending: &Ending) -> bool {
 
 /// The step after a reboot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub enum Next {
     /// Another boot, after a pause.
     Boot(Duration),
     /// The end of the VM.
@@ -44,13 +44,13 @@ pub(crate) enum Next {
 
 /// Counts the quick boots of a VM.
 #[derive(Debug, Default)]
-pub(crate) struct Reboots {
+pub struct Reboots {
     quick: u32,
 }
 
 impl Reboots {
     /// Notes that the guest has rebooted after a boot that took `ran`.
-    pub(crate) fn note(&mut self, ran: Duration) -> Next {
+    pub fn note(&mut self, ran: Duration) -> Next {
         if ran >= QUICK {
             self.quick = 0;
             return Next::Boot(Duration::ZERO);

@@ -2,8 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use keeper::client::{Exit, Keeper, Spawn};
@@ -23,6 +22,8 @@ use crate::shard_log::ShardLog;
 /// How long a shard may take to end when it is told to; disks finish what is under way.
 pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
 
+/// How long a shard may take to end that has closed its control socket.
+const SILENCE_LIMIT: Duration = Duration::from_millis(200);
 /// How long the keeper may take to report the exit of a process that has ended. One that never reports is stopped, or was taken
 /// over.
 const REPORT_LIMIT: Duration = Duration::from_secs(5);
@@ -47,8 +48,8 @@ pub struct ShardProcess {
     pub log: Arc<ShardLog>,
     process: OwnedFd,
     parent: Parent,
-    /// It was killed because it left its orders unread.
-    is_deaf: AtomicBool,
+    /// What it did wrong, if it was killed for that: a predicate.
+    fault: OnceLock<&'static str>,
     /// How it ended, once it was waited for. Its id may be another's from then on.
     ended: Mutex<Option<End>>,
 }
@@ -186,7 +187,7 @@ impl ShardProcess {
             log,
             process: spawned.pidfd,
             parent: Parent::Keeper(keeper.clone()),
-            is_deaf: AtomicBool::new(false),
+            fault: OnceLock::new(),
             ended: Mutex::new(None),
         })
     }
@@ -206,7 +207,7 @@ impl ShardProcess {
             log,
             process: left.process,
             parent: Parent::Keeper(keeper),
-            is_deaf: AtomicBool::new(false),
+            fault: OnceLock::new(),
             ended: Mutex::new(None),
         }
     }
@@ -238,7 +239,7 @@ impl ShardProcess {
             .as_ref()
             .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         {
-            self.is_deaf.store(true, Ordering::Relaxed);
+            let _ = self.fault.set("read no orders any more");
             self.cut_off();
             return Err(io::Error::other(
                 "the VM reads no orders any more, so it was killed",
@@ -251,6 +252,24 @@ impl ShardProcess {
     pub fn kill(&self) -> String {
         self.cut_off();
         self.wait()
+    }
+
+    /// Ends a process whose reports ended without a last one. It has a moment to end by itself, and is killed then.
+    /// Returns the known cause of its end. `is_broken`: it sent a message that is no report.
+    pub fn end_without_report(&self, is_broken: bool) -> String {
+        let deadline = Instant::now() + SILENCE_LIMIT;
+        // One that dies closes its socket first.
+        while !is_broken && !self.has_ended() && Instant::now() < deadline {
+            pidfd::ends_within(self.pidfd(), PollTimeout::from(LOOK_MS));
+        }
+        if !self.has_ended() {
+            // The first fault is the one that it is killed for.
+            let _ = self.fault.set(match is_broken {
+                true => "sent what is no report",
+                false => "closed its control socket",
+            });
+        }
+        self.kill()
     }
 
     /// Has it killed, and does not wait until it is.
@@ -297,10 +316,10 @@ impl ShardProcess {
             End::Status(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
                 "made a system call that its sandbox forbids".to_owned()
             }
-            End::Status(WaitStatus::Signaled(..)) if self.is_deaf.load(Ordering::Relaxed) => {
-                "read no orders any more and was killed".to_owned()
-            }
-            End::Status(WaitStatus::Signaled(_, signal, _)) => format!("was ended by {signal}"),
+            End::Status(WaitStatus::Signaled(_, signal, _)) => match self.fault.get() {
+                Some(fault) if signal == Signal::SIGKILL => format!("{fault} and was killed"),
+                _ => format!("was ended by {signal}"),
+            },
             End::Status(WaitStatus::Exited(_, NOT_EXECUTED)) => {
                 let path = self.program.path().display();
                 format!(
@@ -379,7 +398,7 @@ impl ShardProcess {
             link,
             sandbox: SandboxLaunch::default(),
             log,
-            is_deaf: AtomicBool::new(false),
+            fault: OnceLock::new(),
             ended: Mutex::new(None),
         };
         (process, theirs)

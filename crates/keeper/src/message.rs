@@ -41,11 +41,12 @@ pub enum Message {
         /// The process.
         pid: i32,
     },
-    /// Descriptors for the slot. Reply: `Done` or `Failed`.
+    /// Descriptors for the next slot. Reply: `Done` or `Failed`.
     Put {
-        /// Whether the slot is emptied first.
+        /// Whether they are the first.
         begin: bool,
-        /// Whether the slot is whole now. A whole slot without descriptors is no slot.
+        /// Whether the next slot is whole now, and takes the place of the one before. One without descriptors
+        /// is no slot.
         end: bool,
     },
     /// The program that is started when the monitor is gone. Descriptor: program. Reply: `Done`.

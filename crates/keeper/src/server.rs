@@ -55,6 +55,7 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
         socket: Some(socket),
         state: State::default(),
         slot: Vec::new(),
+        incoming: Vec::new(),
         listener: None,
         successor: None,
         successor_pid: None,
@@ -105,6 +106,8 @@ struct Server {
     socket: Option<Socket>,
     state: State,
     slot: Vec<OwnedFd>,
+    /// Descriptors of the next slot, until it is whole.
+    incoming: Vec<OwnedFd>,
     /// The socket that a cell may connect to while no monitor is connected.
     listener: Option<Listener>,
     successor: Option<Successor>,
@@ -156,7 +159,8 @@ impl Server {
     fn carry_out(&mut self, packet: Packet) -> Result<(), Disconnect> {
         let (request, message) = Message::read(&packet.bytes).map_err(|_| Disconnect)?;
         if packet.is_short_of_files {
-            // The slot is not whole, and never will be.
+            // The slot is not whole, and never will be. The former one would bring the VM back to a state that
+            // it has left.
             if let Message::Put { .. } = message {
                 self.put(true, true, Vec::new());
             }
@@ -248,10 +252,14 @@ impl Server {
 
     fn put(&mut self, begin: bool, end: bool, files: Vec<OwnedFd>) {
         if begin {
-            self.slot.clear();
+            self.incoming.clear();
         }
         let count = files.len();
-        self.slot.extend(files);
+        self.incoming.extend(files);
+        if end {
+            // Until now the next monitor would have had the former ones.
+            self.slot = std::mem::take(&mut self.incoming);
+        }
         self.dispatch(Event::Put {
             begin,
             end,

@@ -41,11 +41,11 @@ pub enum Event {
         /// The child.
         pid: i32,
     },
-    /// The monitor sent descriptors for the slot.
+    /// The monitor sent descriptors for the next slot.
     Put {
-        /// Whether the slot was emptied first.
+        /// Whether they are the first.
         begin: bool,
-        /// Whether the slot is whole now.
+        /// Whether they are the last, so that the next slot takes the place of the one before.
         end: bool,
         /// The number of descriptors.
         files: usize,
@@ -91,8 +91,8 @@ pub enum Effect {
     },
     /// Refuses the request: with this number of an error.
     Refuse(i32),
-    /// Disconnects and ends the former monitor now, and starts the successor after a delay. A cell may connect
-    /// until then.
+    /// Disconnects and ends the former monitor now, and starts the successor after a delay. A cell may
+    /// connect until then.
     StartSuccessor {
         /// The delay.
         after: Duration,
@@ -104,14 +104,6 @@ pub enum Effect {
     },
     /// Ends the keeper.
     Exit,
-}
-
-/// The descriptors for the next monitor, as far as decisions need them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
-    Absent,
-    Partial { files: usize },
-    Whole { files: usize },
 }
 
 /// The monitor, as far as decisions need it.
@@ -135,7 +127,10 @@ struct Child {
 #[derive(Debug)]
 pub struct State {
     children: Vec<Child>,
-    slot: Slot,
+    /// The number of descriptors for the next monitor. Those of a slot that is not whole are none of them.
+    slot: usize,
+    /// The number of those that have come for the next slot.
+    incoming: usize,
     monitor: Monitor,
     has_successor: bool,
     /// A cell may connect when the monitor is gone.
@@ -148,7 +143,8 @@ impl Default for State {
     fn default() -> Self {
         Self {
             children: Vec::new(),
-            slot: Slot::Absent,
+            slot: 0,
+            incoming: 0,
             monitor: Monitor::Connected,
             has_successor: false,
             is_listening: false,
@@ -218,7 +214,7 @@ impl State {
 
     /// Whether the slot is whole.
     pub fn has_slot(&self) -> bool {
-        matches!(self.slot, Slot::Whole { .. })
+        self.slot > 0
     }
 
     fn started(&mut self, pid: i32) -> Vec<Effect> {
@@ -256,16 +252,13 @@ impl State {
     }
 
     fn put(&mut self, begin: bool, end: bool, files: usize) {
-        let before = match self.slot {
-            Slot::Partial { files } | Slot::Whole { files } if !begin => files,
-            _ => 0,
-        };
-        let files = before + files;
-        self.slot = match (end, files) {
-            (true, 0) => Slot::Absent,
-            (true, files) => Slot::Whole { files },
-            (false, files) => Slot::Partial { files },
-        };
+        if begin {
+            self.incoming = 0;
+        }
+        self.incoming += files;
+        if end {
+            self.slot = std::mem::take(&mut self.incoming);
+        }
     }
 
     fn monitor_gone(&mut self, now: Duration) -> Vec<Effect> {
@@ -396,7 +389,7 @@ mod tests {
             &[Event::Successor],
             &[Event::Successor, put(true, false, 3)],
             &[Event::Successor, WHOLE, put(true, true, 0)],
-            &[Event::Successor, WHOLE, put(false, false, 1)],
+            &[Event::Successor, put(true, false, 3), put(false, false, 3)],
         ] {
             let mut state = after(events);
             for pid in [7, 8] {
@@ -412,6 +405,18 @@ mod tests {
         }
         let parts = [Event::Successor, put(true, false, 3), put(false, true, 0)];
         assert_eq!(after(&parts).handle(gone(1)), [AT_ONCE]);
+    }
+
+    #[test]
+    fn slot_stays_until_the_next_one_is_whole() {
+        let put = |begin, end, files| Event::Put { begin, end, files };
+        let mut state = after(&[Event::Successor, WHOLE, put(true, false, 3)]);
+        assert!(state.has_slot());
+        assert_eq!(state.handle(gone(1)), [AT_ONCE]);
+        // The successor begins anew, and empties the slot by a whole one without descriptors.
+        let mut state = after(&[Event::Successor, WHOLE, put(true, false, 3), put(true, true, 0)]);
+        assert!(!state.has_slot());
+        assert_eq!(state.handle(gone(1)), [Effect::Exit]);
     }
 
     /// The delay of the next start of a successor, or none if the VM is ended.

@@ -388,6 +388,10 @@ fn end_by_successors(test: &str, script: &str) -> String {
         let keeper = keeper();
         let running = sleeper(&keeper);
         let script = format!("starts={}; {script}", directory.join("starts").display());
+        // The program that is named last takes the place of those before.
+        keeper
+            .succeed_by(File::open("/bin/false").unwrap().as_fd(), &["false"])
+            .unwrap();
         keeper
             .succeed_by(File::open("/bin/sh").unwrap().as_fd(), &["sh", "-c", &script])
             .unwrap();

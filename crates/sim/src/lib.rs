@@ -6,8 +6,10 @@
 //! - [`queue`]: events in the order of their times;
 //! - [`world`]: cells, links, monitors; what happens, and what must hold;
 //! - [`story`]: what befalls them, by chance;
+//! - [`adoption`]: the VMs of one cell: keepers, the cell's processes, its guard;
 //! - [`trace`]: how it came to an error.
 
+pub mod adoption;
 pub mod chance;
 pub mod etcd;
 pub mod machine;

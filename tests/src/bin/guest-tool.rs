@@ -1,7 +1,8 @@
 //! The tests' hand inside a guest: writes and checks patterns, computes on chosen CPUs, sends and receives.
 //!
 //! It prints one line of what it found on stdout. A wrong pattern or a failed call is a line on stderr and exit
-//! status 1. Started under the name of the program of shards, it refuses the launch as another version does.
+//! status 1. Started under the name of the program of shards, it plays one that lies, or one of another
+//! version.
 
 #[path = "guest-tool/churn.rs"]
 mod churn;
@@ -29,6 +30,8 @@ mod peer;
 mod pinned;
 #[path = "guest-tool/reclaim.rs"]
 mod reclaim;
+#[path = "guest-tool/shard.rs"]
+mod shard;
 #[path = "guest-tool/works.rs"]
 mod works;
 
@@ -48,7 +51,7 @@ fn main() -> std::process::ExitCode {
         .next()
         .is_some_and(|name| name == "mirrorball-shard")
     {
-        return other_shard();
+        return shard::play(&std::env::args().nth(1).unwrap_or_default());
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -61,22 +64,6 @@ fn main() -> std::process::ExitCode {
             eprintln!("guest-tool {}: {fault}", words.join(" "));
             std::process::ExitCode::FAILURE
         }
-    }
-}
-
-/// Refuses the launch as a program of shards of another version does, when started in its place.
-fn other_shard() -> std::process::ExitCode {
-    use std::os::fd::FromRawFd;
-    // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it. It keeps
-    // the bounds of messages as a datagram socket does.
-    let control = unsafe { std::os::unix::net::UnixDatagram::from_raw_fd(3) };
-    let report = b"{\"unlike\":{\"versions\":{\"oldest\":65000,\"newest\":65001}}}";
-    // Before a message's bytes are their number and the place of the first, as in all versions.
-    let packet = [&(report.len() as u32).to_le_bytes()[..], &[0; 4], report].concat();
-    let refused = control.recv(&mut [0; 8]).and_then(|_| control.send(&packet));
-    match refused {
-        Ok(_) => std::process::ExitCode::FAILURE,
-        Err(_) => std::process::ExitCode::from(2),
     }
 }
 

@@ -20,12 +20,14 @@ use registry::journal::{self, Change};
 use tracing::{error, info, warn};
 
 use self::lives::{Lives, SHORT, SHORT_LIVES_MAX};
+use self::trials::Trials;
 use self::upgrade::Upgrade;
 use super::lost;
 use super::membership::server::{self, Ended, RevocationWatch};
 use crate::pidfd;
 
-mod lives;
+pub mod lives;
+pub mod trials;
 mod upgrade;
 
 /// Before etcd is started again.
@@ -157,12 +159,12 @@ enum Replaced {
 
 /// The program of the cell's processes: this one, until another takes its place.
 #[derive(Debug, Default)]
-struct Program(Option<OwnedFd>);
+struct Program(Trials<Option<OwnedFd>>);
 
 impl Program {
     /// Starts a process of the cell. One that is on trial says whether it has adopted the VMs of the last process.
     fn start(&self, number: u16, is_on_trial: bool) -> io::Result<Child> {
-        let path = self.0.as_ref().map(upgrade::path_of);
+        let path = self.0.program().as_ref().map(upgrade::path_of);
         let mut command = Command::new(path.as_deref().unwrap_or("/proc/self/exe"));
         command
             .arg0("mirrorball")
@@ -196,7 +198,7 @@ impl Program {
             upgrade.answer(Err("the cell has ended by order".to_owned()));
             return Ok(Replaced::Over(Life::Ended));
         }
-        let former = Self(self.0.replace(new));
+        self.0.begin(Some(new));
         let tried = self
             .start(number, true)
             .map_err(|error| format!("the new program does not start: {error}"));
@@ -209,6 +211,7 @@ impl Program {
                 Err(why)
             }
         });
+        self.0.end(tried.is_ok());
         match tried {
             Ok(cell) => {
                 info!("the new program has adopted the cell's VMs");
@@ -217,7 +220,6 @@ impl Program {
             }
             Err(why) => {
                 error!(why, "the cell goes on with its former program");
-                *self = former;
                 let started = self.start(number, false);
                 upgrade.answer(Err(why));
                 Ok(match started {
@@ -359,7 +361,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let own = Files::at(folder.path()).cell(0);
         let upgrades = upgrade::listen(&folder.path().join("guard.sock")).unwrap();
-        let mut program = Program(Some(broken(folder.path()).into()));
+        let mut program = Program(Trials::new(Some(broken(folder.path()).into())));
         for _ in 0..2 {
             let life = live(&mut program, &own, 0, &upgrades).unwrap();
             assert!(matches!(life, Life::NotStarted(_)), "{life:?}");
@@ -384,7 +386,7 @@ mod tests {
                 None => assert!(Instant::now() < deadline, "no request comes"),
             }
         };
-        let mut program = Program(Some(broken(folder.path()).into()));
+        let mut program = Program(Trials::new(Some(broken(folder.path()).into())));
         let cell = Command::new("sleep").arg("60").spawn().unwrap();
         let replaced = program.replace(cell, &own, 0, upgrade).unwrap();
         assert!(

@@ -23,6 +23,7 @@ use crate::left::LeftFiles;
 use crate::open::{HOME_LOG, Opened};
 use crate::programs::Programs;
 use crate::spanning::Span;
+use crate::vm::keeper::succeed_by_this_program;
 use crate::vm::{Adopted, AdoptedBoot};
 
 /// Goes on with the VM whose keeper is at the other end of `keeper`, where a predecessor of this process was; returns when it
@@ -96,6 +97,10 @@ fn go_on(
     let folder = left.folder.clone();
     // A value that is dropped on an error would end the VM, which the next process may be able to take over.
     let programs = adopt_programs(&left, files).or_give_up(&folder);
+    if let Err(error) = succeed_by_this_program(&keeper) {
+        // The program of the VM's first monitor, or of a later process, is the next one's.
+        tracing::warn!(%error, "the next monitor of a VM may have an older program");
+    }
     let tenure = left_places.own.map(|place| Tenure::adopt(place, files));
     let tenure = tenure.transpose().or_give_up(&folder);
     if let Some(place) = &tenure {

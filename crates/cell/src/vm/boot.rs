@@ -278,7 +278,7 @@ impl RunningBoot<'_> {
         handle.end_orders();
         // A broken shard gets no say.
         let gone = if reported.is_none() {
-            home.kill()
+            home.end_without_report(self.reports.is_broken())
         } else {
             home.wait()
         };

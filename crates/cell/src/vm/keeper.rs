@@ -1,6 +1,7 @@
 //! The keeper of a VM as its monitor has it.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -24,8 +25,7 @@ impl VmKeeper {
         }
         let keeper = start_keeper(vm)?;
         if vm.monitor.is_some() {
-            let command = File::open("/proc/self/exe")?;
-            keeper.succeed_by(command.as_fd(), &["mirrorball", "adopt"])?;
+            succeed_by_this_program(&keeper)?;
         }
         if vm.monitor.is_some_and(MonitorFiles::is_in_cell) {
             let path = vm.folder.join(KEEPER_SOCKET);
@@ -43,6 +43,16 @@ impl VmKeeper {
             let _ = keeper.clear();
         }
     }
+}
+
+/// Has the keeper start this process's program when no process serves the VM. The program reads the record that
+/// this process leaves; that of a former process may be too old after upgrades.
+///
+/// # Errors
+/// If the keeper is gone, or a process has no descriptors left.
+pub(crate) fn succeed_by_this_program(keeper: &Keeper) -> io::Result<()> {
+    let command = File::open("/proc/self/exe")?;
+    keeper.succeed_by(command.as_fd(), &["mirrorball", "adopt"])
 }
 
 /// Starts the keeper of a VM that another process is to start.

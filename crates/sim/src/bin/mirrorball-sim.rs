@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use knowledge::route::Revocation;
 use knowledge::{Base, fact};
+use sim::adoption;
 use sim::machine::Cells;
 use sim::story::{Plot, tell};
 
@@ -18,7 +19,7 @@ use sim::story::{Plot, tell};
 )]
 struct Cli {
     /// Machines, as `mirrorball topology --facts` writes them
-    #[arg(required_unless_present = "protocols")]
+    #[arg(required_unless_present_any = ["protocols", "adoptions"])]
     machines: Vec<PathBuf>,
     /// Cells; one for each node when absent
     #[arg(long)]
@@ -26,6 +27,9 @@ struct Cli {
     /// Instead, that many stories of the table that all cells have, by itself, from --seed on
     #[arg(long)]
     protocols: Option<u64>,
+    /// Instead, that many stories of the VMs of one cell, whose processes die, hang and are replaced, from --seed on
+    #[arg(long)]
+    adoptions: Option<u64>,
     /// Hosts that share the cells
     #[arg(long, default_value_t = 1)]
     hosts: u16,
@@ -53,6 +57,9 @@ fn main() -> ExitCode {
 fn obey(cli: &Cli) -> Result<(), String> {
     if let Some(count) = cli.protocols {
         return protocols(cli.seed.unwrap_or(0), count);
+    }
+    if let Some(count) = cli.adoptions {
+        return adoptions(cli.seed.unwrap_or(0), count);
     }
     if cli.revocation {
         println!("| machine | cells | broadcast, us | one by one | tree | tree that gathers receipts |");
@@ -92,6 +99,36 @@ fn protocols(first: u64, count: u64) -> Result<(), String> {
     println!(
         "agreement: {count} stories in {:.0} s",
         begin.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// Tells stories of the VMs of one cell.
+fn adoptions(first: u64, count: u64) -> Result<(), String> {
+    let begin = Instant::now();
+    let mut all = adoption::Counts::default();
+    for seed in first..first.saturating_add(count) {
+        for plot in [
+            &adoption::story::Plot::ROUGH,
+            &adoption::story::Plot::QUICK,
+            &adoption::story::Plot::POISON,
+        ] {
+            let counts = adoption::story::tell(plot, seed, None)
+                .map_err(|what| format!("{what}\nadoption: run it again with --adoptions 1 --seed {seed}"))?;
+            all.add(&counts);
+        }
+    }
+    println!(
+        "adoption: {} stories in {:.0} s: {} adoptions, {} by monitors, {} deaths of the cell's process, {} upgrades, \
+         {} of them undone, {} VMs set aside",
+        3 * count,
+        begin.elapsed().as_secs_f64(),
+        all.adoptions,
+        all.monitors,
+        all.cell_deaths,
+        all.upgrades + all.failed_upgrades,
+        all.failed_upgrades,
+        all.set_aside,
     );
     Ok(())
 }

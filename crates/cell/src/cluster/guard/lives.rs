@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 /// A process that lived shorter than this died of its start, maybe.
-pub(super) const SHORT: Duration = Duration::from_secs(10);
+pub const SHORT: Duration = Duration::from_secs(10);
 /// Short lives in a row, after which the cell is given up.
-pub(super) const SHORT_LIVES_MAX: u32 = 10;
+pub const SHORT_LIVES_MAX: u32 = 10;
 /// Before another try, times the short lives so far.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Longest pause after starts that failed.
@@ -13,7 +13,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The lives of a cell's processes so far.
 #[derive(Debug, Default)]
-pub(super) struct Lives {
+pub struct Lives {
     /// Short lives in a row.
     short: u32,
     /// Starts in a row that failed.
@@ -22,7 +22,7 @@ pub(super) struct Lives {
 
 impl Lives {
     /// A process has died. Returns the pause before the next start; none if the cell is given up.
-    pub(super) fn died(&mut self, lived: Duration) -> Option<Duration> {
+    pub fn died(&mut self, lived: Duration) -> Option<Duration> {
         self.failed_starts = 0;
         self.short = if lived < SHORT { self.short + 1 } else { 0 };
         (self.short < SHORT_LIVES_MAX).then(|| PAUSE * self.short)
@@ -30,7 +30,7 @@ impl Lives {
 
     /// The host has started no process, as without memory. Returns the pause before the next start: the host
     /// may have room later, so the cell is never given up for that.
-    pub(super) fn not_started(&mut self) -> Duration {
+    pub fn not_started(&mut self) -> Duration {
         let pause = PAUSE.saturating_mul(1 << self.failed_starts.min(16));
         self.failed_starts = self.failed_starts.saturating_add(1);
         pause.min(PAUSE_MAX)

@@ -4,13 +4,10 @@
 //! whose adoption has ended two processes of the cell in a row is set aside: its keeper has a monitor serve it. The count is
 //! a file in the VM's directory, from the time on when its keeper has accepted the cell until clients are served.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +20,7 @@ use registry::vms::{self, Record, Registry};
 use shard_api::Platform;
 use tracing::{error, info, warn};
 
+use crate::cluster::adoption_table::{AdoptionTable, Failures, Unreadable, Verdict};
 use crate::ending::of_failed_cell;
 use crate::handle::Handle;
 use crate::monitor::Accepted;
@@ -30,8 +28,6 @@ use crate::vm::keeper::KEEPER_SOCKET;
 
 /// The file with the number of adoptions that were begun and not completed.
 const BEGUN: &str = "adoptions";
-/// Adoptions that may fail before the VM is set aside.
-const FAILURES_MAX: u32 = 2;
 /// Time that a VM has to be adopted before it is ended in another way.
 const ADOPTION_LIMIT: Duration = Duration::from_secs(5);
 /// Time that the VMs of an earlier process have to be adopted.
@@ -49,37 +45,18 @@ pub(super) struct Adoptions {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
-    /// The VMs that are being adopted or served, by their addresses on the socket device, which no other VM gets. With a handle once
-    /// they are served.
-    adopted: Mutex<BTreeMap<u32, Option<Handle>>>,
-    /// The VMs that an earlier process of the cell left.
-    first: Mutex<First>,
-    /// Notified when `first` changes.
-    first_changed: Condvar,
-    /// Whether the guard still has to decide if this process's program stays.
-    is_on_trial: AtomicBool,
-    /// Locked while a VM is adopted whose last adoption failed: if it ends the process again, no other VM seems to.
-    alone: Mutex<()>,
-}
-
-/// The VMs that an earlier process of the cell left.
-#[derive(Debug, Default)]
-struct First {
-    /// Whether all of them are known.
-    are_listed: bool,
-    /// Those that are not adopted yet, by their addresses on the socket device.
-    awaited: BTreeSet<u32>,
-    /// Those that this program can't adopt, each with the reason.
-    refused: Vec<String>,
+    table: Mutex<AdoptionTable<Handle>>,
+    /// Notified when the table changes.
+    changed: Condvar,
 }
 
 impl Adoptions {
     pub(super) fn new(cell: u16, is_on_trial: bool, platform: Platform) -> Self {
         let shared = Shared {
-            is_on_trial: is_on_trial.into(),
-            ..Shared::default()
+            table: AdoptionTable::new(is_on_trial).into(),
+            changed: Condvar::new(),
         };
         Self {
             cell,
@@ -100,23 +77,20 @@ impl Adoptions {
             if record.cell != Some(self.cell) || !folder.join(KEEPER_SOCKET).exists() {
                 continue;
             }
-            self.change_first(|first| _ = first.awaited.insert(record.cid));
+            self.change(|table| table.await_first(record.cid));
             if let Err(error) = self.begin_in(&folder, &record) {
                 warn!(vm = record.name, %error, "the VM is not adopted");
-                self.change_first(|first| _ = first.awaited.remove(&record.cid));
             }
-            // A monitor may have handed it over before it was awaited.
-            if matches!(self.adopted().get(&record.cid), None | Some(Some(_))) {
-                self.change_first(|first| _ = first.awaited.remove(&record.cid));
-            }
+            self.change(|table| table.tried_first(record.cid));
         }
-        self.change_first(|first| first.are_listed = true);
+        self.change(AdoptionTable::all_are_listed);
         Ok(())
     }
 
-    fn change_first(&self, change: impl FnOnce(&mut First)) {
-        change(&mut lock(&self.shared.first));
-        self.shared.first_changed.notify_all();
+    fn change<T>(&self, change: impl FnOnce(&mut AdoptionTable<Handle>) -> T) -> T {
+        let changed = change(&mut self.table());
+        self.shared.changed.notify_all();
+        changed
     }
 
     /// Has a thread wait until the VMs are adopted that an earlier process of the cell left. Refuses if one can't be, or it takes
@@ -134,24 +108,18 @@ impl Adoptions {
     }
 
     fn await_first(&self) -> Answer {
-        let shared = &self.shared;
-        let are_due =
-            |first: &mut First| first.refused.is_empty() && !(first.are_listed && first.awaited.is_empty());
-        let waited = shared
-            .first_changed
-            .wait_timeout_while(lock(&shared.first), FIRST_LIMIT, are_due);
-        let (first, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let why = match &first.refused[..] {
-            [] if first.are_listed && first.awaited.is_empty() => {
-                shared.is_on_trial.store(false, Ordering::Release);
-                return Answer::Done;
+        let open = |table: &mut AdoptionTable<Handle>| table.is_trial_open();
+        let waited = self
+            .shared
+            .changed
+            .wait_timeout_while(self.table(), FIRST_LIMIT, open);
+        let (mut table, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let why = match table.verdict() {
+            Verdict::Adopted => return Answer::Done,
+            Verdict::Refused(reasons) => reasons.join("; "),
+            Verdict::Late(count) => {
+                format!("{count} VMs were not adopted within {} s", FIRST_LIMIT.as_secs())
             }
-            [] => format!(
-                "{} VMs were not adopted within {} s",
-                first.awaited.len(),
-                FIRST_LIMIT.as_secs()
-            ),
-            refused => refused.join("; "),
         };
         Answer::Refused { why }
     }
@@ -178,7 +146,7 @@ impl Adoptions {
     /// # Errors
     /// If the host has no threads left.
     pub(super) fn begin_to_list_vcpus(&self, told: impl FnOnce(Answer) + Send + 'static) -> io::Result<()> {
-        let vms: Vec<Handle> = self.adopted().values().flatten().cloned().collect();
+        let vms: Vec<Handle> = self.table().served().cloned().collect();
         let list = move || {
             let (mut vcpus, mut missing) = (Vec::new(), Vec::new());
             for vm in vms {
@@ -221,7 +189,7 @@ impl Adoptions {
         let deadline = Instant::now() + ADOPTION_LIMIT;
         while Instant::now() < deadline {
             // The table is unlocked again before the VM ends, which may take seconds.
-            let vm = self.adopted().get(&record.cid).cloned();
+            let vm = self.table().get(record.cid).map(|vm| vm.cloned());
             match vm {
                 Some(Some(vm)) => return vm.end_as_lost(why.to_owned()),
                 Some(None) => {}
@@ -238,9 +206,8 @@ impl Adoptions {
     /// Adopts the VM in `folder`, unless this is under way.
     fn begin_in(&self, folder: &Path, record: &Record) -> io::Result<()> {
         let cid = record.cid;
-        match self.adopted().entry(cid) {
-            Entry::Occupied(_) => return Ok(()),
-            Entry::Vacant(entry) => _ = entry.insert(None),
+        if !self.change(|table| table.begin(cid)) {
+            return Ok(());
         }
         let begun = failures(folder)
             .and_then(|_| Socket::connect(&folder.join(KEEPER_SOCKET)))
@@ -250,50 +217,56 @@ impl Adoptions {
                 std::thread::Builder::new().name(record.name.clone()).spawn(serve)
             });
         if begun.is_err() {
-            self.adopted().remove(&cid);
+            self.change(|table| table.is_over(cid));
         }
         begun.map(drop)
     }
 
     /// Serves a VM, until it has ended or another process has to.
     fn serve(&self, keeper: OwnedFd, folder: &Path, name: &str, cid: u32) {
+        let _over = Over(self, cid);
         match Accepted::by(keeper) {
             Ok(vm) => self.adopt(vm, folder, name, cid),
             Err(error) => {
                 warn!(vm = name, %error, "the VM is not adopted");
                 // No later try goes better, but one of the former program.
                 if error.kind() == io::ErrorKind::InvalidData {
-                    if self.shared.is_on_trial.load(Ordering::Acquire) {
-                        self.change_first(|first| first.refused.push(format!("VM {name}: {error}")));
-                    } else {
-                        let _ = count(folder, FAILURES_MAX);
+                    let why = format!("VM {name}: {error}");
+                    if self.change(|table| table.is_unreadable(why)) == Unreadable::SetAside {
+                        let _ = count(folder, Failures::SET_ASIDE);
                     }
                 }
             }
         }
-        self.adopted().remove(&cid);
-        self.change_first(|first| _ = first.awaited.remove(&cid));
     }
 
     /// Serves a VM that no other process serves, until it has ended.
     fn adopt(&self, vm: Accepted, folder: &Path, name: &str, cid: u32) {
-        let before = failures(folder).unwrap_or(FAILURES_MAX);
-        let mut alone = (before > 0).then(|| lock(&self.shared.alone));
+        let before = failures(folder).unwrap_or(Failures::SET_ASIDE);
+        let may_not = |table: &mut AdoptionTable<Handle>| !table.begin_attempt(cid, before);
+        drop(self.shared.changed.wait_while(self.table(), may_not));
         // A VM whose directory can't be written is adopted all the same.
-        let _ = count(folder, before + 1);
+        let _ = count(folder, before.with_begun());
         fault_point!(adopt_accepted);
         vm.serve(self.platform, |handle| {
             end_attempt(folder);
-            alone = None;
-            self.adopted().insert(cid, Some(handle.clone()));
-            self.change_first(|first| _ = first.awaited.remove(&cid));
+            self.change(|table| table.is_served(cid, handle.clone()));
             info!(vm = name, "the VM is served");
             fault_point!(adopt_served);
         });
     }
 
-    fn adopted(&self) -> MutexGuard<'_, BTreeMap<u32, Option<Handle>>> {
-        lock(&self.shared.adopted)
+    fn table(&self) -> MutexGuard<'_, AdoptionTable<Handle>> {
+        lock(&self.shared.table)
+    }
+}
+
+/// The adoption of a VM by a thread, which is over when this is dropped: others may wait for it.
+struct Over<'a>(&'a Adoptions, u32);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.change(|table| table.is_over(self.1));
     }
 }
 
@@ -305,23 +278,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// # Errors
 /// If it was set aside for them.
-fn failures(folder: &Path) -> io::Result<u32> {
-    let failures: u32 = match fs::read_to_string(folder.join(BEGUN)) {
-        Ok(text) => text.trim().parse().unwrap_or(FAILURES_MAX),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+fn failures(folder: &Path) -> io::Result<Failures> {
+    let failures = match fs::read_to_string(folder.join(BEGUN)) {
+        Ok(text) => Failures::read(&text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Failures::default(),
         Err(error) => return Err(error),
     };
-    if failures >= FAILURES_MAX {
+    if failures.is_set_aside() {
         return Err(io::Error::other(format!(
-            "the VM was set aside, since its adoption failed {failures} times; help: `mirrorball cluster adopt VM` tries again"
+            "the VM was set aside, since its adoption failed {} times; help: `mirrorball cluster adopt VM` tries again",
+            failures.count()
         )));
     }
     Ok(failures)
 }
 
 /// Sets the number of adoptions that have failed in a row. One that begins counts until its end.
-fn count(folder: &Path, failures: u32) -> io::Result<()> {
-    let text = failures.to_string();
+fn count(folder: &Path, failures: Failures) -> io::Result<()> {
+    let text = failures.count().to_string();
     hostfiles::replace_volatile_file(&folder.join(BEGUN), private::FILE_MODE, text.as_bytes())
 }
 
@@ -338,7 +312,7 @@ mod tests {
     #[test]
     fn vm_is_set_aside_when_two_adoptions_have_failed_in_a_row() {
         let directory = tempfile::tempdir().unwrap();
-        let begin = || count(directory.path(), failures(directory.path())? + 1);
+        let begin = || count(directory.path(), failures(directory.path())?.with_begun());
         for _ in 0..5 {
             begin().unwrap();
             end_attempt(directory.path());

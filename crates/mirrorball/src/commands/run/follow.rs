@@ -1,6 +1,7 @@
 //! VMs as this command follows them, from their start to their end.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -164,6 +165,9 @@ impl Follower {
                     ));
                 }
                 News::Command { name, result } => self.command_done(&name, result),
+                // Its socket is gone with the VM, whose end an event tells.
+                News::Console(Err(error))
+                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
                 News::Console(left) => match left.into_diagnostic()? {
                     Left::Ended => {}
                     Left::Detached => {

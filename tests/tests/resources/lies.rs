@@ -1,0 +1,182 @@
+//! A shard that lies: its VM ends alone, with a reason of one line and in time, or gains nothing.
+//!
+//! The tests' tool takes the place of the program of shards (`tests/src/bin/guest-tool/shard.rs`). Each VM is
+//! named after its lie.
+
+use std::time::{Duration, Instant};
+
+use guest_tests::command::{Call, Output, Running};
+use guest_tests::{host, wait};
+
+use super::{Cells, END_LIMIT, SMALL, SOON, as_pid};
+
+/// A shard that has reported its end, or is to end, has 5 s for its exit.
+const QUIT_LIMIT: Duration = Duration::from_secs(5);
+/// Orders of a person are carried out by then, whatever another VM's shard does.
+const ORDER_LIMIT: Duration = Duration::from_secs(10);
+/// A shard's log is kept in that many bytes, with a line about what is left out.
+const LOG_BYTES_MAX: u64 = (64 + 16 + 4) << 10;
+/// A cell's process grows by so many bytes at most while a shard floods it.
+const GROWTH_BYTES_MAX: u64 = 48 << 20;
+/// The name of a VM that does not lie, in the same cell.
+const BYSTANDER: &str = "bystander";
+
+/// Cells with a VM that does not lie, and a command whose program of shards does.
+struct Lies {
+    cells: Cells,
+    command: std::path::PathBuf,
+    cell: u32,
+    bystander: u32,
+}
+
+impl Lies {
+    #[track_caller]
+    fn up(test: &str) -> Self {
+        let cells = Cells::up(test);
+        let folder = cells.scratch.join("lies");
+        std::fs::create_dir(&folder).expect("a new directory");
+        let command = folder.join("mirrorball");
+        guest_tests::command::copy_binary(&command).expect("room for the command");
+        let shard = folder.join("mirrorball-shard");
+        std::fs::remove_file(&shard).expect("just copied");
+        let tool = guest_tests::command::built("guest-tool");
+        std::fs::copy(tool, &shard).expect("room for the tool");
+        let file = cells.vm_file(BYSTANDER, &format!("{SMALL}cell = 1\n"), None);
+        cells.call(["run", "-d", &file]).ok();
+        cells.wait_served(&[BYSTANDER]);
+        let cell = cells.processes(1)[1];
+        let bystander = cells.inspect(BYSTANDER).and_then(|vm| as_pid(&vm["shard_pid"]));
+        let bystander = bystander.expect("a shard that runs");
+        Self {
+            cells,
+            command,
+            cell,
+            bystander,
+        }
+    }
+
+    fn run(&self, name: &str) -> Running {
+        let file = self.cells.vm_file(name, &format!("{SMALL}cell = 1\n"), None);
+        let call = Call::new(&self.command).args(["run", &file]);
+        self.cells.with_settings(call).spawn()
+    }
+
+    /// The shard of a VM that its cell serves.
+    #[track_caller]
+    fn served(&self, name: &str) -> u32 {
+        wait::until("a lying VM that its cell serves", ORDER_LIMIT, || {
+            let vm = self.cells.inspect(name)?;
+            let is_served = vm["monitor_pid"] == self.cell && vm["state"] == "running";
+            as_pid(&vm["shard_pid"]).filter(|_| is_served)
+        })
+    }
+
+    /// The other VM and the cell's process are what they were, and answer.
+    #[track_caller]
+    fn expect_nothing_else(&self, after: &str) {
+        let begun = Instant::now();
+        let vm = self.cells.inspect(BYSTANDER).expect("the other VM answers");
+        assert_eq!(vm["shard_pid"], self.bystander, "after {after}: {vm:#}");
+        assert_eq!(vm["state"], "running", "after {after}: {vm:#}");
+        assert_eq!(vm["monitor_pid"], self.cell, "after {after}: {vm:#}");
+        let status = self.cells.status();
+        assert_eq!(status[1]["pid"], self.cell, "after {after}: {status:?}");
+        assert!(
+            begun.elapsed() < ORDER_LIMIT,
+            "after {after}: {:?}",
+            begun.elapsed()
+        );
+    }
+
+    /// A VM whose shard ends so: in time, and with this reason in one line.
+    #[track_caller]
+    fn expect_end(&self, name: &str, reason: &str) {
+        let begun = Instant::now();
+        let ended = self.run(name).wait().expect(73);
+        let took = begun.elapsed();
+        assert!(took < ORDER_LIMIT, "{name} took {took:?}");
+        expect_one_line(&ended, reason);
+        assert!(self.cells.inspect(name).is_none(), "{name} is still there");
+        self.expect_nothing_else(name);
+    }
+
+    /// Kills a VM, whose command then says so. Its shard is gone in time.
+    #[track_caller]
+    fn kill(&self, name: &str, run: Running, shard: u32) {
+        let begun = Instant::now();
+        self.cells.call(["kill", name]).ok();
+        host::wait_gone(&[shard], QUIT_LIMIT + END_LIMIT);
+        run.wait().expect(74);
+        assert!(begun.elapsed() < QUIT_LIMIT + END_LIMIT, "{name}");
+        self.expect_nothing_else(name);
+    }
+}
+
+#[track_caller]
+fn expect_one_line(output: &Output, reason: &str) {
+    let errors = output.errors();
+    let lines: Vec<&str> = errors.lines().filter(|line| line.contains(reason)).collect();
+    assert_eq!(lines.len(), 1, "{reason}: {output}");
+    assert!(!errors.contains('\u{1b}'), "{output}");
+}
+
+#[test]
+fn shard_whose_reports_make_no_sense_ends_alone_with_a_reason() {
+    let lies = Lies::up("lies-reports");
+    lies.expect_end("lie-bytes", "sent what is no report and was killed");
+    lies.expect_end("lie-count", "sent what is no report and was killed");
+    lies.expect_end("lie-closed", "closed its control socket and was killed");
+}
+
+#[test]
+fn shard_that_reports_its_end_and_stays_is_killed_in_time() {
+    let lies = Lies::up("lies-end");
+    // It says that it is powered off before it has run, which ends its VM as a power-off does.
+    let begun = Instant::now();
+    lies.run("lie-early").wait().expect(0);
+    assert!(
+        begun.elapsed() < QUIT_LIMIT + ORDER_LIMIT,
+        "{:?}",
+        begun.elapsed()
+    );
+    lies.expect_nothing_else("lie-early");
+
+    let run = lies.run("lie-undead");
+    let shard = lies.served("lie-undead");
+    lies.kill("lie-undead", run, shard);
+
+    // It reads no orders: with its lease it ends all the same.
+    let run = lies.run("lie-deaf");
+    let shard = lies.served("lie-deaf");
+    host::kill9(run.pid());
+    host::wait_gone(&[shard], QUIT_LIMIT + END_LIMIT);
+    drop(run);
+    lies.expect_nothing_else("lie-deaf");
+}
+
+#[test]
+fn shard_that_floods_its_cell_or_answers_what_nobody_asked_gains_nothing() {
+    let lies = Lies::up("lies-flood");
+    let run = lies.run("lie-order");
+    let shard = lies.served("lie-order");
+    let status = lies.cells.call(["inspect", "lie-order"]).run();
+    assert!(!status.text().contains('\u{1b}'), "{status}");
+    lies.expect_nothing_else("lie-order");
+    lies.kill("lie-order", run, shard);
+
+    let before = host::proportional_bytes(lies.cell);
+    let run = lies.run("lie-flood");
+    let shard = lies.served("lie-flood");
+    // Its first answer comes after the flood.
+    wait::until("the end of a flood", SOON, || {
+        lies.expect_nothing_else("a flood");
+        let status = lies.cells.call(["inspect", "lie-flood"]).run();
+        status.text().contains(&u64::MAX.to_string()).then_some(())
+    });
+    let log = lies.cells.scratch.join("runtime/vms/lie-flood/shard.log");
+    let bytes = std::fs::metadata(&log).expect("a log").len();
+    assert!(bytes < LOG_BYTES_MAX, "{bytes} bytes of log");
+    let grown = host::proportional_bytes(lies.cell).saturating_sub(before);
+    assert!(grown < GROWTH_BYTES_MAX, "the cell has grown by {grown} bytes");
+    lies.kill("lie-flood", run, shard);
+}
