@@ -24,7 +24,7 @@ use crate::machine::{PlainVm, Resume};
 use crate::memory::replica::{Coherence, Replica, ReplicaError};
 use crate::sandbox::Threads;
 use crate::sharing::Sharing;
-use crate::span::machine::{Home, SpanParts};
+use crate::span::machine::{HomeShard, SpanSetup};
 use crate::span::router::Router;
 
 /// The kind of VM that a shard serves. `P` is what a plain VM has, `S` what a spanning VM has, `C` its coherent
@@ -45,16 +45,16 @@ pub enum VmKind<P, S, C> {
 pub type SpanKind<S, C> = VmKind<Infallible, S, C>;
 
 /// The files of the launch message are open.
-pub type OpenedKind<P = Option<Resume>> = VmKind<P, SpanParts, Box<Replica>>;
+pub type OpenedKind<P = Option<Resume>> = VmKind<P, SpanSetup, Box<Replica>>;
 
 /// The machine is built. A plain VM shares nothing if its pages are too large.
-pub type BuiltKind = VmKind<Option<Sharing>, Home, Box<Replica>>;
+pub type BuiltKind = VmKind<Option<Sharing>, HomeShard, Box<Replica>>;
 
 /// The memory can be used.
-pub type ServedKind = VmKind<Option<Sharing>, Home, &'static Coherence>;
+pub type ServedKind = VmKind<Option<Sharing>, HomeShard, &'static Coherence>;
 
 /// The vCPUs are made.
-pub type ReadyKind = VmKind<PlainVm, Home, &'static Coherence>;
+pub type ReadyKind = VmKind<PlainVm, HomeShard, &'static Coherence>;
 
 /// The guest runs.
 pub type RunningKind = VmKind<PlainVm, Arc<Router>, &'static Coherence>;
@@ -146,7 +146,7 @@ impl<P, S: AsRef<Router>> VmKind<P, S, Box<Replica>> {
             Self::CoherentSpan(span, replica) => {
                 let coherence = replica.start(threads, end)?;
                 if let Some(causal) = coherence.causal() {
-                    span.as_ref().follow(causal);
+                    span.as_ref().set_causal(causal);
                 }
                 VmKind::CoherentSpan(span, coherence)
             }

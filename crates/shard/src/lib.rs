@@ -7,7 +7,6 @@ pub mod devices;
 pub mod ending;
 #[cfg(fuzzing)]
 pub mod fuzzing;
-pub mod gate;
 pub mod generation;
 pub mod interrupt;
 pub mod kick;
@@ -18,6 +17,7 @@ pub mod pci;
 pub mod power;
 pub mod probe;
 pub mod process;
+pub mod quiescer;
 pub mod rtc;
 pub mod sandbox;
 pub mod serial;

@@ -33,7 +33,7 @@ use crate::serial::{Console, SERIAL_PORTS};
 use crate::sharing::{Mapper, Sharing, Situations};
 use crate::snapshot::MachineState;
 use crate::span::host::cpuid;
-use crate::span::machine::Home;
+use crate::span::machine::HomeShard;
 use crate::virtio::pmem::PmemRegion;
 pub use error::MachineError;
 use kvm_vm::create_vm;
@@ -151,21 +151,21 @@ impl Machine {
                 generation.write(&memory)?;
                 (start, VmKind::Plain(sharing))
             }
-            VmKind::SharedSpan(parts) => {
-                let cmdline = parts.cmdline(kvm_fd, &spec.cmdline)?;
-                let cpuid = parts.cpuid(kvm_fd)?;
+            VmKind::SharedSpan(setup) => {
+                let cmdline = setup.cmdline(kvm_fd, &spec.cmdline)?;
+                let cpuid = setup.cpuid(kvm_fd)?;
                 // What one shard lays over memory, another does not see.
                 let load = Load::Done(load(&memory, &layout, spec, &cmdline, &mut files, None)?);
                 generation.write(&memory)?;
-                let home = Home::new(&vm, parts, &mut ports, &mut mmio)?;
+                let home = HomeShard::new(&vm, setup, &mut ports, &mut mmio)?;
                 (Start::Boot { cpuid, load }, VmKind::SharedSpan(home))
             }
-            VmKind::CoherentSpan(parts, replica) => {
-                let cmdline = parts.cmdline(kvm_fd, &spec.cmdline)?;
-                let cpuid = parts.cpuid(kvm_fd)?;
+            VmKind::CoherentSpan(setup, replica) => {
+                let cmdline = setup.cmdline(kvm_fd, &spec.cmdline)?;
+                let cpuid = setup.cpuid(kvm_fd)?;
                 // Nobody may touch the memory before it is served.
                 let load = Load::Later { files, cmdline };
-                let home = Home::new(&vm, parts, &mut ports, &mut mmio)?;
+                let home = HomeShard::new(&vm, setup, &mut ports, &mut mmio)?;
                 (Start::Boot { cpuid, load }, VmKind::CoherentSpan(home, replica))
             }
         };

@@ -1,4 +1,4 @@
-//! Runs one vCPU: enters the guest, serves its exits, tells why the VM ended.
+//! Loop of one vCPU: enters the guest, serves its exits, and reports why the VM ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,36 +9,36 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use crate::bus::Bus;
 use crate::chain::chain;
 use crate::ending::EndSignal;
-use crate::gate::Gate;
 use crate::interrupt::{LocalController, Next};
 use crate::kick::{self, Kickable};
 use crate::launch::Ending;
+use crate::quiescer::Quiescer;
 use crate::sandbox::ThreadKind;
 
-/// Exits by kind.
+/// Number of exits by kind.
 #[derive(Debug, Default)]
 pub struct VcpuCounters {
-    /// Port reads and writes.
+    /// Reads and writes of I/O ports.
     pub port: AtomicU64,
     /// Memory-mapped reads and writes.
     pub mmio: AtomicU64,
     /// Accesses that no device claimed (of both kinds).
     pub unclaimed: AtomicU64,
-    /// Signals: kicks.
+    /// Exits by a signal: kicks.
     pub interrupted: AtomicU64,
-    /// Anything else.
+    /// All other exits.
     pub other: AtomicU64,
-    /// Of a spanning VM: HLT.
+    /// In a spanning VM: HLT.
     pub halt: AtomicU64,
-    /// Of a spanning VM: the guest can take an interrupt now.
+    /// In a spanning VM: the guest can accept an interrupt.
     pub window: AtomicU64,
-    /// Of a spanning VM: ends of interrupts.
+    /// In a spanning VM: ends of interrupts.
     pub end_of_interrupt: AtomicU64,
-    /// Of a spanning VM: interrupts to other vCPUs.
+    /// In a spanning VM: interrupts to other vCPUs.
     pub ipi: AtomicU64,
-    /// Of a spanning VM: settings of the deadline timer.
+    /// In a spanning VM: writes of the deadline timer.
     pub timer: AtomicU64,
-    /// Of a spanning VM: other accesses to model-specific registers.
+    /// In a spanning VM: other accesses to model-specific registers.
     pub msr: AtomicU64,
 }
 
@@ -50,63 +50,65 @@ impl VcpuCounters {
 
 /// One vCPU with its local interrupt controller, before its thread runs it.
 pub struct Vcpu<L> {
-    /// KVM's side.
+    /// KVM's file of the vCPU.
     pub fd: VcpuFd,
-    /// I/O ports.
+    /// Bus of I/O ports.
     pub ports: Arc<Bus>,
-    /// Addresses outside RAM.
+    /// Bus of physical addresses outside RAM.
     pub mmio: Arc<Bus>,
-    /// Where to leave the cause of an end.
+    /// Receives the cause of the end.
     pub end: Arc<EndSignal>,
-    /// What it counts.
+    /// Counters of exits.
     pub counters: Arc<VcpuCounters>,
-    /// Its interrupt controller.
+    /// Local interrupt controller.
     pub local: L,
 }
 
-/// What a vCPU's thread is started with, whichever its interrupt controller is.
+/// Start parameters of a vCPU's thread, for either interrupt controller.
 pub struct VcpuThread {
-    /// What the thread may ask of the kernel.
+    /// Kind of the thread, which determines its system calls.
     pub kind: ThreadKind,
-    /// What the vCPU counts.
+    /// Counters of exits.
     pub counters: Arc<VcpuCounters>,
-    /// Runs the vCPU until the VM ends; it stands still when the gate says so.
-    pub run: Box<dyn FnOnce(&Gate) + Send>,
+    /// Runs the vCPU until the VM ends; pauses when the quiescer requests it.
+    pub run: Box<dyn FnOnce(&Quiescer) + Send>,
 }
 
-/// What one entry into the guest came to.
+/// Result of one entry into the guest.
 enum Step {
-    /// An exit, which was served.
+    /// An exit that was served.
     Served,
-    /// A signal, or the wish for one.
+    /// A signal, or a reason not to enter.
     Interrupted,
-    /// The VM is over.
+    /// The VM has ended.
     Ended(Ending),
 }
 
 impl<L: LocalController> Vcpu<L> {
-    /// The vCPU for its thread.
+    /// Returns the start parameters of the vCPU's thread.
     pub fn into_thread(self) -> VcpuThread {
         VcpuThread {
             kind: L::THREAD,
             counters: self.counters.clone(),
-            run: Box::new(move |gate| self.run(gate)),
+            run: Box::new(move |quiescer| self.run(quiescer)),
         }
     }
 
-    /// Runs until the VM ends; stands still when `gate` says so.
-    pub fn run(mut self, gate: &Gate) {
+    /// Runs until the VM ends; pauses when `quiescer` requests it.
+    pub fn run(mut self, quiescer: &Quiescer) {
         let flag = &raw mut self.fd.get_kvm_run().immediate_exit;
-        // SAFETY: in the page that KVM shares, mapped as long as `self.fd`, which is dropped after this. The kernel reads it;
-        // this thread writes it only through this, its handler, and `finish`, a byte at once.
+        // SAFETY: in the page that KVM shares, mapped as long as `self.fd`, which is dropped after this. The
+        // kernel reads it; this thread writes it only through this, its handler, and `finish`, a byte at
+        // once.
         let kickable = unsafe { Kickable::new(flag) };
-        let participant = gate.join(kick::signal());
+        let participant = quiescer.join(kick::signal());
         if let Err(error) = self.local.open() {
             let detail = format!("a vCPU's thread cannot start: {error}");
             self.end.end(Ending::ShardFailed { detail });
         }
         loop {
-            // Before everything that a kick may be about: one that comes after it keeps the vCPU out of the guest.
+            // Cleared before the checks of all reasons for a kick: a later kick keeps the vCPU out of the
+            // guest.
             kickable.clear();
             if self.end.stopping() {
                 break;
@@ -135,11 +137,11 @@ impl<L: LocalController> Vcpu<L> {
         self.local.close();
     }
 
-    /// What the controller needs before the vCPU enters the guest; interrupted when it is not to enter now.
+    /// Prepares the entry into the guest; returns `Interrupted` if the vCPU must not enter now.
     fn prepare(&mut self) -> Step {
-        match self.local.before(&mut self.fd) {
+        match self.local.prepare_entry(&mut self.fd) {
             Ok(Next::Enter) => Step::Served,
-            Ok(Next::Again) => Step::Interrupted,
+            Ok(Next::Retry) => Step::Interrupted,
             Ok(Next::Leave(order)) => match self.finish() {
                 Step::Ended(ending) => Step::Ended(ending),
                 _ => {
@@ -153,8 +155,9 @@ impl<L: LocalController> Vcpu<L> {
         }
     }
 
-    /// Lets KVM complete the access that was served last, and what of the same instruction follows, without running the
-    /// guest: only then are its registers whole. It does not enter the guest again before [`Kickable::clear`].
+    /// Makes KVM complete the access that was served last, with the rest of its instruction, without running
+    /// the guest. Only then are the registers consistent. The vCPU does not enter the guest again before
+    /// [`Kickable::clear`].
     fn finish(&mut self) -> Step {
         self.fd.set_kvm_immediate_exit(1);
         loop {
@@ -168,20 +171,20 @@ impl<L: LocalController> Vcpu<L> {
     /// Runs to the next exit and serves it.
     fn step(&mut self) -> Step {
         let step = self.serve_exit();
-        self.local.after(&mut self.fd);
+        self.local.sync_after_exit(&mut self.fd);
         step
     }
 
     fn serve_exit(&mut self) -> Step {
         let exit = self.fd.run();
-        self.local.left();
+        self.local.note_exit();
         match exit {
             Ok(VcpuExit::IoIn(port, data)) => {
                 VcpuCounters::count(&self.counters.port);
                 let (data, bytes) = (data.as_mut_ptr(), data.len());
                 let size = self.port_access_bytes();
-                // SAFETY: `data` is KVM's buffer in the shared page of this vCPU, mapped as long as `self.fd`;
-                // nobody else uses it until the next KVM_RUN.
+                // SAFETY: `data` is KVM's buffer in the shared page of this vCPU, mapped as long as
+                // `self.fd`; no other code uses it until the next KVM_RUN.
                 let data = unsafe { std::slice::from_raw_parts_mut(data, bytes) };
                 for access in data.chunks_mut(size) {
                     let claimed = self.ports.read(u64::from(port), access);
@@ -263,7 +266,7 @@ impl<L: LocalController> Vcpu<L> {
         }
     }
 
-    /// Completes the access to a model-specific register just taken, with what is in the register; none faults.
+    /// Completes the current access to a model-specific register with its value; none makes it fault.
     fn complete_msr(&mut self, value: Option<u64>) {
         let run = self.fd.get_kvm_run();
         run.__bindgen_anon_1.msr.error = u8::from(value.is_none());
@@ -272,7 +275,7 @@ impl<L: LocalController> Vcpu<L> {
         }
     }
 
-    /// Size of one access of the port exit just taken; string instructions bring several at once.
+    /// Returns the size of one access of the current port exit; string instructions make several at once.
     fn port_access_bytes(&mut self) -> usize {
         let run: &kvm_run = self.fd.get_kvm_run();
         // SAFETY: the exit was KVM_EXIT_IO, so KVM filled this member.

@@ -16,7 +16,7 @@
 //!
 //! That holds when it is measured. Counters of two hosts are driven by two crystals, whose frequencies differ by some parts of a
 //! million: each such part adds a microsecond of error in a second. So the home's monitor goes on with rounds as long as the VM
-//! lives, and has the shards that fall behind step forward (`shard::span::turnstile`).
+//! lives, and has the shards that fall behind step forward (`shard::span::tsc_step_barrier`).
 
 use serde::{Deserialize, Serialize};
 

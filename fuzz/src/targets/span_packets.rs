@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use cell::remote::connections::{receive, send};
 use cell::remote::talk::{FromPart, Hello, PartAnswer, PartRequest, ToPart};
 use serde::{Serialize, de::DeserializeOwned};
-use shard::span::desk::JOBS_MAX;
+use shard::span::device_proxy_server::IO_REQUESTS_MAX;
 use shard::span::link::{Receiving, stream};
 use shard::span::packet::Packet;
 use shard::span::router::{HOME, Router};
@@ -50,22 +50,25 @@ fn ring_packets(bytes: &[u8]) {
 
 /// Gives what comes to the routers of the home and of another shard, whatever of it is theirs.
 fn packets(receiving: Receiving) {
-    let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
-    let home = Router::new(HOME, &SHARDS, vec![None, None, None], Some(desk));
+    let (submitter, io_requests) = mpsc::sync_channel(IO_REQUESTS_MAX);
+    let home = Router::new(HOME, &SHARDS, vec![None, None, None], Some(submitter));
     let other = Router::new(2, &SHARDS, vec![None, None, None], None);
     let _ = receiving.run(|packet| {
         let written = postcard::to_stdvec(&packet).expect("a packet");
         let again: Packet = postcard::from_bytes(&written).expect("the same packet");
         assert_eq!(postcard::to_stdvec(&again).expect("a packet"), written);
-        other.heard(1, again);
-        home.heard(1, packet);
-        assert!(jobs.try_iter().count() <= 1, "more than a job from one packet");
+        other.receive(1, again);
+        home.receive(1, packet);
+        assert!(
+            io_requests.try_iter().count() <= 1,
+            "more than a request from one packet"
+        );
     });
     for router in [home, other] {
         assert_eq!(router.shards().len(), SHARDS.len());
         for vcpu in 0..=u8::MAX {
-            let has_inbox = router.inbox(vcpu).map(|inbox| drop(inbox.take())).is_some();
-            assert_eq!(has_inbox, usize::from(vcpu) < SHARDS.len());
+            let has_slot = router.event_slot(vcpu).map(|slot| drop(slot.take())).is_some();
+            assert_eq!(has_slot, usize::from(vcpu) < SHARDS.len());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A vCPU's local interrupt controller, as the thread that runs the vCPU meets it.
+//! Interface between a vCPU's thread and the vCPU's local interrupt controller.
 
 use std::convert::Infallible;
 use std::io;
@@ -8,64 +8,66 @@ use kvm_ioctls::VcpuFd;
 use crate::arch::x86_64::state::StateError;
 use crate::sandbox::ThreadKind;
 
-/// The next act of a vCPU's thread.
+/// Next action of a vCPU's thread.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next<O> {
     /// Enter the guest.
     Enter,
-    /// Look again.
-    Again,
-    /// Complete what the vCPU has half done, then send it away ([`LocalController::depart`]).
+    /// Prepare the entry again.
+    Retry,
+    /// Complete the current access of the vCPU, then send the vCPU to another shard
+    /// ([`LocalController::depart`]).
     Leave(O),
 }
 
-/// The local interrupt controller of one vCPU. There are two: KVM's own ([`InKernel`]) for plain VMs, and the
-/// shard's ([`Local`](crate::span::local::Local)) for spanning VMs. The loop that runs a vCPU is compiled for each
-/// of them, so that no exit asks which one serves.
+/// Local interrupt controller of one vCPU. There are two: KVM's own ([`InKernel`]) for plain VMs, and the
+/// shard's ([`SpanVcpu`](crate::span::span_vcpu::SpanVcpu)) for spanning VMs. The loop that runs a vCPU is
+/// compiled for each of them, so that no exit has to choose.
 pub trait LocalController: Send + 'static {
-    /// The kind of the vCPU's thread, which decides its system calls.
+    /// Kind of the vCPU's thread, which determines its system calls.
     const THREAD: ThreadKind;
-    /// An order that sends the vCPU to another shard.
+    /// Order that sends the vCPU to another shard.
     type MoveOrder;
 
-    /// Makes the calling thread the vCPU's.
+    /// Makes the calling thread the vCPU's thread.
     ///
     /// # Errors
-    /// If the host refuses what that thread needs.
+    /// Fails if the host refuses a resource of that thread.
     fn open(&mut self) -> io::Result<()>;
 
-    /// Ends the thread's part.
+    /// Detaches the thread.
     fn close(&self);
 
-    /// Prepares the vCPU to be entered, or waits. Called between two entries, after the kicks so far have been
-    /// forgotten.
+    /// Prepares the entry into the guest, or blocks. Called between two entries, after the flag of earlier
+    /// kicks was cleared.
     ///
     /// # Errors
-    /// If KVM refuses the vCPU's state.
-    fn before(&mut self, fd: &mut VcpuFd) -> Result<Next<Self::MoveOrder>, StateError>;
+    /// Fails if KVM refuses the vCPU's state.
+    fn prepare_entry(&mut self, fd: &mut VcpuFd) -> Result<Next<Self::MoveOrder>, StateError>;
 
-    /// Notes that the vCPU has left the guest. Called at every exit, before that is served.
-    fn left(&mut self);
+    /// Records that the vCPU has left the guest. Called at every exit, before the exit is served.
+    fn note_exit(&mut self);
 
-    /// Takes over what the guest did without an exit. Called at every exit, after that was served.
-    fn after(&mut self, fd: &mut VcpuFd);
+    /// Applies what the guest did to its local APIC without an exit. Called at every exit, after the exit was
+    /// served.
+    fn sync_after_exit(&mut self, fd: &mut VcpuFd);
 
-    /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
+    /// Sends the paused vCPU to another shard. No access of it may be incomplete.
     fn depart(&mut self, fd: &VcpuFd, order: Self::MoveOrder);
 
-    /// Notes that the guest has executed HLT.
+    /// Records that the guest has executed HLT.
     fn halt(&mut self, fd: &mut VcpuFd);
 
-    /// Reads a model-specific register that KVM leaves to the shard; none for one that does not exist, or must
-    /// not be read.
+    /// Reads a model-specific register that KVM leaves to the shard; returns none for a register that does
+    /// not exist or is not readable.
     fn read(&mut self, fd: &mut VcpuFd, index: u32) -> Option<u64>;
 
-    /// Writes one; false if that is to fault.
+    /// Writes such a register; returns false if the write must fault.
     fn write(&mut self, fd: &mut VcpuFd, index: u32, value: u64) -> bool;
 }
 
-/// KVM's own controller. KVM delivers interrupts, halts the vCPU and serves all registers, so nothing is left to
-/// do here.
+/// KVM's own controller. KVM delivers interrupts, halts the vCPU and serves all registers, so this one does
+/// nothing.
 #[derive(Debug)]
 pub struct InKernel;
 
@@ -79,13 +81,13 @@ impl LocalController for InKernel {
 
     fn close(&self) {}
 
-    fn before(&mut self, _fd: &mut VcpuFd) -> Result<Next<Infallible>, StateError> {
+    fn prepare_entry(&mut self, _fd: &mut VcpuFd) -> Result<Next<Infallible>, StateError> {
         Ok(Next::Enter)
     }
 
-    fn left(&mut self) {}
+    fn note_exit(&mut self) {}
 
-    fn after(&mut self, _fd: &mut VcpuFd) {}
+    fn sync_after_exit(&mut self, _fd: &mut VcpuFd) {}
 
     fn depart(&mut self, _fd: &VcpuFd, order: Infallible) {
         match order {}

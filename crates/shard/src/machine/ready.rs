@@ -18,7 +18,7 @@ use crate::memory::GuestRam;
 use crate::power::PowerButton;
 use crate::serial::Console;
 use crate::sharing::Sharing;
-use crate::span::machine::travelling;
+use crate::span::machine::migrated_msrs;
 use crate::vcpu::{Vcpu, VcpuCounters, VcpuThread};
 
 /// A machine whose vCPUs can be started.
@@ -79,7 +79,7 @@ impl Machine {
     /// Makes the vCPUs; no device can be added any more.
     pub fn into_vcpus(self, count: u8, kind: ServedKind) -> Result<Ready, MachineError> {
         let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
-        let travelling = travelling(&self.register_numbers);
+        let migrated_msrs = migrated_msrs(&self.register_numbers);
         let (mut vcpus, mut seconds) = (Vec::new(), Vec::new());
         for id in 0..count {
             let mut fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
@@ -88,7 +88,7 @@ impl Machine {
                     match &kind {
                         VmKind::Plain(_) => prepare_vcpu(&fd, &leaves_of_vcpu(cpuid, id, self.groups)?)?,
                         VmKind::SharedSpan(home) | VmKind::CoherentSpan(home, _) => {
-                            home.parts.prepare_vcpu(&fd, cpuid, id, self.groups)?;
+                            home.setup.prepare_vcpu(&fd, cpuid, id, self.groups)?;
                         }
                     }
                     if id == 0 {
@@ -127,8 +127,8 @@ impl Machine {
                 }
             };
             let local = home
-                .parts
-                .vcpu(&travelling, &mut fd, id, memory, counters.clone())?;
+                .setup
+                .vcpu(&migrated_msrs, &mut fd, id, memory, counters.clone())?;
             let vcpu = Vcpu {
                 fd,
                 ports,

@@ -16,12 +16,12 @@ use super::orders::{Orders, Outcome, step};
 use super::status::status;
 use super::vcpus::VcpuThreads;
 use crate::chain::chain;
-use crate::gate::Gate;
 use crate::kind::{RunningKind, VmKind};
 use crate::launch::{Answer, Ending, MoveReport, Order, Report};
 use crate::machine::{PlainVm, Running};
 use crate::memory::nodes::MemoryNodes;
 use crate::pci::PciBus;
+use crate::quiescer::Quiescer;
 use crate::vcpu::VcpuCounters;
 use crate::virtio::balloon::BalloonHandle;
 use crate::virtio::block::FullDisks;
@@ -37,7 +37,7 @@ pub struct Control {
     pub running: Running,
     pub vcpus: VcpuThreads,
     /// Holds the VM still.
-    pub gate: Arc<Gate>,
+    pub quiescer: Arc<Quiescer>,
     pub freezer: Freezer,
     pub bus: PciBus,
     pub balloon: Option<BalloonHandle>,
@@ -56,8 +56,8 @@ pub struct Control {
 impl Control {
     /// Serves orders until the VM ends, then stops everything.
     pub fn wait(mut self) -> Ending {
-        let gate = self.gate.clone();
-        let mut hold = Hold::new(&gate);
+        let quiescer = self.quiescer.clone();
+        let mut hold = Hold::new(&quiescer);
         let ending = loop {
             if let Some(ending) = self.running.end.cause() {
                 break ending;
@@ -163,8 +163,8 @@ fn not_still() -> Answer {
 }
 
 /// What orders are about.
-struct Parts<'a, 'gate> {
-    hold: &'a mut Hold<'gate>,
+struct Parts<'a, 'quiescer> {
+    hold: &'a mut Hold<'quiescer>,
     running: &'a Running,
     counters: &'a [Arc<VcpuCounters>],
     nodes: &'a mut MemoryNodes,

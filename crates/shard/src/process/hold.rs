@@ -1,25 +1,25 @@
-//! A VM that stands still by order, until another order lets it go on.
+//! Pause of a VM by an order, until another order resumes it.
 
 use std::ops::Deref;
 use std::time::Duration;
 
-use crate::gate::{Gate, Pause};
 use crate::machine::PlainVm;
+use crate::quiescer::{Pause, Quiescer};
 
-/// Time within which the VM stands still: its disks finish what is under way.
+/// Time limit for the VM to pause, within which its disks finish their I/O in flight.
 pub const STILL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Whether the VM stands still by order.
+/// Pause of the VM by an order, if any.
 pub struct Hold<'a> {
-    gate: &'a Gate,
+    quiescer: &'a Quiescer,
     pause: Option<Pause<'a>>,
 }
 
-/// The VM stands still while this lives.
+/// Pause of the VM for one caller.
 pub enum Still<'a> {
-    /// By order: it still does afterwards.
+    /// Pause by an order, which outlasts the caller.
     Held(&'a Pause<'a>),
-    /// For this alone.
+    /// Pause for the caller alone, which ends when this is dropped.
     Own(Pause<'a>),
 }
 
@@ -35,34 +35,38 @@ impl<'a> Deref for Still<'a> {
 }
 
 impl<'a> Hold<'a> {
-    /// The VM behind `gate` runs.
-    pub fn new(gate: &'a Gate) -> Self {
-        Self { gate, pause: None }
+    /// Creates the state of a VM that runs.
+    pub fn new(quiescer: &'a Quiescer) -> Self {
+        Self {
+            quiescer,
+            pause: None,
+        }
     }
 
-    /// Has the VM stand still until [`Hold::end`]. False if it does not within [`STILL_LIMIT`]; then it goes on.
+    /// Pauses the VM until [`Hold::end`]. Returns false, and the VM runs on, if it does not pause within
+    /// [`STILL_LIMIT`].
     pub fn begin(&mut self) -> bool {
         if self.pause.is_none() {
-            self.pause = self.gate.pause_within(STILL_LIMIT);
-            self.gate.set_held(self.pause.is_some());
+            self.pause = self.quiescer.pause_within(STILL_LIMIT);
+            self.quiescer.set_held(self.pause.is_some());
         }
         self.pause.is_some()
     }
 
-    /// Lets the VM go on. Its guest is told that its clocks stood still, so that its watchdogs bear it.
+    /// Resumes the VM. KVM reports the pause to the guest, so that the guest's watchdogs accept it.
     pub fn end(&mut self, plain: &PlainVm) {
         if let Some(pause) = self.pause.take() {
             plain.tell_of_pause();
-            self.gate.set_held(false);
+            self.quiescer.set_held(false);
             drop(pause);
         }
     }
 
-    /// Has the VM stand still for the caller; `None` if it does not within [`STILL_LIMIT`].
+    /// Pauses the VM for the caller. Returns `None` if it does not pause within [`STILL_LIMIT`].
     pub fn still(&self) -> Option<Still<'_>> {
         match &self.pause {
             Some(pause) => Some(Still::Held(pause)),
-            None => self.gate.pause_within(STILL_LIMIT).map(Still::Own),
+            None => self.quiescer.pause_within(STILL_LIMIT).map(Still::Own),
         }
     }
 }
@@ -73,12 +77,12 @@ mod tests {
 
     use super::*;
 
-    /// Whether a device may work on the guest's memory now.
-    fn is_at_work(gate: &std::sync::Arc<Gate>) -> bool {
+    /// Returns whether a device may access guest memory now.
+    fn is_at_work(quiescer: &std::sync::Arc<Quiescer>) -> bool {
         let (sender, worked) = std::sync::mpsc::channel();
-        let gate = gate.clone();
+        let quiescer = quiescer.clone();
         std::thread::spawn(move || {
-            drop(gate.work());
+            drop(quiescer.work());
             // The caller may have waited long enough.
             let _ = sender.send(());
         });
@@ -87,15 +91,15 @@ mod tests {
 
     #[test]
     fn held_vm_stands_still_for_others_too_and_after_them() {
-        let gate = Gate::new();
-        let mut hold = Hold::new(&gate);
-        assert!(is_at_work(&gate));
+        let quiescer = Quiescer::new();
+        let mut hold = Hold::new(&quiescer);
+        assert!(is_at_work(&quiescer));
         assert!(hold.begin());
-        assert!(!is_at_work(&gate));
+        assert!(!is_at_work(&quiescer));
         assert!(matches!(hold.still(), Some(Still::Held(_))));
-        assert!(!is_at_work(&gate), "what stood still for somebody goes on");
+        assert!(!is_at_work(&quiescer), "what stood still for somebody goes on");
         assert!(
-            gate.pause().is_none(),
+            quiescer.pause().is_none(),
             "it would wait for as long as the hold takes"
         );
         assert!(hold.begin(), "it stands still already");
@@ -103,24 +107,24 @@ mod tests {
             vcpus: Vec::new(),
             sharing: None,
         });
-        assert!(is_at_work(&gate));
-        drop(gate.pause().expect("it runs"));
+        assert!(is_at_work(&quiescer));
+        drop(quiescer.pause().expect("it runs"));
         let still = hold.still();
         assert!(matches!(still, Some(Still::Own(_))));
-        assert!(!is_at_work(&gate));
+        assert!(!is_at_work(&quiescer));
         drop(still);
-        assert!(is_at_work(&gate));
+        assert!(is_at_work(&quiescer));
     }
 
     #[test]
     fn vm_whose_io_does_not_end_is_not_held() {
-        let gate = Gate::new();
-        gate.io_started();
-        let mut hold = Hold::new(&gate);
+        let quiescer = Quiescer::new();
+        quiescer.io_started();
+        let mut hold = Hold::new(&quiescer);
         let begin = Instant::now();
         assert!(!hold.begin());
         assert!((STILL_LIMIT..2 * STILL_LIMIT).contains(&begin.elapsed()));
-        gate.io_done();
+        quiescer.io_done();
         assert!(hold.begin());
     }
 }

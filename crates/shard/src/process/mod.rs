@@ -195,9 +195,9 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     control.send(&running_report, &[])?;
     let (stop_sharing, stopped) = mpsc::channel();
     if let Some(background) = background {
-        let gate = threads.gate().clone();
+        let quiescer = threads.quiescer().clone();
         threads.spawn(ThreadKind::Sharing, "sharing", move || {
-            background.run(&gate, &stopped)
+            background.run(&quiescer, &stopped)
         })?;
     }
     threads.seal_first()?;
@@ -205,7 +205,7 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
         orders: Orders::new(control.try_clone()?),
         running,
         vcpus,
-        gate: threads.gate().clone(),
+        quiescer: threads.quiescer().clone(),
         freezer: Freezer {
             socket: handover,
             overlays,

@@ -10,7 +10,7 @@ use crate::machine::{MachineError, Resume};
 use crate::memory::replica::Replica;
 use crate::memory::{self, GuestRam};
 use crate::snapshot::MachineState;
-use crate::span::machine::{Channels, SpanParts, wake_promptly};
+use crate::span::machine::{Channels, SpanSetup, wake_promptly};
 
 /// The kind of the VM of `spec`, and its memory.
 pub fn vm(
@@ -39,19 +39,19 @@ pub fn span<P>(
     files: &mut Files,
 ) -> Result<(OpenedKind<P>, GuestRam), ProcessError> {
     wake_promptly();
-    let parts = SpanParts::new(launch, Channels::take(launch, files)?);
+    let setup = SpanSetup::new(launch, Channels::take(launch, files)?);
     match SpanKind::of_span(launch) {
         VmKind::SharedSpan(_) => {
             let named = launch.memory.iter().filter_map(|part| part.file);
             let all: Vec<File> = named.map(|fd| files.take(fd)).collect::<Result<_, _>>()?;
             let ram = memory::create_shared(layout, memory, launch, &all);
-            Ok((VmKind::SharedSpan(parts), ram.map_err(MachineError::from)?))
+            Ok((VmKind::SharedSpan(setup), ram.map_err(MachineError::from)?))
         }
         VmKind::CoherentSpan(_, coherence) => {
             let replica =
                 Replica::take(launch, coherence, memory.bytes, files).map_err(MachineError::from)?;
             let ram = memory::create_coherent(layout, memory, &replica);
-            let kind = VmKind::CoherentSpan(parts, Box::new(replica));
+            let kind = VmKind::CoherentSpan(setup, Box::new(replica));
             Ok((kind, ram.map_err(MachineError::from)?))
         }
     }

@@ -22,7 +22,7 @@ use crate::machine::{self, MachineError};
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
 use crate::sandbox;
-use crate::span::machine::{SpanParts, forwarded, travelling};
+use crate::span::machine::{SpanSetup, migrated_msrs, remote_bus};
 use crate::span::packet::Space;
 use crate::span::router::Router;
 use crate::vcpu::{Vcpu, VcpuCounters};
@@ -59,9 +59,9 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
 
     let vm = machine::create_shard_vm(&kvm)?;
     machine::map_memory(&vm, &memory)?;
-    let kind: SpanKind<SpanParts, _> = kind;
+    let kind: SpanKind<SpanSetup, _> = kind;
     let cpuid = kind.span().cpuid(&kvm)?;
-    let numbers = travelling(&state::register_numbers(&kvm).map_err(MachineError::from)?);
+    let numbers = migrated_msrs(&state::register_numbers(&kvm).map_err(MachineError::from)?);
     let end = Arc::new(EndSignal::new()?);
     let layout = Arc::new(layout);
     let groups = kind.groups(&span.vcpus);
@@ -69,14 +69,14 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
     // The one place where the sandbox closes: every file is open, and one thread runs.
     let closed = sandbox::close(sandbox)?;
     let kind = kind.serve(&closed.threads, &end).map_err(MachineError::from)?;
-    let parts = kind.span();
+    let setup = kind.span();
     let mut vcpus = Vec::with_capacity(usize::from(count));
     for id in 0..count {
         let mut fd = vm.create_vcpu(u64::from(id)).map_err(failed("make a vCPU"))?;
-        parts.prepare_vcpu(&fd, &cpuid, id, groups)?;
+        setup.prepare_vcpu(&fd, &cpuid, id, groups)?;
         let counters = Arc::new(VcpuCounters::default());
-        let local = parts.vcpu(&numbers, &mut fd, id, kind.with_span(&memory), counters.clone())?;
-        let bus = |space| forwarded(space, id, &parts.router, &layout).map_err(MachineError::from);
+        let local = setup.vcpu(&numbers, &mut fd, id, kind.with_span(&memory), counters.clone())?;
+        let bus = |space| remote_bus(space, id, &setup.router, &layout).map_err(MachineError::from);
         let vcpu = Vcpu {
             fd,
             ports: bus(Space::Ports)?,
@@ -87,7 +87,7 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
         };
         vcpus.push(vcpu.into_thread());
     }
-    let kind = kind.try_map_span(|parts| parts.start(&closed.threads, &end, None))?;
+    let kind = kind.try_map_span(|setup| setup.start(&closed.threads, &end, None))?;
     let vcpus = VcpuThreads::start(&closed.threads, vcpus)?;
     let running = Report::Running {
         sandbox_missing: closed.missing,

@@ -50,7 +50,7 @@ fn get(counter: &AtomicU64) -> u64 {
 
 /// What became of the steps that the guest's clock was told to make; null where there is one host.
 pub fn clock(router: &Router) -> Value {
-    let steps = router.turnstile().map(|turnstile| turnstile.steps());
+    let steps = router.tsc_step_barrier().map(|barrier| barrier.steps());
     steps.map_or(
         Value::Null,
         |steps| json!({ "made": steps.count, "late": steps.late }),

@@ -31,8 +31,8 @@ impl VcpuThreads {
         for (id, vcpu) in vcpus.into_iter().enumerate() {
             let VcpuThread { kind, counters, run } = vcpu;
             started.counters.push(counters);
-            let gate = threads.gate().clone();
-            let thread = threads.spawn_held(kind, &format!("vcpu{id}"), move || run(&gate))?;
+            let quiescer = threads.quiescer().clone();
+            let thread = threads.spawn_held(kind, &format!("vcpu{id}"), move || run(&quiescer))?;
             started.threads.push(thread);
         }
         Ok(started)

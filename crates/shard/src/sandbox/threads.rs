@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use super::filter;
-use crate::gate::Gate;
+use crate::quiescer::Quiescer;
 
 /// Stack of a thread. The deepest user is a vCPU thread in a device's registers; pages not touched cost nothing.
 const STACK_BYTES: usize = 256 << 10;
@@ -45,11 +45,11 @@ pub enum ThreadKind {
     Sharing,
 }
 
-/// Starts threads. Cloned freely; carries the policy of the sandbox, and the gate that holds the VM's threads still.
+/// Starts threads. Cloned freely; carries the policy of the sandbox, and the quiescer that holds the VM's threads still.
 #[derive(Clone)]
 pub struct Threads {
     sealed: bool,
-    gate: Arc<Gate>,
+    quiescer: Arc<Quiescer>,
     /// Set once the first thread is sealed.
     begun: Arc<OnceLock<()>>,
 }
@@ -67,7 +67,7 @@ impl Threads {
     pub fn open() -> Self {
         Self {
             sealed: false,
-            gate: Gate::new(),
+            quiescer: Quiescer::new(),
             begun: Arc::default(),
         }
     }
@@ -76,14 +76,14 @@ impl Threads {
     pub(crate) fn sealed() -> Self {
         Self {
             sealed: true,
-            gate: Gate::new(),
+            quiescer: Quiescer::new(),
             begun: Arc::default(),
         }
     }
 
-    /// The gate of this VM.
-    pub fn gate(&self) -> &Arc<Gate> {
-        &self.gate
+    /// The quiescer of this VM.
+    pub fn quiescer(&self) -> &Arc<Quiescer> {
+        &self.quiescer
     }
 
     /// Starts a thread named `name` (15 bytes are kept by the kernel) that seals itself as `kind`, then runs `work`.

@@ -22,8 +22,8 @@ use super::metrics::add;
 use super::pagemap;
 use super::pages::{PAGE_BYTES, Pages};
 use super::situation::Situations;
-use crate::gate::Gate;
 use crate::launch::Share;
+use crate::quiescer::Quiescer;
 
 /// How long the VM may be held still by one step.
 const STILL_LIMIT: Duration = Duration::from_millis(2);
@@ -71,8 +71,8 @@ impl Background {
         }
     }
 
-    /// Works until the other end of `stop` is dropped, holding the VM still by `gate`.
-    pub fn run(mut self, gate: &Gate, stop: &Receiver<()>) {
+    /// Works until the other end of `stop` is dropped, holding the VM still by `quiescer`.
+    pub fn run(mut self, quiescer: &Quiescer, stop: &Receiver<()>) {
         let mut trimmed = 0;
         let mut next_round = Instant::now() + ROUND;
         let mut rest = ROUND;
@@ -84,11 +84,11 @@ impl Background {
                 self.age();
                 if trims(self.mapper.mappings(), trimmed, self.mapper.mappings_max()) {
                     // What can't be trimmed now can be the next time.
-                    let _ = self.trim(gate);
+                    let _ = self.trim(quiescer);
                     trimmed = self.mapper.mappings();
                 }
             }
-            let step = self.step(gate);
+            let step = self.step(quiescer);
             rest = if step.more {
                 (step.still * STILL_REST)
                     .max(start.elapsed() * WORK_REST)
@@ -139,14 +139,14 @@ impl Background {
     }
 
     /// Replaces some copies, or chooses those to be replaced.
-    pub(super) fn step(&mut self, gate: &Gate) -> Step {
+    pub(super) fn step(&mut self, quiescer: &Quiescer) -> Step {
         let still = if self.chosen.is_empty() {
             if self.acts_at_all() {
                 self.choose();
             }
             Duration::ZERO
         } else {
-            self.replace(gate)
+            self.replace(quiescer)
         };
         if self.chosen.is_empty() {
             // An idle VM keeps no buffer.
@@ -259,9 +259,9 @@ impl Background {
     }
 
     /// Maps what is chosen and still equal once the VM stands still, as far as there is time; returns how long it stood.
-    fn replace(&mut self, gate: &Gate) -> Duration {
+    fn replace(&mut self, quiescer: &Quiescer) -> Duration {
         let asked = Instant::now();
-        let Some(pause) = gate.pause() else {
+        let Some(pause) = quiescer.pause() else {
             add(&self.mapper.metrics.pauses_missed, 1);
             return asked.elapsed();
         };
@@ -320,7 +320,7 @@ impl Background {
     }
 
     /// Gives mapped pages that were written back to plain memory, where that does not cost another mapping.
-    pub(super) fn trim(&self, gate: &Gate) -> io::Result<()> {
+    pub(super) fn trim(&self, quiescer: &Quiescer) -> io::Result<()> {
         let Some(pagemap) = &self.mapper.pagemap else {
             return Ok(());
         };
@@ -338,7 +338,7 @@ impl Background {
         }
         let mut pieces = trimmed.into_iter().flat_map(pieces).peekable();
         while pieces.peek().is_some() {
-            let Some(pause) = gate.pause() else {
+            let Some(pause) = quiescer.pause() else {
                 add(&self.mapper.metrics.pauses_missed, 1);
                 return Ok(());
             };

@@ -19,7 +19,7 @@ use super::mapper::Mapper;
 use super::mapping::lay;
 use super::pagemap;
 use super::pages::{PAGE_BYTES, Pages};
-use crate::gate::Pause;
+use crate::quiescer::Pause;
 
 /// Pages looked up in the page table at once.
 const LOOK_PAGES: u64 = 32 << 10;

@@ -1,36 +1,36 @@
-//! The guest's time-stamp counter, as this process can compute it: the host's, with one offset for all vCPUs of the VM.
+//! The guest's TSC as this process computes it: the host's TSC, with one offset for all vCPUs of the VM.
 
 use std::time::Duration;
 
 use shard_api::relation::Ratio;
 
-/// How the guest's counter comes from the host's.
+/// Conversion from the host's TSC to the guest's.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestTsc {
-    /// Added to the host's counter, scaled; `KVM_VCPU_TSC_OFFSET` of every vCPU.
+    /// Added to the host's scaled TSC; `KVM_VCPU_TSC_OFFSET` of every vCPU.
     pub offset: u64,
-    /// What the host's counter is multiplied by.
+    /// Factor that scales the host's TSC.
     pub ratio: Ratio,
-    /// Ticks in a millisecond.
+    /// Frequency of the guest's TSC, kHz.
     pub khz: u32,
 }
 
 impl GuestTsc {
-    /// What the guest reads now.
+    /// Returns the value that the guest reads now.
     pub fn now(self) -> u64 {
         // SAFETY: reads a counter that every x86-64 processor has.
         let host = unsafe { std::arch::x86_64::_rdtsc() };
         self.ratio.scaled(host).wrapping_add(self.offset)
     }
 
-    /// Nanoseconds of the guest's time: the same in all shards, whichever host they are on.
+    /// Returns the guest's time, nanoseconds. It is the same in all shards on all hosts.
     pub fn nanoseconds(self) -> u64 {
         let nanoseconds = u128::from(self.now()) * 1_000_000 / u128::from(self.khz.max(1));
-        // Not in five hundred years.
+        // It does not overflow within five hundred years.
         nanoseconds as u64
     }
 
-    /// The time from `now` to `due`; none when it is over.
+    /// Returns the time from `now` to `due`; none when `due` has passed.
     pub fn left(self, now: u64, due: u64) -> Option<Duration> {
         let ticks = due.checked_sub(now).filter(|ticks| *ticks > 0)?;
         let nanoseconds = u128::from(ticks) * 1_000_000 / u128::from(self.khz.max(1));
@@ -40,21 +40,22 @@ impl GuestTsc {
     }
 }
 
-/// Waits until the guest's time, which `now` tells, has come to `ns`, but for `limit` at most.
+/// Blocks until the guest's time reaches `ns`, or for `limit` at most. `now` returns the guest's time,
+/// nanoseconds.
 pub fn wait_until(ns: u64, limit: Duration, mut now: impl FnMut() -> u64) {
-    // It may step meanwhile.
-    const LOOK: Duration = Duration::from_millis(1);
+    // The guest's clock may step meanwhile.
+    const STEP_POLL_INTERVAL: Duration = Duration::from_millis(1);
     let mut left = limit;
     while let Some(behind) = ns.checked_sub(now()).filter(|behind| *behind > 0)
         && !left.is_zero()
     {
-        let wait = Duration::from_nanos(behind).min(LOOK).min(left);
+        let wait = Duration::from_nanos(behind).min(STEP_POLL_INTERVAL).min(left);
         std::thread::sleep(wait);
         left -= wait;
     }
 }
 
-/// The host's monotonic clock, nanoseconds: the same in all processes of a host.
+/// Returns the host's monotonic clock, nanoseconds. It is the same in all processes of a host.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_early_waits_until_its_time_and_not_for_ever() {
+    fn wait_ends_at_the_target_time_or_at_its_timeout() {
         wait_until(5, Duration::from_secs(20), || 5);
         let since = monotonic_ns();
         wait_until(since + 3_000_000, Duration::from_secs(20), monotonic_ns);
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_become_time() {
+    fn ticks_convert_to_durations_by_the_tsc_frequency() {
         let tsc = GuestTsc {
             offset: 0,
             ratio: Ratio::ONE,

@@ -1,4 +1,5 @@
-//! What a host has that the shards of a VM on several hosts must agree on, as its monitor reads it from KVM.
+//! Properties of a host that the shards of a VM on several hosts must agree on, as its monitor reads them
+//! from KVM.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
@@ -8,15 +9,15 @@ use shard_api::relation::Counter;
 
 use crate::machine::{self, MachineError};
 
-/// Binary digits of the ratio by which processors scale the counter: AMD's (APM, volume 2, 15.30.5), and others' (Intel SDM,
-/// volume 3, 26.3).
+/// Fraction bits of the ratio by which processors scale the TSC: AMD (APM, volume 2, 15.30.5) and others
+/// (Intel SDM, volume 3, 26.3).
 const DIGITS_AMD: u32 = 32;
 const DIGITS_INTEL: u32 = 48;
 
-/// Reads this host's processor.
+/// Reads the properties of this host's processor.
 ///
 /// # Errors
-/// If KVM can't have a shard here, or does not say.
+/// Fails if KVM cannot run a shard here or refuses to report.
 pub fn read() -> Result<HostProcessor, MachineError> {
     let kvm = Kvm::new().map_err(|source| MachineError::Kvm {
         what: "open /dev/kvm",
@@ -39,7 +40,7 @@ pub fn read() -> Result<HostProcessor, MachineError> {
     })
 }
 
-/// An entry of KVM's as monitors exchange it.
+/// Converts a CPUID entry of KVM to the form that monitors exchange.
 fn leaf(entry: &kvm_cpuid_entry2) -> Leaf {
     Leaf {
         function: entry.function,
@@ -49,7 +50,7 @@ fn leaf(entry: &kvm_cpuid_entry2) -> Leaf {
     }
 }
 
-/// The same for KVM.
+/// Converts a CPUID leaf to the form of KVM.
 fn entry(leaf: &Leaf) -> kvm_cpuid_entry2 {
     let [eax, ebx, ecx, edx] = leaf.registers;
     kvm_cpuid_entry2 {
@@ -64,10 +65,10 @@ fn entry(leaf: &Leaf) -> kvm_cpuid_entry2 {
     }
 }
 
-/// What KVM is told of CPUID: these leaves, or without any all that it supports.
+/// Returns the CPUID for KVM: `leaves`, or all that KVM supports when they are empty.
 ///
 /// # Errors
-/// If it does not say, or they are too many.
+/// Fails if KVM refuses to report, or if there are too many leaves.
 pub fn cpuid(kvm: &Kvm, leaves: &[Leaf]) -> Result<CpuId, MachineError> {
     if leaves.is_empty() {
         let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
@@ -85,9 +86,9 @@ mod tests {
     use super::*;
     use shard_api::cpuid::common;
 
-    /// Where there is KVM, as on every machine that this is for.
+    /// This needs KVM.
     #[test]
-    fn a_host_is_like_itself_and_kvm_takes_what_it_has_in_common() {
+    fn common_cpuid_of_a_host_with_itself_is_its_own_and_kvm_accepts_it() {
         let kvm = match Kvm::new() {
             Ok(kvm) => kvm,
             Err(error) => return eprintln!("left out: /dev/kvm: {error}"),

@@ -1,4 +1,4 @@
-//! Requests to KVM that the library has not.
+//! KVM requests that the library `kvm-ioctls` lacks.
 
 use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, kvm_device_attr, kvm_interrupt};
 use kvm_ioctls::{Error, VcpuFd};
@@ -9,7 +9,7 @@ ioctl_iow_nr!(KVM_INTERRUPT, KVMIO, 0x86, kvm_interrupt);
 ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
 ioctl_iow_nr!(KVM_HAS_DEVICE_ATTR, KVMIO, 0xe3, kvm_device_attr);
 
-/// Injects an interrupt into a vCPU that is ready for one.
+/// Injects an interrupt into a vCPU that can accept one.
 pub fn interrupt(fd: &VcpuFd, vector: u8) -> Result<(), Error> {
     let interrupt = kvm_interrupt {
         irq: u32::from(vector),
@@ -18,15 +18,15 @@ pub fn interrupt(fd: &VcpuFd, vector: u8) -> Result<(), Error> {
     succeeded(unsafe { ioctl_with_ref(fd, KVM_INTERRUPT(), &interrupt) })
 }
 
-/// Whether KVM can be told what to add to the host's TSC for this vCPU (Linux 5.16 can).
+/// Returns whether KVM has a TSC offset for this vCPU (Linux 5.16 and later).
 pub fn has_tsc_offset(fd: &VcpuFd) -> bool {
     let attribute = tsc_offset(&0);
     // SAFETY: `fd` is a vCPU's; the structure lives through the call, which reads nothing else.
     unsafe { ioctl_with_ref(fd, KVM_HAS_DEVICE_ATTR(), &attribute) == 0 }
 }
 
-/// What is added to the host's TSC for this vCPU from now on. KVM takes it as it is: a write of the register itself it would
-/// compare with other vCPUs', and change.
+/// Sets the offset that is added to the host's TSC for this vCPU. KVM takes the offset as it is. It would
+/// compare a write of the register with other vCPUs', and change it.
 pub fn set_tsc_offset(fd: &VcpuFd, offset: u64) -> Result<(), Error> {
     let attribute = tsc_offset(&offset);
     // SAFETY: `fd` is a vCPU's; the structure, and the offset that it points to, live through the call.
@@ -54,9 +54,9 @@ mod tests {
     use super::*;
     use crate::arch::x86_64::msr::MSR_TSC;
 
-    /// Where KVM keeps offsets: one that runs guests by itself has the host's counter for all of them.
+    /// This needs a KVM that keeps offsets: one that emulates guests gives all of them the host's TSC.
     #[test]
-    fn a_vcpu_reads_what_it_was_told_to_add() {
+    fn tsc_offset_is_added_to_the_guest_tsc() {
         const FURTHER: u64 = 1 << 50;
         let kvm = match Kvm::new() {
             Ok(kvm) => kvm,

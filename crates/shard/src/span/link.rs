@@ -1,5 +1,6 @@
-//! The channels between this shard and another of its VM: a ring each way, in memory that only the two map, or for a shard of
-//! another host a [`stream`]. Who sends and who receives can't tell.
+//! Channels between this shard and another of its VM. Within a host a channel is a ring in each direction, in
+//! memory that only the two shards map. Between hosts it is a [`stream`]. Senders and receivers see no
+//! difference.
 
 pub mod stream;
 
@@ -14,39 +15,40 @@ use urpc::host::{Block, Inbox, MemoryError, Outbox, SharedRing};
 
 use super::packet::Packet;
 
-/// The longest packet, bytes: a vCPU with all its registers.
+/// Largest packet, bytes: a vCPU with all its registers.
 const PACKET_BYTES_MAX: usize = 64 << 10;
-/// All packets are of one kind.
+/// Kind of all packets.
 const PORT: u16 = 0;
-/// Receivers do not poll: the CPUs are the vCPUs'.
+/// Time for which receivers poll, nanoseconds: none, since the CPUs are for the vCPUs.
 const BLOCK_NS: u64 = 0;
 
-/// The way to another shard. Any thread may send.
+/// Sending end of a channel to another shard. Any thread may send.
 #[derive(Debug)]
 pub enum Sending {
-    /// Of this host.
+    /// Channel to a shard of this host.
     Ring(Mutex<Outbox>),
-    /// Of another.
+    /// Channel to a shard of another host.
     Stream(ToStream),
 }
 
-/// The way from another shard.
+/// Receiving end of a channel from another shard.
 #[derive(Debug)]
 pub enum Receiving {
-    /// Of this host.
+    /// Channel from a shard of this host.
     Ring(Inbox),
-    /// Of another.
+    /// Channel from a shard of another host.
     Stream(FromStream),
 }
 
 impl Sending {
-    /// Of the ring in that file.
+    /// Opens the sending end of the ring in `file`.
     pub fn ring(file: File) -> Result<Self, MemoryError> {
         let ring = SharedRing::attach(&OwnedFd::from(file))?;
         Ok(Self::Ring(Mutex::new(Outbox::new(ring, Block::Futex, BLOCK_NS))))
     }
 
-    /// Sends a packet, and waits for room if need be. What is sent to a shard that is gone is dropped: the VM ends with it.
+    /// Sends a packet, and blocks until there is room. A packet to a shard that has exited is dropped: the VM
+    /// ends with that shard.
     pub fn send(&self, packet: &Packet) {
         let outbox = match self {
             Self::Ring(outbox) => outbox,
@@ -63,8 +65,8 @@ impl Sending {
         });
     }
 
-    /// The VM ends: nobody waits for room in a stream any more, whose other end may be cut off and not known to be. (A ring's
-    /// room comes at once, or its other end is seen to be gone.)
+    /// Ends all waits for room in a stream, as the VM ends: the peer of a stream may be cut off without
+    /// notice. A ring needs no such end: it has room at once, or its peer is known to have exited.
     pub fn end(&self) {
         if let Self::Stream(stream) = self {
             stream.end();
@@ -72,13 +74,14 @@ impl Sending {
     }
 }
 
-/// Gives the bytes of a packet to `send`, behind so many free ones; `room` is for those of most packets.
+/// Encodes a packet and passes its bytes to `send`, after `BEFORE` free ones. `room` holds most packets
+/// without an allocation.
 fn encoded<const BEFORE: usize>(packet: &Packet, room: &mut [u8; 256], send: impl FnOnce(&mut [u8])) {
     let length = postcard::to_slice(packet, &mut room[BEFORE..]).map(|bytes| bytes.len());
     match length {
         Ok(length) => send(&mut room[..BEFORE + length]),
         Err(_) => {
-            // Packets hold nothing that can't be encoded.
+            // All fields of a packet can be encoded.
             let long = postcard::to_extend(packet, vec![0; BEFORE]).unwrap_or_default();
             send(&mut { long });
         }
@@ -86,26 +89,26 @@ fn encoded<const BEFORE: usize>(packet: &Packet, room: &mut [u8; 256], send: imp
 }
 
 impl Receiving {
-    /// Of the ring in that file.
+    /// Opens the receiving end of the ring in `file`.
     pub fn ring(file: File) -> Result<Self, MemoryError> {
         let ring = SharedRing::attach(&OwnedFd::from(file))?;
         Ok(Self::Ring(Inbox::new(ring, Block::Futex, BLOCK_NS)))
     }
 
-    /// Gives every packet to `heard`. Returns when the other shard is gone.
+    /// Passes every packet to `deliver`. Returns when the other shard has exited.
     ///
     /// # Errors
-    /// When something comes that is no packet.
-    pub fn run(self, mut heard: impl FnMut(Packet)) -> io::Result<()> {
+    /// Fails if the peer sends a malformed packet.
+    pub fn run(self, mut deliver: impl FnMut(Packet)) -> io::Result<()> {
         let mut inbox = match self {
             Self::Ring(inbox) => inbox,
-            Self::Stream(stream) => return stream.run(heard),
+            Self::Stream(stream) => return stream.run(deliver),
         };
         let mut assembly = Assembly::new(vec![0; PACKET_BYTES_MAX].into_boxed_slice());
         while let Ok(Some(part)) = inbox.recv(None) {
             let whole = assembly.add(&part).map_err(io::Error::other)?;
             if let Some((_, bytes)) = whole {
-                heard(postcard::from_bytes(bytes).map_err(io::Error::other)?);
+                deliver(postcard::from_bytes(bytes).map_err(io::Error::other)?);
             }
         }
         Ok(())
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_come_in_order_and_the_end_is_seen() {
+    fn packets_are_delivered_in_order_and_peer_exit_ends_the_receiver() {
         all_come(ring());
         all_come(stream());
     }

@@ -1,4 +1,4 @@
-//! KVM's side of a shard of a VM that spans cells, and everything that connects it to the others.
+//! KVM setup of a shard of a VM that spans cells, and its connections to the other shards.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -10,17 +10,18 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 
 use super::clock::GuestTsc;
-use super::desk::{Desk, IoApicDevice, JOBS_MAX, Job};
-use super::eoi::{FEATURE_SHARED_EOI, MSR_SHARED_EOI};
-use super::forward::Forward;
+use super::device_proxy_client::DeviceProxyClient;
+use super::device_proxy_server::{DeviceProxyServer, IO_REQUESTS_MAX, IoRequest};
 use super::host;
+use super::ioapic::IoApicDevice;
 use super::ioctls;
 use super::link::stream::{self, Writer};
 use super::link::{Receiving, Sending};
-use super::local::{Local, Reset, TSC_PER_TICK, VcpuCoherence};
 use super::packet::Space;
+use super::pv_eoi::{KVM_FEATURE_PV_EOI, MSR_KVM_PV_EOI_EN};
 use super::router::{HOME, Router};
-use super::turnstile::Turnstile;
+use super::span_vcpu::{Reset, SpanVcpu, TSC_PER_TICK, VcpuCoherence};
+use super::tsc_step_barrier::TscStepBarrier;
 use super::wiring::{SpanWiring, watch_pins};
 use crate::arch::x86_64::cpuid::Groups;
 use crate::arch::x86_64::layout::{IOAPIC_START, Layout, RTC_PORT, TIMER_PORT};
@@ -40,25 +41,27 @@ use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
 use crate::sandbox::{ThreadKind, Threads};
 use crate::vcpu::VcpuCounters;
 
-/// A model-specific register that KVM has, and must leave to us: the base of the interrupt controller. So are the TSC, which
-/// is one for the VM, and the deadline timer.
+/// APIC base register. KVM implements it but must leave it to the shard, as it must the TSC, which is one for
+/// the VM, and the deadline timer.
 const MSR_APIC_BASE: u32 = 0x1B;
-/// KVM's paravirtual clock, asynchronous page faults and the like, of which guests that span cells are not told.
+/// Registers of KVM's paravirtual clock, asynchronous page faults and the like, which guests that span cells
+/// do not see.
 const KVM_MSRS: std::ops::Range<u32> = 0x4B56_4D00..0x4B56_4E00;
-/// Registers that do not travel: one TSC for all, the rest is [`apic::LocalApic`]'s.
-const STAY: [u32; 4] = [MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE, MSR_APIC_BASE];
-/// Enabled, in x2APIC mode.
+/// Registers that do not migrate: the TSC is one for the VM, and [`apic::LocalApic`] holds the others.
+const NOT_MIGRATED_MSRS: [u32; 4] = [MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE, MSR_APIC_BASE];
+/// APIC base register: enabled, in x2APIC mode.
 const APIC_BASE: u64 = 0xFEE0_0C00;
-/// This is the processor that starts.
+/// APIC base register: bootstrap processor.
 const APIC_BASE_BOOTSTRAP: u64 = 1 << 8;
 
-/// Registers of an IOAPIC in memory, bytes.
+/// Size of the registers of an IOAPIC in memory, bytes.
 const IOAPIC_BYTES: u64 = 0x1000;
 
-/// How long a shard whose connection to another is lost waits for its monitor's word, which may know why, before it ends.
-const PARTING: Duration = Duration::from_secs(1);
+/// Time for which a shard that has lost its connection to another waits before it ends: its monitor may
+/// report the cause meanwhile.
+const PEER_LOSS_GRACE: Duration = Duration::from_secs(1);
 
-/// The channels to the other shards, by their numbers.
+/// Channels to the other shards, by shard index.
 pub struct Channels(Vec<Option<Channel>>);
 
 struct Channel {
@@ -71,15 +74,15 @@ struct Incoming {
     remote: Option<Remote>,
 }
 
-/// Of a connection to another host.
+/// Connection to a shard of another host.
 struct Remote {
-    /// Where the other shard is, for people.
+    /// Description of the other shard, for messages.
     peer: String,
     writer: Writer,
 }
 
 impl Channels {
-    /// Takes them from the monitor's message.
+    /// Takes the channels from the monitor's message.
     pub fn take(span: &SpanLaunch, files: &mut Files) -> Result<Self, ReceiveError> {
         let invalid = |error| ReceiveError::Io(std::io::Error::other(error));
         let mut channels = Vec::with_capacity(span.channels.len());
@@ -110,25 +113,25 @@ impl Channels {
     }
 }
 
-/// What is to become a shard's threads.
-pub struct SpanParts {
-    /// Brings interrupts to vCPUs.
+/// Setup of a shard before its threads start.
+pub struct SpanSetup {
+    /// Router of the shard.
     pub router: Arc<Router>,
     receiving: Vec<(u8, Incoming)>,
-    jobs: Option<mpsc::Receiver<Job>>,
+    io_requests: Option<mpsc::Receiver<IoRequest>>,
     tsc: TscLaunch,
-    /// What the guest is told of the processor; all that this host has when empty.
+    /// CPUID of the guest; all that this host supports when empty.
     leaves: Vec<Leaf>,
 }
 
-impl AsRef<Router> for SpanParts {
+impl AsRef<Router> for SpanSetup {
     fn as_ref(&self) -> &Router {
         &self.router
     }
 }
 
-impl SpanParts {
-    /// Those of a shard.
+impl SpanSetup {
+    /// Sets up a shard from its description and its channels.
     pub fn new(span: &SpanLaunch, channels: Channels) -> Self {
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for (shard, channel) in (0..=u8::MAX).zip(channels.0) {
@@ -137,46 +140,46 @@ impl SpanParts {
                 channel.sending
             }));
         }
-        let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
+        let (submitter, io_requests) = mpsc::sync_channel(IO_REQUESTS_MAX);
         let is_home = span.shard == HOME;
-        let router = Router::new(span.shard, &span.vcpus, sending, is_home.then_some(desk));
+        let router = Router::new(span.shard, &span.vcpus, sending, is_home.then_some(submitter));
         let is_over_hosts = receiving.iter().any(|(_, incoming)| incoming.remote.is_some());
         if let (true, Some(khz)) = (is_over_hosts, span.tsc.khz) {
-            router.keep_time(Arc::new(Turnstile::new(span.tsc.offset, khz)));
+            router.set_tsc_step_barrier(Arc::new(TscStepBarrier::new(span.tsc.offset, khz)));
         }
         Self {
             router: Arc::new(router),
             receiving,
-            jobs: is_home.then_some(jobs),
+            io_requests: is_home.then_some(io_requests),
             tsc: span.tsc,
             leaves: span.cpuid.clone(),
         }
     }
 
-    /// What the guest is told of the processor.
+    /// Returns the CPUID of the guest.
     ///
     /// # Errors
-    /// If KVM does not say.
+    /// Fails if KVM refuses to report.
     pub fn cpuid(&self, kvm_fd: &Kvm) -> Result<CpuId, MachineError> {
         host::cpuid(kvm_fd, &self.leaves)
     }
 
-    /// The kernel's command line, with what it needs to know of the TSC: what the hosts rely on, the guest
-    /// can.
+    /// Returns the kernel's command line with the options of the TSC. The guest may rely on the TSC if the
+    /// hosts do.
     ///
     /// # Errors
-    /// If KVM does not say how fast the TSC is.
+    /// Fails if KVM refuses to report the frequency of the TSC.
     pub fn cmdline(&self, kvm_fd: &Kvm, cmdline: &str) -> Result<String, MachineError> {
         let is_relied_on = machine::host_relies_on_tsc() && self.tsc.is_relied_on;
         let khz = machine::tsc_khz(kvm_fd)?;
         Ok(cmdline::with_tsc(cmdline, is_relied_on, khz))
     }
 
-    /// Makes vCPU `id` what a firmware would have made it: sets the frequency of its TSC, and CPUID, which tells
-    /// of that.
+    /// Puts vCPU `id` into the state that firmware leaves: sets the frequency of its TSC, and its CPUID,
+    /// which reports that frequency.
     ///
     /// # Errors
-    /// If KVM refuses.
+    /// Fails if KVM refuses.
     pub fn prepare_vcpu(
         &self,
         fd: &VcpuFd,
@@ -194,7 +197,7 @@ impl SpanParts {
         machine::prepare_vcpu(fd, &leaves)
     }
 
-    /// Makes the interrupt controller of a new vCPU, which has its CPUID. `memory` is the guest's.
+    /// Creates the spanning vCPU of `fd`, which has its CPUID already. `memory` is the guest's.
     pub fn vcpu(
         &self,
         kvm_numbers: &[u32],
@@ -202,7 +205,7 @@ impl SpanParts {
         vcpu: u8,
         memory: SpanKind<&GuestRam, &Coherence>,
         counters: Arc<VcpuCounters>,
-    ) -> Result<Local, MachineError> {
+    ) -> Result<SpanVcpu, MachineError> {
         let kvm = |what| move |source| MachineError::Kvm { what, source };
         let reset = set_reset(fd, vcpu)?;
         let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
@@ -223,7 +226,7 @@ impl SpanParts {
                 SpanKind::CoherentSpan(ram.clone(), VcpuCoherence::of(fd, vcpu, coherence))
             }
         };
-        Ok(Local::new(
+        Ok(SpanVcpu::new(
             vcpu,
             router,
             tsc,
@@ -234,25 +237,25 @@ impl SpanParts {
         ))
     }
 
-    /// Starts the threads that receive, and the home's desk.
+    /// Starts the receiving threads and, in the home, the device proxy server.
     pub fn start(
         self,
         threads: &Threads,
         end: &Arc<EndSignal>,
         home: Option<(Arc<Bus>, Arc<Bus>, Arc<IoApicDevice>)>,
     ) -> std::io::Result<Arc<Router>> {
-        if let (Some(jobs), Some((ports, memory, ioapic))) = (self.jobs, home) {
+        if let (Some(io_requests), Some((ports, memory, ioapic))) = (self.io_requests, home) {
             let router = self.router.clone();
-            let desk = Desk {
-                jobs,
+            let server = DeviceProxyServer {
+                io_requests,
                 router,
                 ports,
                 memory,
                 ioapic,
             };
-            // It writes devices' registers as vCPUs' threads do, and needs what these need: a driver that starts a device has
-            // KVM bind its doorbells.
-            threads.spawn(ThreadKind::Vcpu, "desk", move || desk.run())?;
+            // The server writes devices' registers as vCPUs' threads do, and needs their system calls: a
+            // driver that starts a device makes KVM bind its doorbells.
+            threads.spawn(ThreadKind::Vcpu, "device-proxy", move || server.run())?;
         }
         for (shard, Incoming { receiving, remote }) in self.receiving {
             let (router, end) = (self.router.clone(), end.clone());
@@ -262,14 +265,14 @@ impl SpanParts {
             });
             let peer = peer.transpose()?;
             threads.spawn(ThreadKind::Link, &format!("from shard{shard}"), move || {
-                let heard = receiving.run(|packet| router.heard(shard, packet));
-                let detail = match (heard, peer) {
-                    (Err(error), _) => format!("shard {shard} says what is not understood: {error}"),
+                let received = receiving.run(|packet| router.receive(shard, packet));
+                let detail = match (received, peer) {
+                    (Err(error), _) => format!("shard {shard} sent a malformed message: {error}"),
                     (Ok(()), Some(peer)) => {
-                        std::thread::sleep(PARTING);
+                        std::thread::sleep(PEER_LOSS_GRACE);
                         format!("the connection to its shard in {peer} is lost")
                     }
-                    // The monitor sees that it is gone.
+                    // The monitor detects its exit.
                     (Ok(()), None) => return,
                 };
                 end.end(Ending::ShardFailed { detail });
@@ -279,20 +282,24 @@ impl SpanParts {
     }
 }
 
-/// The numbers of the registers that travel, of those that KVM lists.
-pub fn travelling(numbers: &[u32]) -> Vec<u32> {
-    let travels = |number: &&u32| !STAY.contains(number) && !KVM_MSRS.contains(number);
-    numbers.iter().filter(travels).copied().collect()
+/// Returns those of the model-specific registers `numbers`, as KVM lists them, that migrate with a vCPU.
+pub fn migrated_msrs(numbers: &[u32]) -> Vec<u32> {
+    let is_migrated = |number: &&u32| !NOT_MIGRATED_MSRS.contains(number) && !KVM_MSRS.contains(number);
+    numbers.iter().filter(is_migrated).copied().collect()
 }
 
-/// Has the threads that are started from now on woken when they said, not up to 50 us later: vCPUs sleep by the clock.
+/// Makes threads that start later wake at their deadline, not up to 50 us after it: vCPUs block with
+/// time-outs.
 pub fn wake_promptly() {
     const SLACK_NS: libc::c_ulong = 1;
-    // SAFETY: sets a figure of the calling thread's, which those that it starts inherit.
+    // SAFETY: sets the timer slack of the calling thread, which the threads that it starts inherit.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0) };
 }
 
-/// Whether this KVM can have a shard.
+/// Checks that this KVM can run a shard of a spanning VM.
+///
+/// # Errors
+/// Fails with the name of a capability that KVM lacks.
 pub fn check(kvm_fd: &Kvm) -> Result<(), MachineError> {
     for (cap, name) in [
         (Cap::X86UserSpaceMsr, "model-specific registers in user space"),
@@ -306,7 +313,7 @@ pub fn check(kvm_fd: &Kvm) -> Result<(), MachineError> {
     Ok(())
 }
 
-/// Makes accesses to the registers that are ours exits of the VM.
+/// Makes accesses to the model-specific registers that the shard implements exit to it.
 pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
     let kvm = |what| move |source| MachineError::Kvm { what, source };
     let reasons = KVM_MSR_EXIT_REASON_FILTER | KVM_MSR_EXIT_REASON_INVAL | KVM_MSR_EXIT_REASON_UNKNOWN;
@@ -315,8 +322,8 @@ pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
         args: [u64::from(reasons), 0, 0, 0],
         ..Default::default()
     })
-    .map_err(kvm("have accesses to model-specific registers told"))?;
-    // A bit that is zero denies, and what is denied comes to us.
+    .map_err(kvm("make accesses to model-specific registers exit"))?;
+    // A zero bit denies an access, and a denied access exits to the shard.
     const DENIED: [u8; 1] = [0];
     let range = |flags, base| MsrFilterRange {
         flags,
@@ -328,7 +335,7 @@ pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
     let ranges = [
         range(both, MSR_APIC_BASE),
         range(both, MSR_TSC_DEADLINE),
-        range(both, MSR_SHARED_EOI),
+        range(both, MSR_KVM_PV_EOI_EN),
         range(MsrFilterRangeFlags::WRITE, MSR_TSC),
         range(both, MSR_TSC_ADJUST),
     ];
@@ -336,8 +343,8 @@ pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
         .map_err(kvm("filter model-specific registers"))
 }
 
-/// The bus of a vCPU in a shard without devices.
-pub fn forwarded(
+/// Returns the bus of a vCPU in a shard without devices.
+pub fn remote_bus(
     space: Space,
     vcpu: u8,
     router: &Arc<Router>,
@@ -347,7 +354,7 @@ pub fn forwarded(
     let (router, layout) = (router.clone(), layout.clone());
     bus.claim(
         0..u64::MAX,
-        Arc::new(Forward {
+        Arc::new(DeviceProxyClient {
             space,
             vcpu,
             router,
@@ -357,28 +364,28 @@ pub fn forwarded(
     Ok(Arc::new(bus))
 }
 
-/// The home of a VM that spans cells: the shard with the devices.
-pub struct Home {
-    /// The way to the other shards.
-    pub parts: SpanParts,
+/// Home of a VM that spans cells: the shard with the devices.
+pub struct HomeShard {
+    /// Setup of the shard.
+    pub setup: SpanSetup,
     wiring: Arc<SpanWiring>,
     ioapic: Arc<IoApicDevice>,
 }
 
-impl AsRef<Router> for Home {
+impl AsRef<Router> for HomeShard {
     fn as_ref(&self) -> &Router {
-        &self.parts.router
+        &self.setup.router
     }
 }
 
-impl Home {
-    /// Puts the IOAPIC on the bus, and what a kernel looks for that has no clock of KVM's.
+impl HomeShard {
+    /// Puts the IOAPIC on the bus, with the clock and timer that a kernel without KVM's clock probes.
     ///
     /// # Errors
-    /// If other devices are there.
-    pub fn new(vm: &Arc<VmFd>, parts: SpanParts, ports: &mut Bus, memory: &mut Bus) -> Result<Self, Overlap> {
-        let wiring = Arc::new(SpanWiring::new(vm.clone(), parts.router.clone()));
-        let ioapic = Arc::new(IoApicDevice::new(parts.router.clone()));
+    /// Fails if the addresses overlap those of other devices.
+    pub fn new(vm: &Arc<VmFd>, setup: SpanSetup, ports: &mut Bus, memory: &mut Bus) -> Result<Self, Overlap> {
+        let wiring = Arc::new(SpanWiring::new(vm.clone(), setup.router.clone()));
+        let ioapic = Arc::new(IoApicDevice::new(setup.router.clone()));
         memory.claim(IOAPIC_START..IOAPIC_START + IOAPIC_BYTES, ioapic.clone())?;
         let mut claim = |port: u16, count: u64, device: Arc<dyn BusDevice>| {
             ports.claim(u64::from(port)..u64::from(port) + count, device)
@@ -386,21 +393,22 @@ impl Home {
         claim(RTC_PORT, RTC_PORTS, Arc::new(Rtc::default()))?;
         claim(TIMER_PORT, TIMER_PORTS, Arc::new(NoTimer))?;
         Ok(Self {
-            parts,
+            setup,
             wiring,
             ioapic,
         })
     }
 
-    /// How the devices' interrupts reach the vCPUs.
+    /// Returns the wiring of the devices' interrupts.
     pub fn wiring(&self) -> Arc<dyn Wiring> {
         self.wiring.clone()
     }
 
-    /// Starts what a home has beside its vCPUs and devices, which are on `ports` and in `memory`.
+    /// Starts the threads of the home other than those of vCPUs and devices. The devices are on the buses
+    /// `ports` and `memory`.
     ///
     /// # Errors
-    /// If there are no threads.
+    /// Fails if a thread cannot be started.
     pub fn start(
         self,
         threads: &Threads,
@@ -409,18 +417,19 @@ impl Home {
         memory: Arc<Bus>,
     ) -> std::io::Result<Arc<Router>> {
         let Self {
-            parts,
+            setup,
             wiring,
             ioapic,
         } = self;
         let pins = wiring.take_pins();
-        let router = parts.start(threads, end, Some((ports, memory, ioapic.clone())))?;
+        let router = setup.start(threads, end, Some((ports, memory, ioapic.clone())))?;
         threads.spawn(ThreadKind::Pins, "pins", move || watch_pins(&pins, &ioapic))?;
         Ok(router)
     }
 }
 
-/// Puts the controller of a new vCPU into x2APIC mode, as far as KVM needs to know. Returns what its registers are then.
+/// Puts the local APIC of a new vCPU into x2APIC mode, as far as KVM depends on it. Returns its registers
+/// after reset.
 fn set_reset(fd: &VcpuFd, vcpu: u8) -> Result<Reset, MachineError> {
     let kvm = |what| move |source| MachineError::Kvm { what, source };
     let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
@@ -430,11 +439,11 @@ fn set_reset(fd: &VcpuFd, vcpu: u8) -> Result<Reset, MachineError> {
     Ok(Reset { registers, special })
 }
 
-/// CPUID for a guest without KVM's clock, and with a TSC of `tsc_khz` that it may rely on.
+/// Adjusts CPUID for a guest without KVM's clock, with an invariant TSC of `tsc_khz`.
 ///
-/// On Intel hosts KVM takes writes of the deadline timer before it asks whose they are, and loses them where it has no
-/// controller (`handle_fastpath_set_tscdeadline`, Linux 5.8 and later). So the guest gets the plain timer there, and its
-/// frequency, that it need not measure it.
+/// On Intel hosts KVM handles writes of the deadline timer before it consults the filter, and loses them
+/// where it has no local APIC (`handle_fastpath_set_tscdeadline`, Linux 5.8 and later). So the guest has the
+/// plain timer there, and its frequency, which it need not measure.
 pub fn adjust_cpuid(leaves: &mut CpuId, tsc_khz: u32) {
     const FEATURES: u32 = 1;
     const TSC_DEADLINE: u32 = 1 << 24;
@@ -451,7 +460,7 @@ pub fn adjust_cpuid(leaves: &mut CpuId, tsc_khz: u32) {
                 let hz = u64::from(tsc_khz) * 1000 / u64::from(TSC_PER_TICK);
                 (leaf.eax, leaf.ebx, leaf.ecx) = (1, TSC_PER_TICK, u32::try_from(hz).unwrap_or(0));
             }
-            KVM_FEATURES => (leaf.eax, leaf.edx) = (FEATURE_SHARED_EOI, 0),
+            KVM_FEATURES => (leaf.eax, leaf.edx) = (KVM_FEATURE_PV_EOI, 0),
             POWER => leaf.edx |= INVARIANT_TSC,
             _ => {}
         }
@@ -482,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_get_the_timer_that_the_host_can_leave_to_us() {
+    fn tsc_deadline_timer_is_hidden_on_intel_hosts_only() {
         let (amd, intel) = (adjusted(*b"Auth"), adjusted(*b"Genu"));
         assert_ne!(amd(1).ecx & 1 << 24, 0);
         assert_eq!(intel(1).ecx & 1 << 24, 0);
@@ -491,15 +500,15 @@ mod tests {
         for leaf in [amd, intel] {
             assert_eq!(
                 (leaf(0x4000_0001).eax, leaf(0x4000_0001).edx),
-                (FEATURE_SHARED_EOI, 0)
+                (KVM_FEATURE_PV_EOI, 0)
             );
             assert_ne!(leaf(0x8000_0007).edx & 1 << 8, 0);
         }
     }
 
     #[test]
-    fn what_is_one_for_the_vm_does_not_travel() {
+    fn vm_wide_msrs_do_not_migrate() {
         let numbers = [0x10, 0x3B, 0x174, 0x6E0, 0x4B56_4D00, 0x4B56_4D04, 0xC000_0080];
-        assert_eq!(travelling(&numbers), [0x174, 0xC000_0080]);
+        assert_eq!(migrated_msrs(&numbers), [0x174, 0xC000_0080]);
     }
 }

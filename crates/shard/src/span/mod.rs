@@ -1,47 +1,55 @@
-//! A VM that spans several cells: a shard in each, this being one.
+//! A VM that spans several cells: one shard in each cell, this being one of them.
 //!
 //! ```text
-//! vCPU thread --ICR, HLT--> local (its x2APIC) --> router --> inbox of another vCPU here --kick--> its thread
-//!                                                    |
-//!                                                    +--> link (a ring) ==> receiver in another shard --> inbox there
-//! vCPU thread --device--> forward --> link ==> receiver at home --> desk --> bus --> device
+//! vCPU thread --ICR, HLT--> span_vcpu (x2APIC) --> router --> event slot here --kick--> thread of its vCPU
+//!                                                     |
+//!                                                     +--> link (ring) ==> receiver in another shard
+//! vCPU thread --device--> proxy client --> link ==> home: receiver --> proxy server --> bus --> device
 //! device at home --MSI--> wiring --> router
 //! ```
 //!
-//! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
-//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC,
-//!   [`turnstile`] how that follows other hosts', [`eoi`] ends of interrupts without exits, [`root`] its page tables' root;
-//! - [`seat`]: whether a vCPU is here, and what follows for its mail;
-//! - [`router`], [`inbox`], [`mail`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
-//!   thread, wherever that is;
-//! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
-//! - [`host`], [`shard_api::relation`]: what hosts must have in common, and how their clocks go together;
-//! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
+//! - The shard: [`crate::launch::SpanLaunch`] describes a shard's share of the VM; [`machine`] builds it.
+//! - One vCPU: [`span_vcpu`] holds its local APIC and blocks when it halts. [`timer`] is its alarm,
+//!   [`timer_throttle`] limits the rate of its timer interrupts, [`clock`] computes its TSC.
+//!   [`tsc_step_barrier`] makes the TSC follow other hosts' clocks, [`pv_eoi`] ends interrupts without exits,
+//!   and `cr3_reporter` reports the root of its page tables.
+//! - Residency: [`residency`] decides whether a vCPU runs in this shard, and which of its events are
+//!   forwarded.
+//! - Delivery: [`router`], [`event_slot`], [`pending_events`], `run_state`, [`owner_table`],
+//!   [`enabled_apics`] and [`startup`] bring an event from its sender to the vCPU's thread, in whichever
+//!   shard that is.
+//! - Messages: [`link`] is a channel between two shards, [`packet`] defines the messages, and
+//!   [`vcpu_migration`] is the state of a vCPU that migrates.
+//! - Hosts: [`host`] and [`shard_api::relation`] define what hosts must have in common and how their clocks
+//!   relate.
+//! - Devices, all of which are in one shard, the home: [`device_proxy_client`], [`device_proxy_server`],
+//!   [`ioapic`] and [`wiring`].
 //!
-//! The Multikernel (SOSP '09, section 3) is the model: shards share the guest's memory, as the guest expects, and nothing
-//! else. A vCPU's controller belongs to the shard that runs it, and all others send messages.
+//! The model is the Multikernel (SOSP '09, section 3): shards share the guest's memory, as the guest expects,
+//! and nothing else. A vCPU's local APIC belongs to the shard that runs it; all other shards send messages.
 
 pub mod clock;
-pub mod desk;
-pub mod enabled;
-pub mod eoi;
-pub mod forward;
+mod cr3_reporter;
+pub mod device_proxy_client;
+pub mod device_proxy_server;
+pub mod enabled_apics;
+pub mod event_slot;
 pub mod host;
-pub mod inbox;
+pub mod ioapic;
 mod ioctls;
 pub mod link;
-pub mod local;
 pub mod machine;
-pub mod mail;
-pub mod owners;
-mod pace;
+pub mod owner_table;
 pub mod packet;
-mod root;
+pub mod pending_events;
+pub mod pv_eoi;
+pub mod residency;
 pub mod router;
-pub mod seat;
+mod run_state;
+pub mod span_vcpu;
 pub mod startup;
 pub mod timer;
-pub mod travel;
-pub mod turnstile;
-mod whereabouts;
+mod timer_throttle;
+pub mod tsc_step_barrier;
+pub mod vcpu_migration;
 pub mod wiring;

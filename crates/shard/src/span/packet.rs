@@ -1,137 +1,137 @@
-//! What shards of one VM say to one another.
+//! Messages between the shards of one VM.
 
 use dsm::Batches;
 use serde::{Deserialize, Serialize};
 
 use super::startup::Startup;
-use super::travel::{Body, MoveOrder, Outcome, Traveller};
+use super::vcpu_migration::{MigratingVcpu, MoveOrder, Outcome, VcpuState};
 
-/// An address space in which devices are.
+/// Address space of devices.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Space {
     /// I/O ports.
     Ports,
-    /// Memory.
+    /// Physical memory.
     Memory,
 }
 
-/// One access of a vCPU to a device, 8 bytes at most.
+/// Access of a vCPU to a device, 8 bytes at most.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Access {
-    /// Where.
+    /// Address space of the access.
     pub space: Space,
-    /// The port or the address.
+    /// Port or physical address.
     pub address: u64,
-    /// Bytes: 1 to 8.
+    /// Size, bytes: 1 to 8.
     pub size: u8,
-    /// What is written; none for a read.
+    /// Value to write; none for a read.
     pub value: Option<u64>,
 }
 
-/// A message. `B` is what travels of a vCPU.
+/// Message to another shard. `S` is the state of a migrating vCPU.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
-pub enum Packet<B = Body> {
-    /// An interrupt for a vCPU.
+pub enum Packet<S = VcpuState> {
+    /// Interrupt for a vCPU.
     Interrupt {
-        /// Whose.
+        /// Target vCPU.
         vcpu: u8,
-        /// Its vector.
+        /// Interrupt vector.
         vector: u8,
-        /// Level-triggered.
+        /// Whether it is level-triggered.
         level: bool,
     },
-    /// A non-maskable interrupt for a vCPU.
+    /// Non-maskable interrupt for a vCPU.
     Nmi {
-        /// Whose.
+        /// Target vCPU.
         vcpu: u8,
     },
-    /// INIT or start-up for a vCPU, for the home to number.
+    /// INIT or start-up interrupt for a vCPU, not yet numbered. Sent to the home.
     Startup {
-        /// Whose.
+        /// Target vCPU.
         vcpu: u8,
-        /// Which.
+        /// The interrupt.
         startup: Startup,
     },
-    /// The same, numbered.
+    /// INIT or start-up interrupt with the number that the home has given it.
     Numbered {
-        /// Whose.
+        /// Target vCPU.
         vcpu: u8,
-        /// Its number.
+        /// Number in the order of sending.
         number: u64,
-        /// Which.
+        /// The interrupt.
         startup: Startup,
     },
-    /// A vCPU has enabled or disabled its interrupt controller.
+    /// Report that a vCPU has enabled or disabled its local APIC.
     Enabled {
-        /// Which vCPU.
+        /// vCPU that reports.
         vcpu: u8,
-        /// Its moves so far: it is in the sender's shard.
+        /// Its moves so far; the sender owns the vCPU.
         version: u64,
-        /// Enabled.
+        /// Whether the local APIC is enabled.
         is_enabled: bool,
     },
-    /// A level-triggered interrupt has been served: for the home's IOAPIC.
+    /// End of a level-triggered interrupt, for the home's IOAPIC.
     EndOfInterrupt {
-        /// Its vector.
+        /// Interrupt vector.
         vector: u8,
     },
-    /// A vCPU accesses a device; it waits for [`Packet::Answer`]. For the home.
+    /// Access of a vCPU to a device, for which the vCPU awaits [`Packet::Answer`]. Sent to the home.
     Access {
-        /// Which vCPU.
+        /// vCPU that makes the access.
         vcpu: u8,
-        /// What.
+        /// The access.
         access: Access,
     },
-    /// A vCPU rings a doorbell, and waits for nothing. For the home.
+    /// Write to a doorbell, which has no reply. Sent to the home.
     Doorbell {
-        /// What it writes.
+        /// The write.
         access: Access,
     },
-    /// The answer to an access.
+    /// Reply to an access.
     Answer {
-        /// Whose.
+        /// vCPU that made the access.
         vcpu: u8,
-        /// What was read.
+        /// Value that was read; 0 for a write.
         value: u64,
     },
-    /// A vCPU has obeyed the INIT of another.
+    /// Report that a vCPU has completed the INIT of another.
     Obeyed {
-        /// Who waits.
+        /// vCPU that sent the INIT and waits.
         vcpu: u8,
-        /// Who obeyed.
+        /// vCPU that has reset.
         by: u8,
-        /// Its moves so far: it is in the sender's shard.
+        /// Its moves so far; the sender owns the vCPU.
         version: u64,
     },
-    /// A vCPU is to move.
+    /// Order to a vCPU to migrate.
     Leave {
-        /// Which.
+        /// vCPU that migrates.
         vcpu: u8,
-        /// Where to.
+        /// Target shard and number of the order.
         order: MoveOrder,
     },
-    /// A vCPU comes.
+    /// A vCPU that migrates to the receiver.
     Arrive {
-        /// Which.
+        /// vCPU that migrates.
         vcpu: u8,
-        /// All of it.
-        traveller: Box<Traveller<B>>,
+        /// The vCPU and its transfer.
+        migrating: Box<MigratingVcpu<S>>,
     },
-    /// What follows comes after changes of the guest's page tables, of a VM of two shards.
+    /// In a VM of two shards: the next packet arrives after changes of the guest's page tables.
     After {
-        /// So many batches of the sender's are to be here first ([`dsm::Causal::after`]).
+        /// Number of the sender's batches that must arrive first ([`dsm::Causal::after`]).
         count: u32,
     },
-    /// The same, of a VM of more.
+    /// The same in a VM of more shards.
     AfterAll {
-        /// Each shard's.
+        /// Batches of each shard that must arrive first.
         batches: Batches,
     },
-    /// A vCPU has come to the sender.
+    /// Report that the sender owns a vCPU.
     Owner {
-        /// Which.
+        /// vCPU that has arrived.
         vcpu: u8,
-        /// How.
+        /// Outcome of its move.
         outcome: Outcome,
     },
 }

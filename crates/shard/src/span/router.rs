@@ -1,8 +1,8 @@
-//! Brings interrupts and packets to the vCPU they are for, in this shard or another.
+//! Routes interrupts and packets to the vCPU that they are for, in this shard or another.
 //!
-//! Who sends waits for room in a channel if need be. The threads that receive never send: they put mail into inboxes, and
-//! give the home's desk ([`super::desk`]) what must be answered. So two shards that flood one another can't wait for each
-//! other in a circle.
+//! A sender blocks until its channel has room. The threads that receive never send: they post events to event
+//! slots, and submit requests that need a reply to the home's device proxy server
+//! ([`super::device_proxy_server`]). So two shards that flood each other cannot deadlock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
@@ -11,114 +11,116 @@ use std::time::{Duration, Instant};
 use apic::{Delivery, Interrupt, Shorthand};
 use dsm::{Batches, Causal};
 
-use super::desk::Job;
-use super::enabled::Enabled;
-use super::inbox::Inbox;
+use super::device_proxy_server::IoRequest;
+use super::enabled_apics::EnabledApics;
+use super::event_slot::EventSlot;
 use super::link::Sending;
-use super::mail::Answer;
-use super::owners::{Owner, Owners};
+use super::owner_table::{Owner, OwnerTable};
 use super::packet::{Access, Packet};
+use super::pending_events::DeviceReply;
 use super::startup::{Startup, Waiter};
-use super::travel::{MoveOrder, Outcome};
-use super::turnstile::{OUT_LIMIT, StepError, Turnstile};
+use super::tsc_step_barrier::{EXIT_TIMEOUT, StepError, TscStepBarrier};
+use super::vcpu_migration::{MoveOrder, Outcome};
 
-/// The shard that has the devices.
+/// The home: the shard with the devices.
 pub const HOME: u8 = 0;
 
-/// How long a vCPU waits for others to obey its INIT.
-const INIT_LIMIT: Duration = Duration::from_secs(1);
+/// Time limit for other vCPUs to complete an INIT, for which its sender blocks.
+const INIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One shard's.
+/// Router of one shard.
 pub struct Router {
     me: u8,
-    inboxes: Vec<Inbox>,
-    owners: Owners,
-    enabled: Mutex<Enabled>,
-    /// To the other shards.
+    event_slots: Vec<EventSlot>,
+    owners: OwnerTable,
+    enabled: Mutex<EnabledApics>,
+    /// Channels to the other shards.
     links: Vec<Option<Sending>>,
-    /// The home's: how many INIT and start-up interrupts each vCPU was sent.
+    /// In the home: number of INIT and start-up interrupts sent to each vCPU.
     startups: Mutex<Vec<u64>>,
-    /// The home's: what is to be done for other shards.
-    desk: Option<mpsc::SyncSender<Job>>,
-    /// The home's: how many moves it has ordered.
+    /// In the home: I/O requests for the device proxy server.
+    io_requests: Option<mpsc::SyncSender<IoRequest>>,
+    /// In the home: number of moves ordered.
     orders: AtomicU64,
-    /// The last move of each vCPU that was heard of.
+    /// Latest reported move of each vCPU.
     moves: Mutex<Vec<Option<Outcome>>>,
     moved: Condvar,
-    /// What packets come after, where the guest's page tables are merged.
+    /// Causal order of packets after changes of page tables, if the guest's page tables are merged.
     causal: OnceLock<Arc<Causal>>,
-    /// Where vCPUs enter the guest, if that has the clocks of several hosts.
-    turnstile: OnceLock<Arc<Turnstile>>,
+    /// TSC step barrier, if the VM spans several hosts.
+    barrier: OnceLock<Arc<TscStepBarrier>>,
 }
 
 impl Router {
-    /// For shard `me`, with vCPUs where `shards` says. `links` lead to the other shards; `desk` is the home's.
+    /// Creates the router of shard `me`. `shards` has the shard of each vCPU, `links` the channels to the
+    /// other shards. Only the home has `io_requests`.
     pub fn new(
         me: u8,
         shards: &[u8],
         links: Vec<Option<Sending>>,
-        desk: Option<mpsc::SyncSender<Job>>,
+        io_requests: Option<mpsc::SyncSender<IoRequest>>,
     ) -> Self {
         Self {
             me,
-            inboxes: shards.iter().map(|_| Inbox::default()).collect(),
-            owners: Owners::new(shards),
-            enabled: Mutex::new(Enabled::new(shards.len())),
+            event_slots: shards.iter().map(|_| EventSlot::default()).collect(),
+            owners: OwnerTable::new(shards),
+            enabled: Mutex::new(EnabledApics::new(shards.len())),
             links,
             startups: Mutex::new(vec![0; shards.len()]),
-            desk,
+            io_requests,
             orders: AtomicU64::new(0),
             moves: Mutex::new(vec![None; shards.len()]),
             moved: Condvar::new(),
             causal: OnceLock::new(),
-            turnstile: OnceLock::new(),
+            barrier: OnceLock::new(),
         }
     }
 
-    /// Has packets come after what the shard's processors changed in merged page tables, from now on.
-    pub fn follow(&self, causal: Arc<Causal>) {
-        // Said once.
+    /// Makes each later packet arrive after the changes that this shard's vCPUs have made to merged page
+    /// tables.
+    pub fn set_causal(&self, causal: Arc<Causal>) {
+        // It is set once.
         let _ = self.causal.set(causal);
     }
 
-    /// Has the vCPUs of this shard keep time with other hosts, from now on.
-    pub fn keep_time(&self, turnstile: Arc<Turnstile>) {
-        // Said once.
-        let _ = self.turnstile.set(turnstile);
+    /// Makes the vCPUs of this shard follow the clocks of other hosts.
+    pub fn set_tsc_step_barrier(&self, barrier: Arc<TscStepBarrier>) {
+        // It is set once.
+        let _ = self.barrier.set(barrier);
     }
 
-    /// Where vCPUs enter the guest, if that has the clocks of several hosts.
-    pub fn turnstile(&self) -> Option<&Arc<Turnstile>> {
-        self.turnstile.get()
+    /// Returns the TSC step barrier, if the VM spans several hosts.
+    pub fn tsc_step_barrier(&self) -> Option<&Arc<TscStepBarrier>> {
+        self.barrier.get()
     }
 
-    /// From now on the vCPUs of this shard add that to their host's counter.
+    /// Changes the TSC offset of the vCPUs of this shard to `offset`.
     ///
     /// # Errors
-    /// If the guest's time would go back, or if there is but one host.
+    /// Fails if the guest's time would go back, or if all shards are on one host.
     pub fn step(&self, offset: u64) -> Result<(), StepError> {
-        let turnstile = self.turnstile.get().ok_or(StepError::OneHost)?;
-        turnstile.step(offset, OUT_LIMIT, || {
-            self.inboxes.iter().for_each(Inbox::call_out);
+        let barrier = self.barrier.get().ok_or(StepError::OneHost)?;
+        barrier.step(offset, EXIT_TIMEOUT, || {
+            self.event_slots.iter().for_each(EventSlot::request_exit);
         })
     }
 
-    /// This shard.
+    /// Returns the index of this shard.
     pub fn me(&self) -> u8 {
         self.me
     }
 
-    /// The vCPU's inbox here; none for a number that no vCPU has.
-    pub fn inbox(&self, vcpu: u8) -> Option<&Inbox> {
-        self.inboxes.get(usize::from(vcpu))
+    /// Returns the vCPU's event slot in this shard; none for a number that no vCPU has.
+    pub fn event_slot(&self, vcpu: u8) -> Option<&EventSlot> {
+        self.event_slots.get(usize::from(vcpu))
     }
 
-    /// Where the vCPU is, as far as is known here.
+    /// Returns the owner of a vCPU as this shard knows it.
     pub fn owner(&self, vcpu: u8) -> Option<Owner> {
         self.owners.of(vcpu)
     }
 
-    /// Where all are.
+    /// Returns the shard of each vCPU.
     pub fn shards(&self) -> Vec<u8> {
         let count = u8::try_from(self.owners.count()).unwrap_or(u8::MAX);
         (0..count)
@@ -126,22 +128,22 @@ impl Router {
             .collect()
     }
 
-    /// The VM ends: nobody waits any more.
+    /// Wakes all waiters for good, as the VM ends.
     pub fn end(&self) {
-        self.inboxes.iter().for_each(Inbox::end);
+        self.event_slots.iter().for_each(EventSlot::end);
         self.links.iter().flatten().for_each(Sending::end);
         self.moved.notify_all();
     }
 
-    /// Sends a packet to another shard. One that does not exist gets nothing.
+    /// Sends a packet to another shard. A packet to a shard that does not exist is dropped.
     pub fn send(&self, shard: u8, packet: &Packet) {
         let Some(Some(link)) = self.links.get(usize::from(shard)) else {
             return;
         };
         if let Some(causal) = self.causal.get() {
-            // Whatever others send between the two, the channel keeps their order.
+            // Other threads may send between the two packets; the channel keeps their order.
             let batches = causal.before();
-            // With two, the other one has its own.
+            // With two shards the receiver has the count of its own.
             link.send(&match self.links.len() {
                 2 => Packet::After {
                     count: batches.of(usize::from(self.me)),
@@ -152,26 +154,29 @@ impl Router {
         link.send(packet);
     }
 
-    /// Delivers an interrupt to every vCPU that it is for; `from` sent it, if a vCPU did. Those to nobody are lost, as on a
-    /// real machine. An INIT is obeyed when this returns: what the same vCPU sends next must not overtake it.
+    /// Delivers an interrupt to all its target vCPUs. `from` is the vCPU that sent it, if one did. An
+    /// interrupt without a target is lost, as on a real machine. Returns after the targets of an INIT have
+    /// reset, since the next interrupt of the same vCPU must not overtake it.
     pub fn interrupt(&self, interrupt: &Interrupt, shorthand: Shorthand, from: Option<u8>) {
         let mut inits = 0;
-        if let (Some(inbox), Delivery::Init) = (from.and_then(|from| self.inbox(from)), interrupt.delivery) {
-            // Of INITs that were obeyed too late.
-            inbox.put(|mail| mail.obeyed = 0);
+        if let (Some(slot), Delivery::Init) =
+            (from.and_then(|from| self.event_slot(from)), interrupt.delivery)
+        {
+            // Clears the count of INITs that completed after their time limit.
+            slot.post(|events| events.inits_done = 0);
         }
-        let count = self.inboxes.len() as u32;
+        let count = self.event_slots.len() as u32;
         let enabled = lock(&self.enabled).now();
         let targets = apic::targets(interrupt, shorthand, from.map(u32::from), count, &enabled);
         for vcpu in targets.iter().filter_map(|vcpu| u8::try_from(vcpu).ok()) {
             match interrupt.delivery {
                 Delivery::Fixed | Delivery::LowestPriority => {
                     let (vector, level) = (interrupt.vector, interrupt.level);
-                    self.bring(vcpu, Packet::Interrupt { vcpu, vector, level });
+                    self.route(vcpu, Packet::Interrupt { vcpu, vector, level });
                 }
-                Delivery::Nmi => self.bring(vcpu, Packet::Nmi { vcpu }),
+                Delivery::Nmi => self.route(vcpu, Packet::Nmi { vcpu }),
                 Delivery::Init => {
-                    // One that resets itself can't wait for that.
+                    // A vCPU that resets itself cannot wait for that.
                     let shard = self.me;
                     let from = from
                         .filter(|from| *from != vcpu)
@@ -189,71 +194,74 @@ impl Router {
                 Delivery::Smi | Delivery::External => {}
             }
         }
-        if let (Some(inbox), 1..) = (from.and_then(|from| self.inbox(from)), inits) {
-            // Two that reset one another would wait for ever, a guest's own fault.
-            let _ = inbox.wait_for(Some(INIT_LIMIT), |mail| {
-                let all = mail.obeyed >= inits;
-                all.then(|| mail.obeyed = 0)
+        if let (Some(slot), 1..) = (from.and_then(|from| self.event_slot(from)), inits) {
+            // Two vCPUs that reset each other, a fault of the guest, would otherwise wait for ever.
+            let _ = slot.wait_for(Some(INIT_TIMEOUT), |events| {
+                let all = events.inits_done >= inits;
+                all.then(|| events.inits_done = 0)
             });
         }
     }
 
-    /// A vCPU of this shard has obeyed the INIT of another, which is told where it waits: what is known here of its place may
-    /// be old, and nobody would send this on.
-    pub fn obeyed(&self, by: u8, version: u64, waiter: Waiter) {
+    /// Reports that vCPU `by` of this shard has completed the INIT of another. The report goes to the shard
+    /// recorded in `waiter`: the owner table may be stale, and no shard forwards this report.
+    pub fn report_init_done(&self, by: u8, version: u64, waiter: Waiter) {
         let Waiter { vcpu, shard } = waiter;
         let packet = Packet::Obeyed { vcpu, by, version };
         if shard == self.me {
-            self.put(vcpu, packet);
+            self.post(vcpu, packet);
         } else {
             self.send(shard, &packet);
         }
     }
 
-    /// A vCPU of this shard, which has moved `version` times, has enabled or disabled its interrupt controller.
-    pub fn enabled(&self, vcpu: u8, version: u64, is_enabled: bool) {
-        lock(&self.enabled).learn(vcpu, version, is_enabled);
-        self.tell_all(&Packet::Enabled {
+    /// Reports that a vCPU of this shard, after `version` moves, has enabled or disabled its local APIC.
+    pub fn report_enabled(&self, vcpu: u8, version: u64, is_enabled: bool) {
+        lock(&self.enabled).update(vcpu, version, is_enabled);
+        self.broadcast(&Packet::Enabled {
             vcpu,
             version,
             is_enabled,
         });
     }
 
-    /// A vCPU accesses a device from a shard that has none; none when the VM ends first.
-    pub fn access(&self, vcpu: u8, access: Access) -> Option<Answer> {
+    /// Performs an access of a vCPU to a device of the home, and returns the reply; none when the VM ends
+    /// first.
+    pub fn access(&self, vcpu: u8, access: Access) -> Option<DeviceReply> {
         self.send(HOME, &Packet::Access { vcpu, access });
-        self.inbox(vcpu)?.wait_for(None, |mail| mail.answer.take())
+        self.event_slot(vcpu)?
+            .wait_for(None, |events| events.reply.take())
     }
 
-    /// A level-triggered interrupt has been served.
+    /// Reports the end of a level-triggered interrupt.
     pub fn end_of_interrupt(&self, vector: u8) {
         if self.me == HOME {
-            self.give_desk(Job::EndOfInterrupt { vector });
+            self.submit_io(IoRequest::EndOfInterrupt { vector });
         } else {
             self.send(HOME, &Packet::EndOfInterrupt { vector });
         }
     }
 
-    /// A vCPU has left for another shard.
+    /// Records that a vCPU has left for another shard.
     pub fn departed(&self, vcpu: u8, owner: Owner) {
-        self.owners.learn(vcpu, owner);
+        self.owners.update(vcpu, owner);
     }
 
-    /// A vCPU has come here, or back, or could not leave.
+    /// Records and reports that a vCPU has arrived, has returned, or could not leave.
     pub fn arrived(&self, vcpu: u8, outcome: Outcome) {
-        self.owners.learn(
+        self.owners.update(
             vcpu,
             Owner {
                 shard: self.me,
                 version: outcome.version,
             },
         );
-        self.note_move(vcpu, outcome);
-        self.tell_all(&Packet::Owner { vcpu, outcome });
+        self.record_outcome(vcpu, outcome);
+        self.broadcast(&Packet::Owner { vcpu, outcome });
     }
 
-    /// Moves a vCPU to a shard, and waits for the outcome until `deadline`, or until `is_over`. The home's.
+    /// Migrates a vCPU to a shard, and blocks until its outcome, `deadline`, or `is_over`. Only the home
+    /// calls it.
     pub fn move_vcpu(
         &self,
         vcpu: u8,
@@ -261,15 +269,15 @@ impl Router {
         deadline: Instant,
         mut is_over: impl FnMut() -> bool,
     ) -> Option<Outcome> {
-        const LOOK: Duration = Duration::from_millis(20);
+        const MOVE_POLL_INTERVAL: Duration = Duration::from_millis(20);
         let number = 1 + self.orders.fetch_add(1, Ordering::Relaxed);
         let order = MoveOrder { to, number };
-        self.bring(vcpu, Packet::Leave { vcpu, order });
+        self.route(vcpu, Packet::Leave { vcpu, order });
         let mut moves = lock(&self.moves);
         loop {
-            // An order before may have been given up, and come out now.
-            let heard = *moves.get(usize::from(vcpu))?;
-            if let Some(outcome) = heard.filter(|outcome| outcome.order == number) {
+            // The outcome may be that of an earlier order, which its caller has given up.
+            let last = *moves.get(usize::from(vcpu))?;
+            if let Some(outcome) = last.filter(|outcome| outcome.order == number) {
                 return Some(outcome);
             }
             if is_over() || Instant::now() >= deadline {
@@ -277,14 +285,14 @@ impl Router {
             }
             moves = self
                 .moved
-                .wait_timeout(moves, LOOK)
+                .wait_timeout(moves, MOVE_POLL_INTERVAL)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
     }
 
-    /// A packet has come from `from`. Never sends.
-    pub fn heard(&self, from: u8, packet: Packet) {
+    /// Receives a packet from shard `from`. Never sends.
+    pub fn receive(&self, from: u8, packet: Packet) {
         match packet {
             Packet::After { count } => self.after(from, &Batches::only(usize::from(from), count)),
             Packet::AfterAll { batches } => self.after(from, &batches),
@@ -293,47 +301,47 @@ impl Router {
             | Packet::Numbered { vcpu, .. }
             | Packet::Answer { vcpu, .. }
             | Packet::Leave { vcpu, .. }
-            | Packet::Arrive { vcpu, .. } => self.put(vcpu, packet),
+            | Packet::Arrive { vcpu, .. } => self.post(vcpu, packet),
             Packet::Obeyed { vcpu, by, version } => {
-                self.owners.learn(by, Owner { shard: from, version });
-                self.put(vcpu, packet);
+                self.owners.update(by, Owner { shard: from, version });
+                self.post(vcpu, packet);
             }
             Packet::Startup { vcpu, startup } => self.number(vcpu, startup),
             Packet::Enabled {
                 vcpu,
                 version,
                 is_enabled,
-            } => lock(&self.enabled).learn(vcpu, version, is_enabled),
-            Packet::EndOfInterrupt { vector } => self.give_desk(Job::EndOfInterrupt { vector }),
-            Packet::Access { vcpu, access } => self.give_desk(Job::Access { from, vcpu, access }),
-            Packet::Doorbell { access } => self.give_desk(Job::Doorbell { access }),
+            } => lock(&self.enabled).update(vcpu, version, is_enabled),
+            Packet::EndOfInterrupt { vector } => self.submit_io(IoRequest::EndOfInterrupt { vector }),
+            Packet::Access { vcpu, access } => self.submit_io(IoRequest::Access { from, vcpu, access }),
+            Packet::Doorbell { access } => self.submit_io(IoRequest::Doorbell { access }),
             Packet::Owner { vcpu, outcome } => {
                 let version = outcome.version;
-                self.owners.learn(vcpu, Owner { shard: from, version });
-                self.note_move(vcpu, outcome);
+                self.owners.update(vcpu, Owner { shard: from, version });
+                self.record_outcome(vcpu, outcome);
             }
         }
     }
 
-    /// What shard `from` sends next comes after so many changes of page tables: waits until they are here.
+    /// Blocks until this shard has the changes of page tables that precede the next packet of shard `from`.
     fn after(&self, from: u8, batches: &Batches) {
         if let Some(causal) = self.causal.get() {
             causal.after(usize::from(from), batches);
         }
     }
 
-    /// Puts what a packet brings into the vCPU's inbox, or sends it to where the vCPU is.
-    fn bring(&self, vcpu: u8, packet: Packet) {
+    /// Posts the event in a packet to the vCPU's slot, or sends the packet to the vCPU's owner.
+    fn route(&self, vcpu: u8, packet: Packet) {
         match self.owners.of(vcpu) {
-            Some(owner) if owner.shard == self.me => self.put(vcpu, packet),
+            Some(owner) if owner.shard == self.me => self.post(vcpu, packet),
             Some(owner) => self.send(owner.shard, &packet),
             None => {}
         }
     }
 
-    fn put(&self, vcpu: u8, packet: Packet) {
-        if let Some(inbox) = self.inbox(vcpu) {
-            inbox.put(|mail| mail.put(packet));
+    fn post(&self, vcpu: u8, packet: Packet) {
+        if let Some(slot) = self.event_slot(vcpu) {
+            slot.post(|events| events.add(packet));
         }
     }
 
@@ -345,7 +353,7 @@ impl Router {
         }
     }
 
-    /// Numbers one, for the vCPU's thread here to take or to send on.
+    /// Numbers an INIT or start-up interrupt, which the vCPU's thread here takes or forwards.
     fn number(&self, vcpu: u8, startup: Startup) {
         let number = {
             let mut startups = lock(&self.startups);
@@ -355,7 +363,7 @@ impl Router {
             *count += 1;
             *count
         };
-        self.put(
+        self.post(
             vcpu,
             Packet::Numbered {
                 vcpu,
@@ -365,7 +373,7 @@ impl Router {
         );
     }
 
-    fn note_move(&self, vcpu: u8, outcome: Outcome) {
+    fn record_outcome(&self, vcpu: u8, outcome: Outcome) {
         if let Some(last) = lock(&self.moves).get_mut(usize::from(vcpu))
             && last.is_none_or(|last| last.order < outcome.order)
         {
@@ -374,14 +382,14 @@ impl Router {
         self.moved.notify_all();
     }
 
-    fn give_desk(&self, job: Job) {
-        if let Some(desk) = &self.desk {
-            // It ends with the VM.
-            let _ = desk.send(job);
+    fn submit_io(&self, request: IoRequest) {
+        if let Some(io_requests) = &self.io_requests {
+            // The server ends with the VM.
+            let _ = io_requests.send(request);
         }
     }
 
-    fn tell_all(&self, packet: &Packet) {
+    fn broadcast(&self, packet: &Packet) {
         for link in self.links.iter().flatten() {
             link.send(packet);
         }
@@ -389,13 +397,13 @@ impl Router {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is whole, whoever panicked.
+    // Each change is complete, so a panic of another thread left no partial one.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests;
-/// The same tests, with the channels that lead to other hosts.
+/// The same tests with the channels between hosts.
 #[cfg(test)]
 #[path = "router/tests.rs"]
 #[expect(clippy::duplicate_mod, reason = "each kind of channel must do the same")]

@@ -1,51 +1,52 @@
 //! INIT and start-up interrupts to one vCPU, in the order in which they were sent.
 //!
-//! They take different ways when the vCPU moves meanwhile, and a start-up that overtook its INIT would be ignored. So the home
-//! numbers them, and here the numbers are put in order again. An INIT makes what came before it meaningless, so it waits for
-//! nothing, and what is held is bounded whatever the guest sends.
+//! They take different routes when the vCPU migrates meanwhile, and a start-up interrupt that overtook its
+//! INIT would be ignored. So the home numbers them, and the receiver restores the order. An INIT makes
+//! earlier ones meaningless, so it waits for none. So the number that is held is bounded whatever the guest
+//! sends.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The vCPU that sent an INIT, and waits until it is done.
+/// The vCPU that sent an INIT and blocks until its target has reset.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Waiter {
-    /// Which.
+    /// Number of the vCPU.
     pub vcpu: u8,
-    /// The shard where it waits, and so doesn't leave.
+    /// Shard where it blocks; the vCPU does not leave that shard meanwhile.
     pub shard: u8,
 }
 
-/// One of them.
+/// An INIT or start-up interrupt.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Startup {
-    /// Reset, and wait.
+    /// Reset, then wait for a start-up interrupt.
     Init {
-        /// Who is told when it is done.
+        /// The vCPU that blocks until the reset, if any.
         from: Option<Waiter>,
     },
-    /// Start in real mode at this page.
+    /// Start in real mode at a page.
     Start {
-        /// The page's number.
+        /// Number of the 4-KiB page.
         page: u8,
     },
 }
 
-/// How many are held that wait for earlier ones.
+/// Largest number of start-up interrupts that wait for earlier ones.
 const HELD_MAX: usize = 64;
 
-/// Those that came and were not taken.
+/// INIT and start-up interrupts that have arrived and were not taken.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Startups {
-    /// Everything up to this number is done or meaningless. Numbers start at 1.
+    /// All up to this number were taken or are meaningless. Numbers start at 1.
     done: u64,
     held: BTreeMap<u64, Startup>,
 }
 
 impl Startups {
-    /// One has come.
-    pub fn put(&mut self, number: u64, startup: Startup) {
+    /// Inserts an interrupt by its number.
+    pub fn insert(&mut self, number: u64, startup: Startup) {
         if number <= self.done {
             return;
         }
@@ -53,37 +54,37 @@ impl Startups {
             self.held.retain(|held, _| *held > number);
             self.done = number - 1;
         } else if self.held.len() >= HELD_MAX {
-            // Only a guest that sends dozens at once to a CPU gets here. The next INIT mends it.
+            // Only a guest that sends dozens at once to a CPU gets here. The next INIT recovers.
             return;
         }
         self.held.insert(number, startup);
     }
 
-    /// Those that came elsewhere after these.
+    /// Adds interrupts that arrived in another shard.
     pub fn join(&mut self, others: Self) {
-        // What is done there need not be waited for here.
+        // Interrupts taken in the other shard are not waited for here.
         if others.done > self.done {
             self.done = others.done;
             self.held.retain(|number, _| *number > others.done);
         }
         for (number, startup) in others.held {
-            self.put(number, startup);
+            self.insert(number, startup);
         }
     }
 
-    /// The next, if it is here.
+    /// Takes the next interrupt in order, if it has arrived.
     pub fn take(&mut self) -> Option<Startup> {
         let startup = self.held.remove(&(self.done + 1))?;
         self.done += 1;
         Some(startup)
     }
 
-    /// All, to send on.
+    /// Takes all held interrupts with their numbers, to forward them.
     pub fn drain(&mut self) -> impl Iterator<Item = (u64, Startup)> + use<> {
         std::mem::take(&mut self.held).into_iter()
     }
 
-    /// Whether none is held.
+    /// Returns whether none is held.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
@@ -102,10 +103,13 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of arrival: what is taken is in the order of sending, from the last INIT on nothing is missing,
-        /// and nothing comes twice.
+        /// For every order of arrival, interrupts are taken in the order of sending. From the last INIT on
+        /// none is missing, and none is taken twice.
         #[test]
-        fn order_is_that_of_sending(sent in prop::collection::vec(startup(), 1..40), seed in any::<u64>()) {
+        fn startups_are_taken_in_sending_order_from_the_last_init(
+            sent in prop::collection::vec(startup(), 1..40),
+            seed in any::<u64>(),
+        ) {
             let mut arrivals: Vec<_> = (1_u64..).zip(sent.iter().copied()).collect();
             let mut state = seed;
             for last in (1..arrivals.len()).rev() {
@@ -114,7 +118,7 @@ mod tests {
             }
             let (mut startups, mut taken) = (Startups::default(), Vec::new());
             for (number, startup) in arrivals {
-                startups.put(number, startup);
+                startups.insert(number, startup);
                 while let Some(startup) = startups.take() {
                     taken.push(startup);
                 }
@@ -127,15 +131,15 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_is_bounded_and_an_init_mends_it() {
+    fn startup_flood_is_bounded_and_the_next_init_recovers() {
         let mut startups = Startups::default();
         for number in 2..1000 {
-            startups.put(number, Startup::Start { page: 1 });
+            startups.insert(number, Startup::Start { page: 1 });
         }
         assert!(startups.held.len() <= HELD_MAX);
         assert_eq!(startups.take(), None);
-        startups.put(1000, INIT);
-        startups.put(1001, Startup::Start { page: 7 });
+        startups.insert(1000, INIT);
+        startups.insert(1001, Startup::Start { page: 7 });
         assert_eq!(startups.take(), Some(INIT));
         assert_eq!(startups.take(), Some(Startup::Start { page: 7 }));
         assert_eq!(startups.take(), None);

@@ -1,7 +1,8 @@
-//! A vCPU's alarm: kicks its thread out of the guest when its interrupt controller's timer expires.
+//! Alarm of a vCPU: kicks its thread out of the guest when its APIC timer expires.
 //!
-//! Guests set most timers later again before they expire: a time-out is cancelled, an idle CPU stops its tick and then halts.
-//! So an alarm that goes off too early is left as it is, and costs one exit if the vCPU still runs then.
+//! Guests move most timers to a later time before they expire: a time-out is cancelled, or an idle CPU stops
+//! its tick and then halts. So an alarm that would expire too early is left armed. It costs one exit if the
+//! vCPU still runs then.
 
 use std::io;
 use std::time::Duration;
@@ -9,20 +10,20 @@ use std::time::Duration;
 use super::clock::monotonic_ns;
 use crate::kick;
 
-/// How late an alarm may go off: the guest's time and the clock do not run alike, so what is left of the same time comes out
-/// otherwise at each look. About what it costs to set it.
-const LATE_NS: u64 = 1_000;
+/// Permitted lateness of an alarm, nanoseconds: about the cost of arming it. The guest's clock and the host's
+/// differ, so each conversion of the same deadline gives another value.
+const SLACK_NS: u64 = 1_000;
 
-/// A timer of the kernel's (timer_create(2)) that signals the thread that made it.
+/// A kernel timer (timer_create(2)) that signals the thread that created it.
 #[derive(Debug)]
 pub struct Alarm {
     id: libc::c_int,
-    /// When it goes off, or went off, by the clock.
-    goes_off_ns: u64,
+    /// Expiry by the monotonic clock, nanoseconds; in the past if it has expired.
+    expires_ns: u64,
 }
 
 impl Alarm {
-    /// One for the calling thread, not set.
+    /// Creates an alarm for the calling thread, not armed.
     pub fn new() -> io::Result<Self> {
         // SAFETY: zero is a valid value of this structure of the kernel's.
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
@@ -41,21 +42,22 @@ impl Alarm {
             )
         };
         if made == 0 {
-            Ok(Self { id, goes_off_ns: 0 })
+            Ok(Self { id, expires_ns: 0 })
         } else {
             Err(io::Error::last_os_error())
         }
     }
 
-    /// It is to go off a time `left` from now. It may do so earlier, so who still waits then sets it again.
+    /// Arms the alarm for `left` from now. It may expire earlier, so a vCPU that still needs it then arms it
+    /// again.
     pub fn set(&mut self, left: Duration) {
         let now = monotonic_ns();
         let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
         let due_ns = now.saturating_add(left_ns);
-        if serves(self.goes_off_ns, now, due_ns) {
+        if is_good_enough(self.expires_ns, now, due_ns) {
             return;
         }
-        // Zero would turn it off.
+        // Zero would disarm the timer.
         let left = left.max(Duration::from_nanos(1));
         let value = libc::itimerspec {
             it_interval: libc::timespec {
@@ -67,7 +69,7 @@ impl Alarm {
                 tv_nsec: left.subsec_nanos().into(),
             },
         };
-        // SAFETY: the timer is ours; the value lives through the call. It can't fail with sound values.
+        // SAFETY: the timer is this structure's; the value lives through the call. Valid values cannot fail.
         unsafe {
             libc::syscall(
                 libc::SYS_timer_settime,
@@ -77,18 +79,18 @@ impl Alarm {
                 std::ptr::null_mut::<libc::itimerspec>(),
             )
         };
-        self.goes_off_ns = due_ns;
+        self.expires_ns = due_ns;
     }
 }
 
-/// Whether an alarm that goes off then is as good as one for `due_ns`.
-fn serves(goes_off_ns: u64, now_ns: u64, due_ns: u64) -> bool {
-    now_ns < goes_off_ns && goes_off_ns <= due_ns.saturating_add(LATE_NS)
+/// Returns whether an alarm that expires at `expires_ns` serves for the deadline `due_ns`.
+fn is_good_enough(expires_ns: u64, now_ns: u64, due_ns: u64) -> bool {
+    now_ns < expires_ns && expires_ns <= due_ns.saturating_add(SLACK_NS)
 }
 
 impl Drop for Alarm {
     fn drop(&mut self) {
-        // SAFETY: the timer is ours.
+        // SAFETY: the timer is this structure's.
         unsafe { libc::syscall(libc::SYS_timer_delete, self.id) };
     }
 }
@@ -98,13 +100,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alarm_serves_that_has_not_gone_off_and_is_not_late() {
-        // None was set, or it went off.
-        assert!(!serves(0, 5_000, 9_000));
-        assert!(!serves(5_000, 5_000, 9_000));
-        for goes_off in [5_001, 8_000, 9_000, 9_000 + LATE_NS] {
-            assert!(serves(goes_off, 5_000, 9_000), "{goes_off}");
+    fn armed_alarm_is_kept_unless_expired_or_too_late() {
+        // No alarm was armed, or it has expired.
+        assert!(!is_good_enough(0, 5_000, 9_000));
+        assert!(!is_good_enough(5_000, 5_000, 9_000));
+        for goes_off in [5_001, 8_000, 9_000, 9_000 + SLACK_NS] {
+            assert!(is_good_enough(goes_off, 5_000, 9_000), "{goes_off}");
         }
-        assert!(!serves(9_001 + LATE_NS, 5_000, 9_000));
+        assert!(!is_good_enough(9_001 + SLACK_NS, 5_000, 9_000));
     }
 }

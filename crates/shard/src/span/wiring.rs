@@ -1,4 +1,4 @@
-//! The devices' interrupts where the interrupt controllers are ours.
+//! Routes of device interrupts where the interrupt controllers are this crate's.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,12 +10,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::desk::IoApicDevice;
+use super::ioapic::IoApicDevice;
 use super::router::Router;
 use crate::arch::x86_64::layout::IOAPIC_PINS;
 use crate::interrupt::{Message, Route, Wiring};
 
-/// Messages go straight to the router; pins through the IOAPIC; doorbells are KVM's, as everywhere.
+/// Wiring of the home: messages go to the router and pins to the IOAPIC. KVM serves doorbells, as in plain
+/// VMs.
 pub struct SpanWiring {
     vm: Arc<VmFd>,
     router: Arc<Router>,
@@ -24,7 +25,7 @@ pub struct SpanWiring {
 }
 
 impl SpanWiring {
-    /// For the home's VM.
+    /// Creates the wiring of the home's VM.
     pub fn new(vm: Arc<VmFd>, router: Arc<Router>) -> Self {
         Self {
             vm,
@@ -34,7 +35,7 @@ impl SpanWiring {
         }
     }
 
-    /// The event files that are bound to pins, for [`watch_pins`].
+    /// Takes the event files that are bound to pins, for [`watch_pins`].
     pub fn take_pins(&self) -> Vec<(EventFd, u8)> {
         std::mem::take(&mut *lock(&self.pins))
     }
@@ -82,7 +83,7 @@ impl Wiring for SpanWiring {
     }
 }
 
-/// Pulses a pin whenever its event file is written. Ends with the process.
+/// Pulses a pin whenever its event file is written. Runs until the process ends.
 pub fn watch_pins(pins: &[(EventFd, u8)], ioapic: &IoApicDevice) {
     // SAFETY: each descriptor is open as long as its event file, which the caller keeps.
     let borrow = |event: &EventFd| unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
@@ -93,7 +94,7 @@ pub fn watch_pins(pins: &[(EventFd, u8)], ioapic: &IoApicDevice) {
             .collect();
         match poll(&mut files, PollTimeout::NONE) {
             Ok(_) | Err(nix::Error::EINTR) => {}
-            // Of open files it fails for no other reason.
+            // For open files it fails for no other reason.
             Err(_) => return,
         }
         for ((event, pin), file) in pins.iter().zip(&files) {

@@ -12,7 +12,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::device::{Activation, DeviceError, Interrupt};
-use crate::gate::Gate;
+use crate::quiescer::Quiescer;
 use crate::sandbox::{ThreadKind, Threads};
 
 /// Something a handler must look at.
@@ -106,10 +106,10 @@ impl Worker {
         sources
             .epoll
             .add(control_fd, EpollEvent::new(EpollFlags::EPOLLIN, CONTROL_TOKEN))?;
-        let gate = threads.gate().clone();
+        let quiescer = threads.quiescer().clone();
         let thread = threads.spawn(kind, name, move || {
             Loop {
-                gate,
+                quiescer,
                 handler,
                 sources,
                 inbox,
@@ -171,7 +171,7 @@ struct Running {
 }
 
 struct Loop<H> {
-    gate: Arc<Gate>,
+    quiescer: Arc<Quiescer>,
     handler: H,
     sources: Sources,
     inbox: mpsc::Receiver<Command>,
@@ -238,8 +238,8 @@ impl<H: Handler> Loop<H> {
                 return;
             }
         }
-        let gate = self.gate.clone();
-        let _working = gate.work();
+        let quiescer = self.quiescer.clone();
+        let _working = quiescer.work();
         if let Err(error) = self.handler.start(activation, &self.sources) {
             self.fail(&error);
         }
@@ -273,8 +273,8 @@ impl<H: Handler> Loop<H> {
         if self.running.is_none() {
             return;
         }
-        let gate = self.gate.clone();
-        let _working = gate.work();
+        let quiescer = self.quiescer.clone();
+        let _working = quiescer.work();
         if let Err(error) = self.handler.handle(event, &self.sources) {
             self.fail(&error);
         }

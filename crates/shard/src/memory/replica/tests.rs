@@ -379,11 +379,11 @@ fn routers(coherence: &[&'static Coherence]) -> Vec<Arc<Router>> {
     let router = |(me, links)| Arc::new(Router::new(me, &places, links, None));
     let routers: Vec<_> = (0..).zip(ways).map(router).collect();
     for (router, coherence) in routers.iter().zip(coherence) {
-        router.follow(coherence.causal().expect("it merges page tables"));
+        router.set_causal(coherence.causal().expect("it merges page tables"));
     }
     for (from, to, receiving) in heard {
         let router = routers[to].clone();
-        thread::spawn(move || receiving.run(|packet| router.heard(from as u8, packet)));
+        thread::spawn(move || receiving.run(|packet| router.receive(from as u8, packet)));
     }
     routers
 }
@@ -399,16 +399,16 @@ fn packets_of_three_shards_come_after_page_tables_and_one_that_can_not_ends_the_
     let routers = routers(&coherence);
     for (from, to) in [(0, 1), (1, 2), (2, 0), (2, 1)] {
         routers[from].send(to, &Packet::Nmi { vcpu: to });
-        let inbox = routers[usize::from(to)].inbox(to).expect("its own");
-        let nmis = inbox.wait_for(None, |mail| {
-            Some(mail.signals.nmis.take()).filter(|nmis| *nmis > 0)
+        let slot = routers[usize::from(to)].event_slot(to).expect("its own");
+        let nmis = slot.wait_for(None, |events| {
+            Some(events.signals.nmis.take()).filter(|nmis| *nmis > 0)
         });
         assert_eq!(nmis, Some(1), "from {from} to {to}");
     }
     // Shard 1 says that shard 2 has sent more than can be.
     let batches = Batches::only(2, 1 << 30);
-    let told = routers[0].clone();
-    let hears = thread::spawn(move || told.heard(1, Packet::AfterAll { batches }));
+    let router = routers[0].clone();
+    let hears = thread::spawn(move || router.receive(1, Packet::AfterAll { batches }));
     let cause = cause(&shards[0].2);
     let Some(Ending::ShardFailed { detail }) = cause else {
         panic!("{cause:?}");

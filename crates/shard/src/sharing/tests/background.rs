@@ -26,9 +26,9 @@ fn chosen_copies_that_are_overwritten_or_given_up_are_left_alone() {
     vm.read(&[(AT, 32 * PAGE_BYTES)], 0);
     let (mapper, situations) = (vm.mapper.clone(), vm.disk.situations.clone());
     let mut background = Background::open(mapper, situations, vec![Share::Deferred]);
-    let gate = Gate::new();
+    let quiescer = Quiescer::new();
     background.age();
-    assert!(background.step(&gate).more);
+    assert!(background.step(&quiescer).more);
     assert_eq!((vm.counted("mapped_later"), vm.counted("candidates")), (0, 32));
     // The guest writes one, reads another anew, and gives a third up.
     vm.ram
@@ -38,7 +38,7 @@ fn chosen_copies_that_are_overwritten_or_given_up_are_left_alone() {
     let given_up = FIRST + 20;
     vm.mapper.release(given_up..given_up + 1).unwrap();
     for _ in 0..9 {
-        background.step(&gate);
+        background.step(&quiescer);
     }
     assert_eq!((vm.counted("mapped_later"), vm.counted("changed")), (29, 1));
     assert_eq!(vm.counted("candidates"), 1, "the page read anew");
@@ -63,10 +63,10 @@ fn a_lone_page_waits_until_memory_is_short() {
         "this test needs a host that is not short of memory"
     );
     let mut background = Background::open(mapper, situations.clone(), vec![Share::Adaptive]);
-    let gate = Gate::new();
+    let quiescer = Quiescer::new();
     let mut round = || {
         background.age();
-        while background.step(&gate).more {}
+        while background.step(&quiescer).more {}
     };
     round();
     assert_eq!((vm.counted("mapped_later"), vm.counted("candidates")), (8, 1));
@@ -126,7 +126,7 @@ fn written_mappings_become_plain_memory_again() {
             .unwrap();
     }
     let background = Background::open(vm.mapper.clone(), vm.disk.situations.clone(), Vec::new());
-    background.trim(&Gate::new()).unwrap();
+    background.trim(&Quiescer::new()).unwrap();
     assert_eq!(vm.counted("restored"), 8);
     let mut expected = image_bytes()[..8 * 4096].to_vec();
     (0..8).for_each(|page| expected[page * 4096 + 9] = page as u8);

@@ -19,8 +19,8 @@ fn thaw(frozen: &Frozen, image: &File) -> Vm {
 
 impl Vm {
     fn freeze(&self) -> Frozen {
-        let gate = Gate::new();
-        let frozen = self.mapper.freeze(&gate.pause().unwrap()).unwrap();
+        let quiescer = Quiescer::new();
+        let frozen = self.mapper.freeze(&quiescer.pause().unwrap()).unwrap();
         frozen.files.iter().for_each(|file| seal_in_time(file));
         frozen
     }

@@ -18,9 +18,9 @@ use super::mapper::Mapper;
 use super::pages::PAGE_BYTES;
 use super::{Background, DiskSharing, Situations};
 use crate::arch::x86_64::layout::Layout;
-use crate::gate::Gate;
 use crate::launch::{MemoryLaunch, Pages, Share};
 use crate::memory::{self, GuestRam};
+use crate::quiescer::Quiescer;
 
 const RAM_BYTES: u64 = 64 << 20;
 /// Guest pages from here on are played with.
@@ -132,7 +132,7 @@ impl Vm {
     fn background(&self, share: Share, done: impl Fn(&Self) -> bool) {
         let background = Background::open(self.mapper.clone(), self.disk.situations.clone(), vec![share]);
         let (stop, stopped) = mpsc::channel();
-        let thread = std::thread::spawn(move || background.run(&Gate::new(), &stopped));
+        let thread = std::thread::spawn(move || background.run(&Quiescer::new(), &stopped));
         let deadline = Instant::now() + Duration::from_secs(20);
         while !done(self) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));

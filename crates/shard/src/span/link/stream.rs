@@ -1,9 +1,9 @@
-//! The channel between two shards of different hosts: packets on one stream socket, each behind its length.
+//! Channel between two shards of different hosts: packets on one stream socket, each after its length.
 //!
-//! Who sends writes what the socket takes at once. The rest is queued, and written in order by a thread of the channel's own,
-//! so a vCPU waits for no network: only for room, when [`QUEUE_BYTES_MAX`] are queued. The socket is whatever the monitor has
-//! connected: TCP, or a socket to the monitor, which encrypts. Only `read`, `write` and `poll` are used, which every kind of
-//! thread may call.
+//! A sender writes as much as the socket accepts at once. The rest is queued, and a thread of the channel
+//! writes it in order. So a vCPU does not wait for the network; it waits for room only, when
+//! [`QUEUE_BYTES_MAX`] are queued. The monitor has connected the socket: to TCP, or to itself, which
+//! encrypts. Only `read`, `write` and `poll` are used, which every kind of thread may call.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,53 +17,56 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::super::packet::Packet;
 use super::{PACKET_BYTES_MAX, encoded};
 
-/// Bytes that wait to be written; then who sends more waits. Some vCPUs that travel, or some ten thousand interrupts.
+/// Queued bytes at which a sender blocks: a few migrating vCPUs, or some ten thousand interrupts.
 const QUEUE_BYTES_MAX: usize = 256 << 10;
-/// Bytes written or read at once, at most.
+/// Largest write or read, bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// A packet's length goes before it.
+/// Size of the length before each packet, bytes.
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// The sending half. Dropped, what is queued is still written. The channel ends when the other half is dropped, too: whichever
-/// thread is the last, closing is what all of them may.
+/// Sending half. Queued bytes are still written after it is dropped. The socket closes when the receiving
+/// half is dropped, too; every kind of thread may close it.
 #[derive(Debug)]
 pub struct ToStream(Arc<Shared>);
 
-/// What writes the queue out.
+/// Writer of the queue to the socket.
 #[derive(Debug)]
 pub struct Writer(Arc<Shared>);
 
-/// The receiving half.
+/// Receiving half.
 #[derive(Debug)]
-pub struct FromStream(BufReader<Patient>);
+pub struct FromStream(BufReader<BlockingReader>);
 
 #[derive(Debug)]
 struct Shared {
     socket: File,
     queue: Mutex<Queue>,
-    /// There is something to write, or it is over.
+    /// Bytes were queued, or the channel ends.
     filled: Condvar,
-    /// There is room, or it is over.
+    /// The queue has room, or the channel ends.
     emptied: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     bytes: VecDeque<u8>,
-    /// The writer has taken some that come before these.
+    /// The writer holds bytes that precede these.
     is_writing: bool,
-    /// Nothing more will be sent.
+    /// The sending half was dropped.
     is_closing: bool,
-    /// The other side takes nothing any more.
+    /// The peer is lost.
     is_lost: bool,
 }
 
-/// Both halves of the channel on a connected stream socket.
+/// Opens a channel on a connected stream socket.
+///
+/// # Errors
+/// Fails if the socket cannot be made non-blocking or duplicated.
 pub fn open(socket: File) -> io::Result<(ToStream, Writer, FromStream)> {
-    // Of the open socket, so for both directions.
+    // The flag belongs to the open socket, so it holds for both directions.
     let flags = OFlag::from_bits_truncate(fcntl(&socket, FcntlArg::F_GETFL)?);
     fcntl(&socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-    let incoming = BufReader::with_capacity(CHUNK_BYTES, Patient(socket.try_clone()?));
+    let incoming = BufReader::with_capacity(CHUNK_BYTES, BlockingReader(socket.try_clone()?));
     let shared = Arc::new(Shared {
         socket,
         queue: Mutex::default(),
@@ -74,7 +77,7 @@ pub fn open(socket: File) -> io::Result<(ToStream, Writer, FromStream)> {
 }
 
 impl ToStream {
-    /// Sends a packet. Once the other side is lost, packets are dropped.
+    /// Sends a packet. After the peer is lost, packets are dropped.
     pub fn send(&self, packet: &Packet) {
         let mut room = [0; 256];
         encoded::<LENGTH_BYTES>(packet, &mut room, |frame| {
@@ -85,7 +88,7 @@ impl ToStream {
         });
     }
 
-    /// Drops what is queued, and lets those go who wait for room.
+    /// Drops the queue and wakes all senders that wait for room.
     pub fn end(&self) {
         self.0.lose(&mut self.0.lock());
     }
@@ -106,7 +109,7 @@ impl Shared {
             queue = self.emptied.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         let mut sent = 0;
-        // Nothing may overtake what was queued before.
+        // A new packet must not overtake queued bytes.
         while queue.bytes.is_empty() && !queue.is_writing && !queue.is_lost && sent < frame.len() {
             match (&self.socket).write(&frame[sent..]) {
                 Ok(count) => sent += count,
@@ -121,7 +124,7 @@ impl Shared {
         }
     }
 
-    /// The receiver finds that out by itself, and says it.
+    /// Marks the peer as lost. The receiver detects and reports that by itself.
     fn lose(&self, queue: &mut Queue) {
         queue.is_lost = true;
         queue.bytes.clear();
@@ -130,13 +133,13 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Each change is whole, whoever panicked.
+        // Each change is complete, so a panic of another thread left no partial one.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Writer {
-    /// Writes what is queued, until the channel ends or the other side is lost.
+    /// Writes the queue until the channel ends or the peer is lost.
     pub fn run(self) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         let shared = &self.0;
@@ -165,11 +168,11 @@ impl Writer {
 }
 
 impl FromStream {
-    /// Gives every packet to `heard`. Returns when the stream has ended or is broken.
+    /// Passes every packet to `deliver`. Returns when the stream has ended or is broken.
     ///
     /// # Errors
-    /// When something comes that is no packet.
-    pub fn run(mut self, mut heard: impl FnMut(Packet)) -> io::Result<()> {
+    /// Fails if the peer sends a malformed packet.
+    pub fn run(mut self, mut deliver: impl FnMut(Packet)) -> io::Result<()> {
         let mut packet = vec![0; PACKET_BYTES_MAX];
         let mut length = [0; LENGTH_BYTES];
         while self.0.read_exact(&mut length).is_ok() {
@@ -179,17 +182,17 @@ impl FromStream {
             if self.0.read_exact(bytes).is_err() {
                 break;
             }
-            heard(postcard::from_bytes(bytes).map_err(io::Error::other)?);
+            deliver(postcard::from_bytes(bytes).map_err(io::Error::other)?);
         }
         Ok(())
     }
 }
 
-/// Reads a socket that does not wait, waiting.
+/// Blocking reader of a non-blocking socket.
 #[derive(Debug)]
-struct Patient(File);
+struct BlockingReader(File);
 
-impl Read for Patient {
+impl Read for BlockingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.0.read(buffer) {
@@ -229,7 +232,7 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn interrupt(vector: u8) -> Packet {
         Packet::Interrupt {
@@ -244,7 +247,7 @@ mod tests {
         (File::from(OwnedFd::from(near)), far)
     }
 
-    /// Sends until the queue is full, from another thread; how many packets, once somebody has to wait.
+    /// Sends from another thread until the queue is full. Returns a channel of the number of packets sent.
     fn flood(sending: Arc<ToStream>) -> mpsc::Receiver<usize> {
         let (sent, count) = mpsc::channel();
         thread::spawn(move || {
@@ -258,9 +261,9 @@ mod tests {
         count
     }
 
-    /// The last that comes before nothing comes for a while.
+    /// Returns the last count before the sender blocks for 300 ms.
     fn last(counts: &mpsc::Receiver<usize>) -> usize {
-        let mut last = counts.recv_timeout(SOON).expect("it sends");
+        let mut last = counts.recv_timeout(TIMEOUT).expect("it sends");
         while let Ok(count) = counts.recv_timeout(Duration::from_millis(300)) {
             last = count;
         }
@@ -268,12 +271,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_that_is_slow_until_the_queue_is_full_and_nothing_is_lost() {
+    fn sender_blocks_only_when_the_queue_is_full_and_no_packet_is_lost() {
         let (near, far) = pair();
         let (sending, writer, _) = open(near).expect("a channel");
         thread::spawn(|| writer.run());
         let counts = flood(Arc::new(sending));
-        // Each takes eight bytes; what the socket itself holds comes on top.
+        // Each packet takes eight bytes; the socket holds further ones.
         let queued = last(&counts);
         assert!(queued >= QUEUE_BYTES_MAX / 8, "{queued}");
         let (_, writer, receiving) = open(File::from(OwnedFd::from(far))).expect("a channel");
@@ -295,15 +298,15 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_goes_on_when_the_other_side_is_lost() {
+    fn blocked_sender_resumes_when_the_peer_is_lost() {
         let (near, far) = pair();
         let (sending, writer, receiving) = open(near).expect("a channel");
         let writing = thread::spawn(|| writer.run());
         let counts = flood(Arc::new(sending));
         let stuck = last(&counts);
         drop(far);
-        let deadline = Instant::now() + SOON;
-        while counts.recv_timeout(SOON).expect("it goes on") < 2 * stuck {
+        let deadline = Instant::now() + TIMEOUT;
+        while counts.recv_timeout(TIMEOUT).expect("the sender resumes") < 2 * stuck {
             assert!(Instant::now() < deadline);
         }
         drop(counts);
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overtakes_what_the_writer_has_taken() {
+    fn packet_is_queued_behind_bytes_that_the_writer_holds() {
         let (near, far) = pair();
         let (sending, _writer, _) = open(near).expect("a channel");
         sending.0.lock().is_writing = true;
@@ -327,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_goes_on_when_the_vm_ends() {
+    fn blocked_sender_resumes_when_the_vm_ends() {
         let (near, _far) = pair();
         let (sending, writer, _) = open(near).expect("a channel");
         thread::spawn(|| writer.run());
@@ -335,12 +338,12 @@ mod tests {
         let counts = flood(sending.clone());
         let stuck = last(&counts);
         sending.end();
-        let next = counts.recv_timeout(SOON).expect("it goes on");
+        let next = counts.recv_timeout(TIMEOUT).expect("the sender resumes");
         assert!(next > stuck);
     }
 
     #[test]
-    fn what_is_no_packet_is_an_error() {
+    fn malformed_packet_is_an_error() {
         for bytes in [&[0xFF; 8][..], &[1, 0, 0, 0, 0xFF]] {
             let (near, mut far) = pair();
             let (_sending, _writer, receiving) = open(near).expect("a channel");
@@ -350,9 +353,9 @@ mod tests {
         }
     }
 
-    /// What was queued when the sending half was dropped still comes, then the end.
+    /// Packets queued before the sending half was dropped arrive, then the end.
     #[test]
-    fn the_end_comes_after_all_that_was_sent() {
+    fn queued_packets_are_delivered_before_end_of_stream() {
         let (near, far) = pair();
         let (sending, writer, _) = open(near).expect("a channel");
         let (_, _, receiving) = open(File::from(OwnedFd::from(far))).expect("a channel");
@@ -360,9 +363,9 @@ mod tests {
         (0..count).for_each(|number| sending.send(&interrupt(number as u8)));
         drop(sending);
         let writing = thread::spawn(|| writer.run());
-        let mut heard = 0;
-        receiving.run(|_| heard += 1).expect("nothing but packets");
-        assert_eq!(heard, count);
+        let mut received = 0;
+        receiving.run(|_| received += 1).expect("nothing but packets");
+        assert_eq!(received, count);
         writing.join().expect("the writer ends");
     }
 }

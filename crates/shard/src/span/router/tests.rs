@@ -1,4 +1,5 @@
-//! Two shards in one process, with real channels between them: rings, or where this is `tests_over_streams` sockets. In place of vCPUs' threads the tests look into the inboxes.
+//! Tests of two shards in one process with real channels between them: rings, or sockets where this module is
+//! `tests_over_streams`. The tests read the event slots in place of vCPUs' threads.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,35 +11,36 @@ use std::thread;
 
 use apic::Destination;
 
-use super::super::desk::{Desk, IoApicDevice, JOBS_MAX};
-use super::super::forward::Forward;
+use super::super::device_proxy_client::DeviceProxyClient;
+use super::super::device_proxy_server::{DeviceProxyServer, IO_REQUESTS_MAX};
+use super::super::ioapic::IoApicDevice;
 use super::super::link::{self, Receiving};
-use super::super::mail::Mail;
 use super::super::packet::Space;
+use super::super::pending_events::PendingEvents;
 use super::*;
 use crate::arch::x86_64::layout::{Layout, MMIO32_START};
 use crate::bus::{Bus, BusDevice};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Home and part, with vCPUs 0 and 1 in the home, 2 and 3 in the part.
+/// The home, with vCPUs 0 and 1, and another shard, with vCPUs 2 and 3.
 struct Shards {
     home: Arc<Router>,
-    part: Arc<Router>,
-    jobs: mpsc::Receiver<Job>,
+    other: Arc<Router>,
+    io_requests: mpsc::Receiver<IoRequest>,
 }
 
-/// From the home to the part, and back.
+/// Channels from the home to the other shard and back.
 fn channels() -> ((Sending, Receiving), (Sending, Receiving)) {
     if module_path!().ends_with("over_streams") {
         let (near, far) = UnixStream::pair().expect("a pair of sockets");
-        let [(to_part, from_part), (to_home, from_home)] = [near, far].map(|end| {
+        let [(to_other, from_other), (to_home, from_home)] = [near, far].map(|end| {
             let end = link::stream::open(File::from(OwnedFd::from(end)));
             let (sending, writer, receiving) = end.expect("a channel");
             thread::spawn(|| writer.run());
             (Sending::Stream(sending), Receiving::Stream(receiving))
         });
-        return ((to_part, from_home), (to_home, from_part));
+        return ((to_other, from_home), (to_home, from_other));
     }
     let ring = || {
         let file = File::from(shard_api::memory::channel().expect("memory for a channel"));
@@ -49,22 +51,31 @@ fn channels() -> ((Sending, Receiving), (Sending, Receiving)) {
 }
 
 fn shards() -> Shards {
-    let ((to_part, from_home), (to_home, from_part)) = channels();
-    let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
+    let ((to_other, from_home), (to_home, from_other)) = channels();
+    let (submitter, io_requests) = mpsc::sync_channel(IO_REQUESTS_MAX);
     let places = [0, 0, 1, 1];
-    let home = Arc::new(Router::new(0, &places, vec![None, Some(to_part)], Some(desk)));
-    let part = Arc::new(Router::new(1, &places, vec![Some(to_home), None], None));
-    for (router, from, receiving) in [(&home, 1, from_part), (&part, 0, from_home)] {
+    let home = Arc::new(Router::new(
+        0,
+        &places,
+        vec![None, Some(to_other)],
+        Some(submitter),
+    ));
+    let other = Arc::new(Router::new(1, &places, vec![Some(to_home), None], None));
+    for (router, from, receiving) in [(&home, 1, from_other), (&other, 0, from_home)] {
         let router = Arc::downgrade(router);
         thread::spawn(move || {
             receiving.run(|packet| {
                 if let Some(router) = router.upgrade() {
-                    router.heard(from, packet);
+                    router.receive(from, packet);
                 }
             })
         });
     }
-    Shards { home, part, jobs }
+    Shards {
+        home,
+        other,
+        io_requests,
+    }
 }
 
 fn fixed(vcpu: u32, vector: u8) -> Interrupt {
@@ -84,64 +95,64 @@ fn init(vcpu: u32) -> Interrupt {
     }
 }
 
-/// What comes into an inbox soon.
+/// Waits for events in a slot, and takes them.
 #[track_caller]
-fn mail(router: &Router, vcpu: u8) -> Mail {
-    let inbox = router.inbox(vcpu).expect("a vCPU");
-    inbox.wait(Some(SOON));
-    let mail = inbox.take();
-    assert!(!mail.is_empty(), "nothing comes for vCPU {vcpu}");
-    mail
+fn events(router: &Router, vcpu: u8) -> PendingEvents {
+    let slot = router.event_slot(vcpu).expect("a vCPU");
+    slot.wait(Some(TIMEOUT));
+    let events = slot.take();
+    assert!(!events.is_empty(), "nothing comes for vCPU {vcpu}");
+    events
 }
 
-/// The home has heard what the part has said.
+/// Waits until the home has received all that the other shard has sent.
 #[track_caller]
-fn flush(part: &Router, home: &Router) {
-    part.interrupt(&fixed(1, 0x99), Shorthand::None, Some(3));
-    assert_eq!(vectors(&mail(home, 1)), [0x99]);
+fn flush(other: &Router, home: &Router) {
+    other.interrupt(&fixed(1, 0x99), Shorthand::None, Some(3));
+    assert_eq!(vectors(&events(home, 1)), [0x99]);
 }
 
-fn vectors(mail: &Mail) -> Vec<u8> {
+fn vectors(events: &PendingEvents) -> Vec<u8> {
     let mut vectors = Vec::new();
-    mail.signals.interrupts(|vector, _| vectors.push(vector));
+    events.signals.interrupts(|vector, _| vectors.push(vector));
     vectors
 }
 
 #[test]
-fn an_interrupt_goes_to_the_shard_of_its_vcpu_and_to_no_other() {
-    let Shards { home, part, .. } = shards();
+fn interrupt_is_delivered_only_in_the_owner_shard_of_its_vcpu() {
+    let Shards { home, other, .. } = shards();
     home.interrupt(&fixed(1, 0x31), Shorthand::None, Some(0));
     home.interrupt(&fixed(2, 0x32), Shorthand::None, Some(0));
-    part.interrupt(&fixed(0, 0x30), Shorthand::None, Some(2));
-    assert_eq!(vectors(&mail(&home, 1)), [0x31]);
-    assert_eq!(vectors(&mail(&part, 2)), [0x32]);
-    assert_eq!(vectors(&mail(&home, 0)), [0x30]);
-    part.interrupt(&fixed(0, 0x40), Shorthand::Others, Some(3));
-    for (router, vcpu) in [(&home, 0), (&home, 1), (&part, 2)] {
-        assert_eq!(vectors(&mail(router, vcpu)), [0x40]);
+    other.interrupt(&fixed(0, 0x30), Shorthand::None, Some(2));
+    assert_eq!(vectors(&events(&home, 1)), [0x31]);
+    assert_eq!(vectors(&events(&other, 2)), [0x32]);
+    assert_eq!(vectors(&events(&home, 0)), [0x30]);
+    other.interrupt(&fixed(0, 0x40), Shorthand::Others, Some(3));
+    for (router, vcpu) in [(&home, 0), (&home, 1), (&other, 2)] {
+        assert_eq!(vectors(&events(router, vcpu)), [0x40]);
     }
-    for (router, vcpu) in [(&home, 2), (&home, 3), (&part, 0), (&part, 1), (&part, 3)] {
-        assert!(router.inbox(vcpu).expect("a vCPU").take().is_empty());
+    for (router, vcpu) in [(&home, 2), (&home, 3), (&other, 0), (&other, 1), (&other, 3)] {
+        assert!(router.event_slot(vcpu).expect("a vCPU").take().is_empty());
     }
-    // Nobody has this id.
+    // No vCPU has this id.
     home.interrupt(&fixed(9, 0x50), Shorthand::None, Some(0));
 }
 
 #[test]
-fn what_goes_to_the_shard_before_is_sent_on() {
-    let Shards { home, part, .. } = shards();
-    // vCPU 2 has moved to the home, which has not heard.
+fn packet_to_the_previous_owner_is_forwarded() {
+    let Shards { home, other, .. } = shards();
+    // vCPU 2 has moved to the home, which has no report of that.
     let owner = Owner {
         shard: HOME,
         version: 1,
     };
-    part.departed(2, owner);
+    other.departed(2, owner);
     home.interrupt(&fixed(2, 0x41), Shorthand::None, Some(0));
-    let stray = mail(&part, 2);
+    let stray = events(&other, 2);
     for packet in stray.into_packets(2) {
-        part.send(part.owner(2).expect("a vCPU").shard, &packet);
+        other.send(other.owner(2).expect("a vCPU").shard, &packet);
     }
-    assert_eq!(vectors(&mail(&home, 2)), [0x41]);
+    assert_eq!(vectors(&events(&home, 2)), [0x41]);
     home.arrived(
         2,
         Outcome {
@@ -153,61 +164,66 @@ fn what_goes_to_the_shard_before_is_sent_on() {
     );
     assert_eq!(home.owner(2), Some(owner));
     home.interrupt(&fixed(2, 0x42), Shorthand::None, Some(0));
-    assert_eq!(vectors(&mail(&home, 2)), [0x42]);
+    assert_eq!(vectors(&events(&home, 2)), [0x42]);
 }
 
 #[test]
-fn who_sends_an_init_goes_on_when_it_is_obeyed() {
-    let Shards { home, part, .. } = shards();
-    let sender = part.clone();
+fn init_sender_blocks_until_the_target_has_reset() {
+    let Shards { home, other, .. } = shards();
+    let sender = other.clone();
     let waiting = thread::spawn(move || sender.interrupt(&init(3), Shorthand::None, Some(2)));
-    // It is the home that numbers it, for its thread of that vCPU to send on.
-    let packets = mail(&home, 3).into_packets(3);
+    // The home numbers the INIT, and its thread of that vCPU forwards it.
+    let packets = events(&home, 3).into_packets(3);
     let [Packet::Numbered { number: 1, .. }] = packets[..] else {
         panic!("{packets:?}");
     };
     home.send(1, &packets[0]);
-    let mut startups = mail(&part, 3).signals.startups;
+    let mut startups = events(&other, 3).signals.startups;
     let waiter = Waiter { vcpu: 2, shard: 1 };
     assert_eq!(startups.take(), Some(Startup::Init { from: Some(waiter) }));
     assert!(!waiting.is_finished());
-    part.obeyed(3, 0, waiter);
-    waiting.join().expect("it goes on");
+    other.report_init_done(3, 0, waiter);
+    waiting.join().expect("the sender resumes");
 }
 
-/// With three shards an INIT, which goes by way of the home, can overtake the news of where its sender is.
+/// With three shards an INIT, which goes through the home, can overtake the report of its sender's new owner.
 #[test]
-fn who_has_moved_and_sends_an_init_is_told_where_it_waits() {
-    let Shards { home, part, .. } = shards();
-    // vCPU 0 was in the part, and is in the home again: the part has not heard.
-    part.departed(0, Owner { shard: 1, version: 1 });
+fn init_done_reaches_the_waiter_in_its_recorded_shard() {
+    let Shards { home, other, .. } = shards();
+    // vCPU 0 was in the other shard and is in the home again; the other shard has no report of that.
+    other.departed(0, Owner { shard: 1, version: 1 });
     let waiter = Waiter { vcpu: 0, shard: HOME };
-    part.obeyed(3, 0, waiter);
-    let told = |mail: &mut Mail| (mail.obeyed > 0).then_some(());
-    let at = |router: &Router, limit| router.inbox(0).expect("a vCPU").wait_for(Some(limit), told);
-    assert_eq!(at(&part, Duration::ZERO), None);
-    assert_eq!(at(&home, SOON), Some(()));
+    other.report_init_done(3, 0, waiter);
+    let init_done = |events: &mut PendingEvents| (events.inits_done > 0).then_some(());
+    let at = |router: &Router, limit| {
+        router
+            .event_slot(0)
+            .expect("a vCPU")
+            .wait_for(Some(limit), init_done)
+    };
+    assert_eq!(at(&other, Duration::ZERO), None);
+    assert_eq!(at(&home, TIMEOUT), Some(()));
 }
 
 #[test]
-fn the_home_hears_how_a_move_came_out() {
-    let Shards { home, part, .. } = shards();
+fn home_receives_the_outcome_of_a_migration() {
+    let Shards { home, other, .. } = shards();
     let mover = home.clone();
-    let moving = thread::spawn(move || mover.move_vcpu(3, HOME, Instant::now() + SOON, || false));
+    let moving = thread::spawn(move || mover.move_vcpu(3, HOME, Instant::now() + TIMEOUT, || false));
     let refused = Outcome {
-        order: order_to(HOME, &mail(&part, 3)),
+        order: order_to(HOME, &events(&other, 3)),
         version: 2,
         still_ns: 5,
         refused: true,
     };
-    part.arrived(3, refused);
+    other.arrived(3, refused);
     assert_eq!(moving.join().expect("it ends"), Some(refused));
     assert_eq!(home.owner(3).map(|owner| owner.shard), Some(1));
 }
 
 #[test]
-fn the_outcome_of_a_move_that_was_given_up_is_not_that_of_the_next() {
-    let Shards { home, part, .. } = shards();
+fn late_outcome_is_not_taken_for_a_newer_order() {
+    let Shards { home, other, .. } = shards();
     let given_up = home.move_vcpu(3, HOME, Instant::now(), || false);
     assert_eq!(given_up, None);
     let outcome = |order, version| Outcome {
@@ -216,39 +232,39 @@ fn the_outcome_of_a_move_that_was_given_up_is_not_that_of_the_next() {
         still_ns: 5,
         refused: false,
     };
-    let late = outcome(order_to(HOME, &mail(&part, 3)), 1);
-    // It comes while the next is waited for.
+    let late = outcome(order_to(HOME, &events(&other, 3)), 1);
+    // The late outcome arrives while the next is awaited.
     let (mover, is_over) = (home.clone(), Arc::new(AtomicBool::new(false)));
     let over = is_over.clone();
     let moving = thread::spawn(move || {
         let is_over = || over.load(Ordering::SeqCst);
-        mover.move_vcpu(3, HOME, Instant::now() + SOON, is_over)
+        mover.move_vcpu(3, HOME, Instant::now() + TIMEOUT, is_over)
     });
-    let next = outcome(order_to(HOME, &mail(&part, 3)), 2);
-    part.arrived(3, late);
-    flush(&part, &home);
+    let next = outcome(order_to(HOME, &events(&other, 3)), 2);
+    other.arrived(3, late);
+    flush(&other, &home);
     is_over.store(true, Ordering::SeqCst);
     assert_eq!(moving.join().expect("it ends"), None);
-    // From another shard it may even come after the next one's.
+    // From another shard the late outcome may even arrive after the next.
     let next = outcome(next.order + 1, 3);
-    part.arrived(3, next);
-    part.arrived(3, late);
-    flush(&part, &home);
+    other.arrived(3, next);
+    other.arrived(3, late);
+    flush(&other, &home);
     assert_eq!(home.move_vcpu(3, HOME, Instant::now(), || false), Some(next));
 }
 
-/// The number of the order to move there.
+/// Returns the number of the order to move to `shard`.
 #[track_caller]
-fn order_to(shard: u8, mail: &Mail) -> u64 {
-    let order = mail.leave.expect("an order");
+fn order_to(shard: u8, events: &PendingEvents) -> u64 {
+    let order = events.leave.expect("an order");
     assert_eq!(order.to, shard);
     order.number
 }
 
-/// With three shards what the one before says can come after what the next one says.
+/// With three shards a report of the previous owner can arrive after one of the next owner.
 #[test]
-fn a_lowest_priority_interrupt_goes_to_nobody_who_has_been_disabled_since_it_moved() {
-    let Shards { home, part, .. } = shards();
+fn lowest_priority_interrupt_skips_apics_disabled_after_their_migration() {
+    let Shards { home, other, .. } = shards();
     let chosen = |vector| {
         let interrupt = Interrupt {
             destination: Destination::Logical(0b101),
@@ -256,28 +272,28 @@ fn a_lowest_priority_interrupt_goes_to_nobody_who_has_been_disabled_since_it_mov
             ..fixed(0, vector)
         };
         home.interrupt(&interrupt, Shorthand::None, None);
-        let is_for = |vcpu: &u8| !home.inbox(*vcpu).expect("a vCPU").take().is_empty();
+        let is_for = |vcpu: &u8| !home.event_slot(*vcpu).expect("a vCPU").take().is_empty();
         [0, 2].into_iter().find(is_for)
     };
-    // vCPU 2 has moved to the home, and is disabled there.
+    // vCPU 2 has moved to the home, and its local APIC is disabled there.
     let owner = Owner {
         shard: HOME,
         version: 1,
     };
     home.departed(2, owner);
-    home.enabled(0, 0, true);
-    home.enabled(2, 1, false);
-    part.enabled(2, 0, true);
-    flush(&part, &home);
+    home.report_enabled(0, 0, true);
+    home.report_enabled(2, 1, false);
+    other.report_enabled(2, 0, true);
+    flush(&other, &home);
     assert!((0x20..0x60).all(|vector| chosen(vector) == Some(0)));
-    // What it says after it has moved on counts.
-    part.enabled(2, 2, true);
-    flush(&part, &home);
+    // A report after a further move is accepted.
+    other.report_enabled(2, 2, true);
+    flush(&other, &home);
     let both: BTreeSet<_> = (0x20..0x60).map(chosen).collect();
     assert_eq!(both, [Some(0), Some(2)].into());
 }
 
-/// A device that knows what was written last.
+/// A device that returns the value that was written last.
 #[derive(Default)]
 struct Register(Mutex<Vec<u8>>);
 
@@ -291,9 +307,13 @@ impl BusDevice for Register {
 }
 
 #[test]
-fn devices_of_the_home_answer_the_vcpus_of_the_part() {
+fn home_devices_serve_vcpus_of_other_shards() {
     const PORT: u64 = 0x3F8;
-    let Shards { home, part, jobs } = shards();
+    let Shards {
+        home,
+        other,
+        io_requests,
+    } = shards();
     let mut ports = Bus::default();
     ports
         .claim(PORT..PORT + 8, Arc::new(Register::default()))
@@ -303,19 +323,19 @@ fn devices_of_the_home_answer_the_vcpus_of_the_part() {
     memory
         .claim(MMIO32_START..MMIO32_START + 0x4000, doorbell.clone())
         .expect("free addresses");
-    let desk = Desk {
-        jobs,
+    let server = DeviceProxyServer {
+        io_requests,
         ioapic: Arc::new(IoApicDevice::new(home.clone())),
         router: home.clone(),
         ports: Arc::new(ports),
         memory: Arc::new(memory),
     };
-    thread::spawn(move || desk.run());
+    thread::spawn(move || server.run());
     let layout = Arc::new(Layout::new(512 << 20, &[]).expect("a layout"));
-    let forward = |space| Forward {
+    let forward = |space| DeviceProxyClient {
         space,
         vcpu: 2,
-        router: part.clone(),
+        router: other.clone(),
         layout: layout.clone(),
     };
     let (ports, memory) = (forward(Space::Ports), forward(Space::Memory));
@@ -323,10 +343,10 @@ fn devices_of_the_home_answer_the_vcpus_of_the_part() {
     let mut data = [0; 2];
     ports.read(PORT, &mut data);
     assert_eq!(data, [0x12, 0x34]);
-    // Where there is nothing.
+    // There is no device at this port.
     ports.read(0x80, &mut data);
     assert_eq!(data, [0xFF; 2]);
-    // A notification, which is not waited for; what follows finds it done.
+    // The notification has no reply; the device has it before the next access.
     memory.write(MMIO32_START + 0x3000, &[1, 0]);
     ports.read(PORT, &mut data);
     assert_eq!(*lock(&doorbell.0), [1, 0]);

@@ -77,8 +77,8 @@ impl Block {
                 OnFull::Error => None,
                 OnFull::Pause => Some(WaitingRequests::new(metrics.clone())?),
             };
-            let gate = threads.gate().clone();
-            let handler = BlockHandler::new(io, disk, metrics.clone(), gate, sharing.clone(), waiting);
+            let quiescer = threads.quiescer().clone();
+            let handler = BlockHandler::new(io, disk, metrics.clone(), quiescer, sharing.clone(), waiting);
             let thread = format!("blk-{id:.8}-{index}");
             workers.push(Worker::spawn(threads, ThreadKind::Block, &thread, handler)?);
         }

@@ -16,8 +16,8 @@ use vmm_sys_util::eventfd::EventFd;
 use super::metrics::{Metrics, add};
 use super::request::{Action, Disk, Parser, Request};
 use super::waiting::{Waiting, WaitingRequests};
-use crate::gate::Gate;
 use crate::memory::GuestRam;
+use crate::quiescer::Quiescer;
 use crate::sharing::DiskSharing;
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, DeviceError, Interrupt};
@@ -36,10 +36,10 @@ pub(super) struct BlockHandler {
     io: IoQueue,
     disk: Disk,
     metrics: Arc<Metrics>,
-    gate: Arc<Gate>,
+    quiescer: Arc<Quiescer>,
     /// How this disk shares memory with other VMs, if it can.
     sharing: Option<DiskSharing>,
-    /// I/O under way that the gate knows of.
+    /// I/O under way that the quiescer knows of.
     counted: usize,
     parser: Parser,
     /// What waits for room, where the disk's policy is to pause.
@@ -79,7 +79,7 @@ impl BlockHandler {
         io: IoQueue,
         disk: Disk,
         metrics: Arc<Metrics>,
-        gate: Arc<Gate>,
+        quiescer: Arc<Quiescer>,
         sharing: Option<DiskSharing>,
         waiting: Option<WaitingRequests>,
     ) -> Self {
@@ -87,7 +87,7 @@ impl BlockHandler {
             io,
             disk,
             metrics,
-            gate,
+            quiescer,
             sharing,
             counted: 0,
             parser: Parser::default(),
@@ -99,7 +99,7 @@ impl BlockHandler {
     /// Serves what is there; ends when the queue is empty, with notifications on, or full.
     fn serve(&mut self) -> Result<(), DeviceError> {
         for _ in 0..BATCHES_MAX {
-            if self.gate.draining() {
+            if self.quiescer.draining() {
                 // Somebody waits for the I/O under way: new requests wait for the next turn.
                 self.reap()?;
                 if let Some(active) = &mut self.active {
@@ -278,11 +278,11 @@ impl BlockHandler {
         self.io.submit(operation, token)
     }
 
-    /// Tells the gate of the I/O under way.
+    /// Tells the quiescer of the I/O under way.
     fn settle(&mut self) {
         let now = self.io.under_way();
-        (self.counted..now).for_each(|_| self.gate.io_started());
-        (now..self.counted).for_each(|_| self.gate.io_done());
+        (self.counted..now).for_each(|_| self.quiescer.io_started());
+        (now..self.counted).for_each(|_| self.quiescer.io_done());
         self.counted = now;
     }
 

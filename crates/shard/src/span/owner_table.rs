@@ -1,14 +1,15 @@
-//! Which shard runs each vCPU, as one shard knows it.
+//! Owner of each vCPU, the shard that runs it, as one shard knows it.
 //!
-//! Each move of a vCPU gives it a version higher by one, which its new owner tells all others. A shard that has not heard yet
-//! sends to the owner before, which sends on. So no message is lost, however stale a table is.
+//! Each move of a vCPU gives it a version higher by one, which its new owner reports to all other shards. A
+//! shard without that report sends to the previous owner, which forwards. So no message is lost, however
+//! stale a table is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A vCPU's place and how often it has moved.
+/// The shard that owns a vCPU, and the number of its moves.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Owner {
-    /// The shard's index.
+    /// Index of the shard.
     pub shard: u8,
     /// Moves so far.
     pub version: u64,
@@ -29,12 +30,12 @@ impl Owner {
     }
 }
 
-/// All of them. Read without a lock.
+/// Table of the owners of all vCPUs. Readers take no lock.
 #[derive(Debug)]
-pub struct Owners(Vec<AtomicU64>);
+pub struct OwnerTable(Vec<AtomicU64>);
 
-impl Owners {
-    /// As the VM starts: the shard of each vCPU.
+impl OwnerTable {
+    /// Returns the table at the start of the VM, from the shard of each vCPU.
     pub fn new(shards: &[u8]) -> Self {
         let word = |shard: &u8| {
             AtomicU64::new(
@@ -48,19 +49,19 @@ impl Owners {
         Self(shards.iter().map(word).collect())
     }
 
-    /// vCPUs.
+    /// Returns the number of vCPUs.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Where the vCPU is, as far as is known here.
+    /// Returns the owner of a vCPU as this shard knows it.
     pub fn of(&self, vcpu: u8) -> Option<Owner> {
         let word = self.0.get(usize::from(vcpu))?;
         Some(Owner::of(word.load(Ordering::Acquire)))
     }
 
-    /// It is there from that version on, unless something later is known.
-    pub fn learn(&self, vcpu: u8, owner: Owner) {
+    /// Updates the owner of a vCPU, unless the table has a later version.
+    pub fn update(&self, vcpu: u8, owner: Owner) {
         if let Some(word) = self.0.get(usize::from(vcpu)) {
             // The version is in the upper bits, so the later of two is the larger.
             word.fetch_max(owner.word(), Ordering::AcqRel);
@@ -73,12 +74,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_news_is_no_news() {
-        let owners = Owners::new(&[0, 1]);
+    fn stale_owner_update_is_ignored() {
+        let owners = OwnerTable::new(&[0, 1]);
         let at = |shard, version| Owner { shard, version };
-        owners.learn(1, at(0, 2));
-        owners.learn(1, at(3, 1));
-        owners.learn(9, at(3, 1));
+        owners.update(1, at(0, 2));
+        owners.update(1, at(3, 1));
+        owners.update(9, at(3, 1));
         assert_eq!(owners.of(1), Some(at(0, 2)));
         assert_eq!(owners.of(0), Some(at(0, 0)));
         assert_eq!(owners.of(2), None);

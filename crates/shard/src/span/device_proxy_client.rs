@@ -1,4 +1,4 @@
-//! Devices as a shard without devices has them: every access goes to the home.
+//! Client of the device proxy: the bus of a shard without devices, which sends every access to the home.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use crate::bus::BusDevice;
 use crate::pci::BAR_BYTES;
 use crate::virtio::transport;
 
-/// All of an address space, for one vCPU.
-pub struct Forward {
-    /// Which space.
+/// Device proxy client of one vCPU for one whole address space.
+pub struct DeviceProxyClient {
+    /// Address space.
     pub space: Space,
-    /// The vCPU.
+    /// vCPU that makes the accesses.
     pub vcpu: u8,
-    /// The way to the home.
+    /// Router to the home.
     pub router: Arc<Router>,
-    /// Where the windows of the PCI bus are.
+    /// Memory layout, with the windows of the PCI bus.
     pub layout: Arc<Layout>,
 }
 
-impl Forward {
-    /// A write that a driver does not wait for: to the notification registers of a virtio device (Virtio 1.2, 4.1.4.4),
-    /// each of whose BARs starts at a multiple of its size.
+impl DeviceProxyClient {
+    /// Returns whether a write to `address` needs no reply: a write to the notification registers of a virtio
+    /// device (Virtio 1.2, 4.1.4.4). Each BAR starts at a multiple of its size.
     fn is_doorbell(&self, address: u64) -> bool {
         let low = MMIO32_START..MMIO32_START + MMIO32_BYTES;
         let in_window = low.contains(&address) || self.layout.mmio64.contains(&address);
@@ -31,7 +31,7 @@ impl Forward {
     }
 }
 
-impl BusDevice for Forward {
+impl BusDevice for DeviceProxyClient {
     fn read(&self, offset: u64, data: &mut [u8]) {
         let Ok(size @ 1..=8) = u8::try_from(data.len()) else {
             return;
@@ -42,8 +42,8 @@ impl BusDevice for Forward {
             size,
             value: None,
         };
-        if let Some(answer) = self.router.access(self.vcpu, access) {
-            data.copy_from_slice(&answer.value.to_le_bytes()[..data.len()]);
+        if let Some(reply) = self.router.access(self.vcpu, access) {
+            data.copy_from_slice(&reply.value.to_le_bytes()[..data.len()]);
         }
     }
 
@@ -62,7 +62,7 @@ impl BusDevice for Forward {
         if self.is_doorbell(offset) {
             self.router.send(HOME, &Packet::Doorbell { access });
         } else {
-            // The vCPU goes on when the device has taken it. None when the VM ends.
+            // The vCPU continues after the device has taken the write. There is no reply when the VM ends.
             let _ = self.router.access(self.vcpu, access);
         }
     }

@@ -1,4 +1,4 @@
-//! Small guests on KVM, whose local interrupt controller is the one of this module.
+//! Small guests on KVM whose local APIC is that of [`super::SpanVcpu`].
 
 mod guest;
 
@@ -6,25 +6,25 @@ use self::guest::{DONE, INTERRUPT, NMI, Program, program, run};
 use crate::span::packet::Packet;
 
 program!(GUEST_OF_PRIORITIES:
-    // The register masks all classes up to 5. The guest sends itself an interrupt of class 4. Each access to a port is an
-    // exit after which that could be injected.
+    // The TPR masks all classes up to 5. The guest sends itself an interrupt of class 4. Each access to a
+    // port is an exit after which the interrupt could be injected.
     "mov ecx, 0x80F; mov eax, 0x1FF; xor edx, edx; wrmsr"
     "mov ecx, 0x808; mov eax, 0x53; wrmsr"
     "mov ecx, 0x83F; mov eax, 0x41; wrmsr"
     "sti; nop; in al, 0x80; in al, 0x80"
     "mov ecx, 0x808; rdmsr; out 0x10, eax"
     "mov rax, cr8; out 0x10, eax"
-    // CR8 raises it, which is no exit.
+    // CR8 raises the priority without an exit.
     "mov eax, 9; mov cr8, rax"
     "mov ecx, 0x808; rdmsr; out 0x10, eax"
     "mov eax, 10; mov cr8, rax"
     "mov ecx, 0x80A; rdmsr; out 0x10, eax"
     "in al, 0x80; in al, 0x80"
-    // The register lowers it.
+    // The TPR lowers the priority.
     "mov ecx, 0x808; xor eax, eax; xor edx, edx; wrmsr"
     "nop; in al, 0x80; in al, 0x80"
     "mov rax, cr8; out 0x10, eax"
-    // CR8 raises and lowers it.
+    // CR8 raises and lowers the priority.
     "mov eax, 5; mov cr8, rax"
     "mov ecx, 0x83F; mov eax, 0x41; wrmsr"
     "in al, 0x80; in al, 0x80"
@@ -34,7 +34,7 @@ program!(GUEST_OF_PRIORITIES:
 );
 
 #[test]
-fn an_interrupt_waits_for_the_task_priority_however_the_guest_sets_it() {
+fn interrupt_waits_for_task_priority_set_by_tpr_or_cr8() {
     if let Some(reported) = run(&Program(&raw const GUEST_OF_PRIORITIES), []) {
         let expected = [0x53, 5, 0x90, 0xA0, INTERRUPT, 0, 0x5A, INTERRUPT, DONE];
         assert_eq!(reported, expected, "{reported:x?}");
@@ -43,18 +43,18 @@ fn an_interrupt_waits_for_the_task_priority_however_the_guest_sets_it() {
 
 program!(GUEST_OF_THE_COUNTER:
     "mov ecx, 0x3B; rdmsr; out 0x10, eax"
-    // 2^40 is added to the counter, and some microseconds pass.
+    // The guest adds 2^40 to its TSC, and some microseconds pass.
     "rdtsc; mov ebx, edx"
     "xor eax, eax; mov edx, 0x100; wrmsr"
     "rdmsr; xchg eax, edx; out 0x10, eax"
     "rdtsc; sub edx, ebx; mov eax, edx; shr eax, 4; out 0x10, eax"
-    // A write of the counter is one of that register.
+    // A write of the TSC changes TSC_ADJUST.
     "mov ecx, 0x10; xor eax, eax; mov edx, 0x7000000; wrmsr"
     "mov ecx, 0x3B; rdmsr; mov eax, edx; shr eax, 20; out 0x10, eax"
 );
 
 #[test]
-fn a_guest_that_adjusts_its_counter_reads_that_and_what_it_wrote() {
+fn tsc_adjust_moves_the_guest_tsc_and_reads_back() {
     if let Some(reported) = run(&Program(&raw const GUEST_OF_THE_COUNTER), []) {
         if reported.get(2) == Some(&0) {
             println!("left out: this machine's KVM adds nothing to the host's counter");
@@ -73,7 +73,7 @@ program!(GUEST_OF_THE_BASE:
 );
 
 #[test]
-fn cpuid_has_no_interrupt_controller_once_the_guest_has_disabled_it() {
+fn cpuid_reports_no_apic_after_the_guest_disables_it() {
     if let Some(reported) = run(&Program(&raw const GUEST_OF_THE_BASE), []) {
         assert_eq!(reported, [0x200, 0, DONE], "{reported:x?}");
     }
@@ -82,7 +82,7 @@ fn cpuid_has_no_interrupt_controller_once_the_guest_has_disabled_it() {
 program!(GUEST_OF_NMIS: "mov ecx, 8" "2: in al, 0x80" "dec ecx" "jnz 2b");
 
 #[test]
-fn two_nmis_that_come_close_together_are_two() {
+fn two_back_to_back_nmis_are_both_delivered() {
     let two = [(); 2].map(|()| Packet::Nmi { vcpu: 0 });
     if let Some(reported) = run(&Program(&raw const GUEST_OF_NMIS), two) {
         assert_eq!(reported, [NMI, NMI, DONE], "{reported:x?}");

@@ -1,4 +1,4 @@
-//! A guest of one vCPU: 64-bit code that reports words by port 0x10.
+//! Guest of one vCPU: 64-bit code that reports words through port 0x10.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::arch::x86_64::layout::GDT_START;
 use crate::arch::x86_64::{registers, start, state};
 use crate::bus::{Bus, BusDevice};
 use crate::ending::EndSignal;
-use crate::gate::Gate;
 use crate::kick;
 use crate::kind::SpanKind;
 use crate::launch::{Ending, SpanLaunch, TscLaunch};
 use crate::machine;
 use crate::memory::GuestRam;
 use crate::process::Files;
-use crate::span::machine::{Channels, SpanParts, travelling};
+use crate::quiescer::Quiescer;
+use crate::span::machine::{Channels, SpanSetup, migrated_msrs};
 use crate::span::packet::Packet;
 use crate::vcpu::{Vcpu, VcpuCounters};
 use shard_api::relation::Ratio;
@@ -35,10 +35,11 @@ const IDT: u64 = 0x1_8000;
 const MEMORY_BYTES: usize = 2 << 20;
 const REPORT_PORTS: std::ops::Range<u64> = 0x10..0x18;
 
-/// A program, position-independent, whose first words say how long it is and where its two handlers and its code are.
+/// Position-independent program. Its first words are its length and the offsets of its two handlers and its
+/// code.
 pub struct Program(pub *const [u32; 4]);
 
-/// Assembles a program, at the constant of that name.
+/// Assembles a program into a constant of the given name.
 macro_rules! program {
     ($name:ident: $($line:literal)+) => {
         core::arch::global_asm!(
@@ -72,17 +73,17 @@ pub(super) use program;
 impl Program {
     fn bytes(&self) -> &'static [u8] {
         let [length, ..] = self.head();
-        // SAFETY: `program!` has put so many bytes there, which never change.
+        // SAFETY: `program!` has emitted `length` bytes there, which never change.
         unsafe { std::slice::from_raw_parts(self.0.cast(), length as usize) }
     }
 
     fn head(&self) -> [u32; 4] {
-        // SAFETY: the constant that `program!` has made.
+        // SAFETY: the pointer is to the constant that `program!` has emitted.
         unsafe { *self.0 }
     }
 }
 
-/// What the guest has reported, and the end of the VM.
+/// Words that the guest has reported, and the end of the VM.
 struct Reports {
     words: Mutex<Vec<u32>>,
     end: Arc<EndSignal>,
@@ -100,8 +101,8 @@ impl BusDevice for Reports {
     }
 }
 
-/// Runs the program to its end, and returns what it has reported; none without KVM. `packets` are in the vCPU's inbox before
-/// it runs.
+/// Runs the program to its end and returns the words that it reported; none without KVM. `packets` are in the
+/// vCPU's event slot before it runs.
 pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Option<Vec<u32>> {
     const LIMIT: Duration = Duration::from_secs(20);
     let kvm = match Kvm::new() {
@@ -116,10 +117,10 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
         Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]).unwrap());
     let vm = machine::create_shard_vm(&kvm).unwrap();
     machine::map_memory(&vm, &memory).unwrap();
-    let parts = parts();
+    let setup = setup();
     let mut fd = vm.create_vcpu(0).unwrap();
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
-    parts.prepare_vcpu(&fd, &cpuid, 0, Groups::of(&[0])).unwrap();
+    setup.prepare_vcpu(&fd, &cpuid, 0, Groups::of(&[0])).unwrap();
     let [.., start] = program.head();
     let entry = Entry::Linux64(CODE + u64::from(start));
     load(program, entry, &memory);
@@ -128,15 +129,15 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     (special.idt.base, special.idt.limit) = (IDT, 256 * 16 - 1);
     fd.set_sregs(&special).unwrap();
     fd.set_regs(&registers::general(entry)).unwrap();
-    let numbers = travelling(&state::register_numbers(&kvm).unwrap());
+    let numbers = migrated_msrs(&state::register_numbers(&kvm).unwrap());
     let counters = Arc::new(VcpuCounters::default());
     let shared = SpanKind::SharedSpan(&memory);
-    let local = parts
+    let local = setup
         .vcpu(&numbers, &mut fd, 0, shared, counters.clone())
         .unwrap();
-    let router = parts.router.clone();
+    let router = setup.router.clone();
     for packet in packets {
-        router.inbox(0).unwrap().put(|mail| mail.put(packet));
+        router.event_slot(0).unwrap().post(|events| events.add(packet));
     }
     let end = Arc::new(EndSignal::new().unwrap());
     let reports = Arc::new(Reports {
@@ -155,7 +156,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     };
     let (running, over) = mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
-        vcpu.run(&Gate::new());
+        vcpu.run(&Quiescer::new());
         drop(running);
     });
     let is_over = over.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Disconnected);
@@ -172,7 +173,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     Some(words)
 }
 
-fn parts() -> SpanParts {
+fn setup() -> SpanSetup {
     let span = SpanLaunch {
         shard: 0,
         vcpus: vec![0],
@@ -188,10 +189,10 @@ fn parts() -> SpanParts {
         cpuid: Vec::new(),
     };
     let channels = Channels::take(&span, &mut Files::default()).unwrap();
-    SpanParts::new(&span, channels)
+    SpanSetup::new(&span, channels)
 }
 
-/// Writes the program and what the processor needs to run it.
+/// Writes the program and its processor tables to guest memory.
 fn load(program: &Program, entry: Entry, memory: &GuestRam) {
     const GATE: u64 = 0x8E00 << 32;
     const CODE_SELECTOR: u64 = 0x10 << 16;

@@ -1,32 +1,34 @@
-//! Holds the whole VM still for a moment: no vCPU runs, no device's thread works, no I/O into guest memory is under way.
+//! Quiescer: pauses the whole VM. No vCPU runs, no device's thread works, and no I/O into guest memory is in
+//! flight.
 //!
-//! Whoever moves guest memory behind the guest's back (sharing, snapshots) needs that nothing is written meanwhile:
-//! neither by the guest, nor by a device, nor by the kernel on behalf of KVM. vCPUs are kicked out of the guest and park;
-//! a device's thread finishes the event it works on. The devices come first: a thread that waits for a disk must not keep
-//! vCPUs parked. A pause that can't be had within [`PAUSE_LIMIT`] is given up, so nothing can deadlock on it.
+//! Sharing and snapshots move guest memory without the guest's knowledge. Meanwhile nothing may write to it:
+//! neither the guest, nor a device, nor the kernel on behalf of KVM. vCPUs are kicked out of the guest and
+//! park; a device's thread finishes its current event. Devices stop first, so that a thread that waits for a
+//! disk does not keep vCPUs parked. A pause that is not complete within [`PAUSE_LIMIT`] is abandoned, so it
+//! cannot deadlock.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-/// How long the vCPUs may take to park.
+/// Time limit for all vCPUs to park.
 const PAUSE_LIMIT: Duration = Duration::from_millis(20);
-/// How long to wait for one that was kicked before looking at the limit again.
+/// Interval at which a pause checks its time limit while a vCPU parks.
 const PARK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How often who waits for I/O looks again.
+/// Interval at which a pause that waits for I/O retries.
 const DRAIN_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The gate of one VM. Cheap to share.
+/// Quiescer of one VM.
 #[derive(Default)]
-pub struct Gate {
+pub struct Quiescer {
     devices: RwLock<()>,
-    /// I/O that the kernel does into guest memory after its device's thread went on to something else.
+    /// Number of I/Os of the kernel into guest memory that are in flight without their device's thread.
     under_way: AtomicUsize,
-    /// No new I/O is to begin.
+    /// Whether devices must start no new I/O.
     draining: AtomicBool,
     pausing: AtomicBool,
-    /// The VM stands still for long, by order.
+    /// Whether the VM is paused by an order, for long.
     held: AtomicBool,
     vcpus: Mutex<Vcpus>,
     changed: Condvar,
@@ -39,59 +41,64 @@ struct Vcpus {
     kick: Option<libc::c_int>,
 }
 
-/// The VM stands still while this lives.
+/// Pause of the VM, which ends when this is dropped.
 pub struct Pause<'a> {
-    gate: &'a Gate,
+    quiescer: &'a Quiescer,
     _devices: RwLockWriteGuard<'a, ()>,
 }
 
-/// A vCPU's thread takes part while this lives. Made and dropped on that thread.
+/// Registration of a vCPU's thread. Created and dropped on that thread.
 pub struct Participant<'a> {
-    gate: &'a Gate,
+    quiescer: &'a Quiescer,
     thread: libc::pthread_t,
 }
 
-impl Gate {
-    /// An open gate.
+impl Quiescer {
+    /// Creates a quiescer whose VM runs.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// For a device's thread: work on guest memory only while the guard lives.
+    /// Returns a guard, while which a device's thread may access guest memory.
     pub fn work(&self) -> RwLockReadGuard<'_, ()> {
         self.devices.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kernel begins an I/O into guest memory. Called while working.
+    /// Records the start of an I/O of the kernel into guest memory. The caller holds the guard of
+    /// [`Quiescer::work`].
     pub fn io_started(&self) {
         self.under_way.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// An I/O that began is complete.
+    /// Records the completion of an I/O.
     pub fn io_done(&self) {
         self.under_way.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether a device's thread should leave new I/O for later: somebody waits for what is under way.
+    /// Returns whether a device's thread must defer new I/O, because a pause waits for the I/O in flight.
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// For a vCPU's thread, before it first enters the guest. `kick` is the signal that makes it leave, and keeps it out when
-    /// it is about to enter.
+    /// Registers the calling vCPU's thread, before it first enters the guest. `kick` is the signal that makes
+    /// it leave the guest, and that prevents its entry.
     pub fn join(&self, kick: libc::c_int) -> Participant<'_> {
         // SAFETY: the calling thread's own handle.
         let thread = unsafe { libc::pthread_self() };
         let mut vcpus = self.vcpus();
         vcpus.threads.push(thread);
         vcpus.kick = Some(kick);
-        Participant { gate: self, thread }
+        Participant {
+            quiescer: self,
+            thread,
+        }
     }
 
-    /// Holds the VM still; `None` when it can't be had now, because I/O is under way, a vCPU does not leave the kernel, or
-    /// the VM stands still for long.
+    /// Pauses the VM. Returns `None` if I/O is in flight, a vCPU does not leave the kernel, or an order holds
+    /// the VM paused.
     pub fn pause(&self) -> Option<Pause<'_>> {
-        // The thread that holds the VM still has its pause already; others would wait for as long as that takes.
+        // The thread that carries out the order has its pause already; others would wait for as long as the
+        // order holds.
         if self.held.load(Ordering::Acquire) {
             return None;
         }
@@ -103,14 +110,14 @@ impl Gate {
         let mut vcpus = self.vcpus();
         self.pausing.store(true, Ordering::SeqCst);
         let pause = Pause {
-            gate: self,
+            quiescer: self,
             _devices: devices,
         };
         vcpus.kick_all();
         while vcpus.parked < vcpus.threads.len() {
             if Instant::now() >= deadline {
                 drop(vcpus);
-                // Dropping it lets everyone go on.
+                // Dropping the pause resumes all threads.
                 return None;
             }
             vcpus = self
@@ -122,7 +129,7 @@ impl Gate {
         Some(pause)
     }
 
-    /// Holds the VM still, whatever I/O it does: devices begin no more until it is had. `None` after `limit`.
+    /// Pauses the VM after its I/O in flight: devices start none meanwhile. Returns `None` after `limit`.
     pub fn pause_within(&self, limit: Duration) -> Option<Pause<'_>> {
         let deadline = Instant::now() + limit;
         self.draining.store(true, Ordering::Release);
@@ -136,7 +143,7 @@ impl Gate {
         pause
     }
 
-    /// Says whether the VM stands still for long, for whoever has a pause.
+    /// Sets whether an order holds the VM paused. The caller holds a pause.
     pub fn set_held(&self, held: bool) {
         self.held.store(held, Ordering::Release);
     }
@@ -150,29 +157,29 @@ impl Vcpus {
     fn kick_all(&self) {
         let Some(signal) = self.kick else { return };
         for &thread in &self.threads {
-            // SAFETY: a thread takes itself off the list before it ends. A parked one is only woken for nothing.
+            // SAFETY: a thread removes itself from the list before it ends. A parked one only wakes in vain.
             unsafe { libc::pthread_kill(thread, signal) };
         }
     }
 }
 
 impl Participant<'_> {
-    /// Whether [`Participant::check`] would park.
+    /// Returns whether [`Participant::check`] would park.
     pub fn wanted(&self) -> bool {
-        self.gate.pausing.load(Ordering::SeqCst)
+        self.quiescer.pausing.load(Ordering::SeqCst)
     }
 
-    /// Parks while the VM is held still. Called between two entries into the guest.
+    /// Parks while the VM is paused. Called between two entries into the guest.
     pub fn check(&self) {
         if !self.wanted() {
             return;
         }
-        let mut vcpus = self.gate.vcpus();
+        let mut vcpus = self.quiescer.vcpus();
         vcpus.parked += 1;
-        self.gate.changed.notify_all();
+        self.quiescer.changed.notify_all();
         while self.wanted() {
             vcpus = self
-                .gate
+                .quiescer
                 .changed
                 .wait(vcpus)
                 .unwrap_or_else(PoisonError::into_inner);
@@ -184,18 +191,18 @@ impl Participant<'_> {
 impl Drop for Participant<'_> {
     fn drop(&mut self) {
         let thread = self.thread;
-        self.gate.vcpus().threads.retain(|&member| member != thread);
-        self.gate.changed.notify_all();
+        self.quiescer.vcpus().threads.retain(|&member| member != thread);
+        self.quiescer.changed.notify_all();
     }
 }
 
 impl Drop for Pause<'_> {
     fn drop(&mut self) {
-        // Under the lock, so that no vCPU misses the wake-up between its look and its wait.
-        let vcpus = self.gate.vcpus();
-        self.gate.pausing.store(false, Ordering::SeqCst);
+        // Changed under the lock, so that no vCPU misses the wake-up between its check and its wait.
+        let vcpus = self.quiescer.vcpus();
+        self.quiescer.pausing.store(false, Ordering::SeqCst);
         drop(vcpus);
-        self.gate.changed.notify_all();
+        self.quiescer.changed.notify_all();
     }
 }
 
@@ -210,24 +217,24 @@ mod tests {
 
     extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-    /// "vCPUs" and "devices" that count while they may.
+    /// Threads in the roles of vCPUs and devices count while they run.
     #[test]
-    fn nothing_moves_during_a_pause_and_everything_after() {
+    fn vcpus_and_devices_stop_during_a_pause_and_resume_after() {
         register_signal_handler(SIGRTMIN(), ignore).unwrap();
-        let gate = Gate::new();
+        let quiescer = Quiescer::new();
         let (counter, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let mut threads = Vec::new();
         for kind in 0..4 {
-            let (gate, counter, stop) = (gate.clone(), counter.clone(), stop.clone());
+            let (quiescer, counter, stop) = (quiescer.clone(), counter.clone(), stop.clone());
             threads.push(thread::spawn(move || {
-                let vcpu = (kind % 2 == 0).then(|| gate.join(SIGRTMIN()));
+                let vcpu = (kind % 2 == 0).then(|| quiescer.join(SIGRTMIN()));
                 while !stop.load(Ordering::Relaxed) {
                     let _working = match &vcpu {
                         Some(vcpu) => {
                             vcpu.check();
                             None
                         }
-                        None => Some(gate.work()),
+                        None => Some(quiescer.work()),
                     };
                     counter.fetch_add(1, Ordering::SeqCst);
                     thread::yield_now();
@@ -237,7 +244,7 @@ mod tests {
         let mut pauses = 0;
         let deadline = Instant::now() + Duration::from_secs(20);
         while pauses < 50 && Instant::now() < deadline {
-            if let Some(pause) = gate.pause() {
+            if let Some(pause) = quiescer.pause() {
                 let before = counter.load(Ordering::SeqCst);
                 thread::sleep(Duration::from_micros(300));
                 assert_eq!(counter.load(Ordering::SeqCst), before);
@@ -250,26 +257,26 @@ mod tests {
         while counter.load(Ordering::SeqCst) == after && Instant::now() < deadline {
             thread::yield_now();
         }
-        assert!(counter.load(Ordering::SeqCst) > after, "nobody went on");
+        assert!(counter.load(Ordering::SeqCst) > after, "no thread resumed");
         stop.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(pauses, 50);
     }
 
     #[test]
-    fn no_pause_while_the_kernel_writes() {
-        let gate = Gate::new();
-        gate.io_started();
-        assert!(gate.pause().is_none());
-        gate.io_done();
-        assert!(gate.pause().is_some());
+    fn pause_is_refused_while_kernel_io_is_in_flight() {
+        let quiescer = Quiescer::new();
+        quiescer.io_started();
+        assert!(quiescer.pause().is_none());
+        quiescer.io_done();
+        assert!(quiescer.pause().is_some());
     }
 
     #[test]
-    fn a_vcpu_that_does_not_leave_ends_the_attempt_and_goes_on() {
+    fn pause_fails_when_a_vcpu_does_not_park_and_the_vcpu_resumes() {
         register_signal_handler(SIGRTMIN(), ignore).unwrap();
-        let gate = Gate::new();
-        let other = gate.clone();
+        let quiescer = Quiescer::new();
+        let other = quiescer.clone();
         let (joined, wait) = std::sync::mpsc::channel();
         let (release, held) = std::sync::mpsc::channel::<()>();
         let thread = thread::spawn(move || {
@@ -279,9 +286,9 @@ mod tests {
             vcpu.check();
         });
         wait.recv().unwrap();
-        assert!(gate.pause().is_none());
+        assert!(quiescer.pause().is_none());
         release.send(()).unwrap();
         thread.join().unwrap();
-        assert!(gate.pause().is_some());
+        assert!(quiescer.pause().is_some());
     }
 }

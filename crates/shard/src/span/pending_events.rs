@@ -1,13 +1,13 @@
-//! What waits for one vCPU: interrupts, orders, answers. A set rather than a queue: what a guest can send without end is
-//! merged, as the interrupt controller would merge it, so its size is bounded.
+//! Pending events of one vCPU: interrupts, orders and replies. They form a set rather than a queue: events
+//! that a guest can send without end merge as in the interrupt controller. So their size is bounded.
 
 use serde::{Deserialize, Serialize};
 
 use super::packet::Packet;
 use super::startup::Startups;
-use super::travel::{Body, MoveOrder, Traveller};
+use super::vcpu_migration::{MigratingVcpu, MoveOrder, VcpuState};
 
-/// Interrupt vectors: a bit each.
+/// Set of interrupt vectors, one bit each.
 pub type Vectors = [u64; 4];
 
 /// Calls `each` with every vector of the set.
@@ -20,43 +20,43 @@ fn each_of(vectors: &Vectors, mut each: impl FnMut(u8)) {
     }
 }
 
-/// Non-maskable interrupts that a vCPU has not taken: two at most. A processor takes one and latches one more while it handles
-/// that (SDM vol. 3, 7.7.1); KVM counts as far for its own controllers.
+/// Non-maskable interrupts that a vCPU has not taken, two at most. A processor handles one and latches one
+/// more meanwhile (SDM vol. 3, 7.7.1). KVM has the same limit for its own controllers.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Nmis(u8);
 
 impl Nmis {
     const MAX: u8 = 2;
 
-    /// Adds one.
+    /// Adds one NMI.
     pub fn add(&mut self) {
         self.join(Self(1));
     }
 
-    /// Adds others.
+    /// Adds other NMIs.
     pub fn join(&mut self, others: Self) {
         self.0 = self.0.saturating_add(others.0).min(Self::MAX);
     }
 
-    /// Takes all, and returns how many there were.
+    /// Takes all NMIs and returns their number.
     pub fn take(&mut self) -> u8 {
         std::mem::take(&mut self.0)
     }
 
-    /// Whether there is none.
+    /// Returns whether no NMI is pending.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 }
 
-/// A device's answer to an access.
+/// A device's reply to an access.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Answer {
-    /// What was read.
+pub struct DeviceReply {
+    /// The value that was read; 0 for a write.
     pub value: u64,
 }
 
-/// What a vCPU takes with it when it moves.
+/// Events that migrate with a vCPU.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Signals {
     /// Edge-triggered interrupts.
@@ -70,7 +70,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// An interrupt has come.
+    /// Adds an interrupt.
     pub fn interrupt(&mut self, vector: u8, level: bool) {
         let vectors = if level { &mut self.levels } else { &mut self.edges };
         vectors[usize::from(vector / 64)] |= 1 << (vector % 64);
@@ -82,50 +82,50 @@ impl Signals {
         each_of(&self.edges, |vector| each(vector, false));
     }
 
-    /// Nothing has come.
+    /// Returns whether no event is pending.
     pub fn is_empty(&self) -> bool {
         self.edges == [0; 4] && self.levels == [0; 4] && self.nmis.is_empty() && self.startups.is_empty()
     }
 }
 
-/// All that waits. `B` is what travels of a vCPU.
+/// All pending events of a vCPU. `S` is the state of a migrating vCPU.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Mail<B = Body> {
-    /// For the vCPU, wherever it is.
+pub struct PendingEvents<S = VcpuState> {
+    /// Events for the vCPU in whichever shard it is.
     pub signals: Signals,
-    /// It is to move.
+    /// Order to migrate.
     pub leave: Option<MoveOrder>,
-    /// It has come to this shard.
-    pub arrival: Option<Box<Traveller<B>>>,
-    /// What a device has answered.
-    pub answer: Option<Answer>,
-    /// INITs of this vCPU that were obeyed.
-    pub obeyed: u32,
+    /// The vCPU itself, which has arrived in this shard.
+    pub arrival: Option<Box<MigratingVcpu<S>>>,
+    /// Reply of a device.
+    pub reply: Option<DeviceReply>,
+    /// Number of INITs from this vCPU that their targets have completed.
+    pub inits_done: u32,
 }
 
-impl<B> Default for Mail<B> {
+impl<S> Default for PendingEvents<S> {
     fn default() -> Self {
         Self {
             signals: Signals::default(),
             leave: None,
             arrival: None,
-            answer: None,
-            obeyed: 0,
+            reply: None,
+            inits_done: 0,
         }
     }
 }
 
-impl<B> Mail<B> {
-    /// Puts in what a packet brings to a vCPU. What is for the shard is not for here.
-    pub fn put(&mut self, packet: Packet<B>) {
+impl<S> PendingEvents<S> {
+    /// Adds the event in a packet for a vCPU. Packets for the shard itself change nothing.
+    pub fn add(&mut self, packet: Packet<S>) {
         match packet {
             Packet::Interrupt { vector, level, .. } => self.signals.interrupt(vector, level),
             Packet::Nmi { .. } => self.signals.nmis.add(),
-            Packet::Numbered { number, startup, .. } => self.signals.startups.put(number, startup),
-            Packet::Answer { value, .. } => self.answer = Some(Answer { value }),
-            Packet::Obeyed { .. } => self.obeyed += 1,
+            Packet::Numbered { number, startup, .. } => self.signals.startups.insert(number, startup),
+            Packet::Answer { value, .. } => self.reply = Some(DeviceReply { value }),
+            Packet::Obeyed { .. } => self.inits_done += 1,
             Packet::Leave { order, .. } => self.leave = Some(order),
-            Packet::Arrive { traveller, .. } => self.arrival = Some(traveller),
+            Packet::Arrive { migrating, .. } => self.arrival = Some(migrating),
             Packet::Startup { .. }
             | Packet::Enabled { .. }
             | Packet::After { .. }
@@ -137,7 +137,7 @@ impl<B> Mail<B> {
         }
     }
 
-    /// Takes all that is to be looked at now.
+    /// Takes all events that the loop of the vCPU serves: all but replies and completed INITs.
     pub fn take(&mut self) -> Self {
         Self {
             signals: std::mem::take(&mut self.signals),
@@ -147,13 +147,15 @@ impl<B> Mail<B> {
         }
     }
 
-    /// Nothing waits that is to be looked at now: who asked a device, or sent an INIT, waits for the answer alone.
+    /// Returns whether no event waits for the vCPU's loop. Replies and completed INITs do not count: their
+    /// waiter takes them.
     pub fn is_empty(&self) -> bool {
         self.signals.is_empty() && self.leave.is_none() && self.arrival.is_none()
     }
 
-    /// As packets, to send on to where vCPU `vcpu` is now. An answer stays: it is for the thread that asked.
-    pub fn into_packets(mut self, vcpu: u8) -> Vec<Packet<B>> {
+    /// Returns the events as packets, to forward to the owner of `vcpu`. A reply stays, since the thread that
+    /// sent the request waits here.
+    pub fn into_packets(mut self, vcpu: u8) -> Vec<Packet<S>> {
         let mut packets = Vec::new();
         self.signals.interrupts(|vector, level| {
             packets.push(Packet::Interrupt { vcpu, vector, level });
@@ -182,19 +184,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_on_is_what_came(came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50), nmis in 0..4_u8) {
-            let mut mail = Mail::<()>::default();
+        fn forwarded_packets_equal_the_merged_events(
+            came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50),
+            nmis in 0..4_u8,
+        ) {
+            let mut events = PendingEvents::<()>::default();
             for (vector, level) in &came {
-                mail.signals.interrupt(*vector, *level);
+                events.signals.interrupt(*vector, *level);
             }
             for _ in 0..nmis {
-                mail.put(Packet::Nmi { vcpu: 3 });
+                events.add(Packet::Nmi { vcpu: 3 });
             }
-            prop_assert_eq!(mail.is_empty(), came.is_empty() && nmis == 0);
+            prop_assert_eq!(events.is_empty(), came.is_empty() && nmis == 0);
             let mut expected = came;
             expected.sort_unstable();
             expected.dedup();
-            let packets = mail.into_packets(3);
+            let packets = events.into_packets(3);
             let mut sent: Vec<_> = packets
                 .iter()
                 .filter_map(|packet| match packet {

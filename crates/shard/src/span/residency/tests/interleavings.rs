@@ -1,4 +1,4 @@
-//! Every order in which interrupts, moves, refusals, messages and threads can follow one another.
+//! All interleavings of interrupts, moves, refusals, messages and threads.
 
 use stateright::{Checker, Model, Property};
 
@@ -6,31 +6,32 @@ use self::Event::{Init, Interrupt, Move, Nmi, Start};
 use super::world::World;
 use crate::span::startup::{Startup, Waiter};
 
-/// More than any order of these worlds takes: 24 is the most.
+/// Limit on messages, above the maximum of these worlds, which is 24.
 const MESSAGES_MAX: usize = 32;
 
-/// Something that is done once, at any time, by this shard.
+/// Event that the given shard causes once, at any time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Event {
     Interrupt(u8, u8),
     Nmi(u8),
     Init(u8),
-    /// Of this page.
+    /// Start-up interrupt with this page.
     Start(u8, u8),
-    /// The home orders a move to that shard.
+    /// Order of the home to move to a shard.
     Move(u8),
 }
 
-/// A small world.
+/// Configuration of a small world.
 #[derive(Clone, Debug)]
 struct Small {
     shards: u8,
-    /// Where the vCPU is at first.
+    /// Initial shard of the vCPU.
     at: u8,
     events: Vec<Event>,
-    /// Moves come in the order of the list, each when the home has heard how the one before came out; otherwise at any time.
-    patient: bool,
-    /// Whose KVM takes no vCPU that comes.
+    /// Whether moves are ordered in the order of the list, each after the home has received the outcome of
+    /// the one before. Otherwise they are ordered at any time.
+    is_sequential: bool,
+    /// Shard whose KVM accepts no arriving vCPU.
     refuses: Option<u8>,
 }
 
@@ -51,8 +52,8 @@ impl Small {
     fn may(&self, state: &State, event: usize) -> bool {
         let is_open_move = |place: usize| matches!(self.events[place], Move(_)) && !state.done[place];
         let is_first = !(0..event).any(is_open_move);
-        let is_answered = state.world.tally.heard() == state.world.tally.orders;
-        !state.done[event] && (!self.patient || !is_open_move(event) || is_first && is_answered)
+        let is_answered = state.world.history.reported() == state.world.history.orders;
+        !state.done[event] && (!self.is_sequential || !is_open_move(event) || is_first && is_answered)
     }
 }
 
@@ -107,13 +108,15 @@ impl Model for Small {
                 }
                 broken.is_none()
             }),
-            // Each step takes something out of a channel, an inbox or a thread's hands: only messages can go on for ever.
+            // Each step removes an item from a channel, an event slot or a thread, so only new messages can
+            // continue for ever.
             Property::always("comes to rest", |_, state: &State| {
                 state.world.messages <= MESSAGES_MAX
             }),
             Property::always("one outcome for each order", |model: &Small, state: &State| {
                 let world = &state.world;
-                !(model.patient && world.is_at_rest()) || world.tally.heard() == world.tally.orders
+                !(model.is_sequential && world.is_at_rest())
+                    || world.history.reported() == world.history.orders
             }),
             Property::sometimes("all done, and at rest", |_, state: &State| {
                 state.world.is_at_rest() && state.done.iter().all(|done| *done)
@@ -126,7 +129,8 @@ impl Model for Small {
     }
 }
 
-/// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
+/// Checks all interleavings. There must be at least `states_least` states, so that a mistake in the model is
+/// not taken for a proof.
 #[track_caller]
 fn check(small: Small, states_least: usize) {
     let checker = small.checker().threads(2).spawn_bfs().join();
@@ -142,14 +146,14 @@ impl Small {
             shards,
             at,
             events: events.to_vec(),
-            patient: true,
+            is_sequential: true,
             refuses: None,
         }
     }
 }
 
 #[test]
-fn a_vcpu_goes_and_comes_back_while_it_is_interrupted() {
+fn round_trip_migration_loses_and_doubles_no_interrupt() {
     for at in [0, 1] {
         let moves = [Move(1 - at), Move(at)];
         let events = [&moves[..], &[Interrupt(0, 0x40), Interrupt(1, 0x41), Nmi(1)]].concat();
@@ -157,9 +161,9 @@ fn a_vcpu_goes_and_comes_back_while_it_is_interrupted() {
     }
 }
 
-/// One vCPU takes the first and latches the second, wherever the two meet.
+/// One vCPU takes the first and latches the second, in whichever shard the two meet.
 #[test]
-fn two_nmis_that_come_together_are_two_while_the_vcpu_moves() {
+fn two_nmis_are_both_delivered_during_a_migration() {
     for at in [0, 1] {
         let events = [Move(1 - at), Move(at), Nmi(0), Nmi(1)];
         check(Small::new(2, at, &events), 1000);
@@ -167,7 +171,7 @@ fn two_nmis_that_come_together_are_two_while_the_vcpu_moves() {
 }
 
 #[test]
-fn a_vcpu_goes_and_comes_back_while_it_is_started() {
+fn round_trip_migration_keeps_the_order_of_startups() {
     for at in [0, 1] {
         let moves = [Move(1 - at), Move(at)];
         let events = [&moves[..], &[Init(1), Start(1, 1), Start(0, 2)]].concat();
@@ -176,12 +180,12 @@ fn a_vcpu_goes_and_comes_back_while_it_is_started() {
 }
 
 #[test]
-fn moves_are_ordered_before_others_are_done() {
+fn overlapping_move_orders_converge() {
     let events = [Move(1), Move(0), Move(1), Interrupt(1, 0x41), Start(0, 1)];
     let small = Small::new(2, 0, &events);
     check(
         Small {
-            patient: false,
+            is_sequential: false,
             ..small
         },
         1000,
@@ -190,16 +194,16 @@ fn moves_are_ordered_before_others_are_done() {
     let small = Small::new(3, 0, &events);
     check(
         Small {
-            patient: false,
+            is_sequential: false,
             ..small
         },
         1000,
     );
 }
 
-/// The home, where it was before, and where it goes to.
+/// Three shards: the home, the previous owner and the target.
 #[test]
-fn a_vcpu_goes_round_three_shards_while_it_is_interrupted() {
+fn three_shard_migration_loses_and_doubles_no_interrupt() {
     for moves in [[Move(2), Move(0)], [Move(2), Move(1)], [Move(0), Move(2)]] {
         let events = [&moves[..], &[Interrupt(0, 0x40), Interrupt(2, 0x42)]].concat();
         check(Small::new(3, 1, &events), 5_000);
@@ -207,7 +211,7 @@ fn a_vcpu_goes_round_three_shards_while_it_is_interrupted() {
 }
 
 #[test]
-fn a_vcpu_goes_round_three_shards_while_it_is_started() {
+fn three_shard_migration_keeps_the_order_of_startups() {
     for moves in [[Move(2), Move(0)], [Move(2), Move(1)], [Move(0), Move(2)]] {
         let events = [&moves[..], &[Init(2), Start(0, 1)]].concat();
         check(Small::new(3, 1, &events), 5_000);
@@ -215,16 +219,16 @@ fn a_vcpu_goes_round_three_shards_while_it_is_started() {
 }
 
 #[test]
-fn a_shard_refuses_a_vcpu() {
+fn refused_vcpu_returns_and_no_event_is_lost() {
     for (at, refuses) in [(0, 1), (1, 0)] {
-        for (patient, other) in [(true, Start(refuses, 1)), (false, Nmi(at))] {
+        for (is_sequential, other) in [(true, Start(refuses, 1)), (false, Nmi(at))] {
             let events = [Move(refuses), Move(refuses), Interrupt(refuses, 0x40), other];
             let refuses = Some(refuses);
             let small = Small::new(2, at, &events);
             check(
                 Small {
                     refuses,
-                    patient,
+                    is_sequential,
                     ..small
                 },
                 1000,

@@ -1,5 +1,0 @@
-//! One vCPU, a few shards, channels that keep order, moves and refusals: every order of a small world (`every_order`).
-
-mod every_order;
-mod tally;
-mod world;
