@@ -55,7 +55,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(changes in prop::collection::vec((any::<bool>(), any::<u8>()), 0..300)) {
+        fn set_matches_a_btree_set(changes in prop::collection::vec((any::<bool>(), any::<u8>()), 0..300)) {
             let (mut set, mut plain) = (Set::default(), BTreeSet::new());
             for (is_in, number) in changes {
                 if is_in {

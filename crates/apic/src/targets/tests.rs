@@ -70,7 +70,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn targets_are_those_that_match(
+    fn targets_match_the_definition(
         destination in destination(),
         shorthand in shorthand(),
         delivery in prop::sample::select(&DELIVERIES[..]),
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn a_set_holds_what_was_put_in(numbers in prop::collection::btree_set(any::<u8>(), 0..40), other: u8) {
+    fn set_contains_what_was_inserted(numbers in prop::collection::btree_set(any::<u8>(), 0..40), other: u8) {
         let mut set: Targets = numbers.iter().map(|&number| u32::from(number)).collect();
         prop_assert!(set.iter().eq(numbers.iter().map(|&number| u32::from(number))));
         prop_assert_eq!(set.contains(other.into()), numbers.contains(&other));
@@ -124,7 +124,7 @@ fn lowest_priority_interrupts_are_spread_by_vector() {
 
 /// An INIT wakes who is disabled.
 #[test]
-fn who_is_disabled_is_a_target_of_all_but_lowest_priority() {
+fn disabled_apic_is_excluded_from_lowest_priority_only() {
     for delivery in DELIVERIES {
         let interrupt = interrupt(Destination::Physical(2), delivery, 0x40);
         let found = targets(&interrupt, Shorthand::None, None, 4, &Targets::default());
@@ -133,7 +133,7 @@ fn who_is_disabled_is_a_target_of_all_but_lowest_priority() {
 }
 
 #[test]
-fn numbers_beyond_the_set_are_nobody() {
+fn out_of_range_vcpus_are_ignored() {
     let mut set = Targets::default();
     set.insert(256);
     set.insert(u32::MAX);

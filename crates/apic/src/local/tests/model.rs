@@ -100,7 +100,7 @@ proptest! {
 
     /// Priorities, nesting, order of ends, trigger modes; and none is lost or doubled.
     #[test]
-    fn it_serves_as_the_model_does(events in prop::collection::vec(event(), 0..150)) {
+    fn service_order_matches_the_model(events in prop::collection::vec(event(), 0..150)) {
         let mut apic = LocalApic::new(2, 1);
         let mut model = Model::default();
         for event in [Event::Enable(true)].into_iter().chain(events) {
@@ -152,7 +152,7 @@ proptest! {
     /// Whatever a guest does to its registers, at whatever times: a fault changes nothing, the state stays possible, and nothing
     /// is served that is not allowed.
     #[test]
-    fn any_traffic_leaves_a_possible_state(
+    fn every_event_sequence_leaves_a_valid_state(
         id: u32,
         tsc_per_tick: u32,
         traffic in prop::collection::vec((register(), value(), any::<u8>(), 0..50_000_u64), 0..200),
