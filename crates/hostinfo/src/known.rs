@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_of_this_host_are_on_the_host_that_facts_speak_of() {
+    fn local_cells_get_the_host_name_used_in_facts() {
         let site = Site {
             here: "alpha".into(),
             hosts: Vec::new(),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_is_named_with_the_line_and_its_mend() {
+    fn malformed_file_error_names_line_and_help() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("wrong.facts");
         fs::write(&file, "# mine\nlatency_ns(\"box\", 0, 1, 300)\n").expect("written");
@@ -261,7 +261,7 @@ mod tests {
 
     /// Multicast takes its costs from these facts.
     #[test]
-    fn the_cells_of_this_machine_have_costs() {
+    fn every_local_cell_pair_has_a_message_cost() {
         let mut base: Base = topology::discover().into_iter().collect();
         let plans = division(&Machine::of(&base), None).expect("a machine with CPUs");
         base.learn(cells(&plans, &topology::host_name(), None));

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_is_a_node() {
+    fn each_part_becomes_a_guest_node() {
         let nodes = span_nodes(&parts(&[1, 0]), &known(""), SpanMemory::Shared);
         assert_eq!([&nodes[0].vcpus, &nodes[1].vcpus], [&[0, 1], &[2, 3]]);
         assert_eq!([nodes[0].memory_bytes, nodes[1].memory_bytes], [1 << 28, 2 << 28]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_are_the_hosts_but_two_cells_of_one_node_are_apart() {
+    fn guest_distances_are_the_hosts_and_cells_of_one_node_differ() {
         let host = known("");
         assert_eq!(distances(&[0, 1], &host), [[10, 21], [21, 10]]);
         assert_eq!(distances(&[1, 2], &host), [[10, 11], [11, 10]]);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_told_from_the_side_of_who_reads() {
+    fn latency_and_bandwidth_are_reported_for_the_reader() {
         let measured = |from, to, ns, mb_s| {
             format!(
                 "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", {ns})\nbandwidth_mb_s(\"{HOST}\", {from}, {to}, \"copy\", {mb_s})\n"
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_software_keeps_coherent_is_far_whatever_is_known_of_the_cells() {
+    fn software_coherent_memory_is_always_far() {
         let measured = |from, to| {
             format!(
                 "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", 90)\nbandwidth_mb_s(\"{HOST}\", {from}, {to}, \"copy\", 16000)\n"

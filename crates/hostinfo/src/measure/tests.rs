@@ -31,7 +31,7 @@ fn first_cpus(count: usize) -> BTreeSet<i64> {
 const PATIENT: Duration = Duration::from_secs(60);
 
 #[test]
-fn every_pair_of_allowed_cpus_is_measured_both_ways() {
+fn every_pair_of_allowed_cpus_is_measured_in_both_directions() {
     let cpus = first_cpus(4);
     let measured: Base = measure(&host(&cpus), &cpus, PATIENT).into_iter().collect();
     for (kind, transport) in [
@@ -60,7 +60,7 @@ fn every_pair_of_allowed_cpus_is_measured_both_ways() {
 
 /// A time limit that is over, and CPUs that can't be used, leave pairs out; neither makes anybody wait.
 #[test]
-fn what_can_not_be_measured_is_left_out_in_time() {
+fn unmeasurable_pairs_are_skipped_within_the_limit() {
     let cpus = first_cpus(2);
     assert_eq!(measure(&host(&cpus), &cpus, Duration::ZERO), []);
     let mine = *cpus.first().expect("a CPU");
@@ -73,7 +73,7 @@ fn what_can_not_be_measured_is_left_out_in_time() {
 }
 
 #[test]
-fn who_may_use_one_cpu_measures_nothing() {
+fn single_allowed_cpu_yields_no_measurement() {
     let thread = std::thread::spawn(|| {
         let mut one = CpuSet::new();
         let first = *allowed().first().expect("a CPU");
@@ -88,7 +88,7 @@ fn who_may_use_one_cpu_measures_nothing() {
 
 /// Measuring on many CPUs takes no longer than its limit: pairs that are many share it.
 #[test]
-fn the_limit_is_kept() {
+fn measurement_stays_within_its_time_limit() {
     let cpus = first_cpus(2);
     let limit = Duration::from_millis(50);
     let start = Instant::now();
@@ -100,7 +100,7 @@ fn the_limit_is_kept() {
 }
 
 #[test]
-fn what_is_kept_counts_for_this_boot_this_host_and_these_cpus() {
+fn cached_measurements_are_valid_for_same_boot_host_and_cpus_only() {
     let directory = tempfile::tempdir().expect("a directory");
     let kept = Kept::at(directory.path());
     let cpus = BTreeSet::from([0, 1, 2, 8]);
@@ -141,7 +141,7 @@ fn what_is_kept_counts_for_this_boot_this_host_and_these_cpus() {
 }
 
 #[test]
-fn one_measures_at_a_time() {
+fn at_most_one_process_measures() {
     let directory = tempfile::tempdir().expect("a directory");
     let kept = Kept::at(directory.path());
     let turn = kept.turn(true).expect("a lock").expect("nobody measures");
@@ -152,7 +152,7 @@ fn one_measures_at_a_time() {
 
 /// One that listens, one that refuses, and one that there is not.
 #[test]
-fn hosts_that_answer_are_measured() {
+fn only_responding_hosts_are_measured() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let there = listener.local_addr().expect("an address");
     let free = TcpListener::bind("127.0.0.1:0")

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_pages_of_guest_memory_count_and_each_node_gets_its_own() {
+    fn guest_pages_are_counted_per_node_and_others_ignored() {
         let text = "\
 7f1000000000 bind:0-1 file=/memfd:guest-memory\\040(deleted) mapped=30 active=0 N0=10 N1=20 kernelpagesize_kB=4
 7f1100000000 default file=/srv/N9=5/image.raw mapped=7 N0=7 kernelpagesize_kB=4
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_has_no_guest_memory_has_no_pages_of_it() {
+    fn process_without_guest_memory_reports_none() {
         let own = i32::try_from(std::process::id()).unwrap();
         match guest_pages(own) {
             Ok(pages) => assert!(pages.nodes.is_empty(), "{pages:?}"),

@@ -32,7 +32,7 @@ fn status(number: u16, life: Option<u32>) -> CellStatus {
 }
 
 #[test]
-fn cell_that_does_not_run_has_no_room_and_its_loans_are_no_memory() {
+fn stopped_cell_has_no_capacity_and_its_loans_do_not_count() {
     let part = |cell| Part { cell, bytes: 1 << 20 };
     let mut cells = vec![status(0, Some(1)), status(1, None), status(2, Some(1))];
     cells[0].borrowed = vec![part(1), part(2)];
@@ -58,7 +58,7 @@ fn cell_that_does_not_run_has_no_room_and_its_loans_are_no_memory() {
 }
 
 #[test]
-fn recorded_cells_have_the_room_that_their_facts_say() {
+fn recorded_cells_have_the_capacity_of_their_facts() {
     let facts = "host(\"a\")\ncell(0, \"a\")\ncell_cpu(0, 4)\ncell_cpu(0, 5)\ncell(1, \"b\")\ncell_runs(0)\ncell_runs(1)\n\
         cell_runs(2)\ncell_free_bytes(0, 100)\ncell_free_bytes(1, 900)\ncell_cpus(1, 8)\ncell_vcpus(1, 4)\ncell_runs(-1)";
     let rooms = of_facts(&base(facts));
@@ -71,7 +71,7 @@ fn recorded_cells_have_the_room_that_their_facts_say() {
 }
 
 #[test]
-fn queries_have_the_decision_and_its_reasons_as_facts() {
+fn queries_return_the_decision_and_its_reasons_as_facts() {
     let facts = "cell_runs(0)\ncell_cpus(0, 2)\ncell_vcpus(0, 1)\ncell_free_bytes(0, 100)\n\
         cell_runs(1)\ncell_cpus(1, 2)\ncell_free_bytes(1, 100)\ncell_runs(2)\ncell_cpus(2, 2)\ncell_free_bytes(2, 900)\n\
         cell_cordoned(2)\n";
@@ -91,7 +91,7 @@ fn queries_have_the_decision_and_its_reasons_as_facts() {
 }
 
 #[test]
-fn assertion_of_a_cell_that_does_not_run_gives_it_no_room() {
+fn assertion_gives_a_stopped_cell_no_capacity() {
     let asserted = base("cell_runs(7)\ncell_cpus(7, 64)\ncell_free_bytes(7, 9000000000)\ncell_cordoned(0)");
     let cells = vec![status(0, Some(1)), status(1, Some(1))];
     let merged = merge(&asserted, of_status(&Status { cells, ready: true }, |_| true));
@@ -106,7 +106,7 @@ fn assertion_of_a_cell_that_does_not_run_gives_it_no_room() {
 }
 
 #[test]
-fn change_of_the_file_is_noticed_once() {
+fn file_change_is_reported_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("asserted.facts");
     let mut watch = Watch {
@@ -153,7 +153,7 @@ proptest! {
     /// What is asserted of a live cluster has the same cell chosen through the facts as by the rooms with the
     /// assertions.
     #[test]
-    fn facts_and_rooms_give_a_vm_the_same_place(
+    fn placement_by_facts_equals_placement_by_capacities(
         mut rooms in any_rooms(),
         asserted in any_rooms(),
         vcpus in 0..4_u32,
