@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drawing_names_every_node() {
+    fn drawing_names_every_node() {
         let machine = machine(include_str!("../machines/two-sockets.facts"));
         let text = text(&machine);
         assert!(
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_measured_is_drawn_between_nodes() {
+    fn measured_latencies_are_drawn_between_nodes() {
         let measured = "latency_ns(\"two-sockets\", 0, 1, \"ring\", 90)\n\
             latency_ns(\"two-sockets\", 0, 4, \"ring\", 1200)\n\
             latency_ns(\"two-sockets\", 0, 5, \"ring\", 1300)\n\
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_machines_are_whole() {
+    fn recorded_machines_are_drawn_completely() {
         for (facts, nodes, cpus) in [
             (include_str!("../machines/two-sockets.facts"), 2, 16),
             (include_str!("../machines/eight-nodes.facts"), 8, 32),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_facts_do_not_break_a_picture() {
+    fn names_in_facts_are_escaped_in_drawings() {
         let machine = machine("host(\"<a & b>\")\nnode(\"<a & b>\", 0)");
         assert!(svg(&machine).contains("&lt;a &amp; b&gt;"));
     }

@@ -174,19 +174,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(terms in prop::collection::vec(prop_oneof![any::<i64>().prop_map(Term::Number), "[ -~]{0,20}".prop_map(Term::Text)], 1..6)) {
+        fn printed_facts_parse_to_the_same_facts(terms in prop::collection::vec(prop_oneof![any::<i64>().prop_map(Term::Number), "[ -~]{0,20}".prop_map(Term::Text)], 1..6)) {
             let fact = Fact { name: "some_fact2".into(), terms };
             prop_assert_eq!(parse(&format!("# facts\n\n  {fact};  # so it is\n")), Ok(vec![fact]));
         }
 
         #[test]
-        fn no_text_breaks_the_parser(text in "\\PC{0,60}") {
+        fn any_text_is_parsed_or_rejected_without_panic(text in "\\PC{0,60}") {
             let _ = parse(&text);
         }
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_line() {
+    fn parse_error_names_its_line() {
         for (text, what) in [
             ("node", "there is no `(`"),
             ("Node(1)", "the name"),

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn on_few_cpus_all_pairs_are_measured_and_what_tells_most_first() {
+    fn few_cpus_yield_all_pairs_most_informative_first() {
         let measured = pairs(&two_sockets(), &(0..16).collect());
         assert_eq!(measured.len(), 16 * 15 / 2);
         // Threads and cores of each socket, then from socket to socket.
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn on_many_cpus_some_stand_for_all() {
+    fn many_cpus_yield_representative_pairs() {
         let host = host(include_str!("../machines/sixty-four-nodes.facts"));
         let measured = pairs(&host, &(0..1024).collect());
         assert!(
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_alone_has_no_pair_and_unknown_ones_are_left_out() {
+    fn single_cpu_has_no_pair_and_unknown_cpus_are_skipped() {
         assert_eq!(pairs(&two_sockets(), &BTreeSet::from([3])), []);
         assert_eq!(pairs(&two_sockets(), &BTreeSet::from([3, 12, 99])), [(3, 12)]);
         assert_eq!(pairs(&Host::default(), &BTreeSet::from([0, 1])), []);
@@ -133,7 +133,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_allowed_cpus_are_measured_each_pair_once(allowed in prop::collection::btree_set(0..20_i64, 0..16)) {
+        fn only_allowed_cpus_are_paired_each_pair_once(allowed in prop::collection::btree_set(0..20_i64, 0..16)) {
             let measured = pairs(&two_sockets(), &allowed);
             let there: BTreeSet<i64> = allowed.into_iter().filter(|cpu| *cpu < 16).collect();
             let mut sorted = measured.clone();

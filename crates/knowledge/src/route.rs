@@ -276,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_cell_is_reached_once(nodes in 1..9_u32, cells in 1..9_u32, source in 0..64_usize, far in 100..2000_u64) {
+        fn tree_reaches_every_cell_once(nodes in 1..9_u32, cells in 1..9_u32, source in 0..64_usize, far in 100..2000_u64) {
             let costs = costs(nodes, cells, 100, far, 50);
             let count = costs.node.len();
             let source = source % count;
@@ -291,7 +291,7 @@ mod tests {
         }
 
         #[test]
-        fn the_best_never_has_the_replies_later_than_either(nodes in 1..9_u32, cells in 1..9_u32, far in 100..2000_u64, send in 1..500_u64) {
+        fn best_tree_completes_no_later_than_either_alternative(nodes in 1..9_u32, cells in 1..9_u32, far in 100..2000_u64, send in 1..500_u64) {
             let costs = costs(nodes, cells, 100, far, send);
             let best = Tree::best(&costs, 0).replied_ns(&costs, 0);
             prop_assert!(best <= Tree::unicast(&costs, 0).replied_ns(&costs, 0));
@@ -301,7 +301,7 @@ mod tests {
 
     /// The paper's machine with 8 sockets of 4 cores (Figure 6): one after another is much slower there.
     #[test]
-    fn on_eight_nodes_of_four_a_tree_is_sooner() {
+    fn tree_is_faster_on_eight_nodes_of_four() {
         let costs = costs(8, 4, 250, 300, 120);
         let [unicast, multicast] =
             [Tree::unicast(&costs, 0), Tree::multicast(&costs, 0)].map(|tree| tree.last_ns(&costs, 0));
@@ -315,7 +315,7 @@ mod tests {
 
     /// Four boards of four nodes with a cell each; a message between boards takes six times as long.
     #[test]
-    fn cells_of_one_board_have_a_relay_where_that_is_sooner() {
+    fn cells_of_one_board_share_a_relay_where_that_is_faster() {
         let latency = |from: usize, to: usize| if from / 4 == to / 4 { 100 } else { 600 };
         let mut costs = Costs {
             latency_ns: (0..16)
@@ -336,7 +336,7 @@ mod tests {
 
     /// As in Figure 6 a tree grows slowest.
     #[test]
-    fn a_revocation_on_eight_nodes_of_four_is_soonest_by_a_tree() {
+    fn revocation_on_eight_nodes_of_four_is_fastest_by_tree() {
         let costs = Costs {
             take_ns: 120,
             ..costs(8, 4, 250, 300, 120)
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_between_two_is_there_and_back() {
+    fn revocation_between_two_cells_is_one_round_trip() {
         let costs = Costs {
             take_ns: 30,
             ..costs(2, 1, 100, 280, 20)

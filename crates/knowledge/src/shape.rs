@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_last_term_is_a_value() {
+    fn only_the_last_term_of_a_schema_is_a_value() {
         for (name, terms) in SHAPES {
             let before = terms.iter().rev().skip(1);
             assert!(before.clone().all(|(_, kind)| *kind != Value), "{name}");

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_follows_through_any_number_of_steps() {
+    fn recursion_reaches_the_fixed_point() {
         let chain: String = (0..50).map(|n| format!("link({n}, {})\n", n + 1)).collect();
         let rules = "reaches(A, B) <- link(A, B). reaches(A, C) <- reaches(A, B), link(B, C).";
         assert_eq!(answers(&base(&chain), rules, "reaches(0, X)").len(), 50);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_the_same_in_a_whole_rule_and_an_underscore_never() {
+    fn variable_is_bound_once_per_rule_and_underscore_never() {
         let base = base("pair(1, 1)\npair(1, 2)\npair(\"a\", \"a\")");
         assert_eq!(
             answers(&base, "", "pair(X, X)"),
@@ -259,7 +259,7 @@ mod tests {
     proptest! {
         /// Whatever is asked for by some of its terms is found, and what is not there is missed.
         #[test]
-        fn a_fact_is_there_or_absent(pairs in prop::collection::btree_set((0..6_i64, 0..6_i64), 0..20)) {
+        fn fact_is_present_or_absent(pairs in prop::collection::btree_set((0..6_i64, 0..6_i64), 0..20)) {
             let facts: String = pairs.iter().map(|(a, b)| format!("pair({a}, {b})\n")).collect();
             let all: String = (0..6).map(|n| format!("n({n})\n")).collect();
             let base = base(&(facts + &all));
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_is_known_in_whole_first() {
+    fn negated_relations_are_complete_before_use() {
         let rules =
             "least(X) <- n(X), not more(X). more(X) <- n(X), n(Y), Y < X. odd(X) <- next(Y, X), not odd(Y).";
         let base = base("n(7)\nn(3)\nn(5)\nnext(1, 2)");
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_without_end_is_given_up() {
+    fn query_beyond_the_work_limit_is_aborted() {
         let many: String = (0..2000).map(|n| format!("n({n})\n")).collect();
         let question = parse("q(A, B, C) <- n(A), n(B), n(C)")
             .expect("a question")
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_rules_know_which_nodes_are_near_and_which_cpus_share() {
+    fn built_in_rules_derive_near_nodes_and_cache_sharing() {
         let machine = base(include_str!("../../machines/two-sockets.facts"));
         assert_eq!(
             answers(&machine, BUILT_IN, "near(_, 0, N)"),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_rules_know_which_cells_are_near_and_how_they_talk() {
+    fn built_in_rules_derive_near_cells_and_their_transports() {
         let cells = "host(\"a\")\nnode(\"a\", 0)\nnode(\"a\", 1)\ncell(0, \"a\")\ncell(1, \"a\")\ncell(2, \"a\")\ncell(3, \"b\")\n\
             cell_node(0, 0)\ncell_node(1, 0)\ncell_node(2, 1)\ncell_node(3, 0)\n\
             distance(\"a\", 0, 1, 15)\ndistance(\"a\", 1, 0, 30)\n\
@@ -341,7 +341,7 @@ mod tests {
 
     /// With a thousand CPUs and what was measured between them, too.
     #[test]
-    fn large_machines_are_asked_in_time() {
+    fn queries_over_large_machines_finish_in_time() {
         let mut machine = base(include_str!("../../machines/sixty-four-nodes.facts"));
         let name: &str = "sixty-four-nodes";
         for from in 0..64 {

@@ -249,13 +249,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_breaks_the_parser(text in "([a-cX-Z_0-9(),.<>=!\"# \n-]|not ){0,60}") {
+        fn any_text_is_parsed_or_rejected_without_panic(text in "([a-cX-Z_0-9(),.<>=!\"# \n-]|not ){0,60}") {
             let _ = parse(&text);
         }
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_place() {
+    fn parse_error_names_line_and_column() {
         for (text, column, what) in [
             ("q(X) <- ", 9, "a number, a text"),
             ("q(X) <- n(Y)", 1, "`X` is in no fact"),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_rules_are_rules() {
+    fn built_in_rules_parse() {
         assert!(parse(super::super::BUILT_IN).expect("rules").len() > 5);
     }
 }

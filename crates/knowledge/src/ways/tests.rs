@@ -34,7 +34,7 @@ fn learn(base: &mut Base, facts: &str) {
 }
 
 #[test]
-fn without_measurements_costs_follow_the_distances() {
+fn unmeasured_costs_are_proportional_to_distance() {
     for (machine, count) in [(TWO, 2), (EIGHT, 8), (SIXTY_FOUR, 64)] {
         let base = with_cells(machine);
         let cells: Vec<u16> = Ways::of(&base).cells().collect();
@@ -51,7 +51,7 @@ fn without_measurements_costs_follow_the_distances() {
 }
 
 #[test]
-fn what_is_measured_between_some_cpus_holds_for_those_like_them() {
+fn measurements_extend_to_equivalent_cpus() {
     let mut base = with_cells(TWO);
     // CPUs 0 to 3 are in cell 0, 4 to 7 in cell 1; a cell of another part of node 1, which nobody measured.
     learn(
@@ -78,7 +78,7 @@ fn what_is_measured_between_some_cpus_holds_for_those_like_them() {
 }
 
 #[test]
-fn what_is_known_of_memory_is_measured_or_nothing() {
+fn copy_bandwidth_is_measured_or_absent() {
     let mut base = with_cells(TWO);
     learn(
         &mut base,
@@ -116,7 +116,7 @@ fn what_is_known_of_memory_is_measured_or_nothing() {
 }
 
 #[test]
-fn what_is_asserted_of_cells_counts_most() {
+fn asserted_costs_of_cells_take_precedence() {
     let mut base = with_cells(TWO);
     learn(&mut base, "latency_ns(\"two-sockets\", 0, 4, \"ring\", 300)");
     learn(&mut base, "message_ns(0, 1, \"ring\", 77)");
@@ -141,7 +141,7 @@ fn what_is_asserted_of_cells_counts_most() {
 }
 
 #[test]
-fn between_hosts_the_fastest_transport_counts() {
+fn cost_between_hosts_is_that_of_the_fastest_transport() {
     let mut base = with_cells(TWO);
     learn(&mut base, "cell(2, \"beta\")\ncell(3, \"gamma\")");
     let ways = Ways::of(&base);
@@ -167,7 +167,7 @@ fn between_hosts_the_fastest_transport_counts() {
 }
 
 #[test]
-fn memory_that_hosts_share_is_taken_unless_a_stream_is_known_to_be_faster() {
+fn shared_memory_is_chosen_unless_tls_is_known_to_be_faster() {
     let mut base = with_cells(TWO);
     let facts = "cell(2, \"beta\")\nshares_memory(\"beta\", \"two-sockets\")\nhost_latency_ns(\"two-sockets\", \"beta\", \"tls\", 100)";
     learn(&mut base, facts);
@@ -186,7 +186,7 @@ fn memory_that_hosts_share_is_taken_unless_a_stream_is_known_to_be_faster() {
 }
 
 #[test]
-fn on_the_recorded_machines_trees_bring_replies_never_later_than_one_by_one() {
+fn trees_complete_no_later_than_sequential_sends_on_recorded_machines() {
     for machine in [TWO, EIGHT, SIXTY_FOUR] {
         let base = with_cells(machine);
         let cells: Vec<u16> = Ways::of(&base).cells().collect();
@@ -201,7 +201,7 @@ fn on_the_recorded_machines_trees_bring_replies_never_later_than_one_by_one() {
 proptest! {
     /// Whatever is measured, there is a cost of each pair, and none is lower than the lowest that was measured or derived.
     #[test]
-    fn every_pair_has_a_cost(measured in prop::collection::vec((0..20_i64, 0..20_i64, 50..5000_i64), 0..40)) {
+    fn every_pair_of_cells_has_a_cost(measured in prop::collection::vec((0..20_i64, 0..20_i64, 50..5000_i64), 0..40)) {
         let mut base = with_cells(TWO);
         base.learn(measured.iter().map(|(from, to, ns)| {
             Fact::new("latency_ns", ["two-sockets".into(), (*from).into(), (*to).into(), RING.into(), (*ns).into()])
