@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_arrives_when_its_delay_has_passed_and_not_before() {
+    fn frame_arrives_exactly_after_its_delay() {
         let start = Instant::now();
         let mut air = Air::new(3, quality("2ms", "0%"), 1);
         assert_eq!(air.send(2, 1, 'a', start), Fate::OnItsWay);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_has_its_own_quality() {
+    fn each_direction_has_its_own_quality() {
         let start = Instant::now();
         let mut air = Air::new(3, Quality::default(), 1);
         air.set(0, 1, quality("5ms", "0%"));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_a_way_keep_their_order_when_it_gets_shorter() {
+    fn frames_keep_their_order_when_the_delay_shrinks() {
         let start = Instant::now();
         let mut air = Air::new(2, quality("50ms", "0%"), 1);
         assert_eq!(air.send(0, 1, 'a', start), Fate::OnItsWay);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_the_frames_is_lost_and_not_in_a_row() {
+    fn configured_fraction_of_frames_is_lost_at_random() {
         let now = Instant::now();
         let mut air = Air::new(2, quality("0ms", "10%"), 7);
         let lost: Vec<bool> = (0..10_000)
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_holds_so_many_frames() {
+    fn queue_of_a_direction_is_bounded() {
         let now = Instant::now();
         let mut air = Air::new(2, quality("1s", "0%"), 1);
         for _ in 0..ON_WAY_FRAMES_MAX {

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_keeps_what_is_not_changed_and_gets_back_what_its_file_says() {
+    fn unchanged_settings_are_kept_and_restore_applies_the_file() {
         let text = "links = [{ hosts = [\"a\", \"b\"], delay = \"2ms\" }]\n\
                     [[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"b\"\n[[hosts]]\nname = \"c\"\n";
         let (links, _ends) = Links::start(&LabSpec::parse("lab.toml", text).unwrap()).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_gets_no_answer_and_the_next_question_does() {
+    fn malformed_request_is_dropped_and_the_next_one_is_served() {
         let spec = LabSpec::one_host();
         let place = tempfile::tempdir().unwrap();
         serve(place.path(), Links::start(&spec).unwrap().0).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lab_without_the_socket_is_told_apart() {
+    fn missing_control_socket_is_reported() {
         let place = tempfile::tempdir().unwrap();
         let error = ask(place.path(), ["a".into(), "b".into()], Change::default()).unwrap_err();
         assert!(

@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(
+        fn archive_reads_back_as_written(
             files in prop::collection::vec(("[a-z/._-]{1,40}", 0u32..0o1000, prop::collection::vec(any::<u8>(), 0..200)), 0..20)
         ) {
             let mut archive = Archive::new(Vec::new());

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_reaches_every_other_host_and_not_its_sender() {
+    fn frame_is_forwarded_to_every_other_port() {
         let (_hub, mut ends) = hub(3);
         write_frame(&mut ends[0], b"hello").unwrap();
         for end in &mut ends[1..] {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_never_reads_holds_nobody_up() {
+    fn host_that_never_reads_does_not_block_others() {
         let (_hub, mut ends) = hub(3);
         for number in 0..2000u32 {
             write_frame(&mut ends[0], &[number.to_be_bytes()[3]; 1500]).unwrap();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_was_made_bad_is_bad_between_its_two_hosts_only_and_until_it_is_restored() {
+    fn impairment_affects_its_two_hosts_only_until_restored() {
         let (hub, mut ends) = hub(3);
         let delay = Duration::from_millis(30);
         let bad = |delay: &str, loss: &str| Quality {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_whose_hosts_are_gone_has_no_threads() {
+    fn link_without_hosts_ends_its_threads() {
         let (hub, ends) = hub(2);
         drop(ends);
         let start = Instant::now();
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absurd_length_ends_the_port() {
+    fn oversized_frame_length_closes_the_port() {
         assert!(read_frame(&mut &[0xff, 0xff, 0xff, 0xff, 0][..]).is_err());
     }
 }

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_comes_after_what_it_depends_on() {
+    fn modules_are_loaded_after_their_dependencies() {
         let directory = tempfile::tempdir().unwrap();
         let chain = [
             ("virtio_pci", "virtio"),

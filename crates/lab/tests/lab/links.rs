@@ -63,7 +63,7 @@ fn probe(running: &Background, count: u32) -> (u32, u64) {
 }
 
 #[test]
-fn a_link_has_the_delay_and_loss_of_its_file_and_those_that_a_command_gives_it() {
+fn link_has_the_delay_and_loss_of_its_file_or_of_the_last_command() {
     let _turn = turn();
     let running = Background::up(LAB);
     let _reflector = Reflector::start(&running);
