@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn assertion_changes_the_cell_that_it_names_and_makes_no_memory_and_no_cell() {
+    fn assertion_changes_only_its_cell_and_adds_no_memory_or_cell() {
         let mut rooms = [room(0, 4, 2, 64), room(1, 4, 2, 64)];
         let asserted = Asserted {
             cpus: Some(8),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn cordoned_cell_is_never_chosen_however_much_room_it_has() {
+    fn cordoned_cell_is_never_chosen() {
         let mut rooms = [room(0, 1, 9, 128), room(1, 8, 0, 1 << 20)];
         assert_eq!(place(&rooms, 1, 64 << 20), Some(1));
         rooms[1].is_cordoned = true;
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_loaded_that_fits_is_taken() {
+    fn least_loaded_cell_that_fits_is_chosen() {
         let rooms = [room(0, 4, 4, 1024), room(1, 4, 2, 1024), room(2, 8, 0, 100)];
         assert_eq!(place(&rooms, 2, 512 << 20), Some(1));
         assert_eq!(place(&rooms, 2, 64 << 20), Some(2));
@@ -274,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn load_is_vcpus_for_each_cpu_with_those_of_the_vm() {
+    fn load_is_vcpus_per_cpu_including_the_vms() {
         assert_eq!(place(&[room(0, 1, 0, 64), room(1, 4, 1, 64)], 1, 0), Some(1));
         assert_eq!(place(&[room(0, 4, 3, 64), room(1, 5, 5, 64)], 1, 0), Some(0));
     }
 
     #[test]
-    fn of_equal_load_a_byte_more_of_memory_decides() {
+    fn free_memory_breaks_ties_of_load() {
         let mut rooms = [0, 1].map(|cell| room(cell, 2, 0, 1 << 20));
         rooms[1].free_bytes += 1;
         assert_eq!(place(&rooms, 1, 0), Some(1));

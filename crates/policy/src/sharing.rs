@@ -95,7 +95,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn less_memory_or_another_vm_never_shares_less(
+        fn sharing_is_monotonic_in_memory_pressure_and_users(
             is_shared: bool, becomes_shared: bool, available in 0..1000u32, less in 0..1000u32,
         ) {
             let before = adaptive(Situation { is_shared, available_permille: available });
@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn trims_are_few_and_the_limit_is_not_reached_untrimmed(most in 64..100_000usize, growth in 1..50usize) {
+        fn trims_are_bounded_and_precede_the_limit(most in 64..100_000usize, growth in 1..50usize) {
             let (mut trimmed, mut count) = (0, 0);
             for mappings in (0..=most).step_by(growth) {
                 if trims(mappings, trimmed, most) {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_vm_on_a_large_host_only_remembers() {
+    fn single_vm_with_ample_memory_only_records_origins() {
         let situation = Situation {
             is_shared: false,
             available_permille: 800,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_short_and_scarce_below_its_figures_and_not_at_them() {
+    fn pressure_thresholds_are_exclusive() {
         let way = |available_permille| {
             adaptive(Situation {
                 is_shared: false,
@@ -153,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_replaced_later_in_the_runs_that_the_way_asks_for() {
+    fn background_replaces_runs_of_the_modes_minimum_length() {
         assert_eq!(Way::Remember.run_pages_min_later(), None);
         assert_eq!(Way::Deferred { run_pages_min: 2 }.run_pages_min_later(), Some(2));
         assert_eq!(Way::AtRead { run_pages_min: 8 }.run_pages_min_later(), Some(1));
     }
 
     #[test]
-    fn mappings_are_trimmed_above_half_of_the_limit_and_a_64th_above_the_last_time() {
+    fn trim_requires_half_the_limit_and_a_64th_of_growth() {
         assert_eq!([500, 501].map(|mappings| trims(mappings, 0, 1000)), [false, true]);
         assert_eq!(
             [614, 615].map(|mappings| trims(mappings, 600, 1000)),

@@ -26,20 +26,20 @@ fn part(cell: u16, vcpus: Range<u8>, mib: u64) -> Part {
 }
 
 #[test]
-fn halves() {
+fn equal_cells_get_equal_parts() {
     let cells = [room(1, 4, 0, 4096), room(0, 4, 9, 0)];
     let parts = divide(4, 1024 * MIB, &cells);
     assert_eq!(parts, [part(1, 0..2, 512), part(0, 2..4, 512)]);
 }
 
 #[test]
-fn as_cells_have_cpus() {
+fn vcpus_are_proportional_to_cpus() {
     let parts = divide(8, 1024 * MIB, &[room(0, 6, 0, 0), room(1, 2, 0, 0)]);
     assert_eq!(parts, [part(0, 0..6, 768), part(1, 6..8, 256)]);
 }
 
 #[test]
-fn the_smallest_cell_gets_a_vcpu_and_64_mib() {
+fn smallest_cell_gets_one_vcpu_and_64_mib() {
     let parts = divide(4, 256 * MIB, &[room(0, 100, 0, 0), room(1, 1, 0, 0)]);
     assert_eq!(parts, [part(0, 0..3, 192), part(1, 3..4, 64)]);
     let parts = divide(16, 256 * MIB, &[room(0, 100, 0, 0), room(1, 1, 0, 0)]);
@@ -47,7 +47,7 @@ fn the_smallest_cell_gets_a_vcpu_and_64_mib() {
 }
 
 #[test]
-fn thirds_that_do_not_come_out_even() {
+fn uneven_thirds_are_apportioned() {
     let cells = [room(0, 2, 0, 0), room(1, 2, 0, 0), room(2, 2, 0, 0)];
     let parts = divide(4, 512 * MIB, &cells);
     assert_eq!(
@@ -57,71 +57,71 @@ fn thirds_that_do_not_come_out_even() {
 }
 
 #[test]
-fn the_largest_remainder_gets_what_is_left() {
+fn largest_remainder_gets_the_rest() {
     let parts = divide(7, 1024 * MIB, &[room(0, 5, 0, 0), room(1, 3, 0, 0)]);
     assert_eq!(parts, [part(0, 0..4, 586), part(1, 4..7, 438)]);
 }
 
 #[test]
-fn one_cell_has_all_and_none_has_nothing() {
+fn one_cell_gets_everything_and_no_cells_get_nothing() {
     let parts = divide(254, 4096 * MIB, &[room(9, 1, 0, 0)]);
     assert_eq!(parts, [part(9, 0..254, 4096)]);
     assert_eq!(divide(4, 512 * MIB, &[]), []);
 }
 
 #[test]
-fn no_more_cells_than_vcpus() {
+fn cells_do_not_exceed_vcpus() {
     let cells = [room(0, 2, 0, 0), room(1, 2, 0, 0)];
     assert_eq!(divide(1, 512 * MIB, &cells), [part(0, 0..1, 512)]);
 }
 
 #[test]
-fn one_cell_is_chosen_when_it_has_all() {
+fn single_sufficient_cell_is_chosen() {
     let rooms = [room(0, 4, 3, 2048), room(1, 4, 0, 2048)];
     assert_eq!(choose(&rooms, 4, 1024 * MIB), Some(vec![1]));
 }
 
 #[test]
-fn two_are_chosen_for_memory() {
+fn two_cells_are_chosen_when_one_lacks_memory() {
     let rooms = [room(0, 4, 0, 600), room(1, 4, 9, 700), room(2, 4, 4, 600)];
     assert_eq!(choose(&rooms, 4, 1024 * MIB), Some(vec![0, 2]));
 }
 
 #[test]
-fn two_are_chosen_for_cpus() {
+fn two_cells_are_chosen_when_one_lacks_cpus() {
     let rooms = [room(0, 4, 0, 4096), room(1, 4, 0, 4096)];
     assert_eq!(choose(&rooms, 6, 1024 * MIB), Some(vec![0, 1]));
 }
 
 #[test]
-fn where_no_cells_have_the_cpus_the_fewest_have_the_memory() {
+fn without_enough_cpus_the_fewest_cells_with_memory_are_chosen() {
     let rooms = [room(0, 4, 0, 4096), room(1, 4, 0, 4096)];
     assert_eq!(choose(&rooms, 9, 1024 * MIB), Some(vec![0]));
 }
 
 #[test]
-fn a_cell_without_memory_for_its_part_is_left_out() {
+fn cell_without_memory_for_its_part_is_excluded() {
     let rooms = [room(0, 4, 0, 100), room(1, 4, 8, 600), room(2, 4, 8, 600)];
     assert_eq!(choose(&rooms, 8, 1024 * MIB), Some(vec![1, 2]));
     assert_eq!(choose(&rooms, 8, 1300 * MIB), None);
 }
 
 #[test]
-fn one_vcpu_is_in_one_cell_and_128_mib_in_two_at_most() {
+fn cells_are_limited_by_vcpus_and_64_mib_parts() {
     let rooms = [room(0, 1, 0, 600), room(1, 1, 0, 600), room(2, 1, 0, 600)];
     assert_eq!(choose(&rooms, 1, 1024 * MIB), None);
     assert_eq!(choose(&rooms, 3, 128 * MIB), Some(vec![0]));
 }
 
 #[test]
-fn of_many_cells_a_small_idle_one_is_seen_too() {
+fn small_idle_cell_is_considered_among_many() {
     let mut rooms: Vec<Room> = (0..11).map(|cell| room(cell, 8, 16, 8192)).collect();
     rooms.push(room(11, 2, 0, 1024));
     assert_eq!(choose(&rooms, 2, 512 * MIB), Some(vec![11]));
 }
 
 #[test]
-fn load_is_vcpus_for_each_cpu_with_those_of_the_vm() {
+fn load_is_vcpus_per_cpu_including_the_vms() {
     let rooms = [room(0, 1, 0, 1024), room(1, 4, 1, 1024)];
     assert_eq!(choose(&rooms, 1, 64 * MIB), Some(vec![1]));
 }
@@ -154,7 +154,7 @@ fn smallest(rooms: &[Room], vcpus: u8, memory_bytes: u64) -> Option<usize> {
 
 proptest! {
     #[test]
-    fn parts_add_up_in_order(vcpus in 1..=254_u8, steps in 32..2_000_000_u64, rooms in rooms(1..65)) {
+    fn parts_sum_to_the_vm_in_cell_order(vcpus in 1..=254_u8, steps in 32..2_000_000_u64, rooms in rooms(1..65)) {
         let memory_bytes = steps * STEP_BYTES;
         let parts = divide(vcpus, memory_bytes, &rooms);
         prop_assert_eq!(parts.len(), rooms.len().min(usize::from(vcpus)));
@@ -175,7 +175,7 @@ proptest! {
 
     /// Who has more than the least is within one of its quota of what the others like it divide.
     #[test]
-    fn parts_are_in_proportion(total in 0..100_000_u64, weights in prop::collection::vec(1..1000_u64, 1..65), least in 0..100_u64) {
+    fn parts_are_proportional(total in 0..100_000_u64, weights in prop::collection::vec(1..1000_u64, 1..65), least in 0..100_u64) {
         let least = least.min(total / weights.len() as u64);
         let parts = apportion(total, &weights, least);
         prop_assert_eq!(parts.iter().sum::<u64>(), total);
@@ -190,7 +190,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_chosen_fits(vcpus in 1..=254_u8, mib in 64..8000_u64, rooms in rooms(0..30)) {
+    fn chosen_set_fits(vcpus in 1..=254_u8, mib in 64..8000_u64, rooms in rooms(0..30)) {
         let memory_bytes = mib / 2 * 2 * MIB;
         if let Some(chosen) = choose(&rooms, vcpus, memory_bytes) {
             prop_assert!(!chosen.is_empty() && chosen.is_sorted() && chosen.len() <= usize::from(vcpus));
@@ -204,7 +204,7 @@ proptest! {
 
     /// No set is smaller of all that would do.
     #[test]
-    fn what_is_chosen_is_smallest(vcpus in 1..40_u8, steps in 32..4000_u64, rooms in rooms(0..7)) {
+    fn chosen_set_is_smallest(vcpus in 1..40_u8, steps in 32..4000_u64, rooms in rooms(0..7)) {
         let memory_bytes = steps * STEP_BYTES;
         let chosen = choose(&rooms, vcpus, memory_bytes);
         prop_assert_eq!(chosen.map(|set| set.len()), smallest(&rooms, vcpus, memory_bytes));
@@ -212,7 +212,7 @@ proptest! {
 
     /// Where vCPUs and memory come out even, one of the likely sets has the memory if any has it.
     #[test]
-    fn a_likely_set_has_the_memory(sixties in 1..5_u8, steps in 1..60_u64, like in 1..80_u32, rooms in rooms(1..7)) {
+    fn candidate_sets_include_one_with_enough_memory(sixties in 1..5_u8, steps in 1..60_u64, like in 1..80_u32, rooms in rooms(1..7)) {
         let rooms: Vec<Room> = rooms.iter().map(|room| Room { cpus: like, ..*room }).collect();
         let (vcpus, memory_bytes) = (60 * sixties, 60 * steps * STEP_BYTES);
         for count in 1..=rooms.len() {
@@ -223,7 +223,7 @@ proptest! {
 
     /// Of equal sets the least loaded, then the lowest.
     #[test]
-    fn of_like_cells_the_least_loaded_are_chosen(loads in prop::collection::vec(0..30_u32, 1..20), count in 1..9_usize) {
+    fn least_loaded_of_equal_cells_are_chosen(loads in prop::collection::vec(0..30_u32, 1..20), count in 1..9_usize) {
         let count = count.min(loads.len());
         let rooms: Vec<Room> = (0..).zip(&loads).map(|(cell, load)| room(cell, 1, *load, 1024)).collect();
         let mut order: Vec<u16> = (0..loads.len() as u16).collect();
