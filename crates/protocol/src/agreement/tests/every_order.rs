@@ -134,7 +134,7 @@ fn check(small: Small, states_least: usize) {
 }
 
 #[test]
-fn three_cells_claim_one_key() {
+fn at_most_one_of_three_claims_wins() {
     let small = Small {
         cells: 3,
         fresh: false,
@@ -147,7 +147,7 @@ fn three_cells_claim_one_key() {
 }
 
 #[test]
-fn two_claim_while_the_cells_still_meet() {
+fn at_most_one_claim_wins_during_startup() {
     let small = Small {
         cells: 3,
         fresh: true,
@@ -161,7 +161,7 @@ fn two_claim_while_the_cells_still_meet() {
 
 /// A key is won, changed, given up, and claimed by another.
 #[test]
-fn a_key_is_given_up_while_another_wants_it() {
+fn released_key_can_be_claimed_concurrently() {
     let small = Small {
         cells: 3,
         fresh: false,
@@ -175,7 +175,7 @@ fn a_key_is_given_up_while_another_wants_it() {
 
 /// One claimer, the other, or the third dies at any time, and starts anew.
 #[test]
-fn a_cell_dies_and_starts_anew_while_two_claim() {
+fn at_most_one_claim_wins_though_a_cell_restarts() {
     for mortal in 0..3 {
         let small = Small {
             cells: 3,

@@ -132,7 +132,7 @@ fn check(small: Small, states_least: usize) {
 
 /// The home uses what it has while it gives it away, and the holder what it is asked for.
 #[test]
-fn memory_is_given_used_and_called_back() {
+fn memory_is_conserved_through_grant_use_and_recall() {
     let deeds = vec![
         Deed::Give(0, 1, 1),
         Deed::Give(0, 1, 1),
@@ -155,7 +155,7 @@ fn memory_is_given_used_and_called_back() {
 
 /// The home, the holder, or both die at any time, and start anew.
 #[test]
-fn home_and_holder_die_while_memory_is_given_and_called_back() {
+fn memory_is_conserved_though_home_and_holder_die() {
     for mortal in [vec![0], vec![1], vec![0, 1]] {
         let deeds = vec![
             Deed::Give(0, 1, 1),
@@ -172,7 +172,7 @@ fn home_and_holder_die_while_memory_is_given_and_called_back() {
 
 /// One home, two that want all that it has, and any of the three dies.
 #[test]
-fn two_are_given_what_one_has() {
+fn memory_is_never_granted_twice() {
     for mortal in 0..3 {
         let deeds = vec![
             Deed::Give(0, 1, 2),

@@ -193,7 +193,7 @@ impl Story {
 }
 
 #[test]
-fn stories_end_well() {
+fn every_random_run_keeps_the_invariants() {
     let mut all = Count::default();
     for seed in 0..STORIES {
         let mut story = Story::new(seed);

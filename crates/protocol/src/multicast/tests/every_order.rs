@@ -186,7 +186,7 @@ const CALM: Small = Small {
 };
 
 #[test]
-fn messages_to_one_and_to_all_keep_their_order() {
+fn unicast_and_multicast_keep_their_order() {
     for chain in [false, true] {
         let small = Small {
             tells: 3,
@@ -199,7 +199,7 @@ fn messages_to_one_and_to_all_keep_their_order() {
 }
 
 #[test]
-fn what_is_sent_again_comes_once() {
+fn retransmitted_message_is_delivered_once() {
     check(
         Small {
             ticks: 4,
@@ -212,7 +212,7 @@ fn what_is_sent_again_comes_once() {
 
 /// The source, the relay or a cell below it dies at any time, and starts anew.
 #[test]
-fn a_cell_dies_and_starts_anew() {
+fn delivery_holds_though_a_cell_restarts() {
     for mortal in 0..3 {
         let small = Small {
             cells: 3,
@@ -226,7 +226,7 @@ fn a_cell_dies_and_starts_anew() {
 }
 
 #[test]
-fn a_relay_dies_above_others() {
+fn delivery_holds_though_a_relay_dies() {
     for chain in [false, true] {
         let small = Small {
             mortal: Some(1),
@@ -239,7 +239,7 @@ fn a_relay_dies_above_others() {
 }
 
 #[test]
-fn a_relay_does_not_know_the_cell_yet() {
+fn delivery_holds_though_a_relay_lacks_the_link() {
     check(
         Small {
             cells: 3,
@@ -253,7 +253,7 @@ fn a_relay_does_not_know_the_cell_yet() {
 }
 
 #[test]
-fn a_relay_is_cut_off_from_the_cell() {
+fn delivery_holds_though_a_relay_loses_the_link() {
     check(
         Small {
             cells: 3,

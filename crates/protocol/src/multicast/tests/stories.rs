@@ -132,7 +132,7 @@ fn tell(seed: u64, counts: &mut Counts) {
 }
 
 #[test]
-fn every_story_ends_with_all_messages_once_and_in_order() {
+fn every_random_run_delivers_all_messages_once_in_order() {
     let mut counts = Counts::default();
     for seed in 0..10_000 {
         tell(seed, &mut counts);
@@ -147,7 +147,7 @@ fn every_story_ends_with_all_messages_once_and_in_order() {
 
 /// A relay that hangs holds up what goes through it, and nobody keeps more than the window.
 #[test]
-fn a_relay_that_hangs_makes_nobody_keep_more_than_the_window() {
+fn hung_relay_bounds_buffering_to_the_window() {
     let mut world = World::new(3, true);
     let [source, relay, below] = [0, 1, 2].map(|number| CellId { number, life: 1 });
     let tree = |_: Vec<CellId>| {

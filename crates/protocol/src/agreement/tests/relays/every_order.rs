@@ -158,13 +158,13 @@ const CALM: Small = Small {
 };
 
 #[test]
-fn votes_that_a_relay_gathers_let_one_claim_win() {
+fn gathered_votes_let_exactly_one_claim_win() {
     let claims = vec![(0, 7), (2, 7), (3, 7)];
     check(Small { claims, ..CALM }, 5000);
 }
 
 #[test]
-fn votes_climb_a_chain_of_relays() {
+fn votes_are_gathered_through_a_chain_of_relays() {
     for shape in [Shape::Star, Shape::Chain] {
         let claims = vec![(0, 7)];
         check(
@@ -180,7 +180,7 @@ fn votes_climb_a_chain_of_relays() {
 }
 
 #[test]
-fn receipts_that_a_relay_gathers_prove_that_all_have_the_change() {
+fn gathered_receipts_prove_that_all_cells_have_the_change() {
     // After three ticks the owner asks again.
     for (cells, ticks, states_least) in [(4, 1, 1000), (3, 3, 700)] {
         let small = Small {
@@ -196,7 +196,7 @@ fn receipts_that_a_relay_gathers_prove_that_all_have_the_change() {
 
 /// The claimer, the relay or a cell below it dies at any time, and starts anew.
 #[test]
-fn a_claim_is_settled_though_a_cell_of_the_tree_dies_and_starts_anew() {
+fn claim_settles_though_a_cell_of_the_tree_restarts() {
     for mortal in 0..3 {
         let small = Small {
             claims: vec![(0, 7)],
@@ -211,7 +211,7 @@ fn a_claim_is_settled_though_a_cell_of_the_tree_dies_and_starts_anew() {
 }
 
 #[test]
-fn a_relay_that_dies_in_the_midst_of_a_vote_costs_no_vote() {
+fn no_vote_is_lost_when_a_relay_dies() {
     for shape in [Shape::Star, Shape::Chain] {
         let small = Small {
             claims: vec![(0, 7)],
@@ -224,7 +224,7 @@ fn a_relay_that_dies_in_the_midst_of_a_vote_costs_no_vote() {
 }
 
 #[test]
-fn two_claims_are_settled_though_their_relay_dies() {
+fn two_claims_settle_though_their_relay_dies() {
     let small = Small {
         claims: vec![(0, 7), (2, 7)],
         cells: 3,

@@ -102,7 +102,7 @@ fn tell(seed: u64, counts: &mut Counts) {
 }
 
 #[test]
-fn claims_are_won_by_all_votes_though_relays_gather_them_and_die() {
+fn claims_win_only_by_all_votes_though_relays_die() {
     let mut counts = Counts::default();
     for seed in 0..10_000 {
         tell(seed, &mut counts);
