@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn strings_come_out_as_they_went_in(strings in prop::collection::vec((any::<u16>(), prop::collection::vec(any::<u8>(), 0..500)), 1..20)) {
+        fn strings_survive_fragmentation(strings in prop::collection::vec((any::<u16>(), prop::collection::vec(any::<u8>(), 0..500)), 1..20)) {
             let mut assembly = Assembly::new([0; 500]);
             for (port, bytes) in &strings {
                 let parts = Parts::of(*port, bytes);
@@ -134,7 +134,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_sent_breaks_the_receiver(kinds in prop::collection::vec(any::<u32>(), 1..100)) {
+        fn any_message_sequence_is_handled_without_panic(kinds in prop::collection::vec(any::<u32>(), 1..100)) {
             let mut assembly = Assembly::new([0; 300]);
             for kind in kinds {
                 // Most kinds are refused at once; these bits lead further.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_string_beyond_the_limit_is_refused() {
+    fn string_beyond_the_limit_is_refused() {
         let mut assembly = Assembly::new([0; 100]);
         let long = [1; 101];
         let ends: Vec<_> = Parts::of(1, &long)

@@ -75,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_more_than_three_times_the_best_but_for_the_first_short_waits(waits in prop::collection::vec(0..20_000u64, 1..400)) {
+        fn polling_is_3_competitive_after_the_first_short_waits(waits in prop::collection::vec(0..20_000u64, 1..400)) {
             let mut poll = PollTime::new(BLOCK_NS);
             let (mut paid, mut best, mut surprises) = (0, 0, 0);
             for wait in waits {
@@ -92,14 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn long_waits_cost_little_more_than_blocking() {
+    fn long_waits_cost_at_most_15_percent_more_than_blocking() {
         let mut poll = PollTime::new(BLOCK_NS);
         let paid: u64 = (0..1000).map(|_| costs(&mut poll, 1_000_000).0).sum();
         assert!(paid < 1000 * BLOCK_NS * 115 / 100, "{paid}");
     }
 
     #[test]
-    fn short_waits_after_long_ones_are_polled_again() {
+    fn polling_resumes_after_short_waits() {
         let mut poll = PollTime::new(BLOCK_NS);
         (0..100).for_each(|_| poll.waited(1_000_000, true));
         assert_eq!(poll.poll_ns(), BLOCKS * BLOCK_NS / GLANCE);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_answer_each_other_stop_blocking() {
+    fn peers_that_reply_at_once_stop_blocking() {
         assert!(stop_blocking(BLOCK_NS));
         assert!(stop_blocking(BLOCK_NS / 20));
         assert!(stop_blocking(BLOCK_NS * 14 / 10));

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_the_same_release_or_one_apart_speak_the_older_version() {
+    fn programs_at_most_one_release_apart_agree_on_the_older_version() {
         for newest in 1..50 {
             assert_eq!(agreed(newest, newest), Ok(newest));
             assert_eq!(agreed(newest, newest + 1), Ok(newest));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_further_apart_are_refused_with_both_versions_and_help() {
+    fn incompatible_versions_are_refused_with_both_versions_and_help() {
         for (ours, theirs) in [(4, 2), (2, 4), (1, 3), (u16::MAX, 1)] {
             let error = agreed(ours, theirs).unwrap_err().to_string();
             let both = format!(
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_a_hostile_peer_never_give_a_version_that_this_program_lacks() {
+    fn hostile_version_range_never_selects_an_unsupported_version() {
         let ours = Versions::up_to(5);
         for oldest in 0..8 {
             for newest in 0..8 {

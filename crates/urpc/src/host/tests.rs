@@ -41,13 +41,13 @@ fn all_come(count: u64, mut outbox: Outbox, mut inbox: Inbox) {
 
 /// In a small ring both sides block again and again; nobody may sleep over what the other did.
 #[test]
-fn both_sides_block_and_nothing_is_lost() {
+fn no_message_is_lost_when_both_sides_block() {
     let (outbox, inbox) = channel(2, 0).expect("a channel");
     all_come(50_000, outbox, inbox);
 }
 
 #[test]
-fn a_wait_ends_at_its_deadline() {
+fn wait_ends_at_its_deadline() {
     let (mut outbox, mut inbox) = channel(2, BLOCK_NS).expect("a channel");
     let start = Instant::now();
     let after = |ms| Some(Instant::now() + Duration::from_millis(ms));
@@ -62,7 +62,7 @@ fn a_wait_ends_at_its_deadline() {
 }
 
 #[test]
-fn a_blocked_side_hears_that_the_other_is_gone() {
+fn blocked_side_is_woken_when_its_peer_exits() {
     let (outbox, mut inbox) = channel(2, 0).expect("a channel");
     let reader = thread::spawn(move || inbox.recv(soon()));
     thread::sleep(Duration::from_millis(50));
@@ -78,7 +78,7 @@ fn a_blocked_side_hears_that_the_other_is_gone() {
 }
 
 #[test]
-fn a_blocked_receiver_costs_nothing() {
+fn blocked_receiver_uses_no_cpu() {
     let (_outbox, mut inbox) = channel(2, BLOCK_NS).expect("a channel");
     let cpu = || {
         let used = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_THREAD)
@@ -110,7 +110,7 @@ fn bells() -> [Block; 2] {
 
 /// As between hosts: in a small ring both sides block again and again.
 #[test]
-fn by_bells_nobody_sleeps_over_a_message_or_over_room() {
+fn no_lost_wakeups_with_doorbells() {
     let (ring, file) = SharedRing::create(2).expect("a ring");
     let other = SharedRing::attach(&file).expect("the same ring");
     let [sends, receives] = bells();
@@ -120,7 +120,7 @@ fn by_bells_nobody_sleeps_over_a_message_or_over_room() {
 }
 
 #[test]
-fn who_waits_for_a_bell_hears_of_the_end() {
+fn doorbell_waiter_is_woken_when_the_channel_closes() {
     let (ring, file) = SharedRing::create(2).expect("a ring");
     let seen = SharedRing::attach(&file).expect("the same ring");
     let [_, block] = bells();
@@ -132,7 +132,7 @@ fn who_waits_for_a_bell_hears_of_the_end() {
 }
 
 #[test]
-fn memory_that_is_no_ring_is_refused() {
+fn malformed_ring_memory_is_refused() {
     for lines in [0, 1, 3, 1 << 17] {
         assert!(
             matches!(SharedRing::create(lines), Err(MemoryError::Size(_))),
@@ -151,16 +151,20 @@ fn memory_that_is_no_ring_is_refused() {
     assert!(SharedRing::at(&file, 0, 32).is_ok());
 }
 
-/// The child is this test program again, running [`the_child_of_the_test_above`] only.
+/// The child is this test program again, running [`child_process_of_the_channel_test`] only.
 #[test]
-fn a_channel_reaches_another_process() {
+fn channel_connects_two_processes() {
     let (there, file) = SharedRing::create(8).expect("a ring");
     let (back, file_back) = SharedRing::create(8).expect("a ring");
     let mut outbox = Outbox::new(there, Block::Futex, BLOCK_NS);
     let mut inbox = Inbox::new(back, Block::Futex, BLOCK_NS);
     let program = std::env::current_exe().expect("this program");
     let mut call = Command::new(program);
-    call.args(["--ignored", "--exact", "host::tests::the_child_of_the_test_above"]);
+    call.args([
+        "--ignored",
+        "--exact",
+        "host::tests::child_process_of_the_channel_test",
+    ]);
     let (first, second) = (file.as_raw_fd(), file_back.as_raw_fd());
     // SAFETY: these calls are safe between fork and exec. Both files are open; they are copied to numbers above 4 first, so
     // that neither is written over before it is copied.
@@ -185,7 +189,7 @@ fn a_channel_reaches_another_process() {
 
 #[test]
 #[ignore = "the other process of the test above, which runs it"]
-fn the_child_of_the_test_above() {
+fn child_process_of_the_channel_test() {
     // SAFETY: the parent put them there for this test alone.
     let (there, back) = unsafe { (OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)) };
     let mut inbox = Inbox::new(
