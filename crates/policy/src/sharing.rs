@@ -6,7 +6,7 @@
 
 /// What is known when a read comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Situation {
+pub struct SharingInputs {
     /// Whether another VM may map the image's pages, too.
     pub is_shared: bool,
     /// Memory that the host could still give, in thousandths of what it has.
@@ -15,7 +15,7 @@ pub struct Situation {
 
 /// What to do with a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum SharingMode {
     /// Copy, and remember where each page came from: somebody may come to share it with.
     Remember,
     /// Copy, remember, and replace the copies by mappings in the background, runs of at least this many pages.
@@ -41,7 +41,7 @@ pub const RUN_PAGES_PLENTY: u64 = 2;
 /// The shortest run that is mapped when memory is short: 32 KiB, where a mapped page costs about six times a copied one.
 pub const RUN_PAGES_SHORT: u64 = 8;
 
-impl Way {
+impl SharingMode {
     /// The shortest run of copies that the background replaces; none if it replaces none.
     pub fn run_pages_min_later(self) -> Option<u64> {
         match self {
@@ -53,15 +53,15 @@ impl Way {
 }
 
 /// The rule of `share = "adaptive"`.
-pub fn adaptive(situation: Situation) -> Way {
-    match situation.available_permille {
-        available if available < SCARCE_PERMILLE => Way::AtRead { run_pages_min: 1 },
-        available if available < SHORT_PERMILLE => Way::AtRead {
+pub fn adaptive(inputs: SharingInputs) -> SharingMode {
+    match inputs.available_permille {
+        available if available < SCARCE_PERMILLE => SharingMode::AtRead { run_pages_min: 1 },
+        available if available < SHORT_PERMILLE => SharingMode::AtRead {
             run_pages_min: RUN_PAGES_SHORT,
         },
         // Alone, a mapping only spares the copy in the host's page cache, which the host can drop by itself.
-        _ if !situation.is_shared => Way::Remember,
-        _ => Way::Deferred {
+        _ if !inputs.is_shared => SharingMode::Remember,
+        _ => SharingMode::Deferred {
             run_pages_min: RUN_PAGES_PLENTY,
         },
     }
@@ -85,11 +85,11 @@ mod tests {
 
     use super::*;
 
-    fn eagerness(way: Way) -> u64 {
-        match way {
-            Way::Remember => 0,
-            Way::Deferred { run_pages_min } => 100 - run_pages_min,
-            Way::AtRead { run_pages_min } => 1000 - run_pages_min,
+    fn eagerness(mode: SharingMode) -> u64 {
+        match mode {
+            SharingMode::Remember => 0,
+            SharingMode::Deferred { run_pages_min } => 100 - run_pages_min,
+            SharingMode::AtRead { run_pages_min } => 1000 - run_pages_min,
         }
     }
 
@@ -98,12 +98,12 @@ mod tests {
         fn sharing_is_monotonic_in_memory_pressure_and_users(
             is_shared: bool, becomes_shared: bool, available in 0..1000u32, less in 0..1000u32,
         ) {
-            let before = adaptive(Situation { is_shared, available_permille: available });
-            let situation = Situation {
+            let before = adaptive(SharingInputs { is_shared, available_permille: available });
+            let inputs = SharingInputs {
                 is_shared: is_shared || becomes_shared,
                 available_permille: available.saturating_sub(less),
             };
-            prop_assert!(eagerness(adaptive(situation)) >= eagerness(before));
+            prop_assert!(eagerness(adaptive(inputs)) >= eagerness(before));
         }
     }
 
@@ -123,40 +123,46 @@ mod tests {
 
     #[test]
     fn single_vm_with_ample_memory_only_records_origins() {
-        let situation = Situation {
+        let inputs = SharingInputs {
             is_shared: false,
             available_permille: 800,
         };
-        assert_eq!(adaptive(situation), Way::Remember);
+        assert_eq!(adaptive(inputs), SharingMode::Remember);
         assert_eq!(
-            adaptive(Situation {
+            adaptive(SharingInputs {
                 is_shared: true,
-                ..situation
+                ..inputs
             }),
-            Way::Deferred { run_pages_min: 2 }
+            SharingMode::Deferred { run_pages_min: 2 }
         );
     }
 
     #[test]
     fn pressure_thresholds_are_exclusive() {
-        let way = |available_permille| {
-            adaptive(Situation {
+        let mode = |available_permille| {
+            adaptive(SharingInputs {
                 is_shared: false,
                 available_permille,
             })
         };
-        let at_read = |run_pages_min| Way::AtRead { run_pages_min };
-        assert_eq!(way(SCARCE_PERMILLE - 1), at_read(1));
-        assert_eq!(way(SCARCE_PERMILLE), at_read(RUN_PAGES_SHORT));
-        assert_eq!(way(SHORT_PERMILLE - 1), at_read(RUN_PAGES_SHORT));
-        assert_eq!(way(SHORT_PERMILLE), Way::Remember);
+        let at_read = |run_pages_min| SharingMode::AtRead { run_pages_min };
+        assert_eq!(mode(SCARCE_PERMILLE - 1), at_read(1));
+        assert_eq!(mode(SCARCE_PERMILLE), at_read(RUN_PAGES_SHORT));
+        assert_eq!(mode(SHORT_PERMILLE - 1), at_read(RUN_PAGES_SHORT));
+        assert_eq!(mode(SHORT_PERMILLE), SharingMode::Remember);
     }
 
     #[test]
     fn background_replaces_runs_of_the_modes_minimum_length() {
-        assert_eq!(Way::Remember.run_pages_min_later(), None);
-        assert_eq!(Way::Deferred { run_pages_min: 2 }.run_pages_min_later(), Some(2));
-        assert_eq!(Way::AtRead { run_pages_min: 8 }.run_pages_min_later(), Some(1));
+        assert_eq!(SharingMode::Remember.run_pages_min_later(), None);
+        assert_eq!(
+            SharingMode::Deferred { run_pages_min: 2 }.run_pages_min_later(),
+            Some(2)
+        );
+        assert_eq!(
+            SharingMode::AtRead { run_pages_min: 8 }.run_pages_min_later(),
+            Some(1)
+        );
     }
 
     #[test]
