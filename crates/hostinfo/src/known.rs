@@ -266,7 +266,7 @@ mod tests {
         let plans = division(&Machine::of(&base), None).expect("a machine with CPUs");
         base.learn(cells(&plans, &topology::host_name(), None));
         let numbers: Vec<u16> = plans.iter().map(|plan| plan.number).collect();
-        let costs = Costs::of(&knowledge::Ways::of(&base), &numbers);
+        let costs = Costs::of(&knowledge::RouteCosts::of(&base), &numbers);
         assert_eq!(costs.node.len(), plans.len());
         assert!(costs.latency_ns.iter().flatten().all(|ns| *ns > 0));
     }

@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use knowledge::pairs::pairs;
-use knowledge::ways::{COPY, RING};
+use knowledge::route_costs::{COPY, RING};
 use knowledge::{Base, Fact, Machine};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;

@@ -8,7 +8,7 @@
 
 use config::SpanMemory;
 use knowledge::Base;
-use knowledge::ways::Ways;
+use knowledge::route_costs::RouteCosts;
 use policy::span::Part;
 use shard_api::launch::NodeLaunch;
 
@@ -32,14 +32,14 @@ const BY_SOFTWARE: u8 = 160;
 /// there are none, since each part has a copy of the memory and the hardware's figures don't apply.
 pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLaunch> {
     let is_coherent = memory == SpanMemory::Coherent;
-    let ways = Ways::of(base);
+    let costs = RouteCosts::of(base);
     let table = |known: &dyn Fn(u16, u16) -> Option<u64>| -> Option<Vec<Vec<u64>>> {
         let row = |from: &Part| parts.iter().map(|to| known(from.cell, to.cell)).collect();
         parts.iter().map(row).collect()
     };
     // The reader is the receiver of a message or of a copy.
-    let latencies = table(&|reader, memory| Some(ways.measured_ns(memory, reader)?.saturating_mul(1000)));
-    let bandwidths = table(&|reader, memory| ways.copied_mb_s(memory, reader));
+    let latencies = table(&|reader, memory| Some(costs.measured_ns(memory, reader)?.saturating_mul(1000)));
+    let bandwidths = table(&|reader, memory| costs.copied_mb_s(memory, reader));
     let figures = latencies.zip(bandwidths).filter(|_| !is_coherent);
     let numbered = parts.iter().enumerate();
     numbered
@@ -53,7 +53,7 @@ pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLa
                     .map(|(other, to)| match number == other {
                         true => LOCAL,
                         false if is_coherent => BY_SOFTWARE,
-                        false => distance(&ways, part.cell, to.cell),
+                        false => distance(&costs, part.cell, to.cell),
                     })
                     .collect(),
                 latencies_ps: figures.as_ref().map(|(ps, _)| row(ps)).unwrap_or_default(),
@@ -66,10 +66,10 @@ pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLa
 }
 
 /// The distance between two cells.
-fn distance(ways: &Ways, from: u16, to: u16) -> u8 {
-    let known = ways.distance(from, to);
+fn distance(costs: &RouteCosts, from: u16, to: u16) -> u8 {
+    let known = costs.distance(from, to);
     let known = known.map(|distance| u8::try_from(distance).unwrap_or(FAR).clamp(NEAR, FAR));
-    let same = || ways.node(from) == ways.node(to);
+    let same = || costs.node(from) == costs.node(to);
     known.unwrap_or_else(|| if same() { NEAR } else { REMOTE })
 }
 

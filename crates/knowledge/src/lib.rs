@@ -6,7 +6,7 @@
 //! - [`rules`]: questions and rules in Datalog;
 //! - [`machine`]: the machine that the facts describe; [`draw`] draws it;
 //! - [`pairs`]: which CPUs to measure between;
-//! - [`ways`]: what messages between cells cost, by the best that is known;
+//! - [`route_costs`]: what messages between cells cost, by the best that is known;
 //! - [`route`]: multicast trees by those costs.
 //!
 //! The page `docs/guide/knowledge.md` lists the facts that there are.
@@ -17,11 +17,11 @@ pub mod fact;
 pub mod machine;
 pub mod pairs;
 pub mod route;
+pub mod route_costs;
 pub mod rules;
 mod shape;
-pub mod ways;
 
 pub use base::Base;
 pub use fact::{Fact, Term};
 pub use machine::Machine;
-pub use ways::Ways;
+pub use route_costs::RouteCosts;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::Base;
-use crate::ways::{RING, median};
+use crate::route_costs::{RING, median};
 
 /// All hosts.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]

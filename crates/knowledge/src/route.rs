@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ways::Ways;
+use crate::route_costs::RouteCosts;
 
 /// Groupings that are tried: latencies that were measured are all different.
 const REACHES_MAX: usize = 16;
@@ -31,16 +31,16 @@ pub struct Costs {
 
 impl Costs {
     /// Of these cells, by what is known of the ways: `cells[i]` is the cell `i` of costs and trees. Relays send at once.
-    pub fn of(ways: &Ways, cells: &[u16]) -> Self {
-        let row = |from: &u16| cells.iter().map(|to| ways.fastest_ns(*from, *to)).collect();
+    pub fn of(costs: &RouteCosts, cells: &[u16]) -> Self {
+        let row = |from: &u16| cells.iter().map(|to| costs.fastest_ns(*from, *to)).collect();
         let mut nodes = BTreeMap::new();
         let node = |cell: &u16| {
             let next = nodes.len() as u32;
-            *nodes.entry(ways.node(*cell)).or_insert(next)
+            *nodes.entry(costs.node(*cell)).or_insert(next)
         };
         Self {
             latency_ns: cells.iter().map(row).collect(),
-            send_ns: ways.send_ns(),
+            send_ns: costs.send_ns(),
             relay_ns: 0,
             take_ns: 0,
             node: cells.iter().map(node).collect(),

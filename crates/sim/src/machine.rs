@@ -1,6 +1,6 @@
 //! The cells of a machine, and what messages between them cost.
 
-use cell::cluster::routes::Ways;
+use cell::cluster::routes::RouteCosts;
 use config::ConfigError;
 use config::cluster::CellPlan;
 use hostinfo::known;
@@ -14,9 +14,9 @@ pub struct Cells {
     /// What each has.
     pub plans: Vec<CellPlan>,
     /// What messages between them cost, were they on one host.
-    pub ways: Ways,
+    pub ways: RouteCosts,
     /// What they know of that.
-    pub known: Ways,
+    pub known: RouteCosts,
     hosts: u16,
     stops: bool,
 }
@@ -34,7 +34,7 @@ impl Cells {
         let mut base: Base = base.facts().filter(is_of_machine).cloned().collect();
         let host = machine.hosts.first().map_or("", |host| &host.name);
         base.learn(known::cells(&plans, host, None));
-        let ways = Ways::of(&base);
+        let ways = RouteCosts::of(&base);
         Ok(Self {
             known: ways.clone(),
             ways,
@@ -58,7 +58,7 @@ impl Cells {
                 let host = plan.host.as_deref().unwrap_or_default();
                 Fact::new("cell", [i64::from(plan.number).into(), host.into()])
             };
-            self.known = Ways::of(&self.plans.iter().map(cell).collect());
+            self.known = RouteCosts::of(&self.plans.iter().map(cell).collect());
         }
         self
     }

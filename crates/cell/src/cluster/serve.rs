@@ -37,7 +37,7 @@ use super::link::{Calling, GATHERS_REPLIES, Link, Sending};
 use super::lost;
 use super::membership::{Membership, News};
 use super::protocols::protocols;
-use super::routes::Ways;
+use super::routes::RouteCosts;
 use super::state::{Act, Awaited, CellMessage, Client, State};
 use crate::monitor::raise_file_limit;
 use crate::socket::bind;
@@ -120,9 +120,9 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         elsewhere::expected(membership, &hosts.site())
     });
     let watch = rooms::Watch::new();
-    let ways = Ways::of(&known::all(&files)?);
+    let costs = RouteCosts::of(&known::all(&files)?);
     if let Some(hosts) = &hosts {
-        hosts.take_ways(ways.known());
+        hosts.take_ways(costs.known());
     }
     let mut state = State::new(
         me,
@@ -132,7 +132,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         places::running(&files)?,
     )
     .with_cordon(own.is_cordoned())
-    .with_ways(ways)
+    .with_ways(costs)
     .expecting(expected);
     // `known::all` has reported a wrong file.
     state.assert(rooms::asserted().unwrap_or_default());
@@ -338,16 +338,16 @@ impl Cell {
     fn take_facts(&mut self) {
         let read = || -> io::Result<_> {
             let asserted = rooms::asserted().map_err(io::Error::other)?;
-            Ok((asserted, Ways::of(&known::all(&self.files)?)))
+            Ok((asserted, RouteCosts::of(&known::all(&self.files)?)))
         };
         match read() {
-            Ok((asserted, ways)) => {
+            Ok((asserted, costs)) => {
                 info!("the asserted facts have changed");
                 if let Some(elsewhere) = &self.elsewhere {
-                    elsewhere.take_ways(ways.known());
+                    elsewhere.take_ways(costs.known());
                 }
                 self.state.assert(asserted);
-                self.state.take_ways(ways);
+                self.state.take_ways(costs);
             }
             Err(error) => {
                 warn!(%error, "the asserted facts have changed and can't be used; the former ones count")

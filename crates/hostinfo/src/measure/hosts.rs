@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use config::cluster::Site;
 use knowledge::Fact;
-use knowledge::ways::TLS;
+use knowledge::route_costs::TLS;
 
 /// Connections to each host. The shortest counts, as longer ones waited for something else.
 const TRIES: u32 = 3;

@@ -329,7 +329,7 @@ mod tests {
             host_latency_ns(\"a\", \"b\", \"tls\", 40000)\nhost_latency_ns(\"a\", \"b\", \"shared\", 2000)\n\
             shares_memory(\"a\", \"b\")";
         let mut cells = base(cells);
-        cells.learn(crate::ways::Ways::of(&cells).facts());
+        cells.learn(crate::route_costs::RouteCosts::of(&cells).facts());
         let ask = |question: &str| answers(&cells, BUILT_IN, question);
         assert_eq!(ask("q(B) <- near_cell(0, B)"), ["q(1)", "q(2)"]);
         assert_eq!(ask("q(B) <- near_cell(2, B)"), [""; 0]);
@@ -382,7 +382,7 @@ mod tests {
                 ]);
             }
         }
-        machine.learn(crate::ways::Ways::of(&machine).facts());
+        machine.learn(crate::route_costs::RouteCosts::of(&machine).facts());
         for (question, count) in [
             ("nearest_cell(0, B)", 1),
             ("transport(0, 1, T)", 1),

@@ -9,8 +9,8 @@ use clap::{Args, Subcommand};
 use config::Size;
 use hostinfo::{known, rooms};
 use knowledge::route::Tree;
+use knowledge::route_costs::RouteCosts;
 use knowledge::rules::{self, Rule};
-use knowledge::ways::Ways;
 use knowledge::{Base, Fact, Machine};
 use miette::{IntoDiagnostic, Result, miette};
 use policy::placement::{Candidate, Verdict, Want, rank, refusals};
@@ -144,8 +144,8 @@ fn built_in() -> Result<Vec<Rule>> {
 }
 
 fn ask(mut base: Base, rules: &[Rule], question: &Rule) -> Result<Vec<Fact>> {
-    let ways = Ways::of(&base).facts();
-    base.learn(ways);
+    let costs = RouteCosts::of(&base).facts();
+    base.learn(costs);
     let conclusions = rooms::conclusions(&base);
     base.learn(conclusions);
     rules::ask(&base, rules, question).map_err(|error| miette!("{error}"))
@@ -255,7 +255,7 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
         base = without.collect();
         base.learn(known::cells(&plans, host, None));
     }
-    let cells: Vec<u16> = Ways::of(&base).cells().collect();
+    let cells: Vec<u16> = RouteCosts::of(&base).cells().collect();
     if !cells.contains(&args.cell) {
         let all: Vec<usize> = cells.iter().map(|cell| usize::from(*cell)).collect();
         return Err(miette!(
@@ -266,7 +266,7 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
     }
     let others = cells.iter().copied().filter(|cell| *cell != args.cell);
     let cells: Vec<u16> = [args.cell].into_iter().chain(others).collect();
-    let arrivals = arrivals(&routes::Ways::of(&base), &cells);
+    let arrivals = arrivals(&routes::RouteCosts::of(&base), &cells);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&arrivals).into_diagnostic()?);
         return Ok(ExitCode::SUCCESS);
@@ -280,8 +280,8 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
 }
 
 /// Each cell after the one that sends to it, in the order of sending. The first cell is the source.
-fn arrivals(ways: &routes::Ways, cells: &[u16]) -> Vec<Arrival> {
-    let (tree, costs) = ways.tree(cells);
+fn arrivals(costs: &routes::RouteCosts, cells: &[u16]) -> Vec<Arrival> {
+    let (tree, costs) = costs.tree(cells);
     let by_tree = tree.arrivals_ns(&costs, 0);
     let one_by_one = Tree::unicast(&costs, 0).arrivals_ns(&costs, 0);
     let mut arrivals = Vec::new();

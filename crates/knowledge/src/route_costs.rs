@@ -31,14 +31,14 @@ pub const SEND_NS: u64 = 28;
 
 /// Where a CPU is, from narrow to wide.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum Place {
+enum CpuGroup {
     Cell(u16),
     Cache(String, String),
     Node(String, i64),
 }
 
 /// What was measured between CPUs of two places, sorted.
-type ByPlaces = BTreeMap<(Place, Place), Vec<u64>>;
+type ByGroups = BTreeMap<(CpuGroup, CpuGroup), Vec<u64>>;
 
 /// A cell, as the facts have it.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +47,7 @@ struct Cell {
     cpus: BTreeSet<i64>,
     nodes: BTreeSet<i64>,
     /// Of its first CPU; the cell's own first.
-    places: Vec<Place>,
+    groups: Vec<CpuGroup>,
     /// The node that it counts to.
     node: Option<i64>,
 }
@@ -65,11 +65,11 @@ pub fn choose<'a>(ns: &BTreeMap<String, u64>, transports: &[&'a str]) -> Option<
 
 /// What is known of the ways between all cells.
 #[derive(Clone, Debug)]
-pub struct Ways {
+pub struct RouteCosts {
     cells: BTreeMap<u16, Cell>,
     hosts: BTreeMap<String, Host>,
-    measured_ns: ByPlaces,
-    copied_mb_s: ByPlaces,
+    measured_ns: ByGroups,
+    copied_mb_s: ByGroups,
     /// Between CPUs of one node, of each host.
     near_ns: BTreeMap<String, u64>,
     /// Between hosts, by transport.
@@ -80,16 +80,16 @@ pub struct Ways {
     send_ns: u64,
 }
 
-impl Ways {
+impl RouteCosts {
     /// By what `base` says.
     pub fn of(base: &Base) -> Self {
         let machine = Machine::of(base);
         let mut cells = cells(base);
-        let places = places(&machine, &cells);
+        let groups = groups(&machine, &cells);
         let node_of = |host: &str, cpu| {
-            let places: &Vec<Place> = places.get(&(host.to_owned(), cpu))?;
-            places.iter().find_map(|place| match place {
-                Place::Node(_, node) => Some(*node),
+            let groups: &Vec<CpuGroup> = groups.get(&(host.to_owned(), cpu))?;
+            groups.iter().find_map(|group| match group {
+                CpuGroup::Node(_, node) => Some(*node),
                 _ => None,
             })
         };
@@ -97,17 +97,20 @@ impl Ways {
             let first = cell.cpus.first().copied();
             cell.node = cell.nodes.first().copied();
             cell.node = cell.node.or_else(|| node_of(&cell.host, first?));
-            let own = first.and_then(|cpu| places.get(&(cell.host.clone(), cpu)).cloned());
-            cell.places = own.unwrap_or_else(|| vec![Place::Cell(*number)]);
-            let has_node = cell.places.iter().any(|place| matches!(place, Place::Node(..)));
+            let own = first.and_then(|cpu| groups.get(&(cell.host.clone(), cpu)).cloned());
+            cell.groups = own.unwrap_or_else(|| vec![CpuGroup::Cell(*number)]);
+            let has_node = cell
+                .groups
+                .iter()
+                .any(|group| matches!(group, CpuGroup::Node(..)));
             if let Some(node) = cell.node.filter(|_| !has_node) {
-                cell.places.push(Place::Node(cell.host.clone(), node));
+                cell.groups.push(CpuGroup::Node(cell.host.clone(), node));
             }
         }
-        let measured_ns = by_places(between_cpus(base, "latency_ns", RING), &places);
+        let measured_ns = by_group(between_cpus(base, "latency_ns", RING), &groups);
         let mut near_ns: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         for ((from, to), all) in &measured_ns {
-            if let Place::Node(host, _) = from
+            if let CpuGroup::Node(host, _) = from
                 && from == to
             {
                 near_ns.entry(host.clone()).or_default().extend(all);
@@ -128,7 +131,7 @@ impl Ways {
             asserted_ns: asserted_ns(base),
             sharing: sharing(base),
             send_ns: median(&mut sends).unwrap_or(SEND_NS),
-            copied_mb_s: by_places(between_cpus(base, "bandwidth_mb_s", COPY), &places),
+            copied_mb_s: by_group(between_cpus(base, "bandwidth_mb_s", COPY), &groups),
             cells,
             measured_ns,
         }
@@ -214,8 +217,8 @@ impl Ways {
 
     fn distance_of(&self, from: &Cell, to: &Cell) -> Option<i64> {
         let host = self.hosts.get(&from.host).filter(|_| from.host == to.host)?;
-        let place = |number| host.nodes.iter().position(|node| node.number == number);
-        let distance = *host.distances.get(place(from.node?)?)?.get(place(to.node?)?)?;
+        let group = |number| host.nodes.iter().position(|node| node.number == number);
+        let distance = *host.distances.get(group(from.node?)?)?.get(group(to.node?)?)?;
         Some(distance).filter(|distance| *distance > 0)
     }
 
@@ -260,8 +263,8 @@ impl Ways {
     }
 }
 
-fn number(fact: &Fact, place: usize) -> Option<u16> {
-    u16::try_from(fact.number(place)?).ok()
+fn number(fact: &Fact, group: usize) -> Option<u16> {
+    u16::try_from(fact.number(group)?).ok()
 }
 
 fn cells(base: &Base) -> BTreeMap<u16, Cell> {
@@ -292,27 +295,27 @@ fn cells(base: &Base) -> BTreeMap<u16, Cell> {
 }
 
 /// Where each CPU of each host is.
-fn places(machine: &Machine, cells: &BTreeMap<u16, Cell>) -> BTreeMap<(String, i64), Vec<Place>> {
-    let mut places: BTreeMap<(String, i64), Vec<Place>> = BTreeMap::new();
+fn groups(machine: &Machine, cells: &BTreeMap<u16, Cell>) -> BTreeMap<(String, i64), Vec<CpuGroup>> {
+    let mut groups: BTreeMap<(String, i64), Vec<CpuGroup>> = BTreeMap::new();
     for (number, cell) in cells {
         for cpu in &cell.cpus {
-            let of_cpu = places.entry((cell.host.clone(), *cpu)).or_default();
-            of_cpu.push(Place::Cell(*number));
+            let of_cpu = groups.entry((cell.host.clone(), *cpu)).or_default();
+            of_cpu.push(CpuGroup::Cell(*number));
         }
     }
     for host in &machine.hosts {
         for node in &host.nodes {
             let caches = node.caches.iter().flat_map(|cache| {
-                let place = Place::Cache(host.name.clone(), cache.name.clone());
-                cache.cpus.iter().map(move |cpu| (*cpu, place.clone()))
+                let group = CpuGroup::Cache(host.name.clone(), cache.name.clone());
+                cache.cpus.iter().map(move |cpu| (*cpu, group.clone()))
             });
-            let of_node = |cpu: i64| (cpu, Place::Node(host.name.clone(), node.number));
-            for (cpu, place) in caches.chain(node.cpus.iter().map(|cpu| of_node(cpu.number))) {
-                places.entry((host.name.clone(), cpu)).or_default().push(place);
+            let of_node = |cpu: i64| (cpu, CpuGroup::Node(host.name.clone(), node.number));
+            for (cpu, group) in caches.chain(node.cpus.iter().map(|cpu| of_node(cpu.number))) {
+                groups.entry((host.name.clone(), cpu)).or_default().push(group);
             }
         }
     }
-    places
+    groups
 }
 
 /// What was measured of a transport: host, from which CPU, to which, and the value.
@@ -330,13 +333,13 @@ fn between_cpus<'a>(
     })
 }
 
-fn by_places<'a>(
+fn by_group<'a>(
     measured: impl Iterator<Item = (&'a str, i64, i64, u64)>,
-    places: &BTreeMap<(String, i64), Vec<Place>>,
-) -> ByPlaces {
-    let mut all = ByPlaces::new();
+    groups: &BTreeMap<(String, i64), Vec<CpuGroup>>,
+) -> ByGroups {
+    let mut all = ByGroups::new();
     for (host, from, to, value) in measured {
-        let [from, to] = [from, to].map(|cpu| places.get(&(host.to_owned(), cpu)));
+        let [from, to] = [from, to].map(|cpu| groups.get(&(host.to_owned(), cpu)));
         for (from, to) in from.into_iter().flatten().zip(to.into_iter().flatten()) {
             let pair = (from.clone(), to.clone());
             all.entry(pair).or_default().push(value);
@@ -347,11 +350,11 @@ fn by_places<'a>(
 }
 
 /// The median of what was measured between the narrowest places of two cells.
-fn nearest(measured: &ByPlaces, from: &Cell, to: &Cell) -> Option<u64> {
+fn nearest(measured: &ByGroups, from: &Cell, to: &Cell) -> Option<u64> {
     let alike = from
-        .places
+        .groups
         .iter()
-        .flat_map(|from| to.places.iter().map(move |to| (from, to)));
+        .flat_map(|from| to.groups.iter().map(move |to| (from, to)));
     // Of the same width only: a cell and a cell, a cache and a cache, a node and a node.
     let mut alike = alike.filter(|(from, to)| std::mem::discriminant(*from) == std::mem::discriminant(*to));
     alike.find_map(|(from, to)| {
