@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`topology`] | nodes, CPUs, caches and devices, from sysfs |
 //! | [`measure`] | the cost of messages between CPUs and to other hosts |
-//! | [`known`] | all facts together: found, measured, asserted, and the cluster's cells |
+//! | [`facts`] | all facts together: found, measured, asserted, and the cluster's cells |
 //! | [`rooms`] | what cells have to give, from their reports, facts and assertions |
 //! | [`nodes`] | the NUMA nodes of a spanning VM's guest |
 //! | [`memory_use`] | what running VMs take of the host's memory |
@@ -17,7 +17,7 @@
 //! What can't be read is left out, so a host without NUMA or a container without PCI devices has fewer facts,
 //! and no error.
 
-pub mod known;
+pub mod facts;
 pub mod measure;
 pub mod memory_use;
 pub mod nodes;

@@ -28,7 +28,7 @@ const FAR: u8 = 254;
 const BY_SOFTWARE: u8 = 160;
 
 /// The nodes of a VM that is divided into `parts`, in their order, by the facts in `base`
-/// ([`crate::known::all`]). Either all latencies and bandwidths are there, or none. With coherent memory
+/// ([`crate::facts::all`]). Either all latencies and bandwidths are there, or none. With coherent memory
 /// there are none, since each part has a copy of the memory and the hardware's figures don't apply.
 pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLaunch> {
     let is_coherent = memory == SpanMemory::Coherent;
@@ -79,7 +79,7 @@ mod tests {
     use knowledge::fact;
 
     use super::*;
-    use crate::known;
+    use crate::facts;
 
     const TWO: &str = include_str!("../../knowledge/machines/two-sockets.facts");
     const HOST: &str = "two-sockets";
@@ -100,7 +100,7 @@ mod tests {
             plan(1, &[4, 5], 1),
             plan(2, &[6, 7], 1),
         ];
-        base.learn(known::cells(&plans, HOST, None));
+        base.learn(facts::cells(&plans, HOST, None));
         base.learn(fact::parse(facts).unwrap());
         base
     }

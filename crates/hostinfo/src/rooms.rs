@@ -13,7 +13,7 @@ use knowledge::{Base, Fact, Machine};
 use policy::placement::{Asserted, Assertions, Room, Verdict, Want, rank};
 use registry::cluster::interface::Status;
 
-use crate::known::{self, FileError};
+use crate::facts::{self, FileError};
 use crate::topology;
 
 /// Facts of what cells have to give.
@@ -166,7 +166,7 @@ pub fn assertions_in(base: &Base) -> Assertions {
 /// # Errors
 /// If a line of the file is no fact.
 pub fn asserted() -> Result<Assertions, FileError> {
-    let facts: Base = known::asserted()?.into_iter().collect();
+    let facts: Base = facts::asserted()?.into_iter().collect();
     Ok(assertions_in(&facts))
 }
 
@@ -183,7 +183,7 @@ type Stamp = (SystemTime, u64, u64);
 impl Watch {
     /// As the file is now.
     pub fn new() -> Self {
-        let file = known::asserted_file();
+        let file = facts::asserted_file();
         let seen = file.as_deref().and_then(stamp);
         Self { file, seen }
     }

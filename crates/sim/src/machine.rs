@@ -3,7 +3,7 @@
 use cell::cluster::routes::RouteCosts;
 use config::ConfigError;
 use config::cluster::CellPlan;
-use hostinfo::known;
+use hostinfo::facts;
 use knowledge::{Base, Fact, Machine};
 
 use crate::Time;
@@ -28,12 +28,12 @@ impl Cells {
     /// If the machine has no CPUs for them.
     pub fn of(base: &Base, count: Option<u16>) -> Result<Self, ConfigError> {
         let machine = Machine::of(base);
-        let plans = known::division(&machine, count)?;
+        let plans = facts::division(&machine, count)?;
         // A recorded machine may have had other cells.
         let is_of_machine = |fact: &&Fact| !fact.name.starts_with("cell");
         let mut base: Base = base.facts().filter(is_of_machine).cloned().collect();
         let host = machine.hosts.first().map_or("", |host| &host.name);
-        base.learn(known::cells(&plans, host, None));
+        base.learn(facts::cells(&plans, host, None));
         let ways = RouteCosts::of(&base);
         Ok(Self {
             known: ways.clone(),

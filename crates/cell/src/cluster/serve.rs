@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use config::cluster::Site;
 use fault_point::fault_point;
-use hostinfo::{known, rooms};
+use hostinfo::{facts, rooms};
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask, OF_CELL, owner_of};
@@ -120,7 +120,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         elsewhere::expected(membership, &hosts.site())
     });
     let watch = rooms::Watch::new();
-    let costs = RouteCosts::of(&known::all(&files)?);
+    let costs = RouteCosts::of(&facts::all(&files)?);
     if let Some(hosts) = &hosts {
         hosts.take_ways(costs.known());
     }
@@ -134,7 +134,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     .with_cordon(own.is_cordoned())
     .with_ways(costs)
     .expecting(expected);
-    // `known::all` has reported a wrong file.
+    // `facts::all` has reported a wrong file.
     state.assert(rooms::asserted().unwrap_or_default());
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
@@ -338,7 +338,7 @@ impl Cell {
     fn take_facts(&mut self) {
         let read = || -> io::Result<_> {
             let asserted = rooms::asserted().map_err(io::Error::other)?;
-            Ok((asserted, RouteCosts::of(&known::all(&self.files)?)))
+            Ok((asserted, RouteCosts::of(&facts::all(&self.files)?)))
         };
         match read() {
             Ok((asserted, costs)) => {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use cell::cluster::routes;
 use clap::{Args, Subcommand};
 use config::Size;
-use hostinfo::{known, rooms};
+use hostinfo::{facts, rooms};
 use knowledge::route::Tree;
 use knowledge::route_costs::RouteCosts;
 use knowledge::rules::{self, Rule};
@@ -100,7 +100,7 @@ fn base(args: &FactsArgs) -> Result<Base> {
     let (mut base, recorded) = args.base()?;
     if recorded.is_none() {
         let files = Files::open().into_diagnostic()?;
-        let mut cluster: Base = known::cluster(&files).into_diagnostic()?.into_iter().collect();
+        let mut cluster: Base = facts::cluster(&files).into_diagnostic()?.into_iter().collect();
         // What is asserted counts more.
         cluster.learn(base.facts().cloned());
         base = cluster;
@@ -246,14 +246,14 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
     let mut base = base(&args.facts)?;
     if args.cells.is_some() || base.named("cell").next().is_none() {
         let machine = Machine::of(&base);
-        let plans = known::division(&machine, args.cells)?;
+        let plans = facts::division(&machine, args.cells)?;
         let host = machine.hosts.first().map_or("", |host| &host.name);
         let without = base
             .facts()
             .filter(|fact| !fact.name.starts_with("cell"))
             .cloned();
         base = without.collect();
-        base.learn(known::cells(&plans, host, None));
+        base.learn(facts::cells(&plans, host, None));
     }
     let cells: Vec<u16> = RouteCosts::of(&base).cells().collect();
     if !cells.contains(&args.cell) {
