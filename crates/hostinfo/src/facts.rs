@@ -18,7 +18,7 @@ use knowledge::{Base, Fact, Machine};
 use registry::cluster::files::Files;
 use registry::runtime;
 
-use crate::measure::{self, Kept, Measured};
+use crate::measure::{self, MeasurementCache, Measurements};
 use crate::topology;
 
 /// The file in the data directory with the facts that a user asserts of this machine.
@@ -52,7 +52,7 @@ pub enum FileError {
 pub fn host() -> Result<Base, FileError> {
     let mut base: Base = topology::discover().into_iter().collect();
     if let Ok(runtime) = runtime::directory() {
-        let measured = Kept::at(&runtime).read(&topology::host_name(), &measure::allowed());
+        let measured = MeasurementCache::at(&runtime).read(&topology::host_name(), &measure::allowed());
         base.learn(measured.into_iter().flat_map(|measured| measured.facts));
     }
     base.learn(asserted()?);
@@ -90,7 +90,7 @@ pub fn read(file: &Path) -> Result<Vec<Fact>, FileError> {
 /// If the results can't be kept.
 pub fn measure(at_once: bool) -> io::Result<()> {
     let runtime = runtime::directory()?;
-    let kept = Kept::at(&runtime);
+    let kept = MeasurementCache::at(&runtime);
     let Some(_turn) = kept.turn(at_once)? else {
         return Ok(());
     };
@@ -100,12 +100,12 @@ pub fn measure(at_once: bool) -> io::Result<()> {
     if let Some(site) = Files::at(&runtime).site()? {
         facts.extend(measure::reach(&site, &name));
     }
-    kept.write(&name, &Measured { cpus: allowed, facts })
+    kept.write(&name, &Measurements { cpus: allowed, facts })
 }
 
 /// Whether measurements of this host since its start are kept.
 pub fn is_measured() -> bool {
-    let kept = runtime::directory().map(|runtime| Kept::at(&runtime));
+    let kept = runtime::directory().map(|runtime| MeasurementCache::at(&runtime));
     kept.is_ok_and(|kept| kept.read(&topology::host_name(), &measure::allowed()).is_some())
 }
 

@@ -159,8 +159,8 @@ mod tests {
             )
         };
         let near = measured(0, 1, 90, 16_000) + &measured(4, 5, 95, 15_000);
-        let there = measured(0, 4, 300, 9000);
-        let all = known(&(near.clone() + &there + &measured(4, 0, 310, 8000)));
+        let forward = measured(0, 4, 300, 9000);
+        let all = known(&(near.clone() + &forward + &measured(4, 0, 310, 8000)));
         let nodes = span_nodes(&parts(&[0, 1]), &all, SpanMemory::Shared);
         // CPUs of cell 1 read what CPU 0 of cell 0 has written.
         assert_eq!(nodes[1].latencies_ps, [300_000, 95_000]);
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(nodes[0].latencies_ps, [90_000, 310_000]);
         assert_eq!(nodes[0].bandwidths_mb_s, [16_000, 8000]);
         // The way back was not measured.
-        let nodes = span_nodes(&parts(&[0, 1]), &known(&(near + &there)), SpanMemory::Shared);
+        let nodes = span_nodes(&parts(&[0, 1]), &known(&(near + &forward)), SpanMemory::Shared);
         assert!(
             nodes
                 .iter()

@@ -37,7 +37,7 @@ const BULK_BYTES: usize = 256 << 10;
 const ROUNDS_MAX: usize = 11;
 const ROUNDS_MIN: usize = 3;
 /// Looks at a ring between two looks at the clock.
-const LOOKS: u32 = 256;
+const POLLS_PER_CLOCK_READ: u32 = 256;
 
 const ECHO: u32 = 1;
 const TAKE: u32 = 2;
@@ -47,18 +47,18 @@ const FILL: u32 = 5;
 
 /// What was measured.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct PairReport {
     /// From the send of a message to its receipt.
     pub(super) latency_ns: f64,
     /// From the first CPU to the second.
-    pub(super) there: Way,
+    pub(super) forward: TransportReport,
     /// And back.
-    pub(super) back: Way,
+    pub(super) reverse: TransportReport,
 }
 
 /// One way.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct TransportReport {
     /// What a message costs its sender before the next.
     pub(super) send_ns: f64,
     /// The payload of messages, sent as fast as they go, until they are taken.
@@ -69,7 +69,7 @@ pub(super) struct Way {
 
 /// Why nothing was measured.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Missed {
+pub(super) enum MeasureError {
     /// A thread can't be kept on its CPU, or there is no thread or memory for it.
     Unusable,
     /// The two did not get to run at the same time for long enough.
@@ -80,15 +80,20 @@ pub(super) enum Missed {
 ///
 /// # Errors
 /// If a CPU can't be used, or is used by others.
-pub(super) fn measure(one: usize, other: usize, time: Duration, patience: Duration) -> Result<Pair, Missed> {
+pub(super) fn measure(
+    one: usize,
+    other: usize,
+    time: Duration,
+    busy_timeout: Duration,
+) -> Result<PairReport, MeasureError> {
     let start = Instant::now();
-    let give_up = start + patience;
-    let (to_there, from_here) = ring().ok_or(Missed::Unusable)?;
-    let (to_here, from_there) = ring().ok_or(Missed::Unusable)?;
+    let give_up = start + busy_timeout;
+    let (to_there, from_here) = ring().ok_or(MeasureError::Unusable)?;
+    let (to_here, from_there) = ring().ok_or(MeasureError::Unusable)?;
     let (give_there, take_here) = mpsc::channel();
     let (give_here, take_there) = mpsc::channel();
-    let lead = End::new(to_there, from_there, give_there, take_there, give_up);
-    let follow = End::new(to_here, from_here, give_here, take_here, give_up);
+    let lead = Prober::new(to_there, from_there, give_there, take_there, give_up);
+    let follow = Prober::new(to_here, from_here, give_here, take_here, give_up);
     thread::scope(|scope| {
         // Neither is the caller's thread, whose CPUs must stay what they are. A thread that ends closes its
         // rings, and the other ends, too.
@@ -105,9 +110,9 @@ pub(super) fn measure(one: usize, other: usize, time: Duration, patience: Durati
         let measured = leading.ok().and_then(|thread| thread.join().ok()?);
         let followed = following.ok().and_then(|thread| thread.join().ok()?);
         let (Some(measured), Some(())) = (measured, followed) else {
-            return Err(Missed::Unusable);
+            return Err(MeasureError::Unusable);
         };
-        measured.ok_or(Missed::Busy)
+        measured.ok_or(MeasureError::Busy)
     })
 }
 
@@ -124,7 +129,7 @@ fn keep_on(cpu: usize) -> Option<()> {
 }
 
 /// One of the two.
-struct End {
+struct Prober {
     to: Sender<SharedRing>,
     from: Receiver<SharedRing>,
     /// Buffers go this way; a message follows each, so that nobody blocks here.
@@ -136,7 +141,7 @@ struct End {
     give_up: Instant,
 }
 
-impl End {
+impl Prober {
     fn new(
         to: Sender<SharedRing>,
         from: Receiver<SharedRing>,
@@ -156,7 +161,7 @@ impl End {
     }
 
     /// The first CPU's part, until `end`.
-    fn lead(mut self, end: Instant) -> Option<Pair> {
+    fn lead(mut self, end: Instant) -> Option<PairReport> {
         self.touch();
         let mut rounds: [Vec<f64>; 7] = Default::default();
         for round in 0..=ROUNDS_MAX {
@@ -171,16 +176,16 @@ impl End {
                     .for_each(|(all, one)| all.push(one));
             }
         }
-        let [latency_ns, there @ .., back_send, back_taken, back_copy] = rounds.map(median);
-        let way = |[send_ns, taken_ns, copy_ns]: [f64; 3]| Way {
+        let [latency_ns, forward @ .., back_send, back_taken, back_copy] = rounds.map(median);
+        let way = |[send_ns, taken_ns, copy_ns]: [f64; 3]| TransportReport {
             send_ns,
             ring_mb_s: PAYLOAD_BYTES as f64 * 1000.0 / taken_ns,
             copy_mb_s: BULK_BYTES as f64 * 1000.0 / copy_ns,
         };
-        Some(Pair {
+        Some(PairReport {
             latency_ns,
-            there: way(there),
-            back: way([back_send, back_taken, back_copy]),
+            forward: way(forward),
+            reverse: way([back_send, back_taken, back_copy]),
         })
     }
 
@@ -303,31 +308,31 @@ impl End {
             ..Message::default()
         };
         message.words[0] = word;
-        let mut looks = 0;
+        let mut polls = 0;
         loop {
             match self.to.post(&message) {
                 Ok(()) => return Some(()),
-                Err(SendError::Full) => self.wait(&mut looks)?,
+                Err(SendError::Full) => self.wait(&mut polls)?,
                 Err(_) => return None,
             }
         }
     }
 
     fn receive(&mut self) -> Option<Message> {
-        let mut looks = 0;
+        let mut polls = 0;
         loop {
             if let Some(message) = self.from.take().ok()? {
                 return Some(message);
             }
-            self.wait(&mut looks)?;
+            self.wait(&mut polls)?;
         }
     }
 
     /// Between two looks at a ring; none when it is over.
-    fn wait(&self, looks: &mut u32) -> Option<()> {
+    fn wait(&self, polls: &mut u32) -> Option<()> {
         spin_loop();
-        *looks += 1;
-        (!looks.is_multiple_of(LOOKS) || Instant::now() < self.give_up).then_some(())
+        *polls += 1;
+        (!polls.is_multiple_of(POLLS_PER_CLOCK_READ) || Instant::now() < self.give_up).then_some(())
     }
 }
 

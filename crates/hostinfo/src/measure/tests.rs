@@ -102,7 +102,7 @@ fn measurement_stays_within_its_time_limit() {
 #[test]
 fn cached_measurements_are_valid_for_same_boot_host_and_cpus_only() {
     let directory = tempfile::tempdir().expect("a directory");
-    let kept = Kept::at(directory.path());
+    let kept = MeasurementCache::at(directory.path());
     let cpus = BTreeSet::from([0, 1, 2, 8]);
     assert_eq!(kept.read(NAME, &cpus), None);
     let latency = |from: i64, ns: i64| {
@@ -111,7 +111,7 @@ fn cached_measurements_are_valid_for_same_boot_host_and_cpus_only() {
             [NAME.into(), from.into(), 1.into(), RING.into(), ns.into()],
         )
     };
-    let of = |cpus: &[i64], facts: &[Fact]| Measured {
+    let of = |cpus: &[i64], facts: &[Fact]| Measurements {
         cpus: cpus.iter().copied().collect(),
         facts: facts.to_vec(),
     };
@@ -124,7 +124,7 @@ fn cached_measurements_are_valid_for_same_boot_host_and_cpus_only() {
         "fewer CPUs"
     );
     assert_eq!(kept.read(NAME, &BTreeSet::from([1, 3])), None, "another CPU");
-    assert_eq!(kept.read("there", &cpus), None, "another host");
+    assert_eq!(kept.read("forward", &cpus), None, "another host");
     // Somebody who may use a part of them measures again: that part is corrected.
     kept.write(NAME, &of(&[1, 2], &[latency(2, 170)]))
         .expect("written");
@@ -143,7 +143,7 @@ fn cached_measurements_are_valid_for_same_boot_host_and_cpus_only() {
 #[test]
 fn at_most_one_process_measures() {
     let directory = tempfile::tempdir().expect("a directory");
-    let kept = Kept::at(directory.path());
+    let kept = MeasurementCache::at(directory.path());
     let turn = kept.turn(true).expect("a lock").expect("nobody measures");
     assert!(kept.turn(true).expect("a lock").is_none());
     drop(turn);
@@ -154,7 +154,7 @@ fn at_most_one_process_measures() {
 #[test]
 fn only_responding_hosts_are_measured() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let there = listener.local_addr().expect("an address");
+    let forward = listener.local_addr().expect("an address");
     let free = TcpListener::bind("127.0.0.1:0")
         .and_then(|gone| gone.local_addr())
         .expect("a port");
@@ -167,10 +167,10 @@ fn only_responding_hosts_are_measured() {
     let site = Site {
         here: "alpha".into(),
         hosts: vec![
-            plan("alpha", there, &[0]),
-            plan("beta", there, &[0]),
+            plan("alpha", forward, &[0]),
+            plan("beta", forward, &[0]),
             plan("gamma", free, &[0]),
-            plan("nobody", there, &[]),
+            plan("nobody", forward, &[]),
         ],
         etcd: Vec::new(),
         runs_etcd: false,

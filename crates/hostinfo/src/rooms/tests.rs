@@ -142,7 +142,7 @@ fn any_rooms() -> impl Strategy<Value = Vec<Room>> {
 /// Facts of the hosts of cells.
 fn hosts(rooms: &[Room]) -> Vec<Fact> {
     let of = |room: &Room| {
-        let host = if room.is_here { "here" } else { "there" };
+        let host = if room.is_here { "here" } else { "forward" };
         Fact::new("cell", [i64::from(room.cell).into(), host.into()])
     };
     let here = Fact::new("host", ["here".into()]);
