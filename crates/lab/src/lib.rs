@@ -6,7 +6,6 @@
 //! needs, and nothing else. [`take_over`] must be the first call in `main`: it becomes the host's first
 //! process, or the hidden supervisor, when the program was started as one.
 
-mod air;
 pub mod auto;
 pub mod boot;
 pub mod cli;
@@ -15,17 +14,18 @@ mod control;
 mod cpio;
 mod error;
 mod host;
-mod hub;
 pub mod init;
 mod initramfs;
 mod kernel;
 mod links;
 mod module;
+mod netem;
 mod qemu;
 mod qmp;
 mod registry;
 mod session;
 mod supervisor;
+mod switch;
 
 pub use error::LabError;
 

@@ -9,7 +9,7 @@ use config::lab::{LabSpec, LinkSpec, Quality};
 use crate::LabError;
 use crate::boot::Card;
 use crate::error::Context;
-use crate::hub::Hub;
+use crate::switch::Switch;
 
 /// All links of a running lab.
 #[derive(Clone)]
@@ -18,7 +18,7 @@ pub struct Links(Vec<Link>);
 #[derive(Clone)]
 struct Link {
     spec: LinkSpec,
-    hub: Hub,
+    switch: Switch,
 }
 
 /// A host's end of a link: its card, and what is to be the card's socket.
@@ -45,9 +45,9 @@ impl Links {
                 };
                 ends[host].push((card, theirs.into()));
             }
-            let hub = Hub::start(ports, link.quality(), number as u64).context(what)?;
+            let switch = Switch::start(ports, link.quality(), number as u64).context(what)?;
             let spec = link.clone();
-            links.push(Link { spec, hub });
+            links.push(Link { spec, switch });
         }
         Ok((Self(links), ends))
     }
@@ -65,8 +65,8 @@ impl Links {
             if let [Some(one), Some(other)] = hosts.each_ref().map(position)
                 && one != other
             {
-                let quality = change(link.hub.quality(one, other), link.spec.quality());
-                link.hub.set(one, other, quality);
+                let quality = change(link.switch.quality(one, other), link.spec.quality());
+                link.switch.set(one, other, quality);
                 all = Some(quality);
             }
         }

@@ -9,132 +9,132 @@ use std::time::Instant;
 use config::lab::Quality;
 
 /// Frames on one way before more are lost: 6 MB of full ones, so 60 MB/s over 100 ms.
-const ON_WAY_FRAMES_MAX: usize = 4096;
+const QUEUED_FRAMES_MAX: usize = 4096;
 
 /// All chances, in the unit of [`config::lab::Loss`].
 const CHANCES: u32 = 1_000_000;
 
 /// What becomes of a frame.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Fate<F> {
+pub enum Forwarding<F> {
     /// It arrives now.
-    Arrives(F),
+    Deliver(F),
     /// It is kept here until it is due.
-    OnItsWay,
+    Queued,
     /// Nobody sees it again.
-    Lost,
+    Dropped,
 }
 
 /// Everything between the ports of a link.
-pub struct Air<F> {
+pub struct Netem<F> {
     ports: usize,
     /// From each port to each, row by row.
-    ways: Vec<Way>,
-    waiting: BinaryHeap<Waiting<F>>,
+    directions: Vec<Direction>,
+    queued: BinaryHeap<QueuedFrame<F>>,
     /// How many frames have waited so far.
-    waited: u64,
+    sequence: u64,
     random: fastrand::Rng,
 }
 
 #[derive(Clone)]
-struct Way {
+struct Direction {
     quality: Quality,
     /// How many frames wait.
-    waiting: usize,
+    queued: usize,
     /// When the last of them is due.
     last_due: Option<Instant>,
 }
 
-struct Waiting<F> {
+struct QueuedFrame<F> {
     due: Instant,
     /// Of frames that are due at the same time the one that was sent first comes first.
     number: u64,
-    way: usize,
+    direction: usize,
     frame: F,
 }
 
-impl<F> Waiting<F> {
+impl<F> QueuedFrame<F> {
     fn turn(&self) -> (Instant, u64) {
         (self.due, self.number)
     }
 }
 
-impl<F> Ord for Waiting<F> {
+impl<F> Ord for QueuedFrame<F> {
     /// The greatest is the next: a heap gives that.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.turn().cmp(&self.turn())
     }
 }
 
-impl<F> PartialOrd for Waiting<F> {
+impl<F> PartialOrd for QueuedFrame<F> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<F> PartialEq for Waiting<F> {
+impl<F> PartialEq for QueuedFrame<F> {
     fn eq(&self, other: &Self) -> bool {
         self.turn() == other.turn()
     }
 }
 
-impl<F> Eq for Waiting<F> {}
+impl<F> Eq for QueuedFrame<F> {}
 
-impl<F> Air<F> {
+impl<F> Netem<F> {
     /// Between so many ports, all ways of this quality; the same seed loses the same frames.
     pub fn new(ports: usize, quality: Quality, seed: u64) -> Self {
-        let way = Way {
+        let direction = Direction {
             quality,
-            waiting: 0,
+            queued: 0,
             last_due: None,
         };
         Self {
             ports,
-            ways: vec![way; ports * ports],
-            waiting: BinaryHeap::new(),
-            waited: 0,
+            directions: vec![direction; ports * ports],
+            queued: BinaryHeap::new(),
+            sequence: 0,
             random: fastrand::Rng::with_seed(seed),
         }
     }
 
     /// Changes the way from one port to another, for frames that are sent from now on.
     pub fn set(&mut self, from: usize, to: usize, quality: Quality) {
-        self.ways[from * self.ports + to].quality = quality;
+        self.directions[from * self.ports + to].quality = quality;
     }
 
     /// How the way from one port to another is.
     pub fn quality(&self, from: usize, to: usize) -> Quality {
-        self.ways[from * self.ports + to].quality
+        self.directions[from * self.ports + to].quality
     }
 
     /// A frame is sent.
-    pub fn send(&mut self, from: usize, to: usize, frame: F, now: Instant) -> Fate<F> {
+    pub fn send(&mut self, from: usize, to: usize, frame: F, now: Instant) -> Forwarding<F> {
         let index = from * self.ports + to;
-        let way = &mut self.ways[index];
-        if way.quality.loss.takes(self.random.u32(..CHANCES)) || way.waiting == ON_WAY_FRAMES_MAX {
-            return Fate::Lost;
+        let direction = &mut self.directions[index];
+        if direction.quality.loss.takes(self.random.u32(..CHANCES)) || direction.queued == QUEUED_FRAMES_MAX {
+            return Forwarding::Dropped;
         }
-        let delay = way.quality.delay.duration();
-        if delay.is_zero() && way.waiting == 0 {
-            return Fate::Arrives(frame);
+        let delay = direction.quality.delay.duration();
+        if delay.is_zero() && direction.queued == 0 {
+            return Forwarding::Deliver(frame);
         }
         // Not before the one that was sent before it.
-        let due = (now + delay).max(way.last_due.unwrap_or(now));
-        way.waiting += 1;
-        way.last_due = Some(due);
-        self.waiting.push(Waiting {
+        let due = (now + delay).max(direction.last_due.unwrap_or(now));
+        direction.queued += 1;
+        direction.last_due = Some(due);
+        self.queued.push(QueuedFrame {
             due,
-            number: self.waited,
-            way: index,
+            number: self.sequence,
+            direction: index,
             frame,
         });
-        self.waited += 1;
-        Fate::OnItsWay
+        self.sequence += 1;
+        Forwarding::Queued
     }
 
     /// When the next frame is due, if any waits.
     pub fn next_due(&self) -> Option<Instant> {
-        self.waiting.peek().map(|waiting| waiting.due)
+        self.queued.peek().map(|queued| queued.due)
     }
 
     /// The next frame that is due by now, and the port it goes to.
@@ -142,9 +142,9 @@ impl<F> Air<F> {
         if self.next_due()? > now {
             return None;
         }
-        let Waiting { way, frame, .. } = self.waiting.pop()?;
-        self.ways[way].waiting -= 1;
-        Some((way % self.ports, frame))
+        let QueuedFrame { direction, frame, .. } = self.queued.pop()?;
+        self.directions[direction].queued -= 1;
+        Some((direction % self.ports, frame))
     }
 }
 
@@ -164,48 +164,48 @@ mod tests {
     #[test]
     fn frame_arrives_exactly_after_its_delay() {
         let start = Instant::now();
-        let mut air = Air::new(3, quality("2ms", "0%"), 1);
-        assert_eq!(air.send(2, 1, 'a', start), Fate::OnItsWay);
-        assert_eq!(air.next_due(), Some(start + Duration::from_millis(2)));
-        assert_eq!(air.arrived(start + Duration::from_micros(1999)), None);
-        assert_eq!(air.arrived(start + Duration::from_millis(2)), Some((1, 'a')));
-        assert_eq!(air.next_due(), None);
+        let mut netem = Netem::new(3, quality("2ms", "0%"), 1);
+        assert_eq!(netem.send(2, 1, 'a', start), Forwarding::Queued);
+        assert_eq!(netem.next_due(), Some(start + Duration::from_millis(2)));
+        assert_eq!(netem.arrived(start + Duration::from_micros(1999)), None);
+        assert_eq!(netem.arrived(start + Duration::from_millis(2)), Some((1, 'a')));
+        assert_eq!(netem.next_due(), None);
     }
 
     #[test]
     fn each_direction_has_its_own_quality() {
         let start = Instant::now();
-        let mut air = Air::new(3, Quality::default(), 1);
-        air.set(0, 1, quality("5ms", "0%"));
-        air.set(1, 0, quality("0ms", "100%"));
-        assert_eq!(air.send(0, 1, 'a', start), Fate::OnItsWay);
-        assert_eq!(air.send(1, 0, 'b', start), Fate::Lost);
-        assert_eq!(air.send(0, 2, 'c', start), Fate::Arrives('c'));
-        assert_eq!(air.quality(0, 1), quality("5ms", "0%"));
+        let mut netem = Netem::new(3, Quality::default(), 1);
+        netem.set(0, 1, quality("5ms", "0%"));
+        netem.set(1, 0, quality("0ms", "100%"));
+        assert_eq!(netem.send(0, 1, 'a', start), Forwarding::Queued);
+        assert_eq!(netem.send(1, 0, 'b', start), Forwarding::Dropped);
+        assert_eq!(netem.send(0, 2, 'c', start), Forwarding::Deliver('c'));
+        assert_eq!(netem.quality(0, 1), quality("5ms", "0%"));
     }
 
     #[test]
     fn frames_keep_their_order_when_the_delay_shrinks() {
         let start = Instant::now();
-        let mut air = Air::new(2, quality("50ms", "0%"), 1);
-        assert_eq!(air.send(0, 1, 'a', start), Fate::OnItsWay);
+        let mut netem = Netem::new(2, quality("50ms", "0%"), 1);
+        assert_eq!(netem.send(0, 1, 'a', start), Forwarding::Queued);
         for (delay, frame) in [("1ms", 'b'), ("0ms", 'c')] {
-            air.set(0, 1, quality(delay, "0%"));
-            assert_eq!(air.send(0, 1, frame, start), Fate::OnItsWay);
+            netem.set(0, 1, quality(delay, "0%"));
+            assert_eq!(netem.send(0, 1, frame, start), Forwarding::Queued);
         }
         let end = start + Duration::from_millis(50);
-        assert_eq!(air.arrived(end - Duration::from_micros(1)), None);
-        let arrived: Vec<_> = std::iter::from_fn(|| air.arrived(end)).collect();
+        assert_eq!(netem.arrived(end - Duration::from_micros(1)), None);
+        let arrived: Vec<_> = std::iter::from_fn(|| netem.arrived(end)).collect();
         assert_eq!(arrived, [(1, 'a'), (1, 'b'), (1, 'c')]);
-        assert_eq!(air.send(0, 1, 'd', end), Fate::Arrives('d'));
+        assert_eq!(netem.send(0, 1, 'd', end), Forwarding::Deliver('d'));
     }
 
     #[test]
     fn configured_fraction_of_frames_is_lost_at_random() {
         let now = Instant::now();
-        let mut air = Air::new(2, quality("0ms", "10%"), 7);
+        let mut netem = Netem::new(2, quality("0ms", "10%"), 7);
         let lost: Vec<bool> = (0..10_000)
-            .map(|_| air.send(0, 1, (), now) == Fate::Lost)
+            .map(|_| netem.send(0, 1, (), now) == Forwarding::Dropped)
             .collect();
         let count = lost.iter().filter(|lost| **lost).count();
         // Five standard deviations to each side.
@@ -217,14 +217,14 @@ mod tests {
     #[test]
     fn queue_of_a_direction_is_bounded() {
         let now = Instant::now();
-        let mut air = Air::new(2, quality("1s", "0%"), 1);
-        for _ in 0..ON_WAY_FRAMES_MAX {
-            assert_eq!(air.send(0, 1, (), now), Fate::OnItsWay);
+        let mut netem = Netem::new(2, quality("1s", "0%"), 1);
+        for _ in 0..QUEUED_FRAMES_MAX {
+            assert_eq!(netem.send(0, 1, (), now), Forwarding::Queued);
         }
-        assert_eq!(air.send(0, 1, (), now), Fate::Lost);
+        assert_eq!(netem.send(0, 1, (), now), Forwarding::Dropped);
         // The way back has room of its own.
-        assert_eq!(air.send(1, 0, (), now), Fate::OnItsWay);
-        assert!(air.arrived(now + Duration::from_secs(1)).is_some());
-        assert_eq!(air.send(0, 1, (), now), Fate::OnItsWay);
+        assert_eq!(netem.send(1, 0, (), now), Forwarding::Queued);
+        assert!(netem.arrived(now + Duration::from_secs(1)).is_some());
+        assert_eq!(netem.send(0, 1, (), now), Forwarding::Queued);
     }
 }
