@@ -157,7 +157,7 @@ impl Model for Small {
             }),
             Property::sometimes("a message went by a relay", |_, state: &State| {
                 let mut cells = state.world.cells.values();
-                cells.any(|cell| cell.peers.values().any(|peer| peer.is_owed))
+                cells.any(|cell| cell.peers.values().any(|peer| peer.owes_ack))
             }),
         ]
     }

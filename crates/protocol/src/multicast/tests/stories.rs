@@ -124,7 +124,7 @@ fn tell(seed: u64, counts: &mut Counts) {
         for (from, peer) in &cell.peers {
             let linked = world.cells.contains_key(from) && !world.cut.contains_key(&(*from, *at));
             assert!(
-                peer.kept.is_empty() && (peer.early.is_empty() || !linked),
+                peer.unacked.is_empty() && (peer.early.is_empty() || !linked),
                 "seed {seed}: {at} keeps something of {from}"
             );
         }

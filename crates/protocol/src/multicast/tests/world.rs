@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::super::{Effect, Hop, Multicast, Packet};
 use crate::CellId;
 
-pub type Body = u16;
+pub type Payload = u16;
 
 /// Links deliver in order; what a dead cell sent last may come or not.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
-    pub cells: BTreeMap<CellId, Multicast<Body>>,
-    pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Body>>>,
+    pub cells: BTreeMap<CellId, Multicast<Payload>>,
+    pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Payload>>>,
     /// Links that a cell does not know of yet: at, to whom.
     pub unlinked: BTreeSet<(CellId, CellId)>,
     /// Who does not know of whose death yet: at, dead.
@@ -19,9 +19,9 @@ pub struct World {
     /// Links that are gone although both cells live; whoever sends over one is told so, or not.
     pub cut: BTreeMap<(CellId, CellId), bool>,
     /// What was sent, from, to, and how many of it have come.
-    pub sent: BTreeMap<(CellId, CellId), (Vec<Body>, usize)>,
+    pub sent: BTreeMap<(CellId, CellId), (Vec<Payload>, usize)>,
     pub broken: Option<&'static str>,
-    bodies: Body,
+    bodies: Payload,
 }
 
 impl World {
@@ -78,7 +78,7 @@ impl World {
             .unwrap_or(1)
     }
 
-    fn body(&mut self) -> Body {
+    fn body(&mut self) -> Payload {
         self.bodies += 1;
         self.bodies
     }
@@ -109,7 +109,7 @@ impl World {
         self.act(at, Multicast::tick);
     }
 
-    pub fn act(&mut self, at: CellId, act: impl FnOnce(&mut Multicast<Body>) -> Vec<Effect<Body>>) {
+    pub fn act(&mut self, at: CellId, act: impl FnOnce(&mut Multicast<Payload>) -> Vec<Effect<Payload>>) {
         let cell = self.cells.get_mut(&at).expect("lives");
         let mut effects = VecDeque::from(act(cell));
         while let Some(effect) = effects.pop_front() {
@@ -130,14 +130,14 @@ impl World {
         }
         for peer in self.cells[&at].peers.values() {
             if peer.early.len() as u64 >= super::super::WINDOW
-                || peer.kept.len() as u64 > super::super::WINDOW
+                || peer.unacked.len() as u64 > super::super::WINDOW
             {
                 self.broken = Some("a cell keeps too much");
             }
         }
     }
 
-    fn got(&mut self, at: CellId, from: CellId, body: Body) {
+    fn got(&mut self, at: CellId, from: CellId, body: Payload) {
         match self.sent.get_mut(&(from, at)) {
             Some((sent, got)) if sent.get(*got) == Some(&body) => *got += 1,
             _ => self.broken = Some("a message came twice, out of order, or over no link"),
