@@ -69,7 +69,7 @@ pub enum Effect<M> {
 
 type Effects<M> = Vec<Effect<M>>;
 
-/// What [`Multicast::tell`] does.
+/// What [`Multicast::send_to_all`] does.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MulticastResult<M> {
     /// Effects that the caller has to carry out.
@@ -141,7 +141,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
     /// Sends a message to all linked cells along a tree. Cells that the tree leaves out get the message over
     /// their links. So do all cells if the tree has a cell that is not [fit](Self::fit), or a cell twice. If
     /// `gathers`, the message asks for replies, and relays gather them if all linked cells know how.
-    pub fn tell(&mut self, body: &M, tree: &[Hop], gathers: bool) -> MulticastResult<M> {
+    pub fn send_to_all(&mut self, body: &M, tree: &[Hop], gathers: bool) -> MulticastResult<M> {
         let mut effects = Vec::new();
         let mut gathered = BTreeMap::new();
         let gathers = gathers && self.all_gather();

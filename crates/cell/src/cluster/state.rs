@@ -516,7 +516,7 @@ impl State {
         let request = message.request();
         let told = self
             .multicast
-            .tell(&Said::Table(message), self.route.hops(), request.is_some());
+            .send_to_all(&Said::Table(message), self.route.hops(), request.is_some());
         if let Some(request) = request {
             self.node.gathered(request, told.gathered);
         }

@@ -123,7 +123,7 @@ impl Model for Small {
         match step {
             Step::Tell => {
                 next.told += 1;
-                world.tell(SOURCE, |cells| self.tree(&cells));
+                world.send_to_all(SOURCE, |cells| self.tree(&cells));
             }
             Step::Send => {
                 next.sent += 1;

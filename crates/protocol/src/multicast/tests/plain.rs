@@ -18,7 +18,7 @@ fn hop(number: u16, below: u16) -> Hop {
 /// What cell 0 of five sends, to whom, when it tells all along a tree.
 fn told(tree: &[Hop]) -> Vec<(u16, bool)> {
     let mut world = World::new(5, true);
-    let effects = world.cells.get_mut(&id(0)).unwrap().tell(&9, tree, false);
+    let effects = world.cells.get_mut(&id(0)).unwrap().send_to_all(&9, tree, false);
     let sent = effects.effects.into_iter().map(|effect| match effect {
         Effect::Send(to, packet) => (to.number, matches!(packet, Packet::Relayed { .. })),
         Effect::Deliver(..) => panic!("to itself"),
@@ -48,7 +48,7 @@ fn malformed_tree_is_ignored() {
 #[test]
 fn unicast_keeps_no_copies() {
     let mut world = World::new(3, true);
-    world.tell(id(0), |cells| {
+    world.send_to_all(id(0), |cells| {
         cells.into_iter().map(|cell| Hop { cell, below: 0 }).collect()
     });
     world.deliver_all();
@@ -60,7 +60,7 @@ fn unicast_keeps_no_copies() {
 fn hung_relay_is_bypassed_after_late_ticks_and_excluded_from_trees() {
     let mut world = World::new(3, true);
     let tree = vec![hop(1, 1), hop(2, 0)];
-    world.tell(id(0), |_| tree.clone());
+    world.send_to_all(id(0), |_| tree.clone());
     for _ in 0..LATE_TICKS {
         assert_eq!(world.sent[&(id(0), id(2))].1, 1, "only the hello");
         world.tick(id(0));
@@ -68,7 +68,7 @@ fn hung_relay_is_bypassed_after_late_ticks_and_excluded_from_trees() {
     }
     assert_eq!(world.sent[&(id(0), id(2))].1, 2);
     assert_eq!(world.cells[&id(0)].fit().count(), 0);
-    world.tell(id(0), |_| tree.clone());
+    world.send_to_all(id(0), |_| tree.clone());
     world.deliver(id(0), id(2));
     assert_eq!(world.sent[&(id(0), id(2))].1, 3);
     // The relay is awake again.
@@ -83,7 +83,7 @@ fn hung_relay_is_bypassed_after_late_ticks_and_excluded_from_trees() {
 fn pending_acknowledgements_are_sent_in_one_packet() {
     let mut world = World::new(3, true);
     for _ in 0..5 {
-        world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+        world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
     }
     world.deliver_all();
     world.tick(id(2));
@@ -97,8 +97,8 @@ fn pending_acknowledgements_are_sent_in_one_packet() {
 #[test]
 fn messages_of_an_earlier_link_are_not_delivered_on_a_new_one() {
     let mut world = World::new(3, true);
-    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
-    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
     for (at, to) in [(0, 2), (2, 0)].map(|(at, to)| (id(at), id(to))) {
         world.links.insert((at, to), std::collections::VecDeque::new());
         world.act(at, |cell| cell.dead(to));
@@ -119,7 +119,7 @@ fn messages_of_an_earlier_link_are_not_delivered_on_a_new_one() {
 fn relay_reports_a_lost_link_at_once() {
     let mut world = World::new(3, true);
     world.cut(id(1), id(2), true);
-    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
     world.deliver_all();
     assert!(!world.missing() && world.broken.is_none());
 }
@@ -131,7 +131,7 @@ fn relays_gather_nothing_while_a_cell_lacks_support() {
         let mut world = World::new(5, true);
         let source = world.cells.get_mut(&id(0)).unwrap();
         source.peers.get_mut(&id(4)).unwrap().gathers = knows;
-        let told = source.tell(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true);
+        let told = source.send_to_all(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true);
         assert_eq!(!told.gathered.is_empty(), knows);
         let asks = told
             .effects
@@ -147,7 +147,9 @@ fn relay_batches_deferrable_replies_and_forwards_urgent_ones() {
     let mut world = World::new(4, true);
     let mut cell = |number: u16| world.cells.remove(&id(number)).unwrap();
     let (mut source, mut relay) = (cell(0), cell(1));
-    let mut told = source.tell(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true).effects;
+    let mut told = source
+        .send_to_all(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true)
+        .effects;
     let Some(Effect::Send(_, packet)) = told.pop() else {
         panic!("{told:?}")
     };

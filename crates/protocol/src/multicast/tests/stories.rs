@@ -38,7 +38,7 @@ struct Counts {
     again: u32,
 }
 
-fn tell(seed: u64, counts: &mut Counts) {
+fn run(seed: u64, counts: &mut Counts) {
     let mut chance = Chance::new(seed);
     let count = 2 + chance.below(7);
     let mut world = World::new(u16::try_from(count).unwrap(), chance.below(2) == 0);
@@ -69,7 +69,7 @@ fn tell(seed: u64, counts: &mut Counts) {
         } else if busy.is_multiple_of(5) {
             world.tick(at);
         } else if busy % 5 < 3 {
-            world.tell(at, |mut cells| {
+            world.send_to_all(at, |mut cells| {
                 let tree = tree(&mut cells, &mut chance);
                 counts.relayed += u32::from(tree.iter().any(|hop| hop.below > 0));
                 tree
@@ -135,7 +135,7 @@ fn tell(seed: u64, counts: &mut Counts) {
 fn every_random_run_delivers_all_messages_once_in_order() {
     let mut counts = Counts::default();
     for seed in 0..10_000 {
-        tell(seed, &mut counts);
+        run(seed, &mut counts);
     }
     assert!(
         counts.relayed > 100_000 && counts.again > 150,
@@ -163,7 +163,7 @@ fn hung_relay_bounds_buffering_to_the_window() {
         ]
     };
     for _ in 0..10 * WINDOW {
-        world.tell(source, tree);
+        world.send_to_all(source, tree);
         world.deliver(source, below);
         assert_eq!(world.broken, None);
     }

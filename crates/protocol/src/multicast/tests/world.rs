@@ -96,13 +96,13 @@ impl World {
     }
 
     /// A message to all, along the tree that `tree` makes of the cells that are fit for one.
-    pub fn tell(&mut self, at: CellId, tree: impl FnOnce(Vec<CellId>) -> Vec<Hop>) {
+    pub fn send_to_all(&mut self, at: CellId, tree: impl FnOnce(Vec<CellId>) -> Vec<Hop>) {
         let body = self.body();
         for to in self.peers(at) {
             self.sent.get_mut(&(at, to)).expect("linked").0.push(body);
         }
         let tree = tree(self.cells[&at].fit().collect());
-        self.act(at, |cell| cell.tell(&body, &tree, false).effects);
+        self.act(at, |cell| cell.send_to_all(&body, &tree, false).effects);
     }
 
     pub fn tick(&mut self, at: CellId) {

@@ -149,7 +149,7 @@ impl World {
                 Effect::Tell(message) => {
                     let fit: Vec<CellId> = multicast.fit().collect();
                     let request = message.request();
-                    let told = multicast.tell(&message, &self.shape.tree(&fit), request.is_some());
+                    let told = multicast.send_to_all(&message, &self.shape.tree(&fit), request.is_some());
                     if let Some(Request::Change(change)) = request {
                         self.sent.extend(table.links().map(|to| (at, change, to)));
                     }
