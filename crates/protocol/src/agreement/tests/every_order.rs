@@ -7,7 +7,7 @@ use crate::CellId;
 
 /// A small world. What is allowed bounds the number of orders.
 #[derive(Clone, Debug)]
-struct Small {
+struct Config {
     cells: u16,
     /// The links are there, but no cell has said hello.
     fresh: bool,
@@ -39,7 +39,7 @@ enum Step {
     Return(u16),
 }
 
-impl Model for Small {
+impl Model for Config {
     type State = State;
     type Action = Step;
 
@@ -104,7 +104,7 @@ impl Model for Small {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("sound", |_, state: &State| state.world.broken().is_none()),
-            Property::always("one wins a free key", |model: &Small, state: &State| {
+            Property::always("one wins a free key", |model: &Config, state: &State| {
                 let world = &state.world;
                 let quiet = world.under_way().next().is_none() && world.unknown.is_empty();
                 let all_claimed = state.claimed.iter().all(|claimed| *claimed);
@@ -125,8 +125,8 @@ impl Model for Small {
 
 /// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
 #[track_caller]
-fn check(small: Small, states_least: usize) {
-    let checker = small.checker().threads(2).spawn_bfs().join();
+fn check(config: Config, states_least: usize) {
+    let checker = config.checker().threads(2).spawn_bfs().join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();
@@ -135,7 +135,7 @@ fn check(small: Small, states_least: usize) {
 
 #[test]
 fn at_most_one_of_three_claims_wins() {
-    let small = Small {
+    let config = Config {
         cells: 3,
         fresh: false,
         claims: vec![(0, 7), (1, 7), (2, 7)],
@@ -143,12 +143,12 @@ fn at_most_one_of_three_claims_wins() {
         returns: false,
         changes: 0,
     };
-    check(small, 1000);
+    check(config, 1000);
 }
 
 #[test]
 fn at_most_one_claim_wins_during_startup() {
-    let small = Small {
+    let config = Config {
         cells: 3,
         fresh: true,
         claims: vec![(0, 7), (2, 7)],
@@ -156,13 +156,13 @@ fn at_most_one_claim_wins_during_startup() {
         returns: false,
         changes: 0,
     };
-    check(small, 500);
+    check(config, 500);
 }
 
 /// A key is won, changed, given up, and claimed by another.
 #[test]
 fn released_key_can_be_claimed_concurrently() {
-    let small = Small {
+    let config = Config {
         cells: 3,
         fresh: false,
         claims: vec![(0, 7), (1, 7)],
@@ -170,14 +170,14 @@ fn released_key_can_be_claimed_concurrently() {
         returns: false,
         changes: 2,
     };
-    check(small, 1000);
+    check(config, 1000);
 }
 
 /// One claimer, the other, or the third dies at any time, and starts anew.
 #[test]
 fn at_most_one_claim_wins_though_a_cell_restarts() {
     for mortal in 0..3 {
-        let small = Small {
+        let config = Config {
             cells: 3,
             fresh: false,
             claims: vec![(0, 7), (1, 7)],
@@ -185,6 +185,6 @@ fn at_most_one_claim_wins_though_a_cell_restarts() {
             returns: true,
             changes: 0,
         };
-        check(small, 1000);
+        check(config, 1000);
     }
 }

@@ -8,7 +8,7 @@ use crate::CellId;
 
 /// A small world: cell 0 sends to all and to cell 2, along a tree. What is allowed bounds the number of orders.
 #[derive(Clone, Debug)]
-struct Small {
+struct Config {
     cells: u16,
     /// The last one starts only now.
     newcomer: bool,
@@ -54,7 +54,7 @@ fn first(number: u16) -> CellId {
     CellId { number, life: 1 }
 }
 
-impl Small {
+impl Config {
     fn tree(&self, cells: &[CellId]) -> Vec<Hop> {
         let below = |place: usize| match place {
             0 => cells.len() - 1,
@@ -69,7 +69,7 @@ impl Small {
     }
 }
 
-impl Model for Small {
+impl Model for Config {
     type State = State;
     type Action = Step;
 
@@ -152,7 +152,7 @@ impl Model for Small {
                 state.world.broken.is_none()
             }),
             // What a cut link lost without anybody knowing comes later, by ticks.
-            Property::always("nothing is missing at rest", |model: &Small, state: &State| {
+            Property::always("nothing is missing at rest", |model: &Config, state: &State| {
                 model.cut || !state.world.missing()
             }),
             Property::sometimes("a message went by a relay", |_, state: &State| {
@@ -165,15 +165,15 @@ impl Model for Small {
 
 /// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
 #[track_caller]
-fn check(small: Small, states_least: usize) {
-    let checker = small.checker().threads(2).spawn_bfs().join();
+fn check(config: Config, states_least: usize) {
+    let checker = config.checker().threads(2).spawn_bfs().join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();
     assert!(states >= states_least, "{states} states");
 }
 
-const CALM: Small = Small {
+const CALM: Config = Config {
     cells: 4,
     newcomer: false,
     tells: 2,
@@ -188,20 +188,20 @@ const CALM: Small = Small {
 #[test]
 fn unicast_and_multicast_keep_their_order() {
     for chain in [false, true] {
-        let small = Small {
+        let config = Config {
             tells: 3,
             sends: 2,
             chain,
             ..CALM
         };
-        check(small, 200);
+        check(config, 200);
     }
 }
 
 #[test]
 fn retransmitted_message_is_delivered_once() {
     check(
-        Small {
+        Config {
             ticks: 4,
             cells: 3,
             ..CALM
@@ -214,34 +214,34 @@ fn retransmitted_message_is_delivered_once() {
 #[test]
 fn delivery_holds_though_a_cell_restarts() {
     for mortal in 0..3 {
-        let small = Small {
+        let config = Config {
             cells: 3,
             tells: 1,
             mortal: Some(mortal),
             returns: true,
             ..CALM
         };
-        check(small, 500);
+        check(config, 500);
     }
 }
 
 #[test]
 fn delivery_holds_though_a_relay_dies() {
     for chain in [false, true] {
-        let small = Small {
+        let config = Config {
             mortal: Some(1),
             tells: 1,
             chain,
             ..CALM
         };
-        check(small, 400);
+        check(config, 400);
     }
 }
 
 #[test]
 fn delivery_holds_though_a_relay_lacks_the_link() {
     check(
-        Small {
+        Config {
             cells: 3,
             newcomer: true,
             tells: 1,
@@ -255,7 +255,7 @@ fn delivery_holds_though_a_relay_lacks_the_link() {
 #[test]
 fn delivery_holds_though_a_relay_loses_the_link() {
     check(
-        Small {
+        Config {
             cells: 3,
             cut: true,
             ticks: 4,
