@@ -10,10 +10,10 @@
 //! each machine, in the same order to all; packets of the dead are dropped by whoever has been told.
 
 pub mod agreement;
-#[cfg(any(test, feature = "stories"))]
-pub mod chance;
 pub mod grant;
 pub mod multicast;
+#[cfg(any(test, feature = "stories"))]
+pub mod rng;
 
 use std::fmt;
 

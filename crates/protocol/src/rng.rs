@@ -1,9 +1,9 @@
 //! Numbers by chance, from a seed, for stories.
 
 /// Splitmix-seeded xorshift64*.
-pub struct Chance(u64);
+pub struct Rng(u64);
 
-impl Chance {
+impl Rng {
     /// The same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
