@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use stream::{FromStream, ToStream};
 use urpc::fragment::{Assembly, Parts};
-use urpc::host::{Block, Inbox, MemoryError, Outbox, SharedRing};
+use urpc::host::{Block, BlockingReceiver, BlockingSender, MemoryError, SharedRing};
 
 use super::packet::Packet;
 
@@ -25,7 +25,7 @@ const BLOCK_NS: u64 = 0;
 #[derive(Debug)]
 pub enum Sending {
     /// Of this host.
-    Ring(Mutex<Outbox>),
+    Ring(Mutex<BlockingSender>),
     /// Of another.
     Stream(ToStream),
 }
@@ -34,7 +34,7 @@ pub enum Sending {
 #[derive(Debug)]
 pub enum Receiving {
     /// Of this host.
-    Ring(Inbox),
+    Ring(BlockingReceiver),
     /// Of another.
     Stream(FromStream),
 }
@@ -43,7 +43,11 @@ impl Sending {
     /// Of the ring in that file.
     pub fn ring(file: File) -> Result<Self, MemoryError> {
         let ring = SharedRing::attach(&OwnedFd::from(file))?;
-        Ok(Self::Ring(Mutex::new(Outbox::new(ring, Block::Futex, BLOCK_NS))))
+        Ok(Self::Ring(Mutex::new(BlockingSender::new(
+            ring,
+            Block::Futex,
+            BLOCK_NS,
+        ))))
     }
 
     /// Sends a packet, and waits for room if need be. What is sent to a shard that is gone is dropped: the VM ends with it.
@@ -89,7 +93,7 @@ impl Receiving {
     /// Of the ring in that file.
     pub fn ring(file: File) -> Result<Self, MemoryError> {
         let ring = SharedRing::attach(&OwnedFd::from(file))?;
-        Ok(Self::Ring(Inbox::new(ring, Block::Futex, BLOCK_NS)))
+        Ok(Self::Ring(BlockingReceiver::new(ring, Block::Futex, BLOCK_NS)))
     }
 
     /// Gives every packet to `heard`. Returns when the other shard is gone.

@@ -18,7 +18,7 @@ pub enum Block {
     Futex,
     /// On a bell in this process, which the other side has rung over a way of its own: between hosts, whose kernels share no
     /// futex.
-    Bell(Arc<Bell>),
+    Doorbell(Arc<Doorbell>),
 }
 
 impl Block {
@@ -27,7 +27,7 @@ impl Block {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         match self {
             Self::Futex => futex_wait(side.word(), ASLEEP, left),
-            Self::Bell(bell) => bell.wait(side, left),
+            Self::Doorbell(doorbell) => doorbell.wait(side, left),
         }
     }
 
@@ -35,21 +35,22 @@ impl Block {
     pub(super) fn wake(&self, side: &Side) {
         match self {
             Self::Futex => futex_wake(side.word(), 1),
-            Self::Bell(bell) => (bell.call)(),
+            Self::Doorbell(doorbell) => (doorbell.call)(),
         }
     }
 }
 
 /// What wakes both sides of the channels that one process has with one of another host.
-pub struct Bell {
+pub struct Doorbell {
     /// How often it was rung; the futex of whoever waits.
     rung: AtomicU32,
     /// Has the other side's bell rung.
     call: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Bell {
-    /// `call` has the other side call [`Bell::ring`] of its own, soon. It may be called by any thread, and for nothing.
+impl Doorbell {
+    /// `call` has the other side call [`Doorbell::ring`] of its own, soon. It may be called by any thread,
+    /// and for nothing.
     pub fn new(call: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
             rung: AtomicU32::new(0),
@@ -73,9 +74,9 @@ impl Bell {
     }
 }
 
-impl fmt::Debug for Bell {
+impl fmt::Debug for Doorbell {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Bell")
+        out.debug_struct("Doorbell")
             .field("rung", &self.rung)
             .finish_non_exhaustive()
     }

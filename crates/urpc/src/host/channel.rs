@@ -9,11 +9,11 @@ use crate::poll::PollTime;
 use crate::ring::{Receiver, RecvError, SendError, Sender};
 
 /// Looks at the ring between two looks at the clock.
-const LOOKS: u32 = 64;
+const POLLS_PER_CLOCK_READ: u32 = 64;
 
 /// The sending end.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct BlockingSender {
     sender: Sender<SharedRing>,
     block: Block,
     poll: PollTime,
@@ -21,7 +21,7 @@ pub struct Outbox {
 
 /// The receiving end.
 #[derive(Debug)]
-pub struct Inbox {
+pub struct BlockingReceiver {
     receiver: Receiver<SharedRing>,
     block: Block,
     poll: PollTime,
@@ -31,12 +31,12 @@ pub struct Inbox {
 ///
 /// # Errors
 /// As [`SharedRing::create`].
-pub fn channel(lines: usize, block_ns: u64) -> Result<(Outbox, Inbox), MemoryError> {
+pub fn channel(lines: usize, block_ns: u64) -> Result<(BlockingSender, BlockingReceiver), MemoryError> {
     let (ring, file) = SharedRing::create(lines)?;
     let other = SharedRing::attach(&file)?;
     Ok((
-        Outbox::new(ring, Block::Futex, block_ns),
-        Inbox::new(other, Block::Futex, block_ns),
+        BlockingSender::new(ring, Block::Futex, block_ns),
+        BlockingReceiver::new(other, Block::Futex, block_ns),
     ))
 }
 
@@ -48,11 +48,11 @@ pub fn end(ring: &SharedRing, block: &Block) {
             block.wake(ring.receiver());
             block.wake(ring.sender());
         }
-        Block::Bell(bell) => bell.ring(),
+        Block::Doorbell(doorbell) => doorbell.ring(),
     }
 }
 
-impl Outbox {
+impl BlockingSender {
     /// The one sender of an empty ring.
     pub fn new(ring: SharedRing, block: Block, block_ns: u64) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Outbox {
     }
 
     /// Puts a message into the channel if there is room. Who is blocked at the other end sleeps on until
-    /// [`Outbox::flush`]: one for a batch.
+    /// [`BlockingSender::flush`]: one for a batch.
     ///
     /// # Errors
     /// As [`Sender::post`].
@@ -83,7 +83,7 @@ impl Outbox {
     /// # Errors
     /// As [`Sender::post`]; [`SendError::Full`] only after the deadline.
     pub fn send(&mut self, message: &Message, deadline: Option<Instant>) -> Result<(), SendError> {
-        let mut wait = Wait::new(deadline);
+        let mut wait = SpinThenBlock::new(deadline);
         loop {
             match self.sender.post(message) {
                 Ok(()) => {
@@ -97,9 +97,9 @@ impl Outbox {
             // What fills the ring must be seen before there can be room.
             self.flush();
             match wait.next(&mut self.poll) {
-                Next::Look => {}
-                Next::Over => return Err(SendError::Full),
-                Next::Block => {
+                WaitStep::Look => {}
+                WaitStep::Over => return Err(SendError::Full),
+                WaitStep::Block => {
                     if self.sender.prepare_to_block()? {
                         self.block.wait(self.sender.ring().sender(), deadline);
                         self.sender.unblocked();
@@ -110,7 +110,7 @@ impl Outbox {
     }
 }
 
-impl Inbox {
+impl BlockingReceiver {
     /// The one receiver of a ring of which nothing was taken yet.
     pub fn new(ring: SharedRing, block: Block, block_ns: u64) -> Self {
         Self {
@@ -135,16 +135,16 @@ impl Inbox {
     /// # Errors
     /// When the sender is gone and nothing is left.
     pub fn recv(&mut self, deadline: Option<Instant>) -> Result<Option<Message>, RecvError> {
-        let mut wait = Wait::new(deadline);
+        let mut wait = SpinThenBlock::new(deadline);
         loop {
             if let Some(message) = self.try_recv()? {
                 wait.over(&mut self.poll);
                 return Ok(Some(message));
             }
             match wait.next(&mut self.poll) {
-                Next::Look => {}
-                Next::Over => return Ok(None),
-                Next::Block => {
+                WaitStep::Look => {}
+                WaitStep::Over => return Ok(None),
+                WaitStep::Block => {
                     let must_block = self.receiver.prepare_to_block();
                     self.wake_sender();
                     if must_block {
@@ -164,14 +164,14 @@ impl Inbox {
 }
 
 /// The other side must not sleep on.
-impl Drop for Outbox {
+impl Drop for BlockingSender {
     fn drop(&mut self) {
         self.sender.ring().close();
         self.block.wake(self.sender.ring().receiver());
     }
 }
 
-impl Drop for Inbox {
+impl Drop for BlockingReceiver {
     fn drop(&mut self) {
         self.receiver.ring().close();
         self.block.wake(self.receiver.ring().sender());
@@ -179,55 +179,55 @@ impl Drop for Inbox {
 }
 
 /// One wait: polling, then blocking.
-struct Wait {
+struct SpinThenBlock {
     deadline: Option<Instant>,
     /// Set at the first look that was for nothing.
     start: Option<Instant>,
-    looks: u32,
+    polls: u32,
     blocked: bool,
 }
 
-enum Next {
+enum WaitStep {
     Look,
     Block,
     Over,
 }
 
-impl Wait {
+impl SpinThenBlock {
     fn new(deadline: Option<Instant>) -> Self {
         Self {
             deadline,
             start: None,
-            looks: 0,
+            polls: 0,
             blocked: false,
         }
     }
 
     /// What to do after a look that was for nothing.
-    fn next(&mut self, poll: &mut PollTime) -> Next {
-        self.looks += 1;
-        if !self.blocked && !self.looks.is_multiple_of(LOOKS) {
+    fn next(&mut self, poll: &mut PollTime) -> WaitStep {
+        self.polls += 1;
+        if !self.blocked && !self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {
             hint::spin_loop();
-            return Next::Look;
+            return WaitStep::Look;
         }
         let now = Instant::now();
         let start = *self.start.get_or_insert(now);
         if self.deadline.is_some_and(|deadline| now >= deadline) {
             self.over(poll);
-            return Next::Over;
+            return WaitStep::Over;
         }
         if now - start < Duration::from_nanos(poll.poll_ns()) {
-            return Next::Look;
+            return WaitStep::Look;
         }
         self.blocked = true;
-        Next::Block
+        WaitStep::Block
     }
 
     /// The wait is over, one way or the other.
     fn over(&self, poll: &mut PollTime) {
         if let Some(start) = self.start {
             poll.waited(start.elapsed().as_nanos() as u64, self.blocked);
-        } else if self.looks > 0 {
+        } else if self.polls > 0 {
             poll.waited(0, false);
         }
     }

@@ -25,7 +25,7 @@ fn soon() -> Option<Instant> {
 }
 
 #[track_caller]
-fn all_come(count: u64, mut outbox: Outbox, mut inbox: Inbox) {
+fn all_come(count: u64, mut outbox: BlockingSender, mut inbox: BlockingReceiver) {
     let writer = thread::spawn(move || {
         for number in 0..count {
             outbox.send(&message(number), soon()).expect("room in time");
@@ -98,14 +98,14 @@ fn blocked_receiver_uses_no_cpu() {
 /// Both sides' bells, each rung through a thread, as over a network: later, and not by who calls.
 fn bells() -> [Block; 2] {
     let (ends, calls): (Vec<_>, Vec<_>) = (0..2).map(|_| mpsc::channel::<()>()).unzip();
-    let bells: Vec<Arc<Bell>> = ends
+    let bells: Vec<Arc<Doorbell>> = ends
         .into_iter()
-        .map(|end| Arc::new(Bell::new(move || _ = end.send(()))))
+        .map(|end| Arc::new(Doorbell::new(move || _ = end.send(()))))
         .collect();
-    for (called, bell) in calls.into_iter().zip(bells.iter().rev().cloned()) {
-        thread::spawn(move || called.iter().for_each(|()| bell.ring()));
+    for (called, doorbell) in calls.into_iter().zip(bells.iter().rev().cloned()) {
+        thread::spawn(move || called.iter().for_each(|()| doorbell.ring()));
     }
-    [0, 1].map(|side| Block::Bell(bells[side].clone()))
+    [0, 1].map(|side| Block::Doorbell(bells[side].clone()))
 }
 
 /// As between hosts: in a small ring both sides block again and again.
@@ -114,8 +114,8 @@ fn no_lost_wakeups_with_doorbells() {
     let (ring, file) = SharedRing::create(2).expect("a ring");
     let other = SharedRing::attach(&file).expect("the same ring");
     let [sends, receives] = bells();
-    let outbox = Outbox::new(ring, sends, 0);
-    let inbox = Inbox::new(other, receives, 0);
+    let outbox = BlockingSender::new(ring, sends, 0);
+    let inbox = BlockingReceiver::new(other, receives, 0);
     all_come(20_000, outbox, inbox);
 }
 
@@ -124,7 +124,7 @@ fn doorbell_waiter_is_woken_when_the_channel_closes() {
     let (ring, file) = SharedRing::create(2).expect("a ring");
     let seen = SharedRing::attach(&file).expect("the same ring");
     let [_, block] = bells();
-    let mut inbox = Inbox::new(ring, block.clone(), 0);
+    let mut inbox = BlockingReceiver::new(ring, block.clone(), 0);
     let reader = thread::spawn(move || inbox.recv(soon()));
     thread::sleep(Duration::from_millis(50));
     end(&seen, &block);
@@ -156,8 +156,8 @@ fn malformed_ring_memory_is_refused() {
 fn channel_connects_two_processes() {
     let (there, file) = SharedRing::create(8).expect("a ring");
     let (back, file_back) = SharedRing::create(8).expect("a ring");
-    let mut outbox = Outbox::new(there, Block::Futex, BLOCK_NS);
-    let mut inbox = Inbox::new(back, Block::Futex, BLOCK_NS);
+    let mut outbox = BlockingSender::new(there, Block::Futex, BLOCK_NS);
+    let mut inbox = BlockingReceiver::new(back, Block::Futex, BLOCK_NS);
     let program = std::env::current_exe().expect("this program");
     let mut call = Command::new(program);
     call.args([
@@ -192,12 +192,12 @@ fn channel_connects_two_processes() {
 fn child_process_of_the_channel_test() {
     // SAFETY: the parent put them there for this test alone.
     let (there, back) = unsafe { (OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)) };
-    let mut inbox = Inbox::new(
+    let mut inbox = BlockingReceiver::new(
         SharedRing::attach(&there).expect("a ring"),
         Block::Futex,
         BLOCK_NS,
     );
-    let mut outbox = Outbox::new(SharedRing::attach(&back).expect("a ring"), Block::Futex, BLOCK_NS);
+    let mut outbox = BlockingSender::new(SharedRing::attach(&back).expect("a ring"), Block::Futex, BLOCK_NS);
     while let Ok(Some(got)) = inbox.recv(soon()) {
         outbox
             .send(&message(got.words[0] + 1), soon())

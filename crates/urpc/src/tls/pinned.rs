@@ -100,7 +100,7 @@ impl Exchange {
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(io::Error::other)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Pin(authority)))
+            .with_custom_certificate_verifier(Arc::new(PinnedAuthority(authority)))
             .with_no_client_auth();
         let name = ServerName::try_from(NAME).map_err(io::Error::other)?;
         let tls = ClientConnection::new(Arc::new(client), name).map_err(io::Error::other)?;
@@ -205,9 +205,9 @@ fn explained(error: io::Error) -> io::Error {
 
 /// Trusts the authority whose certificate has this digest, and no other.
 #[derive(Debug)]
-struct Pin([u8; 32]);
+struct PinnedAuthority([u8; 32]);
 
-impl ServerCertVerifier for Pin {
+impl ServerCertVerifier for PinnedAuthority {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

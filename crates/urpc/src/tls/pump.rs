@@ -13,14 +13,14 @@ use rustls::Connection;
 /// Bytes moved at once.
 const CHUNK_BYTES: usize = 64 << 10;
 /// How long the other side may take to end as well.
-const PARTING_MAX: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts the thread. It ends with either side, after it has passed on what had come.
 pub fn start(tls: Connection, tcp: Arc<TcpStream>, local: UnixStream) -> io::Result<()> {
     tcp.set_nonblocking(true)?;
     local.set_nonblocking(true)?;
     std::thread::Builder::new().name("tls".into()).spawn(move || {
-        let mut pump = Pump {
+        let mut pump = Forwarder {
             tls,
             tcp,
             local,
@@ -37,7 +37,7 @@ pub fn start(tls: Connection, tcp: Arc<TcpStream>, local: UnixStream) -> io::Res
     Ok(())
 }
 
-struct Pump {
+struct Forwarder {
     tls: Connection,
     tcp: Arc<TcpStream>,
     local: UnixStream,
@@ -48,7 +48,7 @@ struct Pump {
     near_ended: bool,
 }
 
-impl Pump {
+impl Forwarder {
     fn run(&mut self) -> io::Result<()> {
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
@@ -77,10 +77,10 @@ impl Pump {
 
     /// Ends the connection once the other side has, or a while later: closed with input unread, it would lose what was sent.
     fn part(&mut self) {
-        let deadline = Instant::now() + PARTING_MAX;
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
         let _ = self.tcp.shutdown(Shutdown::Write);
         let _ = self.tcp.set_nonblocking(false);
-        let _ = self.tcp.set_read_timeout(Some(PARTING_MAX));
+        let _ = self.tcp.set_read_timeout(Some(CLOSE_TIMEOUT));
         let mut chunk = [0; 4096];
         while Instant::now() < deadline && (&*self.tcp).read(&mut chunk).is_ok_and(|count| count > 0) {}
     }
