@@ -31,12 +31,17 @@ impl Versions {
     /// The greatest version that both speak.
     ///
     /// # Errors
-    /// [`Unlike`] if there is none. `protocol` names the protocol for a person, as "the cells' protocol"; `peer` the program that
+    /// [`VersionMismatch`] if there is none. `protocol` names the protocol for a person, as "the cells' protocol"; `peer` the program that
     /// speaks `theirs`, as "cell 1".
-    pub fn agree(self, theirs: Self, protocol: &'static str, peer: impl fmt::Display) -> Result<u16, Unlike> {
+    pub fn agree(
+        self,
+        theirs: Self,
+        protocol: &'static str,
+        peer: impl fmt::Display,
+    ) -> Result<u16, VersionMismatch> {
         let version = self.newest.min(theirs.newest);
         if version < self.oldest || version < theirs.oldest {
-            return Err(Unlike {
+            return Err(VersionMismatch {
                 peer: peer.to_string(),
                 protocol,
                 theirs,
@@ -68,7 +73,7 @@ impl fmt::Display for Versions {
     "{peer} speaks {theirs} of {protocol}, and this program {ours}; help: programs one release apart work together, so upgrade the \
      older one by one release at a time"
 )]
-pub struct Unlike {
+pub struct VersionMismatch {
     /// The other program.
     pub peer: String,
     /// The protocol.
@@ -83,7 +88,7 @@ pub struct Unlike {
 mod tests {
     use super::*;
 
-    fn agreed(ours: u16, theirs: u16) -> Result<u16, Unlike> {
+    fn agreed(ours: u16, theirs: u16) -> Result<u16, VersionMismatch> {
         Versions::up_to(ours).agree(Versions::up_to(theirs), "the cells' protocol", "cell 1")
     }
 
