@@ -23,7 +23,7 @@ const IDLE_S: u64 = 30;
 const IDLE_VARIABLE: &str = "MIRRORBALL_LAB_IDLE_S";
 
 /// How long to wait for another process that starts or ends the lab.
-const OTHERS_MAX: Duration = Duration::from_secs(90);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Runs `mirrorball ARGV` (without the program's name) in the automatic lab, which is started if need be, with this
 /// process's directory, environment, terminal and standard streams. Gives its exit status; 125 when the lab died.
@@ -32,7 +32,7 @@ pub fn enter(argv: &[OsString]) -> Result<ExitCode, LabError> {
         return Err(LabError::InLab);
     }
     let sessions = registry::sessions(NAME)?;
-    let deadline = Instant::now() + OTHERS_MAX;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         let _session = registry::lock(&sessions, FlockArg::LockShared)?;
         let lab = match registry::find(NAME)? {
@@ -96,12 +96,12 @@ pub fn owner() -> Option<u32> {
 }
 
 fn run_in(entry: &Entry, argv: &[OsString]) -> Result<ExitCode, LabError> {
-    let Some((_, door)) = entry.hosts.first() else {
+    let Some((_, access)) = entry.hosts.first() else {
         return Err(LabError::NotRunning(entry.name.clone()));
     };
-    let result = door
+    let result = access
         .exec(&session::program(entry, argv)?)
-        .and_then(|status| door.sync().map(|()| ExitCode::from(status.code())));
+        .and_then(|status| access.sync().map(|()| ExitCode::from(status.code())));
     match result {
         Err(LabError::Agent(agent::client::ClientError::Io(_))) if gone(&entry.name) => {
             eprintln!("mirrorball: {}", supervisor::ended(&entry.name).chain());

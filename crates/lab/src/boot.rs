@@ -34,7 +34,7 @@ pub struct BootConfig {
     /// How many of them, from the first, the root and the network need.
     pub modules_to_mount: usize,
     /// Network cards, the first being the way out.
-    pub cards: Vec<Card>,
+    pub cards: Vec<NetworkCard>,
     /// Names and addresses of the lab's hosts.
     pub names: Vec<(String, Ipv4Addr)>,
     /// Directories whose files never change once they are there: cached by the host's page cache.
@@ -45,7 +45,7 @@ pub struct BootConfig {
 
 /// A network card of a host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Card {
+pub struct NetworkCard {
     /// Six bytes in hexadecimal with colons, lower case.
     pub mac: String,
     /// Its address, in a network of 256.

@@ -13,14 +13,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use config::lab::{HostSpec, LabSpec};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::boot::{BootConfig, Card, READY, TOKEN_BYTES};
+use crate::boot::{BootConfig, NetworkCard, READY, TOKEN_BYTES};
 use crate::error::{Context, LabError};
 use crate::kernel::{self, Kernel};
 use crate::links::{self, Links};
 use crate::module::{self, Module};
 use crate::qemu::{self, Machine};
 use crate::registry::Claim;
-use crate::session::Door;
+use crate::session::HostAccess;
 use crate::{clock, initramfs, qmp, registry};
 
 /// How long a host may take to come up; measured 5 s on 2 idle cores.
@@ -49,7 +49,7 @@ pub struct Host {
     /// Its name.
     pub name: String,
     /// How to get in.
-    pub door: Door,
+    pub access: HostAccess,
     console: PathBuf,
     child: Child,
     /// With the spare one.
@@ -217,7 +217,7 @@ impl Host {
         lab: &LabSpec,
         spec: &HostSpec,
         common: &Common,
-        links: Vec<(Card, OwnedFd)>,
+        links: Vec<(NetworkCard, OwnedFd)>,
         shared: &[(RawFd, u64)],
         directory: &Path,
     ) -> Result<Self, LabError> {
@@ -226,7 +226,7 @@ impl Host {
         File::open("/dev/urandom")
             .and_then(|mut source| source.read_exact(&mut token))
             .context(what)?;
-        let out = Card {
+        let out = NetworkCard {
             mac: qemu::OUT_MAC.into(),
             address: Ipv4Addr::new(10, 0, 2, 15),
             gateway: Some(Ipv4Addr::new(10, 0, 2, 2)),
@@ -255,7 +255,7 @@ impl Host {
         let initramfs = initramfs::build(&common.modules, &boot)?;
         let (monitor, theirs) = UnixStream::pair().context(what)?;
         let console = directory.join(format!("{}.console", spec.name));
-        let cards: Vec<(Card, RawFd)> = links
+        let cards: Vec<(NetworkCard, RawFd)> = links
             .iter()
             .map(|(card, fd)| (card.clone(), fd.as_raw_fd()))
             .collect();
@@ -304,14 +304,14 @@ impl Host {
         drop(theirs);
         let mut host = Self {
             name: spec.name.clone(),
-            door: Door { port: 0, token },
+            access: HostAccess { port: 0, token },
             console,
             child,
             cpus: qemu::SPARE_CPUS + cpus(spec),
             monitor,
         };
         match qmp::forwarded_port(&host.monitor, crate::boot::PORT) {
-            Ok(port) => host.door.port = port,
+            Ok(port) => host.access.port = port,
             Err(error) => {
                 // Its words come before its end.
                 std::thread::sleep(Duration::from_millis(100));
@@ -350,7 +350,7 @@ impl Host {
 
     /// Has the host say on its console what its CPUs and its stuck tasks are at, if it still can.
     fn tell(&self) {
-        if self.door.tell().is_ok() {
+        if self.access.tell().is_ok() {
             // The console is a slow one.
             std::thread::sleep(Duration::from_millis(500));
         }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use config::lab::{LabSpec, LinkSpec, Quality};
 
 use crate::LabError;
-use crate::boot::Card;
+use crate::boot::NetworkCard;
 use crate::error::Context;
 use crate::switch::Switch;
 
@@ -22,7 +22,7 @@ struct Link {
 }
 
 /// A host's end of a link: its card, and what is to be the card's socket.
-pub type End = (Card, OwnedFd);
+pub type End = (NetworkCard, OwnedFd);
 
 impl Links {
     /// Starts the links of `spec`; for each of its hosts the ends that are the host's.
@@ -38,7 +38,7 @@ impl Links {
                 };
                 let (ours, theirs) = UnixStream::pair().context(what)?;
                 ports.push(ours);
-                let card = Card {
+                let card = NetworkCard {
                     mac: format!("52:54:77:00:{number:02x}:{:02x}", position + 1),
                     address: address(number, position),
                     gateway: None,

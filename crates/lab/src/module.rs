@@ -61,7 +61,7 @@ pub struct Module {
 pub fn in_order(directory: &Path) -> Result<Vec<Module>, LabError> {
     let mut files = HashMap::new();
     index(directory, &mut files)?;
-    let mut order = Order {
+    let mut order = LoadOrder {
         directory,
         files: &files,
         seen: HashSet::new(),
@@ -85,14 +85,14 @@ pub fn count_to_mount(modules: &[Module]) -> usize {
         .map_or(modules.len(), |last| last + 1)
 }
 
-struct Order<'a> {
+struct LoadOrder<'a> {
     directory: &'a Path,
     files: &'a HashMap<String, PathBuf>,
     seen: HashSet<String>,
     modules: Vec<Module>,
 }
 
-impl Order<'_> {
+impl LoadOrder<'_> {
     fn add(&mut self, name: &str, parameters: &str) -> Result<(), LabError> {
         if !self.seen.insert(name.to_string()) {
             return Ok(());

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use config::lab::HostSpec;
 
-use crate::boot::{Card, PORT};
+use crate::boot::{NetworkCard, PORT};
 use crate::kernel::Kernel;
 
 /// What a host is made of, with everything chosen.
@@ -28,7 +28,7 @@ pub struct Machine<'a> {
     /// Where the console goes.
     pub console: &'a Path,
     /// The cards after the first, each with its socket, open in QEMU.
-    pub links: &'a [(Card, RawFd)],
+    pub links: &'a [(NetworkCard, RawFd)],
     /// Shared memory: file, open in QEMU, and size.
     pub shared: &'a [(RawFd, u64)],
 }

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::LabError;
 use crate::boot::BESIDE;
 use crate::error::Context;
-use crate::session::Door;
+use crate::session::HostAccess;
 
 /// How long the console of a lab that died is kept.
-const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+const CONSOLE_RETENTION: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What the names of labs that `lab run` starts begin with; its process's number follows.
 pub const RUN_PREFIX: &str = "run-";
@@ -28,7 +28,7 @@ pub struct Entry {
     /// The process that owns it.
     pub pid: u32,
     /// Hosts and the ways in.
-    pub hosts: Vec<(String, Door)>,
+    pub hosts: Vec<(String, HostAccess)>,
     /// The program that was put into the hosts.
     pub program: ProgramId,
 }
@@ -167,7 +167,7 @@ fn prune() {
         let directory = entry.path();
         let kept = fs::metadata(directory.join("died"))
             .and_then(|died| died.modified())
-            .is_ok_and(|died| died.elapsed().unwrap_or_default() < KEPT);
+            .is_ok_and(|died| died.elapsed().unwrap_or_default() < CONSOLE_RETENTION);
         if !kept && let Ok(Some(_lock)) = lock(&directory.join("lock"), FlockArg::LockExclusiveNonblock) {
             let _ = fs::remove_dir_all(&directory);
         }

@@ -19,9 +19,9 @@ use crate::{IN_LAB_VARIABLE, LabError, OWNER_VARIABLE};
 const REQUEST_BYTES_MAX: usize = 60 << 10;
 
 /// How often a host is asked whether it still answers.
-const BEAT: Duration = Duration::from_secs(5);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// How soon again when it did not.
-const BEAT_AGAIN: Duration = Duration::from_secs(1);
+const HEARTBEAT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Outer settings that mean nothing inside: below `/run` everything is new there, and running VMs are looked for there.
 const NOT_CARRIED: &[&str] = &[
@@ -34,14 +34,14 @@ const NOT_CARRIED: &[&str] = &[
 
 /// How to get into a host.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Door {
+pub struct HostAccess {
     /// Of 127.0.0.1.
     pub port: u16,
     /// What a connection starts with.
     pub token: [u8; TOKEN_BYTES],
 }
 
-impl Door {
+impl HostAccess {
     fn open(&self, purpose: Purpose) -> Result<TcpStream, LabError> {
         let connect = || -> std::io::Result<TcpStream> {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
@@ -77,7 +77,7 @@ impl Door {
 
     /// Returns when the host, or one of its CPUs, has not answered for `limit`: its kernel hangs, or it is dead. One question
     /// that gets no answer says nothing: on a busy machine connections break.
-    pub fn wait_silent(&self, limit: Duration) {
+    pub fn wait_until_unresponsive(&self, limit: Duration) {
         let mut answered = Instant::now();
         loop {
             let left = limit.saturating_sub(answered.elapsed());
@@ -88,15 +88,19 @@ impl Door {
             if answer.is_ok() {
                 answered = Instant::now();
             }
-            std::thread::sleep(if answer.is_ok() { BEAT } else { BEAT_AGAIN });
+            std::thread::sleep(if answer.is_ok() {
+                HEARTBEAT_INTERVAL
+            } else {
+                HEARTBEAT_RETRY_INTERVAL
+            });
         }
     }
 
-    fn ask(&self, purpose: Purpose, patience: Duration) -> Result<u8, LabError> {
+    fn ask(&self, purpose: Purpose, timeout: Duration) -> Result<u8, LabError> {
         let mut stream = self.open(purpose)?;
         let mut answer = [0];
         stream
-            .set_read_timeout(Some(patience))
+            .set_read_timeout(Some(timeout))
             .and_then(|()| stream.read_exact(&mut answer))
             .map_err(|error| LabError::Agent(ClientError::Io(error)))?;
         Ok(answer[0])
