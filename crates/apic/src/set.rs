@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// 256 bits, of which bit n says whether n is in the set.
+/// 256 bits; bit n is set if n is in the set.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Set([u64; 4]);
 
@@ -33,7 +33,7 @@ impl Set {
         (self.0[place as usize / 2 % 4] >> (32 * (place % 2))) as u32
     }
 
-    /// In rising order.
+    /// Iterates in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u8> + use<> {
         (0..).zip(self.0).flat_map(|(word, mut bits): (u8, u64)| {
             std::iter::from_fn(move || {

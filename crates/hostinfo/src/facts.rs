@@ -40,7 +40,7 @@ pub enum FileError {
     Wrong {
         /// The file.
         path: PathBuf,
-        /// The line, and the help.
+        /// The line and the help.
         source: FactError,
     },
 }

@@ -14,7 +14,7 @@
 //! Callers are the command, `mirrorball-api`, cells, monitors, and the simulator, which takes the division
 //! into cells from here.
 //!
-//! What can't be read is left out, so a host without NUMA or a container without PCI devices has fewer facts,
+//! Unreadable sources are skipped: a host without NUMA or a container without PCI devices yields fewer facts,
 //! and no error.
 
 pub mod facts;

@@ -33,7 +33,7 @@ use pair::{MeasureError, PairReport};
 pub const LIMIT: Duration = Duration::from_secs(2);
 /// Time limit of one pair; more makes the medians no better.
 const PAIR_TIMEOUT: Duration = Duration::from_millis(4);
-/// How long a pair waits for a CPU that other work keeps busy, until the next pair has its turn.
+/// Time limit of a pair for a CPU that other work keeps busy. The next pair follows.
 const PAIR_BUSY_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The CPUs that this process may use.

@@ -1,5 +1,4 @@
-//! What cells have to give, for the decision where a VM starts ([`policy::placement`]): from a cell's report,
-//! and as facts.
+//! Free capacity of cells, as input of placement ([`policy::placement`]): from a cell's report, and as facts.
 //!
 //! The facts are `cell_runs`, `cell_cordoned`, `cell_cpus`, `cell_vcpus` and `cell_free_bytes`. Cells,
 //! spanning VMs and `mirrorball knowledge` take assertions of them from here, so that one asserted fact means
@@ -16,7 +15,7 @@ use registry::cluster::interface::Status;
 use crate::facts::{self, FileError};
 use crate::topology;
 
-/// Facts of what cells have to give.
+/// Names of the facts on the capacity of cells.
 const OF_ROOMS: [&str; 5] = [
     "cell_runs",
     "cell_cordoned",
@@ -25,7 +24,8 @@ const OF_ROOMS: [&str; 5] = [
     "cell_free_bytes",
 ];
 
-/// What the running cells have to give. `is_here` tells which are on the host where the VM is requested.
+/// Returns the capacity of the running cells. `is_here` selects the cells of the host where the VM is
+/// requested.
 pub fn of_status(status: &Status, is_here: impl Fn(u16) -> bool) -> Vec<Room> {
     let runs = |number: u16| {
         let mut cells = status.cells.iter();
@@ -34,7 +34,7 @@ pub fn of_status(status: &Status, is_here: impl Fn(u16) -> bool) -> Vec<Room> {
     let running = status.cells.iter().filter(|cell| cell.life.is_some());
     let rooms = running.map(|cell| {
         let lent: u64 = cell.lent.iter().map(|part| part.bytes).sum();
-        // The memory of a lender that does not run is not to be had.
+        // A stopped lender's memory is unavailable.
         let lenders = cell.borrowed.iter().filter(|part| runs(part.cell));
         let borrowed: u64 = lenders.map(|part| part.bytes).sum();
         let has_bytes = cell.plan.memory_bytes.saturating_add(borrowed);
@@ -50,7 +50,7 @@ pub fn of_status(status: &Status, is_here: impl Fn(u16) -> bool) -> Vec<Room> {
     rooms.collect()
 }
 
-/// The rooms as facts. [`of_facts`] reads them again.
+/// Returns the capacities as facts, which [`of_facts`] reads.
 pub fn facts(rooms: &[Room]) -> Vec<Fact> {
     let facts = rooms.iter().flat_map(|room| {
         let number = i64::from(room.cell);
@@ -111,8 +111,8 @@ pub fn merge(base: &Base, mut rooms: Vec<Room>) -> Base {
     merged
 }
 
-/// What [`rank`] concludes for each `wants(Cpus, Bytes)` of `base`: `place(Cell)`, `has_room(Cell, Load)` in
-/// vCPUs for each 1000 CPUs, and `no_room(Cell, Reason)`.
+/// Returns the results of [`rank`] for each `wants(Cpus, Bytes)` of `base`: `place(Cell)`, `has_room(Cell,
+/// Load)` in vCPUs per 1000 CPUs, and `no_room(Cell, Reason)`.
 pub fn conclusions(base: &Base) -> Vec<Fact> {
     let wants = base.named("wants").filter_map(|fact| {
         Some(Want {
@@ -140,7 +140,7 @@ pub fn conclusions(base: &Base) -> Vec<Fact> {
     wants.flat_map(of_one).collect()
 }
 
-/// What the facts of `base` say of cells' rooms, as assertions.
+/// Returns the facts of `base` on cells' capacity, as assertions.
 pub fn assertions_in(base: &Base) -> Assertions {
     let mut assertions = Assertions::default();
     for kind in OF_ROOMS {
@@ -161,7 +161,7 @@ pub fn assertions_in(base: &Base) -> Assertions {
     assertions
 }
 
-/// What this host's file of asserted facts says of cells' rooms.
+/// Returns the assertions on cells' capacity in this host's file of asserted facts.
 ///
 /// # Errors
 /// If a line of the file is no fact.
@@ -170,7 +170,7 @@ pub fn asserted() -> Result<Assertions, FileError> {
     Ok(assertions_in(&facts))
 }
 
-/// Notices that the file of asserted facts has changed.
+/// Detects changes of the file of asserted facts.
 #[derive(Debug)]
 pub struct Watch {
     file: Option<PathBuf>,

@@ -88,8 +88,8 @@ fn rising_edge_is_sent_once() {
     assert_eq!(chip.end_of_interrupt(0x41), []);
 }
 
-/// 82093AA 3.2.4, mask: "When this bit is 1, the interrupt signal is masked. Edge-sensitive interrupts signaled on a masked
-/// interrupt pin are ignored"
+/// 82093AA 3.2.4, mask: "When this bit is 1, the interrupt signal is masked. Edge-sensitive interrupts
+/// signaled on a masked interrupt pin are ignored"
 #[test]
 fn masked_edge_is_lost() {
     let mut chip = wired(RISING | 0x1_0000);
@@ -111,7 +111,8 @@ fn masked_level_is_sent_when_unmasked() {
     assert_eq!(write(&mut chip, 0x18, ON_LEVEL), []);
 }
 
-/// 82093AA 3.2.4, remote IRR: set when the message is accepted, cleared by the end of service with the entry's vector.
+/// 82093AA 3.2.4, remote IRR: set when the message is accepted, cleared by the end of service with the
+/// entry's vector.
 #[test]
 fn level_is_resent_after_eoi_while_the_line_is_asserted() {
     let mut chip = wired(ON_LEVEL);
@@ -172,7 +173,8 @@ fn ioapic_destinations_have_8_bits() {
     );
 }
 
-/// 82093AA 3.2.4, delivery mode: 011 and 110 are reserved; NMI and the like are edges, whatever the entry says.
+/// 82093AA 3.2.4, delivery mode: 011 and 110 are reserved; NMI and the like are edges, whatever the entry
+/// says.
 #[test]
 fn delivery_modes_without_a_vector_are_edge_triggered() {
     let modes = [

@@ -22,7 +22,7 @@ fn interrupt(destination: Destination, delivery: Delivery, vector: u8) -> Interr
     }
 }
 
-/// By definition: what each vCPU says when it compares the destination to the registers that its APIC shows (SDM 11.6.2).
+/// The definition: each vCPU compares the destination to the registers of its APIC (SDM 11.6.2).
 fn is_named(vcpu: u32, destination: Destination) -> bool {
     let register = |msr| LocalApic::new(vcpu, 1).read(msr, 0).expect("a register") as u32;
     match destination {
@@ -104,7 +104,7 @@ proptest! {
     }
 }
 
-/// Vectors are spread over all that are enabled; each has one place.
+/// Vectors are spread over all enabled APICs; each vector has one fixed target.
 #[test]
 fn lowest_priority_interrupts_are_spread_by_vector() {
     let enabled: Targets = [1, 4, 5].into_iter().collect();
@@ -122,7 +122,7 @@ fn lowest_priority_interrupts_are_spread_by_vector() {
     assert_eq!(received, [0, 32, 0, 0, 32, 32, 0, 0]);
 }
 
-/// An INIT wakes who is disabled.
+/// An INIT also reaches a disabled APIC.
 #[test]
 fn disabled_apic_is_excluded_from_lowest_priority_only() {
     for delivery in DELIVERIES {

@@ -49,7 +49,8 @@ fn one_shot_timer_expires_once() {
     assert_eq!(timer.initial_count(), 5);
 }
 
-/// SDM 11.5.4: the timer counts by a clock of its own, whatever the guest makes of the TSC; a deadline is a value of that.
+/// SDM 11.5.4: the timer counts by a clock of its own, whatever the guest makes of the TSC; a deadline is a
+/// value of that.
 #[test]
 fn tsc_step_keeps_the_count_and_approaches_a_deadline() {
     for by in [1000_u64, 90_u64.wrapping_neg()] {
@@ -82,7 +83,7 @@ fn periodic_timer_reloads() {
     assert_eq!((timer.due(), timer.current_count(170)), (None, 0));
 }
 
-/// However late: one interrupt, and the next on the beat.
+/// A late call raises one interrupt, and the next is at a multiple of the period.
 #[test]
 fn late_periodic_timer_sends_one_interrupt() {
     let mut timer = timer(PERIODIC);
@@ -95,8 +96,8 @@ fn late_periodic_timer_sends_one_interrupt() {
     assert_eq!(timer.due(), Some(1_000_100));
 }
 
-/// SDM 11.5.4.1: "a transition between TSC-deadline mode and other modes also disarms the timer"; one between the other two
-/// does not.
+/// SDM 11.5.4.1: "a transition between TSC-deadline mode and other modes also disarms the timer"; one between
+/// the other two does not.
 #[test]
 fn entering_or_leaving_deadline_mode_disarms() {
     let mut timer = timer(ONE_SHOT);
@@ -158,7 +159,7 @@ fn new_divisor_keeps_the_current_count() {
     assert_eq!((timer.current_count(125), timer.due()), (3, Some(125 + 3 * 20)));
 }
 
-/// Times beyond the TSC's range never come.
+/// Times beyond the TSC's range never expire.
 #[test]
 fn count_beyond_the_tsc_range_never_expires() {
     let mut timer = Timer::new(u32::MAX);

@@ -27,7 +27,7 @@ fn first_cpus(count: usize) -> BTreeSet<i64> {
     allowed().into_iter().take(count).collect()
 }
 
-/// On a machine that does much else beside, a pair may take long.
+/// A pair may take long on a loaded machine.
 const PATIENT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -58,7 +58,7 @@ fn every_pair_of_allowed_cpus_is_measured_in_both_directions() {
     }
 }
 
-/// A time limit that is over, and CPUs that can't be used, leave pairs out; neither makes anybody wait.
+/// An expired time limit and unusable CPUs skip pairs without delay.
 #[test]
 fn unmeasurable_pairs_are_skipped_within_the_limit() {
     let cpus = first_cpus(2);
@@ -86,7 +86,7 @@ fn single_allowed_cpu_yields_no_measurement() {
     assert_eq!(thread.join().expect("no panic"), []);
 }
 
-/// Measuring on many CPUs takes no longer than its limit: pairs that are many share it.
+/// Measurement on many CPUs stays within its limit, which the pairs share.
 #[test]
 fn measurement_stays_within_its_time_limit() {
     let cpus = first_cpus(2);

@@ -136,7 +136,7 @@ pub struct MemoryUse {
     pub files: Vec<FileMemory>,
     /// The host.
     pub host: HostSum,
-    /// What could not be read, a line each.
+    /// One line for each source that could not be read.
     pub unread: Vec<String>,
 }
 

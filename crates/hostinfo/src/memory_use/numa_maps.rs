@@ -1,6 +1,7 @@
 //! Guest memory by NUMA node, from `/proc/PID/numa_maps` (proc(5)).
 //!
-//! Only mappings of the guest's own memory count. Pages of image files that a VM maps are page cache of the host's.
+//! Only mappings of the guest's own memory count. Pages of image files that a VM maps are page cache of the
+//! host's.
 
 use std::fs;
 use std::io;
@@ -17,8 +18,8 @@ pub fn guest_pages(pid: i32) -> io::Result<MemoryPages> {
     Ok(parse(&fs::read_to_string(format!("/proc/{pid}/numa_maps"))?))
 }
 
-/// Adds up lines like `7f00 bind:0 file=/memfd:guest-memory\040(deleted) mapped=9 N0=8 N1=1 kernelpagesize_kB=4`. All mappings of
-/// a guest's memory have pages of one size.
+/// Adds up lines like `7f00 bind:0 file=/memfd:guest-memory\040(deleted) mapped=9 N0=8 N1=1
+/// kernelpagesize_kB=4`. All mappings of a guest's memory have pages of one size.
 fn parse(text: &str) -> MemoryPages {
     let mut all = MemoryPages {
         page_kib: 4,

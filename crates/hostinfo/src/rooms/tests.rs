@@ -150,8 +150,8 @@ fn hosts(rooms: &[Room]) -> Vec<Fact> {
 }
 
 proptest! {
-    /// What is asserted of a live cluster has the same cell chosen through the facts as by the rooms with the
-    /// assertions.
+    /// Assertions on a live cluster select the same cell through the facts as by the capacities with the
+    /// assertions applied.
     #[test]
     fn placement_by_facts_equals_placement_by_capacities(
         mut rooms in any_rooms(),

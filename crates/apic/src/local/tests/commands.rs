@@ -1,4 +1,4 @@
-//! What a vCPU sends.
+//! Interrupts that a vCPU sends by the command register.
 
 use super::*;
 
@@ -72,7 +72,8 @@ fn self_shorthand_cannot_send_init() {
     }
 }
 
-/// The same table, note 1: what is sent is an edge. SDM 11.6.1: the end of a level-triggered INIT is not supported.
+/// The same table, note 1: IPIs are edge-triggered. SDM 11.6.1: the end of a level-triggered INIT is not
+/// supported.
 #[test]
 fn commands_send_edge_triggered_interrupts() {
     assert!(!sent(0xC040).interrupt.level);

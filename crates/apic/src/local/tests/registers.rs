@@ -14,8 +14,8 @@ fn only_implemented_registers_are_readable() {
     }
 }
 
-/// SDM 11.12.1.2: of 0x800 to 0x8FF these can be written (with 0, which has no reserved bits); all others fault, and change
-/// nothing.
+/// SDM 11.12.1.2: of 0x800 to 0x8FF these can be written (with 0, which has no reserved bits); all others
+/// fault, and change nothing.
 #[test]
 fn only_implemented_registers_are_writable() {
     let mut there: Vec<u32> = vec![0x808, 0x80B, 0x80F, 0x828, 0x830, 0x83E, 0x83F];
@@ -29,7 +29,8 @@ fn only_implemented_registers_are_writable() {
     }
 }
 
-/// SDM 11.12.1.3 and the figures of the registers: each bit alone is taken or faults, and a fault changes nothing.
+/// SDM 11.12.1.3 and the figures of the registers: each bit alone is taken or faults, and a fault changes
+/// nothing.
 #[test]
 fn reserved_bits_fault() {
     let taken: [(u32, u64); 15] = [
@@ -138,7 +139,8 @@ fn software_disable_masks_every_lvt_entry() {
     assert_eq!(read(&apic, 0x80F), 0x120);
 }
 
-/// SDM 11.12.5: out of x2APIC mode there is one legal way, to disabled; the way back leads through xAPIC mode.
+/// SDM 11.12.5: out of x2APIC mode there is one legal way, to disabled; the way back leads through xAPIC
+/// mode.
 #[test]
 fn apic_base_leaves_x2apic_mode_only_to_disabled() {
     const X2APIC: u64 = 0xFEE0_0C00;
@@ -212,7 +214,8 @@ fn error_status_is_latched_on_write() {
     assert_eq!(read(&apic, 0x828), 0);
 }
 
-/// SDM 11.5.3: the error interrupt comes once, until the register is written; SDM 11.5.1: unless it is masked.
+/// SDM 11.5.3: the error interrupt comes once, until the register is written; SDM 11.5.1: unless it is
+/// masked.
 #[test]
 fn error_interrupt_is_sent_once_until_esr_write() {
     let mut apic = enabled(1);

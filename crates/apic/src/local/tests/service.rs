@@ -69,7 +69,8 @@ fn task_priority_blocks_its_class_and_below() {
     assert_eq!(apic.next(), None, "class 15 holds back all");
 }
 
-/// SDM 11.8.4, 11.8.5: the trigger mode is that of the last request, and says whether the IOAPIC is told.
+/// SDM 11.8.4, 11.8.5: the trigger mode of the last request decides whether the IOAPIC receives the end of
+/// interrupt.
 #[test]
 fn eoi_of_a_level_is_reported() {
     let mut apic = enabled(1);
@@ -192,7 +193,8 @@ fn masked_timer_sends_no_interrupt() {
     assert_eq!((apic.next(), apic.timer_due()), (None, None));
 }
 
-/// SDM 11.5.3: the error entry's interrupt comes with the first error since the register was written, unless it is masked.
+/// SDM 11.5.3: the error entry's interrupt comes with the first error since the register was written, unless
+/// it is masked.
 #[test]
 fn only_the_first_error_interrupts_until_esr_is_read() {
     let mut apic = enabled(1);
