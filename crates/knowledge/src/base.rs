@@ -1,18 +1,19 @@
-//! The facts that are known.
+//! The fact base.
 
 use std::collections::BTreeSet;
 
 use crate::fact::{Fact, Term};
 use crate::shape;
 
-/// All facts.
+/// A set of facts.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Base {
     facts: BTreeSet<Fact>,
 }
 
 impl Base {
-    /// Adds facts. One that gives a value replaces what is known of it, so what is asserted comes last.
+    /// Adds facts. A fact with a value replaces the former value of the same terms, so assertions are added
+    /// last.
     pub fn learn(&mut self, facts: impl IntoIterator<Item = Fact>) {
         for fact in facts {
             if shape::has_value(&fact.name)
@@ -96,7 +97,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is found by its beginning is what a look at each fact finds.
+        /// A prefix search finds the same facts as a linear scan.
         #[test]
         fn last_value_wins(values in prop::collection::vec((0..3_i64, 0..3_i64, 0..100_i64), 0..40)) {
             let fact = |(from, to, value): &(i64, i64, i64)| {

@@ -119,7 +119,7 @@ pub fn dot(machine: &Machine) -> String {
     out
 }
 
-/// What was measured of messages between two nodes, as `140 ns`; there and back where that differs.
+/// The measured message latency between two nodes, such as `140 ns`; both directions where they differ.
 fn latency(host: &Host, from: usize, to: usize) -> Option<String> {
     let [there, back] = [(from, to), (to, from)].map(|(from, to)| host.latencies_ns[from][to]);
     match (there, back) {
@@ -130,7 +130,8 @@ fn latency(host: &Host, from: usize, to: usize) -> Option<String> {
     }
 }
 
-/// A picture: each host a box of nodes, beside it the distances as shades, and what messages were measured to take.
+/// A picture: each host a box of nodes, beside it the distances as shades, and what messages were measured to
+/// take.
 pub fn svg(machine: &Machine) -> String {
     const BOX: usize = 150;
     const ROW: usize = 74;

@@ -1,10 +1,10 @@
-//! Facts: a name and what it says something of, as `distance("host", 0, 1, 21)`.
+//! Facts: a name with terms, such as `distance("host", 0, 1, 21)`.
 
 use std::fmt;
 
 use crate::shape;
 
-/// A number or a word.
+/// A number or a text.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Term {
     /// A number.
@@ -35,17 +35,17 @@ impl fmt::Display for Term {
     }
 }
 
-/// One thing that is so.
+/// A fact: a relation's name and its terms.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Fact {
-    /// What is said.
+    /// Name of the relation.
     pub name: String,
-    /// Of what.
+    /// Terms, in the order of the relation's schema.
     pub terms: Vec<Term>,
 }
 
 impl Fact {
-    /// A fact of these terms.
+    /// Returns a fact with these terms.
     pub fn new<const N: usize>(name: &str, terms: [Term; N]) -> Self {
         Self {
             name: name.to_owned(),
@@ -53,7 +53,7 @@ impl Fact {
         }
     }
 
-    /// The number at this place, counted from 0.
+    /// Returns the number at this position, counted from 0.
     pub fn number(&self, place: usize) -> Option<i64> {
         match self.terms.get(place)? {
             Term::Number(number) => Some(*number),
@@ -61,7 +61,7 @@ impl Fact {
         }
     }
 
-    /// The text at this place, counted from 0.
+    /// Returns the text at this position, counted from 0.
     pub fn text(&self, place: usize) -> Option<&str> {
         match self.terms.get(place)? {
             Term::Text(text) => Some(text),
@@ -81,18 +81,18 @@ impl fmt::Display for Fact {
     }
 }
 
-/// Where a text is no list of facts.
+/// Error in a list of facts.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct FactError {
-    /// The line, counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// And how it is mended.
+    /// Problem and help.
     what: String,
 }
 
-/// How a line that is no fact at all is mended.
-const MEND: &str = "a line is like `distance(\"host\", 0, 1, 21)`, or a comment after `#`";
+/// Help for a line that is no fact.
+const FACT_HELP: &str = "a line is like `distance(\"host\", 0, 1, 21)`, or a comment after `#`";
 
 /// Reads a list of facts, one on a line, with comments after `#`.
 ///
@@ -108,7 +108,7 @@ pub fn parse(text: &str) -> Result<Vec<Fact>, FactError> {
 }
 
 fn checked(text: &str) -> Result<Fact, String> {
-    let fact = fact(text).map_err(|what| format!("{what}; {MEND}"))?;
+    let fact = fact(text).map_err(|what| format!("{what}; {FACT_HELP}"))?;
     shape::check(&fact)?;
     Ok(fact)
 }
@@ -144,7 +144,7 @@ fn fact(text: &str) -> Result<Fact, &'static str> {
     })
 }
 
-/// The term at the start, and what follows.
+/// Parses the leading term. Returns the term and the rest of the text.
 pub(crate) fn term(text: &str) -> Result<(Term, &str), &'static str> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find(|sign: char| sign != '-' && !sign.is_ascii_digit());

@@ -1,19 +1,21 @@
-//! Between which CPUs to measure, and in which order: the time for it is short, so what tells most comes first.
+//! Selects the CPU pairs to measure and their order. Measurement time is short, so the most informative pairs
+//! come first.
 //!
-//! CPUs that share their last cache are alike, seen from others. So some pairs stand for all: in each such group two threads
-//! of a core and two cores, then one CPU of each node with one of each other, then one of each group. Where the CPUs are few,
-//! all other pairs follow.
+//! CPUs that share their last-level cache are equivalent to all others, so some pairs represent the rest: in
+//! each such group two threads of a core and two cores, then one CPU of each node with one of each other
+//! node, then one CPU of each group. On hosts with few CPUs, all other pairs follow.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::machine::{Cpu, Host};
 
-/// Up to so many pairs all are measured: 45 CPUs.
+/// Most pairs for which all are measured: 45 CPUs.
 pub const ALL_PAIRS_MAX: usize = 1000;
-/// Pairs at most.
+/// Most pairs that are measured.
 pub const PAIRS_MAX: usize = 2500;
 
-/// Pairs of the `allowed` CPUs of a host, the lower number first, each once, what tells most first.
+/// Returns the pairs of a host's `allowed` CPUs, the lower number first, each pair once, the most informative
+/// first.
 pub fn pairs(host: &Host, allowed: &BTreeSet<i64>) -> Vec<(i64, i64)> {
     let mut groups: Vec<Vec<&Cpu>> = Vec::new();
     let mut nodes: Vec<i64> = Vec::new();

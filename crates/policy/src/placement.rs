@@ -1,43 +1,44 @@
-//! In which cell a VM starts, and why not in the others.
+//! Placement: the cell in which a VM starts, and the reasons against the others.
 //!
-//! [`rank`] is the one decision. A cell that is asked for a place calls it, `mirrorball knowledge place` prints it, and the
-//! relations `has_room`, `no_room` and `place` of `mirrorball knowledge query` are its result.
+//! [`rank`] makes the decision. A cell calls it for each placement request, `mirrorball knowledge place`
+//! prints it, and the relations `has_room`, `no_room` and `place` of `mirrorball knowledge query` are its
+//! result.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What a cell has to give.
+/// Free capacity of a cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Room {
     /// The cell.
     pub cell: u16,
-    /// Its CPUs.
+    /// Number of its CPUs.
     pub cpus: u32,
-    /// vCPUs that run there.
+    /// Number of vCPUs that run there.
     pub vcpus: u32,
-    /// Memory that it has not given out, bytes.
+    /// Free memory, bytes.
     pub free_bytes: u64,
-    /// Whether it takes no new VM.
+    /// Whether it is cordoned: it takes no new VM.
     pub is_cordoned: bool,
     /// Whether it is on the host where the VM was requested, which has the VM's files.
     pub is_here: bool,
 }
 
-/// What a VM needs of one cell.
+/// Resources that a VM needs in one cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Want {
-    /// Its vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u32,
-    /// Its memory, bytes.
+    /// Memory, bytes.
     pub memory_bytes: u64,
 }
 
 /// Whether a cell can take a VM. Displayed as the predicate of a sentence about the cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// It has room.
+    /// The VM fits.
     Fits {
-        /// vCPUs for each 1000 CPUs with those of the VM.
+        /// vCPUs per 1000 CPUs, including those of the VM.
         load_milli: u64,
     },
     /// It takes no new VM.
@@ -46,12 +47,12 @@ pub enum Verdict {
     NoCpu,
     /// It has less memory than the VM needs.
     TooSmall {
-        /// What it has not given out, bytes.
+        /// Free memory, bytes.
         free_bytes: u64,
     },
 }
 
-/// A cell, and what the decision says of it.
+/// A cell and its verdict.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Candidate {
     /// The cell.
@@ -107,7 +108,7 @@ pub fn place(rooms: &[Room], want: Want) -> Option<u16> {
     matches!(best.verdict, Verdict::Fits { .. }).then_some(best.room.cell)
 }
 
-/// Why no cell takes a VM, cell by cell: "cell 0 is cordoned, cell 1 has 64 MiB".
+/// Returns the reason of each cell against a VM: "cell 0 is cordoned, cell 1 has 64 MiB".
 pub fn refusals(rooms: &[Room], want: Want) -> String {
     let refused = rank(rooms, want).into_iter();
     let refused = refused.map(|one| format!("cell {} {}", one.room.cell, one.verdict));
@@ -131,26 +132,26 @@ fn judge(room: &Room, want: Want) -> Verdict {
     }
 }
 
-/// What a user asserts of a cell.
+/// A user's assertions on a cell.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Asserted {
-    /// Its CPUs, in place of those that it has.
+    /// Number of CPUs, replacing the discovered one.
     pub cpus: Option<u32>,
-    /// vCPUs that run there, in place of those that were counted.
+    /// Number of vCPUs that run there, replacing the counted one.
     pub vcpus: Option<u32>,
-    /// Memory that may be given out, bytes. It counts where it is less than what the cell has: an assertion
-    /// makes no memory.
+    /// Free memory, bytes. It applies only if it is less than the cell's free memory: an assertion adds no
+    /// memory.
     pub free_bytes: Option<u64>,
-    /// Whether it is to take no new VM.
+    /// Whether it is cordoned.
     pub is_cordoned: bool,
 }
 
-/// What a user asserts of cells, by number.
+/// A user's assertions on cells, by cell number.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Assertions(pub BTreeMap<u16, Asserted>);
 
 impl Assertions {
-    /// The rooms as the assertions have them. An assertion of a cell without a room makes none.
+    /// Applies the assertions to the capacities. An assertion on an absent cell adds none.
     pub fn apply(&self, rooms: &mut [Room]) {
         for room in rooms {
             let Some(asserted) = self.0.get(&room.cell) else {
@@ -163,7 +164,7 @@ impl Assertions {
         }
     }
 
-    /// Whether they have a cell take no new VM.
+    /// Whether the assertions cordon a cell.
     pub fn cordon(&self, cell: u16) -> bool {
         self.0.get(&cell).is_some_and(|asserted| asserted.is_cordoned)
     }
@@ -287,7 +288,7 @@ mod tests {
     }
 
     proptest! {
-        /// VMs of one size, one after another: equal cells differ by one at most.
+        /// With VMs of one size, equal cells differ by at most one VM.
         #[test]
         fn equal_cells_are_filled_evenly(cells in 1..9_u16, cpus in 1..9_u32, vcpus in 1..5_u32, count in 0..40_u32) {
             let mut rooms: Vec<Room> = (0..cells).map(|cell| room(cell, cpus, 0, 1 << 20)).collect();

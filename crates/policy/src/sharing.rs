@@ -1,24 +1,25 @@
 //! When a page read from an image is shared (SOSP '97, section 4.3.3: the global buffer cache).
 //!
-//! Mapping costs more time than copying and saves memory: a page copied costs 0.5 us, a page mapped alone 6.5 us, a page
-//! of a mapped run of 32 about 2 us. So copy at once, and let the background replace copies by mappings, unless memory
-//! is what the host is short of.
+//! Mapping costs more time than copying and saves memory: a page copied costs 0.5 us, a page mapped alone 6.5
+//! us, a page of a mapped run of 32 about 2 us. So copy at once, and let the background replace copies by
+//! mappings, unless memory is what the host is short of.
 
-/// What is known when a read comes.
+/// Inputs of the sharing decision for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharingInputs {
-    /// Whether another VM may map the image's pages, too.
+    /// Whether another VM may map the image's pages as well.
     pub is_shared: bool,
-    /// Memory that the host could still give, in thousandths of what it has.
+    /// Available memory of the host, in thousandths of its total.
     pub available_permille: u32,
 }
 
-/// What to do with a read.
+/// Sharing mode of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharingMode {
-    /// Copy, and remember where each page came from: somebody may come to share it with.
+    /// Copy, and record the origin of each page: another VM may share it later.
     Remember,
-    /// Copy, remember, and replace the copies by mappings in the background, runs of at least this many pages.
+    /// Copy, record the origins, and replace the copies by mappings in the background, in runs of at least
+    /// this many pages.
     Deferred {
         /// The shortest run worth mapping.
         run_pages_min: u64,
@@ -30,19 +31,20 @@ pub enum SharingMode {
     },
 }
 
-/// Below this much available memory the host is short of it.
+/// Available memory below which the host is short of it, in thousandths.
 pub const SHORT_PERMILLE: u32 = 125;
-/// Below this, memory counts more than any time.
+/// Available memory below which saving memory outweighs any time, in thousandths.
 pub const SCARCE_PERMILLE: u32 = 50;
-/// The shortest run that is mapped in the background while there is plenty of memory. Of what a Debian guest reads as it
-/// boots and compiles, three of four runs are one page long and hold a quarter of the pages: without them, sharing costs
-/// a third.
+/// The shortest run that is mapped in the background while there is plenty of memory. Of what a Debian guest
+/// reads as it boots and compiles, three of four runs are one page long and hold a quarter of the pages:
+/// without them, sharing costs a third.
 pub const RUN_PAGES_PLENTY: u64 = 2;
-/// The shortest run that is mapped when memory is short: 32 KiB, where a mapped page costs about six times a copied one.
+/// The shortest run that is mapped when memory is short: 32 KiB, where a mapped page costs about six times a
+/// copied one.
 pub const RUN_PAGES_SHORT: u64 = 8;
 
 impl SharingMode {
-    /// The shortest run of copies that the background replaces; none if it replaces none.
+    /// Returns the shortest run of copies that the background replaces, in pages; `None` if it replaces none.
     pub fn run_pages_min_later(self) -> Option<u64> {
         match self {
             Self::Remember => None,
@@ -59,7 +61,8 @@ pub fn adaptive(inputs: SharingInputs) -> SharingMode {
         available if available < SHORT_PERMILLE => SharingMode::AtRead {
             run_pages_min: RUN_PAGES_SHORT,
         },
-        // Alone, a mapping only spares the copy in the host's page cache, which the host can drop by itself.
+        // For a single VM a mapping only saves the copy in the host's page cache, which the host can drop by
+        // itself.
         _ if !inputs.is_shared => SharingMode::Remember,
         _ => SharingMode::Deferred {
             run_pages_min: RUN_PAGES_PLENTY,
@@ -67,14 +70,14 @@ pub fn adaptive(inputs: SharingInputs) -> SharingMode {
     }
 }
 
-/// The part of the mappings it may have from which on a VM's are trimmed: one in this many.
+/// Trimming starts at one in this many of the mappings that a VM may have.
 const TRIM_FROM: usize = 2;
-/// There is no other trim before they have become more by this part.
+/// The next trim waits until the mappings have grown by one in this many of the limit.
 const TRIM_STEP: usize = 64;
 
-/// Whether overwritten mappings of a VM that has `mappings` of `most` are looked for now, when there were `trimmed` after
-/// the last time. The page table says which were written, page by page: looked for every five seconds, that was half of all
-/// that sharing cost a VM of 15,000 shared pages.
+/// Whether to trim the overwritten mappings of a VM with `mappings` of `most` now, when `trimmed` were left
+/// after the last trim. A trim reads the page table page by page: every five seconds, this was half of the
+/// cost of sharing for a VM of 15,000 shared pages.
 pub fn trims(mappings: usize, trimmed: usize, most: usize) -> bool {
     mappings > most / TRIM_FROM && mappings >= trimmed.saturating_add(most / TRIM_STEP)
 }

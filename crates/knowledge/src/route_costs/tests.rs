@@ -202,7 +202,7 @@ fn trees_complete_no_later_than_sequential_sends_on_recorded_machines() {
 }
 
 proptest! {
-    /// Whatever is measured, there is a cost of each pair, and none is lower than the lowest that was measured or derived.
+    /// For any measurements, each pair has a cost, and none is lower than the lowest measured or derived one.
     #[test]
     fn every_pair_of_cells_has_a_cost(measured in prop::collection::vec((0..20_i64, 0..20_i64, 50..5000_i64), 0..40)) {
         let mut base = with_cells(TWO);

@@ -1,4 +1,4 @@
-//! What follows from facts.
+//! Evaluation of rules over facts.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -8,8 +8,8 @@ use super::{Atom, Literal, Pattern, Rule};
 use crate::Base;
 use crate::fact::{Fact, Term};
 
-/// Facts that may follow, and bindings that may be tried, until a question is given up: a question can be made that takes
-/// longer than anybody waits.
+/// Facts that may follow, and bindings that may be tried, until a question is given up: a question can be
+/// made that takes longer than anybody waits.
 const FACTS_MAX: usize = 200_000;
 const TRIES_MAX: u64 = 20_000_000;
 
@@ -22,7 +22,7 @@ pub enum RuleError {
     /// It takes too long.
     #[error("it takes too long; put the fact with the fewest answers first")]
     TooLong,
-    /// What a rule needs the absence of may follow from it.
+    /// A rule negates a relation that depends on the rule.
     #[error("`{0}` depends on its own absence; take the `not` out of one of its rules")]
     Circle(String),
 }
@@ -41,14 +41,14 @@ pub fn ask(base: &Base, rules: &[Rule], question: &Rule) -> Result<Vec<Fact>, Ru
     Ok(answers.into_iter().map(fact).collect())
 }
 
-/// What is known, by name.
+/// The facts that are derived so far, by name.
 struct Known<'a> {
     facts: HashMap<&'a str, Table>,
     count: usize,
     tries: u64,
 }
 
-/// What a rule's variables stand for, and what is found so far.
+/// Bindings of a rule's variables, and the rows found so far.
 struct Search<'a> {
     facts: &'a HashMap<&'a str, Table>,
     head: &'a Atom,
@@ -94,7 +94,7 @@ impl<'a> Known<'a> {
         Ok(())
     }
 
-    /// What follows by one rule at once.
+    /// Returns the rows that one application of a rule derives.
     fn apply(&mut self, rule: &Rule) -> Result<BTreeSet<Vec<Term>>, RuleError> {
         let mut search = Search {
             facts: &self.facts,
@@ -175,7 +175,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Binds what is free in `atom` so that it is the fact: the variables bound by that. `None` if it can't be.
+    /// Binds what is free in `atom` so that it is the fact: the variables bound by that. `None` if it can't
+    /// be.
     fn bind(&mut self, atom: &Atom, terms: &[Term]) -> Option<Vec<usize>> {
         if atom.terms.len() != terms.len() {
             return None;
@@ -257,7 +258,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked for by some of its terms is found, and what is not there is missed.
+        /// A query by any terms finds each matching row, and reports an absent one as absent.
         #[test]
         fn fact_is_present_or_absent(pairs in prop::collection::btree_set((0..6_i64, 0..6_i64), 0..20)) {
             let facts: String = pairs.iter().map(|(a, b)| format!("pair({a}, {b})\n")).collect();
@@ -280,7 +281,7 @@ mod tests {
             "least(X) <- n(X), not more(X). more(X) <- n(X), n(Y), Y < X. odd(X) <- next(Y, X), not odd(Y).";
         let base = base("n(7)\nn(3)\nn(5)\nnext(1, 2)");
         assert_eq!(answers(&base, rules, "least(X)"), ["least(3)"]);
-        // Not asked for: of no harm.
+        // Unused by the query, so no error.
         let rules = parse(rules).expect("rules");
         let question = parse("odd(X)").expect("a question").remove(0);
         assert_eq!(
@@ -339,7 +340,7 @@ mod tests {
         assert_eq!(ask("q(T) <- transport(0, 3, T)"), ["q(\"shared\")"]);
     }
 
-    /// With a thousand CPUs and what was measured between them, too.
+    /// Includes a thousand CPUs and the measurements between them.
     #[test]
     fn queries_over_large_machines_finish_in_time() {
         let mut machine = base(include_str!("../../machines/sixty-four-nodes.facts"));

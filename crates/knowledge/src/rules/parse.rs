@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use super::{Atom, Comparison, Literal, Pattern, Rule};
 use crate::fact::Term;
 
-/// Where a text is no rule.
+/// Syntax error in rules.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("line {line}, column {column}: {what}")]
 pub struct ParseError {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// In characters, counted from 1.
+    /// Column in characters, from 1.
     pub column: usize,
     what: String,
 }
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
                 return Err(self.error("`_` says nothing on a rule's left side"));
             }
         } else {
-            // A question without a rule: whatever is like it. What is not named is part of the answer all the same.
+            // A query without a rule matches the relation itself. Unnamed terms are part of the answer.
             let mut question = head;
             let mut variables = names.len();
             for term in question

@@ -173,7 +173,7 @@ proptest! {
         prop_assert_eq!(parts.iter().map(|part| part.memory_bytes).sum::<u64>(), memory_bytes);
     }
 
-    /// Who has more than the least is within one of its quota of what the others like it divide.
+    /// A share above the minimum is within one of its quota of the remainder.
     #[test]
     fn parts_are_proportional(total in 0..100_000_u64, weights in prop::collection::vec(1..1000_u64, 1..65), least in 0..100_u64) {
         let least = least.min(total / weights.len() as u64);
@@ -182,7 +182,8 @@ proptest! {
         prop_assert!(parts.iter().all(|part| *part >= least));
         for (at, part) in parts.iter().enumerate() {
             for (other, other_part) in parts.iter().enumerate() {
-                // More than the least, and more for its weight than another by more than what rounding makes: unfair.
+                // More than the least, and more for its weight than another by more than what rounding makes:
+                // unfair.
                 let (more, less) = ((part.saturating_sub(1)) * weights[other], (other_part + 1) * weights[at]);
                 prop_assert!(*part <= least || more <= less, "{parts:?} {weights:?}");
             }
