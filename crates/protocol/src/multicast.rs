@@ -6,8 +6,8 @@
 //! the cells below before it takes the message itself. The caller chooses the tree. A first cell with nothing
 //! below it gets the message as a unicast: a tree of such cells costs only the numbers.
 //!
-//! The guarantee is that of links: what one cell sends to another arrives once and in order, until one of the
-//! two is dead to the other, whichever way each message goes. Why that holds:
+//! The guarantee is that of links: the messages of one cell to another arrive once and in order, by any
+//! route, until one of the two is dead to the other. The argument:
 //!
 //! 1. *Once, in order.* A source numbers its messages to each cell, and never uses a number twice. A cell
 //!    takes only the next number, drops those it has had, and holds back early ones. The first message over a
@@ -27,11 +27,11 @@
 //!    keeps them.
 //!
 //! A message may ask for replies, as a request for votes does. [`Multicast::reply`] sends a reply back by the
-//! relay that brought the message, which [gathers](gather) those of the cells below it and sends one packet up
-//! (Multikernel, section 5.1, Figure 6). Replies are outside the guarantee above: one may be lost with a relay,
-//! and one may arrive before earlier messages of its cell. So the layer above counts replies by cell, and asks
-//! the cells below a relay again, over their links, when the relay dies or is late. A packet of replies confirms
-//! messages as any other does.
+//! relay that brought the message, which [gathers](gather) those of the cells below it and sends one packet
+//! up (Multikernel, section 5.1, Figure 6). Replies are outside the guarantee above: one may be lost with a
+//! relay, and one may arrive before earlier messages of its cell. So the layer above counts replies by cell,
+//! and asks the cells below a relay again, over their links, when the relay dies or is late. A packet of
+//! replies confirms messages as any other does.
 //!
 //! A tree contains only cells that have sent something since they were linked: they have the link too, and
 //! will know the source. A cell that was late, or that relayed to one, is in no tree until it sends
@@ -53,9 +53,10 @@ pub use packet::{Gathered, Hop, Packet};
 use gather::{Batch, Gatherings};
 use peer::{Peer, Unacked};
 
-/// Numbers from the first message that is not confirmed to the next one, at most.
+/// Most sequence numbers from the first unacknowledged message to the next one.
 const WINDOW: u64 = 64;
-/// What is not confirmed after so many ticks is late: after two the receiver's own tick has been, too.
+/// Ticks after which an unacknowledged message is late. After two ticks the receiver's own tick has passed,
+/// too.
 pub(crate) const LATE_TICKS: u8 = 3;
 
 /// Effect that the caller has to carry out.
@@ -69,13 +70,13 @@ pub enum Effect<M> {
 
 type Effects<M> = Vec<Effect<M>>;
 
-/// What [`Multicast::send_to_all`] does.
+/// Result of [`Multicast::send_to_all`].
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MulticastResult<M> {
     /// Effects that the caller has to carry out.
     pub effects: Vec<Effect<M>>,
-    /// The cells whose replies relays gather, each with the first cell of its branch. Without that cell, or if it
-    /// is late, the reply may be lost.
+    /// The cells whose replies relays gather, each with the first cell of its branch. Without that cell, or
+    /// if it is late, the reply may be lost.
     pub gathered: BTreeMap<CellId, CellId>,
 }
 
@@ -112,7 +113,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
     pub fn dead(&mut self, cell: CellId) -> Effects<M> {
         let mut effects = Vec::new();
         if self.peers.remove(&cell).is_some() {
-            // It may have been the relay of any of them.
+            // The dead cell may have relayed any of them.
             let cells: Vec<CellId> = self.peers.keys().copied().collect();
             self.resend_unacked(cells, &mut effects);
         }
@@ -163,7 +164,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
                 gathered.insert(hop.cell, first.cell);
                 numbered.push((*hop, self.keep(hop.cell, first.cell, body, &mut effects)));
             }
-            // It goes over the link itself, so it can't be lost.
+            // This packet goes over the link itself, so it can't be lost.
             let packet = Packet::Relayed {
                 source: self.me,
                 number: self.number(first.cell, &mut effects),
@@ -182,8 +183,8 @@ impl<M: Clone + PartialEq> Multicast<M> {
         MulticastResult { effects, gathered }
     }
 
-    /// Replies to a message of a cell, by the path that the message came with. A reply that is `at_once` waits
-    /// for no other. Without a link to the cell nothing happens.
+    /// Replies to a message of a cell, by the path that the message came with. A reply that is `at_once`
+    /// waits for no other. Without a link to the cell nothing happens.
     pub fn reply(&mut self, to: CellId, path: Option<ReplyPath>, at_once: bool, body: M) -> Effects<M> {
         let mut effects = Vec::new();
         let Some(peer) = self.peers.get_mut(&to) else {

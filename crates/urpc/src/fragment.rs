@@ -1,6 +1,7 @@
-//! Byte strings longer than a message, as several.
+//! Fragmentation of byte strings into messages.
 //!
-//! All parts of a string follow one another in a channel. A message's kind says whose it is and how much of it counts:
+//! All parts of a string follow one another in a channel. A message's kind says whose it is and how much of
+//! it counts:
 //!
 //! ```text
 //! bits 0-15   port: what the string is for; the same in all its parts
@@ -47,7 +48,7 @@ impl Iterator for Parts<'_> {
     }
 }
 
-/// What is wrong with a part. The channel can't be used further: where the next string starts is not known.
+/// An invalid part. The channel is unusable afterwards, since the start of the next string is unknown.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(feature = "host", derive(thiserror::Error))]
 pub enum FragmentError {

@@ -1,9 +1,9 @@
-//! Versions of a protocol, and which one two programs speak with each other.
+//! Protocol versions, and their negotiation between two programs.
 //!
-//! A release speaks its own version of each protocol and the one before, so that the programs of a cluster can be replaced one
-//! after another. Within these two versions a protocol only grows: a receiver ignores fields that it does not know, gives fields that
-//! are missing a default, and answers a request of an unknown kind by a refusal. Any other change takes a new version, and drops
-//! the one before the last.
+//! A release speaks its own version of each protocol and the one before, so that the programs of a cluster
+//! can be replaced one after another. Within these two versions a protocol only grows: a receiver ignores
+//! fields that it does not know, gives fields that are missing a default, and answers a request of an unknown
+//! kind by a refusal. Any other change takes a new version, and drops the one before the last.
 
 use std::fmt;
 
@@ -28,11 +28,11 @@ impl Versions {
         Self { oldest, newest }
     }
 
-    /// The greatest version that both speak.
+    /// Returns the greatest version that both speak.
     ///
     /// # Errors
-    /// [`VersionMismatch`] if there is none. `protocol` names the protocol for a person, as "the cells' protocol"; `peer` the program that
-    /// speaks `theirs`, as "cell 1".
+    /// [`VersionMismatch`] if there is none. `protocol` names the protocol for a person, as "the cells'
+    /// protocol"; `peer` the program that speaks `theirs`, as "cell 1".
     pub fn agree(
         self,
         theirs: Self,

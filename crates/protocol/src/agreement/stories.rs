@@ -26,7 +26,7 @@ struct Story {
     world: World,
     rng: Rng,
     lives: Vec<u32>,
-    /// From whom to whom nothing comes through for now.
+    /// Directed pairs of cells whose packets are blocked for now.
     cut: BTreeSet<(CellNumber, CellNumber)>,
     trace: VecDeque<String>,
 }
@@ -98,7 +98,7 @@ impl Story {
         }
     }
 
-    /// Some way is cut, or all are mended.
+    /// Blocks a directed pair, or restores all.
     fn cut(&mut self) {
         let [from, to] = [(); 2].map(|()| self.rng.below(self.lives.len()) as CellNumber);
         if self.rng.below(3) == 0 {

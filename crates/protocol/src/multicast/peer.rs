@@ -6,32 +6,32 @@ use super::gather::ReplyPath;
 use super::{Effect, Effects, Packet, WINDOW};
 use crate::CellId;
 
-/// A message that was sent by a relay.
+/// An unacknowledged message that was sent by a relay.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Unacked<M> {
     pub(super) number: u64,
     pub(super) relay: CellId,
-    /// Since then.
+    /// Ticks since it was sent.
     pub(super) ticks: u8,
     pub(super) body: M,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Peer<M> {
-    /// To it: the next number.
+    /// Next sequence number to the peer.
     pub(super) next: u64,
-    /// It knows packets of replies.
+    /// Whether the peer supports packets of replies.
     pub(super) gathers: bool,
-    /// Something was sent over the link.
+    /// Whether anything was sent over the link.
     pub(super) begun: bool,
-    /// In order; not confirmed.
+    /// Unacknowledged messages, in order.
     pub(super) unacked: VecDeque<Unacked<M>>,
-    /// It has said something since the link was made, and since it was last late.
+    /// Whether the peer has sent anything since the link was made and since it was last late.
     pub(super) prompt: bool,
-    /// From it: the number that comes next, once it has begun.
+    /// Next sequence number from the peer; `None` before its first message.
     pub(super) expected: Option<u64>,
     pub(super) early: BTreeMap<u64, (M, Option<ReplyPath>)>,
-    /// It keeps something for this cell until it hears of it.
+    /// Whether the peer keeps messages for this cell until it receives an acknowledgement.
     pub(super) owes_ack: bool,
 }
 
@@ -96,7 +96,7 @@ impl<M> Peer<M> {
                 self.early.insert(number, (body, path));
                 true
             }
-            // Its source has it yet.
+            // The source still keeps it.
             _ => false,
         }
     }

@@ -1,4 +1,4 @@
-//! Sending and receiving that may wait.
+//! Blocking send and receive.
 
 use std::hint;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::message::Message;
 use crate::poll::PollTime;
 use crate::ring::{Receiver, RecvError, SendError, Sender};
 
-/// Looks at the ring between two looks at the clock.
+/// Polls of the ring between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 64;
 
 /// The sending end.
@@ -27,7 +27,8 @@ pub struct BlockingReceiver {
     poll: PollTime,
 }
 
-/// Both ends of a new channel, for two threads. `block_ns` is what [`super::measure_block_ns`] said.
+/// Returns both ends of a new channel, for two threads. `block_ns` is the result of
+/// [`super::measure_block_ns`].
 ///
 /// # Errors
 /// As [`SharedRing::create`].
@@ -40,7 +41,7 @@ pub fn channel(lines: usize, block_ns: u64) -> Result<(BlockingSender, BlockingR
     ))
 }
 
-/// Ends a channel for this side in place of a process that died without doing so.
+/// Closes a channel on behalf of a process that died without doing so.
 pub fn end(ring: &SharedRing, block: &Block) {
     ring.close();
     match block {
@@ -62,8 +63,8 @@ impl BlockingSender {
         }
     }
 
-    /// Puts a message into the channel if there is room. Who is blocked at the other end sleeps on until
-    /// [`BlockingSender::flush`]: one for a batch.
+    /// Puts a message into the channel if there is room. A blocked receiver sleeps until
+    /// [`BlockingSender::flush`], which a batch needs once.
     ///
     /// # Errors
     /// As [`Sender::post`].
@@ -94,7 +95,7 @@ impl BlockingSender {
                 Err(SendError::Full) => {}
                 Err(error) => return Err(error),
             }
-            // What fills the ring must be seen before there can be room.
+            // The receiver must see the messages before there can be room.
             self.flush();
             match wait.next(&mut self.poll) {
                 WaitStep::Look => {}
@@ -163,7 +164,7 @@ impl BlockingReceiver {
     }
 }
 
-/// The other side must not sleep on.
+/// Wakes the other side.
 impl Drop for BlockingSender {
     fn drop(&mut self) {
         self.sender.ring().close();
@@ -178,10 +179,10 @@ impl Drop for BlockingReceiver {
     }
 }
 
-/// One wait: polling, then blocking.
+/// One wait: spin, then block.
 struct SpinThenBlock {
     deadline: Option<Instant>,
-    /// Set at the first look that was for nothing.
+    /// Time of the first poll in vain.
     start: Option<Instant>,
     polls: u32,
     blocked: bool,
@@ -203,7 +204,7 @@ impl SpinThenBlock {
         }
     }
 
-    /// What to do after a look that was for nothing.
+    /// Returns the step after a poll in vain.
     fn next(&mut self, poll: &mut PollTime) -> WaitStep {
         self.polls += 1;
         if !self.blocked && !self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {
@@ -223,7 +224,7 @@ impl SpinThenBlock {
         WaitStep::Block
     }
 
-    /// The wait is over, one way or the other.
+    /// Records the end of the wait, with or without success.
     fn over(&self, poll: &mut PollTime) {
         if let Some(start) = self.start {
             poll.waited(start.elapsed().as_nanos() as u64, self.blocked);

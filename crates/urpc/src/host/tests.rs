@@ -39,7 +39,7 @@ fn all_come(count: u64, mut outbox: BlockingSender, mut inbox: BlockingReceiver)
     assert_eq!(inbox.recv(soon()), Err(RecvError::Closed));
 }
 
-/// In a small ring both sides block again and again; nobody may sleep over what the other did.
+/// In a small ring both sides block repeatedly, and no wake-up may be lost.
 #[test]
 fn no_message_is_lost_when_both_sides_block() {
     let (outbox, inbox) = channel(2, 0).expect("a channel");
@@ -166,8 +166,8 @@ fn channel_connects_two_processes() {
         "host::tests::child_process_of_the_channel_test",
     ]);
     let (first, second) = (file.as_raw_fd(), file_back.as_raw_fd());
-    // SAFETY: these calls are safe between fork and exec. Both files are open; they are copied to numbers above 4 first, so
-    // that neither is written over before it is copied.
+    // SAFETY: these calls are safe between fork and exec. Both files are open; they are copied to numbers
+    // above 4 first, so that neither is written over before it is copied.
     unsafe {
         call.pre_exec(move || {
             let copies = [first, second].map(|file| libc::fcntl(file, libc::F_DUPFD, 100));

@@ -22,7 +22,7 @@ fn write(writer: &mut Writer<Arc<Pipe>>, first: &[u8], second: &[u8]) -> Result<
     unsafe { writer.write([first, second]) }
 }
 
-/// Into two parts of that many bytes; what came.
+/// Reads into two buffers of these sizes, and returns the bytes.
 fn read(reader: &mut Reader<Arc<Pipe>>, sizes: [usize; 2]) -> Result<Vec<u8>, Corrupt> {
     let [mut first, mut second] = sizes.map(|size| vec![0xee; size]);
     // SAFETY: borrowed as long as the call.

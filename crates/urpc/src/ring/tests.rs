@@ -30,7 +30,8 @@ mod every_order {
 
     use super::*;
 
-    /// Words of a message are never mixed with those of another, none is lost, none comes twice, though the ring goes round.
+    /// Words of a message are never mixed with those of another, none is lost, none comes twice, though the
+    /// ring goes round.
     #[test]
     fn messages_arrive_whole_once_and_in_order() {
         loom::model(|| {

@@ -41,7 +41,7 @@ struct Forwarder {
     tls: Connection,
     tcp: Arc<TcpStream>,
     local: UnixStream,
-    /// What has come for this side, and how much of it has been passed on.
+    /// Received bytes for this side, and the number already passed on.
     inward: Vec<u8>,
     passed: usize,
     far_ended: bool,
@@ -75,7 +75,8 @@ impl Forwarder {
         }
     }
 
-    /// Ends the connection once the other side has, or a while later: closed with input unread, it would lose what was sent.
+    /// Ends the connection once the other side has, or a while later: closed with input unread, it would lose
+    /// what was sent.
     fn part(&mut self) {
         let deadline = Instant::now() + CLOSE_TIMEOUT;
         let _ = self.tcp.shutdown(Shutdown::Write);
@@ -93,7 +94,7 @@ impl Forwarder {
                     Ok(0) => self.far_ended = true,
                     Ok(count) => self.inward.extend_from_slice(&chunk[..count]),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    // Cut off without a word.
+                    // The connection was cut without a TLS close.
                     Err(error) if error.kind() == ErrorKind::UnexpectedEof => self.far_ended = true,
                     Err(error) => return Err(error),
                 }
@@ -115,7 +116,7 @@ impl Forwarder {
     /// Waits until something can be done; whether the network and the socket have something to read.
     fn wait(&self) -> io::Result<(bool, bool)> {
         let mut network = PollFlags::empty();
-        // What one side can't take yet is not read from the other.
+        // Back-pressure: no reads from one side while the other can't take the bytes.
         network.set(PollFlags::POLLIN, self.inward.is_empty() && !self.far_ended);
         network.set(PollFlags::POLLOUT, self.tls.wants_write());
         let mut socket = PollFlags::empty();

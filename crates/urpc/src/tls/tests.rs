@@ -67,7 +67,7 @@ fn bytes_flow_both_ways_and_end_of_stream_is_reported() {
     for receiver in receivers {
         assert!(receiver.join().unwrap() == bytes);
     }
-    // What was written before the end still comes.
+    // Bytes written before the end still arrive.
     (&near).write_all(b"last").unwrap();
     near.shutdown(Shutdown::Both).unwrap();
     let mut rest = Vec::new();

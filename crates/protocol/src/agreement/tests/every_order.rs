@@ -5,15 +5,15 @@ use stateright::{Checker, Model, Property};
 use super::super::stories::world::{Name, World};
 use crate::CellId;
 
-/// A small world. What is allowed bounds the number of orders.
+/// Configuration of the model. Its limits bound the number of interleavings.
 #[derive(Clone, Debug)]
 struct Config {
     cells: u16,
     /// The links are there, but no cell has said hello.
     fresh: bool,
-    /// Who claims which key.
+    /// Claims: cell and key.
     claims: Vec<(u16, Name)>,
-    /// Who may die, once.
+    /// The cell that may die once.
     mortal: Option<u16>,
     /// And start anew.
     returns: bool,

@@ -1,27 +1,27 @@
-//! Every order in which gifts, recalls, VMs, messages, deaths and new lives can follow one another.
+//! Model checking over all interleavings of grants, recalls, VMs, messages, deaths and restarts.
 
 use stateright::{Checker, Model, Property};
 
 use super::world::World;
 use crate::CellId;
 
-/// Something that is tried once, at any time.
+/// An operation that is tried once, at any time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Operation {
     Give(u16, u16, u64),
     Recall(u16, u16, u64),
-    /// A VM of this number, in this cell, of so many bytes.
+    /// Starts a VM: cell, VM number, bytes.
     Run(u16, u8, u64),
-    /// It ends, if it runs.
+    /// Ends a VM, if it runs.
     End(u8),
 }
 
-/// A small world of cells with two bytes each.
+/// Configuration of the model: cells with two bytes each.
 #[derive(Clone, Debug)]
 struct Config {
     cells: usize,
     operations: Vec<Operation>,
-    /// Who may die once, and start anew.
+    /// The cells that may die once and restart.
     mortal: Vec<u16>,
 }
 
@@ -130,7 +130,7 @@ fn check(config: Config, states_least: usize) {
     assert!(states >= states_least, "{states} states");
 }
 
-/// The home uses what it has while it gives it away, and the holder what it is asked for.
+/// The home starts VMs while it grants memory, and the holder while a recall is pending.
 #[test]
 fn memory_is_conserved_through_grant_use_and_recall() {
     let operations = vec![

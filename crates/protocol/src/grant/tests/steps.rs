@@ -1,4 +1,4 @@
-//! What single steps must be like.
+//! Single steps of the protocol.
 
 use proptest::prelude::*;
 
@@ -75,7 +75,7 @@ fn memory_of_a_dead_home_is_not_allocated() {
     assert!(ledger.occupy(vm(1), 2).is_some());
     ledger.dead(id(1));
     assert_eq!(ledger.occupy(vm(2), 2), None);
-    // Its next life is told what this one has, in use or not.
+    // Its next incarnation receives the count of this one, in use or not.
     let next = CellId { number: 1, life: 2 };
     let (given, held) = (0, Some(5));
     let hello = Effect::Send(next, Message::Hello { given, held });
@@ -85,7 +85,8 @@ fn memory_of_a_dead_home_is_not_allocated() {
 }
 
 proptest! {
-    /// However uses come and go, each byte is in one use or free, and no use has more of a home than is held of it.
+    /// However uses come and go, each byte is in one use or free, and no use has more of a home than is held
+    /// of it.
     #[test]
     fn used_and_free_memory_sum_to_the_total(
         own in 0..20_u64, first in 0..20_u64, second in 0..20_u64,

@@ -1,4 +1,4 @@
-//! Every order in which messages, ticks, deaths and new lives can follow one another.
+//! Model checking over all interleavings of messages, ticks, deaths and restarts.
 
 use stateright::{Checker, Model, Property};
 
@@ -6,7 +6,8 @@ use super::super::Hop;
 use super::world::World;
 use crate::CellId;
 
-/// A small world: cell 0 sends to all and to cell 2, along a tree. What is allowed bounds the number of orders.
+/// Configuration of the model: cell 0 sends to all and to cell 2, along a tree. Its limits bound the number
+/// of interleavings.
 #[derive(Clone, Debug)]
 struct Config {
     cells: u16,
@@ -16,9 +17,9 @@ struct Config {
     sends: u8,
     /// In all cells; some come before what they confirm was sent.
     ticks: u8,
-    /// Who may die, once.
+    /// The cell that may die once.
     mortal: Option<u16>,
-    /// And start anew.
+    /// Whether the dead cell may restart.
     returns: bool,
     /// The link between cells 1 and 2 may end.
     cut: bool,
@@ -151,7 +152,7 @@ impl Model for Config {
             Property::always("once and in order", |_, state: &State| {
                 state.world.broken.is_none()
             }),
-            // What a cut link lost without anybody knowing comes later, by ticks.
+            // Messages that a cut link lost silently are resent after ticks.
             Property::always("nothing is missing at rest", |model: &Config, state: &State| {
                 model.cut || !state.world.missing()
             }),

@@ -1,4 +1,4 @@
-//! One thing at a time.
+//! Single scenarios.
 
 use super::super::{Effect, Hop, LATE_TICKS, Packet};
 use super::world::World;
@@ -15,7 +15,7 @@ fn hop(number: u16, below: u16) -> Hop {
     }
 }
 
-/// What cell 0 of five sends, to whom, when it tells all along a tree.
+/// Returns the packets of cell 0 of five for a multicast along a tree: receiver, and whether relayed.
 fn told(tree: &[Hop]) -> Vec<(u16, bool)> {
     let mut world = World::new(5, true);
     let effects = world.cells.get_mut(&id(0)).unwrap().send_to_all(&9, tree, false);

@@ -1,4 +1,4 @@
-//! Long stories by chance: up to eight cells, messages to one and to all along trees by chance, links that end, deaths.
+//! Long random runs: up to eight cells, unicasts and multicasts along random trees, lost links, deaths.
 
 use super::super::{Hop, WINDOW};
 use super::world::World;
@@ -139,7 +139,7 @@ fn every_random_run_delivers_all_messages_once_in_order() {
     );
 }
 
-/// A relay that hangs holds up what goes through it, and nobody keeps more than the window.
+/// A hung relay delays the messages through it, and no cell buffers more than the window.
 #[test]
 fn hung_relay_bounds_buffering_to_the_window() {
     let mut world = World::new(3, true);

@@ -5,7 +5,7 @@ use stateright::{Checker, Model, Property};
 use super::world::{Name, Shape, World};
 use crate::CellId;
 
-/// A small world. What is allowed bounds the number of orders.
+/// Configuration of the model. Its limits bound the number of interleavings.
 #[derive(Clone, Debug)]
 struct Config {
     cells: u16,

@@ -1,4 +1,5 @@
-//! Long random runs with trees of any shape, relays that die, return or lose links, and ticks that come too early.
+//! Long random runs with trees of any shape, relays that die, return or lose links, and ticks that come too
+//! early.
 
 use super::world::{Shape, World};
 use crate::CellId;

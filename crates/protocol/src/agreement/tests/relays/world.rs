@@ -55,7 +55,7 @@ pub struct Cell {
 pub struct World {
     pub cells: BTreeMap<CellId, Cell>,
     pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Payload>>>,
-    /// Deaths that a cell does not know of yet: at, dead.
+    /// Deaths that a cell has not yet received: cell, dead cell.
     pub unknown: BTreeSet<(CellId, CellId)>,
     /// Links that are gone although both cells live.
     pub cut: BTreeSet<(CellId, CellId)>,
