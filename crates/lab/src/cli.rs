@@ -69,7 +69,7 @@ enum LabCommand {
         one: String,
         /// Another.
         other: String,
-        /// What each frame takes one way, as 2ms; stays when absent.
+        /// Delay of each frame in one direction, as 2ms; stays when absent.
         #[arg(long)]
         delay: Option<Delay>,
         /// How many frames are lost each way, as 1%; stays when absent.

@@ -1,4 +1,5 @@
-//! What a running lab in the background can be told: to change a link. One line of JSON each way, by a socket in the lab's directory.
+//! Control socket of a lab in the background: changes the quality of a link. Requests and responses are one
+//! line of JSON each, over a socket in the lab's directory.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -70,7 +71,7 @@ pub fn serve(directory: &Path, links: Links) -> Result<(), LabError> {
         .name("control".into())
         .spawn(move || {
             for stream in listener.incoming().flatten() {
-                // One that asks nonsense, or has gone, gets no answer.
+                // A malformed request, or one whose sender is gone, gets no response.
                 let _ = serve_request(&stream, &links);
             }
         })
@@ -88,7 +89,8 @@ fn serve_request(mut stream: &UnixStream, links: &Links) -> std::io::Result<()> 
     stream.write_all(&serde_json::to_vec(&response)?)
 }
 
-/// Changes the link between two hosts of the lab in `directory`; gives what it is then, or nothing when there is none.
+/// Changes the link between two hosts of the lab in `directory`. Returns its new quality; `None` if the hosts
+/// share no link.
 pub fn request_change(
     directory: &Path,
     hosts: [String; 2],

@@ -25,8 +25,8 @@ use crate::{clock, initramfs, qmp, registry};
 
 /// How long a host may take to come up; measured 5 s on 2 idle cores.
 const UP_MAX: Duration = Duration::from_secs(60);
-/// Maximum number of restarts of a lab in which a host hangs or dies before it is up. Emulated hosts sometimes hang there,
-/// and no program has run in them yet.
+/// Maximum number of restarts of a lab in which a host hangs or dies before it is up. Emulated hosts
+/// sometimes hang there, and no program has run in them yet.
 const FALSE_STARTS_MAX: usize = 1;
 /// Lines of the console that go with the error of a host that hangs.
 const HANG_LINES: usize = 60;
@@ -194,7 +194,7 @@ impl Drop for Host {
     }
 }
 
-/// What all hosts of a lab have in common.
+/// Files and settings that all hosts of a lab share.
 struct Common {
     kernel: Kernel,
     modules: Vec<Module>,
@@ -284,7 +284,8 @@ impl Host {
         // Ctrl-C is for the program in the lab.
         command.process_group(0);
         let parent = std::process::id();
-        // SAFETY: prctl, getppid and fcntl are async-signal-safe; the descriptors are open until after the spawn.
+        // SAFETY: prctl, getppid and fcntl are async-signal-safe; the descriptors are open until after the
+        // spawn.
         unsafe {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -385,7 +386,8 @@ fn cpus(spec: &HostSpec) -> u16 {
     }
 }
 
-/// Three quarters of what is available, over the hosts, 64 GiB at most: QEMU takes only what the host touches.
+/// Three quarters of what is available, over the hosts, 64 GiB at most: QEMU takes only what the host
+/// touches.
 fn memory_bytes(spec: &HostSpec, hosts: usize) -> u64 {
     let nodes: u64 = spec.nodes.iter().map(|node| node.memory.0).sum();
     if let Some(memory) = spec.memory {

@@ -1,4 +1,4 @@
-//! The networks between a lab's hosts: who is on which, at which address, and how to make one worse while it runs.
+//! The networks between a lab's hosts: membership, addresses, and changes of their quality at run time.
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -21,11 +21,11 @@ struct Link {
     switch: Switch,
 }
 
-/// A host's end of a link: its card, and what is to be the card's socket.
+/// A host's end of a link: its card, and the socket of the card.
 pub type End = (NetworkCard, OwnedFd);
 
 impl Links {
-    /// Starts the links of `spec`; for each of its hosts the ends that are the host's.
+    /// Starts the links of `spec`. Returns the ends of each of its hosts.
     pub fn start(spec: &LabSpec) -> Result<(Self, Vec<Vec<End>>), LabError> {
         let what = || "could not make a network between lab hosts".to_string();
         let mut ends: Vec<Vec<End>> = spec.hosts.iter().map(|_| Vec::new()).collect();
@@ -52,8 +52,8 @@ impl Links {
         Ok((Self(links), ends))
     }
 
-    /// Changes every link that both hosts are on, in both directions: `change` gets its quality of now, and that of the lab's file.
-    /// Gives what it is then, or nothing when no link has both.
+    /// Changes every link that has both hosts, in both directions. `change` receives the present quality and
+    /// that of the lab's file. Returns the new quality; `None` if no link has both hosts.
     pub fn change(
         &self,
         hosts: &[String; 2],
@@ -74,13 +74,13 @@ impl Links {
     }
 }
 
-/// The spec's check keeps both numbers in range.
+/// The check of the spec keeps both numbers in range.
 fn address(link: usize, position: usize) -> Ipv4Addr {
     let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
     Ipv4Addr::new(10, 77, byte(link), byte(position + 1))
 }
 
-/// Every host's address on every link.
+/// Returns each host's address on each of its links.
 pub fn names(spec: &LabSpec) -> Vec<(String, Ipv4Addr)> {
     let mut names = Vec::new();
     for (number, link) in spec.links.iter().enumerate() {

@@ -56,8 +56,8 @@ pub struct Module {
     pub parameters: String,
 }
 
-/// The wanted modules and all they depend on, in the order to load them, from a `lib/modules/VERSION` directory.
-/// A wanted module that isn't there is an error only when the host can't boot without it.
+/// The wanted modules and all they depend on, in the order to load them, from a `lib/modules/VERSION`
+/// directory. A wanted module that isn't there is an error only when the host can't boot without it.
 pub fn in_order(directory: &Path) -> Result<Vec<Module>, LabError> {
     let mut files = HashMap::new();
     index(directory, &mut files)?;

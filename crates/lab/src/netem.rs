@@ -1,37 +1,38 @@
-//! Frames on their way from one host of a link to another: which are lost, and when the others arrive.
+//! Emulation of delay and loss on a link, per direction, as Linux's netem does.
 //!
-//! Decides only: whoever has frames says what time it is, and carries them. Each *way*, from one port to another, has a quality of its
-//! own. Frames of one way arrive in the order in which they were sent, also while its delay is changed.
+//! A state machine without I/O and clock: the caller passes the time, and carries the frames. Each direction,
+//! from one port to another, has its own quality. Frames of one direction arrive in the order in which they
+//! were sent, even while its delay changes.
 
 use std::collections::BinaryHeap;
 use std::time::Instant;
 
 use config::lab::Quality;
 
-/// Frames on one way before more are lost: 6 MB of full ones, so 60 MB/s over 100 ms.
+/// Most queued frames of one direction; more are dropped. 6 MB of full frames, so 60 MB/s over 100 ms.
 const QUEUED_FRAMES_MAX: usize = 4096;
 
-/// All chances, in the unit of [`config::lab::Loss`].
+/// Certainty, in the unit of [`config::lab::Loss`].
 const CHANCES: u32 = 1_000_000;
 
-/// What becomes of a frame.
+/// Decision on a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Forwarding<F> {
-    /// It arrives now.
+    /// Deliver it now.
     Deliver(F),
-    /// It is kept here until it is due.
+    /// It is queued until it is due.
     Queued,
-    /// Nobody sees it again.
+    /// It is lost.
     Dropped,
 }
 
-/// Everything between the ports of a link.
+/// The queues between the ports of a link.
 pub struct Netem<F> {
     ports: usize,
-    /// From each port to each, row by row.
+    /// One direction for each pair of ports, row by row.
     directions: Vec<Direction>,
     queued: BinaryHeap<QueuedFrame<F>>,
-    /// How many frames have waited so far.
+    /// Number of frames that were ever queued.
     sequence: u64,
     random: fastrand::Rng,
 }
@@ -39,15 +40,15 @@ pub struct Netem<F> {
 #[derive(Clone)]
 struct Direction {
     quality: Quality,
-    /// How many frames wait.
+    /// Number of queued frames.
     queued: usize,
-    /// When the last of them is due.
+    /// Due time of the last of them.
     last_due: Option<Instant>,
 }
 
 struct QueuedFrame<F> {
     due: Instant,
-    /// Of frames that are due at the same time the one that was sent first comes first.
+    /// Sequence number: breaks ties of equal due times.
     number: u64,
     direction: usize,
     frame: F,
@@ -60,7 +61,7 @@ impl<F> QueuedFrame<F> {
 }
 
 impl<F> Ord for QueuedFrame<F> {
-    /// The greatest is the next: a heap gives that.
+    /// Reversed, since the heap returns the greatest element.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.turn().cmp(&self.turn())
     }
@@ -81,7 +82,8 @@ impl<F> PartialEq for QueuedFrame<F> {
 impl<F> Eq for QueuedFrame<F> {}
 
 impl<F> Netem<F> {
-    /// Between so many ports, all ways of this quality; the same seed loses the same frames.
+    /// Creates the queues between `ports` ports, all directions with this quality. Equal seeds lose the same
+    /// frames.
     pub fn new(ports: usize, quality: Quality, seed: u64) -> Self {
         let direction = Direction {
             quality,
@@ -97,17 +99,17 @@ impl<F> Netem<F> {
         }
     }
 
-    /// Changes the way from one port to another, for frames that are sent from now on.
+    /// Changes the quality from one port to another, for frames that are sent from now on.
     pub fn set(&mut self, from: usize, to: usize, quality: Quality) {
         self.directions[from * self.ports + to].quality = quality;
     }
 
-    /// How the way from one port to another is.
+    /// Returns the quality from one port to another.
     pub fn quality(&self, from: usize, to: usize) -> Quality {
         self.directions[from * self.ports + to].quality
     }
 
-    /// A frame is sent.
+    /// Decides on a frame that is sent at `now`.
     pub fn send(&mut self, from: usize, to: usize, frame: F, now: Instant) -> Forwarding<F> {
         let index = from * self.ports + to;
         let direction = &mut self.directions[index];
@@ -118,7 +120,7 @@ impl<F> Netem<F> {
         if delay.is_zero() && direction.queued == 0 {
             return Forwarding::Deliver(frame);
         }
-        // Not before the one that was sent before it.
+        // Not before the frame that was sent before it.
         let due = (now + delay).max(direction.last_due.unwrap_or(now));
         direction.queued += 1;
         direction.last_due = Some(due);
@@ -132,12 +134,12 @@ impl<F> Netem<F> {
         Forwarding::Queued
     }
 
-    /// When the next frame is due, if any waits.
+    /// Returns the due time of the next queued frame.
     pub fn next_due(&self) -> Option<Instant> {
         self.queued.peek().map(|queued| queued.due)
     }
 
-    /// The next frame that is due by now, and the port it goes to.
+    /// Removes the next frame that is due at `now`. Returns the frame and its port.
     pub fn arrived(&mut self, now: Instant) -> Option<(usize, F)> {
         if self.next_due()? > now {
             return None;
@@ -208,7 +210,7 @@ mod tests {
             .map(|_| netem.send(0, 1, (), now) == Forwarding::Dropped)
             .collect();
         let count = lost.iter().filter(|lost| **lost).count();
-        // Five standard deviations to each side.
+        // Within five standard deviations.
         assert!((850..=1150).contains(&count), "{count} of 10,000");
         let pairs = lost.windows(2).filter(|pair| pair[0] && pair[1]).count();
         assert!((50..=150).contains(&pairs), "{pairs} pairs of 10,000");
@@ -222,7 +224,7 @@ mod tests {
             assert_eq!(netem.send(0, 1, (), now), Forwarding::Queued);
         }
         assert_eq!(netem.send(0, 1, (), now), Forwarding::Dropped);
-        // The way back has room of its own.
+        // The other direction has its own queue.
         assert_eq!(netem.send(1, 0, (), now), Forwarding::Queued);
         assert!(netem.arrived(now + Duration::from_secs(1)).is_some());
         assert_eq!(netem.send(0, 1, (), now), Forwarding::Queued);

@@ -1,7 +1,7 @@
 //! The process that owns a lab in the background.
 //!
-//! Its standard input carries the lab's description; its standard output one line of JSON, the answer; then it serves
-//! until SIGTERM, a dead host, or, for an automatic lab, until nobody has used it for a while.
+//! Its standard input carries the lab's description, and its standard output one line of JSON, the report. It
+//! then serves until SIGTERM, a dead host, or, for an automatic lab, the idle timeout.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ use crate::host::Lab;
 use crate::registry::{self, Claim, Entry, ProgramId};
 use crate::{LabError, SUPERVISOR_ARGUMENT, control, kernel};
 
-/// What a supervisor is told.
+/// Launch configuration of a supervisor.
 #[derive(Serialize, Deserialize)]
 struct Launch {
     name: String,
@@ -29,18 +29,18 @@ struct Launch {
     idle_s: Option<u64>,
 }
 
-/// What a supervisor answers.
+/// Report of a supervisor to its starter.
 #[derive(Serialize, Deserialize)]
 enum Report {
-    /// The lab is up; why it had to start again before, each time.
+    /// The lab is up; the reasons of its restarts before.
     Up(Vec<String>),
     /// Another supervisor has the name.
     Running,
-    /// Why it could not be started.
+    /// The lab could not be started: the reason.
     Failed(String),
 }
 
-/// How often an automatic lab looks whether it is used.
+/// Interval at which an automatic lab checks whether it is in use.
 const USE_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -51,7 +51,7 @@ extern "C" fn stop(_: libc::c_int) {
 
 /// Starts a lab in the background, and returns when it is up.
 pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry, LabError> {
-    // Here and not there, because it may take long and speak.
+    // In this process, because it may take long and print.
     kernel::find(&registry::cache()?)?;
     let failed = |source| LabError::Io {
         what: "could not start the lab's supervisor".into(),
@@ -146,7 +146,7 @@ pub fn main() -> i32 {
     }
 }
 
-/// Says it and lets go of the pipe, for which the starter waits. False when the starter has gone.
+/// Sends the report and closes the pipe, on which the starter waits. Returns false if the starter is gone.
 fn tell(answer: &Report) -> bool {
     let text = serde_json::to_string(answer).unwrap_or_default();
     let heard = writeln!(std::io::stdout(), "{text}").is_ok();
@@ -169,7 +169,8 @@ fn run(launch: &Launch, claim: &Claim) -> Result<(), LabError> {
             .collect(),
         program: ProgramId::own()?,
     })?;
-    // A lab whose start was interrupted is nobody's: an automatic one ends for want of use, any other now.
+    // A lab whose start was interrupted has no user: an automatic one ends by its idle timeout, any other
+    // now.
     if !tell(&Report::Up(lab.false_starts.clone())) && launch.idle_s.is_none() {
         return Ok(());
     }
@@ -184,7 +185,7 @@ fn run(launch: &Launch, claim: &Claim) -> Result<(), LabError> {
             && asked.elapsed() > USE_POLL_INTERVAL
         {
             asked = Instant::now();
-            // Held while deciding: nobody can start a session between the decision and the end.
+            // Held during the decision: no session can start between the decision and the end.
             let alone = registry::lock(&sessions, FlockArg::LockExclusiveNonblock)?;
             if alone.is_none()
                 || lab

@@ -1,11 +1,11 @@
-//! The network between a lab's hosts: each Ethernet frame goes to every other host on the link, as late as
-//! [`Netem`] says, or not at all.
+//! The switch of a link between lab hosts: it forwards each Ethernet frame to every other host, with the
+//! delay and loss of [`Netem`].
 //!
-//! QEMU's stream network backend carries each frame after its length, 4 bytes, big-endian. A host that does not read
-//! loses frames; it never holds up the others.
+//! QEMU's stream network backend prefixes each frame with its length, 4 bytes, big-endian. A host that does
+//! not read loses frames; it never blocks the others.
 //!
-//! Delay and loss are made here and not by `tc` in the hosts: a timer of theirs waits for the next tick, up to 4 ms (`qemu.rs`), and a
-//! card's queue knows no single neighbour on a link of three.
+//! Delay and loss are emulated here and not by `tc` in the hosts: a timer of the hosts waits for the next
+//! tick, up to 4 ms (`qemu.rs`), and a card's queue can't select one neighbour on a link of three.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,34 +18,34 @@ use config::lab::Quality;
 
 use crate::netem::{Forwarding, Netem};
 
-/// The longest frame taken: a full offloaded segment and its headers.
+/// Longest frame, bytes: a full offloaded segment and its headers.
 const FRAME_BYTES_MAX: usize = 68 << 10;
 
-/// Frames that wait for one host before more are dropped.
+/// Most frames that wait for one host; more are dropped.
 const WAITING_FRAMES_MAX: usize = 256;
 
 type Frame = Arc<Vec<u8>>;
 
-/// A running link. It ends when all its hosts are gone.
+/// The switch of a running link. It ends when all its hosts are gone.
 #[derive(Clone)]
 pub struct Switch(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
-    /// A frame is due sooner than any before it, or the last host has gone.
+    /// Signalled when a frame is due before all others, or the last host is gone.
     sooner: Condvar,
 }
 
 struct State {
     netem: Netem<Frame>,
-    /// To each host's writer; none when all hosts are gone.
+    /// Queue of each host's writer thread; empty when all hosts are gone.
     senders: Vec<SyncSender<Frame>>,
-    /// Hosts that are not gone.
+    /// Number of connected hosts.
     hosts: usize,
 }
 
 impl State {
-    /// Full or gone: a network loses frames.
+    /// A full queue or a gone host loses the frame.
     fn deliver(&self, to: usize, frame: Frame) {
         if let Some(sender) = self.senders.get(to) {
             let _ = sender.try_send(frame);

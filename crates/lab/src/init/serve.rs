@@ -32,9 +32,10 @@ pub fn run(boot: &BootConfig) -> Result<(), Failure> {
     }
 }
 
-/// Has every CPU that programs run on wake a sleeping thread, and every shared file system answer. In emulation an interrupt
-/// is lost now and then: then what sleeps, or waits for a file, does so for good, and limits on time do not end it either. The
-/// next interrupt of the same kind, such as these, sets it going again; if that does not help, this never returns.
+/// Has every CPU that programs run on wake a sleeping thread, and every shared file system answer. In
+/// emulation an interrupt is lost now and then: then what sleeps, or waits for a file, does so for good, and
+/// limits on time do not end it either. The next interrupt of the same kind, such as these, sets it going
+/// again; if that does not help, this never returns.
 fn beat() -> std::io::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     for mount in mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()) {

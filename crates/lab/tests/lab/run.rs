@@ -1,4 +1,4 @@
-//! What a command in a lab sees and what its caller gets back.
+//! Environment of a command in a lab, and its results for the caller.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -27,7 +27,8 @@ fn command_keeps_its_directory_streams_and_exit_status() {
     );
 }
 
-/// Without them the kernel would patch itself at each host's first VM, which its emulation does not survive for ever.
+/// Without them the kernel would patch itself at each host's first VM, which its emulation does not survive
+/// for ever.
 #[test]
 fn host_survives_creation_of_vms_that_never_run() {
     let _turn = turn();
