@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::placement::Room;
+use crate::placement::CellCapacity;
 
 /// Granularity of memory, bytes: x86-64's large page, so that none is divided between two cells.
 const STEP_BYTES: u64 = 2 << 20;
@@ -30,7 +30,7 @@ pub struct Part {
 /// Memory is proportional to the vCPUs, in steps of 2 MiB, at least 64 MiB each if the VM has that much for
 /// each. Cells beyond the number of vCPUs get no part. The rest of `memory_bytes` beyond a multiple of 2 MiB
 /// goes to the last part.
-pub fn divide(vcpus: u8, memory_bytes: u64, cells: &[Room]) -> Vec<Part> {
+pub fn divide(vcpus: u8, memory_bytes: u64, cells: &[CellCapacity]) -> Vec<Part> {
     let cells = &cells[..cells.len().min(usize::from(vcpus))];
     let cpus: Vec<u64> = cells.iter().map(|room| u64::from(room.cpus.max(1))).collect();
     let shares = apportion(u64::from(vcpus), &cpus, 1);
@@ -102,16 +102,16 @@ fn apportion(total: u64, weights: &[u64], least: u64) -> Vec<u64> {
 /// most one per vCPU and per 64 MiB. Returns `None` if no set has the memory.
 ///
 /// Among more than 10 different cells the result may not be minimal, since not all sets are tried.
-pub fn choose(rooms: &[Room], vcpus: u8, memory_bytes: u64) -> Option<Vec<u16>> {
-    let usable: Vec<Room> = rooms
+pub fn choose(capacities: &[CellCapacity], vcpus: u8, memory_bytes: u64) -> Option<Vec<u16>> {
+    let usable: Vec<CellCapacity> = capacities
         .iter()
         .filter(|room| room.cpus > 0 && !room.is_cordoned)
         .copied()
         .collect();
     let by_memory = usize::try_from(memory_bytes / PART_MIN_BYTES).unwrap_or(usize::MAX);
     let most = usable.len().min(by_memory.max(1));
-    let cpus = |set: &[Room]| set.iter().map(|room| u64::from(room.cpus)).sum::<u64>();
-    let best = |enough: &dyn Fn(&[Room]) -> bool| {
+    let cpus = |set: &[CellCapacity]| set.iter().map(|room| u64::from(room.cpus)).sum::<u64>();
+    let best = |enough: &dyn Fn(&[CellCapacity]) -> bool| {
         (1..=most).find_map(|count| {
             candidates(&usable, count)
                 .into_iter()
@@ -127,12 +127,12 @@ pub fn choose(rooms: &[Room], vcpus: u8, memory_bytes: u64) -> Option<Vec<u16>> 
         .map(|set| numbers(&set))
 }
 
-fn numbers(set: &[Room]) -> Vec<u16> {
+fn numbers(set: &[CellCapacity]) -> Vec<u16> {
     set.iter().map(|room| room.cell).collect()
 }
 
 /// Whether each cell gets a part and has the memory for it.
-fn fits(set: &[Room], vcpus: u8, memory_bytes: u64) -> bool {
+fn fits(set: &[CellCapacity], vcpus: u8, memory_bytes: u64) -> bool {
     let parts = divide(vcpus, memory_bytes, set);
     parts.len() == set.len()
         && set
@@ -142,15 +142,18 @@ fn fits(set: &[Room], vcpus: u8, memory_bytes: u64) -> bool {
 }
 
 /// Returns all sets of `count` cells if the cells are few; else the likely ones.
-fn candidates(rooms: &[Room], count: usize) -> Vec<Vec<Room>> {
-    if rooms.len() > FEW {
-        return likely(rooms, count);
+fn candidates(capacities: &[CellCapacity], count: usize) -> Vec<Vec<CellCapacity>> {
+    if capacities.len() > FEW {
+        return likely(capacities, count);
     }
     let of_bits = |bits: u32| {
-        let chosen = rooms.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1);
+        let chosen = capacities
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| bits >> at & 1 == 1);
         chosen.map(|(_, room)| *room).collect()
     };
-    let sets = (1..1_u32 << rooms.len()).filter(|bits| bits.count_ones() as usize == count);
+    let sets = (1..1_u32 << capacities.len()).filter(|bits| bits.count_ones() as usize == count);
     sets.map(of_bits).collect()
 }
 
@@ -159,15 +162,15 @@ fn candidates(rooms: &[Room], count: usize) -> Vec<Vec<Room>> {
 /// needs per CPU of the set. So, for each cell's memory per CPU, the sets are, among the cells with at least
 /// that much, those with the most CPUs and those with the lowest load. The same by memory alone, since few
 /// vCPUs are divided evenly, whatever CPUs the cells have.
-fn likely(rooms: &[Room], count: usize) -> Vec<Vec<Room>> {
-    let each_cpu = |room: &Room| room.free_bytes / u64::from(room.cpus);
-    let all = |room: &Room| room.free_bytes;
-    let load = |room: &Room| u64::from(room.vcpus) * 1000 / u64::from(room.cpus);
-    let few_cpus = |room: &Room| u64::MAX - u64::from(room.cpus);
+fn likely(capacities: &[CellCapacity], count: usize) -> Vec<Vec<CellCapacity>> {
+    let each_cpu = |room: &CellCapacity| room.free_bytes / u64::from(room.cpus);
+    let all = |room: &CellCapacity| room.free_bytes;
+    let load = |room: &CellCapacity| u64::from(room.vcpus) * 1000 / u64::from(room.cpus);
+    let few_cpus = |room: &CellCapacity| u64::MAX - u64::from(room.cpus);
     let mut sets = Vec::new();
-    for free in [&each_cpu as &dyn Fn(&Room) -> u64, &all] {
-        for least in rooms {
-            let mut roomy: Vec<Room> = rooms
+    for free in [&each_cpu as &dyn Fn(&CellCapacity) -> u64, &all] {
+        for least in capacities {
+            let mut roomy: Vec<CellCapacity> = capacities
                 .iter()
                 .filter(|room| free(room) >= free(least))
                 .copied()
@@ -175,7 +178,7 @@ fn likely(rooms: &[Room], count: usize) -> Vec<Vec<Room>> {
             if roomy.len() < count {
                 continue;
             }
-            for key in [&few_cpus as &dyn Fn(&Room) -> u64, &load] {
+            for key in [&few_cpus as &dyn Fn(&CellCapacity) -> u64, &load] {
                 roomy.sort_by_key(|room| (key(room), load(room), room.cell));
                 let mut set = roomy[..count].to_vec();
                 set.sort_by_key(|room| room.cell);

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use config::cluster::Site;
 use fault_point::fault_point;
-use hostinfo::{facts, rooms};
+use hostinfo::{capacity, facts};
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask, OF_CELL, owner_of};
@@ -119,7 +119,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
         elsewhere::expected(membership, &hosts.site())
     });
-    let watch = rooms::Watch::new();
+    let watch = capacity::AssertionWatch::new();
     let costs = RouteCosts::of(&facts::all(&files)?);
     if let Some(hosts) = &hosts {
         hosts.take_ways(costs.known());
@@ -135,7 +135,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     .with_ways(costs)
     .expecting(expected);
     // `facts::all` has reported a wrong file.
-    state.assert(rooms::asserted().unwrap_or_default());
+    state.assert(capacity::asserted().unwrap_or_default());
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
@@ -220,7 +220,7 @@ struct Cell {
     /// The cells of other hosts.
     elsewhere: Option<Elsewhere>,
     /// Of the file of asserted facts.
-    watch: rooms::Watch,
+    watch: capacity::AssertionWatch,
     /// There is a tick to come.
     ticking: bool,
     events: Sender<Event>,
@@ -337,7 +337,7 @@ impl Cell {
     /// transport the next links take. While the file is wrong it goes by the former ones.
     fn take_facts(&mut self) {
         let read = || -> io::Result<_> {
-            let asserted = rooms::asserted().map_err(io::Error::other)?;
+            let asserted = capacity::asserted().map_err(io::Error::other)?;
             Ok((asserted, RouteCosts::of(&facts::all(&self.files)?)))
         };
         match read() {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use cell::cluster::routes;
 use clap::{Args, Subcommand};
 use config::Size;
-use hostinfo::{facts, rooms};
+use hostinfo::{capacity, facts};
 use knowledge::route::Tree;
 use knowledge::route_costs::RouteCosts;
 use knowledge::rules::{self, Rule};
@@ -109,7 +109,7 @@ fn base(args: &FactsArgs) -> Result<Base> {
             // Cells that do not answer have no room.
             let status = client::status(&files).unwrap_or_default().unwrap_or_default();
             let is_here = |number| plan.iter().any(|cell| cell.number == number);
-            base = rooms::merge(&base, rooms::of_status(&status, is_here));
+            base = capacity::merge(&base, capacity::of_status(&status, is_here));
         }
     }
     Ok(base)
@@ -146,7 +146,7 @@ fn built_in() -> Result<Vec<Rule>> {
 fn ask(mut base: Base, rules: &[Rule], question: &Rule) -> Result<Vec<Fact>> {
     let costs = RouteCosts::of(&base).facts();
     base.learn(costs);
-    let conclusions = rooms::conclusions(&base);
+    let conclusions = capacity::conclusions(&base);
     base.learn(conclusions);
     rules::ask(&base, rules, question).map_err(|error| miette!("{error}"))
 }
@@ -160,7 +160,7 @@ fn values(fact: &Fact) -> Vec<serde_json::Value> {
 }
 
 fn place(cpus: u16, memory: Size, json: bool, facts: &FactsArgs) -> Result<ExitCode> {
-    let rooms = rooms::of_facts(&base(facts)?);
+    let rooms = capacity::of_facts(&base(facts)?);
     if rooms.is_empty() {
         if let Some(code) = in_lab()? {
             return Ok(code);
