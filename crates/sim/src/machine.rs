@@ -1,6 +1,6 @@
 //! The cells of a machine, and what messages between them cost.
 
-use cell::cluster::routes::RouteCosts;
+use cell::cluster::routes::MulticastRoutes;
 use config::ConfigError;
 use config::cluster::CellPlan;
 use hostinfo::facts;
@@ -14,9 +14,9 @@ pub struct Cells {
     /// What each has.
     pub plans: Vec<CellPlan>,
     /// What messages between them cost, were they on one host.
-    pub ways: RouteCosts,
+    pub ways: MulticastRoutes,
     /// What they know of that.
-    pub known: RouteCosts,
+    pub known: MulticastRoutes,
     hosts: u16,
     stops: bool,
 }
@@ -34,7 +34,7 @@ impl Cells {
         let mut base: Base = base.facts().filter(is_of_machine).cloned().collect();
         let host = machine.hosts.first().map_or("", |host| &host.name);
         base.learn(facts::cells(&plans, host, None));
-        let ways = RouteCosts::of(&base);
+        let ways = MulticastRoutes::of(&base);
         Ok(Self {
             known: ways.clone(),
             ways,
@@ -58,7 +58,7 @@ impl Cells {
                 let host = plan.host.as_deref().unwrap_or_default();
                 Fact::new("cell", [i64::from(plan.number).into(), host.into()])
             };
-            self.known = RouteCosts::of(&self.plans.iter().map(cell).collect());
+            self.known = MulticastRoutes::of(&self.plans.iter().map(cell).collect());
         }
         self
     }

@@ -1,6 +1,6 @@
 //! By which cells a message to all goes: a tree by what messages between them cost, as far as that is known.
 //!
-//! [`RouteCosts::tree`] is the one place that decides it, and [`RouteCosts::costs`] the one that has what messages cost.
+//! [`MulticastRoutes::tree`] is the one place that decides it, and [`MulticastRoutes::costs`] the one that has what messages cost.
 
 use std::sync::Arc;
 
@@ -22,18 +22,18 @@ pub const HANDLE_NS: u64 = 2_000;
 
 /// What is known of the ways between cells.
 #[derive(Clone, Debug)]
-pub struct RouteCosts {
+pub struct MulticastRoutes {
     known: Arc<knowledge::RouteCosts>,
     relay_ns: u64,
 }
 
-impl Default for RouteCosts {
+impl Default for MulticastRoutes {
     fn default() -> Self {
         Self::of(&Base::default())
     }
 }
 
-impl RouteCosts {
+impl MulticastRoutes {
     /// What facts say of this host, its cells and those of others.
     pub fn of(base: &Base) -> Self {
         Self {
@@ -88,14 +88,14 @@ impl RouteCosts {
 /// The tree of one cell.
 #[derive(Clone, Debug, Default)]
 pub struct Route {
-    costs: RouteCosts,
+    costs: MulticastRoutes,
     cells: Vec<CellId>,
     hops: Vec<Hop>,
 }
 
 impl Route {
     /// By what is known of the ways.
-    pub fn new(costs: RouteCosts) -> Self {
+    pub fn new(costs: MulticastRoutes) -> Self {
         Self {
             costs,
             ..Self::default()

@@ -37,7 +37,7 @@ use super::link::{Calling, GATHERS_REPLIES, Link, Sending};
 use super::lost;
 use super::membership::{Membership, News};
 use super::protocols::protocols;
-use super::routes::RouteCosts;
+use super::routes::MulticastRoutes;
 use super::state::{Act, Awaited, CellMessage, Client, State};
 use crate::monitor::raise_file_limit;
 use crate::socket::bind;
@@ -120,7 +120,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         elsewhere::expected(membership, &hosts.site())
     });
     let watch = capacity::AssertionWatch::new();
-    let costs = RouteCosts::of(&facts::all(&files)?);
+    let costs = MulticastRoutes::of(&facts::all(&files)?);
     if let Some(hosts) = &hosts {
         hosts.take_ways(costs.known());
     }
@@ -338,7 +338,7 @@ impl Cell {
     fn take_facts(&mut self) {
         let read = || -> io::Result<_> {
             let asserted = capacity::asserted().map_err(io::Error::other)?;
-            Ok((asserted, RouteCosts::of(&facts::all(&self.files)?)))
+            Ok((asserted, MulticastRoutes::of(&facts::all(&self.files)?)))
         };
         match read() {
             Ok((asserted, costs)) => {

@@ -15,7 +15,7 @@ use protocol::multicast::{self, Multicast, Packet, ReplyPath};
 use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare, owner_of};
 use serde::{Deserialize, Serialize};
 
-use super::routes::{Route, RouteCosts};
+use super::routes::{MulticastRoutes, Route};
 use failures::Failure;
 use loans::Loans;
 
@@ -231,7 +231,7 @@ impl State {
 
     /// What is known of the ways to other cells.
     #[must_use]
-    pub fn with_ways(self, costs: RouteCosts) -> Self {
+    pub fn with_ways(self, costs: MulticastRoutes) -> Self {
         Self {
             route: Route::new(costs),
             ..self
@@ -239,7 +239,7 @@ impl State {
     }
 
     /// Goes by these ways to other cells from now on: multicast trees, from the next message to all.
-    pub fn take_ways(&mut self, costs: RouteCosts) {
+    pub fn take_ways(&mut self, costs: MulticastRoutes) {
         self.route = Route::new(costs);
     }
 

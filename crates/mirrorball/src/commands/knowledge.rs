@@ -266,7 +266,7 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
     }
     let others = cells.iter().copied().filter(|cell| *cell != args.cell);
     let cells: Vec<u16> = [args.cell].into_iter().chain(others).collect();
-    let arrivals = arrivals(&routes::RouteCosts::of(&base), &cells);
+    let arrivals = arrivals(&routes::MulticastRoutes::of(&base), &cells);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&arrivals).into_diagnostic()?);
         return Ok(ExitCode::SUCCESS);
@@ -280,7 +280,7 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
 }
 
 /// Each cell after the one that sends to it, in the order of sending. The first cell is the source.
-fn arrivals(costs: &routes::RouteCosts, cells: &[u16]) -> Vec<Arrival> {
+fn arrivals(costs: &routes::MulticastRoutes, cells: &[u16]) -> Vec<Arrival> {
     let (tree, costs) = costs.tree(cells);
     let by_tree = tree.arrivals_ns(&costs, 0);
     let one_by_one = Tree::unicast(&costs, 0).arrivals_ns(&costs, 0);

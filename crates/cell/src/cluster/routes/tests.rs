@@ -18,12 +18,12 @@ fn cells(host: &str, numbers: std::ops::Range<i64>) -> Vec<Fact> {
         .collect()
 }
 
-fn known(facts: impl IntoIterator<Item = Fact>) -> RouteCosts {
-    RouteCosts::of(&facts.into_iter().collect())
+fn known(facts: impl IntoIterator<Item = Fact>) -> MulticastRoutes {
+    MulticastRoutes::of(&facts.into_iter().collect())
 }
 
 /// The tree of cell 0 of so many: whom it sends to, and how many are below each.
-fn tree(costs: RouteCosts, count: u16) -> Vec<(u16, u16)> {
+fn tree(costs: MulticastRoutes, count: u16) -> Vec<(u16, u16)> {
     let mut route = Route::new(costs);
     route.lead(0, (1..count).map(|number| CellId { number, life: 1 }).collect());
     route
@@ -41,7 +41,7 @@ fn a_few_cells_of_one_host_are_told_one_by_one() {
             .all(|(_, below)| *below == 0)
     );
     // So are those of which nothing is known.
-    assert_eq!(tree(RouteCosts::default(), 4).len(), 3);
+    assert_eq!(tree(MulticastRoutes::default(), 4).len(), 3);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn boards_have_relays_by_the_distances_of_their_nodes() {
 /// Cells send along the tree that `knowledge route` shows, and one asserted fact changes both.
 #[test]
 fn one_asserted_fact_has_another_cell_relay() {
-    let relays = |costs: RouteCosts| {
+    let relays = |costs: MulticastRoutes| {
         let relays: Vec<u16> = tree(costs.clone(), 64)
             .into_iter()
             .filter(|(_, below)| *below > 0)
