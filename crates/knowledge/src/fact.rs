@@ -97,7 +97,7 @@ const FACT_HELP: &str = "a line is like `distance(\"host\", 0, 1, 21)`, or a com
 /// Reads a list of facts, one on a line, with comments after `#`.
 ///
 /// # Errors
-/// With the first line that is none, or one that has not the terms that facts of its name have.
+/// The first line that is no fact, or whose terms do not match the schema of its name.
 pub fn parse(text: &str) -> Result<Vec<Fact>, FactError> {
     let lines = text.lines().enumerate();
     let lines = lines.map(|(index, line)| (index + 1, line.trim()));

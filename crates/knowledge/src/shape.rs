@@ -127,7 +127,7 @@ pub(crate) fn has_value(name: &str) -> bool {
 /// Checks a fact against the schema of its name.
 ///
 /// # Errors
-/// If Mirrorball knows its name, and it has another shape.
+/// If its name has a schema that the terms do not match; the text includes the help.
 pub(crate) fn check(fact: &Fact) -> Result<(), String> {
     let Some(terms) = shape(&fact.name) else {
         return Ok(());

@@ -39,8 +39,8 @@ pub const SPARE_CPUS: u16 = 1;
 /// The host kernel's command line.
 ///
 /// `tsc=reliable` keeps KVM from rewriting TSC offsets, which cost guests twenty times the timer interrupts;
-/// what follows it only saves time: checks of timers, of ports that aren't there, of ciphers; mitigations of
-/// processors' faults, which nobody needs in here.
+/// the parameters after it only save time: they skip checks of timers, of absent ports and of ciphers, and
+/// mitigations of processors' faults, which emulated hosts do not need.
 ///
 /// `tsc_early_khz` is the rate of the time stamp counter, which is this machine's. On a busy machine the
 /// kernel sometimes fails to measure it against emulated timers, and a guest's clock ran ten times too fast

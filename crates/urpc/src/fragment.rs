@@ -4,7 +4,7 @@
 //! it counts:
 //!
 //! ```text
-//! bits 0-15   port: what the string is for; the same in all its parts
+//! bits 0-15   port: purpose of the string; the same in all its parts
 //! bits 16-23  bytes of the payload that count, 0 to 56; less than 56 only in the last part
 //! bit 24      more parts follow
 //! ```

@@ -1,6 +1,6 @@
 //! By which cells a message to all goes: a tree by what messages between them cost, as far as that is known.
 //!
-//! [`MulticastRoutes::tree`] is the one place that decides it, and [`MulticastRoutes::costs`] the one that has what messages cost.
+//! [`MulticastRoutes::tree`] decides it, and [`MulticastRoutes::costs`] has the costs of messages.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub const WAKE_NS: u64 = 12_000;
 /// What any message costs its receiver beside what it sends then; assumed.
 pub const HANDLE_NS: u64 = 2_000;
 
-/// What is known of the ways between cells.
+/// Plans multicast trees by the message costs between cells.
 #[derive(Clone, Debug)]
 pub struct MulticastRoutes {
     known: Arc<knowledge::RouteCosts>,

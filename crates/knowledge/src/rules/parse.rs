@@ -19,7 +19,7 @@ pub struct ParseError {
 /// Reads rules, each ended by `.`; after the last one it may be missing.
 ///
 /// # Errors
-/// With the first place that is wrong.
+/// The first syntax error.
 pub fn parse(text: &str) -> Result<Vec<Rule>, ParseError> {
     let mut reader = Reader { text, at: 0 };
     let mut rules = Vec::new();

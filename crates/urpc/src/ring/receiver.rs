@@ -58,7 +58,7 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
     /// Takes the next message, if there is one.
     ///
     /// # Errors
-    /// If there will be no more.
+    /// [`RecvError::Closed`] if the sender is gone and all its messages were taken.
     pub fn take(&mut self) -> Result<Option<Message>, RecvError> {
         if let Some(message) = self.next() {
             return Ok(Some(message));
