@@ -249,8 +249,8 @@ impl LocalApic {
         Some(vector).filter(|&vector| self.level.contains(vector))
     }
 
-    /// Whether the end of what is in service can be told late: something is, it is no level, and nothing
-    /// waits for its end.
+    /// Whether the end of interrupt may be deferred: the highest vector in service is edge-triggered, and no
+    /// vector is requested.
     pub fn may_end_unseen(&self) -> bool {
         let highest = self.in_service.highest();
         highest.is_some_and(|vector| !self.level.contains(vector)) && self.requested.is_empty()

@@ -22,7 +22,7 @@ pub const ERROR: u32 = 0x828;
 pub const COMMAND: u32 = 0x830;
 pub const LVT_TIMER: u32 = 0x832;
 /// The entries of the local vector table other than the timer's: thermal sensor, performance counters, LINT0,
-/// LINT1, error. That of corrected machine checks (0x82F) is absent, as the version says.
+/// LINT1, error. That of corrected machine checks (0x82F) is absent, as the version register reports.
 pub const LVT: u32 = 0x833;
 pub const LVT_LAST: u32 = 0x837;
 pub const INITIAL_COUNT: u32 = 0x838;

@@ -136,7 +136,7 @@ impl Timer {
             return 0;
         };
         let left = match self.mode() {
-            // Due already, but not told of it yet
+            // Due already, but not yet expired by a call
             Mode::Periodic if due <= now => self.period() - (now - due) % self.period(),
             _ => due.saturating_sub(now),
         };

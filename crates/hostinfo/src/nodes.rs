@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(distances(&[1, 2], &host), [[10, 11], [11, 10]]);
         let far = known("distance(\"two-sockets\", 0, 1, 300)");
         assert_eq!(distances(&[0, 1], &far), [[10, 254], [21, 10]]);
-        // A firmware that says nothing, or nonsense.
+        // Firmware without distances, or with invalid ones.
         let unknown = known("distance(\"two-sockets\", 0, 1, 0)\ndistance(\"two-sockets\", 1, 0, 3)");
         assert_eq!(distances(&[0, 1], &unknown), [[10, 20], [11, 10]]);
         assert_eq!(

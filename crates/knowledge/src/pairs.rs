@@ -35,7 +35,7 @@ pub fn pairs(host: &Host, allowed: &BTreeSet<i64>) -> Vec<(i64, i64)> {
     let inside = groups.iter().flat_map(|group| {
         let first = group[0];
         let core = |cpu: &Cpu| (cpu.package, cpu.core);
-        // Machines that say nothing of cores have all CPUs in one, numbered 0.
+        // Machines that report no cores have all CPUs in one core, numbered 0.
         let thread = group[1..].iter().find(|cpu| core(cpu) == core(first));
         let other = group[1..].iter().find(|cpu| core(cpu) != core(first));
         [thread, other].map(|cpu| cpu.map(|cpu| (first.number, cpu.number)))

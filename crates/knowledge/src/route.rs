@@ -144,8 +144,8 @@ impl Tree {
     }
 }
 
-/// How long a change takes of which all must have heard (Figure 6): from the first send until the source has
-/// taken every receipt, nanoseconds.
+/// Time of a change that all cells must acknowledge (Multikernel, SOSP '09, Figure 6): from the first send
+/// until the source has taken every receipt, nanoseconds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Revocation {
     /// All poll one line that the source writes, and fetch it from its cache one after another.

@@ -107,7 +107,7 @@ pub enum LabError {
     /// A lab inside a lab.
     #[error("this is a lab host already: a lab can't be started inside a lab")]
     InLab,
-    /// The supervisor said why it could not start the lab.
+    /// The supervisor could not start the lab: its reason.
     #[error("{0}")]
     Supervisor(String),
     /// A name that can't be one.
@@ -150,7 +150,7 @@ pub enum LabError {
         /// The limit, bytes.
         limit: usize,
     },
-    /// The operating system said no.
+    /// The operating system reported an error.
     #[error("{what}")]
     Io {
         /// The failed operation.

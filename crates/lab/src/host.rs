@@ -349,7 +349,7 @@ impl Host {
         }
     }
 
-    /// Has the host say on its console what its CPUs and its stuck tasks are at, if it still can.
+    /// Makes the host print the state of its CPUs and stuck tasks on its console, if it still can.
     fn tell(&self) {
         if self.access.tell().is_ok() {
             // The console is a slow one.

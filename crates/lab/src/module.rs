@@ -1,6 +1,6 @@
 //! Kernel modules of a lab host: which, and in which order.
 //!
-//! Debian's packages carry no `modules.dep`, so the order comes from what each module says of itself.
+//! Debian's packages carry no `modules.dep`, so the order comes from each module's own `.modinfo`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -24,7 +24,7 @@ pub const WANTED: &[(&str, &str)] = &[
     ("vhost_net", ""),
     ("vhost_vsock", ""),
     ("loop", ""),
-    // Which ext4 asks for by name, of nobody in here.
+    // ext4 requests it by name, which no user-space helper here can serve.
     ("crc32c_generic", ""),
     ("ext4", ""),
     ("overlay", ""),
@@ -114,7 +114,7 @@ impl LoadOrder<'_> {
     }
 }
 
-/// The modules that a module's `.modinfo` says it depends on.
+/// Returns the dependencies in a module's `.modinfo`.
 fn depends(content: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(start) = content.windows(KEY.len()).position(|window| window == KEY) else {

@@ -27,7 +27,7 @@
 //! them (Multikernel, section 5.1). Each cell counts once for a request. If the branch of a tree by which its
 //! reply comes has lost a cell, or is late, the source asks the cell again over its link
 //! ([`Message::Again`]), and the cell repeats its reply over its own. A cell that has refused a claim or
-//! voted for it says the same again; one whose vote has to wait sends it over the link later.
+//! voted for it repeats its vote; one whose vote has to wait sends it over the link later.
 
 use std::collections::{BTreeMap, BTreeSet};
 

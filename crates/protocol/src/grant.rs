@@ -106,7 +106,7 @@ struct Link {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Ledger {
     me: CellId,
-    /// Bytes of this cell's own memory, whoever holds them.
+    /// Bytes of this cell's own memory, including granted ones.
     bytes: u64,
     /// Bytes of this cell's own memory that others hold, by holder. Persisted.
     given: Amounts,

@@ -104,7 +104,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
     }
 
     /// Adds a link to a cell. Nothing comes over an earlier link to that cell any more.
-    /// `gathers` says whether the cell knows packets of replies.
+    /// `gathers`: whether the cell supports packets of replies.
     pub fn link(&mut self, cell: CellId, gathers: bool) {
         self.peers.insert(cell, Peer::new(self.unused, gathers));
     }

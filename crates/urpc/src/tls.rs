@@ -1,8 +1,8 @@
-//! Byte streams between hosts: TCP with TLS, on which each side has proven by a key which host it is.
+//! Byte streams between hosts: TCP with TLS, with mutual authentication of the hosts.
 //!
 //! A stream appears on either side as a socket of this host; a thread for each moves bytes between it and the
-//! network. So whoever speaks over it need not know where the other end is, and sees the end of the other
-//! process, or of its host, as the end of the socket.
+//! network. So users of a stream are location-transparent, and see the end of the other process, or of its
+//! host, as the end of the socket.
 
 mod deadline;
 mod end;
@@ -238,7 +238,7 @@ impl Identity {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Returns unpredictable bytes.
 ///
 /// # Errors
 /// If this host has no randomness.

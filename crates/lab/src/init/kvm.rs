@@ -4,7 +4,7 @@ use std::fs;
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
-/// The bit of a local APIC's base register that says that it is there.
+/// The enable bit of a local APIC's base register.
 const APIC_ENABLED: u64 = 1 << 11;
 
 /// Gives `/dev/kvm` the mode it usually has on a host with KVM.

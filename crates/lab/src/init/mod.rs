@@ -41,7 +41,7 @@ fn start() -> Result<(), Failure> {
     let boot: BootConfig = serde_json::from_slice(&fs::read("/boot.json")?)?;
     fs::remove_file("/boot.json")?;
     mounts::basic()?;
-    // As systemd does, for whoever raises the soft limit.
+    // As systemd does, for programs that raise the soft limit.
     setrlimit(Resource::RLIMIT_NOFILE, 1024, OPEN_FILES_MAX)?;
     // Opened before the root changes.
     let modules = boot

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use super::Failure;
 use crate::boot::{BootConfig, PORT, Purpose, READY, TOKEN_BYTES};
 
-/// How long a connection may take to say who it is.
+/// Time limit of a connection for its token and purpose.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 
 /// Serves until the host ends.
@@ -64,7 +64,7 @@ fn connection(mut stream: TcpStream, token: &[u8; TOKEN_BYTES]) -> Result<(), Fa
     stream.set_read_timeout(Some(GREETING_MAX))?;
     let mut greeting = [0; TOKEN_BYTES + 1];
     stream.read_exact(&mut greeting)?;
-    // All bytes are looked at whatever the first ones are: the time taken tells nothing.
+    // Constant-time comparison: all bytes are compared, whatever the first ones are.
     let difference = greeting.iter().zip(token).fold(0, |sum, (a, b)| sum | (a ^ b));
     if difference != 0 {
         return Err("wrong token".into());

@@ -35,7 +35,7 @@ pub enum Packet<M> {
         number: u64,
         /// The tree below the receiver, with the sequence number for each cell.
         below: Vec<(Hop, u64)>,
-        /// Whether the relay gathers replies. A cell without packets of replies says nothing of it.
+        /// Whether the relay gathers replies. A cell without support for packets of replies omits it.
         #[serde(default)]
         gathers: bool,
         /// The message.

@@ -32,10 +32,10 @@ impl<P: Deref<Target = Pipe>> Reader<P> {
         }
     }
 
-    /// Fills one part after the other with what has come; how many bytes that was.
+    /// Fills the parts in order with the received bytes. Returns the number of bytes.
     ///
     /// # Safety
-    /// The parts can be written, and nobody uses them meanwhile.
+    /// The parts must be writable, and unused by others during the call.
     ///
     /// # Panics
     /// If a part is no whole number of words.

@@ -34,7 +34,7 @@ impl<P: Deref<Target = Pipe>> Writer<P> {
     /// writes).
     ///
     /// # Safety
-    /// The parts can be read, and nobody writes to them meanwhile.
+    /// The parts must be readable, and unchanged by others during the call.
     ///
     /// # Panics
     /// If a part is no whole number of words.

@@ -62,7 +62,7 @@ impl<R: Deref<Target = Ring>> Sender<R> {
     /// ([`Sender::must_wake`], once after any number of messages).
     ///
     /// # Errors
-    /// If there is no room, or nobody to read it.
+    /// [`SendError`]: the ring is full, its receiver is gone, or the receiver breaks the protocol.
     pub fn post(&mut self, message: &Message) -> Result<(), SendError> {
         if self.ring.receiver.is_closed() {
             return Err(SendError::Closed);

@@ -122,8 +122,8 @@ pub fn replace(folder: &Path, host: &str, text: &str) -> Result<(), TlsError> {
         .map_err(|error| wrong(&path, error))
 }
 
-/// Whether the authority has signed a list: it says whether a certificate of the same authority is revoked,
-/// whichever it says.
+/// Whether the authority has signed a list: verification against a list with a valid signature yields an
+/// answer for any certificate of the authority, revoked or not.
 fn has_signed(
     authority: &[CertificateDer<'_>],
     list: &CertificateRevocationListDer<'_>,

@@ -23,7 +23,7 @@ pub struct World {
 }
 
 impl World {
-    /// That many cells, all linked, which have said hello if `settled`.
+    /// Returns `cells` linked cells, which have exchanged hellos if `settled`.
     pub fn new(cells: u16, settled: bool) -> Self {
         let mut world = Self {
             nodes: BTreeMap::new(),
