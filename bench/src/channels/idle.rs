@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bench::Outcome;
 use bench::tables::{Column, Row, Table};
 use nix::time::{ClockId, clock_gettime};
-use urpc::host::{Block, Inbox, Outbox, measure_block_ns};
+use urpc::host::{Block, BlockingReceiver, BlockingSender, measure_block_ns};
 
 use crate::messages::waiting::ends_of;
 use crate::messages::{LINES, message};
@@ -28,7 +28,7 @@ pub const TABLE: Table = Table {
 const TIME: Duration = Duration::from_millis(500);
 
 /// The share of a CPU that the receiver takes while `here` sends.
-fn share(here: impl FnOnce(&mut Outbox) -> Outcome<()> + Send) -> Outcome<f64> {
+fn share(here: impl FnOnce(&mut BlockingSender) -> Outcome<()> + Send) -> Outcome<f64> {
     let block_ns = measure_block_ns();
     let (there, _file, there_word) = ring(LINES)?;
     let (back, _file_back, back_word) = ring(LINES)?;
@@ -37,8 +37,8 @@ fn share(here: impl FnOnce(&mut Outbox) -> Outcome<()> + Send) -> Outcome<f64> {
         &[there_word, back_word, block_ns.to_string()],
         Stdio::null(),
     )?;
-    let mut outbox = Outbox::new(there, Block::Futex, block_ns);
-    let mut inbox = Inbox::new(back, Block::Futex, block_ns);
+    let mut outbox = BlockingSender::new(there, Block::Futex, block_ns);
+    let mut inbox = BlockingReceiver::new(back, Block::Futex, block_ns);
     let measured = one(|| {
         let before = used_ns(&mut outbox, &mut inbox)?;
         let start = Instant::now();
@@ -54,7 +54,7 @@ fn share(here: impl FnOnce(&mut Outbox) -> Outcome<()> + Send) -> Outcome<f64> {
 }
 
 /// What CPU time the receiver has used so far.
-fn used_ns(outbox: &mut Outbox, inbox: &mut Inbox) -> Outcome<u64> {
+fn used_ns(outbox: &mut BlockingSender, inbox: &mut BlockingReceiver) -> Outcome<u64> {
     outbox.send(&message(ASK), soon())?;
     Ok(inbox.recv(soon())?.ok_or("no answer comes")?.words[0])
 }

@@ -1,4 +1,4 @@
-//! The interrupt command register: what a vCPU asks its local APIC to send (SDM 11.6.1, 11.12.9).
+//! The interrupt command register, by which a vCPU has its local APIC send interrupts (SDM 11.6.1, 11.12.9).
 
 use crate::interrupt::{Delivery, Destination, Interrupt, Ipi, Shorthand};
 use crate::local::GeneralProtection;
@@ -11,12 +11,12 @@ const ASSERTED: u64 = 1 << 14;
 const LEVEL: u64 = 1 << 15;
 const RESERVED: u64 = 0xFFF3_2000;
 
-/// What a write to the register comes to.
+/// Result of a write to the register.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Command {
     Send(Ipi),
-    /// Nothing is sent: the end of a level-triggered INIT, which processors of this century do not have, or a shorthand with a
-    /// delivery mode that does not go with it.
+    /// Nothing is sent: the end of a level-triggered INIT, which processors of this century do not have, or a
+    /// shorthand with a delivery mode that does not go with it.
     Nothing,
     /// Nothing is sent: vectors below 16 can't be.
     IllegalVector,
@@ -63,13 +63,13 @@ pub(crate) fn decode(value: u64) -> Result<Command, GeneralProtection> {
         },
         delivery,
         vector,
-        // What is sent here is edge-triggered, whatever the trigger mode says (the same table, note 1).
+        // These interrupts are edge-triggered, whatever the trigger mode (the same table, note 1).
         level: false,
     };
     Ok(Command::Send(Ipi { interrupt, shorthand }))
 }
 
-/// What the self-IPI register sends (SDM 11.12.11).
+/// The interrupt that the self-IPI register sends (SDM 11.12.11).
 pub(crate) fn to_self(id: u32, vector: u8) -> Command {
     if vector < VECTOR_MIN {
         return Command::IllegalVector;

@@ -1,21 +1,21 @@
-//! What travels between interrupt controllers.
+//! Interrupts between interrupt controllers.
 
 use serde::{Deserialize, Serialize};
 
-/// An interrupt on its way: to whom, how, and which.
+/// An interrupt in flight: destination, delivery mode and vector.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Interrupt {
-    /// To whom, unless a [`Shorthand`] says that.
+    /// Destination, unless a [`Shorthand`] replaces it.
     pub destination: Destination,
-    /// What it does there.
+    /// Delivery mode.
     pub delivery: Delivery,
     /// The vector of a fixed or lowest-priority one, the page number of a start-up, else without a meaning.
     pub vector: u8,
-    /// Level-triggered: the IOAPIC is to be told of the end of its service.
+    /// Whether it is level-triggered: the IOAPIC receives its end of interrupt.
     pub level: bool,
 }
 
-/// Whom an interrupt names, in x2APIC format; `0xFFFF_FFFF` in either names everybody (SDM 11.12.9, 11.12.10.1).
+/// Destination in x2APIC format. `0xFFFF_FFFF` is the broadcast in both modes (SDM 11.12.9, 11.12.10.1).
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Destination {
     /// An APIC id.
@@ -25,11 +25,11 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// Everybody.
+    /// The broadcast destination.
     pub(crate) const BROADCAST: u32 = u32::MAX;
 
-    /// The destination of an IOAPIC's entry or an MSI, which has 8 bits: physical 0xFF is everybody; a logical one is a set
-    /// of the first eight APIC ids, whose cluster is 0.
+    /// The destination of an IOAPIC's entry or an MSI, which has 8 bits: physical 0xFF is everybody; a
+    /// logical one is a set of the first eight APIC ids, whose cluster is 0.
     pub(crate) fn of_8_bits(destination: u8, is_logical: bool) -> Self {
         match (is_logical, destination) {
             (true, members) => Self::Logical(members.into()),
@@ -39,27 +39,28 @@ impl Destination {
     }
 }
 
-/// What an interrupt does where it arrives (SDM 11.6.1, table of delivery modes).
+/// Effect of an interrupt at its destination (SDM 11.6.1, table of delivery modes).
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Delivery {
-    /// Its vector is requested of all destinations.
+    /// Requests the vector at all destinations.
     Fixed,
-    /// Its vector is requested of one of the destinations.
+    /// Requests the vector at one of the destinations.
     LowestPriority,
     /// System management mode.
     Smi,
     /// Non-maskable interrupt.
     Nmi,
-    /// Reset; waits for a start-up then.
+    /// Reset. The vCPU then waits for a start-up.
     Init,
     /// Start at the page `vector`.
     Startup,
-    /// The vector is an external (8259A) controller's to tell.
+    /// An external (8259A) controller supplies the vector.
     External,
 }
 
 impl Delivery {
-    /// The three bits that name it in commands, entries and messages; `None` if they are reserved in all of these.
+    /// The three bits that name it in commands, entries and messages; `None` if they are reserved in all of
+    /// these.
     pub(crate) fn of_bits(bits: u32) -> Option<Self> {
         match bits & 7 {
             0 => Some(Self::Fixed),
@@ -73,7 +74,7 @@ impl Delivery {
         }
     }
 
-    /// Does it request a vector, which the local APIC then has to be told the end of?
+    /// Whether it requests a vector, whose service ends with an end-of-interrupt write.
     pub(crate) fn has_vector(self) -> bool {
         matches!(self, Self::Fixed | Self::LowestPriority)
     }
@@ -82,21 +83,21 @@ impl Delivery {
 /// Destinations that need no name (SDM 11.6.1, destination shorthand).
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Shorthand {
-    /// The interrupt's own destination counts.
+    /// None: the interrupt's own destination applies.
     None,
     /// The sender.
     Own,
-    /// Everybody, the sender too.
+    /// All vCPUs, including the sender.
     All,
-    /// Everybody but the sender.
+    /// All vCPUs, excluding the sender.
     Others,
 }
 
 /// An interrupt that a vCPU sends.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Ipi {
-    /// What is sent.
+    /// The interrupt.
     pub interrupt: Interrupt,
-    /// To whom, if not to the interrupt's destination.
+    /// Shorthand that replaces the interrupt's destination.
     pub shorthand: Shorthand,
 }

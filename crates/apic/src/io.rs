@@ -1,11 +1,12 @@
 //! The IOAPIC: lines of devices become messages (82093AA datasheet, sections 3.1 and 3.2).
 //!
-//! As in chipsets since, it has version 0x20 and an end-of-interrupt register at 0x40, by which Linux ends the service of a
-//! level-triggered pin directly; with version 0x11 Linux makes the pin edge-triggered and back for that, which works here
-//! too. Its polarity bits are kept and mean nothing: a line is asserted or not.
+//! As in chipsets since, it has version 0x20 and an end-of-interrupt register at 0x40, by which Linux ends
+//! the service of a level-triggered pin directly; with version 0x11 Linux makes the pin edge-triggered and
+//! back for that, which works here too. Its polarity bits are kept and mean nothing: a line is asserted or
+//! not.
 //!
-//! Invariants, which [`IoApic::is_sane`] checks: no entry has reserved bits; the remote IRR is set in level-triggered entries
-//! only; it is set in each one that is asserted and not masked.
+//! Invariants, which [`IoApic::is_sane`] checks: no entry has reserved bits; the remote IRR is set in
+//! level-triggered entries only; it is set in each one that is asserted and not masked.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,8 +30,9 @@ const LOGICAL: u64 = 1 << 11;
 const REMOTE_IRR: u64 = 1 << 14;
 const LEVEL: u64 = 1 << 15;
 const MASKED: u64 = 1 << 16;
-/// Vector, delivery mode, destination mode, polarity, trigger mode, mask, destination. Not the delivery status (bit 12),
-/// which is always 0, since a message leaves at once; nor the remote IRR. Both can only be read.
+/// Vector, delivery mode, destination mode, polarity, trigger mode, mask, destination. Not the delivery
+/// status (bit 12), which is always 0, since a message leaves at once; nor the remote IRR. Both can only be
+/// read.
 const WRITABLE: u64 = 0xFF00_0000_0001_AFFF;
 
 /// An IOAPIC with 24 pins.
@@ -39,7 +41,7 @@ pub struct IoApic {
     id: u8,
     selected: u8,
     entries: [u64; PINS],
-    /// Bit n: is the line of pin n asserted?
+    /// Bit n is set while the line of pin n is asserted.
     lines: u32,
 }
 
@@ -50,7 +52,7 @@ impl Default for IoApic {
 }
 
 impl IoApic {
-    /// As after a reset: all pins masked, no line asserted.
+    /// Returns the reset state: all pins masked, no line asserted.
     pub fn new() -> Self {
         Self {
             id: 0,
@@ -60,7 +62,7 @@ impl IoApic {
         }
     }
 
-    /// A 32-bit read, `offset` bytes into the IOAPIC's page. What is not there reads as 0.
+    /// Reads 32 bits at `offset` bytes into the IOAPIC's page. Absent registers read as 0.
     pub fn read(&self, offset: u64) -> u32 {
         match offset {
             SELECT_OFFSET => self.selected.into(),
@@ -75,8 +77,8 @@ impl IoApic {
         }
     }
 
-    /// A 32-bit write, and what it sends: a level-triggered pin that is asserted when it is unmasked, or when its service
-    /// ends. What is not there or can only be read stays as it is.
+    /// Writes 32 bits and returns the interrupts that follow: an asserted level-triggered pin sends when it
+    /// is unmasked, or when its service ends. Writes to absent and read-only registers are ignored.
     #[must_use]
     pub fn write(&mut self, offset: u64, value: u32) -> Vec<Interrupt> {
         match offset {
@@ -93,8 +95,8 @@ impl IoApic {
         Vec::new()
     }
 
-    /// A device asserts a pin's line or lets go of it; what that sends. An edge that is masked is lost, a level waits. There
-    /// are no pins from 24 on.
+    /// Asserts or deasserts a pin's line and returns the interrupt that follows. A masked edge is lost; a
+    /// masked level is sent when it is unmasked. Pins from 24 on are ignored.
     #[must_use]
     pub fn set_line(&mut self, pin: u8, high: bool) -> Option<Interrupt> {
         let pin = usize::from(pin);
@@ -107,8 +109,8 @@ impl IoApic {
         (rises && entry & MASKED == 0).then(|| interrupt(entry)).flatten()
     }
 
-    /// A local APIC has ended the service of a level-triggered interrupt: pins with that vector may send again, and those that
-    /// are still asserted do.
+    /// Handles the end of interrupt of a level-triggered vector: pins with that vector leave service, and
+    /// those still asserted send again.
     #[must_use]
     pub fn end_of_interrupt(&mut self, vector: u8) -> Vec<Interrupt> {
         let ended = |entry: u64| is_level(entry) && entry & REMOTE_IRR != 0 && entry as u8 == vector;
@@ -119,7 +121,7 @@ impl IoApic {
         pins.iter().filter_map(|&pin| self.send_level(pin)).collect()
     }
 
-    /// Can this state have come about by the functions above? For one that another process has sent.
+    /// Whether the functions above can reach this state. Checks a state that another process has sent.
     pub fn is_sane(&self) -> bool {
         let entries = (0..PINS).all(|pin| {
             let entry = self.entries[pin];
@@ -134,7 +136,7 @@ impl IoApic {
         self.lines >> pin & 1 == 1
     }
 
-    /// The pin whose entry is selected, and where the selected half of it is.
+    /// The selected pin, and the shift of the selected half of its entry.
     fn selected_half(&self) -> Option<(usize, u32)> {
         let half = usize::from(self.selected.checked_sub(ENTRIES)?);
         (half < 2 * PINS).then_some((half / 2, half as u32 % 2 * 32))
@@ -167,7 +169,8 @@ fn delivery(entry: u64) -> Option<Delivery> {
     Delivery::of_bits((entry >> 8) as u32).filter(|&delivery| delivery != Delivery::Startup)
 }
 
-/// Only what has a vector has an end of service; all else is sent as an edge, as the datasheet has it for NMIs.
+/// Only what has a vector has an end of service; all else is sent as an edge, as the datasheet has it for
+/// NMIs.
 fn is_level(entry: u64) -> bool {
     entry & LEVEL != 0 && delivery(entry).is_some_and(Delivery::has_vector)
 }

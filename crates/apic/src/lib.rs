@@ -1,17 +1,18 @@
-//! The x86 interrupt controllers as state machines, without I/O, clock, threads or `unsafe`. A register access, an interrupt
-//! or a time goes in; what the guest reads, what is to be sent and to whom come out.
+//! The x86 interrupt controllers as state machines, without I/O, clock, threads or `unsafe`. The inputs are
+//! register accesses, interrupts and times. The outputs are register values, and interrupts with their
+//! targets.
 //!
-//! - [`LocalApic`]: one for each vCPU, always in x2APIC mode: pending interrupts, priorities, timer, commands;
-//! - [`IoApic`]: the interrupt lines of the devices at home;
-//! - [`message`]: an MSI that a device writes;
-//! - [`targets`]: whom an interrupt is for.
+//! - [`LocalApic`]: one per vCPU, always in x2APIC mode: pending interrupts, priorities, timer, commands;
+//! - [`IoApic`]: the interrupt lines of devices, in the shard that has the devices;
+//! - [`message`]: decodes an MSI write;
+//! - [`targets`]: resolves an interrupt's destination to vCPUs.
 //!
-//! Times are ticks of the guest's TSC. All state is the guest's to spoil, and travels between processes: no register access
-//! panics, and [`LocalApic::is_sane`] and [`IoApic::is_sane`] say whether a state that came from elsewhere can have come
-//! about here.
+//! Times are ticks of the guest's TSC. The guest controls all state, and processes exchange it: no register
+//! access panics, and [`LocalApic::is_sane`] and [`IoApic::is_sane`] check whether a received state is
+//! reachable.
 //!
-//! Sources: Intel SDM volume 3A, chapter 11, "Advanced Programmable Interrupt Controller" ("SDM" with a section below);
-//! Intel 82093AA I/O APIC datasheet.
+//! Sources: Intel SDM volume 3A, chapter 11, "Advanced Programmable Interrupt Controller" ("SDM" with a
+//! section below); Intel 82093AA I/O APIC datasheet.
 
 #![forbid(unsafe_code)]
 

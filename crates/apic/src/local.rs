@@ -1,11 +1,12 @@
 //! The local APIC of one vCPU, in x2APIC mode (SDM 11.12).
 //!
-//! A vector that arrives is *requested* (IRR); the vCPU takes the highest requested one above its priority, which is *in
-//! service* (ISR) until the guest writes the end-of-interrupt register. One vector can be in both, once each.
+//! A vector that arrives is *requested* (IRR); the vCPU takes the highest requested one above its priority,
+//! which is *in service* (ISR) until the guest writes the end-of-interrupt register. One vector can be in
+//! both, once each.
 //!
-//! Invariants, which [`LocalApic::is_sane`] checks: no vector below 16 is in any set; of each priority class at most one
-//! vector is in service; while the APIC is disabled by software all of the local vector table is masked; once it is disabled
-//! altogether, all is as after a reset.
+//! Invariants, which [`LocalApic::is_sane`] checks: no vector below 16 is in any set; of each priority class
+//! at most one vector is in service; while the APIC is disabled by software all of the local vector table is
+//! masked; once it is disabled altogether, all is as after a reset.
 
 use std::fmt;
 
@@ -29,24 +30,25 @@ impl fmt::Display for GeneralProtection {
 
 impl std::error::Error for GeneralProtection {}
 
-/// What a write to a register asks of others.
+/// Effect of a register write outside of this APIC.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Written {
     /// Nothing.
     Nothing,
-    /// To be delivered, by [`targets`](crate::targets); the sender may be among the destinations, and is then to
-    /// [`accept`](LocalApic::accept) it as the others do.
+    /// To be delivered, by [`targets`](crate::targets); the sender may be among the destinations, and is then
+    /// to [`accept`](LocalApic::accept) it as the others do.
     Send(Ipi),
     /// A level-triggered interrupt was served: [`IoApic::end_of_interrupt`](crate::IoApic::end_of_interrupt).
     EndOfInterrupt {
-        /// Which.
+        /// Vector whose service ended.
         vector: u8,
     },
     /// Software enabled or disabled it: lowest-priority interrupts may go there, or not.
     Enabled(bool),
 }
 
-/// The local APIC of a vCPU. Its registers are MSRs; it is never in xAPIC mode, so nothing of it is in memory.
+/// The local APIC of a vCPU. Its registers are MSRs; it is never in xAPIC mode, so nothing of it is in
+/// memory.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct LocalApic {
     id: u32,
@@ -67,8 +69,8 @@ pub struct LocalApic {
 }
 
 impl LocalApic {
-    /// As after power-on, but in x2APIC mode: disabled by software, all masked. vCPU 0 is the bootstrap processor. The timer
-    /// counts once in `tsc_per_tick` TSC ticks (at least 1) before division.
+    /// As after power-on, but in x2APIC mode: disabled by software, all masked. vCPU 0 is the bootstrap
+    /// processor. The timer counts once in `tsc_per_tick` TSC ticks (at least 1) before division.
     pub fn new(id: u32, tsc_per_tick: u32) -> Self {
         Self {
             id,
@@ -86,8 +88,8 @@ impl LocalApic {
         }
     }
 
-    /// INIT: all is reset but the id and the mode (SDM 11.12.5.1): one that is disabled altogether stays so. It is disabled by
-    /// software then.
+    /// INIT: all is reset but the id and the mode (SDM 11.12.5.1): one that is disabled altogether stays so.
+    /// It is disabled by software then.
     pub fn init(&mut self) {
         *self = Self {
             is_present: self.is_present,
@@ -110,8 +112,8 @@ impl LocalApic {
         self.base_if(self.is_present)
     }
 
-    /// RDMSR of the APIC base (0x1B), the TSC deadline (0x6E0) or an x2APIC register (0x800 to 0x8FF) at `now`. Any other
-    /// register faults, as reserved and write-only ones do.
+    /// RDMSR of the APIC base (0x1B), the TSC deadline (0x6E0) or an x2APIC register (0x800 to 0x8FF) at
+    /// `now`. Any other register faults, as reserved and write-only ones do.
     pub fn read(&self, msr: u32, now: u64) -> Result<u64, GeneralProtection> {
         let value = match msr {
             APIC_BASE => return Ok(self.base()),
@@ -139,7 +141,8 @@ impl LocalApic {
         Ok(value.into())
     }
 
-    /// WRMSR of the same registers at `now`. Faults with reserved bits and for registers that are read-only or not there.
+    /// WRMSR of the same registers at `now`. Faults with reserved bits and for registers that are read-only
+    /// or not there.
     ///
     /// A timer that was due before `now` has its interrupt before one of its registers changes.
     pub fn write(&mut self, msr: u32, value: u64, now: u64) -> Result<Written, GeneralProtection> {
@@ -205,8 +208,8 @@ impl LocalApic {
         Ok(Written::Nothing)
     }
 
-    /// A fixed or lowest-priority interrupt arrives (SDM 11.8.4). One that is requested already is the same one. One that is
-    /// disabled by software drops it; vectors below 16 are an error that the guest can read.
+    /// A fixed or lowest-priority interrupt arrives (SDM 11.8.4). One that is requested already is the same
+    /// one. One that is disabled by software drops it; vectors below 16 are an error that the guest can read.
     pub fn accept(&mut self, vector: u8, level: bool) {
         if !self.is_enabled() {
             return;
@@ -223,8 +226,8 @@ impl LocalApic {
         }
     }
 
-    /// The vector to inject now: the highest requested, if its class is above the processor's (SDM 11.8.3.1). One that is
-    /// disabled by software still serves what it had accepted (SDM 11.4.7.2).
+    /// The vector to inject now: the highest requested, if its class is above the processor's (SDM 11.8.3.1).
+    /// One that is disabled by software still serves what it had accepted (SDM 11.4.7.2).
     pub fn next(&self) -> Option<u8> {
         let highest = self.requested.highest()?;
         (class(highest) > class(self.processor_priority())).then_some(highest)
@@ -238,15 +241,16 @@ impl LocalApic {
         Some(vector)
     }
 
-    /// What a write of the end-of-interrupt register does (SDM 11.8.5): the highest vector in service is so no more. The
-    /// vector, if it was level-triggered.
+    /// Handles a write of the end-of-interrupt register (SDM 11.8.5): the highest vector in service leaves
+    /// service. Returns the vector if it was level-triggered.
     pub fn end_of_interrupt(&mut self) -> Option<u8> {
         let vector = self.in_service.highest()?;
         self.in_service.remove(vector);
         Some(vector).filter(|&vector| self.level.contains(vector))
     }
 
-    /// Whether the end of what is in service can be told late: something is, it is no level, and nothing waits for its end.
+    /// Whether the end of interrupt may be deferred: the highest vector in service is edge-triggered, and no
+    /// vector is requested.
     pub fn may_end_unseen(&self) -> bool {
         let highest = self.in_service.highest();
         highest.is_some_and(|vector| !self.level.contains(vector)) && self.requested.is_empty()
@@ -257,16 +261,16 @@ impl LocalApic {
         self.timer.due()
     }
 
-    /// Requests the timer's interrupt if it is due at `now` and not masked. A periodic one is due next at the first multiple
-    /// of its period after `now`, however many it has missed.
+    /// Requests the timer's interrupt if it is due at `now` and not masked. A periodic one is due next at the
+    /// first multiple of its period after `now`, however many it has missed.
     pub fn expire(&mut self, now: u64) {
         if let Some(vector) = self.timer.expire(now) {
             self.accept(vector, false);
         }
     }
 
-    /// The guest has moved its TSC by `ticks`, modulo 2^64. A deadline is a value of the TSC and stays; what a timer has left
-    /// to count stays, too.
+    /// Handles a guest's step of its TSC by `ticks`, modulo 2^64. A deadline is a TSC value and stays; the
+    /// rest of a timer's count stays, too.
     pub fn counter_moved(&mut self, ticks: u64) {
         self.timer.counter_moved(ticks);
     }
@@ -281,7 +285,8 @@ impl LocalApic {
         self.task_priority = value;
     }
 
-    /// Can this state have come about by the functions above? For one that another process has sent. The id is not checked.
+    /// Can this state have come about by the functions above? For one that another process has sent. The id
+    /// is not checked.
     pub fn is_sane(&self) -> bool {
         let sets = [self.requested, self.in_service, self.level];
         let vectors = sets
@@ -322,9 +327,9 @@ impl LocalApic {
         BASE_ADDRESS | bootstrap | mode
     }
 
-    /// The legal transitions (SDM 11.12.5), of which one remains: from x2APIC mode to disabled, where all is lost. From there
-    /// the way back leads through xAPIC mode, which is not there; so this faults, and the APIC stays disabled. So does moving
-    /// the base, where nothing is.
+    /// The legal transitions (SDM 11.12.5), of which one remains: from x2APIC mode to disabled, where all is
+    /// lost. From there the way back leads through xAPIC mode, which is not there; so this faults, and the
+    /// APIC stays disabled. So does moving the base, where nothing is.
     fn set_base(&mut self, value: u64) -> Result<Written, GeneralProtection> {
         if value == self.base() {
             return Ok(Written::Nothing);
@@ -342,7 +347,7 @@ impl LocalApic {
         })
     }
 
-    /// Disabling masks all entries (SDM 11.4.7.2); what is requested or in service stays.
+    /// Disabling masks all entries (SDM 11.4.7.2); requested vectors and vectors in service stay.
     fn set_spurious(&mut self, value: u32) -> Written {
         let was_enabled = self.is_enabled();
         self.spurious = value;

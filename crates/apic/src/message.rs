@@ -8,12 +8,12 @@ const ADDRESS_REDIRECTED: u64 = 1 << 3;
 const DATA_ASSERTED: u32 = 1 << 14;
 const DATA_LEVEL: u32 = 1 << 15;
 
-/// The interrupt that an MSI asks for: `data` written to `address`. `None` if the address is not one of 0xFEE0_0000 to
-/// 0xFEEF_FFFF, if the delivery mode is reserved, or if a level is taken back, of which there is nothing to send.
+/// Decodes an MSI: `data` written to `address`. Returns `None` if the address is not in 0xFEE0_0000 to
+/// 0xFEEF_FFFF, if the delivery mode is reserved, or if the message deasserts a level.
 ///
-/// A physical destination of 0xFF is everybody; a logical one is a set of the first eight APIC ids. Whether it is logical is
-/// its own bit's to say, with the redirection hint or without, as Linux and hardware have it. A redirected message goes to one
-/// of its destinations only. Reserved bits do not count.
+/// A physical destination of 0xFF is the broadcast; a logical one is a set of the first eight APIC ids. The
+/// destination mode bit alone selects logical mode, with or without the redirection hint, as in Linux and in
+/// hardware. A message with the redirection hint goes to one of its destinations. Reserved bits are ignored.
 pub fn message(address: u64, data: u32) -> Option<Interrupt> {
     if address >> 20 != ADDRESS_PREFIX {
         return None;

@@ -1,4 +1,5 @@
-//! Numbers of the registers (SDM 11.12.1.2, table of the x2APIC address space), and which of their bits are reserved.
+//! Numbers of the registers (SDM 11.12.1.2, table of the x2APIC address space), and which of their bits are
+//! reserved.
 
 pub const APIC_BASE: u32 = 0x1B;
 pub const TSC_DEADLINE: u32 = 0x6E0;
@@ -20,8 +21,8 @@ pub const REQUEST_LAST: u32 = 0x827;
 pub const ERROR: u32 = 0x828;
 pub const COMMAND: u32 = 0x830;
 pub const LVT_TIMER: u32 = 0x832;
-/// The entries of the local vector table other than the timer's: thermal sensor, performance counters, LINT0, LINT1, error.
-/// That of corrected machine checks (0x82F) is absent, as the version says.
+/// The entries of the local vector table other than the timer's: thermal sensor, performance counters, LINT0,
+/// LINT1, error. That of corrected machine checks (0x82F) is absent, as the version register reports.
 pub const LVT: u32 = 0x833;
 pub const LVT_LAST: u32 = 0x837;
 pub const INITIAL_COUNT: u32 = 0x838;
@@ -43,7 +44,8 @@ pub const SPURIOUS_RESET: u32 = 0xFF;
 pub const SPURIOUS_ENABLED: u32 = 1 << 8;
 pub const SPURIOUS_BITS: u32 = 0x3FF;
 
-/// In every LVT entry (SDM 11.5.1). The delivery status can be read only; interrupts are never on their way, so it is 0.
+/// In every LVT entry (SDM 11.5.1). The delivery status can be read only; interrupts are never on their way,
+/// so it is 0.
 pub const LVT_STATUS: u32 = 1 << 12;
 pub const LVT_REMOTE_IRR: u32 = 1 << 14;
 pub const LVT_MASKED: u32 = 1 << 16;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// 256 bits, of which bit n says whether n is in the set.
+/// 256 bits; bit n is set if n is in the set.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Set([u64; 4]);
 
@@ -33,7 +33,7 @@ impl Set {
         (self.0[place as usize / 2 % 4] >> (32 * (place % 2))) as u32
     }
 
-    /// In rising order.
+    /// Iterates in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u8> + use<> {
         (0..).zip(self.0).flat_map(|(word, mut bits): (u8, u64)| {
             std::iter::from_fn(move || {
@@ -55,7 +55,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(changes in prop::collection::vec((any::<bool>(), any::<u8>()), 0..300)) {
+        fn set_matches_a_btree_set(changes in prop::collection::vec((any::<bool>(), any::<u8>()), 0..300)) {
             let (mut set, mut plain) = (Set::default(), BTreeSet::new());
             for (is_in, number) in changes {
                 if is_in {

@@ -1,4 +1,4 @@
-//! Whom an interrupt is for.
+//! Resolution of interrupt destinations to vCPUs.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,31 +18,31 @@ impl Targets {
         (0..count.min(VCPUS_MAX)).collect()
     }
 
-    /// Adds a vCPU; a number from [`VCPUS_MAX`] on is nobody's, and changes nothing.
+    /// Adds a vCPU. Numbers from [`VCPUS_MAX`] on are ignored.
     pub fn insert(&mut self, vcpu: u32) {
         if let Ok(vcpu) = u8::try_from(vcpu) {
             self.0.insert(vcpu);
         }
     }
 
-    /// Takes a vCPU out.
+    /// Removes a vCPU.
     pub fn remove(&mut self, vcpu: u32) {
         if let Ok(vcpu) = u8::try_from(vcpu) {
             self.0.remove(vcpu);
         }
     }
 
-    /// Is this vCPU in it?
+    /// Whether the set contains this vCPU.
     pub fn contains(&self, vcpu: u32) -> bool {
         u8::try_from(vcpu).is_ok_and(|vcpu| self.0.contains(vcpu))
     }
 
-    /// Is nobody in it?
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All of them, in rising order.
+    /// Iterates in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + use<> {
         self.0.iter().map(u32::from)
     }
@@ -56,13 +56,13 @@ impl FromIterator<u32> for Targets {
     }
 }
 
-/// Whom an interrupt is for, among vCPUs 0 to `count` - 1, whose APIC ids are their numbers. `from` is the sender, whom the
-/// shorthands are about; a device has none, and no shorthands.
+/// Returns the targets of an interrupt among vCPUs 0 to `count` - 1, whose APIC ids are their numbers. `from`
+/// is the sending vCPU, to which shorthands refer; `None` for a device, which uses no shorthand.
 ///
-/// Of those that match a lowest-priority interrupt goes to exactly one that `enabled` holds (SDM 11.6.2.4: which one, where
-/// priorities are equal, is the model's to say). The same vector goes to the same one each time, since the tasks and caches
-/// that belong to it are there; different vectors are spread. All other interrupts go to all that match, enabled or not: who
-/// is disabled drops them by itself, and takes an INIT all the same.
+/// A lowest-priority interrupt goes to exactly one matching vCPU in `enabled`; among equal priorities the
+/// choice is model-specific (SDM 11.6.2.4). A vector always goes to the same vCPU, since its tasks and caches
+/// are there; different vectors are spread. All other interrupts go to all matching vCPUs, enabled or not: a
+/// disabled APIC drops them itself, and still takes an INIT.
 pub fn targets(
     interrupt: &Interrupt,
     shorthand: Shorthand,

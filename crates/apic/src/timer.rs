@@ -1,7 +1,7 @@
 //! The timer of a local APIC, with its entry of the local vector table (SDM 11.5.4).
 //!
-//! It keeps the time at which it is due; counts are worked out of that when they are read. So it needs no clock, and a time
-//! that is told late is never answered by more than one interrupt.
+//! The timer stores its due time and derives counts from it when they are read. So it needs no clock, and a
+//! late call of [`Timer::expire`] raises at most one interrupt.
 
 use serde::{Deserialize, Serialize};
 
@@ -70,13 +70,13 @@ impl Timer {
         self.initial_count
     }
 
-    /// When its interrupt comes. A masked one has none, and goes on unseen.
+    /// Time of the next interrupt. A masked timer has none, and keeps counting.
     pub fn due(&self) -> Option<u64> {
         self.due.filter(|_| !self.is_masked())
     }
 
-    /// At `now`, which may be late: the vector to raise, if it is due and not masked. A periodic timer is due again at its next
-    /// multiple after `now`.
+    /// Returns the vector to raise if the timer is due at `now` and not masked. A periodic timer is due again
+    /// at its next multiple after `now`, however late the call.
     pub fn expire(&mut self, now: u64) -> Option<u8> {
         let due = self.due.filter(|&due| due <= now)?;
         self.due = match self.mode() {
@@ -90,12 +90,13 @@ impl Timer {
         (!self.is_masked()).then_some(self.lvt as u8)
     }
 
-    /// May this be written to the LVT entry? Not with reserved bits, nor with the reserved mode.
+    /// Whether the value is valid for the LVT entry: no reserved bits, not the reserved mode.
     pub fn is_lvt(value: u32) -> bool {
         value & !LVT_BITS == 0 && Mode::of(value).is_some()
     }
 
-    /// Writes the LVT entry, which [`Self::is_lvt`]. Going into deadline mode or out of it disarms (SDM 11.5.4.1).
+    /// Writes the LVT entry, which [`Self::is_lvt`]. Going into deadline mode or out of it disarms (SDM
+    /// 11.5.4.1).
     pub fn set_lvt(&mut self, value: u32) {
         let was = self.mode();
         self.lvt = value & !LVT_STATUS;
@@ -121,20 +122,21 @@ impl Timer {
         }
     }
 
-    /// The TSC has moved by `ticks`, modulo 2^64: a deadline does not move with it, the end of a count does.
+    /// Handles a step of the TSC by `ticks`, modulo 2^64: a deadline stays, and the end of a count moves by
+    /// `ticks`.
     pub fn counter_moved(&mut self, ticks: u64) {
         if self.mode() != Mode::Deadline {
             self.due = self.due.map(|due| due.wrapping_add(ticks));
         }
     }
 
-    /// What is left to count; 0 in deadline mode.
+    /// The current count; 0 in deadline mode.
     pub fn current_count(&self, now: u64) -> u32 {
         let Some(due) = self.due.filter(|_| self.mode() != Mode::Deadline) else {
             return 0;
         };
         let left = match self.mode() {
-            // Due already, but not told of it yet
+            // Due already, but not yet expired by a call
             Mode::Periodic if due <= now => self.period() - (now - due) % self.period(),
             _ => due.saturating_sub(now),
         };
@@ -146,7 +148,8 @@ impl Timer {
         value & !DIVIDE_BITS == 0
     }
 
-    /// Changes the divisor, to one that [`Self::is_divide`]. What is left to count stays; its current tick begins anew.
+    /// Changes the divisor to a value for which [`Self::is_divide`] holds. The current count stays; its
+    /// current tick restarts.
     pub fn set_divide(&mut self, value: u32, now: u64) {
         let left = self.current_count(now);
         self.divide = value;
@@ -168,7 +171,7 @@ impl Timer {
         }
     }
 
-    /// Can this state have come about by the functions above?
+    /// Whether the functions above can reach this state.
     pub fn is_sane(&self) -> bool {
         let registers = self.tsc_per_tick > 0
             && Self::is_lvt(self.lvt)

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use config::VmSpec;
-use hostinfo::known;
+use hostinfo::facts;
 use hostinfo::nodes::span_nodes;
 use keeper::client::Keeper;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -239,7 +239,7 @@ fn one(
     });
     if let Some((span, how)) = span.as_ref().zip(spec.span.as_ref()) {
         let files = Files::open().map_err(|error| line(&error))?;
-        let known = known::all(&files).map_err(|error| line(&error))?;
+        let known = facts::all(&files).map_err(|error| line(&error))?;
         opened.launch.nodes = span_nodes(&span.parts(), &known, how.memory());
     }
     if let Some(frozen) = frozen {

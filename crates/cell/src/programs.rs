@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use shard_api::version::agree_with_shard;
-use urpc::version::{Unlike, Versions};
+use urpc::version::{VersionMismatch, Versions};
 
 /// The name of the file of the program of shards, beside that of `mirrorball`; and the first word of a shard's command line.
 pub const SHARD: &str = "mirrorball-shard";
@@ -30,7 +30,7 @@ pub enum ProgramError {
     },
     /// The program has no version in common with this monitor.
     #[error(transparent)]
-    Unlike(#[from] Unlike),
+    VersionMismatch(#[from] VersionMismatch),
 }
 
 /// The open programs.

@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | [`topology`] | nodes, CPUs, caches and devices, from sysfs |
 //! | [`measure`] | the cost of messages between CPUs and to other hosts |
-//! | [`known`] | all facts together: found, measured, asserted, and the cluster's cells |
-//! | [`rooms`] | what cells have to give, from their reports, facts and assertions |
+//! | [`facts`] | all facts together: found, measured, asserted, and the cluster's cells |
+//! | [`capacity`] | the free capacity of cells, from their reports, facts and assertions |
 //! | [`nodes`] | the NUMA nodes of a spanning VM's guest |
 //! | [`memory_use`] | what running VMs take of the host's memory |
 //!
@@ -14,12 +14,12 @@
 //! Callers are the command, `mirrorball-api`, cells, monitors, and the simulator, which takes the division
 //! into cells from here.
 //!
-//! What can't be read is left out, so a host without NUMA or a container without PCI devices has fewer facts,
+//! Unreadable sources are skipped: a host without NUMA or a container without PCI devices yields fewer facts,
 //! and no error.
 
-pub mod known;
+pub mod capacity;
+pub mod facts;
 pub mod measure;
 pub mod memory_use;
 pub mod nodes;
-pub mod rooms;
 pub mod topology;

@@ -3,15 +3,15 @@
 //!
 //! - `pair`: two CPUs;
 //! - `hosts`: other hosts;
-//! - `kept`: the results, kept until the host starts again.
+//! - `cache`: the results, kept until the host starts again.
 //!
 //! The process `mirrorball measure`, which `cluster up` starts, and `mirrorball topology --measure` call this
-//! through [`crate::known::measure`]. Only CPUs that this process may use are measured, and what can't be
+//! through [`crate::facts::measure`]. Only CPUs that this process may use are measured, and what can't be
 //! measured is left out. `knowledge::pairs` orders the pairs. The time for all is bounded ([`LIMIT`]), and
 //! pairs share it equally.
 
+mod cache;
 mod hosts;
-mod kept;
 mod pair;
 #[cfg(test)]
 mod tests;
@@ -20,21 +20,21 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use knowledge::pairs::pairs;
-use knowledge::ways::{COPY, RING};
+use knowledge::route_costs::{COPY, RING};
 use knowledge::{Base, Fact, Machine};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
+pub use cache::{MeasureLock, MeasurementCache, Measurements};
 pub use hosts::reach;
-pub use kept::{Kept, Measured, Turn};
-use pair::{Missed, Pair};
+use pair::{MeasureError, PairReport};
 
 /// Time limit of all pairs together.
 pub const LIMIT: Duration = Duration::from_secs(2);
 /// Time limit of one pair; more makes the medians no better.
-const PAIR_LIMIT: Duration = Duration::from_millis(4);
-/// How long a pair waits for a CPU that other work keeps busy, until the next pair has its turn.
-const PAIR_PATIENCE: Duration = Duration::from_millis(250);
+const PAIR_TIMEOUT: Duration = Duration::from_millis(4);
+/// Time limit of a pair for a CPU that other work keeps busy. The next pair follows.
+const PAIR_BUSY_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The CPUs that this process may use.
 pub fn allowed() -> BTreeSet<i64> {
@@ -68,12 +68,12 @@ pub fn measure(found: &Base, allowed: &BTreeSet<i64>, limit: Duration) -> Vec<Fa
             match pair::measure(
                 first,
                 second,
-                PAIR_LIMIT.min(left / rest),
-                left.min(PAIR_PATIENCE),
+                PAIR_TIMEOUT.min(left / rest),
+                left.min(PAIR_BUSY_TIMEOUT),
             ) {
                 Ok(measured) => facts.extend(facts_of(&host.name, *one, *other, &measured)),
-                Err(Missed::Busy) => busy.push((*one, *other)),
-                Err(Missed::Unusable) => {}
+                Err(MeasureError::Busy) => busy.push((*one, *other)),
+                Err(MeasureError::Unusable) => {}
             }
         }
         // Busy pairs are tried again, while there is time.
@@ -82,8 +82,8 @@ pub fn measure(found: &Base, allowed: &BTreeSet<i64>, limit: Duration) -> Vec<Fa
     facts
 }
 
-fn facts_of(host: &str, one: i64, other: i64, measured: &Pair) -> Vec<Fact> {
-    let ways = [(one, other, &measured.there), (other, one, &measured.back)];
+fn facts_of(host: &str, one: i64, other: i64, measured: &PairReport) -> Vec<Fact> {
+    let ways = [(one, other, &measured.forward), (other, one, &measured.reverse)];
     let facts = ways.into_iter().flat_map(|(from, to, way)| {
         let fact = |kind, transport: &str, value: f64| {
             // In facts, zero means that nothing is known.

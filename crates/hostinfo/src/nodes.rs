@@ -8,7 +8,7 @@
 
 use config::SpanMemory;
 use knowledge::Base;
-use knowledge::ways::Ways;
+use knowledge::route_costs::RouteCosts;
 use policy::span::Part;
 use shard_api::launch::NodeLaunch;
 
@@ -28,18 +28,18 @@ const FAR: u8 = 254;
 const BY_SOFTWARE: u8 = 160;
 
 /// The nodes of a VM that is divided into `parts`, in their order, by the facts in `base`
-/// ([`crate::known::all`]). Either all latencies and bandwidths are there, or none. With coherent memory
+/// ([`crate::facts::all`]). Either all latencies and bandwidths are there, or none. With coherent memory
 /// there are none, since each part has a copy of the memory and the hardware's figures don't apply.
 pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLaunch> {
     let is_coherent = memory == SpanMemory::Coherent;
-    let ways = Ways::of(base);
+    let costs = RouteCosts::of(base);
     let table = |known: &dyn Fn(u16, u16) -> Option<u64>| -> Option<Vec<Vec<u64>>> {
         let row = |from: &Part| parts.iter().map(|to| known(from.cell, to.cell)).collect();
         parts.iter().map(row).collect()
     };
     // The reader is the receiver of a message or of a copy.
-    let latencies = table(&|reader, memory| Some(ways.measured_ns(memory, reader)?.saturating_mul(1000)));
-    let bandwidths = table(&|reader, memory| ways.copied_mb_s(memory, reader));
+    let latencies = table(&|reader, memory| Some(costs.measured_ns(memory, reader)?.saturating_mul(1000)));
+    let bandwidths = table(&|reader, memory| costs.copied_mb_s(memory, reader));
     let figures = latencies.zip(bandwidths).filter(|_| !is_coherent);
     let numbered = parts.iter().enumerate();
     numbered
@@ -53,7 +53,7 @@ pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLa
                     .map(|(other, to)| match number == other {
                         true => LOCAL,
                         false if is_coherent => BY_SOFTWARE,
-                        false => distance(&ways, part.cell, to.cell),
+                        false => distance(&costs, part.cell, to.cell),
                     })
                     .collect(),
                 latencies_ps: figures.as_ref().map(|(ps, _)| row(ps)).unwrap_or_default(),
@@ -66,10 +66,10 @@ pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLa
 }
 
 /// The distance between two cells.
-fn distance(ways: &Ways, from: u16, to: u16) -> u8 {
-    let known = ways.distance(from, to);
+fn distance(costs: &RouteCosts, from: u16, to: u16) -> u8 {
+    let known = costs.distance(from, to);
     let known = known.map(|distance| u8::try_from(distance).unwrap_or(FAR).clamp(NEAR, FAR));
-    let same = || ways.node(from) == ways.node(to);
+    let same = || costs.node(from) == costs.node(to);
     known.unwrap_or_else(|| if same() { NEAR } else { REMOTE })
 }
 
@@ -79,7 +79,7 @@ mod tests {
     use knowledge::fact;
 
     use super::*;
-    use crate::known;
+    use crate::facts;
 
     const TWO: &str = include_str!("../../knowledge/machines/two-sockets.facts");
     const HOST: &str = "two-sockets";
@@ -100,7 +100,7 @@ mod tests {
             plan(1, &[4, 5], 1),
             plan(2, &[6, 7], 1),
         ];
-        base.learn(known::cells(&plans, HOST, None));
+        base.learn(facts::cells(&plans, HOST, None));
         base.learn(fact::parse(facts).unwrap());
         base
     }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_is_a_node() {
+    fn each_part_becomes_a_guest_node() {
         let nodes = span_nodes(&parts(&[1, 0]), &known(""), SpanMemory::Shared);
         assert_eq!([&nodes[0].vcpus, &nodes[1].vcpus], [&[0, 1], &[2, 3]]);
         assert_eq!([nodes[0].memory_bytes, nodes[1].memory_bytes], [1 << 28, 2 << 28]);
@@ -135,13 +135,13 @@ mod tests {
     }
 
     #[test]
-    fn distances_are_the_hosts_but_two_cells_of_one_node_are_apart() {
+    fn guest_distances_are_the_hosts_and_cells_of_one_node_differ() {
         let host = known("");
         assert_eq!(distances(&[0, 1], &host), [[10, 21], [21, 10]]);
         assert_eq!(distances(&[1, 2], &host), [[10, 11], [11, 10]]);
         let far = known("distance(\"two-sockets\", 0, 1, 300)");
         assert_eq!(distances(&[0, 1], &far), [[10, 254], [21, 10]]);
-        // A firmware that says nothing, or nonsense.
+        // Firmware without distances, or with invalid ones.
         let unknown = known("distance(\"two-sockets\", 0, 1, 0)\ndistance(\"two-sockets\", 1, 0, 3)");
         assert_eq!(distances(&[0, 1], &unknown), [[10, 20], [11, 10]]);
         assert_eq!(
@@ -152,15 +152,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_told_from_the_side_of_who_reads() {
+    fn latency_and_bandwidth_are_reported_for_the_reader() {
         let measured = |from, to, ns, mb_s| {
             format!(
                 "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", {ns})\nbandwidth_mb_s(\"{HOST}\", {from}, {to}, \"copy\", {mb_s})\n"
             )
         };
         let near = measured(0, 1, 90, 16_000) + &measured(4, 5, 95, 15_000);
-        let there = measured(0, 4, 300, 9000);
-        let all = known(&(near.clone() + &there + &measured(4, 0, 310, 8000)));
+        let forward = measured(0, 4, 300, 9000);
+        let all = known(&(near.clone() + &forward + &measured(4, 0, 310, 8000)));
         let nodes = span_nodes(&parts(&[0, 1]), &all, SpanMemory::Shared);
         // CPUs of cell 1 read what CPU 0 of cell 0 has written.
         assert_eq!(nodes[1].latencies_ps, [300_000, 95_000]);
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(nodes[0].latencies_ps, [90_000, 310_000]);
         assert_eq!(nodes[0].bandwidths_mb_s, [16_000, 8000]);
         // The way back was not measured.
-        let nodes = span_nodes(&parts(&[0, 1]), &known(&(near + &there)), SpanMemory::Shared);
+        let nodes = span_nodes(&parts(&[0, 1]), &known(&(near + &forward)), SpanMemory::Shared);
         assert!(
             nodes
                 .iter()
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_software_keeps_coherent_is_far_whatever_is_known_of_the_cells() {
+    fn software_coherent_memory_is_always_far() {
         let measured = |from, to| {
             format!(
                 "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", 90)\nbandwidth_mb_s(\"{HOST}\", {from}, {to}, \"copy\", 16000)\n"

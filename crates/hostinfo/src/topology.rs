@@ -1,6 +1,6 @@
 //! The parts of this host, as facts for the knowledge base, from sysfs.
 //!
-//! [`crate::known`] and `cluster up` call [`discover`]. What can't be read is left out, as in a container
+//! [`crate::facts`] and `cluster up` call [`discover`]. Unreadable sources are skipped, as in a container
 //! without PCI devices. A kernel without NUMA has one node. `docs/guide/knowledge.md` lists the facts.
 
 use std::collections::BTreeSet;

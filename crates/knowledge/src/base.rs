@@ -1,18 +1,19 @@
-//! The facts that are known.
+//! The fact base.
 
 use std::collections::BTreeSet;
 
 use crate::fact::{Fact, Term};
 use crate::shape;
 
-/// All facts.
+/// A set of facts.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Base {
     facts: BTreeSet<Fact>,
 }
 
 impl Base {
-    /// Adds facts. One that gives a value replaces what is known of it, so what is asserted comes last.
+    /// Adds facts. A fact with a value replaces the former value of the same terms, so assertions are added
+    /// last.
     pub fn learn(&mut self, facts: impl IntoIterator<Item = Fact>) {
         for fact in facts {
             if shape::has_value(&fact.name)
@@ -70,7 +71,7 @@ mod tests {
     use crate::fact::parse;
 
     #[test]
-    fn an_asserted_value_replaces_a_discovered_one() {
+    fn asserted_value_replaces_a_discovered_one() {
         let discovered = "distance(\"a\", 0, 1, 20)\ndistance(\"a\", 1, 0, 20)\nnode(\"a\", 0)";
         let mut base: Base = parse(discovered).expect("facts").into_iter().collect();
         base.learn(parse("distance(\"a\", 0, 1, 40)\nnode(\"a\", 2)").expect("facts"));
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_asserted_value_replaces_a_measured_one_of_the_same_transport_only() {
+    fn asserted_value_replaces_only_the_measured_one_of_its_transport() {
         let measured = "latency_ns(\"a\", 0, 1, \"ring\", 140)\nlatency_ns(\"a\", 0, 1, \"slow\", 900)";
         let mut base: Base = parse(measured).expect("facts").into_iter().collect();
         base.learn(parse("latency_ns(\"a\", 0, 1, \"ring\", 200)").expect("facts"));
@@ -96,9 +97,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is found by its beginning is what a look at each fact finds.
+        /// A prefix search finds the same facts as a linear scan.
         #[test]
-        fn the_last_value_counts(values in prop::collection::vec((0..3_i64, 0..3_i64, 0..100_i64), 0..40)) {
+        fn last_value_wins(values in prop::collection::vec((0..3_i64, 0..3_i64, 0..100_i64), 0..40)) {
             let fact = |(from, to, value): &(i64, i64, i64)| {
                 Fact::new("distance", ["a".into(), (*from).into(), (*to).into(), (*value).into()])
             };

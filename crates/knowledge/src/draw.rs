@@ -119,7 +119,7 @@ pub fn dot(machine: &Machine) -> String {
     out
 }
 
-/// What was measured of messages between two nodes, as `140 ns`; there and back where that differs.
+/// The measured message latency between two nodes, such as `140 ns`; both directions where they differ.
 fn latency(host: &Host, from: usize, to: usize) -> Option<String> {
     let [there, back] = [(from, to), (to, from)].map(|(from, to)| host.latencies_ns[from][to]);
     match (there, back) {
@@ -130,7 +130,8 @@ fn latency(host: &Host, from: usize, to: usize) -> Option<String> {
     }
 }
 
-/// A picture: each host a box of nodes, beside it the distances as shades, and what messages were measured to take.
+/// A picture: each host a box of nodes, beside it the distances as shades, and what messages were measured to
+/// take.
 pub fn svg(machine: &Machine) -> String {
     const BOX: usize = 150;
     const ROW: usize = 74;
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drawing_names_every_node() {
+    fn drawing_names_every_node() {
         let machine = machine(include_str!("../machines/two-sockets.facts"));
         let text = text(&machine);
         assert!(
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_measured_is_drawn_between_nodes() {
+    fn measured_latencies_are_drawn_between_nodes() {
         let measured = "latency_ns(\"two-sockets\", 0, 1, \"ring\", 90)\n\
             latency_ns(\"two-sockets\", 0, 4, \"ring\", 1200)\n\
             latency_ns(\"two-sockets\", 0, 5, \"ring\", 1300)\n\
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_machines_are_whole() {
+    fn recorded_machines_are_drawn_completely() {
         for (facts, nodes, cpus) in [
             (include_str!("../machines/two-sockets.facts"), 2, 16),
             (include_str!("../machines/eight-nodes.facts"), 8, 32),
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_facts_do_not_break_a_picture() {
+    fn names_in_facts_are_escaped_in_drawings() {
         let machine = machine("host(\"<a & b>\")\nnode(\"<a & b>\", 0)");
         assert!(svg(&machine).contains("&lt;a &amp; b&gt;"));
     }

@@ -1,10 +1,10 @@
-//! Facts: a name and what it says something of, as `distance("host", 0, 1, 21)`.
+//! Facts: a name with terms, such as `distance("host", 0, 1, 21)`.
 
 use std::fmt;
 
 use crate::shape;
 
-/// A number or a word.
+/// A number or a text.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Term {
     /// A number.
@@ -35,17 +35,17 @@ impl fmt::Display for Term {
     }
 }
 
-/// One thing that is so.
+/// A fact: a relation's name and its terms.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Fact {
-    /// What is said.
+    /// Name of the relation.
     pub name: String,
-    /// Of what.
+    /// Terms, in the order of the relation's schema.
     pub terms: Vec<Term>,
 }
 
 impl Fact {
-    /// A fact of these terms.
+    /// Returns a fact with these terms.
     pub fn new<const N: usize>(name: &str, terms: [Term; N]) -> Self {
         Self {
             name: name.to_owned(),
@@ -53,7 +53,7 @@ impl Fact {
         }
     }
 
-    /// The number at this place, counted from 0.
+    /// Returns the number at this position, counted from 0.
     pub fn number(&self, place: usize) -> Option<i64> {
         match self.terms.get(place)? {
             Term::Number(number) => Some(*number),
@@ -61,7 +61,7 @@ impl Fact {
         }
     }
 
-    /// The text at this place, counted from 0.
+    /// Returns the text at this position, counted from 0.
     pub fn text(&self, place: usize) -> Option<&str> {
         match self.terms.get(place)? {
             Term::Text(text) => Some(text),
@@ -81,23 +81,23 @@ impl fmt::Display for Fact {
     }
 }
 
-/// Where a text is no list of facts.
+/// Error in a list of facts.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct FactError {
-    /// The line, counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// And how it is mended.
+    /// Problem and help.
     what: String,
 }
 
-/// How a line that is no fact at all is mended.
-const MEND: &str = "a line is like `distance(\"host\", 0, 1, 21)`, or a comment after `#`";
+/// Help for a line that is no fact.
+const FACT_HELP: &str = "a line is like `distance(\"host\", 0, 1, 21)`, or a comment after `#`";
 
 /// Reads a list of facts, one on a line, with comments after `#`.
 ///
 /// # Errors
-/// With the first line that is none, or one that has not the terms that facts of its name have.
+/// The first line that is no fact, or whose terms do not match the schema of its name.
 pub fn parse(text: &str) -> Result<Vec<Fact>, FactError> {
     let lines = text.lines().enumerate();
     let lines = lines.map(|(index, line)| (index + 1, line.trim()));
@@ -108,7 +108,7 @@ pub fn parse(text: &str) -> Result<Vec<Fact>, FactError> {
 }
 
 fn checked(text: &str) -> Result<Fact, String> {
-    let fact = fact(text).map_err(|what| format!("{what}; {MEND}"))?;
+    let fact = fact(text).map_err(|what| format!("{what}; {FACT_HELP}"))?;
     shape::check(&fact)?;
     Ok(fact)
 }
@@ -144,7 +144,7 @@ fn fact(text: &str) -> Result<Fact, &'static str> {
     })
 }
 
-/// The term at the start, and what follows.
+/// Parses the leading term. Returns the term and the rest of the text.
 pub(crate) fn term(text: &str) -> Result<(Term, &str), &'static str> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find(|sign: char| sign != '-' && !sign.is_ascii_digit());
@@ -174,19 +174,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(terms in prop::collection::vec(prop_oneof![any::<i64>().prop_map(Term::Number), "[ -~]{0,20}".prop_map(Term::Text)], 1..6)) {
+        fn printed_facts_parse_to_the_same_facts(terms in prop::collection::vec(prop_oneof![any::<i64>().prop_map(Term::Number), "[ -~]{0,20}".prop_map(Term::Text)], 1..6)) {
             let fact = Fact { name: "some_fact2".into(), terms };
             prop_assert_eq!(parse(&format!("# facts\n\n  {fact};  # so it is\n")), Ok(vec![fact]));
         }
 
         #[test]
-        fn no_text_breaks_the_parser(text in "\\PC{0,60}") {
+        fn any_text_is_parsed_or_rejected_without_panic(text in "\\PC{0,60}") {
             let _ = parse(&text);
         }
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_line() {
+    fn parse_error_names_its_line() {
         for (text, what) in [
             ("node", "there is no `(`"),
             ("Node(1)", "the name"),

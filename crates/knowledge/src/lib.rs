@@ -1,15 +1,15 @@
-//! What is known of the machine (Multikernel, SOSP '09, section 4.9): facts, and rules over them. Others find the facts out
-//! (`cell`), and ask.
+//! The system knowledge base (Multikernel, SOSP '09, section 4.9): facts on the machine, and Datalog rules
+//! over them. `hostinfo` and `cell` supply the facts and query the base.
 //!
-//! - [`fact`]: facts, as text and back;
-//! - [`base`]: those that are known, from what was discovered, measured and asserted;
-//! - [`rules`]: questions and rules in Datalog;
+//! - [`fact`]: prints and parses facts;
+//! - [`base`]: the fact base: discovered, measured and asserted facts;
+//! - [`rules`]: queries and rules in Datalog;
 //! - [`machine`]: the machine that the facts describe; [`draw`] draws it;
-//! - [`pairs`]: which CPUs to measure between;
-//! - [`ways`]: what messages between cells cost, by the best that is known;
+//! - [`pairs`]: the CPU pairs to measure;
+//! - [`route_costs`]: message costs between cells, from the best available facts;
 //! - [`route`]: multicast trees by those costs.
 //!
-//! The page `docs/guide/knowledge.md` lists the facts that there are.
+//! `docs/guide/knowledge.md` lists the facts.
 
 pub mod base;
 pub mod draw;
@@ -17,11 +17,11 @@ pub mod fact;
 pub mod machine;
 pub mod pairs;
 pub mod route;
+pub mod route_costs;
 pub mod rules;
 mod shape;
-pub mod ways;
 
 pub use base::Base;
 pub use fact::{Fact, Term};
 pub use machine::Machine;
-pub use ways::Ways;
+pub use route_costs::RouteCosts;

@@ -5,37 +5,38 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::Base;
-use crate::ways::{RING, median};
+use crate::route_costs::{RING, median};
 
-/// All hosts.
+/// The hosts of a cluster.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Machine {
-    /// By name.
+    /// Hosts, sorted by name.
     pub hosts: Vec<Host>,
 }
 
-/// One machine under one Linux.
+/// A host: one machine under one Linux.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Host {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// NUMA nodes by number.
     pub nodes: Vec<Node>,
-    /// For each node the relative distance to each, in their order here; 10 is the node's own memory, 0 is not known.
+    /// Relative distance from each node to each, in the order of `nodes`; 10 is a node's own memory, 0 is
+    /// unknown.
     pub distances: Vec<Vec<i64>>,
-    /// For each node, in the same order, what was measured of a message from its CPUs to those of each: the median,
-    /// nanoseconds; 0 is not known.
+    /// Median measured latency of a message from each node's CPUs to those of each node, nanoseconds, in the
+    /// same order; 0 is unknown.
     pub latencies_ns: Vec<Vec<i64>>,
 }
 
 /// A NUMA node.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Node {
-    /// Its number.
+    /// Node or CPU number.
     pub number: i64,
-    /// Its memory.
+    /// Memory, bytes.
     pub memory_bytes: i64,
-    /// CPUs by number.
+    /// CPUs, sorted by number.
     pub cpus: Vec<Cpu>,
     /// The last-level caches of its CPUs.
     pub caches: Vec<Cache>,
@@ -46,38 +47,38 @@ pub struct Node {
 /// A CPU, as Linux numbers them.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Cpu {
-    /// Its number.
+    /// Node or CPU number.
     pub number: i64,
-    /// Its socket.
+    /// Socket number.
     pub package: i64,
-    /// Its core there; CPUs of one core are threads of it.
+    /// Core number in the socket; CPUs with the same core are its hardware threads.
     pub core: i64,
 }
 
 /// A cache.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Cache {
-    /// Its name among the host's.
+    /// Name, unique in the host.
     pub name: String,
-    /// 1, 2, 3.
+    /// Cache level: 1, 2 or 3.
     pub level: i64,
-    /// Its size.
+    /// Size, bytes.
     pub bytes: i64,
-    /// Who shares it.
+    /// Numbers of the CPUs that share it.
     pub cpus: Vec<i64>,
 }
 
 /// A device.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Device {
-    /// Its PCI address, or a network card's name.
+    /// PCI address, or a network card's name.
     pub name: String,
-    /// What it is.
+    /// Device class.
     pub class: String,
 }
 
 impl Machine {
-    /// What `base` says. Facts of hosts, nodes or CPUs that are not named as such are left out.
+    /// Builds the machine from the facts in `base`. Facts on undeclared hosts, nodes or CPUs are skipped.
     pub fn of(base: &Base) -> Self {
         let hosts = base.named("host").filter_map(|fact| fact.text(0));
         Self {
@@ -154,7 +155,7 @@ fn host(base: &Base, name: &str) -> Host {
     }
 }
 
-/// Between the nodes of this order.
+/// Returns the median latencies between nodes in this order, nanoseconds.
 fn latencies(base: &Base, host: &str, node_of: &BTreeMap<i64, i64>, order: &[i64]) -> Vec<Vec<i64>> {
     let mut measured = vec![vec![Vec::new(); order.len()]; order.len()];
     for fact in base.named("latency_ns") {

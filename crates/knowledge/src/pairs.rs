@@ -1,19 +1,21 @@
-//! Between which CPUs to measure, and in which order: the time for it is short, so what tells most comes first.
+//! Selects the CPU pairs to measure and their order. Measurement time is short, so the most informative pairs
+//! come first.
 //!
-//! CPUs that share their last cache are alike, seen from others. So some pairs stand for all: in each such group two threads
-//! of a core and two cores, then one CPU of each node with one of each other, then one of each group. Where the CPUs are few,
-//! all other pairs follow.
+//! CPUs that share their last-level cache are equivalent to all others, so some pairs represent the rest: in
+//! each such group two threads of a core and two cores, then one CPU of each node with one of each other
+//! node, then one CPU of each group. On hosts with few CPUs, all other pairs follow.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::machine::{Cpu, Host};
 
-/// Up to so many pairs all are measured: 45 CPUs.
+/// Most pairs for which all are measured: 45 CPUs.
 pub const ALL_PAIRS_MAX: usize = 1000;
-/// Pairs at most.
+/// Most pairs that are measured.
 pub const PAIRS_MAX: usize = 2500;
 
-/// Pairs of the `allowed` CPUs of a host, the lower number first, each once, what tells most first.
+/// Returns the pairs of a host's `allowed` CPUs, the lower number first, each pair once, the most informative
+/// first.
 pub fn pairs(host: &Host, allowed: &BTreeSet<i64>) -> Vec<(i64, i64)> {
     let mut groups: Vec<Vec<&Cpu>> = Vec::new();
     let mut nodes: Vec<i64> = Vec::new();
@@ -33,7 +35,7 @@ pub fn pairs(host: &Host, allowed: &BTreeSet<i64>) -> Vec<(i64, i64)> {
     let inside = groups.iter().flat_map(|group| {
         let first = group[0];
         let core = |cpu: &Cpu| (cpu.package, cpu.core);
-        // Machines that say nothing of cores have all CPUs in one, numbered 0.
+        // Machines that report no cores have all CPUs in one core, numbered 0.
         let thread = group[1..].iter().find(|cpu| core(cpu) == core(first));
         let other = group[1..].iter().find(|cpu| core(cpu) != core(first));
         [thread, other].map(|cpu| cpu.map(|cpu| (first.number, cpu.number)))
@@ -78,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn on_few_cpus_all_pairs_are_measured_and_what_tells_most_first() {
+    fn few_cpus_yield_all_pairs_most_informative_first() {
         let measured = pairs(&two_sockets(), &(0..16).collect());
         assert_eq!(measured.len(), 16 * 15 / 2);
         // Threads and cores of each socket, then from socket to socket.
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn on_many_cpus_some_stand_for_all() {
+    fn many_cpus_yield_representative_pairs() {
         let host = host(include_str!("../machines/sixty-four-nodes.facts"));
         let measured = pairs(&host, &(0..1024).collect());
         assert!(
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_alone_has_no_pair_and_unknown_ones_are_left_out() {
+    fn single_cpu_has_no_pair_and_unknown_cpus_are_skipped() {
         assert_eq!(pairs(&two_sockets(), &BTreeSet::from([3])), []);
         assert_eq!(pairs(&two_sockets(), &BTreeSet::from([3, 12, 99])), [(3, 12)]);
         assert_eq!(pairs(&Host::default(), &BTreeSet::from([0, 1])), []);
@@ -133,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_allowed_cpus_are_measured_each_pair_once(allowed in prop::collection::btree_set(0..20_i64, 0..16)) {
+        fn only_allowed_cpus_are_paired_each_pair_once(allowed in prop::collection::btree_set(0..20_i64, 0..16)) {
             let measured = pairs(&two_sockets(), &allowed);
             let there: BTreeSet<i64> = allowed.into_iter().filter(|cpu| *cpu < 16).collect();
             let mut sorted = measured.clone();

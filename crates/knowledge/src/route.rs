@@ -1,46 +1,47 @@
-//! Multicast trees (section 5.1): how a message reaches all cells soonest.
+//! Multicast trees (Multikernel, SOSP '09, section 5.1) that minimise the time until all cells have a
+//! message.
 //!
-//! The source sends to one cell of each node, the farthest first, since theirs is the longest way; each of them sends to
-//! the others of its node, which is near. Instead of nodes it may be any cells that are near one another: sockets, boards,
-//! hosts. What that gains over sending to all one by one follows from the latencies, from what a sender pays for each message
-//! before it can send the next, and from what it takes a relay to begin.
+//! The source sends to one cell of each node, the farthest first, and each of these cells sends to the others
+//! of its node. The groups may also be sockets, boards or hosts. The gain over sequential sends follows from
+//! the latencies, the sender's cost per message, and the time until a relay starts to forward.
 //!
-//! [`Revocation`] is what all this comes to for a change of which all must have heard.
+//! [`Revocation`] is the resulting time for a change that all cells must acknowledge.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ways::Ways;
+use crate::route_costs::RouteCosts;
 
-/// Groupings that are tried: latencies that were measured are all different.
+/// Most groupings that are tried; measured latencies are all different.
 const REACHES_MAX: usize = 16;
 
-/// What is known of the ways between `count` cells.
+/// Message costs between the cells of a tree.
 #[derive(Clone, Debug)]
 pub struct Costs {
-    /// `latency_ns[from][to]`: from the send to the receipt.
+    /// `latency_ns[from][to]`: time from send to receipt, nanoseconds.
     pub latency_ns: Vec<Vec<u64>>,
-    /// What each message costs its sender before the next.
+    /// Sender's cost of a message, nanoseconds: time until it can send the next.
     pub send_ns: u64,
-    /// From the receipt of a message until the receiver can send: it may have to be woken.
+    /// Time from the receipt of a message until the receiver can send, nanoseconds; includes its wake-up.
     pub relay_ns: u64,
-    /// What each message costs a receiver that is awake.
+    /// Cost of a message for a running receiver, nanoseconds.
     pub take_ns: u64,
-    /// The node, of whichever host, that each cell is in.
+    /// NUMA node of each cell, numbered over all hosts.
     pub node: Vec<u32>,
 }
 
 impl Costs {
-    /// Of these cells, by what is known of the ways: `cells[i]` is the cell `i` of costs and trees. Relays send at once.
-    pub fn of(ways: &Ways, cells: &[u16]) -> Self {
-        let row = |from: &u16| cells.iter().map(|to| ways.fastest_ns(*from, *to)).collect();
+    /// Of these cells, by what is known of the ways: `cells[i]` is the cell `i` of costs and trees. Relays
+    /// send at once.
+    pub fn of(costs: &RouteCosts, cells: &[u16]) -> Self {
+        let row = |from: &u16| cells.iter().map(|to| costs.fastest_ns(*from, *to)).collect();
         let mut nodes = BTreeMap::new();
         let node = |cell: &u16| {
             let next = nodes.len() as u32;
-            *nodes.entry(ways.node(*cell)).or_insert(next)
+            *nodes.entry(costs.node(*cell)).or_insert(next)
         };
         Self {
             latency_ns: cells.iter().map(row).collect(),
-            send_ns: ways.send_ns(),
+            send_ns: costs.send_ns(),
             relay_ns: 0,
             take_ns: 0,
             node: cells.iter().map(node).collect(),
@@ -48,10 +49,10 @@ impl Costs {
     }
 }
 
-/// Who sends to whom, in which order.
+/// A multicast tree, with the order of sends.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Tree {
-    /// For each cell those to which it sends, the first one first.
+    /// Children of each cell, in the order of sends.
     pub children: Vec<Vec<usize>>,
 }
 
@@ -104,8 +105,8 @@ impl Tree {
         Self { children }
     }
 
-    /// The tree by which the source soonest has the replies of all: one by one, by nodes, or by groups of cells that are near
-    /// one another.
+    /// The tree by which the source soonest has the replies of all: one by one, by nodes, or by groups of
+    /// cells that are near one another.
     pub fn best(costs: &Costs, source: usize) -> Self {
         let by_nearness = reaches(costs)
             .into_iter()
@@ -143,8 +144,8 @@ impl Tree {
     }
 }
 
-/// How long a change takes of which all must have heard (Figure 6): from the first send until the source has taken every
-/// receipt, nanoseconds.
+/// Time of a change that all cells must acknowledge (Multikernel, SOSP '09, Figure 6): from the first send
+/// until the source has taken every receipt, nanoseconds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Revocation {
     /// All poll one line that the source writes, and fetch it from its cache one after another.
@@ -153,7 +154,8 @@ pub struct Revocation {
     pub unicast_ns: u64,
     /// Along the best tree; each cell sends its receipt to the source.
     pub multicast_ns: u64,
-    /// Along the best tree; a relay gathers the receipts of those below it, as in the paper and as cells do it.
+    /// Along the best tree; a relay gathers the receipts of those below it, as in the paper and as cells do
+    /// it.
     pub gathered_ns: u64,
 }
 
@@ -178,8 +180,8 @@ impl Revocation {
 }
 
 impl Tree {
-    /// When the source has the replies of all, if each relay gathers those of the cells below it. A relay blocks again before
-    /// the first of them comes.
+    /// When the source has the replies of all, if each relay gathers those of the cells below it. A relay
+    /// blocks again before the first of them comes.
     pub fn replied_ns(&self, costs: &Costs, source: usize) -> u64 {
         let take_ns = costs.take_ns;
         let wake_ns = costs.relay_ns.saturating_sub(take_ns);
@@ -203,8 +205,8 @@ impl Tree {
     }
 }
 
-/// When each cell has fetched a line that the source wrote: a message is two transfers of a line, and its cache serves one
-/// at a time.
+/// When each cell has fetched a line that the source wrote: a message is two transfers of a line, and its
+/// cache serves one at a time.
 fn broadcast_ns(costs: &Costs, source: usize) -> Vec<u64> {
     let mut fetched = vec![0; costs.node.len()];
     let mut now = costs.send_ns;
@@ -215,7 +217,8 @@ fn broadcast_ns(costs: &Costs, source: usize) -> Vec<u64> {
     fetched
 }
 
-/// When a receiver that is busy at first has taken what comes at these times, each of which costs it `take_ns`.
+/// When a receiver that is busy at first has taken what comes at these times, each of which costs it
+/// `take_ns`.
 fn one_after_another(busy_ns: u64, mut come: Vec<u64>, take_ns: u64) -> u64 {
     come.sort_unstable();
     come.into_iter().fold(busy_ns, |free, at| free.max(at) + take_ns)
@@ -257,7 +260,8 @@ mod tests {
 
     use super::*;
 
-    /// Cells in nodes; within a node messages take `near_ns`, between nodes `far_ns` and more with their distance.
+    /// Cells in nodes; within a node messages take `near_ns`, between nodes `far_ns` and more with their
+    /// distance.
     fn costs(nodes: u32, cells_each: u32, near_ns: u64, far_ns: u64, send_ns: u64) -> Costs {
         let node: Vec<u32> = (0..nodes * cells_each).map(|cell| cell / cells_each).collect();
         let latency = |from: &u32, to: &u32| match from.abs_diff(*to) {
@@ -276,7 +280,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_cell_is_reached_once(nodes in 1..9_u32, cells in 1..9_u32, source in 0..64_usize, far in 100..2000_u64) {
+        fn tree_reaches_every_cell_once(nodes in 1..9_u32, cells in 1..9_u32, source in 0..64_usize, far in 100..2000_u64) {
             let costs = costs(nodes, cells, 100, far, 50);
             let count = costs.node.len();
             let source = source % count;
@@ -291,7 +295,7 @@ mod tests {
         }
 
         #[test]
-        fn the_best_never_has_the_replies_later_than_either(nodes in 1..9_u32, cells in 1..9_u32, far in 100..2000_u64, send in 1..500_u64) {
+        fn best_tree_completes_no_later_than_either_alternative(nodes in 1..9_u32, cells in 1..9_u32, far in 100..2000_u64, send in 1..500_u64) {
             let costs = costs(nodes, cells, 100, far, send);
             let best = Tree::best(&costs, 0).replied_ns(&costs, 0);
             prop_assert!(best <= Tree::unicast(&costs, 0).replied_ns(&costs, 0));
@@ -301,7 +305,7 @@ mod tests {
 
     /// The paper's machine with 8 sockets of 4 cores (Figure 6): one after another is much slower there.
     #[test]
-    fn on_eight_nodes_of_four_a_tree_is_sooner() {
+    fn tree_is_faster_on_eight_nodes_of_four() {
         let costs = costs(8, 4, 250, 300, 120);
         let [unicast, multicast] =
             [Tree::unicast(&costs, 0), Tree::multicast(&costs, 0)].map(|tree| tree.last_ns(&costs, 0));
@@ -315,7 +319,7 @@ mod tests {
 
     /// Four boards of four nodes with a cell each; a message between boards takes six times as long.
     #[test]
-    fn cells_of_one_board_have_a_relay_where_that_is_sooner() {
+    fn cells_of_one_board_share_a_relay_where_that_is_faster() {
         let latency = |from: usize, to: usize| if from / 4 == to / 4 { 100 } else { 600 };
         let mut costs = Costs {
             latency_ns: (0..16)
@@ -336,7 +340,7 @@ mod tests {
 
     /// As in Figure 6 a tree grows slowest.
     #[test]
-    fn a_revocation_on_eight_nodes_of_four_is_soonest_by_a_tree() {
+    fn revocation_on_eight_nodes_of_four_is_fastest_by_tree() {
         let costs = Costs {
             take_ns: 120,
             ..costs(8, 4, 250, 300, 120)
@@ -354,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_between_two_is_there_and_back() {
+    fn revocation_between_two_cells_is_one_round_trip() {
         let costs = Costs {
             take_ns: 30,
             ..costs(2, 1, 100, 280, 20)

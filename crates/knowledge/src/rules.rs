@@ -4,13 +4,14 @@
 //! near(Host, From, To) <- distance(Host, From, To, D), D <= 20.
 //! ```
 //!
-//! reads: `From` and `To` are near on `Host` if their distance is a `D` of at most 20. Names that begin with a capital stand
-//! for anything, the same in a whole rule; `_` for anything at all. A question is a rule, whose heads are the answers, or
-//! one fact with names in it. Comparisons are `=`, `!=`, `<`, `<=`, `>`, `>=`; `not` before a fact says that there is none
-//! like it. A name in either must be in a fact before it.
+//! reads: `From` and `To` are near on `Host` if their distance is a `D` of at most 20. Names that begin with
+//! a capital stand for anything, the same in a whole rule; `_` for anything at all. A question is a rule,
+//! whose heads are the answers, or one fact with names in it. Comparisons are `=`, `!=`, `<`, `<=`, `>`,
+//! `>=`; `not` before a fact says that there is none like it. A name in either must be in a fact before it.
 //!
-//! Rules are applied until nothing new follows, those on which a `not` depends first. Nothing makes new values, so that ends.
-//! (No library that is kept up takes rules at run time, but for one that brings the cryptography of access tokens along.)
+//! Rules are applied until nothing new follows, those on which a `not` depends first. Nothing makes new
+//! values, so that ends. (No library that is kept up takes rules at run time, but for one that brings the
+//! cryptography of access tokens along.)
 
 mod evaluate;
 mod parse;
@@ -25,7 +26,7 @@ pub use parse::{ParseError, parse};
 /// The rules that come with Mirrorball.
 pub const BUILT_IN: &str = include_str!("rules/built_in.rules");
 
-/// What follows from what.
+/// A Datalog rule.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Rule {
     head: Atom,

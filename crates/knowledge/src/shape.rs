@@ -1,18 +1,19 @@
-//! The facts that Mirrorball itself speaks of: their names and what their terms mean. `docs/guide/knowledge.md` says more.
+//! Schemas of the facts that Mirrorball itself uses: names and meanings of their terms.
+//! `docs/guide/knowledge.md` describes them.
 //!
-//! A fact of one of these names and another shape would be overlooked in silence, so it is refused where it is read. Facts of
-//! other names are their user's own.
+//! A fact with one of these names and other terms would be ignored silently, so parsing refuses it. Users may
+//! define facts with other names.
 
 use crate::fact::{Fact, Term};
 
-/// What a term may be.
+/// Kind of a term.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Kind {
-    /// Text.
+    /// A text.
     Text,
     /// A number.
     Number,
-    /// A number from 0 on of which there is one for the terms before it: a new one replaces it.
+    /// A value, from 0 on: one per combination of the terms before it, so a new one replaces it.
     Value,
 }
 
@@ -89,7 +90,7 @@ const SHAPES: &[(&str, Terms)] = &[
         "host_latency_ns",
         &[("From", Text), ("To", Text), ("Transport", Text), ("Ns", Value)],
     ),
-    // Of the cluster.
+    // Cluster.
     ("cell", &[("Cell", Number), ("Host", Text)]),
     ("cell_cpu", &[("Cell", Number), ("Cpu", Number)]),
     ("cell_node", &[("Cell", Number), ("Node", Number)]),
@@ -99,7 +100,7 @@ const SHAPES: &[(&str, Terms)] = &[
     ("cell_cpus", &[("Cell", Number), ("Count", Value)]),
     ("cell_vcpus", &[("Cell", Number), ("Count", Value)]),
     ("shares_memory", &[("Host", Text), ("Other", Text)]),
-    // Concluded, or asserted.
+    // Derived or asserted.
     (
         "message_ns",
         &[
@@ -109,7 +110,7 @@ const SHAPES: &[(&str, Terms)] = &[
             ("Ns", Value),
         ],
     ),
-    // Asked.
+    // Queries.
     ("wants", &[("Cpus", Number), ("Bytes", Number)]),
 ];
 
@@ -118,15 +119,15 @@ fn shape(name: &str) -> Option<Terms> {
     known.map(|(_, terms)| *terms)
 }
 
-/// Whether facts of this name end with a value, of which there is one.
+/// Whether facts of this name end with a value.
 pub(crate) fn has_value(name: &str) -> bool {
     shape(name).is_some_and(|terms| terms.iter().any(|(_, kind)| *kind == Value))
 }
 
-/// Says what is wrong with a fact and how it is written.
+/// Checks a fact against the schema of its name.
 ///
 /// # Errors
-/// If Mirrorball knows its name, and it has another shape.
+/// If its name has a schema that the terms do not match; the text includes the help.
 pub(crate) fn check(fact: &Fact) -> Result<(), String> {
     let Some(terms) = shape(&fact.name) else {
         return Ok(());
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_last_term_is_a_value() {
+    fn only_the_last_term_of_a_schema_is_a_value() {
         for (name, terms) in SHAPES {
             let before = terms.iter().rev().skip(1);
             assert!(before.clone().all(|(_, kind)| *kind != Value), "{name}");

@@ -1,7 +1,7 @@
 //! The lab that `mirrorball run` uses by itself where this machine's KVM can't run guests.
 //!
-//! Each user has one; it is started when first needed and goes away when no session and no VM has used it for a while.
-//! A session is a shared lock on one file; the lab ends only under the exclusive one.
+//! Each user has one; it is started when first needed and goes away when no session and no VM has used it for
+//! a while. A session is a shared lock on one file; the lab ends only under the exclusive one.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -13,26 +13,27 @@ use nix::fcntl::FlockArg;
 use crate::registry::{self, Entry};
 use crate::{EXIT_LAB_DIED, IN_LAB_VARIABLE, LabError, OWNER_VARIABLE, session, supervisor};
 
-/// Its name.
+/// Name of the automatic lab.
 pub const NAME: &str = "auto";
 
-/// How long it stays without being used, in seconds, unless [`IDLE_VARIABLE`] says otherwise.
+/// Idle timeout in seconds, unless [`IDLE_VARIABLE`] is set.
 const IDLE_S: u64 = 30;
 
-/// Names another time, in whole seconds.
+/// Environment variable with another idle timeout, in whole seconds.
 const IDLE_VARIABLE: &str = "MIRRORBALL_LAB_IDLE_S";
 
-/// How long to wait for another process that starts or ends the lab.
-const OTHERS_MAX: Duration = Duration::from_secs(90);
+/// Time limit for another process that starts or ends the lab.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Runs `mirrorball ARGV` (without the program's name) in the automatic lab, which is started if need be, with this
-/// process's directory, environment, terminal and standard streams. Gives its exit status; 125 when the lab died.
+/// Runs `mirrorball ARGV` (without the program's name) in the automatic lab, which is started if need be,
+/// with this process's directory, environment, terminal and standard streams. Gives its exit status; 125 when
+/// the lab died.
 pub fn enter(argv: &[OsString]) -> Result<ExitCode, LabError> {
     if inside() {
         return Err(LabError::InLab);
     }
     let sessions = registry::sessions(NAME)?;
-    let deadline = Instant::now() + OTHERS_MAX;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         let _session = registry::lock(&sessions, FlockArg::LockShared)?;
         let lab = match registry::find(NAME)? {
@@ -60,8 +61,8 @@ fn idle() -> Result<Duration, LabError> {
     })
 }
 
-/// As [`enter`], but does nothing when the automatic lab does not run: for `ps`, `exec` and the like, whose VM may be
-/// in it.
+/// As [`enter`], but does nothing when the automatic lab does not run: for `ps`, `exec` and the like, whose
+/// VM may be in it.
 pub fn enter_running(argv: &[OsString]) -> Result<Option<ExitCode>, LabError> {
     if inside() {
         return Ok(None);
@@ -81,7 +82,7 @@ pub fn running() -> Option<Entry> {
     registry::find(NAME).ok().flatten()
 }
 
-/// This process runs inside a lab host.
+/// Whether this process runs inside a lab host.
 pub fn inside() -> bool {
     std::env::var_os(IN_LAB_VARIABLE).is_some()
 }
@@ -96,12 +97,12 @@ pub fn owner() -> Option<u32> {
 }
 
 fn run_in(entry: &Entry, argv: &[OsString]) -> Result<ExitCode, LabError> {
-    let Some((_, door)) = entry.hosts.first() else {
+    let Some((_, access)) = entry.hosts.first() else {
         return Err(LabError::NotRunning(entry.name.clone()));
     };
-    let result = door
+    let result = access
         .exec(&session::program(entry, argv)?)
-        .and_then(|status| door.sync().map(|()| ExitCode::from(status.code())));
+        .and_then(|status| access.sync().map(|()| ExitCode::from(status.code())));
     match result {
         Err(LabError::Agent(agent::client::ClientError::Io(_))) if gone(&entry.name) => {
             eprintln!("mirrorball: {}", supervisor::ended(&entry.name).chain());

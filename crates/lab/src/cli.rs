@@ -12,7 +12,7 @@ use config::lab::{Delay, LabSpec, Loss};
 use crate::control::Change;
 use crate::host::Lab;
 use crate::registry::{Claim, Entry};
-use crate::session::Door;
+use crate::session::HostAccess;
 use crate::{EXIT_LAB_DIED, EXIT_TIME_LIMIT, LabError, auto, control, registry, supervisor};
 
 /// Real Linux hosts with KVM inside QEMU.
@@ -69,7 +69,7 @@ enum LabCommand {
         one: String,
         /// Another.
         other: String,
-        /// What each frame takes one way, as 2ms; stays when absent.
+        /// Delay of each frame in one direction, as 2ms; stays when absent.
         #[arg(long)]
         delay: Option<Delay>,
         /// How many frames are lost each way, as 1%; stays when absent.
@@ -204,18 +204,18 @@ fn run_command(
                     .join(", "),
             })?,
     };
-    let door = lab.hosts[index].door.clone();
-    let (watched, (hangs, hung)) = (door.clone(), mpsc::channel());
+    let access = lab.hosts[index].access.clone();
+    let (watched, (hangs, hung)) = (access.clone(), mpsc::channel());
     std::thread::spawn(move || {
-        watched.wait_silent(silence);
+        watched.wait_until_unresponsive(silence);
         let _ = hangs.send(());
     });
     let (sender, receiver) = mpsc::channel();
     // This thread keeps the lab: its hosts would die with another one.
     std::thread::spawn(move || {
-        let result = door
+        let result = access
             .exec(&command)
-            .and_then(|status| door.sync().map(|()| status));
+            .and_then(|status| access.sync().map(|()| status));
         let _ = sender.send(result);
     });
     loop {
@@ -256,8 +256,11 @@ fn up(file: Option<PathBuf>, name: &str) -> Outcome {
 
 fn exec(lab: &str, host: &str, command: &[OsString]) -> Outcome {
     let entry = registry::find(lab)?.ok_or_else(|| supervisor::ended(lab))?;
-    let door = door(&entry, host)?;
-    match door.exec(command).and_then(|status| door.sync().map(|()| status)) {
+    let access = access(&entry, host)?;
+    match access
+        .exec(command)
+        .and_then(|status| access.sync().map(|()| status))
+    {
         Ok(status) => Ok(ExitCode::from(status.code())),
         Err(LabError::Agent(agent::client::ClientError::Io(_))) if auto::gone(lab) => {
             Err(supervisor::ended(lab).into())
@@ -266,9 +269,9 @@ fn exec(lab: &str, host: &str, command: &[OsString]) -> Outcome {
     }
 }
 
-fn door<'a>(entry: &'a Entry, host: &str) -> Result<&'a Door, LabError> {
+fn access<'a>(entry: &'a Entry, host: &str) -> Result<&'a HostAccess, LabError> {
     let found = entry.hosts.iter().find(|(name, _)| name == host);
-    found.map(|(_, door)| door).ok_or_else(|| {
+    found.map(|(_, access)| access).ok_or_else(|| {
         let hosts: Vec<&str> = entry.hosts.iter().map(|(name, _)| name.as_str()).collect();
         LabError::NoHost {
             lab: entry.name.clone(),
@@ -281,9 +284,9 @@ fn door<'a>(entry: &'a Entry, host: &str) -> Result<&'a Door, LabError> {
 fn link(lab: &str, hosts: [String; 2], change: Change) -> Outcome {
     let entry = registry::find(lab)?.ok_or_else(|| supervisor::ended(lab))?;
     for host in &hosts {
-        door(&entry, host)?;
+        access(&entry, host)?;
     }
-    let quality = control::ask(&registry::directory(lab)?, hosts.clone(), change)?;
+    let quality = control::request_change(&registry::directory(lab)?, hosts.clone(), change)?;
     let [one, other] = hosts;
     match quality {
         Some(quality) => {

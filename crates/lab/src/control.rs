@@ -1,4 +1,5 @@
-//! What a running lab in the background can be told: to change a link. One line of JSON each way, by a socket in the lab's directory.
+//! Control socket of a lab in the background: changes the quality of a link. Requests and responses are one
+//! line of JSON each, over a socket in the lab's directory.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,10 +19,10 @@ use crate::links::Links;
 const SOCKET: &str = "control";
 
 /// How long either side may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A question's length in bytes, at most.
-const QUESTION_BYTES_MAX: u64 = 4 << 10;
+const REQUEST_BYTES_MAX: u64 = 4 << 10;
 
 /// How to change a link; nothing in it asks what the link is.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -46,13 +47,13 @@ impl Change {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Question {
+struct Request {
     hosts: [String; 2],
     change: Change,
 }
 
 /// The quality of the link; none when there is no such link.
-type Answer = Option<Quality>;
+type Response = Option<Quality>;
 
 /// The socket's path, however long the directory's: a socket's address has 107 bytes.
 fn path(directory: &File) -> PathBuf {
@@ -70,38 +71,43 @@ pub fn serve(directory: &Path, links: Links) -> Result<(), LabError> {
         .name("control".into())
         .spawn(move || {
             for stream in listener.incoming().flatten() {
-                // One that asks nonsense, or has gone, gets no answer.
-                let _ = answer(&stream, &links);
+                // A malformed request, or one whose sender is gone, gets no response.
+                let _ = serve_request(&stream, &links);
             }
         })
         .context(what)?;
     Ok(())
 }
 
-fn answer(mut stream: &UnixStream, links: &Links) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+fn serve_request(mut stream: &UnixStream, links: &Links) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(SOCKET_TIMEOUT))?;
+    stream.set_write_timeout(Some(SOCKET_TIMEOUT))?;
     let mut line = String::new();
-    BufReader::new(stream.take(QUESTION_BYTES_MAX)).read_line(&mut line)?;
-    let Question { hosts, change } = serde_json::from_str(&line)?;
-    let answer: Answer = links.change(&hosts, |now, file| change.of(now, file));
-    stream.write_all(&serde_json::to_vec(&answer)?)
+    BufReader::new(stream.take(REQUEST_BYTES_MAX)).read_line(&mut line)?;
+    let Request { hosts, change } = serde_json::from_str(&line)?;
+    let response: Response = links.change(&hosts, |now, file| change.of(now, file));
+    stream.write_all(&serde_json::to_vec(&response)?)
 }
 
-/// Changes the link between two hosts of the lab in `directory`; gives what it is then, or nothing when there is none.
-pub fn ask(directory: &Path, hosts: [String; 2], change: Change) -> Result<Option<Quality>, LabError> {
-    let ask = || -> std::io::Result<Answer> {
+/// Changes the link between two hosts of the lab in `directory`. Returns its new quality; `None` if the hosts
+/// share no link.
+pub fn request_change(
+    directory: &Path,
+    hosts: [String; 2],
+    change: Change,
+) -> Result<Option<Quality>, LabError> {
+    let request_change = || -> std::io::Result<Response> {
         let opened = File::open(directory)?;
         let mut stream = UnixStream::connect(path(&opened))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut line = serde_json::to_vec(&Question { hosts, change })?;
+        stream.set_read_timeout(Some(SOCKET_TIMEOUT))?;
+        let mut line = serde_json::to_vec(&Request { hosts, change })?;
         line.push(b'\n');
         stream.write_all(&line)?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         Ok(serde_json::from_str(&text)?)
     };
-    ask().context(|| {
+    request_change().context(|| {
         format!(
             "the lab in {} does not take orders: end it with `mirrorball lab down`, and start it again by this program",
             directory.display()
@@ -124,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_keeps_what_is_not_changed_and_gets_back_what_its_file_says() {
+    fn unchanged_settings_are_kept_and_restore_applies_the_file() {
         let text = "links = [{ hosts = [\"a\", \"b\"], delay = \"2ms\" }]\n\
                     [[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"b\"\n[[hosts]]\nname = \"c\"\n";
         let (links, _ends) = Links::start(&LabSpec::parse("lab.toml", text).unwrap()).unwrap();
@@ -134,7 +140,7 @@ mod tests {
         fs::create_dir(&directory).unwrap();
         serve(&directory, links).unwrap();
         let said = |one: &str, other: &str, change: Change| {
-            let quality = ask(&directory, [one.into(), other.into()], change).unwrap();
+            let quality = request_change(&directory, [one.into(), other.into()], change).unwrap();
             quality.map(|quality| quality.to_string())
         };
         let is = |text: &str| Some(text.to_string());
@@ -150,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_gets_no_answer_and_the_next_question_does() {
+    fn malformed_request_is_dropped_and_the_next_one_is_served() {
         let spec = LabSpec::one_host();
         let place = tempfile::tempdir().unwrap();
         serve(place.path(), Links::start(&spec).unwrap().0).unwrap();
@@ -160,14 +166,14 @@ mod tests {
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         assert_eq!(text, "");
-        let answer = ask(place.path(), ["a".into(), "b".into()], Change::default());
-        assert_eq!(answer.unwrap(), None);
+        let response = request_change(place.path(), ["a".into(), "b".into()], Change::default());
+        assert_eq!(response.unwrap(), None);
     }
 
     #[test]
-    fn a_lab_without_the_socket_is_told_apart() {
+    fn missing_control_socket_is_reported() {
         let place = tempfile::tempdir().unwrap();
-        let error = ask(place.path(), ["a".into(), "b".into()], Change::default()).unwrap_err();
+        let error = request_change(place.path(), ["a".into(), "b".into()], Change::default()).unwrap_err();
         assert!(
             error.chain().contains("does not take orders"),
             "{}",

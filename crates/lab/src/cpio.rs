@@ -1,7 +1,7 @@
 //! A writer of cpio archives in the "newc" format, which Linux unpacks as an initramfs.
 //!
-//! `Documentation/driver-api/early-userspace/buffer-format.rst`: several archives may follow one another, each starting
-//! at a multiple of 4 bytes.
+//! `Documentation/driver-api/early-userspace/buffer-format.rst`: several archives may follow one another,
+//! each starting at a multiple of 4 bytes.
 
 use std::io::{self, Write};
 
@@ -51,7 +51,8 @@ impl<W: Write> Archive<W> {
         let size = u32::try_from(content.len()).map_err(too_long)?;
         let name_size = u32::try_from(name.len() + 1).map_err(too_long)?;
         let links = if mode & DIRECTORY == DIRECTORY { 2 } else { 1 };
-        // inode, mode, uid, gid, links, mtime, size, device (2), device of a special file (2), name size, checksum
+        // inode, mode, uid, gid, links, mtime, size, device (2), device of a special file (2), name size,
+        // checksum
         let fields = [
             self.inode, mode, 0, 0, links, 0, size, 0, 0, device.0, device.1, name_size, 0,
         ];
@@ -104,7 +105,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(
+        fn archive_reads_back_as_written(
             files in prop::collection::vec(("[a-z/._-]{1,40}", 0u32..0o1000, prop::collection::vec(any::<u8>(), 0..200)), 0..20)
         ) {
             let mut archive = Archive::new(Vec::new());

@@ -1,10 +1,10 @@
-//! Why a lab could not do what was asked.
+//! Errors of labs.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Why a lab could not do what was asked. Each message says what to do about it where something can be done.
+/// An error of a lab. Each message has help where there is a remedy.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum LabError {
     /// QEMU is missing.
@@ -16,7 +16,7 @@ pub enum LabError {
          MIRRORBALL_LAB_MODULES=/path/to/lib/modules/VERSION"
     )]
     NoKernel {
-        /// What failed.
+        /// Reason.
         reason: String,
     },
     /// A kernel module that a host needs isn't there.
@@ -87,9 +87,9 @@ pub enum LabError {
     NoHost {
         /// The lab.
         lab: String,
-        /// What was asked for.
+        /// The requested host.
         host: String,
-        /// What there is.
+        /// The existing hosts.
         hosts: String,
     },
     /// Two hosts that no network joins.
@@ -107,7 +107,7 @@ pub enum LabError {
     /// A lab inside a lab.
     #[error("this is a lab host already: a lab can't be started inside a lab")]
     InLab,
-    /// The supervisor said why it could not start the lab.
+    /// The supervisor could not start the lab: its reason.
     #[error("{0}")]
     Supervisor(String),
     /// A name that can't be one.
@@ -120,7 +120,7 @@ pub enum LabError {
     Setting {
         /// The variable.
         name: &'static str,
-        /// What it is set to.
+        /// Its value.
         value: String,
     },
     /// The agent in the host failed.
@@ -147,13 +147,13 @@ pub enum LabError {
     TooLong {
         /// Its length in bytes.
         bytes: usize,
-        /// What is carried.
+        /// The limit, bytes.
         limit: usize,
     },
-    /// The operating system said no.
+    /// The operating system reported an error.
     #[error("{what}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: String,
         /// Why not.
         #[source]

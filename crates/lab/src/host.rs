@@ -13,20 +13,20 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use config::lab::{HostSpec, LabSpec};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::boot::{BootConfig, Card, READY, TOKEN_BYTES};
+use crate::boot::{BootConfig, NetworkCard, READY, TOKEN_BYTES};
 use crate::error::{Context, LabError};
 use crate::kernel::{self, Kernel};
 use crate::links::{self, Links};
 use crate::module::{self, Module};
 use crate::qemu::{self, Machine};
 use crate::registry::Claim;
-use crate::session::Door;
+use crate::session::HostAccess;
 use crate::{clock, initramfs, qmp, registry};
 
 /// How long a host may take to come up; measured 5 s on 2 idle cores.
 const UP_MAX: Duration = Duration::from_secs(60);
-/// Maximum number of restarts of a lab in which a host hangs or dies before it is up. Emulated hosts sometimes hang there,
-/// and no program has run in them yet.
+/// Maximum number of restarts of a lab in which a host hangs or dies before it is up. Emulated hosts
+/// sometimes hang there, and no program has run in them yet.
 const FALSE_STARTS_MAX: usize = 1;
 /// Lines of the console that go with the error of a host that hangs.
 const HANG_LINES: usize = 60;
@@ -49,7 +49,7 @@ pub struct Host {
     /// Its name.
     pub name: String,
     /// How to get in.
-    pub door: Door,
+    pub access: HostAccess,
     console: PathBuf,
     child: Child,
     /// With the spare one.
@@ -194,7 +194,7 @@ impl Drop for Host {
     }
 }
 
-/// What all hosts of a lab have in common.
+/// Files and settings that all hosts of a lab share.
 struct Common {
     kernel: Kernel,
     modules: Vec<Module>,
@@ -217,7 +217,7 @@ impl Host {
         lab: &LabSpec,
         spec: &HostSpec,
         common: &Common,
-        links: Vec<(Card, OwnedFd)>,
+        links: Vec<(NetworkCard, OwnedFd)>,
         shared: &[(RawFd, u64)],
         directory: &Path,
     ) -> Result<Self, LabError> {
@@ -226,7 +226,7 @@ impl Host {
         File::open("/dev/urandom")
             .and_then(|mut source| source.read_exact(&mut token))
             .context(what)?;
-        let out = Card {
+        let out = NetworkCard {
             mac: qemu::OUT_MAC.into(),
             address: Ipv4Addr::new(10, 0, 2, 15),
             gateway: Some(Ipv4Addr::new(10, 0, 2, 2)),
@@ -255,7 +255,7 @@ impl Host {
         let initramfs = initramfs::build(&common.modules, &boot)?;
         let (monitor, theirs) = UnixStream::pair().context(what)?;
         let console = directory.join(format!("{}.console", spec.name));
-        let cards: Vec<(Card, RawFd)> = links
+        let cards: Vec<(NetworkCard, RawFd)> = links
             .iter()
             .map(|(card, fd)| (card.clone(), fd.as_raw_fd()))
             .collect();
@@ -284,7 +284,8 @@ impl Host {
         // Ctrl-C is for the program in the lab.
         command.process_group(0);
         let parent = std::process::id();
-        // SAFETY: prctl, getppid and fcntl are async-signal-safe; the descriptors are open until after the spawn.
+        // SAFETY: prctl, getppid and fcntl are async-signal-safe; the descriptors are open until after the
+        // spawn.
         unsafe {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -304,14 +305,14 @@ impl Host {
         drop(theirs);
         let mut host = Self {
             name: spec.name.clone(),
-            door: Door { port: 0, token },
+            access: HostAccess { port: 0, token },
             console,
             child,
             cpus: qemu::SPARE_CPUS + cpus(spec),
             monitor,
         };
         match qmp::forwarded_port(&host.monitor, crate::boot::PORT) {
-            Ok(port) => host.door.port = port,
+            Ok(port) => host.access.port = port,
             Err(error) => {
                 // Its words come before its end.
                 std::thread::sleep(Duration::from_millis(100));
@@ -348,9 +349,9 @@ impl Host {
         }
     }
 
-    /// Has the host say on its console what its CPUs and its stuck tasks are at, if it still can.
+    /// Makes the host print the state of its CPUs and stuck tasks on its console, if it still can.
     fn tell(&self) {
-        if self.door.tell().is_ok() {
+        if self.access.tell().is_ok() {
             // The console is a slow one.
             std::thread::sleep(Duration::from_millis(500));
         }
@@ -385,7 +386,8 @@ fn cpus(spec: &HostSpec) -> u16 {
     }
 }
 
-/// Three quarters of what is available, over the hosts, 64 GiB at most: QEMU takes only what the host touches.
+/// Three quarters of what is available, over the hosts, 64 GiB at most: QEMU takes only what the host
+/// touches.
 fn memory_bytes(spec: &HostSpec, hosts: usize) -> u64 {
     let nodes: u64 = spec.nodes.iter().map(|node| node.memory.0).sum();
     if let Some(memory) = spec.memory {

@@ -1,7 +1,8 @@
 //! A lab host's initramfs: the running program as `/init`, the programs beside it, the modules, and
 //! what only this boot knows.
 //!
-//! It lives in a memfd, so nothing is left over however the lab ends, and the token in it can't be read by others.
+//! It lives in a memfd, so nothing is left over however the lab ends, and the token in it can't be read by
+//! others.
 
 use std::fs;
 use std::io::{Seek, Write};

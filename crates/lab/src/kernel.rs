@@ -178,7 +178,7 @@ fn run(command: &mut Command) -> Result<String, LabError> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_newest_plain_kernel_of_the_series_is_taken() {
+    fn newest_plain_kernel_of_the_series_is_selected() {
         let names = "linux-image-6.1.0-9-amd64\nlinux-image-6.1.0-56-cloud-amd64\nlinux-image-6.1.0-56-amd64\n\
                      linux-image-6.1.0-56-amd64-dbg\nlinux-image-6.1.0-50-rt-amd64\n";
         assert_eq!(

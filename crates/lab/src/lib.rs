@@ -1,12 +1,11 @@
-//! Hosts in software: real Linux hosts with KVM inside QEMU's emulation, for machines without usable KVM and for
-//! tests that need several hosts, NUMA nodes or distances.
+//! Hosts in software: real Linux hosts with KVM inside QEMU's emulation, for machines without usable KVM and
+//! for tests that need several hosts, NUMA nodes or distances.
 //!
-//! A lab host's root is this machine's `/`, so every path means the same inside and outside. Its initramfs holds the
-//! running program itself as `/init`, the programs of shards and keepers beside it, the kernel modules it
-//! needs, and nothing else. [`take_over`] must be the first call in `main`: it becomes the host's first
-//! process, or the hidden supervisor, when the program was started as one.
+//! A lab host's root is this machine's `/`, so every path means the same inside and outside. Its initramfs
+//! holds the running program itself as `/init`, the programs of shards and keepers beside it, the kernel
+//! modules it needs, and nothing else. [`take_over`] must be the first call in `main`: it becomes the host's
+//! first process, or the hidden supervisor, when the program was started as one.
 
-mod air;
 pub mod auto;
 pub mod boot;
 pub mod cli;
@@ -15,17 +14,18 @@ mod control;
 mod cpio;
 mod error;
 mod host;
-mod hub;
 pub mod init;
 mod initramfs;
 mod kernel;
 mod links;
 mod module;
+mod netem;
 mod qemu;
 mod qmp;
 mod registry;
 mod session;
 mod supervisor;
+mod switch;
 
 pub use error::LabError;
 

@@ -1,4 +1,4 @@
-//! The networks between a lab's hosts: who is on which, at which address, and how to make one worse while it runs.
+//! The networks between a lab's hosts: membership, addresses, and changes of their quality at run time.
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 use config::lab::{LabSpec, LinkSpec, Quality};
 
 use crate::LabError;
-use crate::boot::Card;
+use crate::boot::NetworkCard;
 use crate::error::Context;
-use crate::hub::Hub;
+use crate::switch::Switch;
 
 /// All links of a running lab.
 #[derive(Clone)]
@@ -18,14 +18,14 @@ pub struct Links(Vec<Link>);
 #[derive(Clone)]
 struct Link {
     spec: LinkSpec,
-    hub: Hub,
+    switch: Switch,
 }
 
-/// A host's end of a link: its card, and what is to be the card's socket.
-pub type End = (Card, OwnedFd);
+/// A host's end of a link: its card, and the socket of the card.
+pub type End = (NetworkCard, OwnedFd);
 
 impl Links {
-    /// Starts the links of `spec`; for each of its hosts the ends that are the host's.
+    /// Starts the links of `spec`. Returns the ends of each of its hosts.
     pub fn start(spec: &LabSpec) -> Result<(Self, Vec<Vec<End>>), LabError> {
         let what = || "could not make a network between lab hosts".to_string();
         let mut ends: Vec<Vec<End>> = spec.hosts.iter().map(|_| Vec::new()).collect();
@@ -38,22 +38,22 @@ impl Links {
                 };
                 let (ours, theirs) = UnixStream::pair().context(what)?;
                 ports.push(ours);
-                let card = Card {
+                let card = NetworkCard {
                     mac: format!("52:54:77:00:{number:02x}:{:02x}", position + 1),
                     address: address(number, position),
                     gateway: None,
                 };
                 ends[host].push((card, theirs.into()));
             }
-            let hub = Hub::start(ports, link.quality(), number as u64).context(what)?;
+            let switch = Switch::start(ports, link.quality(), number as u64).context(what)?;
             let spec = link.clone();
-            links.push(Link { spec, hub });
+            links.push(Link { spec, switch });
         }
         Ok((Self(links), ends))
     }
 
-    /// Changes every link that both hosts are on, in both directions: `change` gets its quality of now, and that of the lab's file.
-    /// Gives what it is then, or nothing when no link has both.
+    /// Changes every link that has both hosts, in both directions. `change` receives the present quality and
+    /// that of the lab's file. Returns the new quality; `None` if no link has both hosts.
     pub fn change(
         &self,
         hosts: &[String; 2],
@@ -65,8 +65,8 @@ impl Links {
             if let [Some(one), Some(other)] = hosts.each_ref().map(position)
                 && one != other
             {
-                let quality = change(link.hub.quality(one, other), link.spec.quality());
-                link.hub.set(one, other, quality);
+                let quality = change(link.switch.quality(one, other), link.spec.quality());
+                link.switch.set(one, other, quality);
                 all = Some(quality);
             }
         }
@@ -74,13 +74,13 @@ impl Links {
     }
 }
 
-/// The spec's check keeps both numbers in range.
+/// The check of the spec keeps both numbers in range.
 fn address(link: usize, position: usize) -> Ipv4Addr {
     let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
     Ipv4Addr::new(10, 77, byte(link), byte(position + 1))
 }
 
-/// Every host's address on every link.
+/// Returns each host's address on each of its links.
 pub fn names(spec: &LabSpec) -> Vec<(String, Ipv4Addr)> {
     let mut names = Vec::new();
     for (number, link) in spec.links.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Kernel modules of a lab host: which, and in which order.
 //!
-//! Debian's packages carry no `modules.dep`, so the order comes from what each module says of itself.
+//! Debian's packages carry no `modules.dep`, so the order comes from each module's own `.modinfo`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -24,7 +24,7 @@ pub const WANTED: &[(&str, &str)] = &[
     ("vhost_net", ""),
     ("vhost_vsock", ""),
     ("loop", ""),
-    // Which ext4 asks for by name, of nobody in here.
+    // ext4 requests it by name, which no user-space helper here can serve.
     ("crc32c_generic", ""),
     ("ext4", ""),
     ("overlay", ""),
@@ -56,12 +56,12 @@ pub struct Module {
     pub parameters: String,
 }
 
-/// The wanted modules and all they depend on, in the order to load them, from a `lib/modules/VERSION` directory.
-/// A wanted module that isn't there is an error only when the host can't boot without it.
+/// The wanted modules and all they depend on, in the order to load them, from a `lib/modules/VERSION`
+/// directory. A wanted module that isn't there is an error only when the host can't boot without it.
 pub fn in_order(directory: &Path) -> Result<Vec<Module>, LabError> {
     let mut files = HashMap::new();
     index(directory, &mut files)?;
-    let mut order = Order {
+    let mut order = LoadOrder {
         directory,
         files: &files,
         seen: HashSet::new(),
@@ -85,14 +85,14 @@ pub fn count_to_mount(modules: &[Module]) -> usize {
         .map_or(modules.len(), |last| last + 1)
 }
 
-struct Order<'a> {
+struct LoadOrder<'a> {
     directory: &'a Path,
     files: &'a HashMap<String, PathBuf>,
     seen: HashSet<String>,
     modules: Vec<Module>,
 }
 
-impl Order<'_> {
+impl LoadOrder<'_> {
     fn add(&mut self, name: &str, parameters: &str) -> Result<(), LabError> {
         if !self.seen.insert(name.to_string()) {
             return Ok(());
@@ -114,7 +114,7 @@ impl Order<'_> {
     }
 }
 
-/// The modules that a module's `.modinfo` says it depends on.
+/// Returns the dependencies in a module's `.modinfo`.
 fn depends(content: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(start) = content.windows(KEY.len()).position(|window| window == KEY) else {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_comes_after_what_it_depends_on() {
+    fn modules_are_loaded_after_their_dependencies() {
         let directory = tempfile::tempdir().unwrap();
         let chain = [
             ("virtio_pci", "virtio"),

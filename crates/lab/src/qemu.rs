@@ -6,10 +6,10 @@ use std::path::Path;
 
 use config::lab::HostSpec;
 
-use crate::boot::{Card, PORT};
+use crate::boot::{NetworkCard, PORT};
 use crate::kernel::Kernel;
 
-/// What a host is made of, with everything chosen.
+/// Configuration of a host's QEMU process.
 pub struct Machine<'a> {
     /// Its description.
     pub spec: &'a HostSpec,
@@ -28,7 +28,7 @@ pub struct Machine<'a> {
     /// Where the console goes.
     pub console: &'a Path,
     /// The cards after the first, each with its socket, open in QEMU.
-    pub links: &'a [(Card, RawFd)],
+    pub links: &'a [(NetworkCard, RawFd)],
     /// Shared memory: file, open in QEMU, and size.
     pub shared: &'a [(RawFd, u64)],
 }
@@ -38,51 +38,57 @@ pub const SPARE_CPUS: u16 = 1;
 
 /// The host kernel's command line.
 ///
-/// `tsc=reliable` keeps KVM from rewriting TSC offsets, which cost guests twenty times the timer interrupts; what
-/// follows it only saves time: checks of timers, of ports that aren't there, of ciphers; mitigations of processors' faults,
-/// which nobody needs in here.
+/// `tsc=reliable` keeps KVM from rewriting TSC offsets, which cost guests twenty times the timer interrupts;
+/// the parameters after it only save time: they skip checks of timers, of absent ports and of ciphers, and
+/// mitigations of processors' faults, which emulated hosts do not need.
 ///
-/// `tsc_early_khz` is the rate of the time stamp counter, which is this machine's. On a busy machine the kernel sometimes fails to
-/// measure it against emulated timers, and a guest's clock ran ten times too fast there: every limit passed as early.
+/// `tsc_early_khz` is the rate of the time stamp counter, which is this machine's. On a busy machine the
+/// kernel sometimes fails to measure it against emulated timers, and a guest's clock ran ten times too fast
+/// there: every limit passed as early.
 ///
-/// `highres=off` makes timers wait for the host's next tick. When QEMU's CPU takes an interrupt request just after the
-/// host put an interrupt into a guest, it can deliver the guest's interrupt twice (7.2 and 10.0: `helper_vmrun` leaves
-/// `exception_index` set), which a guest that has not yet changed to its kernel's GS base does not survive. With fine timers
-/// such requests come at any time, with ticks hardly ever then. Guests run faster, too.
+/// `highres=off` makes timers wait for the host's next tick. When QEMU's CPU takes an interrupt request just
+/// after the host put an interrupt into a guest, it can deliver the guest's interrupt twice (7.2 and 10.0:
+/// `helper_vmrun` leaves `exception_index` set), which a guest that has not yet changed to its kernel's GS
+/// base does not survive. With fine timers such requests come at any time, with ticks hardly ever then.
+/// Guests run faster, too.
 ///
-/// `nohz=off` keeps each CPU's timer periodic. At each exit of a guest QEMU clears a bit among the CPU's pending interrupts
-/// without a lock (`do_vmexit`), and an interrupt that comes in between is lost. A lost tick of a periodic timer
-/// costs 4 ms; a timer that is set anew by its own interrupt never comes again, and what waits for it on that CPU hangs.
+/// `nohz=off` keeps each CPU's timer periodic. At each exit of a guest QEMU clears a bit among the CPU's
+/// pending interrupts without a lock (`do_vmexit`), and an interrupt that comes in between is lost. A lost
+/// tick of a periodic timer costs 4 ms; a timer that is set anew by its own interrupt never comes again, and
+/// what waits for it on that CPU hangs.
 ///
-/// `maxcpus=1` starts the kernel on the first CPU; [`crate::init`] brings the others online when the drivers are loaded. Two faults
-/// hang a host that starts on all its CPUs. The kernel patches its code many times while it starts (`sched_clock_tick` of each
-/// tick among it), and a CPU that runs such code meanwhile can keep a translation of the patch's breakpoint (see `init/kvm.rs`).
-/// And QEMU 7.2 gives all CPUs a new memory map at once, where a driver enables a device, but has each forget addresses
-/// of the old one later: until then a CPU's access to its interrupt controller can go to another device, and an interrupt whose
-/// end is lost so blocks those after it for ever.
+/// `maxcpus=1` starts the kernel on the first CPU; [`crate::init`] brings the others online when the drivers
+/// are loaded. Two faults hang a host that starts on all its CPUs. The kernel patches its code many times
+/// while it starts (`sched_clock_tick` of each tick among it), and a CPU that runs such code meanwhile can
+/// keep a translation of the patch's breakpoint (see `init/kvm.rs`). And QEMU 7.2 gives all CPUs a new memory
+/// map at once, where a driver enables a device, but has each forget addresses of the old one later: until
+/// then a CPU's access to its interrupt controller can go to another device, and an interrupt whose end is
+/// lost so blocks those after it for ever.
 ///
-/// A host that is stuck for 40 s all the same dies, with the stacks of all CPUs on the console, instead of going on until a
-/// limit.
+/// A host that is stuck for 40 s all the same dies, with the stacks of all CPUs on the console, instead of
+/// going on until a limit.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check random.trust_cpu=on \
                             8250.nr_uarts=1 maxcpus=1 cryptomgr.notests mitigations=off highres=off nohz=off \
                             softlockup_panic=1 softlockup_all_cpu_backtrace=1 watchdog_thresh=20";
 
-/// A host's CPU. QEMU emulates a string instruction step by step: without the flags of fast byte strings the host and its
-/// guests clear and copy memory by words of eight bytes instead of by bytes, which halves the time that a VM takes to start.
+/// A host's CPU. QEMU emulates a string instruction step by step: without the flags of fast byte strings the
+/// host and its guests clear and copy memory by words of eight bytes instead of by bytes, which halves the
+/// time that a VM takes to start.
 const CPU: &str = "EPYC-Milan,+svm,+npt,+nrip-save,-erms,-fsrm";
 
-/// QEMU's own filter of system calls: no program is started, no right gained, no old call used. It does not make the emulation a
-/// boundary of security; it takes from a fault in a device what QEMU never needs.
+/// QEMU's own filter of system calls: no program is started, no right gained, no old call used. It does not
+/// make the emulation a boundary of security; it takes from a fault in a device what QEMU never needs.
 const FILTER: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
 /// QEMU's arguments.
 ///
-/// The first CPU is a spare one: the host's first process keeps off it, and with it every program. In QEMU (7.2 and 10.0), every CPU that loads
-/// floating-point state, as each switch of tasks does, reads, changes and writes back the flags of the *first* CPU without a
-/// lock (`cpu_clear_ignne`: FERR#, a pin of the PC of 1981). Among these flags are SVM's: whether interrupts are
-/// open and whether addresses are a guest's. A change that the first CPU makes meanwhile is lost, so a first CPU that runs
-/// guests now and then comes back from one with a guest's page tables or with its interrupts open, and the host panics or
-/// the guest ends in a triple fault. Without guests, its flags do not change.
+/// The first CPU is a spare one: the host's first process keeps off it, and with it every program. In QEMU
+/// (7.2 and 10.0), every CPU that loads floating-point state, as each switch of tasks does, reads, changes
+/// and writes back the flags of the *first* CPU without a lock (`cpu_clear_ignne`: FERR#, a pin of the PC of
+/// 1981). Among these flags are SVM's: whether interrupts are open and whether addresses are a guest's. A
+/// change that the first CPU makes meanwhile is lost, so a first CPU that runs guests now and then comes back
+/// from one with a guest's page tables or with its interrupts open, and the host panics or the guest ends in
+/// a triple fault. Without guests, its flags do not change.
 pub fn arguments(machine: &Machine) -> Vec<OsString> {
     let mut list: Vec<OsString> = Vec::new();
     let mut add = |flag: &str, value: String| list.extend([flag.into(), value.into()]);

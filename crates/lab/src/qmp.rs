@@ -1,4 +1,4 @@
-//! QEMU's monitor protocol, as far as a lab needs it: two questions.
+//! QEMU's monitor protocol (QMP): the two queries that a lab needs.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::LabError;
 
-/// The port of 127.0.0.1 that QEMU chose to forward to `port` of its guest.
+/// Returns the port of 127.0.0.1 that QEMU forwards to `port` of its guest.
 pub fn forwarded_port(stream: &UnixStream, port: u16) -> Result<u16, LabError> {
     let failed = |error: std::io::Error| LabError::Monitor(error.to_string());
     stream
@@ -20,9 +20,10 @@ pub fn forwarded_port(stream: &UnixStream, port: u16) -> Result<u16, LabError> {
     parse_usernet(&text, port).ok_or_else(|| LabError::Monitor(format!("no forwarded port in {text:?}")))
 }
 
-/// The registers and the interrupt controller of each of the first `cpus` CPUs, as text. Comes after [`forwarded_port`].
+/// Returns the registers and the interrupt controller of each of the first `cpus` CPUs, as text. Must follow
+/// [`forwarded_port`].
 pub fn registers(stream: &UnixStream, cpus: u16) -> Result<String, LabError> {
-    // QEMU itself may hang.
+    // QEMU itself may hang, so reads have a timeout.
     let limited = stream.set_read_timeout(Some(Duration::from_secs(3)));
     limited.map_err(|error| LabError::Monitor(error.to_string()))?;
     let mut reader = BufReader::new(stream);
@@ -33,7 +34,7 @@ pub fn registers(stream: &UnixStream, cpus: u16) -> Result<String, LabError> {
     Ok(text)
 }
 
-/// The answer to a command of QEMU's monitor for people.
+/// Returns the output of a command of QEMU's human monitor.
 fn human(
     stream: &UnixStream,
     reader: &mut BufReader<&UnixStream>,
@@ -71,7 +72,7 @@ fn ask(
         }
         let value: serde_json::Value =
             serde_json::from_str(&line).map_err(|error| LabError::Monitor(error.to_string()))?;
-        // Events come in between.
+        // Events may precede the response.
         if value.get("return").is_some() {
             return Ok(value);
         }
@@ -84,7 +85,7 @@ fn ask(
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_forwarded_port_is_found() {
+    fn forwarded_port_is_parsed() {
         let text = "Hub -1 (n0):\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\n  \
                     TCP[HOST_FORWARD]  12       127.0.0.1 35677       10.0.2.15  1024     0     0\n";
         assert_eq!(super::parse_usernet(text, 1024), Some(35677));

@@ -1,4 +1,4 @@
-//! Which labs of this user run: a directory each, locked by the process that owns the lab.
+//! Registry of this user's running labs: one directory each, locked by the process that owns the lab.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -12,23 +12,23 @@ use serde::{Deserialize, Serialize};
 use crate::LabError;
 use crate::boot::BESIDE;
 use crate::error::Context;
-use crate::session::Door;
+use crate::session::HostAccess;
 
-/// How long the console of a lab that died is kept.
-const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Retention time of the console of a dead lab.
+const CONSOLE_RETENTION: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What the names of labs that `lab run` starts begin with; its process's number follows.
+/// Prefix of the names of labs that `lab run` starts; the process id follows.
 pub const RUN_PREFIX: &str = "run-";
 
-/// A running lab, as others see it.
+/// Published entry of a running lab.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Entry {
     /// Its name.
     pub name: String,
     /// The process that owns it.
     pub pid: u32,
-    /// Hosts and the ways in.
-    pub hosts: Vec<(String, Door)>,
+    /// Hosts, with the access to each.
+    pub hosts: Vec<(String, HostAccess)>,
     /// The program that was put into the hosts.
     pub program: ProgramId,
 }
@@ -100,12 +100,13 @@ fn make_private(path: &Path) -> Result<(), LabError> {
     builder.recursive(true).mode(0o700).create(path).on("make", path)
 }
 
-/// Where images are, whose files never change; made when missing, so that a running lab sees images built later.
+/// Where images are, whose files never change; made when missing, so that a running lab sees images built
+/// later.
 pub fn images() -> Option<PathBuf> {
     let data = diskstore::image::data_directory()?;
     let images = std::path::absolute(data).ok()?.join("images");
     fs::create_dir_all(&images).ok()?;
-    // The mount inside is by its true name: what links lead to may be elsewhere.
+    // The mount inside has the canonical path: the target of a link may be elsewhere.
     fs::canonicalize(images).ok()
 }
 
@@ -125,19 +126,20 @@ pub fn sessions(name: &str) -> Result<PathBuf, LabError> {
     Ok(cache()?.join(format!("{name}.sessions")))
 }
 
-/// A name taken, as long as this lives.
+/// Exclusive ownership of a lab's name, until dropped.
 pub struct Claim {
     /// The lab's directory.
     pub directory: PathBuf,
     _lock: Flock<File>,
 }
 
-/// Takes a name, for a lab to be started, and removes what dead labs left.
+/// Claims a name for a lab, and removes the files of dead labs.
 pub fn claim(name: &str) -> Result<Claim, LabError> {
     check(name)?;
     prune();
     let directory = labs()?.join(name);
-    // Whoever looks whether the lab runs holds the lock for a moment, and a pruner may remove the directory again.
+    // A process that checks whether the lab runs holds the lock briefly, and a pruner may remove the
+    // directory again.
     let mut tries_left = 10;
     let lock = loop {
         make_private(&directory)?;
@@ -167,14 +169,14 @@ fn prune() {
         let directory = entry.path();
         let kept = fs::metadata(directory.join("died"))
             .and_then(|died| died.modified())
-            .is_ok_and(|died| died.elapsed().unwrap_or_default() < KEPT);
+            .is_ok_and(|died| died.elapsed().unwrap_or_default() < CONSOLE_RETENTION);
         if !kept && let Ok(Some(_lock)) = lock(&directory.join("lock"), FlockArg::LockExclusiveNonblock) {
             let _ = fs::remove_dir_all(&directory);
         }
     }
 }
 
-/// The lock on the file now at `path`, made if need be; or nothing when somebody has it.
+/// Locks the file at `path`, which is created if absent. Returns `None` if another process holds the lock.
 pub fn lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>, LabError> {
     loop {
         let file = File::options()
@@ -190,7 +192,7 @@ pub fn lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>, LabError>
             Err((_, Errno::EINTR)) => continue,
             Err((_, error)) => return Err(error).on("lock", path),
         };
-        // A lock on a file that was removed meanwhile keeps nobody out.
+        // A lock on a file that was removed meanwhile excludes no process.
         let (ours, there) = (lock.metadata().on("look at", path)?, fs::metadata(path));
         if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
             return Ok(Some(lock));
@@ -199,7 +201,7 @@ pub fn lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>, LabError>
 }
 
 impl Claim {
-    /// Lets others find the lab.
+    /// Publishes the lab's entry.
     pub fn publish(&self, entry: &Entry) -> Result<(), LabError> {
         let path = self.directory.join("state.json");
         let half = self.directory.join("state.new");
@@ -220,14 +222,14 @@ impl Claim {
         write().on("write", &path)
     }
 
-    /// Keeps the directory, and why the lab ended, for who asks next.
+    /// Keeps the directory, with the reason why the lab ended.
     pub fn keep(&self, why: &str) {
         let _ = fs::remove_file(self.directory.join("state.json"));
         let _ = fs::write(self.directory.join("died"), why);
     }
 
-    /// Moves the files of a lab that did not come up to a directory of their own, which is kept as long as a dead lab's, and
-    /// returns it.
+    /// Moves the files of a lab that did not come up to a directory of their own, which is kept as long as a
+    /// dead lab's, and returns it.
     pub fn set_aside(&self, why: &str) -> Result<PathBuf, LabError> {
         let labs = labs()?;
         // The prefix keeps it out of the list of dead labs: this one goes on.
@@ -235,7 +237,7 @@ impl Claim {
         let kept = (1..).map(name).find(|path| !path.exists());
         let kept = kept.expect("numbers do not run out");
         make_private(&kept)?;
-        // First, so that nobody takes the directory for a dead lab's.
+        // First, so that no process takes the directory for that of a dead lab.
         let died = kept.join("died");
         fs::write(&died, why).on("write", &died)?;
         for entry in fs::read_dir(&self.directory)
@@ -251,13 +253,13 @@ impl Claim {
     }
 }
 
-/// Why the last lab of that name died, if it did and no other was started since.
+/// Returns the reason why the last lab of that name died; `None` if it did not, or another was started since.
 pub fn last_words(name: &str) -> Option<String> {
     check(name).ok()?;
     fs::read_to_string(labs().ok()?.join(name).join("died")).ok()
 }
 
-/// Labs left running in the background that died, and why.
+/// Returns the background labs that died, with the reasons.
 pub fn dead() -> Result<Vec<(String, String)>, LabError> {
     let mut dead: Vec<_> = fs::read_dir(labs()?)
         .into_iter()
@@ -271,7 +273,7 @@ pub fn dead() -> Result<Vec<(String, String)>, LabError> {
     Ok(dead)
 }
 
-/// The running lab of that name.
+/// Returns the running lab of that name.
 pub fn find(name: &str) -> Result<Option<Entry>, LabError> {
     let directory = directory(name)?;
     if !directory.join("state.json").exists()
@@ -283,7 +285,7 @@ pub fn find(name: &str) -> Result<Option<Entry>, LabError> {
     Ok(serde_json::from_slice(&text).ok())
 }
 
-/// All running labs; removes what dead ones left.
+/// Returns all running labs, and removes the files of dead ones.
 pub fn list() -> Result<Vec<Entry>, LabError> {
     prune();
     let mut entries = Vec::new();

@@ -18,12 +18,13 @@ use crate::{IN_LAB_VARIABLE, LabError, OWNER_VARIABLE};
 /// Bytes of arguments and environment a request may have; the agent's protocol carries 64 KiB.
 const REQUEST_BYTES_MAX: usize = 60 << 10;
 
-/// How often a host is asked whether it still answers.
-const BEAT: Duration = Duration::from_secs(5);
-/// How soon again when it did not.
-const BEAT_AGAIN: Duration = Duration::from_secs(1);
+/// Interval of heartbeats to a host.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval after a heartbeat without a reply.
+const HEARTBEAT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Outer settings that mean nothing inside: below `/run` everything is new there, and running VMs are looked for there.
+/// Outer settings that mean nothing inside: below `/run` everything is new there, and running VMs are looked
+/// for there.
 const NOT_CARRIED: &[&str] = &[
     "MIRRORBALL_RUNTIME",
     "XDG_RUNTIME_DIR",
@@ -32,16 +33,16 @@ const NOT_CARRIED: &[&str] = &[
     "LS_COLORS",
 ];
 
-/// How to get into a host.
+/// Access to a host.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Door {
-    /// Of 127.0.0.1.
+pub struct HostAccess {
+    /// Port of 127.0.0.1.
     pub port: u16,
-    /// What a connection starts with.
+    /// Token with which a connection starts.
     pub token: [u8; TOKEN_BYTES],
 }
 
-impl Door {
+impl HostAccess {
     fn open(&self, purpose: Purpose) -> Result<TcpStream, LabError> {
         let connect = || -> std::io::Result<TcpStream> {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
@@ -60,24 +61,24 @@ impl Door {
         Ok(agent::client::exec(self.open(Purpose::Agent)?, &request)?)
     }
 
-    /// Has everything written back that the host has in memory.
+    /// Makes the host write back all dirty data.
     pub fn sync(&self) -> Result<(), LabError> {
         self.ask(Purpose::Sync, Duration::from_secs(60)).map(drop)
     }
 
-    /// How many VMs run in the host.
+    /// Returns the number of VMs that run in the host.
     pub fn count_vms(&self) -> Result<u8, LabError> {
         self.ask(Purpose::CountVms, Duration::from_secs(10))
     }
 
-    /// Has the host say on its console what its CPUs and its stuck tasks are at.
+    /// Makes the host print the state of its CPUs and stuck tasks on its console.
     pub fn tell(&self) -> Result<(), LabError> {
         self.ask(Purpose::Tell, Duration::from_secs(5)).map(drop)
     }
 
-    /// Returns when the host, or one of its CPUs, has not answered for `limit`: its kernel hangs, or it is dead. One question
-    /// that gets no answer says nothing: on a busy machine connections break.
-    pub fn wait_silent(&self, limit: Duration) {
+    /// Returns when the host, or one of its CPUs, has not replied for `limit`: its kernel hangs, or it is
+    /// dead. A single heartbeat without a reply is no evidence: on a busy machine connections break.
+    pub fn wait_until_unresponsive(&self, limit: Duration) {
         let mut answered = Instant::now();
         loop {
             let left = limit.saturating_sub(answered.elapsed());
@@ -88,15 +89,19 @@ impl Door {
             if answer.is_ok() {
                 answered = Instant::now();
             }
-            std::thread::sleep(if answer.is_ok() { BEAT } else { BEAT_AGAIN });
+            std::thread::sleep(if answer.is_ok() {
+                HEARTBEAT_INTERVAL
+            } else {
+                HEARTBEAT_RETRY_INTERVAL
+            });
         }
     }
 
-    fn ask(&self, purpose: Purpose, patience: Duration) -> Result<u8, LabError> {
+    fn ask(&self, purpose: Purpose, timeout: Duration) -> Result<u8, LabError> {
         let mut stream = self.open(purpose)?;
         let mut answer = [0];
         stream
-            .set_read_timeout(Some(patience))
+            .set_read_timeout(Some(timeout))
             .and_then(|()| stream.read_exact(&mut answer))
             .map_err(|error| LabError::Agent(ClientError::Io(error)))?;
         Ok(answer[0])
@@ -134,7 +139,7 @@ fn request(argv: &[OsString]) -> Result<ExecRequest, LabError> {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| name != OWNER_VARIABLE && !NOT_CARRIED.contains(&name.as_str()))
         .collect();
-    // When there is too much, the largest stay behind.
+    // If the environment is too large, the largest variables are left out.
     variables.sort_by_key(|(name, value)| name.len() + value.len());
     let mut left = Vec::new();
     for (name, value) in variables {
@@ -182,8 +187,8 @@ fn window() -> Option<WindowSize> {
     })
 }
 
-/// The running program as a command inside a lab's hosts: the copy they have, or when the program has been built anew
-/// since, its file.
+/// Returns the running program as a command inside a lab's hosts: their copy, or the program's file if it was
+/// rebuilt since.
 pub fn program(entry: &Entry, argv: &[OsString]) -> Result<Vec<OsString>, LabError> {
     let own = Path::new("/proc/self/exe");
     // Its own file has the other programs beside it, too.

@@ -1,7 +1,7 @@
 //! The process that owns a lab in the background.
 //!
-//! Its standard input carries the lab's description; its standard output one line of JSON, the answer; then it serves
-//! until SIGTERM, a dead host, or, for an automatic lab, until nobody has used it for a while.
+//! Its standard input carries the lab's description, and its standard output one line of JSON, the report. It
+//! then serves until SIGTERM, a dead host, or, for an automatic lab, the idle timeout.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -20,28 +20,28 @@ use crate::host::Lab;
 use crate::registry::{self, Claim, Entry, ProgramId};
 use crate::{LabError, SUPERVISOR_ARGUMENT, control, kernel};
 
-/// What a supervisor is told.
+/// Launch configuration of a supervisor.
 #[derive(Serialize, Deserialize)]
-struct Order {
+struct Launch {
     name: String,
     spec: LabSpec,
     /// End after so many seconds without a session or a VM.
     idle_s: Option<u64>,
 }
 
-/// What a supervisor answers.
+/// Report of a supervisor to its starter.
 #[derive(Serialize, Deserialize)]
-enum Answer {
-    /// The lab is up; why it had to start again before, each time.
+enum Report {
+    /// The lab is up; the reasons of its restarts before.
     Up(Vec<String>),
     /// Another supervisor has the name.
     Running,
-    /// Why it could not be started.
+    /// The lab could not be started: the reason.
     Failed(String),
 }
 
-/// How often an automatic lab looks whether it is used.
-const ASK_EVERY: Duration = Duration::from_secs(2);
+/// Interval at which an automatic lab checks whether it is in use.
+const USE_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
@@ -51,14 +51,14 @@ extern "C" fn stop(_: libc::c_int) {
 
 /// Starts a lab in the background, and returns when it is up.
 pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry, LabError> {
-    // Here and not there, because it may take long and speak.
+    // In this process, because it may take long and print.
     kernel::find(&registry::cache()?)?;
     let failed = |source| LabError::Io {
         what: "could not start the lab's supervisor".into(),
         source,
     };
     let begun = Instant::now();
-    let order = Order {
+    let launch = Launch {
         name: name.to_string(),
         spec: spec.clone(),
         idle_s: idle.map(|idle| idle.as_secs()),
@@ -75,7 +75,7 @@ pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry
     let mut child = command.spawn().map_err(failed)?;
     if let Some(mut input) = child.stdin.take() {
         input
-            .write_all(&serde_json::to_vec(&order).map_err(|error| failed(error.into()))?)
+            .write_all(&serde_json::to_vec(&launch).map_err(|error| failed(error.into()))?)
             .map_err(failed)?;
     }
     let mut text = String::new();
@@ -83,9 +83,9 @@ pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry
         output.read_to_string(&mut text).map_err(failed)?;
     }
     match serde_json::from_str(&text) {
-        Ok(Answer::Up(false_starts)) => false_starts.iter().for_each(|why| eprintln!("mirrorball: {why}")),
-        Ok(Answer::Running) => return Err(LabError::Running(name.into())),
-        Ok(Answer::Failed(reason)) => return Err(LabError::Supervisor(reason)),
+        Ok(Report::Up(false_starts)) => false_starts.iter().for_each(|why| eprintln!("mirrorball: {why}")),
+        Ok(Report::Running) => return Err(LabError::Running(name.into())),
+        Ok(Report::Failed(reason)) => return Err(LabError::Supervisor(reason)),
         Err(_) => {
             return Err(LabError::Supervisor(
                 "the lab's supervisor died while starting it".into(),
@@ -112,42 +112,42 @@ pub fn ended(name: &str) -> LabError {
 pub fn main() -> i32 {
     let _ = nix::unistd::setsid();
     let mut text = String::new();
-    let order: Order = match std::io::stdin()
+    let launch: Launch = match std::io::stdin()
         .read_to_string(&mut text)
         .map_err(|error| error.to_string())
         .and_then(|_| serde_json::from_str(&text).map_err(|error| error.to_string()))
     {
-        Ok(order) => order,
+        Ok(launch) => launch,
         Err(error) => {
-            tell(&Answer::Failed(error));
+            tell(&Report::Failed(error));
             return 2;
         }
     };
     let action = SigAction::new(SigHandler::Handler(stop), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler only stores to an atomic.
     let _ = unsafe { sigaction(Signal::SIGTERM, &action) };
-    let claim = match registry::claim(&order.name) {
+    let claim = match registry::claim(&launch.name) {
         Ok(claim) => claim,
         Err(error) => {
             tell(&match error {
-                LabError::Running(_) => Answer::Running,
-                error => Answer::Failed(error.chain()),
+                LabError::Running(_) => Report::Running,
+                error => Report::Failed(error.chain()),
             });
             return 1;
         }
     };
-    match run(&order, &claim) {
+    match run(&launch, &claim) {
         Ok(()) => 0,
         Err(error) => {
             claim.keep(&error.chain());
-            tell(&Answer::Failed(error.chain()));
+            tell(&Report::Failed(error.chain()));
             1
         }
     }
 }
 
-/// Says it and lets go of the pipe, for which the starter waits. False when the starter has gone.
-fn tell(answer: &Answer) -> bool {
+/// Sends the report and closes the pipe, on which the starter waits. Returns false if the starter is gone.
+fn tell(answer: &Report) -> bool {
     let text = serde_json::to_string(answer).unwrap_or_default();
     let heard = writeln!(std::io::stdout(), "{text}").is_ok();
     if let Ok(null) = fs::File::options().write(true).open("/dev/null") {
@@ -156,41 +156,42 @@ fn tell(answer: &Answer) -> bool {
     heard
 }
 
-fn run(order: &Order, claim: &Claim) -> Result<(), LabError> {
-    let mut lab = Lab::start(&order.spec, claim)?;
+fn run(launch: &Launch, claim: &Claim) -> Result<(), LabError> {
+    let mut lab = Lab::start(&launch.spec, claim)?;
     control::serve(&claim.directory, lab.links.clone())?;
     claim.publish(&Entry {
-        name: order.name.clone(),
+        name: launch.name.clone(),
         pid: std::process::id(),
         hosts: lab
             .hosts
             .iter()
-            .map(|host| (host.name.clone(), host.door.clone()))
+            .map(|host| (host.name.clone(), host.access.clone()))
             .collect(),
         program: ProgramId::own()?,
     })?;
-    // A lab whose start was interrupted is nobody's: an automatic one ends for want of use, any other now.
-    if !tell(&Answer::Up(lab.false_starts.clone())) && order.idle_s.is_none() {
+    // A lab whose start was interrupted has no user: an automatic one ends by its idle timeout, any other
+    // now.
+    if !tell(&Report::Up(lab.false_starts.clone())) && launch.idle_s.is_none() {
         return Ok(());
     }
-    let sessions = registry::sessions(&order.name)?;
+    let sessions = registry::sessions(&launch.name)?;
     let mut used = Instant::now();
     let mut asked = Instant::now();
     while !STOP.load(Ordering::Relaxed) {
         if let Some(error) = lab.died() {
             return Err(error);
         }
-        if let Some(idle_s) = order.idle_s
-            && asked.elapsed() > ASK_EVERY
+        if let Some(idle_s) = launch.idle_s
+            && asked.elapsed() > USE_POLL_INTERVAL
         {
             asked = Instant::now();
-            // Held while deciding: nobody can start a session between the decision and the end.
+            // Held during the decision: no session can start between the decision and the end.
             let alone = registry::lock(&sessions, FlockArg::LockExclusiveNonblock)?;
             if alone.is_none()
                 || lab
                     .hosts
                     .iter()
-                    .any(|host| host.door.count_vms().unwrap_or(0) > 0)
+                    .any(|host| host.access.count_vms().unwrap_or(0) > 0)
             {
                 used = Instant::now();
             } else if used.elapsed() > Duration::from_secs(idle_s) {
@@ -202,7 +203,7 @@ fn run(order: &Order, claim: &Claim) -> Result<(), LabError> {
     }
     let _ = fs::remove_file(claim.directory.join("state.json"));
     for host in &lab.hosts {
-        let _ = host.door.sync();
+        let _ = host.access.sync();
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ pub fn take_over() -> Option<Result<()>> {
             logged(|| cell::cluster::guard::guard(number))
         }
         ["cell-admission"] => logged(cell::cluster::admission::serve),
-        ["measure"] => hostinfo::known::measure(true).map(drop).into_diagnostic(),
+        ["measure"] => hostinfo::facts::measure(true).map(drop).into_diagnostic(),
         ["monitor"] => logged_on_demand(monitor),
         ["adopt"] => {
             // SAFETY: the keeper has put its socket at standard input, which nothing else of this process reads.

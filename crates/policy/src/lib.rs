@@ -1,4 +1,5 @@
-//! Decisions as plain functions: no I/O, no clock, no threads. The product, the tests and a simulator call the same ones.
+//! Decisions as plain functions: no I/O, no clock, no threads. The product, the tests and a simulator call
+//! the same ones.
 
 pub mod placement;
 pub mod sharing;

@@ -1,43 +1,44 @@
-//! In which cell a VM starts, and why not in the others.
+//! Placement: the cell in which a VM starts, and the reasons against the others.
 //!
-//! [`rank`] is the one decision. A cell that is asked for a place calls it, `mirrorball knowledge place` prints it, and the
-//! relations `has_room`, `no_room` and `place` of `mirrorball knowledge query` are its result.
+//! [`rank`] makes the decision. A cell calls it for each placement request, `mirrorball knowledge place`
+//! prints it, and the relations `has_room`, `no_room` and `place` of `mirrorball knowledge query` are its
+//! result.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What a cell has to give.
+/// Free capacity of a cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Room {
+pub struct CellCapacity {
     /// The cell.
     pub cell: u16,
-    /// Its CPUs.
+    /// Number of its CPUs.
     pub cpus: u32,
-    /// vCPUs that run there.
+    /// Number of vCPUs that run there.
     pub vcpus: u32,
-    /// Memory that it has not given out, bytes.
+    /// Free memory, bytes.
     pub free_bytes: u64,
-    /// Whether it takes no new VM.
+    /// Whether it is cordoned: it takes no new VM.
     pub is_cordoned: bool,
     /// Whether it is on the host where the VM was requested, which has the VM's files.
     pub is_here: bool,
 }
 
-/// What a VM needs of one cell.
+/// Resources that a VM needs in one cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Want {
-    /// Its vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u32,
-    /// Its memory, bytes.
+    /// Memory, bytes.
     pub memory_bytes: u64,
 }
 
 /// Whether a cell can take a VM. Displayed as the predicate of a sentence about the cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// It has room.
+    /// The VM fits.
     Fits {
-        /// vCPUs for each 1000 CPUs with those of the VM.
+        /// vCPUs per 1000 CPUs, including those of the VM.
         load_milli: u64,
     },
     /// It takes no new VM.
@@ -46,16 +47,16 @@ pub enum Verdict {
     NoCpu,
     /// It has less memory than the VM needs.
     TooSmall {
-        /// What it has not given out, bytes.
+        /// Free memory, bytes.
         free_bytes: u64,
     },
 }
 
-/// A cell, and what the decision says of it.
+/// A cell and its verdict.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Candidate {
     /// The cell.
-    pub room: Room,
+    pub room: CellCapacity,
     /// Whether it can take the VM.
     pub verdict: Verdict,
 }
@@ -79,12 +80,12 @@ impl fmt::Display for Verdict {
 /// The best is one of this host, if any of this host can take the VM; of these the one with the fewest vCPUs
 /// on each CPU afterwards, then the one with the most memory left, then the lowest number. A cell can take
 /// the VM if it is not cordoned, has a CPU, and has the memory.
-pub fn rank(rooms: &[Room], want: Want) -> Vec<Candidate> {
-    let judge = |room: &Room| Candidate {
+pub fn rank(capacities: &[CellCapacity], want: Want) -> Vec<Candidate> {
+    let judge = |room: &CellCapacity| Candidate {
         room: *room,
         verdict: judge(room, want),
     };
-    let mut candidates: Vec<Candidate> = rooms.iter().map(judge).collect();
+    let mut candidates: Vec<Candidate> = capacities.iter().map(judge).collect();
     candidates.sort_by_key(|candidate| {
         let room = &candidate.room;
         match candidate.verdict {
@@ -102,19 +103,19 @@ pub fn rank(rooms: &[Room], want: Want) -> Vec<Candidate> {
 }
 
 /// The cell for a VM: the first of [`rank`]; `None` if no cell can take it.
-pub fn place(rooms: &[Room], want: Want) -> Option<u16> {
-    let best = rank(rooms, want).first().copied()?;
+pub fn place(capacities: &[CellCapacity], want: Want) -> Option<u16> {
+    let best = rank(capacities, want).first().copied()?;
     matches!(best.verdict, Verdict::Fits { .. }).then_some(best.room.cell)
 }
 
-/// Why no cell takes a VM, cell by cell: "cell 0 is cordoned, cell 1 has 64 MiB".
-pub fn refusals(rooms: &[Room], want: Want) -> String {
-    let refused = rank(rooms, want).into_iter();
+/// Returns the reason of each cell against a VM: "cell 0 is cordoned, cell 1 has 64 MiB".
+pub fn refusals(capacities: &[CellCapacity], want: Want) -> String {
+    let refused = rank(capacities, want).into_iter();
     let refused = refused.map(|one| format!("cell {} {}", one.room.cell, one.verdict));
     refused.collect::<Vec<_>>().join(", ")
 }
 
-fn judge(room: &Room, want: Want) -> Verdict {
+fn judge(room: &CellCapacity, want: Want) -> Verdict {
     if room.is_cordoned {
         return Verdict::Cordoned;
     }
@@ -131,28 +132,28 @@ fn judge(room: &Room, want: Want) -> Verdict {
     }
 }
 
-/// What a user asserts of a cell.
+/// A user's assertions on a cell.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Asserted {
-    /// Its CPUs, in place of those that it has.
+    /// Number of CPUs, replacing the discovered one.
     pub cpus: Option<u32>,
-    /// vCPUs that run there, in place of those that were counted.
+    /// Number of vCPUs that run there, replacing the counted one.
     pub vcpus: Option<u32>,
-    /// Memory that may be given out, bytes. It counts where it is less than what the cell has: an assertion
-    /// makes no memory.
+    /// Free memory, bytes. It applies only if it is less than the cell's free memory: an assertion adds no
+    /// memory.
     pub free_bytes: Option<u64>,
-    /// Whether it is to take no new VM.
+    /// Whether it is cordoned.
     pub is_cordoned: bool,
 }
 
-/// What a user asserts of cells, by number.
+/// A user's assertions on cells, by cell number.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Assertions(pub BTreeMap<u16, Asserted>);
 
 impl Assertions {
-    /// The rooms as the assertions have them. An assertion of a cell without a room makes none.
-    pub fn apply(&self, rooms: &mut [Room]) {
-        for room in rooms {
+    /// Applies the assertions to the capacities. An assertion on an absent cell adds none.
+    pub fn apply(&self, capacities: &mut [CellCapacity]) {
+        for room in capacities {
             let Some(asserted) = self.0.get(&room.cell) else {
                 continue;
             };
@@ -163,7 +164,7 @@ impl Assertions {
         }
     }
 
-    /// Whether they have a cell take no new VM.
+    /// Whether the assertions cordon a cell.
     pub fn cordon(&self, cell: u16) -> bool {
         self.0.get(&cell).is_some_and(|asserted| asserted.is_cordoned)
     }
@@ -175,8 +176,8 @@ mod tests {
 
     use super::*;
 
-    fn room(cell: u16, cpus: u32, vcpus: u32, free_mib: u64) -> Room {
-        Room {
+    fn room(cell: u16, cpus: u32, vcpus: u32, free_mib: u64) -> CellCapacity {
+        CellCapacity {
             cell,
             cpus,
             vcpus,
@@ -186,35 +187,35 @@ mod tests {
         }
     }
 
-    fn place(rooms: &[Room], vcpus: u32, memory_bytes: u64) -> Option<u16> {
-        super::place(rooms, Want { vcpus, memory_bytes })
+    fn place(capacities: &[CellCapacity], vcpus: u32, memory_bytes: u64) -> Option<u16> {
+        super::place(capacities, Want { vcpus, memory_bytes })
     }
 
     #[test]
     fn cell_of_another_host_is_chosen_only_when_none_of_this_host_can_take_the_vm() {
-        let mut rooms = [room(0, 1, 9, 128), room(1, 8, 0, 1 << 20)];
-        rooms[1].is_here = false;
-        assert_eq!(place(&rooms, 1, 64 << 20), Some(0));
-        assert_eq!(place(&rooms, 1, 256 << 20), Some(1));
-        rooms[0].is_cordoned = true;
-        assert_eq!(place(&rooms, 1, 64 << 20), Some(1));
+        let mut capacities = [room(0, 1, 9, 128), room(1, 8, 0, 1 << 20)];
+        capacities[1].is_here = false;
+        assert_eq!(place(&capacities, 1, 64 << 20), Some(0));
+        assert_eq!(place(&capacities, 1, 256 << 20), Some(1));
+        capacities[0].is_cordoned = true;
+        assert_eq!(place(&capacities, 1, 64 << 20), Some(1));
     }
 
     #[test]
     fn every_cell_is_ranked_with_the_reason_of_its_rank() {
-        let mut rooms = [
+        let mut capacities = [
             room(3, 0, 0, 64),
             room(2, 4, 4, 64),
             room(1, 4, 0, 63),
             room(0, 4, 2, 64),
             room(4, 9, 0, 99),
         ];
-        rooms[4].is_cordoned = true;
+        capacities[4].is_cordoned = true;
         let want = Want {
             vcpus: 1,
             memory_bytes: 64 << 20,
         };
-        let said = rank(&rooms, want);
+        let said = rank(&capacities, want);
         let said: Vec<String> = said
             .iter()
             .map(|one| format!("{} {}", one.room.cell, one.verdict))
@@ -227,12 +228,12 @@ mod tests {
             "4 is cordoned",
         ];
         assert_eq!(said, expected);
-        assert!(refusals(&rooms[2..3], want).ends_with("cell 1 has 63 MiB"));
+        assert!(refusals(&capacities[2..3], want).ends_with("cell 1 has 63 MiB"));
     }
 
     #[test]
-    fn assertion_changes_the_cell_that_it_names_and_makes_no_memory_and_no_cell() {
-        let mut rooms = [room(0, 4, 2, 64), room(1, 4, 2, 64)];
+    fn assertion_changes_only_its_cell_and_adds_no_memory_or_cell() {
+        let mut capacities = [room(0, 4, 2, 64), room(1, 4, 2, 64)];
         let asserted = Asserted {
             cpus: Some(8),
             vcpus: Some(0),
@@ -240,8 +241,8 @@ mod tests {
             is_cordoned: false,
         };
         let mut assertions = Assertions([(1, asserted), (7, asserted)].into());
-        assertions.apply(&mut rooms);
-        assert_eq!(rooms, [room(0, 4, 2, 64), room(1, 8, 0, 64)]);
+        assertions.apply(&mut capacities);
+        assert_eq!(capacities, [room(0, 4, 2, 64), room(1, 8, 0, 64)]);
         assertions.0.insert(
             1,
             Asserted {
@@ -250,53 +251,56 @@ mod tests {
                 ..Asserted::default()
             },
         );
-        assertions.apply(&mut rooms);
-        assert_eq!((rooms[1].free_bytes, rooms[1].is_cordoned), (1 << 20, true));
+        assertions.apply(&mut capacities);
+        assert_eq!(
+            (capacities[1].free_bytes, capacities[1].is_cordoned),
+            (1 << 20, true)
+        );
         assert!(assertions.cordon(1) && !assertions.cordon(7) && !assertions.cordon(0));
     }
 
     #[test]
-    fn cordoned_cell_is_never_chosen_however_much_room_it_has() {
-        let mut rooms = [room(0, 1, 9, 128), room(1, 8, 0, 1 << 20)];
-        assert_eq!(place(&rooms, 1, 64 << 20), Some(1));
-        rooms[1].is_cordoned = true;
-        assert_eq!(place(&rooms, 1, 64 << 20), Some(0));
-        rooms[0].is_cordoned = true;
-        assert_eq!(place(&rooms, 1, 64 << 20), None);
+    fn cordoned_cell_is_never_chosen() {
+        let mut capacities = [room(0, 1, 9, 128), room(1, 8, 0, 1 << 20)];
+        assert_eq!(place(&capacities, 1, 64 << 20), Some(1));
+        capacities[1].is_cordoned = true;
+        assert_eq!(place(&capacities, 1, 64 << 20), Some(0));
+        capacities[0].is_cordoned = true;
+        assert_eq!(place(&capacities, 1, 64 << 20), None);
     }
 
     #[test]
-    fn the_least_loaded_that_fits_is_taken() {
-        let rooms = [room(0, 4, 4, 1024), room(1, 4, 2, 1024), room(2, 8, 0, 100)];
-        assert_eq!(place(&rooms, 2, 512 << 20), Some(1));
-        assert_eq!(place(&rooms, 2, 64 << 20), Some(2));
-        assert_eq!(place(&rooms, 1, 2048 << 20), None);
+    fn least_loaded_cell_that_fits_is_chosen() {
+        let capacities = [room(0, 4, 4, 1024), room(1, 4, 2, 1024), room(2, 8, 0, 100)];
+        assert_eq!(place(&capacities, 2, 512 << 20), Some(1));
+        assert_eq!(place(&capacities, 2, 64 << 20), Some(2));
+        assert_eq!(place(&capacities, 1, 2048 << 20), None);
     }
 
     #[test]
-    fn load_is_vcpus_for_each_cpu_with_those_of_the_vm() {
+    fn load_is_vcpus_per_cpu_including_the_vms() {
         assert_eq!(place(&[room(0, 1, 0, 64), room(1, 4, 1, 64)], 1, 0), Some(1));
         assert_eq!(place(&[room(0, 4, 3, 64), room(1, 5, 5, 64)], 1, 0), Some(0));
     }
 
     #[test]
-    fn of_equal_load_a_byte_more_of_memory_decides() {
-        let mut rooms = [0, 1].map(|cell| room(cell, 2, 0, 1 << 20));
-        rooms[1].free_bytes += 1;
-        assert_eq!(place(&rooms, 1, 0), Some(1));
+    fn free_memory_breaks_ties_of_load() {
+        let mut capacities = [0, 1].map(|cell| room(cell, 2, 0, 1 << 20));
+        capacities[1].free_bytes += 1;
+        assert_eq!(place(&capacities, 1, 0), Some(1));
     }
 
     proptest! {
-        /// VMs of one size, one after another: equal cells differ by one at most.
+        /// With VMs of one size, equal cells differ by at most one VM.
         #[test]
         fn equal_cells_are_filled_evenly(cells in 1..9_u16, cpus in 1..9_u32, vcpus in 1..5_u32, count in 0..40_u32) {
-            let mut rooms: Vec<Room> = (0..cells).map(|cell| room(cell, cpus, 0, 1 << 20)).collect();
+            let mut capacities: Vec<CellCapacity> = (0..cells).map(|cell| room(cell, cpus, 0, 1 << 20)).collect();
             for _ in 0..count {
-                let cell = place(&rooms, vcpus, 64 << 20).expect("memory for all");
-                rooms[usize::from(cell)].vcpus += vcpus;
-                rooms[usize::from(cell)].free_bytes -= 64 << 20;
+                let cell = place(&capacities, vcpus, 64 << 20).expect("memory for all");
+                capacities[usize::from(cell)].vcpus += vcpus;
+                capacities[usize::from(cell)].free_bytes -= 64 << 20;
             }
-            let placed = rooms.iter().map(|room| room.vcpus / vcpus);
+            let placed = capacities.iter().map(|room| room.vcpus / vcpus);
             let (least, most) = (placed.clone().min().expect("one"), placed.max().expect("one"));
             prop_assert!(most - least <= 1);
         }

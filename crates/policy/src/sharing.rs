@@ -1,24 +1,25 @@
 //! When a page read from an image is shared (SOSP '97, section 4.3.3: the global buffer cache).
 //!
-//! Mapping costs more time than copying and saves memory: a page copied costs 0.5 us, a page mapped alone 6.5 us, a page
-//! of a mapped run of 32 about 2 us. So copy at once, and let the background replace copies by mappings, unless memory
-//! is what the host is short of.
+//! Mapping costs more time than copying and saves memory: a page copied costs 0.5 us, a page mapped alone 6.5
+//! us, a page of a mapped run of 32 about 2 us. So copy at once, and let the background replace copies by
+//! mappings, unless memory is what the host is short of.
 
-/// What is known when a read comes.
+/// Inputs of the sharing decision for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Situation {
-    /// Whether another VM may map the image's pages, too.
+pub struct SharingInputs {
+    /// Whether another VM may map the image's pages as well.
     pub is_shared: bool,
-    /// Memory that the host could still give, in thousandths of what it has.
+    /// Available memory of the host, in thousandths of its total.
     pub available_permille: u32,
 }
 
-/// What to do with a read.
+/// Sharing mode of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// Copy, and remember where each page came from: somebody may come to share it with.
+pub enum SharingMode {
+    /// Copy, and record the origin of each page: another VM may share it later.
     Remember,
-    /// Copy, remember, and replace the copies by mappings in the background, runs of at least this many pages.
+    /// Copy, record the origins, and replace the copies by mappings in the background, in runs of at least
+    /// this many pages.
     Deferred {
         /// The shortest run worth mapping.
         run_pages_min: u64,
@@ -30,19 +31,20 @@ pub enum Way {
     },
 }
 
-/// Below this much available memory the host is short of it.
+/// Available memory below which the host is short of it, in thousandths.
 pub const SHORT_PERMILLE: u32 = 125;
-/// Below this, memory counts more than any time.
+/// Available memory below which saving memory outweighs any time, in thousandths.
 pub const SCARCE_PERMILLE: u32 = 50;
-/// The shortest run that is mapped in the background while there is plenty of memory. Of what a Debian guest reads as it
-/// boots and compiles, three of four runs are one page long and hold a quarter of the pages: without them, sharing costs
-/// a third.
+/// The shortest run that is mapped in the background while there is plenty of memory. Of what a Debian guest
+/// reads as it boots and compiles, three of four runs are one page long and hold a quarter of the pages:
+/// without them, sharing costs a third.
 pub const RUN_PAGES_PLENTY: u64 = 2;
-/// The shortest run that is mapped when memory is short: 32 KiB, where a mapped page costs about six times a copied one.
+/// The shortest run that is mapped when memory is short: 32 KiB, where a mapped page costs about six times a
+/// copied one.
 pub const RUN_PAGES_SHORT: u64 = 8;
 
-impl Way {
-    /// The shortest run of copies that the background replaces; none if it replaces none.
+impl SharingMode {
+    /// Returns the shortest run of copies that the background replaces, in pages; `None` if it replaces none.
     pub fn run_pages_min_later(self) -> Option<u64> {
         match self {
             Self::Remember => None,
@@ -53,28 +55,29 @@ impl Way {
 }
 
 /// The rule of `share = "adaptive"`.
-pub fn adaptive(situation: Situation) -> Way {
-    match situation.available_permille {
-        available if available < SCARCE_PERMILLE => Way::AtRead { run_pages_min: 1 },
-        available if available < SHORT_PERMILLE => Way::AtRead {
+pub fn adaptive(inputs: SharingInputs) -> SharingMode {
+    match inputs.available_permille {
+        available if available < SCARCE_PERMILLE => SharingMode::AtRead { run_pages_min: 1 },
+        available if available < SHORT_PERMILLE => SharingMode::AtRead {
             run_pages_min: RUN_PAGES_SHORT,
         },
-        // Alone, a mapping only spares the copy in the host's page cache, which the host can drop by itself.
-        _ if !situation.is_shared => Way::Remember,
-        _ => Way::Deferred {
+        // For a single VM a mapping only saves the copy in the host's page cache, which the host can drop by
+        // itself.
+        _ if !inputs.is_shared => SharingMode::Remember,
+        _ => SharingMode::Deferred {
             run_pages_min: RUN_PAGES_PLENTY,
         },
     }
 }
 
-/// The part of the mappings it may have from which on a VM's are trimmed: one in this many.
+/// Trimming starts at one in this many of the mappings that a VM may have.
 const TRIM_FROM: usize = 2;
-/// There is no other trim before they have become more by this part.
+/// The next trim waits until the mappings have grown by one in this many of the limit.
 const TRIM_STEP: usize = 64;
 
-/// Whether overwritten mappings of a VM that has `mappings` of `most` are looked for now, when there were `trimmed` after
-/// the last time. The page table says which were written, page by page: looked for every five seconds, that was half of all
-/// that sharing cost a VM of 15,000 shared pages.
+/// Whether to trim the overwritten mappings of a VM with `mappings` of `most` now, when `trimmed` were left
+/// after the last trim. A trim reads the page table page by page: every five seconds, this was half of the
+/// cost of sharing for a VM of 15,000 shared pages.
 pub fn trims(mappings: usize, trimmed: usize, most: usize) -> bool {
     mappings > most / TRIM_FROM && mappings >= trimmed.saturating_add(most / TRIM_STEP)
 }
@@ -85,31 +88,31 @@ mod tests {
 
     use super::*;
 
-    fn eagerness(way: Way) -> u64 {
-        match way {
-            Way::Remember => 0,
-            Way::Deferred { run_pages_min } => 100 - run_pages_min,
-            Way::AtRead { run_pages_min } => 1000 - run_pages_min,
+    fn eagerness(mode: SharingMode) -> u64 {
+        match mode {
+            SharingMode::Remember => 0,
+            SharingMode::Deferred { run_pages_min } => 100 - run_pages_min,
+            SharingMode::AtRead { run_pages_min } => 1000 - run_pages_min,
         }
     }
 
     proptest! {
         #[test]
-        fn less_memory_or_another_vm_never_shares_less(
+        fn sharing_is_monotonic_in_memory_pressure_and_users(
             is_shared: bool, becomes_shared: bool, available in 0..1000u32, less in 0..1000u32,
         ) {
-            let before = adaptive(Situation { is_shared, available_permille: available });
-            let situation = Situation {
+            let before = adaptive(SharingInputs { is_shared, available_permille: available });
+            let inputs = SharingInputs {
                 is_shared: is_shared || becomes_shared,
                 available_permille: available.saturating_sub(less),
             };
-            prop_assert!(eagerness(adaptive(situation)) >= eagerness(before));
+            prop_assert!(eagerness(adaptive(inputs)) >= eagerness(before));
         }
     }
 
     proptest! {
         #[test]
-        fn trims_are_few_and_the_limit_is_not_reached_untrimmed(most in 64..100_000usize, growth in 1..50usize) {
+        fn trims_are_bounded_and_precede_the_limit(most in 64..100_000usize, growth in 1..50usize) {
             let (mut trimmed, mut count) = (0, 0);
             for mappings in (0..=most).step_by(growth) {
                 if trims(mappings, trimmed, most) {
@@ -122,45 +125,51 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_vm_on_a_large_host_only_remembers() {
-        let situation = Situation {
+    fn single_vm_with_ample_memory_only_records_origins() {
+        let inputs = SharingInputs {
             is_shared: false,
             available_permille: 800,
         };
-        assert_eq!(adaptive(situation), Way::Remember);
+        assert_eq!(adaptive(inputs), SharingMode::Remember);
         assert_eq!(
-            adaptive(Situation {
+            adaptive(SharingInputs {
                 is_shared: true,
-                ..situation
+                ..inputs
             }),
-            Way::Deferred { run_pages_min: 2 }
+            SharingMode::Deferred { run_pages_min: 2 }
         );
     }
 
     #[test]
-    fn memory_is_short_and_scarce_below_its_figures_and_not_at_them() {
-        let way = |available_permille| {
-            adaptive(Situation {
+    fn pressure_thresholds_are_exclusive() {
+        let mode = |available_permille| {
+            adaptive(SharingInputs {
                 is_shared: false,
                 available_permille,
             })
         };
-        let at_read = |run_pages_min| Way::AtRead { run_pages_min };
-        assert_eq!(way(SCARCE_PERMILLE - 1), at_read(1));
-        assert_eq!(way(SCARCE_PERMILLE), at_read(RUN_PAGES_SHORT));
-        assert_eq!(way(SHORT_PERMILLE - 1), at_read(RUN_PAGES_SHORT));
-        assert_eq!(way(SHORT_PERMILLE), Way::Remember);
+        let at_read = |run_pages_min| SharingMode::AtRead { run_pages_min };
+        assert_eq!(mode(SCARCE_PERMILLE - 1), at_read(1));
+        assert_eq!(mode(SCARCE_PERMILLE), at_read(RUN_PAGES_SHORT));
+        assert_eq!(mode(SHORT_PERMILLE - 1), at_read(RUN_PAGES_SHORT));
+        assert_eq!(mode(SHORT_PERMILLE), SharingMode::Remember);
     }
 
     #[test]
-    fn copies_are_replaced_later_in_the_runs_that_the_way_asks_for() {
-        assert_eq!(Way::Remember.run_pages_min_later(), None);
-        assert_eq!(Way::Deferred { run_pages_min: 2 }.run_pages_min_later(), Some(2));
-        assert_eq!(Way::AtRead { run_pages_min: 8 }.run_pages_min_later(), Some(1));
+    fn background_replaces_runs_of_the_modes_minimum_length() {
+        assert_eq!(SharingMode::Remember.run_pages_min_later(), None);
+        assert_eq!(
+            SharingMode::Deferred { run_pages_min: 2 }.run_pages_min_later(),
+            Some(2)
+        );
+        assert_eq!(
+            SharingMode::AtRead { run_pages_min: 8 }.run_pages_min_later(),
+            Some(1)
+        );
     }
 
     #[test]
-    fn mappings_are_trimmed_above_half_of_the_limit_and_a_64th_above_the_last_time() {
+    fn trim_requires_half_the_limit_and_a_64th_of_growth() {
         assert_eq!([500, 501].map(|mappings| trims(mappings, 0, 1000)), [false, true]);
         assert_eq!(
             [614, 615].map(|mappings| trims(mappings, 600, 1000)),

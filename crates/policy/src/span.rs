@@ -1,34 +1,36 @@
-//! Over which cells a VM spans, and what of it each has.
+//! Division of a spanning VM among cells.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::placement::Room;
+use crate::placement::CellCapacity;
 
-/// Memory is divided in these, bytes: x86-64's large page, so that no page of one has its halves in two cells.
+/// Granularity of memory, bytes: x86-64's large page, so that none is divided between two cells.
 const STEP_BYTES: u64 = 2 << 20;
-/// What each cell has at least, bytes, where the VM has that much for each: a guest's kernel merges smaller nodes into others.
+/// Minimum memory of each cell, bytes, if the VM has that much for each: a guest's kernel merges smaller
+/// nodes into others.
 const PART_MIN_BYTES: u64 = 64 << 20;
 
-/// Of so many rooms all sets are looked at: a thousand.
+/// Most cells of which all sets are tried: a thousand sets.
 const FEW: usize = 10;
 
-/// What of a VM is in one cell.
+/// The part of a VM in one cell.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// The cell.
     pub cell: u16,
-    /// Its vCPUs.
+    /// The vCPUs.
     pub vcpus: Range<u8>,
-    /// Its memory.
+    /// Memory, bytes.
     pub memory_bytes: u64,
 }
 
-/// Divides a VM among cells, in their order: vCPUs as the cells have CPUs, each one at least; memory as they got vCPUs, in
-/// steps of 2 MiB, each 64 MiB at least if the VM has that much for each. Cells beyond the number of vCPUs get no part. What
-/// `memory_bytes` has beyond a multiple of 2 MiB is the last one's.
-pub fn divide(vcpus: u8, memory_bytes: u64, cells: &[Room]) -> Vec<Part> {
+/// Divides a VM among cells, in their order. vCPUs are proportional to the cells' CPUs, at least one each.
+/// Memory is proportional to the vCPUs, in steps of 2 MiB, at least 64 MiB each if the VM has that much for
+/// each. Cells beyond the number of vCPUs get no part. The rest of `memory_bytes` beyond a multiple of 2 MiB
+/// goes to the last part.
+pub fn divide(vcpus: u8, memory_bytes: u64, cells: &[CellCapacity]) -> Vec<Part> {
     let cells = &cells[..cells.len().min(usize::from(vcpus))];
     let cpus: Vec<u64> = cells.iter().map(|room| u64::from(room.cpus.max(1))).collect();
     let shares = apportion(u64::from(vcpus), &cpus, 1);
@@ -38,7 +40,7 @@ pub fn divide(vcpus: u8, memory_bytes: u64, cells: &[Room]) -> Vec<Part> {
     let mut first = 0;
     let mut parts = Vec::with_capacity(cells.len());
     for ((room, share), steps) in cells.iter().zip(&shares).zip(&memory) {
-        // No share is more than all of the vCPUs.
+        // A share is at most the number of vCPUs.
         let end = first + *share as u8;
         parts.push(Part {
             cell: room.cell,
@@ -53,10 +55,10 @@ pub fn divide(vcpus: u8, memory_bytes: u64, cells: &[Room]) -> Vec<Part> {
     parts
 }
 
-/// Divides `total` in proportion to `weights`, none of them zero, by largest remainders (Hamilton's method); each gets `least` at
-/// least, which `total` must have for all.
+/// Divides `total` in proportion to `weights`, none of them zero, by largest remainders (Hamilton's method).
+/// Each share is at least `least`, for which `total` must suffice.
 fn apportion(total: u64, weights: &[u64], least: u64) -> Vec<u64> {
-    // Those whose part would be below the least get that, and the others divide the rest, until all have the least.
+    // Shares below the minimum are raised to it, and the others divide the rest, until all have the minimum.
     let mut raised = vec![false; weights.len()];
     loop {
         let (mut rest, mut weight_sum) = (u128::from(total), 0);
@@ -94,21 +96,22 @@ fn apportion(total: u64, weights: &[u64], least: u64) -> Vec<u64> {
     }
 }
 
-/// The cells for a VM that is divided as [`divide`] does it: the fewest that have the memory of their parts and, where any number of
-/// cells can, as many CPUs as the VM has vCPUs; of as many, those with the fewest vCPUs on each CPU afterwards, then the lowest
-/// numbers. Cordoned cells take no part. In order of number; never more than vCPUs, or than the VM has 64 MiB for each. `None` if none have the memory.
+/// Selects the cells for a VM that [`divide`] divides: the fewest that have the memory of their parts and,
+/// where any set does, as many CPUs as the VM has vCPUs. Ties go to the lowest load in vCPUs per CPU
+/// afterwards, then to the lowest numbers. Cordoned cells are excluded. The cells are sorted by number, at
+/// most one per vCPU and per 64 MiB. Returns `None` if no set has the memory.
 ///
-/// Of more than 10 unlike cells it may be that fewer would do; not all sets of so many are looked at.
-pub fn choose(rooms: &[Room], vcpus: u8, memory_bytes: u64) -> Option<Vec<u16>> {
-    let usable: Vec<Room> = rooms
+/// Among more than 10 different cells the result may not be minimal, since not all sets are tried.
+pub fn choose(capacities: &[CellCapacity], vcpus: u8, memory_bytes: u64) -> Option<Vec<u16>> {
+    let usable: Vec<CellCapacity> = capacities
         .iter()
         .filter(|room| room.cpus > 0 && !room.is_cordoned)
         .copied()
         .collect();
     let by_memory = usize::try_from(memory_bytes / PART_MIN_BYTES).unwrap_or(usize::MAX);
     let most = usable.len().min(by_memory.max(1));
-    let cpus = |set: &[Room]| set.iter().map(|room| u64::from(room.cpus)).sum::<u64>();
-    let best = |enough: &dyn Fn(&[Room]) -> bool| {
+    let cpus = |set: &[CellCapacity]| set.iter().map(|room| u64::from(room.cpus)).sum::<u64>();
+    let best = |enough: &dyn Fn(&[CellCapacity]) -> bool| {
         (1..=most).find_map(|count| {
             candidates(&usable, count)
                 .into_iter()
@@ -124,12 +127,12 @@ pub fn choose(rooms: &[Room], vcpus: u8, memory_bytes: u64) -> Option<Vec<u16>> 
         .map(|set| numbers(&set))
 }
 
-fn numbers(set: &[Room]) -> Vec<u16> {
+fn numbers(set: &[CellCapacity]) -> Vec<u16> {
     set.iter().map(|room| room.cell).collect()
 }
 
-/// Whether each cell gets a part, and has the memory of it.
-fn fits(set: &[Room], vcpus: u8, memory_bytes: u64) -> bool {
+/// Whether each cell gets a part and has the memory for it.
+fn fits(set: &[CellCapacity], vcpus: u8, memory_bytes: u64) -> bool {
     let parts = divide(vcpus, memory_bytes, set);
     parts.len() == set.len()
         && set
@@ -138,33 +141,36 @@ fn fits(set: &[Room], vcpus: u8, memory_bytes: u64) -> bool {
             .all(|(room, part)| part.memory_bytes <= room.free_bytes)
 }
 
-/// All sets of `count` rooms, if the rooms are few; else those that are likely to do.
-fn candidates(rooms: &[Room], count: usize) -> Vec<Vec<Room>> {
-    if rooms.len() > FEW {
-        return likely(rooms, count);
+/// Returns all sets of `count` cells if the cells are few; else the likely ones.
+fn candidates(capacities: &[CellCapacity], count: usize) -> Vec<Vec<CellCapacity>> {
+    if capacities.len() > FEW {
+        return likely(capacities, count);
     }
     let of_bits = |bits: u32| {
-        let chosen = rooms.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1);
+        let chosen = capacities
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| bits >> at & 1 == 1);
         chosen.map(|(_, room)| *room).collect()
     };
-    let sets = (1..1_u32 << rooms.len()).filter(|bits| bits.count_ones() as usize == count);
+    let sets = (1..1_u32 << capacities.len()).filter(|bits| bits.count_ones() as usize == count);
     sets.map(of_bits).collect()
 }
 
-/// Sets of `count` rooms, each in order of number, among which is one with the memory if any has it (but for the rounding of
-/// vCPUs and memory): a cell's part is no more than it has free if it has as much for each of its CPUs as the VM needs for each
-/// CPU of the set. So, for each amount of memory for a CPU that a room has, of the rooms with that much or more those with the
-/// most CPUs; and those with the least load. The same by memory alone, since few vCPUs are divided evenly, whatever CPUs the cells
-/// have.
-fn likely(rooms: &[Room], count: usize) -> Vec<Vec<Room>> {
-    let each_cpu = |room: &Room| room.free_bytes / u64::from(room.cpus);
-    let all = |room: &Room| room.free_bytes;
-    let load = |room: &Room| u64::from(room.vcpus) * 1000 / u64::from(room.cpus);
-    let few_cpus = |room: &Room| u64::MAX - u64::from(room.cpus);
+/// Returns sets of `count` cells, sorted by number. One of them has the memory if any set has it, up to the
+/// rounding of vCPUs and memory: a part fits its cell if the cell has as much free memory per CPU as the VM
+/// needs per CPU of the set. So, for each cell's memory per CPU, the sets are, among the cells with at least
+/// that much, those with the most CPUs and those with the lowest load. The same by memory alone, since few
+/// vCPUs are divided evenly, whatever CPUs the cells have.
+fn likely(capacities: &[CellCapacity], count: usize) -> Vec<Vec<CellCapacity>> {
+    let each_cpu = |room: &CellCapacity| room.free_bytes / u64::from(room.cpus);
+    let all = |room: &CellCapacity| room.free_bytes;
+    let load = |room: &CellCapacity| u64::from(room.vcpus) * 1000 / u64::from(room.cpus);
+    let few_cpus = |room: &CellCapacity| u64::MAX - u64::from(room.cpus);
     let mut sets = Vec::new();
-    for free in [&each_cpu as &dyn Fn(&Room) -> u64, &all] {
-        for least in rooms {
-            let mut roomy: Vec<Room> = rooms
+    for free in [&each_cpu as &dyn Fn(&CellCapacity) -> u64, &all] {
+        for least in capacities {
+            let mut roomy: Vec<CellCapacity> = capacities
                 .iter()
                 .filter(|room| free(room) >= free(least))
                 .copied()
@@ -172,7 +178,7 @@ fn likely(rooms: &[Room], count: usize) -> Vec<Vec<Room>> {
             if roomy.len() < count {
                 continue;
             }
-            for key in [&few_cpus as &dyn Fn(&Room) -> u64, &load] {
+            for key in [&few_cpus as &dyn Fn(&CellCapacity) -> u64, &load] {
                 roomy.sort_by_key(|room| (key(room), load(room), room.cell));
                 let mut set = roomy[..count].to_vec();
                 set.sort_by_key(|room| room.cell);

@@ -18,16 +18,16 @@
 //!
 //! When several cells die at once, a key can have two owners for a while: a cell that has just started
 //! without peers, and a cell that starts next. Each cell's entries are kept apart from all others', so that
-//! either can remove its own. What a key stands for must tolerate two owners: on one host, two VMs can't have
-//! one directory.
+//! either can remove its own. The object that a key names must tolerate two owners: on one host, two VMs
+//! can't have one directory.
 //!
 //! Unlike the rest of this crate, this state machine needs links that deliver in order and once until one
 //! side is dead, as channels and connections do, and [`crate::multicast`] above them. The order of an owner's
 //! changes depends on it. Votes and receipts alone may come in any order, twice, or not at all: relays gather
 //! them (Multikernel, section 5.1). Each cell counts once for a request. If the branch of a tree by which its
 //! reply comes has lost a cell, or is late, the source asks the cell again over its link
-//! ([`Message::Again`]), and the cell repeats its reply over its own. A cell that has refused a claim or voted
-//! for it says the same again; one whose vote has to wait sends it over the link later.
+//! ([`Message::Again`]), and the cell repeats its reply over its own. A cell that has refused a claim or
+//! voted for it repeats its vote; one whose vote has to wait sends it over the link later.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -97,10 +97,11 @@ type Effects<K, V> = Vec<Effect<K, V>>;
 struct Claim<K, V> {
     key: K,
     value: V,
-    /// The votes that are missing. Complete and not begun: this cell has not heard from every link.
+    /// Missing votes. Complete before the claim begins: this cell lacks a hello of some link.
     votes: Replies,
     begun: bool,
-    /// To whom it is lost, when it is. It is settled once all votes are there, so that none comes later.
+    /// Winner of the key, if this claim has lost. The claim settles with the last vote, so that no vote
+    /// arrives later.
     lost_to: Option<CellNumber>,
 }
 
@@ -110,22 +111,23 @@ pub struct Node<K, V> {
     me: CellId,
     /// Entries by key and owner. Only the owner changes them.
     entries: BTreeMap<(K, CellNumber), V>,
-    /// The other cells that live, and whether they have said hello.
+    /// The other live cells, and whether each has sent its hello.
     links: BTreeMap<CellId, bool>,
-    /// More links are on their way.
+    /// Whether more links will be added.
     is_meeting: bool,
     claims: BTreeMap<u64, Claim<K, V>>,
     claim_next: u64,
-    /// Claims of others that this cell has voted for, and has not heard the outcome of.
+    /// Claims of others that this cell has voted for and whose outcome is pending.
     promised: BTreeMap<K, ClaimId>,
-    /// Claims of others that wait for this cell's vote, and the path of the vote.
+    /// Claims of others that wait for this cell's vote, with the path of the vote.
     deferred: BTreeMap<ClaimId, (K, Option<ReplyPath>)>,
-    /// Votes on claims of others that are not settled: none, or whom a vote against a claim names.
+    /// Votes on unsettled claims of others: `None` for a vote in favour, else the cell that a refusal names.
     votes: BTreeMap<ClaimId, Option<CellNumber>>,
-    /// Changes that not all have heard of, and the receipts that are missing.
+    /// Unconfirmed changes, with their missing receipts.
     unheard: BTreeMap<u64, Replies>,
     change_next: u64,
-    /// Lives that others know to be dead, and to which this cell still has links. Their entries go with the links.
+    /// Incarnations that others know to be dead while this cell still has their links. Their entries are
+    /// dropped with the links.
     doomed: BTreeSet<CellId>,
 }
 
@@ -215,7 +217,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     /// Adds a link to a cell.
     pub fn link(&mut self, cell: CellId) -> Effects<K, V> {
         self.links.insert(cell, false);
-        // A new life reports itself what still runs.
+        // A new incarnation reports the entries that still exist.
         self.doomed
             .retain(|doomed| doomed.number != cell.number || doomed.life >= cell.life);
         let of = |owner| {
@@ -224,7 +226,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         };
         let (mine, yours) = (of(self.me.number), of(cell.number));
         let mut effects = vec![Effect::Send(cell, Message::Hello { mine, yours })];
-        // It votes on what is under way, too.
+        // It votes on pending claims, too.
         for (number, claim) in &mut self.claims {
             if claim.begun {
                 claim.votes.add(cell);
@@ -241,7 +243,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         if self.links.remove(&cell).is_none() {
             return effects;
         }
-        // It keeps the votes that it has: it may have won by them, and be cut off.
+        // Its votes stay: it may have won by them before it was cut off.
         self.deferred.retain(|claim, _| claim.cell != cell);
         self.votes.retain(|claim, _| claim.cell != cell);
         let mut again = Vec::new();
@@ -265,8 +267,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         effects
     }
 
-    /// Records that relays gather the replies to a request: each cell below one with the first cell of its branch
-    /// of the tree.
+    /// Records that relays gather the replies to a request: each cell below one with the first cell of its
+    /// branch of the tree.
     pub fn gathered(&mut self, request: Request, branches: BTreeMap<CellId, CellId>) {
         let replies = match request {
             Request::Claim(claim) => self.claims.get_mut(&claim).map(|claim| &mut claim.votes),
@@ -297,9 +299,10 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         again.into_iter().map(ask_again).collect()
     }
 
-    /// Drops all entries of a dead cell and the votes for its claims, here and at all linked cells. `cell` has the last life
-    /// that is known to be dead: a cell that has a link to a later one keeps what that has. The caller must be certain that
-    /// nothing runs that these entries name. Returns the change's number, for [`Effect::Heard`]; `None` if `cell` is linked here.
+    /// Drops all entries of a dead cell and the votes for its claims, here and at all linked cells. `cell`
+    /// has the last life that is known to be dead: a cell that has a link to a later one keeps what that has.
+    /// The caller must be certain that nothing runs that these entries name. Returns the change's number, for
+    /// [`Effect::Heard`]; `None` if `cell` is linked here.
     pub fn forget_everywhere(&mut self, cell: CellId) -> Option<(u64, Effects<K, V>)> {
         if self.has_link_to(cell.number) || cell.number == self.me.number {
             return None;
@@ -308,7 +311,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         Some(self.announce(|change| Message::Forget { change, cell }))
     }
 
-    /// What another cell has found: that nothing of a dead cell runs.
+    /// Handles the report of another cell that nothing of a dead cell runs.
     fn forget_dead(&mut self, cell: CellId) {
         if cell.number == self.me.number {
             return;
@@ -381,7 +384,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         (change, effects)
     }
 
-    /// Handles a message, which came with the path for a reply. A message from a cell without a link is ignored.
+    /// Handles a message, which came with the path for a reply. A message from a cell without a link is
+    /// ignored.
     pub fn take(&mut self, from: CellId, message: Message<K, V>, path: Option<ReplyPath>) -> Effects<K, V> {
         let mut effects = Vec::new();
         if !self.links.contains_key(&from) {
@@ -390,7 +394,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         match message {
             Message::Hello { mine, yours } => {
                 self.links.insert(from, true);
-                // What its earlier lives won and still is, it says now.
+                // Its hello contains the entries that its earlier incarnations won and that still exist.
                 self.promised
                     .retain(|_, claim| claim.cell.number != from.number || claim.cell == from);
                 self.hello(from, mine, yours, &mut effects);
@@ -461,20 +465,20 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         effects
     }
 
-    /// What the other side of a new link said.
+    /// Handles the hello of a new link's other side.
     fn hello(&mut self, from: CellId, mine: Vec<(K, V)>, yours: Vec<(K, V)>, effects: &mut Effects<K, V>) {
         for (key, value) in mine {
             self.put(from.number, &key, Some(value));
         }
-        // What this life knows of its own entries is newer than what anybody has heard of the last one's.
+        // This incarnation's own entries are newer than the others' copies from the last one.
         let inherited: Vec<(K, V)> = yours.into_iter().filter(|(key, _)| !self.owns(key)).collect();
-        // All of them before it says anything: to tell of one, it goes on, and votes.
+        // All entries are stored before the first announcement, since announcing one proceeds to votes.
         for (key, value) in &inherited {
             self.put(self.me.number, key, Some(value.clone()));
         }
         for (key, value) in inherited {
             effects.push(Effect::Inherited(key.clone()));
-            // Not all may have heard of it.
+            // Some cells may not have it.
             effects.extend(self.tell(&key, Some(value)).1);
         }
     }
@@ -486,7 +490,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         }
     }
 
-    /// Why a claim of this cell would lose now.
+    /// Returns the cell against which a claim of this cell would lose now.
     fn refusal(&self, key: &K) -> Option<CellNumber> {
         if let Some(owner) = self.owner(key) {
             return Some(owner);
@@ -494,11 +498,11 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         if self.claims.values().any(|claim| claim.key == *key) {
             return Some(self.me.number);
         }
-        // Its claimer may lose yet, but then so may this one.
+        // Its claimer may still lose, but so may this claim.
         self.promised.get(key).map(|claim| claim.cell.number)
     }
 
-    /// Does what can be done now: begins claims, votes, settles claims, tells what all have heard.
+    /// Makes all possible progress: begins claims, votes, settles claims, and reports confirmed changes.
     fn go_on(&mut self, effects: &mut Effects<K, V>) {
         let heard = self
             .unheard
@@ -522,7 +526,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
                 continue;
             }
             claim.begun = true;
-            // While it waited to begin, the key may have been found to be somebody's.
+            // Another cell may have turned out to own the key before the claim began.
             claim.lost_to = self.owner(&claim.key);
             if claim.lost_to.is_some() {
                 continue;
@@ -535,12 +539,12 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     }
 
     fn vote(&mut self, effects: &mut Effects<K, V>) {
-        // In the order of claims, so that of two that wait here the first one gets the vote.
+        // Votes follow the order of claims, so that the lowest waiting claim gets the vote.
         for (asked, (key, path)) in self.deferred.clone() {
             let against = if let Some(owner) = self.owner(&key) {
                 Some(owner)
             } else if let Some(promised) = self.promised.get(&key) {
-                // A dead cell settles nothing more.
+                // A dead cell settles no claim.
                 if asked < *promised && self.links.contains_key(&promised.cell) {
                     continue;
                 }
@@ -575,7 +579,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             else {
                 continue;
             };
-            // While it waited, the key may have been found to be somebody's, who died before it voted.
+            // A cell that died before it voted may have turned out to own the key.
             let lost_to = lost_to.or_else(|| self.owner(&key).filter(|owner| *owner != self.me.number));
             let value = if lost_to.is_none() { Some(value) } else { None };
             effects.push(Effect::Tell(Message::Settle {

@@ -1,5 +1,5 @@
-//! Memory that cells give one another, as typed grants (Multikernel, SOSP '09, section 4.7; Cellular Disco, SOSP '99, section
-//! 5.1).
+//! Memory that cells give one another, as typed grants (Multikernel, SOSP '09, section 4.7; Cellular Disco,
+//! SOSP '99, section 5.1).
 //!
 //! Guest memory has no addresses that could be handed out: it is host memory that a memfd takes. So a grant
 //! is an amount in bytes of one *home*, the cell whose NUMA nodes have the memory, with one *holder*, free or
@@ -106,7 +106,7 @@ struct Link {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Ledger {
     me: CellId,
-    /// Bytes of this cell's own memory, whoever holds them.
+    /// Bytes of this cell's own memory, including granted ones.
     bytes: u64,
     /// Bytes of this cell's own memory that others hold, by holder. Persisted.
     given: Amounts,
@@ -168,7 +168,7 @@ impl Ledger {
         self.vms.values().filter_map(|parts| parts.get(&home)).sum()
     }
 
-    /// What is free of another home's, if that lives: nothing new is to depend on a dead one.
+    /// Returns the free bytes of another home; 0 for a dead home, on which no new VM may depend.
     fn free_of(&self, home: CellNumber) -> u64 {
         let held = self.held.get(&home).filter(|_| self.met(home).is_some());
         held.map_or(0, |held| held.saturating_sub(self.used_of(home)))
@@ -278,7 +278,7 @@ impl Ledger {
         }
         match message {
             Message::Hello { given, held } => {
-                // A life that has held it knows what it still has; a new one holds what it is told.
+                // An incarnation with a count keeps it; a new one takes its home's count.
                 if given > 0 || self.held.contains_key(&home) {
                     self.held.entry(home).or_insert(given);
                 }
@@ -308,7 +308,7 @@ impl Ledger {
         }
     }
 
-    /// A holder has so much.
+    /// Sets the count of a holder, and persists it if it changes.
     fn is_held(&mut self, by: CellNumber, bytes: u64) -> Vec<Effect> {
         let was = match bytes {
             0 => self.given.remove(&by).unwrap_or(0),

@@ -1,30 +1,32 @@
-//! What cells say to one another, as state machines without I/O, clock or threads. An event goes in, packets to send and
-//! things to do come out; the product, the simulator and the model checker drive the same ones.
+//! The protocols between cells, as state machines without I/O, clock or threads. The inputs are events, the
+//! outputs packets and other effects. The product, the simulator and the model checker drive the same state
+//! machines.
 //!
-//! - [`agreement`]: a table that all cells have, whose keys are unique;
-//! - [`grant`]: memory that cells give one another;
-//! - [`multicast`]: messages to all along trees, and to one, in order.
+//! - [`agreement`]: a replicated table with unique keys;
+//! - [`grant`]: memory that cells lend one another;
+//! - [`multicast`]: ordered multicast along trees, and unicast.
 //!
-//! What all rely on: a *packet* may be lost, come twice, late, or before an earlier one. A cell is dead or alive; dead ones
-//! never come back, since a cell that starts anew has another [`CellId`]. Who is alive is agreed on elsewhere and told to
-//! each machine, in the same order to all; packets of the dead are dropped by whoever has been told.
+//! Assumptions: a *packet* may be lost, duplicated, delayed or reordered. Cells fail by stopping: a dead cell
+//! never returns, since a restarted cell has another [`CellId`]. Membership is agreed on elsewhere, and each
+//! state machine receives the deaths in the same order. A state machine that has received a death drops the
+//! packets of the dead cell.
 
 pub mod agreement;
-#[cfg(any(test, feature = "stories"))]
-pub mod chance;
 pub mod grant;
 pub mod multicast;
+#[cfg(any(test, feature = "stories"))]
+pub mod rng;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One life of a cell. Ordered as cells are numbered.
+/// One incarnation of a cell. Ordered by cell number.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct CellId {
-    /// The cell's place in the cluster.
+    /// The cell's number in the cluster.
     pub number: u16,
-    /// Counts the monitors that this cell has had.
+    /// Incarnation: the number of monitors that this cell has had.
     pub life: u32,
 }
 

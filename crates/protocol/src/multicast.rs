@@ -6,8 +6,8 @@
 //! the cells below before it takes the message itself. The caller chooses the tree. A first cell with nothing
 //! below it gets the message as a unicast: a tree of such cells costs only the numbers.
 //!
-//! The guarantee is that of links: what one cell sends to another arrives once and in order, until one of the
-//! two is dead to the other, whichever way each message goes. Why that holds:
+//! The guarantee is that of links: the messages of one cell to another arrive once and in order, by any
+//! route, until one of the two is dead to the other. The argument:
 //!
 //! 1. *Once, in order.* A source numbers its messages to each cell, and never uses a number twice. A cell
 //!    takes only the next number, drops those it has had, and holds back early ones. The first message over a
@@ -27,11 +27,11 @@
 //!    keeps them.
 //!
 //! A message may ask for replies, as a request for votes does. [`Multicast::reply`] sends a reply back by the
-//! relay that brought the message, which [gathers](gather) those of the cells below it and sends one packet up
-//! (Multikernel, section 5.1, Figure 6). Replies are outside the guarantee above: one may be lost with a relay,
-//! and one may arrive before earlier messages of its cell. So the layer above counts replies by cell, and asks
-//! the cells below a relay again, over their links, when the relay dies or is late. A packet of replies confirms
-//! messages as any other does.
+//! relay that brought the message, which [gathers](gather) those of the cells below it and sends one packet
+//! up (Multikernel, section 5.1, Figure 6). Replies are outside the guarantee above: one may be lost with a
+//! relay, and one may arrive before earlier messages of its cell. So the layer above counts replies by cell,
+//! and asks the cells below a relay again, over their links, when the relay dies or is late. A packet of
+//! replies confirms messages as any other does.
 //!
 //! A tree contains only cells that have sent something since they were linked: they have the link too, and
 //! will know the source. A cell that was late, or that relayed to one, is in no tree until it sends
@@ -51,11 +51,12 @@ pub use gather::ReplyPath;
 pub use packet::{Gathered, Hop, Packet};
 
 use gather::{Batch, Gatherings};
-use peer::{Kept, Peer};
+use peer::{Peer, Unacked};
 
-/// Numbers from the first message that is not confirmed to the next one, at most.
+/// Most sequence numbers from the first unacknowledged message to the next one.
 const WINDOW: u64 = 64;
-/// What is not confirmed after so many ticks is late: after two the receiver's own tick has been, too.
+/// Ticks after which an unacknowledged message is late. After two ticks the receiver's own tick has passed,
+/// too.
 pub(crate) const LATE_TICKS: u8 = 3;
 
 /// Effect that the caller has to carry out.
@@ -69,13 +70,13 @@ pub enum Effect<M> {
 
 type Effects<M> = Vec<Effect<M>>;
 
-/// What [`Multicast::tell`] does.
+/// Result of [`Multicast::send_to_all`].
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Told<M> {
+pub struct MulticastResult<M> {
     /// Effects that the caller has to carry out.
     pub effects: Vec<Effect<M>>,
-    /// The cells whose replies relays gather, each with the first cell of its branch. Without that cell, or if it
-    /// is late, the reply may be lost.
+    /// The cells whose replies relays gather, each with the first cell of its branch. Without that cell, or
+    /// if it is late, the reply may be lost.
     pub gathered: BTreeMap<CellId, CellId>,
 }
 
@@ -103,7 +104,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
     }
 
     /// Adds a link to a cell. Nothing comes over an earlier link to that cell any more.
-    /// `gathers` says whether the cell knows packets of replies.
+    /// `gathers`: whether the cell supports packets of replies.
     pub fn link(&mut self, cell: CellId, gathers: bool) {
         self.peers.insert(cell, Peer::new(self.unused, gathers));
     }
@@ -112,9 +113,9 @@ impl<M: Clone + PartialEq> Multicast<M> {
     pub fn dead(&mut self, cell: CellId) -> Effects<M> {
         let mut effects = Vec::new();
         if self.peers.remove(&cell).is_some() {
-            // It may have been the relay of any of them.
+            // The dead cell may have relayed any of them.
             let cells: Vec<CellId> = self.peers.keys().copied().collect();
-            self.send_kept(cells, &mut effects);
+            self.resend_unacked(cells, &mut effects);
         }
         effects.extend(self.gatherings.dead(cell).into_iter().map(upward));
         effects
@@ -141,7 +142,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
     /// Sends a message to all linked cells along a tree. Cells that the tree leaves out get the message over
     /// their links. So do all cells if the tree has a cell that is not [fit](Self::fit), or a cell twice. If
     /// `gathers`, the message asks for replies, and relays gather them if all linked cells know how.
-    pub fn tell(&mut self, body: &M, tree: &[Hop], gathers: bool) -> Told<M> {
+    pub fn send_to_all(&mut self, body: &M, tree: &[Hop], gathers: bool) -> MulticastResult<M> {
         let mut effects = Vec::new();
         let mut gathered = BTreeMap::new();
         let gathers = gathers && self.all_gather();
@@ -163,7 +164,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
                 gathered.insert(hop.cell, first.cell);
                 numbered.push((*hop, self.keep(hop.cell, first.cell, body, &mut effects)));
             }
-            // It goes over the link itself, so it can't be lost.
+            // This packet goes over the link itself, so it can't be lost.
             let packet = Packet::Relayed {
                 source: self.me,
                 number: self.number(first.cell, &mut effects),
@@ -179,11 +180,11 @@ impl<M: Clone + PartialEq> Multicast<M> {
         if !gathers {
             gathered.clear();
         }
-        Told { effects, gathered }
+        MulticastResult { effects, gathered }
     }
 
-    /// Replies to a message of a cell, by the path that the message came with. A reply that is `at_once` waits
-    /// for no other. Without a link to the cell nothing happens.
+    /// Replies to a message of a cell, by the path that the message came with. A reply that is `at_once`
+    /// waits for no other. Without a link to the cell nothing happens.
     pub fn reply(&mut self, to: CellId, path: Option<ReplyPath>, at_once: bool, body: M) -> Effects<M> {
         let mut effects = Vec::new();
         let Some(peer) = self.peers.get_mut(&to) else {
@@ -212,7 +213,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
             return effects;
         }
         if let Some(peer) = self.peers.get_mut(&to) {
-            peer.is_owed = false;
+            peer.owes_ack = false;
         }
         effects
     }
@@ -251,7 +252,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
                 let children = self.pass_on(source, below, gathers, &body, &mut effects);
                 let is_relay = !children.is_empty();
                 if let Some(peer) = self.peers.get_mut(&source) {
-                    peer.is_owed |= from != source;
+                    peer.owes_ack |= from != source;
                     let relay = if is_relay { self.me } else { from };
                     let path = (gathers && relay != source).then_some(ReplyPath { relay, number });
                     let is_new = peer.take(source, number, body, path, &mut effects);
@@ -276,7 +277,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
                 self.take_replies(from, source, number, batch, &mut effects);
             }
             Packet::Heard { heard } => peer.confirmed(heard),
-            Packet::Unreached { cells } => self.send_kept(cells, &mut effects),
+            Packet::Unreached { cells } => self.resend_unacked(cells, &mut effects),
         }
         effects
     }
@@ -304,7 +305,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
     /// Whether [`Self::tick`] must be called.
     pub fn needs_tick(&self) -> bool {
         let mut peers = self.peers.values();
-        !self.gatherings.is_empty() || peers.any(|peer| peer.is_owed || !peer.kept.is_empty())
+        !self.gatherings.is_empty() || peers.any(|peer| peer.owes_ack || !peer.unacked.is_empty())
     }
 
     /// Advances time by one tick. A tick is about equally long in all cells, and much longer than a message
@@ -313,15 +314,15 @@ impl<M: Clone + PartialEq> Multicast<M> {
         let mut effects = Vec::new();
         let mut late = BTreeSet::new();
         for (cell, peer) in &mut self.peers {
-            if peer.is_owed {
-                peer.is_owed = false;
+            if peer.owes_ack {
+                peer.owes_ack = false;
                 let heard = peer.heard();
                 effects.push(Effect::Send(*cell, Packet::Heard { heard }));
             }
-            for kept in &mut peer.kept {
-                kept.ticks += 1;
-                if kept.ticks >= LATE_TICKS {
-                    late.extend([kept.relay, *cell]);
+            for unacked in &mut peer.unacked {
+                unacked.ticks += 1;
+                if unacked.ticks >= LATE_TICKS {
+                    late.extend([unacked.relay, *cell]);
                 }
             }
         }
@@ -330,7 +331,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
                 peer.prompt = false;
             }
         }
-        self.send_kept(late, &mut effects);
+        self.resend_unacked(late, &mut effects);
         effects.extend(self.gatherings.tick().into_iter().map(upward));
         effects
     }
@@ -338,11 +339,11 @@ impl<M: Clone + PartialEq> Multicast<M> {
     /// The next number for a cell; first there may be room to be made.
     fn number(&mut self, cell: CellId, effects: &mut Effects<M>) -> u64 {
         let is_full = |peer: &Peer<M>| {
-            let first = peer.kept.front();
-            first.is_some_and(|kept| peer.next - kept.number >= WINDOW)
+            let first = peer.unacked.front();
+            first.is_some_and(|unacked| peer.next - unacked.number >= WINDOW)
         };
         if self.peers.get(&cell).is_some_and(is_full) {
-            self.send_kept([cell], effects);
+            self.resend_unacked([cell], effects);
         }
         let Some(peer) = self.peers.get_mut(&cell) else {
             return self.unused;
@@ -356,7 +357,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
     fn keep(&mut self, cell: CellId, relay: CellId, body: &M, effects: &mut Effects<M>) -> u64 {
         let number = self.number(cell, effects);
         if let Some(peer) = self.peers.get_mut(&cell) {
-            peer.kept.push_back(Kept {
+            peer.unacked.push_back(Unacked {
                 number,
                 relay,
                 ticks: 0,
@@ -374,13 +375,13 @@ impl<M: Clone + PartialEq> Multicast<M> {
     }
 
     /// Sends what is not confirmed over the links, where nothing is lost.
-    fn send_kept(&mut self, cells: impl IntoIterator<Item = CellId>, effects: &mut Effects<M>) {
+    fn resend_unacked(&mut self, cells: impl IntoIterator<Item = CellId>, effects: &mut Effects<M>) {
         for cell in cells {
             let Some(peer) = self.peers.get_mut(&cell) else {
                 continue;
             };
-            for kept in std::mem::take(&mut peer.kept) {
-                effects.push(Effect::Send(cell, peer.packet(kept.number, kept.body)));
+            for unacked in std::mem::take(&mut peer.unacked) {
+                effects.push(Effect::Send(cell, peer.packet(unacked.number, unacked.body)));
             }
         }
     }
@@ -450,7 +451,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
 
     fn unreached(&mut self, source: CellId, cells: Vec<CellId>, effects: &mut Effects<M>) {
         if source == self.me {
-            self.send_kept(cells, effects);
+            self.resend_unacked(cells, effects);
         } else if self.peers.contains_key(&source) {
             effects.push(Effect::Send(source, Packet::Unreached { cells }));
         }

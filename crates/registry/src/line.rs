@@ -6,7 +6,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use urpc::version::{Unlike, Versions};
+use urpc::version::{VersionMismatch, Versions};
 
 /// A protocol, as one program speaks it.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ struct Received {
 pub enum LineError {
     /// The sender has no version in common with this program.
     #[error(transparent)]
-    Unlike(#[from] Unlike),
+    VersionMismatch(#[from] VersionMismatch),
     /// The line is no message of this version.
     #[error(
         "{peer} sent what is no message of {name}, of which this program speaks {ours} ({error}); help: where another release of \
@@ -132,12 +132,12 @@ mod tests {
         for newest in [1, 5] {
             let line = sent(newest, &serde_json::json!({ "ask": "levitate" }));
             let error = PROTOCOL.read::<Ask>(&line).unwrap_err();
-            assert!(matches!(error, LineError::Unlike(_)), "{error}");
+            assert!(matches!(error, LineError::VersionMismatch(_)), "{error}");
         }
         // One without versions is of the first.
         assert!(matches!(
             PROTOCOL.read::<Ask>("{\"ask\":\"ping\"}"),
-            Err(LineError::Unlike(_))
+            Err(LineError::VersionMismatch(_))
         ));
     }
 

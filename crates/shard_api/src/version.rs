@@ -16,7 +16,7 @@ use std::os::fd::BorrowedFd;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use urpc::version::{Unlike, Versions};
+use urpc::version::{VersionMismatch, Versions};
 
 use crate::control::ControlSocket;
 use crate::launch::Launch;
@@ -49,14 +49,14 @@ pub enum LaunchError {
     Receive(#[from] ReceiveError),
     /// The monitor has no version in common with the shard.
     #[error(transparent)]
-    Unlike(#[from] Unlike),
+    VersionMismatch(#[from] VersionMismatch),
 }
 
 /// Compares the versions of a shard's program with those of this monitor.
 ///
 /// # Errors
 /// If they have none in common. `program` names that program.
-pub fn agree_with_shard(theirs: Versions, program: &str) -> Result<u16, Unlike> {
+pub fn agree_with_shard(theirs: Versions, program: &str) -> Result<u16, VersionMismatch> {
     VERSIONS.agree(theirs, PROTOCOL, program)
 }
 
@@ -103,7 +103,10 @@ mod tests {
             format!("{{\"versions\":{versions},\"launch\":{{\"unknown\":[1]}},\"added\":true}}")
         };
         let refused = received(&message(Versions::up_to(VERSIONS.newest + 2))).err();
-        assert!(matches!(refused, Some(LaunchError::Unlike(_))), "{refused:?}");
+        assert!(
+            matches!(refused, Some(LaunchError::VersionMismatch(_))),
+            "{refused:?}"
+        );
         // The same launch of the next version is parsed, and makes no sense.
         let refused = received(&message(Versions::up_to(VERSIONS.newest + 1))).err();
         assert!(

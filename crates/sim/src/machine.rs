@@ -1,9 +1,9 @@
 //! The cells of a machine, and what messages between them cost.
 
-use cell::cluster::routes::Ways;
+use cell::cluster::routes::MulticastRoutes;
 use config::ConfigError;
 use config::cluster::CellPlan;
-use hostinfo::known;
+use hostinfo::facts;
 use knowledge::{Base, Fact, Machine};
 
 use crate::Time;
@@ -14,9 +14,9 @@ pub struct Cells {
     /// What each has.
     pub plans: Vec<CellPlan>,
     /// What messages between them cost, were they on one host.
-    pub ways: Ways,
+    pub ways: MulticastRoutes,
     /// What they know of that.
-    pub known: Ways,
+    pub known: MulticastRoutes,
     hosts: u16,
     stops: bool,
 }
@@ -28,13 +28,13 @@ impl Cells {
     /// If the machine has no CPUs for them.
     pub fn of(base: &Base, count: Option<u16>) -> Result<Self, ConfigError> {
         let machine = Machine::of(base);
-        let plans = known::division(&machine, count)?;
+        let plans = facts::division(&machine, count)?;
         // A recorded machine may have had other cells.
         let is_of_machine = |fact: &&Fact| !fact.name.starts_with("cell");
         let mut base: Base = base.facts().filter(is_of_machine).cloned().collect();
         let host = machine.hosts.first().map_or("", |host| &host.name);
-        base.learn(known::cells(&plans, host, None));
-        let ways = Ways::of(&base);
+        base.learn(facts::cells(&plans, host, None));
+        let ways = MulticastRoutes::of(&base);
         Ok(Self {
             known: ways.clone(),
             ways,
@@ -58,7 +58,7 @@ impl Cells {
                 let host = plan.host.as_deref().unwrap_or_default();
                 Fact::new("cell", [i64::from(plan.number).into(), host.into()])
             };
-            self.known = Ways::of(&self.plans.iter().map(cell).collect());
+            self.known = MulticastRoutes::of(&self.plans.iter().map(cell).collect());
         }
         self
     }

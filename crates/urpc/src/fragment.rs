@@ -1,9 +1,10 @@
-//! Byte strings longer than a message, as several.
+//! Fragmentation of byte strings into messages.
 //!
-//! All parts of a string follow one another in a channel. A message's kind says whose it is and how much of it counts:
+//! All parts of a string follow one another in a channel. A message's kind says whose it is and how much of
+//! it counts:
 //!
 //! ```text
-//! bits 0-15   port: what the string is for; the same in all its parts
+//! bits 0-15   port: purpose of the string; the same in all its parts
 //! bits 16-23  bytes of the payload that count, 0 to 56; less than 56 only in the last part
 //! bit 24      more parts follow
 //! ```
@@ -47,7 +48,7 @@ impl Iterator for Parts<'_> {
     }
 }
 
-/// What is wrong with a part. The channel can't be used further: where the next string starts is not known.
+/// An invalid part. The channel is unusable afterwards, since the start of the next string is unknown.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(feature = "host", derive(thiserror::Error))]
 pub enum FragmentError {
@@ -117,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn strings_come_out_as_they_went_in(strings in prop::collection::vec((any::<u16>(), prop::collection::vec(any::<u8>(), 0..500)), 1..20)) {
+        fn strings_survive_fragmentation(strings in prop::collection::vec((any::<u16>(), prop::collection::vec(any::<u8>(), 0..500)), 1..20)) {
             let mut assembly = Assembly::new([0; 500]);
             for (port, bytes) in &strings {
                 let parts = Parts::of(*port, bytes);
@@ -134,7 +135,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_sent_breaks_the_receiver(kinds in prop::collection::vec(any::<u32>(), 1..100)) {
+        fn any_message_sequence_is_handled_without_panic(kinds in prop::collection::vec(any::<u32>(), 1..100)) {
             let mut assembly = Assembly::new([0; 300]);
             for kind in kinds {
                 // Most kinds are refused at once; these bits lead further.
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_string_beyond_the_limit_is_refused() {
+    fn string_beyond_the_limit_is_refused() {
         let mut assembly = Assembly::new([0; 100]);
         let long = [1; 101];
         let ends: Vec<_> = Parts::of(1, &long)

@@ -10,6 +10,6 @@ pub mod memory;
 #[cfg(test)]
 mod tests;
 
-pub use block::{Bell, Block, measure_block_ns};
-pub use channel::{Inbox, Outbox, channel, end};
+pub use block::{Block, Doorbell, measure_block_ns};
+pub use channel::{BlockingReceiver, BlockingSender, channel, end};
 pub use memory::{MemoryError, SharedPipe, SharedRing};

@@ -1,6 +1,6 @@
 //! Messages between cells (Multikernel, SOSP '09, section 4.6).
 //!
-//! A channel carries messages of one cache line, one way, from one writer to one reader:
+//! A channel carries messages of one cache line from one sender to one receiver:
 //!
 //! - [`message`]: the 64 bytes;
 //! - [`ring`]: a channel in shared memory, tuned to the cache-coherence protocol;
@@ -11,10 +11,10 @@
 //! - `tls` (feature `tls`): byte streams between hosts;
 //! - `version` (feature `host`): which versions of a protocol two programs have in common.
 //!
-//! All but these three needs no operating system. Nothing here allocates where messages are sent or received.
+//! The other modules need no operating system. Sending and receiving allocate no memory.
 //!
-//! The other side of a channel is not trusted with this side's memory: whatever it writes, the worst that comes of it is an
-//! error, or wrong messages.
+//! A channel does not trust its other side: arbitrary writes to the shared memory cause at worst an error or
+//! wrong messages.
 
 #![cfg_attr(not(any(feature = "host", test, loom)), no_std)]
 

@@ -5,12 +5,12 @@ pub const PAYLOAD_BYTES: usize = 56;
 /// Words of payload in a message.
 pub const PAYLOAD_WORDS: usize = PAYLOAD_BYTES / 8;
 
-/// Seven words, and what they mean. With the ring's sequence number, 32 bits, that is 64 bytes.
+/// Seven words of payload and a kind: with the ring's 32-bit sequence number, 64 bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Message {
     /// The payload.
     pub words: [u64; PAYLOAD_WORDS],
-    /// What kind of message it is; sender and receiver agree on it. [`crate::fragment`] says how it is used there.
+    /// Kind of the message, by agreement of sender and receiver. [`crate::fragment`] defines its own use.
     pub kind: u32,
 }
 

@@ -8,14 +8,14 @@
 //!        words   word n at n, modulo their number
 //! ```
 //!
-//! 1. The writer copies words, then says in `head` that they are there, with release ordering; the reader looks at `head`, and never
-//!    sees a word that is not whole.
-//! 2. Words are written over only when they were taken, which the writer knows from `tail`. It looks there only when there seems to be
-//!    no room, and the reader says so once for half a pipe, and before it sleeps.
-//! 3. Who sleeps is woken by a way that the caller has: [`Writer::must_wake`] and [`Reader::must_wake`] say when. Nobody sleeps over
-//!    bytes or over room ([`crate::side`] has the argument).
-//! 4. All of it is atomics, so whatever another process does with this memory, no access here is a data race. A position that
-//!    can't be is an error; none leads outside, as only the words' number says where a word lies.
+//! 1. The writer copies words, then publishes them in `head` with release ordering. The reader loads `head`
+//!    with acquire ordering, so it never sees a partial word.
+//! 2. Words are overwritten only after the reader has taken them, as `tail` shows. The writer loads `tail`
+//!    only when the pipe seems full. The reader publishes it once per half pipe, and before it blocks.
+//! 3. The caller wakes a blocked side when [`Writer::must_wake`] or [`Reader::must_wake`] returns true. No
+//!    wake-up is lost ([`crate::side`] has the argument).
+//! 4. All accesses are atomic, so no write of another process makes a data race. An invalid position is an
+//!    error; none leads outside, since the index is taken modulo the number of words.
 //!
 //! It knows nothing of an end: a pipe is used beside something that does.
 
@@ -30,7 +30,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub use reader::Reader;
 pub use writer::Writer;
 
-/// Bytes of a word. What is written or read is so many of them.
+/// Bytes of a word. Reads and writes are multiples of it.
 pub const WORD_BYTES: usize = 8;
 /// The words of a pipe, at least.
 pub const WORDS_MIN: usize = 2;
@@ -81,7 +81,8 @@ impl Pipe {
         [&after[..first], &before[..(count - first).min(start)]]
     }
 
-    /// Panics unless the pipe has a usable number of words; that is the doing of who made it, not of the other side.
+    /// Panics unless the pipe has a usable number of words; that is the doing of who made it, not of the
+    /// other side.
     fn check(&self) {
         let words = self.words.len();
         assert!(

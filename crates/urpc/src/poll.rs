@@ -1,32 +1,33 @@
-//! How long to poll before blocking, as a pure decision.
+//! The time to poll before blocking, as a pure decision.
 //!
-//! Polling costs what it lasts, blocking costs a constant: the way into the kernel, a wake-up by the other side, and back.
-//! Who polls for a fixed part of that constant, and then blocks, never pays more than a fixed multiple of what was necessary
-//! (Karlin et al., SOSP '91, on spinning for locks; section 4.6 of the Multikernel paper asks for the same here). The part
-//! is two: whose partner was blocked waits for its wake-up first, and would with less always block before the answer comes,
-//! as would the partner, for ever. It must not be measured too low: who takes less than two thirds of the real cost for it
-//! is caught in that all the same. So nobody pays more than three times what was necessary. Who has seen most of the recent
-//! waits last longer than that polls only a little, and pays little more than the blocking.
+//! Polling costs its duration; blocking costs a constant: the system call, the wake-up by the other side, and
+//! the return. Spin-then-block is competitive: a side that polls for a fixed multiple of that constant, and
+//! then blocks, pays at most a fixed multiple of the optimum (Karlin et al., SOSP '91, on spinning for locks;
+//! the Multikernel paper, section 4.6, proposes the same for messages). The multiple here is two, for a ratio
+//! of three. A side whose peer was blocked first waits for the peer's wake-up; with a smaller multiple both
+//! would always block before the reply arrives. The constant must not be measured too low: below two thirds
+//! of the real cost the same cycle occurs. A side whose recent waits were mostly longer polls only a
+//! sixteenth of that time, and pays little more than the blocking.
 
-/// What is polled, in costs of blocking.
+/// Full polling time, in costs of blocking.
 const BLOCKS: u64 = 2;
-/// Recent waits that are remembered.
+/// Number of recent waits in the history.
 const WAITS: u32 = 8;
-/// Of these, how many must have ended within that time for polling to be worth its whole time.
+/// Short waits in the history for which the full polling time pays off.
 const WORTH: u32 = 2;
-/// The part of the whole time that is polled when it is not worth it: to notice that it is again.
+/// Divisor of the full polling time when it does not pay off. The rest detects when it does again.
 const GLANCE: u64 = 16;
 
-/// Decides for one reader.
+/// Polling time of one reader.
 #[derive(Clone, Copy, Debug)]
 pub struct PollTime {
     whole_ns: u64,
-    /// A bit for each recent wait, the latest lowest: it ended within `whole_ns`.
+    /// One bit per recent wait, the latest lowest: set if it ended within `whole_ns`.
     short: u32,
 }
 
 impl PollTime {
-    /// For a host on which blocking and being woken costs `block_ns` nanoseconds.
+    /// Creates the state for a host on which blocking and being woken costs `block_ns` nanoseconds.
     pub fn new(block_ns: u64) -> Self {
         Self {
             whole_ns: BLOCKS * block_ns,
@@ -34,7 +35,7 @@ impl PollTime {
         }
     }
 
-    /// How long to poll now, in nanoseconds, before blocking.
+    /// Returns the time to poll before blocking, in nanoseconds.
     pub fn poll_ns(&self) -> u64 {
         if self.short.count_ones() >= WORTH {
             self.whole_ns
@@ -43,8 +44,8 @@ impl PollTime {
         }
     }
 
-    /// A wait is over that took `waited_ns`, polling and blocking together. The waiter's own wake-up, if it `blocked`, is
-    /// no part of what it would have had to poll.
+    /// Records a wait of `waited_ns`, polling and blocking together. If the waiter `blocked`, its own wake-up
+    /// does not count as time that polling would have taken.
     pub fn waited(&mut self, waited_ns: u64, blocked: bool) {
         let wake_ns = if blocked { self.whole_ns / BLOCKS } else { 0 };
         let short = u32::from(waited_ns.saturating_sub(wake_ns) <= self.whole_ns);
@@ -60,7 +61,7 @@ mod tests {
 
     const BLOCK_NS: u64 = 4000;
 
-    /// What the reader pays for a wait of `wait_ns`, and what it would have paid had it known.
+    /// Returns the reader's cost of a wait of `wait_ns`, and the optimal offline cost.
     fn costs(poll: &mut PollTime, wait_ns: u64) -> (u64, u64) {
         let polled = poll.poll_ns();
         let blocked = wait_ns > polled;
@@ -75,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_more_than_three_times_the_best_but_for_the_first_short_waits(waits in prop::collection::vec(0..20_000u64, 1..400)) {
+        fn polling_is_3_competitive_after_the_first_short_waits(waits in prop::collection::vec(0..20_000u64, 1..400)) {
             let mut poll = PollTime::new(BLOCK_NS);
             let (mut paid, mut best, mut surprises) = (0, 0, 0);
             for wait in waits {
@@ -92,14 +93,14 @@ mod tests {
     }
 
     #[test]
-    fn long_waits_cost_little_more_than_blocking() {
+    fn long_waits_cost_at_most_15_percent_more_than_blocking() {
         let mut poll = PollTime::new(BLOCK_NS);
         let paid: u64 = (0..1000).map(|_| costs(&mut poll, 1_000_000).0).sum();
         assert!(paid < 1000 * BLOCK_NS * 115 / 100, "{paid}");
     }
 
     #[test]
-    fn short_waits_after_long_ones_are_polled_again() {
+    fn polling_resumes_after_short_waits() {
         let mut poll = PollTime::new(BLOCK_NS);
         (0..100).for_each(|_| poll.waited(1_000_000, true));
         assert_eq!(poll.poll_ns(), BLOCKS * BLOCK_NS / GLANCE);
@@ -107,8 +108,8 @@ mod tests {
         assert_eq!(poll.poll_ns(), BLOCKS * BLOCK_NS);
     }
 
-    /// Whether two that answer one another at once, both blocked at first, poll in the end. Each wait includes the other's
-    /// wake-up until neither blocks any more.
+    /// Whether two that answer one another at once, both blocked at first, poll in the end. Each wait
+    /// includes the other's wake-up until neither blocks any more.
     fn stop_blocking(real_block_ns: u64) -> bool {
         let mut sides = [PollTime::new(BLOCK_NS), PollTime::new(BLOCK_NS)];
         for side in &mut sides {
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_answer_each_other_stop_blocking() {
+    fn peers_that_reply_at_once_stop_blocking() {
         assert!(stop_blocking(BLOCK_NS));
         assert!(stop_blocking(BLOCK_NS / 20));
         assert!(stop_blocking(BLOCK_NS * 14 / 10));

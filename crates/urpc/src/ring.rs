@@ -8,14 +8,16 @@
 //!        line 1    ...
 //! ```
 //!
-//! 1. The sender writes a line's seven words, then its last, with release ordering. The last word has the number of the
-//!    message, so the receiver, who polls that word, never sees a part of a message (section 4.6).
-//! 2. A message costs two transfers of one line: the sender's first store takes it from the receiver's cache, the
-//!    receiver's next look fetches it back.
-//! 3. A line is written again only when the receiver has taken what was in it. The sender knows from the credit, which it
-//!    looks at only when it has none left, and the receiver writes once for half a ring.
-//! 4. Who finds nothing may block. It first says so in its state, then looks once more; the other side publishes first,
-//!    then looks at that state. A full fence stands between the two on both sides, so one of them sees the other.
+//! 1. The sender writes a line's seven words, then its last word with release ordering. The last word has the
+//!    sequence number of the message, so the receiver, which polls that word, never sees a partial message
+//!    (section 4.6).
+//! 2. A message costs two transfers of one cache line: the sender's first store takes it from the receiver's
+//!    cache, and the receiver's next poll fetches it back.
+//! 3. A line is reused only after the receiver has taken its message, as the credit shows. The sender loads
+//!    the credit only when it has none left, and the receiver writes it once per half ring.
+//! 4. A side that finds nothing may block. It first sets its sleep flag, then polls once more; the other side
+//!    publishes first, then loads the flag. Both have a full fence between the two accesses, so no wake-up is
+//!    lost.
 
 mod receiver;
 mod sender;
@@ -43,7 +45,7 @@ pub struct Line {
     control: AtomicU64,
 }
 
-/// How many messages the receiver has taken.
+/// Number of messages that the receiver has taken.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Credit(AtomicU64);
@@ -80,7 +82,7 @@ impl Ring {
         &self.sender
     }
 
-    /// Closes it for both sides, on behalf of one that can't: its process is dead.
+    /// Closes both sides, on behalf of a side whose process is dead.
     pub fn close(&self) {
         self.receiver.close();
         self.sender.close();
@@ -91,13 +93,13 @@ impl Ring {
         &self.lines[number as usize & (self.lines.len() - 1)]
     }
 
-    /// What the control word of message `number` is, without its kind. Never that of the message one ring before; zero,
-    /// the word of a line never written, only for a message that comes after another in its line.
+    /// Sequence number in the control word of message `number`. It differs from that of the message one ring
+    /// before. It is zero, as in a line never written, only for a message that follows another in its line.
     fn sequence(number: u64) -> u32 {
         (number as u32).wrapping_add(1)
     }
 
-    /// Panics unless the ring has a usable number of lines; that is the doing of who made it, not of the other side.
+    /// Panics unless the number of lines is valid. Only this side's creator sets it, never the peer.
     fn check(&self) {
         let lines = self.lines.len();
         assert!(
@@ -107,7 +109,7 @@ impl Ring {
     }
 }
 
-/// Asks the processor to fetch the line into this CPU's cache.
+/// Prefetches the line into this CPU's cache.
 fn prefetch(line: &Line) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     // SAFETY: a hint; it reads and writes nothing that the program could see.

@@ -1,12 +1,13 @@
-//! What one side of a channel or a pipe says of itself to the other: that it sleeps, or is gone.
+//! Published state of one side of a channel or a pipe: asleep, or closed.
 //!
-//! Who finds nothing says that it sleeps, and then looks once more; the other side publishes first, and then looks whether somebody
-//! sleeps. A full fence stands between the two on both sides, so one of them sees the other.
+//! A side that finds nothing sets its sleep flag, and then polls once more. The other side publishes first,
+//! and then loads the flag. Both have a full fence between the two accesses, so one of them sees the other's
+//! store: no wake-up is lost.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// What one side says of itself, for the other. Read by the other side after each message, written rarely, so the line
-/// stays in both caches.
+/// State of one side, for the other. The other side reads it after each message, and writes are rare, so the
+/// line stays in both caches.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Side {
@@ -20,21 +21,22 @@ const AWAKE: u32 = 0;
 pub const ASLEEP: u32 = 1;
 
 impl Side {
-    /// Says that this side is about to block. It must look once more now whether there is something, and [`Side::stay`] or block.
+    /// Announces that this side is about to block. The caller must poll once more, and then call
+    /// [`Side::stay`] or block.
     pub(crate) fn prepare(&self) {
         self.asleep.store(ASLEEP, Ordering::Relaxed);
-        // Before the look at what the other side publishes.
+        // Before the load of the other side's position.
         fence(Ordering::SeqCst);
     }
 
-    /// Takes that back.
+    /// Withdraws the announcement.
     pub(crate) fn stay(&self) {
         self.asleep.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// Called after something was published for this side: whether it is blocked, and the caller is the one to wake it.
+    /// Whether this side is blocked and the caller has to wake it. Called after a publication for this side.
     pub(crate) fn must_wake(&self) -> bool {
-        // After what was published.
+        // After the publication.
         fence(Ordering::SeqCst);
         self.asleep.load(Ordering::Relaxed) == ASLEEP && self.asleep.swap(AWAKE, Ordering::AcqRel) == ASLEEP
     }

@@ -1,8 +1,8 @@
-//! Byte streams between hosts: TCP with TLS, on which each side has proven by a key which host it is.
+//! Byte streams between hosts: TCP with TLS, with mutual authentication of the hosts.
 //!
-//! A stream appears on either side as a socket of this host; a thread for each moves bytes between it and the network. So
-//! whoever speaks over it need not know where the other end is, and sees the end of the other process, or of its host, as
-//! the end of the socket.
+//! A stream appears on either side as a socket of this host; a thread for each moves bytes between it and the
+//! network. So users of a stream are location-transparent, and see the end of the other process, or of its
+//! host, as the end of the socket.
 
 mod deadline;
 mod end;
@@ -50,7 +50,7 @@ pub enum TlsError {
     Keys {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem.
         why: String,
     },
     /// The own certificate is no longer valid.
@@ -94,7 +94,7 @@ const REVOKED: &str = "help: if the host is to stay, run `mirrorball cluster key
 /// Advice about a name without certificates.
 const UNKNOWN: &str = "check the name, and give the command where authority.key is";
 
-/// What a host proves itself with, and the others against.
+/// Credentials of a host, and the authority that verifies its peers.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The own certificate's file, and until when it is valid.
@@ -187,7 +187,8 @@ impl Identity {
     /// A stream to `host` at `address`, which proves that it is that host within `limit`.
     ///
     /// # Errors
-    /// [`TlsError::Io`], [`TlsError::Name`], [`TlsError::Ended`], [`TlsError::PeerEnded`], [`TlsError::Revoked`].
+    /// [`TlsError::Io`], [`TlsError::Name`], [`TlsError::Ended`], [`TlsError::PeerEnded`],
+    /// [`TlsError::Revoked`].
     pub fn connect(&self, address: SocketAddr, host: &str, limit: Duration) -> Result<UnixStream, TlsError> {
         self.check_end()?;
         let deadline = Deadline::after(limit);
@@ -237,7 +238,7 @@ impl Identity {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Returns unpredictable bytes.
 ///
 /// # Errors
 /// If this host has no randomness.

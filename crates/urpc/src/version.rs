@@ -1,9 +1,9 @@
-//! Versions of a protocol, and which one two programs speak with each other.
+//! Protocol versions, and their negotiation between two programs.
 //!
-//! A release speaks its own version of each protocol and the one before, so that the programs of a cluster can be replaced one
-//! after another. Within these two versions a protocol only grows: a receiver ignores fields that it does not know, gives fields that
-//! are missing a default, and answers a request of an unknown kind by a refusal. Any other change takes a new version, and drops
-//! the one before the last.
+//! A release speaks its own version of each protocol and the one before, so that the programs of a cluster
+//! can be replaced one after another. Within these two versions a protocol only grows: a receiver ignores
+//! fields that it does not know, gives fields that are missing a default, and answers a request of an unknown
+//! kind by a refusal. Any other change takes a new version, and drops the one before the last.
 
 use std::fmt;
 
@@ -28,15 +28,20 @@ impl Versions {
         Self { oldest, newest }
     }
 
-    /// The greatest version that both speak.
+    /// Returns the greatest version that both speak.
     ///
     /// # Errors
-    /// [`Unlike`] if there is none. `protocol` names the protocol for a person, as "the cells' protocol"; `peer` the program that
-    /// speaks `theirs`, as "cell 1".
-    pub fn agree(self, theirs: Self, protocol: &'static str, peer: impl fmt::Display) -> Result<u16, Unlike> {
+    /// [`VersionMismatch`] if there is none. `protocol` names the protocol for a person, as "the cells'
+    /// protocol"; `peer` the program that speaks `theirs`, as "cell 1".
+    pub fn agree(
+        self,
+        theirs: Self,
+        protocol: &'static str,
+        peer: impl fmt::Display,
+    ) -> Result<u16, VersionMismatch> {
         let version = self.newest.min(theirs.newest);
         if version < self.oldest || version < theirs.oldest {
-            return Err(Unlike {
+            return Err(VersionMismatch {
                 peer: peer.to_string(),
                 protocol,
                 theirs,
@@ -68,7 +73,7 @@ impl fmt::Display for Versions {
     "{peer} speaks {theirs} of {protocol}, and this program {ours}; help: programs one release apart work together, so upgrade the \
      older one by one release at a time"
 )]
-pub struct Unlike {
+pub struct VersionMismatch {
     /// The other program.
     pub peer: String,
     /// The protocol.
@@ -83,12 +88,12 @@ pub struct Unlike {
 mod tests {
     use super::*;
 
-    fn agreed(ours: u16, theirs: u16) -> Result<u16, Unlike> {
+    fn agreed(ours: u16, theirs: u16) -> Result<u16, VersionMismatch> {
         Versions::up_to(ours).agree(Versions::up_to(theirs), "the cells' protocol", "cell 1")
     }
 
     #[test]
-    fn programs_of_the_same_release_or_one_apart_speak_the_older_version() {
+    fn programs_at_most_one_release_apart_agree_on_the_older_version() {
         for newest in 1..50 {
             assert_eq!(agreed(newest, newest), Ok(newest));
             assert_eq!(agreed(newest, newest + 1), Ok(newest));
@@ -97,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_further_apart_are_refused_with_both_versions_and_help() {
+    fn incompatible_versions_are_refused_with_both_versions_and_help() {
         for (ours, theirs) in [(4, 2), (2, 4), (1, 3), (u16::MAX, 1)] {
             let error = agreed(ours, theirs).unwrap_err().to_string();
             let both = format!(
@@ -110,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_a_hostile_peer_never_give_a_version_that_this_program_lacks() {
+    fn hostile_version_range_never_selects_an_unsupported_version() {
         let ours = Versions::up_to(5);
         for oldest in 0..8 {
             for newest in 0..8 {

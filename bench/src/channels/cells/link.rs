@@ -8,7 +8,7 @@ use bench::Outcome;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use urpc::fragment::{Assembly, Parts};
-use urpc::host::{Block, Inbox, Outbox, measure_block_ns};
+use urpc::host::{Block, BlockingReceiver, BlockingSender, measure_block_ns};
 
 use crate::messages::waiting::ends_of;
 use crate::patience::soon;
@@ -23,8 +23,8 @@ const PORT: u16 = 0;
 
 /// Both ways.
 pub struct Link {
-    outbox: Outbox,
-    inbox: Inbox,
+    outbox: BlockingSender,
+    inbox: BlockingReceiver,
     assembly: Assembly<[u8; BYTES_MAX]>,
     /// One limit for all waits, since a look at the clock costs as much as a message. None in the other process, which waits
     /// as cells do, without a timer, and which the measuring one ends.
@@ -44,7 +44,7 @@ pub enum Waiting {
 pub const PAUSE: Duration = Duration::from_millis(1);
 
 impl Link {
-    fn new(inbox: Inbox, outbox: Outbox) -> Self {
+    fn new(inbox: BlockingReceiver, outbox: BlockingSender) -> Self {
         Self {
             outbox,
             inbox,
@@ -106,8 +106,8 @@ pub fn with_other(
         Stdio::null(),
     )?;
     let mut link = Link::new(
-        Inbox::new(back, Block::Futex, block_ns),
-        Outbox::new(there, Block::Futex, block_ns),
+        BlockingReceiver::new(back, Block::Futex, block_ns),
+        BlockingSender::new(there, Block::Futex, block_ns),
     );
     link.end = soon();
     let measured = one(|| here(link))?;

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use bench::Outcome;
 use bench::tables::{each_ns, per_second};
-use urpc::host::{Block, Inbox, Outbox, channel, measure_block_ns};
+use urpc::host::{Block, BlockingReceiver, BlockingSender, channel, measure_block_ns};
 
 use super::{LINES, MESSAGES, TRIPS, TRIPS_SLOW, message};
 use crate::patience::soon;
@@ -12,7 +12,7 @@ use crate::pinned::{both, one};
 use crate::process::{Other, ring, ring_of};
 
 /// Sends back what comes until there is no more.
-fn echo(mut from: Inbox, mut to: Outbox) -> Outcome<()> {
+fn echo(mut from: BlockingReceiver, mut to: BlockingSender) -> Outcome<()> {
     // One limit for all, since a look at the clock costs as much as a message.
     let end = soon();
     while let Ok(message) = from.recv(end) {
@@ -21,7 +21,7 @@ fn echo(mut from: Inbox, mut to: Outbox) -> Outcome<()> {
     Ok(())
 }
 
-fn trips(mut to: Outbox, mut from: Inbox, trips: u64) -> Outcome<f64> {
+fn trips(mut to: BlockingSender, mut from: BlockingReceiver, trips: u64) -> Outcome<f64> {
     let end = soon();
     let mut trip = |number| {
         to.send(&message(number), end)?;
@@ -71,8 +71,8 @@ pub fn round_trip_processes() -> Outcome<f64> {
     let words = [there_word, back_word, block_ns.to_string()];
     let other = Other::start("waiting-echo", &words, Stdio::null())?;
     let (to, from) = (
-        Outbox::new(there, Block::Futex, block_ns),
-        Inbox::new(back, Block::Futex, block_ns),
+        BlockingSender::new(there, Block::Futex, block_ns),
+        BlockingReceiver::new(back, Block::Futex, block_ns),
     );
     let measured = one(|| trips(to, from, TRIPS))?;
     other.finish()?;
@@ -80,14 +80,14 @@ pub fn round_trip_processes() -> Outcome<f64> {
 }
 
 /// Both ends that the other process has, by the words of its rings and of the cost of blocking.
-pub fn ends_of(words: &[String]) -> Outcome<(Inbox, Outbox)> {
+pub fn ends_of(words: &[String]) -> Outcome<(BlockingReceiver, BlockingSender)> {
     let [there, back, block_ns] = words else {
         return Err("two rings and the cost of blocking are wanted".into());
     };
     let block_ns = block_ns.parse()?;
     Ok((
-        Inbox::new(ring_of(there)?, Block::Futex, block_ns),
-        Outbox::new(ring_of(back)?, Block::Futex, block_ns),
+        BlockingReceiver::new(ring_of(there)?, Block::Futex, block_ns),
+        BlockingSender::new(ring_of(back)?, Block::Futex, block_ns),
     ))
 }
 

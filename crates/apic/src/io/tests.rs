@@ -38,7 +38,7 @@ fn to_2(level: bool) -> Interrupt {
 
 /// 82093AA 3.1, 3.2
 #[test]
-fn registers_are_behind_an_index() {
+fn registers_are_accessed_through_select_and_window() {
     let mut chip = IoApic::new();
     assert_eq!(
         read(&mut chip, 1),
@@ -68,7 +68,7 @@ fn registers_are_behind_an_index() {
 
 /// 82093AA 3.2.4: delivery status and remote IRR can only be read, 17 to 55 are reserved.
 #[test]
-fn an_entry_keeps_what_can_be_written() {
+fn redirection_entry_stores_writable_bits_only() {
     let mut chip = wired(u32::MAX);
     assert_eq!(read(&mut chip, 0x18), 0x0001_AFFF);
     assert_eq!(write(&mut chip, 0x19, u32::MAX), []);
@@ -79,7 +79,7 @@ fn an_entry_keeps_what_can_be_written() {
 
 /// 82093AA 3.2.4, trigger mode
 #[test]
-fn a_rising_edge_is_sent_once() {
+fn rising_edge_is_sent_once() {
     let mut chip = wired(RISING);
     assert_eq!(chip.set_line(4, true), Some(to_2(false)));
     assert_eq!(chip.set_line(4, true), None);
@@ -88,10 +88,10 @@ fn a_rising_edge_is_sent_once() {
     assert_eq!(chip.end_of_interrupt(0x41), []);
 }
 
-/// 82093AA 3.2.4, mask: "When this bit is 1, the interrupt signal is masked. Edge-sensitive interrupts signaled on a masked
-/// interrupt pin are ignored"
+/// 82093AA 3.2.4, mask: "When this bit is 1, the interrupt signal is masked. Edge-sensitive interrupts
+/// signaled on a masked interrupt pin are ignored"
 #[test]
-fn a_masked_edge_is_lost() {
+fn masked_edge_is_lost() {
     let mut chip = wired(RISING | 0x1_0000);
     assert_eq!(chip.set_line(4, true), None);
     assert_eq!(write(&mut chip, 0x18, RISING), []);
@@ -100,7 +100,7 @@ fn a_masked_edge_is_lost() {
 
 /// The same: a level that is masked is sent when it is unmasked, if it is still there.
 #[test]
-fn a_masked_level_waits() {
+fn masked_level_is_sent_when_unmasked() {
     let mut chip = wired(ON_LEVEL | 0x1_0000);
     assert_eq!(chip.set_line(4, true), None);
     assert_eq!(write(&mut chip, 0x18, ON_LEVEL), [to_2(true)]);
@@ -111,9 +111,10 @@ fn a_masked_level_waits() {
     assert_eq!(write(&mut chip, 0x18, ON_LEVEL), []);
 }
 
-/// 82093AA 3.2.4, remote IRR: set when the message is accepted, cleared by the end of service with the entry's vector.
+/// 82093AA 3.2.4, remote IRR: set when the message is accepted, cleared by the end of service with the
+/// entry's vector.
 #[test]
-fn a_level_is_sent_again_after_its_service_while_it_lasts() {
+fn level_is_resent_after_eoi_while_the_line_is_asserted() {
     let mut chip = wired(ON_LEVEL);
     assert_eq!(chip.set_line(4, true), Some(to_2(true)));
     assert_eq!(read(&mut chip, 0x18), ON_LEVEL | 0x4000);
@@ -128,7 +129,7 @@ fn a_level_is_sent_again_after_its_service_while_it_lasts() {
 }
 
 #[test]
-fn a_masked_level_is_not_sent_again_after_its_service() {
+fn masked_level_is_not_resent_after_eoi() {
     let mut chip = wired(ON_LEVEL);
     assert_eq!(chip.set_line(4, true), Some(to_2(true)));
     assert_eq!(write(&mut chip, 0x18, ON_LEVEL | 0x1_0000), []);
@@ -138,7 +139,7 @@ fn a_masked_level_is_not_sent_again_after_its_service() {
 
 /// Linux, `__eoi_ioapic_pin`: by the register of version 0x20; before it masked, edge-triggered, and back.
 #[test]
-fn linux_ends_a_service_directly() {
+fn linux_ends_service_by_the_eoi_register() {
     let mut chip = wired(ON_LEVEL);
     assert_eq!(chip.set_line(4, true), Some(to_2(true)));
     assert_eq!(chip.write(0x40, 0x41), [to_2(true)]);
@@ -148,7 +149,7 @@ fn linux_ends_a_service_directly() {
 }
 
 #[test]
-fn pins_that_share_a_vector_all_end() {
+fn eoi_ends_service_of_all_pins_with_the_vector() {
     let mut chip = wired(ON_LEVEL);
     assert_eq!(write(&mut chip, 0x1A, ON_LEVEL), []);
     assert!(chip.set_line(4, true).is_some());
@@ -158,7 +159,7 @@ fn pins_that_share_a_vector_all_end() {
 
 /// 82093AA 3.2.4, destination: physical or logical; 0xFF is everybody.
 #[test]
-fn destinations_have_8_bits() {
+fn ioapic_destinations_have_8_bits() {
     let destination = |low, high| {
         let mut chip = wired(low);
         assert_eq!(write(&mut chip, 0x19, high), []);
@@ -172,9 +173,10 @@ fn destinations_have_8_bits() {
     );
 }
 
-/// 82093AA 3.2.4, delivery mode: 011 and 110 are reserved; NMI and the like are edges, whatever the entry says.
+/// 82093AA 3.2.4, delivery mode: 011 and 110 are reserved; NMI and the like are edges, whatever the entry
+/// says.
 #[test]
-fn delivery_modes_without_a_vector_are_edges() {
+fn delivery_modes_without_a_vector_are_edge_triggered() {
     let modes = [
         (0x200, Some(Delivery::Smi)),
         (0x300, None),
@@ -199,7 +201,7 @@ fn delivery_modes_without_a_vector_are_edges() {
 }
 
 #[test]
-fn there_are_no_pins_beyond_23() {
+fn pins_beyond_23_are_ignored() {
     let mut chip = IoApic::new();
     for pin in [24, 31, 32, 255] {
         assert_eq!(chip.set_line(pin, true), None);
@@ -211,7 +213,7 @@ fn there_are_no_pins_beyond_23() {
 }
 
 #[test]
-fn impossible_states_are_not_sane() {
+fn unreachable_states_are_rejected() {
     let spoils: [fn(&mut IoApic); 6] = [
         |chip| chip.id = 16,
         |chip| chip.lines |= 1 << 24,

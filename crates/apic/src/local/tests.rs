@@ -1,4 +1,5 @@
-//! Rules of the SDM, one test each; `model` has an independent model of it all, against which any traffic is checked.
+//! Rules of the SDM, one test each; `model` has an independent model of it all, against which any traffic is
+//! checked.
 
 mod commands;
 mod model;

@@ -13,7 +13,7 @@ fn fixed(destination: Destination, vector: u8) -> Interrupt {
 
 /// SDM 11.11.1: 0xFEE, then the destination.
 #[test]
-fn a_write_below_0xfef_is_a_message() {
+fn write_to_the_msi_window_is_an_interrupt() {
     let expected = fixed(Destination::Physical(5), 0x41);
     assert_eq!(message(0xFEE0_5000, 0x41), Some(expected));
     assert_eq!(message(0xFEE0_5FF0, 0x41), Some(expected), "reserved bits");
@@ -23,21 +23,21 @@ fn a_write_below_0xfef_is_a_message() {
 }
 
 #[test]
-fn the_physical_destination_0xff_is_everybody() {
+fn physical_destination_0xff_is_broadcast() {
     let expected = fixed(Destination::Physical(u32::MAX), 0x41);
     assert_eq!(message(0xFEEF_F000, 0x41), Some(expected));
 }
 
 /// SDM 11.11.1, destination mode; Linux sets it without the redirection hint and means it.
 #[test]
-fn a_logical_destination_is_of_cluster_0() {
+fn logical_destination_is_in_cluster_0() {
     let expected = fixed(Destination::Logical(0xFF), 0x41);
     assert_eq!(message(0xFEEF_F004, 0x41), Some(expected));
 }
 
 /// SDM 11.11.1, redirection hint
 #[test]
-fn a_redirected_message_goes_to_one() {
+fn redirection_hint_targets_one_vcpu() {
     let delivery = |address, data| message(address, data).expect("a message").delivery;
     assert_eq!(delivery(0xFEE0_F00C, 0x41), Delivery::LowestPriority);
     assert_eq!(delivery(0xFEE0_F004, 0x141), Delivery::LowestPriority);
@@ -46,7 +46,7 @@ fn a_redirected_message_goes_to_one() {
 
 /// SDM 11.11.2, delivery modes: 011 and 110 are reserved.
 #[test]
-fn reserved_delivery_modes_are_no_messages() {
+fn reserved_delivery_modes_are_rejected() {
     let modes = [
         Some(Delivery::Fixed),
         Some(Delivery::LowestPriority),
@@ -65,7 +65,7 @@ fn reserved_delivery_modes_are_no_messages() {
 
 /// SDM 11.11.2, level and trigger mode
 #[test]
-fn a_level_that_is_taken_back_is_no_message() {
+fn level_deassert_is_no_interrupt() {
     let level = |data| message(0xFEE0_0000, data).map(|interrupt| interrupt.level);
     assert_eq!(level(0xC041), Some(true));
     assert_eq!(level(0x8041), None);
@@ -75,7 +75,7 @@ fn a_level_that_is_taken_back_is_no_message() {
 
 proptest! {
     #[test]
-    fn any_write_is_a_message_or_not(address in prop_oneof![any::<u64>(), 0xFEDF_0000..0xFEF1_0000_u64], data: u32) {
+    fn decoding_accepts_any_write_without_panic(address in prop_oneof![any::<u64>(), 0xFEDF_0000..0xFEF1_0000_u64], data: u32) {
         if let Some(interrupt) = message(address, data) {
             prop_assert!((0xFEE0_0000..=0xFEEF_FFFF).contains(&address));
             prop_assert_eq!(interrupt.vector, data as u8);

@@ -22,7 +22,7 @@ fn interrupt(destination: Destination, delivery: Delivery, vector: u8) -> Interr
     }
 }
 
-/// By definition: what each vCPU says when it compares the destination to the registers that its APIC shows (SDM 11.6.2).
+/// The definition: each vCPU compares the destination to the registers of its APIC (SDM 11.6.2).
 fn is_named(vcpu: u32, destination: Destination) -> bool {
     let register = |msr| LocalApic::new(vcpu, 1).read(msr, 0).expect("a register") as u32;
     match destination {
@@ -70,7 +70,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn targets_are_those_that_match(
+    fn targets_match_the_definition(
         destination in destination(),
         shorthand in shorthand(),
         delivery in prop::sample::select(&DELIVERIES[..]),
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn a_set_holds_what_was_put_in(numbers in prop::collection::btree_set(any::<u8>(), 0..40), other: u8) {
+    fn set_contains_what_was_inserted(numbers in prop::collection::btree_set(any::<u8>(), 0..40), other: u8) {
         let mut set: Targets = numbers.iter().map(|&number| u32::from(number)).collect();
         prop_assert!(set.iter().eq(numbers.iter().map(|&number| u32::from(number))));
         prop_assert_eq!(set.contains(other.into()), numbers.contains(&other));
@@ -104,7 +104,7 @@ proptest! {
     }
 }
 
-/// Vectors are spread over all that are enabled; each has one place.
+/// Vectors are spread over all enabled APICs; each vector has one fixed target.
 #[test]
 fn lowest_priority_interrupts_are_spread_by_vector() {
     let enabled: Targets = [1, 4, 5].into_iter().collect();
@@ -122,9 +122,9 @@ fn lowest_priority_interrupts_are_spread_by_vector() {
     assert_eq!(received, [0, 32, 0, 0, 32, 32, 0, 0]);
 }
 
-/// An INIT wakes who is disabled.
+/// An INIT also reaches a disabled APIC.
 #[test]
-fn who_is_disabled_is_a_target_of_all_but_lowest_priority() {
+fn disabled_apic_is_excluded_from_lowest_priority_only() {
     for delivery in DELIVERIES {
         let interrupt = interrupt(Destination::Physical(2), delivery, 0x40);
         let found = targets(&interrupt, Shorthand::None, None, 4, &Targets::default());
@@ -133,7 +133,7 @@ fn who_is_disabled_is_a_target_of_all_but_lowest_priority() {
 }
 
 #[test]
-fn numbers_beyond_the_set_are_nobody() {
+fn out_of_range_vcpus_are_ignored() {
     let mut set = Targets::default();
     set.insert(256);
     set.insert(u32::MAX);

@@ -18,7 +18,7 @@ fn timer(lvt: u32) -> Timer {
 
 /// SDM 11.5.4, figure of the divide configuration register
 #[test]
-fn the_divisor_is_a_power_of_two_up_to_128() {
+fn divisor_is_a_power_of_two_up_to_128() {
     let divisors = [2, 4, 8, 16, 32, 64, 128, 1];
     for (bits, divisor) in (0_u32..).zip(divisors) {
         let mut timer = timer(ONE_SHOT);
@@ -32,7 +32,7 @@ fn the_divisor_is_a_power_of_two_up_to_128() {
 
 /// SDM 11.5.4: counts down from the initial count to 0, once.
 #[test]
-fn a_one_shot_timer_expires_once() {
+fn one_shot_timer_expires_once() {
     let mut timer = timer(ONE_SHOT);
     timer.set_initial_count(5, 100);
     assert_eq!(timer.current_count(100), 5);
@@ -49,9 +49,10 @@ fn a_one_shot_timer_expires_once() {
     assert_eq!(timer.initial_count(), 5);
 }
 
-/// SDM 11.5.4: the timer counts by a clock of its own, whatever the guest makes of the TSC; a deadline is a value of that.
+/// SDM 11.5.4: the timer counts by a clock of its own, whatever the guest makes of the TSC; a deadline is a
+/// value of that.
 #[test]
-fn a_tsc_that_is_moved_moves_no_count_and_comes_nearer_to_a_deadline() {
+fn tsc_step_keeps_the_count_and_approaches_a_deadline() {
     for by in [1000_u64, 90_u64.wrapping_neg()] {
         let mut counting = timer(ONE_SHOT);
         counting.set_initial_count(5, 100);
@@ -68,7 +69,7 @@ fn a_tsc_that_is_moved_moves_no_count_and_comes_nearer_to_a_deadline() {
 
 /// SDM 11.5.4: reloaded when it reaches 0; a new initial count starts anew, 0 stops.
 #[test]
-fn a_periodic_timer_goes_on() {
+fn periodic_timer_reloads() {
     let mut timer = timer(PERIODIC);
     timer.set_initial_count(5, 100);
     assert_eq!(timer.expire(150), Some(0x40));
@@ -82,9 +83,9 @@ fn a_periodic_timer_goes_on() {
     assert_eq!((timer.due(), timer.current_count(170)), (None, 0));
 }
 
-/// However late: one interrupt, and the next on the beat.
+/// A late call raises one interrupt, and the next is at a multiple of the period.
 #[test]
-fn a_periodic_timer_never_catches_up() {
+fn late_periodic_timer_sends_one_interrupt() {
     let mut timer = timer(PERIODIC);
     timer.set_initial_count(5, 100);
     assert_eq!(timer.current_count(1_000_015), 4, "late, but on the beat");
@@ -95,10 +96,10 @@ fn a_periodic_timer_never_catches_up() {
     assert_eq!(timer.due(), Some(1_000_100));
 }
 
-/// SDM 11.5.4.1: "a transition between TSC-deadline mode and other modes also disarms the timer"; one between the other two
-/// does not.
+/// SDM 11.5.4.1: "a transition between TSC-deadline mode and other modes also disarms the timer"; one between
+/// the other two does not.
 #[test]
-fn going_into_deadline_mode_or_out_of_it_disarms() {
+fn entering_or_leaving_deadline_mode_disarms() {
     let mut timer = timer(ONE_SHOT);
     timer.set_initial_count(5, 100);
     timer.set_lvt(PERIODIC);
@@ -117,7 +118,7 @@ fn going_into_deadline_mode_or_out_of_it_disarms() {
 
 /// SDM 11.5.4.1: the registers of the other mode read 0, and writing them changes nothing.
 #[test]
-fn each_mode_has_its_own_registers() {
+fn registers_of_the_other_timer_mode_read_zero() {
     let mut timer = timer(DEADLINE);
     timer.set_deadline(500);
     timer.set_initial_count(5, 100);
@@ -134,7 +135,7 @@ fn each_mode_has_its_own_registers() {
 
 /// SDM 11.5.4.1: 0 disarms, one in the past is due at once, and the register is 0 from then on.
 #[test]
-fn a_deadline_is_met_once() {
+fn deadline_expires_once() {
     let mut timer = timer(DEADLINE);
     timer.set_deadline(500);
     assert_eq!((timer.deadline(499), timer.deadline(500)), (500, 0));
@@ -151,16 +152,16 @@ fn a_deadline_is_met_once() {
 
 /// SDM 11.5.4: changing the divisor keeps the count.
 #[test]
-fn a_new_divisor_keeps_the_count() {
+fn new_divisor_keeps_the_current_count() {
     let mut timer = timer(ONE_SHOT);
     timer.set_initial_count(5, 100);
     timer.set_divide(0, 125);
     assert_eq!((timer.current_count(125), timer.due()), (3, Some(125 + 3 * 20)));
 }
 
-/// Times beyond the TSC's range never come.
+/// Times beyond the TSC's range never expire.
 #[test]
-fn a_count_beyond_the_tsc_never_expires() {
+fn count_beyond_the_tsc_range_never_expires() {
     let mut timer = Timer::new(u32::MAX);
     timer.set_divide(0b1010, 0);
     timer.set_lvt(PERIODIC);
@@ -177,12 +178,12 @@ fn a_count_beyond_the_tsc_never_expires() {
 }
 
 #[test]
-fn a_tick_of_no_time_is_one_of_one() {
+fn zero_tick_length_counts_as_one() {
     assert_eq!(Timer::new(0), Timer::new(1));
 }
 
 #[test]
-fn impossible_states_are_not_sane() {
+fn unreachable_states_are_rejected() {
     let spoils: [fn(&mut Timer); 7] = [
         |timer| timer.tsc_per_tick = 0,
         |timer| timer.lvt |= 0x6_0000,

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use agent::protocol::ExecRequest;
 use config::cluster::{HostPlan, Site};
-use knowledge::ways::{SHARED, TLS, choose};
+use knowledge::route_costs::{SHARED, TLS, choose};
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
 use urpc::tls::{Deadline, Identity, Peer, TlsError, in_days};
@@ -75,7 +75,7 @@ pub struct Hosts {
     site: Arc<RwLock<Arc<Site>>>,
     memory: Option<SharedMemory>,
     /// What is known of the ways between cells, for all clones.
-    ways: Arc<RwLock<Arc<knowledge::Ways>>>,
+    costs: Arc<RwLock<Arc<knowledge::RouteCosts>>>,
     identity: Identity,
 }
 
@@ -89,7 +89,7 @@ impl Hosts {
             identity: Identity::load(&site.keys, &site.here)?,
             site: Arc::new(RwLock::new(Arc::new(site))),
             memory: None,
-            ways: Arc::new(RwLock::new(Arc::new(knowledge::Ways::of(
+            costs: Arc::new(RwLock::new(Arc::new(knowledge::RouteCosts::of(
                 &knowledge::Base::default(),
             )))),
         })
@@ -106,16 +106,16 @@ impl Hosts {
     }
 
     /// Goes by these ways between cells from the next link on.
-    pub fn take_ways(&self, ways: Arc<knowledge::Ways>) {
-        *self.ways.write().unwrap_or_else(PoisonError::into_inner) = ways;
+    pub fn take_ways(&self, costs: Arc<knowledge::RouteCosts>) {
+        *self.costs.write().unwrap_or_else(PoisonError::into_inner) = costs;
     }
 
     /// The memory for a link between two cells: none if this host shares none, or the stream is known to be
     /// faster.
     fn memory_between(&self, me: u16, cell: u16) -> Option<&SharedMemory> {
         let memory = self.memory.as_ref()?;
-        let ways = self.ways.read().unwrap_or_else(PoisonError::into_inner);
-        let chosen = choose(&ways.between(me, cell), &[SHARED, TLS]);
+        let costs = self.costs.read().unwrap_or_else(PoisonError::into_inner);
+        let chosen = choose(&costs.between(me, cell), &[SHARED, TLS]);
         (chosen == Some(SHARED)).then_some(memory)
     }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
 
-use urpc::version::{Unlike, Versions};
+use urpc::version::{VersionMismatch, Versions};
 
 use super::state::CellMessage;
 
@@ -42,13 +42,13 @@ pub const GATHERS_REPLIES: u16 = 2;
 ///
 /// # Errors
 /// If they have none in common.
-pub fn agree(theirs: Versions, peer: CellId) -> Result<u16, Unlike> {
+pub fn agree(theirs: Versions, peer: CellId) -> Result<u16, VersionMismatch> {
     VERSIONS.agree(theirs, "the cells' protocol", format_args!("cell {peer}"))
 }
 
 /// Whether no link was made because the two cells have no version in common.
 pub fn is_unlike(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<Unlike>())
+    error.get_ref().is_some_and(|inner| inner.is::<VersionMismatch>())
 }
 
 /// The answer to a call.
@@ -76,8 +76,8 @@ impl Answer {
     /// The cell that a link is made to, and the version that the two speak; none if the cell calls this one.
     ///
     /// # Errors
-    /// [`Unlike`] if the two cells have no version in common.
-    pub fn peer(self) -> Result<Option<(CellId, u16)>, Unlike> {
+    /// [`VersionMismatch`] if the two cells have no version in common.
+    pub fn peer(self) -> Result<Option<(CellId, u16)>, VersionMismatch> {
         match self {
             Self::Crossed => Ok(None),
             Self::Welcome { cell, versions } | Self::Unlike { cell, versions } => {

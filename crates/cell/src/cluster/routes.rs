@@ -1,6 +1,6 @@
 //! By which cells a message to all goes: a tree by what messages between them cost, as far as that is known.
 //!
-//! [`Ways::tree`] is the one place that decides it, and [`Ways::costs`] the one that has what messages cost.
+//! [`MulticastRoutes::tree`] decides it, and [`MulticastRoutes::costs`] has the costs of messages.
 
 use std::sync::Arc;
 
@@ -20,24 +20,24 @@ pub const WAKE_NS: u64 = 12_000;
 /// What any message costs its receiver beside what it sends then; assumed.
 pub const HANDLE_NS: u64 = 2_000;
 
-/// What is known of the ways between cells.
+/// Plans multicast trees by the message costs between cells.
 #[derive(Clone, Debug)]
-pub struct Ways {
-    known: Arc<knowledge::Ways>,
+pub struct MulticastRoutes {
+    known: Arc<knowledge::RouteCosts>,
     relay_ns: u64,
 }
 
-impl Default for Ways {
+impl Default for MulticastRoutes {
     fn default() -> Self {
         Self::of(&Base::default())
     }
 }
 
-impl Ways {
+impl MulticastRoutes {
     /// What facts say of this host, its cells and those of others.
     pub fn of(base: &Base) -> Self {
         Self {
-            known: Arc::new(knowledge::Ways::of(base)),
+            known: Arc::new(knowledge::RouteCosts::of(base)),
             relay_ns: WAKE_NS + HANDLE_NS,
         }
     }
@@ -52,7 +52,7 @@ impl Ways {
     }
 
     /// What is known of the ways, for a choice of transport.
-    pub fn known(&self) -> Arc<knowledge::Ways> {
+    pub fn known(&self) -> Arc<knowledge::RouteCosts> {
         self.known.clone()
     }
 
@@ -88,16 +88,16 @@ impl Ways {
 /// The tree of one cell.
 #[derive(Clone, Debug, Default)]
 pub struct Route {
-    ways: Ways,
+    costs: MulticastRoutes,
     cells: Vec<CellId>,
     hops: Vec<Hop>,
 }
 
 impl Route {
     /// By what is known of the ways.
-    pub fn new(ways: Ways) -> Self {
+    pub fn new(costs: MulticastRoutes) -> Self {
         Self {
-            ways,
+            costs,
             ..Self::default()
         }
     }
@@ -118,7 +118,7 @@ impl Route {
             .into_iter()
             .chain(cells.iter().map(|cell| cell.number))
             .collect();
-        let (tree, _) = self.ways.tree(&numbers);
+        let (tree, _) = self.costs.tree(&numbers);
         self.hops = below(&tree, 0, &|place| cells[place - 1]);
         self.cells = cells;
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use config::cluster::Site;
 use fault_point::fault_point;
-use hostinfo::{known, rooms};
+use hostinfo::{capacity, facts};
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask, OF_CELL, owner_of};
@@ -37,7 +37,7 @@ use super::link::{Calling, GATHERS_REPLIES, Link, Sending};
 use super::lost;
 use super::membership::{Membership, News};
 use super::protocols::protocols;
-use super::routes::Ways;
+use super::routes::MulticastRoutes;
 use super::state::{Act, Awaited, CellMessage, Client, State};
 use crate::monitor::raise_file_limit;
 use crate::socket::bind;
@@ -119,10 +119,10 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
         elsewhere::expected(membership, &hosts.site())
     });
-    let watch = rooms::Watch::new();
-    let ways = Ways::of(&known::all(&files)?);
+    let watch = capacity::AssertionWatch::new();
+    let costs = MulticastRoutes::of(&facts::all(&files)?);
     if let Some(hosts) = &hosts {
-        hosts.take_ways(ways.known());
+        hosts.take_ways(costs.known());
     }
     let mut state = State::new(
         me,
@@ -132,10 +132,10 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         places::running(&files)?,
     )
     .with_cordon(own.is_cordoned())
-    .with_ways(ways)
+    .with_ways(costs)
     .expecting(expected);
-    // `known::all` has reported a wrong file.
-    state.assert(rooms::asserted().unwrap_or_default());
+    // `facts::all` has reported a wrong file.
+    state.assert(capacity::asserted().unwrap_or_default());
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
@@ -220,7 +220,7 @@ struct Cell {
     /// The cells of other hosts.
     elsewhere: Option<Elsewhere>,
     /// Of the file of asserted facts.
-    watch: rooms::Watch,
+    watch: capacity::AssertionWatch,
     /// There is a tick to come.
     ticking: bool,
     events: Sender<Event>,
@@ -337,17 +337,17 @@ impl Cell {
     /// transport the next links take. While the file is wrong it goes by the former ones.
     fn take_facts(&mut self) {
         let read = || -> io::Result<_> {
-            let asserted = rooms::asserted().map_err(io::Error::other)?;
-            Ok((asserted, Ways::of(&known::all(&self.files)?)))
+            let asserted = capacity::asserted().map_err(io::Error::other)?;
+            Ok((asserted, MulticastRoutes::of(&facts::all(&self.files)?)))
         };
         match read() {
-            Ok((asserted, ways)) => {
+            Ok((asserted, costs)) => {
                 info!("the asserted facts have changed");
                 if let Some(elsewhere) = &self.elsewhere {
-                    elsewhere.take_ways(ways.known());
+                    elsewhere.take_ways(costs.known());
                 }
                 self.state.assert(asserted);
-                self.state.take_ways(ways);
+                self.state.take_ways(costs);
             }
             Err(error) => {
                 warn!(%error, "the asserted facts have changed and can't be used; the former ones count")

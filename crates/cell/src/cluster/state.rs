@@ -15,7 +15,7 @@ use protocol::multicast::{self, Multicast, Packet, ReplyPath};
 use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare, owner_of};
 use serde::{Deserialize, Serialize};
 
-use super::routes::{Route, Ways};
+use super::routes::{MulticastRoutes, Route};
 use failures::Failure;
 use loans::Loans;
 
@@ -231,16 +231,16 @@ impl State {
 
     /// What is known of the ways to other cells.
     #[must_use]
-    pub fn with_ways(self, ways: Ways) -> Self {
+    pub fn with_ways(self, costs: MulticastRoutes) -> Self {
         Self {
-            route: Route::new(ways),
+            route: Route::new(costs),
             ..self
         }
     }
 
     /// Goes by these ways to other cells from now on: multicast trees, from the next message to all.
-    pub fn take_ways(&mut self, ways: Ways) {
-        self.route = Route::new(ways);
+    pub fn take_ways(&mut self, costs: MulticastRoutes) {
+        self.route = Route::new(costs);
     }
 
     /// There are links to all cells that ran when this one started, or they don't answer.
@@ -516,7 +516,7 @@ impl State {
         let request = message.request();
         let told = self
             .multicast
-            .tell(&Said::Table(message), self.route.hops(), request.is_some());
+            .send_to_all(&Said::Table(message), self.route.hops(), request.is_some());
         if let Some(request) = request {
             self.node.gathered(request, told.gathered);
         }

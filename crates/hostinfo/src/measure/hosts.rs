@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use config::cluster::Site;
 use knowledge::Fact;
-use knowledge::ways::TLS;
+use knowledge::route_costs::TLS;
 
 /// Connections to each host. The shortest counts, as longer ones waited for something else.
 const TRIES: u32 = 3;
 /// Time limit of one connection; a host beyond it counts as absent.
-const HOST_LIMIT: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time limit of all hosts together.
 const LIMIT: Duration = Duration::from_secs(1);
 
@@ -30,7 +30,7 @@ pub fn reach(site: &Site, host: &str) -> Vec<Fact> {
             .map_while(|_| {
                 connect_ns(
                     address,
-                    HOST_LIMIT.min(end.saturating_duration_since(Instant::now())),
+                    CONNECT_TIMEOUT.min(end.saturating_duration_since(Instant::now())),
                 )
             })
             .min()?;

@@ -25,19 +25,19 @@ use urpc::host::SharedRing;
 use urpc::message::PAYLOAD_BYTES;
 use urpc::{Message, Receiver, SendError, Sender};
 
-/// As the links between cells have.
+/// Lines of a ring, as for the links between cells.
 const LINES: usize = 1024;
 /// Round trips of one round.
 const TRIPS: u32 = 64;
 /// Messages one way in one round.
 const FLOW: u32 = 1024;
-/// Bytes that are copied at a time: they fit into the cache of who wrote them.
+/// Bytes of one copy; they fit into the writer's cache.
 const BULK_BYTES: usize = 256 << 10;
-/// Rounds at most, and those without which there is no median.
+/// Most rounds, and the fewest for a median.
 const ROUNDS_MAX: usize = 11;
 const ROUNDS_MIN: usize = 3;
-/// Looks at a ring between two looks at the clock.
-const LOOKS: u32 = 256;
+/// Polls of a ring between two reads of the clock.
+const POLLS_PER_CLOCK_READ: u32 = 256;
 
 const ECHO: u32 = 1;
 const TAKE: u32 = 2;
@@ -45,34 +45,34 @@ const GIVE: u32 = 3;
 const COPY: u32 = 4;
 const FILL: u32 = 5;
 
-/// What was measured.
+/// Measurements of a pair.
 #[derive(Debug)]
-pub(super) struct Pair {
-    /// From the send of a message to its receipt.
+pub(super) struct PairReport {
+    /// Time from the send of a message to its receipt.
     pub(super) latency_ns: f64,
-    /// From the first CPU to the second.
-    pub(super) there: Way,
-    /// And back.
-    pub(super) back: Way,
+    /// First CPU to second CPU.
+    pub(super) forward: TransportReport,
+    /// Second CPU to first CPU.
+    pub(super) reverse: TransportReport,
 }
 
-/// One way.
+/// Measurements of one direction.
 #[derive(Debug)]
-pub(super) struct Way {
-    /// What a message costs its sender before the next.
+pub(super) struct TransportReport {
+    /// Sender's cost of a message: time until it can send the next.
     pub(super) send_ns: f64,
-    /// The payload of messages, sent as fast as they go, until they are taken.
+    /// Payload throughput of messages that are sent back to back, until the receiver has taken them.
     pub(super) ring_mb_s: f64,
-    /// Bytes that are copied by who gets them.
+    /// Throughput of bytes that the receiver copies.
     pub(super) copy_mb_s: f64,
 }
 
-/// Why nothing was measured.
+/// Reason why a pair has no measurement.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Missed {
+pub(super) enum MeasureError {
     /// A thread can't be kept on its CPU, or there is no thread or memory for it.
     Unusable,
-    /// The two did not get to run at the same time for long enough.
+    /// The two threads did not run at the same time for long enough.
     Busy,
 }
 
@@ -80,15 +80,20 @@ pub(super) enum Missed {
 ///
 /// # Errors
 /// If a CPU can't be used, or is used by others.
-pub(super) fn measure(one: usize, other: usize, time: Duration, patience: Duration) -> Result<Pair, Missed> {
+pub(super) fn measure(
+    one: usize,
+    other: usize,
+    time: Duration,
+    busy_timeout: Duration,
+) -> Result<PairReport, MeasureError> {
     let start = Instant::now();
-    let give_up = start + patience;
-    let (to_there, from_here) = ring().ok_or(Missed::Unusable)?;
-    let (to_here, from_there) = ring().ok_or(Missed::Unusable)?;
+    let give_up = start + busy_timeout;
+    let (to_there, from_here) = ring().ok_or(MeasureError::Unusable)?;
+    let (to_here, from_there) = ring().ok_or(MeasureError::Unusable)?;
     let (give_there, take_here) = mpsc::channel();
     let (give_here, take_there) = mpsc::channel();
-    let lead = End::new(to_there, from_there, give_there, take_there, give_up);
-    let follow = End::new(to_here, from_here, give_here, take_here, give_up);
+    let lead = Prober::new(to_there, from_there, give_there, take_there, give_up);
+    let follow = Prober::new(to_here, from_here, give_here, take_here, give_up);
     thread::scope(|scope| {
         // Neither is the caller's thread, whose CPUs must stay what they are. A thread that ends closes its
         // rings, and the other ends, too.
@@ -105,9 +110,9 @@ pub(super) fn measure(one: usize, other: usize, time: Duration, patience: Durati
         let measured = leading.ok().and_then(|thread| thread.join().ok()?);
         let followed = following.ok().and_then(|thread| thread.join().ok()?);
         let (Some(measured), Some(())) = (measured, followed) else {
-            return Err(Missed::Unusable);
+            return Err(MeasureError::Unusable);
         };
-        measured.ok_or(Missed::Busy)
+        measured.ok_or(MeasureError::Busy)
     })
 }
 
@@ -123,20 +128,20 @@ fn keep_on(cpu: usize) -> Option<()> {
     sched_setaffinity(Pid::from_raw(0), &one).ok()
 }
 
-/// One of the two.
-struct End {
+/// One of the two threads.
+struct Prober {
     to: Sender<SharedRing>,
     from: Receiver<SharedRing>,
-    /// Buffers go this way; a message follows each, so that nobody blocks here.
+    /// Passes buffers. A message follows each, so the receiver never blocks here.
     give: mpsc::Sender<Vec<u64>>,
     take: mpsc::Receiver<Vec<u64>>,
-    /// What is written and handed over, and what is copied into.
+    /// Buffer that is written and handed over, and buffer that is copied into.
     own: Vec<u64>,
     copy: Vec<u64>,
     give_up: Instant,
 }
 
-impl End {
+impl Prober {
     fn new(
         to: Sender<SharedRing>,
         from: Receiver<SharedRing>,
@@ -156,7 +161,7 @@ impl End {
     }
 
     /// The first CPU's part, until `end`.
-    fn lead(mut self, end: Instant) -> Option<Pair> {
+    fn lead(mut self, end: Instant) -> Option<PairReport> {
         self.touch();
         let mut rounds: [Vec<f64>; 7] = Default::default();
         for round in 0..=ROUNDS_MAX {
@@ -171,16 +176,16 @@ impl End {
                     .for_each(|(all, one)| all.push(one));
             }
         }
-        let [latency_ns, there @ .., back_send, back_taken, back_copy] = rounds.map(median);
-        let way = |[send_ns, taken_ns, copy_ns]: [f64; 3]| Way {
+        let [latency_ns, forward @ .., back_send, back_taken, back_copy] = rounds.map(median);
+        let way = |[send_ns, taken_ns, copy_ns]: [f64; 3]| TransportReport {
             send_ns,
             ring_mb_s: PAYLOAD_BYTES as f64 * 1000.0 / taken_ns,
             copy_mb_s: BULK_BYTES as f64 * 1000.0 / copy_ns,
         };
-        Some(Pair {
+        Some(PairReport {
             latency_ns,
-            there: way(there),
-            back: way([back_send, back_taken, back_copy]),
+            forward: way(forward),
+            reverse: way([back_send, back_taken, back_copy]),
         })
     }
 
@@ -245,7 +250,7 @@ impl End {
                 }
                 FILL => {
                     self.hand_over(FILL)?;
-                    // Back it comes without a word, at the latest with the next round's.
+                    // The buffer returns without a message, at the latest with the next round's.
                     self.own = self
                         .take
                         .recv_timeout(self.give_up.saturating_duration_since(Instant::now()))
@@ -256,13 +261,13 @@ impl End {
         }
     }
 
-    /// Has the kernel give the buffers memory, near this CPU.
+    /// Touches the buffers, so that the kernel allocates them near this CPU.
     fn touch(&mut self) {
         self.own = vec![1; BULK_BYTES / size_of::<u64>()];
         self.copy = vec![1; BULK_BYTES / size_of::<u64>()];
     }
 
-    /// Sends as fast as it goes; how long that took.
+    /// Sends messages back to back. Returns the duration, nanoseconds.
     fn flow(&mut self) -> Option<f64> {
         let start = Instant::now();
         for _ in 0..FLOW {
@@ -271,7 +276,7 @@ impl End {
         Some(nanos(start))
     }
 
-    /// Writes the own buffer, which is in this CPU's cache then, and gives it away.
+    /// Writes the own buffer, which puts it into this CPU's cache, and hands it over.
     fn hand_over(&mut self, kind: u32) -> Option<()> {
         let mut own = std::mem::take(&mut self.own);
         let next = own[0].wrapping_add(1);
@@ -280,19 +285,19 @@ impl End {
         self.send(kind, 0)
     }
 
-    /// Copies what was handed over and gives it back; how long the copy took.
+    /// Copies the received buffer and returns it to its owner. Returns the duration of the copy, nanoseconds.
     fn copy(&mut self) -> Option<f64> {
         let given = self.take.try_recv().ok()?;
         let start = Instant::now();
         self.copy.copy_from_slice(&given);
         let took = nanos(start);
-        // What nobody reads need not be copied.
+        // Keeps the compiler from dropping the copy.
         std::hint::black_box(&self.copy);
         self.give.send(given).ok()?;
         Some(took)
     }
 
-    /// What the other says that something took.
+    /// Receives a duration from the other thread, nanoseconds.
     fn time(&mut self) -> Option<f64> {
         Some(self.receive()?.words[0] as f64)
     }
@@ -303,31 +308,31 @@ impl End {
             ..Message::default()
         };
         message.words[0] = word;
-        let mut looks = 0;
+        let mut polls = 0;
         loop {
             match self.to.post(&message) {
                 Ok(()) => return Some(()),
-                Err(SendError::Full) => self.wait(&mut looks)?,
+                Err(SendError::Full) => self.wait(&mut polls)?,
                 Err(_) => return None,
             }
         }
     }
 
     fn receive(&mut self) -> Option<Message> {
-        let mut looks = 0;
+        let mut polls = 0;
         loop {
             if let Some(message) = self.from.take().ok()? {
                 return Some(message);
             }
-            self.wait(&mut looks)?;
+            self.wait(&mut polls)?;
         }
     }
 
-    /// Between two looks at a ring; none when it is over.
-    fn wait(&self, looks: &mut u32) -> Option<()> {
+    /// Waits between two polls of a ring. Returns `None` after the deadline.
+    fn wait(&self, polls: &mut u32) -> Option<()> {
         spin_loop();
-        *looks += 1;
-        (!looks.is_multiple_of(LOOKS) || Instant::now() < self.give_up).then_some(())
+        *polls += 1;
+        (!polls.is_multiple_of(POLLS_PER_CLOCK_READ) || Instant::now() < self.give_up).then_some(())
     }
 }
 

@@ -27,11 +27,11 @@ fn first_cpus(count: usize) -> BTreeSet<i64> {
     allowed().into_iter().take(count).collect()
 }
 
-/// On a machine that does much else beside, a pair may take long.
+/// A pair may take long on a loaded machine.
 const PATIENT: Duration = Duration::from_secs(60);
 
 #[test]
-fn every_pair_of_allowed_cpus_is_measured_both_ways() {
+fn every_pair_of_allowed_cpus_is_measured_in_both_directions() {
     let cpus = first_cpus(4);
     let measured: Base = measure(&host(&cpus), &cpus, PATIENT).into_iter().collect();
     for (kind, transport) in [
@@ -58,9 +58,9 @@ fn every_pair_of_allowed_cpus_is_measured_both_ways() {
     }
 }
 
-/// A time limit that is over, and CPUs that can't be used, leave pairs out; neither makes anybody wait.
+/// An expired time limit and unusable CPUs skip pairs without delay.
 #[test]
-fn what_can_not_be_measured_is_left_out_in_time() {
+fn unmeasurable_pairs_are_skipped_within_the_limit() {
     let cpus = first_cpus(2);
     assert_eq!(measure(&host(&cpus), &cpus, Duration::ZERO), []);
     let mine = *cpus.first().expect("a CPU");
@@ -73,7 +73,7 @@ fn what_can_not_be_measured_is_left_out_in_time() {
 }
 
 #[test]
-fn who_may_use_one_cpu_measures_nothing() {
+fn single_allowed_cpu_yields_no_measurement() {
     let thread = std::thread::spawn(|| {
         let mut one = CpuSet::new();
         let first = *allowed().first().expect("a CPU");
@@ -86,9 +86,9 @@ fn who_may_use_one_cpu_measures_nothing() {
     assert_eq!(thread.join().expect("no panic"), []);
 }
 
-/// Measuring on many CPUs takes no longer than its limit: pairs that are many share it.
+/// Measurement on many CPUs stays within its limit, which the pairs share.
 #[test]
-fn the_limit_is_kept() {
+fn measurement_stays_within_its_time_limit() {
     let cpus = first_cpus(2);
     let limit = Duration::from_millis(50);
     let start = Instant::now();
@@ -100,9 +100,9 @@ fn the_limit_is_kept() {
 }
 
 #[test]
-fn what_is_kept_counts_for_this_boot_this_host_and_these_cpus() {
+fn cached_measurements_are_valid_for_same_boot_host_and_cpus_only() {
     let directory = tempfile::tempdir().expect("a directory");
-    let kept = Kept::at(directory.path());
+    let kept = MeasurementCache::at(directory.path());
     let cpus = BTreeSet::from([0, 1, 2, 8]);
     assert_eq!(kept.read(NAME, &cpus), None);
     let latency = |from: i64, ns: i64| {
@@ -111,7 +111,7 @@ fn what_is_kept_counts_for_this_boot_this_host_and_these_cpus() {
             [NAME.into(), from.into(), 1.into(), RING.into(), ns.into()],
         )
     };
-    let of = |cpus: &[i64], facts: &[Fact]| Measured {
+    let of = |cpus: &[i64], facts: &[Fact]| Measurements {
         cpus: cpus.iter().copied().collect(),
         facts: facts.to_vec(),
     };
@@ -124,7 +124,7 @@ fn what_is_kept_counts_for_this_boot_this_host_and_these_cpus() {
         "fewer CPUs"
     );
     assert_eq!(kept.read(NAME, &BTreeSet::from([1, 3])), None, "another CPU");
-    assert_eq!(kept.read("there", &cpus), None, "another host");
+    assert_eq!(kept.read("forward", &cpus), None, "another host");
     // Somebody who may use a part of them measures again: that part is corrected.
     kept.write(NAME, &of(&[1, 2], &[latency(2, 170)]))
         .expect("written");
@@ -141,9 +141,9 @@ fn what_is_kept_counts_for_this_boot_this_host_and_these_cpus() {
 }
 
 #[test]
-fn one_measures_at_a_time() {
+fn at_most_one_process_measures() {
     let directory = tempfile::tempdir().expect("a directory");
-    let kept = Kept::at(directory.path());
+    let kept = MeasurementCache::at(directory.path());
     let turn = kept.turn(true).expect("a lock").expect("nobody measures");
     assert!(kept.turn(true).expect("a lock").is_none());
     drop(turn);
@@ -152,9 +152,9 @@ fn one_measures_at_a_time() {
 
 /// One that listens, one that refuses, and one that there is not.
 #[test]
-fn hosts_that_answer_are_measured() {
+fn only_responding_hosts_are_measured() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let there = listener.local_addr().expect("an address");
+    let forward = listener.local_addr().expect("an address");
     let free = TcpListener::bind("127.0.0.1:0")
         .and_then(|gone| gone.local_addr())
         .expect("a port");
@@ -167,10 +167,10 @@ fn hosts_that_answer_are_measured() {
     let site = Site {
         here: "alpha".into(),
         hosts: vec![
-            plan("alpha", there, &[0]),
-            plan("beta", there, &[0]),
+            plan("alpha", forward, &[0]),
+            plan("beta", forward, &[0]),
             plan("gamma", free, &[0]),
-            plan("nobody", there, &[]),
+            plan("nobody", forward, &[]),
         ],
         etcd: Vec::new(),
         runs_etcd: false,

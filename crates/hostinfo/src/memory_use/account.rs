@@ -35,7 +35,7 @@ pub struct FileReading {
     pub id: FileId,
     /// The file's name.
     pub name: String,
-    /// Bytes in the page cache; none when the kernel does not tell.
+    /// Bytes in the page cache; `None` if the kernel does not report it.
     pub resident: Option<u64>,
     /// Bytes mapped by processes other than shards.
     pub mapped_elsewhere: u64,
@@ -103,7 +103,7 @@ impl VmMemory {
 pub struct FileMemory {
     /// The file's name.
     pub path: String,
-    /// Bytes of the file in the page cache; none when the kernel does not tell.
+    /// Bytes of the file in the page cache; `None` if the kernel does not report it.
     pub resident_bytes: Option<u64>,
     /// The part of them that VMs or their monitors map, which is counted there.
     pub mapped_bytes: u64,
@@ -136,7 +136,7 @@ pub struct MemoryUse {
     pub files: Vec<FileMemory>,
     /// The host.
     pub host: HostSum,
-    /// What could not be read, a line each.
+    /// One line for each source that could not be read.
     pub unread: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What running VMs take of the host's memory, by the kernel's own accounting and nothing else.
+//! Host memory of running VMs, by the kernel's own accounting alone.
 //!
 //! [`smaps`] parses a process's mappings, and [`classify`] sorts them by kind. [`process`], [`page_cache`]
 //! and [`host`] read the kernel's figures, and [`account`] adds them up. [`read()`] does all of it for VMs of

@@ -1,6 +1,7 @@
 //! Guest memory by NUMA node, from `/proc/PID/numa_maps` (proc(5)).
 //!
-//! Only mappings of the guest's own memory count. Pages of image files that a VM maps are page cache of the host's.
+//! Only mappings of the guest's own memory count. Pages of image files that a VM maps are page cache of the
+//! host's.
 
 use std::fs;
 use std::io;
@@ -17,8 +18,8 @@ pub fn guest_pages(pid: i32) -> io::Result<MemoryPages> {
     Ok(parse(&fs::read_to_string(format!("/proc/{pid}/numa_maps"))?))
 }
 
-/// Adds up lines like `7f00 bind:0 file=/memfd:guest-memory\040(deleted) mapped=9 N0=8 N1=1 kernelpagesize_kB=4`. All mappings of
-/// a guest's memory have pages of one size.
+/// Adds up lines like `7f00 bind:0 file=/memfd:guest-memory\040(deleted) mapped=9 N0=8 N1=1
+/// kernelpagesize_kB=4`. All mappings of a guest's memory have pages of one size.
 fn parse(text: &str) -> MemoryPages {
     let mut all = MemoryPages {
         page_kib: 4,
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_pages_of_guest_memory_count_and_each_node_gets_its_own() {
+    fn guest_pages_are_counted_per_node_and_others_ignored() {
         let text = "\
 7f1000000000 bind:0-1 file=/memfd:guest-memory\\040(deleted) mapped=30 active=0 N0=10 N1=20 kernelpagesize_kB=4
 7f1100000000 default file=/srv/N9=5/image.raw mapped=7 N0=7 kernelpagesize_kB=4
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_has_no_guest_memory_has_no_pages_of_it() {
+    fn process_without_guest_memory_reports_none() {
         let own = i32::try_from(std::process::id()).unwrap();
         match guest_pages(own) {
             Ok(pages) => assert!(pages.nodes.is_empty(), "{pages:?}"),

@@ -64,13 +64,13 @@ pub fn open_files(pid: u32) -> io::Result<Vec<OpenFile>> {
 pub fn program(pid: u32) -> io::Result<OpenFile> {
     let link = PathBuf::from(format!("/proc/{pid}/exe"));
     let mut program = open_file(&link)?.ok_or(io::ErrorKind::NotFound)?;
-    // The link's own bits don't tell how a program was opened.
+    // The mode bits of the link don't show how a program was opened.
     program.writable = false;
     Ok(program)
 }
 
 fn open_file(link: &Path) -> io::Result<Option<OpenFile>> {
-    // Bits of the link itself tell how the file was opened.
+    // The mode bits of the link show how the file was opened.
     const WRITABLE: u32 = 0o200;
     let (target, metadata) = (fs::read_link(link)?, fs::metadata(link)?);
     if !metadata.is_file() {

@@ -69,7 +69,7 @@ fn headers_with_spaces_and_without_names_are_read() {
 }
 
 #[test]
-fn each_mapping_of_a_shard_is_told_from_the_others() {
+fn each_mapping_of_a_shard_is_classified() {
     let all = classify(&parse(&shard()));
     assert_eq!(all.own.len(), 1);
     assert_eq!(all.own[&OWN].proportional, 60_000 * KIB);
@@ -94,7 +94,7 @@ fn each_mapping_of_a_shard_is_told_from_the_others() {
 }
 
 #[test]
-fn memory_that_two_shards_map_counts_once() {
+fn memory_mapped_by_two_shards_counts_once() {
     let memory = |[rss, pss]: [u64; 2]| {
         let header = "7f0000000000-7f0004000000 rw-s 00000000 00:01 1033    /memfd:guest-memory (deleted)";
         let heap = "01a00000-01b00000 rw-p 00000000 00:00 0    [heap]";
@@ -113,7 +113,7 @@ fn memory_that_two_shards_map_counts_once() {
 }
 
 #[test]
-fn nothing_of_a_helper_is_guest_memory() {
+fn helper_process_has_no_guest_memory() {
     let all = helper(&parse(&shard()));
     assert_eq!((all.own.len(), all.frozen.len(), all.base.len()), (0, 0, 0));
     let sum = 100 + 500 + 64 + 300 + 40_000 + 4_000 + 20_000 + 4_000 + 12 + 80 + 4;
@@ -152,7 +152,7 @@ fn vm(name: &str, files: Vec<OpenFile>) -> VmReading {
 }
 
 #[test]
-fn the_columns_of_a_vm_add_up_to_what_the_host_spends() {
+fn columns_of_a_vm_sum_to_its_host_memory() {
     let table = account(
         &[vm(
             "a",
@@ -177,7 +177,7 @@ fn the_columns_of_a_vm_add_up_to_what_the_host_spends() {
 }
 
 #[test]
-fn frozen_memory_that_nobody_maps_is_divided_among_its_clones() {
+fn unmapped_frozen_memory_is_divided_among_clones() {
     let clone = |name: &str| {
         let mut vm = vm(name, vec![memory_file(PARENT, 12_000 * KIB)]);
         vm.shard.own.clear();
@@ -190,7 +190,7 @@ fn frozen_memory_that_nobody_maps_is_divided_among_its_clones() {
 }
 
 #[test]
-fn a_files_pages_are_its_vms_if_it_may_write_it_and_everybodys_if_not() {
+fn writable_file_pages_count_for_the_vm_and_read_only_ones_as_shared() {
     let overlay = FileId {
         device: (0xfe, 1),
         inode: 5,

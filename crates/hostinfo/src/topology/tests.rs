@@ -14,7 +14,7 @@ fn put(sys: &Path, file: &str, text: &str) {
 }
 
 #[test]
-fn two_sockets_are_found() {
+fn two_sockets_are_discovered() {
     let folder = tempfile::tempdir().expect("a folder");
     let sys = folder.path();
     for (node, cpus, distances) in [(0, "0-1,4-5", "10 21"), (2, "2-3,6-7", "21 10")] {
@@ -67,7 +67,7 @@ fn two_sockets_are_found() {
 }
 
 #[test]
-fn a_host_that_shows_nothing_has_one_node() {
+fn host_without_sysfs_topology_has_one_node() {
     let folder = tempfile::tempdir().expect("a folder");
     put(folder.path(), "devices/system/cpu/online", "0-2");
     let base: Base = below(folder.path(), "bare").into_iter().collect();
@@ -78,7 +78,7 @@ fn a_host_that_shows_nothing_has_one_node() {
 }
 
 #[test]
-fn this_machine_has_the_cpus_that_the_kernel_says() {
+fn discovered_cpus_match_the_kernels() {
     let base: Base = discover().into_iter().collect();
     let online = ranges(&words(Path::new("/sys/devices/system/cpu/online")));
     let cpus: Vec<i64> = base.named("cpu").filter_map(|fact| fact.number(1)).collect();

@@ -1,4 +1,4 @@
-//! What follows from facts.
+//! Evaluation of rules over facts.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -8,8 +8,8 @@ use super::{Atom, Literal, Pattern, Rule};
 use crate::Base;
 use crate::fact::{Fact, Term};
 
-/// Facts that may follow, and bindings that may be tried, until a question is given up: a question can be made that takes
-/// longer than anybody waits.
+/// Facts that may follow, and bindings that may be tried, until a question is given up: a question can be
+/// made that takes longer than anybody waits.
 const FACTS_MAX: usize = 200_000;
 const TRIES_MAX: u64 = 20_000_000;
 
@@ -22,7 +22,7 @@ pub enum RuleError {
     /// It takes too long.
     #[error("it takes too long; put the fact with the fewest answers first")]
     TooLong,
-    /// What a rule needs the absence of may follow from it.
+    /// A rule negates a relation that depends on the rule.
     #[error("`{0}` depends on its own absence; take the `not` out of one of its rules")]
     Circle(String),
 }
@@ -41,14 +41,14 @@ pub fn ask(base: &Base, rules: &[Rule], question: &Rule) -> Result<Vec<Fact>, Ru
     Ok(answers.into_iter().map(fact).collect())
 }
 
-/// What is known, by name.
+/// The facts that are derived so far, by name.
 struct Known<'a> {
     facts: HashMap<&'a str, Table>,
     count: usize,
     tries: u64,
 }
 
-/// What a rule's variables stand for, and what is found so far.
+/// Bindings of a rule's variables, and the rows found so far.
 struct Search<'a> {
     facts: &'a HashMap<&'a str, Table>,
     head: &'a Atom,
@@ -94,7 +94,7 @@ impl<'a> Known<'a> {
         Ok(())
     }
 
-    /// What follows by one rule at once.
+    /// Returns the rows that one application of a rule derives.
     fn apply(&mut self, rule: &Rule) -> Result<BTreeSet<Vec<Term>>, RuleError> {
         let mut search = Search {
             facts: &self.facts,
@@ -175,7 +175,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Binds what is free in `atom` so that it is the fact: the variables bound by that. `None` if it can't be.
+    /// Binds what is free in `atom` so that it is the fact: the variables bound by that. `None` if it can't
+    /// be.
     fn bind(&mut self, atom: &Atom, terms: &[Term]) -> Option<Vec<usize>> {
         if atom.terms.len() != terms.len() {
             return None;
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_follows_through_any_number_of_steps() {
+    fn recursion_reaches_the_fixed_point() {
         let chain: String = (0..50).map(|n| format!("link({n}, {})\n", n + 1)).collect();
         let rules = "reaches(A, B) <- link(A, B). reaches(A, C) <- reaches(A, B), link(B, C).";
         assert_eq!(answers(&base(&chain), rules, "reaches(0, X)").len(), 50);
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_the_same_in_a_whole_rule_and_an_underscore_never() {
+    fn variable_is_bound_once_per_rule_and_underscore_never() {
         let base = base("pair(1, 1)\npair(1, 2)\npair(\"a\", \"a\")");
         assert_eq!(
             answers(&base, "", "pair(X, X)"),
@@ -257,9 +258,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked for by some of its terms is found, and what is not there is missed.
+        /// A query by any terms finds each matching row, and reports an absent one as absent.
         #[test]
-        fn a_fact_is_there_or_absent(pairs in prop::collection::btree_set((0..6_i64, 0..6_i64), 0..20)) {
+        fn fact_is_present_or_absent(pairs in prop::collection::btree_set((0..6_i64, 0..6_i64), 0..20)) {
             let facts: String = pairs.iter().map(|(a, b)| format!("pair({a}, {b})\n")).collect();
             let all: String = (0..6).map(|n| format!("n({n})\n")).collect();
             let base = base(&(facts + &all));
@@ -275,12 +276,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_is_known_in_whole_first() {
+    fn negated_relations_are_complete_before_use() {
         let rules =
             "least(X) <- n(X), not more(X). more(X) <- n(X), n(Y), Y < X. odd(X) <- next(Y, X), not odd(Y).";
         let base = base("n(7)\nn(3)\nn(5)\nnext(1, 2)");
         assert_eq!(answers(&base, rules, "least(X)"), ["least(3)"]);
-        // Not asked for: of no harm.
+        // Unused by the query, so no error.
         let rules = parse(rules).expect("rules");
         let question = parse("odd(X)").expect("a question").remove(0);
         assert_eq!(
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_without_end_is_given_up() {
+    fn query_beyond_the_work_limit_is_aborted() {
         let many: String = (0..2000).map(|n| format!("n({n})\n")).collect();
         let question = parse("q(A, B, C) <- n(A), n(B), n(C)")
             .expect("a question")
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_rules_know_which_nodes_are_near_and_which_cpus_share() {
+    fn built_in_rules_derive_near_nodes_and_cache_sharing() {
         let machine = base(include_str!("../../machines/two-sockets.facts"));
         assert_eq!(
             answers(&machine, BUILT_IN, "near(_, 0, N)"),
@@ -322,14 +323,14 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_rules_know_which_cells_are_near_and_how_they_talk() {
+    fn built_in_rules_derive_near_cells_and_their_transports() {
         let cells = "host(\"a\")\nnode(\"a\", 0)\nnode(\"a\", 1)\ncell(0, \"a\")\ncell(1, \"a\")\ncell(2, \"a\")\ncell(3, \"b\")\n\
             cell_node(0, 0)\ncell_node(1, 0)\ncell_node(2, 1)\ncell_node(3, 0)\n\
             distance(\"a\", 0, 1, 15)\ndistance(\"a\", 1, 0, 30)\n\
             host_latency_ns(\"a\", \"b\", \"tls\", 40000)\nhost_latency_ns(\"a\", \"b\", \"shared\", 2000)\n\
             shares_memory(\"a\", \"b\")";
         let mut cells = base(cells);
-        cells.learn(crate::ways::Ways::of(&cells).facts());
+        cells.learn(crate::route_costs::RouteCosts::of(&cells).facts());
         let ask = |question: &str| answers(&cells, BUILT_IN, question);
         assert_eq!(ask("q(B) <- near_cell(0, B)"), ["q(1)", "q(2)"]);
         assert_eq!(ask("q(B) <- near_cell(2, B)"), [""; 0]);
@@ -339,9 +340,9 @@ mod tests {
         assert_eq!(ask("q(T) <- transport(0, 3, T)"), ["q(\"shared\")"]);
     }
 
-    /// With a thousand CPUs and what was measured between them, too.
+    /// Includes a thousand CPUs and the measurements between them.
     #[test]
-    fn large_machines_are_asked_in_time() {
+    fn queries_over_large_machines_finish_in_time() {
         let mut machine = base(include_str!("../../machines/sixty-four-nodes.facts"));
         let name: &str = "sixty-four-nodes";
         for from in 0..64 {
@@ -382,7 +383,7 @@ mod tests {
                 ]);
             }
         }
-        machine.learn(crate::ways::Ways::of(&machine).facts());
+        machine.learn(crate::route_costs::RouteCosts::of(&machine).facts());
         for (question, count) in [
             ("nearest_cell(0, B)", 1),
             ("transport(0, 1, T)", 1),

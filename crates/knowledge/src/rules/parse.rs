@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use super::{Atom, Comparison, Literal, Pattern, Rule};
 use crate::fact::Term;
 
-/// Where a text is no rule.
+/// Syntax error in rules.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("line {line}, column {column}: {what}")]
 pub struct ParseError {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// In characters, counted from 1.
+    /// Column in characters, from 1.
     pub column: usize,
     what: String,
 }
@@ -19,7 +19,7 @@ pub struct ParseError {
 /// Reads rules, each ended by `.`; after the last one it may be missing.
 ///
 /// # Errors
-/// With the first place that is wrong.
+/// The first syntax error.
 pub fn parse(text: &str) -> Result<Vec<Rule>, ParseError> {
     let mut reader = Reader { text, at: 0 };
     let mut rules = Vec::new();
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
                 return Err(self.error("`_` says nothing on a rule's left side"));
             }
         } else {
-            // A question without a rule: whatever is like it. What is not named is part of the answer all the same.
+            // A query without a rule matches the relation itself. Unnamed terms are part of the answer.
             let mut question = head;
             let mut variables = names.len();
             for term in question
@@ -249,13 +249,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_breaks_the_parser(text in "([a-cX-Z_0-9(),.<>=!\"# \n-]|not ){0,60}") {
+        fn any_text_is_parsed_or_rejected_without_panic(text in "([a-cX-Z_0-9(),.<>=!\"# \n-]|not ){0,60}") {
             let _ = parse(&text);
         }
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_place() {
+    fn parse_error_names_line_and_column() {
         for (text, column, what) in [
             ("q(X) <- ", 9, "a number, a text"),
             ("q(X) <- n(Y)", 1, "`X` is in no fact"),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_rules_are_rules() {
+    fn built_in_rules_parse() {
         assert!(parse(super::super::BUILT_IN).expect("rules").len() > 5);
     }
 }

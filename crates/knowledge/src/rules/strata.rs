@@ -1,10 +1,11 @@
-//! In which order rules are applied: what is to be absent must be known in whole before it is missed.
+//! Stratification: a negated relation is complete before a rule uses its absence.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Literal, Rule, RuleError};
 
-/// The rules that a question depends on, in groups, each of which needs the ones before it whole.
+/// Returns the rules that a query depends on, in strata, each of which needs the complete results of those
+/// before it.
 ///
 /// # Errors
 /// [`RuleError::Circle`] if a rule needs the absence of what follows from it.
@@ -39,7 +40,7 @@ pub(super) fn strata<'a>(rules: &'a [Rule], question: &Rule) -> Result<Vec<Vec<&
     Ok(strata)
 }
 
-/// The rules from which something may follow that the question asks for.
+/// Returns the rules on which the query's relations depend.
 fn needed<'a>(rules: &'a [Rule], question: &Rule) -> Vec<&'a Rule> {
     let mut names: BTreeSet<&str> = question.names().collect();
     let mut needed: Vec<&Rule> = Vec::new();

@@ -1,21 +1,21 @@
-//! What is known of one name, found by any of its terms.
+//! The rows of one relation, indexed by each term.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use crate::fact::Term;
 
-/// The facts of one name, each once.
+/// The rows of one relation, without duplicates.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     rows: Vec<Rc<[Term]>>,
     known: HashSet<Rc<[Term]>>,
-    /// By place and term, the rows that have it there, in their order.
+    /// Rows by position and term, in order of insertion.
     places: Vec<HashMap<Term, Vec<usize>>>,
 }
 
 impl Table {
-    /// Adds a row; false if it is there already.
+    /// Adds a row. Returns false if the table has it already.
     pub(super) fn add(&mut self, terms: Vec<Term>) -> bool {
         let row: Rc<[Term]> = terms.into();
         if !self.known.insert(row.clone()) {
@@ -35,7 +35,7 @@ impl Table {
         true
     }
 
-    /// Rows among which all are that have the `bound` terms at their places: those of the rarest term.
+    /// Returns a superset of the rows with the `bound` terms at their positions: the rows of the rarest term.
     pub(super) fn candidates<'a>(
         &'a self,
         bound: impl Iterator<Item = (usize, &'a Term)>,

@@ -1,4 +1,4 @@
-//! What this crate's tests run inside lab hosts: either end of a connection, and the memory hosts share.
+//! Test program inside lab hosts: either end of a connection, and access to the hosts' shared memory.
 //!
 //! ```text
 //! lab-tool serve PORT          says `up`, takes one connection, sends back all that comes
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// A peer silent for this long is dead.
+/// Time after which a silent peer is dead.
 const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 
 /// Between two datagrams.
@@ -96,7 +96,8 @@ fn reflect(port: u16) -> Result<()> {
     }
 }
 
-/// Each datagram has its number and is waited for from when it was sent, so that a slow receiver makes nothing seem fast.
+/// Each datagram has its number and is waited for from when it was sent, so that a slow receiver makes
+/// nothing seem fast.
 fn probe(peer: SocketAddr, count: u32) -> Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     socket.connect(peer)?;

@@ -4,7 +4,7 @@ use std::fs;
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
-/// The bit of a local APIC's base register that says that it is there.
+/// The enable bit of a local APIC's base register.
 const APIC_ENABLED: u64 = 1 << 11;
 
 /// Gives `/dev/kvm` the mode it usually has on a host with KVM.
@@ -19,11 +19,11 @@ pub struct Keys {
 
 /// Turns KVM's static keys on for as long as the result lives.
 ///
-/// The kernel patches its code where a static key changes: at the first VM of a host and after its last one the code of each
-/// task switch (`preempt_notifier_key`), and at a vCPU's start that of its interrupts. QEMU 7.2 translates code without
-/// a lock on its page, so that a CPU can keep a translation of the patch's breakpoint, which is gone: it takes that breakpoint
-/// for ever, and the host locks up. Here one VM has a local APIC that is off in both ways, and one has none, so that no VM
-/// that comes or goes changes a key.
+/// The kernel patches its code where a static key changes: at the first VM of a host and after its last one
+/// the code of each task switch (`preempt_notifier_key`), and at a vCPU's start that of its interrupts. QEMU
+/// 7.2 translates code without a lock on its page, so that a CPU can keep a translation of the patch's
+/// breakpoint, which is gone: it takes that breakpoint for ever, and the host locks up. Here one VM has a
+/// local APIC that is off in both ways, and one has none, so that no VM that comes or goes changes a key.
 pub fn hold_keys() -> Option<Keys> {
     match keys() {
         Ok(keys) => Some(keys),

@@ -1,7 +1,7 @@
 //! A lab host's first process.
 //!
-//! It loads the modules, makes this machine's root its own, and splits: process 1 only reaps; its child serves
-//! connections. When either can't go on the host powers off, which ends QEMU.
+//! It loads the modules, makes this machine's root its own, and splits: process 1 only reaps; its child
+//! serves connections. When either can't go on the host powers off, which ends QEMU.
 
 mod kvm;
 mod mounts;
@@ -41,7 +41,7 @@ fn start() -> Result<(), Failure> {
     let boot: BootConfig = serde_json::from_slice(&fs::read("/boot.json")?)?;
     fs::remove_file("/boot.json")?;
     mounts::basic()?;
-    // As systemd does, for whoever raises the soft limit.
+    // As systemd does, for programs that raise the soft limit.
     setrlimit(Resource::RLIMIT_NOFILE, 1024, OPEN_FILES_MAX)?;
     // Opened before the root changes.
     let modules = boot
@@ -56,7 +56,7 @@ fn start() -> Result<(), Failure> {
     leave_spare_cpus()?;
     set_clock(boot.time_s);
     nix::unistd::sethostname(&boot.name)?;
-    // What the root does not need is loaded by another CPU meanwhile.
+    // Another CPU loads the modules that the root does not need.
     std::thread::scope(|scope| {
         let loader = scope.spawn(|| rest.iter().try_for_each(Loadable::load));
         mounts::change_root(&boot)?;

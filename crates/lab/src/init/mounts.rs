@@ -1,7 +1,7 @@
 //! The mounts of a lab host: the outer machine's `/` by 9p, and fresh kernel file systems over it.
 //!
-//! `cache=mmap` keeps no data between opens, so both sides see each other's files; directories of immutable files get
-//! a second mount with `cache=loose`, which uses the page cache.
+//! `cache=mmap` keeps no data between opens, so both sides see each other's files; directories of immutable
+//! files get a second mount with `cache=loose`, which uses the page cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -8,10 +8,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::Failure;
-use crate::boot::Card;
+use crate::boot::NetworkCard;
 
 /// Brings up the loop-back device and every card.
-pub fn configure(cards: &[Card]) -> Result<(), Failure> {
+pub fn configure(cards: &[NetworkCard]) -> Result<(), Failure> {
     let control = socket(
         AddressFamily::Inet,
         SockType::Datagram,

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use super::Failure;
 use crate::boot::{BootConfig, PORT, Purpose, READY, TOKEN_BYTES};
 
-/// How long a connection may take to say who it is.
+/// Time limit of a connection for its token and purpose.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 
 /// Serves until the host ends.
@@ -32,9 +32,10 @@ pub fn run(boot: &BootConfig) -> Result<(), Failure> {
     }
 }
 
-/// Has every CPU that programs run on wake a sleeping thread, and every shared file system answer. In emulation an interrupt
-/// is lost now and then: then what sleeps, or waits for a file, does so for good, and limits on time do not end it either. The
-/// next interrupt of the same kind, such as these, sets it going again; if that does not help, this never returns.
+/// Has every CPU that programs run on wake a sleeping thread, and every shared file system answer. In
+/// emulation an interrupt is lost now and then: then what sleeps, or waits for a file, does so for good, and
+/// limits on time do not end it either. The next interrupt of the same kind, such as these, sets it going
+/// again; if that does not help, this never returns.
 fn beat() -> std::io::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     for mount in mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()) {
@@ -63,7 +64,7 @@ fn connection(mut stream: TcpStream, token: &[u8; TOKEN_BYTES]) -> Result<(), Fa
     stream.set_read_timeout(Some(GREETING_MAX))?;
     let mut greeting = [0; TOKEN_BYTES + 1];
     stream.read_exact(&mut greeting)?;
-    // All bytes are looked at whatever the first ones are: the time taken tells nothing.
+    // Constant-time comparison: all bytes are compared, whatever the first ones are.
     let difference = greeting.iter().zip(token).fold(0, |sum, (a, b)| sum | (a ^ b));
     if difference != 0 {
         return Err("wrong token".into());

@@ -21,7 +21,10 @@ impl Background {
         };
         let up = Ended::of(lab(&["up", file.to_str().unwrap(), "--name", &running.name]));
         let up = up.expect(0);
-        assert!(up.stderr.contains("is up after"), "no time is told: {up}");
+        assert!(
+            up.stderr.contains("is up after"),
+            "no start-up time in the output: {up}"
+        );
         eprint!("{}", up.stderr);
         running.started_again = up.stderr.contains("the lab starts again");
         running

@@ -1,5 +1,5 @@
-//! The `mirrorball-lab` under test: a limit on every call, and one lab at a time, since two at once on two CPUs are less
-//! reliable than one after the other.
+//! The `mirrorball-lab` under test: a limit on every call, and one lab at a time, since two at once on two
+//! CPUs are less reliable than one after the other.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ const LIMIT_S: &str = "150";
 
 static ONE_LAB: Mutex<()> = Mutex::new(());
 
-/// The right to have a lab, which a test holds to its end.
+/// Lock that allows one lab at a time; a test holds it to its end.
 pub fn turn() -> MutexGuard<'static, ()> {
     ONE_LAB.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -33,7 +33,7 @@ pub fn lab(arguments: &[&str]) -> Command {
     command
 }
 
-/// How a call ended. Its `Display` is what a failing test shows.
+/// Result of a call. A failing test prints its `Display`.
 pub struct Ended {
     pub status: Option<i32>,
     pub stdout: Vec<u8>,

@@ -1,5 +1,5 @@
-//! Two real hosts from a lab file: NUMA nodes and distances, a network between them, memory they share; and what is
-//! left when a lab's owner is killed.
+//! Two real hosts from a lab file: NUMA nodes and distances, a network between them, memory they share; and
+//! what is left when a lab's owner is killed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -55,7 +55,7 @@ fn talk(running: &Background, server: &str, client: &str) -> String {
     answer
 }
 
-/// So many labs a campaign starts, one after the other; a landing starts one.
+/// Number of labs that a campaign starts, one after the other; a landing starts one.
 const LABS_IN_CAMPAIGN: usize = 100;
 /// Programs that come and go on each CPU at the same time.
 const WORK: &str = "for cpu in $(seq $(nproc)); do \
@@ -63,22 +63,18 @@ const WORK: &str = "for cpu in $(seq $(nproc)); do \
 
 /// The emulation loses a host now and then: a campaign counts how often.
 #[test]
-fn lab_after_lab_comes_up_and_works() {
+fn consecutive_labs_start_and_work() {
     let _turn = turn();
-    each(
-        "hosts::lab_after_lab_comes_up_and_works",
-        LABS_IN_CAMPAIGN,
-        |_| {
-            let running = Background::up(LAB);
-            for host in ["left", "right"] {
-                assert_eq!(running.on(host, &["sh", "-c", WORK]), "done\n");
-            }
-            talk(&running, "left", "right");
-            // At a landing the test runner counts it.
-            assert!(!in_campaign() || !running.started_again, "a host did not come up");
-            String::new()
-        },
-    );
+    each("hosts::consecutive_labs_start_and_work", LABS_IN_CAMPAIGN, |_| {
+        let running = Background::up(LAB);
+        for host in ["left", "right"] {
+            assert_eq!(running.on(host, &["sh", "-c", WORK]), "done\n");
+        }
+        talk(&running, "left", "right");
+        // At a landing the test runner counts it.
+        assert!(!in_campaign() || !running.started_again, "a host did not come up");
+        String::new()
+    });
 }
 
 #[test]
@@ -147,7 +143,7 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_killed_run_leaves_no_host_and_the_next_command_removes_its_directory() {
+fn killed_run_leaves_no_host_and_its_directory_is_pruned() {
     let _turn = turn();
     let mut run: Child = program(&["run", "--", "sleep", "100"]).spawn().unwrap();
     let name = format!("run-{}", run.id());
@@ -161,7 +157,7 @@ fn a_killed_run_leaves_no_host_and_the_next_command_removes_its_directory() {
 }
 
 #[test]
-fn an_interrupted_start_leaves_no_host() {
+fn interrupted_start_leaves_no_host() {
     let _turn = turn();
     let name = format!("test-up-{}", std::process::id());
     let mut up = program(&["up", "--name", &name]).spawn().unwrap();
@@ -174,7 +170,7 @@ fn an_interrupted_start_leaves_no_host() {
 }
 
 #[test]
-fn a_wrong_lab_file_is_shown_with_its_place() {
+fn lab_file_error_shows_its_position() {
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("lab.toml");
     std::fs::write(&file, "[[hosts]]\nname = \"a\"\ncpuz = 2\n").unwrap();

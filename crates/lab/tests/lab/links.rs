@@ -1,4 +1,5 @@
-//! A link's delay and loss, as the lab's file has them and as a command changes them, measured between two hosts.
+//! A link's delay and loss, as the lab's file has them and as a command changes them, measured between two
+//! hosts.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -20,7 +21,7 @@ memory = "512M"
 
 const TOOL: &str = env!("CARGO_BIN_EXE_lab-tool");
 
-/// `lab link` between the two hosts; what it says.
+/// Runs `lab link` between the two hosts. Returns its output.
 #[track_caller]
 fn link(running: &Background, change: &[&str]) -> String {
     let command = [&["link", "--lab", &running.name, "left", "right"], change].concat();
@@ -52,7 +53,8 @@ impl Drop for Reflector {
     }
 }
 
-/// Of `count` datagrams from `left`, how many came back, and the shortest time there and back in microseconds.
+/// Of `count` datagrams from `left`, how many came back, and the shortest time there and back in
+/// microseconds.
 #[track_caller]
 fn probe(running: &Background, count: u32) -> (u32, u64) {
     let said = running.on("left", &[TOOL, "probe", "10.77.0.2", "7777", &count.to_string()]);
@@ -63,7 +65,7 @@ fn probe(running: &Background, count: u32) -> (u32, u64) {
 }
 
 #[test]
-fn a_link_has_the_delay_and_loss_of_its_file_and_those_that_a_command_gives_it() {
+fn link_has_the_delay_and_loss_of_its_file_or_of_the_last_command() {
     let _turn = turn();
     let running = Background::up(LAB);
     let _reflector = Reflector::start(&running);

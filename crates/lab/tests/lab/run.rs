@@ -1,4 +1,4 @@
-//! What a command in a lab sees and what its caller gets back.
+//! Environment of a command in a lab, and its results for the caller.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use crate::command::{Ended, hosts, lab, program, turn};
 
 #[test]
-fn a_command_keeps_its_directory_streams_and_exit_status() {
+fn command_keeps_its_directory_streams_and_exit_status() {
     let _turn = turn();
     let directory = tempfile::tempdir().unwrap();
     let script = "pwd; echo to-stderr >&2; test -c /dev/kvm && echo inside > result; head -c 3000000 /dev/zero; exit 7";
@@ -27,9 +27,10 @@ fn a_command_keeps_its_directory_streams_and_exit_status() {
     );
 }
 
-/// Without them the kernel would patch itself at each host's first VM, which its emulation does not survive for ever.
+/// Without them the kernel would patch itself at each host's first VM, which its emulation does not survive
+/// for ever.
 #[test]
-fn a_host_keeps_two_vms_that_never_run() {
+fn host_survives_creation_of_vms_that_never_run() {
     let _turn = turn();
     let script = "ls -d /sys/kernel/debug/kvm/*-*";
     let ended = Ended::of(lab(&["run", "--limit", "90", "--", "sh", "-c", script])).expect(0);
@@ -38,14 +39,14 @@ fn a_host_keeps_two_vms_that_never_run() {
 }
 
 #[test]
-fn a_run_past_its_limit_is_killed_and_keeps_its_console() {
+fn run_past_its_limit_is_killed_and_its_console_kept() {
     let _turn = turn();
     let ended = Ended::of(lab(&["run", "--limit", "12", "--", "sleep", "600"])).expect(124);
     assert!(ended.stderr.contains(".console"), "{ended}");
 }
 
 #[test]
-fn a_host_that_panics_is_told_apart() {
+fn host_panic_is_reported() {
     let _turn = turn();
     let script = "echo c > /proc/sysrq-trigger";
     let ended = Ended::of(lab(&["run", "--limit", "90", "--", "sh", "-c", script])).expect(125);
@@ -53,7 +54,7 @@ fn a_host_that_panics_is_told_apart() {
 }
 
 #[test]
-fn a_host_that_hangs_is_told_apart_long_before_the_limit() {
+fn hung_host_is_reported_long_before_the_limit() {
     let _turn = turn();
     let mut command = program(&["run", "--limit", "140", "--silence", "3", "--", "sleep", "600"]);
     let mut run = command.stderr(Stdio::piped()).spawn().unwrap();
@@ -71,7 +72,7 @@ fn a_host_that_hangs_is_told_apart_long_before_the_limit() {
 }
 
 #[test]
-fn a_lab_whose_host_dies_while_it_starts_starts_again() {
+fn lab_restarts_when_a_host_dies_during_startup() {
     let _turn = turn();
     let mut command = program(&["run", "--limit", "140", "--", "echo", "it", "ran"]);
     let run = command

@@ -29,7 +29,7 @@ use config::Size;
 use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, OnLost, Site, UserPlan};
 use config::cpulist;
 use hostfiles::accounts;
-use hostinfo::known;
+use hostinfo::facts;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
@@ -298,7 +298,7 @@ fn up(
     if let Some(site) = &site {
         keys::print_fingerprints(&site.keys, [&site.here[..]]);
     }
-    if !known::is_measured() {
+    if !facts::is_measured() {
         measure_meanwhile();
     }
     if !foreground {
@@ -409,7 +409,7 @@ fn host_nodes() -> Result<HostNodes> {
     let facts: knowledge::Base = hostinfo::topology::discover().into_iter().collect();
     let allowed = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).into_diagnostic()?;
     let is_allowed = |cpu| allowed.is_set(cpu).unwrap_or(false);
-    Ok(known::nodes(&knowledge::Machine::of(&facts), is_allowed))
+    Ok(facts::nodes(&knowledge::Machine::of(&facts), is_allowed))
 }
 
 /// Starts a cell's guard.

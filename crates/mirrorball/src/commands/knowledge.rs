@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use cell::cluster::routes;
 use clap::{Args, Subcommand};
 use config::Size;
-use hostinfo::{known, rooms};
+use hostinfo::{capacity, facts};
 use knowledge::route::Tree;
+use knowledge::route_costs::RouteCosts;
 use knowledge::rules::{self, Rule};
-use knowledge::ways::Ways;
 use knowledge::{Base, Fact, Machine};
 use miette::{IntoDiagnostic, Result, miette};
 use policy::placement::{Candidate, Verdict, Want, rank, refusals};
@@ -100,7 +100,7 @@ fn base(args: &FactsArgs) -> Result<Base> {
     let (mut base, recorded) = args.base()?;
     if recorded.is_none() {
         let files = Files::open().into_diagnostic()?;
-        let mut cluster: Base = known::cluster(&files).into_diagnostic()?.into_iter().collect();
+        let mut cluster: Base = facts::cluster(&files).into_diagnostic()?.into_iter().collect();
         // What is asserted counts more.
         cluster.learn(base.facts().cloned());
         base = cluster;
@@ -109,7 +109,7 @@ fn base(args: &FactsArgs) -> Result<Base> {
             // Cells that do not answer have no room.
             let status = client::status(&files).unwrap_or_default().unwrap_or_default();
             let is_here = |number| plan.iter().any(|cell| cell.number == number);
-            base = rooms::merge(&base, rooms::of_status(&status, is_here));
+            base = capacity::merge(&base, capacity::of_status(&status, is_here));
         }
     }
     Ok(base)
@@ -144,9 +144,9 @@ fn built_in() -> Result<Vec<Rule>> {
 }
 
 fn ask(mut base: Base, rules: &[Rule], question: &Rule) -> Result<Vec<Fact>> {
-    let ways = Ways::of(&base).facts();
-    base.learn(ways);
-    let conclusions = rooms::conclusions(&base);
+    let costs = RouteCosts::of(&base).facts();
+    base.learn(costs);
+    let conclusions = capacity::conclusions(&base);
     base.learn(conclusions);
     rules::ask(&base, rules, question).map_err(|error| miette!("{error}"))
 }
@@ -160,7 +160,7 @@ fn values(fact: &Fact) -> Vec<serde_json::Value> {
 }
 
 fn place(cpus: u16, memory: Size, json: bool, facts: &FactsArgs) -> Result<ExitCode> {
-    let rooms = rooms::of_facts(&base(facts)?);
+    let rooms = capacity::of_facts(&base(facts)?);
     if rooms.is_empty() {
         if let Some(code) = in_lab()? {
             return Ok(code);
@@ -246,16 +246,16 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
     let mut base = base(&args.facts)?;
     if args.cells.is_some() || base.named("cell").next().is_none() {
         let machine = Machine::of(&base);
-        let plans = known::division(&machine, args.cells)?;
+        let plans = facts::division(&machine, args.cells)?;
         let host = machine.hosts.first().map_or("", |host| &host.name);
         let without = base
             .facts()
             .filter(|fact| !fact.name.starts_with("cell"))
             .cloned();
         base = without.collect();
-        base.learn(known::cells(&plans, host, None));
+        base.learn(facts::cells(&plans, host, None));
     }
-    let cells: Vec<u16> = Ways::of(&base).cells().collect();
+    let cells: Vec<u16> = RouteCosts::of(&base).cells().collect();
     if !cells.contains(&args.cell) {
         let all: Vec<usize> = cells.iter().map(|cell| usize::from(*cell)).collect();
         return Err(miette!(
@@ -266,7 +266,7 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
     }
     let others = cells.iter().copied().filter(|cell| *cell != args.cell);
     let cells: Vec<u16> = [args.cell].into_iter().chain(others).collect();
-    let arrivals = arrivals(&routes::Ways::of(&base), &cells);
+    let arrivals = arrivals(&routes::MulticastRoutes::of(&base), &cells);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&arrivals).into_diagnostic()?);
         return Ok(ExitCode::SUCCESS);
@@ -280,8 +280,8 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
 }
 
 /// Each cell after the one that sends to it, in the order of sending. The first cell is the source.
-fn arrivals(ways: &routes::Ways, cells: &[u16]) -> Vec<Arrival> {
-    let (tree, costs) = ways.tree(cells);
+fn arrivals(costs: &routes::MulticastRoutes, cells: &[u16]) -> Vec<Arrival> {
+    let (tree, costs) = costs.tree(cells);
     let by_tree = tree.arrivals_ns(&costs, 0);
     let one_by_one = Tree::unicast(&costs, 0).arrivals_ns(&costs, 0);
     let mut arrivals = Vec::new();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use hostinfo::known;
+use hostinfo::facts;
 use knowledge::{Base, Fact, Machine, draw};
 use miette::{IntoDiagnostic, Result, miette};
 use serde_json::Value;
@@ -45,7 +45,7 @@ pub struct TopologyArgs {
 /// Draws the machine.
 pub fn topology(args: &TopologyArgs) -> Result<ExitCode> {
     if args.measure {
-        known::measure(false).map_err(|error| miette!("could not measure this machine: {error}"))?;
+        facts::measure(false).map_err(|error| miette!("could not measure this machine: {error}"))?;
     }
     let (base, from) = args.facts.base()?;
     let in_lab = from.is_none() && lab::auto::inside();
@@ -87,7 +87,7 @@ impl FactsArgs {
     pub fn base(&self) -> Result<(Base, Option<&Path>)> {
         let mut base: Base = match &self.from {
             Some(file) => read(file)?.into_iter().collect(),
-            None => known::host().map_err(|error| miette!("{error}"))?,
+            None => facts::host().map_err(|error| miette!("{error}"))?,
         };
         if let Some(file) = &self.assert {
             base.learn(read(file)?);
@@ -97,7 +97,7 @@ impl FactsArgs {
 }
 
 fn read(file: &Path) -> Result<Vec<Fact>> {
-    known::read(file).map_err(|error| miette!("{error}"))
+    facts::read(file).map_err(|error| miette!("{error}"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Replies to a request of this cell: who has not replied, and by which relays the replies come.
+//! Pending replies to a request of this cell, with the relays that bring them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use crate::multicast::LATE_TICKS;
 
 /// The replies that are missing to one request, votes or receipts.
 ///
-/// Each cell counts once, however often its reply comes. A cell is asked again, over its link, if the branch of
-/// the tree by which its reply comes may have lost it.
+/// Each cell counts once, however often its reply arrives. A cell receives the request again over its link if
+/// its branch of the tree may have lost the reply.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub(super) struct Replies {
     missing: BTreeSet<CellId>,
@@ -67,7 +67,8 @@ impl Replies {
         !self.branches.is_empty()
     }
 
-    /// A tick has passed. Returns the cells to ask again: all whose replies relays should have brought by now.
+    /// A tick has passed. Returns the cells to ask again: all whose replies relays should have brought by
+    /// now.
     pub(super) fn tick(&mut self) -> Vec<CellId> {
         if !self.needs_tick() {
             return Vec::new();

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::{CellNumber, Message};
 use crate::CellId;
-use crate::chance::Chance;
+use crate::rng::Rng;
 use world::World;
 
 const STEPS: usize = 400;
@@ -24,20 +24,20 @@ pub struct Outcome {
 
 struct Story {
     world: World,
-    chance: Chance,
+    rng: Rng,
     lives: Vec<u32>,
-    /// From whom to whom nothing comes through for now.
+    /// Directed pairs of cells whose packets are blocked for now.
     cut: BTreeSet<(CellNumber, CellNumber)>,
     trace: VecDeque<String>,
 }
 
 impl Story {
     fn new(seed: u64) -> Self {
-        let mut chance = Chance::new(seed);
-        let cells = 2 + chance.below(5);
+        let mut rng = Rng::new(seed);
+        let cells = 2 + rng.below(5);
         Self {
-            world: World::new(cells as u16, chance.below(2) == 0),
-            chance,
+            world: World::new(cells as u16, rng.below(2) == 0),
+            rng,
             lives: vec![1; cells],
             cut: BTreeSet::new(),
             trace: VecDeque::new(),
@@ -54,7 +54,7 @@ impl Story {
     fn deliver(&mut self) {
         let is_open = |(from, to): &(CellId, CellId)| !self.cut.contains(&(from.number, to.number));
         let links: Vec<_> = self.world.under_way().filter(is_open).collect();
-        if let Some((from, to)) = self.chance.one_of(links.iter().copied()) {
+        if let Some((from, to)) = self.rng.one_of(links.iter().copied()) {
             let message: &Message<_, _> = &self.world.links[&(from, to)][0];
             let what = format!("{from} to {to}: {message:?}");
             self.say(what);
@@ -64,44 +64,44 @@ impl Story {
 
     fn learn(&mut self) {
         let unknown: Vec<_> = self.world.unknown.iter().copied().collect();
-        if let Some((at, dead)) = self.chance.one_of(unknown.into_iter()) {
+        if let Some((at, dead)) = self.rng.one_of(unknown.into_iter()) {
             self.say(format!("{at} learns that {dead} is dead"));
             self.world.learn(at, dead);
         }
     }
 
     fn step(&mut self) {
-        let at = self.chance.one_of(self.world.nodes.keys().copied());
+        let at = self.rng.one_of(self.world.nodes.keys().copied());
         let Some(at) = at else { return self.start() };
-        let key = self.chance.below(3) as u8;
-        match self.chance.below(24) {
+        let key = self.rng.below(3) as u8;
+        match self.rng.below(24) {
             0..3 => {
                 self.say(format!("{at} claims {key}"));
                 self.world.claim(at, key, 0);
             }
             3..5 => {
                 let own: Vec<_> = self.world.owned(at).collect();
-                if let Some(key) = self.chance.one_of(own.into_iter()) {
-                    let value = (self.chance.below(2) == 0).then_some(self.chance.below(9) as u8);
+                if let Some(key) = self.rng.one_of(own.into_iter()) {
+                    let value = (self.rng.below(2) == 0).then_some(self.rng.below(9) as u8);
                     self.say(format!("{at} changes {key} to {value:?}"));
                     self.world.change(at, key, value);
                 }
             }
-            5 if self.chance.below(8) == 0 => {
+            5 if self.rng.below(8) == 0 => {
                 self.say(format!("{at} dies"));
                 self.world.crash(at);
             }
-            5 if self.chance.below(4) == 0 => self.cut(),
+            5 if self.rng.below(4) == 0 => self.cut(),
             5 => self.start(),
             6..8 => self.learn(),
             _ => self.deliver(),
         }
     }
 
-    /// Some way is cut, or all are mended.
+    /// Blocks a directed pair, or restores all.
     fn cut(&mut self) {
-        let [from, to] = [(); 2].map(|()| self.chance.below(self.lives.len()) as CellNumber);
-        if self.chance.below(3) == 0 {
+        let [from, to] = [(); 2].map(|()| self.rng.below(self.lives.len()) as CellNumber);
+        if self.rng.below(3) == 0 {
             self.cut.clear();
         } else {
             self.cut.insert((from, to));
@@ -110,7 +110,7 @@ impl Story {
     }
 
     fn start(&mut self) {
-        let number = self.chance.below(self.lives.len());
+        let number = self.rng.below(self.lives.len());
         if self.world.can_start(number as u16) {
             self.lives[number] += 1;
             let cell = CellId {

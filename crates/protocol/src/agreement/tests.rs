@@ -10,7 +10,7 @@ fn id(number: u16) -> CellId {
 }
 
 #[test]
-fn names_of_a_dead_cell_are_free_once_they_are_forgotten() {
+fn keys_of_a_forgotten_cell_are_free() {
     let mut node = Node::<char, u8>::new(id(0));
     node.find('a', 1, 7);
     node.find('b', 2, 8);
@@ -53,7 +53,7 @@ fn two_that_know(key: char) -> [Node<char, u8>; 2] {
 }
 
 #[test]
-fn dead_cell_is_forgotten_by_all_cells_and_by_one_with_a_link_to_it_once_that_ends() {
+fn dead_cell_is_forgotten_by_all_and_by_linked_cells_after_link_loss() {
     let [mut first, mut second] = two_that_know('a');
     second.link(id(2));
     let (change, effects) = first.forget_everywhere(id(2)).unwrap();
@@ -72,7 +72,7 @@ fn dead_cell_is_forgotten_by_all_cells_and_by_one_with_a_link_to_it_once_that_en
 }
 
 #[test]
-fn life_after_the_one_that_is_forgotten_keeps_its_entries() {
+fn later_incarnation_keeps_its_entries() {
     let next = CellId { number: 2, life: 2 };
     for comes_first in [true, false] {
         let [mut first, mut second] = two_that_know('a');
@@ -96,7 +96,7 @@ fn life_after_the_one_that_is_forgotten_keeps_its_entries() {
 }
 
 #[test]
-fn stories_end_well() {
+fn every_random_run_keeps_the_invariants() {
     let (mut won, mut lost) = (0, 0);
     for seed in 0..30_000 {
         let outcome = super::stories::tell(seed).unwrap_or_else(|what| panic!("{what}"));

@@ -1,4 +1,5 @@
-//! Every order of what a few cells do, by model checking, long stories by chance, and what single steps must be like.
+//! Every order of what a few cells do, by model checking, long stories by chance, and what single steps must
+//! be like.
 
 mod every_order;
 mod steps;

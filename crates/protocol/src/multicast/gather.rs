@@ -1,8 +1,8 @@
 //! Replies that a relay gathers, so that its source gets one packet for all cells below it.
 //!
-//! A relay that forwards a message which asks for replies waits for the reply of each cell below it and for its
-//! own. When it has them all, it sends them up as one packet. Equal replies are one body with a list of cells.
-//! A reply that must not wait goes up at once, alone.
+//! A relay that forwards a message which asks for replies waits for the reply of each cell below it and for
+//! its own. When it has them all, it sends them up as one packet. Equal replies are one body with a list of
+//! cells. A reply that must not wait goes up at once, alone.
 //!
 //! A relay never answers for another cell: it only forwards what that cell has sent. It keeps a gathering for
 //! [`GATHER_TICKS`] ticks, and for the last [`super::WINDOW`] messages of a source. Then it sends up what has
@@ -27,7 +27,7 @@ pub struct ReplyPath {
     pub(super) number: u64,
 }
 
-/// A packet of replies to send: to whom, and the packet.
+/// A packet of replies to send, with its receiver.
 pub(super) type Upward<M> = (CellId, Packet<M>);
 
 /// Replies of a cell and of the cells below it, as a relay takes them.
@@ -35,7 +35,7 @@ pub(super) struct Batch<M> {
     pub(super) replies: Vec<Gathered<M>>,
     /// They must not wait.
     pub(super) at_once: bool,
-    /// No more come from that cell.
+    /// Whether these are the last replies of that cell.
     pub(super) last: bool,
 }
 

@@ -35,7 +35,7 @@ pub enum Packet<M> {
         number: u64,
         /// The tree below the receiver, with the sequence number for each cell.
         below: Vec<(Hop, u64)>,
-        /// Whether the relay gathers replies. A cell without packets of replies says nothing of it.
+        /// Whether the relay gathers replies. A cell without support for packets of replies omits it.
         #[serde(default)]
         gathers: bool,
         /// The message.
@@ -56,7 +56,7 @@ pub enum Packet<M> {
         replies: Vec<Gathered<M>>,
         /// Whether a relay has to forward them at once.
         at_once: bool,
-        /// Whether no more come from the sender and the cells below it.
+        /// Whether these are the last replies of the sender and of the cells below it.
         last: bool,
     },
     /// A relay reports that the receiver's message did not reach these cells, for lack of a link.

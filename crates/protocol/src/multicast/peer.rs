@@ -6,33 +6,33 @@ use super::gather::ReplyPath;
 use super::{Effect, Effects, Packet, WINDOW};
 use crate::CellId;
 
-/// A message that was sent by a relay.
+/// An unacknowledged message that was sent by a relay.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub(super) struct Kept<M> {
+pub(super) struct Unacked<M> {
     pub(super) number: u64,
     pub(super) relay: CellId,
-    /// Since then.
+    /// Ticks since it was sent.
     pub(super) ticks: u8,
     pub(super) body: M,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Peer<M> {
-    /// To it: the next number.
+    /// Next sequence number to the peer.
     pub(super) next: u64,
-    /// It knows packets of replies.
+    /// Whether the peer supports packets of replies.
     pub(super) gathers: bool,
-    /// Something was sent over the link.
+    /// Whether anything was sent over the link.
     pub(super) begun: bool,
-    /// In order; not confirmed.
-    pub(super) kept: VecDeque<Kept<M>>,
-    /// It has said something since the link was made, and since it was last late.
+    /// Unacknowledged messages, in order.
+    pub(super) unacked: VecDeque<Unacked<M>>,
+    /// Whether the peer has sent anything since the link was made and since it was last late.
     pub(super) prompt: bool,
-    /// From it: the number that comes next, once it has begun.
+    /// Next sequence number from the peer; `None` before its first message.
     pub(super) expected: Option<u64>,
     pub(super) early: BTreeMap<u64, (M, Option<ReplyPath>)>,
-    /// It keeps something for this cell until it hears of it.
-    pub(super) is_owed: bool,
+    /// Whether the peer keeps messages for this cell until it receives an acknowledgement.
+    pub(super) owes_ack: bool,
 }
 
 impl<M> Peer<M> {
@@ -42,11 +42,11 @@ impl<M> Peer<M> {
             next,
             gathers,
             begun: false,
-            kept: VecDeque::new(),
+            unacked: VecDeque::new(),
             prompt: false,
             expected: None,
             early: BTreeMap::new(),
-            is_owed: false,
+            owes_ack: false,
         }
     }
 
@@ -57,7 +57,7 @@ impl<M> Peer<M> {
     pub(super) fn packet(&mut self, number: u64, body: M) -> Packet<M> {
         let begins = !self.begun;
         self.begun = true;
-        self.is_owed = false;
+        self.owes_ack = false;
         Packet::Direct {
             number,
             begins,
@@ -67,8 +67,8 @@ impl<M> Peer<M> {
     }
 
     pub(super) fn confirmed(&mut self, heard: u64) {
-        while self.kept.front().is_some_and(|kept| kept.number < heard) {
-            self.kept.pop_front();
+        while self.unacked.front().is_some_and(|unacked| unacked.number < heard) {
+            self.unacked.pop_front();
         }
     }
 
@@ -96,7 +96,7 @@ impl<M> Peer<M> {
                 self.early.insert(number, (body, path));
                 true
             }
-            // Its source has it yet.
+            // The source still keeps it.
             _ => false,
         }
     }

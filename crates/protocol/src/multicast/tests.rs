@@ -1,5 +1,4 @@
-//! What links promise, by whichever way messages go: every order of small worlds by model checking, and long stories by
-//! chance.
+//! The guarantees of links, for all routes: model checking of small configurations, and long random runs.
 
 mod every_order;
 mod plain;

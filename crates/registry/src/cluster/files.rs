@@ -6,7 +6,7 @@
 //! cell has lent.
 //!
 //! `cluster up` writes the plan and `cluster down` removes it. Cells claim their directories. Commands,
-//! monitors, the API and `hostinfo::known` find cells here.
+//! monitors, the API and `hostinfo::facts` find cells here.
 
 use std::fs::{self, File};
 use std::io;

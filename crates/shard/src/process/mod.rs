@@ -81,7 +81,7 @@ pub fn run(control: &ControlSocket) -> ExitCode {
     allow_huge_pages();
     ignore_file_limit();
     let launch = receive_launch(control);
-    if let Err(LaunchError::Unlike(error)) = &launch {
+    if let Err(LaunchError::VersionMismatch(error)) = &launch {
         error!("{error}");
         // The log has it, too.
         let versions = VERSIONS;

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use diskstore::disk::{Origin, Segments, Store};
-use policy::sharing::Way;
+use policy::sharing::SharingMode;
 
 use super::extents::ImageId;
 use super::mapper::{Mapped, Mapper, When};
@@ -30,7 +30,7 @@ pub struct DiskSharing {
 impl DiskSharing {
     /// Serves a read by mapping if that is the way now; `None` leaves it to the caller, who copies.
     pub fn read(&self, store: &dyn Store, offset: u64, into: &Segments) -> Option<io::Result<()>> {
-        let Way::AtRead { run_pages_min } = self.way() else {
+        let SharingMode::AtRead { run_pages_min } = self.way() else {
             return None;
         };
         let parts = self.cut(store, offset, into);
@@ -78,10 +78,12 @@ impl DiskSharing {
         }
     }
 
-    fn way(&self) -> Way {
+    fn way(&self) -> SharingMode {
         // A disk stands on one base in nearly every case; of several, the first decides.
         let first = self.images.iter().flatten().next();
-        first.map_or(Way::Remember, |image| self.situations.way(self.share, *image))
+        first.map_or(SharingMode::Remember, |image| {
+            self.situations.way(self.share, *image)
+        })
     }
 
     fn cut(&self, store: &dyn Store, offset: u64, into: &Segments) -> Vec<Part> {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use policy::sharing::{SHORT_PERMILLE, Situation, Way, adaptive};
+use policy::sharing::{SHORT_PERMILLE, SharingInputs, SharingMode, adaptive};
 
 use super::extents::ImageId;
 use crate::launch::{MappedFile, Share};
@@ -66,12 +66,12 @@ impl Situations {
     }
 
     /// What is done with reads of an image by a disk that shares so.
-    pub fn way(&self, share: Share, image: ImageId) -> Way {
+    pub fn way(&self, share: Share, image: ImageId) -> SharingMode {
         match share {
-            Share::Never => Way::Remember,
-            Share::AtRead => Way::AtRead { run_pages_min: 1 },
-            Share::Deferred => Way::Deferred { run_pages_min: 1 },
-            Share::Adaptive => adaptive(Situation {
+            Share::Never => SharingMode::Remember,
+            Share::AtRead => SharingMode::AtRead { run_pages_min: 1 },
+            Share::Deferred => SharingMode::Deferred { run_pages_min: 1 },
+            Share::Adaptive => adaptive(SharingInputs {
                 is_shared: self
                     .shared
                     .get(usize::from(image))

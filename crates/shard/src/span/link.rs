@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use stream::{FromStream, ToStream};
 use urpc::fragment::{Assembly, Parts};
-use urpc::host::{Block, Inbox, MemoryError, Outbox, SharedRing};
+use urpc::host::{Block, BlockingReceiver, BlockingSender, MemoryError, SharedRing};
 
 use super::packet::Packet;
 
@@ -26,7 +26,7 @@ const BLOCK_NS: u64 = 0;
 #[derive(Debug)]
 pub enum Sending {
     /// Channel to a shard of this host.
-    Ring(Mutex<Outbox>),
+    Ring(Mutex<BlockingSender>),
     /// Channel to a shard of another host.
     Stream(ToStream),
 }
@@ -35,7 +35,7 @@ pub enum Sending {
 #[derive(Debug)]
 pub enum Receiving {
     /// Channel from a shard of this host.
-    Ring(Inbox),
+    Ring(BlockingReceiver),
     /// Channel from a shard of another host.
     Stream(FromStream),
 }
@@ -44,7 +44,11 @@ impl Sending {
     /// Opens the sending end of the ring in `file`.
     pub fn ring(file: File) -> Result<Self, MemoryError> {
         let ring = SharedRing::attach(&OwnedFd::from(file))?;
-        Ok(Self::Ring(Mutex::new(Outbox::new(ring, Block::Futex, BLOCK_NS))))
+        Ok(Self::Ring(Mutex::new(BlockingSender::new(
+            ring,
+            Block::Futex,
+            BLOCK_NS,
+        ))))
     }
 
     /// Sends a packet, and blocks until there is room. A packet to a shard that has exited is dropped: the VM
@@ -92,7 +96,7 @@ impl Receiving {
     /// Opens the receiving end of the ring in `file`.
     pub fn ring(file: File) -> Result<Self, MemoryError> {
         let ring = SharedRing::attach(&OwnedFd::from(file))?;
-        Ok(Self::Ring(Inbox::new(ring, Block::Futex, BLOCK_NS)))
+        Ok(Self::Ring(BlockingReceiver::new(ring, Block::Futex, BLOCK_NS)))
     }
 
     /// Passes every packet to `deliver`. Returns when the other shard has exited.

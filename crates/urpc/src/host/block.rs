@@ -1,4 +1,4 @@
-//! Blocking, and what it costs.
+//! Blocking, and the measurement of its cost.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use nix::unistd::Pid;
 
 use crate::ring::{ASLEEP, Side};
 
-/// How a side waits when polling was for nothing.
+/// The way in which a side blocks after it has polled in vain.
 #[derive(Clone, Debug)]
 pub enum Block {
-    /// On a futex in the ring, by which the other side wakes it: within a host.
+    /// Waits on a futex in the ring: within a host.
     Futex,
-    /// On a bell in this process, which the other side has rung over a way of its own: between hosts, whose kernels share no
-    /// futex.
-    Bell(Arc<Bell>),
+    /// Waits on a doorbell in this process, which the other side rings over its own transport: between hosts,
+    /// whose kernels share no futex.
+    Doorbell(Arc<Doorbell>),
 }
 
 impl Block {
@@ -27,7 +27,7 @@ impl Block {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         match self {
             Self::Futex => futex_wait(side.word(), ASLEEP, left),
-            Self::Bell(bell) => bell.wait(side, left),
+            Self::Doorbell(doorbell) => doorbell.wait(side, left),
         }
     }
 
@@ -35,21 +35,22 @@ impl Block {
     pub(super) fn wake(&self, side: &Side) {
         match self {
             Self::Futex => futex_wake(side.word(), 1),
-            Self::Bell(bell) => (bell.call)(),
+            Self::Doorbell(doorbell) => (doorbell.call)(),
         }
     }
 }
 
-/// What wakes both sides of the channels that one process has with one of another host.
-pub struct Bell {
-    /// How often it was rung; the futex of whoever waits.
+/// Doorbell that wakes both sides of all channels between this process and one of another host.
+pub struct Doorbell {
+    /// Number of rings; the futex of the waiters.
     rung: AtomicU32,
-    /// Has the other side's bell rung.
+    /// Rings the other side's doorbell.
     call: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Bell {
-    /// `call` has the other side call [`Bell::ring`] of its own, soon. It may be called by any thread, and for nothing.
+impl Doorbell {
+    /// Creates a doorbell. `call` makes the other side call its own [`Doorbell::ring`] soon. Any thread may
+    /// call it, also spuriously.
     pub fn new(call: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
             rung: AtomicU32::new(0),
@@ -57,7 +58,7 @@ impl Bell {
         }
     }
 
-    /// The other side has called, or is gone.
+    /// Wakes all waiters: the other side has rung, or is gone.
     pub fn ring(&self) {
         self.rung.fetch_add(1, Ordering::Release);
         futex_wake(&self.rung, i32::MAX);
@@ -65,17 +66,17 @@ impl Bell {
 
     fn wait(&self, side: &Side, left: Option<Duration>) {
         let before = self.rung.load(Ordering::Acquire);
-        // Who calls says first, in the ring, that this side is no longer asleep. So either that shows here, or the bell
-        // rings after the look at it.
+        // The caller first clears this side's sleep flag in the ring. So either the flag is clear here, or
+        // the doorbell rings after this check.
         if side.word().load(Ordering::Acquire) == ASLEEP {
             futex_wait(&self.rung, before, left);
         }
     }
 }
 
-impl fmt::Debug for Bell {
+impl fmt::Debug for Doorbell {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Bell")
+        out.debug_struct("Doorbell")
             .field("rung", &self.rung)
             .finish_non_exhaustive()
     }
@@ -87,8 +88,8 @@ fn futex_wait(word: &AtomicU32, expected: u32, limit: Option<Duration>) {
         tv_nsec: limit.subsec_nanos().into(),
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the word and the time live through the call. Every way it ends is looked at by the caller, who checks what it
-    // waits for.
+    // SAFETY: the word and the time live through the call. Every way it ends is looked at by the caller, who
+    // checks what it waits for.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, limit) };
 }
 
@@ -97,12 +98,14 @@ fn futex_wake(word: &AtomicU32, sleepers: i32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, sleepers) };
 }
 
-/// What it costs here to block and be woken, in nanoseconds: the time of a message to a blocked thread on another CPU, of
-/// some tries the lower quartile, since what else runs here only makes it longer. A few milliseconds in all.
+/// Measures the cost of blocking and being woken on this host, in nanoseconds: the time of a message to a
+/// blocked thread on another CPU. The result is the lower quartile of 15 tries, since other load only adds
+/// time. Takes a few milliseconds.
 ///
-/// Threads that may run anywhere would tell another figure: the scheduler wakes a thread on the waker's CPU, which is at
-/// hand and about to sleep itself. In a virtual machine that costs a twentieth of what it costs to wake another CPU, as
-/// messages between cells must. Two who poll that shortly never hear each other's answer before they block again.
+/// Unpinned threads would yield another figure: the scheduler wakes a thread on the waker's CPU, which is
+/// about to sleep itself. In a virtual machine this costs a twentieth of a wake-up on another CPU, as
+/// messages between cells need. Two peers that poll for so short a time always block before the other's reply
+/// arrives.
 pub fn measure_block_ns() -> u64 {
     const TRIES: usize = 15;
     let [sleeping_on, waking_on] = far_cpus();
@@ -121,7 +124,7 @@ pub fn measure_block_ns() -> u64 {
             }
             woken
         });
-        // A thread of its own, since the caller's CPUs must stay what they are.
+        // A separate thread, since the caller's CPU affinity must not change.
         let waker = scope.spawn(move || {
             keep_to(waking_on);
             let mut sent = [0; TRIES];
@@ -145,7 +148,8 @@ pub fn measure_block_ns() -> u64 {
     times[TRIES / 4].max(1)
 }
 
-/// Two CPUs that the caller may use, the first and the last: seldom of one core. None where there is but one.
+/// Returns the first and the last CPU that the caller may use, which are seldom of one core; `None` if it may
+/// use only one.
 fn far_cpus() -> [Option<usize>; 2] {
     let mine = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
     let mut usable = (0..CpuSet::count()).filter(|cpu| mine.is_set(*cpu).unwrap_or(false));
@@ -155,7 +159,7 @@ fn far_cpus() -> [Option<usize>; 2] {
         .map_or([None; 2], |(first, last)| [Some(first), Some(last)])
 }
 
-/// Keeps the calling thread on a CPU. Should it fail, the figure is only less certain.
+/// Pins the calling thread to a CPU. On failure the measurement is only less certain.
 fn keep_to(cpu: Option<usize>) {
     let Some(cpu) = cpu else { return };
     let mut one = CpuSet::new();

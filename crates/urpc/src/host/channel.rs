@@ -1,4 +1,4 @@
-//! Sending and receiving that may wait.
+//! Blocking send and receive.
 
 use std::hint;
 use std::time::{Duration, Instant};
@@ -8,12 +8,12 @@ use crate::message::Message;
 use crate::poll::PollTime;
 use crate::ring::{Receiver, RecvError, SendError, Sender};
 
-/// Looks at the ring between two looks at the clock.
-const LOOKS: u32 = 64;
+/// Polls of the ring between two reads of the clock.
+const POLLS_PER_CLOCK_READ: u32 = 64;
 
 /// The sending end.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct BlockingSender {
     sender: Sender<SharedRing>,
     block: Block,
     poll: PollTime,
@@ -21,26 +21,27 @@ pub struct Outbox {
 
 /// The receiving end.
 #[derive(Debug)]
-pub struct Inbox {
+pub struct BlockingReceiver {
     receiver: Receiver<SharedRing>,
     block: Block,
     poll: PollTime,
 }
 
-/// Both ends of a new channel, for two threads. `block_ns` is what [`super::measure_block_ns`] said.
+/// Returns both ends of a new channel, for two threads. `block_ns` is the result of
+/// [`super::measure_block_ns`].
 ///
 /// # Errors
 /// As [`SharedRing::create`].
-pub fn channel(lines: usize, block_ns: u64) -> Result<(Outbox, Inbox), MemoryError> {
+pub fn channel(lines: usize, block_ns: u64) -> Result<(BlockingSender, BlockingReceiver), MemoryError> {
     let (ring, file) = SharedRing::create(lines)?;
     let other = SharedRing::attach(&file)?;
     Ok((
-        Outbox::new(ring, Block::Futex, block_ns),
-        Inbox::new(other, Block::Futex, block_ns),
+        BlockingSender::new(ring, Block::Futex, block_ns),
+        BlockingReceiver::new(other, Block::Futex, block_ns),
     ))
 }
 
-/// Ends a channel for this side in place of a process that died without doing so.
+/// Closes a channel on behalf of a process that died without doing so.
 pub fn end(ring: &SharedRing, block: &Block) {
     ring.close();
     match block {
@@ -48,11 +49,11 @@ pub fn end(ring: &SharedRing, block: &Block) {
             block.wake(ring.receiver());
             block.wake(ring.sender());
         }
-        Block::Bell(bell) => bell.ring(),
+        Block::Doorbell(doorbell) => doorbell.ring(),
     }
 }
 
-impl Outbox {
+impl BlockingSender {
     /// The one sender of an empty ring.
     pub fn new(ring: SharedRing, block: Block, block_ns: u64) -> Self {
         Self {
@@ -62,8 +63,8 @@ impl Outbox {
         }
     }
 
-    /// Puts a message into the channel if there is room. Who is blocked at the other end sleeps on until
-    /// [`Outbox::flush`]: one for a batch.
+    /// Puts a message into the channel if there is room. A blocked receiver sleeps until
+    /// [`BlockingSender::flush`], which a batch needs once.
     ///
     /// # Errors
     /// As [`Sender::post`].
@@ -83,7 +84,7 @@ impl Outbox {
     /// # Errors
     /// As [`Sender::post`]; [`SendError::Full`] only after the deadline.
     pub fn send(&mut self, message: &Message, deadline: Option<Instant>) -> Result<(), SendError> {
-        let mut wait = Wait::new(deadline);
+        let mut wait = SpinThenBlock::new(deadline);
         loop {
             match self.sender.post(message) {
                 Ok(()) => {
@@ -94,12 +95,12 @@ impl Outbox {
                 Err(SendError::Full) => {}
                 Err(error) => return Err(error),
             }
-            // What fills the ring must be seen before there can be room.
+            // The receiver must see the messages before there can be room.
             self.flush();
             match wait.next(&mut self.poll) {
-                Next::Look => {}
-                Next::Over => return Err(SendError::Full),
-                Next::Block => {
+                WaitStep::Look => {}
+                WaitStep::Over => return Err(SendError::Full),
+                WaitStep::Block => {
                     if self.sender.prepare_to_block()? {
                         self.block.wait(self.sender.ring().sender(), deadline);
                         self.sender.unblocked();
@@ -110,7 +111,7 @@ impl Outbox {
     }
 }
 
-impl Inbox {
+impl BlockingReceiver {
     /// The one receiver of a ring of which nothing was taken yet.
     pub fn new(ring: SharedRing, block: Block, block_ns: u64) -> Self {
         Self {
@@ -135,16 +136,16 @@ impl Inbox {
     /// # Errors
     /// When the sender is gone and nothing is left.
     pub fn recv(&mut self, deadline: Option<Instant>) -> Result<Option<Message>, RecvError> {
-        let mut wait = Wait::new(deadline);
+        let mut wait = SpinThenBlock::new(deadline);
         loop {
             if let Some(message) = self.try_recv()? {
                 wait.over(&mut self.poll);
                 return Ok(Some(message));
             }
             match wait.next(&mut self.poll) {
-                Next::Look => {}
-                Next::Over => return Ok(None),
-                Next::Block => {
+                WaitStep::Look => {}
+                WaitStep::Over => return Ok(None),
+                WaitStep::Block => {
                     let must_block = self.receiver.prepare_to_block();
                     self.wake_sender();
                     if must_block {
@@ -163,71 +164,71 @@ impl Inbox {
     }
 }
 
-/// The other side must not sleep on.
-impl Drop for Outbox {
+/// Wakes the other side.
+impl Drop for BlockingSender {
     fn drop(&mut self) {
         self.sender.ring().close();
         self.block.wake(self.sender.ring().receiver());
     }
 }
 
-impl Drop for Inbox {
+impl Drop for BlockingReceiver {
     fn drop(&mut self) {
         self.receiver.ring().close();
         self.block.wake(self.receiver.ring().sender());
     }
 }
 
-/// One wait: polling, then blocking.
-struct Wait {
+/// One wait: spin, then block.
+struct SpinThenBlock {
     deadline: Option<Instant>,
-    /// Set at the first look that was for nothing.
+    /// Time of the first poll in vain.
     start: Option<Instant>,
-    looks: u32,
+    polls: u32,
     blocked: bool,
 }
 
-enum Next {
+enum WaitStep {
     Look,
     Block,
     Over,
 }
 
-impl Wait {
+impl SpinThenBlock {
     fn new(deadline: Option<Instant>) -> Self {
         Self {
             deadline,
             start: None,
-            looks: 0,
+            polls: 0,
             blocked: false,
         }
     }
 
-    /// What to do after a look that was for nothing.
-    fn next(&mut self, poll: &mut PollTime) -> Next {
-        self.looks += 1;
-        if !self.blocked && !self.looks.is_multiple_of(LOOKS) {
+    /// Returns the step after a poll in vain.
+    fn next(&mut self, poll: &mut PollTime) -> WaitStep {
+        self.polls += 1;
+        if !self.blocked && !self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {
             hint::spin_loop();
-            return Next::Look;
+            return WaitStep::Look;
         }
         let now = Instant::now();
         let start = *self.start.get_or_insert(now);
         if self.deadline.is_some_and(|deadline| now >= deadline) {
             self.over(poll);
-            return Next::Over;
+            return WaitStep::Over;
         }
         if now - start < Duration::from_nanos(poll.poll_ns()) {
-            return Next::Look;
+            return WaitStep::Look;
         }
         self.blocked = true;
-        Next::Block
+        WaitStep::Block
     }
 
-    /// The wait is over, one way or the other.
+    /// Records the end of the wait, with or without success.
     fn over(&self, poll: &mut PollTime) {
         if let Some(start) = self.start {
             poll.waited(start.elapsed().as_nanos() as u64, self.blocked);
-        } else if self.looks > 0 {
+        } else if self.polls > 0 {
             poll.waited(0, false);
         }
     }

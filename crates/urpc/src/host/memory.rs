@@ -14,7 +14,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::pipe::{Pipe, WORDS_MAX, WORDS_MIN};
 use crate::ring::{LINES_MAX, LINES_MIN, Line, Ring};
 
-/// Why there is no ring in this memory.
+/// Reason why memory is unusable for a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The kernel refused.
@@ -88,8 +88,8 @@ impl SharedRing {
         map(file, 0, bytes)
     }
 
-    /// A ring of that many lines at `offset` of memory that hosts share: a PCI device's, opened as a file, which can't
-    /// shrink. One side clears it first ([`SharedRing::clear`]).
+    /// A ring of that many lines at `offset` of memory that hosts share: a PCI device's, opened as a file,
+    /// which can't shrink. One side clears it first ([`SharedRing::clear`]).
     ///
     /// # Errors
     /// If the file is smaller, `offset` is within a page, or `lines` is no power of two from [`LINES_MIN`] to
@@ -103,18 +103,19 @@ impl SharedRing {
         map(device, offset, bytes)
     }
 
-    /// Makes it an empty ring. Nobody may use it yet.
+    /// Makes it an empty ring. Neither side may be using it.
     pub fn clear(&mut self) {
         self.mapping.clear();
     }
 }
 
 impl SharedPipe {
-    /// A pipe of that many words at `offset` of memory that hosts or processes share, which can't shrink. One side clears it first
-    /// ([`SharedPipe::clear`]).
+    /// A pipe of that many words at `offset` of memory that hosts or processes share, which can't shrink. One
+    /// side clears it first ([`SharedPipe::clear`]).
     ///
     /// # Errors
-    /// If the memory is smaller, `offset` is within a page, or `words` is no power of two from [`WORDS_MIN`] to [`WORDS_MAX`].
+    /// If the memory is smaller, `offset` is within a page, or `words` is no power of two from [`WORDS_MIN`]
+    /// to [`WORDS_MAX`].
     pub fn at(memory: &File, offset: u64, words: usize) -> Result<Self, MemoryError> {
         let is_usable = words.is_power_of_two() && (WORDS_MIN..=WORDS_MAX).contains(&words);
         if !is_usable || Pipe::bytes(words) as u64 > left_after(memory, offset)? {
@@ -124,7 +125,7 @@ impl SharedPipe {
         Ok(Self { mapping, words })
     }
 
-    /// Makes it an empty pipe. Nobody may use it yet.
+    /// Makes it an empty pipe. Neither side may be using it.
     pub fn clear(&mut self) {
         self.mapping.clear();
     }
@@ -184,8 +185,8 @@ impl Mapping {
     }
 
     fn clear(&mut self) {
-        // SAFETY: the mapping is that large, this side has the only reference in this process, and zero is valid for all that is made
-        // of it.
+        // SAFETY: the mapping is that large, this side has the only reference in this process, and zero is
+        // valid for all that is made of it.
         unsafe { ptr::write_bytes(self.at.as_ptr(), 0, self.bytes) };
     }
 }
@@ -196,8 +197,8 @@ impl Deref for SharedRing {
     fn deref(&self) -> &Ring {
         // The length of a ring's pointer is that of its lines.
         let lines = ptr::slice_from_raw_parts(self.mapping.at.as_ptr().cast::<Line>(), self.lines);
-        // SAFETY: mapped, large enough, aligned to a page, any bytes are a ring, and all of it is atomics: that another
-        // process writes it at the same time is no data race.
+        // SAFETY: mapped, large enough, aligned to a page, any bytes are a ring, and all of it is atomics:
+        // that another process writes it at the same time is no data race.
         unsafe { &*(lines as *const Ring) }
     }
 }

@@ -25,7 +25,7 @@ fn soon() -> Option<Instant> {
 }
 
 #[track_caller]
-fn all_come(count: u64, mut outbox: Outbox, mut inbox: Inbox) {
+fn all_come(count: u64, mut outbox: BlockingSender, mut inbox: BlockingReceiver) {
     let writer = thread::spawn(move || {
         for number in 0..count {
             outbox.send(&message(number), soon()).expect("room in time");
@@ -39,15 +39,15 @@ fn all_come(count: u64, mut outbox: Outbox, mut inbox: Inbox) {
     assert_eq!(inbox.recv(soon()), Err(RecvError::Closed));
 }
 
-/// In a small ring both sides block again and again; nobody may sleep over what the other did.
+/// In a small ring both sides block repeatedly, and no wake-up may be lost.
 #[test]
-fn both_sides_block_and_nothing_is_lost() {
+fn no_message_is_lost_when_both_sides_block() {
     let (outbox, inbox) = channel(2, 0).expect("a channel");
     all_come(50_000, outbox, inbox);
 }
 
 #[test]
-fn a_wait_ends_at_its_deadline() {
+fn wait_ends_at_its_deadline() {
     let (mut outbox, mut inbox) = channel(2, BLOCK_NS).expect("a channel");
     let start = Instant::now();
     let after = |ms| Some(Instant::now() + Duration::from_millis(ms));
@@ -62,7 +62,7 @@ fn a_wait_ends_at_its_deadline() {
 }
 
 #[test]
-fn a_blocked_side_hears_that_the_other_is_gone() {
+fn blocked_side_is_woken_when_its_peer_exits() {
     let (outbox, mut inbox) = channel(2, 0).expect("a channel");
     let reader = thread::spawn(move || inbox.recv(soon()));
     thread::sleep(Duration::from_millis(50));
@@ -78,7 +78,7 @@ fn a_blocked_side_hears_that_the_other_is_gone() {
 }
 
 #[test]
-fn a_blocked_receiver_costs_nothing() {
+fn blocked_receiver_uses_no_cpu() {
     let (_outbox, mut inbox) = channel(2, BLOCK_NS).expect("a channel");
     let cpu = || {
         let used = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_THREAD)
@@ -98,33 +98,33 @@ fn a_blocked_receiver_costs_nothing() {
 /// Both sides' bells, each rung through a thread, as over a network: later, and not by who calls.
 fn bells() -> [Block; 2] {
     let (ends, calls): (Vec<_>, Vec<_>) = (0..2).map(|_| mpsc::channel::<()>()).unzip();
-    let bells: Vec<Arc<Bell>> = ends
+    let bells: Vec<Arc<Doorbell>> = ends
         .into_iter()
-        .map(|end| Arc::new(Bell::new(move || _ = end.send(()))))
+        .map(|end| Arc::new(Doorbell::new(move || _ = end.send(()))))
         .collect();
-    for (called, bell) in calls.into_iter().zip(bells.iter().rev().cloned()) {
-        thread::spawn(move || called.iter().for_each(|()| bell.ring()));
+    for (called, doorbell) in calls.into_iter().zip(bells.iter().rev().cloned()) {
+        thread::spawn(move || called.iter().for_each(|()| doorbell.ring()));
     }
-    [0, 1].map(|side| Block::Bell(bells[side].clone()))
+    [0, 1].map(|side| Block::Doorbell(bells[side].clone()))
 }
 
 /// As between hosts: in a small ring both sides block again and again.
 #[test]
-fn by_bells_nobody_sleeps_over_a_message_or_over_room() {
+fn no_lost_wakeups_with_doorbells() {
     let (ring, file) = SharedRing::create(2).expect("a ring");
     let other = SharedRing::attach(&file).expect("the same ring");
     let [sends, receives] = bells();
-    let outbox = Outbox::new(ring, sends, 0);
-    let inbox = Inbox::new(other, receives, 0);
+    let outbox = BlockingSender::new(ring, sends, 0);
+    let inbox = BlockingReceiver::new(other, receives, 0);
     all_come(20_000, outbox, inbox);
 }
 
 #[test]
-fn who_waits_for_a_bell_hears_of_the_end() {
+fn doorbell_waiter_is_woken_when_the_channel_closes() {
     let (ring, file) = SharedRing::create(2).expect("a ring");
     let seen = SharedRing::attach(&file).expect("the same ring");
     let [_, block] = bells();
-    let mut inbox = Inbox::new(ring, block.clone(), 0);
+    let mut inbox = BlockingReceiver::new(ring, block.clone(), 0);
     let reader = thread::spawn(move || inbox.recv(soon()));
     thread::sleep(Duration::from_millis(50));
     end(&seen, &block);
@@ -132,7 +132,7 @@ fn who_waits_for_a_bell_hears_of_the_end() {
 }
 
 #[test]
-fn memory_that_is_no_ring_is_refused() {
+fn malformed_ring_memory_is_refused() {
     for lines in [0, 1, 3, 1 << 17] {
         assert!(
             matches!(SharedRing::create(lines), Err(MemoryError::Size(_))),
@@ -151,19 +151,23 @@ fn memory_that_is_no_ring_is_refused() {
     assert!(SharedRing::at(&file, 0, 32).is_ok());
 }
 
-/// The child is this test program again, running [`the_child_of_the_test_above`] only.
+/// The child is this test program again, running [`child_process_of_the_channel_test`] only.
 #[test]
-fn a_channel_reaches_another_process() {
+fn channel_connects_two_processes() {
     let (there, file) = SharedRing::create(8).expect("a ring");
     let (back, file_back) = SharedRing::create(8).expect("a ring");
-    let mut outbox = Outbox::new(there, Block::Futex, BLOCK_NS);
-    let mut inbox = Inbox::new(back, Block::Futex, BLOCK_NS);
+    let mut outbox = BlockingSender::new(there, Block::Futex, BLOCK_NS);
+    let mut inbox = BlockingReceiver::new(back, Block::Futex, BLOCK_NS);
     let program = std::env::current_exe().expect("this program");
     let mut call = Command::new(program);
-    call.args(["--ignored", "--exact", "host::tests::the_child_of_the_test_above"]);
+    call.args([
+        "--ignored",
+        "--exact",
+        "host::tests::child_process_of_the_channel_test",
+    ]);
     let (first, second) = (file.as_raw_fd(), file_back.as_raw_fd());
-    // SAFETY: these calls are safe between fork and exec. Both files are open; they are copied to numbers above 4 first, so
-    // that neither is written over before it is copied.
+    // SAFETY: these calls are safe between fork and exec. Both files are open; they are copied to numbers
+    // above 4 first, so that neither is written over before it is copied.
     unsafe {
         call.pre_exec(move || {
             let copies = [first, second].map(|file| libc::fcntl(file, libc::F_DUPFD, 100));
@@ -185,15 +189,15 @@ fn a_channel_reaches_another_process() {
 
 #[test]
 #[ignore = "the other process of the test above, which runs it"]
-fn the_child_of_the_test_above() {
+fn child_process_of_the_channel_test() {
     // SAFETY: the parent put them there for this test alone.
     let (there, back) = unsafe { (OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)) };
-    let mut inbox = Inbox::new(
+    let mut inbox = BlockingReceiver::new(
         SharedRing::attach(&there).expect("a ring"),
         Block::Futex,
         BLOCK_NS,
     );
-    let mut outbox = Outbox::new(SharedRing::attach(&back).expect("a ring"), Block::Futex, BLOCK_NS);
+    let mut outbox = BlockingSender::new(SharedRing::attach(&back).expect("a ring"), Block::Futex, BLOCK_NS);
     while let Ok(Some(got)) = inbox.recv(soon()) {
         outbox
             .send(&message(got.words[0] + 1), soon())

@@ -11,9 +11,9 @@ pub struct Reader<P: Deref<Target = Pipe>> {
     pipe: P,
     /// Words taken.
     taken: u64,
-    /// How many of them the writer knows of.
+    /// The part of them that was published to the writer.
     told: u64,
-    /// The writer was told of room since it was last looked whether it waits for some.
+    /// Whether room was published since the last check for a blocked writer.
     owes_look: bool,
 }
 
@@ -32,10 +32,10 @@ impl<P: Deref<Target = Pipe>> Reader<P> {
         }
     }
 
-    /// Fills one part after the other with what has come; how many bytes that was.
+    /// Fills the parts in order with the received bytes. Returns the number of bytes.
     ///
     /// # Safety
-    /// The parts can be written, and nobody uses them meanwhile.
+    /// The parts must be writable, and unused by others during the call.
     ///
     /// # Panics
     /// If a part is no whole number of words.
@@ -50,7 +50,8 @@ impl<P: Deref<Target = Pipe>> Reader<P> {
             let mut to = part.cast::<u64>();
             for words in self.pipe.run(self.taken, count) {
                 for word in words {
-                    // SAFETY: within the part, as `run` gives `count` words at most; the caller promises the rest.
+                    // SAFETY: within the part, as `run` gives `count` words at most; the caller promises the
+                    // rest.
                     unsafe { to.write_unaligned(word.load(Ordering::Relaxed)) };
                     to = to.wrapping_add(1);
                 }
@@ -64,15 +65,15 @@ impl<P: Deref<Target = Pipe>> Reader<P> {
         Ok((self.taken - before) as usize * WORD_BYTES)
     }
 
-    /// Whether the writer waits for room, and the caller is to wake it. To be asked after each read, and after
-    /// [`Reader::prepare_to_sleep`]; it costs something once in half a pipe.
+    /// Whether the writer waits for room, and the caller is to wake it. To be asked after each read, and
+    /// after [`Reader::prepare_to_sleep`]; it costs something once in half a pipe.
     #[must_use]
     pub fn must_wake(&mut self) -> bool {
         core::mem::take(&mut self.owes_look) && self.pipe.writer.must_wake()
     }
 
-    /// Before sleeping: true if nothing has come, and the writer now knows that someone waits for it. False if there is something
-    /// to read.
+    /// Before sleeping: true if nothing has come, and the writer now knows that someone waits for it. False
+    /// if there is something to read.
     ///
     /// # Errors
     /// [`Corrupt`].

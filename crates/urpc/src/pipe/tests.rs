@@ -22,7 +22,7 @@ fn write(writer: &mut Writer<Arc<Pipe>>, first: &[u8], second: &[u8]) -> Result<
     unsafe { writer.write([first, second]) }
 }
 
-/// Into two parts of that many bytes; what came.
+/// Reads into two buffers of these sizes, and returns the bytes.
 fn read(reader: &mut Reader<Arc<Pipe>>, sizes: [usize; 2]) -> Result<Vec<u8>, Corrupt> {
     let [mut first, mut second] = sizes.map(|size| vec![0xee; size]);
     // SAFETY: borrowed as long as the call.
@@ -48,7 +48,7 @@ mod every_order {
 
     /// Though the pipe goes round, and both parts are used.
     #[test]
-    fn bytes_come_whole_once_and_in_order() {
+    fn bytes_arrive_whole_once_and_in_order() {
         loom::model(|| {
             let (mut writer, mut reader) = pair::<2>();
             let writing = thread::spawn(move || {
@@ -72,7 +72,7 @@ mod every_order {
 
     /// A reader that decided to sleep is woken, whenever the bytes came.
     #[test]
-    fn nobody_sleeps_over_bytes() {
+    fn reader_never_misses_a_wakeup() {
         loom::model(|| {
             let (mut writer, mut reader) = pair::<2>();
             let writing = thread::spawn(move || {
@@ -88,7 +88,7 @@ mod every_order {
 
     /// The same for a writer that waits for room.
     #[test]
-    fn nobody_sleeps_over_room() {
+    fn sender_never_misses_a_wakeup() {
         loom::model(|| {
             let (mut writer, mut reader) = pair::<2>();
             assert_eq!(write(&mut writer, &word(1), &word(2)), Ok(2 * WORD_BYTES));
@@ -105,7 +105,7 @@ mod every_order {
 
     /// A reader tells of all room before it sleeps, though it took less than half a pipe since it last did.
     #[test]
-    fn who_sleeps_leaves_nobody_waiting_for_room() {
+    fn reader_publishes_its_tail_before_blocking() {
         loom::model(|| {
             let (mut writer, mut reader) = pair::<4>();
             assert_eq!(write(&mut writer, &word(1), &[]), Ok(WORD_BYTES));
@@ -154,7 +154,7 @@ mod one_order {
     proptest! {
         /// Against a queue that can't be wrong.
         #[test]
-        fn a_pipe_is_a_bounded_queue_of_bytes(steps in prop::collection::vec(step(), 1..300)) {
+        fn pipe_is_a_bounded_queue_of_bytes(steps in prop::collection::vec(step(), 1..300)) {
             let (mut writer, mut reader) = pair::<8>();
             let mut queue = VecDeque::new();
             let mut next = 0_u8;
@@ -194,7 +194,7 @@ mod one_order {
     }
 
     #[test]
-    fn a_hundred_thousand_pages_between_two_threads() {
+    fn hundred_thousand_pages_cross_two_threads() {
         const COUNT: u64 = 100_000;
         const PAGE: usize = 4096;
         let (mut writer, mut reader) = pair::<2048>();
@@ -233,7 +233,7 @@ mod one_order {
     }
 
     #[test]
-    fn a_writer_that_claims_too_much_or_takes_it_back_is_an_error() {
+    fn invalid_writer_position_is_an_error() {
         for claim in [9, u64::MAX, 1 << 63] {
             let (writer, mut reader) = pair::<8>();
             writer.pipe().head.publish(claim);
@@ -248,7 +248,7 @@ mod one_order {
     }
 
     #[test]
-    fn a_reader_that_claims_too_much_or_takes_it_back_is_an_error() {
+    fn invalid_reader_position_is_an_error() {
         for claim in [9, u64::MAX] {
             let (mut writer, reader) = pair::<8>();
             assert_eq!(write(&mut writer, &[1; 64], &[]), Ok(64));
@@ -266,7 +266,7 @@ mod one_order {
 
     #[test]
     #[should_panic(expected = "no words")]
-    fn parts_of_words_are_refused() {
+    fn partial_words_are_refused() {
         let (mut writer, _reader) = pair::<8>();
         let _ = write(&mut writer, &[1; 12], &[]);
     }

@@ -29,11 +29,12 @@ impl<P: Deref<Target = Pipe>> Writer<P> {
         }
     }
 
-    /// Writes one part after the other, as much as there is room for; how many bytes that was. A reader that polls finds them; one
-    /// that sleeps has to be woken ([`Writer::must_wake`], once after any number of writes).
+    /// Writes one part after the other, as much as there is room for; how many bytes that was. A reader that
+    /// polls finds them; one that sleeps has to be woken ([`Writer::must_wake`], once after any number of
+    /// writes).
     ///
     /// # Safety
-    /// The parts can be read, and nobody writes to them meanwhile.
+    /// The parts must be readable, and unchanged by others during the call.
     ///
     /// # Panics
     /// If a part is no whole number of words.
@@ -52,7 +53,8 @@ impl<P: Deref<Target = Pipe>> Writer<P> {
             let mut from = part.cast::<u64>();
             for words in self.pipe.run(self.written, count) {
                 for word in words {
-                    // SAFETY: within the part, as `run` gives `count` words at most; the caller promises the rest.
+                    // SAFETY: within the part, as `run` gives `count` words at most; the caller promises the
+                    // rest.
                     word.store(unsafe { from.read_unaligned() }, Ordering::Relaxed);
                     from = from.wrapping_add(1);
                 }
@@ -73,8 +75,8 @@ impl<P: Deref<Target = Pipe>> Writer<P> {
         self.pipe.reader.must_wake()
     }
 
-    /// Before waiting for room: true if there is none, and the reader now knows that someone waits for it. False if there is no
-    /// need to wait.
+    /// Before waiting for room: true if there is none, and the reader now knows that someone waits for it.
+    /// False if there is no need to wait.
     ///
     /// # Errors
     /// [`Corrupt`].

@@ -6,7 +6,7 @@ use super::{Ring, prefetch};
 use crate::message::Message;
 use crate::sync::Ordering;
 
-/// Why there is no message, nor will be one.
+/// Reason why no message will arrive.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(feature = "host", derive(thiserror::Error))]
 pub enum RecvError {
@@ -15,15 +15,15 @@ pub enum RecvError {
     Closed,
 }
 
-/// Receives. There is one for a ring.
+/// The one receiver of a ring.
 #[derive(Debug)]
 pub struct Receiver<R: Deref<Target = Ring>> {
     ring: R,
     /// Messages taken.
     taken: u64,
-    /// How many of them the sender knows of.
+    /// The part of them that was published to the sender.
     told: u64,
-    /// The sender was told of room since it was last looked whether it waits for some.
+    /// Whether room was published since the last check for a blocked sender.
     owes_look: bool,
     prefetch: bool,
 }
@@ -44,7 +44,7 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
         }
     }
 
-    /// Fetches the next line while this message is worked on.
+    /// Prefetches the next line while the caller handles a message.
     pub fn with_prefetch(mut self) -> Self {
         self.prefetch = true;
         self
@@ -58,7 +58,7 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
     /// Takes the next message, if there is one.
     ///
     /// # Errors
-    /// If there will be no more.
+    /// [`RecvError::Closed`] if the sender is gone and all its messages were taken.
     pub fn take(&mut self) -> Result<Option<Message>, RecvError> {
         if let Some(message) = self.next() {
             return Ok(Some(message));
@@ -66,7 +66,7 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
         if !self.ring.sender.is_closed() {
             return Ok(None);
         }
-        // It may have sent its last message between the look and the end.
+        // The sender may have sent its last message between the poll and its end.
         self.next().map(Some).ok_or(RecvError::Closed)
     }
 
@@ -99,22 +99,22 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
         self.tell();
     }
 
-    /// Lets the sender write over what was taken.
+    /// Publishes the credit, so that the sender may overwrite the taken messages.
     fn tell(&mut self) {
         self.ring.credit.0.store(self.taken, Ordering::Release);
         self.told = self.taken;
         self.owes_look = true;
     }
 
-    /// Whether the sender is blocked for want of room, and the caller is to wake it. To be asked after each message taken,
-    /// and after [`Receiver::prepare_to_block`]; it costs something once in half a ring.
+    /// Whether the sender is blocked on a full ring and the caller has to wake it. Must be called after each
+    /// taken message and after [`Receiver::prepare_to_block`]; it costs a fence once per half ring.
     #[must_use]
     pub fn must_wake(&mut self) -> bool {
         core::mem::take(&mut self.owes_look) && self.ring.sender.must_wake()
     }
 
-    /// Before blocking: true if there is no message, and the sender now knows that someone waits for one. False if there
-    /// is something to take, or the sender is gone.
+    /// Prepares to block. Returns true if there is no message and the sender will wake this side; false if
+    /// there is a message, or the sender is gone.
     pub fn prepare_to_block(&mut self) -> bool {
         if self.told != self.taken {
             self.tell();
@@ -127,12 +127,12 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
         true
     }
 
-    /// After blocking, for whatever reason it ended.
+    /// Must be called after blocking, for any reason of the wake-up.
     pub fn unblocked(&self) {
         self.ring.receiver.stay();
     }
 
-    /// Whether [`Receiver::take`] would give a message.
+    /// Whether [`Receiver::take`] would return a message.
     pub fn has_message(&self) -> bool {
         let control = self.ring.line(self.taken).control.load(Ordering::Acquire);
         control as u32 == Ring::sequence(self.taken)

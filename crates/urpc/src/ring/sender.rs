@@ -6,7 +6,7 @@ use super::{Ring, prefetch};
 use crate::message::Message;
 use crate::sync::Ordering;
 
-/// Why a message was not sent.
+/// Reason why a message was not sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(feature = "host", derive(thiserror::Error))]
 pub enum SendError {
@@ -21,13 +21,13 @@ pub enum SendError {
     Corrupt,
 }
 
-/// Sends. There is one for a ring.
+/// The one sender of a ring.
 #[derive(Debug)]
 pub struct Sender<R: Deref<Target = Ring>> {
     ring: R,
     /// Messages sent.
     sent: u64,
-    /// How many of them the receiver had taken when it was last asked.
+    /// Messages that the receiver had taken at the last load of the credit.
     taken: u64,
     prefetch: bool,
 }
@@ -47,7 +47,7 @@ impl<R: Deref<Target = Ring>> Sender<R> {
         }
     }
 
-    /// Fetches the next line while this message is on its way: more messages per second, each a little later.
+    /// Prefetches the next line after each send: higher throughput, slightly higher latency.
     pub fn with_prefetch(mut self) -> Self {
         self.prefetch = true;
         self
@@ -62,7 +62,7 @@ impl<R: Deref<Target = Ring>> Sender<R> {
     /// ([`Sender::must_wake`], once after any number of messages).
     ///
     /// # Errors
-    /// If there is no room, or nobody to read it.
+    /// [`SendError`]: the ring is full, its receiver is gone, or the receiver breaks the protocol.
     pub fn post(&mut self, message: &Message) -> Result<(), SendError> {
         if self.ring.receiver.is_closed() {
             return Err(SendError::Closed);
@@ -86,14 +86,14 @@ impl<R: Deref<Target = Ring>> Sender<R> {
         Ok(())
     }
 
-    /// Whether the receiver is blocked, and the caller is to wake it.
+    /// Whether the receiver is blocked and the caller has to wake it.
     #[must_use]
     pub fn must_wake(&self) -> bool {
         self.ring.receiver.must_wake()
     }
 
-    /// Before blocking until there is room: true if there is none, and the receiver now knows that someone waits.
-    /// False if there is no need to block.
+    /// Prepares to block until there is room. Returns true if the ring is full and the receiver will wake
+    /// this side; false if there is no need to block.
     ///
     /// # Errors
     /// As [`Sender::post`].
@@ -112,17 +112,17 @@ impl<R: Deref<Target = Ring>> Sender<R> {
         (self.sent, self.taken) = (number, number);
     }
 
-    /// After blocking, for whatever reason it ended.
+    /// Must be called after blocking, for any reason of the wake-up.
     pub fn unblocked(&self) {
         self.ring.sender.stay();
     }
 
-    /// How many more messages can be sent without a look at the credit.
+    /// Messages that can be sent without another load of the credit.
     fn credits(&self) -> u64 {
         self.ring.lines.len() as u64 - (self.sent - self.taken)
     }
 
-    /// Looks how many messages the receiver has taken.
+    /// Loads the number of messages that the receiver has taken.
     fn look(&mut self) -> Result<(), SendError> {
         let taken = self.ring.credit.0.load(Ordering::Acquire);
         if taken < self.taken || taken > self.sent {

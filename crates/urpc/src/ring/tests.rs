@@ -30,7 +30,8 @@ mod every_order {
 
     use super::*;
 
-    /// Words of a message are never mixed with those of another, none is lost, none comes twice, though the ring goes round.
+    /// Words of a message are never mixed with those of another, none is lost, none comes twice, though the
+    /// ring goes round.
     #[test]
     fn messages_arrive_whole_once_and_in_order() {
         loom::model(|| {
@@ -58,7 +59,7 @@ mod every_order {
 
     /// A receiver that decided to block is woken, whenever the message came.
     #[test]
-    fn nobody_sleeps_over_a_message() {
+    fn receiver_never_misses_a_wakeup() {
         loom::model(|| {
             let (mut sender, mut receiver) = pair::<2>();
             let writer = thread::spawn(move || {
@@ -75,7 +76,7 @@ mod every_order {
 
     /// The same for a sender that waits for room.
     #[test]
-    fn nobody_sleeps_over_room() {
+    fn sender_never_misses_a_wakeup() {
         loom::model(|| {
             let (mut sender, mut receiver) = pair::<2>();
             (0..2).for_each(|number| sender.post(&message(number)).expect("room"));
@@ -112,7 +113,7 @@ mod one_order {
     proptest! {
         /// Against a queue that can't be wrong.
         #[test]
-        fn a_ring_is_a_bounded_queue(steps in prop::collection::vec(prop_oneof![Just(Step::Post), Just(Step::Take), Just(Step::Block)], 1..300)) {
+        fn ring_is_a_bounded_queue(steps in prop::collection::vec(prop_oneof![Just(Step::Post), Just(Step::Take), Just(Step::Block)], 1..300)) {
             let (mut sender, mut receiver) = pair::<8>();
             let mut queue = VecDeque::new();
             let mut next = 0;
@@ -141,7 +142,7 @@ mod one_order {
     }
 
     #[test]
-    fn a_million_messages_between_two_threads() {
+    fn million_messages_cross_two_threads() {
         const COUNT: u64 = 1_000_000;
         let (mut sender, mut receiver) = pair::<64>();
         let writer = thread::spawn(move || {
@@ -165,7 +166,7 @@ mod one_order {
     }
 
     #[test]
-    fn the_number_of_a_message_may_wrap() {
+    fn sequence_number_may_wrap() {
         let (mut sender, mut receiver) = pair::<4>();
         // So early that every line is written before the number wraps, as in a ring's life.
         let start = u64::from(u32::MAX) - 10;
@@ -179,7 +180,7 @@ mod one_order {
     }
 
     #[test]
-    fn who_sends_to_nobody_hears_of_it_at_once() {
+    fn send_to_a_closed_receiver_fails_at_once() {
         let (mut sender, receiver) = pair::<4>();
         drop(receiver);
         assert_eq!(sender.post(&message(0)), Err(SendError::Closed));
@@ -196,7 +197,7 @@ mod one_order {
     }
 
     #[test]
-    fn a_receiver_that_claims_too_much_is_an_error() {
+    fn invalid_receiver_credit_is_an_error() {
         for claim in [1, u64::MAX] {
             let (mut sender, receiver) = pair::<2>();
             receiver.ring().credit.0.store(claim, Ordering::Release);

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Instant);
 
-/// A socket whose reads and writes fail with `TimedOut` once the deadline has passed. A peer that sends a byte at a time gains
-/// nothing.
+/// A socket whose reads and writes fail with `TimedOut` once the deadline has passed. A peer that sends a
+/// byte at a time gains nothing.
 #[derive(Debug)]
 pub struct Timed<'a, S> {
     socket: &'a S,

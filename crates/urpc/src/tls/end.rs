@@ -11,7 +11,8 @@ const FAR: Duration = Duration::from_secs(7030 * 365 * 24 * 3600);
 
 /// Until when the first of these certificates is valid.
 ///
-/// `webpki` reveals the end of a certificate only when it refuses it, so it is checked for a time that is far ahead.
+/// `webpki` reveals the end of a certificate only when it refuses it, so it is checked for a time that is far
+/// ahead.
 pub fn of(
     chain: &[CertificateDer<'_>],
     authority: &[CertificateDer<'_>],

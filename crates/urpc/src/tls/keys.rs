@@ -22,7 +22,7 @@ use super::{TlsError, certificates, revocation, wrong};
 const AUTHORITY: &str = "authority.pem";
 /// Its key, with which hosts can be added; no host needs it.
 const AUTHORITY_KEY: &str = "authority.key";
-/// The names and serial numbers of all certificates that the authority has issued: what revocation goes by.
+/// File with the names and serial numbers of all certificates that the authority has issued, for revocation.
 const ISSUED: &str = "issued.txt";
 /// How long a certificate is valid: a year.
 pub const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -122,12 +122,12 @@ pub(super) fn issue(
     replace(path, &certificate.pem())
 }
 
-/// What a certificate says that is valid until `end`.
+/// Returns the parameters of a certificate that is valid until `end`.
 fn params(path: &Path, subject: &Subject, end: SystemTime) -> Result<CertificateParams, TlsError> {
     let mut params = CertificateParams::new(subject.names.clone()).map_err(|error| wrong(path, error))?;
     params.distinguished_name = named(&subject.file);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    // A server that is asked calls, too: hosts one another, and etcd's HTTP interface its own server.
+    // Servers also act as clients: hosts of one another, and etcd's HTTP interface of its own server.
     params.extended_key_usages = vec![
         ExtendedKeyUsagePurpose::ServerAuth,
         ExtendedKeyUsagePurpose::ClientAuth,
@@ -139,8 +139,8 @@ fn params(path: &Path, subject: &Subject, end: SystemTime) -> Result<Certificate
     Ok(params)
 }
 
-/// Signs the key of a host that joins, by the authority of a folder, for a year. The certificate is recorded as those of other
-/// hosts are, and returned as text.
+/// Signs the key of a host that joins, by the authority of a folder, for a year. The certificate is recorded
+/// as those of other hosts are, and returned as text.
 ///
 /// # Errors
 /// [`TlsError::Request`] if the request does not prove that its sender has the key, [`TlsError::Keys`].
@@ -189,12 +189,12 @@ pub fn write_joined(folder: &Path, host: &str, key: &str, texts: &JoinedTexts<'_
     replace(&files.certificate, texts.certificate)
 }
 
-/// What a host that joins is given, each as PEM.
+/// Files of a joining host, each as PEM.
 #[derive(Clone, Copy, Debug)]
 pub struct JoinedTexts<'a> {
     /// The host's certificate.
     pub certificate: &'a str,
-    /// The authority's.
+    /// Certificate of the authority.
     pub authority: &'a str,
     /// The list of revoked certificates.
     pub revoked: &'a str,
@@ -259,8 +259,8 @@ pub fn fingerprint(path: &Path) -> Result<String, TlsError> {
     Ok(bytes.join(":"))
 }
 
-/// Revokes all certificates that the authority in a folder has issued under a name, and removes the files of its key. The
-/// list of revoked certificates then has to reach all hosts; its path is returned.
+/// Revokes all certificates that the authority in a folder has issued under a name, and removes the files of
+/// its key. The list of revoked certificates then has to reach all hosts; its path is returned.
 ///
 /// # Errors
 /// [`TlsError::Unknown`] if there are none, [`TlsError::Keys`].
@@ -340,8 +340,8 @@ fn serial(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, webpki::Error> {
     Ok(certificate.serial().to_vec())
 }
 
-/// Writes the list of revoked certificates. Entries stay on it when their certificates have ended: a list is read by clocks
-/// that differ.
+/// Writes the list of revoked certificates. Entries stay on it when their certificates have ended: a list is
+/// read by clocks that differ.
 fn write_list(
     folder: &Path,
     issuer: &Issuer<'static, KeyPair>,

@@ -1,7 +1,8 @@
-//! Connections to a host that has no certificate yet: the caller knows the digest of the authority's certificate, and nothing else.
+//! Connections to a host that has no certificate yet: the caller knows the digest of the authority's
+//! certificate, and nothing else.
 //!
-//! The side with the authority's key answers with a certificate that it makes for this, beside the authority's own. The caller proves
-//! nothing here; what it says has to.
+//! The side with the authority's key presents a certificate made for this purpose, and the authority's own.
+//! The caller is not authenticated here; its messages must carry a proof.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -100,7 +101,7 @@ impl Exchange {
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(io::Error::other)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Pin(authority)))
+            .with_custom_certificate_verifier(Arc::new(PinnedAuthority(authority)))
             .with_no_client_auth();
         let name = ServerName::try_from(NAME).map_err(io::Error::other)?;
         let tls = ClientConnection::new(Arc::new(client), name).map_err(io::Error::other)?;
@@ -157,7 +158,7 @@ impl Exchange {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut message = Vec::new();
-        // What has not come takes no memory.
+        // Bytes that have not arrived take no memory.
         while message.len() < length as usize {
             let before = message.len();
             message.resize((before + PIECE_BYTES).min(length as usize), 0);
@@ -205,9 +206,9 @@ fn explained(error: io::Error) -> io::Error {
 
 /// Trusts the authority whose certificate has this digest, and no other.
 #[derive(Debug)]
-struct Pin([u8; 32]);
+struct PinnedAuthority([u8; 32]);
 
-impl ServerCertVerifier for Pin {
+impl ServerCertVerifier for PinnedAuthority {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

@@ -13,14 +13,14 @@ use rustls::Connection;
 /// Bytes moved at once.
 const CHUNK_BYTES: usize = 64 << 10;
 /// How long the other side may take to end as well.
-const PARTING_MAX: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts the thread. It ends with either side, after it has passed on what had come.
 pub fn start(tls: Connection, tcp: Arc<TcpStream>, local: UnixStream) -> io::Result<()> {
     tcp.set_nonblocking(true)?;
     local.set_nonblocking(true)?;
     std::thread::Builder::new().name("tls".into()).spawn(move || {
-        let mut pump = Pump {
+        let mut pump = Forwarder {
             tls,
             tcp,
             local,
@@ -37,18 +37,18 @@ pub fn start(tls: Connection, tcp: Arc<TcpStream>, local: UnixStream) -> io::Res
     Ok(())
 }
 
-struct Pump {
+struct Forwarder {
     tls: Connection,
     tcp: Arc<TcpStream>,
     local: UnixStream,
-    /// What has come for this side, and how much of it has been passed on.
+    /// Received bytes for this side, and the number already passed on.
     inward: Vec<u8>,
     passed: usize,
     far_ended: bool,
     near_ended: bool,
 }
 
-impl Pump {
+impl Forwarder {
     fn run(&mut self) -> io::Result<()> {
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
@@ -75,12 +75,13 @@ impl Pump {
         }
     }
 
-    /// Ends the connection once the other side has, or a while later: closed with input unread, it would lose what was sent.
+    /// Ends the connection once the other side has, or a while later: closed with input unread, it would lose
+    /// what was sent.
     fn part(&mut self) {
-        let deadline = Instant::now() + PARTING_MAX;
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
         let _ = self.tcp.shutdown(Shutdown::Write);
         let _ = self.tcp.set_nonblocking(false);
-        let _ = self.tcp.set_read_timeout(Some(PARTING_MAX));
+        let _ = self.tcp.set_read_timeout(Some(CLOSE_TIMEOUT));
         let mut chunk = [0; 4096];
         while Instant::now() < deadline && (&*self.tcp).read(&mut chunk).is_ok_and(|count| count > 0) {}
     }
@@ -93,7 +94,7 @@ impl Pump {
                     Ok(0) => self.far_ended = true,
                     Ok(count) => self.inward.extend_from_slice(&chunk[..count]),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    // Cut off without a word.
+                    // The connection was cut without a TLS close.
                     Err(error) if error.kind() == ErrorKind::UnexpectedEof => self.far_ended = true,
                     Err(error) => return Err(error),
                 }
@@ -115,7 +116,7 @@ impl Pump {
     /// Waits until something can be done; whether the network and the socket have something to read.
     fn wait(&self) -> io::Result<(bool, bool)> {
         let mut network = PollFlags::empty();
-        // What one side can't take yet is not read from the other.
+        // Back-pressure: no reads from one side while the other can't take the bytes.
         network.set(PollFlags::POLLIN, self.inward.is_empty() && !self.far_ended);
         network.set(PollFlags::POLLOUT, self.tls.wants_write());
         let mut socket = PollFlags::empty();

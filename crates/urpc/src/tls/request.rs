@@ -1,4 +1,5 @@
-//! The request of a host for a certificate: its public key, and a proof that it has the private one, which stays with it.
+//! The request of a host for a certificate: its public key, and a proof that it has the private one, which
+//! stays with it.
 
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm, SigningKey};
 use rustls::SignatureScheme;
@@ -7,7 +8,7 @@ use super::{TlsError, provider};
 
 /// Length of a point of the curve P-256 as in a certificate, in bytes.
 const POINT_BYTES: usize = 65;
-/// What the proof is for, so that it is of no use elsewhere.
+/// Purpose of the proof (domain separation).
 const PURPOSE: &[u8] = b"mirrorball: a host asks for a certificate\0";
 
 /// A public key, and the proof.
@@ -20,7 +21,8 @@ pub struct KeyRequest {
 }
 
 impl KeyRequest {
-    /// Makes a key for `host`: its private key as PEM, and the request. `context` is what else the proof is bound to.
+    /// Makes a key for `host`: its private key as PEM, and the request. `context` is what else the proof is
+    /// bound to.
     ///
     /// # Errors
     /// [`TlsError::Request`] if this host has no randomness.
@@ -56,7 +58,7 @@ impl KeyRequest {
     }
 }
 
-/// What is signed.
+/// Returns the signed bytes.
 fn signed(host: &str, context: &[u8], public_key: &[u8]) -> Vec<u8> {
     let mut message = PURPOSE.to_vec();
     for part in [host.as_bytes(), context, public_key] {

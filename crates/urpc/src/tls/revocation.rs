@@ -1,7 +1,7 @@
 //! Certificates that the authority has revoked, and the streams that end with them.
 //!
-//! The list is a file beside the keys (a CRL, RFC 5280), which the authority has signed. A process reads it again at each
-//! handshake if it has changed, and looks at it while it has streams.
+//! The list is a file beside the keys (a CRL, RFC 5280), which the authority has signed. A process reads it
+//! again at each handshake if it has changed, and looks at it while it has streams.
 
 use std::fs;
 use std::io;
@@ -22,7 +22,8 @@ use super::{TlsError, provider, wrong};
 
 /// The name of the list among the keys.
 const LIST: &str = "revoked.crl";
-/// Interval between two looks at the list while streams are open. A revoked host's streams end within two of them.
+/// Interval between two looks at the list while streams are open. A revoked host's streams end within two of
+/// them.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
 
 /// The list in a folder of keys.
@@ -85,7 +86,8 @@ fn read(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsEr
 /// Replaces the list of `host` by one that another host has sent, unless it is the same.
 ///
 /// # Errors
-/// [`TlsError::Keys`] if the host's authority has not signed it, or it lacks a certificate that is revoked here.
+/// [`TlsError::Keys`] if the host's authority has not signed it, or it lacks a certificate that is revoked
+/// here.
 pub fn replace(folder: &Path, host: &str, text: &str) -> Result<(), TlsError> {
     let path = list(folder);
     let refused =
@@ -120,7 +122,8 @@ pub fn replace(folder: &Path, host: &str, text: &str) -> Result<(), TlsError> {
         .map_err(|error| wrong(&path, error))
 }
 
-/// Whether the authority has signed a list: it says whether a certificate of the same authority is revoked, whichever it says.
+/// Whether the authority has signed a list: verification against a list with a valid signature yields an
+/// answer for any certificate of the authority, revoked or not.
 fn has_signed(
     authority: &[CertificateDer<'_>],
     list: &CertificateRevocationListDer<'_>,
@@ -204,8 +207,8 @@ impl Revocations {
         self.is_on(&state.lists, certificate)
     }
 
-    /// Takes a connection whose other end has proven that it has the key of `peer`. The connection is closed as soon as the
-    /// list has that certificate.
+    /// Takes a connection whose other end has proven that it has the key of `peer`. The connection is closed
+    /// as soon as the list has that certificate.
     ///
     /// # Errors
     /// `PermissionDenied` if the list has it already, and those of reading the list.
@@ -234,8 +237,8 @@ impl Revocations {
         Ok(())
     }
 
-    /// Reads the list if it has changed, and closes connections with certificates that it has now. A list that has gone
-    /// revokes what it did before.
+    /// Reads the list if it has changed, and closes connections with certificates that it has now. A list
+    /// that has gone revokes what it did before.
     fn refresh(&self, state: &mut State) -> Result<(), TlsError> {
         let stamp = Stamp::of(&self.path).map_err(|error| wrong(&self.path, error))?;
         if stamp.is_none() || stamp == state.stamp {
@@ -315,7 +318,8 @@ fn watch(revocations: &Weak<Revocations>) {
             return;
         };
         let mut state = revocations.lock();
-        // A list that is being copied makes no sense for a moment; handshakes fail meanwhile, and streams last.
+        // A list that is being copied makes no sense for a moment; handshakes fail meanwhile, and streams
+        // last.
         let _ = revocations.refresh(&mut state);
         state.streams.retain(|stream| stream.tcp.strong_count() > 0);
         if state.streams.is_empty() {

@@ -41,7 +41,7 @@ fn pair() -> (UnixStream, UnixStream, Peer) {
 }
 
 #[test]
-fn bytes_go_both_ways_at_once_and_the_end_is_seen() {
+fn bytes_flow_both_ways_and_end_of_stream_is_reported() {
     let (near, far, peer) = pair();
     assert!(peer.is("alpha") && !peer.is("beta") && !peer.is("not a name"));
     let bytes: Vec<u8> = (0..4_000_000_u32).map(|number| (number * 7 / 8) as u8).collect();
@@ -67,7 +67,7 @@ fn bytes_go_both_ways_at_once_and_the_end_is_seen() {
     for receiver in receivers {
         assert!(receiver.join().unwrap() == bytes);
     }
-    // What was written before the end still comes.
+    // Bytes written before the end still arrive.
     (&near).write_all(b"last").unwrap();
     near.shutdown(Shutdown::Both).unwrap();
     let mut rest = Vec::new();
@@ -76,7 +76,7 @@ fn bytes_go_both_ways_at_once_and_the_end_is_seen() {
 }
 
 #[test]
-fn a_reader_that_is_slow_loses_nothing() {
+fn slow_reader_loses_no_bytes() {
     let (near, far, _) = pair();
     let sender = std::thread::spawn(move || {
         for number in 0..200_000_u32 {
@@ -92,7 +92,7 @@ fn a_reader_that_is_slow_loses_nothing() {
 }
 
 #[test]
-fn a_stranger_and_another_host_than_meant_are_refused() {
+fn unknown_and_unexpected_hosts_are_refused() {
     let (ours, theirs) = (keys(), keys());
     let beta = Identity::load(ours.path(), "beta").unwrap();
     let (listener, address) = listener();
@@ -131,7 +131,7 @@ fn hosts_can_be_added_and_missing_keys_are_named() {
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 #[test]
-fn a_certificate_is_valid_for_a_year_and_renewal_gives_another_key() {
+fn certificate_is_valid_for_a_year_and_renewal_replaces_the_key() {
     let folder = keys();
     let key = || std::fs::read(folder.path().join("alpha.key")).unwrap();
     let authority = || std::fs::read(folder.path().join("authority.pem")).unwrap();
@@ -152,7 +152,7 @@ fn a_certificate_is_valid_for_a_year_and_renewal_gives_another_key() {
 }
 
 #[test]
-fn an_expired_certificate_is_refused_and_the_error_says_how_to_renew_it() {
+fn expired_certificate_is_refused_with_renewal_help() {
     let folder = keys();
     let valid = Identity::load(folder.path(), "alpha").unwrap();
     let issuer = keys::authority(folder.path()).unwrap();
@@ -216,14 +216,14 @@ fn kept(bytes: &'static [u8], limit: Duration) -> Duration {
 }
 
 #[test]
-fn a_silent_connection_is_closed_at_the_deadline() {
+fn silent_connection_is_closed_at_the_deadline() {
     let limit = Duration::from_millis(500);
     let kept = kept(b"", limit);
     assert!(kept >= limit && kept < LIMIT, "{kept:?}");
 }
 
 #[test]
-fn a_connection_that_sends_a_byte_at_a_time_is_closed_at_the_deadline() {
+fn slow_trickle_connection_is_closed_at_the_deadline() {
     // The first record of a handshake, 16 KiB of which never all come: 10 s of bytes.
     const BYTES: [u8; 200] = {
         let mut bytes = [1; 200];
@@ -262,7 +262,7 @@ fn meet(alpha: &Identity, beta: &Identity) -> Result<(UnixStream, UnixStream), T
 }
 
 #[test]
-fn a_revoked_host_is_refused_and_its_streams_end_within_a_second() {
+fn revoked_host_is_refused_and_its_streams_end_within_a_second() {
     let folder = keys();
     let alpha = Identity::load(folder.path(), "alpha").unwrap();
     let beta = Identity::load(folder.path(), "beta").unwrap();
@@ -290,7 +290,7 @@ fn a_revoked_host_is_refused_and_its_streams_end_within_a_second() {
 }
 
 #[test]
-fn a_caller_refuses_a_host_that_has_been_revoked() {
+fn caller_refuses_a_revoked_host() {
     let folder = keys();
     let alpha = Identity::load(folder.path(), "alpha").unwrap();
     let beta = Identity::load(folder.path(), "beta").unwrap();
@@ -360,7 +360,7 @@ fn all_certificates_of_a_removed_host_are_revoked_and_a_new_one_is_valid() {
 }
 
 #[test]
-fn a_list_that_makes_no_sense_or_is_of_another_authority_lets_nobody_in() {
+fn invalid_revocation_list_refuses_all_peers() {
     let (ours, theirs) = (keys(), keys());
     let list = revocation_list(ours.path());
     let beta = Identity::load(ours.path(), "beta").unwrap();
@@ -377,7 +377,7 @@ fn a_list_that_makes_no_sense_or_is_of_another_authority_lets_nobody_in() {
 }
 
 #[test]
-fn certificates_are_revoked_where_no_record_of_them_was_kept() {
+fn certificates_are_revoked_without_an_issue_record() {
     let folder = keys();
     let record = folder.path().join("issued.txt");
     std::fs::remove_file(&record).unwrap();
@@ -393,7 +393,7 @@ fn certificates_are_revoked_where_no_record_of_them_was_kept() {
 }
 
 #[test]
-fn a_fingerprint_is_that_of_the_whole_certificate() {
+fn fingerprint_covers_the_whole_certificate() {
     let folder = keys();
     let path = KeyFiles::of(folder.path(), "alpha").certificate;
     let own = fingerprint(&path).unwrap();
@@ -423,7 +423,7 @@ fn a_fingerprint_is_that_of_the_whole_certificate() {
 const CONTEXT: &[u8] = b"one token";
 
 #[test]
-fn host_that_joins_proves_its_key_and_is_linked_like_any_other_and_revoked_like_any_other() {
+fn joined_host_proves_its_key_and_can_be_revoked() {
     let (inviting, joining) = (keys(), tempfile::tempdir().unwrap());
     let (key, request) = KeyRequest::make("gamma", CONTEXT).unwrap();
     let wrong = |host: &str, request: &KeyRequest, context: &[u8]| {
@@ -499,7 +499,7 @@ fn host_that_joins_proves_its_key_and_is_linked_like_any_other_and_revoked_like_
 }
 
 #[test]
-fn list_of_another_authority_an_older_one_and_one_that_makes_no_sense_replace_none() {
+fn invalid_foreign_or_older_list_replaces_none() {
     let (here, other) = (keys(), keys());
     let read = |folder: &Path| std::fs::read_to_string(revocation_list(folder)).unwrap();
     let empty = read(here.path());
@@ -522,7 +522,7 @@ fn list_of_another_authority_an_older_one_and_one_that_makes_no_sense_replace_no
 }
 
 #[test]
-fn caller_that_knows_the_authority_by_its_digest_reaches_no_other() {
+fn pinned_caller_connects_only_to_its_authority() {
     let (inviting, other) = (keys(), keys());
     let inviter = Inviter::open(inviting.path()).unwrap();
     let digest = authority_digest(other.path()).unwrap().0;

@@ -65,7 +65,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn it_sends_what_plain_pins_send(events in prop::collection::vec(event(), 0..100)) {
+    fn interrupts_match_the_per_pin_model(events in prop::collection::vec(event(), 0..100)) {
         let mut chip = IoApic::new();
         let mut pins = [Pin { low: 0x1_0000, ..Pin::default() }; 4];
         for event in events {
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn any_access_leaves_a_possible_state(
+    fn every_access_sequence_leaves_a_valid_state(
         accesses in prop::collection::vec((prop_oneof![Just(0_u64), Just(0x10), Just(0x40), any::<u64>()], any::<u32>(), any::<u8>()), 0..200),
     ) {
         let mut chip = IoApic::new();

@@ -1,4 +1,4 @@
-//! What a vCPU sends.
+//! Interrupts that a vCPU sends by the command register.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn sent(value: u64) -> Ipi {
 
 /// SDM 11.6.1, 11.12.9: the destination is the upper half, physical or logical.
 #[test]
-fn a_command_names_its_destination() {
+fn command_encodes_its_destination() {
     let ipi = sent(0x0000_0007_0000_0040);
     let expected = Interrupt {
         destination: Destination::Physical(7),
@@ -32,7 +32,7 @@ fn a_command_names_its_destination() {
 
 /// SDM 11.6.1, delivery modes: 011 and 111 are reserved in commands.
 #[test]
-fn a_command_has_one_of_six_delivery_modes() {
+fn command_encodes_each_of_six_delivery_modes() {
     let modes = [
         (0, Delivery::Fixed),
         (1, Delivery::LowestPriority),
@@ -53,7 +53,7 @@ fn a_command_has_one_of_six_delivery_modes() {
 
 /// SDM 11.6.1, destination shorthand.
 #[test]
-fn a_command_has_one_of_four_shorthands() {
+fn command_encodes_each_of_four_shorthands() {
     let shorthands = [Shorthand::None, Shorthand::Own, Shorthand::All, Shorthand::Others];
     for (bits, shorthand) in (0..).zip(shorthands) {
         assert_eq!(sent(bits << 18 | 0x40).shorthand, shorthand);
@@ -63,7 +63,7 @@ fn a_command_has_one_of_four_shorthands() {
 
 /// SDM 11.6.1, table of valid combinations: only fixed interrupts include their sender by shorthand.
 #[test]
-fn nobody_resets_itself_by_a_shorthand() {
+fn self_shorthand_cannot_send_init() {
     for shorthand in [1, 2] {
         for delivery in [1, 2, 4, 5, 6] {
             let mut apic = enabled(1);
@@ -72,9 +72,10 @@ fn nobody_resets_itself_by_a_shorthand() {
     }
 }
 
-/// The same table, note 1: what is sent is an edge. SDM 11.6.1: the end of a level-triggered INIT is not supported.
+/// The same table, note 1: IPIs are edge-triggered. SDM 11.6.1: the end of a level-triggered INIT is not
+/// supported.
 #[test]
-fn commands_send_edges() {
+fn commands_send_edge_triggered_interrupts() {
     assert!(!sent(0xC040).interrupt.level);
     assert_eq!(sent(0xC500).interrupt.delivery, Delivery::Init, "asserted");
     assert_eq!(sent(0x0500).interrupt.delivery, Delivery::Init, "edge");
@@ -99,14 +100,14 @@ fn illegal_vectors_are_not_sent() {
 
 /// SDM 11.4.7.2: "can still issue IPIs".
 #[test]
-fn one_that_is_disabled_by_software_sends() {
+fn software_disabled_apic_still_sends() {
     let mut apic = LocalApic::new(1, 10);
     assert!(matches!(apic.write(0x830, 0x40, 0), Ok(Written::Send(_))));
 }
 
 /// SDM 11.12.11: equal to a fixed edge-triggered IPI to itself.
 #[test]
-fn a_self_ipi_is_a_fixed_one_to_its_sender() {
+fn self_ipi_is_a_fixed_interrupt_to_its_sender() {
     let mut apic = enabled(9);
     let outcome = apic.write(0x83F, 0x40, 0);
     assert_eq!(read(&apic, 0x830), 0, "no command");

@@ -1,5 +1,5 @@
-//! Any traffic against an independent model: sets of vectors, a stack of what is in service, and a ledger that counts what
-//! came, what was merged with a request that waited, and what was served.
+//! Any traffic against an independent model: sets of vectors, a stack of what is in service, and a ledger
+//! that counts what came, what was merged with a request that waited, and what was served.
 
 use std::collections::BTreeSet;
 
@@ -100,7 +100,7 @@ proptest! {
 
     /// Priorities, nesting, order of ends, trigger modes; and none is lost or doubled.
     #[test]
-    fn it_serves_as_the_model_does(events in prop::collection::vec(event(), 0..150)) {
+    fn service_order_matches_the_model(events in prop::collection::vec(event(), 0..150)) {
         let mut apic = LocalApic::new(2, 1);
         let mut model = Model::default();
         for event in [Event::Enable(true)].into_iter().chain(events) {
@@ -136,7 +136,8 @@ proptest! {
             prop_assert_eq!(shown(&apic, 0x810), model.in_service.iter().copied().collect::<BTreeSet<_>>());
             prop_assert_eq!(shown(&apic, 0x818), model.level.clone());
         }
-        // With nothing in the way all that waits is served: each vector is requested and in service once at most.
+        // With nothing in the way all that waits is served: each vector is requested and in service once at
+        // most.
         apic.set_task_priority(0);
         let mut served = model.served;
         for _ in 0..2 * 256 {
@@ -149,10 +150,10 @@ proptest! {
         prop_assert_eq!(served, model.accepted - model.merged);
     }
 
-    /// Whatever a guest does to its registers, at whatever times: a fault changes nothing, the state stays possible, and nothing
-    /// is served that is not allowed.
+    /// For any register accesses at any times: a fault changes nothing, the state stays valid, and only
+    /// permitted interrupts are served.
     #[test]
-    fn any_traffic_leaves_a_possible_state(
+    fn every_event_sequence_leaves_a_valid_state(
         id: u32,
         tsc_per_tick: u32,
         traffic in prop::collection::vec((register(), value(), any::<u8>(), 0..50_000_u64), 0..200),

@@ -4,7 +4,7 @@ use super::*;
 
 /// SDM 11.12.1.2: of 0x800 to 0x8FF these can be read; all others fault.
 #[test]
-fn registers_that_are_there_can_be_read_and_no_others() {
+fn only_implemented_registers_are_readable() {
     let apic = enabled(3);
     let mut there: Vec<u32> = vec![0x802, 0x803, 0x808, 0x80A, 0x80D, 0x80F, 0x828, 0x830, 0x83E];
     there.extend(0x810..=0x827);
@@ -14,10 +14,10 @@ fn registers_that_are_there_can_be_read_and_no_others() {
     }
 }
 
-/// SDM 11.12.1.2: of 0x800 to 0x8FF these can be written (with 0, which has no reserved bits); all others fault, and change
-/// nothing.
+/// SDM 11.12.1.2: of 0x800 to 0x8FF these can be written (with 0, which has no reserved bits); all others
+/// fault, and change nothing.
 #[test]
-fn registers_that_can_be_written_and_no_others() {
+fn only_implemented_registers_are_writable() {
     let mut there: Vec<u32> = vec![0x808, 0x80B, 0x80F, 0x828, 0x830, 0x83E, 0x83F];
     there.extend(0x832..=0x838);
     for msr in 0x800..=0x8FF {
@@ -29,7 +29,8 @@ fn registers_that_can_be_written_and_no_others() {
     }
 }
 
-/// SDM 11.12.1.3 and the figures of the registers: each bit alone is taken or faults, and a fault changes nothing.
+/// SDM 11.12.1.3 and the figures of the registers: each bit alone is taken or faults, and a fault changes
+/// nothing.
 #[test]
 fn reserved_bits_fault() {
     let taken: [(u32, u64); 15] = [
@@ -63,7 +64,7 @@ fn reserved_bits_fault() {
 }
 
 #[test]
-fn other_registers_fault() {
+fn access_to_absent_registers_faults() {
     let mut apic = enabled(0);
     for msr in [
         0,
@@ -84,7 +85,7 @@ fn other_registers_fault() {
 
 /// SDM 11.4.7.1, 11.12.5.1: the state after power-on, here in x2APIC mode.
 #[test]
-fn a_new_one_is_disabled_and_masked() {
+fn reset_apic_is_disabled_and_masked() {
     let apic = LocalApic::new(0x25, 10);
     assert!(!apic.is_enabled());
     assert_eq!(read(&apic, 0x1B), 0xFEE0_0C00);
@@ -110,7 +111,7 @@ fn a_new_one_is_disabled_and_masked() {
 
 /// SDM 11.5.1: delivery status and remote IRR can only be read; they are not reserved.
 #[test]
-fn read_only_bits_of_entries_stay() {
+fn read_only_lvt_bits_are_preserved() {
     let mut apic = enabled(1);
     write(&mut apic, 0x835, 0x1_F7FF);
     assert_eq!(read(&apic, 0x835), 0x1_A7FF);
@@ -120,7 +121,7 @@ fn read_only_bits_of_entries_stay() {
 
 /// SDM 11.4.7.2: while it is disabled by software all entries are masked, and can't be unmasked.
 #[test]
-fn disabling_masks_every_entry() {
+fn software_disable_masks_every_lvt_entry() {
     let mut apic = enabled(1);
     for entry in 0x832..=0x837 {
         write(&mut apic, entry, 0x40);
@@ -138,9 +139,10 @@ fn disabling_masks_every_entry() {
     assert_eq!(read(&apic, 0x80F), 0x120);
 }
 
-/// SDM 11.12.5: out of x2APIC mode there is one legal way, to disabled; the way back leads through xAPIC mode.
+/// SDM 11.12.5: out of x2APIC mode there is one legal way, to disabled; the way back leads through xAPIC
+/// mode.
 #[test]
-fn the_base_goes_from_x2apic_mode_to_disabled_only() {
+fn apic_base_leaves_x2apic_mode_only_to_disabled() {
     const X2APIC: u64 = 0xFEE0_0C00;
     let mut apic = enabled(1);
     write(&mut apic, 0x1B, X2APIC);
@@ -176,7 +178,7 @@ fn the_base_goes_from_x2apic_mode_to_disabled_only() {
 
 /// SDM 11.12.5.1: INIT in x2APIC mode keeps the mode and the id, and resets all else.
 #[test]
-fn init_resets_all_but_id_and_mode() {
+fn init_resets_all_state_but_id_and_mode() {
     let mut apic = enabled(0x11);
     for vector in [0x30, 0x55, 0x81] {
         apic.accept(vector, true);
@@ -200,7 +202,7 @@ fn init_resets_all_but_id_and_mode() {
 
 /// SDM 11.5.3: errors gather until the register is written; that shows them and starts anew.
 #[test]
-fn errors_show_when_the_register_is_written() {
+fn error_status_is_latched_on_write() {
     let mut apic = enabled(1);
     apic.accept(15, false);
     write(&mut apic, 0x83F, 0);
@@ -212,9 +214,10 @@ fn errors_show_when_the_register_is_written() {
     assert_eq!(read(&apic, 0x828), 0);
 }
 
-/// SDM 11.5.3: the error interrupt comes once, until the register is written; SDM 11.5.1: unless it is masked.
+/// SDM 11.5.3: the error interrupt comes once, until the register is written; SDM 11.5.1: unless it is
+/// masked.
 #[test]
-fn the_error_interrupt_comes_once_until_the_register_is_written() {
+fn error_interrupt_is_sent_once_until_esr_write() {
     let mut apic = enabled(1);
     apic.accept(1, false);
     assert_eq!(apic.next(), None, "masked");
@@ -232,7 +235,7 @@ fn the_error_interrupt_comes_once_until_the_register_is_written() {
 
 /// SDM 11.5.3: "or in an interrupt generated locally from the local vector table".
 #[test]
-fn an_error_interrupt_with_an_illegal_vector_is_one_more_error() {
+fn error_interrupt_with_an_illegal_vector_sets_an_error_bit() {
     let mut apic = enabled(1);
     write(&mut apic, 0x837, 0x05);
     write(&mut apic, 0x83F, 3);

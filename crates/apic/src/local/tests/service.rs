@@ -4,7 +4,7 @@ use super::*;
 
 /// SDM 11.8.4: the highest vector first, those of the same number once.
 #[test]
-fn the_highest_vector_is_served_first() {
+fn highest_vector_is_served_first() {
     let mut apic = enabled(1);
     for vector in [0x41, 0xF1, 0x10, 0x41] {
         apic.accept(vector, false);
@@ -19,7 +19,7 @@ fn the_highest_vector_is_served_first() {
 
 /// SDM 11.8.3.1: only a higher class interrupts, and the end of service lets the lower one go on.
 #[test]
-fn only_a_higher_class_interrupts() {
+fn only_a_higher_priority_class_preempts() {
     let mut apic = enabled(1);
     apic.accept(0x41, false);
     assert_eq!(apic.take(), Some(0x41));
@@ -37,7 +37,7 @@ fn only_a_higher_class_interrupts() {
 
 /// SDM 11.8.4: one in service and one requested of the same vector are two.
 #[test]
-fn a_vector_in_service_can_be_requested_again() {
+fn vector_in_service_can_be_requested_again() {
     let mut apic = enabled(1);
     apic.accept(0x41, false);
     apic.take();
@@ -52,7 +52,7 @@ fn a_vector_in_service_can_be_requested_again() {
 
 /// SDM 11.8.3.1, 11.8.6: the task's priority holds back its class and those below; CR8 is its upper half.
 #[test]
-fn the_task_priority_holds_back_its_class() {
+fn task_priority_blocks_its_class_and_below() {
     let mut apic = enabled(1);
     apic.accept(0x5F, false);
     write(&mut apic, 0x808, 0x50);
@@ -69,9 +69,10 @@ fn the_task_priority_holds_back_its_class() {
     assert_eq!(apic.next(), None, "class 15 holds back all");
 }
 
-/// SDM 11.8.4, 11.8.5: the trigger mode is that of the last request, and says whether the IOAPIC is told.
+/// SDM 11.8.4, 11.8.5: the trigger mode of the last request decides whether the IOAPIC receives the end of
+/// interrupt.
 #[test]
-fn the_end_of_a_level_is_told() {
+fn eoi_of_a_level_is_reported() {
     let mut apic = enabled(1);
     apic.accept(0x61, true);
     assert_eq!(read(&apic, 0x81B), 2);
@@ -90,7 +91,7 @@ fn the_end_of_a_level_is_told() {
 
 /// SDM 11.4.7.2: disabled by software, it takes no new vectors; those it has stay, and are served.
 #[test]
-fn an_end_may_be_told_late_when_nobody_waits_for_it() {
+fn eoi_may_be_deferred_when_nothing_depends_on_it() {
     let mut apic = enabled(0);
     assert!(!apic.may_end_unseen());
     apic.accept(0x40, false);
@@ -109,7 +110,7 @@ fn an_end_may_be_told_late_when_nobody_waits_for_it() {
 }
 
 #[test]
-fn disabling_keeps_what_was_accepted() {
+fn software_disable_keeps_accepted_interrupts() {
     let mut apic = enabled(1);
     apic.accept(0x41, false);
     apic.write(0x80F, 0xFF, 0).expect("a legal write");
@@ -123,7 +124,7 @@ fn disabling_keeps_what_was_accepted() {
 
 /// SDM 11.5.4.1
 #[test]
-fn the_timer_requests_its_vector_when_it_is_due() {
+fn due_timer_requests_its_vector() {
     let mut apic = enabled(1);
     write(&mut apic, 0x832, 0x4_00EC);
     write(&mut apic, 0x6E0, 1000);
@@ -142,7 +143,7 @@ fn the_timer_requests_its_vector_when_it_is_due() {
 
 /// A guest that sets a new deadline after the old one has passed had the old one's interrupt.
 #[test]
-fn a_timer_that_was_due_is_not_lost_by_a_new_setting() {
+fn due_timer_interrupt_survives_reprogramming() {
     let due_at_1000 = || {
         let mut apic = enabled(1);
         write(&mut apic, 0x832, 0x4_00EC);
@@ -166,7 +167,7 @@ fn a_timer_that_was_due_is_not_lost_by_a_new_setting() {
 
 /// SDM 11.5.4: a count is not one of the TSC, a deadline is.
 #[test]
-fn a_tsc_that_is_moved_moves_the_end_of_a_count_and_no_deadline() {
+fn tsc_step_shifts_a_count_and_keeps_a_deadline() {
     let mut counting = enabled(0);
     write(&mut counting, LVT_TIMER, 0x40);
     write(&mut counting, INITIAL_COUNT, 5);
@@ -182,7 +183,7 @@ fn a_tsc_that_is_moved_moves_the_end_of_a_count_and_no_deadline() {
 
 /// SDM 11.5.1: a masked timer goes on without an interrupt.
 #[test]
-fn a_masked_timer_is_silent() {
+fn masked_timer_sends_no_interrupt() {
     let mut apic = enabled(1);
     write(&mut apic, 0x832, 0x5_00EC);
     write(&mut apic, 0x6E0, 1000);
@@ -192,9 +193,10 @@ fn a_masked_timer_is_silent() {
     assert_eq!((apic.next(), apic.timer_due()), (None, None));
 }
 
-/// SDM 11.5.3: the error entry's interrupt comes with the first error since the register was written, unless it is masked.
+/// SDM 11.5.3: the error entry's interrupt comes with the first error since the register was written, unless
+/// it is masked.
 #[test]
-fn only_the_first_error_interrupts_until_the_guest_looks() {
+fn only_the_first_error_interrupts_until_esr_is_read() {
     let mut apic = enabled(1);
     write(&mut apic, 0x837, 0x1_00E0);
     apic.accept(3, false);
@@ -214,7 +216,7 @@ fn only_the_first_error_interrupts_until_the_guest_looks() {
 
 /// SDM 11.5.3: a timer with a vector below 16 is an error.
 #[test]
-fn a_timer_with_an_illegal_vector_is_an_error() {
+fn timer_with_an_illegal_vector_sets_an_error_bit() {
     let mut apic = enabled(1);
     write(&mut apic, 0x832, 0x4_000F);
     write(&mut apic, 0x6E0, 1);
@@ -226,7 +228,7 @@ fn a_timer_with_an_illegal_vector_is_an_error() {
 
 /// States from another process that can't have come about.
 #[test]
-fn impossible_states_are_not_sane() {
+fn unreachable_states_are_rejected() {
     let sane = enabled(1);
     assert!(sane.is_sane());
     let spoils: [fn(&mut LocalApic); 16] = [

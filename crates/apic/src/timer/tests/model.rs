@@ -86,10 +86,10 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Asked at any times, it has fired if and only if the naive one has since: never early, never lost, never twice for one
-    /// question; and all registers read the same.
+    /// Asked at any times, it has fired if and only if the naive one has since: never early, never lost,
+    /// never twice for one question; and all registers read the same.
     #[test]
-    fn it_counts_as_hardware_does(
+    fn timer_matches_the_per_tick_model(
         tsc_per_tick in 1..4_u32,
         events in prop::collection::vec((0..40_u64, event()), 0..60),
     ) {

@@ -104,7 +104,7 @@ fn one_asserted_fact_has_a_link_go_by_the_stream_in_place_of_shared_memory() {
         host_latency_ns(\"alpha\", \"beta\", \"shared\", ";
     let known = |shared_ns: &str| {
         let facts = knowledge::fact::parse(&format!("{stream_is_faster}{shared_ns})")).unwrap();
-        Arc::new(knowledge::Ways::of(&facts.into_iter().collect()))
+        Arc::new(knowledge::RouteCosts::of(&facts.into_iter().collect()))
     };
     for (alpha_ns, beta_ns, way) in [
         (None, None, Way::Shared),

@@ -40,7 +40,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// None under way. `block_ns` as for [`urpc::host::Inbox::new`].
+    /// None under way. `block_ns` as for [`urpc::host::BlockingReceiver::new`].
     pub fn new(me: CellId, block_ns: u64, calling: Arc<Calling>) -> Self {
         Self {
             me,

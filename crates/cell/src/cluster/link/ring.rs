@@ -11,7 +11,7 @@ use std::time::Instant;
 use protocol::CellId;
 use urpc::SendError;
 use urpc::fragment::{Assembly, Parts};
-use urpc::host::{Block, Inbox, Outbox, SharedRing};
+use urpc::host::{Block, BlockingReceiver, BlockingSender, SharedRing};
 
 use super::{Link, MESSAGE_BYTES_MAX, PATIENCE, ReceiveBytes, SendBytes, Way};
 
@@ -29,7 +29,7 @@ pub struct Rings {
     pub incoming: SharedRing,
     /// How this side waits.
     pub block: Block,
-    /// As for [`Inbox::new`].
+    /// As for [`BlockingReceiver::new`].
     pub block_ns: u64,
     /// Lives as long as either half of the link.
     pub keep: Arc<dyn Any + Send + Sync>,
@@ -37,7 +37,7 @@ pub struct Rings {
 
 #[derive(Debug)]
 struct ToRing {
-    outbox: Outbox,
+    outbox: BlockingSender,
     /// Ends the other half, too.
     socket: UnixStream,
     _keep: Arc<dyn Any + Send + Sync>,
@@ -45,7 +45,7 @@ struct ToRing {
 
 struct FromRing {
     peer: CellId,
-    inbox: Inbox,
+    inbox: BlockingReceiver,
     /// Returns when the other process is gone and both rings are closed.
     watch: Box<dyn FnOnce() + Send>,
     keep: Arc<dyn Any + Send + Sync>,
@@ -62,13 +62,13 @@ impl Rings {
         watch: impl FnOnce() + Send + 'static,
     ) -> Link {
         let sending = ToRing {
-            outbox: Outbox::new(self.outgoing, self.block.clone(), self.block_ns),
+            outbox: BlockingSender::new(self.outgoing, self.block.clone(), self.block_ns),
             socket,
             _keep: self.keep.clone(),
         };
         let receiving = FromRing {
             peer,
-            inbox: Inbox::new(self.incoming, self.block, self.block_ns),
+            inbox: BlockingReceiver::new(self.incoming, self.block, self.block_ns),
             watch: Box::new(watch),
             keep: self.keep,
         };

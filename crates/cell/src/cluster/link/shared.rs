@@ -16,7 +16,7 @@ use std::time::Duration;
 use config::cluster::Site;
 use protocol::CellId;
 use urpc::Ring;
-use urpc::host::{Bell, Block, SharedRing, end};
+use urpc::host::{Block, Doorbell, SharedRing, end};
 
 use super::proof::{self, Proof};
 use super::ring::{LINES, Rings};
@@ -164,14 +164,14 @@ impl Place {
     pub fn link(self, peer: CellId, stream: UnixStream, silence: Duration) -> io::Result<Link> {
         let socket = stream.try_clone()?;
         let (writing, mut reading) = stream::beating(peer, stream, silence)?;
-        let bell = Arc::new(Bell::new(move || _ = stream::write_to(&writing, CALL)));
-        let block = Block::Bell(bell.clone());
+        let doorbell = Arc::new(Doorbell::new(move || _ = stream::write_to(&writing, CALL)));
+        let block = Block::Doorbell(doorbell.clone());
         let watched = (self.watched, block.clone());
         let watch = move || {
             let mut bytes = Vec::new();
             while stream::read(&mut reading, &mut bytes).is_ok() {
                 if bytes == CALL {
-                    bell.ring();
+                    doorbell.ring();
                 }
             }
             end(&watched.0, &watched.1);

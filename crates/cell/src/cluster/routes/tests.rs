@@ -18,13 +18,13 @@ fn cells(host: &str, numbers: std::ops::Range<i64>) -> Vec<Fact> {
         .collect()
 }
 
-fn known(facts: impl IntoIterator<Item = Fact>) -> Ways {
-    Ways::of(&facts.into_iter().collect())
+fn known(facts: impl IntoIterator<Item = Fact>) -> MulticastRoutes {
+    MulticastRoutes::of(&facts.into_iter().collect())
 }
 
 /// The tree of cell 0 of so many: whom it sends to, and how many are below each.
-fn tree(ways: Ways, count: u16) -> Vec<(u16, u16)> {
-    let mut route = Route::new(ways);
+fn tree(costs: MulticastRoutes, count: u16) -> Vec<(u16, u16)> {
+    let mut route = Route::new(costs);
     route.lead(0, (1..count).map(|number| CellId { number, life: 1 }).collect());
     route
         .hops()
@@ -41,14 +41,14 @@ fn a_few_cells_of_one_host_are_told_one_by_one() {
             .all(|(_, below)| *below == 0)
     );
     // So are those of which nothing is known.
-    assert_eq!(tree(Ways::default(), 4).len(), 3);
+    assert_eq!(tree(MulticastRoutes::default(), 4).len(), 3);
 }
 
 #[test]
 fn each_of_several_hosts_with_many_cells_has_one_relay() {
     let hosts = [("a", 0..2), ("b", 2..22), ("c", 22..42), ("d", 42..62)];
-    let ways = known(hosts.into_iter().flat_map(|(host, numbers)| cells(host, numbers)));
-    let tree = tree(ways, 62);
+    let costs = known(hosts.into_iter().flat_map(|(host, numbers)| cells(host, numbers)));
+    let tree = tree(costs, 62);
     assert_eq!(tree.iter().filter(|(_, below)| *below > 0).count(), 3);
     assert_eq!(tree[0].1, 19);
     assert!(tree.contains(&(1, 0)));
@@ -69,23 +69,23 @@ fn boards() -> Vec<Fact> {
 
 #[test]
 fn boards_have_relays_by_the_distances_of_their_nodes() {
-    let ways = known(boards());
-    let relays = |ways| tree(ways, 64).iter().filter(|(_, below)| *below > 0).count();
-    assert_eq!(relays(ways.clone()), 3);
-    assert_eq!(relays(ways.one_by_one()), 0);
+    let costs = known(boards());
+    let relays = |costs| tree(costs, 64).iter().filter(|(_, below)| *below > 0).count();
+    assert_eq!(relays(costs.clone()), 3);
+    assert_eq!(relays(costs.one_by_one()), 0);
 }
 
 /// Cells send along the tree that `knowledge route` shows, and one asserted fact changes both.
 #[test]
 fn one_asserted_fact_has_another_cell_relay() {
-    let relays = |ways: Ways| {
-        let relays: Vec<u16> = tree(ways.clone(), 64)
+    let relays = |costs: MulticastRoutes| {
+        let relays: Vec<u16> = tree(costs.clone(), 64)
             .into_iter()
             .filter(|(_, below)| *below > 0)
             .map(|(cell, _)| cell)
             .collect();
         // The command's call.
-        let (shown, _) = ways.tree(&(0..64).collect::<Vec<_>>());
+        let (shown, _) = costs.tree(&(0..64).collect::<Vec<_>>());
         let shown = shown.children[0]
             .iter()
             .filter(|cell| !shown.children[**cell].is_empty());

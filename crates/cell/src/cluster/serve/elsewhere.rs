@@ -88,8 +88,8 @@ impl Elsewhere {
     }
 
     /// Goes by these ways between cells from the next link on.
-    pub(super) fn take_ways(&self, ways: Arc<knowledge::Ways>) {
-        self.hosts.take_ways(ways);
+    pub(super) fn take_ways(&self, costs: Arc<knowledge::RouteCosts>) {
+        self.hosts.take_ways(costs);
     }
 
     /// Calls every cell that lived when this one joined. Those that are calling this one just now.

@@ -1,6 +1,6 @@
 //! Where a VM goes.
 
-use policy::placement::{Assertions, Room, Want, place, refusals};
+use policy::placement::{Assertions, CellCapacity, Want, place, refusals};
 use registry::cluster::interface::{Answer, Host, PART_MARK, owner_of};
 
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
@@ -99,11 +99,11 @@ impl State {
     }
 
     /// What each cell that lives has to give.
-    pub(super) fn rooms(&self) -> Vec<Room> {
-        let mut rooms: Vec<Room> = self
+    pub(super) fn rooms(&self) -> Vec<CellCapacity> {
+        let mut rooms: Vec<CellCapacity> = self
             .cells()
             .filter(|cell| self.life(cell.number).is_some())
-            .map(|cell| Room {
+            .map(|cell| CellCapacity {
                 cell: cell.number,
                 cpus: u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX),
                 vcpus: 0,
@@ -163,7 +163,7 @@ fn too_large_for_its_own(host: &Host, cell: u16, free_bytes: u64) -> String {
 }
 
 /// Why a VM has no place.
-fn too_large(host: &Host, rooms: &[Room]) -> String {
+fn too_large(host: &Host, rooms: &[CellCapacity]) -> String {
     format!(
         "no cell has {} MiB for it: {}; give it less, or end another VM",
         host.share.memory_bytes >> 20,

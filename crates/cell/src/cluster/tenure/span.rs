@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use config::cluster::CellPlan;
 use config::{SpanSpec, VmSpec};
-use policy::placement::Room;
+use policy::placement::CellCapacity;
 use policy::span::{Part, choose, divide};
 use registry::cluster::client;
 use registry::cluster::files::Files;
@@ -152,7 +152,7 @@ fn named(
     plan: &[CellPlan],
     cells: &[u16],
     is_coherent: bool,
-) -> Result<Vec<Room>, TenureError> {
+) -> Result<Vec<CellCapacity>, TenureError> {
     let site = files.site()?;
     let own = |cell: u16| plan.iter().find(|own| own.number == cell);
     let host_of = |cell: u16| site.as_ref().and_then(|site| site.host_of(cell));
@@ -209,7 +209,7 @@ fn chosen(files: &Files, plan: &[CellPlan], spec: &VmSpec) -> Result<Vec<Part>, 
     wait_for_cells(files)?;
     let status = client::status(files)?.ok_or(TenureError::Dead)?;
     let mut rooms = rooms(&status, plan);
-    let asserted = hostinfo::rooms::asserted().map_err(|error| TenureError::Refused(error.to_string()))?;
+    let asserted = hostinfo::capacity::asserted().map_err(|error| TenureError::Refused(error.to_string()))?;
     asserted.apply(&mut rooms);
     let cells = choose(&rooms, spec.cpus, spec.memory.0);
     let cells = cells.ok_or_else(|| TenureError::Refused(too_large(&rooms, spec)))?;
@@ -219,8 +219,8 @@ fn chosen(files: &Files, plan: &[CellPlan], spec: &VmSpec) -> Result<Vec<Part>, 
     Ok(divide(spec.cpus, spec.memory.0, &chosen.collect::<Vec<_>>()))
 }
 
-fn room(plan: &CellPlan, vcpus: u32, taken_bytes: u64) -> Room {
-    Room {
+fn room(plan: &CellPlan, vcpus: u32, taken_bytes: u64) -> CellCapacity {
+    CellCapacity {
         cell: plan.number,
         cpus: u32::try_from(plan.cpus.len()).unwrap_or(u32::MAX),
         vcpus,
@@ -231,13 +231,13 @@ fn room(plan: &CellPlan, vcpus: u32, taken_bytes: u64) -> Room {
 }
 
 /// What this host's cells that live have to give of their own memory, at least: their VMs may have some of other cells'.
-fn rooms(status: &Status, plan: &[CellPlan]) -> Vec<Room> {
+fn rooms(status: &Status, plan: &[CellPlan]) -> Vec<CellCapacity> {
     let cells = status.cells.iter().filter(|cell| cell.life.is_some());
     cells
         .filter(|cell| plan.iter().any(|own| own.number == cell.plan.number))
         .map(|cell| {
             let lent: u64 = cell.lent.iter().map(|part| part.bytes).sum();
-            Room {
+            CellCapacity {
                 is_cordoned: cell.cordoned,
                 ..room(&cell.plan, cell.vcpus, cell.given_bytes.saturating_add(lent))
             }
@@ -245,7 +245,7 @@ fn rooms(status: &Status, plan: &[CellPlan]) -> Vec<Room> {
         .collect()
 }
 
-fn too_large(rooms: &[Room], spec: &VmSpec) -> String {
+fn too_large(rooms: &[CellCapacity], spec: &VmSpec) -> String {
     let free = rooms.iter().map(|room| match room.is_cordoned {
         true => format!("cell {} is cordoned", room.cell),
         false => format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20),

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use protocol::chance::Chance;
+use protocol::rng::Rng;
 
 use super::world::{Op, Packet, World};
 use crate::{Counters, Layout, NodeId, Page, Right, Want};
@@ -40,7 +40,7 @@ struct Instruction {
 }
 
 struct Story {
-    chance: Chance,
+    rng: Rng,
     world: World,
     pages: u32,
     pattern: SharingPattern,
@@ -63,25 +63,25 @@ struct Story {
 
 impl Story {
     fn new(seed: u64) -> Self {
-        let mut chance = Chance::new(seed);
+        let mut rng = Rng::new(seed);
         let number = |below: usize| u32::try_from(below).expect("small");
-        let nodes = u16::try_from(4 + chance.below(13)).expect("small");
-        let pages = number(1 + chance.below(400));
+        let nodes = u16::try_from(4 + rng.below(13)).expect("small");
+        let pages = number(1 + rng.below(400));
         let pattern = [
             SharingPattern::Any,
             SharingPattern::Migratory,
             SharingPattern::ProducerConsumer,
-        ][chance.below(3)];
+        ][rng.below(3)];
         let layout = Layout {
-            migratory: chance.below(2) == 0,
+            migratory: rng.below(2) == 0,
             ..Layout::even(NodeId(0), nodes, pages)
         };
-        let processors: Vec<usize> = (0..nodes).map(|_| 1 + chance.below(3)).collect();
+        let processors: Vec<usize> = (0..nodes).map(|_| 1 + rng.below(3)).collect();
         let mut story = Self {
             world: World::new(&layout, &processors),
             pages,
             pattern,
-            asks_ahead: chance.below(2) == 0,
+            asks_ahead: rng.below(2) == 0,
             programs: Vec::new(),
             agenda: BinaryHeap::new(),
             under_way: BTreeMap::new(),
@@ -89,14 +89,14 @@ impl Story {
             now: 0,
             count: 0,
             value: 0,
-            delay: [1, 10, 100][chance.below(3)],
+            delay: [1, 10, 100][rng.below(3)],
             met: 0,
-            chance,
+            rng,
         };
         for (node, count) in (0..nodes).zip(&processors) {
             let mut programs = Vec::new();
             for processor in 0..*count {
-                let steps = number(10 + story.chance.below(20));
+                let steps = number(10 + story.rng.below(20));
                 programs.push((story.instruction(node, None), steps));
                 story.plan(50, Event::Go(node, processor));
             }
@@ -106,7 +106,7 @@ impl Story {
     }
 
     fn plan(&mut self, within: usize, event: Event) {
-        let delay = u64::try_from(self.chance.below(within)).expect("small");
+        let delay = u64::try_from(self.rng.below(within)).expect("small");
         self.count += 1;
         self.agenda.push(Reverse((self.now + delay, self.count, event)));
     }
@@ -116,7 +116,7 @@ impl Story {
         let op = self.op(node, last);
         let begun = None;
         // One of eight accesses of a manager to its page is a discard.
-        if self.world.engines[usize::from(node)].manager(op.page).0 == node && self.chance.below(8) == 0 {
+        if self.world.engines[usize::from(node)].manager(op.page).0 == node && self.rng.below(8) == 0 {
             let want = Want::Discard;
             let op = Op { want, ..op };
             return Instruction {
@@ -125,7 +125,7 @@ impl Story {
                 begun,
             };
         }
-        let is_long = self.chance.below(8) == 0;
+        let is_long = self.rng.below(8) == 0;
         let also = is_long.then(|| self.op(node, None));
         Instruction { op, also, begun }
     }
@@ -147,8 +147,8 @@ impl Story {
     /// Returns a processor's next operation.
     fn op(&mut self, node: u16, last: Option<Op>) -> Op {
         // Half of all operations use few pages.
-        let of = [self.pages, self.pages.min(3)][self.chance.below(2)];
-        let below = self.chance.below(usize::try_from(of).expect("few"));
+        let of = [self.pages, self.pages.min(3)][self.rng.below(2)];
+        let below = self.rng.below(usize::try_from(of).expect("few"));
         let page = Page(u32::try_from(below).expect("few"));
         let reads = Op {
             want: Want::Read,
@@ -159,7 +159,7 @@ impl Story {
             page,
         };
         match (self.pattern, last) {
-            (SharingPattern::Any, _) => [reads, writes][self.chance.below(2)],
+            (SharingPattern::Any, _) => [reads, writes][self.rng.below(2)],
             (SharingPattern::Migratory, Some(last)) if last.want == Want::Read => Op {
                 want: Want::Write,
                 ..last
@@ -239,11 +239,11 @@ impl Story {
 
     /// Sometimes prefetches the next pages.
     fn prefetch(&mut self, page: Page) {
-        if !self.asks_ahead || self.chance.below(24) > 0 {
+        if !self.asks_ahead || self.rng.below(24) > 0 {
             return;
         }
-        let node = u16::try_from(self.chance.below(self.programs.len())).expect("few");
-        for next in (page.0..self.pages).take(1 + self.chance.below(4)).map(Page) {
+        let node = u16::try_from(self.rng.below(self.programs.len())).expect("few");
+        for next in (page.0..self.pages).take(1 + self.rng.below(4)).map(Page) {
             self.world.prefetch(node, next);
             self.follow(next);
         }

@@ -1,7 +1,7 @@
 //! Random runs of the same guests on more nodes. Any node manages their pages, which are merged from the
 //! start or later.
 
-use protocol::chance::Chance;
+use protocol::rng::Rng;
 use stateright::Model;
 
 use super::guest::Op;
@@ -58,8 +58,8 @@ impl Plan {
 }
 
 /// Returns a random world.
-fn by_chance(chance: &mut Chance) -> Plan {
-    let mut plan = match chance.below(12) {
+fn by_chance(rng: &mut Rng) -> Plan {
+    let mut plan = match rng.below(12) {
         0 => shootdown(),
         1 => switching(),
         2 => cleaning(),
@@ -73,22 +73,22 @@ fn by_chance(chance: &mut Chance) -> Plan {
         10 => private_roots(),
         _ => widening(),
     };
-    plan.nodes = 2 + chance.below(3);
+    plan.nodes = 2 + rng.below(3);
     for cpu in &mut plan.cpus {
-        cpu.0 = chance.below(plan.nodes);
+        cpu.0 = rng.below(plan.nodes);
     }
     // Some pages join later, or again after they have left.
     let pages: Vec<u32> = plan.merged.iter().map(|(page, _)| *page).collect();
-    plan.merged.truncate(chance.below(pages.len() + 1));
+    plan.merged.truncate(rng.below(pages.len() + 1));
     for _ in 0..2 * pages.len() {
-        plan.proposals.push(pages[chance.below(pages.len())]);
+        plan.proposals.push(pages[rng.below(pages.len())]);
     }
-    if chance.below(2) == 0 {
+    if rng.below(2) == 0 {
         plan.accessed = Accessed::Sent;
     }
     let mut numbers: Vec<u32> = (0..plan.pages).collect();
     for at in (1..numbers.len()).rev() {
-        numbers.swap(at, chance.below(at + 1));
+        numbers.swap(at, rng.below(at + 1));
     }
     // Page 0 is no table.
     let zero = numbers
@@ -100,8 +100,8 @@ fn by_chance(chance: &mut Chance) -> Plan {
 }
 
 fn send_op(seed: u64) -> (u64, u64) {
-    let mut chance = Chance::new(seed);
-    let plan = by_chance(&mut chance);
+    let mut rng = Rng::new(seed);
+    let plan = by_chance(&mut rng);
     let mut world = World::new(&plan);
     for _ in 0..STEPS_MAX {
         let mut steps = Vec::new();
@@ -110,7 +110,7 @@ fn send_op(seed: u64) -> (u64, u64) {
             if steps.is_empty() {
                 break None;
             }
-            let step = steps.swap_remove(chance.below(steps.len()));
+            let step = steps.swap_remove(rng.below(steps.len()));
             if let Some(next) = plan.next_state(&world, step) {
                 break Some(next);
             }

@@ -12,7 +12,7 @@ use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::guard;
 use registry::cluster::interface::{Answer, Ask, Protocols};
-use urpc::version::Unlike;
+use urpc::version::VersionMismatch;
 
 use super::cells_here;
 
@@ -71,7 +71,7 @@ fn ask(cell: &CellFiles) -> std::io::Result<Protocols> {
 }
 
 /// Whether this program works with what a cell's program has begun.
-fn agree(theirs: &Protocols, cell: u16) -> Result<(), Unlike> {
+fn agree(theirs: &Protocols, cell: u16) -> Result<(), VersionMismatch> {
     let ours = protocols();
     let peer = format!("the program of cell {cell} (release {})", theirs.release);
     for (ours, theirs, protocol) in [

@@ -8,12 +8,12 @@ use crate::CellId;
 pub type Name = u8;
 pub type Value = u8;
 
-/// Links deliver in order; what a dead cell sent last may come or not.
+/// Links deliver in order; the last packets of a dead cell may arrive or not.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub nodes: BTreeMap<CellId, Node<Name, Value>>,
     pub links: BTreeMap<(CellId, CellId), VecDeque<Message<Name, Value>>>,
-    /// Who does not know of whose death yet: at, dead.
+    /// Deaths that a cell has not yet received: cell, dead cell.
     pub unknown: BTreeSet<(CellId, CellId)>,
     /// Claims under way: the claimer, its number, the key.
     pub asked: BTreeMap<(CellId, u64), Name>,
@@ -23,7 +23,7 @@ pub struct World {
 }
 
 impl World {
-    /// That many cells, all linked, which have said hello if `settled`.
+    /// Returns `cells` linked cells, which have exchanged hellos if `settled`.
     pub fn new(cells: u16, settled: bool) -> Self {
         let mut world = Self {
             nodes: BTreeMap::new(),
@@ -145,7 +145,7 @@ impl World {
         self.unknown.extend(others);
     }
 
-    /// A cell hears of a death. What the dead one sent and has not come by now never comes.
+    /// Delivers a death to a cell. Undelivered packets of the dead cell are dropped.
     pub fn learn(&mut self, at: CellId, dead: CellId) {
         self.unknown.remove(&(at, dead));
         self.links.remove(&(dead, at));
@@ -158,7 +158,7 @@ impl World {
         own.map(|(key, _, _)| *key)
     }
 
-    /// What must hold at all times; the name of what does not.
+    /// Checks the invariants. Returns the name of a violated one.
     pub fn broken(&self) -> Option<&'static str> {
         let mut owned = BTreeSet::new();
         for at in self.nodes.keys() {

@@ -5,15 +5,15 @@ use stateright::{Checker, Model, Property};
 use super::super::stories::world::{Name, World};
 use crate::CellId;
 
-/// A small world. What is allowed bounds the number of orders.
+/// Configuration of the model. Its limits bound the number of interleavings.
 #[derive(Clone, Debug)]
-struct Small {
+struct Config {
     cells: u16,
     /// The links are there, but no cell has said hello.
     fresh: bool,
-    /// Who claims which key.
+    /// Claims: cell and key.
     claims: Vec<(u16, Name)>,
-    /// Who may die, once.
+    /// The cell that may die once.
     mortal: Option<u16>,
     /// And start anew.
     returns: bool,
@@ -39,7 +39,7 @@ enum Step {
     Return(u16),
 }
 
-impl Model for Small {
+impl Model for Config {
     type State = State;
     type Action = Step;
 
@@ -104,7 +104,7 @@ impl Model for Small {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("sound", |_, state: &State| state.world.broken().is_none()),
-            Property::always("one wins a free key", |model: &Small, state: &State| {
+            Property::always("one wins a free key", |model: &Config, state: &State| {
                 let world = &state.world;
                 let quiet = world.under_way().next().is_none() && world.unknown.is_empty();
                 let all_claimed = state.claimed.iter().all(|claimed| *claimed);
@@ -125,8 +125,8 @@ impl Model for Small {
 
 /// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
 #[track_caller]
-fn check(small: Small, states_least: usize) {
-    let checker = small.checker().threads(2).spawn_bfs().join();
+fn check(config: Config, states_least: usize) {
+    let checker = config.checker().threads(2).spawn_bfs().join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();
@@ -134,8 +134,8 @@ fn check(small: Small, states_least: usize) {
 }
 
 #[test]
-fn three_cells_claim_one_key() {
-    let small = Small {
+fn at_most_one_of_three_claims_wins() {
+    let config = Config {
         cells: 3,
         fresh: false,
         claims: vec![(0, 7), (1, 7), (2, 7)],
@@ -143,12 +143,12 @@ fn three_cells_claim_one_key() {
         returns: false,
         changes: 0,
     };
-    check(small, 1000);
+    check(config, 1000);
 }
 
 #[test]
-fn two_claim_while_the_cells_still_meet() {
-    let small = Small {
+fn at_most_one_claim_wins_during_startup() {
+    let config = Config {
         cells: 3,
         fresh: true,
         claims: vec![(0, 7), (2, 7)],
@@ -156,13 +156,13 @@ fn two_claim_while_the_cells_still_meet() {
         returns: false,
         changes: 0,
     };
-    check(small, 500);
+    check(config, 500);
 }
 
 /// A key is won, changed, given up, and claimed by another.
 #[test]
-fn a_key_is_given_up_while_another_wants_it() {
-    let small = Small {
+fn released_key_can_be_claimed_concurrently() {
+    let config = Config {
         cells: 3,
         fresh: false,
         claims: vec![(0, 7), (1, 7)],
@@ -170,14 +170,14 @@ fn a_key_is_given_up_while_another_wants_it() {
         returns: false,
         changes: 2,
     };
-    check(small, 1000);
+    check(config, 1000);
 }
 
 /// One claimer, the other, or the third dies at any time, and starts anew.
 #[test]
-fn a_cell_dies_and_starts_anew_while_two_claim() {
+fn at_most_one_claim_wins_though_a_cell_restarts() {
     for mortal in 0..3 {
-        let small = Small {
+        let config = Config {
             cells: 3,
             fresh: false,
             claims: vec![(0, 7), (1, 7)],
@@ -185,6 +185,6 @@ fn a_cell_dies_and_starts_anew_while_two_claim() {
             returns: true,
             changes: 0,
         };
-        check(small, 1000);
+        check(config, 1000);
     }
 }

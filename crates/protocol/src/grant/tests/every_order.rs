@@ -1,27 +1,27 @@
-//! Every order in which gifts, recalls, VMs, messages, deaths and new lives can follow one another.
+//! Model checking over all interleavings of grants, recalls, VMs, messages, deaths and restarts.
 
 use stateright::{Checker, Model, Property};
 
 use super::world::World;
 use crate::CellId;
 
-/// Something that is tried once, at any time.
+/// An operation that is tried once, at any time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Deed {
+enum Operation {
     Give(u16, u16, u64),
     Recall(u16, u16, u64),
-    /// A VM of this number, in this cell, of so many bytes.
+    /// Starts a VM: cell, VM number, bytes.
     Run(u16, u8, u64),
-    /// It ends, if it runs.
+    /// Ends a VM, if it runs.
     End(u8),
 }
 
-/// A small world of cells with two bytes each.
+/// Configuration of the model: cells with two bytes each.
 #[derive(Clone, Debug)]
-struct Small {
+struct Config {
     cells: usize,
-    deeds: Vec<Deed>,
-    /// Who may die once, and start anew.
+    operations: Vec<Operation>,
+    /// The cells that may die once and restart.
     mortal: Vec<u16>,
 }
 
@@ -40,22 +40,22 @@ enum Step {
     Return(u16),
 }
 
-impl Model for Small {
+impl Model for Config {
     type State = State;
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
             world: World::new(&vec![2; self.cells]),
-            done: vec![false; self.deeds.len()],
+            done: vec![false; self.operations.len()],
         }]
     }
 
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
         let world = &state.world;
         steps.extend(
-            (0..self.deeds.len())
-                .filter(|deed| !state.done[*deed])
+            (0..self.operations.len())
+                .filter(|operation| !state.done[*operation])
                 .map(Step::Do),
         );
         steps.extend(world.under_way().map(|(from, to)| Step::Deliver(from, to)));
@@ -73,9 +73,9 @@ impl Model for Small {
         let mut next = state.clone();
         let world = &mut next.world;
         match step {
-            Step::Do(deed) => {
-                next.done[deed] = true;
-                world.attempt(self.deeds[deed]);
+            Step::Do(operation) => {
+                next.done[operation] = true;
+                world.attempt(self.operations[operation]);
             }
             Step::Deliver(from, to) => world.deliver(from, to),
             Step::Die(cell) => world.crash(cell),
@@ -98,23 +98,23 @@ impl Model for Small {
 
 impl World {
     /// Does it, where the cell lives and can.
-    fn attempt(&mut self, deed: Deed) {
-        match deed {
-            Deed::End(number) => _ = self.end(number),
-            Deed::Give(at, ..) | Deed::Recall(at, ..) | Deed::Run(at, ..) => {
+    fn attempt(&mut self, operation: Operation) {
+        match operation {
+            Operation::End(number) => _ = self.end(number),
+            Operation::Give(at, ..) | Operation::Recall(at, ..) | Operation::Run(at, ..) => {
                 if let Some(at) = self.living(at) {
-                    self.attempt_at(at, deed);
+                    self.attempt_at(at, operation);
                 }
             }
         }
     }
 
-    fn attempt_at(&mut self, at: CellId, deed: Deed) {
-        let effects = match deed {
-            Deed::Give(_, to, bytes) => self.give(at, to, bytes),
-            Deed::Recall(_, from, bytes) => self.recall(at, from, bytes),
-            Deed::Run(_, number, bytes) => return self.run(at, number, bytes),
-            Deed::End(_) => return,
+    fn attempt_at(&mut self, at: CellId, operation: Operation) {
+        let effects = match operation {
+            Operation::Give(_, to, bytes) => self.give(at, to, bytes),
+            Operation::Recall(_, from, bytes) => self.recall(at, from, bytes),
+            Operation::Run(_, number, bytes) => return self.run(at, number, bytes),
+            Operation::End(_) => return,
         };
         self.carry_out(at, effects);
     }
@@ -122,31 +122,31 @@ impl World {
 
 /// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
 #[track_caller]
-fn check(small: Small, states_least: usize) {
-    let checker = small.checker().threads(2).spawn_bfs().join();
+fn check(config: Config, states_least: usize) {
+    let checker = config.checker().threads(2).spawn_bfs().join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();
     assert!(states >= states_least, "{states} states");
 }
 
-/// The home uses what it has while it gives it away, and the holder what it is asked for.
+/// The home starts VMs while it grants memory, and the holder while a recall is pending.
 #[test]
-fn memory_is_given_used_and_called_back() {
-    let deeds = vec![
-        Deed::Give(0, 1, 1),
-        Deed::Give(0, 1, 1),
-        Deed::Run(0, 1, 2),
-        Deed::Run(1, 2, 3),
-        Deed::End(2),
-        Deed::Recall(0, 1, 1),
-        Deed::Recall(0, 1, 1),
-        Deed::Run(0, 3, 1),
+fn memory_is_conserved_through_grant_use_and_recall() {
+    let operations = vec![
+        Operation::Give(0, 1, 1),
+        Operation::Give(0, 1, 1),
+        Operation::Run(0, 1, 2),
+        Operation::Run(1, 2, 3),
+        Operation::End(2),
+        Operation::Recall(0, 1, 1),
+        Operation::Recall(0, 1, 1),
+        Operation::Run(0, 3, 1),
     ];
     check(
-        Small {
+        Config {
             cells: 2,
-            deeds,
+            operations,
             mortal: vec![],
         },
         1000,
@@ -155,33 +155,47 @@ fn memory_is_given_used_and_called_back() {
 
 /// The home, the holder, or both die at any time, and start anew.
 #[test]
-fn home_and_holder_die_while_memory_is_given_and_called_back() {
+fn memory_is_conserved_though_home_and_holder_die() {
     for mortal in [vec![0], vec![1], vec![0, 1]] {
-        let deeds = vec![
-            Deed::Give(0, 1, 1),
-            Deed::Give(0, 1, 1),
-            Deed::Run(0, 1, 1),
-            Deed::Run(1, 2, 3),
-            Deed::End(2),
-            Deed::Recall(0, 1, 1),
+        let operations = vec![
+            Operation::Give(0, 1, 1),
+            Operation::Give(0, 1, 1),
+            Operation::Run(0, 1, 1),
+            Operation::Run(1, 2, 3),
+            Operation::End(2),
+            Operation::Recall(0, 1, 1),
         ];
         let cells = 2;
-        check(Small { cells, deeds, mortal }, 1000);
+        check(
+            Config {
+                cells,
+                operations,
+                mortal,
+            },
+            1000,
+        );
     }
 }
 
 /// One home, two that want all that it has, and any of the three dies.
 #[test]
-fn two_are_given_what_one_has() {
+fn memory_is_never_granted_twice() {
     for mortal in 0..3 {
-        let deeds = vec![
-            Deed::Give(0, 1, 2),
-            Deed::Give(0, 2, 2),
-            Deed::Run(1, 1, 4),
-            Deed::Recall(0, 1, 2),
+        let operations = vec![
+            Operation::Give(0, 1, 2),
+            Operation::Give(0, 2, 2),
+            Operation::Run(1, 1, 4),
+            Operation::Recall(0, 1, 2),
         ];
         let mortal = vec![mortal];
         let cells = 3;
-        check(Small { cells, deeds, mortal }, 1000);
+        check(
+            Config {
+                cells,
+                operations,
+                mortal,
+            },
+            1000,
+        );
     }
 }

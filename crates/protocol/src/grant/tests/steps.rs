@@ -1,4 +1,4 @@
-//! What single steps must be like.
+//! Single steps of the protocol.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn ledger(own: u64, of_first: u64, of_second: u64) -> Ledger {
 }
 
 #[test]
-fn what_is_given_is_in_writing_before_it_is_said() {
+fn grant_is_persisted_before_it_is_announced() {
     let mut ledger = ledger(10, 0, 0);
     let expected = vec![
         Effect::Keep([(1, 4)].into()),
@@ -35,7 +35,7 @@ fn what_is_given_is_in_writing_before_it_is_said() {
 }
 
 #[test]
-fn own_memory_is_used_first_and_then_that_of_few_lenders() {
+fn own_memory_is_used_first_then_the_fewest_lenders() {
     let mut ledger = ledger(4, 1, 5);
     assert_eq!(ledger.occupy(vm(1), 3), Some(&[(0, 3)].into()));
     assert_eq!(ledger.occupy(vm(2), 5), Some(&[(0, 1), (2, 4)].into()));
@@ -46,7 +46,7 @@ fn own_memory_is_used_first_and_then_that_of_few_lenders() {
 }
 
 #[test]
-fn memory_in_one_use_goes_into_no_other() {
+fn memory_of_one_vm_goes_to_no_other() {
     let mut ledger = ledger(4, 0, 0);
     assert!(ledger.occupy(vm(1), 3).is_some());
     assert_eq!(ledger.occupy(vm(1), 1), None);
@@ -58,7 +58,7 @@ fn memory_in_one_use_goes_into_no_other() {
 }
 
 #[test]
-fn what_a_dead_holder_had_is_back_once_it_is_written_off() {
+fn write_off_returns_a_dead_holders_memory() {
     let mut ledger = ledger(10, 0, 0);
     ledger.give(1, 4).unwrap();
     assert_eq!(ledger.write_off(1), [], "it lives");
@@ -70,12 +70,12 @@ fn what_a_dead_holder_had_is_back_once_it_is_written_off() {
 }
 
 #[test]
-fn the_memory_of_a_dead_home_goes_into_no_new_use() {
+fn memory_of_a_dead_home_is_not_allocated() {
     let mut ledger = ledger(0, 5, 0);
     assert!(ledger.occupy(vm(1), 2).is_some());
     ledger.dead(id(1));
     assert_eq!(ledger.occupy(vm(2), 2), None);
-    // Its next life is told what this one has, in use or not.
+    // Its next incarnation receives the count of this one, in use or not.
     let next = CellId { number: 1, life: 2 };
     let (given, held) = (0, Some(5));
     let hello = Effect::Send(next, Message::Hello { given, held });
@@ -85,9 +85,10 @@ fn the_memory_of_a_dead_home_goes_into_no_new_use() {
 }
 
 proptest! {
-    /// However uses come and go, each byte is in one use or free, and no use has more of a home than is held of it.
+    /// However uses come and go, each byte is in one use or free, and no use has more of a home than is held
+    /// of it.
     #[test]
-    fn uses_and_what_is_free_are_all_there_is(
+    fn used_and_free_memory_sum_to_the_total(
         own in 0..20_u64, first in 0..20_u64, second in 0..20_u64,
         uses in prop::collection::vec((0..6_u8, 1..15_u64), 0..40),
     ) {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::super::{Amounts, Effect};
 use super::world::{Count, Vm, World};
 use crate::CellId;
-use crate::chance::Chance;
+use crate::rng::Rng;
 
 const STORIES: u64 = 30_000;
 const STEPS: usize = 200;
@@ -15,7 +15,7 @@ const BYTES_MAX: usize = 12;
 
 struct Story {
     world: World,
-    chance: Chance,
+    rng: Rng,
     lives: Vec<u32>,
     /// VMs that have ended while their cell was dead: where, who, what they had.
     ended: Vec<(u16, Vm, Amounts)>,
@@ -25,12 +25,12 @@ struct Story {
 
 impl Story {
     fn new(seed: u64) -> Self {
-        let mut chance = Chance::new(seed);
-        let cells = 2 + chance.below(4);
-        let bytes: Vec<u64> = (0..cells).map(|_| 1 + chance.below(BYTES_MAX) as u64).collect();
+        let mut rng = Rng::new(seed);
+        let cells = 2 + rng.below(4);
+        let bytes: Vec<u64> = (0..cells).map(|_| 1 + rng.below(BYTES_MAX) as u64).collect();
         Self {
             world: World::new(&bytes),
-            chance,
+            rng,
             lives: vec![1; cells],
             ended: Vec::new(),
             vms: 0,
@@ -47,7 +47,7 @@ impl Story {
 
     fn deliver(&mut self) {
         let links: Vec<_> = self.world.under_way().collect();
-        if let Some((from, to)) = self.chance.one_of(links.into_iter()) {
+        if let Some((from, to)) = self.rng.one_of(links.into_iter()) {
             let what = format!("{from} to {to}: {:?}", self.world.links[&(from, to)][0]);
             self.say(what);
             self.world.deliver(from, to);
@@ -56,7 +56,7 @@ impl Story {
 
     fn learn(&mut self) {
         let unknown: Vec<_> = self.world.unknown.iter().copied().collect();
-        if let Some((at, dead)) = self.chance.one_of(unknown.into_iter()) {
+        if let Some((at, dead)) = self.rng.one_of(unknown.into_iter()) {
             self.say(format!("{at} learns that {dead} is dead"));
             self.world.learn(at, dead);
         }
@@ -64,8 +64,8 @@ impl Story {
 
     /// Does all of it, or dies on the way.
     fn carry_out(&mut self, at: CellId, effects: Vec<Effect>) {
-        if effects.len() > 1 && self.chance.below(16) == 0 {
-            let done = self.chance.below(effects.len());
+        if effects.len() > 1 && self.rng.below(16) == 0 {
+            let done = self.rng.below(effects.len());
             self.say(format!("{at} dies when it has done {done} of {effects:?}"));
             self.world.carry_out(at, effects.into_iter().take(done));
             self.world.crash(at);
@@ -75,12 +75,12 @@ impl Story {
     }
 
     fn step(&mut self) {
-        let Some(at) = self.chance.one_of(self.world.cells.keys().copied()) else {
+        let Some(at) = self.rng.one_of(self.world.cells.keys().copied()) else {
             return self.start();
         };
-        let other = self.chance.below(self.lives.len()) as u16;
-        let bytes = 1 + self.chance.below(BYTES_MAX) as u64;
-        match self.chance.below(23) {
+        let other = self.rng.below(self.lives.len()) as u16;
+        let bytes = 1 + self.rng.below(BYTES_MAX) as u64;
+        match self.rng.below(23) {
             0..3 if other != at.number => {
                 self.say(format!("{at} gives {other} {bytes}"));
                 let effects = self.world.give(at, other, bytes);
@@ -88,7 +88,7 @@ impl Story {
             }
             3..6 if other != at.number => {
                 let given = self.world.cells[&at].given().get(&other).copied();
-                let bytes = 1 + self.chance.below(given.map_or(BYTES_MAX, |given| given as usize)) as u64;
+                let bytes = 1 + self.rng.below(given.map_or(BYTES_MAX, |given| given as usize)) as u64;
                 self.say(format!("{at} asks {other} for {bytes}"));
                 let effects = self.world.recall(at, other, bytes);
                 self.carry_out(at, effects);
@@ -100,18 +100,18 @@ impl Story {
             }
             9..11 => {
                 let vms: Vec<_> = self.world.vms.keys().copied().collect();
-                if let Some(number) = self.chance.one_of(vms.into_iter()) {
+                if let Some(number) = self.rng.one_of(vms.into_iter()) {
                     self.end_vm(number);
                 }
             }
-            11 if self.chance.below(4) == 0 => {
+            11 if self.rng.below(4) == 0 => {
                 self.say(format!("{at} dies"));
                 self.world.crash(at);
             }
             11 => self.start(),
             12 => {
                 let stale: Vec<_> = self.world.stale.iter().copied().collect();
-                if let Some((at, number)) = self.chance.one_of(stale.into_iter()) {
+                if let Some((at, number)) = self.rng.one_of(stale.into_iter()) {
                     self.say(format!("cell {at} gives VM {number} up"));
                     self.world.give_up(at, number);
                 }
@@ -130,7 +130,7 @@ impl Story {
     }
 
     fn start(&mut self) {
-        let number = self.chance.below(self.lives.len());
+        let number = self.rng.below(self.lives.len());
         if self.world.can_start(number as u16) {
             self.start_cell(number);
         }
@@ -144,7 +144,7 @@ impl Story {
         };
         // Some that have ended it takes for running.
         let mut ended = std::mem::take(&mut self.ended);
-        ended.retain(|(at, _, _)| *at == cell.number && self.chance.below(2) == 0);
+        ended.retain(|(at, _, _)| *at == cell.number && self.rng.below(2) == 0);
         let ended: Vec<_> = ended.into_iter().map(|(_, vm, parts)| (vm, parts)).collect();
         self.say(format!("{cell} starts, and finds {ended:?}, which have ended"));
         self.world.start(cell, &ended);
@@ -193,7 +193,7 @@ impl Story {
 }
 
 #[test]
-fn stories_end_well() {
+fn every_random_run_keeps_the_invariants() {
     let mut all = Count::default();
     for seed in 0..STORIES {
         let mut story = Story::new(seed);

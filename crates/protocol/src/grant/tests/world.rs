@@ -13,22 +13,23 @@ pub fn vm(number: Vm) -> String {
     number.to_string()
 }
 
-/// Links deliver in order; what a dead cell sent last may come or not. VMs and what is in writing outlive cells.
+/// Links deliver in order; the last packets of a dead cell may arrive or not. VMs and persisted counts
+/// outlive cells.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub cells: BTreeMap<CellId, Ledger>,
-    /// What each cell has, bytes.
+    /// Own memory of each cell, bytes.
     bytes: BTreeMap<CellNumber, u64>,
-    /// What each has in writing.
+    /// Persisted counts of each cell.
     kept: BTreeMap<CellNumber, Amounts>,
     /// The VMs that run: where, and whose memory they have.
     pub vms: BTreeMap<Vm, (CellNumber, Amounts)>,
     /// VMs that have ended, which a new life of their cell takes for running: where and who.
     pub stale: BTreeSet<(CellNumber, Vm)>,
     pub links: BTreeMap<(CellId, CellId), VecDeque<Message>>,
-    /// Who does not know of whose death yet: at, dead.
+    /// Deaths that a cell has not yet received: cell, dead cell.
     pub unknown: BTreeSet<(CellId, CellId)>,
-    /// Gifts and recalls without an outcome: who asked, of whom.
+    /// Pending grants and recalls: requesting cell, other cell.
     asked: Vec<(CellId, CellNumber)>,
     /// How often what came of what was tried.
     pub count: Count,
@@ -65,8 +66,8 @@ impl World {
         world
     }
 
-    /// A cell starts, reads what is in writing, finds the VMs that run there, and of those that have ended these; then
-    /// links to all that live.
+    /// A cell starts, reads what is in writing, finds the VMs that run there, and of those that have ended
+    /// these; then links to all that live.
     pub fn start(&mut self, cell: CellId, ended: &[(Vm, Amounts)]) {
         let others: Vec<CellId> = self.cells.keys().copied().collect();
         let kept = self.kept.get(&cell.number).cloned().unwrap_or_default();
@@ -143,7 +144,7 @@ impl World {
         effects.unwrap_or_default()
     }
 
-    /// A cell gives another one memory, if it can; what is to be done for it.
+    /// A cell grants memory to another, if it can. Returns the effects.
     pub fn give(&mut self, at: CellId, to: CellNumber, bytes: u64) -> Vec<Effect> {
         let effects = self.cells.get_mut(&at).expect("lives").give(to, bytes);
         self.ask(at, to, effects)
@@ -166,7 +167,7 @@ impl World {
         }
     }
 
-    /// A VM ends. Its cell hears of it if it lives.
+    /// Ends a VM. Its cell is notified if it is alive.
     pub fn end(&mut self, number: Vm) -> Option<Amounts> {
         let (at, parts) = self.vms.remove(&number)?;
         if let Some(ledger) = self.living(at).and_then(|cell| self.cells.get_mut(&cell)) {
@@ -205,7 +206,7 @@ impl World {
         self.unknown.extend(others);
     }
 
-    /// A cell hears of a death. What the dead one sent and has not come by now never comes.
+    /// Delivers a death to a cell. Undelivered packets of the dead cell are dropped.
     pub fn learn(&mut self, at: CellId, dead: CellId) {
         self.unknown.remove(&(at, dead));
         self.links.remove(&(dead, at));
@@ -219,16 +220,16 @@ impl World {
         self.under_way().next().is_none() && self.unknown.is_empty()
     }
 
-    /// What must hold at all times; what does not.
+    /// Checks the invariants. Returns the violated one.
     pub fn broken(&self) -> Option<String> {
         for (home, bytes) in &self.bytes {
-            // What is really used, whoever counts it.
+            // Bytes that VMs really use, whichever cell counts them.
             let of_vms = self.vms.values().filter_map(|(_, parts)| parts.get(home));
             let used = of_vms.sum::<u64>();
             if used > *bytes {
                 return Some(format!("{used} bytes of cell {home}'s {bytes} are used"));
             }
-            // What it may be used for yet: what others hold, and what it has itself.
+            // Bytes that may still be used: those of the holders and the home's own.
             let kept = self.kept.get(home).cloned().unwrap_or_default();
             let own = self.living(*home).map(|cell| &self.cells[&cell]);
             let given = kept.values().sum::<u64>() + own.map_or(0, Ledger::own_free);

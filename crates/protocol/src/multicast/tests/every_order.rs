@@ -1,4 +1,4 @@
-//! Every order in which messages, ticks, deaths and new lives can follow one another.
+//! Model checking over all interleavings of messages, ticks, deaths and restarts.
 
 use stateright::{Checker, Model, Property};
 
@@ -6,9 +6,10 @@ use super::super::Hop;
 use super::world::World;
 use crate::CellId;
 
-/// A small world: cell 0 sends to all and to cell 2, along a tree. What is allowed bounds the number of orders.
+/// Configuration of the model: cell 0 sends to all and to cell 2, along a tree. Its limits bound the number
+/// of interleavings.
 #[derive(Clone, Debug)]
-struct Small {
+struct Config {
     cells: u16,
     /// The last one starts only now.
     newcomer: bool,
@@ -16,9 +17,9 @@ struct Small {
     sends: u8,
     /// In all cells; some come before what they confirm was sent.
     ticks: u8,
-    /// Who may die, once.
+    /// The cell that may die once.
     mortal: Option<u16>,
-    /// And start anew.
+    /// Whether the dead cell may restart.
     returns: bool,
     /// The link between cells 1 and 2 may end.
     cut: bool,
@@ -54,7 +55,7 @@ fn first(number: u16) -> CellId {
     CellId { number, life: 1 }
 }
 
-impl Small {
+impl Config {
     fn tree(&self, cells: &[CellId]) -> Vec<Hop> {
         let below = |place: usize| match place {
             0 => cells.len() - 1,
@@ -69,7 +70,7 @@ impl Small {
     }
 }
 
-impl Model for Small {
+impl Model for Config {
     type State = State;
     type Action = Step;
 
@@ -123,7 +124,7 @@ impl Model for Small {
         match step {
             Step::Tell => {
                 next.told += 1;
-                world.tell(SOURCE, |cells| self.tree(&cells));
+                world.send_to_all(SOURCE, |cells| self.tree(&cells));
             }
             Step::Send => {
                 next.sent += 1;
@@ -151,13 +152,13 @@ impl Model for Small {
             Property::always("once and in order", |_, state: &State| {
                 state.world.broken.is_none()
             }),
-            // What a cut link lost without anybody knowing comes later, by ticks.
-            Property::always("nothing is missing at rest", |model: &Small, state: &State| {
+            // Messages that a cut link lost silently are resent after ticks.
+            Property::always("nothing is missing at rest", |model: &Config, state: &State| {
                 model.cut || !state.world.missing()
             }),
             Property::sometimes("a message went by a relay", |_, state: &State| {
                 let mut cells = state.world.cells.values();
-                cells.any(|cell| cell.peers.values().any(|peer| peer.is_owed))
+                cells.any(|cell| cell.peers.values().any(|peer| peer.owes_ack))
             }),
         ]
     }
@@ -165,15 +166,15 @@ impl Model for Small {
 
 /// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
 #[track_caller]
-fn check(small: Small, states_least: usize) {
-    let checker = small.checker().threads(2).spawn_bfs().join();
+fn check(config: Config, states_least: usize) {
+    let checker = config.checker().threads(2).spawn_bfs().join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();
     assert!(states >= states_least, "{states} states");
 }
 
-const CALM: Small = Small {
+const CALM: Config = Config {
     cells: 4,
     newcomer: false,
     tells: 2,
@@ -186,22 +187,22 @@ const CALM: Small = Small {
 };
 
 #[test]
-fn messages_to_one_and_to_all_keep_their_order() {
+fn unicast_and_multicast_keep_their_order() {
     for chain in [false, true] {
-        let small = Small {
+        let config = Config {
             tells: 3,
             sends: 2,
             chain,
             ..CALM
         };
-        check(small, 200);
+        check(config, 200);
     }
 }
 
 #[test]
-fn what_is_sent_again_comes_once() {
+fn retransmitted_message_is_delivered_once() {
     check(
-        Small {
+        Config {
             ticks: 4,
             cells: 3,
             ..CALM
@@ -212,36 +213,36 @@ fn what_is_sent_again_comes_once() {
 
 /// The source, the relay or a cell below it dies at any time, and starts anew.
 #[test]
-fn a_cell_dies_and_starts_anew() {
+fn delivery_holds_though_a_cell_restarts() {
     for mortal in 0..3 {
-        let small = Small {
+        let config = Config {
             cells: 3,
             tells: 1,
             mortal: Some(mortal),
             returns: true,
             ..CALM
         };
-        check(small, 500);
+        check(config, 500);
     }
 }
 
 #[test]
-fn a_relay_dies_above_others() {
+fn delivery_holds_though_a_relay_dies() {
     for chain in [false, true] {
-        let small = Small {
+        let config = Config {
             mortal: Some(1),
             tells: 1,
             chain,
             ..CALM
         };
-        check(small, 400);
+        check(config, 400);
     }
 }
 
 #[test]
-fn a_relay_does_not_know_the_cell_yet() {
+fn delivery_holds_though_a_relay_lacks_the_link() {
     check(
-        Small {
+        Config {
             cells: 3,
             newcomer: true,
             tells: 1,
@@ -253,9 +254,9 @@ fn a_relay_does_not_know_the_cell_yet() {
 }
 
 #[test]
-fn a_relay_is_cut_off_from_the_cell() {
+fn delivery_holds_though_a_relay_loses_the_link() {
     check(
-        Small {
+        Config {
             cells: 3,
             cut: true,
             ticks: 4,

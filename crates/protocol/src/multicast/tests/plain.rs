@@ -1,4 +1,4 @@
-//! One thing at a time.
+//! Single scenarios.
 
 use super::super::{Effect, Hop, LATE_TICKS, Packet};
 use super::world::World;
@@ -15,10 +15,10 @@ fn hop(number: u16, below: u16) -> Hop {
     }
 }
 
-/// What cell 0 of five sends, to whom, when it tells all along a tree.
+/// Returns the packets of cell 0 of five for a multicast along a tree: receiver, and whether relayed.
 fn told(tree: &[Hop]) -> Vec<(u16, bool)> {
     let mut world = World::new(5, true);
-    let effects = world.cells.get_mut(&id(0)).unwrap().tell(&9, tree, false);
+    let effects = world.cells.get_mut(&id(0)).unwrap().send_to_all(&9, tree, false);
     let sent = effects.effects.into_iter().map(|effect| match effect {
         Effect::Send(to, packet) => (to.number, matches!(packet, Packet::Relayed { .. })),
         Effect::Deliver(..) => panic!("to itself"),
@@ -27,7 +27,7 @@ fn told(tree: &[Hop]) -> Vec<(u16, bool)> {
 }
 
 #[test]
-fn the_source_sends_to_the_first_cells_in_the_trees_order_and_then_to_the_others() {
+fn source_sends_to_first_cells_in_tree_order_then_to_the_rest() {
     assert_eq!(
         told(&[hop(3, 1), hop(1, 0), hop(2, 0)]),
         [(3, true), (2, false), (4, false)]
@@ -37,7 +37,7 @@ fn the_source_sends_to_the_first_cells_in_the_trees_order_and_then_to_the_others
 }
 
 #[test]
-fn a_tree_that_is_wrong_is_none() {
+fn malformed_tree_is_ignored() {
     let direct = [(1, false), (2, false), (3, false), (4, false)];
     assert_eq!(told(&[hop(3, 1), hop(3, 0)]), direct);
     assert_eq!(told(&[hop(1, 1), hop(7, 0)]), direct);
@@ -46,9 +46,9 @@ fn a_tree_that_is_wrong_is_none() {
 }
 
 #[test]
-fn one_by_one_nobody_keeps_anything() {
+fn unicast_keeps_no_copies() {
     let mut world = World::new(3, true);
-    world.tell(id(0), |cells| {
+    world.send_to_all(id(0), |cells| {
         cells.into_iter().map(|cell| Hop { cell, below: 0 }).collect()
     });
     world.deliver_all();
@@ -57,10 +57,10 @@ fn one_by_one_nobody_keeps_anything() {
 }
 
 #[test]
-fn a_cell_below_a_relay_that_hangs_gets_the_message_after_some_ticks_and_is_asked_directly_from_then_on() {
+fn hung_relay_is_bypassed_after_late_ticks_and_excluded_from_trees() {
     let mut world = World::new(3, true);
     let tree = vec![hop(1, 1), hop(2, 0)];
-    world.tell(id(0), |_| tree.clone());
+    world.send_to_all(id(0), |_| tree.clone());
     for _ in 0..LATE_TICKS {
         assert_eq!(world.sent[&(id(0), id(2))].1, 1, "only the hello");
         world.tick(id(0));
@@ -68,7 +68,7 @@ fn a_cell_below_a_relay_that_hangs_gets_the_message_after_some_ticks_and_is_aske
     }
     assert_eq!(world.sent[&(id(0), id(2))].1, 2);
     assert_eq!(world.cells[&id(0)].fit().count(), 0);
-    world.tell(id(0), |_| tree.clone());
+    world.send_to_all(id(0), |_| tree.clone());
     world.deliver(id(0), id(2));
     assert_eq!(world.sent[&(id(0), id(2))].1, 3);
     // The relay is awake again.
@@ -80,10 +80,10 @@ fn a_cell_below_a_relay_that_hangs_gets_the_message_after_some_ticks_and_is_aske
 }
 
 #[test]
-fn what_is_not_confirmed_by_the_way_is_confirmed_by_one_packet_for_all() {
+fn pending_acknowledgements_are_sent_in_one_packet() {
     let mut world = World::new(3, true);
     for _ in 0..5 {
-        world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+        world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
     }
     world.deliver_all();
     world.tick(id(2));
@@ -95,10 +95,10 @@ fn what_is_not_confirmed_by_the_way_is_confirmed_by_one_packet_for_all() {
 
 /// Two cells that call each other at the same time may have a link, and then another one.
 #[test]
-fn what_was_sent_before_a_link_was_made_anew_is_not_taken_for_what_comes_over_it() {
+fn messages_of_an_earlier_link_are_not_delivered_on_a_new_one() {
     let mut world = World::new(3, true);
-    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
-    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
     for (at, to) in [(0, 2), (2, 0)].map(|(at, to)| (id(at), id(to))) {
         world.links.insert((at, to), std::collections::VecDeque::new());
         world.act(at, |cell| cell.dead(to));
@@ -116,22 +116,22 @@ fn what_was_sent_before_a_link_was_made_anew_is_not_taken_for_what_comes_over_it
 }
 
 #[test]
-fn a_relay_that_is_told_that_a_link_is_gone_says_so_at_once() {
+fn relay_reports_a_lost_link_at_once() {
     let mut world = World::new(3, true);
     world.cut(id(1), id(2), true);
-    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
     world.deliver_all();
     assert!(!world.missing() && world.broken.is_none());
 }
 
 /// While a program is upgraded, cells of the release before are among the others.
 #[test]
-fn relays_gather_nothing_while_a_cell_does_not_know_how() {
+fn relays_gather_nothing_while_a_cell_lacks_support() {
     for knows in [true, false] {
         let mut world = World::new(5, true);
         let source = world.cells.get_mut(&id(0)).unwrap();
         source.peers.get_mut(&id(4)).unwrap().gathers = knows;
-        let told = source.tell(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true);
+        let told = source.send_to_all(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true);
         assert_eq!(!told.gathered.is_empty(), knows);
         let asks = told
             .effects
@@ -143,11 +143,13 @@ fn relays_gather_nothing_while_a_cell_does_not_know_how() {
 
 /// The source tells cell 1, and cells 2 and 3 below it. Cell 2 replies 8 at once, the others 7.
 #[test]
-fn relay_sends_one_packet_for_all_that_can_wait_and_another_for_what_can_not() {
+fn relay_batches_deferrable_replies_and_forwards_urgent_ones() {
     let mut world = World::new(4, true);
     let mut cell = |number: u16| world.cells.remove(&id(number)).unwrap();
     let (mut source, mut relay) = (cell(0), cell(1));
-    let mut told = source.tell(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true).effects;
+    let mut told = source
+        .send_to_all(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true)
+        .effects;
     let Some(Effect::Send(_, packet)) = told.pop() else {
         panic!("{told:?}")
     };

@@ -1,28 +1,28 @@
-//! Long stories by chance: up to eight cells, messages to one and to all along trees by chance, links that end, deaths.
+//! Long random runs: up to eight cells, unicasts and multicasts along random trees, lost links, deaths.
 
 use super::super::{Hop, WINDOW};
 use super::world::World;
 use crate::CellId;
-use crate::chance::Chance;
+use crate::rng::Rng;
 
-fn tree(cells: &mut Vec<CellId>, chance: &mut Chance) -> Vec<Hop> {
+fn tree(cells: &mut Vec<CellId>, rng: &mut Rng) -> Vec<Hop> {
     // Some are left out.
-    if chance.below(8) == 0 {
+    if rng.below(8) == 0 {
         cells.pop();
     }
     let mut hops = Vec::new();
     let mut left: Vec<CellId> = Vec::new();
     while !cells.is_empty() {
-        left.push(cells.remove(chance.below(cells.len())));
+        left.push(cells.remove(rng.below(cells.len())));
     }
-    let one_by_one = chance.below(4) == 0;
+    let one_by_one = rng.below(4) == 0;
     let mut ends = vec![left.len()];
     for (place, cell) in left.iter().enumerate() {
         while ends.last() == Some(&place) {
             ends.pop();
         }
         let end = *ends.last().unwrap_or(&left.len());
-        let below = if one_by_one { 0 } else { chance.below(end - place) };
+        let below = if one_by_one { 0 } else { rng.below(end - place) };
         ends.push(place + 1 + below);
         hops.push(Hop {
             cell: *cell,
@@ -38,29 +38,29 @@ struct Counts {
     again: u32,
 }
 
-fn tell(seed: u64, counts: &mut Counts) {
-    let mut chance = Chance::new(seed);
-    let count = 2 + chance.below(7);
-    let mut world = World::new(u16::try_from(count).unwrap(), chance.below(2) == 0);
-    let told = chance.below(2) == 0;
-    let calm = chance.below(3) == 0;
+fn run(seed: u64, counts: &mut Counts) {
+    let mut rng = Rng::new(seed);
+    let count = 2 + rng.below(7);
+    let mut world = World::new(u16::try_from(count).unwrap(), rng.below(2) == 0);
+    let told = rng.below(2) == 0;
+    let calm = rng.below(3) == 0;
     // Now and then much is sent before anything comes.
-    let pace = if chance.below(8) == 0 { 2 } else { 12 };
+    let pace = if rng.below(8) == 0 { 2 } else { 12 };
     for _ in 0..200 {
         let cells: Vec<CellId> = world.cells.keys().copied().collect();
-        let at = chance.one_of(cells.iter().copied()).expect("one lives");
-        let busy = chance.below(20);
+        let at = rng.one_of(cells.iter().copied()).expect("one lives");
+        let busy = rng.below(20);
         if busy < 2 && !calm {
             if busy == 0 && cells.len() > 1 {
                 world.crash(at);
-            } else if let Some(to) = chance.one_of(world.peers(at).into_iter())
+            } else if let Some(to) = rng.one_of(world.peers(at).into_iter())
                 && world.cells.contains_key(&to)
                 && !world.cut.contains_key(&(at, to))
             {
                 world.cut(at, to, told);
             }
         } else if busy == 2 && !calm {
-            let number = u16::try_from(chance.below(count)).unwrap();
+            let number = u16::try_from(rng.below(count)).unwrap();
             let is_it = |cell: &CellId| cell.number == number;
             if !world.cells.keys().any(is_it) && !world.unknown.iter().any(|(_, dead)| is_it(dead)) {
                 let life = world.lives(number) + 1;
@@ -69,31 +69,25 @@ fn tell(seed: u64, counts: &mut Counts) {
         } else if busy.is_multiple_of(5) {
             world.tick(at);
         } else if busy % 5 < 3 {
-            world.tell(at, |mut cells| {
-                let tree = tree(&mut cells, &mut chance);
+            world.send_to_all(at, |mut cells| {
+                let tree = tree(&mut cells, &mut rng);
                 counts.relayed += u32::from(tree.iter().any(|hop| hop.below > 0));
                 tree
             });
-        } else if let Some(to) = chance.one_of(world.peers(at).into_iter()) {
+        } else if let Some(to) = rng.one_of(world.peers(at).into_iter()) {
             world.send(at, to);
         }
-        for _ in 0..chance.below(pace) {
+        for _ in 0..rng.below(pace) {
             let links: Vec<_> = world.under_way().collect();
-            if let Some((from, to)) = chance.one_of(links.into_iter()) {
+            if let Some((from, to)) = rng.one_of(links.into_iter()) {
                 world.deliver(from, to);
             }
             let unlinked: Vec<_> = world.unlinked.iter().copied().collect();
-            if let Some((at, to)) = chance
-                .one_of(unlinked.into_iter())
-                .filter(|_| chance.below(4) == 0)
-            {
+            if let Some((at, to)) = rng.one_of(unlinked.into_iter()).filter(|_| rng.below(4) == 0) {
                 world.link(at, to);
             }
             let unknown: Vec<_> = world.unknown.iter().copied().collect();
-            if let Some((at, dead)) = chance
-                .one_of(unknown.into_iter())
-                .filter(|_| chance.below(4) == 0)
-            {
+            if let Some((at, dead)) = rng.one_of(unknown.into_iter()).filter(|_| rng.below(4) == 0) {
                 world.learn(at, dead);
             }
         }
@@ -124,7 +118,7 @@ fn tell(seed: u64, counts: &mut Counts) {
         for (from, peer) in &cell.peers {
             let linked = world.cells.contains_key(from) && !world.cut.contains_key(&(*from, *at));
             assert!(
-                peer.kept.is_empty() && (peer.early.is_empty() || !linked),
+                peer.unacked.is_empty() && (peer.early.is_empty() || !linked),
                 "seed {seed}: {at} keeps something of {from}"
             );
         }
@@ -132,10 +126,10 @@ fn tell(seed: u64, counts: &mut Counts) {
 }
 
 #[test]
-fn every_story_ends_with_all_messages_once_and_in_order() {
+fn every_random_run_delivers_all_messages_once_in_order() {
     let mut counts = Counts::default();
     for seed in 0..10_000 {
-        tell(seed, &mut counts);
+        run(seed, &mut counts);
     }
     assert!(
         counts.relayed > 100_000 && counts.again > 150,
@@ -145,9 +139,9 @@ fn every_story_ends_with_all_messages_once_and_in_order() {
     );
 }
 
-/// A relay that hangs holds up what goes through it, and nobody keeps more than the window.
+/// A hung relay delays the messages through it, and no cell buffers more than the window.
 #[test]
-fn a_relay_that_hangs_makes_nobody_keep_more_than_the_window() {
+fn hung_relay_bounds_buffering_to_the_window() {
     let mut world = World::new(3, true);
     let [source, relay, below] = [0, 1, 2].map(|number| CellId { number, life: 1 });
     let tree = |_: Vec<CellId>| {
@@ -163,7 +157,7 @@ fn a_relay_that_hangs_makes_nobody_keep_more_than_the_window() {
         ]
     };
     for _ in 0..10 * WINDOW {
-        world.tell(source, tree);
+        world.send_to_all(source, tree);
         world.deliver(source, below);
         assert_eq!(world.broken, None);
     }

@@ -1,31 +1,31 @@
-//! Cells, the packets on the links between them, and what each has sent and got.
+//! Cells, the packets on their links, and the messages that each has sent and received.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::super::{Effect, Hop, Multicast, Packet};
 use crate::CellId;
 
-pub type Body = u16;
+pub type Payload = u16;
 
-/// Links deliver in order; what a dead cell sent last may come or not.
+/// Links deliver in order; the last packets of a dead cell may arrive or not.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
-    pub cells: BTreeMap<CellId, Multicast<Body>>,
-    pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Body>>>,
-    /// Links that a cell does not know of yet: at, to whom.
+    pub cells: BTreeMap<CellId, Multicast<Payload>>,
+    pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Payload>>>,
+    /// Links that a cell has not yet added: cell, peer.
     pub unlinked: BTreeSet<(CellId, CellId)>,
-    /// Who does not know of whose death yet: at, dead.
+    /// Deaths that a cell has not yet received: cell, dead cell.
     pub unknown: BTreeSet<(CellId, CellId)>,
-    /// Links that are gone although both cells live; whoever sends over one is told so, or not.
+    /// Lost links between live cells, and whether a send over the link fails.
     pub cut: BTreeMap<(CellId, CellId), bool>,
-    /// What was sent, from, to, and how many of it have come.
-    pub sent: BTreeMap<(CellId, CellId), (Vec<Body>, usize)>,
+    /// Messages by sender and receiver, with the number of delivered ones.
+    pub sent: BTreeMap<(CellId, CellId), (Vec<Payload>, usize)>,
     pub broken: Option<&'static str>,
-    bodies: Body,
+    bodies: Payload,
 }
 
 impl World {
-    /// That many cells, all linked, which have sent one another a message if `settled`.
+    /// Returns `count` linked cells, which have exchanged a message if `settled`.
     pub fn new(count: u16, settled: bool) -> Self {
         let mut world = Self {
             cells: BTreeMap::new(),
@@ -60,7 +60,7 @@ impl World {
         self.cells.insert(cell, Multicast::new(cell));
     }
 
-    /// A cell hears of a link, and says hello.
+    /// Adds a link to a cell, which sends its hello.
     pub fn link(&mut self, at: CellId, to: CellId) {
         self.unlinked.remove(&(at, to));
         self.cells.get_mut(&at).expect("lives").link(to, true);
@@ -78,7 +78,7 @@ impl World {
             .unwrap_or(1)
     }
 
-    fn body(&mut self) -> Body {
+    fn body(&mut self) -> Payload {
         self.bodies += 1;
         self.bodies
     }
@@ -96,20 +96,20 @@ impl World {
     }
 
     /// A message to all, along the tree that `tree` makes of the cells that are fit for one.
-    pub fn tell(&mut self, at: CellId, tree: impl FnOnce(Vec<CellId>) -> Vec<Hop>) {
+    pub fn send_to_all(&mut self, at: CellId, tree: impl FnOnce(Vec<CellId>) -> Vec<Hop>) {
         let body = self.body();
         for to in self.peers(at) {
             self.sent.get_mut(&(at, to)).expect("linked").0.push(body);
         }
         let tree = tree(self.cells[&at].fit().collect());
-        self.act(at, |cell| cell.tell(&body, &tree, false).effects);
+        self.act(at, |cell| cell.send_to_all(&body, &tree, false).effects);
     }
 
     pub fn tick(&mut self, at: CellId) {
         self.act(at, Multicast::tick);
     }
 
-    pub fn act(&mut self, at: CellId, act: impl FnOnce(&mut Multicast<Body>) -> Vec<Effect<Body>>) {
+    pub fn act(&mut self, at: CellId, act: impl FnOnce(&mut Multicast<Payload>) -> Vec<Effect<Payload>>) {
         let cell = self.cells.get_mut(&at).expect("lives");
         let mut effects = VecDeque::from(act(cell));
         while let Some(effect) = effects.pop_front() {
@@ -130,14 +130,14 @@ impl World {
         }
         for peer in self.cells[&at].peers.values() {
             if peer.early.len() as u64 >= super::super::WINDOW
-                || peer.kept.len() as u64 > super::super::WINDOW
+                || peer.unacked.len() as u64 > super::super::WINDOW
             {
                 self.broken = Some("a cell keeps too much");
             }
         }
     }
 
-    fn got(&mut self, at: CellId, from: CellId, body: Body) {
+    fn got(&mut self, at: CellId, from: CellId, body: Payload) {
         match self.sent.get_mut(&(from, at)) {
             Some((sent, got)) if sent.get(*got) == Some(&body) => *got += 1,
             _ => self.broken = Some("a message came twice, out of order, or over no link"),
@@ -170,7 +170,7 @@ impl World {
         self.links.retain(|(_, to), _| *to != cell);
         self.unknown.retain(|(at, _)| *at != cell);
         self.cut.retain(|(from, to), _| *from != cell && *to != cell);
-        // One that has not heard of the link never does.
+        // A cell that has not yet added the link never does.
         self.unlinked.retain(|(at, to)| *at != cell && *to != cell);
         for at in self.cells.keys() {
             if self.cells[at].peers.contains_key(&cell) {
@@ -181,14 +181,14 @@ impl World {
         }
     }
 
-    /// A cell hears of a death. What the dead one sent over their link and has not come by now never comes.
+    /// Delivers a death to a cell. Undelivered packets of the dead cell on their link are dropped.
     pub fn learn(&mut self, at: CellId, dead: CellId) {
         self.unknown.remove(&(at, dead));
         self.links.remove(&(dead, at));
         self.act(at, |cell| cell.dead(dead));
     }
 
-    /// A link ends although both cells live: what is under way is lost.
+    /// Cuts the link of two live cells: its packets are lost.
     pub fn cut(&mut self, a: CellId, b: CellId, told: bool) {
         for link in [(a, b), (b, a)] {
             self.links.remove(&link);
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// All has come that can: what must hold then.
+    /// Whether a message is missing once all deliverable packets have arrived.
     pub fn missing(&self) -> bool {
         let quiet = self.under_way().next().is_none() && self.unlinked.is_empty() && self.unknown.is_empty();
         let lives = |cell: &CellId| self.cells.contains_key(cell);

@@ -1,6 +1,6 @@
 //! Where VMs start, and that `mirrorball knowledge place` knows it before.
 
-use hostinfo::rooms;
+use hostinfo::capacity;
 use knowledge::{Base, Fact};
 use policy::placement::place;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ impl World {
     /// Has all cells go by these facts.
     fn assert(&mut self, facts: &Base) {
         for state in self.cells.values_mut() {
-            state.assert(rooms::assertions_in(facts));
+            state.assert(capacity::assertions_in(facts));
         }
     }
 
@@ -24,12 +24,12 @@ impl World {
     /// it.
     fn foreseen(&mut self, at: CellId, host: &Host, facts: &Base) -> Option<u16> {
         let status = self.status(at);
-        let known = rooms::merge(facts, rooms::of_status(&status, |_| true));
+        let known = capacity::merge(facts, capacity::of_status(&status, |_| true));
         let want = policy::placement::Want {
             vcpus: host.share.vcpus,
             memory_bytes: host.share.memory_bytes,
         };
-        place(&rooms::of_facts(&known), want)
+        place(&capacity::of_facts(&known), want)
     }
 }
 

@@ -5,9 +5,9 @@ use stateright::{Checker, Model, Property};
 use super::world::{Name, Shape, World};
 use crate::CellId;
 
-/// A small world. What is allowed bounds the number of orders.
+/// Configuration of the model. Its limits bound the number of interleavings.
 #[derive(Clone, Debug)]
-struct Small {
+struct Config {
     cells: u16,
     shape: Shape,
     /// Each cell that claims a key, and the key.
@@ -42,7 +42,7 @@ enum Step {
     Return(u16),
 }
 
-impl Model for Small {
+impl Model for Config {
     type State = State;
     type Action = Step;
 
@@ -117,7 +117,7 @@ impl Model for Small {
         vec![
             Property::always("sound", |_, state: &State| state.world.broken().is_none()),
             // Without deaths no reply is lost: nothing has to be asked again.
-            Property::always("one wins a free key", |model: &Small, state: &State| {
+            Property::always("one wins a free key", |model: &Config, state: &State| {
                 let world = &state.world;
                 let all_claimed = state.claimed.iter().all(|claimed| *claimed);
                 let simple = model.mortal.is_none() && model.changes == 0;
@@ -139,15 +139,15 @@ impl Model for Small {
 
 /// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
 #[track_caller]
-fn check(small: Small, states_least: usize) {
-    let checker = small.checker().threads(2).spawn_bfs().join();
+fn check(config: Config, states_least: usize) {
+    let checker = config.checker().threads(2).spawn_bfs().join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();
     assert!(states >= states_least, "{states} states");
 }
 
-const CALM: Small = Small {
+const CALM: Config = Config {
     cells: 4,
     shape: Shape::Star,
     claims: Vec::new(),
@@ -158,17 +158,17 @@ const CALM: Small = Small {
 };
 
 #[test]
-fn votes_that_a_relay_gathers_let_one_claim_win() {
+fn gathered_votes_let_exactly_one_claim_win() {
     let claims = vec![(0, 7), (2, 7), (3, 7)];
-    check(Small { claims, ..CALM }, 5000);
+    check(Config { claims, ..CALM }, 5000);
 }
 
 #[test]
-fn votes_climb_a_chain_of_relays() {
+fn votes_are_gathered_through_a_chain_of_relays() {
     for shape in [Shape::Star, Shape::Chain] {
         let claims = vec![(0, 7)];
         check(
-            Small {
+            Config {
                 claims,
                 shape,
                 ticks: 3,
@@ -180,25 +180,25 @@ fn votes_climb_a_chain_of_relays() {
 }
 
 #[test]
-fn receipts_that_a_relay_gathers_prove_that_all_have_the_change() {
+fn gathered_receipts_prove_that_all_cells_have_the_change() {
     // After three ticks the owner asks again.
     for (cells, ticks, states_least) in [(4, 1, 1000), (3, 3, 700)] {
-        let small = Small {
+        let config = Config {
             claims: vec![(0, 7)],
             cells,
             changes: 2,
             ticks,
             ..CALM
         };
-        check(small, states_least);
+        check(config, states_least);
     }
 }
 
 /// The claimer, the relay or a cell below it dies at any time, and starts anew.
 #[test]
-fn a_claim_is_settled_though_a_cell_of_the_tree_dies_and_starts_anew() {
+fn claim_settles_though_a_cell_of_the_tree_restarts() {
     for mortal in 0..3 {
-        let small = Small {
+        let config = Config {
             claims: vec![(0, 7)],
             cells: 3,
             mortal: Some(mortal),
@@ -206,30 +206,30 @@ fn a_claim_is_settled_though_a_cell_of_the_tree_dies_and_starts_anew() {
             ticks: 2,
             ..CALM
         };
-        check(small, 500);
+        check(config, 500);
     }
 }
 
 #[test]
-fn a_relay_that_dies_in_the_midst_of_a_vote_costs_no_vote() {
+fn no_vote_is_lost_when_a_relay_dies() {
     for shape in [Shape::Star, Shape::Chain] {
-        let small = Small {
+        let config = Config {
             claims: vec![(0, 7)],
             shape,
             mortal: Some(1),
             ..CALM
         };
-        check(small, 1000);
+        check(config, 1000);
     }
 }
 
 #[test]
-fn two_claims_are_settled_though_their_relay_dies() {
-    let small = Small {
+fn two_claims_settle_though_their_relay_dies() {
+    let config = Config {
         claims: vec![(0, 7), (2, 7)],
         cells: 3,
         mortal: Some(1),
         ..CALM
     };
-    check(small, 1000);
+    check(config, 1000);
 }

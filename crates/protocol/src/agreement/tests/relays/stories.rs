@@ -1,8 +1,9 @@
-//! Long random runs with trees of any shape, relays that die, return or lose links, and ticks that come too early.
+//! Long random runs with trees of any shape, relays that die, return or lose links, and ticks that come too
+//! early.
 
 use super::world::{Shape, World};
 use crate::CellId;
-use crate::chance::Chance;
+use crate::rng::Rng;
 
 const SHAPES: [Shape; 4] = [Shape::OneByOne, Shape::Star, Shape::Chain, Shape::Halves];
 const STEPS: usize = 300;
@@ -16,28 +17,28 @@ struct Counts {
     deaths: u32,
 }
 
-fn step(world: &mut World, chance: &mut Chance, lives: &mut [u32]) {
-    let number = chance.below(lives.len());
-    if world.can_start(number as u16) && chance.below(4) == 0 {
+fn step(world: &mut World, rng: &mut Rng, lives: &mut [u32]) {
+    let number = rng.below(lives.len());
+    if world.can_start(number as u16) && rng.below(4) == 0 {
         lives[number] += 1;
         let (number, life) = (number as u16, lives[number]);
         world.start(CellId { number, life });
     }
     let cells: Vec<CellId> = world.cells.keys().copied().collect();
-    let Some(at) = chance.one_of(cells.iter().copied()) else {
+    let Some(at) = rng.one_of(cells.iter().copied()) else {
         return;
     };
-    match chance.below(20) {
-        0..3 => world.claim(at, chance.below(3) as u8),
+    match rng.below(20) {
+        0..3 => world.claim(at, rng.below(3) as u8),
         3..5 => {
-            if let Some(key) = chance.one_of(world.owned(at).into_iter()) {
-                let value = (chance.below(2) == 0).then_some(chance.below(9) as u8);
+            if let Some(key) = rng.one_of(world.owned(at).into_iter()) {
+                let value = (rng.below(2) == 0).then_some(rng.below(9) as u8);
                 world.change(at, key, value);
             }
         }
-        5 if chance.below(4) == 0 => world.crash(at),
-        5 if chance.below(4) == 0 => {
-            let other = chance.one_of(cells.iter().copied()).expect("one lives");
+        5 if rng.below(4) == 0 => world.crash(at),
+        5 if rng.below(4) == 0 => {
+            let other = rng.one_of(cells.iter().copied()).expect("one lives");
             let links = &world.links;
             let linked = [(at, other), (other, at)]
                 .iter()
@@ -55,14 +56,14 @@ fn step(world: &mut World, chance: &mut Chance, lives: &mut [u32]) {
         6 => world.tick(at),
         7 => {
             if let Some((at, dead)) =
-                chance.one_of(world.unknown.iter().copied().collect::<Vec<_>>().into_iter())
+                rng.one_of(world.unknown.iter().copied().collect::<Vec<_>>().into_iter())
             {
                 world.learn(at, dead);
             }
         }
         _ => {
             let links: Vec<_> = world.under_way().collect();
-            if let Some((from, to)) = chance.one_of(links.into_iter()) {
+            if let Some((from, to)) = rng.one_of(links.into_iter()) {
                 world.deliver(from, to);
             }
         }
@@ -70,13 +71,13 @@ fn step(world: &mut World, chance: &mut Chance, lives: &mut [u32]) {
 }
 
 fn tell(seed: u64, counts: &mut Counts) {
-    let mut chance = Chance::new(seed);
-    let count = 3 + chance.below(5);
+    let mut rng = Rng::new(seed);
+    let count = 3 + rng.below(5);
     let mut lives = vec![1; count];
     let mut world = World::new(count as u16, Shape::Star);
     for _ in 0..STEPS {
-        world.shape = SHAPES[chance.below(SHAPES.len())];
-        step(&mut world, &mut chance, &mut lives);
+        world.shape = SHAPES[rng.below(SHAPES.len())];
+        step(&mut world, &mut rng, &mut lives);
         assert_eq!(world.broken(), None, "seed {seed}");
     }
     if let Some((cut, _)) = world.cut.first().copied() {
@@ -102,7 +103,7 @@ fn tell(seed: u64, counts: &mut Counts) {
 }
 
 #[test]
-fn claims_are_won_by_all_votes_though_relays_gather_them_and_die() {
+fn claims_win_only_by_all_votes_though_relays_die() {
     let mut counts = Counts::default();
     for seed in 0..10_000 {
         tell(seed, &mut counts);

@@ -8,7 +8,7 @@ use crate::multicast::{self, Hop, Multicast, Packet};
 
 pub type Name = u8;
 pub type Value = u8;
-type Body = Message<Name, Value>;
+type Payload = Message<Name, Value>;
 
 /// Shape of the trees.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -47,15 +47,15 @@ impl Shape {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Cell {
     pub table: Node<Name, Value>,
-    pub multicast: Multicast<Body>,
+    pub multicast: Multicast<Payload>,
 }
 
 /// Links deliver in order; the last packets of a dead cell may come or not.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub cells: BTreeMap<CellId, Cell>,
-    pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Body>>>,
-    /// Deaths that a cell does not know of yet: at, dead.
+    pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Payload>>>,
+    /// Deaths that a cell has not yet received: cell, dead cell.
     pub unknown: BTreeSet<(CellId, CellId)>,
     /// Links that are gone although both cells live.
     pub cut: BTreeSet<(CellId, CellId)>,
@@ -149,7 +149,7 @@ impl World {
                 Effect::Tell(message) => {
                     let fit: Vec<CellId> = multicast.fit().collect();
                     let request = message.request();
-                    let told = multicast.tell(&message, &self.shape.tree(&fit), request.is_some());
+                    let told = multicast.send_to_all(&message, &self.shape.tree(&fit), request.is_some());
                     if let Some(Request::Change(change)) = request {
                         self.sent.extend(table.links().map(|to| (at, change, to)));
                     }
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    fn post(&mut self, at: CellId, effects: Vec<multicast::Effect<Body>>) {
+    fn post(&mut self, at: CellId, effects: Vec<multicast::Effect<Payload>>) {
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
             match effect {
@@ -206,7 +206,7 @@ impl World {
                     effects.extend(cell.multicast.unsent(to, packet));
                 }
                 multicast::Effect::Send(to, packet) => {
-                    let is_gathered = |packet: &Packet<Body>| match packet {
+                    let is_gathered = |packet: &Packet<Payload>| match packet {
                         Packet::Replies { replies, .. } => {
                             replies.iter().map(|reply| reply.cells.len()).sum::<usize>() > 1
                         }

@@ -18,18 +18,18 @@ use knowledge::{Base, Fact, fact};
 /// Linux numbers CPUs below this.
 const CPUS_MAX: usize = 8192;
 /// The longest wait for another process that measures: [`super::LIMIT`], other hosts, and a margin.
-const TURN_MAX: Duration = Duration::from_secs(60);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The measurements of a runtime directory.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct MeasurementCache {
     file: PathBuf,
     lock: PathBuf,
 }
 
 /// The results of a measurement.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Measured {
+pub struct Measurements {
     /// The CPUs between which, or between some that stand for them, messages were measured.
     pub cpus: BTreeSet<i64>,
     /// The facts.
@@ -38,9 +38,9 @@ pub struct Measured {
 
 /// The right to measure, held until dropped. Two processes at a time would measure each other.
 #[derive(Debug)]
-pub struct Turn(#[expect(dead_code, reason = "held")] Flock<File>);
+pub struct MeasureLock(#[expect(dead_code, reason = "held")] Flock<File>);
 
-impl Kept {
+impl MeasurementCache {
     /// The measurements of a runtime directory.
     pub fn at(runtime: &Path) -> Self {
         Self {
@@ -50,17 +50,17 @@ impl Kept {
     }
 
     /// Waits until no other process measures. With `at_once`, it returns none if one does.
-    pub fn turn(&self, at_once: bool) -> io::Result<Option<Turn>> {
+    pub fn turn(&self, at_once: bool) -> io::Result<Option<MeasureLock>> {
         let file = private::lock_file(&self.lock)?;
         let lock = match at_once {
             true => lock::at_once(file, Share::Exclusive)?,
-            false => Some(lock::within(&self.lock, file, Share::Exclusive, TURN_MAX)?),
+            false => Some(lock::within(&self.lock, file, Share::Exclusive, LOCK_TIMEOUT)?),
         };
-        Ok(lock.map(Turn))
+        Ok(lock.map(MeasureLock))
     }
 
     /// The measurements of `host` since it started, if they cover all of the `allowed` CPUs.
-    pub fn read(&self, host: &str, allowed: &BTreeSet<i64>) -> Option<Measured> {
+    pub fn read(&self, host: &str, allowed: &BTreeSet<i64>) -> Option<Measurements> {
         let text = fs::read_to_string(&self.file).ok()?;
         let (first, facts) = text.split_once('\n')?;
         let cpus = first.strip_prefix(&title(&boot()?, host))?;
@@ -69,12 +69,12 @@ impl Kept {
             .filter_map(|cpu| i64::try_from(cpu).ok())
             .collect();
         let facts = fact::parse(facts).ok()?;
-        allowed.is_subset(&cpus).then_some(Measured { cpus, facts })
+        allowed.is_subset(&cpus).then_some(Measurements { cpus, facts })
     }
 
     /// Keeps measurements of `host`. If the kept ones cover their CPUs, the new ones correct them; else they
     /// replace them.
-    pub fn write(&self, host: &str, measured: &Measured) -> io::Result<()> {
+    pub fn write(&self, host: &str, measured: &Measurements) -> io::Result<()> {
         let boot = boot().ok_or(io::ErrorKind::NotFound)?;
         let mut all: Base = measured.facts.iter().cloned().collect();
         let mut cpus = &measured.cpus;

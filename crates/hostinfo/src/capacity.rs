@@ -1,5 +1,4 @@
-//! What cells have to give, for the decision where a VM starts ([`policy::placement`]): from a cell's report,
-//! and as facts.
+//! Free capacity of cells, as input of placement ([`policy::placement`]): from a cell's report, and as facts.
 //!
 //! The facts are `cell_runs`, `cell_cordoned`, `cell_cpus`, `cell_vcpus` and `cell_free_bytes`. Cells,
 //! spanning VMs and `mirrorball knowledge` take assertions of them from here, so that one asserted fact means
@@ -10,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use knowledge::{Base, Fact, Machine};
-use policy::placement::{Asserted, Assertions, Room, Verdict, Want, rank};
+use policy::placement::{Asserted, Assertions, CellCapacity, Verdict, Want, rank};
 use registry::cluster::interface::Status;
 
-use crate::known::{self, FileError};
+use crate::facts::{self, FileError};
 use crate::topology;
 
-/// Facts of what cells have to give.
-const OF_ROOMS: [&str; 5] = [
+/// Names of the facts on the capacity of cells.
+const CAPACITY_FACTS: [&str; 5] = [
     "cell_runs",
     "cell_cordoned",
     "cell_cpus",
@@ -25,20 +24,21 @@ const OF_ROOMS: [&str; 5] = [
     "cell_free_bytes",
 ];
 
-/// What the running cells have to give. `is_here` tells which are on the host where the VM is requested.
-pub fn of_status(status: &Status, is_here: impl Fn(u16) -> bool) -> Vec<Room> {
+/// Returns the capacity of the running cells. `is_here` selects the cells of the host where the VM is
+/// requested.
+pub fn of_status(status: &Status, is_here: impl Fn(u16) -> bool) -> Vec<CellCapacity> {
     let runs = |number: u16| {
         let mut cells = status.cells.iter();
         cells.any(|cell| cell.plan.number == number && cell.life.is_some())
     };
     let running = status.cells.iter().filter(|cell| cell.life.is_some());
-    let rooms = running.map(|cell| {
+    let capacities = running.map(|cell| {
         let lent: u64 = cell.lent.iter().map(|part| part.bytes).sum();
-        // The memory of a lender that does not run is not to be had.
+        // A stopped lender's memory is unavailable.
         let lenders = cell.borrowed.iter().filter(|part| runs(part.cell));
         let borrowed: u64 = lenders.map(|part| part.bytes).sum();
         let has_bytes = cell.plan.memory_bytes.saturating_add(borrowed);
-        Room {
+        CellCapacity {
             cell: cell.plan.number,
             cpus: u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX),
             vcpus: cell.vcpus,
@@ -47,12 +47,12 @@ pub fn of_status(status: &Status, is_here: impl Fn(u16) -> bool) -> Vec<Room> {
             is_here: is_here(cell.plan.number),
         }
     });
-    rooms.collect()
+    capacities.collect()
 }
 
-/// The rooms as facts. [`of_facts`] reads them again.
-pub fn facts(rooms: &[Room]) -> Vec<Fact> {
-    let facts = rooms.iter().flat_map(|room| {
+/// Returns the capacities as facts, which [`of_facts`] reads.
+pub fn facts(capacities: &[CellCapacity]) -> Vec<Fact> {
+    let facts = capacities.iter().flat_map(|room| {
         let number = i64::from(room.cell);
         let value = |name, value: u64| {
             let value = i64::try_from(value).unwrap_or(i64::MAX);
@@ -76,7 +76,7 @@ pub fn facts(rooms: &[Room]) -> Vec<Fact> {
 /// The rooms of the cells that run, as `base` has them. A cell without a fact of its free memory has none,
 /// one without a fact of its CPUs has those of `cell_cpu`. The VM is requested on this host or, if `base`
 /// does not have it, on the first host there.
-pub fn of_facts(base: &Base) -> Vec<Room> {
+pub fn of_facts(base: &Base) -> Vec<CellCapacity> {
     let asserted = assertions_in(base).0;
     let here = here(base);
     let count = |kind: &str, cell: u16| {
@@ -89,7 +89,7 @@ pub fn of_facts(base: &Base) -> Vec<Room> {
             .named("cell")
             .filter(|fact| number(fact) == Some(cell))
             .peekable();
-        Room {
+        CellCapacity {
             cell,
             cpus: asserted.cpus.unwrap_or_else(|| count("cell_cpu", cell)),
             vcpus: asserted.vcpus.unwrap_or(0),
@@ -103,16 +103,16 @@ pub fn of_facts(base: &Base) -> Vec<Room> {
 
 /// The facts of `base`, with those of the cells' rooms as `rooms` and the assertions in `base` have them.
 /// Only the cells of `rooms` run.
-pub fn merge(base: &Base, mut rooms: Vec<Room>) -> Base {
-    assertions_in(base).apply(&mut rooms);
-    let is_other = |fact: &&Fact| !OF_ROOMS.contains(&fact.name.as_str());
+pub fn merge(base: &Base, mut capacities: Vec<CellCapacity>) -> Base {
+    assertions_in(base).apply(&mut capacities);
+    let is_other = |fact: &&Fact| !CAPACITY_FACTS.contains(&fact.name.as_str());
     let mut merged: Base = base.facts().filter(is_other).cloned().collect();
-    merged.learn(facts(&rooms));
+    merged.learn(facts(&capacities));
     merged
 }
 
-/// What [`rank`] concludes for each `wants(Cpus, Bytes)` of `base`: `place(Cell)`, `has_room(Cell, Load)` in
-/// vCPUs for each 1000 CPUs, and `no_room(Cell, Reason)`.
+/// Returns the results of [`rank`] for each `wants(Cpus, Bytes)` of `base`: `place(Cell)`, `has_room(Cell,
+/// Load)` in vCPUs per 1000 CPUs, and `no_room(Cell, Reason)`.
 pub fn conclusions(base: &Base) -> Vec<Fact> {
     let wants = base.named("wants").filter_map(|fact| {
         Some(Want {
@@ -120,9 +120,9 @@ pub fn conclusions(base: &Base) -> Vec<Fact> {
             memory_bytes: u64::try_from(fact.number(1)?).ok()?,
         })
     });
-    let rooms = of_facts(base);
+    let capacities = of_facts(base);
     let of_one = |want| {
-        let ranked = rank(&rooms, want).into_iter().enumerate();
+        let ranked = rank(&capacities, want).into_iter().enumerate();
         ranked.flat_map(|(at, candidate)| {
             let cell = i64::from(candidate.room.cell);
             let Verdict::Fits { load_milli } = candidate.verdict else {
@@ -140,10 +140,10 @@ pub fn conclusions(base: &Base) -> Vec<Fact> {
     wants.flat_map(of_one).collect()
 }
 
-/// What the facts of `base` say of cells' rooms, as assertions.
+/// Returns the facts of `base` on cells' capacity, as assertions.
 pub fn assertions_in(base: &Base) -> Assertions {
     let mut assertions = Assertions::default();
-    for kind in OF_ROOMS {
+    for kind in CAPACITY_FACTS {
         for fact in base.named(kind) {
             let Some(cell) = number(fact) else { continue };
             let asserted: &mut Asserted = assertions.0.entry(cell).or_default();
@@ -161,18 +161,18 @@ pub fn assertions_in(base: &Base) -> Assertions {
     assertions
 }
 
-/// What this host's file of asserted facts says of cells' rooms.
+/// Returns the assertions on cells' capacity in this host's file of asserted facts.
 ///
 /// # Errors
 /// If a line of the file is no fact.
 pub fn asserted() -> Result<Assertions, FileError> {
-    let facts: Base = known::asserted()?.into_iter().collect();
+    let facts: Base = facts::asserted()?.into_iter().collect();
     Ok(assertions_in(&facts))
 }
 
-/// Notices that the file of asserted facts has changed.
+/// Detects changes of the file of asserted facts.
 #[derive(Debug)]
-pub struct Watch {
+pub struct AssertionWatch {
     file: Option<PathBuf>,
     seen: Option<Stamp>,
 }
@@ -180,10 +180,10 @@ pub struct Watch {
 /// A file as it was: when it was last written, its size in bytes, and its inode.
 type Stamp = (SystemTime, u64, u64);
 
-impl Watch {
+impl AssertionWatch {
     /// As the file is now.
     pub fn new() -> Self {
-        let file = known::asserted_file();
+        let file = facts::asserted_file();
         let seen = file.as_deref().and_then(stamp);
         Self { file, seen }
     }
@@ -195,7 +195,7 @@ impl Watch {
     }
 }
 
-impl Default for Watch {
+impl Default for AssertionWatch {
     fn default() -> Self {
         Self::new()
     }

@@ -1,8 +1,9 @@
-//! What messages between cells cost, and memory that one has written and another reads, by the best that is known: what was asserted of these two cells, what was measured
-//! between CPUs of theirs, else between CPUs of their caches, else of their nodes; else what ACPI says of their distance.
+//! Costs of messages between cells, and of memory that one cell writes and another reads. The best source
+//! counts: an assertion on the two cells, a measurement between their CPUs, one between CPUs of their caches,
+//! one between CPUs of their nodes, and last ACPI's distance.
 //!
-//! Where a part of the pairs was measured, the others are so taken to be like it (section 4.9: what is measured, and what
-//! can't be, in one base).
+//! So measured pairs also stand for unmeasured ones like them (Multikernel, SOSP '09, section 4.9: one base
+//! for measurements and for facts that can't be measured).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,67 +13,67 @@ use crate::{Base, Machine};
 
 /// The transport between cells of one host: rings in memory.
 pub const RING: &str = "ring";
-/// Bulk memory, copied by who gets it.
+/// Bulk memory, which the receiver copies.
 pub const COPY: &str = "copy";
 /// The transport between hosts that share memory: rings in it.
 pub const SHARED: &str = "shared";
-/// The transport between hosts that there always is.
+/// The transport that all hosts have.
 pub const TLS: &str = "tls";
 
-/// A message between two CPUs that share a cache, as `make bench-channels` measured it: half a round trip. Where nothing was
-/// measured.
+/// Default latency of a message between two CPUs that share a cache, nanoseconds: half a round trip of `make
+/// bench-channels`.
 const NEAR_NS: u64 = 140;
 /// ACPI's distance of a node to itself.
 const NEAR_DISTANCE: i64 = 10;
-/// Between hosts, where nothing was measured: assumed, of two in one room.
+/// Default latency between hosts, nanoseconds: an assumption for two hosts in one room.
 const ELSEWHERE_NS: u64 = 50_000;
-/// What a message costs its sender before the next: 36 million a second, by the same measurement.
+/// Default cost of a message for its sender, nanoseconds: 36 million a second, by the same measurement.
 pub const SEND_NS: u64 = 28;
 
-/// Where a CPU is, from narrow to wide.
+/// A group of equivalent CPUs, from narrow to wide.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum Place {
+enum CpuGroup {
     Cell(u16),
     Cache(String, String),
     Node(String, i64),
 }
 
-/// What was measured between CPUs of two places, sorted.
-type ByPlaces = BTreeMap<(Place, Place), Vec<u64>>;
+/// Sorted measurements between CPUs of two groups.
+type ByGroups = BTreeMap<(CpuGroup, CpuGroup), Vec<u64>>;
 
-/// A cell, as the facts have it.
+/// A cell, from the facts.
 #[derive(Clone, Debug, Default)]
 struct Cell {
     host: String,
     cpus: BTreeSet<i64>,
     nodes: BTreeSet<i64>,
-    /// Of its first CPU; the cell's own first.
-    places: Vec<Place>,
-    /// The node that it counts to.
+    /// Groups of its first CPU, the cell's own first.
+    groups: Vec<CpuGroup>,
+    /// NUMA node of the cell.
     node: Option<i64>,
 }
 
-/// Which of these transports a link of two cells takes: the one with the shortest time from send to receipt;
-/// of as short ones the first. One without a known time is as fast as [`TLS`].
+/// Selects the transport of a link between two cells: the one with the shortest time from send to receipt,
+/// the first of equal ones. A transport without a known time counts as fast as [`TLS`].
 ///
-/// This is the one decision. Cells that make a link call it, and so do the fact `transport(A, B, Transport)`
-/// and the costs of multicast trees.
+/// All callers share this decision: cells that make a link, the fact `transport(A, B, Transport)`, and the
+/// costs of multicast trees.
 pub fn choose<'a>(ns: &BTreeMap<String, u64>, transports: &[&'a str]) -> Option<&'a str> {
     let assumed_ns = ns.get(TLS).copied().unwrap_or(ELSEWHERE_NS);
     let of = |transport: &&&str| ns.get(**transport).copied().unwrap_or(assumed_ns);
     transports.iter().min_by_key(of).copied()
 }
 
-/// What is known of the ways between all cells.
+/// Message costs between all cells of the facts.
 #[derive(Clone, Debug)]
-pub struct Ways {
+pub struct RouteCosts {
     cells: BTreeMap<u16, Cell>,
     hosts: BTreeMap<String, Host>,
-    measured_ns: ByPlaces,
-    copied_mb_s: ByPlaces,
-    /// Between CPUs of one node, of each host.
+    measured_ns: ByGroups,
+    copied_mb_s: ByGroups,
+    /// Latency between CPUs of one node, by host.
     near_ns: BTreeMap<String, u64>,
-    /// Between hosts, by transport.
+    /// Latency between hosts, by transport.
     hosts_ns: BTreeMap<(String, String), BTreeMap<String, u64>>,
     asserted_ns: BTreeMap<(u16, u16), BTreeMap<String, u64>>,
     /// Hosts that share memory, each pair in both orders.
@@ -80,16 +81,16 @@ pub struct Ways {
     send_ns: u64,
 }
 
-impl Ways {
-    /// By what `base` says.
+impl RouteCosts {
+    /// Computes the costs from the facts in `base`.
     pub fn of(base: &Base) -> Self {
         let machine = Machine::of(base);
         let mut cells = cells(base);
-        let places = places(&machine, &cells);
+        let groups = groups(&machine, &cells);
         let node_of = |host: &str, cpu| {
-            let places: &Vec<Place> = places.get(&(host.to_owned(), cpu))?;
-            places.iter().find_map(|place| match place {
-                Place::Node(_, node) => Some(*node),
+            let groups: &Vec<CpuGroup> = groups.get(&(host.to_owned(), cpu))?;
+            groups.iter().find_map(|group| match group {
+                CpuGroup::Node(_, node) => Some(*node),
                 _ => None,
             })
         };
@@ -97,17 +98,20 @@ impl Ways {
             let first = cell.cpus.first().copied();
             cell.node = cell.nodes.first().copied();
             cell.node = cell.node.or_else(|| node_of(&cell.host, first?));
-            let own = first.and_then(|cpu| places.get(&(cell.host.clone(), cpu)).cloned());
-            cell.places = own.unwrap_or_else(|| vec![Place::Cell(*number)]);
-            let has_node = cell.places.iter().any(|place| matches!(place, Place::Node(..)));
+            let own = first.and_then(|cpu| groups.get(&(cell.host.clone(), cpu)).cloned());
+            cell.groups = own.unwrap_or_else(|| vec![CpuGroup::Cell(*number)]);
+            let has_node = cell
+                .groups
+                .iter()
+                .any(|group| matches!(group, CpuGroup::Node(..)));
             if let Some(node) = cell.node.filter(|_| !has_node) {
-                cell.places.push(Place::Node(cell.host.clone(), node));
+                cell.groups.push(CpuGroup::Node(cell.host.clone(), node));
             }
         }
-        let measured_ns = by_places(between_cpus(base, "latency_ns", RING), &places);
+        let measured_ns = by_group(between_cpus(base, "latency_ns", RING), &groups);
         let mut near_ns: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         for ((from, to), all) in &measured_ns {
-            if let Place::Node(host, _) = from
+            if let CpuGroup::Node(host, _) = from
                 && from == to
             {
                 near_ns.entry(host.clone()).or_default().extend(all);
@@ -128,29 +132,30 @@ impl Ways {
             asserted_ns: asserted_ns(base),
             sharing: sharing(base),
             send_ns: median(&mut sends).unwrap_or(SEND_NS),
-            copied_mb_s: by_places(between_cpus(base, "bandwidth_mb_s", COPY), &places),
+            copied_mb_s: by_group(between_cpus(base, "bandwidth_mb_s", COPY), &groups),
             cells,
             measured_ns,
         }
     }
 
-    /// The cells that are known, by number.
+    /// Returns the numbers of all cells.
     pub fn cells(&self) -> impl Iterator<Item = u16> {
         self.cells.keys().copied()
     }
 
-    /// What each message costs its sender before the next, nanoseconds: the median of what was measured.
+    /// Returns the sender's cost of a message, nanoseconds: the median of the measurements.
     pub fn send_ns(&self) -> u64 {
         self.send_ns
     }
 
-    /// The host and the node that a cell counts to: its first one. A cell that is not known is on no host.
+    /// Returns the host and the first NUMA node of a cell. An unknown cell is on no host.
     pub fn node(&self, cell: u16) -> (&str, Option<i64>) {
         let cell = self.cells.get(&cell);
         cell.map_or(("", None), |cell| (&cell.host, cell.node))
     }
 
-    /// From the send of a message to its receipt by who polls, nanoseconds, for each transport that there is between the two.
+    /// Returns the time from the send of a message to its receipt by a polling receiver, nanoseconds, for
+    /// each transport between the two cells.
     pub fn between(&self, from: u16, to: u16) -> BTreeMap<String, u64> {
         let mut known = match (self.cells.get(&from), self.cells.get(&to)) {
             (Some(one), Some(other)) if one.host == other.host => {
@@ -168,8 +173,8 @@ impl Ways {
         known
     }
 
-    /// The transports that there are between two cells: within a host the ring; else memory, if the hosts
-    /// share it, and the stream.
+    /// Returns the transports between two cells: the ring within a host; else shared memory, if the hosts
+    /// have it, and TLS.
     pub fn transports(&self, from: u16, to: u16) -> &'static [&'static str] {
         let host = |cell| self.cells.get(&cell).map(|cell: &Cell| cell.host.clone());
         match host(from).zip(host(to)) {
@@ -179,12 +184,12 @@ impl Ways {
         }
     }
 
-    /// The transport of a link between two cells, as [`choose`] has it.
+    /// Returns the transport that [`choose`] selects for two cells.
     pub fn transport(&self, from: u16, to: u16) -> Option<&'static str> {
         choose(&self.between(from, to), self.transports(from, to))
     }
 
-    /// The time of a message by that, nanoseconds.
+    /// Returns the latency of a message by that transport, nanoseconds.
     pub fn fastest_ns(&self, from: u16, to: u16) -> u64 {
         let between = self.between(from, to);
         let chosen = choose(&between, self.transports(from, to));
@@ -192,17 +197,19 @@ impl Ways {
         known.copied().unwrap_or(ELSEWHERE_NS)
     }
 
-    /// The same between two cells of one host, or within one cell, if it was measured between CPUs of theirs or like them.
+    /// Returns the measured latency between two cells of one host, or within one cell, nanoseconds; `None`
+    /// without a measurement between their CPUs or equivalent ones.
     pub fn measured_ns(&self, from: u16, to: u16) -> Option<u64> {
         nearest(&self.measured_ns, self.cells.get(&from)?, self.cells.get(&to)?)
     }
 
-    /// Millions of bytes a second that `to` reads of what `from` has just written, if it was measured as above.
+    /// Returns the measured rate at which `to` copies memory that `from` has just written, MB/s; `None` as
+    /// above.
     pub fn copied_mb_s(&self, from: u16, to: u16) -> Option<u64> {
         nearest(&self.copied_mb_s, self.cells.get(&from)?, self.cells.get(&to)?)
     }
 
-    /// ACPI's distance of the nodes that two cells of one host count to, if it is known.
+    /// Returns ACPI's distance between the nodes of two cells of one host, if known.
     pub fn distance(&self, from: u16, to: u16) -> Option<i64> {
         self.distance_of(self.cells.get(&from)?, self.cells.get(&to)?)
     }
@@ -214,12 +221,12 @@ impl Ways {
 
     fn distance_of(&self, from: &Cell, to: &Cell) -> Option<i64> {
         let host = self.hosts.get(&from.host).filter(|_| from.host == to.host)?;
-        let place = |number| host.nodes.iter().position(|node| node.number == number);
-        let distance = *host.distances.get(place(from.node?)?)?.get(place(to.node?)?)?;
+        let group = |number| host.nodes.iter().position(|node| node.number == number);
+        let distance = *host.distances.get(group(from.node?)?)?.get(group(to.node?)?)?;
         Some(distance).filter(|distance| *distance > 0)
     }
 
-    /// In proportion to the distance.
+    /// Returns a latency proportional to the distance, nanoseconds.
     fn by_distance_ns(&self, from: &Cell, to: &Cell) -> u64 {
         let distance = self.distance_of(from, to).unwrap_or(NEAR_DISTANCE);
         let near_ns = self.near_ns.get(&from.host).copied().unwrap_or(NEAR_NS);
@@ -228,7 +235,7 @@ impl Ways {
 
     fn between_hosts(&self, from: &str, to: &str) -> BTreeMap<String, u64> {
         let known = |from: &str, to: &str| self.hosts_ns.get(&(from.to_owned(), to.to_owned())).cloned();
-        // Measured from the other side only, it is much the same.
+        // A measurement of the other direction is a good estimate.
         let mut all = known(to, from).unwrap_or_default();
         all.extend(known(from, to).unwrap_or_default());
         all.entry(TLS.to_owned()).or_insert(ELSEWHERE_NS);
@@ -260,8 +267,8 @@ impl Ways {
     }
 }
 
-fn number(fact: &Fact, place: usize) -> Option<u16> {
-    u16::try_from(fact.number(place)?).ok()
+fn number(fact: &Fact, group: usize) -> Option<u16> {
+    u16::try_from(fact.number(group)?).ok()
 }
 
 fn cells(base: &Base) -> BTreeMap<u16, Cell> {
@@ -291,31 +298,31 @@ fn cells(base: &Base) -> BTreeMap<u16, Cell> {
     cells
 }
 
-/// Where each CPU of each host is.
-fn places(machine: &Machine, cells: &BTreeMap<u16, Cell>) -> BTreeMap<(String, i64), Vec<Place>> {
-    let mut places: BTreeMap<(String, i64), Vec<Place>> = BTreeMap::new();
+/// Returns the groups of each CPU of each host.
+fn groups(machine: &Machine, cells: &BTreeMap<u16, Cell>) -> BTreeMap<(String, i64), Vec<CpuGroup>> {
+    let mut groups: BTreeMap<(String, i64), Vec<CpuGroup>> = BTreeMap::new();
     for (number, cell) in cells {
         for cpu in &cell.cpus {
-            let of_cpu = places.entry((cell.host.clone(), *cpu)).or_default();
-            of_cpu.push(Place::Cell(*number));
+            let of_cpu = groups.entry((cell.host.clone(), *cpu)).or_default();
+            of_cpu.push(CpuGroup::Cell(*number));
         }
     }
     for host in &machine.hosts {
         for node in &host.nodes {
             let caches = node.caches.iter().flat_map(|cache| {
-                let place = Place::Cache(host.name.clone(), cache.name.clone());
-                cache.cpus.iter().map(move |cpu| (*cpu, place.clone()))
+                let group = CpuGroup::Cache(host.name.clone(), cache.name.clone());
+                cache.cpus.iter().map(move |cpu| (*cpu, group.clone()))
             });
-            let of_node = |cpu: i64| (cpu, Place::Node(host.name.clone(), node.number));
-            for (cpu, place) in caches.chain(node.cpus.iter().map(|cpu| of_node(cpu.number))) {
-                places.entry((host.name.clone(), cpu)).or_default().push(place);
+            let of_node = |cpu: i64| (cpu, CpuGroup::Node(host.name.clone(), node.number));
+            for (cpu, group) in caches.chain(node.cpus.iter().map(|cpu| of_node(cpu.number))) {
+                groups.entry((host.name.clone(), cpu)).or_default().push(group);
             }
         }
     }
-    places
+    groups
 }
 
-/// What was measured of a transport: host, from which CPU, to which, and the value.
+/// Returns the measurements of a transport: host, source CPU, target CPU, value.
 fn between_cpus<'a>(
     base: &'a Base,
     kind: &'a str,
@@ -330,13 +337,13 @@ fn between_cpus<'a>(
     })
 }
 
-fn by_places<'a>(
+fn by_group<'a>(
     measured: impl Iterator<Item = (&'a str, i64, i64, u64)>,
-    places: &BTreeMap<(String, i64), Vec<Place>>,
-) -> ByPlaces {
-    let mut all = ByPlaces::new();
+    groups: &BTreeMap<(String, i64), Vec<CpuGroup>>,
+) -> ByGroups {
+    let mut all = ByGroups::new();
     for (host, from, to, value) in measured {
-        let [from, to] = [from, to].map(|cpu| places.get(&(host.to_owned(), cpu)));
+        let [from, to] = [from, to].map(|cpu| groups.get(&(host.to_owned(), cpu)));
         for (from, to) in from.into_iter().flatten().zip(to.into_iter().flatten()) {
             let pair = (from.clone(), to.clone());
             all.entry(pair).or_default().push(value);
@@ -346,13 +353,13 @@ fn by_places<'a>(
     all
 }
 
-/// The median of what was measured between the narrowest places of two cells.
-fn nearest(measured: &ByPlaces, from: &Cell, to: &Cell) -> Option<u64> {
+/// Returns the median measurement between the narrowest groups of two cells.
+fn nearest(measured: &ByGroups, from: &Cell, to: &Cell) -> Option<u64> {
     let alike = from
-        .places
+        .groups
         .iter()
-        .flat_map(|from| to.places.iter().map(move |to| (from, to)));
-    // Of the same width only: a cell and a cell, a cache and a cache, a node and a node.
+        .flat_map(|from| to.groups.iter().map(move |to| (from, to)));
+    // Only groups of the same kind are compared: cells, caches or nodes.
     let mut alike = alike.filter(|(from, to)| std::mem::discriminant(*from) == std::mem::discriminant(*to));
     alike.find_map(|(from, to)| {
         let all = measured.get(&(from.clone(), to.clone()))?;
@@ -397,7 +404,7 @@ fn asserted_ns(base: &Base) -> BTreeMap<(u16, u16), BTreeMap<String, u64>> {
     all
 }
 
-/// The middle one; none of none.
+/// Returns the median; `None` for an empty slice.
 pub(crate) fn median<T: Copy + Ord>(all: &mut [T]) -> Option<T> {
     all.sort_unstable();
     all.get(all.len() / 2).copied()

@@ -32,13 +32,13 @@ fn status(number: u16, life: Option<u32>) -> CellStatus {
 }
 
 #[test]
-fn cell_that_does_not_run_has_no_room_and_its_loans_are_no_memory() {
+fn stopped_cell_has_no_capacity_and_its_loans_do_not_count() {
     let part = |cell| Part { cell, bytes: 1 << 20 };
     let mut cells = vec![status(0, Some(1)), status(1, None), status(2, Some(1))];
     cells[0].borrowed = vec![part(1), part(2)];
     cells[2].lent = vec![part(0)];
-    let rooms = of_status(&Status { cells, ready: true }, |number| number == 0);
-    let facts: Vec<String> = facts(&rooms).iter().map(Fact::to_string).collect();
+    let capacities = of_status(&Status { cells, ready: true }, |number| number == 0);
+    let facts: Vec<String> = facts(&capacities).iter().map(Fact::to_string).collect();
     let expected = [
         "cell_runs(0)",
         "cell_cpus(0, 2)",
@@ -52,17 +52,17 @@ fn cell_that_does_not_run_has_no_room_and_its_loans_are_no_memory() {
     ];
     assert_eq!(facts, expected);
     assert_eq!(
-        rooms.iter().map(|room| room.is_here).collect::<Vec<_>>(),
+        capacities.iter().map(|room| room.is_here).collect::<Vec<_>>(),
         [true, false]
     );
 }
 
 #[test]
-fn recorded_cells_have_the_room_that_their_facts_say() {
+fn recorded_cells_have_the_capacity_of_their_facts() {
     let facts = "host(\"a\")\ncell(0, \"a\")\ncell_cpu(0, 4)\ncell_cpu(0, 5)\ncell(1, \"b\")\ncell_runs(0)\ncell_runs(1)\n\
         cell_runs(2)\ncell_free_bytes(0, 100)\ncell_free_bytes(1, 900)\ncell_cpus(1, 8)\ncell_vcpus(1, 4)\ncell_runs(-1)";
-    let rooms = of_facts(&base(facts));
-    let said: Vec<_> = rooms
+    let capacities = of_facts(&base(facts));
+    let said: Vec<_> = capacities
         .iter()
         .map(|room| (room.cell, room.cpus, room.vcpus, room.free_bytes, room.is_here))
         .collect();
@@ -71,7 +71,7 @@ fn recorded_cells_have_the_room_that_their_facts_say() {
 }
 
 #[test]
-fn queries_have_the_decision_and_its_reasons_as_facts() {
+fn queries_return_the_decision_and_its_reasons_as_facts() {
     let facts = "cell_runs(0)\ncell_cpus(0, 2)\ncell_vcpus(0, 1)\ncell_free_bytes(0, 100)\n\
         cell_runs(1)\ncell_cpus(1, 2)\ncell_free_bytes(1, 100)\ncell_runs(2)\ncell_cpus(2, 2)\ncell_free_bytes(2, 900)\n\
         cell_cordoned(2)\n";
@@ -91,13 +91,13 @@ fn queries_have_the_decision_and_its_reasons_as_facts() {
 }
 
 #[test]
-fn assertion_of_a_cell_that_does_not_run_gives_it_no_room() {
+fn assertion_gives_a_stopped_cell_no_capacity() {
     let asserted = base("cell_runs(7)\ncell_cpus(7, 64)\ncell_free_bytes(7, 9000000000)\ncell_cordoned(0)");
     let cells = vec![status(0, Some(1)), status(1, Some(1))];
     let merged = merge(&asserted, of_status(&Status { cells, ready: true }, |_| true));
-    let rooms = of_facts(&merged);
+    let capacities = of_facts(&merged);
     assert_eq!(
-        rooms
+        capacities
             .iter()
             .map(|room| (room.cell, room.is_cordoned))
             .collect::<Vec<_>>(),
@@ -106,10 +106,10 @@ fn assertion_of_a_cell_that_does_not_run_gives_it_no_room() {
 }
 
 #[test]
-fn change_of_the_file_is_noticed_once() {
+fn file_change_is_reported_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("asserted.facts");
-    let mut watch = Watch {
+    let mut watch = AssertionWatch {
         file: Some(file.clone()),
         seen: None,
     };
@@ -123,11 +123,11 @@ fn change_of_the_file_is_noticed_once() {
     assert!(watch.has_changed() && !watch.has_changed());
 }
 
-fn any_rooms() -> impl Strategy<Value = Vec<Room>> {
+fn any_rooms() -> impl Strategy<Value = Vec<CellCapacity>> {
     let any = (0..5_u32, 0..9_u32, 0..4_u64, any::<bool>(), any::<bool>());
     prop::collection::vec(any, 0..6).prop_map(|all| {
-        let rooms = all.into_iter().zip(0..);
-        let room = |((cpus, vcpus, free, is_cordoned, is_here), cell)| Room {
+        let capacities = all.into_iter().zip(0..);
+        let room = |((cpus, vcpus, free, is_cordoned, is_here), cell)| CellCapacity {
             cell,
             cpus,
             vcpus,
@@ -135,43 +135,43 @@ fn any_rooms() -> impl Strategy<Value = Vec<Room>> {
             is_cordoned,
             is_here,
         };
-        rooms.map(room).collect()
+        capacities.map(room).collect()
     })
 }
 
 /// Facts of the hosts of cells.
-fn hosts(rooms: &[Room]) -> Vec<Fact> {
-    let of = |room: &Room| {
-        let host = if room.is_here { "here" } else { "there" };
+fn hosts(capacities: &[CellCapacity]) -> Vec<Fact> {
+    let of = |room: &CellCapacity| {
+        let host = if room.is_here { "here" } else { "forward" };
         Fact::new("cell", [i64::from(room.cell).into(), host.into()])
     };
     let here = Fact::new("host", ["here".into()]);
-    rooms.iter().map(of).chain([here]).collect()
+    capacities.iter().map(of).chain([here]).collect()
 }
 
 proptest! {
-    /// What is asserted of a live cluster has the same cell chosen through the facts as by the rooms with the
-    /// assertions.
+    /// Assertions on a live cluster select the same cell through the facts as by the capacities with the
+    /// assertions applied.
     #[test]
-    fn facts_and_rooms_give_a_vm_the_same_place(
-        mut rooms in any_rooms(),
+    fn placement_by_facts_equals_placement_by_capacities(
+        mut capacities in any_rooms(),
         asserted in any_rooms(),
         vcpus in 0..4_u32,
         mib in 0..4_u64,
     ) {
         let want = Want { vcpus, memory_bytes: mib << 20 };
-        let mut known: Base = hosts(&rooms).into_iter().collect();
+        let mut known: Base = hosts(&capacities).into_iter().collect();
         known.learn(facts(&asserted));
         known.learn([Fact::new("wants", [i64::from(vcpus).into(), (mib as i64 * (1 << 20)).into()])]);
-        let merged = merge(&known, rooms.clone());
-        assertions_in(&known).apply(&mut rooms);
-        prop_assert_eq!(of_facts(&merged), rooms.clone());
-        let chosen = place(&rooms, want);
+        let merged = merge(&known, capacities.clone());
+        assertions_in(&known).apply(&mut capacities);
+        prop_assert_eq!(of_facts(&merged), capacities.clone());
+        let chosen = place(&capacities, want);
         let facts = conclusions(&merged);
         let mut placed = facts.iter().filter(|fact| fact.name == "place").map(|fact| fact.number(0));
         prop_assert_eq!(placed.next().flatten(), chosen.map(i64::from));
         prop_assert_eq!(placed.next(), None);
         // Each cell has one verdict.
-        prop_assert_eq!(facts.iter().filter(|fact| fact.name != "place").count(), rooms.len());
+        prop_assert_eq!(facts.iter().filter(|fact| fact.name != "place").count(), capacities.len());
     }
 }

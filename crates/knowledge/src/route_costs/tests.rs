@@ -34,12 +34,12 @@ fn learn(base: &mut Base, facts: &str) {
 }
 
 #[test]
-fn without_measurements_costs_follow_the_distances() {
+fn unmeasured_costs_are_proportional_to_distance() {
     for (machine, count) in [(TWO, 2), (EIGHT, 8), (SIXTY_FOUR, 64)] {
         let base = with_cells(machine);
-        let cells: Vec<u16> = Ways::of(&base).cells().collect();
+        let cells: Vec<u16> = RouteCosts::of(&base).cells().collect();
         assert_eq!(cells, (0..count).collect::<Vec<u16>>());
-        let costs = Costs::of(&Ways::of(&base), &cells);
+        let costs = Costs::of(&RouteCosts::of(&base), &cells);
         assert_eq!(costs.send_ns, SEND_NS);
         assert_eq!(costs.node, (0..u32::from(count)).collect::<Vec<u32>>());
         for fact in base.named("distance") {
@@ -51,7 +51,7 @@ fn without_measurements_costs_follow_the_distances() {
 }
 
 #[test]
-fn what_is_measured_between_some_cpus_holds_for_those_like_them() {
+fn measurements_extend_to_equivalent_cpus() {
     let mut base = with_cells(TWO);
     // CPUs 0 to 3 are in cell 0, 4 to 7 in cell 1; a cell of another part of node 1, which nobody measured.
     learn(
@@ -65,7 +65,7 @@ fn what_is_measured_between_some_cpus_holds_for_those_like_them() {
          cell_cpu(7, 99)\n\
          cell_node(7, 1)",
     );
-    let costs = Costs::of(&Ways::of(&base), &[1, 0, 7]);
+    let costs = Costs::of(&RouteCosts::of(&base), &[1, 0, 7]);
     assert_eq!(costs.latency_ns[1][0], 300);
     assert_eq!(costs.latency_ns[0][1], 310);
     assert_eq!(costs.latency_ns[1][2], 300, "as from node to node");
@@ -78,7 +78,7 @@ fn what_is_measured_between_some_cpus_holds_for_those_like_them() {
 }
 
 #[test]
-fn what_is_known_of_memory_is_measured_or_nothing() {
+fn copy_bandwidth_is_measured_or_absent() {
     let mut base = with_cells(TWO);
     learn(
         &mut base,
@@ -91,39 +91,39 @@ fn what_is_known_of_memory_is_measured_or_nothing() {
          cell(8, \"beta\")\n\
          cell_node(8, 0)",
     );
-    let ways = Ways::of(&base);
+    let costs = RouteCosts::of(&base);
     assert_eq!(
-        [ways.measured_ns(0, 1), ways.measured_ns(0, 0)],
+        [costs.measured_ns(0, 1), costs.measured_ns(0, 0)],
         [Some(300), Some(91)]
     );
-    assert_eq!([ways.measured_ns(1, 0), ways.measured_ns(1, 1)], [None, None]);
+    assert_eq!([costs.measured_ns(1, 0), costs.measured_ns(1, 1)], [None, None]);
     assert_eq!(
-        [ways.copied_mb_s(0, 1), ways.copied_mb_s(1, 0)],
+        [costs.copied_mb_s(0, 1), costs.copied_mb_s(1, 0)],
         [Some(9000), None]
     );
-    assert_eq!([ways.distance(0, 1), ways.distance(1, 1)], [Some(21), Some(10)]);
+    assert_eq!([costs.distance(0, 1), costs.distance(1, 1)], [Some(21), Some(10)]);
     let others = [(0, 8), (8, 8), (0, 9)];
     assert!(
         others
             .iter()
-            .all(|(from, to)| ways.distance(*from, *to).is_none())
+            .all(|(from, to)| costs.distance(*from, *to).is_none())
     );
     assert!(
         others
             .iter()
-            .all(|(from, to)| ways.measured_ns(*from, *to).is_none())
+            .all(|(from, to)| costs.measured_ns(*from, *to).is_none())
     );
 }
 
 #[test]
-fn what_is_asserted_of_cells_counts_most() {
+fn asserted_costs_of_cells_take_precedence() {
     let mut base = with_cells(TWO);
     learn(&mut base, "latency_ns(\"two-sockets\", 0, 4, \"ring\", 300)");
     learn(&mut base, "message_ns(0, 1, \"ring\", 77)");
-    assert_eq!(Ways::of(&base).fastest_ns(0, 1), 77);
-    assert_eq!(Ways::of(&base).fastest_ns(1, 0), 140 * 21 / 10);
+    assert_eq!(RouteCosts::of(&base).fastest_ns(0, 1), 77);
+    assert_eq!(RouteCosts::of(&base).fastest_ns(1, 0), 140 * 21 / 10);
     // As facts, it is there once.
-    base.learn(Ways::of(&base).facts());
+    base.learn(RouteCosts::of(&base).facts());
     let facts: Vec<String> = base.named("message_ns").map(Fact::to_string).collect();
     assert_eq!(
         facts,
@@ -137,16 +137,16 @@ fn what_is_asserted_of_cells_counts_most() {
         transports,
         ["transport(0, 1, \"ring\")", "transport(1, 0, \"ring\")"]
     );
-    assert_eq!(Ways::of(&base).facts().len(), 4);
+    assert_eq!(RouteCosts::of(&base).facts().len(), 4);
 }
 
 #[test]
-fn between_hosts_the_fastest_transport_counts() {
+fn cost_between_hosts_is_that_of_the_fastest_transport() {
     let mut base = with_cells(TWO);
     learn(&mut base, "cell(2, \"beta\")\ncell(3, \"gamma\")");
-    let ways = Ways::of(&base);
+    let costs = RouteCosts::of(&base);
     assert_eq!(
-        ways.between(0, 2),
+        costs.between(0, 2),
         BTreeMap::from([(TLS.to_owned(), ELSEWHERE_NS)])
     );
     learn(
@@ -154,43 +154,46 @@ fn between_hosts_the_fastest_transport_counts() {
         "host_latency_ns(\"two-sockets\", \"beta\", \"tls\", 41000)\nhost_latency_ns(\"beta\", \"two-sockets\", \"shared\", 2000)",
     );
     // A transport that the cluster does not have carries nothing, however fast it is said to be.
-    assert_eq!(Ways::of(&base).transport(0, 2), Some(TLS));
-    assert_eq!(Ways::of(&base).fastest_ns(0, 2), 41_000);
+    assert_eq!(RouteCosts::of(&base).transport(0, 2), Some(TLS));
+    assert_eq!(RouteCosts::of(&base).fastest_ns(0, 2), 41_000);
     learn(&mut base, "shares_memory(\"two-sockets\", \"beta\")");
-    let ways = Ways::of(&base);
-    assert_eq!(ways.transport(2, 0), Some(SHARED));
-    assert_eq!(ways.fastest_ns(0, 2), 2000);
-    assert_eq!(ways.between(2, 1)[TLS], 41_000);
-    assert_eq!(ways.fastest_ns(0, 3), ELSEWHERE_NS);
-    let costs = Costs::of(&Ways::of(&base), &[0, 1, 2, 3]);
+    let costs = RouteCosts::of(&base);
+    assert_eq!(costs.transport(2, 0), Some(SHARED));
+    assert_eq!(costs.fastest_ns(0, 2), 2000);
+    assert_eq!(costs.between(2, 1)[TLS], 41_000);
+    assert_eq!(costs.fastest_ns(0, 3), ELSEWHERE_NS);
+    let costs = Costs::of(&RouteCosts::of(&base), &[0, 1, 2, 3]);
     assert_eq!(costs.node, [0, 1, 2, 3], "each host has nodes of its own");
 }
 
 #[test]
-fn memory_that_hosts_share_is_taken_unless_a_stream_is_known_to_be_faster() {
+fn shared_memory_is_chosen_unless_tls_is_known_to_be_faster() {
     let mut base = with_cells(TWO);
     let facts = "cell(2, \"beta\")\nshares_memory(\"beta\", \"two-sockets\")\nhost_latency_ns(\"two-sockets\", \"beta\", \"tls\", 100)";
     learn(&mut base, facts);
-    let ways = Ways::of(&base);
-    assert_eq!((ways.transport(0, 2), ways.fastest_ns(0, 2)), (Some(SHARED), 100));
-    assert_eq!(ways.transport(0, 1), Some(RING));
+    let costs = RouteCosts::of(&base);
+    assert_eq!(
+        (costs.transport(0, 2), costs.fastest_ns(0, 2)),
+        (Some(SHARED), 100)
+    );
+    assert_eq!(costs.transport(0, 1), Some(RING));
     // Nothing is known of a cell that has just joined.
-    assert_eq!(choose(&ways.between(0, 9), &[SHARED, TLS]), Some(SHARED));
+    assert_eq!(choose(&costs.between(0, 9), &[SHARED, TLS]), Some(SHARED));
     learn(
         &mut base,
         "host_latency_ns(\"two-sockets\", \"beta\", \"shared\", 101)",
     );
-    assert_eq!(Ways::of(&base).transport(0, 2), Some(TLS));
+    assert_eq!(RouteCosts::of(&base).transport(0, 2), Some(TLS));
     learn(&mut base, "message_ns(0, 2, \"shared\", 7)");
-    assert_eq!(Ways::of(&base).transport(0, 2), Some(SHARED));
+    assert_eq!(RouteCosts::of(&base).transport(0, 2), Some(SHARED));
 }
 
 #[test]
-fn on_the_recorded_machines_trees_bring_replies_never_later_than_one_by_one() {
+fn trees_complete_no_later_than_sequential_sends_on_recorded_machines() {
     for machine in [TWO, EIGHT, SIXTY_FOUR] {
         let base = with_cells(machine);
-        let cells: Vec<u16> = Ways::of(&base).cells().collect();
-        let costs = Costs::of(&Ways::of(&base), &cells);
+        let cells: Vec<u16> = RouteCosts::of(&base).cells().collect();
+        let costs = Costs::of(&RouteCosts::of(&base), &cells);
         for source in 0..cells.len() {
             let best = Tree::best(&costs, source).replied_ns(&costs, source);
             assert!(best <= Tree::unicast(&costs, source).replied_ns(&costs, source));
@@ -199,14 +202,14 @@ fn on_the_recorded_machines_trees_bring_replies_never_later_than_one_by_one() {
 }
 
 proptest! {
-    /// Whatever is measured, there is a cost of each pair, and none is lower than the lowest that was measured or derived.
+    /// For any measurements, each pair has a cost, and none is lower than the lowest measured or derived one.
     #[test]
-    fn every_pair_has_a_cost(measured in prop::collection::vec((0..20_i64, 0..20_i64, 50..5000_i64), 0..40)) {
+    fn every_pair_of_cells_has_a_cost(measured in prop::collection::vec((0..20_i64, 0..20_i64, 50..5000_i64), 0..40)) {
         let mut base = with_cells(TWO);
         base.learn(measured.iter().map(|(from, to, ns)| {
             Fact::new("latency_ns", ["two-sockets".into(), (*from).into(), (*to).into(), RING.into(), (*ns).into()])
         }));
-        let costs = Costs::of(&Ways::of(&base), &[0, 1]);
+        let costs = Costs::of(&RouteCosts::of(&base), &[0, 1]);
         for latency in costs.latency_ns.iter().flatten() {
             prop_assert!((50..=5000 * 21 / 10).contains(latency), "{latency}");
         }

@@ -18,7 +18,7 @@ use knowledge::{Base, Fact, Machine};
 use registry::cluster::files::Files;
 use registry::runtime;
 
-use crate::measure::{self, Kept, Measured};
+use crate::measure::{self, MeasurementCache, Measurements};
 use crate::topology;
 
 /// The file in the data directory with the facts that a user asserts of this machine.
@@ -40,7 +40,7 @@ pub enum FileError {
     Wrong {
         /// The file.
         path: PathBuf,
-        /// The line, and the help.
+        /// The line and the help.
         source: FactError,
     },
 }
@@ -52,7 +52,7 @@ pub enum FileError {
 pub fn host() -> Result<Base, FileError> {
     let mut base: Base = topology::discover().into_iter().collect();
     if let Ok(runtime) = runtime::directory() {
-        let measured = Kept::at(&runtime).read(&topology::host_name(), &measure::allowed());
+        let measured = MeasurementCache::at(&runtime).read(&topology::host_name(), &measure::allowed());
         base.learn(measured.into_iter().flat_map(|measured| measured.facts));
     }
     base.learn(asserted()?);
@@ -90,7 +90,7 @@ pub fn read(file: &Path) -> Result<Vec<Fact>, FileError> {
 /// If the results can't be kept.
 pub fn measure(at_once: bool) -> io::Result<()> {
     let runtime = runtime::directory()?;
-    let kept = Kept::at(&runtime);
+    let kept = MeasurementCache::at(&runtime);
     let Some(_turn) = kept.turn(at_once)? else {
         return Ok(());
     };
@@ -100,12 +100,12 @@ pub fn measure(at_once: bool) -> io::Result<()> {
     if let Some(site) = Files::at(&runtime).site()? {
         facts.extend(measure::reach(&site, &name));
     }
-    kept.write(&name, &Measured { cpus: allowed, facts })
+    kept.write(&name, &Measurements { cpus: allowed, facts })
 }
 
 /// Whether measurements of this host since its start are kept.
 pub fn is_measured() -> bool {
-    let kept = runtime::directory().map(|runtime| Kept::at(&runtime));
+    let kept = runtime::directory().map(|runtime| MeasurementCache::at(&runtime));
     kept.is_ok_and(|kept| kept.read(&topology::host_name(), &measure::allowed()).is_some())
 }
 
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_of_this_host_are_on_the_host_that_facts_speak_of() {
+    fn local_cells_get_the_host_name_used_in_facts() {
         let site = Site {
             here: "alpha".into(),
             hosts: Vec::new(),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_is_named_with_the_line_and_its_mend() {
+    fn malformed_file_error_names_line_and_help() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("wrong.facts");
         fs::write(&file, "# mine\nlatency_ns(\"box\", 0, 1, 300)\n").expect("written");
@@ -261,12 +261,12 @@ mod tests {
 
     /// Multicast takes its costs from these facts.
     #[test]
-    fn the_cells_of_this_machine_have_costs() {
+    fn every_local_cell_pair_has_a_message_cost() {
         let mut base: Base = topology::discover().into_iter().collect();
         let plans = division(&Machine::of(&base), None).expect("a machine with CPUs");
         base.learn(cells(&plans, &topology::host_name(), None));
         let numbers: Vec<u16> = plans.iter().map(|plan| plan.number).collect();
-        let costs = Costs::of(&knowledge::Ways::of(&base), &numbers);
+        let costs = Costs::of(&knowledge::RouteCosts::of(&base), &numbers);
         assert_eq!(costs.node.len(), plans.len());
         assert!(costs.latency_ns.iter().flatten().all(|ns| *ns > 0));
     }

@@ -1,10 +1,11 @@
-//! The network between a lab's hosts: each Ethernet frame goes to every other host on the link, as late as [`Air`] says, or not at all.
+//! The switch of a link between lab hosts: it forwards each Ethernet frame to every other host, with the
+//! delay and loss of [`Netem`].
 //!
-//! QEMU's stream network backend carries each frame after its length, 4 bytes, big-endian. A host that does not read
-//! loses frames; it never holds up the others.
+//! QEMU's stream network backend prefixes each frame with its length, 4 bytes, big-endian. A host that does
+//! not read loses frames; it never blocks the others.
 //!
-//! Delay and loss are made here and not by `tc` in the hosts: a timer of theirs waits for the next tick, up to 4 ms (`qemu.rs`), and a
-//! card's queue knows no single neighbour on a link of three.
+//! Delay and loss are emulated here and not by `tc` in the hosts: a timer of the hosts waits for the next
+//! tick, up to 4 ms (`qemu.rs`), and a card's queue can't select one neighbour on a link of three.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,36 +16,36 @@ use std::time::Instant;
 
 use config::lab::Quality;
 
-use crate::air::{Air, Fate};
+use crate::netem::{Forwarding, Netem};
 
-/// The longest frame taken: a full offloaded segment and its headers.
+/// Longest frame, bytes: a full offloaded segment and its headers.
 const FRAME_BYTES_MAX: usize = 68 << 10;
 
-/// Frames that wait for one host before more are dropped.
+/// Most frames that wait for one host; more are dropped.
 const WAITING_FRAMES_MAX: usize = 256;
 
 type Frame = Arc<Vec<u8>>;
 
-/// A running link. It ends when all its hosts are gone.
+/// The switch of a running link. It ends when all its hosts are gone.
 #[derive(Clone)]
-pub struct Hub(Arc<Shared>);
+pub struct Switch(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
-    /// A frame is due sooner than any before it, or the last host has gone.
+    /// Signalled when a frame is due before all others, or the last host is gone.
     sooner: Condvar,
 }
 
 struct State {
-    air: Air<Frame>,
-    /// To each host's writer; none when all hosts are gone.
+    netem: Netem<Frame>,
+    /// Queue of each host's writer thread; empty when all hosts are gone.
     senders: Vec<SyncSender<Frame>>,
-    /// Hosts that are not gone.
+    /// Number of connected hosts.
     hosts: usize,
 }
 
 impl State {
-    /// Full or gone: a network loses frames.
+    /// A full queue or a gone host loses the frame.
     fn deliver(&self, to: usize, frame: Frame) {
         if let Some(sender) = self.senders.get(to) {
             let _ = sender.try_send(frame);
@@ -52,7 +53,7 @@ impl State {
     }
 }
 
-impl Hub {
+impl Switch {
     /// Connects the hosts behind `ports`.
     pub fn start(ports: Vec<UnixStream>, quality: Quality, seed: u64) -> io::Result<Self> {
         let count = ports.len();
@@ -64,33 +65,33 @@ impl Hub {
             readers.push(port.try_clone()?);
             spawn(move || write_all(port, &receiver))?;
         }
-        let hub = Self(Arc::new(Shared {
+        let switch = Self(Arc::new(Shared {
             state: Mutex::new(State {
-                air: Air::new(count, quality, seed),
+                netem: Netem::new(count, quality, seed),
                 senders,
                 hosts: count,
             }),
             sooner: Condvar::new(),
         }));
         for (from, reader) in readers.into_iter().enumerate() {
-            let hub = hub.clone();
-            spawn(move || hub.read_all(from, count, reader))?;
+            let switch = switch.clone();
+            spawn(move || switch.read_all(from, count, reader))?;
         }
-        let late = hub.clone();
+        let late = switch.clone();
         spawn(move || late.bring())?;
-        Ok(hub)
+        Ok(switch)
     }
 
     /// Changes the ways between two ports, both of them.
     pub fn set(&self, one: usize, other: usize, quality: Quality) {
         let mut state = self.lock();
-        state.air.set(one, other, quality);
-        state.air.set(other, one, quality);
+        state.netem.set(one, other, quality);
+        state.netem.set(other, one, quality);
     }
 
     /// How the ways between two ports are.
     pub fn quality(&self, one: usize, other: usize) -> Quality {
-        self.lock().air.quality(one, other)
+        self.lock().netem.quality(one, other)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -102,14 +103,14 @@ impl Hub {
         while let Ok(frame) = read_frame(&mut port) {
             let frame = Arc::new(frame);
             let mut state = self.lock();
-            let next = state.air.next_due();
+            let next = state.netem.next_due();
             let now = Instant::now();
             for to in (0..ports).filter(|to| *to != from) {
-                if let Fate::Arrives(frame) = state.air.send(from, to, Arc::clone(&frame), now) {
+                if let Forwarding::Deliver(frame) = state.netem.send(from, to, Arc::clone(&frame), now) {
                     state.deliver(to, frame);
                 }
             }
-            let due = state.air.next_due();
+            let due = state.netem.next_due();
             if due.is_some_and(|due| next.is_none_or(|next| due < next)) {
                 self.0.sooner.notify_one();
             }
@@ -128,10 +129,10 @@ impl Hub {
         let mut state = self.lock();
         while state.hosts > 0 {
             let now = Instant::now();
-            while let Some((to, frame)) = state.air.arrived(now) {
+            while let Some((to, frame)) = state.netem.arrived(now) {
                 state.deliver(to, frame);
             }
-            state = match state.air.next_due() {
+            state = match state.netem.next_due() {
                 None => self.0.sooner.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(due) => {
                     let left = due.saturating_duration_since(Instant::now());
@@ -144,7 +145,7 @@ impl Hub {
 }
 
 fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name("hub".into()).spawn(run).map(drop)
+    thread::Builder::new().name("switch".into()).spawn(run).map(drop)
 }
 
 fn write_all(mut port: impl Write, frames: &Receiver<Frame>) {
@@ -181,12 +182,12 @@ mod tests {
     use super::*;
 
     /// A hub, and the hosts' ends.
-    fn hub(hosts: usize) -> (Hub, Vec<UnixStream>) {
+    fn switch(hosts: usize) -> (Switch, Vec<UnixStream>) {
         let (ends, ports): (Vec<_>, Vec<_>) = (0..hosts).map(|_| UnixStream::pair().unwrap()).unzip();
         for end in &ends {
             end.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         }
-        (Hub::start(ports, Quality::default(), 1).unwrap(), ends)
+        (Switch::start(ports, Quality::default(), 1).unwrap(), ends)
     }
 
     fn nothing_comes(end: &mut UnixStream) {
@@ -196,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_reaches_every_other_host_and_not_its_sender() {
-        let (_hub, mut ends) = hub(3);
+    fn frame_is_forwarded_to_every_other_port() {
+        let (_hub, mut ends) = switch(3);
         write_frame(&mut ends[0], b"hello").unwrap();
         for end in &mut ends[1..] {
             assert_eq!(read_frame(end).unwrap(), b"hello");
@@ -206,8 +207,8 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_never_reads_holds_nobody_up() {
-        let (_hub, mut ends) = hub(3);
+    fn host_that_never_reads_does_not_block_others() {
+        let (_hub, mut ends) = switch(3);
         for number in 0..2000u32 {
             write_frame(&mut ends[0], &[number.to_be_bytes()[3]; 1500]).unwrap();
             assert_eq!(read_frame(&mut ends[1]).unwrap()[0], number.to_be_bytes()[3]);
@@ -215,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_was_made_bad_is_bad_between_its_two_hosts_only_and_until_it_is_restored() {
-        let (hub, mut ends) = hub(3);
+    fn impairment_affects_its_two_hosts_only_until_restored() {
+        let (switch, mut ends) = switch(3);
         let delay = Duration::from_millis(30);
         let bad = |delay: &str, loss: &str| Quality {
             delay: delay.parse().unwrap(),
             loss: loss.parse().unwrap(),
         };
-        hub.set(0, 1, bad("30ms", "0%"));
+        switch.set(0, 1, bad("30ms", "0%"));
         for (from, to) in [(0, 1), (1, 0)] {
             let start = Instant::now();
             for text in [b"first", b"later"] {
@@ -235,30 +236,30 @@ mod tests {
                 assert_eq!(read_frame(&mut ends[2]).unwrap(), text);
             }
         }
-        hub.set(1, 0, bad("0ms", "100%"));
-        assert_eq!(hub.quality(0, 1), bad("0ms", "100%"));
+        switch.set(1, 0, bad("0ms", "100%"));
+        assert_eq!(switch.quality(0, 1), bad("0ms", "100%"));
         write_frame(&mut ends[0], b"gone").unwrap();
         assert_eq!(read_frame(&mut ends[2]).unwrap(), b"gone");
         nothing_comes(&mut ends[1]);
-        hub.set(0, 1, Quality::default());
+        switch.set(0, 1, Quality::default());
         write_frame(&mut ends[0], b"back").unwrap();
         assert_eq!(read_frame(&mut ends[1]).unwrap(), b"back");
     }
 
     #[test]
-    fn a_link_whose_hosts_are_gone_has_no_threads() {
-        let (hub, ends) = hub(2);
+    fn link_without_hosts_ends_its_threads() {
+        let (switch, ends) = switch(2);
         drop(ends);
         let start = Instant::now();
-        while Arc::strong_count(&hub.0) > 1 {
+        while Arc::strong_count(&switch.0) > 1 {
             assert!(start.elapsed() < Duration::from_secs(5), "threads are left");
             thread::sleep(Duration::from_millis(5));
         }
-        assert!(hub.lock().senders.is_empty());
+        assert!(switch.lock().senders.is_empty());
     }
 
     #[test]
-    fn an_absurd_length_ends_the_port() {
+    fn oversized_frame_length_closes_the_port() {
         assert!(read_frame(&mut &[0xff, 0xff, 0xff, 0xff, 0][..]).is_err());
     }
 }
