@@ -1,6 +1,6 @@
 //! A cluster file: the cells that a host is divided into, or several hosts.
 //!
-//! Unknown keys are errors. An error shows the file, the place and the mend. [`ClusterSpec::cells`] is what the file means
+//! Unknown keys are errors. An error shows the file, the place and the help. [`ClusterSpec::cells`] is what the file means
 //! on a host, [`ClusterSpec::site`] what it says of the others; without a file, [`ClusterSpec::of_nodes`] makes a cell of
 //! each NUMA node.
 

@@ -23,20 +23,20 @@ pub struct ConfigError {
     label: &'static str,
     /// Help: how to fix the error.
     #[help]
-    pub mend: Option<String>,
+    pub help: Option<String>,
 }
 
 impl ConfigError {
     /// Makes an error from an error of the TOML parser.
     pub(crate) fn from_toml(source_name: &str, text: &str, error: &toml::de::Error) -> Self {
         let words = reader::explain(error.message());
-        Self::at(source_name, text, error.span(), words.message, words.mend)
+        Self::at(source_name, text, error.span(), words.message, words.help)
     }
 
     /// Makes an error from a check of the parsed spec, and finds the key in the text again.
     pub(crate) fn from_fault(source_name: &str, text: &str, fault: &Fault) -> Self {
         let span = locate(text, &fault.path);
-        Self::at(source_name, text, span, fault.message.clone(), fault.mend.clone())
+        Self::at(source_name, text, span, fault.message.clone(), fault.help.clone())
     }
 
     /// Makes an error from a check of a spec that was made from `run`'s flags. There is no text to point at,
@@ -51,7 +51,7 @@ impl ConfigError {
             source_code: None,
             span: None,
             label: "here",
-            mend: Some(fault.flag_mend.as_ref().unwrap_or(&fault.mend).clone()),
+            help: Some(fault.flag_help.as_ref().unwrap_or(&fault.help).clone()),
         }
     }
 
@@ -62,7 +62,7 @@ impl ConfigError {
             source_code: None,
             span: None,
             label: "here",
-            mend: Some(help.into()),
+            help: Some(help.into()),
         }
     }
 
@@ -74,17 +74,17 @@ impl ConfigError {
     }
 
     /// Makes an error about a file that has no text to point at.
-    pub(crate) fn without_text(message: String, mend: String) -> Self {
+    pub(crate) fn without_text(message: String, help: String) -> Self {
         Self {
             message,
             source_code: None,
             span: None,
             label: "here",
-            mend: Some(mend),
+            help: Some(help),
         }
     }
 
-    fn at(source_name: &str, text: &str, span: Option<Range<usize>>, message: String, mend: String) -> Self {
+    fn at(source_name: &str, text: &str, span: Option<Range<usize>>, message: String, help: String) -> Self {
         // What is nowhere in the text is shown at its start: an error without a place would not name its file.
         let span = fit(text, span.unwrap_or(0..0));
         Self {
@@ -92,7 +92,7 @@ impl ConfigError {
             source_code: Some(Arc::new(NamedSource::new(source_name, text.to_owned()))),
             span: Some(span.into()),
             label: "here",
-            mend: Some(mend),
+            help: Some(help),
         }
     }
 }

@@ -117,7 +117,7 @@ fn host_fault(spec: &VmSpec, facts: &HostFacts) -> Option<Fault> {
 }
 
 fn file_fault(at: &[&str], what: &str, path: &Path, access: Access, facts: &HostFacts) -> Option<Fault> {
-    let refused = |why: &str, mend: &str| fault(at, format!("{what} {path:?}: {why}"), mend);
+    let refused = |why: &str, help: &str| fault(at, format!("{what} {path:?}: {why}"), help);
     match (facts.open)(path, access) {
         Ok(FileKind::File) => None,
         Ok(FileKind::BlockDevice) if what == "disk" => None,

@@ -1,6 +1,6 @@
 //! A lab file: hosts in software, the networks between them and the memory they share.
 //!
-//! Unknown keys are errors. An error shows the file, the place and the mend.
+//! Unknown keys are errors. An error shows the file, the place and the help.
 
 mod link;
 
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_delay_or_loss_that_a_link_cannot_have_is_shown() {
-        for (key, wrong, mend) in [
+        for (key, wrong, help) in [
             (
                 "delay",
                 "\"2\"",
@@ -330,7 +330,7 @@ mod tests {
         ] {
             let text = format!("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\"]\n{key} = {wrong}\n");
             let error = LabSpec::parse("lab.toml", &text).unwrap_err();
-            assert_eq!(error.mend.as_deref(), Some(mend), "{error}");
+            assert_eq!(error.help.as_deref(), Some(help), "{error}");
             let span = error.span.unwrap();
             assert_eq!(&text[span.offset()..span.offset() + span.len()], wrong);
         }

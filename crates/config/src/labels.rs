@@ -275,7 +275,7 @@ mod tests {
         ] {
             let error = crate::parse("vm.toml", &text(labels)).unwrap_err();
             assert_eq!(error.message, why);
-            assert!(error.mend.is_some());
+            assert!(error.help.is_some());
         }
     }
 }

@@ -148,7 +148,7 @@ mod tests {
         ] {
             let error = Settings::parse("host.toml", text).unwrap_err();
             assert!(error.message.contains(message), "{text:?}: {error}");
-            assert!(error.span.is_some() && error.mend.is_some(), "{text:?}");
+            assert!(error.span.is_some() && error.help.is_some(), "{text:?}");
         }
     }
 

@@ -251,8 +251,8 @@ fn check_coherent(spec: &VmSpec) -> Result<(), Fault> {
     if spec.memory.0 > COHERENT_MAX_BYTES {
         let message = format!("{} of coherent memory", spec.memory);
         let most = Size(COHERENT_MAX_BYTES);
-        let mend = format!("write `memory = \"{most}\"` at most, or leave out `memory` of `span`");
-        return Err(fault(&["memory"], message, mend).or_by_flag(format!(
+        let help = format!("write `memory = \"{most}\"` at most, or leave out `memory` of `span`");
+        return Err(fault(&["memory"], message, help).or_by_flag(format!(
             "use `--memory {most}` at most, or leave out `--span-memory`"
         )));
     }
@@ -260,7 +260,7 @@ fn check_coherent(spec: &VmSpec) -> Result<(), Fault> {
 }
 
 fn check_cells(spec: &VmSpec, cells: &[u16]) -> Result<(), Fault> {
-    let refused = |message: String, mend: &str| fault(&["span", "cells"], message, mend);
+    let refused = |message: String, help: &str| fault(&["span", "cells"], message, help);
     if cells.is_empty() {
         return Err(refused(
             "no cells to span".into(),
@@ -278,9 +278,9 @@ fn check_cells(spec: &VmSpec, cells: &[u16]) -> Result<(), Fault> {
     }
     if usize::from(spec.cpus) < cells.len() {
         let message = format!("{} cells need a vCPU each, and it has {}", cells.len(), spec.cpus);
-        let mend = format!("write `cpus = {}` or more, or name fewer cells", cells.len());
+        let help = format!("write `cpus = {}` or more, or name fewer cells", cells.len());
         let by_flag = format!("add `--cpus {}` or more, or name fewer cells", cells.len());
-        return Err(refused(message, &mend).or_by_flag(by_flag));
+        return Err(refused(message, &help).or_by_flag(by_flag));
     }
     let least = SHARD_MIN_BYTES * cells.len() as u64;
     if spec.memory.0 < least {
@@ -290,12 +290,12 @@ fn check_cells(spec: &VmSpec, cells: &[u16]) -> Result<(), Fault> {
             spec.memory,
             Size(SHARD_MIN_BYTES)
         );
-        let mend = format!(
+        let help = format!(
             "write `memory = \"{}\"` or more, or name fewer cells",
             Size(least)
         );
         let by_flag = format!("add `--memory {}` or more, or name fewer cells", Size(least));
-        return Err(refused(message, &mend).or_by_flag(by_flag));
+        return Err(refused(message, &help).or_by_flag(by_flag));
     }
     Ok(())
 }

@@ -306,7 +306,7 @@ fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
     let used = Usage::of(own.map(|record| &record.spec));
     policy
         .admit(spec, used)
-        .map_err(|fault| refused(format!("{}; {}", fault.message, fault.mend)))?;
+        .map_err(|fault| refused(format!("{}; {}", fault.message, fault.help)))?;
     for path in paths(spec) {
         place::check(path, geteuid().as_raw()).map_err(refused)?;
     }
@@ -338,10 +338,10 @@ fn check(spec: &VmSpec) -> Result<String> {
         )));
     }
     config::check(spec)
-        .map_err(|fault| Problem::bad_request(format!("{}; {}", fault.message, fault.mend)))?;
+        .map_err(|fault| Problem::bad_request(format!("{}; {}", fault.message, fault.help)))?;
     config::check_host(spec, None, &HostFacts::of_this_host()).map_err(|error: ConfigError| {
-        let mend = error.mend.as_deref().unwrap_or_default();
-        Problem::bad_request(format!("{error}; {mend}"))
+        let help = error.help.as_deref().unwrap_or_default();
+        Problem::bad_request(format!("{error}; {help}"))
     })?;
     Ok(name)
 }

@@ -11,7 +11,7 @@ const OTHERS_WRITE: u32 = 0o022;
 /// checked is the file that is opened later.
 ///
 /// # Errors
-/// One line: what, and how to mend it.
+/// One line: what, and how to fix it.
 pub fn check(path: &Path, owner: u32) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}; name a file that exists", path.display());
     if path.canonicalize().map_err(failed)? != path {

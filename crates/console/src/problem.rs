@@ -15,7 +15,7 @@ pub struct Problem {
     pub title: &'static str,
     /// As in the response.
     pub status: u16,
-    /// One line: what, and how to mend it.
+    /// One line: what, and how to fix it.
     pub detail: String,
 }
 

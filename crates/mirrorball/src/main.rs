@@ -316,14 +316,14 @@ fn failed(failure: operations::Failure) -> miette::Report {
     }
 }
 
-/// Prints an error: with the text it points into if it has one, else in one line with its mend.
+/// Prints an error: with the text it points into if it has one, else in one line with its help.
 pub fn complain(error: &miette::Report) {
     if error.source_code().is_some() {
         eprintln!("{error:?}");
         return;
     }
     match error.help() {
-        Some(mend) => eprintln!("mirrorball: {error}; {mend}"),
+        Some(help) => eprintln!("mirrorball: {error}; {help}"),
         None => eprintln!("mirrorball: {error}"),
     }
 }

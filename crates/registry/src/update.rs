@@ -179,7 +179,7 @@ mod tests {
             json!({ "memory_limit": "128M" }),
         ] {
             let fault = update(wrong.clone()).applied_to(&spec).unwrap_err();
-            assert!(!fault.mend.is_empty(), "{wrong}");
+            assert!(!fault.help.is_empty(), "{wrong}");
         }
         serde_json::from_value::<Update>(json!({ "cpus": 2 })).unwrap_err();
     }

@@ -348,7 +348,7 @@ impl ClusterSpec {
             }
             if let Some(path) = &host.shared_memory {
                 let others = self.hosts.iter().filter(|other| other.name != host.name);
-                let (what, mend) = if !path.is_absolute() {
+                let (what, help) = if !path.is_absolute() {
                     ("not a whole path", "write it from / on, as \"/dev/dax0.0\"")
                 } else if others.clone().all(|other| other.shared_memory.is_none()) {
                     (
@@ -359,7 +359,7 @@ impl ClusterSpec {
                     ("", "")
                 };
                 if !what.is_empty() {
-                    return Err(fault(&["hosts", &at, "shared_memory"], what, mend));
+                    return Err(fault(&["hosts", &at, "shared_memory"], what, help));
                 }
             }
             if !self

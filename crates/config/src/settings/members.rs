@@ -281,7 +281,7 @@ impl MemberPolicy {
             return Ok(());
         }
         let places: Vec<_> = self.paths.iter().map(|path| path.display().to_string()).collect();
-        let mend = if places.is_empty() {
+        let help = if places.is_empty() {
             "use an image of the image store: the host's file lists no `paths`".to_owned()
         } else {
             format!("use a file below {}", places.join(" or "))
@@ -289,7 +289,7 @@ impl MemberPolicy {
         Err(refused(
             at,
             format!("members may not use {}", path.display()),
-            mend,
+            help,
         ))
     }
 }
@@ -341,8 +341,8 @@ fn weakness(sandbox: SandboxSpec) -> u8 {
     }
 }
 
-fn refused(at: &[&str], message: impl Into<String>, mend: impl Into<String>) -> Fault {
-    fault(at, message, mend)
+fn refused(at: &[&str], message: impl Into<String>, help: impl Into<String>) -> Fault {
+    fault(at, message, help)
 }
 
 fn owners(key: &str) -> Fault {
@@ -437,7 +437,7 @@ mod tests {
             let text = format!("name = \"a\"\n{image}sandbox = \"require\"\n{text}");
             let fault = policy.admit(&spec(&text), Usage::default()).unwrap_err();
             assert_eq!(fault.path[0], key, "{text}: {fault:?}");
-            assert!(!fault.mend.is_empty());
+            assert!(!fault.help.is_empty());
         }
     }
 
@@ -487,6 +487,6 @@ mod tests {
         assert_eq!(policy.admit(&any_image, Usage::default()), Ok(()));
         let with_disk = spec("image = \"any\"\nsandbox = \"require\"\n[[disks]]\npath = \"/srv/d\"");
         let fault = policy.admit(&with_disk, Usage::default()).unwrap_err();
-        assert!(fault.mend.contains("image of the image store"), "{fault:?}");
+        assert!(fault.help.contains("image of the image store"), "{fault:?}");
     }
 }

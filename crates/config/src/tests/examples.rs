@@ -19,8 +19,8 @@ fn whole(text: &str) -> String {
 
 /// The keys a table takes, from the reader's own answer to one that it does not.
 fn keys(unknown: &str) -> Vec<String> {
-    let mend = parse("any", unknown).unwrap_err().mend.unwrap();
-    let list = mend.strip_prefix("the keys here: ").unwrap();
+    let help = parse("any", unknown).unwrap_err().help.unwrap();
+    let list = help.strip_prefix("the keys here: ").unwrap();
     list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 

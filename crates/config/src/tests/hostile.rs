@@ -1,4 +1,4 @@
-//! No text makes the reader, the checks or the renderer panic, and every error has its place and its mend.
+//! No text makes the reader, the checks or the renderer panic, and every error has its place and its help.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -39,7 +39,7 @@ fn show_if_refused(text: &str) {
     };
     let span = error.span.unwrap();
     assert!(text.get(span.offset()..span.offset() + span.len()).is_some());
-    assert!(error.mend.as_ref().is_some_and(|mend| !mend.is_empty()));
+    assert!(error.help.as_ref().is_some_and(|help| !help.is_empty()));
     assert!(
         !error.message.is_empty() && !error.message.contains('\n'),
         "{:?}",

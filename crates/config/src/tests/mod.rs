@@ -30,14 +30,10 @@ fn refused(text: &str) -> String {
     shown(&parse("vm.toml", text).unwrap_err())
 }
 
-/// Of a VM file that is refused: what is wrong, what of the text is pointed at, and the mend. How they are drawn is the same for all.
+/// Of a VM file that is refused: what is wrong, what of the text is pointed at, and the help. How they are drawn is the same for all.
 fn fault_of(text: &str) -> [String; 3] {
     let error = parse("vm.toml", text).unwrap_err();
     let span = error.span.expect("a place in the text");
     let place = &text[span.offset()..][..span.len()];
-    [
-        error.message,
-        place.to_owned(),
-        error.mend.expect("a way to mend it"),
-    ]
+    [error.message, place.to_owned(), error.help.expect("help")]
 }

@@ -1,4 +1,4 @@
-//! Why a disk could not be opened: one line with the path and the mend.
+//! Why a disk could not be opened: one line with the path and the help.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub enum DiskError {
         path: PathBuf,
     },
     /// The user may not open the file.
-    #[error("disk {path}: not allowed to {access} it; {mend}", mend = access_mend(access))]
+    #[error("disk {path}: not allowed to {access} it; {help}", help = access_help(access))]
     Denied {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum DiskError {
         source: io::Error,
     },
     /// Another VM holds the file.
-    #[error("disk {path} is in use{how} by {holder}; {mend}")]
+    #[error("disk {path} is in use{how} by {holder}; {help}")]
     InUse {
         /// The file.
         path: PathBuf,
@@ -49,7 +49,7 @@ pub enum DiskError {
         /// The VM and its process, or what is known.
         holder: String,
         /// What to do.
-        mend: &'static str,
+        help: &'static str,
     },
     /// The file is of a format that cannot be used as a disk.
     #[error("disk {path}: is a {found} image; convert it: qemu-img convert -O qcow2 {path} NEW.qcow2")]
@@ -64,7 +64,7 @@ pub enum DiskError {
     Qcow2 {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and the mend.
+        /// What is wrong, and the help.
         why: String,
     },
     /// Not to be done with this disk.
@@ -72,7 +72,7 @@ pub enum DiskError {
     Refused {
         /// The file.
         path: PathBuf,
-        /// Why, and the mend.
+        /// Why, and the help.
         why: String,
     },
     /// A file recognised as qcow2 names other files, and nobody said that it is meant to be qcow2.
@@ -120,7 +120,7 @@ pub enum DiskError {
     },
 }
 
-fn access_mend(access: &str) -> &'static str {
+fn access_help(access: &str) -> &'static str {
     if access == "read" {
         "make it readable for this user (chmod, chgrp), or run as one who may"
     } else {

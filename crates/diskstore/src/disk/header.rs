@@ -35,7 +35,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads and checks the header. The error's text says what is wrong and the mend.
+    /// Reads and checks the header. The error's text says what is wrong and the help.
     pub fn read(file: &File, writable: bool) -> Result<Self, String> {
         let mut bytes = [0_u8; 104];
         let length = file.metadata().map_err(unreadable)?.len();

@@ -179,7 +179,7 @@ fn in_use(path: &Path, file: &File, wanted: Share) -> DiskError {
             .collect::<Vec<_>>()
             .join(", "),
     };
-    let (how, mend) = match wanted {
+    let (how, help) = match wanted {
         Share::Shared => (" exclusively", "stop that VM, or use a copy"),
         Share::Exclusive => ("", "stop that VM, or use the disk privately in both"),
     };
@@ -187,7 +187,7 @@ fn in_use(path: &Path, file: &File, wanted: Share) -> DiskError {
         path: path.to_owned(),
         how,
         holder,
-        mend,
+        help,
     }
 }
 

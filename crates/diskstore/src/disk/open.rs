@@ -10,7 +10,7 @@ use super::format::{decide, length, record_raw};
 use super::header::Header;
 use super::lock::{self, Lock, Share};
 use super::stamp::Stamp;
-use super::upkeep::{first_fault, mend};
+use super::upkeep::{first_fault, repair};
 use super::{DiskError, Format, SECTOR_BYTES, boot, qcow2, scratch};
 
 /// Files of a backing chain at most.
@@ -261,7 +261,7 @@ fn make_overlay(overlay: &Path, size: u64, base: &Path, layer: &Layer) -> std::i
 /// Makes a qcow2 file, locked exclusively, fit to be written: clusters of a killed process are counted, and none is used
 /// twice. `boot` is the host's name for its present start.
 pub(super) fn make_writable(path: &Path, file: &File, boot: Option<&str>) -> Result<(), DiskError> {
-    mend(file).map_err(DiskError::io(path, "counting what a killed process used"))?;
+    repair(file).map_err(DiskError::io(path, "counting what a killed process used"))?;
     if boot::is_recorded(file, boot) {
         return Ok(());
     }

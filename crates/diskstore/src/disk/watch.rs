@@ -46,7 +46,7 @@ impl BaseWatch {
         Ok(())
     }
 
-    /// The first disk whose base is not as it was, what happened to it, and the mend; one `fstat` for each base.
+    /// The first disk whose base is not as it was, what happened to it, and the help; one `fstat` for each base.
     pub fn changed(&self) -> Option<String> {
         self.bases.iter().find_map(Base::changed)
     }

@@ -281,7 +281,7 @@ fn no_overlay(name: &str) -> miette::Report {
     )
 }
 
-/// An error as this command's user can mend it.
+/// An error as this command's user can act on it.
 fn told(error: DiskError) -> miette::Report {
     match error {
         DiskError::UntrustedBacking { path, backing } => miette!(

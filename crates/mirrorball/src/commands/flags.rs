@@ -338,9 +338,9 @@ mod tests {
             error.to_string(),
             "--cmdline: neither an image nor a kernel to boot"
         );
-        let mend = error.help().map(|help| help.to_string());
+        let help = error.help().map(|help| help.to_string());
         assert_eq!(
-            mend.as_deref(),
+            help.as_deref(),
             Some("add `--image debian-12`, or `--kernel FILE`")
         );
         let error = parse(&["vm.toml", "--cmdline", "psi=1"]).unwrap_err();

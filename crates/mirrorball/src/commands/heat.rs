@@ -93,5 +93,5 @@ fn read_symbols(path: &Path) -> Result<Symbols> {
         ));
     }
     Symbols::parse(&text)
-        .map_err(|fault| miette!(help = fault.mend, "{shown} line {}: {}", fault.line, fault.what))
+        .map_err(|fault| miette!(help = fault.help, "{shown} line {}: {}", fault.line, fault.what))
 }

@@ -10,18 +10,18 @@ mod check;
 mod commit;
 mod compact;
 mod diff;
-mod mend;
 mod overlays;
 mod own;
 mod qcow2_map;
+mod repair;
 mod replace;
 
 pub use check::{Report, check, first_fault};
 pub use commit::{Committed, Target, base, commit};
 pub use compact::{Compacted, compact};
 pub use diff::{Change, Diff, diff};
-pub use mend::mend;
 pub use overlays::{Overlay, Overlays};
+pub use repair::repair;
 
 use std::io;
 use std::path::Path;
@@ -67,7 +67,7 @@ impl Idle {
     }
 }
 
-/// The mend of a disk in use, for one who wants to work on it rather than to run a VM.
+/// The help for a disk in use, for one who wants to work on it rather than to run a VM.
 fn stop_first(error: DiskError) -> DiskError {
     match error {
         DiskError::InUse {
@@ -76,7 +76,7 @@ fn stop_first(error: DiskError) -> DiskError {
             path,
             how,
             holder,
-            mend: "stop it first",
+            help: "stop it first",
         },
         error => error,
     }

@@ -227,7 +227,7 @@ fn welcome(
     let failed = push(hosts, &members(&hosts.site())?, &change)?;
     if let Some((name, why)) = failed.first() {
         return Err(miette!(
-            help = "mend that host, or end its cells, and give the same command on the new host again",
+            help = "repair that host, or end its cells, and give the same command on the new host again",
             "host {name} does not take the new cluster file: {why}"
         ));
     }

@@ -33,7 +33,7 @@ pub struct Fault {
     /// What is wrong there.
     pub what: String,
     /// Help: how to fix the fault.
-    pub mend: &'static str,
+    pub help: &'static str,
 }
 
 /// Content of a line.
@@ -75,13 +75,13 @@ impl Symbols {
                     return Err(Fault {
                         line: number,
                         what: format!("{shown:?} is no symbol"),
-                        mend: "a System.map or a guest's /proc/kallsyms has lines as `ffffffff82a07000 D jiffies`",
+                        help: "a System.map or a guest's /proc/kallsyms has lines as `ffffffff82a07000 D jiffies`",
                     });
                 }
             }
             last = number;
         }
-        let (what, mend) = match (symbols.is_empty(), text.trim_ascii().is_empty(), are_hidden) {
+        let (what, help) = match (symbols.is_empty(), text.trim_ascii().is_empty(), are_hidden) {
             (false, ..) => {
                 symbols.sort();
                 return Ok(Self(symbols));
@@ -102,7 +102,7 @@ impl Symbols {
         Err(Fault {
             line: last,
             what: what.to_owned(),
-            mend,
+            help,
         })
     }
 
@@ -216,7 +216,7 @@ ffffffffff600000 T vsyscall
         );
         assert_eq!(hidden.line, 3);
         assert!(hidden.what.contains("kptr_restrict"), "{hidden:?}");
-        assert!(hidden.mend.contains("as root"), "{hidden:?}");
+        assert!(hidden.help.contains("as root"), "{hidden:?}");
     }
 
     #[test]

@@ -15,12 +15,12 @@ use super::qcow2_map::{Entry, Map, Place};
 const ENTRIES_MAX: u64 = 1 << 24;
 /// Largest table that is read, bytes: what a disk of 512 TiB has.
 const TABLE_BYTES_MAX: u64 = 8 << 20;
-/// The only width of counts that is mended here, and that new files have.
+/// The only width of counts that is repaired here, and that new files have.
 const COUNT_BYTES: u64 = 2;
 
-/// Mends the counts of a file that nobody else uses; how many clusters that were. A file with anything unusual (internal
+/// Repairs the counts of a file that nobody else uses; how many clusters that were. A file with anything unusual (internal
 /// snapshots, bitmaps, another width of counts, compressed clusters) is left to `check`.
-pub fn mend(file: &File) -> io::Result<usize> {
+pub fn repair(file: &File) -> io::Result<usize> {
     let Ok(map) = Map::read(file) else {
         return Ok(0);
     };
@@ -37,7 +37,7 @@ pub fn mend(file: &File) -> io::Result<usize> {
         return Ok(0);
     };
     let blocks = map.table(map.refcount_table)?;
-    let (mut mended, mut loaded) = (0, (u64::MAX, Vec::new()));
+    let (mut repaired, mut loaded) = (0, (u64::MAX, Vec::new()));
     for cluster in used {
         let (number, index) = (
             cluster / map.counts_of_a_block() as u64,
@@ -53,13 +53,13 @@ pub fn mend(file: &File) -> io::Result<usize> {
         }
         if loaded.1.get(index as usize) == Some(&0) {
             file.write_all_at(&1_u16.to_be_bytes(), block + index * COUNT_BYTES)?;
-            mended += 1;
+            repaired += 1;
         }
     }
-    Ok(mended)
+    Ok(repaired)
 }
 
-/// The clusters of L2 tables and data; `None` for a file that is not mended here.
+/// The clusters of L2 tables and data; `None` for a file that is not repaired here.
 fn used(map: &Map<'_>) -> io::Result<Option<BTreeSet<u64>>> {
     let inside = |offset: u64| offset.is_multiple_of(map.cluster_bytes) && offset < map.length;
     let (mut used, mut entries) = (BTreeSet::new(), 0);
