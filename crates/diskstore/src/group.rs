@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hostfiles::{Unfinished, lock, private};
+use hostfiles::{AtomicFile, lock, private};
 
 use crate::disk::{DiskError, Lock, Share, copy_scratch as copy_sparse, inherit_format, take_lock};
 
@@ -99,7 +99,7 @@ fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     if copy.exists() {
         return Ok(copy);
     }
-    let new = Unfinished::beside(&copy)?;
+    let new = AtomicFile::beside(&copy)?;
     // SAFETY: takes two descriptors and no pointers.
     if unsafe { libc::ioctl(new.file().as_raw_fd(), SHARE_SPACE, file.as_raw_fd()) } != 0 {
         copy_sparse(file, new.file())?;

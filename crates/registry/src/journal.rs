@@ -21,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use hostfiles::Unfinished;
+use hostfiles::AtomicFile;
 use hostfiles::lock::{self, Share};
 use hostfiles::private;
 use serde::{Deserialize, Serialize};
@@ -304,7 +304,7 @@ impl Journal {
                     journal,
                     generation: 1,
                 };
-                let new = Unfinished::beside(&path)?;
+                let new = AtomicFile::beside(&path)?;
                 new.file().write_all_at(&first.line()?, 0)?;
                 match new.publish_new() {
                     // Another writer was first.

@@ -252,7 +252,7 @@ impl<'a> Chain<'a> {
 
 /// Makes an overlay that appears whole or not at all.
 fn make_overlay(overlay: &Path, size: u64, base: &Path, layer: &Layer) -> std::io::Result<()> {
-    let new = hostfiles::Unfinished::beside(overlay)?;
+    let new = hostfiles::AtomicFile::beside(overlay)?;
     Stamp::of(layer.file.as_fd())?.record(new.file());
     qcow2::create_overlay(new.file().try_clone()?, size, base, layer.format)?;
     new.replace()

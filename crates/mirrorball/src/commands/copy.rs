@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use hostfiles::{Unfinished, private};
+use hostfiles::{AtomicFile, private};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{Result, miette};
 
@@ -90,7 +90,7 @@ fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
             target.display()
         )
     };
-    let new = Unfinished::beside(&target).map_err(failed)?;
+    let new = AtomicFile::beside(&target).map_err(failed)?;
     let bar = bar(0);
     let copied = agent::client::get(agent, path, new.file(), &mut |bytes| bar.set_position(bytes));
     bar.finish_and_clear();

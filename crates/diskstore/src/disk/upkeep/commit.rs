@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::geteuid;
 
 use super::own::{Held, Own};
-use super::replace::Unfinished;
+use super::replace::ReplacementFile;
 use super::{
     BLOCK_BYTES, Idle, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors, stop_first,
     write,
@@ -139,7 +139,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
         })
         .map_err(failed)?;
     let name = overlay.header.backing.as_deref().unwrap_or_default();
-    let emptied = Unfinished::begin(path).and_then(|new| {
+    let emptied = ReplacementFile::begin(path).and_then(|new| {
         let bytes = overlay.header.cluster_bytes;
         qcow2::create(
             new.file().try_clone()?,
@@ -202,7 +202,7 @@ fn into_new(
     let disk = Idle::open(overlay, said, false)?;
     let failed = DiskError::io(path, "making it");
     let written = disk.store(0, true).and_then(|disk| {
-        let new = Unfinished::begin(path)?;
+        let new = ReplacementFile::begin(path)?;
         match format {
             Format::Qcow2 => qcow2::create(new.file().try_clone()?, disk.size(), qcow2::CLUSTER_BYTES, None)?,
             _ => {

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::own::{Held, Own};
-use super::replace::Unfinished;
+use super::replace::ReplacementFile;
 use super::{BLOCK_BYTES, Idle, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors};
 use crate::disk::raw::{hole, punch};
 use crate::disk::{DiskError, Format, Store, qcow2};
@@ -79,7 +79,7 @@ fn raw_store(file: &File) -> io::Result<std::sync::Arc<dyn Store>> {
 /// Writes the file anew, and puts it in place of the old one if it is smaller; returns the bytes that it takes.
 fn rewrite(path: &Path, disk: &Idle, before_bytes: u64, progress: Progress<'_>) -> io::Result<u64> {
     let own = Own::open(&disk.layers[0].file)?;
-    let new = Unfinished::begin(path)?;
+    let new = ReplacementFile::begin(path)?;
     new.inherit(&disk.layers[0].file)?;
     let backing = own
         .header

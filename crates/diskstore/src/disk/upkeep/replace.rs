@@ -11,16 +11,16 @@ use crate::disk::boot;
 use crate::disk::stamp::Stamp;
 
 /// A disk's file that is being written, beside the name that it will have.
-pub(super) struct Unfinished {
-    new: hostfiles::Unfinished,
+pub(super) struct ReplacementFile {
+    new: hostfiles::AtomicFile,
 }
 
-impl Unfinished {
+impl ReplacementFile {
     /// Begins a file that is to be at `path`.
     pub fn begin(path: &Path) -> io::Result<Self> {
         // Not beside a link but where the file itself is.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let new = hostfiles::Unfinished::beside(&path)?;
+        let new = hostfiles::AtomicFile::beside(&path)?;
         Ok(Self { new })
     }
 
@@ -139,7 +139,7 @@ mod tests {
             std::fs::write(&path, "disk").unwrap();
             std::fs::write(&other, "other").unwrap();
             let old = File::open(&path).unwrap();
-            let new = Unfinished::begin(&path).unwrap();
+            let new = ReplacementFile::begin(&path).unwrap();
             plant(&other, &path).unwrap();
             let error = new.replace(&old).unwrap_err();
             assert!(error.to_string().contains("took its name"), "{error}");

@@ -32,7 +32,7 @@ const REMAINS_AGE: Duration = Duration::from_secs(60);
 
 /// A file beside its target, private until it takes the target's name. Dropped before, it is removed.
 #[derive(Debug)]
-pub struct Unfinished {
+pub struct AtomicFile {
     file: File,
     folder: OwnedFd,
     /// Its present name, if it has one.
@@ -40,7 +40,7 @@ pub struct Unfinished {
     target: OsString,
 }
 
-impl Unfinished {
+impl AtomicFile {
     /// Begins a file that is to be at `path`, in a directory that exists. Links above the last name are followed.
     pub fn beside(path: &Path) -> io::Result<Self> {
         let mut new = Self::begin(path, true);
@@ -180,7 +180,7 @@ impl Unfinished {
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
             // A later attempt removes the file if this one can't.
@@ -200,8 +200,8 @@ pub fn replace_volatile_file(path: &Path, mode: u32, bytes: &[u8]) -> io::Result
     written(path, mode, bytes)?.take_name()
 }
 
-fn written(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<Unfinished> {
-    let new = Unfinished::beside(path)?;
+fn written(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<AtomicFile> {
+    let new = AtomicFile::beside(path)?;
     new.file().write_all(bytes)?;
     new.file().set_permissions(Permissions::from_mode(mode))?;
     Ok(new)
