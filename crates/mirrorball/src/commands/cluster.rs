@@ -28,7 +28,7 @@ use clap::{Args, Subcommand};
 use config::Size;
 use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, OnLost, Site, UserPlan};
 use config::cpulist;
-use hostfiles::accounts;
+use hostfiles::passwd;
 use hostinfo::known;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
@@ -380,7 +380,7 @@ fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&str>) -> Re
     let here = site.as_ref().map(|site| &site.here[..]);
     Ok(Planned {
         cells: spec.cells(&host, here, &name, &text)?,
-        users: spec.users(accounts::uid_of, &name, &text)?,
+        users: spec.users(passwd::uid_of, &name, &text)?,
         site,
     })
 }
