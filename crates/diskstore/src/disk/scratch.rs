@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The file has no name: it is gone with the last process that has it open. The bitmap is in the file so that the
-//! next shard of the same VM finds it after a reboot ([`BlockMap`]). A write that finds no [`Room`] fails. Blocks sit at their own offsets, so a range in one file is
+//! next shard of the same VM finds it after a reboot ([`BlockMap`]). A write that finds no [`SpaceBudget`] fails. Blocks sit at their own offsets, so a range in one file is
 //! an [`Extent`] of it, served like a raw disk. qcow2 would do, at a table look-up and an allocation for each cluster.
 //!
 //! A copy of such a file ([`copy_scratch`]) under the temporary overlay of another VM is a base like any other: a clone
@@ -25,7 +25,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::block_map::BlockMap;
 use super::raw::{hole, punch, read_all, write_all, zero};
-use super::room::Room;
+use super::space_budget::SpaceBudget;
 use super::{Extent, Origin, Segments, Store, SyncState};
 
 /// Unit of copying up; the page size, so that a bit means the same on every file system.
@@ -153,7 +153,7 @@ fn blocks(size: u64) -> u64 {
 pub(super) struct ScratchStore {
     file: File,
     here: BlockMap,
-    room: Room,
+    space: SpaceBudget,
     sync_state: SyncState,
     lower: Arc<dyn Store>,
     size: u64,
@@ -177,11 +177,11 @@ impl ScratchStore {
             ));
         }
         let here = BlockMap::read(&file, bitmap_offset(size), blocks)?;
-        let room = Room::new(limit, here.count(0, blocks) * BLOCK_BYTES);
+        let space = SpaceBudget::new(limit, here.count(0, blocks) * BLOCK_BYTES);
         Ok(Self {
             file,
             here,
-            room,
+            space,
             sync_state: SyncState::default(),
             lower,
             size,
@@ -203,8 +203,8 @@ impl ScratchStore {
         // SAFETY: `content` lives until the read below has ended.
         unsafe { segments.push(content.as_mut_ptr(), bytes) };
         self.lower.read(&segments, start)?;
-        self.room.ask(&self.file, BLOCK_BYTES)?;
-        self.room.take(BLOCK_BYTES)?;
+        self.space.check_file_system(&self.file, BLOCK_BYTES)?;
+        self.space.take(BLOCK_BYTES)?;
         let filled = self.file.write_all_at(&content[..bytes], start);
         let added = filled.and_then(|()| self.here.set(&self.file, block, block + 1));
         self.keep(BLOCK_BYTES, added)
@@ -213,7 +213,7 @@ impl ScratchStore {
     /// Gives back the room of blocks that were not added.
     fn keep(&self, taken: u64, added: io::Result<u64>) -> io::Result<()> {
         let added_bytes = added.as_ref().map_or(0, |added| added * BLOCK_BYTES);
-        self.room.give_back(taken - added_bytes);
+        self.space.give_back(taken - added_bytes);
         added.map(drop)
     }
 
@@ -230,7 +230,7 @@ impl ScratchStore {
         let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         if self.here.run(first, last) == (true, last) {
             if is_data {
-                self.ask_again(offset, bytes)?;
+                self.check_space_again(offset, bytes)?;
             }
             return write();
         }
@@ -246,16 +246,16 @@ impl ScratchStore {
         }
         let taken = (last - first - self.here.count(first, last)) * BLOCK_BYTES;
         if is_data {
-            self.room.ask(&self.file, bytes)?;
+            self.space.check_file_system(&self.file, bytes)?;
         }
-        self.room.take(taken)?;
+        self.space.take(taken)?;
         let added = write().and_then(|()| self.here.set(&self.file, first, last));
         self.keep(taken, added)
     }
 
     /// Asks for room for data where blocks are present: they may be holes, of zeroes or discarded.
-    fn ask_again(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        self.room.ask(&self.file, bytes).or_else(|full| {
+    fn check_space_again(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.space.check_file_system(&self.file, bytes).or_else(|full| {
             let has_room = hole(&self.file, offset, bytes) == (false, bytes);
             if has_room { Ok(()) } else { Err(full) }
         })

@@ -18,7 +18,7 @@ const GRANT_MAX: u64 = 4 << 20;
 const GRANT_DIVISOR: u64 = 16;
 
 /// The room of an overlay.
-pub(super) struct Room {
+pub(super) struct SpaceBudget {
     /// Bytes of blocks that it may have in all.
     limit: u64,
     used: AtomicU64,
@@ -26,7 +26,7 @@ pub(super) struct Room {
     granted: AtomicU64,
 }
 
-impl Room {
+impl SpaceBudget {
     /// Of an overlay that has `used` bytes of blocks now, and no limit of its own if that is `None`.
     pub fn new(limit: Option<u64>, used: u64) -> Self {
         Self {
@@ -57,7 +57,7 @@ impl Room {
     ///
     /// # Errors
     /// `ENOSPC` if that would leave less than the reserve.
-    pub fn ask(&self, file: &File, bytes: u64) -> io::Result<()> {
+    pub fn check_file_system(&self, file: &File, bytes: u64) -> io::Result<()> {
         let less = |granted: u64| granted.checked_sub(bytes);
         if self
             .granted
@@ -115,14 +115,14 @@ mod tests {
 
     #[test]
     fn the_limit_holds_and_what_is_given_back_can_be_taken_again() {
-        let room = Room::new(Some(10_000), 4_000);
+        let space = SpaceBudget::new(Some(10_000), 4_000);
         let refused = |result: io::Result<()>| result.unwrap_err().raw_os_error() == Some(libc::EFBIG);
-        assert!(refused(room.take(6_001)));
-        room.take(6_000).unwrap();
-        assert!(refused(room.take(1)));
-        assert!(refused(room.take(u64::MAX)));
-        room.give_back(500);
-        assert!(refused(room.take(501)));
-        room.take(500).unwrap();
+        assert!(refused(space.take(6_001)));
+        space.take(6_000).unwrap();
+        assert!(refused(space.take(1)));
+        assert!(refused(space.take(u64::MAX)));
+        space.give_back(500);
+        assert!(refused(space.take(501)));
+        space.take(500).unwrap();
     }
 }
