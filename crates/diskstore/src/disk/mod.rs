@@ -17,6 +17,7 @@
 mod block_map;
 mod boot;
 mod error;
+mod fingerprint;
 mod format;
 mod header;
 mod io_queue;
@@ -28,7 +29,6 @@ mod ring;
 mod scratch;
 mod segments;
 mod space_budget;
-mod stamp;
 mod store;
 pub mod upkeep;
 mod watch;

@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::fingerprint::Fingerprint;
 use super::format::{decide, length, record_raw};
 use super::header::Header;
 use super::lock::{self, Lock, Share};
-use super::stamp::Stamp;
 use super::upkeep::{first_fault, repair};
 use super::{DiskError, Format, SECTOR_BYTES, boot, qcow2, scratch};
 
@@ -232,8 +232,9 @@ impl<'a> Chain<'a> {
                 base: canonical,
             });
         }
-        let stamp = Stamp::of(self.layers[0].file.as_fd()).map_err(DiskError::io(base, "looking at it"))?;
-        if Stamp::recorded(&file).is_some_and(|recorded| recorded != stamp) {
+        let fingerprint =
+            Fingerprint::of(self.layers[0].file.as_fd()).map_err(DiskError::io(base, "looking at it"))?;
+        if Fingerprint::recorded(&file).is_some_and(|recorded| recorded != fingerprint) {
             return Err(DiskError::BaseChanged {
                 path: overlay.to_owned(),
                 base: canonical,
@@ -253,7 +254,7 @@ impl<'a> Chain<'a> {
 /// Makes an overlay that appears whole or not at all.
 fn make_overlay(overlay: &Path, size: u64, base: &Path, layer: &Layer) -> std::io::Result<()> {
     let new = hostfiles::AtomicFile::beside(overlay)?;
-    Stamp::of(layer.file.as_fd())?.record(new.file());
+    Fingerprint::of(layer.file.as_fd())?.record(new.file());
     qcow2::create_overlay(new.file().try_clone()?, size, base, layer.format)?;
     new.replace()
 }

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::Store;
-use super::stamp::Stamp;
+use super::fingerprint::Fingerprint;
 
 /// The base files of running disks, as they were.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub struct BaseWatch {
 struct Base {
     disk: String,
     file: OwnedFd,
-    stamp: Stamp,
+    fingerprint: Fingerprint,
 }
 
 impl BaseWatch {
@@ -41,7 +41,7 @@ impl BaseWatch {
         self.bases.push(Base {
             disk: disk.to_owned(),
             file: file.try_clone_to_owned()?,
-            stamp: Stamp::of(file)?,
+            fingerprint: Fingerprint::of(file)?,
         });
         Ok(())
     }
@@ -55,10 +55,10 @@ impl BaseWatch {
 impl Base {
     fn changed(&self) -> Option<String> {
         let disk = &self.disk;
-        let what = match Stamp::of(self.file.as_fd()) {
-            Ok(now) if now == self.stamp => return None,
-            Ok(now) if now.bytes != self.stamp.bytes => {
-                format!("went from {} to {} bytes", self.stamp.bytes, now.bytes)
+        let what = match Fingerprint::of(self.file.as_fd()) {
+            Ok(now) if now == self.fingerprint => return None,
+            Ok(now) if now.bytes != self.fingerprint.bytes => {
+                format!("went from {} to {} bytes", self.fingerprint.bytes, now.bytes)
             }
             Ok(_) => "was written".to_owned(),
             Err(error) => format!("can no longer be looked at ({error})"),

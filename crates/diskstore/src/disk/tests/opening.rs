@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 
-use super::super::stamp::Stamp;
+use super::super::fingerprint::Fingerprint;
 use super::super::upkeep::{Target, commit, compact};
 use super::super::{DiskError, open};
 use super::*;
@@ -220,7 +220,7 @@ fn overlay_of_a_base_that_was_written_since_is_refused_until_its_mark_is_removed
         refused.contains("was written since") && refused.contains("setfattr -x user.mirrorball.base"),
         "{refused}"
     );
-    Stamp::forget(&File::open(&overlay).unwrap());
+    Fingerprint::forget(&File::open(&overlay).unwrap());
     open(&wanted).unwrap();
 }
 

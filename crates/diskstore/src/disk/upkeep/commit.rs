@@ -13,11 +13,11 @@ use super::{
     BLOCK_BYTES, Idle, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors, stop_first,
     write,
 };
+use crate::disk::fingerprint::Fingerprint;
 use crate::disk::format::{decide, record_raw};
 use crate::disk::header::Header;
 use crate::disk::lock::Share;
 use crate::disk::open::{Chain, below, open_locked};
-use crate::disk::stamp::Stamp;
 use crate::disk::{DiskError, Format, Layer, Store, assemble, qcow2};
 
 /// Where the changes go.
@@ -122,7 +122,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     }
     let failed = DiskError::io(&overlay.path, "writing the changes to it");
     // From here on until it is empty the overlay holds what its base is being made, and fits it at every moment.
-    Stamp::forget(&overlay.overlay.layers[0].file);
+    Fingerprint::forget(&overlay.overlay.layers[0].file);
     let base = Idle {
         layers: chain.layers,
         _locks: chain.locks,
@@ -147,7 +147,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
             bytes,
             Some((name, base_format)),
         )?;
-        Stamp::of(base.layers[0].file.as_fd())?.record(new.file());
+        Fingerprint::of(base.layers[0].file.as_fd())?.record(new.file());
         new.replace(&overlay.overlay.layers[0].file)
     });
     emptied.map_err(DiskError::io(path, "emptying it after the commit"))?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::unistd::geteuid;
 
 use crate::disk::boot;
-use crate::disk::stamp::Stamp;
+use crate::disk::fingerprint::Fingerprint;
 
 /// A disk's file that is being written, beside the name that it will have.
 pub(super) struct ReplacementFile {
@@ -32,8 +32,8 @@ impl ReplacementFile {
     /// Gives the file the records of `old`: an overlay keeps its base. Records may take a block of their own,
     /// so they are written before the two are compared.
     pub fn inherit(&self, old: &File) -> io::Result<()> {
-        if let Some(stamp) = Stamp::recorded(old) {
-            stamp.record(self.file());
+        if let Some(fingerprint) = Fingerprint::recorded(old) {
+            fingerprint.record(self.file());
         }
         boot::record(self.file(), boot::present().as_deref())
     }

@@ -1,6 +1,6 @@
 //! What a write to a file changes: by which a base is known to be as it was.
 //!
-//! An overlay has its base's stamp as an extended attribute, from the moment it is made. Best effort: not every file system
+//! An overlay has its base's fingerprint as an extended attribute, from the moment it is made. Best effort: not every file system
 //! keeps attributes, and an overlay made by another program has none.
 
 use std::ffi::CStr;
@@ -15,14 +15,14 @@ const TEXT_MAX: usize = 64;
 
 /// Size and time of the last write of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct Fingerprint {
     /// Size in bytes.
     pub bytes: i64,
     written_seconds: i64,
     written_nanoseconds: i64,
 }
 
-impl Stamp {
+impl Fingerprint {
     /// A file's, now.
     pub fn of(file: BorrowedFd<'_>) -> io::Result<Self> {
         // SAFETY: all zeroes is a value of this plain structure.
