@@ -4,7 +4,7 @@
 //! the disk, top overlay first, with locks that end with the last copy of those files. A shard, inside its sandbox,
 //! calls [`assemble`] with those files and gets a [`Store`]; each queue of a disk drives its own [`IoQueue`] over it.
 //!
-//! Between the runs of VMs, [`upkeep`] works on disks that nobody uses.
+//! Between the runs of VMs, [`maintenance`] works on disks that nobody uses.
 //!
 //! What holds:
 //! * A file in use as a base is never written. Private use takes a shared lock on it, exclusive use an exclusive one,
@@ -22,6 +22,7 @@ mod format;
 mod header;
 mod io_queue;
 mod lock;
+pub mod maintenance;
 mod open;
 mod qcow2;
 mod raw;
@@ -30,7 +31,6 @@ mod scratch;
 mod segments;
 mod space_budget;
 mod store;
-pub mod upkeep;
 mod watch;
 
 #[cfg(test)]

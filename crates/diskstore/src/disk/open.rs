@@ -10,7 +10,7 @@ use super::fingerprint::Fingerprint;
 use super::format::{decide, length, record_raw};
 use super::header::Header;
 use super::lock::{self, Lock, Share};
-use super::upkeep::{first_fault, repair};
+use super::maintenance::{first_fault, repair};
 use super::{DiskError, Format, SECTOR_BYTES, boot, qcow2, scratch};
 
 /// Files of a backing chain at most.

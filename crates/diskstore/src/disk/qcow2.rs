@@ -3,7 +3,7 @@
 //! `imago` works on open files only, writes a cluster's data before it maps the cluster, and keeps its refcounts ahead
 //! of its mappings (or behind, when freeing), but for a new L2 table, which it names before it is counted: after the death
 //! of the process at worst clusters are leaked, and a table is not counted until the file is opened again
-//! (`upkeep::repair`). It does not sync the disk between the two, so a crash of the *host* may in addition leave a cluster in use
+//! (`maintenance::repair`). It does not sync the disk between the two, so a crash of the *host* may in addition leave a cluster in use
 //! and not counted. The first opening to write after a start of the host finds that ([`super::boot`]), before another cluster is
 //! written over flushed data.
 

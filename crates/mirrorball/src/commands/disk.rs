@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
-use diskstore::disk::upkeep::{self, Diff, Overlay, Overlays, Report, Target};
+use diskstore::disk::maintenance::{self, Diff, Overlay, Overlays, Report, Target};
 use diskstore::disk::{DiskError, Format};
 use diskstore::image::data_directory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -163,7 +163,7 @@ impl Place {
             }
         };
         let bar = Bar::new();
-        let done = upkeep::commit(&path, format, &target, &mut bar.report()).map_err(told)?;
+        let done = maintenance::commit(&path, format, &target, &mut bar.report()).map_err(told)?;
         drop(bar);
         println!("{}: {} written", done.into.display(), size(done.written_bytes));
         Ok(())
@@ -171,7 +171,7 @@ impl Place {
 
     /// Refuses bases that others stand on.
     fn base_may_be_written(&self, overlay: &Path, format: Option<Format>) -> Result<()> {
-        let base = upkeep::base(overlay, format).map_err(told)?;
+        let base = maintenance::base(overlay, format).map_err(told)?;
         if let Some(image) = self.image_of(&base) {
             return Err(miette!(
                 help = "commit into a new file (--to FILE), and make an image of that: mirrorball image import FILE",
@@ -195,7 +195,7 @@ impl Place {
     fn diff(&self, disk: &DiskArgs, json: bool) -> Result<()> {
         let (path, format) = self.disk(disk)?;
         let bar = Bar::new();
-        let diff = upkeep::diff(&path, format, &mut bar.report()).map_err(told)?;
+        let diff = maintenance::diff(&path, format, &mut bar.report()).map_err(told)?;
         drop(bar);
         if json {
             println!("{}", serde_json::to_string_pretty(&diff).into_diagnostic()?);
@@ -215,7 +215,7 @@ impl Place {
             ));
         }
         let bar = Bar::new();
-        let done = upkeep::compact(&path, format, &mut bar.report()).map_err(told)?;
+        let done = maintenance::compact(&path, format, &mut bar.report()).map_err(told)?;
         drop(bar);
         let path = path.display();
         if done.after_bytes < done.before_bytes {
@@ -230,7 +230,7 @@ impl Place {
     fn check(&self, disk: &DiskArgs) -> Result<ExitCode> {
         let (path, format) = self.disk(disk)?;
         let bar = Bar::new();
-        let report = upkeep::check(&path, format, &mut bar.report()).map_err(told)?;
+        let report = maintenance::check(&path, format, &mut bar.report()).map_err(told)?;
         drop(bar);
         Ok(print_report(&path, &report))
     }

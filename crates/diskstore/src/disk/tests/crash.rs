@@ -11,7 +11,7 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::super::{IoQueue, Operation, Submission, upkeep};
+use super::super::{IoQueue, Operation, Submission, maintenance};
 use super::*;
 
 const DISK_BYTES: u64 = 6 << 20;
@@ -355,7 +355,7 @@ impl Trial {
 
 /// Leaked clusters cost space only; anything else is an error (exit status 2).
 fn sound(qcow2: &Path, seed: u64, with_qemu: bool) {
-    let report = upkeep::check(qcow2, Some(Format::Qcow2), &mut |_, _| {}).unwrap();
+    let report = maintenance::check(qcow2, Some(Format::Qcow2), &mut |_, _| {}).unwrap();
     assert_eq!(report.faults, 0, "seed {seed}: {:?}", report.told);
     if !with_qemu {
         return;

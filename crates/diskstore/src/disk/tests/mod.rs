@@ -4,10 +4,10 @@ mod crash;
 mod full;
 mod hostile;
 mod locks;
+mod maintenance;
 mod model;
 mod opening;
 mod origin;
-mod upkeep;
 mod watch;
 
 use std::fs::File;

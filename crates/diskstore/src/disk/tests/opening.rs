@@ -3,7 +3,7 @@
 use std::os::unix::fs::{FileExt, PermissionsExt};
 
 use super::super::fingerprint::Fingerprint;
-use super::super::upkeep::{Target, commit, compact};
+use super::super::maintenance::{Target, commit, compact};
 use super::super::{DiskError, open};
 use super::*;
 
@@ -205,7 +205,7 @@ fn overlay_of_a_base_that_was_written_since_is_refused_until_its_mark_is_removed
     let mut wanted = request(&base, "vm");
     (wanted.persistent, wanted.overlay_path) = (true, Some(overlay.clone()));
     drop(open(&wanted).unwrap());
-    // Neither use nor upkeep changes the mark.
+    // Neither use nor maintenance changes the mark.
     compact(&overlay, Some(Format::Qcow2), &mut |_, _| ()).unwrap();
     drop(open(&wanted).unwrap());
     commit(&overlay, Some(Format::Qcow2), &Target::Base, &mut |_, _| ()).unwrap();

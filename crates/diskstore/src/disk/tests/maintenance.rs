@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::super::upkeep::{Change, Overlays, Target, check, commit, compact, diff};
+use super::super::maintenance::{Change, Overlays, Target, check, commit, compact, diff};
 use super::super::{DiskError, boot, open};
 use super::model::{DISK_BYTES, SECTOR, Step, step};
 use super::*;
@@ -472,7 +472,7 @@ fn overlays_are_listed_and_removed_unless_used() {
 
 /// The process that is killed while it compacts, and commits, again and again.
 #[test]
-fn upkeep_process() {
+fn maintenance_process() {
     let Some(value) = subprocess_value() else { return };
     let (what, path) = value.split_once(' ').unwrap();
     let path = Path::new(path);
@@ -486,7 +486,7 @@ fn upkeep_process() {
 /// Starts the process above; returns once it has begun, with its output, which must stay open.
 fn begin(what: &str, overlay: &Path) -> (Child, Lines<BufReader<ChildStdout>>) {
     let mut child = in_subprocess(
-        "disk::tests::upkeep::upkeep_process",
+        "disk::tests::maintenance::maintenance_process",
         &format!("{what} {}", text(overlay)),
     )
     .stdout(Stdio::piped())
