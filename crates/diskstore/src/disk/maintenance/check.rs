@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 use super::qcow2_map::{Entry, Map, Place};
-use super::{Idle, Progress, refused};
+use super::{ExclusiveDisk, Progress, refused};
 use crate::disk::{DiskError, Format};
 
 /// Clusters of the largest file that is checked: 4 TiB at 64 KiB, for which 512 MiB are needed.
@@ -39,7 +39,7 @@ pub struct Report {
 
 /// Checks the disk at `path`.
 pub fn check(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Result<Report, DiskError> {
-    let disk = Idle::open(path, said, false)?;
+    let disk = ExclusiveDisk::open(path, said, false)?;
     let layer = &disk.layers[0];
     let mut report = Report {
         format: layer.format,

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use super::own::{Held, Own};
+use super::own_clusters::{ClusterKind, OwnClusters};
 use super::replace::ReplacementFile;
 use super::{
-    BLOCK_BYTES, Idle, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors, stop_first,
-    write,
+    BLOCK_BYTES, ExclusiveDisk, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors,
+    stop_first, write,
 };
 use crate::disk::fingerprint::Fingerprint;
 use crate::disk::format::{decide, record_raw};
@@ -59,7 +59,7 @@ fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
     let header = Header::read(&file, true).map_err(|why| refused(path, why))?;
     let (base, format) = below(path, &file, &header, known.trusted)?.ok_or_else(none)?;
     Ok(Base {
-        overlay: Idle {
+        overlay: ExclusiveDisk {
             layers: vec![Layer {
                 file,
                 format: Format::Qcow2,
@@ -74,7 +74,7 @@ fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
 
 /// An overlay and what it says of its base.
 struct Base {
-    overlay: Idle,
+    overlay: ExclusiveDisk,
     header: Header,
     path: PathBuf,
     format: Option<Format>,
@@ -123,7 +123,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     let failed = DiskError::io(&overlay.path, "writing the changes to it");
     // From here on until it is empty the overlay holds what its base is being made, and fits it at every moment.
     Fingerprint::forget(&overlay.overlay.layers[0].file);
-    let base = Idle {
+    let base = ExclusiveDisk {
         layers: chain.layers,
         _locks: chain.locks,
     };
@@ -131,7 +131,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     let written_bytes = base
         .store(0, false)
         .and_then(|store| {
-            let own = Own::open(&overlay.overlay.layers[0].file)?;
+            let own = OwnClusters::open(&overlay.overlay.layers[0].file)?;
             let written = bring_down(&own, &*store, size, progress)?;
             store.write_back()?;
             base.layers[0].file.sync_all()?;
@@ -172,12 +172,17 @@ fn foreign_base(base: &Path, overlay_owner: u32, base_owner: u32) -> String {
 }
 
 /// Writes what the overlay holds and the base has otherwise.
-fn bring_down(own: &Own, base: &dyn Store, size: u64, progress: Progress<'_>) -> std::io::Result<u64> {
+fn bring_down(
+    own: &OwnClusters,
+    base: &dyn Store,
+    size: u64,
+    progress: Progress<'_>,
+) -> std::io::Result<u64> {
     let mut memory = [vec![0; PIECE_BYTES as usize], vec![0; PIECE_BYTES as usize]];
     let (mut at, mut written) = (0, 0);
     while at < size {
         let (held, length) = own.run(at, size - at, PIECE_BYTES)?;
-        if held != Held::Nothing {
+        if held != ClusterKind::Nothing {
             let [new, old] = memory.each_mut().map(|memory| &mut memory[..length as usize]);
             own.read(new, at)?;
             read(base, old, at)?;
@@ -199,7 +204,7 @@ fn into_new(
     if path.symlink_metadata().is_ok() {
         return Err(refused(path, "exists already; choose another name, or remove it"));
     }
-    let disk = Idle::open(overlay, said, false)?;
+    let disk = ExclusiveDisk::open(overlay, said, false)?;
     let failed = DiskError::io(path, "making it");
     let written = disk.store(0, true).and_then(|disk| {
         let new = ReplacementFile::begin(path)?;

@@ -8,9 +8,11 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::own::{Held, Own};
+use super::own_clusters::{ClusterKind, OwnClusters};
 use super::replace::ReplacementFile;
-use super::{BLOCK_BYTES, Idle, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors};
+use super::{
+    BLOCK_BYTES, ExclusiveDisk, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors,
+};
 use crate::disk::raw::{hole, punch};
 use crate::disk::{DiskError, Format, Store, qcow2};
 
@@ -25,7 +27,7 @@ pub struct Compacted {
 
 /// Gives space back.
 pub fn compact(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Result<Compacted, DiskError> {
-    let disk = Idle::open(path, said, true)?;
+    let disk = ExclusiveDisk::open(path, said, true)?;
     let file = &disk.layers[0].file;
     let before_bytes = taken(file).map_err(DiskError::io(path, "looking at it"))?;
     let after = match disk.layers[0].format {
@@ -77,8 +79,8 @@ fn raw_store(file: &File) -> io::Result<std::sync::Arc<dyn Store>> {
 }
 
 /// Writes the file anew, and puts it in place of the old one if it is smaller; returns the bytes that it takes.
-fn rewrite(path: &Path, disk: &Idle, before_bytes: u64, progress: Progress<'_>) -> io::Result<u64> {
-    let own = Own::open(&disk.layers[0].file)?;
+fn rewrite(path: &Path, disk: &ExclusiveDisk, before_bytes: u64, progress: Progress<'_>) -> io::Result<u64> {
+    let own = OwnClusters::open(&disk.layers[0].file)?;
     let new = ReplacementFile::begin(path)?;
     new.inherit(&disk.layers[0].file)?;
     let backing = own
@@ -115,7 +117,7 @@ fn rewrite(path: &Path, disk: &Idle, before_bytes: u64, progress: Progress<'_>) 
 
 /// Copies the clusters that show something else than what is below them.
 fn copy_needed(
-    own: &Own,
+    own: &OwnClusters,
     below: Option<&dyn Store>,
     target: &dyn Store,
     progress: Progress<'_>,
@@ -127,7 +129,7 @@ fn copy_needed(
     let mut at = 0;
     while at < size {
         let (held, length) = own.run(at, size - at, piece_bytes)?;
-        if held != Held::Nothing {
+        if held != ClusterKind::Nothing {
             let [new, old] = memory.each_mut().map(|memory| &mut memory[..length as usize]);
             own.read(new, at)?;
             match below {

@@ -11,7 +11,7 @@ mod commit;
 mod compact;
 mod diff;
 mod overlays;
-mod own;
+mod own_clusters;
 mod qcow2_map;
 mod repair;
 mod replace;
@@ -41,12 +41,12 @@ const PIECE_BYTES: u64 = 1 << 20;
 const BLOCK_BYTES: usize = 4096;
 
 /// A disk that nobody else uses while this lives.
-struct Idle {
+struct ExclusiveDisk {
     layers: Vec<Layer>,
     _locks: Vec<Lock>,
 }
 
-impl Idle {
+impl ExclusiveDisk {
     /// Opens a disk and what it stands on.
     fn open(path: &Path, said: Option<Format>, writable: bool) -> Result<Self, DiskError> {
         let mut chain = Chain::new("");

@@ -11,7 +11,7 @@ use crate::disk::header::Header;
 
 /// What a qcow2 file holds of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum ClusterKind {
     Data,
     Zeroes,
     /// Nothing: it shows what is below, or zeroes.
@@ -19,12 +19,12 @@ pub(super) enum Held {
 }
 
 /// A qcow2 file by itself. Never written.
-pub(super) struct Own {
+pub(super) struct OwnClusters {
     access: FormatAccess<Storage>,
     pub header: Header,
 }
 
-impl Own {
+impl OwnClusters {
     pub fn open(file: &File) -> io::Result<Self> {
         let header =
             Header::read(file, false).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
@@ -41,16 +41,16 @@ impl Own {
 
     /// What is held of the front of a range of at least one byte, and how long that front is: at most `most` bytes if
     /// something is held.
-    pub fn run(&self, offset: u64, bytes: u64, most: u64) -> io::Result<(Held, u64)> {
+    pub fn run(&self, offset: u64, bytes: u64, most: u64) -> io::Result<(ClusterKind, u64)> {
         let (mapping, length) = self.access.get_shallow_mapping(offset, bytes)?;
         let held = match mapping {
-            ShallowMapping::Zero { explicit: true, .. } => Held::Zeroes,
-            ShallowMapping::Zero { .. } => Held::Nothing,
-            ShallowMapping::Eof { .. } => return Ok((Held::Nothing, bytes)),
-            _ => Held::Data,
+            ShallowMapping::Zero { explicit: true, .. } => ClusterKind::Zeroes,
+            ShallowMapping::Zero { .. } => ClusterKind::Nothing,
+            ShallowMapping::Eof { .. } => return Ok((ClusterKind::Nothing, bytes)),
+            _ => ClusterKind::Data,
         };
         match held {
-            Held::Nothing => Ok((held, length)),
+            ClusterKind::Nothing => Ok((held, length)),
             _ => Ok((held, length.min(most))),
         }
     }
