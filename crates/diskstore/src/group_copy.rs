@@ -27,14 +27,14 @@ const COPY_MAX: Duration = Duration::from_secs(600);
 
 /// A group's copy of a file. The original is locked while this lives, as by a VM that uses it privately.
 #[derive(Debug)]
-pub struct OwnCopy {
+pub struct GroupCopy {
     /// The copy.
     pub path: PathBuf,
     original: File,
     _lock: Lock,
 }
 
-impl OwnCopy {
+impl GroupCopy {
     /// The open original, whose lock lasts as long as a copy of this descriptor.
     pub fn original(&self) -> BorrowedFd<'_> {
         self.original.as_fd()
@@ -43,7 +43,7 @@ impl OwnCopy {
 
 /// Why a group has no copy of a file.
 #[derive(Debug, thiserror::Error)]
-pub enum GroupError {
+pub enum GroupCopyError {
     /// The original is in use.
     #[error(transparent)]
     Original(#[from] DiskError),
@@ -57,18 +57,18 @@ pub enum GroupError {
 /// # Errors
 /// When a VM has the original exclusively, when there is no room, or when the file stands on others (qcow2): they would be
 /// shared all the same.
-pub fn own_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result<OwnCopy, GroupError> {
+pub fn group_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result<GroupCopy, GroupCopyError> {
     let file = File::open(original)?;
     let mut magic = [0; 4];
     if file.read_at(&mut magic, 0)? == magic.len() && magic == QCOW2_MAGIC {
-        return Err(GroupError::Copy(io::Error::other(
+        return Err(GroupCopyError::Copy(io::Error::other(
             "a share group takes raw disks only; convert it with `qemu-img convert -O raw`",
         )));
     }
     // Before anything is looked at: an exclusive user would write the file while it is copied.
     let held = take_lock(original, &file, Share::Shared, vm)?;
     let path = copy_of(data, group, &file)?;
-    Ok(OwnCopy {
+    Ok(GroupCopy {
         path,
         original: file,
         _lock: held,
@@ -127,14 +127,14 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let original = data.path().join("image");
         fs::write(&original, vec![7; 300_000]).unwrap();
-        let own_copy = |group| own_copy(data.path(), group, &original, "vm").unwrap().path;
-        let (one, other) = (own_copy("one"), own_copy("other"));
-        assert_eq!(own_copy("one"), one);
+        let group_copy = |group| group_copy(data.path(), group, &original, "vm").unwrap().path;
+        let (one, other) = (group_copy("one"), group_copy("other"));
+        assert_eq!(group_copy("one"), one);
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
         assert!(inode(&one) != inode(&other) && inode(&one) != inode(&original));
         assert_eq!(fs::read(&one).unwrap(), vec![7; 300_000]);
         fs::write(&original, "new").unwrap();
-        let newer = own_copy("one");
+        let newer = group_copy("one");
         assert_eq!(fs::read(&newer).unwrap(), b"new");
         assert!(!one.exists(), "the old copy stays for ever");
         assert_eq!(fs::read(&other).unwrap(), vec![7; 300_000]);
@@ -145,7 +145,7 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let original = data.path().join("overlay");
         fs::write(&original, [&QCOW2_MAGIC[..], &[0; 100]].concat()).unwrap();
-        let error = own_copy(data.path(), "one", &original, "vm").unwrap_err();
+        let error = group_copy(data.path(), "one", &original, "vm").unwrap_err();
         assert!(error.to_string().contains("raw disks only"), "{error}");
     }
 
@@ -165,14 +165,14 @@ mod tests {
             vm_name: "writer".into(),
         };
         let writer = open(&exclusive).unwrap();
-        let error = own_copy(data.path(), "one", &original, "member").unwrap_err();
+        let error = group_copy(data.path(), "one", &original, "member").unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("in use exclusively by") && text.contains("VM writer"),
             "{text}"
         );
         drop(writer);
-        let member = own_copy(data.path(), "one", &original, "member").unwrap();
+        let member = group_copy(data.path(), "one", &original, "member").unwrap();
         let text = open(&exclusive).unwrap_err().to_string();
         assert!(text.contains("VM member"), "{text}");
         drop(member);
