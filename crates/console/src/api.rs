@@ -26,10 +26,10 @@ use utoipa::OpenApi;
 
 use crate::body::body;
 use crate::caller::{Caller, MemberRights, recognize};
-use crate::place;
 use crate::problem::Problem;
 use crate::repeated::once;
 use crate::slots::{Slots, attended};
+use crate::trusted_path;
 use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
 use crate::{copies, events, guest, host, metrics, repeated};
 
@@ -308,7 +308,7 @@ fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
         .admit(spec, used)
         .map_err(|fault| refused(format!("{}; {}", fault.message, fault.help)))?;
     for path in paths(spec) {
-        place::check(path, geteuid().as_raw()).map_err(refused)?;
+        trusted_path::check(path, geteuid().as_raw()).map_err(refused)?;
     }
     Ok(())
 }

@@ -45,15 +45,16 @@ impl GroupFiles<'_> {
             return Ok(path.to_owned());
         };
         let store = ImageStore::open_default()?;
-        let copy = group_copy::group_copy(store.data(), group, path, self.vm).map_err(|error| match error {
-            GroupCopyError::Original(error) => OpenError::Disk(error),
-            GroupCopyError::Copy(source) => OpenError::File {
-                what,
-                path: path.to_owned(),
-                mend: "make room for the share group's own copy, or leave out `share_group`",
-                source,
-            },
-        })?;
+        let copy =
+            group_copy::group_copy(store.data(), group, path, self.vm).map_err(|error| match error {
+                GroupCopyError::Original(error) => OpenError::Disk(error),
+                GroupCopyError::Copy(source) => OpenError::File {
+                    what,
+                    path: path.to_owned(),
+                    mend: "make room for the share group's own copy, or leave out `share_group`",
+                    source,
+                },
+            })?;
         let own = copy.path.clone();
         self.copies.push(copy);
         Ok(own)
