@@ -24,10 +24,10 @@ use registry::update::Update;
 use registry::vms::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
 use utoipa::OpenApi;
 
-use crate::body::body;
 use crate::caller::{Caller, MemberRights, recognize};
 use crate::problem::Problem;
 use crate::repeated::once;
+use crate::request_body::body;
 use crate::slots::{Slots, attended};
 use crate::trusted_path;
 use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};

@@ -22,9 +22,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::{Context, Result, folder};
-use crate::body::body;
 use crate::caller::Caller;
 use crate::problem::Problem;
+use crate::request_body::body;
 use crate::slots::attended;
 use crate::views::Vm;
 

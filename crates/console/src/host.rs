@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::{Context, MOVE_LIMIT, Result, order};
-use crate::body::body;
 use crate::caller::Caller;
 use crate::copies::{Reported, run};
 use crate::problem::Problem;
+use crate::request_body::body;
 use crate::slots::attended;
 
 /// Time limit for the VMs that depend on a failed cell to end, and for the cells that survive it.

@@ -7,7 +7,6 @@
 //! answered from what any command sees ([`registry`]).
 
 pub mod api;
-mod body;
 pub mod caller;
 mod connections;
 mod copies;
@@ -17,6 +16,7 @@ mod host;
 pub mod metrics;
 pub mod problem;
 mod repeated;
+mod request_body;
 pub mod serve;
 mod slots;
 mod trusted_path;

@@ -15,9 +15,9 @@ use utoipa::openapi::path::{ParameterBuilder, ParameterIn};
 use utoipa::openapi::{self, ObjectBuilder, OpenApi, Required, Type};
 
 use crate::api::{Result, blocking, folder};
-use crate::body::json_bytes;
 use crate::caller::Caller;
 use crate::problem::Problem;
+use crate::request_body::json_bytes;
 use crate::views::Vm;
 
 /// The client's id of a request.

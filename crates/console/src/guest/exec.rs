@@ -16,9 +16,9 @@ use utoipa::ToSchema;
 
 use super::{Target, deadline};
 use crate::api::{Context, Result};
-use crate::body::body;
 use crate::caller::Caller;
 use crate::problem::Problem;
+use crate::request_body::body;
 use crate::slots::attended;
 
 /// Bytes of standard output and of standard errors that are kept, each.

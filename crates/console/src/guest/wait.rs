@@ -12,9 +12,9 @@ use utoipa::ToSchema;
 
 use super::{Target, deadline};
 use crate::api::{Context, Result};
-use crate::body::body;
 use crate::caller::Caller;
 use crate::problem::Problem;
+use crate::request_body::body;
 use crate::slots::{Attention, attended};
 
 /// The longest single request to a VM. Between two of them it is checked that the client still waits.
