@@ -25,8 +25,8 @@ use registry::vms::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
 use utoipa::OpenApi;
 
 use crate::caller::{Caller, MemberRights, recognize};
+use crate::idempotency::once;
 use crate::problem::Problem;
-use crate::repeated::once;
 use crate::request_body::body;
 use crate::slots::{Slots, attended};
 use crate::trusted_path;
@@ -124,7 +124,7 @@ struct Document;
 /// The document, generated from this code.
 pub fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
-    repeated::describe(&mut document);
+    idempotency::describe(&mut document);
     document
 }
 
