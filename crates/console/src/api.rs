@@ -31,7 +31,7 @@ use crate::request_body::body;
 use crate::slots::{Slots, attended};
 use crate::trusted_path;
 use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
-use crate::{copies, events, guest, host, metrics, repeated};
+use crate::{copies, events, guest, host, idempotency, metrics};
 
 /// How long a VM may take to say what it counted, or to obey an order that takes no time.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Requests with an `Idempotency-Key`: a repeated one gets the answer to the first, from whichever process of the API.
+//! RequestRecords with an `Idempotency-Key`: a repeated one gets the answer to the first, from whichever process of the API.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use axum::extract::{Extension, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use registry::requests::{ID_BYTES_MAX, Known, Repeatable, Requests, UnderWay};
+use registry::idempotency::{ID_BYTES_MAX, InProgress, KeyedRequest, Lookup, RequestRecords};
 use registry::vms::{self, State as VmState};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
@@ -147,41 +147,41 @@ async fn carry_out(
     let content = [what.as_bytes(), b"\n", &body].concat();
     let id = key.clone();
     let known = blocking(move || {
-        let request = Repeatable {
+        let request = KeyedRequest {
             uid: caller.uid(),
             id: &id,
             content: &content,
         };
-        let known = Requests::open().and_then(|requests| requests.begin(request));
+        let known = RequestRecords::open().and_then(|requests| requests.begin(request));
         known.map_err(Problem::internal)
     });
     match known.await? {
-        Known::New(under_way) => {
+        Lookup::New(in_progress) => {
             *request.body_mut() = Body::from(body);
-            keep(under_way, next.run(request).await).await
+            keep(in_progress, next.run(request).await).await
         }
-        Known::Done(Some(answer)) => {
+        Lookup::Done(Some(answer)) => {
             let answer: Answer = serde_json::from_value(answer).map_err(Problem::internal)?;
             Ok(answer.into_response())
         }
-        Known::Done(None) => Err(conflict(
+        Lookup::Done(None) => Err(conflict(
             "the request with this key was carried out, and its answer was too long to be kept; use another key",
         )),
-        Known::UnderWay => Err(conflict(
+        Lookup::InProgress => Err(conflict(
             "the request with this key is under way; ask again in a second for its answer",
         )),
-        Known::Lost(came_unix_s) => match started(caller, is_start, &body, came_unix_s).await {
+        Lookup::Lost(came_unix_s) => match started(caller, is_start, &body, came_unix_s).await {
             Some(vm) => Ok((StatusCode::CREATED, [(REPEATED, "true")], axum::Json(vm)).into_response()),
             None => Err(conflict(
                 "the process that carried out the request with this key ended before its answer; see whether it took effect, \
                  and use another key to make it again",
             )),
         },
-        Known::Different => Err(Problem::new(
+        Lookup::Different => Err(Problem::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "this key is that of another request; use another key",
         )),
-        Known::Full => Err(Problem::new(
+        Lookup::Full => Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "this user has made too many requests with keys in ten minutes; wait, or leave out Idempotency-Key",
         )),
@@ -193,7 +193,7 @@ fn conflict(detail: &str) -> Problem {
 }
 
 /// Keeps an answer, and gives it.
-async fn keep(under_way: UnderWay, response: Response) -> Result<Response> {
+async fn keep(in_progress: InProgress, response: Response) -> Result<Response> {
     let (parts, body) = response.into_parts();
     let body = to_bytes(body, ANSWER_BYTES_MAX)
         .await
@@ -209,9 +209,9 @@ async fn keep(under_way: UnderWay, response: Response) -> Result<Response> {
         let kept = if is_carried_out {
             serde_json::to_value(answer)
                 .map_err(std::io::Error::from)
-                .and_then(|answer| under_way.end(answer))
+                .and_then(|answer| in_progress.end(answer))
         } else {
-            under_way.abandon()
+            in_progress.abandon()
         };
         // Without its record the request is lost for those who repeat it. The act was carried out all the same.
         if let Err(error) = kept {

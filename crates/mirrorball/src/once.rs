@@ -10,8 +10,8 @@ use std::process::{Command, ExitCode, ExitStatus};
 use miette::{IntoDiagnostic, Result, miette};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::geteuid;
+use registry::idempotency::{ID_BYTES_MAX, KeyedRequest, Lookup, RequestRecords};
 use registry::lease::OWN_PROGRAM;
-use registry::requests::{ID_BYTES_MAX, Known, Repeatable, Requests};
 use serde::{Deserialize, Serialize};
 
 /// Set for the process that carries the command out.
@@ -48,39 +48,39 @@ pub fn once(id: &str) -> Result<ExitCode> {
     }
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let content = content(&words, &std::env::current_dir().into_diagnostic()?);
-    let request = Repeatable {
+    let request = KeyedRequest {
         uid: Some(geteuid().as_raw()),
         id,
         content: &content,
     };
-    let known = Requests::open().and_then(|requests| requests.begin(request));
+    let known = RequestRecords::open().and_then(|requests| requests.begin(request));
     match known.into_diagnostic()? {
-        Known::New(under_way) => {
+        Lookup::New(in_progress) => {
             let outcome = carry_out(&words)?;
             let kept = serde_json::to_value(&outcome).map_err(std::io::Error::from);
-            if let Err(error) = kept.and_then(|outcome| under_way.end(outcome)) {
+            if let Err(error) = kept.and_then(|outcome| in_progress.end(outcome)) {
                 eprintln!("mirrorball: the result can't be kept for a repeated request: {error}");
             }
             print(&outcome)
         }
-        Known::Done(Some(outcome)) => print(&serde_json::from_value(outcome).into_diagnostic()?),
-        Known::Done(None) => Err(miette!(
+        Lookup::Done(Some(outcome)) => print(&serde_json::from_value(outcome).into_diagnostic()?),
+        Lookup::Done(None) => Err(miette!(
             help = "use another id to do it again",
             "--request {id}: it was carried out, and what it printed was too long to be kept"
         )),
-        Known::UnderWay => Err(miette!(
+        Lookup::InProgress => Err(miette!(
             help = "repeat it in a second for its result",
             "--request {id}: it is under way"
         )),
-        Known::Lost(_) => Err(miette!(
+        Lookup::Lost(_) => Err(miette!(
             help = "see whether it took effect (`mirrorball ps`), and use another id to do it again",
             "--request {id}: the process that carried it out ended before its result"
         )),
-        Known::Different => Err(miette!(
+        Lookup::Different => Err(miette!(
             help = "use another id",
             "--request {id}: this id is that of another command"
         )),
-        Known::Full => Err(miette!(
+        Lookup::Full => Err(miette!(
             help = "wait, or leave out --request",
             "--request {id}: this user has made too many such requests in ten minutes"
         )),

@@ -9,7 +9,7 @@
 //! | [`console`] | the first byte on a VM's console socket |
 //! | [`control`] | requests to a running VM, and their answers |
 //! | [`line`] | a message as a line of JSON, with the versions that its sender speaks |
-//! | [`requests`] | results of requests that carry an id, for those who repeat one |
+//! | [`idempotency`] | results of requests that carry an id, for those who repeat one |
 //! | [`update`] | changes to what a running VM uses of its host |
 //! | [`cluster`] | the directories of cells, requests to a cell, and their answers |
 //!
@@ -23,11 +23,11 @@
 pub mod cluster;
 pub mod console;
 pub mod control;
+pub mod idempotency;
 pub mod journal;
 pub mod lease;
 pub mod line;
 pub mod monitor;
-pub mod requests;
 pub mod runtime;
 pub mod share_group;
 pub mod update;

@@ -46,14 +46,14 @@ const END_BYTES_MAX: usize = 128;
 
 /// The records of this user's runtime directory.
 #[derive(Debug)]
-pub struct Requests {
+pub struct RequestRecords {
     folder: PathBuf,
     kept: Duration,
 }
 
 /// A request of a user's.
 #[derive(Clone, Copy, Debug)]
-pub struct Repeatable<'a> {
+pub struct KeyedRequest<'a> {
     /// The user; none if it is not known.
     pub uid: Option<u32>,
     /// The client's id.
@@ -64,13 +64,13 @@ pub struct Repeatable<'a> {
 
 /// What is known of a request.
 #[derive(Debug)]
-pub enum Known {
+pub enum Lookup {
     /// It is new: it is to be carried out now.
-    New(UnderWay),
+    New(InProgress),
     /// It was carried out; none if its result was too long to be kept.
     Done(Option<Value>),
     /// It is being carried out.
-    UnderWay,
+    InProgress,
     /// The process that carried it out ended before there was a result. The request came at this time, in seconds since 1970.
     Lost(u64),
     /// The id is that of another request.
@@ -79,9 +79,9 @@ pub enum Known {
     Full,
 }
 
-/// A request that this process carries out. One that is dropped without a result is [`Known::Lost`].
+/// A request that this process carries out. One that is dropped without a result is [`Lookup::Lost`].
 #[derive(Debug)]
-pub struct UnderWay {
+pub struct InProgress {
     path: PathBuf,
     _lock: Flock<File>,
 }
@@ -113,7 +113,7 @@ enum How {
     Lost,
 }
 
-impl Requests {
+impl RequestRecords {
     /// Those of this user's runtime directory.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl Requests {
     ///
     /// # Errors
     /// If the records can't be read or written.
-    pub fn begin(&self, request: Repeatable<'_>) -> io::Result<Known> {
+    pub fn begin(&self, request: KeyedRequest<'_>) -> io::Result<Lookup> {
         let guard = self.folder.join(GUARD);
         let _guard = lock::within(&guard, private::lock_file(&guard)?, Share::Exclusive, lock::LIMIT)?;
         let now = uptime()?;
@@ -146,23 +146,23 @@ impl Requests {
         let content = digest(request.content);
         if let Some(begin) = read::<Begin>(&path)? {
             if begin.content != content {
-                return Ok(Known::Different);
+                return Ok(Lookup::Different);
             }
             return Ok(match end_of(&path, now)?.map(|end| end.how) {
-                None => Known::UnderWay,
-                Some(How::Lost) => Known::Lost(begin.begun_unix_s),
-                Some(How::TooLong) => Known::Done(None),
-                Some(How::Kept) => Known::Done(kept(&result(&path))?),
+                None => Lookup::InProgress,
+                Some(How::Lost) => Lookup::Lost(begin.begun_unix_s),
+                Some(How::TooLong) => Lookup::Done(None),
+                Some(How::Kept) => Lookup::Done(kept(&result(&path))?),
             });
         }
         if others >= RECORDS_MAX {
-            return Ok(Known::Full);
+            return Ok(Lookup::Full);
         }
         // One without a begin is left of a process that died before it acted.
         remove(&path)?;
         let file = private::new_file(&path)?;
         let Some(lock) = lock::at_once(file.try_clone()?, Share::Exclusive)? else {
-            return Ok(Known::UnderWay);
+            return Ok(Lookup::InProgress);
         };
         let begin = Begin {
             content,
@@ -173,7 +173,7 @@ impl Requests {
                 .as_secs(),
         };
         (&file).write_all(&serde_json::to_vec(&begin)?)?;
-        Ok(Known::New(UnderWay { path, _lock: lock }))
+        Ok(Lookup::New(InProgress { path, _lock: lock }))
     }
 
     /// Removes the records that have expired. Returns how many the user has left.
@@ -201,7 +201,7 @@ impl Requests {
     }
 }
 
-impl UnderWay {
+impl InProgress {
     /// Keeps the result for those who repeat the request. One that is too long is not kept, but that it was there is.
     ///
     /// # Errors
@@ -343,17 +343,17 @@ mod tests {
 
     use super::*;
 
-    fn request<'a>(id: &'a str, content: &'a str) -> Repeatable<'a> {
-        Repeatable {
+    fn request<'a>(id: &'a str, content: &'a str) -> KeyedRequest<'a> {
+        KeyedRequest {
             uid: Some(1000),
             id,
             content: content.as_bytes(),
         }
     }
 
-    fn new(known: Known) -> UnderWay {
+    fn new(known: Lookup) -> InProgress {
         match known {
-            Known::New(under_way) => under_way,
+            Lookup::New(in_progress) => in_progress,
             other => panic!("{other:?}"),
         }
     }
@@ -361,22 +361,22 @@ mod tests {
     #[test]
     fn repeated_request_gets_the_first_result_and_is_carried_out_once() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         let first = new(requests.begin(request("a", "start")).unwrap());
         assert!(matches!(
             requests.begin(request("a", "start")).unwrap(),
-            Known::UnderWay
+            Lookup::InProgress
         ));
         first.end(json!({"status": 201})).unwrap();
         // As a later process reads it.
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         let again = requests.begin(request("a", "start")).unwrap();
-        assert!(matches!(again, Known::Done(Some(result)) if result["status"] == 201));
+        assert!(matches!(again, Lookup::Done(Some(result)) if result["status"] == 201));
         assert!(matches!(
             requests.begin(request("a", "stop")).unwrap(),
-            Known::Different
+            Lookup::Different
         ));
-        let others = Repeatable {
+        let others = KeyedRequest {
             uid: Some(1001),
             ..request("a", "stop")
         };
@@ -386,10 +386,10 @@ mod tests {
     #[test]
     fn request_whose_process_ended_without_a_result_is_known_as_lost() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         drop(new(requests.begin(request("a", "start")).unwrap()));
         let lost = requests.begin(request("a", "start")).unwrap();
-        assert!(matches!(lost, Known::Lost(unix_s) if unix_s > 1_700_000_000));
+        assert!(matches!(lost, Lookup::Lost(unix_s) if unix_s > 1_700_000_000));
         // A process that died before it wrote what it is about to do has done nothing.
         let path = folder.path().join(FOLDER).join(format!("1000-{}", digest(b"b")));
         fs::write(path, "{\"content\"").unwrap();
@@ -399,16 +399,16 @@ mod tests {
     #[test]
     fn request_that_ran_for_long_and_whose_process_died_is_not_carried_out_again() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), Duration::from_secs(1)).unwrap();
+        let requests = RequestRecords::at(folder.path(), Duration::from_secs(1)).unwrap();
         let long = new(requests.begin(request("a", "start")).unwrap());
         std::thread::sleep(Duration::from_secs(2));
         assert!(matches!(
             requests.begin(request("a", "start")).unwrap(),
-            Known::UnderWay
+            Lookup::InProgress
         ));
         drop(long);
         let again = requests.begin(request("a", "start")).unwrap();
-        assert!(matches!(again, Known::Lost(_)), "{again:?}");
+        assert!(matches!(again, Lookup::Lost(_)), "{again:?}");
         std::thread::sleep(Duration::from_secs(2));
         new(requests.begin(request("a", "start")).unwrap());
     }
@@ -432,41 +432,41 @@ mod tests {
     #[test]
     fn abandoned_request_is_new_again_and_a_long_result_is_not_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         new(requests.begin(request("a", "x")).unwrap()).abandon().unwrap();
         let second = new(requests.begin(request("a", "x")).unwrap());
         second.end(Value::String("x".repeat(RESULT_BYTES_MAX))).unwrap();
         assert!(matches!(
             requests.begin(request("a", "x")).unwrap(),
-            Known::Done(None)
+            Lookup::Done(None)
         ));
     }
 
     #[test]
     fn records_of_one_user_are_bounded_and_expired_ones_are_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         let id = |number: usize| number.to_string();
         for number in 0..RECORDS_MAX {
-            let under_way = new(requests.begin(request(&id(number), "x")).unwrap());
-            under_way.end(Value::Null).unwrap();
+            let in_progress = new(requests.begin(request(&id(number), "x")).unwrap());
+            in_progress.end(Value::Null).unwrap();
         }
         let one_more = request("more", "x");
-        assert!(matches!(requests.begin(one_more).unwrap(), Known::Full));
+        assert!(matches!(requests.begin(one_more).unwrap(), Lookup::Full));
         assert!(matches!(
             requests.begin(request(&id(0), "x")).unwrap(),
-            Known::Done(_)
+            Lookup::Done(_)
         ));
         new(requests
-            .begin(Repeatable {
+            .begin(KeyedRequest {
                 uid: None,
                 ..one_more
             })
             .unwrap());
         // All have expired but the one that is under way.
-        let later = Requests::at(folder.path(), Duration::ZERO).unwrap();
+        let later = RequestRecords::at(folder.path(), Duration::ZERO).unwrap();
         let held = new(later.begin(one_more).unwrap());
-        assert!(matches!(later.begin(one_more).unwrap(), Known::UnderWay));
+        assert!(matches!(later.begin(one_more).unwrap(), Lookup::InProgress));
         assert_eq!(
             fs::read_dir(folder.path().join(FOLDER)).unwrap().count(),
             2,
@@ -479,7 +479,7 @@ mod tests {
     fn records_are_closed_to_other_users() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         let done = new(requests.begin(request("a", "x")).unwrap());
         done.end(Value::Null).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
