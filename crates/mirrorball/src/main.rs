@@ -4,7 +4,7 @@ mod attach;
 mod commands;
 mod exit;
 mod guest;
-mod once;
+mod idempotency;
 mod process;
 mod progress;
 
@@ -19,8 +19,8 @@ use commands::{
     list, mem, run, topology, update, vm,
 };
 use config::{Selector, Size};
+use idempotency::RequestArgs;
 use miette::{Result, miette};
-use once::RequestArgs;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -265,8 +265,8 @@ fn main() -> ExitCode {
         return ended(served.map(|()| ExitCode::SUCCESS));
     }
     let command = command();
-    if let Some(id) = command.request().filter(|_| once::is_asked()) {
-        return ended(once::once(id));
+    if let Some(id) = command.request().filter(|_| idempotency::is_outermost()) {
+        return ended(idempotency::run_once(id));
     }
     if command.only_prints() {
         end_quietly_with_the_reader();

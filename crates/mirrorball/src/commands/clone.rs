@@ -21,7 +21,7 @@ use registry::vms::{self, BOOT_LIMIT_S, Registry};
 
 use super::place::{self, Demand, Found, LabChoice, find};
 use super::{flags, host_file, hosts};
-use crate::once::RequestArgs;
+use crate::idempotency::RequestArgs;
 use crate::{guest, progress};
 
 /// Where the number goes in a pattern of names.

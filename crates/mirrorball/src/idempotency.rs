@@ -34,12 +34,12 @@ struct Outcome {
 }
 
 /// Whether this process is to look for the id: it is not the one that carries the command out.
-pub fn is_asked() -> bool {
+pub fn is_outermost() -> bool {
     std::env::var_os(VARIABLE).is_none()
 }
 
 /// Carries this process's command out if the id is new, and else repeats its result.
-pub fn once(id: &str) -> Result<ExitCode> {
+pub fn run_once(id: &str) -> Result<ExitCode> {
     if id.is_empty() || id.len() > ID_BYTES_MAX {
         return Err(miette!(
             help = format!("an id has 1 to {ID_BYTES_MAX} bytes"),
