@@ -3,7 +3,6 @@
 //! [`parse`] is pure: text in, a checked [`VmSpec`] or one [`ConfigError`] out. What depends on the host (files that
 //! exist, memory, names in use) is checked by [`check_host`], which returns errors of the same kind, with the same spans.
 
-pub mod after;
 pub mod cluster;
 pub mod cpulist;
 mod error;
@@ -15,6 +14,7 @@ pub mod labels;
 mod reader;
 pub mod settings;
 mod span;
+pub mod start_order;
 #[cfg(test)]
 mod tests;
 mod validate;

@@ -7,10 +7,10 @@ mod sharing;
 
 pub use self::nets::{Transport, forward, mac};
 pub(crate) use self::sharing::asked_to_share;
-use crate::after;
 use crate::fault::{Fault, fault};
 use crate::labels;
 use crate::span;
+use crate::start_order;
 use crate::vm::{DiskMode, RestartSpec, VmSpec};
 
 /// Guest memory is given out in these: x86-64's large page.
@@ -31,7 +31,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     if let Some(name) = &spec.name {
         check_name(name)?;
     }
-    after::check(spec)?;
+    start_order::check(spec)?;
     labels::check(&spec.labels)?;
     sharing::check_group(spec)?;
     if spec.cpus == 0 || spec.cpus > 254 {

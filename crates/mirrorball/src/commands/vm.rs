@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use config::after::{self, AfterError};
+use config::start_order::{self, StartOrderError};
 use config::{VmFile, VmSpec};
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::files::Files;
@@ -81,7 +81,7 @@ fn define(paths: &[PathBuf]) -> Result<ExitCode> {
     let _lock = store.lock()?;
     let mut all = store.read()?.vms;
     all.extend(new.clone());
-    after::order(&all).map_err(|error| miette!("{error}"))?;
+    start_order::order(&all).map_err(|error| miette!("{error}"))?;
     for (name, spec) in &new {
         store.write(name, spec)?;
         println!("{name}: defined");
@@ -117,7 +117,7 @@ fn undefine(name: &str) -> Result<ExitCode> {
     let _lock = store.lock()?;
     let mut defined = store.read()?;
     let is_known = defined.vms.remove(name).is_some();
-    if let Err(AfterError::Unknown { vm, after }) = after::order(&defined.vms)
+    if let Err(StartOrderError::Unknown { vm, after }) = start_order::order(&defined.vms)
         && after == name
     {
         return Err(miette!(
@@ -218,7 +218,7 @@ pub(super) fn start_all() {
 
 /// The order of starts. Only files that were changed by hand have none; those start by name.
 fn order(vms: &BTreeMap<String, VmSpec>) -> Vec<String> {
-    after::order(vms).unwrap_or_else(|error| {
+    start_order::order(vms).unwrap_or_else(|error| {
         eprintln!("mirrorball: {error}; defined VMs start in the order of their names");
         vms.keys().cloned().collect()
     })

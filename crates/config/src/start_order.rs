@@ -11,7 +11,7 @@ const AFTER_MAX: usize = 64;
 
 /// Why there is no order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AfterError {
+pub enum StartOrderError {
     /// A VM starts after one that is not there.
     #[error("{vm} starts after {after}, which is not defined; define that first, or with the same command")]
     Unknown {
@@ -30,11 +30,11 @@ pub enum AfterError {
 ///
 /// # Errors
 /// If there is none.
-pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, AfterError> {
+pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, StartOrderError> {
     for (vm, spec) in vms {
         if let Some(after) = spec.after.iter().find(|after| !vms.contains_key(*after)) {
             let (vm, after) = (vm.clone(), after.clone());
-            return Err(AfterError::Unknown { vm, after });
+            return Err(StartOrderError::Unknown { vm, after });
         }
     }
     let mut order: Vec<String> = Vec::with_capacity(vms.len());
@@ -44,7 +44,7 @@ pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, AfterError> 
         let waits = |spec: &VmSpec| spec.after.iter().any(|after| !placed.contains(after));
         let next = left.iter().find(|(_, spec)| !waits(spec));
         let Some(next) = next.map(|(name, _)| (*name).clone()) else {
-            return Err(AfterError::Cycle(cycle(&left)));
+            return Err(StartOrderError::Cycle(cycle(&left)));
         };
         left.remove(&next);
         placed.insert(next.clone());
@@ -143,7 +143,7 @@ mod tests {
             ("d", &["b"]),
             ("e", &[]),
         ]);
-        let AfterError::Cycle(names) = order(&circle).unwrap_err() else {
+        let StartOrderError::Cycle(names) = order(&circle).unwrap_err() else {
             panic!("no circle");
         };
         assert_eq!(names, ["b", "c", "d"]);
@@ -184,7 +184,7 @@ mod tests {
                         prop_assert!(all[vm].after.iter().all(|after| order[..at].contains(after)));
                     }
                 }
-                Err(AfterError::Cycle(names)) => {
+                Err(StartOrderError::Cycle(names)) => {
                     for (at, vm) in names.iter().enumerate() {
                         prop_assert!(all[vm].after.contains(&names[(at + 1) % names.len()]));
                     }
