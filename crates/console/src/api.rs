@@ -28,7 +28,7 @@ use crate::caller::{Caller, MemberRights, recognize};
 use crate::idempotency::once;
 use crate::problem::Problem;
 use crate::request_body::body;
-use crate::slots::{Slots, attended};
+use crate::slots::{Slots, run_in_slot};
 use crate::trusted_path;
 use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
 use crate::{copies, events, guest, host, idempotency, metrics};
@@ -206,7 +206,7 @@ pub(crate) async fn order(
     limit: Duration,
 ) -> Result<Answer> {
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         let folder = folder(&name)?;
         let record = vms::read(&folder).map_err(Problem::internal)?;
         caller.may_change(&context.rights, &record)?;
@@ -246,7 +246,7 @@ async fn start_vm(
 ) -> Result<Response> {
     let spec: VmSpec = body(request).await?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         let policy = caller.policy(&context.rights)?;
         let _starts = policy.map(|_| {
             let lock = context.members_start.lock();

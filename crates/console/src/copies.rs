@@ -25,7 +25,7 @@ use crate::api::{Context, Result, folder};
 use crate::caller::Caller;
 use crate::problem::Problem;
 use crate::request_body::body;
-use crate::slots::attended;
+use crate::slots::run_in_slot;
 use crate::views::Vm;
 
 /// Time limit for copies to run.
@@ -86,7 +86,7 @@ pub(crate) async fn clone(
     let wanted: CloneOrder = body(request).await?;
     caller.must_own("a clone, which takes memory of the host and keeps what its parent has,")?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         folder(&name)?;
         let mut words = vec![OsString::from("clone")];
         words.extend(counted(wanted.count, wanted.name.as_deref()));
@@ -129,7 +129,7 @@ pub(crate) async fn snapshot(
     caller.must_own("a snapshot, which is written where the owner may write,")?;
     absolute(&wanted.directory)?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         folder(&name)?;
         let words = [
             "snapshot".into(),
@@ -241,7 +241,7 @@ pub(crate) async fn restore(
     caller.must_own("a snapshot, whose files are found by the owner's rights,")?;
     let words = wanted.words()?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| copies(run(&context, &words, START_LIMIT)?)).await
+    run_in_slot(slot, move |_| copies(run(&context, &words, START_LIMIT)?)).await
 }
 
 /// The flags for several copies. A value is behind `=`, so that it is never taken for a flag.

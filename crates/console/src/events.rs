@@ -58,12 +58,12 @@ pub enum Change {
 
 /// What there is at a moment.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Scene {
+pub struct HostState {
     vms: BTreeMap<String, Vm>,
     cells: BTreeMap<u16, Cell>,
 }
 
-impl Scene {
+impl HostState {
     /// Of these.
     pub fn new(vms: impl IntoIterator<Item = Vm>, cells: impl IntoIterator<Item = Cell>) -> Self {
         Self {
@@ -152,7 +152,7 @@ async fn tell(
     begin: Begin,
     sender: Sender<Result<Event, Infallible>>,
 ) -> Result<(), SendError<Result<Event, Infallible>>> {
-    let (mut reader, mut known) = (None, Scene::default());
+    let (mut reader, mut known) = (None, HostState::default());
     if let Begin::After(token) = begin {
         // What there is now the client knows, or learns from the journal.
         let Ok(after) = blocking(move || Ok(Reader::after(journal()?, token))).await else {
@@ -160,7 +160,7 @@ async fn tell(
             return Ok(());
         };
         reader = Some(after);
-        known = blocking(scene).await.unwrap_or_default();
+        known = blocking(host_state).await.unwrap_or_default();
     } else if begin == Begin::Lost {
         let why = "the Last-Event-ID is none of this journal".to_owned();
         let gap = serde_json::json!({ "event": "gap", "why": why });
@@ -176,7 +176,7 @@ async fn tell(
         for event in events {
             sender.send(Ok(event)).await?;
         }
-        if let Ok(now) = blocking(scene).await {
+        if let Ok(now) = blocking(host_state).await {
             for change in now.changes(&known) {
                 let mut event = Event::default().json_data(&change).unwrap_or_default();
                 if let (true, Some(token)) = (is_first, reader.as_ref().and_then(Reader::token)) {
@@ -193,8 +193,8 @@ async fn tell(
     Ok(())
 }
 
-fn scene() -> Result<Scene, Problem> {
-    Ok(Scene::new(records()?.iter().map(Vm::from), cells()?))
+fn host_state() -> Result<HostState, Problem> {
+    Ok(HostState::new(records()?.iter().map(Vm::from), cells()?))
 }
 
 fn journal() -> Result<Journal, Problem> {
@@ -258,8 +258,8 @@ mod tests {
 
     #[test]
     fn only_what_has_changed_is_told() {
-        let before = Scene::new([vm("a", 1), vm("b", 1), vm("c", 1)], []);
-        let after = Scene::new([vm("b", 1), vm("c", 2), vm("d", 1)], []);
+        let before = HostState::new([vm("a", 1), vm("b", 1), vm("c", 1)], []);
+        let after = HostState::new([vm("b", 1), vm("c", 2), vm("d", 1)], []);
         let changes = after.changes(&before);
         let ended = Change::VmEnded { name: "a".to_owned() };
         assert_eq!(changes, [ended, Change::Vm(vm("c", 2)), Change::Vm(vm("d", 1))]);

@@ -18,7 +18,7 @@ use crate::caller::Caller;
 use crate::copies::{Reported, run};
 use crate::problem::Problem;
 use crate::request_body::body;
-use crate::slots::attended;
+use crate::slots::run_in_slot;
 
 /// Time limit for the VMs that depend on a failed cell to end, and for the cells that survive it.
 const FAIL_LIMIT: Duration = Duration::from_secs(300);
@@ -79,7 +79,7 @@ pub(crate) async fn memory(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<serde_json::Value>> {
     let slot = context.slots.take(caller)?;
-    attended(slot, |_| {
+    run_in_slot(slot, |_| {
         let registry = Registry::open().map_err(Problem::internal)?;
         let table = memory::measure(&registry).map_err(Problem::internal)?;
         serde_json::to_value(&table).map(Json).map_err(Problem::internal)
@@ -150,7 +150,7 @@ pub(crate) async fn vcpus(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Vcpus>> {
     let slot = context.slots.take(caller)?;
-    attended(slot, |_| {
+    run_in_slot(slot, |_| {
         let known = cells::vcpus()?;
         let missing = known.missing.into_iter();
         Ok(Json(Vcpus {
@@ -208,7 +208,7 @@ async fn change_loan(
     caller.must_own("the memory of cells")?;
     let lender = cell_number(lender)?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| Ok(change(lender, borrower, bytes)?)).await?;
+    run_in_slot(slot, move |_| Ok(change(lender, borrower, bytes)?)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -224,7 +224,7 @@ pub(crate) async fn fail(
     caller.must_own("the failure of a cell")?;
     let number = cell_number(&number)?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         cells::check(number)?;
         let words = ["cluster".into(), "fail".into(), number.to_string().into()];
         let notes = run(&context, &words, FAIL_LIMIT)?.lines();

@@ -117,16 +117,16 @@ impl Drop for Slot {
 
 /// Whether the client of a request is still there.
 #[derive(Clone, Debug)]
-pub(crate) struct Attention(Arc<AtomicBool>);
+pub(crate) struct ClientPresence(Arc<AtomicBool>);
 
-impl Attention {
-    pub(crate) fn is_paid(&self) -> bool {
+impl ClientPresence {
+    pub(crate) fn is_connected(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// Ends the attention when the request's future is dropped.
-struct Client(Attention);
+/// Ends the presence when the request's future is dropped.
+struct Client(ClientPresence);
 
 impl Drop for Client {
     fn drop(&mut self) {
@@ -135,14 +135,14 @@ impl Drop for Client {
 }
 
 /// Runs what takes long in a thread. The work holds the slot until it returns, and sees when the client has gone.
-pub(crate) async fn attended<T: Send + 'static>(
+pub(crate) async fn run_in_slot<T: Send + 'static>(
     slot: Slot,
-    work: impl FnOnce(&Attention) -> Result<T> + Send + 'static,
+    work: impl FnOnce(&ClientPresence) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let client = Client(Attention(Arc::new(AtomicBool::new(true))));
-    let attention = client.0.clone();
+    let client = Client(ClientPresence(Arc::new(AtomicBool::new(true))));
+    let presence = client.0.clone();
     blocking(move || {
-        let result = work(&attention);
+        let result = work(&presence);
         drop(slot);
         result
     })

@@ -19,7 +19,7 @@ use crate::api::{Context, Result};
 use crate::caller::Caller;
 use crate::problem::Problem;
 use crate::request_body::body;
-use crate::slots::attended;
+use crate::slots::run_in_slot;
 
 /// Bytes of standard output and of standard errors that are kept, each.
 const OUTPUT_BYTES_MAX: usize = 1 << 20;
@@ -93,9 +93,9 @@ pub(crate) async fn exec(
         .decode(stdin)
         .map_err(|error| Problem::bad_request(format!("stdin: {error}; write it as base64")))?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |attention| {
+    run_in_slot(slot, move |presence| {
         let target = Target::of_caller(&name, caller, &context)?;
-        let agent = target.agent(&|| attention.is_paid() && Instant::now() < deadline)?;
+        let agent = target.agent(&|| presence.is_connected() && Instant::now() < deadline)?;
         let request = ExecRequest {
             argv,
             env: env.into_iter().collect(),
@@ -105,7 +105,7 @@ pub(crate) async fn exec(
         let bounds = Bounds {
             output_bytes: OUTPUT_BYTES_MAX,
             deadline,
-            goes_on: &|| attention.is_paid(),
+            goes_on: &|| presence.is_connected(),
         };
         let output = collect(agent, &request, &input, &bounds).map_err(|error| explain(&name, error))?;
         Ok(Json(Executed {

@@ -23,7 +23,7 @@ use super::{Target, query};
 use crate::api::{Context, Result};
 use crate::caller::Caller;
 use crate::problem::Problem;
-use crate::slots::attended;
+use crate::slots::run_in_slot;
 
 /// How long an agent may take to answer, a guest that still boots included.
 const AGENT_LIMIT: Duration = Duration::from_secs(600);
@@ -178,10 +178,10 @@ pub(crate) async fn put_file(
     };
     let slot = context.slots.take(caller)?;
     let (sender, parts) = mpsc::channel(WAITING_MAX);
-    let copied = attended(slot, move |attention| {
+    let copied = run_in_slot(slot, move |presence| {
         let begun = Instant::now();
         let target = Target::of_caller(&name, caller, &context)?;
-        let agent = target.agent(&|| attention.is_paid() && begun.elapsed() < AGENT_LIMIT)?;
+        let agent = target.agent(&|| presence.is_connected() && begun.elapsed() < AGENT_LIMIT)?;
         let mut upload = Upload {
             parts,
             rest: Bytes::new(),

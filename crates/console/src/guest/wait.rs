@@ -15,7 +15,7 @@ use crate::api::{Context, Result};
 use crate::caller::Caller;
 use crate::problem::Problem;
 use crate::request_body::body;
-use crate::slots::{Attention, attended};
+use crate::slots::{ClientPresence, run_in_slot};
 
 /// The longest single request to a VM. Between two of them it is checked that the client still waits.
 const SLICE: Duration = Duration::from_secs(1);
@@ -73,13 +73,13 @@ pub(crate) async fn wait(
     let Wait { awaited, limit_s } = body(request).await?;
     let deadline = deadline(limit_s)?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |attention| {
+    run_in_slot(slot, move |presence| {
         let target = Target::find(&name)?;
         loop {
-            if let Some(reached) = look(&target, awaited, deadline, attention)? {
+            if let Some(reached) = look(&target, awaited, deadline, presence)? {
                 return Ok(Json(Waited { reached }));
             }
-            if Instant::now() >= deadline || !attention.is_paid() {
+            if Instant::now() >= deadline || !presence.is_connected() {
                 return Ok(Json(Waited { reached: false }));
             }
         }
@@ -88,7 +88,12 @@ pub(crate) async fn wait(
 }
 
 /// Waits for a moment; nothing if there is more to wait for.
-fn look(target: &Target, awaited: Awaited, deadline: Instant, attention: &Attention) -> Result<Option<bool>> {
+fn look(
+    target: &Target,
+    awaited: Awaited,
+    deadline: Instant,
+    presence: &ClientPresence,
+) -> Result<Option<bool>> {
     if !target.is_there() {
         return match awaited {
             Awaited::End => Ok(Some(true)),
@@ -100,7 +105,7 @@ fn look(target: &Target, awaited: Awaited, deadline: Instant, attention: &Attent
     let limit_s = u64::from(left >= SLICE);
     let request = match awaited {
         Awaited::Agent => {
-            let goes_on = || attention.is_paid() && target.is_there();
+            let goes_on = || presence.is_connected() && target.is_there();
             return match await_agent(&target.folder, left, &goes_on) {
                 _ if !target.is_there() => Err(target.gone()),
                 Some(true) => Ok(Some(true)),
