@@ -5,7 +5,7 @@ use std::time::Duration;
 use config::cluster::CellPlan;
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{Answer, Ask, Vcpu};
+use registry::cluster::interface::{CellRequest, CellResponse, Vcpu};
 
 use crate::failure::{Failure, Kind};
 
@@ -49,7 +49,7 @@ fn does_not_answer(cell: u16, error: &std::io::Error) -> Failure {
 /// # Errors
 /// If there is no such cell here, or it refuses or does not answer.
 pub fn lend(lender: u16, to: u16, bytes: u64) -> Result<()> {
-    ask_lender(lender, &Ask::Lend { to, bytes })
+    ask_lender(lender, &CellRequest::Lend { to, bytes })
 }
 
 /// Has the cell `lender` take back `bytes` of the memory that it has lent to the cell `from`.
@@ -57,10 +57,10 @@ pub fn lend(lender: u16, to: u16, bytes: u64) -> Result<()> {
 /// # Errors
 /// As [`lend`].
 pub fn reclaim(lender: u16, from: u16, bytes: u64) -> Result<()> {
-    ask_lender(lender, &Ask::Reclaim { from, bytes })
+    ask_lender(lender, &CellRequest::Reclaim { from, bytes })
 }
 
-fn ask_lender(lender: u16, ask: &Ask) -> Result<()> {
+fn ask_lender(lender: u16, ask: &CellRequest) -> Result<()> {
     let (files, plan) = cells()?;
     if plan.iter().all(|cell| cell.number != lender) {
         let unknown = format!(
@@ -72,8 +72,8 @@ fn ask_lender(lender: u16, ask: &Ask) -> Result<()> {
     }
     let answer = Connection::open(&files.cell(lender)).and_then(|mut cell| cell.ask(ask));
     match answer.map_err(|error| does_not_answer(lender, &error))? {
-        Answer::Done => Ok(()),
-        Answer::Refused { why } => Err(Failure::new(Kind::Refused, why)),
+        CellResponse::Done => Ok(()),
+        CellResponse::Refused { why } => Err(Failure::new(Kind::Refused, why)),
         other => Err(Failure::host(format!("an answer to another question: {other:?}"))),
     }
 }
@@ -102,9 +102,9 @@ pub fn vcpus() -> Result<Vcpus> {
 fn ask_vcpus(cell: &CellFiles) -> std::io::Result<Vcpus> {
     let mut connection = Connection::open(cell)?;
     connection.limit_wait(VCPUS_LIMIT)?;
-    match connection.ask(&Ask::Vcpus)? {
-        Answer::Vcpus { vcpus, missing } => Ok(Vcpus { vcpus, missing }),
-        Answer::Refused { why } => Err(std::io::Error::other(why)),
+    match connection.ask(&CellRequest::Vcpus)? {
+        CellResponse::Vcpus { vcpus, missing } => Ok(Vcpus { vcpus, missing }),
+        CellResponse::Refused { why } => Err(std::io::Error::other(why)),
         other => Err(std::io::Error::other(format!(
             "an answer to another question: {other:?}"
         ))),

@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use registry::cluster::admission::{self, Limits, Reply};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Host, Part, Place, VmShare, owned_name};
+use registry::cluster::interface::{CellResponse, Host, Part, Place, VmShare, owned_name};
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
 
@@ -304,7 +304,7 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
             .ask(cell, &host)
             .map_err(|source| TenureError::Silent { cell, source })?;
         match answer {
-            Answer::Hosted(place) => {
+            CellResponse::Hosted(place) => {
                 let host = Host {
                     runs: true,
                     borrowed: place.borrowed.clone(),
@@ -312,7 +312,7 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
                 };
                 return Tenure::begin(authority, connection, host, place, None);
             }
-            Answer::Elsewhere { cell: other } => {
+            CellResponse::Elsewhere { cell: other } => {
                 let site = files.site()?;
                 if let Some(site) = site.filter(|site| site.is_elsewhere(other)) {
                     let host = site.host_of(other).map(|host| host.name.clone());
@@ -323,7 +323,7 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
                 }
                 (cell, host.sent) = (other, true);
             }
-            Answer::Refused { why } => return Err(TenureError::Refused(why)),
+            CellResponse::Refused { why } => return Err(TenureError::Refused(why)),
             other => {
                 return Err(io::Error::other(format!("an answer to another question: {other:?}")).into());
             }
@@ -553,7 +553,7 @@ impl Reconnector {
         let (connection, answer) = self.authority.ask(self.cell, &self.host).ok()?;
         let stream = connection.stream().ok()?;
         let mut held = lock(&self.held);
-        if held.over || !matches!(answer, Answer::Hosted(_)) {
+        if held.over || !matches!(answer, CellResponse::Hosted(_)) {
             return None;
         }
         held.stream = Some(stream);

@@ -9,7 +9,7 @@ use cell::cluster::hosts::Hosts;
 use cell::cluster::link::Calling;
 use cell::cluster::state::{Act, State};
 use registry::cluster::files::{Claim, Files};
-use registry::cluster::interface::{Answer, Ask, CellStatus};
+use registry::cluster::interface::{CellRequest, CellResponse, CellStatus};
 
 use super::site::plan;
 use super::two::READY;
@@ -49,7 +49,7 @@ pub fn answer(files: &Files, number: u16) -> io::Result<Claim> {
                 let mut lines = BufReader::new(stream);
                 let mut line = String::new();
                 while lines.read_line(&mut line).is_ok_and(|count| count > 0) {
-                    let ask: Ask = serde_json::from_str(&line).expect("a question");
+                    let ask: CellRequest = serde_json::from_str(&line).expect("a question");
                     line.clear();
                     let acts = state.lock().expect("no panic").asked(client, ask);
                     for act in acts {
@@ -69,8 +69,8 @@ pub fn answer(files: &Files, number: u16) -> io::Result<Claim> {
 }
 
 /// As if the cells had links: each knows that the others live.
-fn knowing_of_all(answer: Answer) -> Answer {
-    let Answer::Status(mut status) = answer else {
+fn knowing_of_all(answer: CellResponse) -> CellResponse {
+    let CellResponse::Status(mut status) = answer else {
         return answer;
     };
     for number in 0..4 {
@@ -89,5 +89,5 @@ fn knowing_of_all(answer: Answer) -> Answer {
             });
         }
     }
-    Answer::Status(status)
+    CellResponse::Status(status)
 }

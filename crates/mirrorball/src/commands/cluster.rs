@@ -33,7 +33,7 @@ use hostinfo::known;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask, CellStatus, PART_MARK, Part, Status};
+use registry::cluster::interface::{CellRequest, CellResponse, CellStatus, PART_MARK, Part, Status};
 use registry::vms::{self, Record, Registry};
 use urpc::tls::Identity;
 
@@ -457,7 +457,7 @@ fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<S
     let deadline = Instant::now() + limit;
     let met = |cell: &CellPlan| -> Option<Status> {
         let mut connection = Connection::open(&files.cell(cell.number)).ok()?;
-        let Answer::Status(status) = connection.ask(&Ask::Status).ok()? else {
+        let CellResponse::Status(status) = connection.ask(&CellRequest::Status).ok()? else {
             return None;
         };
         // Other hosts may come later.
@@ -575,7 +575,7 @@ fn adopt(vm: &str) -> Result<ExitCode> {
     let name = vm.to_owned();
     let files = Files::open().into_diagnostic()?;
     let answer = Connection::open(&files.cell(cell))
-        .and_then(|mut connection| connection.ask(&Ask::Adopt { name, again: true }))
+        .and_then(|mut connection| connection.ask(&CellRequest::Adopt { name, again: true }))
         .map_err(|error| {
             miette!(
                 help = "see `mirrorball cluster status`",
@@ -583,7 +583,7 @@ fn adopt(vm: &str) -> Result<ExitCode> {
             )
         })?;
     match answer {
-        Answer::Refused { why } => Err(miette!("{why}")),
+        CellResponse::Refused { why } => Err(miette!("{why}")),
         _ => Ok(ExitCode::SUCCESS),
     }
 }
@@ -735,7 +735,8 @@ fn end_cells(files: &Files) -> Result<()> {
         }
         for cell in &running {
             // One that is starting anew is told in the next round, and one that waits for etcd by a note.
-            let asked = Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&Ask::End));
+            let asked =
+                Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&CellRequest::End));
             if asked.is_err() {
                 files.cell(cell.number).end().into_diagnostic()?;
             }

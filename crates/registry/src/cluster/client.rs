@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::files::{CellFiles, Files};
-use super::interface::{Answer, Ask, OF_CLIENT, Status};
+use super::interface::{CellRequest, CellResponse, OF_CLIENT, Status};
 use crate::line::Protocol;
 
 /// How long a cell may take to answer; longer than a cell waits for another one.
@@ -47,7 +47,7 @@ impl Connection {
     ///
     /// # Errors
     /// If the cell closes the connection, takes longer than 10 s, or has no version of the protocol in common with this program.
-    pub fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
+    pub fn ask(&mut self, ask: &CellRequest) -> io::Result<CellResponse> {
         self.exchange(&OF_CLIENT, ask)
     }
 
@@ -106,8 +106,8 @@ impl Connection {
 pub fn status(files: &Files) -> io::Result<Option<Status>> {
     let mut last = None;
     for cell in files.running()? {
-        match Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&Ask::Status)) {
-            Ok(Answer::Status(status)) => return Ok(Some(status)),
+        match Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&CellRequest::Status)) {
+            Ok(CellResponse::Status(status)) => return Ok(Some(status)),
             Ok(_) => {}
             Err(error) => last = Some(error),
         }

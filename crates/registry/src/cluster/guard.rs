@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A client's request to a guard.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
-pub enum GuardAsk {
+pub enum GuardRequest {
     /// End the cell's process, and start the next ones by this program. Answered when its first process has adopted the cell's VMs, or
     /// has failed and the former program runs again.
     Upgrade {
@@ -29,10 +29,10 @@ pub enum GuardAsk {
     },
 }
 
-/// The answer to a [`GuardAsk`].
+/// The answer to a [`GuardRequest`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
-pub enum GuardAnswer {
+pub enum GuardResponse {
     /// The new program runs.
     Done,
     /// The former program runs on, or again.
@@ -49,10 +49,10 @@ pub enum GuardAnswer {
 pub fn upgrade(cell: &CellFiles, program: &File) -> io::Result<()> {
     let mut guard = UnixStream::connect(cell.guard_socket())?;
     guard.set_read_timeout(Some(PATIENCE))?;
-    let ask = GuardAsk::Upgrade { program: Fd(0) };
+    let ask = GuardRequest::Upgrade { program: Fd(0) };
     send(&mut guard, &OF_CLIENT.sent(&ask), &[program.as_fd()]).map_err(io::Error::other)?;
     match receive(&mut guard).map_err(io::Error::other)? {
-        (GuardAnswer::Done, _) => Ok(()),
-        (GuardAnswer::Refused { why }, _) => Err(io::Error::other(why)),
+        (GuardResponse::Done, _) => Ok(()),
+        (GuardResponse::Refused { why }, _) => Err(io::Error::other(why)),
     }
 }

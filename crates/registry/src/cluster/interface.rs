@@ -113,7 +113,7 @@ pub struct Host {
 /// A client's request to a cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
-pub enum Ask {
+pub enum CellRequest {
     /// Give a VM a place. The place is the VM's until the connection ends.
     Host(Host),
     /// A VM of this cell has ended. Answered when all cells have received that, so that the name is free.
@@ -161,7 +161,7 @@ pub enum Ask {
     },
     /// The hosts of the cluster have changed: go on with those in the cell's files.
     TakeHosts,
-    /// Answer at once: the cell's guard wants to know whether the process hangs.
+    /// CellResponse at once: the cell's guard wants to know whether the process hangs.
     Ping,
     /// Report the state of the cluster.
     Status,
@@ -169,17 +169,17 @@ pub enum Ask {
     Vcpus,
     /// Report the versions of the protocols that the cell speaks.
     Protocols,
-    /// The cell's guard has started this process by a new program. Answered by [`Answer::Done`] when the process has met the other
+    /// The cell's guard has started this process by a new program. Answered by [`CellResponse::Done`] when the process has met the other
     /// cells and adopted the VMs that the last process left, and refused if it can't.
     Trial,
     /// End the cell's process. VMs run on.
     End,
 }
 
-/// The answer to an [`Ask`].
+/// The answer to an [`CellRequest`].
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
-pub enum Answer {
+pub enum CellResponse {
     /// The VM runs in this cell, with these CPUs and nodes.
     Hosted(Place),
     /// The client must ask another cell.
@@ -321,9 +321,12 @@ mod tests {
             cells: vec![cell],
             ready: true,
         };
-        for answer in [Answer::Hosted(Place { plan, borrowed }), Answer::Status(status)] {
+        for answer in [
+            CellResponse::Hosted(Place { plan, borrowed }),
+            CellResponse::Status(status),
+        ] {
             let line = serde_json::to_string(&answer).unwrap();
-            assert_eq!(serde_json::from_str::<Answer>(&line).unwrap(), answer);
+            assert_eq!(serde_json::from_str::<CellResponse>(&line).unwrap(), answer);
         }
     }
 }

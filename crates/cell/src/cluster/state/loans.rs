@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use protocol::CellId;
 use protocol::grant::{Amounts, Effect, Refusal};
-use registry::cluster::interface::{Answer, Part, Place, Running, VmShare};
+use registry::cluster::interface::{CellResponse, Part, Place, Running, VmShare};
 
 use super::view::{KnownCell, list};
 use super::{Act, Client, Key, Said, State, Value};
@@ -72,7 +72,7 @@ impl State {
                 self.loans.0.entry(other).or_default().push_back((client, bytes));
                 self.lending_acts(effects)
             }
-            Err(why) => vec![Act::Answer(client, Answer::Refused { why })],
+            Err(why) => vec![Act::Answer(client, CellResponse::Refused { why })],
         }
     }
 
@@ -134,18 +134,18 @@ impl State {
                 }
                 Effect::Send(to, message) => acts.extend(self.say(to, Said::Grant(message))),
                 Effect::Taken(by) | Effect::Back(by) => {
-                    acts.extend(self.answer_lender(by, |_, _| Answer::Done));
+                    acts.extend(self.answer_lender(by, |_, _| CellResponse::Done));
                 }
                 Effect::Kept(by) => acts.extend(self.answer_lender(by, |state, bytes| {
                     let why = state.why_kept(by, bytes);
-                    Answer::Refused { why }
+                    CellResponse::Refused { why }
                 })),
             }
         }
         acts
     }
 
-    fn answer_lender(&mut self, by: u16, answer: impl FnOnce(&Self, u64) -> Answer) -> Option<Act> {
+    fn answer_lender(&mut self, by: u16, answer: impl FnOnce(&Self, u64) -> CellResponse) -> Option<Act> {
         let (client, bytes) = self.loans.0.get_mut(&by)?.pop_front()?;
         Some(Act::Answer(client, answer(self, bytes)))
     }
@@ -182,7 +182,7 @@ impl State {
                 "cell {} died before it answered; `mirrorball cluster status` shows what it has when it runs again",
                 dead.number
             );
-            Act::Answer(client, Answer::Refused { why })
+            Act::Answer(client, CellResponse::Refused { why })
         };
         waiting.into_iter().map(refused).collect()
     }

@@ -1,7 +1,7 @@
 //! Where a VM goes.
 
 use policy::placement::{Assertions, Room, Want, place, refusals};
-use registry::cluster::interface::{Answer, Host, PART_MARK, owner_of};
+use registry::cluster::interface::{CellResponse, Host, PART_MARK, owner_of};
 
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
@@ -13,13 +13,13 @@ impl State {
 
     /// A client asks for a place for its VM.
     pub(super) fn host(&mut self, client: Client, host: Host) -> Vec<Act> {
-        let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
+        let refused = |why: String| vec![Act::Answer(client, CellResponse::Refused { why })];
         let name = host.name.clone();
         if (host.runs || self.comes_back(&host)) && self.owns(&name) && !self.tenants.contains_key(&name) {
             self.has_come(&name);
             let place = self.place(&name);
             self.tenants.insert(name, client);
-            return vec![Act::Answer(client, Answer::Hosted(place))];
+            return vec![Act::Answer(client, CellResponse::Hosted(place))];
         }
         if let (Some(early), false) = (&mut self.early, host.runs) {
             early.push((client, host));
@@ -37,7 +37,7 @@ impl State {
                         self.sent_on.pop_front();
                     }
                     self.sent_on.push_back((name, cell, host.share));
-                    return vec![Act::Answer(client, Answer::Elsewhere { cell })];
+                    return vec![Act::Answer(client, CellResponse::Elsewhere { cell })];
                 }
                 Err(why) => return refused(why),
             }

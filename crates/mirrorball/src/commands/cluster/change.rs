@@ -14,7 +14,7 @@ use config::cluster::{ClusterSpec, HostPlan, Site};
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{CellRequest, CellResponse};
 use serde::{Deserialize, Serialize};
 use urpc::tls::{KeyFiles, replace_revocation_list};
 
@@ -108,10 +108,11 @@ fn next_site(site: &Site, spec: &ClusterSpec) -> Result<Site> {
 fn take_hosts(cell: &CellFiles) -> std::io::Result<()> {
     let deadline = Instant::now() + TAKE_LIMIT;
     while cell.runs() {
-        let answer = Connection::open(cell).and_then(|mut connection| connection.ask(&Ask::TakeHosts));
+        let answer =
+            Connection::open(cell).and_then(|mut connection| connection.ask(&CellRequest::TakeHosts));
         let why = match answer {
-            Ok(Answer::Done) => return Ok(()),
-            Ok(Answer::Refused { why }) => std::io::Error::other(why),
+            Ok(CellResponse::Done) => return Ok(()),
+            Ok(CellResponse::Refused { why }) => std::io::Error::other(why),
             Ok(other) => std::io::Error::other(format!("an answer to another question: {other:?}")),
             Err(error) => error,
         };

@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{CellRequest, CellResponse};
 use registry::cluster::user_vms::UserVm;
 use registry::control::{Request, ask};
 use registry::journal::{self, Change};
@@ -122,11 +122,11 @@ fn recovered(survivor: &CellFiles, failed: u16) -> std::io::Result<()> {
     while !survivor.has_failed() {
         let answer = Connection::open(survivor).and_then(|mut connection| {
             connection.limit_wait(deadline.saturating_duration_since(Instant::now()))?;
-            connection.ask(&Ask::Recover { cell: failed })
+            connection.ask(&CellRequest::Recover { cell: failed })
         });
         let why = match answer {
-            Ok(Answer::Done) => return Ok(()),
-            Ok(Answer::Refused { why }) => std::io::Error::other(why),
+            Ok(CellResponse::Done) => return Ok(()),
+            Ok(CellResponse::Refused { why }) => std::io::Error::other(why),
             Ok(other) => std::io::Error::other(format!("an answer to another question: {other:?}")),
             Err(error) => error,
         };

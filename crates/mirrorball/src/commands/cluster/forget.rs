@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask, PART_MARK};
+use registry::cluster::interface::{CellRequest, CellResponse, PART_MARK};
 
 use super::change::live_cells;
 use super::{cells_here, one_host};
@@ -73,15 +73,15 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
             "none of this host's cells runs"
         )
     })?;
-    let answer = Connection::open(&running).and_then(|mut cell| cell.ask(&Ask::Forget { cells }));
+    let answer = Connection::open(&running).and_then(|mut cell| cell.ask(&CellRequest::Forget { cells }));
     match answer.map_err(|error| {
         miette!(
             help = "try again when `mirrorball cluster status` shows that it runs",
             "the cell does not answer: {error}"
         )
     })? {
-        Answer::Done => {}
-        Answer::Refused { why } => return Err(miette!("{why}")),
+        CellResponse::Done => {}
+        CellResponse::Refused { why } => return Err(miette!("{why}")),
         other => return Err(miette!("an answer to another question: {other:?}")),
     }
     match &names[..] {

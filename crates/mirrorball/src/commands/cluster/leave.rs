@@ -11,7 +11,7 @@ use config::cluster::CellPlan;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask, PART_MARK, owner_of};
+use registry::cluster::interface::{CellRequest, CellResponse, PART_MARK, owner_of};
 use registry::control::{Request, ask};
 use registry::vms::Registry;
 
@@ -129,10 +129,10 @@ fn help(running: &[String]) -> String {
 fn cordon(files: &Files, cells: &[u16], cordoned: bool) -> Result<()> {
     for number in cells {
         let cell = files.cell(*number);
-        let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(&Ask::Cordon { cordoned }));
+        let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(&CellRequest::Cordon { cordoned }));
         match answer {
-            Ok(Answer::Done) => {}
-            Ok(Answer::Refused { why }) => return Err(miette!("{why}")),
+            Ok(CellResponse::Done) => {}
+            Ok(CellResponse::Refused { why }) => return Err(miette!("{why}")),
             Ok(other) => return Err(miette!("an answer to another question: {other:?}")),
             // A cell that is dead takes no VM; its VMs are seen below.
             Err(_) if !cell.runs() => {}

@@ -11,7 +11,7 @@ use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::guard;
-use registry::cluster::interface::{Answer, Ask, Protocols};
+use registry::cluster::interface::{CellRequest, CellResponse, Protocols};
 use urpc::version::Unlike;
 
 use super::cells_here;
@@ -61,9 +61,9 @@ pub(super) fn upgrade() -> Result<ExitCode> {
 }
 
 fn ask(cell: &CellFiles) -> std::io::Result<Protocols> {
-    match Connection::open(cell)?.ask(&Ask::Protocols)? {
-        Answer::Protocols(protocols) => Ok(protocols),
-        Answer::Refused { why } => Err(std::io::Error::other(why)),
+    match Connection::open(cell)?.ask(&CellRequest::Protocols)? {
+        CellResponse::Protocols(protocols) => Ok(protocols),
+        CellResponse::Refused { why } => Err(std::io::Error::other(why)),
         other => Err(std::io::Error::other(format!(
             "an answer to another question: {other:?}"
         ))),
