@@ -163,7 +163,7 @@ enum Command {
     },
     /// Start VMs that go on from a snapshot
     Restore(clone::RestoreArgs),
-    /// CellRequest a VM to give memory back, or let it have it again
+    /// Ask a VM to give memory back, or let it have it again
     Balloon {
         /// The VM
         vm: String,
@@ -191,7 +191,7 @@ enum Command {
     },
     /// Draw this machine: nodes, CPUs, caches, memory, distances, devices
     Topology(topology::TopologyArgs),
-    /// CellRequest what is known of this machine
+    /// Ask what is known of this machine
     #[command(subcommand)]
     Knowledge(knowledge::KnowledgeCommand),
     /// Tell whether this machine's KVM can run guests

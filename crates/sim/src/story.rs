@@ -1,7 +1,7 @@
 //! What befalls a cluster, by chance: VMs come and go; cells lend one another memory, die, hang and are slow; hosts die or are cut off, from each
 //! other or from etcd.
 
-use registry::cluster::interface::{CellRequest, Host, VmShare};
+use registry::cluster::interface::{AdmitVm, CellRequest, VmShare};
 
 use crate::chance::Chance;
 use crate::machine::Cells;
@@ -131,7 +131,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
                 world.end(client);
             }
         } else {
-            let host = Host {
+            let host = AdmitVm {
                 name: format!("vm{}", chance.below(plot.names)),
                 share: VmShare {
                     vcpus: 1 + chance.below(4) as u32,

@@ -267,7 +267,7 @@ impl Cell {
                     self.answer(client, &CellResponse::Refused { why });
                     return Next::GoOn;
                 }
-                if matches!(ask, CellRequest::Host(_)) && self.watch.has_changed() {
+                if matches!(ask, CellRequest::AdmitVm(_)) && self.watch.has_changed() {
                     self.take_facts();
                 }
                 let acts = self.state.asked(client, ask);

@@ -12,7 +12,7 @@ use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
 use protocol::multicast::{self, Multicast, Packet, ReplyPath};
-use registry::cluster::interface::{CellRequest, CellResponse, Host, Part, Running, VmShare, owner_of};
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, Part, Running, VmShare, owner_of};
 use serde::{Deserialize, Serialize};
 
 use super::routes::{Route, Ways};
@@ -89,8 +89,8 @@ pub enum Act {
     Keep(Amounts),
     /// Send to a cell.
     Send(CellId, CellMessage),
-    /// CellResponse a client.
-    CellResponse(Client, CellResponse),
+    /// Answer a client.
+    Answer(Client, CellResponse),
     /// Serve a VM of this cell, and answer the client that asks for it; also one that was set aside, if this says so.
     Adopt(Client, String, bool),
     /// Tell a client where the vCPUs of the cell's VMs are.
@@ -142,7 +142,7 @@ pub struct State {
     /// The number of the last that was left.
     last_left: u64,
     /// VMs that wait until this cell has met the others. Alone, it would take any name for free.
-    early: Option<Vec<(Client, Host)>>,
+    early: Option<Vec<(Client, AdmitVm)>>,
     /// Clients that wait until this cell has met the others, and its VMs are adopted.
     trials: Vec<Client>,
     has_met: bool,
@@ -369,7 +369,7 @@ impl State {
     /// A client asks.
     pub fn asked(&mut self, client: Client, ask: CellRequest) -> Vec<Act> {
         match ask {
-            CellRequest::Host(host) => self.host(client, host),
+            CellRequest::AdmitVm(host) => self.host(client, host),
             CellRequest::Leave { name } => self.leave(client, &name),
             CellRequest::Adopt { name, again } => vec![self.adopt(client, name, again)],
             CellRequest::Lend { to, bytes } => self.lend(client, to, bytes),

@@ -24,7 +24,7 @@ use super::topology::FactsArgs;
 /// What is asked.
 #[derive(Debug, Subcommand)]
 pub enum KnowledgeCommand {
-    /// CellRequest a question in Datalog, as 'near(Host, 0, Node)' or 'big(N) <- memory_bytes(_, N, B), B > 1000000000'
+    /// Ask a question in Datalog, as 'near(Host, 0, Node)' or 'big(N) <- memory_bytes(_, N, B), B > 1000000000'
     Query {
         /// The question
         question: String,

@@ -91,7 +91,7 @@ pub struct Place {
 
 /// A request for a place for a VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Host {
+pub struct AdmitVm {
     /// The VM's name.
     pub name: String,
     /// The part of a cell that it takes.
@@ -115,7 +115,8 @@ pub struct Host {
 #[serde(rename_all = "kebab-case", tag = "ask")]
 pub enum CellRequest {
     /// Give a VM a place. The place is the VM's until the connection ends.
-    Host(Host),
+    #[serde(rename = "host")]
+    AdmitVm(AdmitVm),
     /// A VM of this cell has ended. Answered when all cells have received that, so that the name is free.
     Leave {
         /// The VM's name.
@@ -161,7 +162,7 @@ pub enum CellRequest {
     },
     /// The hosts of the cluster have changed: go on with those in the cell's files.
     TakeHosts,
-    /// CellResponse at once: the cell's guard wants to know whether the process hangs.
+    /// Answer at once: the cell's guard wants to know whether the process hangs.
     Ping,
     /// Report the state of the cluster.
     Status,
@@ -176,7 +177,7 @@ pub enum CellRequest {
     End,
 }
 
-/// The answer to an [`CellRequest`].
+/// The response to a [`CellRequest`].
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum CellResponse {

@@ -296,7 +296,7 @@ impl World {
                         self.counts.cordons += 1;
                         self.cordoned.remove(&cell.number);
                     }
-                    CellRequest::Host(_) => {
+                    CellRequest::AdmitVm(_) => {
                         if let Some(monitor) = self.monitors.get_mut(&client) {
                             monitor.asked_under = self.cordoned.get(&cell.number).copied();
                         }

@@ -8,7 +8,7 @@ use cell::cluster::state::{CellMessage, Client, Key, Said};
 use protocol::CellId;
 use protocol::agreement::Message;
 use protocol::multicast::Packet;
-use registry::cluster::interface::{CellRequest, CellResponse, Host, Part};
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, Part};
 
 use super::{Event, Input, World};
 use crate::{Time, nanos};
@@ -16,7 +16,7 @@ use crate::{Time, nanos};
 /// A VM's monitor, on the host of its cell.
 #[derive(Clone, Debug)]
 pub(super) struct Monitor {
-    pub(super) host: Host,
+    pub(super) host: AdmitVm,
     /// Whom it asks, or who hosts it.
     pub(super) cell: u16,
     /// The life that it is connected to.
@@ -33,7 +33,7 @@ pub(super) struct Monitor {
 
 impl World {
     /// A VM's monitor asks this cell for a place.
-    pub fn ask_for_place(&mut self, cell: u16, host: Host) {
+    pub fn ask_for_place(&mut self, cell: u16, host: AdmitVm) {
         let client = self.clients;
         self.clients += 1;
         let monitor = Monitor {
@@ -85,7 +85,7 @@ impl World {
         match self.processes.get(&monitor.cell) {
             Some(process) => {
                 monitor.connected = Some(process.id);
-                let host = Host {
+                let host = AdmitVm {
                     runs: monitor.runs,
                     ..monitor.host.clone()
                 };
@@ -94,7 +94,7 @@ impl World {
                 self.to(
                     cell,
                     self.now + WAKE_NS,
-                    Input::Asked(client, CellRequest::Host(host)),
+                    Input::Asked(client, CellRequest::AdmitVm(host)),
                 );
             }
             None if monitor.runs => self.queue.put(self.now + nanos(RETRY), Event::Come(client)),

@@ -3,7 +3,7 @@
 mod relays;
 
 use knowledge::{Base, fact};
-use registry::cluster::interface::{CellRequest, Host, VmShare};
+use registry::cluster::interface::{AdmitVm, CellRequest, VmShare};
 
 use super::*;
 
@@ -102,8 +102,8 @@ fn of_two_that_lose_sight_of_each_other_and_etcds_keys_not_both_live_on_apart() 
 }
 
 /// A VM of this name for one cell.
-fn vm_for(cell: u16, name: &str) -> Host {
-    Host {
+fn vm_for(cell: u16, name: &str) -> AdmitVm {
+    AdmitVm {
         name: name.to_owned(),
         share: VmShare {
             vcpus: 1,

@@ -42,8 +42,8 @@ pub(in crate::cluster) fn plan(number: u16) -> CellPlan {
     }
 }
 
-pub(in crate::cluster) fn vm(name: &str, mib: u64) -> Host {
-    Host {
+pub(in crate::cluster) fn vm(name: &str, mib: u64) -> AdmitVm {
+    AdmitVm {
         name: name.to_owned(),
         share: VmShare {
             vcpus: 1,
@@ -68,8 +68,8 @@ fn part(cell: u16, mib: u64) -> Part {
     }
 }
 
-fn in_cell(cell: u16, name: &str, mib: u64) -> Host {
-    Host {
+fn in_cell(cell: u16, name: &str, mib: u64) -> AdmitVm {
+    AdmitVm {
         only: Some(cell),
         ..vm(name, mib)
     }
@@ -153,16 +153,16 @@ impl World {
     }
 
     /// Asks the first cell, and the one that it names.
-    fn host(&mut self, client: Client, host: Host) -> CellResponse {
+    fn host(&mut self, client: Client, host: AdmitVm) -> CellResponse {
         let first = *self.cells.keys().next().expect("a cell");
-        match self.ask(first, client, CellRequest::Host(host.clone())) {
+        match self.ask(first, client, CellRequest::AdmitVm(host.clone())) {
             CellResponse::Elsewhere { cell } => {
                 let there = *self
                     .cells
                     .keys()
                     .find(|known| known.number == cell)
                     .expect("lives");
-                self.ask(there, client, CellRequest::Host(host))
+                self.ask(there, client, CellRequest::AdmitVm(host))
             }
             answer => answer,
         }
@@ -179,7 +179,7 @@ impl World {
     fn sent_of_four(&mut self) -> usize {
         for client in 0..4 {
             let host = vm(&format!("vm{client}"), 64);
-            self.act(id(0, 1), |state| state.asked(client, CellRequest::Host(host)));
+            self.act(id(0, 1), |state| state.asked(client, CellRequest::AdmitVm(host)));
         }
         let elsewhere = CellResponse::Elsewhere { cell: 1 };
         self.answers
@@ -239,7 +239,7 @@ fn vms_that_have_ended_count_no_more() {
 #[test]
 fn a_name_is_taken_in_the_whole_cluster_until_its_vm_has_ended() {
     let mut world = World::new(2);
-    let there = Host {
+    let there = AdmitVm {
         only: Some(1),
         ..vm("a", 64)
     };
@@ -261,7 +261,7 @@ fn what_fits_nowhere_is_refused_with_what_there_is() {
         panic!("more than there is");
     };
     assert!(why.contains("cell 0 has 324 MiB, cell 1 has 1024 MiB"), "{why}");
-    let nowhere = Host {
+    let nowhere = AdmitVm {
         only: Some(7),
         ..vm("b", 64)
     };
@@ -286,7 +286,7 @@ fn leaving_is_answered_when_all_have_heard() {
 #[test]
 fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
     let mut world = World::new(2);
-    let there = Host {
+    let there = AdmitVm {
         only: Some(1),
         ..vm("a", 64)
     };
@@ -294,7 +294,7 @@ fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
     assert!(matches!(
         world.host(
             2,
-            Host {
+            AdmitVm {
                 name: "b".to_owned(),
                 ..there.clone()
             }
@@ -308,9 +308,9 @@ fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
     assert!(matches!(world.host(4, vm("c", 64)), CellResponse::Hosted(place) if place.plan.number == 0));
     world.start(id(1, 2));
     world.vms(&[&["c"], &["a", "b"]]);
-    let back = Host { runs: true, ..there };
+    let back = AdmitVm { runs: true, ..there };
     assert!(matches!(
-        world.ask(id(1, 2), 5, CellRequest::Host(back)),
+        world.ask(id(1, 2), 5, CellRequest::AdmitVm(back)),
         CellResponse::Hosted(_)
     ));
     // The other one's monitor does not come: it has ended meanwhile.
@@ -328,12 +328,12 @@ fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
         borrowed: Vec::new(),
     }];
     let mut state = State::new(id(0, 1), 1, plan(0), None, running);
-    assert!(state.asked(1, CellRequest::Host(vm("a", 64))).is_empty());
-    let runs = Host {
+    assert!(state.asked(1, CellRequest::AdmitVm(vm("a", 64))).is_empty());
+    let runs = AdmitVm {
         runs: true,
         ..vm("b", 64)
     };
-    let acts = state.asked(2, CellRequest::Host(runs));
+    let acts = state.asked(2, CellRequest::AdmitVm(runs));
     assert!(
         matches!(acts[..], [Act::Answer(2, CellResponse::Hosted(_))]),
         "{acts:?}"
@@ -348,7 +348,9 @@ fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
 #[test]
 fn a_client_that_goes_while_its_name_is_claimed_leaves_nothing() {
     let mut world = World::new(2);
-    world.act(id(0, 1), |state| state.asked(1, CellRequest::Host(vm("a", 64))));
+    world.act(id(0, 1), |state| {
+        state.asked(1, CellRequest::AdmitVm(vm("a", 64)))
+    });
     world.act(id(0, 1), |state| state.gone(1));
     world.settle();
     world.vms(&[&[], &[]]);
@@ -373,17 +375,17 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         ("b", 64, "in cell 1"),
         ("c", 400, "has 324 MiB"),
     ] {
-        let acts = state.asked(1, CellRequest::Host(vm(name, mib)));
+        let acts = state.asked(1, CellRequest::AdmitVm(vm(name, mib)));
         let [Act::Answer(1, CellResponse::Refused { why: said })] = &acts[..] else {
             panic!("{name}: {acts:?}");
         };
         assert!(said.contains(why), "{said}");
     }
-    let back = Host {
+    let back = AdmitVm {
         runs: true,
         ..vm("a", 700)
     };
-    let acts = state.asked(2, CellRequest::Host(back));
+    let acts = state.asked(2, CellRequest::AdmitVm(back));
     assert!(
         matches!(acts[..], [Act::Answer(2, CellResponse::Hosted(_))]),
         "{acts:?}"
@@ -395,7 +397,7 @@ fn the_first_to_start_again_knows_what_the_host_has() {
 fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     let mut world = World::new(2);
     let owner = id(1, 1);
-    world.ask(owner, 1, CellRequest::Host(in_cell(1, "a", 64)));
+    world.ask(owner, 1, CellRequest::AdmitVm(in_cell(1, "a", 64)));
     let adopt = |name: &str| CellRequest::Adopt {
         name: name.to_owned(),
         again: false,
@@ -404,12 +406,12 @@ fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     let state = world.cells.get_mut(&owner).expect("lives");
     assert_eq!(state.asked(2, adopt("a")), [Act::Adopt(2, "a".to_owned(), false)]);
     assert_eq!(state.gone(1), [Act::AwaitLeft("a".to_owned(), 1)]);
-    let back = Host {
+    let back = AdmitVm {
         runs: true,
         ..in_cell(1, "a", 64)
     };
     assert!(matches!(
-        world.ask(owner, 3, CellRequest::Host(back)),
+        world.ask(owner, 3, CellRequest::AdmitVm(back)),
         CellResponse::Hosted(_)
     ));
     world.act(owner, give_up_left);
@@ -418,7 +420,7 @@ fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     world.act(owner, |state| state.gone(3));
     world.settle();
     world.vms(&[&[], &[]]);
-    world.ask(owner, 4, CellRequest::Host(in_cell(1, "c", 64)));
+    world.ask(owner, 4, CellRequest::AdmitVm(in_cell(1, "c", 64)));
     world.act(owner, |state| state.asked(5, adopt("c")));
     world.act(owner, |state| state.gone(4));
     world.act(owner, give_up_left);
@@ -458,7 +460,7 @@ fn vm_that_is_left_has_its_whole_time_whatever_else_is_given_up_meanwhile() {
     let host = in_cell(0, "1001:web", 64);
     for client in [1, 2] {
         assert!(matches!(
-            world.ask(cell, client, CellRequest::Host(host.clone())),
+            world.ask(cell, client, CellRequest::AdmitVm(host.clone())),
             CellResponse::Hosted(_)
         ));
         let state = world.cells.get_mut(&cell).expect("lives");
@@ -482,30 +484,30 @@ fn place_of_a_users_vm_outlives_the_connection_unless_it_is_given_back() {
     let cell = id(0, 1);
     let host = in_cell(0, "1001:web", 600);
     assert!(matches!(
-        world.ask(cell, 1, CellRequest::Host(host.clone())),
+        world.ask(cell, 1, CellRequest::AdmitVm(host.clone())),
         CellResponse::Hosted(_)
     ));
     let state = world.cells.get_mut(&cell).expect("lives");
     assert_eq!(state.gone(1), [Act::AwaitLeft("1001:web".to_owned(), 1)]);
     // Another VM does not get the memory meanwhile, and more than it had is a new VM.
     assert!(matches!(
-        world.ask(cell, 2, CellRequest::Host(in_cell(0, "1002:web", 600))),
+        world.ask(cell, 2, CellRequest::AdmitVm(in_cell(0, "1002:web", 600))),
         CellResponse::Refused { .. }
     ));
     let more = in_cell(0, "1001:web", 700);
     assert!(matches!(
-        world.ask(cell, 3, CellRequest::Host(more)),
+        world.ask(cell, 3, CellRequest::AdmitVm(more)),
         CellResponse::Refused { .. }
     ));
     assert!(matches!(
-        world.ask(cell, 4, CellRequest::Host(host.clone())),
+        world.ask(cell, 4, CellRequest::AdmitVm(host.clone())),
         CellResponse::Hosted(_)
     ));
     world.act(cell, give_up_left);
     world.vms(&[&["1001:web"]]);
     // A second one of the name is refused while the first has its connection.
     assert!(matches!(
-        world.ask(cell, 5, CellRequest::Host(host)),
+        world.ask(cell, 5, CellRequest::AdmitVm(host)),
         CellResponse::Refused { .. }
     ));
     let leave = CellRequest::Leave {

@@ -5,7 +5,7 @@ use std::io;
 use registry::cluster::admission::{self, PlaceRequest, Reply, Request};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{CellRequest, CellResponse, Host};
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse};
 
 /// Who gives a place, and is told when it is free again.
 #[derive(Clone, Debug)]
@@ -21,11 +21,11 @@ impl Authority {
     ///
     /// # Errors
     /// If nobody answers.
-    pub(super) fn ask(&self, cell: u16, host: &Host) -> io::Result<(Connection, CellResponse)> {
+    pub(super) fn ask(&self, cell: u16, host: &AdmitVm) -> io::Result<(Connection, CellResponse)> {
         match self {
             Self::Own(files) => {
                 let mut connection = Connection::open(&files.cell(cell))?;
-                let answer = connection.ask(&CellRequest::Host(host.clone()))?;
+                let answer = connection.ask(&CellRequest::AdmitVm(host.clone()))?;
                 Ok((connection, answer))
             }
             Self::Host => {
@@ -68,7 +68,7 @@ impl Authority {
 }
 
 /// A user's request for the place of a VM.
-pub(super) fn place_request(host: &Host, cell: Option<u16>) -> Request {
+pub(super) fn place_request(host: &AdmitVm, cell: Option<u16>) -> Request {
     Request::Place(PlaceRequest {
         name: host.name.clone(),
         share: host.share,

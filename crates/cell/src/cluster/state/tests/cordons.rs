@@ -27,21 +27,21 @@ impl World {
 #[test]
 fn cordoned_cell_takes_no_vm_and_every_cell_places_around_it() {
     let mut world = World::new(3);
-    world.ask(id(1, 1), 1, CellRequest::Host(in_cell(1, "runs", 64)));
+    world.ask(id(1, 1), 1, CellRequest::AdmitVm(in_cell(1, "runs", 64)));
     world.cordon(id(1, 1), 2, true);
     world.cordon(id(1, 1), 3, true);
     world.cordoned_as_all_know(&[false, true, false]);
     for at in [id(0, 1), id(1, 1), id(2, 1)] {
         for named in [
             in_cell(1, "a", 64),
-            Host {
+            AdmitVm {
                 sent: true,
                 ..in_cell(1, "a", 64)
             },
         ] {
             world.refused(
                 at,
-                CellRequest::Host(named),
+                CellRequest::AdmitVm(named),
                 "cell 1 is cordoned and takes no new VM",
             );
         }
@@ -56,17 +56,17 @@ fn cordoned_cell_takes_no_vm_and_every_cell_places_around_it() {
     // A part of a spanning VM, and a VM that another cell sent before it knew.
     world.refused(
         id(1, 1),
-        CellRequest::Host(Host {
+        CellRequest::AdmitVm(AdmitVm {
             own: true,
             ..in_cell(1, "x/1", 64)
         }),
         "cordoned",
     );
-    let sent = Host {
+    let sent = AdmitVm {
         sent: true,
         ..vm("x", 64)
     };
-    let answer = world.ask(id(1, 1), 20, CellRequest::Host(sent));
+    let answer = world.ask(id(1, 1), 20, CellRequest::AdmitVm(sent));
     assert!(
         matches!(answer, CellResponse::Elsewhere { cell: 0 | 2 }),
         "{answer:?}"
@@ -74,7 +74,7 @@ fn cordoned_cell_takes_no_vm_and_every_cell_places_around_it() {
     world.cordon(id(1, 1), 21, false);
     world.cordoned_as_all_know(&[false; 3]);
     assert!(matches!(
-        world.ask(id(1, 1), 22, CellRequest::Host(in_cell(1, "e", 64))),
+        world.ask(id(1, 1), 22, CellRequest::AdmitVm(in_cell(1, "e", 64))),
         CellResponse::Hosted(_)
     ));
 }
@@ -82,20 +82,20 @@ fn cordoned_cell_takes_no_vm_and_every_cell_places_around_it() {
 #[test]
 fn cordon_outlives_the_cells_process_and_its_vms_come_back_to_it() {
     let mut world = World::new(2);
-    world.ask(id(1, 1), 1, CellRequest::Host(in_cell(1, "a", 64)));
+    world.ask(id(1, 1), 1, CellRequest::AdmitVm(in_cell(1, "a", 64)));
     world.cordon(id(1, 1), 2, true);
     world.die(id(1, 1));
     world.start(id(1, 2));
     world.cordoned_as_all_know(&[false, true]);
-    let back = Host {
+    let back = AdmitVm {
         runs: true,
         ..in_cell(1, "a", 64)
     };
     assert!(matches!(
-        world.ask(id(1, 2), 3, CellRequest::Host(back)),
+        world.ask(id(1, 2), 3, CellRequest::AdmitVm(back)),
         CellResponse::Hosted(_)
     ));
-    world.refused(id(1, 2), CellRequest::Host(in_cell(1, "b", 64)), "cordoned");
+    world.refused(id(1, 2), CellRequest::AdmitVm(in_cell(1, "b", 64)), "cordoned");
     // A cell that starts anew elsewhere is told.
     world.die(id(0, 1));
     world.start(id(0, 2));
@@ -115,13 +115,13 @@ fn cordoned_cell_lends_and_says_so_when_nothing_else_has_room() {
     ));
     world.refused(
         id(0, 1),
-        CellRequest::Host(vm("more", 100)),
+        CellRequest::AdmitVm(vm("more", 100)),
         "cell 0 has 36 MiB, cell 1 is cordoned",
     );
     world.cordon(id(0, 1), 4, true);
     world.refused(
         id(0, 1),
-        CellRequest::Host(vm("more", 1)),
+        CellRequest::AdmitVm(vm("more", 1)),
         "cell 0 is cordoned, cell 1 is cordoned",
     );
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 fn claim(world: &mut World, at: CellId, client: Client, name: &str) -> CellResponse {
-    world.ask(at, client, CellRequest::Host(in_cell(at.number, name, 64)))
+    world.ask(at, client, CellRequest::AdmitVm(in_cell(at.number, name, 64)))
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn cell_that_starts_gives_no_names_before_it_knows_those_of_all_cells_that_may_r
     let state = State::new(id(0, 2), 1, plan(0), None, []).expecting([1, 2]);
     world.cells.insert(id(0, 2), state);
     world.act(id(0, 2), |state| {
-        state.asked(1, CellRequest::Host(vm("early", 64)))
+        state.asked(1, CellRequest::AdmitVm(vm("early", 64)))
     });
     world.act(id(0, 2), State::met);
     let why = "waits until all VMs of lost cells have ended (cell 1, 2)";
@@ -82,7 +82,7 @@ fn cell_that_starts_gives_no_names_before_it_knows_those_of_all_cells_that_may_r
         world.answers
     );
     world.start(id(1, 1));
-    world.refused(id(0, 2), CellRequest::Host(in_cell(0, "a", 64)), "(cell 2)");
+    world.refused(id(0, 2), CellRequest::AdmitVm(in_cell(0, "a", 64)), "(cell 2)");
     world.act(id(0, 2), |state| state.lapsed(2));
     let free = claim(&mut world, id(0, 2), 3, "a");
     assert!(matches!(free, CellResponse::Hosted(_)), "{free:?}");

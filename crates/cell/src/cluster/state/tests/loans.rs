@@ -55,7 +55,7 @@ fn a_vm_that_needs_a_loan_has_it_from_the_lenders_nodes() {
     // What is lent is no VM's of the lender, and what a VM has is not given back.
     world.refused(
         id(0, 1),
-        CellRequest::Host(in_cell(0, "b", 600)),
+        CellRequest::AdmitVm(in_cell(0, "b", 600)),
         "cell 0 has 512 MiB",
     );
     world.refused(
@@ -156,12 +156,12 @@ fn a_loan_and_its_vm_outlive_both_cells() {
         let (home, holder) = (id(0, life(0)), id(1, life(1)));
         world.lent_mib(512);
         if life(1) == 2 {
-            let back = Host {
+            let back = AdmitVm {
                 runs: true,
                 borrowed: place.borrowed.clone(),
                 ..vm("a", 1200)
             };
-            let CellResponse::Hosted(again) = world.ask(holder, 2, CellRequest::Host(back)) else {
+            let CellResponse::Hosted(again) = world.ask(holder, 2, CellRequest::AdmitVm(back)) else {
                 panic!("it runs here");
             };
             assert_eq!(again, place);
@@ -235,7 +235,7 @@ fn what_the_others_say_runs_in_a_cell_takes_its_memory() {
     assert_eq!(world.ask(id(0, 1), 3, reclaim(1, 336)), CellResponse::Done);
     world.refused(
         id(0, 1),
-        CellRequest::Host(in_cell(1, "b", 1)),
+        CellRequest::AdmitVm(in_cell(1, "b", 1)),
         "cell 1 has 0 MiB",
     );
 }
@@ -257,7 +257,7 @@ fn a_loan_is_used_when_it_has_come_and_not_when_it_is_heard_of() {
     );
     world.act(to, |state| state.heard(from, message));
     world.act(id(1, 1), |state| {
-        state.asked(2, CellRequest::Host(in_cell(1, "a", 1200)))
+        state.asked(2, CellRequest::AdmitVm(in_cell(1, "a", 1200)))
     });
     let Some(CellResponse::Refused { why }) = world.answers.remove(&(1, 2)) else {
         panic!("it has no loan yet");

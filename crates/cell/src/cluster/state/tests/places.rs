@@ -22,7 +22,7 @@ impl World {
 
     /// The cell that `knowledge place` names first, by a cell's report and the facts: as the command makes
     /// it.
-    fn foreseen(&mut self, at: CellId, host: &Host, facts: &Base) -> Option<u16> {
+    fn foreseen(&mut self, at: CellId, host: &AdmitVm, facts: &Base) -> Option<u16> {
         let status = self.status(at);
         let known = rooms::merge(facts, rooms::of_status(&status, |_| true));
         let want = policy::placement::Want {
@@ -65,11 +65,11 @@ fn refusal_of_a_cell_that_a_fact_cordons_names_the_fact() {
     let mut world = World::new(2);
     world.assert(&asserted("cell_cordoned(1)"));
     let why = "cell 1 is cordoned and takes no new VM; name another cell, or remove `cell_cordoned(1)` from asserted.facts";
-    world.refused(id(0, 1), CellRequest::Host(in_cell(1, "a", 64)), why);
+    world.refused(id(0, 1), CellRequest::AdmitVm(in_cell(1, "a", 64)), why);
     world.assert(&asserted("cell_cordoned(0)\ncell_free_bytes(1, 1048576)"));
     let why =
         "no cell has 64 MiB for it: cell 0 is cordoned, cell 1 has 1 MiB; give it less, or end another VM";
-    world.refused(id(0, 1), CellRequest::Host(vm("a", 64)), why);
+    world.refused(id(0, 1), CellRequest::AdmitVm(vm("a", 64)), why);
 }
 
 proptest! {
@@ -111,12 +111,12 @@ proptest! {
             let mut host = vm(&format!("vm{client}"), mib);
             host.share.vcpus = vcpus;
             let foreseen = world.foreseen(at, &host, &facts);
-            match world.ask(at, client, CellRequest::Host(host.clone())) {
+            match world.ask(at, client, CellRequest::AdmitVm(host.clone())) {
                 CellResponse::Hosted(_) => prop_assert_eq!(foreseen, Some(at.number)),
                 CellResponse::Elsewhere { cell } => {
                     prop_assert_eq!(foreseen, Some(cell));
-                    let sent = Host { sent: true, ..host };
-                    let taken = world.ask(id(cell, 1), client, CellRequest::Host(sent));
+                    let sent = AdmitVm { sent: true, ..host };
+                    let taken = world.ask(id(cell, 1), client, CellRequest::AdmitVm(sent));
                     prop_assert!(matches!(taken, CellResponse::Hosted(_)), "{:?}", taken);
                 }
                 other => {

@@ -197,11 +197,11 @@ fn one_without_a_span_has_none_of_these_places() {
 #[test]
 fn one_part_without_room_gives_all_others_back() {
     let cluster = Cluster::up(3);
-    let there = Host {
+    let there = AdmitVm {
         only: Some(2),
         ..vm("b", 700)
     };
-    cluster.world().ask(id(2, 1), 1, CellRequest::Host(there));
+    cluster.world().ask(id(2, 1), 1, CellRequest::AdmitVm(there));
     cluster.refused(
         6,
         1536,
@@ -274,11 +274,11 @@ fn a_name_is_taken_by_all_of_it() {
 #[test]
 fn a_part_that_is_left_of_an_earlier_vm_is_told_from_a_vm() {
     let cluster = Cluster::up(2);
-    let left = Host {
+    let left = AdmitVm {
         only: Some(1),
         ..vm("x/1", 64)
     };
-    cluster.world().ask(id(1, 1), 1, CellRequest::Host(left));
+    cluster.world().ask(id(1, 1), 1, CellRequest::AdmitVm(left));
     let why = "a part of an earlier VM named x is still in cell 1; try again in a moment";
     cluster.refused(2, 256, cells(&[0, 1]), why);
     cluster.world().vms(&[&[], &["x/1"]]);
@@ -347,11 +347,11 @@ fn no_cluster() {
 #[test]
 fn the_fewest_cells_are_chosen_that_have_the_room() {
     let cluster = Cluster::up(3);
-    let busy = Host {
+    let busy = AdmitVm {
         only: Some(0),
         ..vm("b", 700)
     };
-    cluster.world().ask(id(0, 1), 1, CellRequest::Host(busy));
+    cluster.world().ask(id(0, 1), 1, CellRequest::AdmitVm(busy));
     let one = cluster.begin("one", 2, 512, SpanSpec::Auto).unwrap();
     assert_eq!(parts(&one), [part(1, 0..2, 512)]);
     leave_span(one);
