@@ -1,7 +1,7 @@
 //! What VMs and cells look like from outside.
 
 use config::VmSpec;
-use registry::cluster::interface::{CellStatus, Part};
+use registry::cluster::interface::{CellStatus, LentMemory};
 use registry::vms::{Record, State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -119,7 +119,7 @@ pub struct Cell {
 
 impl From<CellStatus> for Cell {
     fn from(status: CellStatus) -> Self {
-        let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum();
+        let sum = |parts: &[LentMemory]| parts.iter().map(|part| part.bytes).sum();
         Self {
             number: status.plan.number,
             runs: status.life.is_some(),

@@ -23,7 +23,7 @@ use hostfiles::private;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::admission::Limits;
-use crate::cluster::interface::Part;
+use crate::cluster::interface::LentMemory;
 use crate::journal::{Change, Journal};
 use crate::runtime;
 use crate::share_group::ShareGroup;
@@ -97,7 +97,7 @@ pub struct Record {
     pub host_place: Option<HostPlace>,
     /// The memory that its cell borrowed for it, by lender.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub borrowed: Vec<Part>,
+    pub borrowed: Vec<LentMemory>,
     /// Its parts, the home first, when it spans cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub span: Vec<policy::span::Part>,

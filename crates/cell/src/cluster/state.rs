@@ -12,7 +12,9 @@ use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
 use protocol::multicast::{self, Multicast, Packet, ReplyPath};
-use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, Part, Running, VmShare, owner_of};
+use registry::cluster::interface::{
+    AdmitVm, CellRequest, CellResponse, LentMemory, Running, VmShare, owner_of,
+};
 use serde::{Deserialize, Serialize};
 
 use super::routes::{Route, Ways};
@@ -57,7 +59,7 @@ pub enum Value {
         /// The part of a cell that it takes.
         share: VmShare,
         /// What of its memory is not its cell's, by lender.
-        borrowed: Vec<Part>,
+        borrowed: Vec<LentMemory>,
     },
 }
 

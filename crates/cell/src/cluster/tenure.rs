@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use registry::cluster::admission::{self, Limits, Reply};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{AdmitVm, CellResponse, Part, Place, VmShare, owned_name};
+use registry::cluster::interface::{AdmitVm, CellResponse, LentMemory, Place, VmShare, owned_name};
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
 
@@ -443,7 +443,7 @@ impl Tenure {
     }
 
     /// Of the VM's memory, what is other cells'.
-    pub fn borrowed(&self) -> &[Part] {
+    pub fn borrowed(&self) -> &[LentMemory] {
         &self.place.borrowed
     }
 

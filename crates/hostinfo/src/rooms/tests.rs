@@ -2,7 +2,7 @@ use config::cluster::CellPlan;
 use knowledge::fact::parse;
 use policy::placement::place;
 use proptest::prelude::*;
-use registry::cluster::interface::{CellStatus, Part};
+use registry::cluster::interface::{CellStatus, LentMemory};
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn status(number: u16, life: Option<u32>) -> CellStatus {
 
 #[test]
 fn cell_that_does_not_run_has_no_room_and_its_loans_are_no_memory() {
-    let part = |cell| Part { cell, bytes: 1 << 20 };
+    let part = |cell| LentMemory { cell, bytes: 1 << 20 };
     let mut cells = vec![status(0, Some(1)), status(1, None), status(2, Some(1))];
     cells[0].borrowed = vec![part(1), part(2)];
     cells[2].lent = vec![part(0)];

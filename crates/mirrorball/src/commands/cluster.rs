@@ -33,7 +33,7 @@ use hostinfo::known;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{CellRequest, CellResponse, CellStatus, PART_MARK, Part, Status};
+use registry::cluster::interface::{CellRequest, CellResponse, CellStatus, LentMemory, PART_MARK, Status};
 use registry::vms::{self, Record, Registry};
 use urpc::tls::Identity;
 
@@ -642,7 +642,7 @@ fn print(status: &Status, users: &[UserPlan]) {
         println!("{}", line(cell, users));
     }
     for cell in &status.cells {
-        for Part { cell: to, bytes } in &cell.lent {
+        for LentMemory { cell: to, bytes } in &cell.lent {
             println!("cell {} has lent cell {to} {}M", cell.plan.number, bytes >> 20);
         }
     }
@@ -657,7 +657,7 @@ fn line(cell: &CellStatus, users: &[UserPlan]) -> String {
     };
     let nodes: Vec<usize> = cell.plan.nodes.iter().map(|node| *node as usize).collect();
     let mib = |bytes: u64| format!("{}M", bytes >> 20);
-    let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
+    let sum = |parts: &[LentMemory]| parts.iter().map(|part| part.bytes).sum::<u64>();
     let loans = match (sum(&cell.borrowed), sum(&cell.lent)) {
         (borrowed, lent) if borrowed > lent => format!("+{}", mib(borrowed - lent)),
         (borrowed, lent) if lent > borrowed => format!("-{}", mib(lent - borrowed)),

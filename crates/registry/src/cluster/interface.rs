@@ -1,7 +1,7 @@
 //! Requests to a cell, and its answers: a line of JSON each, over the cell's socket.
 //!
 //! Clients are `mirrorball cluster`, the API, and each VM's monitor, which asks for a place.
-//! `cell::cluster::state` answers; the simulator sends the same types. [`Part`] and [`VmShare`] are in the
+//! `cell::cluster::state` answers; the simulator sends the same types. [`LentMemory`] and [`VmShare`] are in the
 //! records of VMs too ([`crate::vms::Record`]), from which a cell that starts again learns what it has given.
 
 use config::cluster::CellPlan;
@@ -59,7 +59,7 @@ pub fn owner_of(name: &str) -> Option<(u32, &str)> {
 
 /// An amount of memory that one cell has lent another.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Part {
+pub struct LentMemory {
     /// The other cell.
     pub cell: u16,
     /// The amount, in bytes.
@@ -76,7 +76,7 @@ pub struct Running {
     /// The part of the cell that it takes.
     pub share: VmShare,
     /// The part of its memory that other cells lent, by lender.
-    pub borrowed: Vec<Part>,
+    pub borrowed: Vec<LentMemory>,
 }
 
 /// The place that a VM was given.
@@ -86,7 +86,7 @@ pub struct Place {
     #[serde(flatten)]
     pub plan: CellPlan,
     /// The part of its memory that other cells lent, by lender.
-    pub borrowed: Vec<Part>,
+    pub borrowed: Vec<LentMemory>,
 }
 
 /// A request for a place for a VM.
@@ -107,7 +107,7 @@ pub struct AdmitVm {
     pub runs: bool,
     /// The memory of other cells that it has if it runs, by lender.
     #[serde(default)]
-    pub borrowed: Vec<Part>,
+    pub borrowed: Vec<LentMemory>,
 }
 
 /// A client's request to a cell.
@@ -271,9 +271,9 @@ pub struct CellStatus {
     /// The memory of its VMs, in bytes.
     pub given_bytes: u64,
     /// The memory that it has lent, by borrower.
-    pub lent: Vec<Part>,
+    pub lent: Vec<LentMemory>,
     /// The memory that it has borrowed, by lender.
-    pub borrowed: Vec<Part>,
+    pub borrowed: Vec<LentMemory>,
     /// The number of its VMs' vCPUs.
     pub vcpus: u32,
     /// The names of its VMs.
@@ -302,7 +302,7 @@ mod tests {
             nodes: vec![0, 1],
             memory_bytes: 1 << 30,
         };
-        let borrowed = vec![Part {
+        let borrowed = vec![LentMemory {
             cell: 0,
             bytes: 1 << 20,
         }];

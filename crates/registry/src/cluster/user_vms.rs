@@ -13,7 +13,7 @@ use hostfiles::{private, replace_file, replace_volatile_file};
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
-use super::interface::{Part, Running, VmShare, owned_name};
+use super::interface::{LentMemory, Running, VmShare, owned_name};
 
 /// A VM of another user in a cell of this host.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub struct UserVm {
     /// The part of the cell that it takes.
     pub share: VmShare,
     /// The part of its memory that other cells lent, by lender.
-    pub borrowed: Vec<Part>,
+    pub borrowed: Vec<LentMemory>,
     /// The session of the process that asked for the place.
     pub session: i32,
     /// The control group of the VM's processes, below the host's root of control groups; none where limits are best effort.
@@ -156,7 +156,7 @@ mod tests {
                 vcpus: 2,
                 memory_bytes: 1 << 30,
             },
-            borrowed: vec![Part {
+            borrowed: vec![LentMemory {
                 cell: 0,
                 bytes: 1 << 20,
             }],

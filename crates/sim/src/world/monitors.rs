@@ -8,7 +8,7 @@ use cell::cluster::state::{CellMessage, Client, Key, Said};
 use protocol::CellId;
 use protocol::agreement::Message;
 use protocol::multicast::Packet;
-use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, Part};
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, LentMemory};
 
 use super::{Event, Input, World};
 use crate::{Time, nanos};
@@ -169,7 +169,7 @@ impl World {
     }
 
     /// A new VM has its place, and runs.
-    fn hosted(&mut self, at: CellId, client: Client, name: &str, borrowed: Vec<Part>) {
+    fn hosted(&mut self, at: CellId, client: Client, name: &str, borrowed: Vec<LentMemory>) {
         if let Some((other, cell)) = self.other_of(client, name) {
             if self.are_near(cell, at.number) {
                 // The cell that knew of it is dead, but on one host no two can have the directory of that name.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use protocol::CellId;
 use protocol::grant::{Amounts, Effect, Refusal};
-use registry::cluster::interface::{CellResponse, Part, Place, Running, VmShare};
+use registry::cluster::interface::{CellResponse, LentMemory, Place, Running, VmShare};
 
 use super::view::{KnownCell, list};
 use super::{Act, Client, Key, Said, State, Value};
@@ -17,7 +17,7 @@ use super::{Act, Client, Key, Said, State, Value};
 pub(super) struct Loans(BTreeMap<u16, VecDeque<(Client, u64)>>);
 
 /// A VM's memory by home.
-pub(super) fn parts(cell: u16, share: VmShare, borrowed: &[Part]) -> Amounts {
+pub(super) fn parts(cell: u16, share: VmShare, borrowed: &[LentMemory]) -> Amounts {
     let others: u64 = borrowed.iter().map(|part| part.bytes).sum();
     let own = (cell, share.memory_bytes.saturating_sub(others));
     let others = borrowed.iter().map(|part| (part.cell, part.bytes));
@@ -235,10 +235,10 @@ impl State {
     }
 
     /// What a cell has borrowed, from whom.
-    pub(super) fn borrowed_by(&self, borrower: u16) -> Vec<Part> {
+    pub(super) fn borrowed_by(&self, borrower: u16) -> Vec<LentMemory> {
         let of = |lender: KnownCell<'_>| {
             let bytes = *lender.lent.get(&borrower)?;
-            Some(Part {
+            Some(LentMemory {
                 cell: lender.number,
                 bytes,
             })

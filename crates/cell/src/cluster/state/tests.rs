@@ -61,8 +61,8 @@ fn lend(to: u16, mib: u64) -> CellRequest {
     CellRequest::Lend { to, bytes: mib << 20 }
 }
 
-fn part(cell: u16, mib: u64) -> Part {
-    Part {
+fn part(cell: u16, mib: u64) -> LentMemory {
+    LentMemory {
         cell,
         bytes: mib << 20,
     }

@@ -26,7 +26,7 @@ impl World {
         let cells: Vec<CellId> = self.cells.keys().copied().collect();
         for at in cells {
             let cells = self.status(at).cells;
-            let parts = |parts: &[Part]| parts.iter().map(|part| part.bytes >> 20).sum::<u64>();
+            let parts = |parts: &[LentMemory]| parts.iter().map(|part| part.bytes >> 20).sum::<u64>();
             let known = (parts(&cells[0].lent), parts(&cells[1].borrowed));
             assert_eq!(known, (expected, expected), "as {at} knows it");
         }
