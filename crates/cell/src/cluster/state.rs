@@ -13,7 +13,7 @@ use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
 use protocol::multicast::{self, Multicast, Packet, ReplyPath};
 use registry::cluster::interface::{
-    AdmitVm, CellRequest, CellResponse, LentMemory, Running, VmShare, owner_of,
+    AdmitVm, CellRequest, CellResponse, LentMemory, RunningVm, VmShare, owner_of,
 };
 use serde::{Deserialize, Serialize};
 
@@ -175,9 +175,9 @@ impl State {
         pid: u32,
         plan: CellPlan,
         lent: Option<Amounts>,
-        running: impl IntoIterator<Item = Running>,
+        running: impl IntoIterator<Item = RunningVm>,
     ) -> Self {
-        let running: Vec<Running> = running.into_iter().collect();
+        let running: Vec<RunningVm> = running.into_iter().collect();
         let mut node = Node::new(me);
         let lent = lent.unwrap_or_else(|| loans::used(&running, me.number));
         let mut ledger = Ledger::new(me, plan.memory_bytes, lent);

@@ -68,7 +68,7 @@ pub struct LentMemory {
 
 /// A VM that runs on this host, by the host's registry.
 #[derive(Clone, Debug)]
-pub struct Running {
+pub struct RunningVm {
     /// The VM's name.
     pub name: String,
     /// The VM's cell.

@@ -13,7 +13,7 @@ use hostfiles::{private, replace_file, replace_volatile_file};
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
-use super::interface::{LentMemory, Running, VmShare, owned_name};
+use super::interface::{LentMemory, RunningVm, VmShare, owned_name};
 
 /// A VM of another user in a cell of this host.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -46,8 +46,8 @@ impl UserVm {
     }
 
     /// The VM's place, for a cell that starts again.
-    pub fn running(&self) -> Running {
-        Running {
+    pub fn running(&self) -> RunningVm {
+        RunningVm {
             name: self.owned_name(),
             cell: self.cell,
             share: self.share,

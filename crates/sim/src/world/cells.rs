@@ -7,7 +7,7 @@ use cell::cluster::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, RETRY, TICK,
 use cell::cluster::membership::News;
 use cell::cluster::state::{Act, Client, State};
 use protocol::CellId;
-use registry::cluster::interface::{CellRequest, CellResponse, Running};
+use registry::cluster::interface::{CellRequest, CellResponse, RunningVm};
 
 use super::members::Watch;
 use super::{EVENT_NS, Event, Input, SILENCE_MS, START_NS, World};
@@ -71,7 +71,7 @@ impl World {
         let peers: Vec<CellId> = peers.collect();
         let running = self.monitors.values().filter(|monitor| monitor.runs);
         let running = running.filter(|monitor| self.are_near(monitor.cell, id.number));
-        let running = running.map(|monitor| Running {
+        let running = running.map(|monitor| RunningVm {
             name: monitor.host.name.clone(),
             cell: monitor.cell,
             share: monitor.host.share,

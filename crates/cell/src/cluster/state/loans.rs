@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use protocol::CellId;
 use protocol::grant::{Amounts, Effect, Refusal};
-use registry::cluster::interface::{CellResponse, LentMemory, Place, Running, VmShare};
+use registry::cluster::interface::{CellResponse, LentMemory, Place, RunningVm, VmShare};
 
 use super::view::{KnownCell, list};
 use super::{Act, Client, Key, Said, State, Value};
@@ -25,7 +25,7 @@ pub(super) fn parts(cell: u16, share: VmShare, borrowed: &[LentMemory]) -> Amoun
 }
 
 /// What the VMs of other cells have of this one.
-pub(super) fn used(running: &[Running], home: u16) -> Amounts {
+pub(super) fn used(running: &[RunningVm], home: u16) -> Amounts {
     let mut used = Amounts::new();
     for vm in running {
         for part in vm.borrowed.iter().filter(|part| part.cell == home) {

@@ -25,7 +25,7 @@ pub(in crate::cluster) struct World {
     /// VMs that a cell was to end.
     ended: Vec<(u16, String)>,
     /// What the host says that runs.
-    pub(in crate::cluster) running: Vec<Running>,
+    pub(in crate::cluster) running: Vec<RunningVm>,
 }
 
 pub(in crate::cluster) fn id(number: u16, life: u32) -> CellId {
@@ -321,7 +321,7 @@ fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
 
 #[test]
 fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
-    let running = [Running {
+    let running = [RunningVm {
         name: "b".to_owned(),
         cell: 0,
         share: vm("b", 64).share,
@@ -362,7 +362,7 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         vcpus: 1,
         memory_bytes: 700 << 20,
     };
-    let running = [("a", 0), ("b", 1)].map(|(name, cell)| Running {
+    let running = [("a", 0), ("b", 1)].map(|(name, cell)| RunningVm {
         name: name.to_owned(),
         cell,
         share,

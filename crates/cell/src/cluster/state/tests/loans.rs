@@ -144,7 +144,7 @@ fn a_loan_and_its_vm_outlive_both_cells() {
     for dead in [vec![0], vec![1], vec![0, 1], vec![1, 0]] {
         let mut world = World::new(2);
         let place = world.host_borrowing();
-        world.running = vec![Running {
+        world.running = vec![RunningVm {
             name: "a".to_owned(),
             cell: 1,
             share: vm("a", 1200).share,
@@ -186,7 +186,7 @@ fn a_loan_and_its_vm_outlive_both_cells() {
 #[test]
 fn what_vms_have_of_other_cells_is_lent_by_a_new_cluster() {
     let mut world = World::new(0);
-    world.running = vec![Running {
+    world.running = vec![RunningVm {
         name: "a".to_owned(),
         cell: 1,
         share: vm("a", 1200).share,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use config::cluster::{HostPlan, Site};
 use registry::cluster::files::Claim;
-use registry::cluster::interface::{CellRequest, CellResponse, Running};
+use registry::cluster::interface::{CellRequest, CellResponse, RunningVm};
 
 use super::*;
 use crate::cluster::state::tests::{World, id, plan, vm};
@@ -378,8 +378,8 @@ fn a_cell_that_comes_back_has_its_part_again() {
     cluster.world().vms(&[&["a"], &["a/1"]]);
 }
 
-fn running(name: &str, cell: u16) -> Running {
-    Running {
+fn running(name: &str, cell: u16) -> RunningVm {
+    RunningVm {
         name: name.to_owned(),
         cell,
         share: VmShare {
