@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use registry::cluster::admission::{self, Limits, Reply};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{AdmitVm, CellResponse, LentMemory, Place, VmShare, owned_name};
+use registry::cluster::interface::{AdmitVm, CellResponse, LentMemory, VmPlacement, VmShare, owned_name};
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
 
@@ -113,7 +113,7 @@ pub enum TenureError {
 /// A place.
 #[derive(Debug)]
 pub struct Tenure {
-    place: Place,
+    place: VmPlacement,
     authority: Authority,
     /// Who holds the VM to the place; none in a cluster of its user's.
     limits: Option<Limits>,
@@ -126,7 +126,7 @@ pub struct Tenure {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LeftTenure {
     host: AdmitVm,
-    place: Place,
+    place: VmPlacement,
     /// Who holds the VM to the place, if it is in the host's cluster.
     #[serde(default)]
     limits: Option<Limits>,
@@ -138,7 +138,7 @@ pub(crate) struct LeftTenure {
 #[derive(Clone, Debug)]
 pub(crate) struct TenureHandle {
     host: AdmitVm,
-    place: Place,
+    place: VmPlacement,
     limits: Option<Limits>,
     held: Arc<Mutex<Held>>,
 }
@@ -344,7 +344,7 @@ impl Tenure {
         authority: Authority,
         connection: Connection,
         host: AdmitVm,
-        place: Place,
+        place: VmPlacement,
         limits: Option<Limits>,
     ) -> Result<Self, TenureError> {
         let held = Arc::new(Mutex::new(Held {
@@ -433,7 +433,7 @@ impl Tenure {
     }
 
     /// The place, with its cell's CPUs and nodes.
-    pub(in crate::cluster) fn place(&self) -> &Place {
+    pub(in crate::cluster) fn place(&self) -> &VmPlacement {
         &self.place
     }
 

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use urpc::version::Versions;
 
 use super::client::Connection;
-use super::interface::{Place, VmShare};
+use super::interface::{VmPlacement, VmShare};
 use crate::line::Protocol;
 
 /// The protocol as a user speaks it.
@@ -90,7 +90,7 @@ pub enum Reply {
     /// The VM has this place.
     Placed {
         /// Its CPUs and nodes.
-        place: Place,
+        place: VmPlacement,
         /// Who holds the VM to them.
         limits: Limits,
     },

@@ -81,7 +81,7 @@ pub struct RunningVm {
 
 /// The place that a VM was given.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Place {
+pub struct VmPlacement {
     /// The VM's cell. The nodes include those of the cells that lent it memory.
     #[serde(flatten)]
     pub plan: CellPlan,
@@ -182,7 +182,7 @@ pub enum CellRequest {
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum CellResponse {
     /// The VM runs in this cell, with these CPUs and nodes.
-    Hosted(Place),
+    Hosted(VmPlacement),
     /// The client must ask another cell.
     Elsewhere {
         /// That cell.
@@ -323,7 +323,7 @@ mod tests {
             ready: true,
         };
         for answer in [
-            CellResponse::Hosted(Place { plan, borrowed }),
+            CellResponse::Hosted(VmPlacement { plan, borrowed }),
             CellResponse::Status(status),
         ] {
             let line = serde_json::to_string(&answer).unwrap();

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use protocol::CellId;
 use protocol::grant::{Amounts, Effect, Refusal};
-use registry::cluster::interface::{CellResponse, LentMemory, Place, RunningVm, VmShare};
+use registry::cluster::interface::{CellResponse, LentMemory, RunningVm, VmPlacement, VmShare};
 
 use super::view::{KnownCell, list};
 use super::{Act, Client, Key, Said, State, Value};
@@ -203,7 +203,7 @@ impl State {
     }
 
     /// A VM's place in this cell: with the nodes of those whose memory it has.
-    pub(super) fn place(&self, name: &str) -> Place {
+    pub(super) fn place(&self, name: &str) -> VmPlacement {
         let mut borrowed = self.ledger.parts(name).cloned().unwrap_or_default();
         borrowed.remove(&self.me.number);
         let mut plan = self.plan.clone();
@@ -212,7 +212,7 @@ impl State {
             .extend(lenders.flat_map(|lender| lender.plan.nodes.iter().copied()));
         plan.nodes.sort_unstable();
         plan.nodes.dedup();
-        Place {
+        VmPlacement {
             plan,
             borrowed: list(&borrowed),
         }

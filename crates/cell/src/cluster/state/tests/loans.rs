@@ -1,6 +1,6 @@
 //! Cells that lend one another memory, and VMs that have it.
 
-use registry::cluster::interface::Place;
+use registry::cluster::interface::VmPlacement;
 
 use super::*;
 
@@ -32,7 +32,7 @@ impl World {
         }
     }
 
-    fn host_borrowing(&mut self) -> Place {
+    fn host_borrowing(&mut self) -> VmPlacement {
         assert_eq!(self.ask(id(0, 1), 1, lend(1, 512)), CellResponse::Done);
         match self.host(2, in_cell(1, "a", 1200)) {
             CellResponse::Hosted(place) => place,
