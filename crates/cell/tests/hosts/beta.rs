@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use cell::cluster::hosts::Hosts;
 use cell::cluster::link::Calling;
 use cell::cluster::state::{Act, State};
-use registry::cluster::files::{Claim, Files};
+use registry::cluster::files::{CellLock, Files};
 use registry::cluster::interface::{CellRequest, CellResponse, CellStatus};
 
 use super::site::plan;
@@ -35,7 +35,7 @@ pub fn serve(cells: &[u16]) -> io::Result<()> {
 }
 
 /// Answers the monitors of a cell's VMs for as long as the process lives.
-pub fn answer(files: &Files, number: u16) -> io::Result<Claim> {
+pub fn answer(files: &Files, number: u16) -> io::Result<CellLock> {
     let own = files.cell(number);
     let claim = own.claim(number)?;
     let mut state = State::new(claim.id, std::process::id(), plan(number), None, []);

@@ -30,7 +30,7 @@ pub struct CellFiles(PathBuf);
 
 /// The right to be a cell's process, held until dropped.
 #[derive(Debug)]
-pub struct Claim {
+pub struct CellLock {
     /// The cell and its life.
     pub id: CellId,
     _lock: Flock<File>,
@@ -219,14 +219,14 @@ impl CellFiles {
     ///
     /// # Errors
     /// `ResourceBusy` if another process is the cell.
-    pub fn claim(&self, number: u16) -> io::Result<Claim> {
+    pub fn claim(&self, number: u16) -> io::Result<CellLock> {
         let lock = at_once(private::lock_file(&self.0.join("lock"))?, Share::Exclusive)?;
         let lock = lock.ok_or_else(|| {
             io::Error::new(io::ErrorKind::ResourceBusy, format!("cell {number} runs already"))
         })?;
         let life = self.life() + 1;
         self.set_life(life)?;
-        Ok(Claim {
+        Ok(CellLock {
             id: CellId { number, life },
             _lock: lock,
         })

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use config::cluster::{HostPlan, Site};
-use registry::cluster::files::Claim;
+use registry::cluster::files::CellLock;
 use registry::cluster::interface::{CellRequest, CellResponse, RunningVm};
 
 use super::*;
@@ -24,7 +24,7 @@ struct Cluster {
     files: Files,
     world: Arc<Mutex<World>>,
     /// Of each cell that runs: its lock, and the ends of its clients' connections.
-    runs: BTreeMap<u16, (Claim, Connections)>,
+    runs: BTreeMap<u16, (CellLock, Connections)>,
     clients: Arc<AtomicU64>,
 }
 
