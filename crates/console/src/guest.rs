@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use axum::http::{StatusCode, Uri};
-use operations::guest::{Waiting, connect_booting};
+use operations::guest::{AgentWait, connect_booting};
 use operations::{Failure, Kind};
 use registry::vms::{self, Record};
 use serde::de::DeserializeOwned;
@@ -68,7 +68,7 @@ impl Target {
 
     /// Connects to the VM's agent, while `goes_on` says so.
     fn agent(&self, goes_on: &dyn Fn() -> bool) -> Result<UnixStream> {
-        let waiting = Waiting {
+        let waiting = AgentWait {
             limit: None,
             on_booting: &|_| {},
             goes_on: &|| goes_on() && self.is_there(),

@@ -8,14 +8,14 @@ use std::time::Duration;
 use agent::client::{ClientError, connect_vsock, window_size};
 use agent::protocol::ExecRequest;
 use miette::Report;
-use operations::guest::{Waiting, connect_booting as connect_waiting};
+use operations::guest::{AgentWait, connect_booting as connect_waiting};
 
 use crate::failed;
 
 /// Connects to the agent of the VM `name`, whose directory is `folder`. It waits for `wait`, or else for a guest that still
 /// boots, and says so.
 pub fn connect_booting(name: &str, folder: &Path, wait: Option<Duration>) -> Result<UnixStream, Report> {
-    let waiting = Waiting {
+    let waiting = AgentWait {
         limit: wait,
         on_booting: &|left_s| {
             eprintln!(

@@ -16,14 +16,14 @@ const COHERENT_ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long to wait for an agent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Patience {
+struct AgentTimeouts {
     /// Without a report to the user.
     silent: Duration,
     /// Then, if the guest may still be booting.
     booting: Duration,
 }
 
-impl Patience {
+impl AgentTimeouts {
     /// That for a VM whose guest began its boot `age` ago, and may take `limit` for it.
     fn of(is_coherent: bool, age: Duration, limit: Duration) -> Self {
         let silent = if is_coherent {
@@ -54,7 +54,7 @@ fn left_to_boot(record: &Record) -> Duration {
 }
 
 /// How a caller waits for an agent.
-pub struct Waiting<'a> {
+pub struct AgentWait<'a> {
     /// A time limit in the place of those that depend on the guest's boot.
     pub limit: Option<Duration>,
     /// Receives the seconds that are left when the agent has not answered and the guest may still boot.
@@ -67,7 +67,7 @@ pub struct Waiting<'a> {
 ///
 /// # Errors
 /// If the VM is paused or ends, no agent answers in time, or the caller does not wait any more.
-pub fn connect_booting(name: &str, folder: &Path, waiting: &Waiting<'_>) -> Result<UnixStream, Failure> {
+pub fn connect_booting(name: &str, folder: &Path, waiting: &AgentWait<'_>) -> Result<UnixStream, Failure> {
     if registry::vms::read(folder).is_ok_and(|record| record.paused) {
         let paused = Failure::new(Kind::Refused, format!("{name}: the VM is paused"));
         return Err(paused.help("`mirrorball resume` lets it go on"));
@@ -83,7 +83,8 @@ pub fn connect_booting(name: &str, folder: &Path, waiting: &Waiting<'_>) -> Resu
         return connect(limit, &|| true).map_err(|error| explain(name, error));
     }
     // Without a record the VM is ending, and boots no more.
-    let silent = registry::vms::read(folder).map_or(ANSWER_LIMIT, |record| Patience::of_vm(&record).silent);
+    let silent =
+        registry::vms::read(folder).map_or(ANSWER_LIMIT, |record| AgentTimeouts::of_vm(&record).silent);
     let mut answer = connect(silent, &runs);
     // The record is read anew: the guest may have rebooted meanwhile.
     while let (Err(ClientError::NoAgent), Ok(record)) = (&answer, registry::vms::read(folder)) {
@@ -147,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENT: Waiting<'static> = Waiting {
+    const UNTIL_BOOTED: AgentWait<'static> = AgentWait {
         limit: None,
         on_booting: &|_| {},
         goes_on: &|| true,
@@ -167,7 +168,7 @@ mod tests {
     #[test]
     fn an_agent_has_the_time_of_a_boot_from_the_start_of_its_vm() {
         let seconds = |is_coherent, age_s| {
-            let Patience { silent, booting } = Patience::of(
+            let AgentTimeouts { silent, booting } = AgentTimeouts::of(
                 is_coherent,
                 Duration::from_secs(age_s),
                 Duration::from_secs(BOOT_LIMIT_S),
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!(left(&record(5, 1, None)), 0);
         assert!((290..=299).contains(&left(&record(1000, 300, Some(1)))));
         let record = record(100, 300, None);
-        assert!(Patience::of_vm(&record).booting > Duration::from_secs(100));
+        assert!(AgentTimeouts::of_vm(&record).booting > Duration::from_secs(100));
     }
 
     #[test]
@@ -219,7 +220,7 @@ mod tests {
             BufReader::new(&client).read_line(&mut line).unwrap();
             std::io::Write::write_all(&mut client, b"OK 1024\n").unwrap();
         });
-        assert!(connect_booting("a", folder.path(), &PATIENT).is_ok());
+        assert!(connect_booting("a", folder.path(), &UNTIL_BOOTED).is_ok());
         agent.join().unwrap();
     }
 
@@ -234,7 +235,7 @@ mod tests {
             std::fs::remove_dir_all(path).unwrap();
         });
         let begin = Instant::now();
-        let error = connect_booting("a", folder.path(), &PATIENT)
+        let error = connect_booting("a", folder.path(), &UNTIL_BOOTED)
             .unwrap_err()
             .to_string();
         ending.join().unwrap();
@@ -250,9 +251,9 @@ mod tests {
         let registered = serde_json::to_vec(&record(0, 60, None)).unwrap();
         std::fs::write(folder.path().join("vm.json"), registered).unwrap();
         let begin = Instant::now();
-        let waiting = Waiting {
+        let waiting = AgentWait {
             goes_on: &|| begin.elapsed() < Duration::from_millis(200),
-            ..PATIENT
+            ..UNTIL_BOOTED
         };
         let error = connect_booting("a", folder.path(), &waiting).unwrap_err();
         assert!(
