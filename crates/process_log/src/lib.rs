@@ -67,7 +67,7 @@ impl Settings {
     }
 
     /// The words by which a process learns these settings that gets no environment; none for the defaults.
-    pub fn words(self) -> Vec<String> {
+    pub fn to_args(self) -> Vec<String> {
         let mut words = Vec::new();
         if self.level != LevelFilter::INFO {
             words.push(format!("{LEVEL}={}", self.level.to_string().to_lowercase()));
@@ -78,11 +78,11 @@ impl Settings {
         words
     }
 
-    /// The settings in some words, as [`Self::words`] gives them; other words are left out.
+    /// The settings in some words, as [`Self::to_args`] gives them; other words are left out.
     ///
     /// # Errors
     /// As [`Self::of_environment`].
-    pub fn of_words(words: impl IntoIterator<Item = String>) -> io::Result<Self> {
+    pub fn from_args(words: impl IntoIterator<Item = String>) -> io::Result<Self> {
         let words: Vec<String> = words.into_iter().collect();
         Self::of(|name| {
             let value = |word: &String| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_the_same_by_words() {
+    fn settings_survive_the_way_through_arguments() {
         for level in [
             LevelFilter::OFF,
             LevelFilter::ERROR,
@@ -168,11 +168,11 @@ mod tests {
         ] {
             for is_json in [false, true] {
                 let settings = Settings { level, is_json };
-                let words = ["vm".to_owned()].into_iter().chain(settings.words());
-                assert_eq!(Settings::of_words(words).unwrap(), settings);
+                let words = ["vm".to_owned()].into_iter().chain(settings.to_args());
+                assert_eq!(Settings::from_args(words).unwrap(), settings);
             }
         }
-        assert!(Settings::of_words([format!("{LEVEL}=loud")]).is_err());
+        assert!(Settings::from_args([format!("{LEVEL}=loud")]).is_err());
     }
 
     #[test]
