@@ -31,7 +31,7 @@ const JOURNAL_TYPE: &str = "journal";
 /// Events of the journal that are read at once.
 const BATCH_MAX: usize = 256;
 /// How often is looked: an event is that late at most.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Events that wait for a slow reader; then it waits no longer for this host than the host for it.
 const WAITING_MAX: usize = 64;
 
@@ -188,7 +188,7 @@ async fn tell(
             known = now;
             is_first = false;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }

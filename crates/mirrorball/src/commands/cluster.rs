@@ -47,7 +47,7 @@ const UP_LIMIT_HOSTS: Duration = Duration::from_secs(60);
 /// Time limit for the cells to end.
 const DOWN_LIMIT: Duration = Duration::from_secs(10);
 /// Poll interval for the cells' state.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -486,7 +486,7 @@ fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<S
                     limit.as_secs()
                 ));
             }
-            _ => std::thread::sleep(LOOK),
+            _ => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
@@ -749,7 +749,7 @@ fn end_cells(files: &Files) -> Result<()> {
                 DOWN_LIMIT.as_secs()
             ));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -16,7 +16,7 @@ use super::interface::{CellRequest, CellResponse, OF_CLIENT, Status};
 use crate::line::Protocol;
 
 /// How long a cell may take to answer; longer than a cell waits for another one.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Greatest length of an answer, in bytes.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
@@ -30,7 +30,7 @@ impl Connection {
     /// Connects to a cell.
     pub fn open(cell: &CellFiles) -> io::Result<Self> {
         let stream = UnixStream::connect(cell.socket())?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(Self {
             lines: BufReader::new(stream),
         })

@@ -15,7 +15,7 @@ use super::files::CellFiles;
 use super::interface::OF_CLIENT;
 
 /// How long a guard may take: longer than a trial.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A client's request to a guard.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ pub enum GuardResponse {
 /// If the guard can't be reached, does not answer within a minute, or goes on with the former program; with the reason.
 pub fn upgrade(cell: &CellFiles, program: &File) -> io::Result<()> {
     let mut guard = UnixStream::connect(cell.guard_socket())?;
-    guard.set_read_timeout(Some(PATIENCE))?;
+    guard.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     let ask = GuardRequest::Upgrade { program: Fd(0) };
     send(&mut guard, &OF_CLIENT.sent(&ask), &[program.as_fd()]).map_err(io::Error::other)?;
     match receive(&mut guard).map_err(io::Error::other)? {

@@ -19,7 +19,7 @@ use super::host_nodes;
 /// Time limit for the admission server to start and to end.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Poll interval for its state.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Checks before a cluster of `plan` begins whether it may admit `users`, and whether the host's cluster has its CPUs or memory.
 pub(super) fn check(plan: &[CellPlan], users: &[UserPlan]) -> Result<()> {
@@ -74,7 +74,7 @@ pub(super) fn wait_until_admitted(files: &Files, users: &[UserPlan]) -> Result<(
                 LIMIT.as_secs()
             ));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -90,7 +90,7 @@ pub(super) fn wait_until_closed() -> Result<()> {
                 LIMIT.as_secs()
             ));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     admission::remove_socket().into_diagnostic()
 }

@@ -29,7 +29,7 @@ const POWER_OFF_LIMIT_S: u64 = 60;
 const TROUBLE_GRACE: Duration = Duration::from_secs(5);
 
 /// How often VMs are looked for that ended with the process that served them.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Longest time between the end of a VM's entry and the event that tells its end: cells that hang are waited for meanwhile.
 const EVENT_LIMIT: Duration = Duration::from_secs(12);
 
@@ -145,7 +145,7 @@ impl Follower {
 
     fn follow_to_end(&mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
         while self.vms.values().any(|vm| vm.ended.is_none()) {
-            let news = match news.recv_timeout(LOOK_INTERVAL) {
+            let news = match news.recv_timeout(EXIT_POLL_INTERVAL) {
                 Ok(news) => news,
                 Err(RecvTimeoutError::Timeout) => {
                     self.end_those_without_monitor();
