@@ -12,7 +12,7 @@ use miette::{IntoDiagnostic, Result, miette};
 use registry::console::{FOLLOW, LOG};
 use registry::control::{Answer, Request, ask};
 
-use super::place::{Found, find};
+use super::execution_site::{Found, find};
 use crate::attach::{Left, attach, rejoin};
 use crate::{exit, guest};
 

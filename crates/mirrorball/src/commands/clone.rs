@@ -19,7 +19,7 @@ use registry::lease::{Lease, OWN_PROGRAM};
 use registry::monitor::{Batch, Event, Source};
 use registry::vms::{self, BOOT_LIMIT_S, Registry};
 
-use super::place::{self, Demand, Found, LabChoice, find};
+use super::execution_site::{self, Found, LabChoice, RequiredIsolation, find};
 use super::{flags, host_file, hosts};
 use crate::idempotency::RequestArgs;
 use crate::{guest, progress};
@@ -206,7 +206,7 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
     let directory = Directory::open(&path, &owners).map_err(|error| miette!("{error}"))?;
     let (name, spec) = cell::snapshot::about(&directory).map_err(|error| miette!("{error}"))?;
     let granted = granted(args, &spec, &directory)?;
-    if let Some(code) = place::enter_lab(args.lab, Demand::of([&granted.spec], true))? {
+    if let Some(code) = execution_site::enter_lab(args.lab, RequiredIsolation::of([&granted.spec], true))? {
         return Ok(code);
     }
     eprintln!(

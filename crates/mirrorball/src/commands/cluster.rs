@@ -37,7 +37,7 @@ use registry::cluster::interface::{CellRequest, CellResponse, CellStatus, LentMe
 use registry::vms::{self, Record, Registry};
 use urpc::tls::Identity;
 
-use super::place::{Demand, LabChoice, enter_lab, in_lab};
+use super::execution_site::{LabChoice, RequiredIsolation, enter_lab, in_lab};
 use super::vm;
 
 /// Time limit for all cells to start and link to all others.
@@ -237,7 +237,7 @@ fn up(
     foreground: bool,
     lab: LabChoice,
 ) -> Result<ExitCode> {
-    if let Some(code) = enter_lab(lab, Demand::default())? {
+    if let Some(code) = enter_lab(lab, RequiredIsolation::default())? {
         return Ok(code);
     }
     if foreground {

@@ -9,7 +9,7 @@ use hostfiles::{AtomicFile, private};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{Result, miette};
 
-use super::place::{Found, find};
+use super::execution_site::{Found, find};
 use crate::guest;
 
 /// Copies `source` to `target`; one of them is `VM:PATH`.

@@ -12,7 +12,7 @@ use diskstore::image::data_directory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use miette::{IntoDiagnostic, Result, miette};
 
-use super::place::in_lab;
+use super::execution_site::in_lab;
 use crate::exit;
 
 /// How long something may take before a bar shows how far it is.

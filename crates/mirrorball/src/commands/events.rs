@@ -9,7 +9,7 @@ use miette::{IntoDiagnostic, Result};
 use registry::journal::{Entry, Journal, Reader, Token};
 use serde_json::{Map, Value};
 
-use super::place::in_lab;
+use super::execution_site::in_lab;
 
 /// Interval between two looks for more events.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -7,7 +7,7 @@ use config::{ConfigError, IoLimitSpec, Label, Size, SpanMemory, SpanSpec, VmSpec
 use miette::{Result, miette};
 use registry::vms::BOOT_LIMIT_S;
 
-use super::place::LabChoice;
+use super::execution_site::LabChoice;
 
 /// What `run` takes.
 #[derive(Debug, clap::Args)]

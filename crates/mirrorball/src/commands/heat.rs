@@ -17,7 +17,7 @@ use registry::control::{Answer, Request, ask};
 use registry::vms;
 use symbols::Symbols;
 
-use super::place::{Found, find};
+use super::execution_site::{Found, find};
 
 /// Time limit for a VM to report its counters.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);

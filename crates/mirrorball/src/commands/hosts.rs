@@ -10,7 +10,7 @@ use registry::cluster::client;
 use registry::cluster::files::Files;
 use registry::vms::Record;
 
-use super::place::argv_os;
+use super::execution_site::argv_os;
 use crate::guest;
 
 /// Set for a command that another host has this one run.

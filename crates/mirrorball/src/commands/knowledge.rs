@@ -18,7 +18,7 @@ use registry::cluster::client;
 use registry::cluster::files::Files;
 use serde::Serialize;
 
-use super::place::in_lab;
+use super::execution_site::in_lab;
 use super::topology::FactsArgs;
 
 /// What is asked.

@@ -9,8 +9,8 @@ use registry::control::{Answer, Request, ask};
 use registry::vms::{self, Record, Registry, State};
 use serde_json::{Value, json};
 
+use super::execution_site::{Found, find, in_lab};
 use super::hosts::vms_of_other_hosts;
-use super::place::{Found, find, in_lab};
 use super::select::selects;
 
 /// How long a VM may take to say what it counted.

@@ -9,7 +9,7 @@ use miette::{IntoDiagnostic, Result};
 use operations::memory;
 use registry::vms::Registry;
 
-use super::place::in_lab;
+use super::execution_site::in_lab;
 
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Moves the cursor to the first line, and clears to the end of the screen after the table.

@@ -15,8 +15,8 @@ use miette::{Result, miette};
 use registry::lease::{Lease, OWN_PROGRAM};
 use registry::monitor::Batch;
 
+use super::execution_site::{self, RequiredIsolation};
 use super::flags::{self, RunArgs};
-use super::place::{self, Demand};
 use super::{check, host_file, hosts};
 
 /// Starts the VMs; the exit status is that of the first that did not end well.
@@ -35,9 +35,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     {
         return Ok(code);
     }
-    if let Some(code) = place::enter_lab(
+    if let Some(code) = execution_site::enter_lab(
         args.lab,
-        Demand::of(vms.iter().map(|(_, spec)| spec), args.detach),
+        RequiredIsolation::of(vms.iter().map(|(_, spec)| spec), args.detach),
     )? {
         return Ok(code);
     }

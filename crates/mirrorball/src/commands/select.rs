@@ -8,8 +8,8 @@ use config::Selector;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::vms::{Record, Registry};
 
+use super::execution_site::{Found, find, in_lab};
 use super::hosts::{at_hosts_of, vms_of_other_hosts};
-use super::place::{Found, find, in_lab};
 
 /// Maximum number of VMs that are asked at once.
 const AT_ONCE_MAX: usize = 64;

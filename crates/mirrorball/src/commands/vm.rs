@@ -18,7 +18,7 @@ use registry::vms::{BOOT_LIMIT_S, Record, Registry};
 use serde_json::json;
 
 use self::store::{Defined, Store};
-use super::place::{Demand, LabChoice, enter_lab};
+use super::execution_site::{LabChoice, RequiredIsolation, enter_lab};
 use super::{check, host_file};
 
 /// Time that a VM has from one report of its monitor to the next until it runs.
@@ -185,7 +185,7 @@ fn running() -> Result<Vec<Record>> {
 fn start(name: &str, lab: LabChoice) -> Result<ExitCode> {
     let mut defined = Store::open()?.read()?;
     let spec = defined.vms.remove(name).ok_or_else(|| unknown(name))?;
-    if let Some(code) = enter_lab(lab, Demand::of([&spec], true))? {
+    if let Some(code) = enter_lab(lab, RequiredIsolation::of([&spec], true))? {
         return Ok(code);
     }
     start_detached(name, &spec)?;

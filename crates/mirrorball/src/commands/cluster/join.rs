@@ -13,7 +13,7 @@ use urpc::tls::{Deadline, Exchange, JoinedTexts, KeyRequest, write_joined};
 
 use super::change::write_file;
 use super::{LabChoice, host_nodes, up};
-use crate::commands::place::{Demand, enter_lab};
+use crate::commands::execution_site::{RequiredIsolation, enter_lab};
 
 /// Time limit for the other side to be reached.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ pub struct JoinArgs {
 
 /// Joins, and brings this host's cells up.
 pub(super) fn join(args: &JoinArgs) -> Result<ExitCode> {
-    if let Some(code) = enter_lab(args.lab, Demand::default())? {
+    if let Some(code) = enter_lab(args.lab, RequiredIsolation::default())? {
         return Ok(code);
     }
     let mut typed = String::new();

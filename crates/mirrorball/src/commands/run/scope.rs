@@ -11,7 +11,7 @@ use std::process::Command;
 
 use miette::{Report, miette};
 
-use crate::commands::place::argv_os;
+use crate::commands::execution_site::argv_os;
 
 /// The flag that this module carries out.
 const FLAG: &str = "--scope";

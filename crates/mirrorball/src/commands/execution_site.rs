@@ -25,14 +25,14 @@ pub enum LabChoice {
 /// Isolation that a command requires for its VMs. The lab gives none: an emulated CPU is no security
 /// boundary, and the lab's host has this machine's files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
+pub struct RequiredIsolation {
     /// A VM requires the sandbox.
     pub sandbox: bool,
     /// The VMs outlive the command.
     pub detached: bool,
 }
 
-impl Demand {
+impl RequiredIsolation {
     /// The demand of VMs of these specs.
     pub fn of<'a>(specs: impl IntoIterator<Item = &'a VmSpec>, detached: bool) -> Self {
         let mut specs = specs.into_iter();
@@ -64,7 +64,12 @@ enum Decision {
 }
 
 /// Decides where a command runs that is not in the lab yet. `probe` tells whether this machine's KVM can run guests.
-fn decide(choice: LabChoice, demand: Demand, is_root: bool, probe: impl FnOnce() -> Verdict) -> Decision {
+fn decide(
+    choice: LabChoice,
+    demand: RequiredIsolation,
+    is_root: bool,
+    probe: impl FnOnce() -> Verdict,
+) -> Decision {
     match choice {
         LabChoice::Never => Decision::Here,
         LabChoice::Always => Decision::Lab("--lab=always".to_owned()),
@@ -80,7 +85,7 @@ fn decide(choice: LabChoice, demand: Demand, is_root: bool, probe: impl FnOnce()
 ///
 /// # Errors
 /// When the VMs require the isolation that only KVM gives, and the user has not requested the lab.
-pub fn enter_lab(choice: LabChoice, demand: Demand) -> Result<Option<ExitCode>> {
+pub fn enter_lab(choice: LabChoice, demand: RequiredIsolation) -> Result<Option<ExitCode>> {
     if lab::auto::inside() {
         return Ok(None);
     }
@@ -148,9 +153,9 @@ mod tests {
 
     #[test]
     fn the_lab_replaces_no_isolation_that_was_required() {
-        let require = Demand::of([&spec(""), &spec("sandbox = \"require\"")], false);
-        let detached = Demand::of([&spec("")], true);
-        let plain = Demand::of([&spec("")], false);
+        let require = RequiredIsolation::of([&spec(""), &spec("sandbox = \"require\"")], false);
+        let detached = RequiredIsolation::of([&spec("")], true);
+        let plain = RequiredIsolation::of([&spec("")], false);
         for (demand, is_root, what) in [
             (require, false, "require"),
             (detached, false, "left running"),
@@ -171,7 +176,7 @@ mod tests {
     #[test]
     fn commands_run_here_where_kvm_is_usable_or_the_lab_is_not_wanted() {
         for is_root in [false, true] {
-            let demand = Demand {
+            let demand = RequiredIsolation {
                 sandbox: true,
                 detached: true,
             };
