@@ -17,7 +17,7 @@ const DETACH: u8 = 0x1d;
 
 /// Why the terminal left the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
+pub enum AttachEnd {
     /// The person pressed Ctrl-].
     Detached,
     /// The VM ended.
@@ -26,7 +26,7 @@ pub enum Left {
 
 /// Joins standard input and output to the console of the VM whose directory is `folder`. On a terminal, keys go to the
 /// guest as they are, but for Ctrl-].
-pub fn attach(folder: &Path) -> io::Result<Left> {
+pub fn attach(folder: &Path) -> io::Result<AttachEnd> {
     let mut console = connect(folder, ATTACH)?;
     let terminal = RawMode::enter()?;
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
@@ -49,7 +49,7 @@ pub fn attach(folder: &Path) -> io::Result<Left> {
                 // The monitor is gone. A VM that runs on has another soon.
                 Ok(0) | Err(_) => match rejoin(folder) {
                     Ok(next) => console = next,
-                    Err(_) => return Ok(Left::Ended),
+                    Err(_) => return Ok(AttachEnd::Ended),
                 },
                 Ok(count) => {
                     output.write_all(&buffer[..count])?;
@@ -68,7 +68,7 @@ pub fn attach(folder: &Path) -> io::Result<Left> {
             // The end of the console shows at the next read of it.
             let _ = console.write_all(&bytes[..end.unwrap_or(count)]);
             if end.is_some() {
-                return Ok(Left::Detached);
+                return Ok(AttachEnd::Detached);
             }
             open = count > 0;
         }

@@ -13,7 +13,7 @@ use registry::console::{FOLLOW, LOG};
 use registry::control::{Answer, Request, ask};
 
 use super::execution_site::{Found, find};
-use crate::attach::{Left, attach, rejoin};
+use crate::attach::{AttachEnd, attach, rejoin};
 use crate::{exit, guest};
 
 /// How long a VM may take to obey an order that takes no time.
@@ -36,8 +36,8 @@ pub fn console(name: &str) -> Result<ExitCode> {
     let folder = here!(name);
     eprintln!("mirrorball: console of {name}; Ctrl-] leaves it");
     match attach(&folder).map_err(|error| miette!("{name}: its console: {error}"))? {
-        Left::Detached => eprintln!("\r\nmirrorball: left {name} running"),
-        Left::Ended => eprintln!("\r\nmirrorball: {name} has ended"),
+        AttachEnd::Detached => eprintln!("\r\nmirrorball: left {name} running"),
+        AttachEnd::Ended => eprintln!("\r\nmirrorball: {name} has ended"),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -91,7 +91,7 @@ pub fn run(command: DiskCommand) -> Result<ExitCode> {
     if let Some(code) = in_lab()? {
         return Ok(code);
     }
-    let place = Place::find()?;
+    let place = DataDirectory::find()?;
     match command {
         DiskCommand::Ls { json } => place.list(json)?,
         DiskCommand::Rm { names } => names.iter().try_for_each(|name| place.remove(name))?,
@@ -104,12 +104,12 @@ pub fn run(command: DiskCommand) -> Result<ExitCode> {
 }
 
 /// The user's data directory.
-struct Place {
+struct DataDirectory {
     data: PathBuf,
     overlays: Overlays,
 }
 
-impl Place {
+impl DataDirectory {
     fn find() -> Result<Self> {
         let data = data_directory()
             .ok_or_else(|| miette!(help = "set MIRRORBALL_DATA or HOME", "there is no data directory"))?;

@@ -19,7 +19,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub struct EventsArgs {
     /// Begin behind the event of this token, or with the oldest one that is kept: `start`
     #[arg(long, value_name = "TOKEN|start")]
-    after: Option<Place>,
+    after: Option<StartAt>,
     /// As JSON: an object for each event, in a line
     #[arg(long)]
     json: bool,
@@ -30,12 +30,12 @@ pub struct EventsArgs {
 
 /// Where to begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum StartAt {
     Start,
     After(Token),
 }
 
-impl FromStr for Place {
+impl FromStr for StartAt {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
@@ -55,8 +55,8 @@ pub fn events(args: &EventsArgs) -> Result<ExitCode> {
         return Ok(code);
     }
     let mut reader = match args.after {
-        Some(Place::After(token)) => Reader::after(journal, token),
-        Some(Place::Start) => Reader::from_start(journal),
+        Some(StartAt::After(token)) => Reader::after(journal, token),
+        Some(StartAt::Start) => Reader::from_start(journal),
         None if args.no_follow => Reader::from_start(journal),
         None => Reader::from_end(journal).into_diagnostic()?,
     };
@@ -191,9 +191,12 @@ mod tests {
 
     #[test]
     fn events_begin_at_a_token_or_at_the_start() {
-        assert_eq!("start".parse(), Ok(Place::Start));
-        assert_eq!("1f-2-300".parse(), Ok(Place::After("1f-2-300".parse().unwrap())));
-        let why = "begin".parse::<Place>().unwrap_err();
+        assert_eq!("start".parse(), Ok(StartAt::Start));
+        assert_eq!(
+            "1f-2-300".parse(),
+            Ok(StartAt::After("1f-2-300".parse().unwrap()))
+        );
+        let why = "begin".parse::<StartAt>().unwrap_err();
         assert!(why.contains("is no token"), "{why}");
     }
 }

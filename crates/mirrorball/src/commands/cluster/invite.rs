@@ -151,7 +151,7 @@ fn serve(
 ) -> Result<ExitCode> {
     let (send, requests) = mpsc::sync_channel(REQUESTS_MAX);
     let mut invitation = Invitation::new(token);
-    let doorkeeper = Doorkeeper {
+    let doorkeeper = InvitationListener {
         inviter,
         invitation: invitation.clone(),
         requests: send,
@@ -254,13 +254,13 @@ fn welcome(
 /// Takes callers until nobody waits for their requests. Anybody may call: a caller without the token's secret
 /// has one of the bounded places of [`Callers`] until it is refused, and its request is never queued.
 #[derive(Clone)]
-struct Doorkeeper {
+struct InvitationListener {
     inviter: Inviter,
     invitation: Invitation,
     requests: SyncSender<(Exchange, JoinRequest)>,
 }
 
-impl Doorkeeper {
+impl InvitationListener {
     /// Takes callers, each on a thread of its own. Silent ones keep no other out.
     fn take(&self, listener: &TcpListener) {
         let callers = Callers::default();
@@ -278,12 +278,12 @@ impl Doorkeeper {
             let doorkeeper = self.clone();
             let _ = std::thread::Builder::new()
                 .name("caller".into())
-                .spawn(move || doorkeeper.hear(tcp, place));
+                .spawn(move || doorkeeper.receive(tcp, place));
         }
     }
 
     /// Receives a caller's request, and passes it on or refuses it.
-    fn hear(&self, tcp: TcpStream, place: Unproven) -> std::io::Result<()> {
+    fn receive(&self, tcp: TcpStream, place: Unproven) -> std::io::Result<()> {
         let mut exchange = self.inviter.accept(tcp, Deadline::after(HANDSHAKE_LIMIT))?;
         let request: JoinRequest = serde_json::from_slice(&exchange.receive()?)?;
         if let Err(why) = self.invitation.recognize(&request) {
@@ -328,7 +328,7 @@ mod tests {
         let token = Token::new(authority, [9; 16], address, "gamma".to_owned());
         // Nobody takes a request from the queue.
         let (send, requests) = mpsc::sync_channel(REQUESTS_MAX);
-        let doorkeeper = Doorkeeper {
+        let doorkeeper = InvitationListener {
             inviter,
             invitation: Invitation::new(&token),
             requests: send,

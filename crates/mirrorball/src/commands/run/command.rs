@@ -11,7 +11,7 @@ use registry::vms::Registry;
 use crate::{exit, guest, progress};
 
 /// A command that ran in a guest.
-pub(super) struct Done {
+pub(super) struct CommandOutcome {
     pub status: u8,
     pub seconds: f64,
     pub last_line: String,
@@ -20,7 +20,7 @@ pub(super) struct Done {
 }
 
 /// Why a command did not come to an end.
-pub(super) struct Trouble {
+pub(super) struct CommandFailure {
     /// The exit status it amounts to.
     pub status: u8,
     pub report: Report,
@@ -34,26 +34,26 @@ pub(super) fn command(
     argv: &[String],
     limit: Duration,
     alone: bool,
-) -> Result<Done, Trouble> {
+) -> Result<CommandOutcome, CommandFailure> {
     // Of several VMs, their lines tell.
     let bar = (alone && std::io::stderr().is_terminal()).then(|| progress::spinner("the guest starts"));
     let connected = guest::connect(name, folder, limit);
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    let stream = connected.map_err(|report| Trouble {
+    let stream = connected.map_err(|report| CommandFailure {
         status: exit::LIMIT,
         report,
     })?;
     let start = Instant::now();
     let request = guest::request(argv, alone && std::io::stdin().is_terminal());
-    let explain = |error| Trouble {
+    let explain = |error| CommandFailure {
         status: exit::FAILED,
         report: guest::explain(name, error),
     };
     if alone {
         let status = agent::client::exec(stream, &request).map_err(explain)?.code();
-        return Ok(Done {
+        return Ok(CommandOutcome {
             status,
             seconds: start.elapsed().as_secs_f64(),
             last_line: String::new(),
@@ -66,7 +66,7 @@ pub(super) fn command(
     out.lines().for_each(|line| println!("{name} | {line}"));
     err.lines().for_each(|line| eprintln!("{name} | {line}"));
     let last_line = out.lines().last().unwrap_or_default().to_owned();
-    Ok(Done {
+    Ok(CommandOutcome {
         status: status.code(),
         seconds,
         last_line,

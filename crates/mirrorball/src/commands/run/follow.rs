@@ -17,9 +17,9 @@ use registry::monitor::Event;
 use registry::vms::Registry;
 use shard::launch::Ending;
 
-use super::command::{Done, Trouble, command};
+use super::command::{CommandFailure, CommandOutcome, command};
 use super::table;
-use crate::attach::{Left, attach};
+use crate::attach::{AttachEnd, attach};
 use crate::exit;
 
 /// How long a guest whose disks keep its writes may take to power off after its command.
@@ -37,7 +37,7 @@ const EVENT_LIMIT: Duration = Duration::from_secs(12);
 const CONSOLE_END_LIMIT: Duration = Duration::from_secs(2);
 
 /// What happens to the VMs.
-enum News {
+enum FollowEvent {
     /// The monitor says so.
     Monitor(Event),
     /// The monitor is gone.
@@ -45,10 +45,10 @@ enum News {
     /// A command in a guest is done.
     Command {
         name: String,
-        result: Result<Done, Trouble>,
+        result: Result<CommandOutcome, CommandFailure>,
     },
     /// The terminal left the console.
-    Console(std::io::Result<Left>),
+    Console(std::io::Result<AttachEnd>),
 }
 
 /// One VM as this command follows it.
@@ -60,8 +60,8 @@ pub(super) struct Followed {
     asked: bool,
     running_s: Option<f64>,
     keeps_writes: bool,
-    pub done: Option<Done>,
-    trouble: Option<Trouble>,
+    pub done: Option<CommandOutcome>,
+    trouble: Option<CommandFailure>,
     pub ended: Option<Ending>,
     /// Since when it is not among the VMs that run.
     missed: Option<Instant>,
@@ -79,12 +79,12 @@ pub(super) fn follow(
     let (events, from_monitor) = (lease.events().into_diagnostic()?, sender.clone());
     std::thread::spawn(move || {
         for event in events {
-            if from_monitor.send(News::Monitor(event)).is_err() {
+            if from_monitor.send(FollowEvent::Monitor(event)).is_err() {
                 return;
             }
         }
         // Nobody listens any more when this fails.
-        let _ = from_monitor.send(News::MonitorGone);
+        let _ = from_monitor.send(FollowEvent::MonitorGone);
     });
     let vms = vms
         .into_iter()
@@ -113,7 +113,7 @@ pub(super) fn follow(
 /// Follows VMs from their start to their end.
 struct Follower {
     lease: Lease,
-    sender: mpsc::Sender<News>,
+    sender: mpsc::Sender<FollowEvent>,
     vms: BTreeMap<String, Followed>,
     boot_limit: Duration,
     detach: bool,
@@ -127,7 +127,7 @@ impl Follower {
         self.vms.len() == 1
     }
 
-    fn follow(mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
+    fn follow(mut self, news: &mpsc::Receiver<FollowEvent>) -> Result<ExitCode> {
         let result = self.follow_to_end(news);
         self.give_terminal_back();
         result
@@ -143,7 +143,7 @@ impl Follower {
         }
     }
 
-    fn follow_to_end(&mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
+    fn follow_to_end(&mut self, news: &mpsc::Receiver<FollowEvent>) -> Result<ExitCode> {
         while self.vms.values().any(|vm| vm.ended.is_none()) {
             let news = match news.recv_timeout(EXIT_POLL_INTERVAL) {
                 Ok(news) => news,
@@ -154,23 +154,23 @@ impl Follower {
                 Err(error) => return Err(error).into_diagnostic(),
             };
             match news {
-                News::Monitor(event) => {
+                FollowEvent::Monitor(event) => {
                     if let Some(code) = self.event(event)? {
                         return Ok(code);
                     }
                 }
-                News::MonitorGone => {
+                FollowEvent::MonitorGone => {
                     return Err(miette!(
                         "the monitor of the VMs and their keepers died; the VMs ended with them"
                     ));
                 }
-                News::Command { name, result } => self.command_done(&name, result),
+                FollowEvent::Command { name, result } => self.command_done(&name, result),
                 // Its socket is gone with the VM, whose end an event tells.
-                News::Console(Err(error))
+                FollowEvent::Console(Err(error))
                     if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
-                News::Console(left) => match left.into_diagnostic()? {
-                    Left::Ended => {}
-                    Left::Detached => {
+                FollowEvent::Console(left) => match left.into_diagnostic()? {
+                    AttachEnd::Ended => {}
+                    AttachEnd::Detached => {
                         self.lease.detach().into_diagnostic()?;
                         let name = self.vms.keys().next().map_or("", String::as_str);
                         eprintln!(
@@ -262,7 +262,7 @@ impl Follower {
             let sender = self.sender.clone();
             self.console = Some(std::thread::spawn(move || {
                 // Nobody listens any more once the VM has ended.
-                let _ = sender.send(News::Console(attach(&folder)));
+                let _ = sender.send(FollowEvent::Console(attach(&folder)));
             }));
         }
     }
@@ -286,7 +286,7 @@ impl Follower {
             let (name, folder, sender) = (name.to_owned(), vm.folder.clone(), self.sender.clone());
             std::thread::spawn(move || {
                 let result = command(&name, &folder, &argv, limit, alone);
-                sender.send(News::Command { name, result })
+                sender.send(FollowEvent::Command { name, result })
             });
         }
         if self.detach && self.vms.values().all(|vm| vm.running_s.is_some()) {
@@ -300,7 +300,7 @@ impl Follower {
     }
 
     /// A command has ended, or could not run: so does its VM.
-    fn command_done(&mut self, name: &str, result: Result<Done, Trouble>) {
+    fn command_done(&mut self, name: &str, result: Result<CommandOutcome, CommandFailure>) {
         let Some(vm) = self.vms.get_mut(name) else { return };
         let grace = match result {
             Ok(done) => {
