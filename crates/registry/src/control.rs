@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use urpc::version::Versions;
 
-use crate::line::Protocol;
+use crate::json_line::Protocol;
 use crate::update::{MemoryReport, Update};
 
 /// The protocol as a client speaks it.

@@ -8,7 +8,7 @@
 //! | [`monitor`], [`lease`] | the messages on the lease, and the client's end of it |
 //! | [`console`] | the first byte on a VM's console socket |
 //! | [`control`] | requests to a running VM, and their answers |
-//! | [`line`] | a message as a line of JSON, with the versions that its sender speaks |
+//! | [`json_line`] | a message as a line of JSON, with the versions that its sender speaks |
 //! | [`idempotency`] | results of requests that carry an id, for those who repeat one |
 //! | [`update`] | changes to what a running VM uses of its host |
 //! | [`cluster`] | the directories of cells, requests to a cell, and their answers |
@@ -25,8 +25,8 @@ pub mod console;
 pub mod control;
 pub mod idempotency;
 pub mod journal;
+pub mod json_line;
 pub mod lease;
-pub mod line;
 pub mod monitor;
 pub mod runtime;
 pub mod share_group;

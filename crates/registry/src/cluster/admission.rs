@@ -25,7 +25,7 @@ use urpc::version::Versions;
 
 use super::client::Connection;
 use super::interface::{VmPlacement, VmShare};
-use crate::line::Protocol;
+use crate::json_line::Protocol;
 
 /// The protocol as a user speaks it.
 pub const OF_USER: Protocol = Protocol {

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::files::{CellFiles, Files};
 use super::interface::{CellRequest, CellResponse, OF_CLIENT, Status};
-use crate::line::Protocol;
+use crate::json_line::Protocol;
 
 /// How long a cell may take to answer; longer than a cell waits for another one.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ use config::cluster::CellPlan;
 use serde::{Deserialize, Serialize};
 use urpc::version::Versions;
 
-use crate::line::Protocol;
+use crate::json_line::Protocol;
 
 /// The protocol as a client speaks it.
 pub const OF_CLIENT: Protocol = Protocol {

@@ -1,7 +1,7 @@
 //! Messages between programs of one host: a line of JSON each, with the versions of its protocol that the sender speaks.
 //!
 //! A receiver compares the versions before it reads the rest ([`urpc::version`]). A request of a kind that it does not know is
-//! [`LineError::Unknown`], which it answers by a refusal.
+//! [`MessageError::Unknown`], which it answers by a refusal.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ struct Received {
 
 /// Reason for a line that is not understood. One line.
 #[derive(Debug, thiserror::Error)]
-pub enum LineError {
+pub enum MessageError {
     /// The sender has no version in common with this program.
     #[error(transparent)]
     Unlike(#[from] Unlike),
@@ -81,8 +81,8 @@ impl Protocol {
     ///
     /// # Errors
     /// If its sender has no version in common with this program, or this version has no such message.
-    pub fn read<T: DeserializeOwned>(&self, line: &str) -> Result<T, LineError> {
-        let unknown = |error| LineError::Unknown {
+    pub fn read<T: DeserializeOwned>(&self, line: &str) -> Result<T, MessageError> {
+        let unknown = |error| MessageError::Unknown {
             peer: self.peer,
             name: self.name,
             ours: self.versions,
@@ -132,12 +132,12 @@ mod tests {
         for newest in [1, 5] {
             let line = sent(newest, &serde_json::json!({ "ask": "levitate" }));
             let error = PROTOCOL.read::<Ask>(&line).unwrap_err();
-            assert!(matches!(error, LineError::Unlike(_)), "{error}");
+            assert!(matches!(error, MessageError::Unlike(_)), "{error}");
         }
         // One without versions is of the first.
         assert!(matches!(
             PROTOCOL.read::<Ask>("{\"ask\":\"ping\"}"),
-            Err(LineError::Unlike(_))
+            Err(MessageError::Unlike(_))
         ));
     }
 
