@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use config::VmSpec;
-use config::cluster::SpanWay;
+use config::cluster::SpanTransport;
 use keeper::client::Keeper;
 use keeper::limits::Limits;
 use keeper::spawn::Namespaces;
@@ -377,7 +377,7 @@ impl Held {
                 kernel: start.coherence.kernel.clone(),
                 shared,
                 notes,
-                encrypted: self.hosts.site().spans == SpanWay::Tls,
+                encrypted: self.hosts.site().spans == SpanTransport::Tls,
             }),
             channels,
             tsc: start.tsc,

@@ -49,7 +49,7 @@ pub struct MembershipSpec {
     pub silence_ms: u64,
     /// How the shards of a VM that spans hosts are connected.
     #[serde(default)]
-    pub spans: SpanWay,
+    pub spans: SpanTransport,
     /// What a host does with its VMs when its cells are no members any more.
     #[serde(default)]
     pub on_lost: OnLost,
@@ -69,7 +69,7 @@ pub enum OnLost {
 /// How bytes go between the shards of a VM that are on different hosts. What their monitors say is always encrypted.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum SpanWay {
+pub enum SpanTransport {
     /// TLS, as the links of cells.
     #[default]
     Tls,
@@ -83,7 +83,7 @@ impl Default for MembershipSpec {
             etcd: Vec::new(),
             keys: default_keys(),
             silence_ms: default_silence(),
-            spans: SpanWay::default(),
+            spans: SpanTransport::default(),
             on_lost: OnLost::default(),
         }
     }
@@ -114,7 +114,7 @@ pub struct Site {
     pub silence_ms: u64,
     /// How the shards of a VM that spans hosts are connected.
     #[serde(default)]
-    pub spans: SpanWay,
+    pub spans: SpanTransport,
     /// What a host does with its VMs when its cells are no members any more.
     #[serde(default)]
     pub on_lost: OnLost,

@@ -145,11 +145,11 @@ fn each_host_plans_its_own_cells_and_knows_the_others() {
         (site.keys.to_str().unwrap(), site.silence_ms),
         ("/etc/cluster/keys", 200)
     );
-    assert_eq!(site.spans, SpanWay::Tls);
+    assert_eq!(site.spans, SpanTransport::Tls);
     let plain = format!("{text}[membership]\nspans = \"plain\"\n");
     let plain = ClusterSpec::parse("cluster.toml", &plain).unwrap();
     let plain = plain.site("b", Path::new("")).unwrap().unwrap();
-    assert_eq!(plain.spans, SpanWay::Plain);
+    assert_eq!(plain.spans, SpanTransport::Plain);
     assert!(!site.runs_etcd && site.is_elsewhere(0) && !site.is_elsewhere(2) && !site.is_elsewhere(3));
     let other = site.host_of(2).unwrap();
     assert_eq!(other.address_of(2).to_string(), "10.0.0.2:7402");
