@@ -1,9 +1,10 @@
 //! Files of the host in directories that other users may read or write.
 //!
-//! - [`AtomicFile`]: a file that appears under its name whole or not at all; a name planted by another user is not followed.
+//! - [`AtomicFile`]: a file that appears under its name whole or not at all; it follows no name planted by
+//!   another user.
 //! - [`private`]: files and directories of one user.
 //! - [`passwd`]: the host's list of users;
-//! - [`lock`]: locks that are waited for with a limit, and the names of their holders.
+//! - [`lock`]: locks with a time limit on the wait, and the names of their holders.
 
 mod atomic_file;
 pub mod lock;

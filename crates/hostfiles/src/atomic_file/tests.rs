@@ -61,7 +61,7 @@ fn a_new_file_takes_no_name_that_is_taken() {
     }
 }
 
-/// Links at each name that could be guessed, and at the target itself.
+/// Plants links at each name that can be guessed, and at the target itself.
 #[test]
 fn planted_links_are_not_followed() {
     for nameless in [true, false] {
