@@ -19,11 +19,11 @@ type Result<T> = std::result::Result<T, Failure>;
 pub struct Vcpus {
     /// The vCPUs, by VM and number.
     pub vcpus: Vec<Vcpu>,
-    /// VMs whose vCPUs are not known now, each with the reason.
+    /// VMs whose vCPUs are unknown now, each with the reason.
     pub missing: Vec<(String, String)>,
 }
 
-/// The files of the cluster, and the cells of this host.
+/// Returns the cluster's files and the cells of this host.
 fn cells() -> Result<(Files, Vec<CellPlan>)> {
     let files = Files::open().map_err(Failure::host)?;
     let plan = files.plan().map_err(Failure::host)?;
@@ -44,15 +44,15 @@ fn does_not_answer(cell: u16, error: &std::io::Error) -> Failure {
         .help("try again when `mirrorball cluster status` shows that it runs")
 }
 
-/// Has the cell `lender` lend `bytes` of its memory to the cell `to` of this host.
+/// Lends `bytes` of the memory of the cell `lender` to the cell `to` of this host.
 ///
 /// # Errors
-/// If there is no such cell here, or it refuses or does not answer.
+/// If there is no such cell here, or the cell refuses or does not reply.
 pub fn lend(lender: u16, to: u16, bytes: u64) -> Result<()> {
     ask_lender(lender, &CellRequest::Lend { to, bytes })
 }
 
-/// Has the cell `lender` take back `bytes` of the memory that it has lent to the cell `from`.
+/// Reclaims `bytes` of the memory that the cell `lender` has lent to the cell `from`.
 ///
 /// # Errors
 /// As [`lend`].
@@ -78,10 +78,10 @@ fn ask_lender(lender: u16, ask: &CellRequest) -> Result<()> {
     }
 }
 
-/// The vCPUs that the host's cells know of.
+/// Returns the vCPUs in the cells of this host.
 ///
 /// # Errors
-/// If no cluster is up here, or a cell that has not failed does not answer.
+/// If no cluster is up here, or a cell that has not failed does not reply.
 pub fn vcpus() -> Result<Vcpus> {
     let (files, plan) = cells()?;
     let mut all = Vcpus::default();
@@ -111,7 +111,7 @@ fn ask_vcpus(cell: &CellFiles) -> std::io::Result<Vcpus> {
     }
 }
 
-/// Checks that the cell is one of this host's.
+/// Checks that the cell is on this host.
 ///
 /// # Errors
 /// If it is not, or no cluster is up here.
