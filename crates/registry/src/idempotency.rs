@@ -1,14 +1,15 @@
-//! Results of requests that carry a client's id: a request that is repeated gets the result of the first.
+//! Idempotency records: a request that is repeated under its client's id gets the result of the first.
 //!
-//! A record is a file in `requests/` of the runtime directory, named after the user and the id. It is written and locked before
-//! the act, and its result is put beside it after the act. The lock shows whether the process that acts still lives, so a
-//! request is neither carried out twice nor waited for in vain, whichever process dies between.
+//! A record is a file in `requests/` of the runtime directory, named after the user and the id. It is written
+//! and locked before the request is carried out; its result is written beside it afterwards. The lock shows
+//! whether the process that carries out the request is alive. So a request is never carried out twice, and no
+//! client waits forever, whichever process dies in between.
 //!
-//! Records are removed ten minutes after the result. One whose process has died gets an end without a result
-//! from the first process that finds it so, and is removed ten minutes later, however long it ran. Time is
-//! that of the host since its start, which nobody sets.
+//! Records are removed ten minutes after the result. The first process that finds a record of a dead process
+//! ends it without a result; it is removed ten minutes later, however long it ran. Time is the host's uptime,
+//! which no user can set.
 //!
-//! A result's file begins with a line that has the time. The other users' results are long and are read no
+//! A result's file begins with a line that has the time. The results of other users are long and are read no
 //! further.
 
 use std::fs::{self, File};
@@ -27,21 +28,21 @@ use sha2::{Digest, Sha256};
 
 use crate::runtime;
 
-/// How long a result is kept.
+/// Retention time of a result.
 pub const KEPT: Duration = Duration::from_secs(600);
-/// Greatest length of an id, in bytes.
+/// Maximum length of an id, in bytes.
 pub const ID_BYTES_MAX: usize = 255;
-/// Greatest length of a result that is kept, in bytes.
+/// Maximum length of a stored result, in bytes.
 pub const RESULT_BYTES_MAX: usize = 64 << 10;
-/// Records of one user.
+/// Maximum records of one user.
 const RECORDS_MAX: usize = 128;
 
 const FOLDER: &str = "requests";
 const GUARD: &str = ".lock";
 const RESULT: &str = "result";
-/// Digits of a SHA-256.
+/// Hexadecimal digits of a SHA-256.
 const DIGEST_DIGITS: usize = 64;
-/// Greatest length of the first line of a result's file, in bytes.
+/// Maximum length of the first line of a result's file, in bytes.
 const END_BYTES_MAX: usize = 128;
 
 /// The records of this user's runtime directory.
@@ -51,35 +52,36 @@ pub struct RequestRecords {
     kept: Duration,
 }
 
-/// A request of a user's.
+/// A request with an id.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyedRequest<'a> {
-    /// The user; none if it is not known.
+    /// User; none if unknown.
     pub uid: Option<u32>,
-    /// The client's id.
+    /// Id chosen by the client.
     pub id: &'a str,
-    /// All that the request says.
+    /// All content of the request.
     pub content: &'a [u8],
 }
 
-/// What is known of a request.
+/// State of a request.
 #[derive(Debug)]
 pub enum Lookup {
-    /// It is new: it is to be carried out now.
+    /// The request is new and must be carried out now.
     New(InProgress),
-    /// It was carried out; none if its result was too long to be kept.
+    /// The request was carried out; none if its result was too long to be stored.
     Done(Option<Value>),
-    /// It is being carried out.
+    /// The request is being carried out.
     InProgress,
-    /// The process that carried it out ended before there was a result. The request came at this time, in seconds since 1970.
+    /// The process that carried it out ended without a result. The request arrived at this time, in seconds
+    /// since 1970.
     Lost(u64),
-    /// The id is that of another request.
+    /// The id belongs to another request.
     Different,
     /// The user has too many records.
     Full,
 }
 
-/// A request that this process carries out. One that is dropped without a result is [`Lookup::Lost`].
+/// A request that this process carries out. Dropping it without a result makes it [`Lookup::Lost`].
 #[derive(Debug)]
 pub struct InProgress {
     path: PathBuf,
@@ -89,7 +91,7 @@ pub struct InProgress {
 #[derive(Serialize, Deserialize)]
 struct Begin {
     content: String,
-    /// Read by processes of earlier versions only.
+    /// Only processes of earlier versions read it.
     begun_s: u64,
     begun_unix_s: u64,
 }
@@ -101,20 +103,20 @@ struct End {
     how: How,
 }
 
-/// How a request has ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum How {
-    /// It was carried out, and its result was short enough to be kept.
+    /// Carried out, and its result is stored.
     Kept,
-    /// It was carried out, and its result was too long.
+    /// Carried out, and its result was too long to be stored.
     TooLong,
     /// The process that carried it out died.
     Lost,
 }
 
 impl RequestRecords {
-    /// Those of this user's runtime directory.
+    /// Opens the records of this user's runtime directory.
     ///
     /// # Errors
     /// If the directory can't be made.
@@ -158,7 +160,7 @@ impl RequestRecords {
         if others >= RECORDS_MAX {
             return Ok(Lookup::Full);
         }
-        // One without a begin is left of a process that died before it acted.
+        // A record without a begin is left from a process that died before it acted.
         remove(&path)?;
         let file = private::new_file(&path)?;
         let Some(lock) = lock::at_once(file.try_clone()?, Share::Exclusive)? else {
@@ -176,19 +178,19 @@ impl RequestRecords {
         Ok(Lookup::New(InProgress { path, _lock: lock }))
     }
 
-    /// Removes the records that have expired. Returns how many the user has left.
+    /// Removes expired records. Returns the number that the user has left.
     fn tidy(&self, user: &str, now: u64) -> io::Result<usize> {
         let mut count = 0;
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().as_bytes();
-            // Beside records there are the guard, results, and files that are being written.
+            // The directory also has the guard, results, and files that are being written.
             if !is_record(name) {
                 continue;
             }
             let is_there = match end_of(&path, now)? {
                 None => true,
-                // A time that is still to come is one of before the host's start.
+                // A time in the future is from before the host's start.
                 Some(end) => end.ended_s <= now && now - end.ended_s < self.kept.as_secs(),
             };
             if !is_there {
@@ -202,7 +204,7 @@ impl RequestRecords {
 }
 
 impl InProgress {
-    /// Keeps the result for those who repeat the request. One that is too long is not kept, but that it was there is.
+    /// Stores the result for repeated requests. For a result that is too long, only its existence is stored.
     ///
     /// # Errors
     /// If it can't be written.
@@ -219,7 +221,7 @@ impl InProgress {
         write_end(&self.path, end, &text)
     }
 
-    /// Forgets the request, of which nothing was carried out: a repeated one is new.
+    /// Abandons a request that had no effect: a repeated request is new.
     ///
     /// # Errors
     /// If the record can't be removed.
@@ -228,7 +230,7 @@ impl InProgress {
     }
 }
 
-/// The end of a request that has a record; none while a process carries it out, or before its begin is
+/// Returns the end of a recorded request; none while a process carries it out, or before its begin is
 /// written. A request whose process has died ends now.
 fn end_of(path: &Path, now: u64) -> io::Result<Option<End>> {
     if let Some(end) = read_end(&result(path))? {
@@ -237,8 +239,8 @@ fn end_of(path: &Path, now: u64) -> io::Result<Option<End>> {
     if held(path)? {
         return Ok(None);
     }
-    // A process writes its result, or removes its record, before it lets the record go. It may have done so
-    // since the first look.
+    // A process writes its result, or removes its record, before it releases the record's lock. It may have
+    // done so since the first check.
     if let Some(end) = read_end(&result(path))? {
         return Ok(Some(end));
     }
@@ -247,15 +249,15 @@ fn end_of(path: &Path, now: u64) -> io::Result<Option<End>> {
         how: How::Lost,
     };
     if read::<Begin>(path)?.is_none() {
-        // Nothing was carried out: the record has no use.
+        // The request had no effect, so its record is useless.
         return Ok(Some(lost(0)));
     }
-    // On a full disk the next process that looks finds it so.
+    // On a full disk the next process repeats this.
     let _ = write_end(path, lost(now), &[]);
     Ok(Some(lost(now)))
 }
 
-/// Writes the end of the request with this record, and its result behind it.
+/// Writes the end of the request with this record, followed by its result.
 fn write_end(path: &Path, end: End, text: &[u8]) -> io::Result<()> {
     let line = serde_json::to_vec(&end)?;
     replace_volatile_file(
@@ -265,7 +267,7 @@ fn write_end(path: &Path, end: End, text: &[u8]) -> io::Result<()> {
     )
 }
 
-/// Reads the first line of a result's file. One that is missing or cut off is none.
+/// Reads the first line of a result's file. A missing or truncated one is none.
 fn read_end(path: &Path) -> io::Result<Option<End>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -277,14 +279,14 @@ fn read_end(path: &Path) -> io::Result<Option<End>> {
     Ok(line.and_then(|line| serde_json::from_slice(line).ok()))
 }
 
-/// The result in a result's file.
+/// Reads the result from a result's file.
 fn kept(path: &Path) -> io::Result<Option<Value>> {
     let text = fs::read(path)?;
     let mut parts = text.splitn(2, |byte| *byte == b'\n');
     Ok(parts.nth(1).and_then(|text| serde_json::from_slice(text).ok()))
 }
 
-/// The place of a request's result.
+/// Path of a request's result.
 fn result(path: &Path) -> PathBuf {
     path.with_extension(RESULT)
 }
@@ -295,7 +297,7 @@ fn is_record(name: &[u8]) -> bool {
     digest.len() == DIGEST_DIGITS && digest.iter().all(u8::is_ascii_hexdigit)
 }
 
-/// Removes a record, and its result first: a result never stands for a later request.
+/// Removes a record, and its result first, so that no result can belong to a later request.
 fn remove(path: &Path) -> io::Result<()> {
     for path in [&result(path), path] {
         match fs::remove_file(path) {
@@ -306,7 +308,7 @@ fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process carries the request out.
+/// Whether a process carries out the request.
 fn held(path: &Path) -> io::Result<bool> {
     match File::open(path) {
         Ok(file) => Ok(lock::at_once(file, Share::Exclusive)?.is_none()),
@@ -315,7 +317,7 @@ fn held(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Reads a file of JSON. One that is missing or cut off is none.
+/// Reads a file of JSON. A missing or truncated one is none.
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let mut text = Vec::new();
     match File::open(path).and_then(|mut file| file.read_to_end(&mut text)) {
@@ -325,7 +327,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     }
 }
 
-/// Seconds since the host's start.
+/// Uptime of the host, in seconds.
 fn uptime() -> io::Result<u64> {
     let text = fs::read_to_string("/proc/uptime")?;
     let whole = text.split('.').next().and_then(|whole| whole.parse().ok());
@@ -368,7 +370,7 @@ mod tests {
             Lookup::InProgress
         ));
         first.end(json!({"status": 201})).unwrap();
-        // As a later process reads it.
+        // Reads the records as a later process does.
         let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         let again = requests.begin(request("a", "start")).unwrap();
         assert!(matches!(again, Lookup::Done(Some(result)) if result["status"] == 201));
@@ -390,7 +392,7 @@ mod tests {
         drop(new(requests.begin(request("a", "start")).unwrap()));
         let lost = requests.begin(request("a", "start")).unwrap();
         assert!(matches!(lost, Lookup::Lost(unix_s) if unix_s > 1_700_000_000));
-        // A process that died before it wrote what it is about to do has done nothing.
+        // A process that died before it wrote its begin had no effect.
         let path = folder.path().join(FOLDER).join(format!("1000-{}", digest(b"b")));
         fs::write(path, "{\"content\"").unwrap();
         new(requests.begin(request("b", "start")).unwrap());
@@ -421,7 +423,7 @@ mod tests {
             ended_s: u64::MAX,
             how: How::TooLong,
         };
-        // Nothing behind the first line is looked at.
+        // Bytes after the first line are not read.
         write_end(&path, end, &[b'\n'; 1 << 16]).unwrap();
         assert_eq!(read_end(&result(&path)).unwrap(), Some(end));
         assert_eq!(read_end(&path).unwrap(), None);
@@ -463,7 +465,7 @@ mod tests {
                 ..one_more
             })
             .unwrap());
-        // All have expired but the one that is under way.
+        // All have expired except the one in progress.
         let later = RequestRecords::at(folder.path(), Duration::ZERO).unwrap();
         let held = new(later.begin(one_more).unwrap());
         assert!(matches!(later.begin(one_more).unwrap(), Lookup::InProgress));
