@@ -1,4 +1,4 @@
-//! The program under requests that make sense and requests that don't, on a host without VMs.
+//! Valid and invalid requests to the program, on a host without VMs.
 
 mod support;
 
@@ -191,7 +191,7 @@ impl Chance {
     }
 }
 
-/// Requests that are nearly right, with bytes changed, left out, doubled and added.
+/// Nearly valid requests, with bytes changed, left out, doubled and added.
 #[test]
 fn ten_thousand_broken_requests_leave_it_well() {
     let api = Api::start();
@@ -236,7 +236,7 @@ fn ten_thousand_broken_requests_leave_it_well() {
     assert!(api.open_files() <= before + 8, "files are left open");
 }
 
-/// A VM of an image. The API's program ends at once here, so one that may start gets this far: 422.
+/// A VM of an image. The API's program ends at once here, so an admitted request gets this far: 422.
 const IMAGE: &str = "{\"name\": \"a\", \"image\": \"tiny\", \"memory\": \"128M\", \"sandbox\": \"require\"}";
 const STARTED: u16 = 422;
 

@@ -72,7 +72,7 @@ fn obey(cli: Cli) -> std::io::Result<()> {
     console::serve::serve(&socket, cli.group.as_deref(), context)
 }
 
-/// What members of the group may do.
+/// Rights of the group's members.
 fn rights(policy: Option<MemberPolicy>, may_all: bool) -> std::io::Result<MemberRights> {
     match (policy, may_all) {
         (Some(_), true) => Err(std::io::Error::other(
@@ -84,7 +84,7 @@ fn rights(policy: Option<MemberPolicy>, may_all: bool) -> std::io::Result<Member
     }
 }
 
-/// An error of the host's file for a program without a terminal: what, where and how to fix it.
+/// Formats an error of the host's file for a program without a terminal: cause, place and help.
 fn one_line(error: ConfigError) -> std::io::Error {
     let place = error
         .place()

@@ -17,14 +17,14 @@ use crate::problem::Problem;
 use crate::request_body::body;
 use crate::slots::{ClientPresence, run_in_slot};
 
-/// The longest single request to a VM. Between two of them it is checked that the client still waits.
+/// Longest single request to a VM. Between two requests, the client's presence is checked.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// What is waited for, and for how long.
+/// A state to wait for, with a time limit.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Wait {
-    /// What is waited for.
+    /// State to wait for.
     #[serde(rename = "for")]
     pub awaited: Awaited,
     /// Seconds to wait, 3600 at most.
@@ -52,7 +52,7 @@ pub enum Awaited {
     Agent,
 }
 
-/// The end of a wait.
+/// Outcome of a wait.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct Waited {
     /// Whether the state was reached within the limit.
@@ -87,7 +87,7 @@ pub(crate) async fn wait(
     .await
 }
 
-/// Waits for a moment; nothing if there is more to wait for.
+/// Waits for one slice; returns none if the wait is to continue.
 fn look(
     target: &Target,
     awaited: Awaited,
@@ -101,7 +101,7 @@ fn look(
         };
     }
     let left = deadline.saturating_duration_since(Instant::now());
-    // Whole seconds go to the VM; the rest of the last one is added.
+    // The VM gets whole seconds; the rest of the last one is added.
     let limit_s = u64::from(left >= SLICE);
     let request = match awaited {
         Awaited::Agent => {
@@ -117,7 +117,7 @@ fn look(
         Awaited::Running => control::Request::AwaitRunning { limit_s },
     };
     let Ok(answer) = ask(&target.folder, &request, Some(SLICE * 10)) else {
-        // Its monitor has died, and the next one does not answer yet.
+        // Its monitor has died, and the next one does not reply yet.
         std::thread::sleep(left.min(SLICE / 10));
         return Ok(None);
     };
