@@ -1,11 +1,11 @@
-//! Copies of images for groups of VMs that share memory with one another and with nobody else.
+//! Copies of images for share groups, whose VMs share memory only with one another.
 //!
-//! What VMs share is the page cache of a file. So each share group has files of its own: a copy of every image that one of
-//! its VMs uses, made once, sharing its space with the original where the file system can. No page of memory is then the
-//! same for VMs of two groups.
+//! VMs share memory through the page cache of a file. So each share group has its own copy of every image
+//! that one of its VMs uses. It is made once, and shares disk space with the original where the file system
+//! can. No page of memory is then common to VMs of two groups.
 //!
 //! ```text
-//! <data>/groups/<group>/<device>-<inode>-<bytes>-<written>    a copy of the file that was so when it was made
+//! <data>/groups/<group>/<device>-<inode>-<bytes>-<written>    a copy of a file with these values
 //! ```
 
 use std::fs::{self, File};
@@ -22,10 +22,10 @@ use crate::disk::{DiskError, Lock, Share, copy_scratch as copy_sparse, inherit_f
 /// From `linux/fs.h`: `FICLONE`.
 const SHARE_SPACE: libc::Ioctl = 0x4004_9409;
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
-/// How long another VM of the group may take to copy a file. At 100 MB/s, which a disk has, that is 60 GB.
+/// Time limit for another VM of the group to copy a file. At 100 MB/s, a disk's rate, that is 60 GB.
 const COPY_MAX: Duration = Duration::from_secs(600);
 
-/// A group's copy of a file. The original is locked while this lives, as by a VM that uses it privately.
+/// A group's copy of a file. The original stays locked while this lives, as by a VM that uses it privately.
 #[derive(Debug)]
 pub struct GroupCopy {
     /// The copy.
@@ -41,22 +41,23 @@ impl GroupCopy {
     }
 }
 
-/// Why a group has no copy of a file.
+/// Reason why a group has no copy of a file.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupCopyError {
     /// The original is in use.
     #[error(transparent)]
     Original(#[from] DiskError),
-    /// The copy can't be made.
+    /// The copy can't be created.
     #[error(transparent)]
     Copy(#[from] io::Error),
 }
 
-/// The group's own copy of `original` for the VM `vm`, made when there is none. `data` is the data directory.
+/// Returns the group's copy of `original` for the VM `vm`, and creates it when there is none. `data` is the
+/// data directory.
 ///
 /// # Errors
-/// When a VM has the original exclusively, when there is no room, or when the file stands on others (qcow2): they would be
-/// shared all the same.
+/// If a VM has the original exclusively, space is short, or the file has a backing file (qcow2), which would
+/// be shared all the same.
 pub fn group_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result<GroupCopy, GroupCopyError> {
     let file = File::open(original)?;
     let mut magic = [0; 4];
@@ -65,7 +66,7 @@ pub fn group_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result
             "a share group takes raw disks only; convert it with `qemu-img convert -O raw`",
         )));
     }
-    // Before anything is looked at: an exclusive user would write the file while it is copied.
+    // Locks first: an exclusive user would write the file while it is copied.
     let held = take_lock(original, &file, Share::Shared, vm)?;
     let path = copy_of(data, group, &file)?;
     Ok(GroupCopy {
@@ -75,7 +76,7 @@ pub fn group_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result
     })
 }
 
-/// The path of the group's copy of a file that no VM writes.
+/// Path of the group's copy of a file that no VM writes.
 fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     let about = file.metadata()?;
     let of = format!("{:x}-{:x}-", about.dev(), about.ino());
@@ -88,7 +89,7 @@ fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     let folder = data.join("groups").join(group);
     private::directories(&folder)?;
     let copy = folder.join(&name);
-    // Two VMs of the group that start at once make one copy.
+    // Two VMs of the group that start simultaneously make one copy.
     let path = folder.join(".lock");
     let _lock = lock::within(
         &path,
@@ -106,7 +107,7 @@ fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     }
     inherit_format(file, new.file());
     new.file().set_permissions(fs::Permissions::from_mode(0o400))?;
-    // Copies of what the file was before: VMs that use one keep it until they end.
+    // Copies of former content of the file: VMs that use one keep it until they end.
     for entry in fs::read_dir(&folder)? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with(&of) {

@@ -1,11 +1,13 @@
-//! Notices that the base of a running VM's disk was changed by somebody.
+//! Detects changes to the base of a running VM's disk.
 //!
-//! Locks keep other VMs from writing a base, but not other programs. A VM whose base changed reads a mix of two disks,
-//! and its kernel trusts what it has in memory; going on would damage its own writes too. [`BaseWatch`] remembers
-//! size and time of the last write of each base file; who runs the VM asks it again and again.
+//! Locks keep other VMs from writing a base, but not other programs. A VM whose base changed reads a mix of
+//! two disks, while its kernel trusts its cached data; continuing would damage its own writes too.
+//! [`BaseWatch`] remembers size and time of the last write of each base file; the VM's monitor checks them
+//! periodically.
 //!
-//! Not seen: a write whose program sets the time back before the next question (`rsync -t`, `touch -r`), and writes
-//! to a block device, which leave no trace in it. That attributes, names or links changed is not taken for a write.
+//! Not detected: a write whose program resets the time before the next check (`rsync -t`, `touch -r`), and
+//! writes to a block device, which leave no trace in it. Changes of attributes, names or links do not count
+//! as writes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::Store;
 use super::fingerprint::Fingerprint;
 
-/// The base files of running disks, as they were.
+/// Base files of running disks in their original state.
 #[derive(Debug, Default)]
 pub struct BaseWatch {
     bases: Vec<Base>,
@@ -27,7 +29,7 @@ struct Base {
 }
 
 impl BaseWatch {
-    /// Watches the bases of a disk, as they are now. `disk` is what [`BaseWatch::changed`] calls it.
+    /// Watches the bases of a disk in their present state. `disk` is its name in reports.
     pub fn watch(&mut self, disk: &str, store: &dyn Store) -> io::Result<()> {
         let files = store.files();
         store
@@ -36,7 +38,7 @@ impl BaseWatch {
             .try_for_each(|base| self.watch_file(disk, files[base]))
     }
 
-    /// Watches one file, as it is now.
+    /// Watches one file in its present state.
     pub fn watch_file(&mut self, disk: &str, file: BorrowedFd<'_>) -> io::Result<()> {
         self.bases.push(Base {
             disk: disk.to_owned(),
@@ -46,7 +48,7 @@ impl BaseWatch {
         Ok(())
     }
 
-    /// The first disk whose base is not as it was, what happened to it, and the help; one `fstat` for each base.
+    /// Returns the first disk whose base has changed, the kind of change, and the help; one `fstat` per base.
     pub fn changed(&self) -> Option<String> {
         self.bases.iter().find_map(Base::changed)
     }

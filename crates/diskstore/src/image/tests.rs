@@ -1,4 +1,4 @@
-//! The store: interrupted builds, damage, locks, imports.
+//! Store of images: interrupted builds, damage, locks, imports.
 
 use std::fs;
 use std::io;
@@ -72,7 +72,7 @@ fn an_imported_image_is_whole_and_verifies() {
 #[test]
 fn an_image_is_closed_to_other_users_and_its_files_are_not_written_again() {
     let (folder, store) = store();
-    // Its sources are open to all.
+    // Its source files are readable by all users.
     imported(folder.path(), &store, "one");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     let image = store.images().join("one");
@@ -111,7 +111,7 @@ fn an_image_whose_lock_is_held_is_an_error_that_names_the_holder() {
     store.get("one").unwrap();
 }
 
-/// Its lock can't be opened, as for a process at its limit of open files.
+/// The lock can't be opened, as for a process at its limit of open files.
 #[test]
 fn an_image_and_a_build_are_removed_only_when_their_lock_was_taken() {
     let (folder, store) = store();

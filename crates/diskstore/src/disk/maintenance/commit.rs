@@ -1,4 +1,4 @@
-//! Bringing an overlay's changes down: into its base, or with it into a new file.
+//! Commits an overlay's changes to its base, or merges both into a new file.
 
 use std::fs::Metadata;
 use std::os::fd::AsFd;
@@ -20,35 +20,35 @@ use crate::disk::lock::Share;
 use crate::disk::open::{Chain, below, open_locked};
 use crate::disk::{DiskError, Format, Layer, Store, assemble, qcow2};
 
-/// Where the changes go.
+/// Destination of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Into the overlay's base. The overlay is empty afterwards.
+    /// The overlay's base. The overlay is empty afterwards.
     Base,
-    /// With everything below them into a new file that stands on nothing. The overlay stays as it is.
+    /// A new file without a base, with the overlay and everything below it. The overlay is unchanged.
     New {
-        /// The file, which must not exist.
+        /// Path of the file, which must not exist.
         path: PathBuf,
         /// Its format.
         format: Format,
     },
 }
 
-/// What a commit did.
+/// Result of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// The file that was written.
+    /// The written file.
     pub into: PathBuf,
     /// Bytes written to it.
     pub written_bytes: u64,
 }
 
-/// The file that the overlay at `path` stands on.
+/// Returns the base of the overlay at `path`.
 pub fn base(path: &Path, said: Option<Format>) -> Result<PathBuf, DiskError> {
     base_of(path, said).map(|base| base.path)
 }
 
-/// What an overlay stands on; an error if the file at `path` is none.
+/// Returns the base of an overlay; an error if the file at `path` has none.
 fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
     let (file, lock) = open_locked(path, false, Share::Exclusive, "").map_err(stop_first)?;
     let known = decide(path, &file, said)?;
@@ -72,7 +72,7 @@ fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
     })
 }
 
-/// An overlay and what it says of its base.
+/// An overlay and its recorded base.
 struct Base {
     overlay: ExclusiveDisk,
     header: Header,
@@ -80,9 +80,9 @@ struct Base {
     format: Option<Format>,
 }
 
-/// Brings the changes of the overlay at `overlay` down.
+/// Commits the changes of the overlay at `overlay`.
 ///
-/// Other overlays over the same base are the caller's matter: they would see the changes as damage.
+/// The caller must ensure that no other overlay uses the same base: it would see the changes as damage.
 pub fn commit(
     overlay: &Path,
     said: Option<Format>,
@@ -111,7 +111,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     let base_bytes = chain
         .add(&overlay.path, overlay.format, Share::Exclusive, true)
         .map_err(stop_first)?;
-    // The name may lead to another file by now.
+    // The name may refer to another file by now.
     fit(chain.layers[0].file.metadata())?;
     let size = sectors(overlay.header.size);
     if size > base_bytes {
@@ -121,7 +121,8 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
         return Err(refused(path, why));
     }
     let failed = DiskError::io(&overlay.path, "writing the changes to it");
-    // From here on until it is empty the overlay holds what its base is being made, and fits it at every moment.
+    // From here until it is empty, the overlay equals the content that its base is being given, and fits it
+    // at every moment.
     Fingerprint::forget(&overlay.overlay.layers[0].file);
     let base = ExclusiveDisk {
         layers: chain.layers,
@@ -157,8 +158,8 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     })
 }
 
-/// Whether the changes of an overlay may go into its base. An overlay names its base itself: that of another user could name any
-/// file that the caller may write.
+/// Whether the changes of an overlay may go into its base. An overlay names its base itself, so another
+/// user's overlay could name any file that the caller may write.
 fn may_write_base(overlay_owner: u32, base_owner: u32, own: u32) -> bool {
     overlay_owner == own || overlay_owner == base_owner
 }
@@ -171,7 +172,7 @@ fn foreign_base(base: &Path, overlay_owner: u32, base_owner: u32) -> String {
     )
 }
 
-/// Writes what the overlay holds and the base has otherwise.
+/// Writes the overlay's data where the base differs.
 fn bring_down(
     own: &OwnClusters,
     base: &dyn Store,
@@ -228,7 +229,7 @@ fn into_new(
     })
 }
 
-/// Copies what is not zero.
+/// Copies all non-zero data.
 fn copy_all(from: &dyn Store, to: &dyn Store, progress: Progress<'_>) -> std::io::Result<u64> {
     let size = from.size();
     let mut memory = vec![0; PIECE_BYTES as usize];

@@ -1,4 +1,4 @@
-//! What a disk changed of its base.
+//! Changes of a disk relative to its base.
 
 use std::path::{Path, PathBuf};
 
@@ -12,22 +12,22 @@ use crate::disk::{DiskError, Format, SECTOR_BYTES};
 /// A range that differs from the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// Where, in bytes of the disk.
+    /// Offset on the disk, in bytes.
     pub offset: u64,
-    /// How much.
+    /// Length.
     pub bytes: u64,
 }
 
-/// What a disk changed of its base.
+/// Changes of a disk relative to its base.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diff {
     /// The disk.
     pub path: PathBuf,
-    /// What it stands on.
+    /// Base of the disk.
     pub base: PathBuf,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// What the file holds of the disk, the same as in the base or not.
+    /// Data in the disk's own file, equal to the base or not, in bytes.
     pub held_bytes: u64,
     /// The sum of the changes.
     pub changed_bytes: u64,

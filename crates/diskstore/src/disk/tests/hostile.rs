@@ -1,4 +1,4 @@
-//! Damaged and made-up qcow2 files end in errors: no panic, no hang, no large allocation.
+//! Damaged and crafted qcow2 files cause errors: no panic, no hang, no large allocation.
 
 use proptest::prelude::*;
 

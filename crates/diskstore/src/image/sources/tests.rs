@@ -1,11 +1,11 @@
-//! Configurations of apt as machines have them, and such as make no sense.
+//! Real configurations of apt, and invalid ones.
 
 use std::fs;
 use std::path::Path;
 
 use super::{ImageError, Mirror, Sources};
 
-/// A machine's folder of apt's, with these files.
+/// Creates a machine's apt folder with these files.
 fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("sources.list.d")).unwrap();
