@@ -1,4 +1,4 @@
-//! An error in a VM file: what is wrong, where, and how to fix it.
+//! Errors in a VM file: cause, place, and help.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::reader;
 #[derive(Clone, Debug, thiserror::Error, Diagnostic)]
 #[error("{message}")]
 pub struct ConfigError {
-    /// What is wrong, in one line.
+    /// Cause, in one line.
     pub message: String,
     /// The text with the error; absent for a spec made from flags, and for a file without text.
     #[source_code]
@@ -85,7 +85,8 @@ impl ConfigError {
     }
 
     fn at(source_name: &str, text: &str, span: Option<Range<usize>>, message: String, help: String) -> Self {
-        // What is nowhere in the text is shown at its start: an error without a place would not name its file.
+        // A fault without a place in the text is shown at its start, because an error without a place would
+        // not name its file.
         let span = fit(text, span.unwrap_or(0..0));
         Self {
             message,
@@ -113,7 +114,7 @@ fn flag_of(path: &[String]) -> Option<String> {
     Some(flag)
 }
 
-/// A flag that may be given several times; the first is told from the others by having no number.
+/// Formats a flag that may be repeated; the first one has no number.
 fn numbered(flag: &str, index: Option<&String>) -> String {
     match index.and_then(|index| index.parse::<usize>().ok()) {
         Some(index) if index > 0 => format!("{flag} (number {})", index.saturating_add(1)),
@@ -121,8 +122,8 @@ fn numbered(flag: &str, index: Option<&String>) -> String {
     }
 }
 
-/// Brings a range inside the text, onto character boundaries (the renderer relies on both) and into its first line, so
-/// that a caret stands under a table's header and not under all of the table.
+/// Clips a range to the text, to character boundaries (the renderer relies on both) and to its first line, so
+/// that a caret is under a table's header and not under the whole table.
 fn fit(text: &str, range: Range<usize>) -> Range<usize> {
     let mut start = range.start.min(text.len());
     while !text.is_char_boundary(start) {

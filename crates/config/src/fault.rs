@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub(crate) path: Vec<String>,
-    /// What is wrong, in one line.
+    /// Cause, in one line.
     pub message: String,
     /// How to fix the fault.
     pub help: String,

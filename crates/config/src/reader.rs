@@ -1,17 +1,17 @@
-//! What the TOML reader says, in the words of a person who writes a VM file: one problem and its help.
+//! Translates the TOML reader's errors for authors of a VM file: one problem and its help.
 //!
-//! The names a struct or a choice takes come from the reader's own message, so there is no list to keep.
+//! Names of keys and choices come from the reader's own message, so there is no list to maintain.
 
-/// A reader's message, taken apart.
+/// Parts of a reader's message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Words {
-    /// What is wrong, in one line.
+    /// Cause, in one line.
     pub message: String,
-    /// How to fix it.
+    /// Help: how to fix it.
     pub help: String,
 }
 
-/// Puts the reader's message in people's words.
+/// Translates the reader's message.
 pub(crate) fn explain(raw: &str) -> Words {
     let raw: String = raw
         .trim()
@@ -29,7 +29,7 @@ pub(crate) fn explain(raw: &str) -> Words {
 /// `unknown field `x`, expected one of `a`, `b``.
 fn unknown(raw: &str, prefix: &str, what: &str, list: &str) -> Option<Words> {
     let rest = raw.strip_prefix(prefix)?;
-    // From the right: the unknown name may hold anything, the known ones hold no backtick.
+    // From the right: the unknown name may contain anything, the known ones contain no backtick.
     let (name, expected) = rest.rsplit_once("`, expected ")?;
     let known: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
     let help = match nearest(name, &known) {
@@ -70,7 +70,7 @@ fn missing(raw: &str) -> Option<Words> {
     })
 }
 
-/// `invalid type: integer `5`, expected a string`, and the like for values.
+/// `invalid type: integer `5`, expected a string`, and similar messages for values.
 fn mismatch(raw: &str) -> Option<Words> {
     let rest = raw
         .strip_prefix("invalid type: ")

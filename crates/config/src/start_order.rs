@@ -1,4 +1,4 @@
-//! The order in which defined VMs start: each after those that its `after` names.
+//! Start order of defined VMs: each starts after the VMs in its `after`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,30 +6,30 @@ use crate::fault::{Fault, fault};
 use crate::validate::is_name;
 use crate::vm::VmSpec;
 
-/// Maximum number of VMs that one starts after.
+/// Maximum length of a VM's `after`.
 const AFTER_MAX: usize = 64;
 
-/// Why there is no order.
+/// Reason why there is no start order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartOrderError {
-    /// A VM starts after one that is not there.
+    /// A VM starts after an undefined VM.
     #[error("{vm} starts after {after}, which is not defined; define that first, or with the same command")]
     Unknown {
         /// The VM.
         vm: String,
-        /// The name that it gives.
+        /// Name in its `after`.
         after: String,
     },
-    /// VMs start after one another.
+    /// VMs start after one another in a cycle.
     #[error("{} start after one another in a circle; leave one out of the `after` of another", .0.join(", "))]
     Cycle(Vec<String>),
 }
 
-/// The names of the VMs in an order in which each comes behind those that its `after` names; by name where
-/// both orders would do.
+/// Returns the VMs' names in an order in which each comes after those in its `after`; by name where both
+/// orders are possible.
 ///
 /// # Errors
-/// If there is none.
+/// If there is no such order.
 pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, StartOrderError> {
     for (vm, spec) in vms {
         if let Some(after) = spec.after.iter().find(|after| !vms.contains_key(*after)) {
@@ -53,8 +53,8 @@ pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, StartOrderEr
     Ok(order)
 }
 
-/// VMs of which each waits for the next, and the last for the first. Each of `left` waits for another of
-/// them.
+/// Returns VMs of which each waits for the next, and the last for the first. Each VM of `left` waits for
+/// another of them.
 fn cycle(left: &BTreeMap<&String, &VmSpec>) -> Vec<String> {
     let mut path: Vec<String> = Vec::new();
     let mut next = left.keys().next().map(|name| (*name).clone());
@@ -69,7 +69,7 @@ fn cycle(left: &BTreeMap<&String, &VmSpec>) -> Vec<String> {
     path
 }
 
-/// Checks the names that a spec gives.
+/// Checks the names in a spec's `after`.
 pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
     if spec.after.len() > AFTER_MAX {
         let message = format!("{} VMs to start after", spec.after.len());
@@ -168,8 +168,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of each graph there is an order in which all come behind those that they name, or a circle of its
-        /// edges.
+        /// Each graph has an order in which all VMs come after those that they name, or a cycle of its edges.
         #[test]
         fn order_or_circle_is_right(edges in prop::collection::vec((0..8_usize, 0..8_usize), 0..14)) {
             let name = |number: usize| format!("v{number}");

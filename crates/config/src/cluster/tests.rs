@@ -1,4 +1,4 @@
-//! What cluster files mean, and what wrong ones get.
+//! Meaning of cluster files, and errors of invalid ones.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn host() -> HostNodes {
     HostNodes([(0, node(&[1, 2])), (1, node(&[3])), (2, node(&[]))].into())
 }
 
-/// The message, and the text its caret is under.
+/// Returns the message, and the text under its caret.
 fn refused(text: &str) -> (String, String) {
     let planned = ClusterSpec::parse("cluster.toml", text)
         .and_then(|spec| spec.cells(&host(), None, "cluster.toml", text));

@@ -1,4 +1,4 @@
-//! What network cards may not be. Each text is refused with exactly this.
+//! Invalid network cards. Each text is refused with exactly this error.
 
 use super::refused;
 

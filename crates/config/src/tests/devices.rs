@@ -1,4 +1,4 @@
-//! What disks may not be. Each text is refused with exactly this.
+//! Invalid disks. Each text is refused with exactly this error.
 
 use super::refused;
 

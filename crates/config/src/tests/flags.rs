@@ -1,4 +1,4 @@
-//! Errors in a spec made from `run`'s flags: the flag is named, and the help names flags.
+//! Errors in a spec made from `run`'s flags: the message names the flag, and the help is for flags.
 
 use super::shown;
 use crate::{ConfigError, VmSpec, check, parse};

@@ -1,4 +1,4 @@
-//! What a host refuses; the hosts here are made up.
+//! Specs that a host refuses; the hosts here are simulated.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;

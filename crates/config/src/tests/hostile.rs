@@ -1,4 +1,4 @@
-//! No text makes the reader, the checks or the renderer panic, and every error has its place and its help.
+//! No text makes the reader, the checks or the renderer panic, and every error has a place and help.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -13,7 +13,7 @@ const EXAMPLES: [&str; 4] = [
     include_str!("../../../../examples/span.toml"),
 ];
 
-/// Values that are wrong in most places.
+/// Values that are invalid in most places.
 const VALUES: [&str; 16] = [
     "-1",
     "0",
@@ -48,7 +48,7 @@ fn show_if_refused(text: &str) {
     shown(&error);
 }
 
-/// One change to an example: a value, a line or a stretch of text.
+/// Changes an example: a value, a line or a range of text.
 fn change(text: &str, how: u8, at: Index, value: &str) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     if lines.is_empty() {

@@ -1,4 +1,4 @@
-//! A kernel and words for its command line: the image's or another, and what is refused.
+//! Kernels and command lines: the image's or another kernel, and refused combinations.
 
 use super::fault_of;
 use crate::parse;

@@ -1,4 +1,4 @@
-//! What a VM may not be: its name, CPUs, memory, kernel, command and nodes. Each text is refused with exactly this.
+//! Invalid VMs: name, CPUs, memory, kernel, command and nodes. Each text is refused with exactly this error.
 
 use super::refused;
 

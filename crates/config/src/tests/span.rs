@@ -1,4 +1,4 @@
-//! What a span may not be. Each text is refused with exactly this.
+//! Invalid spans. Each text is refused with exactly this error.
 
 use proptest::prelude::*;
 
@@ -389,7 +389,7 @@ span = { cells = [0, 70000] }
     assert_eq!(refused(text), shown);
 }
 
-/// The flag names what it takes by itself.
+/// The flag names its own values.
 #[test]
 fn as_a_flag() {
     assert_eq!("auto".parse(), Ok(SpanSpec::Auto));
@@ -418,7 +418,7 @@ fn faults_of_a_flag_are_mended_by_flags() {
 }
 
 proptest! {
-    /// The monitor gets a spec as JSON, and `inspect` shows it so.
+    /// The monitor gets a spec as JSON, and `inspect` prints it as JSON.
     #[test]
     fn it_comes_back_from_toml_and_from_the_flag(cells in prop::collection::btree_set(any::<u16>(), 1..65)) {
         let cells: Vec<u16> = cells.into_iter().collect();

@@ -1,4 +1,4 @@
-//! Text that the reader refuses: keys, words, types, sizes. Each text is refused with exactly this.
+//! Text that the reader refuses: keys, words, types, sizes. Each text is refused with exactly this error.
 
 use super::refused;
 

@@ -5,10 +5,10 @@ use crate::cpulist;
 use crate::fault::{Fault, fault};
 use crate::vm::VmSpec;
 
-/// Nodes that a kernel has at most.
+/// Maximum number of nodes of a kernel.
 const HOST_NODES_MAX: u32 = 1024;
 
-/// The nodes of the host that all memory is bound to.
+/// Host nodes that all memory is bound to.
 pub(super) fn check_host_nodes(spec: &VmSpec) -> Result<(), Fault> {
     let nodes = &spec.memory_nodes;
     let wrong = |what: String, help: &str| Err(fault(&["memory_nodes"], what, help.to_owned()));

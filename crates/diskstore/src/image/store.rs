@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! <data>/images/<name>/image.json, vmlinux, initrd, root.raw, lock
-//! <data>/images/.building-<pid>-<name>/   a build: locked by its builder, removed by the next one if that
-//! died
+//! <data>/images/.building-<pid>-<name>/   a build, locked by its builder; the next one removes a dead one
 //! <data>/cache/apt/                       package lists and kernel packages
 //! ```
 
