@@ -1,4 +1,4 @@
-//! A command with `--request ID`: it is carried out once, and one that is repeated prints what the first printed.
+//! Commands with `--request ID`: a command is carried out once, and a repeated one prints the first output.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 /// Set for the process that carries the command out.
 const VARIABLE: &str = "MIRRORBALL_REQUEST";
 
-/// The flag of commands that can be repeated.
+/// Flag of repeatable commands.
 #[derive(Debug, clap::Args)]
 pub struct RequestArgs {
     /// Carry this out once: within 10 minutes the same command with the same ID prints the first result, and does nothing
@@ -25,7 +25,7 @@ pub struct RequestArgs {
     pub id: Option<String>,
 }
 
-/// What a command has printed, and its exit status.
+/// Output of a command, and its exit status.
 #[derive(Debug, Deserialize, Serialize)]
 struct Outcome {
     status: u8,
@@ -33,7 +33,7 @@ struct Outcome {
     errors: String,
 }
 
-/// Whether this process is to look for the id: it is not the one that carries the command out.
+/// Whether this process handles the id: it is not the one that carries the command out.
 pub fn is_outermost() -> bool {
     std::env::var_os(VARIABLE).is_none()
 }
@@ -87,7 +87,7 @@ pub fn run_once(id: &str) -> Result<ExitCode> {
     }
 }
 
-/// All that the command depends on: its words, and the directory that relative paths begin at.
+/// Returns all inputs of the command: its arguments, and the directory of relative paths.
 fn content(words: &[OsString], directory: &std::path::Path) -> Vec<u8> {
     let mut content = directory.as_os_str().as_bytes().to_vec();
     for word in words {
@@ -97,7 +97,7 @@ fn content(words: &[OsString], directory: &std::path::Path) -> Vec<u8> {
     content
 }
 
-/// Runs the command in a process of its own, which is to have no part of the lock of the request.
+/// Runs the command in a separate process, which must not inherit the lock of the request.
 fn carry_out(words: &[OsString]) -> Result<Outcome> {
     let file = |name| memfd_create(name, MFdFlags::MFD_CLOEXEC).map(File::from);
     let (output, errors) = (
@@ -118,7 +118,7 @@ fn carry_out(words: &[OsString]) -> Result<Outcome> {
     })
 }
 
-/// As a shell has it: 128 plus the signal.
+/// Returns the exit status as a shell does: 128 plus the signal.
 fn code(status: ExitStatus) -> u8 {
     let signal = status.signal().unwrap_or_default();
     let code = status.code().unwrap_or(128 + signal);

@@ -1,4 +1,4 @@
-//! `mirrorball disk`: commits, compares, compacts and checks disks that no VM uses, and lists and removes overlays.
+//! `mirrorball disk`: commits, compares, compacts and checks unused disks, and lists and removes overlays.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use miette::{IntoDiagnostic, Result, miette};
 use super::execution_site::in_lab;
 use crate::exit;
 
-/// How long something may take before a bar shows how far it is.
+/// Time before a progress bar appears.
 const SILENT_MAX: Duration = Duration::from_secs(2);
 
-/// What to do with disks.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
     /// List the overlays that persistent private disks left
@@ -61,7 +61,7 @@ pub enum DiskCommand {
     },
 }
 
-/// Which disk.
+/// Argument that names a disk.
 #[derive(Debug, Args)]
 pub struct DiskArgs {
     /// A file, or the overlay VM/DISK that a VM left, or VM if it left one
@@ -85,9 +85,9 @@ impl DiskCommand {
     }
 }
 
-/// Does what was asked, printing the result.
+/// Runs a subcommand and prints the result.
 pub fn run(command: DiskCommand) -> Result<ExitCode> {
-    // A lab host's locks are its own: where a lab runs, what its VMs use is known there only.
+    // A lab host has its own locks: where a lab runs, only that host has the locks of its VMs.
     if let Some(code) = in_lab()? {
         return Ok(code);
     }
@@ -169,7 +169,7 @@ impl DataDirectory {
         Ok(())
     }
 
-    /// Refuses bases that others stand on.
+    /// Refuses bases that other overlays use.
     fn base_may_be_written(&self, overlay: &Path, format: Option<Format>) -> Result<()> {
         let base = maintenance::base(overlay, format).map_err(told)?;
         if let Some(image) = self.image_of(&base) {
@@ -235,7 +235,7 @@ impl DataDirectory {
         Ok(print_report(&path, &report))
     }
 
-    /// The file that an argument names, and its format if that is sure.
+    /// Returns the file that an argument names, and its format if that is certain.
     fn disk(&self, disk: &DiskArgs) -> Result<(PathBuf, Option<Format>)> {
         let name = &disk.disk;
         let path = Path::new(name);
@@ -265,7 +265,7 @@ impl DataDirectory {
         }
     }
 
-    /// The image that a file belongs to.
+    /// Returns the image that a file belongs to.
     fn image_of(&self, path: &Path) -> Option<String> {
         let images = self.data.join("images").canonicalize().ok()?;
         let path = path.canonicalize().ok()?;
@@ -281,7 +281,7 @@ fn no_overlay(name: &str) -> miette::Report {
     )
 }
 
-/// An error as this command's user can act on it.
+/// Adds help for the user of this command to an error.
 fn told(error: DiskError) -> miette::Report {
     match error {
         DiskError::UntrustedBacking { path, backing } => miette!(
@@ -359,7 +359,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// A progress bar that is not seen until it has been going for a while.
+/// A progress bar that appears after a while.
 struct Bar {
     bar: ProgressBar,
     start: Instant,
@@ -367,7 +367,7 @@ struct Bar {
 
 impl Bar {
     fn new() -> Self {
-        // The template is a literal; a bad one falls back to the usual look.
+        // The template is a literal; an invalid one falls back to the default style.
         let style = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {percent}%, {eta} to go")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         Self {

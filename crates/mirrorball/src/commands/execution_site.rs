@@ -1,4 +1,4 @@
-//! Where a command runs: on this machine, or in the lab where this machine's KVM can't run guests.
+//! Decides where a command runs: on this machine, or in the lab where this machine's KVM can't run guests.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use shard::probe::{Verdict, probe};
 
 use super::hosts;
 
-/// When to use the lab.
+/// Use of the lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LabChoice {
     /// Where this machine's KVM can't run guests
@@ -33,7 +33,7 @@ pub struct RequiredIsolation {
 }
 
 impl RequiredIsolation {
-    /// The demand of VMs of these specs.
+    /// Returns the isolation that VMs of these specs require.
     pub fn of<'a>(specs: impl IntoIterator<Item = &'a VmSpec>, detached: bool) -> Self {
         let mut specs = specs.into_iter();
         Self {
@@ -42,7 +42,7 @@ impl RequiredIsolation {
         }
     }
 
-    /// Why the lab may not take the place of this machine's KVM unasked, if it may not.
+    /// Reason why the lab may not replace this machine's KVM without a request, if there is one.
     fn forbids_lab(self, is_root: bool) -> Option<&'static str> {
         match self {
             Self { sandbox: true, .. } => Some("`sandbox = \"require\"`"),
@@ -53,17 +53,17 @@ impl RequiredIsolation {
     }
 }
 
-/// Where a command runs.
+/// Place of execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Decision {
     Here,
     /// In the lab, for this reason.
     Lab(String),
-    /// Nowhere: the first requires isolation, and KVM is not usable for the second reason.
+    /// Nowhere: the first requires isolation, and KVM is unusable for the second reason.
     Refuse(&'static str, String),
 }
 
-/// Decides where a command runs that is not in the lab yet. `probe` tells whether this machine's KVM can run guests.
+/// Decides where a command outside the lab runs. `probe` tests whether this machine's KVM can run guests.
 fn decide(
     choice: LabChoice,
     demand: RequiredIsolation,
@@ -81,10 +81,10 @@ fn decide(
     }
 }
 
-/// Runs this same command in the lab if it must run there, and returns its exit status then.
+/// Runs this command in the lab if it must run there, and returns its exit status then.
 ///
 /// # Errors
-/// When the VMs require the isolation that only KVM gives, and the user has not requested the lab.
+/// If the VMs require the isolation of KVM, and the user has not requested the lab.
 pub fn enter_lab(choice: LabChoice, demand: RequiredIsolation) -> Result<Option<ExitCode>> {
     if lab::auto::inside() {
         return Ok(None);
@@ -102,7 +102,7 @@ pub fn enter_lab(choice: LabChoice, demand: RequiredIsolation) -> Result<Option<
     }
 }
 
-/// A running VM: its directory on this host, or the exit status of this same command where the VM runs.
+/// A running VM: its directory on this host, or the exit status of this command where the VM runs.
 pub enum Found {
     /// Directory of the VM on this host.
     Here(PathBuf),
@@ -126,7 +126,7 @@ pub fn find(name: &str) -> Result<Found> {
     }
 }
 
-/// Runs this same command in the lab, if one is running, and returns its exit status then.
+/// Runs this command in the lab, if one is running, and returns its exit status then.
 pub fn in_lab() -> Result<Option<ExitCode>> {
     if lab::auto::inside() {
         return Ok(None);
@@ -134,7 +134,7 @@ pub fn in_lab() -> Result<Option<ExitCode>> {
     lab::auto::enter_running(&argv_os()).into_diagnostic()
 }
 
-/// This command's arguments.
+/// Returns this command's arguments.
 pub(super) fn argv_os() -> Vec<std::ffi::OsString> {
     std::env::args_os().skip(1).collect()
 }

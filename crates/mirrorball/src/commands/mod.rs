@@ -1,4 +1,4 @@
-//! The subcommands, a file each.
+//! Subcommands, one file each.
 
 pub mod check;
 pub mod clients;

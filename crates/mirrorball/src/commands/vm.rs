@@ -1,4 +1,4 @@
-//! `mirrorball vm`: VMs that are defined, and start with the cluster of their host.
+//! `mirrorball vm`: defined VMs, which start with their host's cluster.
 
 mod store;
 
@@ -21,10 +21,10 @@ use self::store::{Defined, Store};
 use super::execution_site::{LabChoice, RequiredIsolation, enter_lab};
 use super::{check, host_file};
 
-/// Time that a VM has from one report of its monitor to the next until it runs.
+/// Maximum time between two reports of a VM's monitor until the VM runs.
 const START_LIMIT: Duration = Duration::from_secs(300);
 
-/// What to do.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
     /// Keep VMs that start when the cluster comes up; those of the same names are replaced
@@ -55,7 +55,7 @@ pub enum VmCommand {
 }
 
 impl VmCommand {
-    /// Whether it only prints what there is.
+    /// Whether it only prints information.
     pub fn only_prints(&self) -> bool {
         matches!(self, Self::Ls { .. })
     }
@@ -89,7 +89,7 @@ fn define(paths: &[PathBuf]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The VM of a file, as it can be started from any directory.
+/// Returns a file's VM in a form that can be started from any directory.
 fn definable(file: VmFile) -> Result<(String, VmSpec)> {
     let (source, mut spec) = (file.source_name, file.spec);
     let Some(name) = spec.name.clone() else {
@@ -125,7 +125,7 @@ fn undefine(name: &str) -> Result<ExitCode> {
             "{vm} starts after {name}"
         ));
     }
-    // One whose file makes no sense can be forgotten, too.
+    // A VM with an invalid file can be removed, too.
     match config::is_name(name).then(|| store.remove(name)) {
         Some(Ok(())) => {
             println!("{name}: not defined any more");
@@ -194,7 +194,7 @@ fn start(name: &str, lab: LabChoice) -> Result<ExitCode> {
 }
 
 /// Starts the defined VMs that do not run, one after the other, when their cluster has come up. Prints a line
-/// for each that was started or was not; none keeps another from its start.
+/// for each start or failure; no failure prevents another VM's start.
 pub(super) fn start_all() {
     let defined = match Store::open().and_then(|store| store.read()) {
         Ok(defined) => defined,
@@ -216,7 +216,7 @@ pub(super) fn start_all() {
     }
 }
 
-/// The order of starts. Only files that were changed by hand have none; those start by name.
+/// Returns the start order. Only files that were edited by hand can have none; those start by name.
 fn order(vms: &BTreeMap<String, VmSpec>) -> Vec<String> {
     start_order::order(vms).unwrap_or_else(|error| {
         eprintln!("mirrorball: {error}; defined VMs start in the order of their names");

@@ -1,4 +1,4 @@
-//! `mirrorball cluster cordon` and `uncordon`: whether a cell takes new VMs.
+//! `mirrorball cluster cordon` and `uncordon`: stops and resumes a cell's admission of VMs.
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -11,8 +11,8 @@ use registry::cluster::interface::{CellRequest, CellResponse};
 use super::{cells_here, check_is_here};
 use crate::commands::hosts;
 
-/// Cordons a cell, or ends its cordon. Returns when all cells know; for a cell of another host the command
-/// runs there.
+/// Cordons a cell, or ends its cordon. Returns when all cells have applied it; for a cell of another host the
+/// command runs there.
 pub(super) fn cordon(number: u16, cordoned: bool) -> Result<ExitCode> {
     if let Some(code) = hosts::at_cell(number)? {
         return Ok(code);

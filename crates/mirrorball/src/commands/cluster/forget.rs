@@ -20,7 +20,7 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
     };
     let site = files.site().into_diagnostic()?.ok_or_else(one_host)?;
     let known = client::status(&files).into_diagnostic()?.unwrap_or_default();
-    // One that was removed from the file is known by its cells.
+    // A host that was removed from the file is identified by its cells.
     let of_host = known
         .cells
         .iter()

@@ -1,4 +1,4 @@
-//! `mirrorball cluster upgrade`: this program takes the place of the program of this host's cells, while their VMs run.
+//! `mirrorball cluster upgrade`: replaces the program of this host's cells by this one, while their VMs run.
 
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -30,7 +30,7 @@ pub(super) fn upgrade() -> Result<ExitCode> {
         .map(|cell| cell.number)
         .filter(|cell| !files.cell(*cell).has_failed())
         .collect();
-    // Nothing is replaced before all have been asked.
+    // All cells are checked before one is replaced.
     let mut former = Vec::new();
     for cell in &cells {
         let theirs = ask(&files.cell(*cell)).map_err(|error| {
@@ -70,7 +70,7 @@ fn ask(cell: &CellFiles) -> std::io::Result<Protocols> {
     }
 }
 
-/// Whether this program works with what a cell's program has begun.
+/// Checks that this program is compatible with the state of a cell's program.
 fn agree(theirs: &Protocols, cell: u16) -> Result<(), Unlike> {
     let ours = protocols();
     let peer = format!("the program of cell {cell} (release {})", theirs.release);

@@ -30,7 +30,7 @@ struct Symbol {
 pub struct Fault {
     /// Number of the line, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// Cause.
     pub what: String,
     /// Help: how to fix the fault.
     pub help: &'static str,
@@ -135,7 +135,7 @@ fn line(bytes: &[u8]) -> Option<Line> {
         return Some(Line::Blank);
     };
     let (kind, name, module) = (words.next()?, words.next()?, words.next());
-    // Which a number's parser would take with a sign.
+    // A number's parser would accept a sign.
     if !address.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
@@ -256,7 +256,7 @@ ffffffffff600000 T vsyscall
 
     #[test]
     fn garbage_is_refused_or_read_and_never_a_panic() {
-        // Words that symbols are made of, in an order of no sense (xorshift, any seed but 0).
+        // Words of symbols in a pseudo-random order (xorshift, any seed but 0).
         let words: [&[u8]; 12] = [
             b"ffffffffffffffff",
             b"ffffffff80000000",

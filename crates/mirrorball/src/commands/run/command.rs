@@ -1,4 +1,4 @@
-//! A command in a guest, until it ends or can't.
+//! Runs a command in a guest until it ends or fails.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -15,19 +15,19 @@ pub(super) struct CommandOutcome {
     pub status: u8,
     pub seconds: f64,
     pub last_line: String,
-    /// What its VM took of the host's memory then.
+    /// Host memory of its VM at that time.
     pub memory: Option<Box<VmMemory>>,
 }
 
-/// Why a command did not come to an end.
+/// Reason why a command did not finish.
 pub(super) struct CommandFailure {
-    /// The exit status it amounts to.
+    /// Resulting exit status.
     pub status: u8,
     pub report: Report,
 }
 
-/// Runs a command in a guest: with this process's terminal when it is the only VM, else with its output in lines that
-/// start with the VM's name.
+/// Runs a command in a guest: with this process's terminal when it is the only VM, else with its output in
+/// lines that start with the VM's name.
 pub(super) fn command(
     name: &str,
     folder: &Path,
@@ -35,7 +35,7 @@ pub(super) fn command(
     limit: Duration,
     alone: bool,
 ) -> Result<CommandOutcome, CommandFailure> {
-    // Of several VMs, their lines tell.
+    // Several VMs report by their lines.
     let bar = (alone && std::io::stderr().is_terminal()).then(|| progress::spinner("the guest starts"));
     let connected = guest::connect(name, folder, limit);
     if let Some(bar) = bar {
@@ -74,14 +74,14 @@ pub(super) fn command(
     })
 }
 
-/// What a running VM takes of the host's memory; nothing when this user may not read it.
+/// Returns the host memory that a running VM uses; none when this user may not read it.
 fn memory(name: &str) -> Option<Box<VmMemory>> {
     let running = Registry::open().and_then(|registry| registry.list()).ok()?;
     let record = running.iter().find(|record| record.name == name)?;
     read_one(record, &running).map(Box::new)
 }
 
-/// A guest's text without what a terminal would obey.
+/// Returns a guest's text without terminal control characters.
 fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes)
         .chars()

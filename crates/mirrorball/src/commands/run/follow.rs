@@ -1,4 +1,4 @@
-//! VMs as this command follows them, from their start to their end.
+//! Follows VMs from their start to their end.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -22,27 +22,27 @@ use super::table;
 use crate::attach::{AttachEnd, attach};
 use crate::exit;
 
-/// How long a guest whose disks keep its writes may take to power off after its command.
+/// Time limit in seconds for a guest with persistent disks to power off after its command.
 const POWER_OFF_LIMIT_S: u64 = 60;
 
-/// How long a guest whose agent broke off may take to end by itself, and so to say why.
+/// Time limit for a guest whose agent disconnected to end by itself, which gives a reason.
 const TROUBLE_GRACE: Duration = Duration::from_secs(5);
 
-/// How often VMs are looked for that ended with the process that served them.
+/// Poll interval for VMs that ended with their monitor.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Longest time between the end of a VM's entry and the event that tells its end: cells that hang are waited for meanwhile.
+/// Maximum time between the removal of a VM's entry and the event of its end: cells that hang delay it.
 const EVENT_LIMIT: Duration = Duration::from_secs(12);
 
-/// How long a console may take to end once its VM has.
+/// Time limit for a console to end after its VM.
 const CONSOLE_END_LIMIT: Duration = Duration::from_secs(2);
 
-/// What happens to the VMs.
+/// Events that the follower handles.
 enum FollowEvent {
-    /// The monitor says so.
+    /// Event from the monitor.
     Monitor(Event),
     /// The monitor is gone.
     MonitorGone,
-    /// A command in a guest is done.
+    /// A command in a guest has ended.
     Command {
         name: String,
         result: Result<CommandOutcome, CommandFailure>,
@@ -51,7 +51,7 @@ enum FollowEvent {
     Console(std::io::Result<AttachEnd>),
 }
 
-/// One VM as this command follows it.
+/// One followed VM.
 #[derive(Default)]
 pub(super) struct Followed {
     folder: PathBuf,
@@ -63,12 +63,12 @@ pub(super) struct Followed {
     pub done: Option<CommandOutcome>,
     trouble: Option<CommandFailure>,
     pub ended: Option<Ending>,
-    /// Since when it is not among the VMs that run.
+    /// Time since which it is not among the running VMs.
     missed: Option<Instant>,
     pub seconds: f64,
 }
 
-/// Follows the VMs of a monitor; the exit status is that of the first that did not end well.
+/// Follows the VMs of a monitor; returns the exit status of the first that failed.
 pub(super) fn follow(
     lease: Lease,
     vms: Vec<(String, VmSpec)>,
@@ -83,7 +83,7 @@ pub(super) fn follow(
                 return;
             }
         }
-        // Nobody listens any more when this fails.
+        // A failure means that the receiver is gone.
         let _ = from_monitor.send(FollowEvent::MonitorGone);
     });
     let vms = vms
@@ -118,7 +118,7 @@ struct Follower {
     boot_limit: Duration,
     detach: bool,
     start: Instant,
-    /// Joins this terminal to the console of the only VM.
+    /// Thread that attaches this terminal to the console of the only VM.
     console: Option<JoinHandle<()>>,
 }
 
@@ -133,7 +133,7 @@ impl Follower {
         result
     }
 
-    /// Waits until the console's thread has seen its end too and made the terminal what it was.
+    /// Waits until the console's thread has seen the end too and restored the terminal.
     fn give_terminal_back(&mut self) {
         let deadline = Instant::now() + CONSOLE_END_LIMIT;
         if let Some(console) = self.console.take() {
@@ -193,7 +193,7 @@ impl Follower {
         ))
     }
 
-    /// Notes the end of VMs that ended with their monitor, which no event tells while others run on.
+    /// Records the end of VMs that ended with their monitor, which no event reports while others run.
     fn end_those_without_monitor(&mut self) {
         if !self.lease.has_lost_monitor() {
             return;
@@ -206,7 +206,7 @@ impl Follower {
             if !is_gone(name) {
                 continue;
             }
-            // The event of one that has just ended may be on its way.
+            // The event of a VM that has just ended may be in transit.
             let since = vm.missed.get_or_insert_with(Instant::now);
             if since.elapsed() > EVENT_LIMIT {
                 eprintln!(
@@ -218,7 +218,7 @@ impl Follower {
         }
     }
 
-    /// Takes an event; an exit status when this command is done with it.
+    /// Handles an event; returns an exit status when this command is done.
     fn event(&mut self, event: Event) -> Result<Option<ExitCode>> {
         match event {
             Event::Started { name, folder, cell } => self.started(&name, folder, cell),
@@ -261,7 +261,7 @@ impl Follower {
         if vm.command.is_none() && alone && !self.detach {
             let sender = self.sender.clone();
             self.console = Some(std::thread::spawn(move || {
-                // Nobody listens any more once the VM has ended.
+                // The receiver is gone once the VM has ended.
                 let _ = sender.send(FollowEvent::Console(attach(&folder)));
             }));
         }
@@ -299,7 +299,7 @@ impl Follower {
         Ok(None)
     }
 
-    /// A command has ended, or could not run: so does its VM.
+    /// A command has ended or could not run, so its VM ends.
     fn command_done(&mut self, name: &str, result: Result<CommandOutcome, CommandFailure>) {
         let Some(vm) = self.vms.get_mut(name) else { return };
         let grace = match result {
@@ -320,7 +320,7 @@ impl Follower {
             Request::Kill
         };
         let folder = vm.folder.clone();
-        // Its end comes as an event; a VM that has gone already has no socket.
+        // An event reports its end; a VM that is already gone has no socket.
         std::thread::spawn(move || {
             std::thread::sleep(grace);
             ask(&folder, &end, None)
@@ -329,7 +329,7 @@ impl Follower {
 
     fn ended(&mut self, name: &str, ending: Ending, last_lines: &[String], seconds: f64) {
         let Some(vm) = self.vms.get_mut(name) else { return };
-        // After its command, or without hope for it, the VM is ended by us.
+        // After its command, or after a failure, this process ends the VM.
         let expected =
             (vm.done.is_some() || vm.trouble.is_some()) && matches!(ending, Ending::Quit | Ending::PowerOff);
         if let (Some(reason), false) = (ending::reason(&ending), expected) {
@@ -346,7 +346,7 @@ impl Follower {
     }
 }
 
-/// What a person reads when other disks than before are full.
+/// Message about a changed set of full disks.
 fn room(disks: &[String]) -> String {
     if disks.is_empty() {
         return "its disks have room again".to_owned();
@@ -355,7 +355,7 @@ fn room(disks: &[String]) -> String {
     format!("paused: no room on the host for writes to {disks}; they go on when there is some")
 }
 
-/// The exit status that a VM's end amounts to.
+/// Exit status for a VM's end.
 pub(super) fn status(vm: &Followed) -> u8 {
     match (&vm.done, &vm.trouble, &vm.ended) {
         (Some(done), _, _) => done.status,
