@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_in_a_text_are_brought_inside_it_and_into_one_line() {
+    fn places_in_a_text_are_clipped_to_it_and_to_one_line() {
         let text = "a\u{e9}b\ncd";
         let fitted = |range: Range<usize>| fit(text, range);
         assert_eq!(fitted(0..4), 0..4);

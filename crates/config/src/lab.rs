@@ -275,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_shown_with_its_place() {
+    fn unknown_key_is_refused_with_its_place() {
         let (message, place) = refused("[[hosts]]\nname = \"a\"\ncpuz = 2\n");
         assert!(message.contains("cpuz"), "{message}");
         assert_eq!(place, "cpuz");
     }
 
     #[test]
-    fn the_second_of_two_hosts_of_one_name_is_shown() {
+    fn duplicate_host_name_is_refused_at_the_second_host() {
         let text = "[[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"a\"\n";
         let error = LabSpec::parse("lab.toml", text).unwrap_err();
         assert!(error.message.contains("two hosts"));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_nowhere_is_shown() {
+    fn link_to_an_unknown_host_is_refused() {
         let (message, place) = refused("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\", \"b\"]\n");
         assert!(message.contains("no host \"b\""), "{message}");
         assert_eq!(place, "\"b\"");
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_or_loss_that_a_link_cannot_have_is_shown() {
+    fn invalid_delay_or_loss_is_refused() {
         for (key, wrong, help) in [
             (
                 "delay",
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distance_to_itself_other_than_ten_is_shown() {
+    fn distance_to_itself_other_than_ten_is_refused() {
         let node = "[[hosts.nodes]]\ncpus = 1\nmemory = \"1G\"\n";
         let (_, place) = refused(&format!(
             "[[hosts]]\nname = \"a\"\n{node}distances = [20, 10]\n{node}"

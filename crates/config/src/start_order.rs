@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn each_vm_comes_behind_those_that_it_names() {
+    fn each_vm_starts_after_the_vms_that_it_names() {
         let all = vms(&[
             ("app", &["db", "cache"]),
             ("cache", &[]),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_and_circles_are_refused_by_name() {
+    fn unknown_names_and_cycles_are_refused_by_name() {
         let unknown = order(&vms(&[("a", &["b"])])).unwrap_err().to_string();
         assert_eq!(
             unknown,
@@ -170,7 +170,7 @@ mod tests {
     proptest! {
         /// Each graph has an order in which all VMs come after those that they name, or a cycle of its edges.
         #[test]
-        fn order_or_circle_is_right(edges in prop::collection::vec((0..8_usize, 0..8_usize), 0..14)) {
+        fn order_respects_every_edge_and_a_reported_cycle_exists(edges in prop::collection::vec((0..8_usize, 0..8_usize), 0..14)) {
             let name = |number: usize| format!("v{number}");
             let mut all: BTreeMap<String, VmSpec> = (0..8).map(|number| (name(number), spec(&name(number), &[]))).collect();
             for (vm, after) in edges.into_iter().filter(|(vm, after)| vm != after) {

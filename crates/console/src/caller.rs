@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_is_this_user_or_root_and_nobody_else_unless_members_may_all() {
+    fn only_this_user_and_root_are_owners_unless_members_have_all_rights() {
         let caller = |uid, rights: &MemberRights| Caller::of(Peer(uid), 1000, rights);
         for uid in [0, 1000] {
             assert_eq!(caller(Some(uid), &MemberRights::Look), Caller::Owner(Some(uid)));

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_changed_is_told() {
+    fn only_changes_are_reported() {
         let before = HostState::new([vm("a", 1), vm("b", 1), vm("c", 1)], []);
         let after = HostState::new([vm("b", 1), vm("c", 2), vm("d", 1)], []);
         let changes = after.changes(&before);

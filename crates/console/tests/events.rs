@@ -129,7 +129,7 @@ fn id_that_is_gone_or_never_was_gives_a_gap() {
 }
 
 #[test]
-fn streams_of_one_user_are_bounded_and_one_that_ends_makes_room() {
+fn event_streams_of_one_user_are_bounded_and_a_closed_stream_frees_its_slot() {
     let api = Api::start();
     let mut open = Vec::new();
     let refused = loop {

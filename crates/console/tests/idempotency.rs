@@ -67,7 +67,7 @@ fn repeated_request_is_answered_as_the_first_also_by_the_next_process() {
 }
 
 #[test]
-fn request_under_way_is_not_begun_twice_and_goes_on_without_its_client() {
+fn request_in_progress_is_not_started_twice_and_continues_without_its_client() {
     let api = Api::start();
     let _vm = FakeVm::start(api.place.path(), "a", None);
     let file = api.place.path().join("runs");
@@ -97,7 +97,7 @@ fn request_under_way_is_not_begun_twice_and_goes_on_without_its_client() {
 }
 
 #[test]
-fn request_whose_process_was_killed_is_told_apart_and_not_made_again() {
+fn request_whose_process_was_killed_is_reported_as_lost_and_not_repeated() {
     let mut api = Api::start();
     let _vm = FakeVm::start(api.place.path(), "a", None);
     let file = api.place.path().join("runs");

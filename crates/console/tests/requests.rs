@@ -8,7 +8,7 @@ use std::time::Duration;
 use support::{Api, MEMBER, is_root, write_host_file};
 
 #[test]
-fn bad_requests_are_problems_that_say_what_to_mend() {
+fn bad_requests_are_problems_with_help() {
     let api = Api::start();
     let json = "content-type: application/json\r\n";
     let too_long = format!("\"{}\"", "x".repeat(2 << 20));
@@ -193,7 +193,7 @@ impl Chance {
 
 /// Nearly valid requests, with bytes changed, left out, doubled and added.
 #[test]
-fn ten_thousand_broken_requests_leave_it_well() {
+fn ten_thousand_malformed_requests_do_not_disturb_the_api() {
     let api = Api::start();
     let seeds = [
         "GET /v1/vms HTTP/1.1\r\nhost: x\r\n\r\n",

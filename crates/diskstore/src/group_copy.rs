@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_stands_on_others_is_refused() {
+    fn disk_with_a_backing_file_is_refused() {
         let data = tempfile::tempdir().unwrap();
         let original = data.path().join("overlay");
         fs::write(&original, [&QCOW2_MAGIC[..], &[0; 100]].concat()).unwrap();

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn caller_that_does_not_wait_any_more_ends_the_wait_for_an_agent() {
+    fn wait_for_an_agent_ends_when_the_caller_stops_waiting() {
         let folder = tempfile::tempdir().unwrap();
         let registered = serde_json::to_vec(&record(0, 60, None)).unwrap();
         std::fs::write(folder.path().join("vm.json"), registered).unwrap();

@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_a_request_is_known_without_its_result() {
+    fn end_of_a_request_is_read_without_its_result() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record");
         let end = End {

@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_monitor_left_is_removed() {
+    fn entry_of_a_dead_monitor_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let registry = Registry::at(directory.path()).unwrap();
         let left = directory.path().join("vms/dead");

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_joins_has_the_next_cells_and_all_else_stays() {
+    fn joining_host_gets_the_next_cells_and_all_other_text_stays() {
         let (text, spec) = gamma(TWO).unwrap();
         assert!(text.starts_with(TWO), "{text}");
         let (before, after) = (ClusterSpec::parse("file", TWO).unwrap(), site(&spec, "alpha"));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_a_host_that_has_left_are_nobodys_and_never_given_again() {
+    fn cell_numbers_of_a_host_that_has_left_are_never_reused() {
         let (_, three) = gamma(TWO).unwrap();
         let (text, spec) = three.without_host("beta").unwrap();
         let left = site(&spec, "gamma");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_the_cluster_needs_does_not_leave() {
+    fn required_host_can_not_leave() {
         let spec = ClusterSpec::parse("file", TWO).unwrap();
         for (host, why) in [
             ("alpha", "runs the cluster's etcd"),

@@ -77,7 +77,7 @@ fn memory_of_a_node_without_cpus_can_be_a_cells() {
 }
 
 #[test]
-fn wrong_cells_are_shown_with_their_place() {
+fn errors_in_cells_have_their_place() {
     for (text, message, place) in [
         ("cells = []", "0 cells", "[]"),
         ("[[cells]]\n", "a cell of nothing", "[[cells]]"),
@@ -181,7 +181,7 @@ fn cells_of_different_hosts_that_share_memory_are_paired_alike_everywhere() {
 }
 
 #[test]
-fn wrong_hosts_are_shown_with_their_place() {
+fn errors_in_hosts_have_their_place() {
     let cell = "[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\n";
     for (text, message) in [
         (
@@ -305,7 +305,7 @@ fn plain_http_is_refused_but_on_the_loopback() {
 }
 
 #[test]
-fn cpus_are_written_as_they_are_read() {
+fn cpu_lists_survive_a_round_trip() {
     for list in ["0", "0-3,8", "1,3,5-6"] {
         assert_eq!(cpulist::write(&cpulist::parse_below(list, 10).unwrap()), list);
     }

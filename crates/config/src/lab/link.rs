@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_takes_its_share_of_the_numbers() {
+    fn loss_drops_its_share_of_the_drawn_numbers() {
         assert!(!Loss::default().takes(0));
         assert!(Loss(1).takes(0) && !Loss(1).takes(1));
         assert!(Loss::ALL.takes(LOSS_ALL_PPM - 1));
@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(us in 0..=DELAY_MAX_US, ppm in 0..=LOSS_ALL_PPM) {
+        fn delay_and_loss_survive_a_round_trip_through_text(us in 0..=DELAY_MAX_US, ppm in 0..=LOSS_ALL_PPM) {
             prop_assert_eq!(Delay(us).to_string().parse(), Ok(Delay(us)));
             prop_assert_eq!(Loss(ppm).to_string().parse(), Ok(Loss(ppm)));
         }

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_policy_lists_is_admitted() {
+    fn listed_specs_are_admitted() {
         let policy = policy(POLICY);
         for text in [
             "image = \"debian-12\"\nsandbox = \"require\"",
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_policy_does_not_list_is_refused_and_the_key_is_named() {
+    fn unlisted_specs_are_refused_and_the_key_is_named() {
         let policy = policy(POLICY);
         let disk = |more: &str| format!("[[disks]]\n{more}");
         for (text, key) in [

@@ -53,7 +53,7 @@ fn every_example_is_accepted() {
 }
 
 #[test]
-fn what_the_full_example_comments_out_is_accepted() {
+fn commented_out_lines_of_the_full_example_are_accepted() {
     let spec = read(&whole(DEBIAN));
     assert_eq!((spec.disks.len(), spec.nodes.len()), (3, 2));
     assert!(spec.kernel.is_some() && spec.command.is_some());

@@ -262,7 +262,7 @@ fn two_files_with_one_name() {
 }
 
 #[test]
-fn files_of_this_host_are_told_apart() {
+fn kinds_of_files_of_this_host_are_distinguished() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     std::fs::write(&path, "text").unwrap();

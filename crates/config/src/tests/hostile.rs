@@ -73,12 +73,12 @@ fn change(text: &str, how: u8, at: Index, value: &str) -> String {
 
 proptest! {
     #[test]
-    fn any_text_is_survived(text in any::<String>()) {
+    fn any_text_is_parsed_or_refused_without_panic(text in any::<String>()) {
         show_if_refused(&text);
     }
 
     #[test]
-    fn a_changed_example_is_survived(
+    fn changed_example_is_parsed_or_refused_without_panic(
         example in select(&EXAMPLES[..]),
         changes in prop::collection::vec((0..6u8, any::<Index>(), select(&VALUES[..])), 1..8),
     ) {

@@ -21,7 +21,7 @@ fn absent_named_and_chosen() {
 }
 
 #[test]
-fn what_a_spanning_vm_may_have_beside_its_cells() {
+fn options_compatible_with_a_span_are_accepted() {
     let spec = read(concat!(
         "span.cells = [7]\nmemory = \"64M\"\ncpu_limit = 1.5\ncpu_weight = 200\npages = \"thp\"\nshare = \"never\"\n",
         "root.share = \"never\"\n[[disks]]\npath = \"a.img\"\nqueues = 2\n",
@@ -404,7 +404,7 @@ fn as_a_flag() {
 }
 
 #[test]
-fn faults_of_a_flag_are_mended_by_flags() {
+fn faults_of_a_flag_get_help_for_flags() {
     let spec = VmSpec {
         cpus: 1,
         span: Some(SpanSpec::Cells(vec![0, 1])),
@@ -420,7 +420,7 @@ fn faults_of_a_flag_are_mended_by_flags() {
 proptest! {
     /// The monitor gets a spec as JSON, and `inspect` prints it as JSON.
     #[test]
-    fn it_comes_back_from_toml_and_from_the_flag(cells in prop::collection::btree_set(any::<u16>(), 1..65)) {
+    fn span_survives_a_round_trip_through_toml_and_the_flag(cells in prop::collection::btree_set(any::<u16>(), 1..65)) {
         let cells: Vec<u16> = cells.into_iter().collect();
         let span = SpanSpec::Cells(cells.clone());
         prop_assert_eq!(span.cells(), Some(&cells[..]));
@@ -457,7 +457,7 @@ span = { cells = [0, 1], memory = "magic" }
 }
 
 #[test]
-fn what_coherent_memory_may_not_be() {
+fn options_incompatible_with_coherent_memory_are_refused() {
     for (rest, told) in [
         ("pages = \"thp\"", "coherent memory is kept in pages of 4 KiB"),
         (

@@ -3,7 +3,7 @@
 use super::refused;
 
 #[test]
-fn an_unknown_key_is_answered_with_the_one_meant() {
+fn help_for_a_misspelt_key_names_the_intended_key() {
     let text = r#"image = "debian-12"
 memry = "1G"
 "#;
@@ -21,7 +21,7 @@ memry = "1G"
 }
 
 #[test]
-fn an_unknown_key_of_a_disk_is_answered_from_the_disks_keys() {
+fn help_for_an_unknown_key_of_a_disk_lists_a_disks_keys() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -42,7 +42,7 @@ readonly = true
 }
 
 #[test]
-fn an_unknown_key_of_a_net_is_answered_from_the_nets_keys() {
+fn help_for_an_unknown_key_of_a_net_lists_a_nets_keys() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -63,7 +63,7 @@ forwards = ["8080:80"]
 }
 
 #[test]
-fn an_unknown_key_of_a_node_is_answered_from_the_nodes_keys() {
+fn help_for_an_unknown_key_of_a_node_lists_a_nodes_keys() {
     let text = r#"image = "debian-12"
 [[nodes]]
 cpus = "0"
@@ -84,7 +84,7 @@ host-node = 1
 }
 
 #[test]
-fn an_unknown_key_of_the_kernel_is_answered_from_the_kernels_keys() {
+fn help_for_an_unknown_key_of_the_kernel_lists_the_kernels_keys() {
     let text = r#"[kernel]
 path = "vmlinuz"
 initramfs = "i"
@@ -103,7 +103,7 @@ initramfs = "i"
 }
 
 #[test]
-fn a_key_like_no_other_is_answered_with_all() {
+fn help_for_an_unrecognizable_key_lists_all_keys() {
     let text = r#"image = "debian-12"
 [root]
 colour = "red"
@@ -122,7 +122,7 @@ colour = "red"
 }
 
 #[test]
-fn an_unknown_word_is_answered_with_the_one_meant() {
+fn help_for_a_misspelt_word_names_the_intended_word() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -143,7 +143,7 @@ mode = "exclusiv"
 }
 
 #[test]
-fn a_word_like_no_other_is_answered_with_all() {
+fn help_for_an_unrecognizable_word_lists_all_words() {
     let text = r#"image = "debian-12"
 pages = "big"
 "#;

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_holds_and_what_is_given_back_can_be_taken_again() {
+    fn limit_holds_and_returned_space_can_be_taken_again() {
         let space = SpaceBudget::new(Some(10_000), 4_000);
         let refused = |result: io::Result<()>| result.unwrap_err().raw_os_error() == Some(libc::EFBIG);
         assert!(refused(space.take(6_001)));

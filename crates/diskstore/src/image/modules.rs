@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_ends() {
+    fn dependency_cycle_terminates() {
         assert_eq!(order(&["a"], &mut depends).unwrap(), ["b", "a"]);
     }
 

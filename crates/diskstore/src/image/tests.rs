@@ -46,7 +46,7 @@ fn entries(store: &ImageStore) -> Vec<String> {
 }
 
 #[test]
-fn a_missing_image_names_those_there_are_and_the_mend() {
+fn error_for_a_missing_image_lists_the_images_and_help() {
     let (folder, store) = store();
     imported(folder.path(), &store, "one");
     let text = store.get("none").unwrap_err().to_string();
@@ -169,7 +169,7 @@ fn an_interrupted_build_leaves_nothing() {
 }
 
 #[test]
-fn what_a_killed_builder_left_is_removed_by_the_next_and_a_living_ones_is_not() {
+fn remains_of_a_killed_builder_are_removed_by_the_next_and_a_living_ones_are_not() {
     let (folder, store) = store();
     let dead = store.images().join(".building-999999999-dead");
     fs::create_dir(&dead).unwrap();

@@ -99,7 +99,7 @@ fn a_directory_that_is_replaced_meanwhile_gets_nothing() {
 }
 
 #[test]
-fn the_file_that_has_the_name_is_told_from_a_link_to_it() {
+fn named_file_is_distinguished_from_a_link_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, "old").unwrap();
@@ -211,7 +211,7 @@ fn a_random_name_that_is_taken_is_replaced_by_another_until_attempts_run_out() {
 }
 
 #[test]
-fn only_what_says_that_nameless_files_are_missing_leads_to_a_named_one() {
+fn only_errors_of_missing_support_lead_to_a_named_file() {
     let of = |code| has_no_nameless_files(&io::Error::from_raw_os_error(code));
     let missing = [
         libc::EOPNOTSUPP,

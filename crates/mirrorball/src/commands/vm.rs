@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn vms_whose_files_were_changed_by_hand_start_all_the_same() {
+    fn vms_with_a_cyclic_start_order_start_by_name() {
         let circle = [("a", "b"), ("b", "a"), ("c", "b")].map(|(name, after)| {
             let text = format!("name = {name:?}\nimage = \"x\"\nafter = [{after:?}]\n");
             (name.to_owned(), config::parse("vm.toml", &text).unwrap())

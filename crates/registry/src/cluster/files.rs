@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_has_one_process_at_a_time_and_counts_its_lives() {
+    fn cell_has_one_process_at_a_time_and_counts_its_incarnations() {
         let directory = tempfile::tempdir().unwrap();
         let files = Files::at(directory.path());
         assert!(files.plan().unwrap().is_empty());
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_outlives_the_process_but_not_the_plan() {
+    fn record_of_loans_outlives_the_process_but_not_the_plan() {
         let directory = tempfile::tempdir().unwrap();
         let files = Files::at(directory.path());
         files.create(&plan(), None).unwrap();

@@ -300,7 +300,7 @@ mod tests {
 
     /// A map with numeric keys would not: JSON's keys are strings.
     #[test]
-    fn what_is_borrowed_goes_through_json() {
+    fn loans_survive_a_round_trip_through_json() {
         let plan = CellPlan {
             number: 1,
             host: None,

@@ -180,7 +180,7 @@ fn event_of_a_writer_that_was_killed_is_a_gap_and_costs_no_other_event() {
 }
 
 #[test]
-fn rotation_during_a_look_hides_no_file() {
+fn rotation_during_a_scan_hides_no_file() {
     let (_directory, journal) = journal(FILE_BYTES_MAX);
     let rotate = || journal.rotate(&journal.current().unwrap()).unwrap();
     journal.append(running(0)).unwrap();
@@ -216,7 +216,7 @@ fn rotation_during_a_look_hides_no_file() {
 }
 
 #[test]
-fn change_of_files_that_was_cut_short_loses_nothing() {
+fn interrupted_rotation_loses_nothing() {
     let (_directory, journal) = journal(400);
     journal.append(running(0)).unwrap();
     let mut follower = Reader::from_start(journal.clone());

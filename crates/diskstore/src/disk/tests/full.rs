@@ -156,7 +156,7 @@ fn an_overlay_takes_no_more_than_its_limit_through_every_reboot() {
 }
 
 #[test]
-fn a_file_that_is_to_be_mapped_gets_all_its_room_or_is_refused() {
+fn file_to_be_mapped_gets_all_its_space_or_is_refused() {
     on_small_file_system(|directory| {
         let file = File::create(directory.join("pmem")).unwrap();
         file.set_len(2 * MIB).unwrap();
@@ -181,7 +181,7 @@ fn submitted(queue: &mut IoQueue, operation: Operation) -> Result<io::Result<()>
 }
 
 #[test]
-fn an_operation_without_room_is_given_back_and_succeeds_when_submitted_again() {
+fn operation_without_space_is_returned_and_succeeds_when_resubmitted() {
     on_small_file_system(|directory| {
         let layers = opened(directory);
         let raw = File::create_new(directory.join("raw")).unwrap();

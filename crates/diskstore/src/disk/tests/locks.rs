@@ -62,7 +62,7 @@ fn exclusive(path: &Path) -> DiskRequest {
 }
 
 #[test]
-fn exclusive_disk_is_refused_to_a_second_vm_which_learns_the_holder() {
+fn exclusive_disk_is_refused_to_a_second_vm_with_the_holders_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = patterned(directory.path(), "disk", 1 << 16);
     let other = Other::holding(&path, "exclusive");

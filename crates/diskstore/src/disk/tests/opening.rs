@@ -85,7 +85,7 @@ fn unwritable_file_can_be_used_privately_only() {
 }
 
 #[test]
-fn private_use_lays_a_scratch_file_over_a_base_that_cannot_be_written() {
+fn private_use_puts_a_scratch_overlay_over_an_unwritable_base() {
     let directory = tempfile::tempdir().unwrap();
     let path = patterned(directory.path(), "disk", 1 << 16);
     let disk = open(&request(&path, "vm")).unwrap();
@@ -145,7 +145,7 @@ fn guest_that_writes_a_qcow2_header_into_its_raw_disk_reads_no_file_of_the_host(
 }
 
 #[test]
-fn qcow2_with_backing_needs_its_format_said() {
+fn qcow2_with_a_backing_file_needs_an_explicit_format() {
     let directory = tempfile::tempdir().unwrap();
     patterned(directory.path(), "base", 1 << 16);
     let path = directory.path().join("disk.qcow2");
@@ -168,7 +168,7 @@ fn qcow2_with_backing_needs_its_format_said() {
 }
 
 #[test]
-fn chain_that_stands_on_itself_ends_in_an_error() {
+fn cyclic_backing_chain_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.qcow2");
     qemu_img(&["create", "-q", "-f", "qcow2", text(&path), "1M"]);

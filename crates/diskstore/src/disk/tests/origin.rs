@@ -200,7 +200,7 @@ proptest! {
 
 /// In a temporary overlay over a raw disk, own and base bytes are distinguished by block.
 #[test]
-fn blocks_of_a_temporary_overlay_are_told_apart() {
+fn origin_of_each_block_of_a_temporary_overlay_is_right() {
     let directory = tempfile::tempdir().unwrap();
     let base = patterned(directory.path(), "base.raw", DISK_BYTES);
     let disk = store(&request(&base, "a"));
@@ -221,7 +221,7 @@ fn blocks_of_a_temporary_overlay_are_told_apart() {
 
 /// A cluster that its file no longer holds whole reads as zeroes, and must not be mapped from the file.
 #[test]
-fn what_lies_behind_the_end_of_a_cut_file_has_no_place_in_it() {
+fn bytes_behind_the_end_of_a_truncated_file_have_no_origin_in_it() {
     let directory = tempfile::tempdir().unwrap();
     let raw = patterned(directory.path(), "base.raw", DISK_BYTES);
     let base = directory.path().join("base");

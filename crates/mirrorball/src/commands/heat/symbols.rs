@@ -197,7 +197,7 @@ ffffffffff600000 T vsyscall
     }
 
     #[test]
-    fn a_page_inside_of_something_is_told_by_what_it_is_in() {
+    fn page_inside_a_symbol_has_that_symbols_name_and_offset() {
         assert_eq!(symbols().of_page(0x2a0_9000), ["log_buf+0x1000"]);
         assert_eq!(symbols().of_page(0x100_1000), ["startup_64+0xff0"]);
     }
@@ -220,7 +220,7 @@ ffffffffff600000 T vsyscall
     }
 
     #[test]
-    fn what_is_no_symbol_is_named_with_its_line() {
+    fn invalid_symbol_is_refused_with_its_line() {
         for wrong in [
             "jiffies",
             "zz D jiffies",
@@ -243,7 +243,7 @@ ffffffffff600000 T vsyscall
     }
 
     #[test]
-    fn files_without_a_symbol_of_the_kernel_say_so() {
+    fn files_without_a_symbol_of_the_kernel_are_refused_with_the_reason() {
         for empty in [&b""[..], b"\n \n\t\n"] {
             assert_eq!(fault(empty).what, "no symbol is here");
         }

@@ -293,7 +293,7 @@ CELL HOST        MESSAGES     PAGES        BYTES    AHEAD   MERGED UNMERGED     
     }
 
     #[test]
-    fn what_a_status_does_not_have_is_left_out() {
+    fn fields_missing_in_a_status_are_left_out() {
         for none in [
             json!({}),
             json!({ "span": { "cells": [0] } }),

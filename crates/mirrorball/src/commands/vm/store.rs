@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_what_was_defined_and_files_that_make_no_sense_are_named() {
+    fn definitions_survive_a_round_trip_and_invalid_files_are_named() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store(directory.path().join("data/vms"));
         assert!(store.read().unwrap().vms.is_empty());
