@@ -117,7 +117,7 @@ enum Command {
     Wait {
         #[command(flatten)]
         vms: Selection,
-        /// What to wait for
+        /// State to wait for
         #[arg(long = "for", value_enum, default_value_t = clients::Awaited::End)]
         awaited: clients::Awaited,
         /// Seconds to wait at most; then the exit status is 124. Without it, as long as it takes

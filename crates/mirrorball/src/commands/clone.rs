@@ -84,7 +84,7 @@ pub struct RestoreArgs {
     /// I/O of the host's devices at most each second, as `run` has it; the snapshot's own when absent
     #[arg(long, value_name = "LIMITS")]
     pub io_limit: Option<IoLimitSpec>,
-    /// What each disk's temporary overlay takes at most, as 4G; the snapshot's own when absent
+    /// Maximum size of each disk's temporary overlay, as 4G; the snapshot's own when absent
     #[arg(long, value_name = "SIZE")]
     pub scratch_limit: Option<Size>,
     /// Nothing else runs on a core of the host while the VM does; also when the snapshot asks for it

@@ -75,7 +75,7 @@ pub struct RunArgs {
     /// Start the VM again after it has ended: no, on-failure or always; never after `stop` or `kill`
     #[arg(long, value_name = "WHEN", default_value = "no")]
     pub restart: String,
-    /// What each disk's temporary overlay takes at most, as 4G
+    /// Maximum size of each disk's temporary overlay, as 4G
     #[arg(long, value_name = "SIZE")]
     pub scratch_limit: Option<Size>,
     /// The cell of the cluster to run in
@@ -84,7 +84,7 @@ pub struct RunArgs {
     /// The cells of the cluster to span, as 0,1, the VM's home first; or auto
     #[arg(long, value_name = "CELLS")]
     pub span: Option<SpanSpec>,
-    /// What the cells it spans have of its memory: shared, all of it; or coherent, a copy each
+    /// Memory of the cells that it spans: shared between them; or coherent, a copy in each
     #[arg(long, value_name = "KIND", requires = "span")]
     pub span_memory: Option<SpanMemory>,
     /// 4K, thp, 2M or 1G

@@ -25,7 +25,7 @@ pub struct FactsArgs {
 pub struct TopologyArgs {
     #[command(flatten)]
     facts: FactsArgs,
-    /// Measure messages between CPUs first, 2 s at most, and keep what comes of it until this machine starts again
+    /// Measure messages between CPUs first, 2 s at most, and keep the result until this machine restarts
     #[arg(long, conflicts_with = "from")]
     measure: bool,
     /// As JSON

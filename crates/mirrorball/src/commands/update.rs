@@ -34,7 +34,7 @@ pub struct UpdateArgs {
     /// A vCPU and the CPUs of the host that it runs on, as 0=2 or 1=2-3, or 1=all; several times for several
     #[arg(long, value_name = "VCPU=CPUS")]
     pin: Vec<PinArg>,
-    /// The host's NUMA nodes that its memory lies on, as 0 or 0-1,3, or all; what lies elsewhere moves
+    /// The host's NUMA nodes that its memory lies on, as 0 or 0-1,3, or all; pages on other nodes move
     #[arg(long, value_name = "NODES|all", value_parser = nodes_or_all)]
     memory_nodes: Option<HostNodes>,
 }

@@ -33,7 +33,7 @@ pub enum VmCommand {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Keep a VM no more; one that runs goes on
+    /// Remove the definition of a VM; a running one continues
     Undefine {
         /// The VM
         name: String,

@@ -13,7 +13,7 @@ use super::qcow2_map::{Entry, Map, Place};
 
 /// Maximum entries read: more than a guest can make, but another program might.
 const ENTRIES_MAX: u64 = 1 << 24;
-/// Largest table that is read, bytes: what a disk of 512 TiB has.
+/// Largest table that is read, in bytes: that of a disk of 512 TiB.
 const TABLE_BYTES_MAX: u64 = 8 << 20;
 /// The only refcount width that is repaired here, and the width in new files.
 const COUNT_BYTES: u64 = 2;

@@ -134,7 +134,7 @@ fn overlays_leave_a_reserve_of_their_file_system() {
 }
 
 #[test]
-fn an_overlay_takes_no_more_than_its_limit_through_every_reboot() {
+fn overlay_stays_within_its_limit_through_every_reboot() {
     let directory = tempfile::tempdir().unwrap();
     let layers = opened(directory.path());
     let store = assembled(&layers, Some(MIB));

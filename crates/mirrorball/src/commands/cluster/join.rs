@@ -27,7 +27,7 @@ const FILE: &str = "cluster.toml";
 /// Arguments of `join`.
 #[derive(Debug, clap::Args)]
 pub struct JoinArgs {
-    /// What `mirrorball cluster invite` printed; `-` reads it from standard input, where no other user of this host sees it
+    /// The token that `mirrorball cluster invite` printed; `-` reads it from standard input, hidden from other users
     token: String,
     /// This many cells, instead of one for each NUMA node
     #[arg(long)]
