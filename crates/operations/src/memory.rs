@@ -19,7 +19,7 @@ const GUEST_LIMIT: Duration = Duration::from_millis(200);
 /// If the registry can't be read.
 pub fn running(registry: &Registry) -> io::Result<Vec<Record>> {
     let mut records = registry.list()?;
-    records.extend(Registry::listed_parts()?);
+    records.extend(Registry::listed_secondary_shards()?);
     Ok(records)
 }
 

@@ -242,20 +242,20 @@ impl Registry {
     }
 
     /// The registry of the shards on this host that belong to VMs of other hosts.
-    pub fn of_parts() -> io::Result<Self> {
+    pub fn of_secondary_shards() -> io::Result<Self> {
         Ok(Self {
             journal: None,
             ..Self::at(&Self::parts_directory()?)?
         })
     }
 
-    /// Returns the records of [`Registry::of_parts`], without creating its directory.
-    pub fn listed_parts() -> io::Result<Vec<Record>> {
+    /// Returns the records of [`Registry::of_secondary_shards`], without creating its directory.
+    pub fn listed_secondary_shards() -> io::Result<Vec<Record>> {
         let directory = Self::parts_directory()?;
         if !directory.exists() {
             return Ok(Vec::new());
         }
-        Self::of_parts()?.list()
+        Self::of_secondary_shards()?.list()
     }
 
     fn parts_directory() -> io::Result<PathBuf> {

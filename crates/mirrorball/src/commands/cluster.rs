@@ -33,7 +33,9 @@ use hostinfo::known;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{CellRequest, CellResponse, CellStatus, LentMemory, PART_MARK, Status};
+use registry::cluster::interface::{
+    CellRequest, CellResponse, CellStatus, LentMemory, SHARD_SEPARATOR, Status,
+};
 use registry::vms::{self, Record, Registry};
 use urpc::tls::Identity;
 
@@ -701,7 +703,7 @@ fn end_cluster(files: &Files, leave: bool) -> Result<()> {
     let is_own = |cell: &CellStatus| plan.iter().any(|own| own.number == cell.plan.number);
     let own = status.cells.into_iter().filter(is_own);
     // A spanning VM ends as a whole.
-    let is_whole = |name: &String| !name.contains(PART_MARK);
+    let is_whole = |name: &String| !name.contains(SHARD_SEPARATOR);
     let vms: Vec<String> = own.flat_map(|cell| cell.vms).filter(is_whole).collect();
     let users = files.users().into_diagnostic()?;
     if !leave && !vms.is_empty() {

@@ -32,30 +32,30 @@ pub struct VmShare {
 }
 
 /// Separator between a spanning VM's name and a shard's number. No VM's name contains it.
-pub const PART_MARK: char = '/';
+pub const SHARD_SEPARATOR: char = '/';
 
 /// Returns the name under which a shard of a spanning VM holds its place: the VM's name for its home shard,
 /// `NAME/1` for the next one.
-pub fn part_name(vm: &str, part: usize) -> String {
+pub fn shard_name(vm: &str, part: usize) -> String {
     match part {
         0 => vm.to_owned(),
-        _ => format!("{vm}{PART_MARK}{part}"),
+        _ => format!("{vm}{SHARD_SEPARATOR}{part}"),
     }
 }
 
 /// Separator between the id of a VM's owner and the VM's name, if the owner does not own the cluster. No VM's
 /// name contains it.
-pub const OWNER_MARK: char = ':';
+pub const OWNER_SEPARATOR: char = ':';
 
 /// Returns the cluster-wide name of a VM whose owner does not own the cluster: names are per owner.
 pub fn owned_name(uid: u32, vm: &str) -> String {
-    format!("{uid}{OWNER_MARK}{vm}")
+    format!("{uid}{OWNER_SEPARATOR}{vm}")
 }
 
 /// Splits a cluster-wide name into the owner's id and the owner's name for the VM; none if the cluster's
 /// owner owns the VM.
 pub fn owner_of(name: &str) -> Option<(u32, &str)> {
-    let (uid, vm) = name.split_once(OWNER_MARK)?;
+    let (uid, vm) = name.split_once(OWNER_SEPARATOR)?;
     Some((uid.parse().ok()?, vm))
 }
 
@@ -294,7 +294,7 @@ mod tests {
     fn name_in_the_cluster_has_the_owner_if_that_is_another() {
         assert_eq!(owner_of(&owned_name(1001, "web")), Some((1001, "web")));
         assert_eq!(owner_of("web"), None);
-        assert_eq!(owner_of(&part_name("web", 1)), None);
+        assert_eq!(owner_of(&shard_name("web", 1)), None);
         assert_ne!(owned_name(1, "1-web"), owned_name(11, "-web"));
     }
 

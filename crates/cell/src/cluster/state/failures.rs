@@ -12,7 +12,7 @@
 
 use std::collections::BTreeSet;
 
-use registry::cluster::interface::{CellResponse, PART_MARK};
+use registry::cluster::interface::{CellResponse, SHARD_SEPARATOR};
 
 use super::{Act, Client, Key, State};
 
@@ -109,7 +109,7 @@ impl State {
 
     /// The VMs that depend on a cell, each with its home.
     fn dependents(&self, cell: u16) -> Vec<(String, u16)> {
-        let base = |name: &str| name.split(PART_MARK).next().unwrap_or_default().to_owned();
+        let base = |name: &str| name.split(SHARD_SEPARATOR).next().unwrap_or_default().to_owned();
         let depends = self
             .vms()
             .filter(|vm| vm.cell == cell || vm.borrowed.iter().any(|part| part.cell == cell));

@@ -1,7 +1,7 @@
 //! Where a VM goes.
 
 use policy::placement::{Assertions, Room, Want, place, refusals};
-use registry::cluster::interface::{AdmitVm, CellResponse, PART_MARK, owner_of};
+use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner_of};
 
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
@@ -145,7 +145,7 @@ fn want(host: &AdmitVm) -> Want {
 /// Why a VM can't have its name. A user has chosen it among that user's own VMs.
 pub(super) fn taken(name: &str, cell: u16) -> String {
     let name = owner_of(name).map_or(name, |(_, name)| name);
-    if let Some((vm, _)) = name.split_once(PART_MARK) {
+    if let Some((vm, _)) = name.split_once(SHARD_SEPARATOR) {
         return format!("a part of an earlier VM named {vm} is still in cell {cell}; try again in a moment");
     }
     format!(

@@ -1,5 +1,5 @@
 //! The places of a VM that spans cells: one in each, all or none. The home's is held under the VM's name, the others' under
-//! names that no VM can have ([`part_name`]); those on other hosts by monitors there ([`crate::remote`]).
+//! names that no VM can have ([`shard_name`]); those on other hosts by monitors there ([`crate::remote`]).
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use policy::placement::Room;
 use policy::span::{Part, choose, divide};
 use registry::cluster::client;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{AdmitVm, Status, VmShare, part_name};
+use registry::cluster::interface::{AdmitVm, Status, VmShare, shard_name};
 
 use super::{RESTART_LIMIT, Tenure, TenureError, ask, wait_for_cells};
 use crate::cluster::hosts::Hosts;
@@ -309,7 +309,7 @@ fn begin_part_in(
     memory_bytes: u64,
 ) -> Result<Tenure, TenureError> {
     let host = AdmitVm {
-        name: part_name(vm, part),
+        name: shard_name(vm, part),
         share: VmShare {
             vcpus: u32::from(vcpus),
             memory_bytes,

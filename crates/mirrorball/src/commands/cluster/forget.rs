@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{CellRequest, CellResponse, PART_MARK};
+use registry::cluster::interface::{CellRequest, CellResponse, SHARD_SEPARATOR};
 
 use super::change::live_cells;
 use super::{cells_here, one_host};
@@ -61,7 +61,7 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
         .cells
         .iter()
         .filter(|cell| cells.contains(&cell.plan.number));
-    let names = of_host.flat_map(|cell| cell.vms.iter().filter(|name| !name.contains(PART_MARK)));
+    let names = of_host.flat_map(|cell| cell.vms.iter().filter(|name| !name.contains(SHARD_SEPARATOR)));
     let names: Vec<&str> = names.map(String::as_str).collect();
     let running = plan
         .iter()

@@ -11,7 +11,7 @@ use config::cluster::CellPlan;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{CellRequest, CellResponse, PART_MARK, owner_of};
+use registry::cluster::interface::{CellRequest, CellResponse, SHARD_SEPARATOR, owner_of};
 use registry::control::{Request, ask};
 use registry::vms::Registry;
 
@@ -168,7 +168,7 @@ fn running(files: &Files, cells: &[u16]) -> Result<BTreeSet<String>> {
         .filter(|cell| cells.contains(&cell.plan.number));
     let mut names: BTreeSet<String> = here
         .flat_map(|cell| cell.vms)
-        .map(|name| match name.split_once(PART_MARK) {
+        .map(|name| match name.split_once(SHARD_SEPARATOR) {
             Some((vm, _)) => vm.to_owned(),
             None => name,
         })

@@ -5,7 +5,7 @@ use super::*;
 /// The VM `name` over these cells, as its home holds a place in each.
 fn span(world: &mut World, client: Client, name: &str, cells: &[u16]) {
     for (part, cell) in cells.iter().enumerate() {
-        let name = registry::cluster::interface::part_name(name, part);
+        let name = registry::cluster::interface::shard_name(name, part);
         let client = client + part as u64;
         let answer = world.ask(
             id(*cell, 1),
