@@ -139,7 +139,7 @@ pub(crate) async fn events(
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
     // Ends when the client disconnects.
     tokio::spawn(async move {
-        let _ = tell(begin, sender).await;
+        let _ = stream(begin, sender).await;
         drop(slot);
     });
     Ok(Sse::new(ReceiverStream::new(receiver)).keep_alive(KeepAlive::default()))
@@ -148,7 +148,7 @@ pub(crate) async fn events(
 /// Next events to send, and the reader that continues.
 type Batch = (Vec<Event>, Option<Reader>);
 
-async fn tell(
+async fn stream(
     begin: Begin,
     sender: Sender<Result<Event, Infallible>>,
 ) -> Result<(), SendError<Result<Event, Infallible>>> {

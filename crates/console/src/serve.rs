@@ -42,7 +42,7 @@ pub fn serve(socket: &Path, group: Option<&str>, context: Context) -> io::Result
         tracing::info!("serves at {}", socket.display());
         tokio::select! {
             result = axum::serve(Listener::new(listener), service).into_future() => result,
-            () = told_to_end() => Ok(()),
+            () = termination_signal() => Ok(()),
         }
     })?;
     let _ = fs::remove_file(socket);
@@ -73,7 +73,7 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
     listener
 }
 
-async fn told_to_end() {
+async fn termination_signal() {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut interrupt), Ok(mut terminate)) =
         (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))

@@ -359,7 +359,7 @@ fn owners(key: &str) -> Fault {
 fn overlay(at: &[&str]) -> Fault {
     refused(
         at,
-        "members' VMs may not keep the writes of a private disk: the overlay is found by the VM's name, whoever made it",
+        "members' VMs may not keep the writes of a private disk: the overlay is found by the VM's name, also another user's",
         "drop `persistent`, or use a disk with `mode = \"exclusive\"`",
     )
 }

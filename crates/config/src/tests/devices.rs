@@ -255,7 +255,7 @@ persistent = true
 share = "at-read"
 "#;
     let shown = r#"
-  × a disk that is written in place has nobody to share with
+  × a disk that is written in place can't share memory
    ╭─[vm.toml:7:9]
  6 │ persistent = true
  7 │ share = "at-read"

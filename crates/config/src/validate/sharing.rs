@@ -47,7 +47,7 @@ pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
         if disk.share.is_some_and(wanted) && in_place {
             return Err(fault(
                 &at,
-                "a disk that is written in place has nobody to share with",
+                "a disk that is written in place can't share memory",
                 "drop `share`, or use `mode = \"private\"`",
             ));
         }

@@ -76,7 +76,7 @@ pub(crate) async fn wait(
     run_in_slot(slot, move |presence| {
         let target = Target::find(&name)?;
         loop {
-            if let Some(reached) = look(&target, awaited, deadline, presence)? {
+            if let Some(reached) = poll(&target, awaited, deadline, presence)? {
                 return Ok(Json(Waited { reached }));
             }
             if Instant::now() >= deadline || !presence.is_connected() {
@@ -88,7 +88,7 @@ pub(crate) async fn wait(
 }
 
 /// Waits for one slice; returns none if the wait is to continue.
-fn look(
+fn poll(
     target: &Target,
     awaited: Awaited,
     deadline: Instant,

@@ -110,7 +110,7 @@ pub fn open(request: &DiskRequest) -> Result<OpenDisk, DiskError> {
     }
     if !request.read_only && !in_place {
         if request.persistent {
-            size = chain.lay_overlay(request, size)?;
+            size = chain.add_overlay(request, size)?;
         } else {
             let file = scratch::create(&request.scratch_dir, size).map_err(DiskError::io(
                 &request.scratch_dir,
@@ -204,7 +204,7 @@ impl<'a> Chain<'a> {
     }
 
     /// Puts the persistent overlay on top, creating it when absent; returns its size.
-    fn lay_overlay(&mut self, request: &DiskRequest, size: u64) -> Result<u64, DiskError> {
+    fn add_overlay(&mut self, request: &DiskRequest, size: u64) -> Result<u64, DiskError> {
         let base = &request.path;
         let overlay = request
             .overlay_path

@@ -333,7 +333,7 @@ fn check_age(site: &Site) -> Result<()> {
         if let Some(left) = own.find(|cell| present.is_retired(**cell)) {
             return Err(miette!(
                 help = "invite it again, where authority.key is, with `mirrorball cluster invite`",
-                "{} has left the cluster, and cell {left} is nobody's any more",
+                "{} has left the cluster, and cell {left} belongs to no host any more",
                 site.here
             ));
         }

@@ -141,7 +141,7 @@ impl DataDirectory {
             return Err(no_overlay(name));
         }
         for overlay in found {
-            self.overlays.remove(&overlay).map_err(told)?;
+            self.overlays.remove(&overlay).map_err(with_help)?;
             println!("{}/{}: removed", overlay.vm, overlay.disk);
         }
         Ok(())
@@ -163,7 +163,7 @@ impl DataDirectory {
             }
         };
         let bar = Bar::new();
-        let done = maintenance::commit(&path, format, &target, &mut bar.report()).map_err(told)?;
+        let done = maintenance::commit(&path, format, &target, &mut bar.report()).map_err(with_help)?;
         drop(bar);
         println!("{}: {} written", done.into.display(), size(done.written_bytes));
         Ok(())
@@ -171,7 +171,7 @@ impl DataDirectory {
 
     /// Refuses bases that other overlays use.
     fn base_may_be_written(&self, overlay: &Path, format: Option<Format>) -> Result<()> {
-        let base = maintenance::base(overlay, format).map_err(told)?;
+        let base = maintenance::base(overlay, format).map_err(with_help)?;
         if let Some(image) = self.image_of(&base) {
             return Err(miette!(
                 help = "commit into a new file (--to FILE), and make an image of that: mirrorball image import FILE",
@@ -195,7 +195,7 @@ impl DataDirectory {
     fn diff(&self, disk: &DiskArgs, json: bool) -> Result<()> {
         let (path, format) = self.disk(disk)?;
         let bar = Bar::new();
-        let diff = maintenance::diff(&path, format, &mut bar.report()).map_err(told)?;
+        let diff = maintenance::diff(&path, format, &mut bar.report()).map_err(with_help)?;
         drop(bar);
         if json {
             println!("{}", serde_json::to_string_pretty(&diff).into_diagnostic()?);
@@ -215,7 +215,7 @@ impl DataDirectory {
             ));
         }
         let bar = Bar::new();
-        let done = maintenance::compact(&path, format, &mut bar.report()).map_err(told)?;
+        let done = maintenance::compact(&path, format, &mut bar.report()).map_err(with_help)?;
         drop(bar);
         let path = path.display();
         if done.after_bytes < done.before_bytes {
@@ -230,7 +230,7 @@ impl DataDirectory {
     fn check(&self, disk: &DiskArgs) -> Result<ExitCode> {
         let (path, format) = self.disk(disk)?;
         let bar = Bar::new();
-        let report = maintenance::check(&path, format, &mut bar.report()).map_err(told)?;
+        let report = maintenance::check(&path, format, &mut bar.report()).map_err(with_help)?;
         drop(bar);
         Ok(print_report(&path, &report))
     }
@@ -282,7 +282,7 @@ fn no_overlay(name: &str) -> miette::Report {
 }
 
 /// Adds help for the user of this command to an error.
-fn told(error: DiskError) -> miette::Report {
+fn with_help(error: DiskError) -> miette::Report {
     match error {
         DiskError::UntrustedBacking { path, backing } => miette!(
             help = "if that is meant, say so with --format qcow2",

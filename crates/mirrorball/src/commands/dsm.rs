@@ -114,7 +114,7 @@ fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let listener = dsm_bench::listen(&args.listen).map_err(|error| miette!("{error}"))?;
     let address = listener.local_addr().map_err(|error| miette!("{error}"))?;
     println!("{address}");
-    dsm_bench::serve(&listener, means, &args.host.settings(), lost, say_notes)
+    dsm_bench::serve(&listener, means, &args.host.settings(), lost, print_notes)
         .map_err(|error| miette!("{error}"))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -174,7 +174,7 @@ fn lost(end: &End) {
     std::process::exit(i32::from(crate::exit::FAILED));
 }
 
-fn say_notes(node: &Node) {
+fn print_notes(node: &Node) {
     for note in node.notes() {
         eprintln!("mirrorball: node {}: {note}", node.me());
     }

@@ -56,7 +56,7 @@ impl Overlays {
                 if let Some(disk) = disk {
                     let path = self.folder.join(&vm).join(&file);
                     // An overlay that disappears meanwhile is left out.
-                    overlays.extend(look(vm.clone(), disk, path).ok());
+                    overlays.extend(inspect(vm.clone(), disk, path).ok());
                 }
             }
         }
@@ -106,7 +106,7 @@ impl Overlays {
     }
 }
 
-fn look(vm: String, disk: u32, path: PathBuf) -> io::Result<Overlay> {
+fn inspect(vm: String, disk: u32, path: PathBuf) -> io::Result<Overlay> {
     let file = std::fs::File::open(&path)?;
     let taken_bytes = file.metadata()?.blocks() * 512;
     let header = Header::read(&file, false).ok();

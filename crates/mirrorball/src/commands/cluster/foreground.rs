@@ -84,7 +84,7 @@ pub(super) fn stay(files: &Files) -> Result<ExitCode> {
             return end(files);
         }
         // While `cluster down` removes the files they may be unreadable.
-        if let Ok(seen) = look(files) {
+        if let Ok(seen) = observe(files) {
             if seen.has_cells {
                 last_seen = Instant::now();
             }
@@ -106,7 +106,7 @@ pub(super) fn stay(files: &Files) -> Result<ExitCode> {
     }
 }
 
-fn look(files: &Files) -> std::io::Result<Seen> {
+fn observe(files: &Files) -> std::io::Result<Seen> {
     let plan = files.plan()?;
     Ok(Seen {
         is_planned: !plan.is_empty(),

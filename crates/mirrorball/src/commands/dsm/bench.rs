@@ -141,11 +141,11 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         if args.phases {
             let records = kernels.record(method)?;
             nodes.part()?;
-            args.say(&records.lines()?, || records.print())?;
+            args.report(&records.lines()?, || records.print())?;
         } else {
             let programs = kernels.run(method)?;
             nodes.part()?;
-            args.say(&pretty(&programs)?, || programs.print())?;
+            args.report(&pretty(&programs)?, || programs.print())?;
         }
     } else {
         let mut figures = Figures {
@@ -164,14 +164,14 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         figures.streams = streams::measure(&nodes, args.rounds, first)?;
         figures.fights(&nodes, first)?;
         nodes.part()?;
-        args.say(&pretty(&figures)?, || figures.print())?;
+        args.report(&pretty(&figures)?, || figures.print())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 impl BenchArgs {
     /// Prints measurements, and writes them to the requested file.
-    fn say(&self, text: &str, print: impl FnOnce()) -> Result<()> {
+    fn report(&self, text: &str, print: impl FnOnce()) -> Result<()> {
         if let Some(file) = &self.out {
             std::fs::write(file, format!("{text}\n")).map_err(|error| {
                 miette!(

@@ -59,7 +59,7 @@ pub fn litmus(args: &LitmusArgs) -> Result<ExitCode> {
     for &spread in args.nodes.placings() {
         sent += turns(args, spread, &mut rows)?;
     }
-    say(args, &rows, sent)
+    report(args, &rows, sent)
 }
 
 /// Adds the outcomes of a memory with this placement; returns its counters.
@@ -105,7 +105,7 @@ fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
     Ok(sent)
 }
 
-fn say(args: &LitmusArgs, rows: &[Row], sent: Meter) -> Result<ExitCode> {
+fn report(args: &LitmusArgs, rows: &[Row], sent: Meter) -> Result<ExitCode> {
     if args.json {
         println!("{}", serde_json::to_string_pretty(rows).into_diagnostic()?);
     } else {

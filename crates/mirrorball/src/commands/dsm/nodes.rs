@@ -12,7 +12,7 @@ use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
-use super::{HostArgs, Poll, lost, peers, say_notes};
+use super::{HostArgs, Poll, lost, peers, print_notes};
 
 /// Time limit for the others to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -117,7 +117,7 @@ impl NodesArgs {
         let security = host.security()?;
         let session = Session::lead(shape, &peers, host.means(&security), &host.settings(), lost)
             .map_err(|error| miette!("{error}"))?;
-        say_notes(session.node());
+        print_notes(session.node());
         Ok(Nodes {
             session,
             children,
