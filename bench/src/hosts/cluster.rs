@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{CellRequest, CellResponse};
 
 use crate::{LIMIT, Outcome};
 
@@ -148,7 +148,7 @@ impl Cluster {
 
     /// The processes of a cell: its guard, and itself.
     pub fn processes(&self, cell: u16) -> Outcome<[u32; 2]> {
-        let Answer::Status(status) = self.connect(cell)?.ask(&Ask::Status)? else {
+        let CellResponse::Status(status) = self.connect(cell)?.ask(&CellRequest::Status)? else {
             return Err("a cell does not say how it is".into());
         };
         let own = status.cells.iter().find(|known| known.plan.number == cell);
@@ -212,8 +212,8 @@ fn all_live(connection: &mut Connection, cells: u16) -> Outcome<bool> {
 
 /// Whether a cell lives, as another knows it.
 pub fn lives(connection: &mut Connection, cell: u16) -> Outcome<bool> {
-    match connection.ask(&Ask::Status)? {
-        Answer::Status(status) => {
+    match connection.ask(&CellRequest::Status)? {
+        CellResponse::Status(status) => {
             let mut known = status.cells.iter();
             Ok(known.any(|known| known.plan.number == cell && known.life.is_some()))
         }

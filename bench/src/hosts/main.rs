@@ -14,7 +14,7 @@ use bench::Outcome;
 use bench::options::Options;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use registry::cluster::interface::{Answer, Ask, Host, VmShare};
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, VmShare};
 use serde::Serialize;
 
 use cluster::{Cluster, Way};
@@ -122,7 +122,7 @@ fn place_us(cluster: &Cluster) -> Outcome<f64> {
         // The last one's end has been told everywhere.
         std::thread::sleep(Duration::from_millis(1));
         let mut connection = cluster.connect(0)?;
-        let host = Host {
+        let host = AdmitVm {
             name: format!("vm{number}"),
             share: VmShare {
                 vcpus: 1,
@@ -135,8 +135,8 @@ fn place_us(cluster: &Cluster) -> Outcome<f64> {
             borrowed: Vec::new(),
         };
         let start = Instant::now();
-        match connection.ask(&Ask::Host(host))? {
-            Answer::Hosted(_) => waits.push(start.elapsed().as_secs_f64() * 1e6),
+        match connection.ask(&CellRequest::AdmitVm(host))? {
+            CellResponse::Hosted(_) => waits.push(start.elapsed().as_secs_f64() * 1e6),
             other => return Err(format!("no place: {other:?}").into()),
         }
     }

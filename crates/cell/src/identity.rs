@@ -8,7 +8,7 @@
 use std::fs;
 use std::ops::Range;
 
-use hostfiles::accounts;
+use hostfiles::passwd;
 use nix::unistd::geteuid;
 use shard_api::launch::Identity;
 
@@ -47,7 +47,7 @@ impl Given {
             return of_root(place, (&uids, &gids), (&mapped.0, &mapped.1));
         }
         let uid = geteuid();
-        let name = accounts::name_of(uid.as_raw());
+        let name = passwd::name_of(uid.as_raw());
         let names = [name.unwrap_or_default(), uid.to_string()];
         let refused = |why: &str| Self {
             identity: None,

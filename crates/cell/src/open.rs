@@ -17,7 +17,7 @@ use config::vm::{
     VmSpec,
 };
 use diskstore::disk::{Announcement, DiskRequest, Format, Mode, OpenDisk, allocate_whole};
-use diskstore::group::OwnCopy;
+use diskstore::group_copy::GroupCopy;
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
 use nix::unistd::{Whence, geteuid, lseek};
@@ -119,7 +119,7 @@ enum Locks {
     /// As they were taken.
     Taken {
         _disks: Vec<OpenDisk>,
-        originals: Vec<OwnCopy>,
+        originals: Vec<GroupCopy>,
         /// The image stays in the store as long as the VM runs.
         image: Option<Box<Image>>,
     },
@@ -135,7 +135,7 @@ impl Locks {
     fn files(&self) -> Vec<BorrowedFd<'_>> {
         match self {
             Self::Taken { originals, image, .. } => {
-                let originals = originals.iter().map(OwnCopy::original);
+                let originals = originals.iter().map(GroupCopy::original);
                 originals.chain(image.as_deref().map(Image::lock)).collect()
             }
             Self::Left { files, .. } => files.iter().map(AsFd::as_fd).collect(),

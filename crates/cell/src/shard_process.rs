@@ -132,7 +132,7 @@ impl ShardProcess {
             ..
         } = start;
         // A shard gets no environment.
-        let log_words = process_log::Settings::of_environment()?.words();
+        let log_words = process_log::Settings::of_environment()?.to_args();
         let words: Vec<&str> = [programs::SHARD, start.name]
             .into_iter()
             .chain(log_words.iter().map(String::as_str))

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use config::VmSpec;
-use config::cluster::SpanWay;
+use config::cluster::SpanTransport;
 use policy::span::Part;
 use registry::cluster::files::Files;
 use shard_api::Platform;
@@ -150,7 +150,7 @@ impl Span {
     /// Whether threads of other processes encrypt what shards say to those on other hosts.
     pub(crate) fn is_encrypted(&self) -> bool {
         let way = self.over.as_ref().map(|over| over.hosts.site().spans);
-        way == Some(SpanWay::Tls)
+        way == Some(SpanTransport::Tls)
     }
 
     /// Calls the monitor of a shard on another host.

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
                 return hosts::herald::run(&control);
             }
             // As the program of shards does.
-            let log = process_log::Settings::of_words([]).and_then(process_log::Settings::begin);
+            let log = process_log::Settings::from_args([]).and_then(process_log::Settings::begin);
             log.expect("the first log of this process");
             return shard::process::run(&control);
         }

@@ -1,8 +1,8 @@
-//! A cluster file: the cells that a host is divided into, or several hosts.
+//! A cluster file: the cells of one host or of several hosts.
 //!
-//! Unknown keys are errors. An error shows the file, the place and the mend. [`ClusterSpec::cells`] is what the file means
-//! on a host, [`ClusterSpec::site`] what it says of the others; without a file, [`ClusterSpec::of_nodes`] makes a cell of
-//! each NUMA node.
+//! Unknown keys are errors. An error shows the file, the place and the help. [`ClusterSpec::cells`] resolves
+//! the file for one host, and [`ClusterSpec::site`] returns its data about the other hosts. Without a file,
+//! [`ClusterSpec::of_nodes`] makes a cell of each NUMA node.
 
 mod change;
 mod hosts;
@@ -20,15 +20,15 @@ use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
-pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanWay};
+pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanTransport};
 pub use overlap::overlap;
 pub use users::{UserPlan, UserSpec};
 
-/// Cells of a cluster.
+/// Maximum number of cells of a cluster.
 pub const CELLS_MAX: usize = 64;
-/// Linux numbers CPUs below this.
+/// Linux's CPU numbers are below this.
 const CPUS_MAX: usize = 8192;
-/// The smallest VM fits.
+/// Memory of the smallest VM.
 const MEMORY_MIN_BYTES: u64 = 64 << 20;
 
 /// A cluster.
@@ -40,13 +40,13 @@ pub struct ClusterSpec {
     /// Whether cells may have CPUs in common, for tests of more cells than a host has CPUs.
     #[serde(default)]
     pub shared_cpus: bool,
-    /// Its hosts; none when it is this one alone.
+    /// Its hosts; none for a single host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostSpec>,
-    /// How several hosts agree which cells live.
+    /// Agreement of several hosts on the live cells.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub membership: Option<MembershipSpec>,
-    /// Users of this host that it admits beside its own.
+    /// Users of this host that it admits in addition to its owner.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<UserSpec>,
 }
@@ -55,27 +55,27 @@ pub struct ClusterSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CellSpec {
-    /// The host that it is on, when there are several.
+    /// Its host, when there are several.
     pub host: Option<String>,
     /// Its CPUs, as `0-3,8`; those of its nodes when absent.
     pub cpus: Option<String>,
-    /// The NUMA nodes whose memory it gives out; those of its CPUs when absent, and without those all of its host's.
+    /// NUMA nodes whose memory it manages; those of its CPUs when absent, or all of its host's without those.
     pub nodes: Option<Vec<u32>>,
-    /// How much memory it gives out; when absent an equal share of each node with the other cells of the node.
+    /// Memory that it manages; when absent, an equal share of each node with the other cells of the node.
     pub memory: Option<Size>,
-    /// The cell's host has left the cluster: no cell has this number again.
+    /// Whether the cell's host has left the cluster: its number is never reused.
     #[serde(default, skip_serializing_if = "is_false")]
     pub left: bool,
 }
 
-/// What a host has to give.
+/// Resources of a host.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct HostNodes(pub BTreeMap<u32, HostNode>);
 
 /// A NUMA node of a host.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct HostNode {
-    /// The CPUs of it that this user may use, sorted.
+    /// Its CPUs that this user may use, sorted.
     pub cpus: Vec<usize>,
     /// Its memory.
     pub memory_bytes: u64,
@@ -92,12 +92,12 @@ pub struct CellPlan {
     pub cpus: Vec<usize>,
     /// The NUMA nodes of its memory, sorted.
     pub nodes: Vec<u32>,
-    /// How much of it the cell gives out.
+    /// Memory of these nodes that the cell manages, in bytes.
     pub memory_bytes: u64,
 }
 
 impl ClusterSpec {
-    /// A cell of each node that has CPUs.
+    /// Makes a cell of each node that has CPUs.
     pub fn of_nodes(host: &HostNodes) -> Self {
         let with_cpus = host.0.iter().filter(|(_, node)| !node.cpus.is_empty());
         let cell = |(number, _): (&u32, &HostNode)| CellSpec {
@@ -110,10 +110,11 @@ impl ClusterSpec {
         Self::on_one_host(with_cpus.map(cell).take(CELLS_MAX).collect())
     }
 
-    /// That many cells: the nodes that have CPUs if there are as many, else as many parts of all CPUs, neighbours together.
+    /// Makes `count` cells: the nodes that have CPUs if there are as many, else equal groups of neighbouring
+    /// CPUs.
     ///
     /// # Errors
-    /// If there are fewer CPUs, or no cells are wanted.
+    /// If there are fewer CPUs, or `count` is 0.
     pub fn of_count(host: &HostNodes, count: u16) -> Result<Self, ConfigError> {
         let by_node = Self::of_nodes(host);
         let count = usize::from(count);
@@ -167,7 +168,7 @@ impl ClusterSpec {
         Ok(spec)
     }
 
-    /// What it means on this host, which is called `here` if there are several. `text` is the file it was read from, for
+    /// Resolves the file for this host, which is `here` if there are several. `text` is the file's text, for
     /// errors.
     pub fn cells(
         &self,
@@ -247,7 +248,7 @@ impl ClusterSpec {
         Ok(plans)
     }
 
-    /// Gives each cell its memory: what its file says, or an equal share of what its nodes have left.
+    /// Assigns memory to each cell: the file's amount, or an equal share of its nodes' unassigned memory.
     fn share_memory(&self, plans: &mut [CellPlan], host: &HostNodes) -> Result<(), Fault> {
         for plan in &mut *plans {
             plan.memory_bytes = self.cells[usize::from(plan.number)]
@@ -267,7 +268,7 @@ impl ClusterSpec {
                 plans[index].memory_bytes = share;
             }
         }
-        // Together they must not give out more than there is.
+        // Together they must not have more memory than the nodes.
         for plan in plans.iter() {
             let group: Vec<u32> = plan.nodes.clone();
             let among = plans
@@ -301,14 +302,14 @@ impl ClusterSpec {
     }
 }
 
-/// For what is written only where it is so.
+/// Serde predicate to skip false values.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_false(value: &bool) -> bool {
     !value
 }
 
 impl CellSpec {
-    /// The CPUs that the file lists.
+    /// CPUs that the file lists.
     fn listed(&self, at: &str) -> Result<Option<Vec<usize>>, Fault> {
         let Some(text) = &self.cpus else { return Ok(None) };
         let cpus = cpulist::parse_below(text, CPUS_MAX).ok_or_else(|| {

@@ -1,9 +1,9 @@
-//! Lists of CPUs as Linux writes them: `0-1,4`.
+//! CPU lists in Linux's format: `0-1,4`.
 
-/// CPUs are numbered below this: a VM has 254 at most.
+/// vCPU numbers are below this: a VM has at most 254.
 const CPUS_MAX: u8 = 254;
 
-/// Reads a list of guest CPUs; sorted, each once. `None` when it is not one, is empty, or names a CPU above 253.
+/// Parses a list of guest CPUs; sorted, each once. `None` if it is invalid, is empty, or has a CPU above 253.
 pub fn parse(text: &str) -> Option<Vec<u8>> {
     let cpus = parse_below(text, usize::from(CPUS_MAX))?;
     Some(
@@ -13,7 +13,7 @@ pub fn parse(text: &str) -> Option<Vec<u8>> {
     )
 }
 
-/// Reads a list of CPUs with numbers below `limit`; sorted, each once. `None` when it is not one, or is empty.
+/// Parses a list of CPUs with numbers below `limit`; sorted, each once. `None` if it is invalid or empty.
 pub fn parse_below(text: &str, limit: usize) -> Option<Vec<usize>> {
     let mut listed = vec![false; limit];
     for part in text.split(',') {
@@ -27,7 +27,7 @@ pub fn parse_below(text: &str, limit: usize) -> Option<Vec<usize>> {
     Some((0..limit).filter(|&cpu| listed[cpu]).collect())
 }
 
-/// Writes sorted CPUs as a list.
+/// Formats sorted CPUs as a list.
 pub fn write(cpus: &[usize]) -> String {
     let mut parts = Vec::new();
     for run in cpus.chunk_by(|a, b| a + 1 == *b) {
@@ -40,7 +40,7 @@ pub fn write(cpus: &[usize]) -> String {
     parts.join(",")
 }
 
-/// Digits only: `parse` alone would take a sign.
+/// Parses digits only: `parse` alone would accept a sign.
 fn number(text: &str) -> Option<usize> {
     let text = text.trim();
     text.bytes()

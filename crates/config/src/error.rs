@@ -1,4 +1,4 @@
-//! An error in a VM file: what is wrong, where, and how to fix it.
+//! Errors in a VM file: cause, place, and help.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::reader;
 #[derive(Clone, Debug, thiserror::Error, Diagnostic)]
 #[error("{message}")]
 pub struct ConfigError {
-    /// What is wrong, in one line.
+    /// Cause, in one line.
     pub message: String,
     /// The text with the error; absent for a spec made from flags, and for a file without text.
     #[source_code]
@@ -23,20 +23,20 @@ pub struct ConfigError {
     label: &'static str,
     /// Help: how to fix the error.
     #[help]
-    pub mend: Option<String>,
+    pub help: Option<String>,
 }
 
 impl ConfigError {
     /// Makes an error from an error of the TOML parser.
     pub(crate) fn from_toml(source_name: &str, text: &str, error: &toml::de::Error) -> Self {
         let words = reader::explain(error.message());
-        Self::at(source_name, text, error.span(), words.message, words.mend)
+        Self::at(source_name, text, error.span(), words.message, words.help)
     }
 
     /// Makes an error from a check of the parsed spec, and finds the key in the text again.
     pub(crate) fn from_fault(source_name: &str, text: &str, fault: &Fault) -> Self {
         let span = locate(text, &fault.path);
-        Self::at(source_name, text, span, fault.message.clone(), fault.mend.clone())
+        Self::at(source_name, text, span, fault.message.clone(), fault.help.clone())
     }
 
     /// Makes an error from a check of a spec that was made from `run`'s flags. There is no text to point at,
@@ -51,7 +51,7 @@ impl ConfigError {
             source_code: None,
             span: None,
             label: "here",
-            mend: Some(fault.flag_mend.as_ref().unwrap_or(&fault.mend).clone()),
+            help: Some(fault.flag_help.as_ref().unwrap_or(&fault.help).clone()),
         }
     }
 
@@ -62,7 +62,7 @@ impl ConfigError {
             source_code: None,
             span: None,
             label: "here",
-            mend: Some(help.into()),
+            help: Some(help.into()),
         }
     }
 
@@ -74,25 +74,26 @@ impl ConfigError {
     }
 
     /// Makes an error about a file that has no text to point at.
-    pub(crate) fn without_text(message: String, mend: String) -> Self {
+    pub(crate) fn without_text(message: String, help: String) -> Self {
         Self {
             message,
             source_code: None,
             span: None,
             label: "here",
-            mend: Some(mend),
+            help: Some(help),
         }
     }
 
-    fn at(source_name: &str, text: &str, span: Option<Range<usize>>, message: String, mend: String) -> Self {
-        // What is nowhere in the text is shown at its start: an error without a place would not name its file.
+    fn at(source_name: &str, text: &str, span: Option<Range<usize>>, message: String, help: String) -> Self {
+        // A fault without a place in the text is shown at its start, because an error without a place would
+        // not name its file.
         let span = fit(text, span.unwrap_or(0..0));
         Self {
             message,
             source_code: Some(Arc::new(NamedSource::new(source_name, text.to_owned()))),
             span: Some(span.into()),
             label: "here",
-            mend: Some(mend),
+            help: Some(help),
         }
     }
 }
@@ -113,7 +114,7 @@ fn flag_of(path: &[String]) -> Option<String> {
     Some(flag)
 }
 
-/// A flag that may be given several times; the first is told from the others by having no number.
+/// Formats a flag that may be repeated; the first one has no number.
 fn numbered(flag: &str, index: Option<&String>) -> String {
     match index.and_then(|index| index.parse::<usize>().ok()) {
         Some(index) if index > 0 => format!("{flag} (number {})", index.saturating_add(1)),
@@ -121,8 +122,8 @@ fn numbered(flag: &str, index: Option<&String>) -> String {
     }
 }
 
-/// Brings a range inside the text, onto character boundaries (the renderer relies on both) and into its first line, so
-/// that a caret stands under a table's header and not under all of the table.
+/// Clips a range to the text, to character boundaries (the renderer relies on both) and to its first line, so
+/// that a caret is under a table's header and not under the whole table.
 fn fit(text: &str, range: Range<usize>) -> Range<usize> {
     let mut start = range.start.min(text.len());
     while !text.is_char_boundary(start) {
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_in_a_text_are_brought_inside_it_and_into_one_line() {
+    fn places_in_a_text_are_clipped_to_it_and_to_one_line() {
         let text = "a\u{e9}b\ncd";
         let fitted = |range: Range<usize>| fit(text, range);
         assert_eq!(fitted(0..4), 0..4);

@@ -1,4 +1,4 @@
-//! What must hold of a VM's spec on this host: files that can be read, memory that exists, names given once.
+//! Checks of a VM's spec against this host: readable files, available memory, unique names.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -10,7 +10,7 @@ use crate::fault::{Fault, fault};
 use crate::vm::DiskMode;
 use crate::{VmFile, VmSpec};
 
-/// Facts about the host that the checks need; a test may supply its own.
+/// Facts about the host for the checks; a test may supply its own.
 #[derive(Clone, Copy, Debug)]
 pub struct HostFacts {
     /// All of the host's memory, bytes.
@@ -37,7 +37,7 @@ pub enum FileKind {
     BlockDevice,
     /// A directory.
     Directory,
-    /// Something that is neither a file nor a disk: a pipe, a socket, a character device.
+    /// Neither a file nor a disk: a pipe, a socket, a character device.
     Other,
 }
 
@@ -106,7 +106,7 @@ fn host_fault(spec: &VmSpec, facts: &HostFacts) -> Option<Fault> {
         }
     }
     spec.disks.iter().enumerate().find_map(|(index, disk)| {
-        // Only then the file itself is written.
+        // Only in this mode the file itself is written.
         let access = match disk.mode {
             DiskMode::Exclusive if disk.persistent => Access::Write,
             _ => Access::Read,
@@ -117,7 +117,7 @@ fn host_fault(spec: &VmSpec, facts: &HostFacts) -> Option<Fault> {
 }
 
 fn file_fault(at: &[&str], what: &str, path: &Path, access: Access, facts: &HostFacts) -> Option<Fault> {
-    let refused = |why: &str, mend: &str| fault(at, format!("{what} {path:?}: {why}"), mend);
+    let refused = |why: &str, help: &str| fault(at, format!("{what} {path:?}: {why}"), help);
     match (facts.open)(path, access) {
         Ok(FileKind::File) => None,
         Ok(FileKind::BlockDevice) if what == "disk" => None,

@@ -1,4 +1,4 @@
-//! What a VM's disks may do of the host's I/O each second.
+//! Limits of the I/O of a VM's disks per second.
 
 use std::str::FromStr;
 
@@ -7,32 +7,32 @@ use serde::{Deserialize, Serialize};
 use crate::Size;
 use crate::fault::{Fault, fault};
 
-/// Bytes each second that a disk may be limited to; less would hold up a single request for seconds.
+/// Minimum limit in bytes per second; less would delay a single request by seconds.
 const BYTES_MIN: u64 = 64 << 10;
-/// Requests each second that a disk may be limited to.
+/// Minimum limit in requests per second.
 const REQUESTS_MIN: u64 = 10;
 
-/// Limits of I/O, for each device of the host that holds disks of the VM; no limit where absent.
+/// Limits of I/O for each host device that holds disks of the VM; no limit where absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct IoLimitSpec {
-    /// Bytes read each second.
+    /// Bytes read per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_bytes: Option<Size>,
-    /// Bytes written each second.
+    /// Bytes written per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_bytes: Option<Size>,
-    /// Requests each second that read.
+    /// Read requests per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reads: Option<u64>,
-    /// Requests each second that write.
+    /// Write requests per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writes: Option<u64>,
 }
 
 impl IoLimitSpec {
-    /// Checks the limits by themselves.
+    /// Checks the limits independently of other keys.
     pub(crate) fn check(&self) -> Result<(), Fault> {
         if *self == Self::default() {
             return Err(fault(
@@ -63,7 +63,7 @@ impl IoLimitSpec {
     }
 }
 
-/// As a flag has it: `read_bytes=100M,writes=500`.
+/// Parses the value of a flag: `read_bytes=100M,writes=500`.
 impl FromStr for IoLimitSpec {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {

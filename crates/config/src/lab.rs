@@ -1,6 +1,6 @@
-//! A lab file: hosts in software, the networks between them and the memory they share.
+//! A lab file: software hosts, the networks between them and the memory they share.
 //!
-//! Unknown keys are errors. An error shows the file, the place and the mend.
+//! Unknown keys are errors. An error shows the file, the place and the help.
 
 mod link;
 
@@ -14,13 +14,13 @@ use crate::vm::Size;
 
 pub use link::{Delay, LinkSpec, Loss, Quality};
 
-/// Host processes that one machine can carry.
+/// Maximum host processes on one machine.
 const HOSTS_MAX: usize = 64;
 const LINKS_MAX: usize = 100;
-/// What QEMU's machine gives to one host.
+/// Maximum CPUs of a host on QEMU's machine type.
 const CPUS_MAX: u16 = 255;
 const NODES_MAX: usize = 64;
-/// Below it Linux does not come up with the lab's modules.
+/// Less memory is not enough to boot Linux with the lab's modules.
 const HOST_MEMORY_MIN_BYTES: u64 = 256 << 20;
 const NODE_MEMORY_MIN_BYTES: u64 = 64 << 20;
 const SHARED_MIN_BYTES: u64 = 1 << 20;
@@ -29,14 +29,14 @@ const SHARED_MIN_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LabSpec {
-    /// Seconds `lab run` may take; none when absent.
+    /// Time limit of `lab run` in seconds; none when absent.
     pub limit_s: Option<u64>,
     /// Its hosts, at least one.
     pub hosts: Vec<HostSpec>,
     /// Private networks between hosts.
     #[serde(default)]
     pub links: Vec<LinkSpec>,
-    /// Memory that several hosts see.
+    /// Memory regions that several hosts share.
     #[serde(default)]
     pub shared: Vec<SharedSpec>,
 }
@@ -45,11 +45,11 @@ pub struct LabSpec {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostSpec {
-    /// Unique in the lab; becomes its host name.
+    /// Name, unique in the lab; becomes its host name.
     pub name: String,
     /// CPUs; all of this machine's when absent.
     pub cpus: Option<u16>,
-    /// Memory; a share of what this machine has available when absent.
+    /// Memory; when absent, a share of this machine's available memory.
     pub memory: Option<Size>,
     /// NUMA nodes; their memory and CPUs must add up to the host's.
     #[serde(default)]
@@ -60,7 +60,7 @@ pub struct HostSpec {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostNodeSpec {
-    /// How many of the host's CPUs, counted on from the node before; a node may have none.
+    /// Number of the host's CPUs, continuing from the previous node; a node may have none.
     pub cpus: u16,
     /// Its memory.
     pub memory: Size,
@@ -68,18 +68,18 @@ pub struct HostNodeSpec {
     pub distances: Option<Vec<u8>>,
 }
 
-/// Memory shared between hosts, an ivshmem device on each.
+/// Memory shared between hosts, as an ivshmem device on each.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedSpec {
-    /// A power of two.
+    /// Size, a power of two.
     pub size: Size,
-    /// The hosts that see it.
+    /// Hosts that share it.
     pub hosts: Vec<String>,
 }
 
 impl LabSpec {
-    /// One host with everything chosen.
+    /// A lab of one host with default values.
     pub fn one_host() -> Self {
         Self {
             limit_s: None,
@@ -147,7 +147,7 @@ impl LabSpec {
     }
 }
 
-/// Each member is a host of the file, and named once.
+/// Checks that each member is a host of the file, and named once.
 fn members(at: &[&str], members: &[String], hosts: &HashSet<&str>) -> Result<(), Fault> {
     let mut seen = HashSet::new();
     for (index, member) in members.iter().enumerate() {
@@ -264,7 +264,7 @@ impl HostSpec {
 mod tests {
     use super::*;
 
-    /// The message, and the text its caret is under.
+    /// Returns the message, and the text under its caret.
     fn refused(text: &str) -> (String, String) {
         let error = LabSpec::parse("lab.toml", text).unwrap_err();
         let span = error.span.unwrap();
@@ -275,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_shown_with_its_place() {
+    fn unknown_key_is_refused_with_its_place() {
         let (message, place) = refused("[[hosts]]\nname = \"a\"\ncpuz = 2\n");
         assert!(message.contains("cpuz"), "{message}");
         assert_eq!(place, "cpuz");
     }
 
     #[test]
-    fn the_second_of_two_hosts_of_one_name_is_shown() {
+    fn duplicate_host_name_is_refused_at_the_second_host() {
         let text = "[[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"a\"\n";
         let error = LabSpec::parse("lab.toml", text).unwrap_err();
         assert!(error.message.contains("two hosts"));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_nowhere_is_shown() {
+    fn link_to_an_unknown_host_is_refused() {
         let (message, place) = refused("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\", \"b\"]\n");
         assert!(message.contains("no host \"b\""), "{message}");
         assert_eq!(place, "\"b\"");
@@ -307,8 +307,8 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_or_loss_that_a_link_cannot_have_is_shown() {
-        for (key, wrong, mend) in [
+    fn invalid_delay_or_loss_is_refused() {
+        for (key, wrong, help) in [
             (
                 "delay",
                 "\"2\"",
@@ -330,7 +330,7 @@ mod tests {
         ] {
             let text = format!("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\"]\n{key} = {wrong}\n");
             let error = LabSpec::parse("lab.toml", &text).unwrap_err();
-            assert_eq!(error.mend.as_deref(), Some(mend), "{error}");
+            assert_eq!(error.help.as_deref(), Some(help), "{error}");
             let span = error.span.unwrap();
             assert_eq!(&text[span.offset()..span.offset() + span.len()], wrong);
         }
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distance_to_itself_other_than_ten_is_shown() {
+    fn distance_to_itself_other_than_ten_is_refused() {
         let node = "[[hosts.nodes]]\ncpus = 1\nmemory = \"1G\"\n";
         let (_, place) = refused(&format!(
             "[[hosts]]\nname = \"a\"\n{node}distances = [20, 10]\n{node}"

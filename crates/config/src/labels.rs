@@ -26,7 +26,7 @@ const KEY_HELP: &str = "letters, digits, `-`, `_` and `.`, 63 at most, with a le
 const VALUE_HELP: &str =
     "letters, digits, `-`, `_` and `.`, 63 at most, with a letter or digit at both ends, or nothing";
 
-/// A label, as `--label` has it: `KEY=VALUE`.
+/// A label, as the value of `--label`: `KEY=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// The key.
@@ -35,7 +35,7 @@ pub struct Label {
     pub value: String,
 }
 
-/// A condition on the labels of a VM: `KEY`, that there is one of this key, or `KEY=VALUE`.
+/// A condition on the labels of a VM: `KEY`, which must exist, or `KEY=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Selector {
     key: String,
@@ -94,7 +94,7 @@ impl FromStr for Selector {
     }
 }
 
-/// The labels of flags.
+/// Collects the labels of flags.
 ///
 /// # Errors
 /// If a key is given twice.
@@ -167,8 +167,8 @@ fn is_word(word: &str) -> bool {
     word.len() <= WORD_MAX && has_ends(word) && word.chars().all(allowed)
 }
 
-/// Whether a text is a DNS subdomain (RFC 1123): parts of lower-case letters, digits and inner hyphens
-/// between dots.
+/// Whether a text is a DNS subdomain (RFC 1123): parts of lower-case letters, digits and inner hyphens,
+/// separated by dots.
 fn is_domain(text: &str) -> bool {
     let is_part = |part: &str| {
         let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -275,7 +275,7 @@ mod tests {
         ] {
             let error = crate::parse("vm.toml", &text(labels)).unwrap_err();
             assert_eq!(error.message, why);
-            assert!(error.mend.is_some());
+            assert!(error.help.is_some());
         }
     }
 }

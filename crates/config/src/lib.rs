@@ -1,9 +1,9 @@
-//! The TOML files as typed, checked specs.
+//! The TOML files as typed, validated specs.
 //!
-//! [`parse`] is pure: text in, a checked [`VmSpec`] or one [`ConfigError`] out. What depends on the host (files that
-//! exist, memory, names in use) is checked by [`check_host`], which returns errors of the same kind, with the same spans.
+//! [`parse`] is pure: text in, a validated [`VmSpec`] or one [`ConfigError`] out. [`check_host`] checks the
+//! properties that depend on the host (existing files, memory, names in use), and returns errors of the same
+//! kind, with the same spans.
 
-pub mod after;
 pub mod cluster;
 pub mod cpulist;
 mod error;
@@ -15,6 +15,7 @@ pub mod labels;
 mod reader;
 pub mod settings;
 mod span;
+pub mod start_order;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -29,18 +30,18 @@ pub use span::{SpanMemory, SpanSpec};
 pub use validate::{Transport, check, forward, is_name, mac};
 pub use vm::{Size, VmSpec};
 
-/// A VM file as read: the spec, and where each part of it stands in the text.
+/// A parsed VM file: the spec, and the place of each part in the text.
 #[derive(Clone, Debug)]
 pub struct VmFile {
-    /// The file's name, for messages.
+    /// Name of the file, for messages.
     pub source_name: String,
     /// The text.
     pub text: String,
-    /// What it says.
+    /// Parsed spec.
     pub spec: VmSpec,
 }
 
-/// The text of a VM file that says the same as `spec`.
+/// Formats `spec` as the text of a VM file.
 ///
 /// # Errors
 /// If a path is not UTF-8.

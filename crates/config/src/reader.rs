@@ -1,17 +1,17 @@
-//! What the TOML reader says, in the words of a person who writes a VM file: one problem and its mend.
+//! Translates the TOML reader's errors for authors of a VM file: one problem and its help.
 //!
-//! The names a struct or a choice takes come from the reader's own message, so there is no list to keep.
+//! Names of keys and choices come from the reader's own message, so there is no list to maintain.
 
-/// A reader's message, taken apart.
+/// Parts of a reader's message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Words {
-    /// What is wrong, in one line.
+    /// Cause, in one line.
     pub message: String,
-    /// How to mend it.
-    pub mend: String,
+    /// Help: how to fix it.
+    pub help: String,
 }
 
-/// Puts the reader's message in people's words.
+/// Translates the reader's message.
 pub(crate) fn explain(raw: &str) -> Words {
     let raw: String = raw
         .trim()
@@ -29,16 +29,16 @@ pub(crate) fn explain(raw: &str) -> Words {
 /// `unknown field `x`, expected one of `a`, `b``.
 fn unknown(raw: &str, prefix: &str, what: &str, list: &str) -> Option<Words> {
     let rest = raw.strip_prefix(prefix)?;
-    // From the right: the unknown name may hold anything, the known ones hold no backtick.
+    // From the right: the unknown name may contain anything, the known ones contain no backtick.
     let (name, expected) = rest.rsplit_once("`, expected ")?;
     let known: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
-    let mend = match nearest(name, &known) {
+    let help = match nearest(name, &known) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!("{list} `{}`", known.join("`, `")),
     };
     Some(Words {
         message: format!("{what} `{name}`"),
-        mend,
+        help,
     })
 }
 
@@ -66,17 +66,17 @@ fn missing(raw: &str) -> Option<Words> {
     let name = raw.strip_prefix("missing field `")?.strip_suffix('`')?;
     Some(Words {
         message: format!("`{name}` is missing"),
-        mend: format!("add `{name} = ...` here"),
+        help: format!("add `{name} = ...` here"),
     })
 }
 
-/// `invalid type: integer `5`, expected a string`, and the like for values.
+/// `invalid type: integer `5`, expected a string`, and similar messages for values.
 fn mismatch(raw: &str) -> Option<Words> {
     let rest = raw
         .strip_prefix("invalid type: ")
         .or_else(|| raw.strip_prefix("invalid value: "))?;
     let (found, expected) = rest.rsplit_once(", expected ")?;
-    let (wanted, mend) = match expected {
+    let (wanted, help) = match expected {
         "a string" | "path string" | "string" => ("text", "put it in quotes".to_owned()),
         "a boolean" => ("true or false", "write true or false, without quotes".to_owned()),
         "u8" => ("a number", "write a whole number from 0 to 255".to_owned()),
@@ -92,22 +92,22 @@ fn mismatch(raw: &str) -> Option<Words> {
     };
     Some(Words {
         message: format!("{found}, where {wanted} belongs"),
-        mend,
+        help,
     })
 }
 
-/// This crate's own messages to the reader: `PROBLEM: MEND`, the mend starting with `write` or `use`.
+/// This crate's own messages to the reader: `PROBLEM: HELP`, the help starting with `write` or `use`.
 fn own(raw: &str) -> Option<Words> {
-    let (message, mend) = raw.rsplit_once(": ")?;
-    (mend.starts_with("write ") || mend.starts_with("use ")).then(|| Words {
+    let (message, help) = raw.rsplit_once(": ")?;
+    (help.starts_with("write ") || help.starts_with("use ")).then(|| Words {
         message: message.to_owned(),
-        mend: mend.to_owned(),
+        help: help.to_owned(),
     })
 }
 
 /// Text that is not TOML.
 fn syntax(raw: &str) -> Words {
-    let (message, mend) = match raw.split_once(", expected ") {
+    let (message, help) = match raw.split_once(", expected ") {
         Some((message, expected)) if expected != "nothing" => (message, format!("expected {expected}")),
         Some((message, _)) => (message, "remove it".to_owned()),
         None if raw == "duplicate key" => (raw, "give each key once".to_owned()),
@@ -118,6 +118,6 @@ fn syntax(raw: &str) -> Words {
     };
     Words {
         message: message.to_owned(),
-        mend,
+        help,
     }
 }

@@ -1,6 +1,6 @@
-//! The host's file: what holds for all VMs that a user starts on this host.
+//! The host file: settings for all VMs that a user starts on this host.
 //!
-//! Unknown keys are errors. `docs/reference/host-file.md` is the schema for people.
+//! Unknown keys are errors. `docs/reference/host-file.md` documents the schema.
 
 pub mod members;
 
@@ -11,37 +11,38 @@ use serde::{Deserialize, Serialize};
 use crate::error::ConfigError;
 pub use members::{MemberPolicy, Usage};
 
-/// Names the file, instead of the usual places.
+/// Environment variable that names the file, instead of the default places.
 pub const VARIABLE: &str = "MIRRORBALL_HOST_FILE";
-/// The file of root, and of users who have none of their own.
+/// File of root, and of users without a file of their own.
 const OF_THE_HOST: &str = "/etc/mirrorball/host.toml";
 
 /// The settings of a host.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Which VMs share pages of memory; see [`Settings::share_between`].
+    /// Rule for sharing pages of memory; see [`Settings::share_between`].
     pub share_between: Option<ShareBetween>,
-    /// What members of the API's group may start.
+    /// Policy for VMs of the API group's members.
     pub members: Option<MemberPolicy>,
 }
 
-/// Which VMs share pages of memory.
+/// Rule for sharing pages of memory between VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShareBetween {
-    /// VMs of one `share_group`. VMs of one command without a group are a group, too, and so is a VM with its clones.
+    /// Between VMs of one `share_group`. VMs of one command without a group form a group, and so does a VM
+    /// with its clones.
     Group,
-    /// All VMs of one user that name no other `share_group`.
+    /// Between all VMs of one user that name no other `share_group`.
     All,
 }
 
-/// The program that starts a VM.
+/// Program that starts a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starter {
-    /// A command of root's.
+    /// A command run by root.
     Root,
-    /// A command of an ordinary user's.
+    /// A command run by an ordinary user.
     User,
     /// The API.
     Api,
@@ -81,7 +82,7 @@ impl Settings {
         Ok(Self::default())
     }
 
-    /// Reads the file at `path`. Returns nothing when it does not exist and need not.
+    /// Reads the file at `path`. Returns none if it does not exist and is not required.
     fn read(path: &Path, must_exist: bool) -> Result<Option<Self>, ConfigError> {
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&path.display().to_string(), &text).map(Some),
@@ -93,8 +94,9 @@ impl Settings {
         }
     }
 
-    /// Which VMs share pages that `starter` starts. Root and the API serve several tenants, so their VMs share within a group
-    /// unless the file says otherwise; the VMs of an ordinary user share with one another.
+    /// Returns the rule for VMs that `starter` starts. Root and the API serve several tenants, so their VMs
+    /// share within a group unless the file has another rule; the VMs of an ordinary user share with one
+    /// another.
     pub fn share_between(&self, starter: Starter) -> ShareBetween {
         self.share_between.unwrap_or(match starter {
             Starter::Root | Starter::Api => ShareBetween::Group,
@@ -104,13 +106,13 @@ impl Settings {
 }
 
 impl Starter {
-    /// The starter for a command of root's or of another user's.
+    /// Returns the starter for a command of root or of another user.
     pub fn command(is_root: bool) -> Self {
         if is_root { Self::Root } else { Self::User }
     }
 }
 
-/// The places of the host file: the first that exists counts.
+/// Returns the places of the host file: the first that exists counts.
 fn places(named: Option<PathBuf>, own_configuration: Option<PathBuf>, is_root: bool) -> Vec<PathBuf> {
     if let Some(named) = named {
         return vec![named];
@@ -148,7 +150,7 @@ mod tests {
         ] {
             let error = Settings::parse("host.toml", text).unwrap_err();
             assert!(error.message.contains(message), "{text:?}: {error}");
-            assert!(error.span.is_some() && error.mend.is_some(), "{text:?}");
+            assert!(error.span.is_some() && error.help.is_some(), "{text:?}");
         }
     }
 

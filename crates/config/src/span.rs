@@ -1,4 +1,4 @@
-//! Over which cells of its host a VM spans, one shard in each.
+//! Spans: the cells of a VM that has one shard in each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,35 +11,35 @@ use crate::fault::{Fault, fault};
 use crate::validate::asked_to_share;
 use crate::vm::{DiskDevice, PagesSpec, Size, VmSpec};
 
-/// What each shard has at least, so that the guest's kernel takes its memory for a node of its own.
+/// Minimum memory of each shard, so that the guest's kernel accepts it as a NUMA node.
 const SHARD_MIN_BYTES: u64 = 64 << 20;
 
-/// What a page of kept-coherent memory is numbered by goes to 16 GiB.
+/// Maximum coherent memory: page numbers reach 16 GiB.
 const COHERENT_MAX_BYTES: u64 = 16 << 30;
 
 /// Cells to span: `"auto"`, or a table with their numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpanSpec {
-    /// As few cells as have the room; written `"auto"`.
+    /// As few cells as have enough free resources; written `"auto"`.
     Auto,
-    /// These, the first of them the VM's home; written `{ cells = [0, 1] }`.
+    /// These cells, the first of them the VM's home; written `{ cells = [0, 1] }`.
     Cells(Vec<u16>),
-    /// These, each with a copy of the VM's memory; written `{ cells = [0, 1], memory = "coherent" }`.
+    /// These cells, each with a copy of the VM's memory; written `{ cells = [0, 1], memory = "coherent" }`.
     Coherent(Vec<u16>),
 }
 
-/// What shards have in common of the guest's memory.
+/// Sharing of guest memory between shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SpanMemory {
-    /// All of it: hardware keeps it coherent.
+    /// All memory is shared: hardware keeps it coherent.
     #[default]
     Shared,
-    /// Nothing: each has a copy, and the shards keep the copies coherent.
+    /// No memory is shared: each shard has a copy, and the shards keep the copies coherent.
     Coherent,
 }
 
-/// The table.
+/// The table form.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[serde(rename = "span")]
@@ -54,7 +54,7 @@ fn is_shared(memory: &SpanMemory) -> bool {
 }
 
 impl SpanSpec {
-    /// The cells that are named; none when Mirrorball is to choose.
+    /// Returns the named cells; none when Mirrorball is to choose.
     pub fn cells(&self) -> Option<&[u16]> {
         match self {
             Self::Auto => None,
@@ -62,7 +62,7 @@ impl SpanSpec {
         }
     }
 
-    /// What the shards have in common of the memory.
+    /// Returns the sharing of memory between shards.
     pub fn memory(&self) -> SpanMemory {
         match self {
             Self::Auto | Self::Cells(_) => SpanMemory::Shared,
@@ -70,10 +70,10 @@ impl SpanSpec {
         }
     }
 
-    /// The same cells with such memory.
+    /// Returns the same cells with this kind of memory.
     ///
     /// # Errors
-    /// When no cells are named and each is to have a copy.
+    /// If no cells are named and each is to have a copy.
     pub fn with_memory(self, memory: SpanMemory) -> Result<Self, String> {
         match (self, memory) {
             (Self::Auto, SpanMemory::Shared) => Ok(Self::Auto),
@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for SpanSpec {
     }
 }
 
-/// As a flag has it: `auto`, or `0,1`.
+/// Parses the value of a flag: `auto`, or `0,1`.
 impl FromStr for SpanSpec {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -179,7 +179,7 @@ impl utoipa::PartialSchema for SpanSpec {
 #[cfg(feature = "schema")]
 impl utoipa::ToSchema for SpanSpec {}
 
-/// Checks what can be told of a span without asking the cluster.
+/// Checks the properties of a span that don't depend on the cluster.
 pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
     let Some(span) = &spec.span else {
         return Ok(());
@@ -218,7 +218,7 @@ pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
             "leave out `as`, or `span`",
         ));
     }
-    // A page would have to be exchanged in all shards at once; nothing does that.
+    // A page would have to be exchanged in all shards at once, which is not implemented.
     if let Some(path) = asked_to_share(spec) {
         let path: Vec<_> = path.iter().map(String::as_str).collect();
         return Err(fault(
@@ -231,7 +231,7 @@ pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What can't be where every page is fetched by itself.
+/// Refuses options that conflict with fetching every page separately.
 fn check_coherent(spec: &VmSpec) -> Result<(), Fault> {
     if spec.pages != PagesSpec::Small {
         return Err(fault(
@@ -251,8 +251,8 @@ fn check_coherent(spec: &VmSpec) -> Result<(), Fault> {
     if spec.memory.0 > COHERENT_MAX_BYTES {
         let message = format!("{} of coherent memory", spec.memory);
         let most = Size(COHERENT_MAX_BYTES);
-        let mend = format!("write `memory = \"{most}\"` at most, or leave out `memory` of `span`");
-        return Err(fault(&["memory"], message, mend).or_by_flag(format!(
+        let help = format!("write `memory = \"{most}\"` at most, or leave out `memory` of `span`");
+        return Err(fault(&["memory"], message, help).or_by_flag(format!(
             "use `--memory {most}` at most, or leave out `--span-memory`"
         )));
     }
@@ -260,7 +260,7 @@ fn check_coherent(spec: &VmSpec) -> Result<(), Fault> {
 }
 
 fn check_cells(spec: &VmSpec, cells: &[u16]) -> Result<(), Fault> {
-    let refused = |message: String, mend: &str| fault(&["span", "cells"], message, mend);
+    let refused = |message: String, help: &str| fault(&["span", "cells"], message, help);
     if cells.is_empty() {
         return Err(refused(
             "no cells to span".into(),
@@ -278,9 +278,9 @@ fn check_cells(spec: &VmSpec, cells: &[u16]) -> Result<(), Fault> {
     }
     if usize::from(spec.cpus) < cells.len() {
         let message = format!("{} cells need a vCPU each, and it has {}", cells.len(), spec.cpus);
-        let mend = format!("write `cpus = {}` or more, or name fewer cells", cells.len());
+        let help = format!("write `cpus = {}` or more, or name fewer cells", cells.len());
         let by_flag = format!("add `--cpus {}` or more, or name fewer cells", cells.len());
-        return Err(refused(message, &mend).or_by_flag(by_flag));
+        return Err(refused(message, &help).or_by_flag(by_flag));
     }
     let least = SHARD_MIN_BYTES * cells.len() as u64;
     if spec.memory.0 < least {
@@ -290,12 +290,12 @@ fn check_cells(spec: &VmSpec, cells: &[u16]) -> Result<(), Fault> {
             spec.memory,
             Size(SHARD_MIN_BYTES)
         );
-        let mend = format!(
+        let help = format!(
             "write `memory = \"{}\"` or more, or name fewer cells",
             Size(least)
         );
         let by_flag = format!("add `--memory {}` or more, or name fewer cells", Size(least));
-        return Err(refused(message, &mend).or_by_flag(by_flag));
+        return Err(refused(message, &help).or_by_flag(by_flag));
     }
     Ok(())
 }

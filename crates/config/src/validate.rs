@@ -1,4 +1,4 @@
-//! What must hold of a VM's spec whatever the host is.
+//! Checks of a VM's spec that hold on any host.
 
 mod disks;
 mod nets;
@@ -7,31 +7,32 @@ mod sharing;
 
 pub use self::nets::{Transport, forward, mac};
 pub(crate) use self::sharing::asked_to_share;
-use crate::after;
 use crate::fault::{Fault, fault};
 use crate::labels;
 use crate::span;
+use crate::start_order;
 use crate::vm::{DiskMode, RestartSpec, VmSpec};
 
-/// Guest memory is given out in these: x86-64's large page.
+/// Granularity of guest memory: x86-64's large page.
 const MEMORY_STEP_BYTES: u64 = 2 << 20;
-/// What a VM's limit of memory leaves beside the guest's: for its shards, page tables and cards.
+/// Minimum difference between a VM's memory limit and its guest memory: for its shards, page tables and
+/// cards.
 const MEMORY_BESIDE_BYTES: u64 = 64 << 20;
 const MEMORY_MIN_BYTES: u64 = 64 << 20;
 
-/// CPUs that a VM may be limited to; below, the kernel takes no limit.
+/// Minimum CPU limit; the kernel accepts no lower limit.
 const CPU_LIMIT_MIN: f64 = 0.01;
 const CPU_LIMIT_MAX: f64 = 1024.0;
 
-/// A temporary overlay may not be limited to less: a guest's file system writes that much as it is mounted.
+/// Minimum limit of a temporary overlay: a guest's file system writes that much when it is mounted.
 const SCRATCH_LIMIT_MIN: u64 = 1 << 20;
 
-/// Checks everything that can be told without looking at the host.
+/// Checks all properties that don't depend on the host.
 pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     if let Some(name) = &spec.name {
         check_name(name)?;
     }
-    after::check(spec)?;
+    start_order::check(spec)?;
     labels::check(&spec.labels)?;
     sharing::check_group(spec)?;
     if spec.cpus == 0 || spec.cpus > 254 {
@@ -84,7 +85,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     }
     check_memory(spec)?;
     if spec.image.is_none() && spec.kernel_files().is_none() {
-        // Who has a [kernel] without a path, or `--cmdline` alone, is shown that.
+        // The error is at a [kernel] without a path, or at `--cmdline` alone.
         let at = spec.kernel.as_ref().map(|_| &["kernel", "cmdline"][..]);
         return Err(fault(
             at.unwrap_or_default(),
@@ -166,7 +167,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     nodes::check(spec)
 }
 
-/// Whether a VM can have this name: it also names files and control groups.
+/// Whether a VM can have this name: files and control groups have it too.
 pub fn is_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !name.is_empty() && name.len() <= 63 && name.chars().all(allowed) && !name.starts_with(['.', '-'])

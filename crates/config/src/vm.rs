@@ -1,6 +1,7 @@
-//! A VM file: what a person writes to describe one VM.
+//! A VM file: the description of one VM.
 //!
-//! Unknown keys are errors. Sizes take units (`512M`, `2G`). `docs/reference/vm-file.md` is the schema for people.
+//! Unknown keys are errors. Sizes take units (`512M`, `2G`). `docs/reference/vm-file.md` documents the
+//! schema.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,12 +19,12 @@ use crate::span::{SpanMemory, SpanSpec};
 pub struct VmSpec {
     /// Unique among running VMs. Letters, digits, `-`, `_`, `.`; 63 at most. Chosen when absent.
     pub name: Option<String>,
-    /// The defined VMs after which this one starts, when the cluster comes up.
-    // Left out of records and snapshots that programs from before it read.
+    /// Defined VMs after which this one starts, when the cluster comes up.
+    // Omitted by default, so that older programs can read the record or snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<String>,
     /// Labels by which commands select VMs; 64 at most.
-    // Left out of records and snapshots that programs from before it read.
+    // Omitted by default, so that older programs can read the record or snapshot.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = std::collections::BTreeMap<String, String>))]
     pub labels: Labels,
@@ -33,7 +34,7 @@ pub struct VmSpec {
     #[serde(default = "default_cpus", deserialize_with = "cpus")]
     pub cpus: u8,
     /// Weight of the VM on CPUs that VMs share, 1 to 10000: a VM of 200 gets twice as much time as a VM of
-    /// 100. VMs without a weight share by their numbers of vCPUs.
+    /// 100. VMs without a weight share in proportion to their vCPUs.
     #[serde(default)]
     pub cpu_weight: Option<u16>,
     /// Maximum number of the host's CPUs that the VM uses, however many vCPUs it has; 0.01 to 1024.
@@ -50,19 +51,19 @@ pub struct VmSpec {
     #[serde(default)]
     pub core_scheduling: bool,
     /// The endings after which the VM starts again.
-    // Left out of records and snapshots that programs from before it read.
+    // Omitted by default, so that older programs can read the record or snapshot.
     #[serde(default, skip_serializing_if = "RestartSpec::is_no")]
     pub restart: RestartSpec,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
     pub memory: Size,
-    /// Nodes of the host that guest memory is bound to; any when empty.
-    // Left out of records and snapshots that programs from before it read.
+    /// Host nodes that guest memory is bound to; any when empty.
+    // Omitted by default, so that older programs can read the record or snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_nodes: Vec<u32>,
     /// Kernel to use instead of the image's, and words for the kernel's command line.
     pub kernel: Option<KernelSpec>,
-    /// How the image's own root disk is used.
+    /// Use of the image's root disk.
     #[serde(default)]
     pub root: RootSpec,
     /// Further disks, in the order the guest finds them.
@@ -73,31 +74,31 @@ pub struct VmSpec {
     /// Guest NUMA nodes.
     #[serde(default)]
     pub nodes: Vec<NodeSpec>,
-    /// What backs guest memory: `4K`, `thp`, `2M`, `1G`.
+    /// Pages that back guest memory: `4K`, `thp`, `2M`, `1G`.
     #[serde(default)]
     pub pages: PagesSpec,
     /// Allocate all memory at the start.
     #[serde(default)]
     pub prefault: bool,
-    /// Give the guest a balloon with free-page reporting; see [`VmSpec::has_balloon`].
+    /// Whether to give the guest a balloon with free-page reporting; see [`VmSpec::has_balloon`].
     #[serde(default = "yes")]
     pub balloon: bool,
     /// Command to run in the guest. The VM ends with the command's exit status.
     pub command: Option<Vec<String>>,
-    /// How strict the sandbox is: `auto`, `require`, `off`.
+    /// Strictness of the sandbox: `auto`, `require`, `off`.
     #[serde(default)]
     pub sandbox: SandboxSpec,
-    /// Bytes that the temporary overlay of each disk takes at most; no limit when absent.
+    /// Maximum bytes of each disk's temporary overlay; no limit when absent.
     #[serde(default)]
     pub scratch_limit: Option<Size>,
-    /// How disks without a `share` of their own share memory: `adaptive`, `deferred`, `at-read`, `never`.
+    /// Sharing mode of disks without a `share` of their own: `adaptive`, `deferred`, `at-read`, `never`.
     #[serde(default)]
     pub share: Option<ShareSpec>,
     /// The group of VMs that share memory with one another. When absent, the host's file decides which VMs
     /// share memory.
     #[serde(default)]
     pub share_group: Option<String>,
-    /// The cell of the cluster to run in; when absent, the cell with the most room.
+    /// Cell of the cluster to run in; when absent, the cell with the most free resources.
     #[serde(default)]
     pub cell: Option<u16>,
     /// The cells of the cluster that the VM spans, a shard in each; when absent, one cell and one shard.
@@ -124,7 +125,7 @@ impl VmSpec {
     }
 
     /// Whether the VM gets a balloon. A VM on pages of the host's pools gets none: those pages stay reserved
-    /// for the VM to its end. Otherwise another VM could take a page that this VM gave back and needs again.
+    /// for the VM to its end. Otherwise another VM could take a page that this VM returned and needs again.
     pub fn has_balloon(&self) -> bool {
         let pool = matches!(self.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
         self.balloon && !pool
@@ -159,7 +160,7 @@ pub struct KernelSpec {
     pub cmdline: String,
 }
 
-/// How a VM uses its image's root disk. Always private: the image is never written.
+/// Use of an image's root disk. Always private: the image is never written.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -167,9 +168,9 @@ pub struct RootSpec {
     /// Keep the VM's writes, in an overlay file of the data directory named by the VM.
     #[serde(default)]
     pub persistent: bool,
-    /// How pages that the root disk reads are shared; the VM's `share` when absent.
+    /// Sharing mode of pages that the root disk reads; the VM's `share` when absent.
     pub share: Option<ShareSpec>,
-    /// The outcome of a write that finds no room on the host.
+    /// Outcome of a write for which the host has no space.
     #[serde(default)]
     pub on_full: OnFullSpec,
 }
@@ -194,7 +195,7 @@ impl RestartSpec {
     }
 }
 
-/// The outcome of a write to a disk that finds no room on the host (`docs/guide/disks.md`).
+/// Outcome of a write to a disk for which the host has no space (`docs/guide/disks.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -202,11 +203,12 @@ pub enum OnFullSpec {
     /// The write fails: the guest gets an I/O error.
     #[default]
     Error,
-    /// The write waits until there is room.
+    /// The write waits for free space.
     Pause,
 }
 
-/// How pages that a disk reads from a file nobody writes are shared with other VMs (`docs/guide/sharing.md`).
+/// Sharing of pages that a disk reads from a file that is never written, with other VMs
+/// (`docs/guide/sharing.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -232,7 +234,7 @@ pub struct DiskSpec {
     pub path: PathBuf,
     /// Format of the file; when absent, detected from the file's first bytes.
     pub format: Option<DiskFormatSpec>,
-    /// Which VMs may use the disk.
+    /// Sharing of the disk between VMs.
     #[serde(default)]
     pub mode: DiskMode,
     /// Keep the writes. An exclusive disk that is not persistent is written to a temporary overlay.
@@ -246,9 +248,9 @@ pub struct DiskSpec {
     pub device: DiskDevice,
     /// Number of request queues; when absent, one for each vCPU, four at most.
     pub queues: Option<u16>,
-    /// How pages that the disk reads are shared; the VM's `share` when absent.
+    /// Sharing mode of pages that the disk reads; the VM's `share` when absent.
     pub share: Option<ShareSpec>,
-    /// The outcome of a write that finds no room on the host.
+    /// Outcome of a write for which the host has no space.
     #[serde(default)]
     pub on_full: OnFullSpec,
 }
@@ -264,7 +266,7 @@ pub enum DiskFormatSpec {
     Qcow2,
 }
 
-/// Which VMs may use a disk.
+/// Sharing of a disk between VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -309,7 +311,7 @@ pub struct NetSpec {
     pub host: bool,
 }
 
-/// What a network card is connected to.
+/// Connection of a network card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -335,7 +337,7 @@ pub struct NodeSpec {
     pub host_node: Option<u32>,
 }
 
-/// What backs guest memory.
+/// Pages that back guest memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum PagesSpec {
@@ -354,7 +356,7 @@ pub enum PagesSpec {
     Huge1G,
 }
 
-/// How strict the sandbox is.
+/// Strictness of the sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -390,7 +392,7 @@ fn yes() -> bool {
 }
 
 impl Size {
-    /// Reads a number with a unit. A number without one is refused: `512` is bytes to some and MiB to others.
+    /// Parses a number with a unit. A number without one is refused: `512` could mean bytes or MiB.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();

@@ -1,4 +1,4 @@
-//! The resources.
+//! REST resources.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -24,49 +24,49 @@ use registry::update::Update;
 use registry::vms::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
 use utoipa::OpenApi;
 
-use crate::body::body;
 use crate::caller::{Caller, MemberRights, recognize};
-use crate::place;
+use crate::idempotency::once;
 use crate::problem::Problem;
-use crate::repeated::once;
-use crate::slots::{Slots, attended};
+use crate::request_body::body;
+use crate::slots::{Slots, run_in_slot};
+use crate::trusted_path;
 use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
-use crate::{copies, events, guest, host, metrics, repeated};
+use crate::{copies, events, guest, host, idempotency, metrics};
 
-/// How long a VM may take to say what it counted, or to obey an order that takes no time.
+/// Time limit for a VM to report its counters, or to carry out an immediate order.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// How long a VM's memory may take to move to other nodes of the host.
+/// Time limit for a VM's memory to move to other host nodes.
 const MEMORY_LIMIT: Duration = Duration::from_secs(630);
-/// How long a VM may take until its vCPUs run: its memory may have to be allocated first.
+/// Time limit until a VM's vCPUs run: its memory may have to be allocated first.
 const START_LIMIT: Duration = Duration::from_secs(300);
-/// How long a VM may take to end by force: its disks finish what is under way, and what it had is given back.
+/// Time limit for a forced end: disks finish pending I/O, and resources are returned.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// How long a reset VM may take to start again.
+/// Time limit for a reset VM to start again.
 const RESET_LIMIT: Duration = Duration::from_secs(65);
-/// How long a vCPU may take to move.
+/// Time limit for a vCPU to move.
 pub(crate) const MOVE_LIMIT: Duration = ANSWER_LIMIT;
-/// How long a guest may take to power off, at most.
+/// Maximum time limit for a guest to power off.
 const STOP_LIMIT_MAX_S: u64 = 3600;
 
-/// What the handlers need.
+/// Shared state of the handlers.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// The program that starts VMs: `mirrorball`.
+    /// Program that starts VMs: `mirrorball`.
     pub(crate) program: Arc<PathBuf>,
-    /// Which VMs share pages with those that are started here.
+    /// Rule that decides which VMs share pages with those started here.
     share_between: ShareBetween,
-    /// What members of the group may do.
+    /// Rights of the group's members.
     pub(crate) rights: Arc<MemberRights>,
-    /// Held while a member's VM starts: two that start at once are within the limits together.
+    /// Held while a member's VM starts, so that simultaneous starts stay within the limits together.
     members_start: Arc<Mutex<()>>,
-    /// The long requests that are under way.
+    /// Slots of long requests.
     pub(crate) slots: Slots,
-    /// The streams of events that are open.
+    /// Slots of open event streams.
     pub(crate) streams: Slots,
 }
 
 impl Context {
-    /// For an API that starts VMs by `program`.
+    /// Creates the state of an API that starts VMs with `program`.
     pub fn new(program: PathBuf, share_between: ShareBetween, rights: MemberRights) -> Self {
         Self {
             program: Arc::new(program),
@@ -121,14 +121,14 @@ pub(crate) type Result<T> = std::result::Result<T, Problem>;
 )]
 struct Document;
 
-/// The document, generated from this code.
+/// Generates the OpenAPI document from this code.
 pub fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
-    repeated::describe(&mut document);
+    idempotency::describe(&mut document);
     document
 }
 
-/// Everything that is served.
+/// Returns the router of all resources.
 pub fn router(context: Context) -> Router {
     Router::new()
         .route("/v1/vms", get(list_vms).post(start_vm))
@@ -174,7 +174,7 @@ pub fn router(context: Context) -> Router {
         .with_state(context)
 }
 
-/// Runs what blocks where it may.
+/// Runs blocking work on a thread that may block.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -183,13 +183,13 @@ pub(crate) async fn blocking<T: Send + 'static>(
         .map_err(Problem::internal)?
 }
 
-/// The VMs that run now.
+/// Returns the records of running VMs.
 pub(crate) fn records() -> Result<Vec<Record>> {
     let records = Registry::open().and_then(|registry| registry.list());
     records.map_err(Problem::internal)
 }
 
-/// The directory of a running VM.
+/// Returns the directory of a running VM.
 pub(crate) fn folder(name: &str) -> Result<PathBuf> {
     let registry = Registry::open().map_err(Problem::internal)?;
     registry.find(name).map_err(|error| match error {
@@ -198,7 +198,7 @@ pub(crate) fn folder(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// What one VM answers to an order of somebody's who may give it.
+/// Sends a VM an order of a caller who may give it, and returns the response.
 pub(crate) async fn order(
     (context, caller): (Context, Caller),
     name: String,
@@ -206,12 +206,12 @@ pub(crate) async fn order(
     limit: Duration,
 ) -> Result<Answer> {
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         let folder = folder(&name)?;
         let record = vms::read(&folder).map_err(Problem::internal)?;
         caller.may_change(&context.rights, &record)?;
         let answer = ask(&folder, &request, Some(limit)).map_err(|error| match error.kind() {
-            // Without the limit, VMs that do not answer would take up all threads.
+            // Without the limit, VMs that do not reply would take up all threads.
             ErrorKind::WouldBlock => Problem::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 format!("{name}: no answer for {} s; try to kill it", limit.as_secs()),
@@ -226,7 +226,7 @@ pub(crate) async fn order(
     .await
 }
 
-/// Lists the VMs that run.
+/// Lists running VMs.
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<Vm>)))]
 async fn list_vms() -> Result<Json<Vec<Vm>>> {
     blocking(|| Ok(Json(records()?.iter().map(Vm::from).collect()))).await
@@ -246,7 +246,7 @@ async fn start_vm(
 ) -> Result<Response> {
     let spec: VmSpec = body(request).await?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         let policy = caller.policy(&context.rights)?;
         let _starts = policy.map(|_| {
             let lock = context.members_start.lock();
@@ -298,7 +298,7 @@ async fn start_vm(
     .await
 }
 
-/// Checks that a member may start a VM of this spec beside those that run.
+/// Checks that a member may start a VM of this spec beside the running VMs.
 fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
     let refused = |why| Problem::new(StatusCode::FORBIDDEN, why);
     let running = records()?;
@@ -306,14 +306,14 @@ fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
     let used = Usage::of(own.map(|record| &record.spec));
     policy
         .admit(spec, used)
-        .map_err(|fault| refused(format!("{}; {}", fault.message, fault.mend)))?;
+        .map_err(|fault| refused(format!("{}; {}", fault.message, fault.help)))?;
     for path in paths(spec) {
-        place::check(path, geteuid().as_raw()).map_err(refused)?;
+        trusted_path::check(path, geteuid().as_raw()).map_err(refused)?;
     }
     Ok(())
 }
 
-/// The files that a spec names.
+/// Yields the files that a spec names.
 fn paths(spec: &VmSpec) -> impl Iterator<Item = &PathBuf> {
     let kernel = spec
         .kernel
@@ -322,7 +322,7 @@ fn paths(spec: &VmSpec) -> impl Iterator<Item = &PathBuf> {
     kernel.flatten().chain(spec.disks.iter().map(|disk| &disk.path))
 }
 
-/// What must hold of a spec before anything is started; the VM's name.
+/// Checks a spec before anything is started; returns the VM's name.
 fn check(spec: &VmSpec) -> Result<String> {
     let name = spec.name.clone();
     let name = name.ok_or_else(|| Problem::bad_request("a VM needs a `name` here"))?;
@@ -338,10 +338,10 @@ fn check(spec: &VmSpec) -> Result<String> {
         )));
     }
     config::check(spec)
-        .map_err(|fault| Problem::bad_request(format!("{}; {}", fault.message, fault.mend)))?;
+        .map_err(|fault| Problem::bad_request(format!("{}; {}", fault.message, fault.help)))?;
     config::check_host(spec, None, &HostFacts::of_this_host()).map_err(|error: ConfigError| {
-        let mend = error.mend.as_deref().unwrap_or_default();
-        Problem::bad_request(format!("{error}; {mend}"))
+        let help = error.help.as_deref().unwrap_or_default();
+        Problem::bad_request(format!("{error}; {help}"))
     })?;
     Ok(name)
 }
@@ -476,7 +476,7 @@ async fn update_vm(
             "what VMs use of the host is the owner's to change",
         ));
     }
-    // Memory takes its time to move.
+    // Moving memory takes longer.
     let limit = if update.memory_nodes.is_some() {
         MEMORY_LIMIT
     } else {
@@ -508,7 +508,7 @@ async fn list_cells() -> Result<Json<Vec<Cell>>> {
     blocking(|| Ok(Json(cells()?))).await
 }
 
-/// The cells of the cluster on this host.
+/// Returns the cluster's cells on this host.
 pub(crate) fn cells() -> Result<Vec<Cell>> {
     let files = Files::open().map_err(Problem::internal)?;
     let status = client::status(&files).map_err(Problem::internal)?;

@@ -1,6 +1,7 @@
-//! The process at the other end of a connection, and what it may do.
+//! Identity of the process at the other end of a connection, and its rights.
 //!
-//! The owner is the user whom the API runs as, and root. Everybody else came in by the group of the socket: a *member*.
+//! The owner is the user who runs the API, or root. All other users connect by the group of the socket: a
+//! *member*.
 
 use axum::extract::connect_info::Connected;
 use axum::extract::{ConnectInfo, Request, State};
@@ -16,18 +17,18 @@ use crate::api::Context;
 use crate::connections::Listener;
 use crate::problem::Problem;
 
-/// What members of the group may do.
+/// Rights of the group's members.
 #[derive(Clone, Debug)]
 pub enum MemberRights {
-    /// See everything, and change nothing.
+    /// Read everything, and change nothing.
     Look,
     /// Start VMs that the policy admits, and end those.
     Limited(MemberPolicy),
-    /// Everything that the owner may: members of root's API are root.
+    /// All rights of the owner: members of root's API are root.
     All,
 }
 
-/// The user id of a connection's other end, as the kernel told it when that connected; none if it did not.
+/// User id of a connection's peer, from the kernel at connection time; none if unknown.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(Option<u32>);
 
@@ -37,12 +38,12 @@ impl Connected<IncomingStream<'_, Listener>> for Peer {
     }
 }
 
-/// The one who makes a request.
+/// Originator of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// May do everything; its user id, if that is known.
+    /// The owner, with all rights; the user id if known.
     Owner(Option<u32>),
-    /// May do what the [`MemberRights`] say; its user id, if that is known.
+    /// A member, with the rights of [`MemberRights`]; the user id if known.
     Member(Option<u32>),
 }
 
@@ -54,7 +55,7 @@ impl Caller {
         }
     }
 
-    /// The user `own` and root are owners, and others are members.
+    /// The user `own` and root are owners; all others are members.
     pub(crate) fn by_uid(uid: Option<u32>, own: u32) -> Self {
         if uid.is_some_and(|uid| uid == own || uid == 0) {
             Self::Owner(uid)
@@ -63,7 +64,7 @@ impl Caller {
         }
     }
 
-    /// The user id, if that is known.
+    /// Returns the user id, if known.
     pub fn uid(self) -> Option<u32> {
         match self {
             Self::Owner(uid) | Self::Member(uid) => uid,
@@ -86,16 +87,17 @@ impl Caller {
         }
     }
 
-    /// Checks that the caller may use the guest of `record`: run programs in it, copy files and read its console.
+    /// Checks that the caller may use the guest of `record`: run programs in it, copy files and read its
+    /// console.
     ///
-    /// A member may do that in the VMs that the member started. It gives no right that a member lacks: the policy lets members choose
-    /// the kernel's command line, and so the first program, of a guest that has a network card. What the guest may have of the
-    /// host was decided when it started.
+    /// A member may use the guests of VMs that the member started. This adds no right: the policy lets
+    /// members choose the kernel's command line, and so the first program, of a guest that has a network
+    /// card. The guest's access to the host was decided when it started.
     pub fn may_use_guest(self, rights: &MemberRights, record: &Record) -> Result<(), Problem> {
         self.may_change(rights, record)
     }
 
-    /// Checks that the caller is the owner, whose the operation `what` is.
+    /// Checks that the caller is the owner, as the operation `what` requires.
     pub fn must_own(self, what: &str) -> Result<(), Problem> {
         match self {
             Self::Owner(_) => Ok(()),
@@ -106,7 +108,7 @@ impl Caller {
         }
     }
 
-    /// The policy and the user id by which the caller may start VMs; nothing for the owner, who may start any.
+    /// Returns the policy and the user id for the caller's starts; none for the owner, who may start any VM.
     pub fn policy(self, rights: &MemberRights) -> Result<Option<(u32, &MemberPolicy)>, Problem> {
         match (self, rights) {
             (Self::Owner(_), _) => Ok(None),
@@ -123,7 +125,7 @@ fn only_look() -> Problem {
     )
 }
 
-/// Tells the handlers who calls.
+/// Adds the caller's identity to each request.
 pub async fn recognize(
     State(context): State<Context>,
     ConnectInfo(peer): ConnectInfo<Peer>,
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_is_this_user_or_root_and_nobody_else_unless_members_may_all() {
+    fn only_this_user_and_root_are_owners_unless_members_have_all_rights() {
         let caller = |uid, rights: &MemberRights| Caller::of(Peer(uid), 1000, rights);
         for uid in [0, 1000] {
             assert_eq!(caller(Some(uid), &MemberRights::Look), Caller::Owner(Some(uid)));

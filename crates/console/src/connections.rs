@@ -1,4 +1,4 @@
-//! Connections of clients, of which each user has a bounded number.
+//! Client connections, of which each user has a bounded number.
 
 use std::io;
 use std::pin::Pin;
@@ -13,14 +13,14 @@ use tokio::net::{UnixListener, UnixStream};
 use crate::caller::Caller;
 use crate::slots::{Slot, Slots};
 
-/// Connections of a member at a time.
+/// Maximum simultaneous connections of a member.
 const MEMBERS_CONNECTIONS_MAX: usize = 64;
-/// Connections of an owner at a time.
+/// Maximum simultaneous connections of an owner.
 const OWNERS_CONNECTIONS_MAX: usize = 256;
-/// Pause after a connection that could not be accepted, as when the process has no descriptors left.
+/// Pause after a failed accept, as when the process has no descriptors left.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// The socket of the API. A user's connection above the bound is closed at once.
+/// Socket of the API. It closes a connection above the user's bound at once.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
@@ -36,7 +36,7 @@ pub struct Connection {
 }
 
 impl Listener {
-    /// Accepts at this socket.
+    /// Creates a listener for this socket.
     pub fn new(socket: UnixListener) -> Self {
         Self {
             socket,
@@ -46,7 +46,7 @@ impl Listener {
 }
 
 impl Connection {
-    /// The user id of the other end, as the kernel told it when that connected.
+    /// User id of the peer, from the kernel at connection time.
     pub fn uid(&self) -> Option<u32> {
         self.uid
     }

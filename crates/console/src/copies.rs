@@ -1,7 +1,7 @@
-//! Clones, snapshots and restores, by the program that starts VMs.
+//! Clones, snapshots and restores, carried out by the program that starts VMs.
 //!
-//! They read what a guest's memory and a snapshot's author say, which this process never does. The command goes on when this
-//! process ends.
+//! They read guest memory and snapshots of untrusted authors, which this process never does. The command
+//! continues when this process ends.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,30 +22,30 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::{Context, Result, folder};
-use crate::body::body;
 use crate::caller::Caller;
 use crate::problem::Problem;
-use crate::slots::attended;
+use crate::request_body::body;
+use crate::slots::run_in_slot;
 use crate::views::Vm;
 
 /// Time limit for copies to run.
 const START_LIMIT: Duration = Duration::from_secs(300);
 /// Time limit for a snapshot to be written.
 const WRITE_LIMIT: Duration = Duration::from_secs(1800);
-/// Interval between two looks whether a command has ended.
+/// Poll interval for the end of a command.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Bytes that are read of what a command prints.
+/// Maximum bytes that are read of a command's output.
 const OUTPUT_BYTES_MAX: u64 = 256 << 10;
 /// Exit status of a command with wrong arguments.
 const USAGE: i32 = 2;
-/// Keeps a command on this host.
+/// Environment variable that keeps a command on this host.
 const STAY: (&str, &str) = ("MIRRORBALL_FORWARDED", "1");
 
-/// The copies of a VM that are to be made.
+/// Copies to make of a VM.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CloneOrder {
-    /// How many, 1 to 1000.
+    /// Number of copies, 1 to 1000.
     pub count: u16,
     /// Their names; `{}` stands for a number. The VM's name, `-` and a number when absent.
     pub name: Option<String>,
@@ -63,16 +63,16 @@ impl Default for CloneOrder {
     }
 }
 
-/// VMs that have gone on where another stood.
+/// VMs that resumed from another VM's state.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Copies {
     /// The VMs.
     pub vms: Vec<Vm>,
-    /// What the command reported, a line each.
+    /// Messages of the command, one per line.
     pub notes: Vec<String>,
 }
 
-/// Makes running copies of a running VM. Answers when they run.
+/// Makes running copies of a running VM. Responds when they run.
 #[utoipa::path(post, path = "/v1/vms/{name}/clone", params(("name" = String, Path)), request_body = CloneOrder, responses(
     (status = 201, body = Copies), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 404, body = Problem), (status = 422, body = Problem, description = "It can't be cloned."),
@@ -86,7 +86,7 @@ pub(crate) async fn clone(
     let wanted: CloneOrder = body(request).await?;
     caller.must_own("a clone, which takes memory of the host and keeps what its parent has,")?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         folder(&name)?;
         let mut words = vec![OsString::from("clone")];
         words.extend(counted(wanted.count, wanted.name.as_deref()));
@@ -97,7 +97,7 @@ pub(crate) async fn clone(
     .await
 }
 
-/// Where a snapshot is to be written.
+/// Location for a new snapshot.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotOrder {
@@ -106,14 +106,14 @@ pub struct SnapshotOrder {
     pub directory: PathBuf,
 }
 
-/// What has been done.
+/// Outcome of an operation.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Reported {
-    /// What the command reported, a line each.
+    /// Messages of the command, one per line.
     pub notes: Vec<String>,
 }
 
-/// Writes a running VM into a new directory of the host. The VM goes on; answers when all is written.
+/// Writes a running VM into a new directory of the host. The VM continues; responds when all is written.
 #[utoipa::path(post, path = "/v1/vms/{name}/snapshot", params(("name" = String, Path)), request_body = SnapshotOrder, responses(
     (status = 201, body = Reported), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 404, body = Problem),
@@ -129,7 +129,7 @@ pub(crate) async fn snapshot(
     caller.must_own("a snapshot, which is written where the owner may write,")?;
     absolute(&wanted.directory)?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         folder(&name)?;
         let words = [
             "snapshot".into(),
@@ -143,18 +143,18 @@ pub(crate) async fn snapshot(
     .await
 }
 
-/// VMs that are to go on from a snapshot. The keys mean what the flags of `mirrorball restore` mean.
+/// VMs to start from a snapshot. The keys have the meaning of `mirrorball restore`'s flags.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RestoreOrder {
     /// The absolute path of the snapshot on the host.
     #[schema(value_type = String)]
     pub directory: PathBuf,
-    /// How many, 1 to 1000; 1 when absent.
+    /// Number of VMs, 1 to 1000; 1 when absent.
     pub count: Option<u16>,
     /// Their names; `{}` stands for a number. The name of the snapshot's VM when absent.
     pub name: Option<String>,
-    /// Disks by number, and the absolute path of the file that each is.
+    /// Disks by number, each with the absolute path of its file.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, String>)]
     pub disks: BTreeMap<usize, PathBuf>,
@@ -164,19 +164,19 @@ pub struct RestoreOrder {
     /// The initramfs.
     #[schema(value_type = Option<String>)]
     pub initrd: Option<PathBuf>,
-    /// The weakest sandbox: `auto`, `require` or `off`; `auto` when absent.
+    /// Weakest accepted sandbox: `auto`, `require` or `off`; `auto` when absent.
     pub sandbox: Option<String>,
-    /// Its part of CPUs that VMs share, 1 to 10000.
+    /// Weight among VMs that share CPUs, 1 to 10000.
     pub cpu_weight: Option<u16>,
-    /// CPUs of the host at most.
+    /// Maximum host CPUs.
     pub cpu_limit: Option<f64>,
-    /// Memory of the host at most, as `2G`.
+    /// Maximum host memory, as `2G`.
     pub memory_limit: Option<String>,
-    /// I/O of the host's devices at most, as `reads=500,write_bytes=10M`.
+    /// Maximum I/O on the host's devices, as `reads=500,write_bytes=10M`.
     pub io_limit: Option<String>,
-    /// What each disk's temporary overlay takes at most, as `4G`.
+    /// Maximum size of each disk's temporary overlay, as `4G`.
     pub scratch_limit: Option<String>,
-    /// Nothing else runs on a core of the host while the VM does.
+    /// Whether nothing else runs on a core of the host while the VM does.
     #[serde(default)]
     pub core_scheduling: bool,
     /// The share group of the snapshot's VM.
@@ -189,7 +189,7 @@ pub struct RestoreOrder {
 }
 
 impl RestoreOrder {
-    /// The words of the command.
+    /// Returns the arguments of the command.
     fn words(self) -> Result<Vec<OsString>> {
         absolute(&self.directory)?;
         let mut words = vec![OsString::from("restore"), "--lab=never".into()];
@@ -227,7 +227,7 @@ impl RestoreOrder {
     }
 }
 
-/// Starts VMs that go on from a snapshot. Answers when they run.
+/// Starts VMs from a snapshot. Responds when they run.
 #[utoipa::path(post, path = "/v1/snapshots/restore", request_body = RestoreOrder, responses(
     (status = 201, body = Copies), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 422, body = Problem, description = "It is no snapshot, or wants what the request does not allow."),
@@ -241,10 +241,10 @@ pub(crate) async fn restore(
     caller.must_own("a snapshot, whose files are found by the owner's rights,")?;
     let words = wanted.words()?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| copies(run(&context, &words, START_LIMIT)?)).await
+    run_in_slot(slot, move |_| copies(run(&context, &words, START_LIMIT)?)).await
 }
 
-/// The flags for several copies. A value is behind `=`, so that it is never taken for a flag.
+/// Returns the flags for several copies. A value follows `=`, so that it is never taken for a flag.
 fn counted(count: u16, name: Option<&str>) -> Vec<OsString> {
     let mut words = vec![OsString::from(format!("--count={count}"))];
     words.extend(name.map(|name| format!("--name={name}").into()));
@@ -261,31 +261,31 @@ fn absolute(path: &FilePath) -> Result<()> {
     )))
 }
 
-/// The VMs whose names a command has printed.
+/// Returns the VMs whose names a command has printed.
 fn copies(said: Output) -> Result<(StatusCode, Json<Copies>)> {
     let records = said.out.lines().map(|name| {
         let record = vms::read(&folder(name)?).map_err(Problem::internal)?;
         Ok(Vm::from(&record))
     });
-    // One that has ended since is left out.
+    // A VM that has ended since is left out.
     let vms = records.filter_map(Result::ok).collect();
     let notes = said.notes();
     Ok((StatusCode::CREATED, Json(Copies { vms, notes })))
 }
 
-/// What a command has printed.
+/// Output of a command.
 pub(crate) struct Output {
     out: String,
     errors: String,
 }
 
 impl Output {
-    /// The lines that it has printed.
+    /// Returns the lines of standard output.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.out.lines().map(str::to_owned).collect()
     }
 
-    /// The lines about the command, without the program's name.
+    /// Returns the lines about the command, without the program's name.
     fn notes(&self) -> Vec<String> {
         let lines = self.errors.lines();
         lines
@@ -294,7 +294,7 @@ impl Output {
     }
 }
 
-/// Runs the program with these words, for `limit` at most. It goes on if this process ends.
+/// Runs the program with these arguments, for at most `limit`. It continues if this process ends.
 pub(crate) fn run(context: &Context, words: &[OsString], limit: Duration) -> Result<Output> {
     let file = |name| memfd_create(name, MFdFlags::MFD_CLOEXEC).map(File::from);
     let (out, errors) = (
@@ -335,7 +335,7 @@ pub(crate) fn run(context: &Context, words: &[OsString], limit: Duration) -> Res
     }
 }
 
-/// Waits until a process has ended. One that has not within the limit is killed.
+/// Waits for the end of a process. Kills a process that has not ended within the limit.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! What changes, as a stream of server-sent events.
+//! Changes of VMs and cells, as a stream of server-sent events.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -23,31 +23,31 @@ use crate::caller::Caller;
 use crate::problem::Problem;
 use crate::views::{Cell, Vm};
 
-/// The header of a client that comes back.
+/// Header that a reconnecting client sends.
 const LAST_EVENT_ID: &str = "last-event-id";
-/// The type of the journal's events in the stream. Those without a type are as they were before there was a
-/// journal.
+/// Type of the journal's events in the stream. Events without a type are unchanged from before the journal
+/// existed.
 const JOURNAL_TYPE: &str = "journal";
-/// Events of the journal that are read at once.
+/// Maximum events of the journal per read.
 const BATCH_MAX: usize = 256;
-/// How often is looked: an event is that late at most.
-const LOOK: Duration = Duration::from_millis(200);
-/// Events that wait for a slow reader; then it waits no longer for this host than the host for it.
+/// Poll interval, and so the maximum delay of an event.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Queue length for a slow reader; then the reader waits for this host.
 const WAITING_MAX: usize = 64;
 
-/// What has changed.
+/// A change of a VM or a cell.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Change {
-    /// A VM is there, or was when the stream began, or is otherwise than before: starting, running, rebooted,
-    /// with a full disk.
+    /// A VM exists when the stream begins, has appeared, or has changed: starting, running, rebooted, with a
+    /// full disk.
     Vm(Vm),
     /// A VM has ended.
     VmEnded {
         /// Its name.
         name: String,
     },
-    /// A cell is there, or was when the stream began, or is otherwise than before.
+    /// A cell exists when the stream begins, has appeared, or has changed.
     Cell(Cell),
     /// A cell is no longer in the cluster.
     CellGone {
@@ -56,15 +56,15 @@ pub enum Change {
     },
 }
 
-/// What there is at a moment.
+/// VMs and cells at a moment.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Scene {
+pub struct HostState {
     vms: BTreeMap<String, Vm>,
     cells: BTreeMap<u16, Cell>,
 }
 
-impl Scene {
-    /// Of these.
+impl HostState {
+    /// Creates the state from VMs and cells.
     pub fn new(vms: impl IntoIterator<Item = Vm>, cells: impl IntoIterator<Item = Cell>) -> Self {
         Self {
             vms: vms.into_iter().map(|vm| (vm.name.clone(), vm)).collect(),
@@ -72,7 +72,7 @@ impl Scene {
         }
     }
 
-    /// What has changed since `before`.
+    /// Returns the changes since `before`.
     pub fn changes(&self, before: &Self) -> Vec<Change> {
         let ended = before.vms.keys().filter(|name| !self.vms.contains_key(*name));
         let ended = ended.map(|name| Change::VmEnded { name: name.clone() });
@@ -95,19 +95,19 @@ impl Scene {
     }
 }
 
-/// Where a stream of events begins.
+/// Start of a stream of events.
 #[derive(Debug, PartialEq)]
 enum Begin {
-    /// With everything that there is.
+    /// With the whole current state.
     Whole,
-    /// Behind an event that the client has.
+    /// After an event that the client has.
     After(Token),
-    /// With a gap, since the client's event is none, and then with everything.
+    /// With a gap, because the client's event is unknown, and then the whole current state.
     Lost,
 }
 
 impl Begin {
-    /// By the header that a client sends that comes back (HTML Standard, section 9.2, "Last-Event-ID").
+    /// Parses the header of a reconnecting client (HTML Standard, section 9.2, "Last-Event-ID").
     fn of(headers: &HeaderMap) -> Self {
         match headers.get(LAST_EVENT_ID) {
             None => Self::Whole,
@@ -121,9 +121,9 @@ impl Begin {
     }
 }
 
-/// Tells of every VM and cell that there is, and then of each change; also of each event of the journal, with
-/// its token as `id`. A client that comes back with `Last-Event-ID` gets the events of the journal since
-/// then, and only what has changed from now on.
+/// Streams every current VM and cell, and then each change; also each event of the journal, with its token as
+/// `id`. A client that reconnects with `Last-Event-ID` receives the events of the journal since then, and
+/// only later changes of VMs and cells.
 #[utoipa::path(get, path = "/v1/events", params(
     ("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event that the client has.")),
     responses((status = 200, content_type = "text/event-stream", body = Change, description =
@@ -137,30 +137,30 @@ pub(crate) async fn events(
     let slot = context.streams.take(caller)?;
     let begin = Begin::of(&headers);
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
-    // Ends when nobody listens.
+    // Ends when the client disconnects.
     tokio::spawn(async move {
-        let _ = tell(begin, sender).await;
+        let _ = stream(begin, sender).await;
         drop(slot);
     });
     Ok(Sse::new(ReceiverStream::new(receiver)).keep_alive(KeepAlive::default()))
 }
 
-/// What is sent next, and how to go on.
+/// Next events to send, and the reader that continues.
 type Batch = (Vec<Event>, Option<Reader>);
 
-async fn tell(
+async fn stream(
     begin: Begin,
     sender: Sender<Result<Event, Infallible>>,
 ) -> Result<(), SendError<Result<Event, Infallible>>> {
-    let (mut reader, mut known) = (None, Scene::default());
+    let (mut reader, mut known) = (None, HostState::default());
     if let Begin::After(token) = begin {
-        // What there is now the client knows, or learns from the journal.
+        // The client has the current state, or receives it from the journal.
         let Ok(after) = blocking(move || Ok(Reader::after(journal()?, token))).await else {
-            // The client comes back with the same token.
+            // The client reconnects with the same token.
             return Ok(());
         };
         reader = Some(after);
-        known = blocking(scene).await.unwrap_or_default();
+        known = blocking(host_state).await.unwrap_or_default();
     } else if begin == Begin::Lost {
         let why = "the Last-Event-ID is none of this journal".to_owned();
         let gap = serde_json::json!({ "event": "gap", "why": why });
@@ -168,19 +168,19 @@ async fn tell(
     }
     let mut is_first = true;
     while !sender.is_closed() {
-        // The journal first: its place is then before what is seen. What can't be read now is looked at
-        // again.
+        // Reads the journal first, so that its position precedes the observed state. A failed read is
+        // repeated.
         let taken = reader.take();
         let (events, next) = blocking(move || read(taken)).await.unwrap_or_default();
         reader = next;
         for event in events {
             sender.send(Ok(event)).await?;
         }
-        if let Ok(now) = blocking(scene).await {
+        if let Ok(now) = blocking(host_state).await {
             for change in now.changes(&known) {
                 let mut event = Event::default().json_data(&change).unwrap_or_default();
                 if let (true, Some(token)) = (is_first, reader.as_ref().and_then(Reader::token)) {
-                    // A client that breaks off in the first burst misses nothing when it comes back.
+                    // A client that disconnects during the first burst misses nothing when it reconnects.
                     event = event.id(token.to_string());
                 }
                 sender.send(Ok(event)).await?;
@@ -188,27 +188,27 @@ async fn tell(
             known = now;
             is_first = false;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
-fn scene() -> Result<Scene, Problem> {
-    Ok(Scene::new(records()?.iter().map(Vm::from), cells()?))
+fn host_state() -> Result<HostState, Problem> {
+    Ok(HostState::new(records()?.iter().map(Vm::from), cells()?))
 }
 
 fn journal() -> Result<Journal, Problem> {
     Journal::open().map_err(Problem::internal)
 }
 
-/// The journal's new events. Without a reader there are none, and the reader begins behind them.
+/// Returns the journal's new events. Without a reader there are none, and the new reader starts after them.
 fn read(reader: Option<Reader>) -> Result<Batch, Problem> {
     let Some(mut reader) = reader else {
         let reader = Reader::from_end(journal()?).map_err(Problem::internal)?;
         return Ok((Vec::new(), Some(reader)));
     };
     let mut events = Vec::new();
-    // What can't be read now is read the next time.
+    // A failed read is repeated at the next poll.
     while events.len() < BATCH_MAX
         && let Ok(Some(entry)) = reader.next_entry()
     {
@@ -257,9 +257,9 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_changed_is_told() {
-        let before = Scene::new([vm("a", 1), vm("b", 1), vm("c", 1)], []);
-        let after = Scene::new([vm("b", 1), vm("c", 2), vm("d", 1)], []);
+    fn only_changes_are_reported() {
+        let before = HostState::new([vm("a", 1), vm("b", 1), vm("c", 1)], []);
+        let after = HostState::new([vm("b", 1), vm("c", 2), vm("d", 1)], []);
         let changes = after.changes(&before);
         let ended = Change::VmEnded { name: "a".to_owned() };
         assert_eq!(changes, [ended, Change::Vm(vm("c", 2)), Change::Vm(vm("d", 1))]);

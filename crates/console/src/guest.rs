@@ -1,7 +1,7 @@
-//! What is done inside a guest, and waited for: its console, programs, files, its end.
+//! Operations inside a guest that may block: its console, programs, files, and its end.
 //!
-//! A request holds for the VM that its name meant when its rights were checked. A later VM of the same name has another number
-//! (`Record::cid`), and gets nothing of the request.
+//! A request applies to the VM that had the name when the rights were checked. A later VM of the same name
+//! has another number (`Record::cid`), and the request does not reach it.
 
 mod exec;
 mod files;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use axum::http::{StatusCode, Uri};
-use operations::guest::{Waiting, connect_booting};
+use operations::guest::{AgentWait, connect_booting};
 use operations::{Failure, Kind};
 use registry::vms::{self, Record};
 use serde::de::DeserializeOwned;
@@ -27,10 +27,10 @@ use crate::api::{Context, Result, folder};
 use crate::caller::Caller;
 use crate::problem::Problem;
 
-/// Longest time limit that a request may set, in seconds.
+/// Maximum time limit of a request, in seconds.
 const LIMIT_MAX_S: u64 = 3600;
 
-/// The running VM that a request means.
+/// The running VM that a request names.
 #[derive(Clone, Debug)]
 struct Target {
     name: String,
@@ -57,7 +57,7 @@ impl Target {
         Ok(target)
     }
 
-    /// Whether the VM is still the one with this name.
+    /// Whether the VM still has this name.
     fn is_there(&self) -> bool {
         vms::read(&self.folder).is_ok_and(|now| now.cid == self.record.cid)
     }
@@ -66,15 +66,15 @@ impl Target {
         Problem::new(StatusCode::CONFLICT, format!("{}: the VM has ended", self.name))
     }
 
-    /// Connects to the VM's agent, while `goes_on` says so.
+    /// Connects to the VM's agent while `goes_on` returns true.
     fn agent(&self, goes_on: &dyn Fn() -> bool) -> Result<UnixStream> {
-        let waiting = Waiting {
+        let waiting = AgentWait {
             limit: None,
             on_booting: &|_| {},
             goes_on: &|| goes_on() && self.is_there(),
         };
         let agent = connect_booting(&self.name, &self.folder, &waiting);
-        // The name may have become another VM's since its rights were checked.
+        // Another VM may have taken the name since the rights were checked.
         if !self.is_there() {
             return Err(self.gone());
         }
@@ -82,7 +82,7 @@ impl Target {
     }
 }
 
-/// The end of a request that may take `limit_s` seconds.
+/// Returns the deadline of a request that may take `limit_s` seconds.
 fn deadline(limit_s: u64) -> Result<Instant> {
     if limit_s > LIMIT_MAX_S {
         return Err(Problem::bad_request(format!(
@@ -92,7 +92,7 @@ fn deadline(limit_s: u64) -> Result<Instant> {
     Ok(Instant::now() + Duration::from_secs(limit_s))
 }
 
-/// Reads the words behind the `?`, each of which may come once.
+/// Parses the parameters after the `?`, each of which may occur once.
 fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T> {
     let mut words = serde_json::Map::new();
     for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {

@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::{Context, MOVE_LIMIT, Result, order};
-use crate::body::body;
 use crate::caller::Caller;
 use crate::copies::{Reported, run};
 use crate::problem::Problem;
-use crate::slots::attended;
+use crate::request_body::body;
+use crate::slots::run_in_slot;
 
-/// Time limit for the VMs that depend on a failed cell to end, and for the cells that survive it.
+/// Time limit for dependent VMs to end after a cell's failure, and for surviving cells to recover.
 const FAIL_LIMIT: Duration = Duration::from_secs(300);
 
 /// A vCPU and the cell that it is to run in.
@@ -36,9 +36,9 @@ pub struct Move {
 /// A vCPU that has moved.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Moved {
-    /// How long it stood still, in microseconds.
+    /// Pause of the vCPU, in microseconds.
     pub still_us: u64,
-    /// The CPUs that it was pinned to, if the move has ended a pin.
+    /// CPUs that it was pinned to, if the move has removed its pin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_pin: Option<Vec<usize>>,
 }
@@ -71,7 +71,7 @@ pub(crate) async fn move_vcpu(
     }
 }
 
-/// What running VMs take of the host's memory, as `mirrorball mem --json`.
+/// Host memory that running VMs use, as `mirrorball mem --json`.
 #[utoipa::path(get, path = "/v1/memory", responses(
     (status = 200, body = Object, description = "VMs, files and the host, in bytes."), (status = 429, body = Problem)))]
 pub(crate) async fn memory(
@@ -79,7 +79,7 @@ pub(crate) async fn memory(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<serde_json::Value>> {
     let slot = context.slots.take(caller)?;
-    attended(slot, |_| {
+    run_in_slot(slot, |_| {
         let registry = Registry::open().map_err(Problem::internal)?;
         let table = memory::measure(&registry).map_err(Problem::internal)?;
         serde_json::to_value(&table).map(Json).map_err(Problem::internal)
@@ -92,7 +92,7 @@ pub(crate) async fn memory(
 pub struct Vcpus {
     /// Each vCPU, by VM and number.
     pub vcpus: Vec<VcpuThread>,
-    /// VMs whose vCPUs are not known now.
+    /// VMs whose vCPUs are unknown now.
     pub missing: Vec<Missing>,
 }
 
@@ -101,19 +101,19 @@ pub struct Vcpus {
 pub struct VcpuThread {
     /// The VM.
     pub vm: String,
-    /// The vCPU's number in the VM.
+    /// Number of the vCPU in the VM.
     pub vcpu: u8,
-    /// The cell in which it runs.
+    /// Cell in which it runs.
     pub cell: u16,
     /// The shard's process.
     pub shard_pid: i32,
-    /// The thread.
+    /// Id of the thread.
     pub thread_id: i32,
-    /// The CPUs of the host that the thread may use.
+    /// Host CPUs that the thread may use.
     pub cpus: Vec<usize>,
-    /// The CPU that it used last.
+    /// CPU that it used last.
     pub last_cpu: usize,
-    /// How long it has run so far, in milliseconds.
+    /// CPU time so far, in milliseconds.
     pub ran_ms: u64,
 }
 
@@ -132,7 +132,7 @@ impl From<Vcpu> for VcpuThread {
     }
 }
 
-/// A VM whose vCPUs are not known.
+/// A VM whose vCPUs are unknown.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Missing {
     /// The VM.
@@ -141,7 +141,7 @@ pub struct Missing {
     pub why: String,
 }
 
-/// Where the vCPUs of the VMs in this host's cells run.
+/// Lists the vCPUs of the VMs in this host's cells.
 #[utoipa::path(get, path = "/v1/cells/vcpus", responses(
     (status = 200, body = Vcpus), (status = 404, body = Problem, description = "No cluster is up."),
     (status = 429, body = Problem), (status = 504, body = Problem)))]
@@ -150,7 +150,7 @@ pub(crate) async fn vcpus(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Vcpus>> {
     let slot = context.slots.take(caller)?;
-    attended(slot, |_| {
+    run_in_slot(slot, |_| {
         let known = cells::vcpus()?;
         let missing = known.missing.into_iter();
         Ok(Json(Vcpus {
@@ -165,13 +165,13 @@ pub(crate) async fn vcpus(
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Loan {
-    /// The other cell, which borrows.
+    /// Cell that borrows.
     pub borrower: u16,
     /// The amount.
     pub bytes: u64,
 }
 
-/// Has a cell lend memory to another one of this host.
+/// Lends memory of a cell to another cell of this host.
 #[utoipa::path(post, path = "/v1/cells/{number}/lend", params(("number" = u16, Path)), request_body = Loan, responses(
     (status = 204), (status = 400, body = Problem), (status = 403, body = Problem), (status = 404, body = Problem),
     (status = 409, body = Problem), (status = 429, body = Problem), (status = 504, body = Problem)))]
@@ -184,7 +184,7 @@ pub(crate) async fn lend(
     change_loan((context, caller), &number, request, cells::lend).await
 }
 
-/// Has a cell take back memory that it has lent, as far as no VM uses it.
+/// Reclaims lent memory of a cell, as far as no VM uses it.
 #[utoipa::path(post, path = "/v1/cells/{number}/reclaim", params(("number" = u16, Path)), request_body = Loan, responses(
     (status = 204), (status = 400, body = Problem), (status = 403, body = Problem), (status = 404, body = Problem),
     (status = 409, body = Problem), (status = 429, body = Problem), (status = 504, body = Problem)))]
@@ -197,7 +197,7 @@ pub(crate) async fn reclaim(
     change_loan((context, caller), &number, request, cells::reclaim).await
 }
 
-/// Changes what the cell of this number lends, by `change` (lender, borrower, bytes).
+/// Changes the loans of the cell with this number, by `change` (lender, borrower, bytes).
 async fn change_loan(
     (context, caller): (Context, Caller),
     lender: &str,
@@ -208,11 +208,11 @@ async fn change_loan(
     caller.must_own("the memory of cells")?;
     let lender = cell_number(lender)?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| Ok(change(lender, borrower, bytes)?)).await?;
+    run_in_slot(slot, move |_| Ok(change(lender, borrower, bytes)?)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Has a cell fail as if its CPUs and memory were lost. Answers when the VMs that depend on it have ended.
+/// Makes a cell fail as if its CPUs and memory were lost. Responds when the VMs that depend on it have ended.
 #[utoipa::path(post, path = "/v1/cells/{number}/fail", params(("number" = u16, Path)), responses(
     (status = 200, body = Reported), (status = 403, body = Problem), (status = 404, body = Problem),
     (status = 422, body = Problem, description = "It has failed already, or does not end."), (status = 429, body = Problem)))]
@@ -224,7 +224,7 @@ pub(crate) async fn fail(
     caller.must_own("the failure of a cell")?;
     let number = cell_number(&number)?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |_| {
+    run_in_slot(slot, move |_| {
         cells::check(number)?;
         let words = ["cluster".into(), "fail".into(), number.to_string().into()];
         let notes = run(&context, &words, FAIL_LIMIT)?.lines();

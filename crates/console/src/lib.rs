@@ -1,23 +1,23 @@
 //! A REST API over a unix socket: VMs and cells as resources, events as a stream, metrics for Prometheus.
 //!
-//! [`serve`] is the process, apart from all that runs VMs: it can be killed and started at any time. [`caller`] decides
-//! who may do what, [`api`] has the resources, `guest` those inside a guest, `copies` clones and snapshots, `host` cells and memory,
-//! `repeated` answers those that are repeated,
-//! `connections` and `slots` bound what one user has, [`views`] what resources look like, [`problem`] what an error looks like, [`events`] and [`metrics`] the rest. Requests are
-//! answered from what any command sees ([`registry`]).
+//! [`serve`] is the process. It runs no VMs, so it can be killed and restarted at any time. [`caller`]
+//! decides rights, [`api`] has the resources, `guest` those inside a guest, `copies` clones and snapshots,
+//! `host` cells and memory. `idempotency` replays responses to repeated requests, and `connections` and
+//! `slots` bound each user's resources. [`views`] defines the JSON of resources, [`problem`] that of errors;
+//! [`events`] and [`metrics`] are the rest. Requests read the same state as any command ([`registry`]).
 
 pub mod api;
-mod body;
 pub mod caller;
 mod connections;
 mod copies;
 pub mod events;
 mod guest;
 mod host;
+mod idempotency;
 pub mod metrics;
-mod place;
 pub mod problem;
-mod repeated;
+mod request_body;
 pub mod serve;
 mod slots;
+mod trusted_path;
 pub mod views;

@@ -1,4 +1,4 @@
-//! Figures for Prometheus. `docs/reference/api.md` lists the names.
+//! Metrics for Prometheus. `docs/reference/api.md` lists the names.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -14,13 +14,13 @@ use crate::views::{Cell, Vm};
 
 type Labels = Vec<(&'static str, String)>;
 
-/// Everything that is counted of VMs and cells, as text.
+/// Formats all metrics of VMs and cells as text.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, content_type = "text/plain", body = String)))]
 pub(crate) async fn metrics() -> Result<Response, Problem> {
     let text = blocking(|| {
         let records = records()?;
         let vms: Vec<Vm> = records.iter().map(Vm::from).collect();
-        // Without the right to read it, what VMs take of the host is left out.
+        // Without the right to read it, VMs' host memory is left out.
         let memory = memory_use::read(&records).map_or_else(|_| Vec::new(), |known| known.vms);
         let taken: Vec<(String, u64, u64)> = memory
             .iter()
@@ -33,7 +33,7 @@ pub(crate) async fn metrics() -> Result<Response, Problem> {
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// The text. `taken`: of each VM, what the host spends on it and what of its memory is shared.
+/// Formats the text. `taken`: for each VM, the host memory that it uses and the memory that it shares.
 fn text(vms: &[Vm], taken: &[(String, u64, u64)], cells: &[Cell]) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("mirrorball");
     let mut gauge = |name: &str, help: &str, values: Vec<(Labels, u64)>| {

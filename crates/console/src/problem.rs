@@ -5,22 +5,22 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// What was wrong with a request, or with the host.
+/// An error of a request, or of the host.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, ToSchema)]
 pub struct Problem {
-    /// Always `about:blank`: `status` says what kind it is.
+    /// Always `about:blank`: `status` has the kind.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// The status in words.
+    /// Text of the status.
     pub title: &'static str,
-    /// As in the response.
+    /// Status, as in the response.
     pub status: u16,
-    /// One line: what, and how to mend it.
+    /// One line: cause and help.
     pub detail: String,
 }
 
 impl Problem {
-    /// With this status.
+    /// Creates a problem with this status.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self {
             kind: "about:blank",
@@ -30,12 +30,12 @@ impl Problem {
         }
     }
 
-    /// The request makes no sense.
+    /// Creates a problem for a malformed request.
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// The host failed.
+    /// Creates a problem for a failure of the host.
     pub fn internal(error: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
     }

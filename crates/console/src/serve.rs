@@ -1,4 +1,4 @@
-//! The process.
+//! Process of the API.
 
 use std::fs;
 use std::io;
@@ -13,15 +13,16 @@ use crate::api::{Context, router};
 use crate::caller::Peer;
 use crate::connections::Listener;
 
-/// Whoever may connect: this user.
+/// Socket mode: only this user may connect.
 const USER_MODE: u32 = 0o600;
-/// Or the group, too.
+/// Socket mode: the group may connect, too.
 const GROUP_MODE: u32 = 0o660;
 
-/// Serves at `socket` until the process is told to end. With a `group`, its members may connect, and do what the context says.
+/// Serves at `socket` until the process receives a termination signal. With a `group`, its members may
+/// connect, with the rights in the context.
 ///
 /// # Errors
-/// If the socket is in use or can't be made, or there is no such group.
+/// If the socket is in use or can't be created, or there is no such group.
 pub fn serve(socket: &Path, group: Option<&str>, context: Context) -> io::Result<()> {
     let group = group.map(find_group).transpose()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -41,7 +42,7 @@ pub fn serve(socket: &Path, group: Option<&str>, context: Context) -> io::Result
         tracing::info!("serves at {}", socket.display());
         tokio::select! {
             result = axum::serve(Listener::new(listener), service).into_future() => result,
-            () = told_to_end() => Ok(()),
+            () = termination_signal() => Ok(()),
         }
     })?;
     let _ = fs::remove_file(socket);
@@ -55,7 +56,7 @@ fn find_group(name: &str) -> io::Result<u32> {
     }
 }
 
-/// A socket in the place of one that nobody serves any more.
+/// Creates a socket, replacing one without a server.
 fn listen(socket: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(socket).is_ok() {
         let why = format!(
@@ -65,14 +66,14 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
     }
     let _ = fs::remove_file(socket);
-    // Nobody else may connect before the permissions are set.
+    // No other user may connect before the permissions are set.
     let old = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(socket);
     nix::sys::stat::umask(old);
     listener
 }
 
-async fn told_to_end() {
+async fn termination_signal() {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut interrupt), Ok(mut terminate)) =
         (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))

@@ -1,8 +1,7 @@
-//! Bounds on what one user has of this process: connections, requests that take long, and streams of events.
+//! Bounds on one user's share of this process: connections, long requests, and streams of events.
 //!
 //! A connection holds a descriptor, and a long request may hold a thread and memory for its output. A stream
-//! of events reads the state of the host again and again. Without the bounds, one user's keep others from
-//! being answered.
+//! of events polls the state of the host. Without the bounds, one user could block the requests of others.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,28 +13,28 @@ use crate::api::{Result, blocking};
 use crate::caller::Caller;
 use crate::problem::Problem;
 
-/// Long requests of a member at a time.
+/// Maximum simultaneous long requests of a member.
 const MEMBERS_LONG_MAX: usize = 16;
-/// Long requests of an owner at a time.
+/// Maximum simultaneous long requests of an owner.
 const OWNERS_LONG_MAX: usize = 128;
-/// Streams of events of a member at a time.
+/// Maximum simultaneous streams of events of a member.
 const MEMBERS_STREAMS_MAX: usize = 4;
-/// Streams of events of an owner at a time.
+/// Maximum simultaneous streams of events of an owner.
 const OWNERS_STREAMS_MAX: usize = 16;
 
-/// What users have of something, by user id; connections without one count together.
+/// Taken slots of one resource, by user id; connections without an id count together.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
-    /// What they are, in the plural.
+    /// Name of the resource, in the plural.
     what: &'static str,
-    /// How many a member may have.
+    /// Maximum for a member.
     members: usize,
-    /// How many an owner may have.
+    /// Maximum for an owner.
     owners: usize,
     taken: Arc<Mutex<BTreeMap<Option<u32>, usize>>>,
 }
 
-/// The right to one of them, until it is dropped.
+/// A slot, held until dropped.
 #[derive(Debug)]
 pub(crate) struct Slot {
     slots: Slots,
@@ -43,7 +42,7 @@ pub(crate) struct Slot {
 }
 
 impl Slots {
-    /// At most so many for each member, and for each owner.
+    /// Creates slots with a maximum for each member and for each owner.
     pub(crate) fn of(what: &'static str, members: usize, owners: usize) -> Self {
         Self {
             what,
@@ -53,12 +52,12 @@ impl Slots {
         }
     }
 
-    /// For requests that take long.
+    /// Creates the slots of long requests.
     pub(crate) fn of_long_requests() -> Self {
         Self::of("long requests", MEMBERS_LONG_MAX, OWNERS_LONG_MAX)
     }
 
-    /// For streams of events. A stream takes none of the slots of long requests.
+    /// Creates the slots of event streams. A stream takes no slot of long requests.
     pub(crate) fn of_event_streams() -> Self {
         Self::of("streams of events", MEMBERS_STREAMS_MAX, OWNERS_STREAMS_MAX)
     }
@@ -115,18 +114,18 @@ impl Drop for Slot {
     }
 }
 
-/// Whether the client of a request is still there.
+/// Whether the client of a request is still connected.
 #[derive(Clone, Debug)]
-pub(crate) struct Attention(Arc<AtomicBool>);
+pub(crate) struct ClientPresence(Arc<AtomicBool>);
 
-impl Attention {
-    pub(crate) fn is_paid(&self) -> bool {
+impl ClientPresence {
+    pub(crate) fn is_connected(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// Ends the attention when the request's future is dropped.
-struct Client(Attention);
+/// Clears the presence when the request's future is dropped.
+struct Client(ClientPresence);
 
 impl Drop for Client {
     fn drop(&mut self) {
@@ -134,15 +133,15 @@ impl Drop for Client {
     }
 }
 
-/// Runs what takes long in a thread. The work holds the slot until it returns, and sees when the client has gone.
-pub(crate) async fn attended<T: Send + 'static>(
+/// Runs long work in a thread. The work holds the slot until it returns, and can check the client's presence.
+pub(crate) async fn run_in_slot<T: Send + 'static>(
     slot: Slot,
-    work: impl FnOnce(&Attention) -> Result<T> + Send + 'static,
+    work: impl FnOnce(&ClientPresence) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let client = Client(Attention(Arc::new(AtomicBool::new(true))));
-    let attention = client.0.clone();
+    let client = Client(ClientPresence(Arc::new(AtomicBool::new(true))));
+    let presence = client.0.clone();
     blocking(move || {
-        let result = work(&attention);
+        let result = work(&presence);
         drop(slot);
         result
     })

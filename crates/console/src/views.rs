@@ -1,7 +1,7 @@
-//! What VMs and cells look like from outside.
+//! JSON views of VMs and cells.
 
 use config::VmSpec;
-use registry::cluster::interface::{CellStatus, Part};
+use registry::cluster::interface::{CellStatus, LentMemory};
 use registry::vms::{Record, State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -14,11 +14,11 @@ pub struct Vm {
     /// Its labels.
     #[schema(value_type = std::collections::BTreeMap<String, String>)]
     pub labels: config::Labels,
-    /// What it does.
+    /// State.
     pub state: VmState,
-    /// The cell that it runs in, in a cluster.
+    /// Cell, in a cluster.
     pub cell: Option<u16>,
-    /// All cells that it runs in, that one first, when it spans several.
+    /// All cells of a VM that spans several, the first one included.
     pub span: Vec<u16>,
     /// vCPUs.
     pub cpus: u8,
@@ -26,25 +26,25 @@ pub struct Vm {
     pub memory_bytes: u64,
     /// Its image.
     pub image: Option<String>,
-    /// The shard's process.
+    /// Process id of the shard.
     pub pid: Option<i32>,
-    /// How often the guest started, reboots included.
+    /// Number of boots, reboots included.
     pub boots: u32,
     /// Seconds since 1970.
     pub started_unix_s: u64,
-    /// Its disks whose writes wait for room on the host.
+    /// Its disks whose writes wait for space on the host.
     pub full_disks: Vec<String>,
 }
 
-/// What a VM does.
+/// State of a VM.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmState {
-    /// It is being started.
+    /// It is starting.
     Starting,
     /// Its vCPUs run.
     Running,
-    /// It stands still by order.
+    /// It is paused.
     Paused,
 }
 
@@ -71,17 +71,17 @@ impl From<&Record> for Vm {
     }
 }
 
-/// A VM with all that is known of it.
+/// Full view of a VM.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct VmDetails {
-    /// In short.
+    /// Short view.
     #[serde(flatten)]
     pub vm: Vm,
-    /// What it was started from.
+    /// Spec from which it was started.
     pub spec: VmSpec,
-    /// What of the sandbox could not be applied.
+    /// Layers of the sandbox that could not be applied.
     pub sandbox_missing: Vec<String>,
-    /// What its devices and its memory counted; none if it does not answer.
+    /// Counters of its devices and its memory; none if it does not reply.
     #[schema(value_type = Object)]
     pub status: Option<serde_json::Value>,
 }
@@ -93,25 +93,25 @@ pub struct Cell {
     pub number: u16,
     /// Whether its process runs.
     pub runs: bool,
-    /// How many processes it has had; none if none runs.
+    /// Number of its processes so far; none if none runs.
     pub life: Option<u32>,
-    /// Whether it takes no new VM.
+    /// Whether it is cordoned: it takes no new VM.
     pub cordoned: bool,
-    /// Its process.
+    /// Process id.
     pub pid: u32,
     /// Its CPUs.
     pub cpus: Vec<usize>,
     /// The NUMA nodes of its memory.
     pub nodes: Vec<u32>,
-    /// The memory that it gives out.
+    /// Memory that it can give to VMs, in bytes.
     pub memory_bytes: u64,
-    /// What its VMs have.
+    /// Memory of its VMs, in bytes.
     pub given_bytes: u64,
-    /// What of its memory it has lent to other cells.
+    /// Memory that it has lent to other cells, in bytes.
     pub lent_bytes: u64,
-    /// What other cells have lent it.
+    /// Memory that it has borrowed from other cells, in bytes.
     pub borrowed_bytes: u64,
-    /// vCPUs of its VMs.
+    /// Number of its VMs' vCPUs.
     pub vcpus: u32,
     /// Its VMs, by name.
     pub vms: Vec<String>,
@@ -119,7 +119,7 @@ pub struct Cell {
 
 impl From<CellStatus> for Cell {
     fn from(status: CellStatus) -> Self {
-        let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum();
+        let sum = |parts: &[LentMemory]| parts.iter().map(|part| part.bytes).sum();
         Self {
             number: status.plan.number,
             runs: status.life.is_some(),
@@ -138,11 +138,11 @@ impl From<CellStatus> for Cell {
     }
 }
 
-/// How a VM is to be ended.
+/// Parameters of a VM's end.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Stop {
-    /// Seconds the guest may take before it is killed, 3600 at most.
+    /// Time limit for the guest before it is killed, in seconds, 3600 at most.
     pub limit_s: u64,
 }
 
@@ -152,41 +152,41 @@ impl Default for Stop {
     }
 }
 
-/// How a VM ended.
+/// Outcome of a VM's end.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct Stopped {
-    /// It did not power off in time.
+    /// Whether it was killed because it did not power off in time.
     pub killed: bool,
 }
 
-/// What a VM uses of its host. The document's view of [`registry::update::Update`].
+/// Host resources that a VM uses: [`registry::update::Update`] in the OpenAPI document.
 #[derive(Clone, Debug, ToSchema)]
 pub struct Limits {
-    /// Its part of CPUs that VMs share, 1 to 10000.
+    /// Weight among VMs that share CPUs, 1 to 10000.
     pub cpu_weight: Option<u16>,
-    /// CPUs of the host at most, as 1.5.
+    /// Maximum host CPUs, as 1.5.
     pub cpu_limit: Option<f64>,
-    /// Memory of the host at most, as `\"700M\"`.
+    /// Maximum host memory, as `\"700M\"`.
     pub memory_limit: Option<String>,
-    /// vCPUs that run on some of the host's CPUs only.
+    /// vCPUs that are pinned to some of the host's CPUs.
     pub pins: Option<Vec<Pin>>,
-    /// Nodes of the host that its memory lies on; on any when empty.
+    /// Host nodes of its memory; any node when empty.
     pub memory_nodes: Option<Vec<u32>>,
 }
 
-/// The CPUs of the host that a vCPU runs on.
+/// Host CPUs that a vCPU runs on.
 #[derive(Clone, Debug, ToSchema)]
 pub struct Pin {
     /// The vCPU's number.
     pub vcpu: u8,
-    /// The CPUs' numbers; all that the VM may use when there is none.
+    /// Numbers of the CPUs; empty means all CPUs that the VM may use.
     pub cpus: Vec<usize>,
 }
 
-/// What a VM's balloon is to take.
+/// Size of a VM's balloon.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Balloon {
-    /// Bytes that the guest gives back.
+    /// Bytes that the guest returns to the host.
     pub bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! Streams of events that break off and begin again, on a host without VMs.
+//! Event streams that break off and resume, on a host without VMs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use registry::journal::{Change, Journal};
 
-/// How long an answer may take.
+/// Time limit for a response.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A running `mirrorball-api`, killed when dropped.
@@ -41,7 +41,7 @@ impl Api {
         Journal::at(self.place.path())
     }
 
-    /// A stream of a client that has `id`, if any.
+    /// Opens a stream of a client that has `id`, if any.
     fn stream(&self, id: Option<&str>) -> BufReader<UnixStream> {
         let start = Instant::now();
         let mut stream = loop {
@@ -66,7 +66,7 @@ impl Drop for Api {
     }
 }
 
-/// The next event of the journal in a stream: its id and its data.
+/// Returns the next event of the journal in a stream: its id and its data.
 fn next(stream: &mut impl BufRead) -> (String, serde_json::Value) {
     let (mut kind, mut id, mut data) = (String::new(), String::new(), String::new());
     for line in stream.lines() {
@@ -93,7 +93,7 @@ fn client_that_comes_back_with_its_last_id_misses_no_event_and_gets_none_twice()
     let api = Api::start();
     api.journal().append(cordoned(0)).unwrap();
     let mut first = api.stream(None);
-    // It has begun once it says so: what was before is not told without an id.
+    // The response's head marks the start: earlier events are sent only to a client with an id.
     let mut head = [0; 15];
     first.read_exact(&mut head).unwrap();
     std::thread::sleep(Duration::from_secs(1));
@@ -129,7 +129,7 @@ fn id_that_is_gone_or_never_was_gives_a_gap() {
 }
 
 #[test]
-fn streams_of_one_user_are_bounded_and_one_that_ends_makes_room() {
+fn event_streams_of_one_user_are_bounded_and_a_closed_stream_frees_its_slot() {
     let api = Api::start();
     let mut open = Vec::new();
     let refused = loop {
@@ -147,7 +147,7 @@ fn streams_of_one_user_are_bounded_and_one_that_ends_makes_room() {
     assert!(refused.contains(" 429 "), "{refused}");
     let detail = format!("{} streams of events of this user", open.len());
     assert!(refused.contains(&detail), "{refused}");
-    // Other requests of the user are answered.
+    // The server still responds to other requests of the user.
     let mut other = UnixStream::connect(api.socket()).unwrap();
     other.set_read_timeout(Some(LIMIT)).unwrap();
     other

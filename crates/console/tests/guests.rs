@@ -1,4 +1,4 @@
-//! Requests for running VMs, which are entries of the registry with an agent that runs programs of this host.
+//! Requests for running VMs: registry entries with an agent that runs programs of this host.
 
 mod support;
 
@@ -19,7 +19,7 @@ impl Api {
         FakeVm::start(self.place.path(), name, None)
     }
 
-    /// The status and the body of the answer to a request with a body of JSON.
+    /// Posts a JSON body; returns the status and the response's body.
     fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let (status, _, answer) = self.ask("POST", path, "", &body.to_string());
         (
@@ -150,7 +150,7 @@ fn guest_that_still_boots_is_waited_for_and_one_that_ends_is_not() {
     assert_eq!(status, 504, "{problem}");
 }
 
-/// The body of a chunked response, and whether its end came.
+/// Decodes the body of a chunked response, and reports whether its end came.
 fn unchunked(mut bytes: &[u8]) -> (Vec<u8>, bool) {
     let mut body = Vec::new();
     loop {
@@ -170,7 +170,7 @@ fn unchunked(mut bytes: &[u8]) -> (Vec<u8>, bool) {
     }
 }
 
-/// Sends a request; the head, and the body with whether it is whole.
+/// Sends a request; returns the head, the body, and whether the body is whole.
 fn fetch(api: &Api, request: &[u8]) -> (String, Vec<u8>, bool) {
     let answer = api.send(request, LIMIT, false);
     let at = answer
@@ -323,7 +323,7 @@ fn vm_is_waited_for_with_a_limit() {
     assert_eq!(wait(json!({"for": "ever"})).0, 400);
 }
 
-/// A program in the place of `mirrorball` that writes its words to a file and acts as this script.
+/// Creates a program that replaces `mirrorball`: it writes its arguments to a file and runs this script.
 fn program(folder: &tempfile::TempDir, script: &str) -> PathBuf {
     let path = folder.path().join("program");
     let words = folder.path().join("words");

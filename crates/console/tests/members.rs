@@ -1,4 +1,4 @@
-//! What members of the group may do, and how much of the API one user has.
+//! Rights of the group's members, and the resources that one user has of the API.
 
 mod support;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use support::vm::FakeVm;
 use support::{Api, LIMIT, MEMBER, connect_as, is_root, until};
 
-/// The requests of a member's that the new routes take, and whether the VM's starter may make them.
+/// Requests of a member to the guest's routes, and whether the VM's starter may make them.
 fn members_requests(api: &Api, vm: &str) -> Vec<(String, bool)> {
     let request = |method: &str, path: &str, body: &Value| {
         let body = if body.is_null() {
@@ -69,7 +69,7 @@ fn members_use_the_guests_of_the_vms_that_they_started_and_copy_or_place_none() 
                 let (status, detail) = api.send_as(MEMBER, &request);
                 assert_eq!(status, if may { 200 } else { 403 }, "{request}: {detail}");
             }
-            // Waiting and looking change nothing.
+            // Waiting and reading change nothing.
             let wait = "{\"for\": \"running\"}";
             let wait = format!(
                 "POST /v1/vms/{vm}/wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{wait}",
@@ -148,7 +148,7 @@ fn one_users_connections_are_bounded_and_leave_room_for_others() {
         one_more.set_read_timeout(Some(LIMIT)).unwrap();
         let _ = one_more.write_all(b"GET /v1/vms HTTP/1.0\r\n\r\n");
         let mut answer = Vec::new();
-        // A connection that is closed with unread bytes is reset.
+        // Closing a connection with unread bytes resets it.
         let _ = one_more.read_to_end(&mut answer);
         answer.is_empty()
     });

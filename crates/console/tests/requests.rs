@@ -1,4 +1,4 @@
-//! The program under requests that make sense and requests that don't, on a host without VMs.
+//! Valid and invalid requests to the program, on a host without VMs.
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use support::{Api, MEMBER, is_root, write_host_file};
 
 #[test]
-fn bad_requests_are_problems_that_say_what_to_mend() {
+fn bad_requests_are_problems_with_help() {
     let api = Api::start();
     let json = "content-type: application/json\r\n";
     let too_long = format!("\"{}\"", "x".repeat(2 << 20));
@@ -191,9 +191,9 @@ impl Chance {
     }
 }
 
-/// Requests that are nearly right, with bytes changed, left out, doubled and added.
+/// Nearly valid requests, with bytes changed, left out, doubled and added.
 #[test]
-fn ten_thousand_broken_requests_leave_it_well() {
+fn ten_thousand_malformed_requests_do_not_disturb_the_api() {
     let api = Api::start();
     let seeds = [
         "GET /v1/vms HTTP/1.1\r\nhost: x\r\n\r\n",
@@ -236,7 +236,7 @@ fn ten_thousand_broken_requests_leave_it_well() {
     assert!(api.open_files() <= before + 8, "files are left open");
 }
 
-/// A VM of an image. The API's program ends at once here, so one that may start gets this far: 422.
+/// A VM of an image. The API's program ends at once here, so an admitted request gets this far: 422.
 const IMAGE: &str = "{\"name\": \"a\", \"image\": \"tiny\", \"memory\": \"128M\", \"sandbox\": \"require\"}";
 const STARTED: u16 = 422;
 

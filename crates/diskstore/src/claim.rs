@@ -1,11 +1,12 @@
-//! Claims on files whose pages VMs map: all VMs that map pages of one file are of one share group.
+//! Claims on files whose pages VMs map: all VMs that map pages of one file belong to one share group.
 //!
-//! VMs that map a page of a file have the same memory in their guests: one can flush a line of it from the caches and measure
-//! whether another has used it since. So a VM maps a file only while it holds a claim on it, and a claim is granted only while
-//! no VM of another group holds one. A VM without a claim reads copies.
+//! VMs that map a page of a file share that memory: one guest can flush a cache line of it and measure
+//! whether another guest has used it since. So a VM maps a file only while it holds a claim on it, and a
+//! claim is granted only while no VM of another group holds one. A VM without a claim reads copies.
 //!
-//! A claim is a read lock of an open file description (`fcntl(2)`) on one byte far behind the file's end; the byte is a hash of
-//! the group's name. So claims work between users, need no right to write the file, and end with the process that holds them.
+//! A claim is a read lock of an open file description (`fcntl(2)`) on one byte far behind the file's end; the
+//! byte is a hash of the group's name. So claims work across users, need no write permission, and end with
+//! the process that holds them.
 
 use std::fs::File;
 use std::io;
@@ -16,31 +17,32 @@ use std::time::Duration;
 use hostfiles::lock::table::{self, LockEntry};
 use sha2::{Digest, Sha256};
 
-/// The first byte that stands for a group.
+/// First byte that represents a group.
 const FIRST: u64 = 1 << 62;
-/// How many bytes stand for groups.
+/// Number of bytes that represent groups.
 const GROUPS: u64 = 1 << 60;
-/// Tries until a claim counts as refused. Two VMs that claim a file in the same moment see each other and both withdraw; a
-/// process that is being started has copies of its parent's locks until it executes its own program.
+/// Attempts until a claim counts as refused. Two VMs that claim a file simultaneously see each other, and
+/// both withdraw. A process that is starting has copies of its parent's locks until it executes its own
+/// program.
 const TRIES: u32 = 5;
-/// The longest pause between two tries.
+/// Maximum pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
 /// A claim on a file, held until it is dropped.
 #[derive(Debug)]
 pub struct Claim {
     file: File,
-    /// The byte of its group.
+    /// Byte of its group.
     byte: u64,
 }
 
 impl Claim {
-    /// Claims an open file for a share group. Returns nothing when a VM of another group maps the file.
+    /// Claims an open file for a share group. Returns none if a VM of another group maps the file.
     ///
     /// # Errors
-    /// When the file can't be opened once more, or its file system has no locks.
+    /// If the file can't be opened again, or its file system has no locks.
     pub fn take(file: impl AsFd, group: &str) -> io::Result<Option<Self>> {
-        // A file description of its own: the lock must not go to the shard with a copy of the descriptor.
+        // A separate file description: the shard must not get the lock with a copy of the descriptor.
         let own = File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))?;
         let byte = FIRST + byte_of(group);
         for attempt in 0..TRIES {
@@ -56,35 +58,35 @@ impl Claim {
         Ok(None)
     }
 
-    /// Goes on with a claim that a predecessor of this process took, by what [`Claim::left`] returned there.
+    /// Takes over a predecessor's claim from the values that [`Claim::left`] returned there.
     pub fn adopt(file: File, byte: u64) -> Self {
         Self { file, byte }
     }
 
-    /// The open file that holds the claim and the byte that it is on, for a successor of this process.
+    /// Returns the open file that holds the claim and its byte, for a successor of this process.
     pub fn left(&self) -> (BorrowedFd<'_>, u64) {
         (self.file.as_fd(), self.byte)
     }
 
-    /// Device and number of the file, as `stat` has them.
+    /// Device and inode of the file, as in `stat`.
     ///
     /// # Errors
-    /// When the file system does not tell.
+    /// If the file system does not report them.
     pub fn file_id(&self) -> io::Result<(u64, u64)> {
         self.file.metadata().map(|about| (about.dev(), about.ino()))
     }
 
-    /// Whether another claim on the file is held, which is of the same group. It takes microseconds; the kernel's table of locks,
-    /// which tells it too, takes ten milliseconds, in which nobody on the host locks a file.
+    /// Whether another claim of the same group on the file is held. Takes microseconds; reading the kernel's
+    /// lock table takes ten milliseconds, during which no process on the host can lock a file.
     ///
     /// # Errors
-    /// When the kernel does not tell of locks.
+    /// If the kernel does not report locks.
     pub fn is_shared(&self) -> io::Result<bool> {
         is_claimed(&self.file, self.byte..self.byte + 1)
     }
 }
 
-/// The group's place among the bytes.
+/// Byte that represents the group.
 fn byte_of(group: &str) -> u64 {
     let digest = Sha256::digest(group.as_bytes());
     let mut first = [0; 8];
@@ -92,7 +94,7 @@ fn byte_of(group: &str) -> u64 {
     u64::from_le_bytes(first) % GROUPS
 }
 
-/// A pause of another length in each process, so that two that withdraw do not meet again.
+/// Pause of a different length in each process, so that two withdrawing processes do not collide again.
 fn pause(attempt: u32) -> Duration {
     let spread = std::process::id()
         .wrapping_mul(2_654_435_761)
@@ -142,19 +144,19 @@ fn is_claimed(file: &File, bytes: std::ops::Range<u64>) -> io::Result<bool> {
     if u64::try_from(lock.l_start).is_ok_and(|start| bytes.contains(&start)) {
         return Ok(true);
     }
-    // A lock of the whole file is no claim, and may hide one: 9p and NFS make such locks of `flock`.
+    // A lock of the whole file is no claim, and may hide one: 9p and NFS turn `flock` into such locks.
     Ok(is_listed(&table::of_open_file(file)?, &table::of_host()?, &bytes))
 }
 
-/// Whether the kernel's table of locks has one that begins at one of `bytes`, on the file that `about` is of, beside the lock that
-/// `about` has.
+/// Whether the kernel's lock table has a lock that begins at one of `bytes`, on the file that `about`
+/// describes, other than the lock in `about`.
 fn is_listed(about: &str, table: &str, bytes: &std::ops::Range<u64>) -> bool {
     let Some(own) = LockEntry::all(about).next() else {
         return true;
     };
     let locks = LockEntry::all(table);
     let claims = locks.filter(|lock| lock.file == own.file && bytes.contains(&lock.start));
-    // The table has the lock of `about`, too.
+    // The table contains the lock of `about`, too.
     claims.count() > usize::from(bytes.contains(&own.start))
 }
 
@@ -185,7 +187,7 @@ mod tests {
     fn a_lock_of_the_whole_file_is_no_claim_and_hides_none() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let whole = File::options().read(true).open(file.path()).unwrap();
-        // As 9p and NFS do for `flock`.
+        // As 9p and NFS turn `flock`.
         let mut lock = range(libc::F_RDLCK, 0, 0).unwrap();
         control(&whole, libc::F_OFD_SETLK, &mut lock).unwrap();
         let one = take(file.path(), "run:1").expect("nobody else maps it");
@@ -200,7 +202,7 @@ mod tests {
     #[test]
     fn a_file_is_claimed_by_vms_of_one_group_at_a_time() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        // Read permission is enough.
+        // Read permission suffices.
         std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o444)).unwrap();
         let one = take(file.path(), "run:1").expect("nobody else maps it");
         let same = take(file.path(), "run:1").expect("the same group");

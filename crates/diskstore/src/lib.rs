@@ -2,5 +2,5 @@
 
 pub mod claim;
 pub mod disk;
-pub mod group;
+pub mod group_copy;
 pub mod image;

@@ -1,13 +1,14 @@
 //! Files of the host in directories that other users may read or write.
 //!
-//! - [`Unfinished`]: a file that appears under its name whole or not at all; a name planted by another user is not followed.
+//! - [`AtomicFile`]: a file that appears under its name whole or not at all; it follows no name planted by
+//!   another user.
 //! - [`private`]: files and directories of one user.
-//! - [`accounts`]: the host's list of users;
-//! - [`lock`]: locks that are waited for with a limit, and the names of their holders.
+//! - [`passwd`]: the host's list of users;
+//! - [`lock`]: locks with a time limit on the wait, and the names of their holders.
 
-pub mod accounts;
+mod atomic_file;
 pub mod lock;
+pub mod passwd;
 pub mod private;
-mod unfinished;
 
-pub use unfinished::{Unfinished, replace_file, replace_volatile_file};
+pub use atomic_file::{AtomicFile, replace_file, replace_volatile_file};

@@ -1,4 +1,4 @@
-//! Locks between processes that are waited for with a limit.
+//! Locks between processes, with a time limit on the wait.
 //!
 //! The lock is `flock`: it belongs to an open file, and a crash releases it.
 
@@ -19,21 +19,21 @@ use nix::fcntl::FlockArg;
 
 use table::LockEntry;
 
-/// How long a lock is waited for that no process holds for longer than a moment.
+/// Time limit for a lock that every process holds only briefly.
 pub const LIMIT: Duration = Duration::from_secs(10);
-/// The longest pause between two attempts. The first is a fortieth of it.
+/// Maximum pause between two attempts. The first pause is a fortieth of it.
 const PAUSE_MAX: Duration = Duration::from_millis(40);
 
-/// The users of a lock at one time.
+/// Number of simultaneous holders of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Any number, as long as none has it exclusively.
+    /// Any number of shared holders, while none holds it exclusively.
     Shared,
-    /// One.
+    /// One exclusive holder.
     Exclusive,
 }
 
-/// A lock that was not had within the limit.
+/// A lock was not acquired within the limit.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{} has been locked for more than {} s by {holder}; help: wait until that process has ended, or end it, and try again",
@@ -46,7 +46,7 @@ struct TimedOut {
     holder: Holders,
 }
 
-/// Processes that hold a lock, for people.
+/// Processes that hold a lock, formatted for people.
 #[derive(Debug)]
 struct Holders(Vec<u32>);
 
@@ -66,16 +66,16 @@ impl fmt::Display for Holders {
     }
 }
 
-/// The name of a process's program; none when the process has ended.
+/// Returns the name of a process's program; none when the process has ended.
 fn program(pid: u32) -> Option<String> {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(name.chars().filter(|c| !c.is_control()).collect())
 }
 
-/// Takes the lock of `file`, which is at `path`.
+/// Acquires the lock of `file`, which is at `path`.
 ///
 /// # Errors
-/// `TimedOut` when it was not to be had within `limit`: the error names the holder.
+/// `TimedOut` if the lock is not acquired within `limit`; the error names the holder.
 pub fn within(path: &Path, mut file: File, share: Share, limit: Duration) -> io::Result<Flock<File>> {
     let start = Instant::now();
     let mut pause = PAUSE_MAX / 40;
@@ -97,7 +97,7 @@ pub fn within(path: &Path, mut file: File, share: Share, limit: Duration) -> io:
     }
 }
 
-/// Takes the lock of `file` if no process holds it now.
+/// Acquires the lock of `file` if no other process holds it now.
 pub fn at_once(file: File, share: Share) -> io::Result<Option<Flock<File>>> {
     match attempt(file, share)? {
         Attempt::Locked(lock) => Ok(Some(lock)),
@@ -105,11 +105,11 @@ pub fn at_once(file: File, share: Share) -> io::Result<Option<Flock<File>>> {
     }
 }
 
-/// Closes a locked file that another process has a copy of. The lock lasts as long as that copy.
+/// Closes a locked file of which another process has a copy. The lock lasts as long as that copy.
 pub fn hand_over(lock: Flock<File>) {
-    // A lock that is dropped is taken from all copies.
+    // Dropping a lock releases it for all copies.
     let lock = ManuallyDrop::new(lock);
-    // SAFETY: the lock is never dropped and used no more, so that nothing else closes this descriptor.
+    // SAFETY: the lock is never dropped or used afterwards, so nothing else closes this descriptor.
     drop(unsafe { OwnedFd::from_raw_fd(lock.as_raw_fd()) });
 }
 
@@ -133,7 +133,7 @@ fn attempt(mut file: File, share: Share) -> io::Result<Attempt> {
     }
 }
 
-/// The processes that hold locks of a file, as far as the kernel's table names them.
+/// Returns the processes that hold locks of a file, as far as the kernel's table names them.
 pub fn holders(file: &File) -> Vec<u32> {
     let Ok(about) = file.metadata() else {
         return Vec::new();
@@ -143,7 +143,7 @@ pub fn holders(file: &File) -> Vec<u32> {
     holders_in(&table, file)
 }
 
-/// The processes in a table of locks that hold locks of the file with this device and inode.
+/// Returns the processes in a lock table that hold locks of the file with this device and inode.
 fn holders_in(table: &str, (major, minor, inode): (u32, u32, u64)) -> Vec<u32> {
     let file = format!("{major:02x}:{minor:02x}:{inode}");
     let of_file = LockEntry::all(table).filter(|lock| lock.file == file);

@@ -1,6 +1,6 @@
-//! Files and directories that only their user opens.
+//! Files and directories that only their owner can open.
 //!
-//! `flock` needs no more than an open file. A lock's file that another user can read is a lock that this user can hold.
+//! `flock` needs only an open file, so a user who can read a lock file can hold its lock.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -12,17 +12,17 @@ pub const FILE_MODE: u32 = 0o600;
 /// Mode of a private directory.
 pub const DIRECTORY_MODE: u32 = 0o700;
 
-/// Opens the file of a lock. A missing one is made; one that others may open is closed to them.
+/// Opens a lock file. Creates a missing one, and revokes other users' access to an existing one.
 pub fn lock_file(path: &Path) -> io::Result<File> {
     opened(path, private().write(true).truncate(false))
 }
 
-/// Opens a file to append to. A missing one is made; one that others may open is closed to them.
+/// Opens a file for appending. Creates a missing one, and revokes other users' access to an existing one.
 pub fn log(path: &Path) -> io::Result<File> {
     opened(path, private().append(true))
 }
 
-/// Makes a file that must not exist, to read and to write.
+/// Creates a file for reading and writing; it must not exist.
 pub fn new_file(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
@@ -32,7 +32,7 @@ pub fn new_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Makes a directory, and those above it that are missing. One that exists stays as it is.
+/// Creates a directory and its missing parents. An existing directory stays unchanged.
 pub fn directories(path: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -59,7 +59,7 @@ fn opened(path: &Path, options: &OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Bits that a new file of this process does not get. A process without `/proc` gives others nothing.
+/// Permission bits that new files of this process don't get. Without `/proc`, others get no permissions.
 pub fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     umask_in(&status).unwrap_or(0o077)

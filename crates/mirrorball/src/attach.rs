@@ -1,4 +1,4 @@
-//! This terminal joined to a VM's console.
+//! Attaches this terminal to a VM's console.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -10,23 +10,23 @@ use agent::client::RawMode;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use registry::console::{ATTACH, JOIN};
 
-/// Pause before a console is joined again.
+/// Pause before rejoining a console.
 const REJOIN_PAUSE: Duration = Duration::from_millis(50);
 /// Ctrl-].
 const DETACH: u8 = 0x1d;
 
-/// Why the terminal left the console.
+/// Reason why the terminal left the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// The person pressed Ctrl-].
+pub enum AttachEnd {
+    /// The user pressed Ctrl-].
     Detached,
     /// The VM ended.
     Ended,
 }
 
-/// Joins standard input and output to the console of the VM whose directory is `folder`. On a terminal, keys go to the
-/// guest as they are, but for Ctrl-].
-pub fn attach(folder: &Path) -> io::Result<Left> {
+/// Connects standard input and output to the console of the VM whose directory is `folder`. On a terminal,
+/// keys go to the guest unchanged, except Ctrl-].
+pub fn attach(folder: &Path) -> io::Result<AttachEnd> {
     let mut console = connect(folder, ATTACH)?;
     let terminal = RawMode::enter()?;
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
@@ -46,10 +46,10 @@ pub fn attach(folder: &Path) -> io::Result<Left> {
         let typed = files.get(1).is_some_and(|file| file.any().unwrap_or(false));
         if files[0].any().unwrap_or(false) {
             match console.read(&mut buffer) {
-                // The monitor is gone. A VM that runs on has another soon.
+                // The monitor is gone. A running VM gets another one soon.
                 Ok(0) | Err(_) => match rejoin(folder) {
                     Ok(next) => console = next,
-                    Err(_) => return Ok(Left::Ended),
+                    Err(_) => return Ok(AttachEnd::Ended),
                 },
                 Ok(count) => {
                     output.write_all(&buffer[..count])?;
@@ -65,17 +65,17 @@ pub fn attach(folder: &Path) -> io::Result<Left> {
             } else {
                 None
             };
-            // The end of the console shows at the next read of it.
+            // The next read detects the end of the console.
             let _ = console.write_all(&bytes[..end.unwrap_or(count)]);
             if end.is_some() {
-                return Ok(Left::Detached);
+                return Ok(AttachEnd::Detached);
             }
             open = count > 0;
         }
     }
 }
 
-/// Connects to the console of a VM again, whose monitor has ended the connection: at the monitor's successor.
+/// Reconnects to the console of a VM whose monitor has closed the connection: at the monitor's successor.
 ///
 /// # Errors
 /// If the VM has ended.

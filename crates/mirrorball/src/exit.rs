@@ -1,6 +1,7 @@
-//! Exit statuses of the command (`docs/reference/cli.md`), beside those of endings ([`cell::ending::status`]).
+//! Exit statuses of the command (`docs/reference/cli.md`), in addition to those of endings
+//! ([`cell::ending::status`]).
 
-/// Bad input, or the host can't do it.
+/// Invalid input, or a failure of the host.
 pub const FAILED: u8 = 1;
-/// A limit on time ran out.
+/// A time limit was exceeded.
 pub const LIMIT: u8 = 124;

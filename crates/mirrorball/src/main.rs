@@ -4,7 +4,7 @@ mod attach;
 mod commands;
 mod exit;
 mod guest;
-mod once;
+mod idempotency;
 mod process;
 mod progress;
 
@@ -19,8 +19,8 @@ use commands::{
     list, mem, run, topology, update, vm,
 };
 use config::{Selector, Size};
+use idempotency::RequestArgs;
 use miette::{Result, miette};
-use once::RequestArgs;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -117,7 +117,7 @@ enum Command {
     Wait {
         #[command(flatten)]
         vms: Selection,
-        /// What to wait for
+        /// State to wait for
         #[arg(long = "for", value_enum, default_value_t = clients::Awaited::End)]
         awaited: clients::Awaited,
         /// Seconds to wait at most; then the exit status is 124. Without it, as long as it takes
@@ -219,7 +219,7 @@ enum Command {
 }
 
 impl Command {
-    /// The id under which it is carried out once.
+    /// Returns the id of `--request`.
     fn request(&self) -> Option<&str> {
         let request = match self {
             Self::Run(args) => return args.request.as_deref(),
@@ -234,7 +234,7 @@ impl Command {
         request.id.as_deref()
     }
 
-    /// Whether it only prints what there is.
+    /// Whether it only prints information.
     fn only_prints(&self) -> bool {
         matches!(
             self,
@@ -265,8 +265,8 @@ fn main() -> ExitCode {
         return ended(served.map(|()| ExitCode::SUCCESS));
     }
     let command = command();
-    if let Some(id) = command.request().filter(|_| once::is_asked()) {
-        return ended(once::once(id));
+    if let Some(id) = command.request().filter(|_| idempotency::is_outermost()) {
+        return ended(idempotency::run_once(id));
     }
     if command.only_prints() {
         end_quietly_with_the_reader();
@@ -274,16 +274,17 @@ fn main() -> ExitCode {
     ended(obey(command))
 }
 
-/// The command that the command line names. A `run` waits for hours, so what the description of all commands took is given back
-/// to the kernel: some 200 KiB that were allocated, and 100 KiB of stack, by a thread of its own.
+/// Parses the command line. A `run` waits for hours, so the memory for the description of all commands is
+/// returned to the kernel: some 200 KiB of allocations, and 100 KiB of stack, by parsing on a separate
+/// thread.
 fn command() -> Command {
     let parsed = std::thread::Builder::new().spawn(|| Cli::parse().command);
-    // A host without threads to spare parses here.
+    // A host without spare threads parses here.
     let command = match parsed.map(std::thread::JoinHandle::join) {
         Ok(Ok(command)) => command,
         Ok(Err(_)) | Err(_) => Cli::parse().command,
     };
-    // SAFETY: asks the allocator to release memory that it has no use for.
+    // SAFETY: asks the allocator to release unused memory.
     unsafe { libc::malloc_trim(0) };
     command
 }
@@ -295,20 +296,20 @@ fn ended(result: Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Keeps the allocator from making an arena for each thread: every process here allocates too little for arenas to be worth
-/// their memory.
+/// Keeps the allocator from making an arena for each thread: every process here allocates too little to
+/// justify arenas.
 fn keep_one_arena() {
     // SAFETY: sets a number of the allocator's before any other thread exists.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
-/// Lets `mirrorball ps | head` end as any tool does, instead of failing to print.
+/// Ends `mirrorball ps | head` like any tool, instead of failing to print.
 fn end_quietly_with_the_reader() {
     // SAFETY: no other thread runs, and the default action needs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// The report of an operation's failure.
+/// Converts an operation's failure to a report.
 fn failed(failure: operations::Failure) -> miette::Report {
     match failure.help {
         Some(help) => miette!(help = help, "{}", failure.what),
@@ -316,14 +317,14 @@ fn failed(failure: operations::Failure) -> miette::Report {
     }
 }
 
-/// Prints an error: with the text it points into if it has one, else in one line with its mend.
+/// Prints an error: with the text that it points into if it has one, else in one line with its help.
 pub fn complain(error: &miette::Report) {
     if error.source_code().is_some() {
         eprintln!("{error:?}");
         return;
     }
     match error.help() {
-        Some(mend) => eprintln!("mirrorball: {error}; {mend}"),
+        Some(help) => eprintln!("mirrorball: {error}; {help}"),
         None => eprintln!("mirrorball: {error}"),
     }
 }
@@ -435,7 +436,7 @@ mod tests {
         ] {
             assert!(only_prints(line), "{line} fails to print into `head`");
         }
-        // Others would go when nobody reads them any more.
+        // Other commands would die when their reader closes the pipe.
         for line in ["dsm serve", "cluster up", "disk rm old", "vm start web"] {
             assert!(!only_prints(line), "{line}");
         }

@@ -1,6 +1,8 @@
-//! The processes that others of this program start, by words that no person types: cells, monitors, measurements.
+//! Internal processes of this program, started with arguments that no user types: cells, monitors,
+//! measurements.
 //!
-//! Their words are looked at before the command line is parsed: the description of all commands takes 400 KiB of a process.
+//! Their arguments are checked before the command line is parsed: the description of all commands takes 400
+//! KiB of a process.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -9,7 +11,7 @@ use cell::programs::Programs;
 use miette::{IntoDiagnostic, Result};
 use process_log::{LEVEL, Settings};
 
-/// Serves as such a process if the command line names one; returns when it is done.
+/// Runs as such a process if the command line names one; returns when it is done.
 pub fn take_over() -> Option<Result<()>> {
     let words: Vec<String> = std::env::args_os()
         .skip(1)
@@ -29,7 +31,8 @@ pub fn take_over() -> Option<Result<()>> {
         ["measure"] => hostinfo::facts::measure(true).map(drop).into_diagnostic(),
         ["monitor"] => logged_on_demand(monitor),
         ["adopt"] => {
-            // SAFETY: the keeper has put its socket at standard input, which nothing else of this process reads.
+            // SAFETY: the keeper has put its socket at standard input, which no other code of this process
+            // reads.
             let keeper = unsafe { OwnedFd::from_raw_fd(libc::STDIN_FILENO) };
             cell::monitor::adopt(keeper, shard::PLATFORM).into_diagnostic()
         }
@@ -45,7 +48,7 @@ fn logged(run: impl FnOnce() -> std::io::Result<()>) -> Result<()> {
     begun.and_then(|()| run()).into_diagnostic()
 }
 
-/// Runs a process that has a log only where its level is set: its standard error is another's then.
+/// Runs a process that logs only if a level is set: its standard error belongs to another process then.
 fn logged_on_demand(run: impl FnOnce() -> Result<()>) -> Result<()> {
     if std::env::var_os(LEVEL).is_some() {
         Settings::of_environment()
@@ -65,7 +68,7 @@ fn part_monitor() -> Result<()> {
     cell::remote::monitor::run(input_socket()?, shard::PLATFORM, programs).into_diagnostic()
 }
 
-/// The socket that the starter of this process has put in the place of standard input.
+/// Returns the socket that the parent of this process has put in place of standard input.
 fn input_socket() -> Result<UnixStream> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     Ok(socket.into_diagnostic()?.into())

@@ -1,4 +1,4 @@
-//! What a person sees while something takes its time.
+//! Progress display during long operations.
 
 use std::time::Duration;
 

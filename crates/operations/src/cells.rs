@@ -5,7 +5,7 @@ use std::time::Duration;
 use config::cluster::CellPlan;
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{Answer, Ask, Vcpu};
+use registry::cluster::interface::{CellRequest, CellResponse, Vcpu};
 
 use crate::failure::{Failure, Kind};
 
@@ -19,11 +19,11 @@ type Result<T> = std::result::Result<T, Failure>;
 pub struct Vcpus {
     /// The vCPUs, by VM and number.
     pub vcpus: Vec<Vcpu>,
-    /// VMs whose vCPUs are not known now, each with the reason.
+    /// VMs whose vCPUs are unknown now, each with the reason.
     pub missing: Vec<(String, String)>,
 }
 
-/// The files of the cluster, and the cells of this host.
+/// Returns the cluster's files and the cells of this host.
 fn cells() -> Result<(Files, Vec<CellPlan>)> {
     let files = Files::open().map_err(Failure::host)?;
     let plan = files.plan().map_err(Failure::host)?;
@@ -44,23 +44,23 @@ fn does_not_answer(cell: u16, error: &std::io::Error) -> Failure {
         .help("try again when `mirrorball cluster status` shows that it runs")
 }
 
-/// Has the cell `lender` lend `bytes` of its memory to the cell `to` of this host.
+/// Lends `bytes` of the memory of the cell `lender` to the cell `to` of this host.
 ///
 /// # Errors
-/// If there is no such cell here, or it refuses or does not answer.
+/// If there is no such cell here, or the cell refuses or does not reply.
 pub fn lend(lender: u16, to: u16, bytes: u64) -> Result<()> {
-    ask_lender(lender, &Ask::Lend { to, bytes })
+    ask_lender(lender, &CellRequest::Lend { to, bytes })
 }
 
-/// Has the cell `lender` take back `bytes` of the memory that it has lent to the cell `from`.
+/// Reclaims `bytes` of the memory that the cell `lender` has lent to the cell `from`.
 ///
 /// # Errors
 /// As [`lend`].
 pub fn reclaim(lender: u16, from: u16, bytes: u64) -> Result<()> {
-    ask_lender(lender, &Ask::Reclaim { from, bytes })
+    ask_lender(lender, &CellRequest::Reclaim { from, bytes })
 }
 
-fn ask_lender(lender: u16, ask: &Ask) -> Result<()> {
+fn ask_lender(lender: u16, ask: &CellRequest) -> Result<()> {
     let (files, plan) = cells()?;
     if plan.iter().all(|cell| cell.number != lender) {
         let unknown = format!(
@@ -72,16 +72,16 @@ fn ask_lender(lender: u16, ask: &Ask) -> Result<()> {
     }
     let answer = Connection::open(&files.cell(lender)).and_then(|mut cell| cell.ask(ask));
     match answer.map_err(|error| does_not_answer(lender, &error))? {
-        Answer::Done => Ok(()),
-        Answer::Refused { why } => Err(Failure::new(Kind::Refused, why)),
+        CellResponse::Done => Ok(()),
+        CellResponse::Refused { why } => Err(Failure::new(Kind::Refused, why)),
         other => Err(Failure::host(format!("an answer to another question: {other:?}"))),
     }
 }
 
-/// The vCPUs that the host's cells know of.
+/// Returns the vCPUs in the cells of this host.
 ///
 /// # Errors
-/// If no cluster is up here, or a cell that has not failed does not answer.
+/// If no cluster is up here, or a cell that has not failed does not reply.
 pub fn vcpus() -> Result<Vcpus> {
     let (files, plan) = cells()?;
     let mut all = Vcpus::default();
@@ -102,16 +102,16 @@ pub fn vcpus() -> Result<Vcpus> {
 fn ask_vcpus(cell: &CellFiles) -> std::io::Result<Vcpus> {
     let mut connection = Connection::open(cell)?;
     connection.limit_wait(VCPUS_LIMIT)?;
-    match connection.ask(&Ask::Vcpus)? {
-        Answer::Vcpus { vcpus, missing } => Ok(Vcpus { vcpus, missing }),
-        Answer::Refused { why } => Err(std::io::Error::other(why)),
+    match connection.ask(&CellRequest::Vcpus)? {
+        CellResponse::Vcpus { vcpus, missing } => Ok(Vcpus { vcpus, missing }),
+        CellResponse::Refused { why } => Err(std::io::Error::other(why)),
         other => Err(std::io::Error::other(format!(
             "an answer to another question: {other:?}"
         ))),
     }
 }
 
-/// Checks that the cell is one of this host's.
+/// Checks that the cell is on this host.
 ///
 /// # Errors
 /// If it is not, or no cluster is up here.

@@ -1,32 +1,32 @@
 //! Errors of operations.
 
-/// The kind of a failure, from which the API takes its status.
+/// Kind of a failure. The API derives its HTTP status from it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// There is no such VM, cell or cluster.
     Unknown,
-    /// The VM, the guest or the cell can't do it now.
+    /// The VM, the guest or the cell can't carry the operation out now.
     Refused,
-    /// No answer came within the limit.
+    /// No reply came within the limit.
     Late,
     /// The host failed.
     Host,
 }
 
-/// Why an operation was not carried out.
+/// Reason why an operation was not carried out.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{what}")]
 pub struct Failure {
-    /// What kind of failure it is.
+    /// Kind of the failure.
     pub kind: Kind,
-    /// What failed, in one line.
+    /// Cause, in one line.
     pub what: String,
-    /// What helps, if that is known.
+    /// Help for the user, if any.
     pub help: Option<String>,
 }
 
 impl Failure {
-    /// Without help.
+    /// Creates a failure without help.
     pub fn new(kind: Kind, what: impl Into<String>) -> Self {
         Self {
             kind,
@@ -35,12 +35,12 @@ impl Failure {
         }
     }
 
-    /// An error of the host.
+    /// Creates a failure from an error of the host.
     pub fn host(error: impl std::fmt::Display) -> Self {
         Self::new(Kind::Host, error.to_string())
     }
 
-    /// With help.
+    /// Adds help.
     #[must_use]
     pub fn help(self, help: impl Into<String>) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Failure {
         }
     }
 
-    /// What failed and what helps, in one line.
+    /// Formats cause and help as one line.
     pub fn line(&self) -> String {
         match &self.help {
             Some(help) => format!("{}; {help}", self.what),
@@ -58,7 +58,7 @@ impl Failure {
     }
 }
 
-/// An error and its causes, in one line.
+/// Formats an error and its causes as one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error}: {}", chain(cause)),

@@ -9,22 +9,22 @@ use registry::vms::Record;
 
 use crate::failure::{Failure, Kind, chain};
 
-/// Time limit for the answer of the agent of a guest that has booted.
+/// Time limit for a reply of the agent in a guest that has booted.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// The same where pages come from other shards: an answer needs hundreds of them.
+/// Time limit where pages come from other shards: a reply needs hundreds of them.
 const COHERENT_ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long to wait for an agent.
+/// Time limits of the wait for an agent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Patience {
-    /// Without a report to the user.
+struct AgentTimeouts {
+    /// Wait without a report to the user.
     silent: Duration,
-    /// Then, if the guest may still be booting.
+    /// Further wait if the guest may still be booting.
     booting: Duration,
 }
 
-impl Patience {
-    /// That for a VM whose guest began its boot `age` ago, and may take `limit` for it.
+impl AgentTimeouts {
+    /// Returns the limits for a VM whose guest began its boot `age` ago and may take `limit` for it.
     fn of(is_coherent: bool, age: Duration, limit: Duration) -> Self {
         let silent = if is_coherent {
             COHERENT_ANSWER_LIMIT
@@ -41,33 +41,33 @@ impl Patience {
     }
 }
 
-/// How long ago the guest began its last boot.
+/// Time since the guest began its last boot.
 fn age(record: &Record) -> Duration {
     let begun_s = record.boot.begun_unix_s.unwrap_or(record.started_unix_s);
     let begun = UNIX_EPOCH.checked_add(Duration::from_secs(begun_s));
     begun.and_then(|begun| begun.elapsed().ok()).unwrap_or_default()
 }
 
-/// What is left of the time that the guest has to boot. One that has rebooted has it anew.
+/// Time that the guest has left to boot. A reboot starts the time again.
 fn left_to_boot(record: &Record) -> Duration {
     Duration::from_secs(record.boot.limit_s).saturating_sub(age(record))
 }
 
-/// How a caller waits for an agent.
-pub struct Waiting<'a> {
-    /// A time limit in the place of those that depend on the guest's boot.
+/// Parameters of a wait for an agent.
+pub struct AgentWait<'a> {
+    /// Time limit that replaces those derived from the guest's boot.
     pub limit: Option<Duration>,
-    /// Receives the seconds that are left when the agent has not answered and the guest may still boot.
+    /// Receives the remaining seconds when the agent has not replied and the guest may still boot.
     pub on_booting: &'a dyn Fn(u64),
     /// Whether the caller still waits.
     pub goes_on: &'a dyn Fn() -> bool,
 }
 
-/// Connects to the agent of the VM `name`, whose directory is `folder`, and waits for a guest that still boots.
+/// Connects to the agent of the VM `name`, whose directory is `folder`. Waits for a guest that still boots.
 ///
 /// # Errors
-/// If the VM is paused or ends, no agent answers in time, or the caller does not wait any more.
-pub fn connect_booting(name: &str, folder: &Path, waiting: &Waiting<'_>) -> Result<UnixStream, Failure> {
+/// If the VM is paused or ends, no agent replies in time, or the caller stops waiting.
+pub fn connect_booting(name: &str, folder: &Path, waiting: &AgentWait<'_>) -> Result<UnixStream, Failure> {
     if registry::vms::read(folder).is_ok_and(|record| record.paused) {
         let paused = Failure::new(Kind::Refused, format!("{name}: the VM is paused"));
         return Err(paused.help("`mirrorball resume` lets it go on"));
@@ -82,10 +82,11 @@ pub fn connect_booting(name: &str, folder: &Path, waiting: &Waiting<'_>) -> Resu
     if let Some(limit) = waiting.limit {
         return connect(limit, &|| true).map_err(|error| explain(name, error));
     }
-    // Without a record the VM is ending, and boots no more.
-    let silent = registry::vms::read(folder).map_or(ANSWER_LIMIT, |record| Patience::of_vm(&record).silent);
+    // A VM without a record is ending and does not boot again.
+    let silent =
+        registry::vms::read(folder).map_or(ANSWER_LIMIT, |record| AgentTimeouts::of_vm(&record).silent);
     let mut answer = connect(silent, &runs);
-    // The record is read anew: the guest may have rebooted meanwhile.
+    // Reads the record again: the guest may have rebooted meanwhile.
     while let (Err(ClientError::NoAgent), Ok(record)) = (&answer, registry::vms::read(folder)) {
         let left = left_to_boot(&record);
         if left.as_secs() == 0 || !(waiting.goes_on)() {
@@ -103,16 +104,16 @@ pub fn connect_booting(name: &str, folder: &Path, waiting: &Waiting<'_>) -> Resu
     }
 }
 
-/// Whether the VM in the directory `folder` has a monitor, or a keeper that starts the next one. Both were killed where they
-/// left the directory.
+/// Whether the VM in the directory `folder` has a monitor, or a keeper that starts the next one. If both were
+/// killed, the directory stays.
 fn has_monitor(folder: &Path) -> bool {
     let runs = |pid: &dyn std::fmt::Display| Path::new("/proc").join(pid.to_string()).exists();
     let record = registry::vms::read(folder);
     record.is_ok_and(|record| runs(&record.monitor_pid) || record.keeper_pid.is_some_and(|pid| runs(&pid)))
 }
 
-/// Waits until the agent of the VM in the directory `folder` answers, for `limit` at most. Returns false when the VM has ended,
-/// and nothing after the limit or when the caller does not wait any more.
+/// Waits until the agent of the VM in the directory `folder` replies, for at most `limit`. Returns false when
+/// the VM has ended, and none after the limit or when the caller stops waiting.
 pub fn await_agent(folder: &Path, limit: Duration, goes_on: &dyn Fn() -> bool) -> Option<bool> {
     let vsock = folder.join("vsock.sock");
     let runs = || has_monitor(folder);
@@ -123,7 +124,7 @@ pub fn await_agent(folder: &Path, limit: Duration, goes_on: &dyn Fn() -> bool) -
     }
 }
 
-/// The failure that an error of the agent's client is.
+/// Converts an error of the agent's client to a failure.
 pub fn explain(name: &str, error: ClientError) -> Failure {
     match error {
         ClientError::NoAgent => Failure::new(
@@ -147,13 +148,13 @@ mod tests {
 
     use super::*;
 
-    const PATIENT: Waiting<'static> = Waiting {
+    const UNTIL_BOOTED: AgentWait<'static> = AgentWait {
         limit: None,
         on_booting: &|_| {},
         goes_on: &|| true,
     };
 
-    /// A VM of this name started `age` seconds ago, as it is in the registry.
+    /// Returns a registry record of a VM that started `age` seconds ago.
     fn record(age_s: u64, limit_s: u64, rebooted_s: Option<u64>) -> Record {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let boot = serde_json::json!({ "limit_s": limit_s, "begun_unix_s": rebooted_s.map(|ago| now - ago) });
@@ -167,7 +168,7 @@ mod tests {
     #[test]
     fn an_agent_has_the_time_of_a_boot_from_the_start_of_its_vm() {
         let seconds = |is_coherent, age_s| {
-            let Patience { silent, booting } = Patience::of(
+            let AgentTimeouts { silent, booting } = AgentTimeouts::of(
                 is_coherent,
                 Duration::from_secs(age_s),
                 Duration::from_secs(BOOT_LIMIT_S),
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!(left(&record(5, 1, None)), 0);
         assert!((290..=299).contains(&left(&record(1000, 300, Some(1)))));
         let record = record(100, 300, None);
-        assert!(Patience::of_vm(&record).booting > Duration::from_secs(100));
+        assert!(AgentTimeouts::of_vm(&record).booting > Duration::from_secs(100));
     }
 
     #[test]
@@ -214,12 +215,12 @@ mod tests {
             std::thread::sleep(Duration::from_millis(300));
             let listener = UnixListener::bind(path).unwrap();
             let (mut client, _) = listener.accept().unwrap();
-            // What is left unread when a socket closes resets the other end.
+            // Closing a socket with unread data resets the other end.
             let mut line = String::new();
             BufReader::new(&client).read_line(&mut line).unwrap();
             std::io::Write::write_all(&mut client, b"OK 1024\n").unwrap();
         });
-        assert!(connect_booting("a", folder.path(), &PATIENT).is_ok());
+        assert!(connect_booting("a", folder.path(), &UNTIL_BOOTED).is_ok());
         agent.join().unwrap();
     }
 
@@ -234,7 +235,7 @@ mod tests {
             std::fs::remove_dir_all(path).unwrap();
         });
         let begin = Instant::now();
-        let error = connect_booting("a", folder.path(), &PATIENT)
+        let error = connect_booting("a", folder.path(), &UNTIL_BOOTED)
             .unwrap_err()
             .to_string();
         ending.join().unwrap();
@@ -245,14 +246,14 @@ mod tests {
     }
 
     #[test]
-    fn caller_that_does_not_wait_any_more_ends_the_wait_for_an_agent() {
+    fn wait_for_an_agent_ends_when_the_caller_stops_waiting() {
         let folder = tempfile::tempdir().unwrap();
         let registered = serde_json::to_vec(&record(0, 60, None)).unwrap();
         std::fs::write(folder.path().join("vm.json"), registered).unwrap();
         let begin = Instant::now();
-        let waiting = Waiting {
+        let waiting = AgentWait {
             goes_on: &|| begin.elapsed() < Duration::from_millis(200),
-            ..PATIENT
+            ..UNTIL_BOOTED
         };
         let error = connect_booting("a", folder.path(), &waiting).unwrap_err();
         assert!(

@@ -1,7 +1,8 @@
-//! Operations on running VMs and on cells, which the command and the API offer alike.
+//! Operations on running VMs and on cells, shared by the command and the API.
 //!
-//! [`guest`] reaches the agent of a VM, [`cells`] acts on the cells of this host, [`memory`] measures what VMs take of it. A
-//! [`Failure`] says what failed and what helps; the command prints it, and the API makes a problem document of it.
+//! [`guest`] connects to the agent of a VM, [`cells`] acts on the cells of this host, [`memory`] measures
+//! VMs' use of its memory. A [`Failure`] has a cause and a help; the command prints it, and the API returns
+//! it as a problem document.
 
 pub mod cells;
 mod failure;

@@ -1,4 +1,4 @@
-//! What running VMs take of the host's memory.
+//! Host memory used by running VMs.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -8,28 +8,28 @@ use registry::control::{Answer, Request, ask};
 use registry::vms::{Record, Registry};
 use serde_json::Value;
 
-/// Time limit for a VM's counters.
+/// Time limit for a VM to report its counters.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// Time limit for a guest to count again.
+/// Time limit for a guest to update its counters.
 const GUEST_LIMIT: Duration = Duration::from_millis(200);
 
-/// The VMs of this host, and the parts that VMs of other hosts have here.
+/// Returns the VMs of this host, and the shards here of VMs of other hosts.
 ///
 /// # Errors
 /// If the registry can't be read.
 pub fn running(registry: &Registry) -> io::Result<Vec<Record>> {
     let mut records = registry.list()?;
-    records.extend(Registry::listed_parts()?);
+    records.extend(Registry::listed_secondary_shards()?);
     Ok(records)
 }
 
-/// Measures what running VMs take of the host's memory, in some 200 ms.
+/// Measures the host memory that running VMs use, in about 200 ms.
 ///
 /// # Errors
 /// If the registry or the host's `/proc` can't be read.
 pub fn measure(registry: &Registry) -> io::Result<MemoryUse> {
     let records = running(registry)?;
-    // A question makes the guest count again, for the next question.
+    // A query makes the guest update its counters for the next query.
     let first: Vec<Option<u64>> = records
         .iter()
         .map(|record| guest_used(registry, record))
@@ -48,7 +48,8 @@ pub fn measure(registry: &Registry) -> io::Result<MemoryUse> {
     Ok(table)
 }
 
-/// What the guest says that it can't do without: by its balloon's statistics, if it has one and has counted.
+/// Memory that the guest can't do without, by its balloon's statistics; none without a balloon or before the
+/// first count.
 fn guest_used(registry: &Registry, record: &Record) -> Option<u64> {
     let folder = registry.find(&record.name).ok()?;
     let Ok(Answer::Status { status }) = ask(&folder, &Request::Status, Some(ANSWER_LIMIT)) else {

@@ -1,25 +1,26 @@
-//! The log of a process: lines on standard error, with a time, a level, and a target, which is the module that wrote the line.
+//! The log of a process: lines on standard error with a time, a level, and a target, which is the module that
+//! wrote the line.
 //!
-//! | process | its standard error | begins its log |
+//! | process | standard error | writes its log |
 //! | --- | --- | --- |
 //! | cell, guard | the cell's log file | always |
 //! | shard | the log of its VM | always |
-//! | API | that of its starter | always |
+//! | API | that of its parent | always |
 //! | monitor | that of its client, where [`LEVEL`] is set, else nothing | where [`LEVEL`] is set |
 //!
-//! A keeper has none: it links no formatter, and what happens to it is reported by the process that serves its VM. A frame filter writes the
-//! reason for its end alone, which that process reads. Commands print errors for people.
+//! A keeper has no log: it links no formatter, and the process that serves its VM reports its events. A frame
+//! filter writes only the reason for its end, which that process reads. Commands print errors for people.
 
 use std::io;
 
 use tracing::level_filters::LevelFilter;
 
-/// The environment variable with the least level: `error`, `warn`, `info` (without it), `debug`, `trace` or `off`.
+/// Environment variable for the lowest level: `error`, `warn`, `info` (default), `debug`, `trace` or `off`.
 pub const LEVEL: &str = "MIRRORBALL_LOG";
-/// The environment variable with the format: `text` (without it), or `json`, an object for each line.
+/// Environment variable for the format: `text` (default), or `json`, one object per line.
 pub const FORMAT: &str = "MIRRORBALL_LOG_FORMAT";
 
-/// How a log is written.
+/// Settings of a process's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     level: LevelFilter,
@@ -27,10 +28,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings in the environment, which the processes that this one starts have, too.
+    /// Reads the settings from the environment. Child processes inherit it.
     ///
     /// # Errors
-    /// If a variable has another value than the ones named.
+    /// If a variable has a value that is not listed above.
     pub fn of_environment() -> io::Result<Self> {
         Self::of(|name| match std::env::var(name) {
             Ok(text) => Ok(text),
@@ -39,7 +40,7 @@ impl Settings {
         })
     }
 
-    /// Those of the variables' values; one that is not set is empty.
+    /// Parses the values of the variables; an unset variable is empty.
     fn of(value: impl Fn(&str) -> io::Result<String>) -> io::Result<Self> {
         let level = match &*value(LEVEL)? {
             "" => LevelFilter::INFO,
@@ -66,8 +67,8 @@ impl Settings {
         Ok(Self { level, is_json })
     }
 
-    /// The words by which a process learns these settings that gets no environment; none for the defaults.
-    pub fn words(self) -> Vec<String> {
+    /// Arguments that pass these settings to a process without an environment; none for the defaults.
+    pub fn to_args(self) -> Vec<String> {
         let mut words = Vec::new();
         if self.level != LevelFilter::INFO {
             words.push(format!("{LEVEL}={}", self.level.to_string().to_lowercase()));
@@ -78,11 +79,11 @@ impl Settings {
         words
     }
 
-    /// The settings in some words, as [`Self::words`] gives them; other words are left out.
+    /// Reads the settings from arguments made by [`Self::to_args`]; ignores other arguments.
     ///
     /// # Errors
     /// As [`Self::of_environment`].
-    pub fn of_words(words: impl IntoIterator<Item = String>) -> io::Result<Self> {
+    pub fn from_args(words: impl IntoIterator<Item = String>) -> io::Result<Self> {
         let words: Vec<String> = words.into_iter().collect();
         Self::of(|name| {
             let value = |word: &String| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned());
@@ -90,10 +91,10 @@ impl Settings {
         })
     }
 
-    /// Has this process write its log so. To be called once, before the first line.
+    /// Starts the log of this process with these settings. Must be called once, before the first line.
     ///
     /// # Errors
-    /// If the process writes a log already.
+    /// If the process has started a log already.
     pub fn begin(self) -> io::Result<()> {
         let log = tracing_subscriber::fmt()
             .with_max_level(self.level)
@@ -107,8 +108,8 @@ impl Settings {
     }
 }
 
-/// The message of a line that a process has logged, for a person: without time, level and target. A line of another form is its own
-/// message.
+/// Returns the message of a logged line, without time, level and target. A line of another format is returned
+/// unchanged.
 pub fn message_of(line: &str) -> String {
     in_text(line)
         .or_else(|| in_json(line))
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_the_same_by_words() {
+    fn settings_survive_the_way_through_arguments() {
         for level in [
             LevelFilter::OFF,
             LevelFilter::ERROR,
@@ -168,11 +169,11 @@ mod tests {
         ] {
             for is_json in [false, true] {
                 let settings = Settings { level, is_json };
-                let words = ["vm".to_owned()].into_iter().chain(settings.words());
-                assert_eq!(Settings::of_words(words).unwrap(), settings);
+                let words = ["vm".to_owned()].into_iter().chain(settings.to_args());
+                assert_eq!(Settings::from_args(words).unwrap(), settings);
             }
         }
-        assert!(Settings::of_words([format!("{LEVEL}=loud")]).is_err());
+        assert!(Settings::from_args([format!("{LEVEL}=loud")]).is_err());
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! How a client finds a cell of its host and asks it.
+//! A client's view of the cells on its host: files, connections and messages.
 //!
-//! - [`files`]: the directory of each cell, its lock, its plan and its count of lives;
-//! - [`interface`]: requests to a cell, and its answers;
+//! - [`files`]: the directory of each cell, its lock, its plan and its incarnation number;
+//! - [`interface`]: requests to a cell, and its responses;
 //! - [`client`]: a connection to a cell;
-//! - [`guard`]: a request to a cell's guard, and its answer;
-//! - [`admission`]: how users whose cluster it is not ask it for places;
-//! - [`user_vms`]: what root keeps of their VMs.
+//! - [`guard`]: a request to a cell's guard, and its response;
+//! - [`admission`]: requests for places by users who do not own the cluster;
+//! - [`user_vms`]: root's records of those users' VMs.
 //!
 //! `cell::cluster` is the server.
 

@@ -1,4 +1,4 @@
-//! The protocol of a VM's control socket: one request and one answer per connection, a line of JSON each.
+//! Protocol of a VM's control socket: one request and one response per connection, a line of JSON each.
 //!
 //! Clients call [`ask`]. The monitor serves the socket (`cell::control`), which is `control.sock` in the VM's
 //! directory. A line has at most [`LINE_BYTES_MAX`] bytes.
@@ -13,80 +13,80 @@ use serde_json::Value;
 
 use urpc::version::Versions;
 
-use crate::line::Protocol;
+use crate::json_line::Protocol;
 use crate::update::{MemoryReport, Update};
 
-/// The protocol as a client speaks it.
+/// The client's side of the protocol.
 pub const OF_CLIENT: Protocol = Protocol {
     name: "the protocol of a VM's clients",
     peer: "the process that serves the VM",
     versions: Versions::up_to(1),
 };
-/// The protocol as the process speaks it that serves the VM.
+/// The side of the process that serves the VM.
 pub const OF_VM: Protocol = Protocol {
     peer: "the client",
     ..OF_CLIENT
 };
 
-/// Greatest length of a line, in bytes.
+/// Maximum length of a line, in bytes.
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
 
-/// Longest time between a VM's entry in the registry and its control socket. The monitor opens the VM's files meanwhile, and
-/// may wait for the lock of one.
+/// Time limit between a VM's entry in the registry and its control socket. The monitor opens the VM's files
+/// meanwhile, and may wait for the lock of one.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Interval at which a client looks for the control socket of a VM that is being started.
+/// Poll interval for the control socket of a VM that is starting.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A request to a running VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
 pub enum Request {
-    /// Press the power button; after the limit, kill. Answered when the VM has ended.
+    /// Press the power button, and kill the VM after the limit. The response comes when the VM has ended.
     Stop {
-        /// Time limit of the guest, in seconds.
+        /// Time limit for the guest, in seconds.
         limit_s: u64,
     },
-    /// End at once. Answered when the VM has ended.
+    /// End the VM at once. The response comes when it has ended.
     Kill,
     /// Report the shard's counters.
     Status,
-    /// Freeze the VM and go on. Answered by a `cell::frozen::FreezeAnswer` with files.
+    /// Freeze the VM and resume it. The response is a `cell::frozen::FreezeAnswer` with files.
     Freeze,
     /// Move a vCPU of a VM that spans cells.
     Move {
         /// The vCPU's number.
         vcpu: u8,
-        /// The cell that takes it.
+        /// Cell to which it moves.
         cell: u16,
     },
     /// Set the balloon.
     Balloon {
-        /// Bytes that the guest is to give back.
+        /// Bytes that the guest gives back.
         bytes: u64,
     },
-    /// Stand still until [`Request::Resume`].
+    /// Pause until [`Request::Resume`].
     Pause,
-    /// Go on after [`Request::Pause`].
+    /// Resume after [`Request::Pause`].
     Resume,
-    /// Start again, as by a machine's reset button. Answered when the VM starts.
+    /// Restart the guest, as by a machine's reset button. The response comes when the VM starts.
     Reset,
     /// Send each vCPU a non-maskable interrupt.
     Nmi,
-    /// Use other resources of the host.
+    /// Change the host resources that the VM uses.
     Update(Update),
-    /// Wait until the vCPUs run. Answered by [`Answer::Done`], [`Answer::Ended`] or [`Answer::TimedOut`].
+    /// Wait until the vCPUs run. The response is [`Answer::Done`], [`Answer::Ended`] or [`Answer::TimedOut`].
     AwaitRunning {
         /// Longest time to wait, in seconds.
         limit_s: u64,
     },
-    /// Wait until the VM has ended. Answered by [`Answer::Ended`] or [`Answer::TimedOut`].
+    /// Wait until the VM has ended. The response is [`Answer::Ended`] or [`Answer::TimedOut`].
     AwaitEnd {
         /// Longest time to wait, in seconds.
         limit_s: u64,
     },
 }
 
-/// The answer to a [`Request`].
+/// Response to a [`Request`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum Answer {
@@ -102,17 +102,17 @@ pub enum Answer {
         /// The counters, as the shard sent them.
         status: Value,
     },
-    /// The vCPU runs in the cell that was asked for.
+    /// The vCPU runs in the requested cell.
     Moved {
-        /// How long the vCPU stood still, in nanoseconds.
+        /// Pause of the vCPU, in nanoseconds.
         still_ns: u64,
-        /// The CPUs that it was pinned to, if the move has ended a pin.
+        /// CPUs that it was pinned to, if the move has removed its pin.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         dropped_pin: Option<Vec<usize>>,
     },
-    /// The memory is bound as a [`Request::Update`] says, and has moved.
+    /// The memory is bound as a [`Request::Update`] requested, and has moved.
     MemoryPlaced(MemoryReport),
-    /// What was waited for did not come within the limit.
+    /// The awaited state was not reached within the limit.
     TimedOut,
     /// The request can't be carried out.
     Refused {
@@ -121,7 +121,7 @@ pub enum Answer {
     },
 }
 
-/// Connects to the VM's control socket, and waits for it while the VM is being started.
+/// Connects to the VM's control socket. Waits for the socket of a VM that is starting.
 fn connect(folder: &Path, limit: Duration) -> io::Result<UnixStream> {
     let deadline = Instant::now() + limit;
     loop {
@@ -139,7 +139,8 @@ fn connect(folder: &Path, limit: Duration) -> io::Result<UnixStream> {
 }
 
 impl Request {
-    /// Whether a second request has the outcome of one, as when the monitor that obeyed the first died before it answered.
+    /// Whether repeating a request has the same outcome, as after a monitor died between carrying it out and
+    /// replying.
     fn is_repeatable(&self) -> bool {
         match self {
             Self::Stop { .. }
@@ -157,12 +158,13 @@ impl Request {
     }
 }
 
-/// Sends `request` to the VM with the directory `folder`. Without a `limit` it waits until the answer comes. Where the
-/// monitor dies meanwhile and the VM does not, its successor is asked.
+/// Sends `request` to the VM with the directory `folder`. Without a `limit` it waits until the response
+/// comes. If the monitor dies meanwhile and the VM does not, the request is repeated at the monitor's
+/// successor.
 ///
 /// # Errors
-/// If no monitor serves the socket, the limit passes, or the monitor dies and the request can't be repeated. A directory that
-/// is gone, and one that no monitor serves any more, are no errors: the VM has ended.
+/// If no monitor serves the socket, the limit passes, or the monitor dies and the request can't be repeated.
+/// A directory that is gone, or that no monitor serves any more, is no error: the VM has ended.
 pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Result<Answer> {
     let ended = Answer::Ended {
         killed: matches!(request, Request::Kill),
@@ -180,7 +182,7 @@ pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Res
         let socket = match connect(folder, left().unwrap_or(START_LIMIT).min(START_LIMIT)) {
             Ok(socket) => socket,
             Err(_) if !folder.exists() => return Ok(ended),
-            // The monitor has died, and its keeper with the listening socket.
+            // The monitor has died, and with its keeper the listening socket.
             Err(error) if was_served && error.kind() == io::ErrorKind::ConnectionRefused => return Ok(ended),
             Err(error) => return Err(error),
         };
@@ -189,7 +191,7 @@ pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Res
             return Ok(answer);
         }
         was_served = true;
-        // A monitor ends with its last VM, and may end before its answer is sent.
+        // A monitor ends with its last VM, possibly before it has sent its response.
         if !folder.exists() {
             return Ok(ended);
         }
@@ -205,7 +207,7 @@ pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Res
     }
 }
 
-/// The answer; none if the connection ends without one.
+/// Returns the response; none if the connection ends without one.
 fn ask_once(mut socket: &UnixStream, request: &Request) -> io::Result<Option<Answer>> {
     let line = OF_CLIENT.write(request)?;
     let mut answer = String::new();

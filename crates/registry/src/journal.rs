@@ -1,16 +1,17 @@
-//! The journal: what has happened to the VMs and cells of this user on this host, in order.
+//! Journal of the events of this user's VMs and cells on this host, in order.
 //!
-//! Two files in the directory `events` of the runtime directory, `current` and `previous`, have 1 MiB each at
-//! most. The process that changes a state appends the event: a VM's monitor or cell, a cell's guard, a
-//! command. `mirrorball events` and the API read ([`reader`]).
+//! The journal has two files in the directory `events` of the runtime directory, `current` and `previous`, of
+//! at most 1 MiB each. The process that changes a state appends the event: a VM's monitor or cell, a cell's
+//! guard, or a command. `mirrorball events` and the API read it ([`reader`]).
 //!
 //! An event is a line of JSON, written by one call to a file that is open for appending (`O_APPEND`), under a
-//! lock. The lock ends with its holder. A holder that is stopped delays the others by 1 s; then they write
-//! without it. A writer that is killed in the middle leaves a line without its end. The next writer begins a
-//! new line, and readers report a gap.
+//! lock. The lock is released when its holder dies. A stopped holder delays other writers by 1 s; then they
+//! write without the lock. A writer that is killed during the call leaves an unterminated line. The next
+//! writer starts a new line, and readers report a gap.
 //!
 //! A file's first line has the journal's number, which is new when the directory is, and the file's
-//! generation. Both and an offset are a [`Token`]: the place behind an event, from which a reader goes on.
+//! generation. Both and an offset form a [`Token`]: the position after an event, from which a reader
+//! continues.
 
 mod reader;
 mod token;
@@ -21,7 +22,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use hostfiles::Unfinished;
+use hostfiles::AtomicFile;
 use hostfiles::lock::{self, Share};
 use hostfiles::private;
 use serde::{Deserialize, Serialize};
@@ -39,18 +40,18 @@ const LOCK_LIMIT: Duration = Duration::from_secs(1);
 const WHY_MAX: usize = 1000;
 /// Maximum length of a file's first line, in bytes.
 const HEADER_MAX: usize = 128;
-/// Rotations during one look at the files, after which the look fails.
+/// Maximum rotations during one scan of the files, after which the scan fails.
 const ROTATIONS_MAX: u32 = 100;
 
 /// A change of a VM or a cell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Change {
-    /// A VM has its name and its place; its files are being opened.
+    /// A VM has its name and its place; the monitor opens its files.
     VmStarting {
         /// The VM's name.
         vm: String,
-        /// Its cell, in a cluster.
+        /// Cell of the VM, in a cluster.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cell: Option<u16>,
     },
@@ -59,44 +60,44 @@ pub enum Change {
         /// The VM's name.
         vm: String,
     },
-    /// The vCPUs run again after a reboot, a reset, or an ending after which it starts again.
+    /// The vCPUs run again after a reboot, a reset, or an end after which the VM restarts.
     VmRebooted {
         /// The VM's name.
         vm: String,
         /// The number of its boots.
         boots: u32,
     },
-    /// The VM has ended so, and starts again.
+    /// The VM has ended and restarts.
     VmStartsAgain {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// How it ended.
+        /// Reason for the end.
         why: String,
     },
-    /// The VM stands still by order.
+    /// The VM was paused.
     VmPaused {
         /// The VM's name.
         vm: String,
     },
-    /// The VM goes on.
+    /// The VM was resumed.
     VmResumed {
         /// The VM's name.
         vm: String,
     },
-    /// The disks whose writes wait for room on the host are others than before.
+    /// The set of disks whose writes wait for space on the host has changed.
     VmFullDisks {
         /// The VM's name.
         vm: String,
-        /// The disks that wait now.
+        /// Disks that wait now.
         disks: Vec<String>,
     },
-    /// Another process serves the VM from now on.
+    /// Another process has taken over serving the VM.
     VmAdopted {
         /// The VM's name.
         vm: String,
-        /// The process.
+        /// Id of that process.
         pid: u32,
-        /// The VM's cell, in a cluster.
+        /// Cell of the VM, in a cluster.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cell: Option<u16>,
     },
@@ -104,39 +105,39 @@ pub enum Change {
     VmFailed {
         /// The VM's name.
         vm: String,
-        /// The reason and the help.
+        /// Reason and help.
         why: String,
     },
     /// The VM has ended.
     VmEnded {
         /// The VM's name.
         vm: String,
-        /// The exit status of `mirrorball run`; none if no process saw the end.
+        /// Exit status of `mirrorball run`; none if no process observed the end.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         status: Option<u8>,
-        /// The reason; none for the guest's power-off.
+        /// Reason; none for the guest's power-off.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         why: Option<String>,
     },
-    /// A process of the cell runs.
+    /// A process of the cell has started.
     CellUp {
         /// The cell.
         cell: u16,
-        /// The number of the process, counted from the cell's first.
+        /// Incarnation number of the process, counted from the cell's first.
         life: u32,
-        /// The process.
+        /// Id of the process.
         pid: u32,
     },
-    /// The cell's process has ended by order.
+    /// The cell's process was ended on request.
     CellDown {
         /// The cell.
         cell: u16,
     },
-    /// The cell's process has died. Its guard starts the next one, if it can.
+    /// The cell's process has died. Its guard starts the next one if it can.
     CellDied {
         /// The cell.
         cell: u16,
-        /// How it died.
+        /// Cause of death.
         why: String,
     },
     /// The cell has failed: its CPUs and its memory count as lost.
@@ -144,20 +145,20 @@ pub enum Change {
         /// The cell.
         cell: u16,
     },
-    /// The cell takes no new VM.
+    /// The cell was cordoned: it takes no new VM.
     CellCordoned {
         /// The cell.
         cell: u16,
     },
-    /// The cell takes VMs again.
+    /// The cell's cordon has ended.
     CellUncordoned {
         /// The cell.
         cell: u16,
     },
-    /// Events are missing here: the place that was asked for is gone, or an event was cut off. Readers make
-    /// it; it is in no file.
+    /// Events are missing here: the requested position is gone, or an event was truncated. Readers create
+    /// this event; it is in no file.
     Gap {
-        /// Why they are missing.
+        /// Reason for the gap.
         why: String,
     },
 }
@@ -165,7 +166,7 @@ pub enum Change {
 /// A change and its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// The time, in milliseconds since 1970.
+    /// Time, in milliseconds since 1970.
     pub unix_ms: u64,
     /// The change.
     #[serde(flatten)]
@@ -181,7 +182,7 @@ impl Event {
 }
 
 impl Change {
-    /// Bounds the texts that others chose.
+    /// Truncates texts that others chose.
     fn bounded(mut self) -> Self {
         let why = match &mut self {
             Self::VmStartsAgain { why, .. }
@@ -212,7 +213,7 @@ impl Header {
         Ok(line)
     }
 
-    /// The header of a file, and the offset behind it.
+    /// Reads the header of a file and the offset after it.
     fn of(file: &File) -> io::Result<(Self, u64)> {
         let mut start = [0; HEADER_MAX];
         let count = file.read_at(&mut start, 0)?;
@@ -223,10 +224,10 @@ impl Header {
     }
 }
 
-/// An open file of a journal: its header, and the offset behind it.
+/// An open file of a journal, its header, and the offset after it.
 type JournalFile = (Header, u64, File);
 
-/// The journal of a runtime directory. Its files are made with the first event.
+/// The journal of a runtime directory. The first event creates its files.
 #[derive(Clone, Debug)]
 pub struct Journal {
     directory: PathBuf,
@@ -243,7 +244,7 @@ impl Journal {
         Ok(Self::at(&runtime::directory()?))
     }
 
-    /// The journal below a runtime directory.
+    /// Returns the journal below a runtime directory.
     pub fn at(runtime: &Path) -> Self {
         Self {
             directory: runtime.join("events"),
@@ -252,7 +253,7 @@ impl Journal {
         }
     }
 
-    /// Whether there was an event already.
+    /// Whether the journal has files.
     pub fn exists(&self) -> bool {
         self.directory.join("current").exists()
     }
@@ -266,7 +267,7 @@ impl Journal {
         let mut line = serde_json::to_vec(&Event::now(change.bounded()))?;
         line.push(b'\n');
         let lock = self.directory.join("lock");
-        // A holder that is stopped must not stop a VM.
+        // A stopped lock holder must not stop a VM.
         let held = lock::within(
             &lock,
             private::lock_file(&lock)?,
@@ -290,7 +291,7 @@ impl Journal {
         }
     }
 
-    /// Opens the newest file, to append to and to read. A missing one is made.
+    /// Opens the newest file for appending and reading. Creates a missing one.
     fn current(&self) -> io::Result<File> {
         let path = self.directory.join("current");
         let open = || File::options().read(true).append(true).open(&path);
@@ -298,16 +299,16 @@ impl Journal {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
                 let nanoseconds = now.map_or(0, |now| now.as_nanos());
-                // The numbers of two journals differ unless they began in one nanosecond.
+                // The numbers of two journals differ unless both were created in the same nanosecond.
                 let journal = (nanoseconds % u128::from(u64::MAX)) as u64;
                 let first = Header {
                     journal,
                     generation: 1,
                 };
-                let new = Unfinished::beside(&path)?;
+                let new = AtomicFile::beside(&path)?;
                 new.file().write_all_at(&first.line()?, 0)?;
                 match new.publish_new() {
-                    // Another writer was first.
+                    // Another writer has created it first.
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                     made => made?,
                 }
@@ -317,7 +318,7 @@ impl Journal {
         }
     }
 
-    /// Begins the next file. `current` is never missing; a rotation that was cut short is done again.
+    /// Starts the next file. `current` always exists; an interrupted rotation is done again.
     fn rotate(&self, current: &File) -> io::Result<()> {
         let (header, _) = Header::of(current)?;
         let (path, previous) = (self.directory.join("current"), self.directory.join("previous"));
@@ -333,13 +334,13 @@ impl Journal {
         hostfiles::replace_volatile_file(&path, private::FILE_MODE, &next.line()?)
     }
 
-    /// The files that there are, the oldest first.
+    /// Returns the existing files, the oldest first.
     fn files(&self) -> io::Result<Vec<JournalFile>> {
         self.files_by(|name| self.open_file(name))
     }
 
-    /// The same, by what `open` opens. A rotation between two calls hides no file: if `previous` is the same
-    /// before and after `current` was opened, no rotation has ended meanwhile.
+    /// Does the same with the files that `open` opens. No rotation between two calls hides a file: if
+    /// `previous` is the same before and after `current` was opened, no rotation has finished meanwhile.
     fn files_by(
         &self,
         mut open: impl FnMut(&str) -> io::Result<Option<JournalFile>>,
@@ -350,7 +351,7 @@ impl Journal {
             let current = open("current")?;
             let again = open("previous")?;
             if header(&again) == header(&previous) {
-                // A rotation that was cut short has given one file both names.
+                // An interrupted rotation has given one file both names.
                 let current = current.filter(|current| header(&previous) != Some(current.0));
                 return Ok(previous.into_iter().chain(current).collect());
             }
@@ -371,8 +372,8 @@ impl Journal {
     }
 }
 
-/// Appends an event to this user's journal. What happens goes on without its event if that can't be written:
-/// a full disk ends no VM.
+/// Appends an event to this user's journal. An event that can't be written is dropped: a full disk ends no
+/// VM.
 pub fn note(change: Change) {
     let _ = Journal::open().and_then(|journal| journal.append(change));
 }

@@ -1,9 +1,9 @@
 //! The client's end of a lease: starts a monitor with a batch of VMs, receives its events, and ends the VMs
 //! when dropped.
 //!
-//! The lease is a socket pair, and the monitor has its other end as standard input. The messages are in
-//! [`crate::monitor`]. However the client ends, the kernel closes its end, and the monitor ends its VMs
-//! unless the client sent [`LeaseOrder::Detach`]. `run`, `clone` and the API call this.
+//! The lease is a socket pair; the monitor has its other end as standard input. [`crate::monitor`] defines
+//! the messages. When the client ends in any way, the kernel closes its end, and the monitor ends its VMs
+//! unless the client sent [`LeaseOrder::Detach`]. `run`, `clone` and the API use it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -17,22 +17,22 @@ use std::time::Duration;
 
 use crate::monitor::{Batch, Event, LeaseOrder};
 
-/// The program to start a monitor with, when the caller is `mirrorball` itself.
+/// Program that starts a monitor when the caller is `mirrorball` itself.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 /// Stack size of a thread that only waits for a process.
 const REAPER_STACK_BYTES: usize = 64 << 10;
 
-/// A monitor that works for this process. Dropping it ends the monitor's VMs.
+/// A monitor that this process has started. Dropping it ends the monitor's VMs.
 #[derive(Debug)]
 pub struct Lease {
     socket: UnixStream,
-    /// The monitor that this process started has ended; its successors may have the socket still.
+    /// Whether the monitor that this process started has ended. Its successors may still have the socket.
     has_ended: Arc<AtomicBool>,
 }
 
 impl Lease {
-    /// Starts a monitor for `batch` by `program`, which is `mirrorball`. The monitor has a session of its
-    /// own, so the terminal's signals don't reach it.
+    /// Starts a monitor for `batch` from `program`, which is `mirrorball`. The monitor has its own session,
+    /// so the terminal's signals don't reach it.
     ///
     /// # Errors
     /// If the program can't be started, or ends before it has read the batch.
@@ -44,7 +44,7 @@ impl Lease {
             .arg0("mirrorball")
             .arg("monitor")
             .stdin(Stdio::from(OwnedFd::from(theirs)));
-        // Its log, if somebody asks for one: a monitor may outlive the terminal.
+        // The monitor writes a log only on request, because it may outlive the terminal.
         let stderr = match std::env::var_os(process_log::LEVEL) {
             Some(_) => Stdio::inherit(),
             None => Stdio::null(),
@@ -60,13 +60,13 @@ impl Lease {
         let mut monitor = command.spawn()?;
         let has_ended = Arc::new(AtomicBool::new(false));
         let ended = has_ended.clone();
-        // The monitor may outlive this process, or end long before it: a server would collect zombies for
-        // days.
+        // The monitor may outlive this process, or end long before it. Without a wait, a server would collect
+        // zombies for days.
         std::thread::Builder::new()
             .name("reaper".into())
             .stack_size(REAPER_STACK_BYTES)
             .spawn(move || {
-                // A process that can't be waited for is none any more.
+                // A process that can't be waited for no longer exists.
                 let _ = monitor.wait();
                 ended.store(true, Ordering::Release);
             })?;
@@ -76,18 +76,18 @@ impl Lease {
         Ok(Self { socket, has_ended })
     }
 
-    /// Whether the monitor that this process started has ended. A VM without a successor has ended with it, and no event
-    /// tells that while another VM has one.
+    /// Whether the monitor that this process started has ended. A VM without a successor has ended with it;
+    /// no event reports that while another VM has a successor.
     pub fn has_lost_monitor(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Limits the wait for an event. [`Lease::events`] ends when none has come for so long.
+    /// Sets a time limit for an event. [`Lease::events`] ends when none has come for that long.
     pub fn limit_wait(&self, limit: Duration) -> std::io::Result<()> {
         self.socket.set_read_timeout(Some(limit))
     }
 
-    /// The monitor's events, until it ends.
+    /// Returns the monitor's events until the monitor ends.
     pub fn events(&self) -> std::io::Result<impl Iterator<Item = Event> + use<>> {
         let lines = BufReader::new(self.socket.try_clone()?).lines();
         Ok(lines
@@ -102,16 +102,16 @@ impl Lease {
         (&self.socket).write_all(&line)
     }
 
-    /// Ends the VMs. Events go on until all have ended.
+    /// Ends the VMs. Events continue until all have ended.
     pub fn end(&self) {
         // A monitor that has ended has no VMs.
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
     }
 }
 
-/// Disables transparent huge pages for this process and the monitor it starts. With them, a thread's stack
-/// may lie so that its first 12 KiB cost 2 MiB. The shard enables them again for itself, as its guest's
-/// memory profits.
+/// Disables transparent huge pages for this process and the monitor that it starts. A huge page under a
+/// thread's stack may turn its first 12 KiB into 2 MiB. The shard enables them again for itself, because its
+/// guest's memory profits.
 pub fn keep_stacks_small() {
     // SAFETY: sets a flag of this process's memory. If a kernel refuses it, more memory is used.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::vms::BOOT_LIMIT_S;
 
-    /// The processes of this one that are, or were, this program.
+    /// Counts the child processes that run, or ran, this program.
     fn children(program: &str) -> usize {
         let (program, own) = (format!("({program})"), std::process::id().to_string());
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -148,7 +148,7 @@ mod tests {
             member: None,
             boot_limit_s: BOOT_LIMIT_S,
         };
-        // Ends at once, with an error: there is no file called `monitor`.
+        // Ends at once with an error: there is no file called `monitor`.
         let program = Path::new("/bin/cat");
         let leases: Vec<_> = (0..5).map(|_| Lease::start(program, &batch)).collect();
         let deadline = Instant::now() + Duration::from_secs(5);

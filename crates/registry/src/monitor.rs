@@ -1,4 +1,4 @@
-//! The messages on the lease, which is the socket between a client and the monitor that it started.
+//! Messages on the lease, which is the socket between a client and the monitor that it started.
 //!
 //! The client sends a [`Batch`] first and may send a [`LeaseOrder`] later; the monitor sends [`Event`]s. Each
 //! message is a line of JSON. [`crate::lease`] is the client's end, `cell::monitor` the monitor's.
@@ -15,36 +15,36 @@ use shard_api::launch::Ending;
 pub struct Batch {
     /// The VMs, each with its name.
     pub vms: Vec<(String, VmSpec)>,
-    /// The state that the VMs go on from, instead of booting. Their specs are then the source's, with their
-    /// own names and addresses.
+    /// State that the VMs resume from, instead of booting. Their specs are then the source's, with their own
+    /// names and addresses.
     #[serde(default)]
     pub source: Option<Source>,
-    /// The rule that says which VMs share pages with these.
+    /// Rule that decides which VMs share pages with these.
     pub share_between: ShareBetween,
-    /// The user id of the API's member that starts the VMs.
+    /// User id of the API's member that starts the VMs.
     #[serde(default)]
     pub member: Option<u32>,
     /// Time limit of a boot, from its start until the guest's agent answers, in seconds.
     pub boot_limit_s: u64,
 }
 
-/// A frozen state that VMs go on from.
+/// A frozen state that VMs resume from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// The running VM with this directory, as it is when the monitor starts.
+    /// The running VM with this directory, in its state when the monitor starts.
     Running(PathBuf),
-    /// A snapshot. The specs that go with it name the files that it may open (`cell::snapshot::trust`).
+    /// A snapshot. The specs in the batch name the files that it may open (`cell::snapshot::trust`).
     Snapshot {
         /// The snapshot's directory.
         directory: PathBuf,
-        /// Users whose files the snapshot may consist of, beside root's.
+        /// Users who may own the snapshot's files, beside root.
         owners: Vec<u32>,
     },
 }
 
 impl Source {
-    /// The directory of a snapshot; none for a running VM.
+    /// Directory of a snapshot; none for a running VM.
     pub fn directory(&self) -> Option<PathBuf> {
         match self {
             Self::Running(_) => None,
@@ -57,7 +57,7 @@ impl Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeaseOrder {
-    /// The VMs are to outlive the client.
+    /// Let the VMs outlive the client.
     Detach,
 }
 
@@ -71,53 +71,53 @@ pub enum Event {
         name: String,
         /// The VM's directory.
         folder: PathBuf,
-        /// The cell that the VM runs in, in a cluster.
+        /// Cell of the VM, in a cluster.
         cell: Option<u16>,
     },
-    /// The VM's vCPUs are about to run; again after each reboot.
+    /// The VM's vCPUs are about to run; sent again after each reboot.
     Running {
         /// The VM's name.
         name: String,
-        /// Parts of the sandbox that could not be applied.
+        /// Layers of the sandbox that could not be applied.
         sandbox_missing: Vec<String>,
-        /// Whether files of the VM outlive it, so that it must be ended with care.
+        /// Whether files of the VM outlive it, so that it must be shut down cleanly.
         keeps_writes: bool,
-        /// How long the source stood still for this VM, in microseconds.
+        /// Pause of the source for this VM, in microseconds.
         paused_us: Option<u64>,
     },
-    /// The set of disks whose writes wait for room on the host has changed.
+    /// The set of disks whose writes wait for space on the host has changed.
     FullDisks {
         /// The VM's name.
         name: String,
-        /// The names of the disks that wait now.
+        /// Names of the disks that wait now.
         disks: Vec<String>,
     },
-    /// The VM stands still by order, or goes on.
+    /// The VM was paused or resumed.
     Paused {
         /// The VM's name.
         name: String,
-        /// Whether it stands still.
+        /// Whether it is paused.
         paused: bool,
     },
-    /// The VM has ended, and starts again.
+    /// The VM has ended, and restarts.
     StartsAgain {
         /// The VM's name.
         name: String,
-        /// How it ended, in one line.
+        /// Reason for the end, in one line.
         why: String,
     },
     /// The VM did not start.
     Failed {
         /// The VM's name.
         name: String,
-        /// The reason and the help, in one line.
+        /// Reason and help, in one line.
         why: String,
     },
     /// The VM has ended.
     Ended {
         /// The VM's name.
         name: String,
-        /// How it ended.
+        /// Kind of the end.
         ending: Ending,
         /// The last lines of the console.
         last_lines: Vec<String>,

@@ -1,9 +1,8 @@
-//! The runtime directory: what is below it is gone when the machine starts again, and reachable by its user
-//! only.
+//! The runtime directory: its content is lost when the machine restarts, and only its user can reach it.
 //!
-//! Everything that finds a running VM or cell starts here: [`crate::vms`], [`crate::cluster::files`], what
-//! `hostinfo::measure` keeps, and the API's socket. A directory that another user owns or may write to is
-//! refused, since who controls it controls the sockets and locks in it.
+//! All code that finds a running VM or cell starts here: [`crate::vms`], [`crate::cluster::files`], the
+//! measurements of `hostinfo::measure`, and the API's socket. A directory that another user owns or can write
+//! to is refused, because that user would control its sockets and locks.
 
 use std::fs::{DirBuilder, Metadata, symlink_metadata};
 use std::io;
@@ -13,14 +12,14 @@ use std::path::{Path, PathBuf};
 use hostfiles::private;
 use nix::unistd::geteuid;
 
-/// The environment variable that names the directory, for tests and for several users under one name.
+/// Environment variable that names the directory, for tests and for several users under one name.
 pub const VARIABLE: &str = "MIRRORBALL_RUNTIME";
 
 /// Bits of a directory into which other users may put files.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// The directory: `$MIRRORBALL_RUNTIME`, else `/run/mirrorball` for root, else `$XDG_RUNTIME_DIR/mirrorball`,
-/// else `/tmp/mirrorball-UID`. It is made when missing.
+/// Returns the directory: `$MIRRORBALL_RUNTIME`, else `/run/mirrorball` for root, else
+/// `$XDG_RUNTIME_DIR/mirrorball`, else `/tmp/mirrorball-UID`. Creates it when missing.
 ///
 /// # Errors
 /// If it can't be made, is a link or a file, or another user owns it or may write to it.
@@ -36,9 +35,9 @@ pub fn directory() -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Makes a runtime directory when it is missing, and checks it.
+/// Creates a missing runtime directory, and checks it.
 fn at(path: &Path) -> io::Result<()> {
-    // A name that is a link already is not followed: the link is looked at below.
+    // A name that is already a link is not followed: the check below looks at the link.
     if symlink_metadata(path).is_err() {
         DirBuilder::new()
             .recursive(true)
@@ -48,7 +47,7 @@ fn at(path: &Path) -> io::Result<()> {
     check(path, &symlink_metadata(path)?, geteuid().as_raw())
 }
 
-/// Whether a directory is fit for the sockets and locks of the user `uid`.
+/// Checks that a directory is safe for the sockets and locks of the user `uid`.
 fn check(path: &Path, about: &Metadata, uid: u32) -> io::Result<()> {
     let wrong = if about.is_symlink() {
         "is a symbolic link, which can be led elsewhere"

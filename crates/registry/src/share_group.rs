@@ -1,9 +1,9 @@
-//! The names of share groups, and the rule that gives each VM its group.
+//! Names of share groups, and the rule that gives each VM its group.
 //!
 //! VMs of one group map pages of the same files, and VMs of two groups never do. A group is a text in a VM's
 //! record and in what its clones inherit. The monitor names the groups of its batch; `cell::share_group`
-//! takes the locks on files that hold VMs to them. `:` is in no name that a user gives, so the three kinds of
-//! names never meet.
+//! takes the file locks that enforce them. No name from a user contains `:`, so the three kinds of names
+//! never collide.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -21,41 +21,41 @@ const RUN: &str = "run:";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareGroup(String);
 
-/// The rule for the groups of a batch of VMs.
+/// Rule for the groups of a batch of VMs.
 #[derive(Clone, Debug)]
 pub struct Grouping {
     /// Which VMs of one user share.
     pub between: ShareBetween,
     /// The user that the VMs belong to.
     pub uid: Uid,
-    /// The group of the VMs that share with this batch only.
+    /// Group of the VMs that share only within this batch.
     pub run: ShareGroup,
 }
 
 impl ShareGroup {
-    /// A new group, for the VMs of one command.
+    /// Creates a group for the VMs of one command.
     ///
     /// # Errors
-    /// When the host gives no randomness.
+    /// If the host provides no randomness.
     pub fn of_run() -> io::Result<Self> {
         let mut random = [0; RUN_BYTES];
         File::open("/dev/urandom")?.read_exact(&mut random)?;
         Ok(Self(format!("{RUN}{:016x}", u64::from_ne_bytes(random))))
     }
 
-    /// The name, which a claim on a file hashes.
+    /// Returns the name, which a claim on a file hashes.
     pub fn name(&self) -> &str {
         &self.0
     }
 
-    /// Whether this is the group of one command's VMs. Its random name is all that keeps others out of it.
+    /// Whether this is the group of one command's VMs. Only its random name keeps other VMs out of it.
     pub fn is_of_run(&self) -> bool {
         self.0.starts_with(RUN)
     }
 }
 
 impl Grouping {
-    /// The group of a VM of `spec`.
+    /// Returns the group of a VM with this spec.
     pub fn of(&self, spec: &VmSpec) -> ShareGroup {
         match (&spec.share_group, self.between) {
             // A name in a spec has no `:`, so no spec can name a group of the other kinds.

@@ -1,34 +1,35 @@
-//! Changes to what a running VM uses of its host.
+//! Changes to the host resources that a running VM uses.
 //!
-//! As JSON, a limit that is absent stays, and one that is `null` is taken away.
+//! In JSON, an absent limit stays, and `null` removes the limit.
 
 use std::collections::BTreeMap;
 
 use config::{Fault, Size, VmSpec};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Changes to limits, pins and nodes of memory. A changed limit needs what the same key of a VM file needs: root and control groups.
+/// Changes to limits, pins and memory nodes. A changed limit needs the same as its key in a VM file: root and
+/// control groups.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Update {
-    /// Another weight.
+    /// New CPU weight.
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     pub cpu_weight: Option<Option<u16>>,
-    /// Another limit of the host's CPUs.
+    /// New limit of host CPUs.
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     pub cpu_limit: Option<Option<f64>>,
-    /// Another limit of the host's memory.
+    /// New limit of host memory.
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<Option<Size>>,
-    /// vCPUs that get CPUs of their own, or lose them.
+    /// vCPUs to pin or unpin.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pins: Vec<Pin>,
-    /// Nodes of the host that the VM's memory is to lie on; on any when empty.
+    /// Host nodes for the VM's memory; any node when empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_nodes: Option<Vec<u32>>,
 }
 
-/// The pages of a VM's memory, as the host's kernel counts them.
+/// Pages of a VM's memory, as the host's kernel counts them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPages {
     /// The size of a page, KiB.
@@ -38,7 +39,7 @@ pub struct MemoryPages {
     pub nodes: BTreeMap<u32, u64>,
 }
 
-/// A map as pairs: a message that says its kind beside its fields has no keys that are numbers.
+/// Serializes a map as pairs: JSON keys of an internally tagged message can't be numbers.
 mod pairs {
     use std::collections::BTreeMap;
 
@@ -59,45 +60,45 @@ mod pairs {
     }
 }
 
-/// Where a VM's memory lies after it has moved.
+/// Location of a VM's memory after a move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
-    /// Its pages, if the host shows them.
+    /// Pages, if the host reports them.
     pub pages: Option<MemoryPages>,
-    /// The reason why they are not known.
+    /// Reason why they are unknown.
     pub unknown: Option<String>,
 }
 
-/// The CPUs of the host that a vCPU runs on.
+/// Host CPUs that a vCPU runs on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pin {
     /// The vCPU's number.
     pub vcpu: u8,
-    /// The CPUs' numbers; all that the VM may use when there is none.
+    /// Numbers of the CPUs; empty means all CPUs that the VM may use.
     pub cpus: Vec<usize>,
 }
 
-/// Reads what is there, be it `null`.
+/// Deserializes a present value, `null` included.
 fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
 impl Update {
-    /// Whether nothing is to change.
+    /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
         !self.changes_limits() && self.pins.is_empty() && self.memory_nodes.is_none()
     }
 
-    /// Whether a limit or a weight is to change.
+    /// Whether it changes a limit or a weight.
     pub fn changes_limits(&self) -> bool {
         self.cpu_weight.is_some() || self.cpu_limit.is_some() || self.memory_limit.is_some()
     }
 
-    /// The spec of a VM after the change.
+    /// Returns the spec of a VM after the change.
     ///
     /// # Errors
-    /// If a VM file may not say that.
+    /// If the changed spec is invalid in a VM file.
     pub fn applied_to(&self, spec: &VmSpec) -> Result<VmSpec, Fault> {
         let mut spec = spec.clone();
         spec.cpu_weight = self.cpu_weight.unwrap_or(spec.cpu_weight);
@@ -131,7 +132,7 @@ mod tests {
         assert_eq!(after.memory_limit, spec.memory_limit);
         assert!(update(json!({})).is_empty());
         assert!(!update(json!({ "memory_limit": null })).is_empty());
-        // The same after a way over a socket.
+        // The same after a round trip over a socket.
         assert_eq!(update(serde_json::to_value(&changed).unwrap()), changed);
     }
 
@@ -145,7 +146,7 @@ mod tests {
         assert_eq!(changed.applied_to(&spec).unwrap().memory_nodes, [0, 2]);
         let all = update(json!({ "memory_nodes": [] }));
         assert!(!all.is_empty());
-        // A program from before the key reads the record of a VM that does not use it.
+        // A program older than the key can read the record of a VM that does not use it.
         let spec = serde_json::to_value(all.applied_to(&spec).unwrap()).unwrap();
         assert!(spec.get("memory_nodes").is_none(), "{spec}");
         update(json!({ "memory_nodes": [0, 0] }))
@@ -179,7 +180,7 @@ mod tests {
             json!({ "memory_limit": "128M" }),
         ] {
             let fault = update(wrong.clone()).applied_to(&spec).unwrap_err();
-            assert!(!fault.mend.is_empty(), "{wrong}");
+            assert!(!fault.help.is_empty(), "{wrong}");
         }
         serde_json::from_value::<Update>(json!({ "cpus": 2 })).unwrap_err();
     }

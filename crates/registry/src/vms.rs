@@ -1,14 +1,14 @@
-//! The VMs of this user that run now: an entry for each, which is a directory that its monitor has locked.
+//! Entries of this user's running VMs: one directory each, which the VM's monitor has locked.
 //!
 //! A monitor claims an entry before it opens the VM's files, writes the record, and drops the entry when the
-//! VM has ended. Commands, the API, and cells that start again list the entries and read their records.
+//! VM has ended. Commands, the API, and restarted cells list the entries and read their records.
 //!
-//! A monitor that dies releases its locks, so an entry that can be locked is stale, and the next command
+//! A monitor that dies releases its locks. So an entry that can be locked is stale, and the next command
 //! removes it. No daemon keeps the list, and no crash leaves a name taken. An entry whose lock can't be
-//! opened is not stale: the error may be the caller's own, as a limit of open files is.
+//! opened is not stale: the error may be local, such as a limit of open files.
 //!
-//! Directories are removed only below one that has a marker file, so a wrong runtime directory loses nothing.
-//! All files are private, since a user who can open a lock can hold it.
+//! Directories are removed only below a directory with a marker file, so a wrong runtime directory loses
+//! nothing. All files are private, because a user who can open a lock can hold it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -23,30 +23,30 @@ use hostfiles::private;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::admission::Limits;
-use crate::cluster::interface::Part;
+use crate::cluster::interface::LentMemory;
 use crate::journal::{Change, Journal};
 use crate::runtime;
 use crate::share_group::ShareGroup;
 
-/// The file that marks a directory of this program, all of whose entries it may remove.
+/// File that marks a directory of this program; all of its entries may be removed.
 const MARKER: &str = ".mirrorball";
 const GUARD: &str = ".lock";
 const LAST_CID: &str = ".cid";
-/// The age from which an entry without a lock is left from a claim or a removal that was cut short.
+/// Age from which an unlocked entry counts as left from an interrupted claim or removal.
 const UNLOCKED_MAX: Duration = Duration::from_secs(10);
 
-/// The guests' addresses on the socket device start here; 0 to 2 are reserved.
+/// First guest address (CID) on the socket device; 0 to 2 are reserved.
 const CID_FIRST: u32 = 3;
 
-/// Default of the time limit of a boot, from its start until the guest's agent answers, in seconds.
+/// Default time limit of a boot, from its start until the guest's agent replies, in seconds.
 pub const BOOT_LIMIT_S: u64 = 120;
 
-/// The last boot of a VM's guest.
+/// Last boot of a VM's guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Boot {
-    /// Time limit of a boot, from its start until the agent answers, in seconds.
+    /// Time limit of a boot, from its start until the agent replies, in seconds.
     pub limit_s: u64,
-    /// The time of the last start or reboot, in seconds since 1970; none before the first start.
+    /// Time of the last start or reboot, in seconds since 1970; none before the first start.
     #[serde(default)]
     pub begun_unix_s: Option<u64>,
 }
@@ -65,7 +65,7 @@ impl Default for Boot {
 pub struct Record {
     /// The VM's name.
     pub name: String,
-    /// Whether its vCPUs run.
+    /// State of its vCPUs.
     pub state: State,
     /// The process id of its monitor.
     pub monitor_pid: u32,
@@ -74,69 +74,69 @@ pub struct Record {
     /// The process id of its keeper, while it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeper_pid: Option<i32>,
-    /// The process ids of its cards: passt and frame filters.
+    /// Process ids of its network processes: passt and frame filters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub card_pids: Vec<u32>,
-    /// The process ids of its other shards, when it spans cells.
+    /// Process ids of its secondary shards, when it spans cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub part_pids: Vec<i32>,
-    /// The time of its start, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub started_unix_s: u64,
-    /// The number of its boots, reboots included.
+    /// Number of boots, reboots included.
     pub boots: u32,
     /// The last boot.
     #[serde(default)]
     pub boot: Boot,
-    /// The guest's address on the socket device.
+    /// Guest address on the socket device.
     pub cid: u32,
-    /// The cell that it runs in, in a cluster of its user's.
+    /// Its cell, in a cluster of its user's.
     #[serde(default)]
     pub cell: Option<u16>,
-    /// The place that the host's cluster, which is root's, has given it.
+    /// Its placement in the host's cluster, which root owns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_place: Option<HostPlace>,
-    /// The memory that its cell borrowed for it, by lender.
+    /// Memory that its cell borrowed for it, by lender.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub borrowed: Vec<Part>,
-    /// Its parts, the home first, when it spans cells.
+    pub borrowed: Vec<LentMemory>,
+    /// Its shards, the home shard first, when it spans cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub span: Vec<policy::span::Part>,
-    /// Parts of the sandbox that could not be applied.
+    /// Layers of the sandbox that could not be applied.
     pub sandbox_missing: Vec<String>,
-    /// The kernel's cookies of the cores that it runs on alone, one for each shard; none without
-    /// `core_scheduling`.
+    /// Kernel cookies of the cores that it runs on alone, one per shard; none without `core_scheduling`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub core_cookies: Vec<u64>,
-    /// The names of its disks whose writes wait for room on the host.
+    /// Names of its disks whose writes wait for space on the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub full_disks: Vec<String>,
-    /// Whether it stands still by order.
+    /// Whether it is paused.
     #[serde(default)]
     pub paused: bool,
-    /// The share group that it belongs to.
+    /// Its share group.
     #[serde(default)]
     pub share_group: Option<ShareGroup>,
     /// Its files that VMs of another group map; it reads copies of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept_apart: Vec<PathBuf>,
-    /// The user id of the API's member that started it.
+    /// User id of the API's member that started it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<u32>,
-    /// The CPUs of vCPUs that do not run on all that the VM may use.
+    /// CPUs of pinned vCPUs.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pins: BTreeMap<u8, Vec<usize>>,
-    /// The cell that each of these pins belongs to, if the VM spans cells.
+    /// Cell of each of these pins, if the VM spans cells.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pin_cells: BTreeMap<u8, u16>,
-    /// The CPUs of pins that have ended by themselves, and why, by vCPU.
+    /// CPUs of pins that were dropped, and the reason, by vCPU.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dropped_pins: BTreeMap<u8, String>,
-    /// The spec that it runs by, with the changes made since.
+    /// Its current spec, with the changes since its start.
     pub spec: config::VmSpec,
 }
 
 impl Record {
-    /// The record of a VM that this process starts now. `cid` is the guest's address on the socket device.
+    /// Creates the record of a VM that this process starts. `cid` is the guest's address on the socket
+    /// device.
     pub fn new(name: String, spec: config::VmSpec, cid: u32) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Self {
@@ -179,16 +179,16 @@ impl Record {
     }
 }
 
-/// A place in a cluster that is not the user's own.
+/// A placement in a cluster that another user owns.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HostPlace {
     /// The cell.
     pub cell: u16,
-    /// Who holds the VM to the cell's CPUs and memory.
+    /// Enforcement of the cell's CPU and memory limits.
     pub limits: Limits,
 }
 
-/// Whether a VM's vCPUs run.
+/// State of a VM's vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -207,9 +207,9 @@ pub enum RegistryError {
     /// No running VM has the name.
     #[error("no VM named {name} is running; {others}")]
     Unknown {
-        /// The name that was asked for.
+        /// Requested name.
         name: String,
-        /// The names that there are, as a part of a sentence.
+        /// Existing names, as a part of a sentence.
         others: String,
     },
     /// The runtime directory can't be used.
@@ -221,9 +221,9 @@ pub enum RegistryError {
 #[derive(Debug)]
 pub struct Registry {
     vms: PathBuf,
-    /// The longest wait for another process that changes the directory.
+    /// Time limit for the directory's lock.
     limit: Duration,
-    /// The ends of VMs that no process saw are noted here; parts of other hosts' VMs have none.
+    /// Journal for ends of VMs that no process observed; none for shards of other hosts' VMs.
     journal: Option<Journal>,
 }
 
@@ -241,21 +241,21 @@ impl Registry {
         Self::at(&runtime::directory()?)
     }
 
-    /// The registry of the parts that VMs of other hosts have on this host.
-    pub fn of_parts() -> io::Result<Self> {
+    /// The registry of the shards on this host that belong to VMs of other hosts.
+    pub fn of_secondary_shards() -> io::Result<Self> {
         Ok(Self {
             journal: None,
             ..Self::at(&Self::parts_directory()?)?
         })
     }
 
-    /// The records of [`Registry::of_parts`], without making its directory.
-    pub fn listed_parts() -> io::Result<Vec<Record>> {
+    /// Returns the records of [`Registry::of_secondary_shards`], without creating its directory.
+    pub fn listed_secondary_shards() -> io::Result<Vec<Record>> {
         let directory = Self::parts_directory()?;
         if !directory.exists() {
             return Ok(Vec::new());
         }
-        Self::of_parts()?.list()
+        Self::of_secondary_shards()?.list()
     }
 
     fn parts_directory() -> io::Result<PathBuf> {
@@ -275,10 +275,10 @@ impl Registry {
         Ok(Self { vms, limit, journal })
     }
 
-    /// Takes a name, and removes a stale entry of it.
+    /// Claims a name, and removes a stale entry of it.
     ///
     /// # Errors
-    /// [`RegistryError::Taken`] if a VM of that name runs or is being started.
+    /// [`RegistryError::Taken`] if a VM of that name runs or is starting.
     pub fn claim(&self, name: &str) -> Result<Entry, RegistryError> {
         let _guard = self.guard()?;
         let folder = self.vms.join(name);
@@ -292,14 +292,14 @@ impl Registry {
                 lock: Some(lock),
             }),
             Err(error) => {
-                // An entry that can't be removed now is stale in a while.
+                // An entry that can't be removed now becomes stale later.
                 let _ = fs::remove_dir_all(&folder);
                 Err(error.into())
             }
         }
     }
 
-    /// A new address for a guest on the socket device. Addresses repeat only when numbers wrap around.
+    /// Returns a new guest address on the socket device. Addresses repeat only when the number wraps around.
     pub fn next_cid(&self) -> io::Result<u32> {
         let _guard = self.guard()?;
         let file = self.vms.join(LAST_CID);
@@ -314,7 +314,7 @@ impl Registry {
         Ok(next)
     }
 
-    /// The records of all running VMs, by name. Removes the entries of dead monitors.
+    /// Returns the records of all running VMs, by name. Removes the entries of dead monitors.
     pub fn list(&self) -> io::Result<Vec<Record>> {
         let _guard = self.guard()?;
         let mut records = Vec::new();
@@ -324,7 +324,7 @@ impl Registry {
             if !entry.file_type()?.is_dir() || self.remove_stale(&folder)? {
                 continue;
             }
-            // An entry that is being made has no record yet.
+            // An entry that is being created has no record yet.
             if let Ok(record) = read(&folder) {
                 records.push(record);
             }
@@ -333,7 +333,7 @@ impl Registry {
         Ok(records)
     }
 
-    /// The directory of a running VM.
+    /// Returns the directory of a running VM.
     pub fn find(&self, name: &str) -> Result<PathBuf, RegistryError> {
         let running = self.list()?;
         if running.iter().any(|record| record.name == name) {
@@ -351,7 +351,7 @@ impl Registry {
         })
     }
 
-    /// The directory of a VM with this name, which may not be there.
+    /// Returns the directory of a VM with this name, which may not exist.
     ///
     /// # Errors
     /// If no VM can have the name.
@@ -363,10 +363,11 @@ impl Registry {
         }
     }
 
-    /// Removes an entry whose monitor is dead, and notes the end of its VM. Returns false if the monitor lives.
+    /// Removes an entry whose monitor is dead, and records the end of its VM. Returns false if the monitor is
+    /// alive.
     ///
     /// # Errors
-    /// When the lock shows neither; the VM may run.
+    /// If the lock shows neither; the VM may run.
     fn remove_stale(&self, folder: &Path) -> io::Result<bool> {
         remove_stale(folder, |record| {
             let change = Change::VmEnded {
@@ -374,7 +375,7 @@ impl Registry {
                 status: None,
                 why: Some("the processes that looked after it were killed".to_owned()),
             };
-            // The entry is removed all the same.
+            // The entry is removed in any case.
             self.journal
                 .iter()
                 .for_each(|journal| _ = journal.append(change.clone()));
@@ -389,7 +390,7 @@ impl Registry {
     }
 }
 
-/// Marks a new directory as this program's. An older directory without the mark must be empty.
+/// Marks a new directory as this program's. An older unmarked directory must be empty.
 fn mark(vms: &Path) -> io::Result<()> {
     let marker = vms.join(MARKER);
     let is_marked = || match marker.symlink_metadata() {
@@ -402,7 +403,7 @@ fn mark(vms: &Path) -> io::Result<()> {
     }
     for entry in fs::read_dir(vms)? {
         let name = entry?.file_name();
-        // Another process may have marked it in the meantime, and made an entry.
+        // Another process may have marked it meanwhile, and created an entry.
         if ![MARKER, GUARD, LAST_CID].iter().any(|own| name == **own) && !is_marked()? {
             let why = format!(
                 "{} has entries and was not made by mirrorball, which removes what it does not need there; help: set {} to \
@@ -423,7 +424,8 @@ fn claimed(folder: &Path) -> io::Result<Flock<File>> {
     lock::at_once(file, Share::Exclusive)?.ok_or_else(|| at(&path)(io::ErrorKind::ResourceBusy.into()))
 }
 
-/// Removes an entry whose monitor is dead, and passes on its record, if it has one. Returns false if the monitor lives.
+/// Removes an entry whose monitor is dead, and passes its record to `removed`, if it has one. Returns false
+/// if the monitor is alive.
 fn remove_stale(folder: &Path, removed: impl FnOnce(Record)) -> io::Result<bool> {
     let path = folder.join("lock");
     let opened = OpenOptions::new()
@@ -449,7 +451,7 @@ fn remove_stale(folder: &Path, removed: impl FnOnce(Record)) -> io::Result<bool>
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(folder)(error)),
         _ => {}
     }
-    // One that was never written is of a VM that had not begun to start.
+    // A missing record means that the VM had not begun to start.
     if let Ok(record) = record {
         removed(record);
     }
@@ -474,10 +476,10 @@ pub fn read(folder: &Path) -> io::Result<Record> {
 }
 
 impl Entry {
-    /// Goes on with the entry of a predecessor of this process, whose open `lock` this is.
+    /// Takes over the entry of a predecessor of this process, with its open `lock`.
     ///
     /// # Errors
-    /// If it does not have the lock.
+    /// If `lock` is not locked by the predecessor.
     pub fn adopt(folder: PathBuf, lock: File) -> io::Result<Self> {
         let held = lock::at_once(lock, Share::Exclusive)?;
         let lock = held.ok_or_else(|| at(&folder)(io::ErrorKind::ResourceBusy.into()))?;
@@ -487,7 +489,7 @@ impl Entry {
         })
     }
 
-    /// The open lock, for a successor of this process.
+    /// Returns the open lock, for a successor of this process.
     pub fn lock(&self) -> BorrowedFd<'_> {
         self.lock
             .as_ref()
@@ -495,7 +497,7 @@ impl Entry {
             .as_fd()
     }
 
-    /// Lets go of the entry, which is another process's that has a copy of the open lock.
+    /// Releases the entry to another process that has a copy of the open lock.
     pub fn hand_over(mut self) {
         self.lock.take().into_iter().for_each(lock::hand_over);
     }
@@ -505,7 +507,7 @@ impl Entry {
         &self.folder
     }
 
-    /// Replaces the record whole, so that readers see the old one or the new one.
+    /// Replaces the record atomically, so that readers see the old one or the new one.
     pub fn write(&self, record: &Record) -> io::Result<()> {
         let record = serde_json::to_vec_pretty(record)?;
         hostfiles::replace_volatile_file(&self.folder.join("vm.json"), private::FILE_MODE, &record)
@@ -544,7 +546,7 @@ mod tests {
         let entry = registry.claim("a").unwrap();
         let (folder, left) = (entry.folder().to_owned(), entry.lock().try_clone_to_owned());
         let left = File::from(left.unwrap());
-        // It goes on like a monitor that hands its VM over; one that is killed does no more.
+        // The predecessor continues like a monitor that hands its VM over, and then is killed.
         entry.hand_over();
         assert!(matches!(registry.claim("a"), Err(RegistryError::Taken(_))));
         let adopted = Entry::adopt(folder.clone(), left).unwrap();
@@ -559,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_monitor_left_is_removed() {
+    fn entry_of_a_dead_monitor_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let registry = Registry::at(directory.path()).unwrap();
         let left = directory.path().join("vms/dead");
@@ -580,7 +582,7 @@ mod tests {
         let registry = Registry::at(directory.path()).unwrap();
         let entry = registry.claim("lost").unwrap();
         entry.write(&record("lost")).unwrap();
-        // As when its monitor and its keeper are killed: the lock is gone and the directory is there.
+        // As after the death of its monitor and its keeper: the lock is free and the directory exists.
         let folder = entry.folder().to_owned();
         let kept = fs::read(folder.join("vm.json")).unwrap();
         drop(entry);
@@ -603,7 +605,7 @@ mod tests {
     fn entry_that_is_removed_while_entries_are_listed_is_no_error() {
         let directory = tempfile::tempdir().unwrap();
         Registry::at(directory.path()).unwrap();
-        // As its name was read, and its monitor has removed it since.
+        // As if its monitor had removed it since its name was read.
         assert!(remove_stale(&directory.path().join("vms/gone"), drop).unwrap());
     }
 
@@ -623,7 +625,7 @@ mod tests {
         assert!(matches!(registry.claim("living"), Err(RegistryError::Host(_))));
         assert!(living.join("console.sock").exists());
         fs::remove_dir_all(&living).unwrap();
-        // One that is being made, or removed, and then the rest of such a one.
+        // An entry that is being created or removed, and then the remains of one.
         let young = vms.join("young");
         fs::create_dir(&young).unwrap();
         assert!(registry.list().unwrap().is_empty() && young.exists());

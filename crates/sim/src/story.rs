@@ -1,7 +1,7 @@
 //! What befalls a cluster, by chance: VMs come and go; cells lend one another memory, die, hang and are slow; hosts die or are cut off, from each
 //! other or from etcd.
 
-use registry::cluster::interface::{Ask, Host, VmShare};
+use registry::cluster::interface::{AdmitVm, CellRequest, VmShare};
 
 use crate::chance::Chance;
 use crate::machine::Cells;
@@ -118,20 +118,20 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
             let other = chance.one_of(&numbers).unwrap_or(number);
             let bytes = (1 + chance.below(32)) << 31;
             let ask = if chance.once_in(2) {
-                Ask::Lend { to: other, bytes }
+                CellRequest::Lend { to: other, bytes }
             } else {
-                Ask::Reclaim { from: other, bytes }
+                CellRequest::Reclaim { from: other, bytes }
             };
             world.command(number, ask);
         } else if befalls(&mut chance, plot.cordon_once_in) {
             let cordoned = chance.once_in(2);
-            world.command(number, Ask::Cordon { cordoned });
+            world.command(number, CellRequest::Cordon { cordoned });
         } else if chance.once_in(3) {
             if let Some(client) = chance.one_of(&world.running()) {
                 world.end(client);
             }
         } else {
-            let host = Host {
+            let host = AdmitVm {
                 name: format!("vm{}", chance.below(plot.names)),
                 share: VmShare {
                     vcpus: 1 + chance.below(4) as u32,

@@ -23,7 +23,7 @@ use cell::cluster::routes::HANDLE_NS;
 use cell::cluster::state::{Awaited, CellMessage, Client};
 use protocol::CellId;
 use protocol::grant::Amounts;
-use registry::cluster::interface::Ask;
+use registry::cluster::interface::CellRequest;
 
 use crate::chance::Chance;
 use crate::etcd::{Etcd, Lease};
@@ -80,7 +80,7 @@ enum Input {
     Called,
     Heard(CellId, CellMessage),
     Ended(CellId),
-    Asked(Client, Ask),
+    Asked(Client, CellRequest),
     Gone(Client),
     Overdue(Client, Awaited),
     HelloDue(CellId),

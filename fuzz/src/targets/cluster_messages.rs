@@ -7,7 +7,7 @@ use cell::cluster::membership;
 use cell::cluster::state::{Act, CellMessage, State};
 use config::cluster::CellPlan;
 use protocol::CellId;
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{CellResponse, CellRequest};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 
@@ -57,11 +57,11 @@ pub fn fuzz((kind, bytes): (u8, &[u8])) {
             }
         }
         1 => {
-            let _ = serde_json::from_slice::<Ask>(bytes);
-            if let Ok(answer) = serde_json::from_slice::<Answer>(bytes) {
+            let _ = serde_json::from_slice::<CellRequest>(bytes);
+            if let Ok(answer) = serde_json::from_slice::<CellResponse>(bytes) {
                 let written = serde_json::to_vec(&answer).expect("JSON");
                 assert_eq!(
-                    serde_json::from_slice::<Answer>(&written).expect("the same"),
+                    serde_json::from_slice::<CellResponse>(&written).expect("the same"),
                     answer
                 );
             }

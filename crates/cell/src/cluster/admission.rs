@@ -47,7 +47,7 @@ use registry::cluster::admission::{
 };
 use registry::cluster::client;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{CellStatus, Part, Status};
+use registry::cluster::interface::{CellStatus, LentMemory, Status};
 use registry::cluster::user_vms::UserVm;
 use registry::lease::keep_stacks_small;
 use tracing::{debug, error, info, warn};
@@ -517,7 +517,7 @@ impl Server {
 
 /// What a cell has to give: of its own memory and of what it has borrowed.
 fn room(cell: &CellStatus) -> CellRoom {
-    let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
+    let sum = |parts: &[LentMemory]| parts.iter().map(|part| part.bytes).sum::<u64>();
     let bytes = cell.plan.memory_bytes.saturating_add(sum(&cell.borrowed));
     CellRoom {
         number: cell.plan.number,

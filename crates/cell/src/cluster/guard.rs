@@ -15,7 +15,7 @@ use config::cluster::{OnLost, Site};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::Ask;
+use registry::cluster::interface::CellRequest;
 use registry::journal::{self, Change};
 use tracing::{error, info, warn};
 
@@ -266,7 +266,7 @@ fn wait(cell: &mut Child, files: &CellFiles, upgrades: &UnixListener) -> io::Res
                 None => continue,
             }
         }
-        let answer = Connection::open(files).and_then(|mut connection| connection.ask(&Ask::Ping));
+        let answer = Connection::open(files).and_then(|mut connection| connection.ask(&CellRequest::Ping));
         let is_late =
             |error: io::Error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         if answer.is_err_and(is_late) {

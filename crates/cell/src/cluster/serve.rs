@@ -20,7 +20,7 @@ use fault_point::fault_point;
 use hostinfo::{capacity, facts};
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{Answer, Ask, OF_CELL, owner_of};
+use registry::cluster::interface::{CellRequest, CellResponse, OF_CELL, owner_of};
 use registry::journal::{self, Change};
 use registry::lease::keep_stacks_small;
 use shard_api::Platform;
@@ -50,7 +50,7 @@ enum Event {
     Heard(CellId, CellMessage),
     Dead(CellId),
     Came(Client, UnixStream),
-    Asked(Client, Ask),
+    Asked(Client, CellRequest),
     Gone(Client),
     /// Does this client still wait for these?
     Overdue(Client, Awaited),
@@ -63,7 +63,7 @@ enum Event {
     /// A VM's next process has had its time to come.
     LeftLate(String, u64),
     /// What a client asked is known now.
-    Known(Client, Answer),
+    Known(Client, CellResponse),
     /// No VM of the host depends on this failed cell any more.
     NoDependents(u16),
     Tick,
@@ -252,22 +252,22 @@ impl Cell {
                 self.clients.insert(client, stream);
                 Vec::new()
             }
-            Event::Asked(client, Ask::Recover { cell }) if !self.files.cell(cell).has_failed() => {
+            Event::Asked(client, CellRequest::Recover { cell }) if !self.files.cell(cell).has_failed() => {
                 let why = format!("cell {cell} has not failed");
-                vec![Act::Answer(client, Answer::Refused { why })]
+                vec![Act::Answer(client, CellResponse::Refused { why })]
             }
-            Event::Asked(client, Ask::TakeHosts) => self.take_hosts(client),
+            Event::Asked(client, CellRequest::TakeHosts) => self.take_hosts(client),
             Event::Asked(client, ask) => {
-                if let Ask::Cordon { cordoned } = &ask
+                if let CellRequest::Cordon { cordoned } = &ask
                     && let Err(error) = self.write_cordon(*cordoned)
                 {
                     // No other cell may know of a cordon that the next process would not have.
                     let why =
                         format!("the cordon can't be written down: {error}; see whether the disk is full");
-                    self.answer(client, &Answer::Refused { why });
+                    self.answer(client, &CellResponse::Refused { why });
                     return Next::GoOn;
                 }
-                if matches!(ask, Ask::Host(_)) && self.watch.has_changed() {
+                if matches!(ask, CellRequest::AdmitVm(_)) && self.watch.has_changed() {
                     self.take_facts();
                 }
                 let acts = self.state.asked(client, ask);
@@ -369,7 +369,7 @@ impl Cell {
 
     /// Goes on with the hosts that the cell's files name now.
     fn take_hosts(&mut self, client: Client) -> Vec<Act> {
-        let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
+        let refused = |why: String| vec![Act::Answer(client, CellResponse::Refused { why })];
         let Some(elsewhere) = &self.elsewhere else {
             return refused("the cluster has this host only".to_owned());
         };
@@ -386,7 +386,7 @@ impl Cell {
             .into_iter()
             .flat_map(|cell| self.state.departed(cell))
             .collect();
-        acts.extend(self.state.asked(client, Ask::TakeHosts));
+        acts.extend(self.state.asked(client, CellRequest::TakeHosts));
         acts
     }
 
@@ -500,7 +500,7 @@ impl Cell {
                         }
                     }
                     Act::Answer(client, answer) => {
-                        if matches!(answer, Answer::Hosted(_)) && self.may_have_lost_names() {
+                        if matches!(answer, CellResponse::Hosted(_)) && self.may_have_lost_names() {
                             // The process may have stood still while its claim won. What follows is not done.
                             error!(
                                 "the cell has not been a member for too long to give names, and starts anew"
@@ -511,8 +511,8 @@ impl Cell {
                     }
                     Act::Adopt(client, name, again) => {
                         let answer = match self.adoptions.begin(&name, again) {
-                            Ok(()) => Answer::Done,
-                            Err(error) => Answer::Refused {
+                            Ok(()) => CellResponse::Done,
+                            Err(error) => CellResponse::Refused {
                                 why: format!("{name}: {error}"),
                             },
                         };
@@ -523,16 +523,16 @@ impl Cell {
                         let told = move |answer| _ = events.send(Event::Known(client, answer));
                         if let Err(error) = self.adoptions.begin_to_list_vcpus(told) {
                             let why = error.to_string();
-                            self.answer(client, &Answer::Refused { why });
+                            self.answer(client, &CellResponse::Refused { why });
                         }
                     }
-                    Act::TellProtocols(client) => self.answer(client, &Answer::Protocols(protocols())),
+                    Act::TellProtocols(client) => self.answer(client, &CellResponse::Protocols(protocols())),
                     Act::TellAdopted(client) => {
                         let events = self.events.clone();
                         let told = move |answer| _ = events.send(Event::Known(client, answer));
                         if let Err(error) = self.adoptions.begin_to_await_first(told) {
                             let why = error.to_string();
-                            self.answer(client, &Answer::Refused { why });
+                            self.answer(client, &CellResponse::Refused { why });
                         }
                     }
                     Act::AwaitLeft(name, number) => {
@@ -566,11 +566,11 @@ impl Cell {
         elsewhere.is_some_and(|elsewhere| lost::is_past_lease(&self.own, &elsewhere.site()))
     }
 
-    fn answer(&mut self, client: Client, answer: &Answer) {
+    fn answer(&mut self, client: Client, answer: &CellResponse) {
         let Some(stream) = self.clients.get_mut(&client) else {
             return;
         };
-        if let Answer::Hosted(_) = answer {
+        if let CellResponse::Hosted(_) = answer {
             fault_point!(place_given);
         }
         if let Ok(line) = OF_CELL.write(answer) {

@@ -12,7 +12,9 @@ use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
 use protocol::multicast::{self, Multicast, Packet, ReplyPath};
-use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare, owner_of};
+use registry::cluster::interface::{
+    AdmitVm, CellRequest, CellResponse, LentMemory, RunningVm, VmShare, owner_of,
+};
 use serde::{Deserialize, Serialize};
 
 use super::routes::{MulticastRoutes, Route};
@@ -57,7 +59,7 @@ pub enum Value {
         /// The part of a cell that it takes.
         share: VmShare,
         /// What of its memory is not its cell's, by lender.
-        borrowed: Vec<Part>,
+        borrowed: Vec<LentMemory>,
     },
 }
 
@@ -90,7 +92,7 @@ pub enum Act {
     /// Send to a cell.
     Send(CellId, CellMessage),
     /// Answer a client.
-    Answer(Client, Answer),
+    Answer(Client, CellResponse),
     /// Serve a VM of this cell, and answer the client that asks for it; also one that was set aside, if this says so.
     Adopt(Client, String, bool),
     /// Tell a client where the vCPUs of the cell's VMs are.
@@ -142,7 +144,7 @@ pub struct State {
     /// The number of the last that was left.
     last_left: u64,
     /// VMs that wait until this cell has met the others. Alone, it would take any name for free.
-    early: Option<Vec<(Client, Host)>>,
+    early: Option<Vec<(Client, AdmitVm)>>,
     /// Clients that wait until this cell has met the others, and its VMs are adopted.
     trials: Vec<Client>,
     has_met: bool,
@@ -173,9 +175,9 @@ impl State {
         pid: u32,
         plan: CellPlan,
         lent: Option<Amounts>,
-        running: impl IntoIterator<Item = Running>,
+        running: impl IntoIterator<Item = RunningVm>,
     ) -> Self {
-        let running: Vec<Running> = running.into_iter().collect();
+        let running: Vec<RunningVm> = running.into_iter().collect();
         let mut node = Node::new(me);
         let lent = lent.unwrap_or_else(|| loans::used(&running, me.number));
         let mut ledger = Ledger::new(me, plan.memory_bytes, lent);
@@ -367,26 +369,26 @@ impl State {
     }
 
     /// A client asks.
-    pub fn asked(&mut self, client: Client, ask: Ask) -> Vec<Act> {
+    pub fn asked(&mut self, client: Client, ask: CellRequest) -> Vec<Act> {
         match ask {
-            Ask::Host(host) => self.host(client, host),
-            Ask::Leave { name } => self.leave(client, &name),
-            Ask::Adopt { name, again } => vec![self.adopt(client, name, again)],
-            Ask::Lend { to, bytes } => self.lend(client, to, bytes),
-            Ask::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
-            Ask::Cordon { cordoned } => self.cordon(client, cordoned),
-            Ask::Recover { cell } => self.recover(client, cell),
-            Ask::Forget { cells } => self.forget(client, &cells),
-            Ask::Ping | Ask::TakeHosts => vec![Act::Answer(client, Answer::Done)],
-            Ask::Vcpus => vec![Act::TellVcpus(client)],
-            Ask::Protocols => vec![Act::TellProtocols(client)],
-            Ask::Trial if self.early.is_none() => vec![Act::TellAdopted(client)],
-            Ask::Trial => {
+            CellRequest::AdmitVm(host) => self.host(client, host),
+            CellRequest::Leave { name } => self.leave(client, &name),
+            CellRequest::Adopt { name, again } => vec![self.adopt(client, name, again)],
+            CellRequest::Lend { to, bytes } => self.lend(client, to, bytes),
+            CellRequest::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
+            CellRequest::Cordon { cordoned } => self.cordon(client, cordoned),
+            CellRequest::Recover { cell } => self.recover(client, cell),
+            CellRequest::Forget { cells } => self.forget(client, &cells),
+            CellRequest::Ping | CellRequest::TakeHosts => vec![Act::Answer(client, CellResponse::Done)],
+            CellRequest::Vcpus => vec![Act::TellVcpus(client)],
+            CellRequest::Protocols => vec![Act::TellProtocols(client)],
+            CellRequest::Trial if self.early.is_none() => vec![Act::TellAdopted(client)],
+            CellRequest::Trial => {
                 self.trials.push(client);
                 self.release()
             }
-            Ask::Status => vec![Act::Answer(client, Answer::Status(self.status()))],
-            Ask::End => vec![Act::Answer(client, Answer::Done), Act::End],
+            CellRequest::Status => vec![Act::Answer(client, CellResponse::Status(self.status()))],
+            CellRequest::End => vec![Act::Answer(client, CellResponse::Done), Act::End],
         }
     }
 
@@ -397,7 +399,7 @@ impl State {
             return Act::Adopt(client, name, again);
         }
         let why = format!("VM {name} has no place in cell {}", self.me.number);
-        Act::Answer(client, Answer::Refused { why })
+        Act::Answer(client, CellResponse::Refused { why })
     }
 
     /// A client's connection has ended, and with it its VM.
@@ -481,7 +483,7 @@ impl State {
         let (change, mut acts) = self.remove(name);
         match change {
             Some(change) => _ = self.leaving.insert(change, client),
-            None => acts.push(Act::Answer(client, Answer::Done)),
+            None => acts.push(Act::Answer(client, CellResponse::Done)),
         }
         acts
     }
@@ -500,7 +502,7 @@ impl State {
 
     fn all_heard(&mut self, change: u64) -> Option<Act> {
         let client = self.leaving.remove(&change)?;
-        Some(Act::Answer(client, Answer::Done))
+        Some(Act::Answer(client, CellResponse::Done))
     }
 
     fn say(&mut self, to: CellId, said: Said) -> impl Iterator<Item = Act> + use<> {
@@ -541,7 +543,7 @@ impl State {
                 }
                 Effect::Won(claim) => match self.claims.remove(&claim) {
                     Some((Some(client), name, _)) => {
-                        acts.push(Act::Answer(client, Answer::Hosted(self.place(&name))));
+                        acts.push(Act::Answer(client, CellResponse::Hosted(self.place(&name))));
                         // The last process may have had one of that name, as another cell has just said.
                         self.has_come(&name);
                         self.tenants.insert(name, client);
@@ -558,7 +560,7 @@ impl State {
                     self.ledger.vacate(&name);
                     self.inherit(&name);
                     let why = places::taken(&name, to);
-                    acts.extend(client.map(|client| Act::Answer(client, Answer::Refused { why })));
+                    acts.extend(client.map(|client| Act::Answer(client, CellResponse::Refused { why })));
                 }
                 Effect::Heard(change) => acts.extend(self.all_heard(change)),
                 Effect::Inherited(Key::Vm(name)) => {

@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use registry::cluster::admission::{self, Limits, Reply};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Host, Part, Place, VmShare, owned_name};
+use registry::cluster::interface::{AdmitVm, CellResponse, LentMemory, VmPlacement, VmShare, owned_name};
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
 
@@ -113,20 +113,20 @@ pub enum TenureError {
 /// A place.
 #[derive(Debug)]
 pub struct Tenure {
-    place: Place,
+    place: VmPlacement,
     authority: Authority,
     /// Who holds the VM to the place; none in a cluster of its user's.
     limits: Option<Limits>,
     /// What the VM's cell is asked for when it has lost sight of the VM.
-    host: Host,
+    host: AdmitVm,
     held: Arc<Mutex<Held>>,
 }
 
 /// A place that a monitor leaves to its successor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LeftTenure {
-    host: Host,
-    place: Place,
+    host: AdmitVm,
+    place: VmPlacement,
     /// Who holds the VM to the place, if it is in the host's cluster.
     #[serde(default)]
     limits: Option<Limits>,
@@ -137,8 +137,8 @@ pub(crate) struct LeftTenure {
 /// A place as others of its monitor have it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct TenureHandle {
-    host: Host,
-    place: Place,
+    host: AdmitVm,
+    place: VmPlacement,
     limits: Option<Limits>,
     held: Arc<Mutex<Held>>,
 }
@@ -178,7 +178,7 @@ struct Held {
 /// Asks for a place: of the user's own cluster, else of the host's if that admits the user; none without either.
 pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
     let files = Files::open()?;
-    let host = Host {
+    let host = AdmitVm {
         name: name.to_owned(),
         share: VmShare {
             vcpus: u32::from(spec.cpus),
@@ -207,7 +207,7 @@ pub(in crate::cluster) fn begin_for_user(
     share: VmShare,
     only: Option<u16>,
 ) -> Result<Tenure, TenureError> {
-    let host = Host {
+    let host = AdmitVm {
         name: owned_name(uid, name),
         share,
         only,
@@ -220,7 +220,7 @@ pub(in crate::cluster) fn begin_for_user(
 }
 
 /// Asks for a place in a cluster, which has cells.
-fn begin_of_cells(files: &Files, host: &Host) -> Result<Tenure, TenureError> {
+fn begin_of_cells(files: &Files, host: &AdmitVm) -> Result<Tenure, TenureError> {
     let mut running = wait_for_cells(files)?;
     // The VM's own cell knows it: another one would count its memory as used by somebody else.
     running.sort_by_key(|cell| Some(cell.number) != host.only);
@@ -236,7 +236,7 @@ fn begin_of_cells(files: &Files, host: &Host) -> Result<Tenure, TenureError> {
 }
 
 /// Asks the cluster of root's for a place; none where there is none, or it does not admit this user.
-fn begin_at_host(host: &Host) -> Result<Option<Tenure>, TenureError> {
+fn begin_at_host(host: &AdmitVm) -> Result<Option<Tenure>, TenureError> {
     let alone = |error: TenureError| host.only.map_or(Ok(None), |_| Err(error));
     // Root's own cluster is the host's.
     if geteuid().is_root() {
@@ -266,7 +266,7 @@ fn begin_at_host(host: &Host) -> Result<Option<Tenure>, TenureError> {
     };
     match reply {
         Reply::Placed { place, limits } => {
-            let host = Host {
+            let host = AdmitVm {
                 only: Some(place.plan.number),
                 runs: true,
                 borrowed: place.borrowed.clone(),
@@ -296,7 +296,7 @@ fn wait_for_cells(files: &Files) -> Result<Vec<CellPlan>, TenureError> {
 }
 
 /// Asks a cell, and those that it names.
-fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
+fn ask(files: &Files, first: u16, host: &AdmitVm) -> Result<Tenure, TenureError> {
     let (mut cell, mut host) = (first, host.clone());
     let authority = Authority::Own(files.clone());
     for _ in 0..HOPS_MAX {
@@ -304,15 +304,15 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
             .ask(cell, &host)
             .map_err(|source| TenureError::Silent { cell, source })?;
         match answer {
-            Answer::Hosted(place) => {
-                let host = Host {
+            CellResponse::Hosted(place) => {
+                let host = AdmitVm {
                     runs: true,
                     borrowed: place.borrowed.clone(),
                     ..host
                 };
                 return Tenure::begin(authority, connection, host, place, None);
             }
-            Answer::Elsewhere { cell: other } => {
+            CellResponse::Elsewhere { cell: other } => {
                 let site = files.site()?;
                 if let Some(site) = site.filter(|site| site.is_elsewhere(other)) {
                     let host = site.host_of(other).map(|host| host.name.clone());
@@ -323,7 +323,7 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
                 }
                 (cell, host.sent) = (other, true);
             }
-            Answer::Refused { why } => return Err(TenureError::Refused(why)),
+            CellResponse::Refused { why } => return Err(TenureError::Refused(why)),
             other => {
                 return Err(io::Error::other(format!("an answer to another question: {other:?}")).into());
             }
@@ -343,8 +343,8 @@ impl Tenure {
     fn begin(
         authority: Authority,
         connection: Connection,
-        host: Host,
-        place: Place,
+        host: AdmitVm,
+        place: VmPlacement,
         limits: Option<Limits>,
     ) -> Result<Self, TenureError> {
         let held = Arc::new(Mutex::new(Held {
@@ -433,7 +433,7 @@ impl Tenure {
     }
 
     /// The place, with its cell's CPUs and nodes.
-    pub(in crate::cluster) fn place(&self) -> &Place {
+    pub(in crate::cluster) fn place(&self) -> &VmPlacement {
         &self.place
     }
 
@@ -443,7 +443,7 @@ impl Tenure {
     }
 
     /// Of the VM's memory, what is other cells'.
-    pub fn borrowed(&self) -> &[Part] {
+    pub fn borrowed(&self) -> &[LentMemory] {
         &self.place.borrowed
     }
 
@@ -517,7 +517,7 @@ impl Drop for Tenure {
 struct Reconnector {
     authority: Authority,
     cell: u16,
-    host: Host,
+    host: AdmitVm,
     held: Arc<Mutex<Held>>,
 }
 
@@ -553,7 +553,7 @@ impl Reconnector {
         let (connection, answer) = self.authority.ask(self.cell, &self.host).ok()?;
         let stream = connection.stream().ok()?;
         let mut held = lock(&self.held);
-        if held.over || !matches!(answer, Answer::Hosted(_)) {
+        if held.over || !matches!(answer, CellResponse::Hosted(_)) {
             return None;
         }
         held.stream = Some(stream);

@@ -22,7 +22,7 @@ impl Handle {
         let now = self.recorder().read(Record::clone);
         let record = now.ok_or_else(|| io::Error::other("the VM is not running just now"))?;
         let next = update.applied_to(&record.spec);
-        let next = next.map_err(|fault| io::Error::other(format!("{}; {}", fault.message, fault.mend)))?;
+        let next = next.map_err(|fault| io::Error::other(format!("{}; {}", fault.message, fault.help)))?;
         let has_remote_parts = self.state().has_remote_parts;
         if has_remote_parts && !update.pins.is_empty() {
             return Err(io::Error::other(

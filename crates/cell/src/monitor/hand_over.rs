@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{CellRequest, CellResponse};
 
 use super::failed_cell;
 use crate::cluster::limits::RETRY;
@@ -30,8 +30,8 @@ pub(super) fn to_cell(
     loop {
         may_start()?;
         let why = match ask(name, cell) {
-            Ok(Answer::Done) => return Ok(()),
-            Ok(Answer::Refused { why }) => why,
+            Ok(CellResponse::Done) => return Ok(()),
+            Ok(CellResponse::Refused { why }) => why,
             Ok(other) => format!("an answer to another question: {other:?}"),
             Err(error) => error.to_string(),
         };
@@ -54,7 +54,7 @@ pub(super) fn begin(vm: Handle) -> io::Result<()> {
         }
         // One outside a cluster stays here.
         while let Some((name, Some(cell))) = vm.recorder().read(|record| (record.name.clone(), record.cell)) {
-            if matches!(ask(&name, cell), Ok(Answer::Done)) {
+            if matches!(ask(&name, cell), Ok(CellResponse::Done)) {
                 // Otherwise it is ending, and this process tells how.
                 // SAFETY: ends the process; no destructor runs, so that nothing of the VM ends.
                 vm.if_left(|| unsafe { libc::_exit(0) });
@@ -71,7 +71,7 @@ pub(super) fn begin(vm: Handle) -> io::Result<()> {
 }
 
 /// Asks a cell to serve a VM from the time on when this process no longer does.
-fn ask(name: &str, cell: u16) -> io::Result<Answer> {
+fn ask(name: &str, cell: u16) -> io::Result<CellResponse> {
     let name = name.to_owned();
-    Connection::open(&Files::open()?.cell(cell))?.ask(&Ask::Adopt { name, again: false })
+    Connection::open(&Files::open()?.cell(cell))?.ask(&CellRequest::Adopt { name, again: false })
 }

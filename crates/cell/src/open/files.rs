@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use diskstore::disk::{Layer, OpenDisk};
-use diskstore::group::{self, GroupError, OwnCopy};
+use diskstore::group_copy::{self, GroupCopy, GroupCopyError};
 use diskstore::image::ImageStore;
 use shard_api::launch::Fd;
 
@@ -35,7 +35,7 @@ pub(super) fn readable(what: &'static str, path: &Path) -> Result<File, OpenErro
 pub(super) struct GroupFiles<'a> {
     pub(super) group: Option<&'a str>,
     pub(super) vm: &'a str,
-    pub(super) copies: Vec<OwnCopy>,
+    pub(super) copies: Vec<GroupCopy>,
 }
 
 impl GroupFiles<'_> {
@@ -45,15 +45,16 @@ impl GroupFiles<'_> {
             return Ok(path.to_owned());
         };
         let store = ImageStore::open_default()?;
-        let copy = group::own_copy(store.data(), group, path, self.vm).map_err(|error| match error {
-            GroupError::Original(error) => OpenError::Disk(error),
-            GroupError::Copy(source) => OpenError::File {
-                what,
-                path: path.to_owned(),
-                mend: "make room for the share group's own copy, or leave out `share_group`",
-                source,
-            },
-        })?;
+        let copy =
+            group_copy::group_copy(store.data(), group, path, self.vm).map_err(|error| match error {
+                GroupCopyError::Original(error) => OpenError::Disk(error),
+                GroupCopyError::Copy(source) => OpenError::File {
+                    what,
+                    path: path.to_owned(),
+                    mend: "make room for the share group's own copy, or leave out `share_group`",
+                    source,
+                },
+            })?;
         let own = copy.path.clone();
         self.copies.push(copy);
         Ok(own)

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use config::cluster::SpanWay;
+use config::cluster::SpanTransport;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use urpc::tls::Deadline;
@@ -76,7 +76,7 @@ fn call(hosts: &Hosts, to: &Reach, role: Role, offer: Option<Offer>) -> io::Resu
         offer,
     };
     let patience = matches!(role, Role::Clock(_)).then_some(PATIENCE);
-    if role.is_data() && hosts.site().spans == SpanWay::Plain {
+    if role.is_data() && hosts.site().spans == SpanTransport::Plain {
         let mut tcp = TcpStream::connect_timeout(&to.address, PATIENCE).map_err(failed)?;
         let mut greet = || {
             tcp.set_nodelay(true)?;
@@ -213,7 +213,7 @@ impl Shared {
             let mut timed = deadline.over(&tcp);
             timed.read_exact(&mut first)?;
             let hello: Hello = receive(&mut timed)?;
-            let is_allowed = hello.role.is_data() && self.hosts.site().spans == SpanWay::Plain;
+            let is_allowed = hello.role.is_data() && self.hosts.site().spans == SpanTransport::Plain;
             self.admit(&hello, is_allowed)?;
             drop(place);
             limit(&tcp, Some(PATIENCE))?;
@@ -230,7 +230,7 @@ impl Shared {
         let hello: Hello = receive(&mut deadline.over(&socket))?;
         let is_allowed = match hello.role {
             Role::Control => peer.is(&self.request.home),
-            _ => self.hosts.site().spans == SpanWay::Tls,
+            _ => self.hosts.site().spans == SpanTransport::Tls,
         };
         self.admit(&hello, is_allowed)?;
         drop(place);

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use config::VmSpec;
-use config::cluster::SpanWay;
+use config::cluster::SpanTransport;
 use keeper::client::Keeper;
 use keeper::limits::Limits;
 use keeper::spawn::Namespaces;
 use protocol::CellId;
 use registry::cluster::files::Files;
-use registry::cluster::interface::part_name;
+use registry::cluster::interface::shard_name;
 use registry::vms::{Entry, Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
@@ -130,7 +130,7 @@ impl Held {
         let (vcpus, bytes) = (request.spec.cpus, request.spec.memory.0);
         let tenure = begin_part(&request.vm, part, cell, vcpus, bytes).map_err(|error| line(&error))?;
         tenure.settle().map_err(|error| line(&error))?;
-        let registry = Registry::of_parts().map_err(|error| line(&error))?;
+        let registry = Registry::of_secondary_shards().map_err(|error| line(&error))?;
         let entry = registry.claim(&format!("{}.{part}", request.vm));
         let entry = entry.map_err(|error| line(&error))?;
         let number = registry.next_cid().map_err(|error| line(&error))?;
@@ -377,7 +377,7 @@ impl Held {
                 kernel: start.coherence.kernel.clone(),
                 shared,
                 notes,
-                encrypted: self.hosts.site().spans == SpanWay::Tls,
+                encrypted: self.hosts.site().spans == SpanTransport::Tls,
             }),
             channels,
             tsc: start.tsc,
@@ -463,7 +463,7 @@ fn tell(home: &Mutex<UnixStream>, said: &FromPart) -> io::Result<()> {
 
 /// For a cell that starts anew, and for people.
 fn record(request: &PartRequest) -> Record {
-    let name = part_name(&request.vm, usize::from(request.part));
+    let name = shard_name(&request.vm, usize::from(request.part));
     Record {
         state: State::Running,
         cell: Some(request.cell),

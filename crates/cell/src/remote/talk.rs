@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use config::VmSpec;
-use registry::line::Protocol;
+use registry::json_line::Protocol;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use shard_api::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};

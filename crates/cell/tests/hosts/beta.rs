@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use cell::cluster::hosts::Hosts;
 use cell::cluster::link::Calling;
 use cell::cluster::state::{Act, State};
-use registry::cluster::files::{Claim, Files};
-use registry::cluster::interface::{Answer, Ask, CellStatus};
+use registry::cluster::files::{CellLock, Files};
+use registry::cluster::interface::{CellRequest, CellResponse, CellStatus};
 
 use super::site::plan;
 use super::two::READY;
@@ -35,7 +35,7 @@ pub fn serve(cells: &[u16]) -> io::Result<()> {
 }
 
 /// Answers the monitors of a cell's VMs for as long as the process lives.
-pub fn answer(files: &Files, number: u16) -> io::Result<Claim> {
+pub fn answer(files: &Files, number: u16) -> io::Result<CellLock> {
     let own = files.cell(number);
     let claim = own.claim(number)?;
     let mut state = State::new(claim.id, std::process::id(), plan(number), None, []);
@@ -49,7 +49,7 @@ pub fn answer(files: &Files, number: u16) -> io::Result<Claim> {
                 let mut lines = BufReader::new(stream);
                 let mut line = String::new();
                 while lines.read_line(&mut line).is_ok_and(|count| count > 0) {
-                    let ask: Ask = serde_json::from_str(&line).expect("a question");
+                    let ask: CellRequest = serde_json::from_str(&line).expect("a question");
                     line.clear();
                     let acts = state.lock().expect("no panic").asked(client, ask);
                     for act in acts {
@@ -69,8 +69,8 @@ pub fn answer(files: &Files, number: u16) -> io::Result<Claim> {
 }
 
 /// As if the cells had links: each knows that the others live.
-fn knowing_of_all(answer: Answer) -> Answer {
-    let Answer::Status(mut status) = answer else {
+fn knowing_of_all(answer: CellResponse) -> CellResponse {
+    let CellResponse::Status(mut status) = answer else {
         return answer;
     };
     for number in 0..4 {
@@ -89,5 +89,5 @@ fn knowing_of_all(answer: Answer) -> Answer {
             });
         }
     }
-    Answer::Status(status)
+    CellResponse::Status(status)
 }

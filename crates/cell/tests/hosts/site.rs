@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
-use config::cluster::{CellPlan, ETCD_KEYS, HostPlan, Site, SpanWay};
+use config::cluster::{CellPlan, ETCD_KEYS, HostPlan, Site, SpanTransport};
 use registry::cluster::files::Files;
 use urpc::tls::Subject;
 
@@ -61,7 +61,7 @@ pub fn keys(folder: &Path) -> std::io::Result<PathBuf> {
 /// Writes the files of both hosts below a folder.
 pub fn write(
     folder: &Path,
-    spans: SpanWay,
+    spans: SpanTransport,
     memory: Memory,
     silence_ms: u64,
     etcd: &[String],

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::process::{Command, ExitCode};
 
 use cell::cluster::membership::server;
-use config::cluster::SpanWay;
+use config::cluster::SpanTransport;
 use registry::runtime::VARIABLE;
 use shard::memory::replica::USERFAULT_DEVICE;
 
@@ -35,115 +35,115 @@ const SHARING: [&str; 4] = [
 /// The one whose hosts are told so, and don't.
 const NOT_SHARING: &str = "pages_come_by_streams_where_hosts_see_different_memory";
 
-type Story = (&'static str, SpanWay, fn(&Two));
+type Story = (&'static str, SpanTransport, fn(&Two));
 
 const STORIES: [Story; 26] = [
     (
         "without_coherent_memory_it_is_refused_before_any_place_is_taken",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         places::not_coherent,
     ),
     (
         "a_home_that_can_not_start_leaves_nothing_on_other_hosts",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         places::no_kernel,
     ),
     (
         "all_shards_meet_on_each_lane_at_each_boot",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         boots::all_meet,
     ),
     (
         "all_shards_meet_where_connections_are_plain",
-        SpanWay::Plain,
+        SpanTransport::Plain,
         boots::all_meet,
     ),
     (
         "a_part_runs_again_and_again_and_leaves_nothing",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         boots::again_and_again,
     ),
     (
         "its_connections_are_plain_where_the_file_says_so",
-        SpanWay::Plain,
+        SpanTransport::Plain,
         boots::again_and_again,
     ),
     (
         "a_shard_that_is_killed_is_told_of",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         ends::killed_shard,
     ),
     (
         "an_order_to_end_that_comes_too_late_ends_no_later_boot",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         boots::late_order,
     ),
     (
         "who_breaks_the_rules_ends_the_part_and_only_then_its_place_is_free",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         ends::second_start,
     ),
     (
         "a_monitor_that_is_killed_is_told_of_and_leaves_nothing",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         ends::killed_monitor,
     ),
     (
         "a_host_that_falls_silent_is_lost_to_its_home",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         ends::silent_host,
     ),
     (
         "a_home_that_falls_silent_leaves_nothing_on_other_hosts",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         ends::silent_home,
     ),
     (
         "a_home_that_dies_leaves_nothing_on_other_hosts",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         ends::dead_home,
     ),
     (
         "lost_connections_end_the_shard_with_the_reason",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         ends::lost_connections,
     ),
     (
         "who_has_no_business_there_is_not_let_in_and_no_room_is_no_place",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         places::strangers,
     ),
-    (REAL, SpanWay::Tls, places::real_cells),
+    (REAL, SpanTransport::Tls, places::real_cells),
     (
         "two_parts_are_linked_to_one_another_too",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         boots::two_parts,
     ),
     (
         "a_part_that_dies_while_its_home_is_loaded_ends_the_vm",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         ends::deaf_home,
     ),
     (
         "pages_come_from_another_host_until_that_is_gone",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         pages::pages_come,
     ),
     (
         "pages_come_by_plain_connections_too",
-        SpanWay::Plain,
+        SpanTransport::Plain,
         pages::pages_come,
     ),
     (
         "a_part_that_dies_on_another_host_is_the_reason_and_not_who_saw_it",
-        SpanWay::Tls,
+        SpanTransport::Tls,
         ends::witness_home,
     ),
-    (SHARING[0], SpanWay::Tls, pages::pages_come_by_memory),
-    (SHARING[1], SpanWay::Plain, pages::pages_come_by_memory),
-    (SHARING[2], SpanWay::Tls, boots::again_and_again_by_memory),
-    (SHARING[3], SpanWay::Tls, places::one_vm_at_a_time),
-    (NOT_SHARING, SpanWay::Tls, pages::pages_come_without_memory),
+    (SHARING[0], SpanTransport::Tls, pages::pages_come_by_memory),
+    (SHARING[1], SpanTransport::Plain, pages::pages_come_by_memory),
+    (SHARING[2], SpanTransport::Tls, boots::again_and_again_by_memory),
+    (SHARING[3], SpanTransport::Tls, places::one_vm_at_a_time),
+    (NOT_SHARING, SpanTransport::Tls, pages::pages_come_without_memory),
 ];
 
 /// Tells all stories, or those whose names have `part` in them.

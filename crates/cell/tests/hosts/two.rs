@@ -18,7 +18,7 @@ use config::VmSpec;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use registry::cluster::client;
-use registry::cluster::files::{Claim, Files};
+use registry::cluster::files::{CellLock, Files};
 use registry::runtime::VARIABLE;
 use registry::share_group::ShareGroup;
 use shard::launch::{Ending, Order, Report};
@@ -40,7 +40,7 @@ pub struct Two {
     pub spec: VmSpec,
     /// What runs, by what it is.
     running: RefCell<Vec<(&'static str, Child)>>,
-    _claims: Vec<Claim>,
+    _claims: Vec<CellLock>,
 }
 
 impl Drop for Two {

@@ -1,7 +1,7 @@
-//! Changes of a cluster file whose cluster runs: a host joins or leaves.
+//! Changes of a running cluster's file: a host joins or leaves.
 //!
-//! Cells are numbered through the file. So the cells of a host that joins come after all others, and those of a host that has
-//! left stay, marked `left`: no number ever means another cell.
+//! Cells are numbered through the file. So a joining host's cells come after all others. The cells of a host
+//! that has left stay, marked `left`, so their numbers are never reused.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{CellSpec, ClusterSpec, HostSpec, Site};
 use crate::error::ConfigError;
 
-/// The tables of a host that joins.
+/// Tables of a host that joins.
 #[derive(Serialize)]
 struct Tables<'a> {
     hosts: [&'a HostSpec; 1],
@@ -19,10 +19,11 @@ struct Tables<'a> {
 }
 
 impl ClusterSpec {
-    /// The file's text with a further host and its cells at the end, and its meaning. All else stays as it is, comments too.
+    /// Returns the file's text with a further host and its cells at the end, and the parsed file. All other
+    /// text stays, comments included.
     ///
     /// # Errors
-    /// If the host is there already, or the file would make no sense with it.
+    /// If the host is already in the file, or the new file is invalid.
     pub fn with_host(
         source_name: &str,
         text: &str,
@@ -64,10 +65,11 @@ impl ClusterSpec {
         Ok((text, spec))
     }
 
-    /// The file's text without a host: its cells' numbers stay, and mean no cell. The text is written anew, without comments.
+    /// Returns the file's text without a host: its cells' numbers stay unused. The text is rewritten, without
+    /// comments.
     ///
     /// # Errors
-    /// If there is no such host, or the cluster can't do without it.
+    /// If there is no such host, or the cluster needs it.
     pub fn without_host(&self, name: &str) -> Result<(String, Self), ConfigError> {
         let wrong = |what: &str, help: &str| ConfigError::plain(format!("host {name} {what}"), help);
         let Some(at) = self.hosts.iter().position(|host| host.name == name) else {
@@ -115,10 +117,10 @@ impl ClusterSpec {
 }
 
 impl Site {
-    /// Whether a host whose cells run may go on with `next`: hosts may come and go, all else stays.
+    /// Checks that a host whose cells run may switch to `next`: only hosts may be added and removed.
     ///
     /// # Errors
-    /// With what may not change.
+    /// The first change that is not allowed.
     pub fn may_become(&self, next: &Self) -> Result<(), String> {
         let own = |site: &Self| site.hosts.iter().find(|host| host.name == self.here).cloned();
         if own(self) != own(next) {
@@ -152,7 +154,7 @@ impl Site {
         Ok(())
     }
 
-    /// The cells of this file that are not in another one.
+    /// Returns the cells of this file that are not in another one.
     pub fn cells_without(&self, next: &Self) -> Vec<u16> {
         let cells = |site: &Self| -> BTreeSet<u16> {
             site.hosts
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_joins_has_the_next_cells_and_all_else_stays() {
+    fn joining_host_gets_the_next_cells_and_all_other_text_stays() {
         let (text, spec) = gamma(TWO).unwrap();
         assert!(text.starts_with(TWO), "{text}");
         let (before, after) = (ClusterSpec::parse("file", TWO).unwrap(), site(&spec, "alpha"));
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_a_host_that_has_left_are_nobodys_and_never_given_again() {
+    fn cell_numbers_of_a_host_that_has_left_are_never_reused() {
         let (_, three) = gamma(TWO).unwrap();
         let (text, spec) = three.without_host("beta").unwrap();
         let left = site(&spec, "gamma");
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_the_cluster_needs_does_not_leave() {
+    fn required_host_can_not_leave() {
         let spec = ClusterSpec::parse("file", TWO).unwrap();
         for (host, why) in [
             ("alpha", "runs the cluster's etcd"),

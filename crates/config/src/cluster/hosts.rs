@@ -1,4 +1,4 @@
-//! The part of a cluster file that is about several hosts.
+//! Hosts in a cluster file.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,71 +9,71 @@ use super::{CELLS_MAX, ClusterSpec};
 use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
 
-/// Bytes of a host's name, as of a label of the domain name system.
+/// Maximum bytes of a host's name, as of a DNS label.
 const HOST_NAME_MAX: usize = 63;
-/// How long a cell may be silent.
+/// Allowed silence of a cell.
 const SILENCE_MS: std::ops::RangeInclusive<u64> = 50..=60_000;
-/// Where etcd is asked.
+/// Port of etcd's clients.
 const ETCD_PORT: u16 = 2379;
-/// The name of the files of etcd's own keys, among those of the hosts.
+/// Name of the files of etcd's own keys, in the folder of the hosts' keys.
 pub const ETCD_KEYS: &str = "etcd";
-/// Names that no host can have, since files of keys have them.
+/// Names that no host can have, because files of keys have them.
 const TAKEN_NAMES: [&str; 2] = ["authority", ETCD_KEYS];
 
 /// A host of several.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostSpec {
-    /// Its name: its host name, or what `--host` says.
+    /// Its name: its host name, or the value of `--host`.
     pub name: String,
-    /// Where its cells are reached: the address, and the port of cell 0; cell N has the Nth after it.
+    /// Base address of its cells: the address, and the port of cell 0; cell N has the Nth port after it.
     pub address: SocketAddr,
-    /// Memory that it shares with the other hosts that have such a line: a file on this host, of a device that all of them
-    /// see (CXL, ivshmem).
+    /// Memory shared with the other hosts that have this key: a file on this host, of a device that all of
+    /// them can access (CXL, ivshmem).
     pub shared_memory: Option<PathBuf>,
 }
 
-/// How several hosts agree which cells live.
+/// Agreement of several hosts on the live cells.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MembershipSpec {
-    /// The clients' URLs of an etcd, whose certificate the cluster's authority has signed; when absent, the first host runs one
-    /// for trials.
+    /// Client URLs of an etcd whose certificate the cluster's authority has signed; when absent, the first
+    /// host runs one for trials.
     #[serde(default)]
     pub etcd: Vec<String>,
-    /// The folder of the hosts' keys, from the file's own folder on.
+    /// Folder of the hosts' keys, relative to the file's folder.
     #[serde(default = "default_keys")]
     pub keys: PathBuf,
-    /// After how many milliseconds without a word a cell of another host is taken for dead.
+    /// Silence in milliseconds after which a cell of another host counts as dead.
     #[serde(default = "default_silence")]
     pub silence_ms: u64,
-    /// How the shards of a VM that spans hosts are connected.
+    /// Transport between the shards of a VM that spans hosts.
     #[serde(default)]
-    pub spans: SpanWay,
-    /// What a host does with its VMs when its cells are no members any more.
+    pub spans: SpanTransport,
+    /// Treatment of a host's VMs when its cells have lost their membership.
     #[serde(default)]
     pub on_lost: OnLost,
 }
 
-/// What a host does with its VMs when its cells have lost their membership.
+/// Treatment of a host's VMs when its cells have lost their membership.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLost {
-    /// They run on. Their names stay taken until a person frees them.
+    /// They continue to run. Their names stay taken until a person frees them.
     #[default]
     Keep,
     /// They end, and their names are free afterwards.
     Stop,
 }
 
-/// How bytes go between the shards of a VM that are on different hosts. What their monitors say is always encrypted.
+/// Transport between the shards of a VM on different hosts. Their monitors' messages are always encrypted.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum SpanWay {
-    /// TLS, as the links of cells.
+pub enum SpanTransport {
+    /// TLS, as between cells.
     #[default]
     Tls,
-    /// TCP as it is: for a network that nobody else can reach.
+    /// Plain TCP: for a network that only the cluster's hosts can reach.
     Plain,
 }
 
@@ -83,7 +83,7 @@ impl Default for MembershipSpec {
             etcd: Vec::new(),
             keys: default_keys(),
             silence_ms: default_silence(),
-            spans: SpanWay::default(),
+            spans: SpanTransport::default(),
             on_lost: OnLost::default(),
         }
     }
@@ -97,28 +97,28 @@ fn default_silence() -> u64 {
     200
 }
 
-/// What a host of a cluster of several knows of all of them.
+/// A host's view of a cluster of several hosts.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Site {
     /// This host.
     pub here: String,
     /// All hosts.
     pub hosts: Vec<HostPlan>,
-    /// The clients' URLs of their etcd.
+    /// Client URLs of the cluster's etcd.
     pub etcd: Vec<String>,
-    /// Whether this host runs that etcd.
+    /// Whether this host runs it.
     pub runs_etcd: bool,
     /// The folder of keys.
     pub keys: PathBuf,
-    /// After how many milliseconds without a word a cell of another host is taken for dead.
+    /// Silence in milliseconds after which a cell of another host counts as dead.
     pub silence_ms: u64,
-    /// How the shards of a VM that spans hosts are connected.
+    /// Transport between the shards of a VM that spans hosts.
     #[serde(default)]
-    pub spans: SpanWay,
-    /// What a host does with its VMs when its cells are no members any more.
+    pub spans: SpanTransport,
+    /// Treatment of this host's VMs when its cells have lost their membership.
     #[serde(default)]
     pub on_lost: OnLost,
-    /// The cluster file from which this host came up; none for one that an older version of this program brought up.
+    /// Cluster file from which this host started; none if an older version of this program started it.
     #[serde(default)]
     pub file: Option<PathBuf>,
 }
@@ -128,20 +128,20 @@ pub struct Site {
 pub struct HostPlan {
     /// Its name.
     pub name: String,
-    /// Where cell 0 would be reached.
+    /// Address of cell 0.
     pub address: SocketAddr,
-    /// Where it sees the memory that it shares with others, if it does.
+    /// Path of the memory that it shares with other hosts, if any.
     #[serde(default)]
     pub shared_memory: Option<PathBuf>,
     /// Its cells.
     pub cells: Vec<u16>,
 }
 
-/// A URL at which etcd is asked.
+/// Client URL of etcd.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct EtcdUrl<'a> {
     has_tls: bool,
-    /// An address or a name.
+    /// Address or name.
     host: &'a str,
 }
 
@@ -167,7 +167,7 @@ impl<'a> EtcdUrl<'a> {
         (!host.is_empty() && host.chars().all(allowed)).then_some(Self { has_tls, host })
     }
 
-    /// Whether only processes of this host can be at the other end.
+    /// Whether the URL can reach only processes of this host.
     fn is_local(&self) -> bool {
         self.host == "localhost"
             || self
@@ -188,7 +188,8 @@ impl Site {
         self.host_of(cell).is_some_and(|host| host.name != self.here)
     }
 
-    /// Pairs of cells of different hosts that share memory, the lower number first: the same on all hosts.
+    /// Returns pairs of cells of different hosts that share memory, the lower number first: the same on all
+    /// hosts.
     pub fn sharing_pairs(&self) -> Vec<[u16; 2]> {
         let sharing: Vec<&HostPlan> = self
             .hosts
@@ -208,7 +209,7 @@ impl Site {
         pairs
     }
 
-    /// The cells of other hosts.
+    /// Yields the cells of other hosts.
     pub fn elsewhere(&self) -> impl Iterator<Item = u16> + '_ {
         let others = self.hosts.iter().filter(|host| host.name != self.here);
         others.flat_map(|host| host.cells.iter().copied())
@@ -216,7 +217,7 @@ impl Site {
 }
 
 impl HostPlan {
-    /// Where a cell of this host is reached.
+    /// Returns the address of a cell of this host.
     pub fn address_of(&self, cell: u16) -> SocketAddr {
         // Checked when the file was read.
         SocketAddr::new(self.address.ip(), self.address.port().saturating_add(cell))
@@ -224,13 +225,13 @@ impl HostPlan {
 }
 
 impl ClusterSpec {
-    /// The folder of the hosts' keys; none if there is one host. `folder` is the file's.
+    /// Returns the folder of the hosts' keys; none for a single host. `folder` is the file's.
     pub fn keys(&self, folder: &Path) -> Option<PathBuf> {
         let keys = self.membership.clone().unwrap_or_default().keys;
         (!self.hosts.is_empty()).then(|| folder.join(keys))
     }
 
-    /// The names that the certificate of etcd is valid for; none if there is one host, or etcd is reached without TLS.
+    /// Returns the names in etcd's certificate; none for a single host, or if etcd is reached without TLS.
     pub fn etcd_names(&self) -> Vec<String> {
         let Some(first) = self.hosts.first() else {
             return Vec::new();
@@ -248,7 +249,7 @@ impl ClusterSpec {
         names
     }
 
-    /// What the host called `here` has to know of the others; none if it is alone. `folder` is the file's.
+    /// Returns the view of the host `here`; none for a single host. `folder` is the file's.
     pub fn site(&self, here: &str, folder: &Path) -> Result<Option<Site>, ConfigError> {
         let Some(first) = self.hosts.first() else {
             return Ok(None);
@@ -291,7 +292,7 @@ impl ClusterSpec {
         }))
     }
 
-    /// Each cell on a host there is, each host with a cell, and all within their bounds.
+    /// Checks that each cell is on an existing host, each host has a cell, and all are within their bounds.
     pub(super) fn check_hosts(&self) -> Result<(), Fault> {
         if self.hosts.is_empty() && self.membership.is_some() {
             return Err(fault(
@@ -348,7 +349,7 @@ impl ClusterSpec {
             }
             if let Some(path) = &host.shared_memory {
                 let others = self.hosts.iter().filter(|other| other.name != host.name);
-                let (what, mend) = if !path.is_absolute() {
+                let (what, help) = if !path.is_absolute() {
                     ("not a whole path", "write it from / on, as \"/dev/dax0.0\"")
                 } else if others.clone().all(|other| other.shared_memory.is_none()) {
                     (
@@ -359,7 +360,7 @@ impl ClusterSpec {
                     ("", "")
                 };
                 if !what.is_empty() {
-                    return Err(fault(&["hosts", &at, "shared_memory"], what, mend));
+                    return Err(fault(&["hosts", &at, "shared_memory"], what, help));
                 }
             }
             if !self

@@ -1,10 +1,11 @@
-//! Whether two clusters of one host give out the same CPUs or memory.
+//! Overlap of the CPUs and memory of two clusters on one host.
 
 use super::{CellPlan, HostNodes};
 use crate::cpulist;
 use crate::vm::Size;
 
-/// What the cells of a cluster have in common with those of another one on the same host, as a part of a sentence; none if nothing.
+/// Describes CPUs or memory that two clusters on one host share, as a part of a sentence; none if they share
+/// nothing.
 pub fn overlap(own: &[CellPlan], others: &[CellPlan], host: &HostNodes) -> Option<String> {
     let is_taken = |cpu: &&usize| others.iter().any(|other| other.cpus.contains(cpu));
     let mut cpus: Vec<usize> = own
@@ -22,7 +23,7 @@ pub fn overlap(own: &[CellPlan], others: &[CellPlan], host: &HostNodes) -> Optio
     for cell in own {
         let is_near = |other: &&CellPlan| other.nodes.iter().any(|node| cell.nodes.contains(node));
         let near: Vec<&CellPlan> = all().filter(is_near).collect();
-        // Of the nodes that any of them has, so that no node is counted as full which is not.
+        // Counts only nodes that one of them uses, so that no node is wrongly counted as full.
         let mut nodes: Vec<u32> = near
             .iter()
             .flat_map(|other| other.nodes.iter().copied())

@@ -1,4 +1,4 @@
-//! What cluster files mean, and what wrong ones get.
+//! Meaning of cluster files, and errors of invalid ones.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn host() -> HostNodes {
     HostNodes([(0, node(&[1, 2])), (1, node(&[3])), (2, node(&[]))].into())
 }
 
-/// The message, and the text its caret is under.
+/// Returns the message, and the text under its caret.
 fn refused(text: &str) -> (String, String) {
     let planned = ClusterSpec::parse("cluster.toml", text)
         .and_then(|spec| spec.cells(&host(), None, "cluster.toml", text));
@@ -77,7 +77,7 @@ fn memory_of_a_node_without_cpus_can_be_a_cells() {
 }
 
 #[test]
-fn wrong_cells_are_shown_with_their_place() {
+fn errors_in_cells_have_their_place() {
     for (text, message, place) in [
         ("cells = []", "0 cells", "[]"),
         ("[[cells]]\n", "a cell of nothing", "[[cells]]"),
@@ -145,11 +145,11 @@ fn each_host_plans_its_own_cells_and_knows_the_others() {
         (site.keys.to_str().unwrap(), site.silence_ms),
         ("/etc/cluster/keys", 200)
     );
-    assert_eq!(site.spans, SpanWay::Tls);
+    assert_eq!(site.spans, SpanTransport::Tls);
     let plain = format!("{text}[membership]\nspans = \"plain\"\n");
     let plain = ClusterSpec::parse("cluster.toml", &plain).unwrap();
     let plain = plain.site("b", Path::new("")).unwrap().unwrap();
-    assert_eq!(plain.spans, SpanWay::Plain);
+    assert_eq!(plain.spans, SpanTransport::Plain);
     assert!(!site.runs_etcd && site.is_elsewhere(0) && !site.is_elsewhere(2) && !site.is_elsewhere(3));
     let other = site.host_of(2).unwrap();
     assert_eq!(other.address_of(2).to_string(), "10.0.0.2:7402");
@@ -181,7 +181,7 @@ fn cells_of_different_hosts_that_share_memory_are_paired_alike_everywhere() {
 }
 
 #[test]
-fn wrong_hosts_are_shown_with_their_place() {
+fn errors_in_hosts_have_their_place() {
     let cell = "[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\n";
     for (text, message) in [
         (
@@ -305,7 +305,7 @@ fn plain_http_is_refused_but_on_the_loopback() {
 }
 
 #[test]
-fn cpus_are_written_as_they_are_read() {
+fn cpu_lists_survive_a_round_trip() {
     for list in ["0", "0-3,8", "1,3,5-6"] {
         assert_eq!(cpulist::write(&cpulist::parse_below(list, 10).unwrap()), list);
     }

@@ -1,4 +1,4 @@
-//! The users that a cluster admits beside its own, and what each may have of it.
+//! Users that a cluster admits in addition to its owner, and their limits.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,22 +7,22 @@ use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
-/// vCPUs of one user at most: as many as a thousand CPUs with some to spare.
+/// Maximum vCPUs of one user: more than for a thousand CPUs.
 const USER_CPUS_MAX: u32 = 1 << 16;
-/// Users that one cluster admits.
+/// Maximum users of one cluster.
 const USERS_MAX: usize = 256;
 
 /// A user of this host that the cluster admits.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserSpec {
-    /// The user's name in the host's list of users.
+    /// Name in the host's list of users.
     pub name: Option<String>,
     /// The user's id, instead of a name.
     pub uid: Option<u32>,
-    /// The vCPUs that the user's VMs have together at most.
+    /// Maximum vCPUs of the user's VMs together.
     pub cpus: u32,
-    /// The guest memory that the user's VMs have together at most.
+    /// Maximum guest memory of the user's VMs together.
     pub memory: Size,
 }
 
@@ -31,17 +31,17 @@ pub struct UserSpec {
 pub struct UserPlan {
     /// The user's id.
     pub uid: u32,
-    /// The user's name, or the id in figures if the file gives only that.
+    /// The user's name, or the id in digits if the file gives only that.
     pub name: String,
-    /// The vCPUs that the user's VMs have together at most.
+    /// Maximum vCPUs of the user's VMs together.
     pub vcpus: u32,
-    /// The guest memory that the user's VMs have together at most, in bytes.
+    /// Maximum guest memory of the user's VMs together, in bytes.
     pub memory_bytes: u64,
 }
 
 impl ClusterSpec {
-    /// The users that the cluster admits on this host. `uid_of` looks a name up in the host's list of users. `text` is the
-    /// file that the cluster was read from, called `source_name`, for errors.
+    /// Returns the users that the cluster admits on this host. `uid_of` looks a name up in the host's list of
+    /// users. `text` is the cluster file's text, called `source_name`, for errors.
     ///
     /// # Errors
     /// If a user is unknown, is root, or is listed twice.

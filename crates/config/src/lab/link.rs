@@ -1,33 +1,33 @@
-//! A network between a lab's hosts, and how bad it is on purpose.
+//! A network between a lab's hosts, and its deliberate impairments.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Longer than a frame takes to anywhere on earth and back, many times over.
+/// Longer than a frame's round trip to any place on earth, many times over.
 const DELAY_MAX_US: u64 = 10_000_000;
 /// All frames, in parts per million.
 const LOSS_ALL_PPM: u32 = 1_000_000;
-/// Digits after the point of a percentage that parts per million have room for.
+/// Maximum decimals of a percentage in parts per million.
 const LOSS_DECIMALS_MAX: usize = 4;
 
 /// A private network: host `i` in the list has address `10.77.LINK.(i+1)`, links counted from 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkSpec {
-    /// The hosts on it.
+    /// Hosts on the network.
     pub hosts: Vec<String>,
-    /// What each frame takes from one host to another; nothing is added when absent.
+    /// Delay of each frame from one host to another; none when absent.
     #[serde(default)]
     pub delay: Delay,
-    /// How many frames from one host to another are lost; none on purpose when absent.
+    /// Loss rate of frames from one host to another; none when absent.
     #[serde(default)]
     pub loss: Loss,
 }
 
 impl LinkSpec {
-    /// How the way is from each host on it to each other.
+    /// Quality from each host to each other.
     pub fn quality(&self) -> Quality {
         Quality {
             delay: self.delay,
@@ -36,12 +36,12 @@ impl LinkSpec {
     }
 }
 
-/// How the way from one host to another is.
+/// Quality from one host to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quality {
-    /// What each frame takes.
+    /// Delay of each frame.
     pub delay: Delay,
-    /// How many frames are lost.
+    /// Loss rate of frames.
     pub loss: Loss,
 }
 
@@ -51,13 +51,13 @@ impl fmt::Display for Quality {
     }
 }
 
-/// One way, in microseconds, 10 s at most; written as `2ms`.
+/// One-way delay in microseconds, 10 s at most; written as `2ms`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Delay(u64);
 
 impl Delay {
-    /// As a time.
+    /// As a duration.
     pub fn duration(self) -> std::time::Duration {
         std::time::Duration::from_micros(self.0)
     }
@@ -96,16 +96,16 @@ impl fmt::Display for Delay {
     }
 }
 
-/// By chance, each frame by itself, in parts per million; written as `1%`.
+/// Random, independent loss of each frame, in parts per million; written as `1%`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Loss(u32);
 
 impl Loss {
-    /// Nothing passes.
+    /// Loses all frames.
     pub const ALL: Self = Self(LOSS_ALL_PPM);
 
-    /// Whether a frame is lost that drew this number below a million.
+    /// Whether a frame with this random number below a million is lost.
     pub fn takes(self, drawn: u32) -> bool {
         drawn < self.0
     }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_takes_its_share_of_the_numbers() {
+    fn loss_drops_its_share_of_the_drawn_numbers() {
         assert!(!Loss::default().takes(0));
         assert!(Loss(1).takes(0) && !Loss(1).takes(1));
         assert!(Loss::ALL.takes(LOSS_ALL_PPM - 1));
@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(us in 0..=DELAY_MAX_US, ppm in 0..=LOSS_ALL_PPM) {
+        fn delay_and_loss_survive_a_round_trip_through_text(us in 0..=DELAY_MAX_US, ppm in 0..=LOSS_ALL_PPM) {
             prop_assert_eq!(Delay(us).to_string().parse(), Ok(Delay(us)));
             prop_assert_eq!(Loss(ppm).to_string().parse(), Ok(Loss(ppm)));
         }

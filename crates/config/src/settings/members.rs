@@ -1,4 +1,4 @@
-//! What members of the API's group may start: a policy over VM specs.
+//! Policy for VMs of the API group's members: rules over VM specs.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -10,33 +10,33 @@ use crate::vm::{
     SandboxSpec, Size, VmSpec,
 };
 
-/// What a member of the API's group may start.
+/// Policy for a member's VMs.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberPolicy {
-    /// The images of the image store that members may name; all when absent.
+    /// Images of the image store that members may name; all when absent.
     pub images: Option<Vec<String>>,
-    /// Directories below which the disks and kernels of members may lie.
+    /// Directories that may contain the disks and kernels of members.
     #[serde(default)]
     pub paths: Vec<PathBuf>,
-    /// The weakest sandbox that members may ask for: `require`, or `auto`.
+    /// Weakest sandbox that members may request: `require`, or `auto`.
     #[serde(default = "required")]
     pub sandbox: SandboxSpec,
-    /// The memory of all running VMs of one member together.
+    /// Maximum memory of all running VMs of one member together.
     pub memory: Size,
-    /// The vCPUs of all running VMs of one member together.
+    /// Maximum vCPUs of all running VMs of one member together.
     pub cpus: u32,
-    /// The share groups that members may name.
+    /// Share groups that members may name.
     #[serde(default)]
     pub share_groups: Vec<String>,
 }
 
-/// What the running VMs of one member use.
+/// Resources of the running VMs of one member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Their memory in bytes.
+    /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Their vCPUs.
+    /// Number of vCPUs.
     pub cpus: u32,
 }
 
@@ -45,7 +45,7 @@ fn required() -> SandboxSpec {
 }
 
 impl Usage {
-    /// The sum over VMs of these specs.
+    /// Returns the sum over VMs of these specs.
     pub fn of<'a>(specs: impl IntoIterator<Item = &'a VmSpec>) -> Self {
         specs.into_iter().fold(Self::default(), |sum, spec| Self {
             memory_bytes: sum.memory_bytes.saturating_add(spec.memory.0),
@@ -83,23 +83,24 @@ impl MemberPolicy {
         Ok(())
     }
 
-    /// Decides whether a member may start a VM of `spec` beside VMs that use `used`. Every key of a spec has a rule here: the
-    /// patterns name all of them, so that a new key does not compile until it has one.
+    /// Decides whether a member may start a VM of `spec` in addition to VMs that use `used`. Every key of a
+    /// spec has a rule here: the patterns name all of them, so a new key does not compile until it has one.
     ///
     /// # Errors
     /// The first key that the policy refuses.
     pub fn admit(&self, spec: &VmSpec, used: Usage) -> Result<(), Fault> {
         let VmSpec {
-            // A name that is taken is refused when the VM starts. Overlays, which are found by name, are refused below.
+            // A taken name is refused when the VM starts. Overlays, which are found by name, are refused
+            // below.
             name: _,
-            // It counts for defined VMs only, which the API does not make.
+            // It applies only to defined VMs, which the API does not create.
             after: _,
-            // They select VMs in commands, and change nothing of the host.
+            // They select VMs in commands, and change nothing on the host.
             labels: _,
             image,
             cpus,
             cpu_weight,
-            // These three can only take from the VM itself.
+            // These three can only restrict the VM itself.
             cpu_limit: _,
             memory_limit: _,
             io_limit: _,
@@ -116,12 +117,12 @@ impl MemberPolicy {
             pages,
             // The memory is within the limit.
             prefault: _,
-            // It can only take from the VM itself.
+            // It can only restrict the VM itself.
             scratch_limit: _,
             balloon: _,
             command: _,
             sandbox,
-            // What is shared is the group's.
+            // Only the group's pages are shared.
             share: _,
             share_group,
             cell,
@@ -161,7 +162,7 @@ impl MemberPolicy {
         if cpu_weight.is_some() {
             return Err(owners("cpu_weight"));
         }
-        // Hardware threads that it keeps idle are missing to others.
+        // Other VMs lose the hardware threads that it keeps idle.
         if *core_scheduling {
             return Err(owners("core_scheduling"));
         }
@@ -187,7 +188,7 @@ impl MemberPolicy {
         let RootSpec {
             persistent,
             share: _,
-            // It can only hold up the VM itself.
+            // It can only delay the VM itself.
             on_full: _,
         } = root;
         if *persistent {
@@ -197,7 +198,7 @@ impl MemberPolicy {
             let KernelSpec {
                 path,
                 initrd,
-                // The guest is the member's own.
+                // The guest belongs to the member.
                 cmdline: _,
             } = kernel;
             for (key, file) in [("path", path), ("initrd", initrd)] {
@@ -256,7 +257,8 @@ impl MemberPolicy {
         match device {
             DiskDevice::Block | DiskDevice::Pmem => {}
         }
-        // A qcow2 file whose format is named may stand on any file of the host. One that is recognized may not.
+        // A qcow2 file with a stated format may have any file of the host as its base. A detected one may
+        // not.
         if *format == Some(DiskFormatSpec::Qcow2) {
             return Err(refused(
                 &["disks", index, "format"],
@@ -281,7 +283,7 @@ impl MemberPolicy {
             return Ok(());
         }
         let places: Vec<_> = self.paths.iter().map(|path| path.display().to_string()).collect();
-        let mend = if places.is_empty() {
+        let help = if places.is_empty() {
             "use an image of the image store: the host's file lists no `paths`".to_owned()
         } else {
             format!("use a file below {}", places.join(" or "))
@@ -289,7 +291,7 @@ impl MemberPolicy {
         Err(refused(
             at,
             format!("members may not use {}", path.display()),
-            mend,
+            help,
         ))
     }
 }
@@ -332,7 +334,7 @@ fn is_plain(path: &Path) -> bool {
     path.is_absolute() && path.components().all(is_step)
 }
 
-/// The order of sandboxes, the strictest first.
+/// Rank of sandboxes, the strictest first.
 fn weakness(sandbox: SandboxSpec) -> u8 {
     match sandbox {
         SandboxSpec::Require => 0,
@@ -341,8 +343,8 @@ fn weakness(sandbox: SandboxSpec) -> u8 {
     }
 }
 
-fn refused(at: &[&str], message: impl Into<String>, mend: impl Into<String>) -> Fault {
-    fault(at, message, mend)
+fn refused(at: &[&str], message: impl Into<String>, help: impl Into<String>) -> Fault {
+    fault(at, message, help)
 }
 
 fn owners(key: &str) -> Fault {
@@ -357,7 +359,7 @@ fn owners(key: &str) -> Fault {
 fn overlay(at: &[&str]) -> Fault {
     refused(
         at,
-        "members' VMs may not keep the writes of a private disk: the overlay is found by the VM's name, whoever made it",
+        "members' VMs may not keep the writes of a private disk: the overlay is found by the VM's name, also another user's",
         "drop `persistent`, or use a disk with `mode = \"exclusive\"`",
     )
 }
@@ -379,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_policy_lists_is_admitted() {
+    fn listed_specs_are_admitted() {
         let policy = policy(POLICY);
         for text in [
             "image = \"debian-12\"\nsandbox = \"require\"",
@@ -393,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_policy_does_not_list_is_refused_and_the_key_is_named() {
+    fn unlisted_specs_are_refused_and_the_key_is_named() {
         let policy = policy(POLICY);
         let disk = |more: &str| format!("[[disks]]\n{more}");
         for (text, key) in [
@@ -437,7 +439,7 @@ mod tests {
             let text = format!("name = \"a\"\n{image}sandbox = \"require\"\n{text}");
             let fault = policy.admit(&spec(&text), Usage::default()).unwrap_err();
             assert_eq!(fault.path[0], key, "{text}: {fault:?}");
-            assert!(!fault.mend.is_empty());
+            assert!(!fault.help.is_empty());
         }
     }
 
@@ -487,6 +489,6 @@ mod tests {
         assert_eq!(policy.admit(&any_image, Usage::default()), Ok(()));
         let with_disk = spec("image = \"any\"\nsandbox = \"require\"\n[[disks]]\npath = \"/srv/d\"");
         let fault = policy.admit(&with_disk, Usage::default()).unwrap_err();
-        assert!(fault.mend.contains("image of the image store"), "{fault:?}");
+        assert!(fault.help.contains("image of the image store"), "{fault:?}");
     }
 }

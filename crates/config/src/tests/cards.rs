@@ -1,9 +1,9 @@
-//! What network cards may not be. Each text is refused with exactly this.
+//! Invalid network cards. Each text is refused with exactly this error.
 
 use super::refused;
 
 #[test]
-fn a_tap_card_without_a_device() {
+fn tap_card_without_a_device_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -23,7 +23,7 @@ kind = "tap"
 }
 
 #[test]
-fn a_device_for_a_user_card() {
+fn device_for_a_user_card_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -44,7 +44,7 @@ tap = "tap0"
 }
 
 #[test]
-fn a_device_name_that_linux_refuses() {
+fn invalid_device_name_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -65,7 +65,7 @@ tap = "a/b"
 }
 
 #[test]
-fn a_group_address() {
+fn group_address_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -86,7 +86,7 @@ mac = "03:00:00:00:00:01"
 }
 
 #[test]
-fn an_address_of_five_bytes() {
+fn address_of_five_bytes_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -107,7 +107,7 @@ mac = "02:00:00:00:01"
 }
 
 #[test]
-fn a_forward_of_one_port() {
+fn forward_of_one_port_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -128,7 +128,7 @@ forward = ["80"]
 }
 
 #[test]
-fn one_port_for_tcp_and_udp() {
+fn tcp_and_udp_may_share_a_port_number() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -139,7 +139,7 @@ forward = ["5353:53", "udp:5353:53", "tcp:8080:80"]
 }
 
 #[test]
-fn a_forward_of_another_protocol() {
+fn forward_of_another_protocol_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -150,7 +150,7 @@ forward = ["sctp:80:80"]
 }
 
 #[test]
-fn a_forward_past_the_last_port() {
+fn forward_past_the_last_port_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -171,7 +171,7 @@ forward = ["8080:80", "8081:65536"]
 }
 
 #[test]
-fn a_port_forwarded_twice() {
+fn port_forwarded_twice_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -192,7 +192,7 @@ forward = ["8080:80", "8080:81"]
 }
 
 #[test]
-fn a_forward_of_a_tap_card() {
+fn forward_of_a_tap_card_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -214,7 +214,7 @@ forward = ["8080:80"]
 }
 
 #[test]
-fn the_host_for_a_tap_card() {
+fn host_for_a_tap_card_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -246,7 +246,7 @@ fn a_user_card_reaches_the_host_only_when_asked() {
 }
 
 #[test]
-fn two_queue_pairs_of_a_user_card() {
+fn two_queue_pairs_of_a_user_card_are_refused() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -267,7 +267,7 @@ queues = 2
 }
 
 #[test]
-fn five_network_cards() {
+fn five_network_cards_are_refused() {
     let text = r#"nets = [{ kind = "user" }, { kind = "user" }, { kind = "user" }, { kind = "user" }, { kind = "user" }]
 image = "debian-12"
 "#;

@@ -1,9 +1,9 @@
-//! What disks may not be. Each text is refused with exactly this.
+//! Invalid disks. Each text is refused with exactly this error.
 
 use super::refused;
 
 #[test]
-fn a_disk_without_a_path() {
+fn disk_without_a_path_is_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -23,7 +23,7 @@ path = ""
 }
 
 #[test]
-fn a_kept_private_disk_of_a_nameless_vm() {
+fn kept_private_disk_of_a_nameless_vm_is_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -44,7 +44,7 @@ persistent = true
 }
 
 #[test]
-fn a_read_only_disk_that_keeps_writes() {
+fn read_only_disk_that_keeps_writes_is_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -67,7 +67,7 @@ read_only = true
 }
 
 #[test]
-fn a_read_only_exclusive_disk_that_keeps_writes() {
+fn read_only_exclusive_disk_that_keeps_writes_is_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -91,7 +91,7 @@ read_only = true
 }
 
 #[test]
-fn no_request_queue() {
+fn zero_request_queues_are_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -112,7 +112,7 @@ queues = 0
 }
 
 #[test]
-fn pmem_of_a_qcow2_file() {
+fn pmem_of_a_qcow2_file_is_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -135,7 +135,7 @@ as = "pmem"
 }
 
 #[test]
-fn pmem_that_keeps_writes_of_a_private_disk() {
+fn pmem_that_keeps_writes_of_a_private_disk_is_refused() {
     let text = r#"name = "a"
 image = "debian-12"
 
@@ -158,7 +158,7 @@ persistent = true
 }
 
 #[test]
-fn pmem_with_request_queues() {
+fn pmem_with_request_queues_is_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -180,7 +180,7 @@ queues = 2
 }
 
 #[test]
-fn pmem_that_waits_for_room() {
+fn pmem_that_waits_for_room_is_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -226,7 +226,7 @@ queues = 17
 }
 
 #[test]
-fn sharing_pages_smaller_than_the_memory_has() {
+fn sharing_pages_smaller_than_the_memory_has_is_refused() {
     let text = r#"image = "debian-12"
 pages = "2M"
 share = "deferred"
@@ -245,7 +245,7 @@ share = "deferred"
 }
 
 #[test]
-fn sharing_a_disk_written_in_place() {
+fn sharing_a_disk_written_in_place_is_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -255,7 +255,7 @@ persistent = true
 share = "at-read"
 "#;
     let shown = r#"
-  × a disk that is written in place has nobody to share with
+  × a disk that is written in place can't share memory
    ╭─[vm.toml:7:9]
  6 │ persistent = true
  7 │ share = "at-read"

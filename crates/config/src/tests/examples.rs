@@ -1,4 +1,4 @@
-//! The examples and the schema for people hold what the reader takes.
+//! The examples and the documented schema match the reader.
 
 use crate::{VmSpec, parse};
 
@@ -8,7 +8,7 @@ const NUMA: &str = include_str!("../../../../examples/numa.toml");
 const SPAN: &str = include_str!("../../../../examples/span.toml");
 const SCHEMA: &str = include_str!("../../../../docs/reference/vm-file.md");
 
-/// An example with the lines that it comments out.
+/// An example including its commented-out lines.
 fn whole(text: &str) -> String {
     let line = |line: &str| match line.strip_prefix('#') {
         Some(code) if !code.starts_with(' ') => format!("{code}\n"),
@@ -17,10 +17,10 @@ fn whole(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
-/// The keys a table takes, from the reader's own answer to one that it does not.
+/// Returns the keys of a table, from the reader's own error for an unknown key.
 fn keys(unknown: &str) -> Vec<String> {
-    let mend = parse("any", unknown).unwrap_err().mend.unwrap();
-    let list = mend.strip_prefix("the keys here: ").unwrap();
+    let help = parse("any", unknown).unwrap_err().help.unwrap();
+    let list = help.strip_prefix("the keys here: ").unwrap();
     list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
@@ -53,7 +53,7 @@ fn every_example_is_accepted() {
 }
 
 #[test]
-fn what_the_full_example_comments_out_is_accepted() {
+fn commented_out_lines_of_the_full_example_are_accepted() {
     let spec = read(&whole(DEBIAN));
     assert_eq!((spec.disks.len(), spec.nodes.len()), (3, 2));
     assert!(spec.kernel.is_some() && spec.command.is_some());
@@ -62,7 +62,7 @@ fn what_the_full_example_comments_out_is_accepted() {
 #[test]
 fn the_full_example_shows_every_key() {
     let text = whole(DEBIAN);
-    // What a VM with the rest can't have is in a comment.
+    // A comment has the keys that a VM with the other keys can't have.
     let elsewhere = "span = { cells = [0, 1] }";
     assert!(text.contains(elsewhere) && SPAN.contains(elsewhere));
     let absent: Vec<String> = all_keys()

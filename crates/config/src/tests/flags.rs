@@ -1,4 +1,4 @@
-//! Errors in a spec made from `run`'s flags: the flag is named, and the mend is one for flags.
+//! Errors in a spec made from `run`'s flags: the message names the flag, and the help is for flags.
 
 use super::shown;
 use crate::{ConfigError, VmSpec, check, parse};
@@ -36,7 +36,7 @@ fn no_cpu_names_its_flag() {
 }
 
 #[test]
-fn the_second_disk_is_told_from_the_first() {
+fn second_disk_is_distinguished_from_the_first() {
     let mut spec = spec();
     spec.disks[1].persistent = true;
     assert_eq!(
@@ -47,7 +47,7 @@ fn the_second_disk_is_told_from_the_first() {
 }
 
 #[test]
-fn nothing_to_boot_is_mended_by_flags() {
+fn missing_boot_source_gets_help_for_flags() {
     let mut spec = spec();
     spec.image = None;
     assert_eq!(

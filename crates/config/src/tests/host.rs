@@ -1,4 +1,4 @@
-//! What a host refuses; the hosts here are made up.
+//! Specs that a host refuses; the hosts here are simulated.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -73,7 +73,7 @@ fn refused(text: &str, open: Open) -> String {
 }
 
 #[test]
-fn more_memory_than_the_host_has() {
+fn more_memory_than_the_host_has_is_refused() {
     let shown = r#"
   × 2G of memory is more than the host has (1G)
    ╭─[vm.toml:2:10]
@@ -88,7 +88,7 @@ fn more_memory_than_the_host_has() {
 }
 
 #[test]
-fn a_missing_kernel() {
+fn missing_kernel_is_refused() {
     let shown = r#"
   × kernel "vmlinuz": no such file
    ╭─[vm.toml:2:8]
@@ -104,7 +104,7 @@ fn a_missing_kernel() {
 }
 
 #[test]
-fn a_missing_initrd() {
+fn missing_initrd_is_refused() {
     let shown = r#"
   × initrd "initrd": no such file
    ╭─[vm.toml:3:10]
@@ -119,7 +119,7 @@ fn a_missing_initrd() {
 }
 
 #[test]
-fn a_kernel_that_may_not_be_read() {
+fn kernel_that_may_not_be_read_is_refused() {
     let shown = r#"
   × kernel "vmlinuz": no permission to read it
    ╭─[vm.toml:2:8]
@@ -167,7 +167,7 @@ fn a_kernel_that_is_a_block_device() {
 }
 
 #[test]
-fn a_missing_disk() {
+fn missing_disk_is_refused() {
     let shown = r#"
   × disk "d": no such file
    ╭─[vm.toml:4:8]
@@ -183,7 +183,7 @@ fn a_missing_disk() {
 }
 
 #[test]
-fn a_disk_that_may_not_be_written() {
+fn disk_that_may_not_be_written_is_refused() {
     let shown = r#"
   × disk "d": no permission to write it
    ╭─[vm.toml:4:8]
@@ -239,7 +239,7 @@ fn a_host_with_everything_refuses_nothing() {
 }
 
 #[test]
-fn two_files_with_one_name() {
+fn two_files_with_one_name_are_refused() {
     let files = [
         file("one.toml", "name = \"a\"\nimage = \"i\"\n"),
         file("nameless.toml", "image = \"i\"\n"),
@@ -262,7 +262,7 @@ fn two_files_with_one_name() {
 }
 
 #[test]
-fn files_of_this_host_are_told_apart() {
+fn kinds_of_files_of_this_host_are_distinguished() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     std::fs::write(&path, "text").unwrap();

@@ -1,4 +1,4 @@
-//! No text makes the reader, the checks or the renderer panic, and every error has its place and its mend.
+//! No text makes the reader, the checks or the renderer panic, and every error has a place and help.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -13,7 +13,7 @@ const EXAMPLES: [&str; 4] = [
     include_str!("../../../../examples/span.toml"),
 ];
 
-/// Values that are wrong in most places.
+/// Values that are invalid in most places.
 const VALUES: [&str; 16] = [
     "-1",
     "0",
@@ -39,7 +39,7 @@ fn show_if_refused(text: &str) {
     };
     let span = error.span.unwrap();
     assert!(text.get(span.offset()..span.offset() + span.len()).is_some());
-    assert!(error.mend.as_ref().is_some_and(|mend| !mend.is_empty()));
+    assert!(error.help.as_ref().is_some_and(|help| !help.is_empty()));
     assert!(
         !error.message.is_empty() && !error.message.contains('\n'),
         "{:?}",
@@ -48,7 +48,7 @@ fn show_if_refused(text: &str) {
     shown(&error);
 }
 
-/// One change to an example: a value, a line or a stretch of text.
+/// Changes an example: a value, a line or a range of text.
 fn change(text: &str, how: u8, at: Index, value: &str) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     if lines.is_empty() {
@@ -73,12 +73,12 @@ fn change(text: &str, how: u8, at: Index, value: &str) -> String {
 
 proptest! {
     #[test]
-    fn any_text_is_survived(text in any::<String>()) {
+    fn any_text_is_parsed_or_refused_without_panic(text in any::<String>()) {
         show_if_refused(&text);
     }
 
     #[test]
-    fn a_changed_example_is_survived(
+    fn changed_example_is_parsed_or_refused_without_panic(
         example in select(&EXAMPLES[..]),
         changes in prop::collection::vec((0..6u8, any::<Index>(), select(&VALUES[..])), 1..8),
     ) {

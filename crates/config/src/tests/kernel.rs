@@ -1,4 +1,4 @@
-//! A kernel and words for its command line: the image's or another, and what is refused.
+//! Kernels and command lines: the image's or another kernel, and refused combinations.
 
 use super::fault_of;
 use crate::parse;
@@ -18,7 +18,7 @@ fn words_for_the_images_kernel_need_no_other() {
 }
 
 #[test]
-fn words_for_no_kernel() {
+fn command_line_without_a_kernel_is_refused() {
     assert_eq!(
         fault_of("name = \"a\"\n[kernel]\ncmdline = \"debug\"\n"),
         [
@@ -30,7 +30,7 @@ fn words_for_no_kernel() {
 }
 
 #[test]
-fn an_initramfs_without_its_kernel() {
+fn initramfs_without_its_kernel_is_refused() {
     assert_eq!(
         fault_of("image = \"debian-12\"\n[kernel]\ninitrd = \"initrd.img\"\n"),
         [
@@ -42,7 +42,7 @@ fn an_initramfs_without_its_kernel() {
 }
 
 #[test]
-fn a_command_line_of_two_lines() {
+fn command_line_of_two_lines_is_refused() {
     assert_eq!(
         fault_of("[kernel]\npath = \"vmlinuz\"\ncmdline = \"a\\nb\"\n"),
         [

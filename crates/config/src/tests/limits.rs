@@ -1,11 +1,11 @@
-//! Each limit of a VM file: the last value that is taken, and the first one that is refused.
+//! Limits of a VM file: the last accepted value, and the first refused one.
 
 use std::fmt::Write;
 
 use crate::parse;
 use crate::validate::mac;
 
-/// Whether a VM file is taken; one that is refused must be so for the key `at`.
+/// Whether a VM file is accepted; a refusal must be for the key `at`.
 fn taken(at: &str, text: &str) -> bool {
     match parse("vm.toml", text) {
         Ok(_) => true,
@@ -142,7 +142,7 @@ fn nodes_and_cells_of_a_vm_end_at_64() {
     let nodes = |count: usize| {
         let mut text = format!("image = \"debian-12\"\ncpus = 70\nmemory = \"{}M\"\n", count * 2);
         for node in 0..count {
-            // The last one has the CPUs that are left.
+            // The last node has the remaining CPUs.
             let last = if node + 1 == count { 69 } else { node };
             write!(text, "[[nodes]]\ncpus = \"{node}-{last}\"\nmemory = \"2M\"\n").unwrap();
         }

@@ -1,9 +1,9 @@
-//! What a VM may not be: its name, CPUs, memory, kernel, command and nodes. Each text is refused with exactly this.
+//! Invalid VMs: name, CPUs, memory, kernel, command and nodes. Each text is refused with exactly this error.
 
 use super::refused;
 
 #[test]
-fn no_cpu() {
+fn zero_cpus_are_refused() {
     let text = r#"image = "debian-12"
 cpus = 0
 "#;
@@ -21,7 +21,7 @@ cpus = 0
 }
 
 #[test]
-fn one_cpu_too_many() {
+fn more_than_254_cpus_are_refused() {
     let text = r#"image = "debian-12"
 cpus = 255
 "#;
@@ -39,7 +39,7 @@ cpus = 255
 }
 
 #[test]
-fn more_cpus_than_a_byte_holds() {
+fn more_cpus_than_a_byte_holds_are_refused() {
     let text = r#"image = "debian-12"
 cpus = 1000
 "#;
@@ -57,7 +57,7 @@ cpus = 1000
 }
 
 #[test]
-fn a_bad_name() {
+fn invalid_name_is_refused() {
     let text = r#"name = "my vm"
 image = "debian-12"
 "#;
@@ -75,7 +75,7 @@ image = "debian-12"
 }
 
 #[test]
-fn too_little_memory() {
+fn too_little_memory_is_refused() {
     let text = r#"image = "debian-12"
 memory = "32M"
 "#;
@@ -111,7 +111,7 @@ memory = "65M"
 }
 
 #[test]
-fn too_much_memory() {
+fn too_much_memory_is_refused() {
     let text = r#"image = "debian-12"
 memory = "5T"
 "#;
@@ -129,7 +129,7 @@ memory = "5T"
 }
 
 #[test]
-fn nothing_to_boot() {
+fn missing_boot_source_is_refused() {
     let text = r#"cpus = 2
 "#;
     let shown = r#"
@@ -145,7 +145,7 @@ fn nothing_to_boot() {
 }
 
 #[test]
-fn an_empty_file() {
+fn empty_file_is_refused() {
     let text = r#""#;
     let shown = r#"
   × neither an image nor a kernel to boot
@@ -157,7 +157,7 @@ fn an_empty_file() {
 }
 
 #[test]
-fn an_empty_command() {
+fn empty_command_is_refused() {
     let text = r#"image = "debian-12"
 command = []
 "#;
@@ -175,7 +175,7 @@ command = []
 }
 
 #[test]
-fn a_kept_root_disk_of_a_nameless_vm() {
+fn kept_root_disk_of_a_nameless_vm_is_refused() {
     let text = r#"image = "debian-12"
 
 [root]
@@ -196,7 +196,7 @@ persistent = true
 }
 
 #[test]
-fn a_kept_root_disk_without_an_image() {
+fn kept_root_disk_without_an_image_is_refused() {
     let text = r#"name = "a"
 [kernel]
 path = "vmlinuz"
@@ -218,7 +218,7 @@ persistent = true
 }
 
 #[test]
-fn nodes_that_do_not_add_up() {
+fn nodes_that_do_not_add_up_are_refused() {
     let text = r#"image = "debian-12"
 memory = "1G"
 
@@ -241,7 +241,7 @@ memory = "256M"
 }
 
 #[test]
-fn nodes_that_do_not_add_up_to_the_default() {
+fn nodes_that_do_not_add_up_to_the_default_are_refused() {
     let text = r#"image = "debian-12"
 
 [[nodes]]
@@ -263,7 +263,7 @@ memory = "256M"
 }
 
 #[test]
-fn a_node_with_an_unknown_cpu() {
+fn node_with_an_unknown_cpu_is_refused() {
     let text = r#"image = "debian-12"
 cpus = 2
 
@@ -290,7 +290,7 @@ memory = "256M"
 }
 
 #[test]
-fn a_cpu_in_two_nodes() {
+fn cpu_in_two_nodes_is_refused() {
     let text = r#"image = "debian-12"
 cpus = 2
 
@@ -317,7 +317,7 @@ memory = "256M"
 }
 
 #[test]
-fn a_cpu_in_no_node() {
+fn cpu_in_no_node_is_refused() {
     let text = r#"image = "debian-12"
 cpus = 2
 
@@ -362,7 +362,7 @@ memory = "256M"
 }
 
 #[test]
-fn too_few_distances() {
+fn too_few_distances_are_refused() {
     let text = r#"image = "debian-12"
 cpus = 2
 
@@ -390,7 +390,7 @@ memory = "256M"
 }
 
 #[test]
-fn a_node_far_from_itself() {
+fn node_far_from_itself_is_refused() {
     let text = r#"image = "debian-12"
 cpus = 2
 
@@ -418,7 +418,7 @@ memory = "256M"
 }
 
 #[test]
-fn a_node_of_no_memory() {
+fn node_of_no_memory_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nodes]]
@@ -479,7 +479,7 @@ root.persistent = true
 }
 
 #[test]
-fn a_limit_of_temporary_overlays_that_no_disk_can_do_with() {
+fn limit_below_the_minimum_of_a_temporary_overlay_is_refused() {
     let text = r#"image = "debian-12"
 scratch_limit = "512K"
 "#;

@@ -1,4 +1,4 @@
-//! The host's nodes that all memory is bound to.
+//! Host nodes that all memory is bound to.
 
 use super::refused;
 use crate::parse;

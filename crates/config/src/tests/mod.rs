@@ -1,4 +1,4 @@
-//! What is shown for each kind of error, to the letter.
+//! Exact output for each kind of error.
 
 mod cards;
 mod devices;
@@ -17,7 +17,7 @@ use miette::{GraphicalReportHandler, GraphicalTheme};
 
 use crate::{ConfigError, parse};
 
-/// What a person sees, without colours.
+/// Rendered error, without colours.
 fn shown(error: &ConfigError) -> String {
     let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_width(110);
     let mut shown = String::from("\n");
@@ -25,19 +25,15 @@ fn shown(error: &ConfigError) -> String {
     shown
 }
 
-/// What a person sees for a VM file that is refused.
+/// Rendered error of a refused VM file.
 fn refused(text: &str) -> String {
     shown(&parse("vm.toml", text).unwrap_err())
 }
 
-/// Of a VM file that is refused: what is wrong, what of the text is pointed at, and the mend. How they are drawn is the same for all.
+/// Message, marked text and help of a refused VM file. All errors are rendered alike.
 fn fault_of(text: &str) -> [String; 3] {
     let error = parse("vm.toml", text).unwrap_err();
     let span = error.span.expect("a place in the text");
     let place = &text[span.offset()..][..span.len()];
-    [
-        error.message,
-        place.to_owned(),
-        error.mend.expect("a way to mend it"),
-    ]
+    [error.message, place.to_owned(), error.help.expect("help")]
 }

@@ -1,4 +1,4 @@
-//! What a span may not be. Each text is refused with exactly this.
+//! Invalid spans. Each text is refused with exactly this error.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ fn read(rest: &str) -> VmSpec {
 }
 
 #[test]
-fn absent_named_and_chosen() {
+fn absent_automatic_and_named_spans_are_read() {
     assert_eq!(read("").span, None);
     assert_eq!(read("span = \"auto\"").span, Some(SpanSpec::Auto));
     assert_eq!(SpanSpec::Auto.cells(), None);
@@ -21,7 +21,7 @@ fn absent_named_and_chosen() {
 }
 
 #[test]
-fn what_a_spanning_vm_may_have_beside_its_cells() {
+fn options_compatible_with_a_span_are_accepted() {
     let spec = read(concat!(
         "span.cells = [7]\nmemory = \"64M\"\ncpu_limit = 1.5\ncpu_weight = 200\npages = \"thp\"\nshare = \"never\"\n",
         "root.share = \"never\"\n[[disks]]\npath = \"a.img\"\nqueues = 2\n",
@@ -30,7 +30,7 @@ fn what_a_spanning_vm_may_have_beside_its_cells() {
 }
 
 #[test]
-fn a_cell_twice() {
+fn duplicate_cell_is_refused() {
     let text = r#"image = "debian-12"
 cpus = 4
 span = { cells = [0, 1, 0] }
@@ -49,7 +49,7 @@ span = { cells = [0, 1, 0] }
 }
 
 #[test]
-fn no_cells() {
+fn span_of_no_cells_is_refused() {
     let text = r#"image = "debian-12"
 span = { cells = [] }
 "#;
@@ -67,7 +67,7 @@ span = { cells = [] }
 }
 
 #[test]
-fn more_cells_than_a_cluster_has() {
+fn more_cells_than_a_cluster_has_are_refused() {
     let text = r#"image = "debian-12"
 cpus = 100
 memory = "8G"
@@ -92,7 +92,7 @@ span.cells = [
 }
 
 #[test]
-fn fewer_vcpus_than_cells() {
+fn fewer_vcpus_than_cells_are_refused() {
     let text = r#"image = "debian-12"
 cpus = 2
 span.cells = [0, 1, 2]
@@ -111,7 +111,7 @@ span.cells = [0, 1, 2]
 }
 
 #[test]
-fn too_little_memory_for_each_cell() {
+fn too_little_memory_for_each_cell_is_refused() {
     let text = r#"image = "debian-12"
 cpus = 2
 memory = "126M"
@@ -131,7 +131,7 @@ span.cells = [0, 1]
 }
 
 #[test]
-fn a_cell_beside_a_span() {
+fn cell_together_with_a_span_is_refused() {
     let text = r#"image = "debian-12"
 cpus = 2
 span = "auto"
@@ -151,7 +151,7 @@ cell = 1
 }
 
 #[test]
-fn nodes_beside_a_span() {
+fn nodes_together_with_a_span_are_refused() {
     let text = r#"image = "debian-12"
 span = { cells = [0] }
 
@@ -174,7 +174,7 @@ memory = "512M"
 }
 
 #[test]
-fn persistent_memory() {
+fn persistent_memory_of_a_span_is_refused() {
     let text =
         "image = \"debian-12\"\nspan = \"auto\"\ncpus = 2\n[[disks]]\npath = \"a.img\"\nas = \"pmem\"\n";
     let said = refused(text);
@@ -183,7 +183,7 @@ fn persistent_memory() {
 }
 
 #[test]
-fn pages_of_the_hosts_pool() {
+fn pages_of_the_hosts_pool_are_refused() {
     let text = r#"image = "debian-12"
 span = "auto"
 pages = "1G"
@@ -202,7 +202,7 @@ pages = "1G"
 }
 
 #[test]
-fn sharing() {
+fn sharing_of_a_span_is_refused() {
     let text = r#"image = "debian-12"
 share = "deferred"
 span = "auto"
@@ -222,7 +222,7 @@ span = "auto"
 }
 
 #[test]
-fn sharing_of_the_root_disk() {
+fn sharing_of_the_root_disk_of_a_span_is_refused() {
     let text = r#"image = "debian-12"
 span = "auto"
 root.share = "adaptive"
@@ -241,7 +241,7 @@ root.share = "adaptive"
 }
 
 #[test]
-fn sharing_of_a_disk() {
+fn sharing_of_a_disk_of_a_span_is_refused() {
     let text = r#"image = "debian-12"
 span = "auto"
 share = "never"
@@ -264,7 +264,7 @@ share = "at-read"
 }
 
 #[test]
-fn another_word() {
+fn unknown_word_for_a_span_is_refused() {
     let text = r#"image = "debian-12"
 span = "all"
 "#;
@@ -282,7 +282,7 @@ span = "all"
 }
 
 #[test]
-fn a_list_without_its_key() {
+fn list_without_its_key_is_refused() {
     let text = r#"image = "debian-12"
 span = [0, 1]
 "#;
@@ -300,7 +300,7 @@ span = [0, 1]
 }
 
 #[test]
-fn a_number_of_cells() {
+fn span_of_a_number_of_cells_is_refused() {
     let text = r#"image = "debian-12"
 span = 2
 "#;
@@ -318,7 +318,7 @@ span = 2
 }
 
 #[test]
-fn an_unknown_key() {
+fn unknown_key_of_a_span_is_refused() {
     let text = r#"image = "debian-12"
 span = { cell = [0] }
 "#;
@@ -336,7 +336,7 @@ span = { cell = [0] }
 }
 
 #[test]
-fn a_span_without_its_cells() {
+fn span_without_its_cells_is_refused() {
     let text = r#"image = "debian-12"
 span = {}
 "#;
@@ -372,7 +372,7 @@ span = { cells = ["a"] }
 }
 
 #[test]
-fn a_cell_past_all_numbers() {
+fn cell_above_all_numbers_is_refused() {
     let text = r#"image = "debian-12"
 span = { cells = [0, 70000] }
 "#;
@@ -389,9 +389,9 @@ span = { cells = [0, 70000] }
     assert_eq!(refused(text), shown);
 }
 
-/// The flag names what it takes by itself.
+/// The flag names its own values.
 #[test]
-fn as_a_flag() {
+fn span_of_a_flag_is_parsed_or_refused() {
     assert_eq!("auto".parse(), Ok(SpanSpec::Auto));
     assert_eq!("1,0".parse(), Ok(SpanSpec::Cells(vec![1, 0])));
     for text in ["", "all", "0,", "0-1", "70000", "{ cells = [0] }"] {
@@ -404,7 +404,7 @@ fn as_a_flag() {
 }
 
 #[test]
-fn faults_of_a_flag_are_mended_by_flags() {
+fn faults_of_a_flag_get_help_for_flags() {
     let spec = VmSpec {
         cpus: 1,
         span: Some(SpanSpec::Cells(vec![0, 1])),
@@ -418,9 +418,9 @@ fn faults_of_a_flag_are_mended_by_flags() {
 }
 
 proptest! {
-    /// The monitor gets a spec as JSON, and `inspect` shows it so.
+    /// The monitor gets a spec as JSON, and `inspect` prints it as JSON.
     #[test]
-    fn it_comes_back_from_toml_and_from_the_flag(cells in prop::collection::btree_set(any::<u16>(), 1..65)) {
+    fn span_survives_a_round_trip_through_toml_and_the_flag(cells in prop::collection::btree_set(any::<u16>(), 1..65)) {
         let cells: Vec<u16> = cells.into_iter().collect();
         let span = SpanSpec::Cells(cells.clone());
         prop_assert_eq!(span.cells(), Some(&cells[..]));
@@ -446,7 +446,7 @@ fn memory_that_is_shared_or_a_copy_each() {
 }
 
 #[test]
-fn memory_of_another_kind() {
+fn memory_of_another_kind_is_refused() {
     let text = r#"image = "debian-12"
 cpus = 2
 span = { cells = [0, 1], memory = "magic" }
@@ -457,7 +457,7 @@ span = { cells = [0, 1], memory = "magic" }
 }
 
 #[test]
-fn what_coherent_memory_may_not_be() {
+fn options_incompatible_with_coherent_memory_are_refused() {
     for (rest, told) in [
         ("pages = \"thp\"", "coherent memory is kept in pages of 4 KiB"),
         (
@@ -473,7 +473,7 @@ fn what_coherent_memory_may_not_be() {
 }
 
 #[test]
-fn memory_as_a_flag() {
+fn memory_of_a_flag_is_parsed_or_refused() {
     use crate::SpanMemory;
     assert_eq!("coherent".parse(), Ok(SpanMemory::Coherent));
     assert_eq!(

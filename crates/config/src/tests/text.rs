@@ -1,9 +1,9 @@
-//! Text that the reader refuses: keys, words, types, sizes. Each text is refused with exactly this.
+//! Text that the reader refuses: keys, words, types, sizes. Each text is refused with exactly this error.
 
 use super::refused;
 
 #[test]
-fn an_unknown_key_is_answered_with_the_one_meant() {
+fn help_for_a_misspelt_key_names_the_intended_key() {
     let text = r#"image = "debian-12"
 memry = "1G"
 "#;
@@ -21,7 +21,7 @@ memry = "1G"
 }
 
 #[test]
-fn an_unknown_key_of_a_disk_is_answered_from_the_disks_keys() {
+fn help_for_an_unknown_key_of_a_disk_lists_a_disks_keys() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -42,7 +42,7 @@ readonly = true
 }
 
 #[test]
-fn an_unknown_key_of_a_net_is_answered_from_the_nets_keys() {
+fn help_for_an_unknown_key_of_a_net_lists_a_nets_keys() {
     let text = r#"image = "debian-12"
 
 [[nets]]
@@ -63,7 +63,7 @@ forwards = ["8080:80"]
 }
 
 #[test]
-fn an_unknown_key_of_a_node_is_answered_from_the_nodes_keys() {
+fn help_for_an_unknown_key_of_a_node_lists_a_nodes_keys() {
     let text = r#"image = "debian-12"
 [[nodes]]
 cpus = "0"
@@ -84,7 +84,7 @@ host-node = 1
 }
 
 #[test]
-fn an_unknown_key_of_the_kernel_is_answered_from_the_kernels_keys() {
+fn help_for_an_unknown_key_of_the_kernel_lists_the_kernels_keys() {
     let text = r#"[kernel]
 path = "vmlinuz"
 initramfs = "i"
@@ -103,7 +103,7 @@ initramfs = "i"
 }
 
 #[test]
-fn a_key_like_no_other_is_answered_with_all() {
+fn help_for_an_unrecognizable_key_lists_all_keys() {
     let text = r#"image = "debian-12"
 [root]
 colour = "red"
@@ -122,7 +122,7 @@ colour = "red"
 }
 
 #[test]
-fn an_unknown_word_is_answered_with_the_one_meant() {
+fn help_for_a_misspelt_word_names_the_intended_word() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -143,7 +143,7 @@ mode = "exclusiv"
 }
 
 #[test]
-fn a_word_like_no_other_is_answered_with_all() {
+fn help_for_an_unrecognizable_word_lists_all_words() {
     let text = r#"image = "debian-12"
 pages = "big"
 "#;
@@ -161,7 +161,7 @@ pages = "big"
 }
 
 #[test]
-fn text_where_a_number_belongs() {
+fn text_where_a_number_belongs_is_refused() {
     let text = r#"image = "debian-12"
 cpus = "two"
 "#;
@@ -179,7 +179,7 @@ cpus = "two"
 }
 
 #[test]
-fn a_number_where_text_belongs() {
+fn number_where_text_belongs_is_refused() {
     let text = r#"image = 12
 "#;
     let shown = r#"
@@ -195,7 +195,7 @@ fn a_number_where_text_belongs() {
 }
 
 #[test]
-fn text_where_true_or_false_belongs() {
+fn text_where_true_or_false_belongs_is_refused() {
     let text = r#"image = "debian-12"
 balloon = "no"
 "#;
@@ -213,7 +213,7 @@ balloon = "no"
 }
 
 #[test]
-fn text_where_a_list_belongs() {
+fn text_where_a_list_belongs_is_refused() {
     let text = r#"image = "debian-12"
 command = "uname -a"
 "#;
@@ -231,7 +231,7 @@ command = "uname -a"
 }
 
 #[test]
-fn text_where_a_table_belongs() {
+fn text_where_a_table_belongs_is_refused() {
     let text = r#"kernel = "vmlinuz"
 "#;
     let shown = r#"
@@ -247,7 +247,7 @@ fn text_where_a_table_belongs() {
 }
 
 #[test]
-fn a_size_without_a_unit() {
+fn size_without_a_unit_is_refused() {
     let text = r#"image = "debian-12"
 memory = 512
 "#;
@@ -265,7 +265,7 @@ memory = 512
 }
 
 #[test]
-fn a_size_in_text_without_a_unit() {
+fn size_in_text_without_a_unit_is_refused() {
     let text = r#"image = "debian-12"
 memory = "512"
 "#;
@@ -283,7 +283,7 @@ memory = "512"
 }
 
 #[test]
-fn a_size_of_an_unknown_unit() {
+fn size_of_an_unknown_unit_is_refused() {
     let text = r#"image = "debian-12"
 memory = "512X"
 "#;
@@ -301,7 +301,7 @@ memory = "512X"
 }
 
 #[test]
-fn a_size_below_zero() {
+fn size_below_zero_is_refused() {
     let text = r#"image = "debian-12"
 memory = -512
 "#;
@@ -319,7 +319,7 @@ memory = -512
 }
 
 #[test]
-fn a_size_past_all_numbers() {
+fn size_above_all_numbers_is_refused() {
     let text = r#"image = "debian-12"
 memory = "99999999T"
 "#;
@@ -337,7 +337,7 @@ memory = "99999999T"
 }
 
 #[test]
-fn a_missing_key() {
+fn missing_key_is_refused() {
     let text = r#"image = "debian-12"
 
 [[disks]]
@@ -358,7 +358,7 @@ mode = "private"
 }
 
 #[test]
-fn a_key_given_twice() {
+fn key_given_twice_is_refused() {
     let text = r#"image = "debian-12"
 cpus = 1
 cpus = 2
@@ -395,7 +395,7 @@ cpus 2
 }
 
 #[test]
-fn an_open_quote() {
+fn open_quote_is_refused() {
     let text = r#"image = "debian-12
 "#;
     let shown = r#"

@@ -31,7 +31,7 @@ pub(super) fn check(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A pmem disk is its file, mapped into the guest: there are no requests that an overlay could take.
+/// A pmem disk is its file, mapped into the guest: there are no requests that an overlay could serve.
 fn check_pmem(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
     let at = |key| ["disks", index, key];
     if disk.format == Some(DiskFormatSpec::Qcow2) {

@@ -99,16 +99,16 @@ fn tap_name_is_valid(name: &str) -> bool {
             .all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':' && byte != b'%')
 }
 
-/// What a port forward carries.
+/// Transport of a port forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// TCP, also when nothing is said.
+    /// TCP, also the default.
     Tcp,
     /// UDP.
     Udp,
 }
 
-/// Reads a port forward `[tcp:|udp:]HOST:GUEST`: transport, the host's port, the guest's.
+/// Parses a port forward `[tcp:|udp:]HOST:GUEST`: transport, host port, guest port.
 pub fn forward(text: &str) -> Option<(Transport, u16, u16)> {
     let (transport, ports) = match text.split_once(':')? {
         ("tcp", ports) => (Transport::Tcp, ports),
@@ -123,7 +123,7 @@ pub fn forward(text: &str) -> Option<(Transport, u16, u16)> {
     Some((transport, port(host)?, port(guest)?))
 }
 
-/// Reads a card's address. Group addresses and zero are refused: no card may have one.
+/// Parses a card's address. Group addresses and zero are refused: no card may have one.
 pub fn mac(text: &str) -> Option<[u8; 6]> {
     let mut bytes = [0; 6];
     let mut parts = text.split(':');

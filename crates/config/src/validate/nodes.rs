@@ -5,10 +5,10 @@ use crate::cpulist;
 use crate::fault::{Fault, fault};
 use crate::vm::VmSpec;
 
-/// Nodes that a kernel has at most.
+/// Maximum number of nodes of a kernel.
 const HOST_NODES_MAX: u32 = 1024;
 
-/// The nodes of the host that all memory is bound to.
+/// Host nodes that all memory is bound to.
 pub(super) fn check_host_nodes(spec: &VmSpec) -> Result<(), Fault> {
     let nodes = &spec.memory_nodes;
     let wrong = |what: String, help: &str| Err(fault(&["memory_nodes"], what, help.to_owned()));
@@ -121,14 +121,14 @@ pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
         .try_fold(0u64, |sum, node| sum.checked_add(node.memory.0));
     if sum != Some(spec.memory.0) {
         let message = format!("the nodes' memory does not add up to the VM's {}", spec.memory);
-        let mend = match sum {
+        let help = match sum {
             Some(sum) => format!(
                 "the nodes have {0}: write `memory = \"{0}\"`, or change theirs",
                 crate::Size(sum)
             ),
             None => "give the nodes less".to_owned(),
         };
-        return Err(fault(&["nodes"], message, mend));
+        return Err(fault(&["nodes"], message, help));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What memory may be shared.
+//! Checks of memory sharing.
 
 use super::is_name;
 use crate::fault::{Fault, fault};
@@ -8,7 +8,7 @@ fn wanted(share: ShareSpec) -> bool {
     share != ShareSpec::Never
 }
 
-/// The first place where a spec asks to share memory.
+/// First place where a spec requests shared memory.
 pub(crate) fn asked_to_share(spec: &VmSpec) -> Option<Vec<String>> {
     let places = [
         (vec!["share".to_owned()], spec.share),
@@ -22,7 +22,7 @@ pub(crate) fn asked_to_share(spec: &VmSpec) -> Option<Vec<String>> {
     all.find_map(|(path, share)| share.is_some_and(wanted).then_some(path))
 }
 
-/// Sharing works on 4 KiB pages of files that nobody writes.
+/// Sharing works on 4 KiB pages of files that are never written.
 pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
     let pool = matches!(spec.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
     if let Some(path) = asked_to_share(spec).filter(|_| pool) {
@@ -47,7 +47,7 @@ pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
         if disk.share.is_some_and(wanted) && in_place {
             return Err(fault(
                 &at,
-                "a disk that is written in place has nobody to share with",
+                "a disk that is written in place can't share memory",
                 "drop `share`, or use `mode = \"private\"`",
             ));
         }
@@ -55,7 +55,7 @@ pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A group has copies of the images of its own, so nothing that outlives a VM may stand on them.
+/// A group has its own copies of images, so no file that outlives a VM may depend on them.
 pub(super) fn check_group(spec: &VmSpec) -> Result<(), Fault> {
     let Some(group) = &spec.share_group else {
         return Ok(());

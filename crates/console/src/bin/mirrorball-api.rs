@@ -72,7 +72,7 @@ fn obey(cli: Cli) -> std::io::Result<()> {
     console::serve::serve(&socket, cli.group.as_deref(), context)
 }
 
-/// What members of the group may do.
+/// Rights of the group's members.
 fn rights(policy: Option<MemberPolicy>, may_all: bool) -> std::io::Result<MemberRights> {
     match (policy, may_all) {
         (Some(_), true) => Err(std::io::Error::other(
@@ -84,12 +84,12 @@ fn rights(policy: Option<MemberPolicy>, may_all: bool) -> std::io::Result<Member
     }
 }
 
-/// An error of the host's file for a program without a terminal: what, where and how to mend it.
+/// Formats an error of the host's file for a program without a terminal: cause, place and help.
 fn one_line(error: ConfigError) -> std::io::Error {
     let place = error
         .place()
         .map(|place| format!("{place}: "))
         .unwrap_or_default();
-    let mend = error.mend.as_deref().unwrap_or_default();
-    std::io::Error::other(format!("{place}{error}; {mend}"))
+    let help = error.help.as_deref().unwrap_or_default();
+    std::io::Error::other(format!("{place}{error}; {help}"))
 }

@@ -16,12 +16,12 @@ use utoipa::ToSchema;
 
 use super::{Target, deadline};
 use crate::api::{Context, Result};
-use crate::body::body;
 use crate::caller::Caller;
 use crate::problem::Problem;
-use crate::slots::attended;
+use crate::request_body::body;
+use crate::slots::run_in_slot;
 
-/// Bytes of standard output and of standard errors that are kept, each.
+/// Maximum bytes kept of standard output and of standard error, each.
 const OUTPUT_BYTES_MAX: usize = 1 << 20;
 
 /// A program to run in a guest.
@@ -30,7 +30,7 @@ const OUTPUT_BYTES_MAX: usize = 1 << 20;
 pub struct Exec {
     /// The program (looked for on PATH if it has no slash) and its arguments.
     pub argv: Vec<String>,
-    /// Variables that are added to the agent's environment.
+    /// Variables to add to the agent's environment.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// The working directory; the root directory when absent.
@@ -48,7 +48,7 @@ fn limit_s() -> u64 {
     60
 }
 
-/// The end of a program.
+/// Outcome of a program.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Executed {
     /// The exit status, 128 plus the signal of a program that was killed by one; none if it was ended at the limit.
@@ -65,7 +65,7 @@ pub struct Executed {
     pub truncated: bool,
 }
 
-/// Runs a program in a VM by its agent. A guest that still boots is waited for.
+/// Runs a program in a VM by its agent. Waits for a guest that still boots.
 #[utoipa::path(post, path = "/v1/vms/{name}/exec", params(("name" = String, Path)), request_body = Exec, responses(
     (status = 200, body = Executed), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 404, body = Problem),
@@ -93,9 +93,9 @@ pub(crate) async fn exec(
         .decode(stdin)
         .map_err(|error| Problem::bad_request(format!("stdin: {error}; write it as base64")))?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |attention| {
+    run_in_slot(slot, move |presence| {
         let target = Target::of_caller(&name, caller, &context)?;
-        let agent = target.agent(&|| attention.is_paid() && Instant::now() < deadline)?;
+        let agent = target.agent(&|| presence.is_connected() && Instant::now() < deadline)?;
         let request = ExecRequest {
             argv,
             env: env.into_iter().collect(),
@@ -105,7 +105,7 @@ pub(crate) async fn exec(
         let bounds = Bounds {
             output_bytes: OUTPUT_BYTES_MAX,
             deadline,
-            goes_on: &|| attention.is_paid(),
+            goes_on: &|| presence.is_connected(),
         };
         let output = collect(agent, &request, &input, &bounds).map_err(|error| explain(&name, error))?;
         Ok(Json(Executed {

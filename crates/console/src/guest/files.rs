@@ -1,4 +1,4 @@
-//! Copies of files from and to a guest, as streams: a part at a time is in memory.
+//! Copies files from and to a guest as streams, with only a part in memory.
 
 use std::io::{self, Read};
 use std::path::Path as FilePath;
@@ -23,20 +23,20 @@ use super::{Target, query};
 use crate::api::{Context, Result};
 use crate::caller::Caller;
 use crate::problem::Problem;
-use crate::slots::attended;
+use crate::slots::run_in_slot;
 
-/// How long an agent may take to answer, a guest that still boots included.
+/// Time limit for an agent to reply, the boot of its guest included.
 const AGENT_LIMIT: Duration = Duration::from_secs(600);
-/// How long a client may take or give no byte.
+/// Maximum time in which a client transfers no byte.
 const STALL_MAX: Duration = Duration::from_secs(120);
-/// Parts of a file that wait for the slower side.
+/// Queue length in parts for the slower side.
 const WAITING_MAX: usize = 4;
 /// Permission bits of a new file.
 const MODE: u32 = 0o644;
-/// The permission bits that a file has in the guest.
+/// Permission bits of the file in the guest.
 const MODE_HEADER: HeaderName = HeaderName::from_static("mirrorball-mode");
 
-/// The words of the query.
+/// Parameters of the query.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -66,7 +66,7 @@ fn words(uri: &Uri) -> Result<Words> {
     Ok(words)
 }
 
-/// A file out of a VM. The stream breaks off if the file's SHA-256 is not the guest's.
+/// A file out of a VM. The stream breaks off if the file's SHA-256 differs from the guest's.
 #[utoipa::path(get, path = "/v1/vms/{name}/files", params(("name" = String, Path), Words), responses(
     (status = 200, content_type = "application/octet-stream", body = Vec<u8>,
      headers(("mirrorball-mode" = String, description = "The permission bits in the guest, in octal digits."))),
@@ -113,7 +113,7 @@ pub(crate) async fn get_file(
         };
         let received = source.receive(u64::MAX, &mut |data| send(Ok(Bytes::copy_from_slice(data))));
         if let Err(error) = received {
-            // The body has no end then, which the client notices.
+            // The body is left unterminated, which the client detects.
             let _ = send(Err(io::Error::other(error)));
         }
     });
@@ -131,7 +131,8 @@ enum Part {
     End,
 }
 
-/// The body of a request, read in a thread. Without an [`Part::End`] the client has gone, and the file is not whole.
+/// Body of a request, read in a thread. Without an [`Part::End`] the client has disconnected, and the file is
+/// incomplete.
 struct Upload {
     parts: mpsc::Receiver<Part>,
     rest: Bytes,
@@ -178,10 +179,10 @@ pub(crate) async fn put_file(
     };
     let slot = context.slots.take(caller)?;
     let (sender, parts) = mpsc::channel(WAITING_MAX);
-    let copied = attended(slot, move |attention| {
+    let copied = run_in_slot(slot, move |presence| {
         let begun = Instant::now();
         let target = Target::of_caller(&name, caller, &context)?;
-        let agent = target.agent(&|| attention.is_paid() && begun.elapsed() < AGENT_LIMIT)?;
+        let agent = target.agent(&|| presence.is_connected() && begun.elapsed() < AGENT_LIMIT)?;
         let mut upload = Upload {
             parts,
             rest: Bytes::new(),
@@ -204,7 +205,7 @@ pub(crate) async fn put_file(
             let part = match timeout(STALL_MAX, body.next()).await {
                 Ok(Some(Ok(bytes))) => Part::Data(bytes),
                 Ok(None) => Part::End,
-                // The client has gone, or gives nothing: the thread sees no end.
+                // The client has disconnected or stalled: the thread receives no end.
                 Ok(Some(Err(_))) | Err(_) => return,
             };
             let is_end = matches!(part, Part::End);

@@ -23,33 +23,33 @@ use crate::caller::Caller;
 use crate::problem::Problem;
 use crate::slots::Slot;
 
-/// Time limit for all bytes that are kept.
+/// Time limit for all buffered bytes.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// Most bytes that a console keeps are 1 MiB. More is not read.
+/// Maximum bytes read; a console buffers at most 1 MiB.
 const KEPT_BYTES_MAX: u64 = 2 << 20;
-/// Bytes that are sent to a client at once.
+/// Bytes per chunk to a client.
 const CHUNK_BYTES: usize = 16 << 10;
-/// Chunks that wait for a slow client.
+/// Queue length in chunks for a slow client.
 const WAITING_MAX: usize = 4;
-/// How long a client may take no byte of a console that it follows.
+/// Maximum time in which a following client reads no byte.
 const STALL_MAX: Duration = Duration::from_secs(30);
-/// Pause before a console is joined again whose monitor has died.
+/// Pause before rejoining a console whose monitor has died.
 const REJOIN_PAUSE: Duration = Duration::from_millis(50);
 
-/// The words of the query.
+/// Parameters of the query.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Words {
-    /// How many bytes, from the end; all that are kept, 1 MiB at most, when absent.
+    /// Number of bytes from the end; all that are buffered, 1 MiB at most, when absent.
     #[param(value_type = Option<u64>)]
     bytes: Option<String>,
-    /// `true`: all that are kept, and then what comes, until the VM has ended.
+    /// `true`: all that are buffered, and then further output until the VM has ended.
     #[param(value_type = Option<bool>)]
     follow: Option<String>,
 }
 
-/// The last bytes of a VM's console, and what comes.
+/// The last bytes of a VM's console, and further output.
 #[utoipa::path(get, path = "/v1/vms/{name}/logs", params(("name" = String, Path), Words), responses(
     (status = 200, content_type = "application/octet-stream", body = Vec<u8>), (status = 400, body = Problem),
     (status = 403, body = Problem), (status = 404, body = Problem), (status = 429, body = Problem)))]
@@ -85,7 +85,7 @@ pub(crate) async fn logs(
     Ok((kind, body).into_response())
 }
 
-/// How many bytes, and whether what comes too.
+/// Returns the number of bytes, and whether to follow.
 fn wanted(words: &Words) -> Result<(Option<usize>, bool)> {
     let follow = match words.follow.as_deref() {
         None | Some("false") => false,
@@ -102,7 +102,7 @@ fn wanted(words: &Words) -> Result<(Option<usize>, bool)> {
     Ok((bytes, follow))
 }
 
-/// Joins the console of the VM, and of no later one of its name.
+/// Joins the console of the VM, and of no later VM of its name.
 async fn join(target: &Target, mode: u8) -> Result<UnixStream> {
     let mut console = UnixStream::connect(target.folder.join("console.sock"))
         .await
@@ -127,7 +127,7 @@ fn late(target: &Target) -> Problem {
     Problem::new(StatusCode::GATEWAY_TIMEOUT, why)
 }
 
-/// Copies a console to a client until the VM has ended or the client reads no more.
+/// Copies a console to a client until the VM has ended or the client stops reading.
 async fn pump(
     target: Target,
     mut console: UnixStream,
@@ -147,7 +147,7 @@ async fn pump(
                 Ok(Err(_)) | Err(_) => return,
             }
         }
-        // The monitor is gone. A VM that runs on has another soon.
+        // The monitor is gone. A running VM gets another one soon.
         tokio::time::sleep(REJOIN_PAUSE).await;
         match timeout(ANSWER_LIMIT, join(&target, JOIN)).await {
             Ok(Ok(next)) => console = next,

@@ -12,19 +12,19 @@ use utoipa::ToSchema;
 
 use super::{Target, deadline};
 use crate::api::{Context, Result};
-use crate::body::body;
 use crate::caller::Caller;
 use crate::problem::Problem;
-use crate::slots::{Attention, attended};
+use crate::request_body::body;
+use crate::slots::{ClientPresence, run_in_slot};
 
-/// The longest single request to a VM. Between two of them it is checked that the client still waits.
+/// Longest single request to a VM. Between two requests, the client's presence is checked.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// What is waited for, and for how long.
+/// A state to wait for, with a time limit.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Wait {
-    /// What is waited for.
+    /// State to wait for.
     #[serde(rename = "for")]
     pub awaited: Awaited,
     /// Seconds to wait, 3600 at most.
@@ -52,7 +52,7 @@ pub enum Awaited {
     Agent,
 }
 
-/// The end of a wait.
+/// Outcome of a wait.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct Waited {
     /// Whether the state was reached within the limit.
@@ -73,13 +73,13 @@ pub(crate) async fn wait(
     let Wait { awaited, limit_s } = body(request).await?;
     let deadline = deadline(limit_s)?;
     let slot = context.slots.take(caller)?;
-    attended(slot, move |attention| {
+    run_in_slot(slot, move |presence| {
         let target = Target::find(&name)?;
         loop {
-            if let Some(reached) = look(&target, awaited, deadline, attention)? {
+            if let Some(reached) = poll(&target, awaited, deadline, presence)? {
                 return Ok(Json(Waited { reached }));
             }
-            if Instant::now() >= deadline || !attention.is_paid() {
+            if Instant::now() >= deadline || !presence.is_connected() {
                 return Ok(Json(Waited { reached: false }));
             }
         }
@@ -87,8 +87,13 @@ pub(crate) async fn wait(
     .await
 }
 
-/// Waits for a moment; nothing if there is more to wait for.
-fn look(target: &Target, awaited: Awaited, deadline: Instant, attention: &Attention) -> Result<Option<bool>> {
+/// Waits for one slice; returns none if the wait is to continue.
+fn poll(
+    target: &Target,
+    awaited: Awaited,
+    deadline: Instant,
+    presence: &ClientPresence,
+) -> Result<Option<bool>> {
     if !target.is_there() {
         return match awaited {
             Awaited::End => Ok(Some(true)),
@@ -96,11 +101,11 @@ fn look(target: &Target, awaited: Awaited, deadline: Instant, attention: &Attent
         };
     }
     let left = deadline.saturating_duration_since(Instant::now());
-    // Whole seconds go to the VM; the rest of the last one is added.
+    // The VM gets whole seconds; the rest of the last one is added.
     let limit_s = u64::from(left >= SLICE);
     let request = match awaited {
         Awaited::Agent => {
-            let goes_on = || attention.is_paid() && target.is_there();
+            let goes_on = || presence.is_connected() && target.is_there();
             return match await_agent(&target.folder, left, &goes_on) {
                 _ if !target.is_there() => Err(target.gone()),
                 Some(true) => Ok(Some(true)),
@@ -112,7 +117,7 @@ fn look(target: &Target, awaited: Awaited, deadline: Instant, attention: &Attent
         Awaited::Running => control::Request::AwaitRunning { limit_s },
     };
     let Ok(answer) = ask(&target.folder, &request, Some(SLICE * 10)) else {
-        // Its monitor has died, and the next one does not answer yet.
+        // Its monitor has died, and the next one does not reply yet.
         std::thread::sleep(left.min(SLICE / 10));
         return Ok(None);
     };

@@ -1,4 +1,4 @@
-//! A running API, and VMs that it takes for real.
+//! A running API, and registry entries that it accepts as VMs.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// A user who is neither root nor the one who runs the API.
 pub const MEMBER: u32 = 4321;
 
-/// How long an answer may take.
+/// Time limit for a response.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
 /// A running `mirrorball-api`, killed when dropped.
@@ -29,16 +29,16 @@ impl Api {
         Self::start_with(&[], "")
     }
 
-    /// Starts it with further arguments and with this text in the host's file.
+    /// Starts the API with further arguments and with this text in the host's file.
     pub fn start_with(arguments: &[&str], host_file: &str) -> Self {
-        // VMs are not started here; any program will do.
+        // VMs are not started here; any program serves.
         Self::start_by("/bin/false", arguments, host_file)
     }
 
-    /// Starts it with another program in the place of `mirrorball`.
+    /// Starts the API with another program in place of `mirrorball`.
     pub fn start_by(program: &str, arguments: &[&str], host_file: &str) -> Self {
         let place = tempfile::tempdir().unwrap();
-        // Others reach the socket, as below root's runtime directory.
+        // Other users reach the socket, as below root's runtime directory.
         std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_mirrorball-api"));
         command
@@ -58,7 +58,7 @@ impl Api {
         api
     }
 
-    /// Kills the process, and starts another one without a group in its place.
+    /// Kills the process, and starts another one without a group.
     pub fn kill_and_start_again(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -69,7 +69,7 @@ impl Api {
     fn wait_until_ready(&self, has_group: bool) {
         let api = self;
         let start = Instant::now();
-        // It serves when it has given the socket to the group.
+        // It serves once the socket belongs to the group.
         let mode = if has_group { 0o660 } else { 0o600 };
         let is_ready = |path: &Path| {
             let about = std::fs::metadata(path);
@@ -86,7 +86,7 @@ impl Api {
         self.place.path().join("api.sock")
     }
 
-    /// Sends bytes, `is_all` or not, and reads all that comes until the other side has nothing more to say, or for a moment.
+    /// Sends bytes, all or not by `is_all`, and reads until the peer closes or pauses.
     pub fn send(&self, bytes: &[u8], wait: Duration, is_all: bool) -> Vec<u8> {
         let stream = UnixStream::connect(self.socket()).unwrap();
         Self::exchange(stream, bytes, wait, is_all)
@@ -95,7 +95,7 @@ impl Api {
     pub fn exchange(mut stream: UnixStream, bytes: &[u8], wait: Duration, is_all: bool) -> Vec<u8> {
         stream.set_read_timeout(Some(wait)).unwrap();
         stream.set_write_timeout(Some(LIMIT)).unwrap();
-        // It may have answered and gone before it has read all.
+        // The peer may have responded and closed before it has read all.
         let _ = stream.write_all(bytes);
         if is_all {
             let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -105,7 +105,7 @@ impl Api {
         answer
     }
 
-    /// The status, the head and the body of the answer.
+    /// Returns the status, the head and the body of the response.
     pub fn ask(&self, method: &str, path: &str, more: &str, body: &str) -> (u16, String, String) {
         let length = body.len();
         let request = format!(
@@ -123,7 +123,7 @@ impl Api {
         (status, head.to_owned(), body.to_owned())
     }
 
-    /// Posts a VM as the user `uid`, who has this process's groups. Returns the status and the detail of the problem.
+    /// Posts a VM as the user `uid`, with this process's groups. Returns the status and the problem's detail.
     pub fn start_vm_as(&self, uid: u32, spec: &str) -> (u16, String) {
         let request = format!(
             "POST /v1/vms HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{spec}",
@@ -158,7 +158,7 @@ pub fn write_host_file(place: &tempfile::TempDir, text: &str) -> PathBuf {
     path
 }
 
-/// A connection that another user makes. The thread that makes it becomes that user; the others stay who they are.
+/// Connects as another user. Only the connecting thread changes its user.
 pub fn connect_as(uid: u32, socket: &Path) -> UnixStream {
     let socket = socket.to_owned();
     let connect = move || {
@@ -186,7 +186,7 @@ impl Drop for Api {
     }
 }
 
-/// Waits until it is so, for as long as an answer may take.
+/// Waits until the condition holds, for at most the time limit of a response.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !is_so() {

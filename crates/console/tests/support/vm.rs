@@ -1,4 +1,4 @@
-//! A VM in the registry without a guest: its sockets are served by threads, and its agent runs programs of this host.
+//! A VM in the registry without a guest: threads serve its sockets, and its agent runs programs of this host.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,22 +23,22 @@ struct State {
     has_ended: AtomicBool,
     /// Connections that follow the console.
     followers: Mutex<Vec<UnixStream>>,
-    /// Orders that were received.
+    /// Received orders.
     orders: Mutex<Vec<String>>,
 }
 
-/// What the console has said.
+/// Output of the console.
 pub const CONSOLE: &str = "the first line\nthe last line\n";
 
 impl FakeVm {
-    /// With an agent from the start.
+    /// Starts a VM with an agent from the start.
     pub fn start(runtime: &Path, name: &str, member: Option<u32>) -> Self {
         let vm = Self::booting(runtime, name, member);
         vm.start_agent();
         vm
     }
 
-    /// One whose agent does not answer yet.
+    /// Starts a VM whose agent does not reply yet.
     pub fn booting(runtime: &Path, name: &str, member: Option<u32>) -> Self {
         let registry = Registry::at(runtime).unwrap();
         let entry = registry.claim(name).unwrap();
@@ -74,14 +74,14 @@ impl FakeVm {
         });
     }
 
-    /// Has the console say more.
+    /// Adds output to the console.
     pub fn say(&self, text: &str) {
         for follower in self.state.followers.lock().unwrap().iter_mut() {
             let _ = follower.write_all(text.as_bytes());
         }
     }
 
-    /// The orders that were received, as the protocol's words.
+    /// Returns the received orders in the protocol's JSON.
     pub fn orders(&self) -> Vec<String> {
         self.state.orders.lock().unwrap().clone()
     }

@@ -1,7 +1,8 @@
-//! Which blocks of a temporary overlay are in its file: a bit for each, set and never cleared.
+//! Bitmap of the blocks in a temporary overlay's file; bits are set and never cleared.
 //!
-//! The bits are in this process's memory, and written to the file before they count: the next shard of the VM reads them there.
-//! They are not a mapping of the file. A write to a mapping on a full file system is no error but a signal, which ends the VM.
+//! The bits are in this process's memory, and are written to the file before they take effect, because the
+//! next shard of the VM reads them there. They are not a mapping of the file: a write to a mapping on a full
+//! file system raises a signal instead of an error, which ends the VM.
 
 use std::fs::File;
 use std::io;
@@ -11,10 +12,10 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::scratch::data_from;
 
-/// Words of a part, made when its first bit is set: a disk of which little is written costs little memory.
+/// Words per part, allocated when its first bit is set: a sparsely written disk takes little memory.
 const PART_WORDS: usize = 512;
 const PART_BLOCKS: u64 = PART_WORDS as u64 * 64;
-/// Words written to the file at once.
+/// Words per write to the file.
 const WRITE_WORDS: u64 = 8192;
 
 type Part = [AtomicU64; PART_WORDS];
@@ -23,14 +24,14 @@ type Part = [AtomicU64; PART_WORDS];
 pub(super) struct BlockMap {
     parts: Box<[OnceLock<Box<Part>>]>,
     blocks: u64,
-    /// Where they are in the file.
+    /// Offset of the bits in the file.
     offset: u64,
-    /// Held while words are written to the file, so that none is written without bits that another thread has set.
+    /// Held while words are written to the file, so that no write omits bits that another thread has set.
     writing: Mutex<()>,
 }
 
 impl BlockMap {
-    /// Bytes of the bits of so many blocks.
+    /// Size of a bitmap for this many blocks, in bytes.
     pub fn bytes(blocks: u64) -> u64 {
         blocks.div_ceil(64) * 8
     }
@@ -47,7 +48,7 @@ impl BlockMap {
         };
         let (mut at, end) = (offset, offset + Self::bytes(blocks));
         let mut buffer = vec![0; PART_WORDS * 8];
-        // Holes are skipped: nothing was written there.
+        // Skips holes, which were never written.
         while let Some((start, data_end)) = data_from(file, at, end)? {
             let start = (start - offset) / 8 * 8 + offset;
             at = start;
@@ -71,7 +72,7 @@ impl BlockMap {
         self.word(block / 64) >> (block % 64) & 1 == 1
     }
 
-    /// Whether block `first` is in the file, and where (`end` at most) the run of blocks like it ends.
+    /// Whether block `first` is in the file, and the end (at most `end`) of the run of blocks like it.
     pub fn run(&self, first: u64, end: u64) -> (bool, u64) {
         let end = end.min(self.blocks);
         let value = first < end && self.get(first);
@@ -91,7 +92,7 @@ impl BlockMap {
         (value, end)
     }
 
-    /// How many of the blocks from `first` to `end` are in the file.
+    /// Counts the blocks from `first` to `end` that are in the file.
     pub fn count(&self, first: u64, end: u64) -> u64 {
         let (mut count, mut at) = (0, first);
         while at < end.min(self.blocks) {
@@ -102,7 +103,7 @@ impl BlockMap {
         count
     }
 
-    /// Notes that the blocks from `first` to `end` are in the file; returns how many were not before.
+    /// Marks the blocks from `first` to `end` as in the file; returns the number of newly marked blocks.
     pub fn set(&self, file: &File, first: u64, end: u64) -> io::Result<u64> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut added = 0;
@@ -144,7 +145,7 @@ impl BlockMap {
     }
 }
 
-/// The bits of a word that stand for blocks from `first` to `end`.
+/// Bits of a word for blocks from `first` to `end`.
 fn mask(word: u64, first: u64, end: u64) -> u64 {
     let (start, stop) = (word * 64, (word + 1) * 64);
     let low = first.saturating_sub(start).min(64);

@@ -1,19 +1,19 @@
-//! Why a disk could not be opened: one line with the path and the mend.
+//! Errors of opening a disk: one line with the path and the help.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a disk could not be opened.
+/// Reason why a disk could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// The file is not there.
+    /// The file does not exist.
     #[error("disk {path}: no such file; check the path")]
     Missing {
         /// The file.
         path: PathBuf,
     },
     /// The user may not open the file.
-    #[error("disk {path}: not allowed to {access} it; {mend}", mend = access_mend(access))]
+    #[error("disk {path}: not allowed to {access} it; {help}", help = access_help(access))]
     Denied {
         /// The file.
         path: PathBuf,
@@ -25,33 +25,33 @@ pub enum DiskError {
     NotAFile {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Kind of the file.
         what: &'static str,
     },
-    /// Something else failed.
+    /// An I/O error.
     #[error("disk {path}: {doing} failed: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was being done.
+        /// Operation that failed.
         doing: &'static str,
-        /// Why it failed.
+        /// Cause.
         #[source]
         source: io::Error,
     },
     /// Another VM holds the file.
-    #[error("disk {path} is in use{how} by {holder}; {mend}")]
+    #[error("disk {path} is in use{how} by {holder}; {help}")]
     InUse {
         /// The file.
         path: PathBuf,
         /// ` exclusively`, or nothing.
         how: &'static str,
-        /// The VM and its process, or what is known.
+        /// The VM and its process, as far as known.
         holder: String,
-        /// What to do.
-        mend: &'static str,
+        /// Help for the user.
+        help: &'static str,
     },
-    /// The file is of a format that cannot be used as a disk.
+    /// The file has a format that can't be a disk.
     #[error("disk {path}: is a {found} image; convert it: qemu-img convert -O qcow2 {path} NEW.qcow2")]
     ForeignFormat {
         /// The file.
@@ -59,30 +59,30 @@ pub enum DiskError {
         /// Its format.
         found: &'static str,
     },
-    /// A qcow2 file that cannot be used.
+    /// A qcow2 file is unusable.
     #[error("disk {path}: {why}")]
     Qcow2 {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and the mend.
+        /// Cause and help.
         why: String,
     },
-    /// Not to be done with this disk.
+    /// The operation is not possible with this disk.
     #[error("disk {path}: {why}")]
     Refused {
         /// The file.
         path: PathBuf,
-        /// Why, and the mend.
+        /// Cause and help.
         why: String,
     },
-    /// A file recognised as qcow2 names other files, and nobody said that it is meant to be qcow2.
+    /// A file detected as qcow2 refers to other files, and the user did not state that it is qcow2.
     #[error(
         "disk {path}: looks like qcow2 and refers to {backing}; if that is meant, say so with format = \"qcow2\""
     )]
     UntrustedBacking {
         /// The file.
         path: PathBuf,
-        /// The file that it names.
+        /// File that it refers to.
         backing: String,
     },
     /// The overlay belongs to another base.
@@ -90,12 +90,12 @@ pub enum DiskError {
     OtherBase {
         /// The overlay.
         path: PathBuf,
-        /// The base it names.
+        /// Base recorded in the overlay.
         recorded: String,
-        /// The base asked for.
+        /// Requested base.
         base: PathBuf,
     },
-    /// What the overlay holds are changes of another disk than the base is now.
+    /// The overlay's base has changed since the overlay was made.
     #[error(
         "overlay {path}: its base {base} was written since, so that the two are no longer one disk; put the base back as it \
          was, or, if its content is, remove the overlay's mark: setfattr -x user.mirrorball.base {path}"
@@ -106,13 +106,13 @@ pub enum DiskError {
         /// Its base.
         base: PathBuf,
     },
-    /// A persistent private disk needs a place for its overlay.
+    /// A persistent private disk has no path for its overlay.
     #[error("disk {path}: a persistent private disk needs a path for its overlay; give one")]
     NoOverlayPath {
         /// The base.
         path: PathBuf,
     },
-    /// Too small to be a disk.
+    /// The file is too small to be a disk.
     #[error("disk {path}: holds less than one sector (512 bytes); make it larger: truncate -s 1G {path}")]
     Empty {
         /// The file.
@@ -120,7 +120,7 @@ pub enum DiskError {
     },
 }
 
-fn access_mend(access: &str) -> &'static str {
+fn access_help(access: &str) -> &'static str {
     if access == "read" {
         "make it readable for this user (chmod, chgrp), or run as one who may"
     } else {
@@ -129,7 +129,7 @@ fn access_mend(access: &str) -> &'static str {
 }
 
 impl DiskError {
-    /// Names an error of opening `path`.
+    /// Creates an error of opening `path`.
     pub(super) fn open(path: &std::path::Path, access: &'static str, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
@@ -143,7 +143,7 @@ impl DiskError {
         }
     }
 
-    /// Names an error of doing something with `path`.
+    /// Creates an error of an operation on `path`.
     pub(super) fn io(path: &std::path::Path, doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path, doing, source }

@@ -1,4 +1,4 @@
-//! Formats of disk files, and how the format of a file is decided.
+//! Formats of disk files, and their detection.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -11,31 +11,31 @@ use super::DiskError;
 
 /// Formats of disk files.
 ///
-/// Which one a file has is decided in this order:
-/// 1. what the user said (`format = ...`);
-/// 2. what was recorded when the file was first written in place as a raw disk (the extended attribute
-///    `user.mirrorball.format`, where the file system keeps such);
-/// 3. the file's first bytes; but a file recognised as qcow2 only by them may not refer to other files.
+/// A file's format is decided in this order:
+/// 1. the user's `format = ...`;
+/// 2. the format recorded when the file was first written in place as a raw disk (the extended attribute
+///   `user.mirrorball.format`, where the file system has attributes);
+/// 3. the file's first bytes; a file detected as qcow2 only by them may not refer to other files.
 ///
-/// The guest of a raw disk can write a qcow2 header into it. By rule 2 it stays raw; where nothing can be recorded,
-/// by rule 3 the header cannot name a file of the host.
+/// The guest of a raw disk can write a qcow2 header into it. By rule 2 it stays raw; where nothing can be
+/// recorded, rule 3 prevents the header from naming a file of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// The bytes of the disk, in order.
+    /// Raw: the bytes of the disk, in order.
     Raw,
     /// QEMU's copy-on-write format, version 2 or 3.
     Qcow2,
-    /// A temporary overlay of Mirrorball's own: blocks at their own offsets in a sparse file, then a bitmap of those
-    /// present. Never has a name in the file system.
+    /// Mirrorball's temporary overlay: blocks at their own offsets in a sparse file, followed by a bitmap of
+    /// the present blocks. It never has a name in the file system.
     Scratch,
 }
 
 const RECORD: &CStr = c"user.mirrorball.format";
 
-/// What a file's format is and how that is known.
+/// A file's format and its trust.
 pub(super) struct Known {
     pub format: Format,
-    /// Said or recorded, not guessed from bytes a guest may have written.
+    /// Whether the format was stated or recorded, not guessed from bytes that a guest may have written.
     pub trusted: bool,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn decide(path: &Path, file: &File, said: Option<Format>) -> Result<K
     }
 }
 
-/// Records that `file` is a raw disk that a guest writes. Best effort: not every file system keeps it.
+/// Records that `file` is a raw disk that a guest writes. Best effort: some file systems have no attributes.
 pub(super) fn record_raw(file: &File) {
     let value = b"raw";
     // SAFETY: the name is a C string, and the value is valid for its length.
@@ -94,7 +94,7 @@ pub(super) fn record_raw(file: &File) {
     }
 }
 
-/// Lets a copy of a disk have the format that was recorded of the original.
+/// Copies the recorded format of a disk to its copy.
 pub fn inherit_format(original: &File, copy: &File) {
     if recorded_raw(original) {
         record_raw(copy);
@@ -115,9 +115,9 @@ fn recorded_raw(file: &File) -> bool {
     length == 3 && &value[..3] == b"raw"
 }
 
-/// Bytes of an open file or block device.
+/// Length of an open file or block device, in bytes.
 pub(super) fn length(file: &File) -> io::Result<u64> {
-    // SAFETY: lseek touches no memory; the offset of the file is not used by anyone.
+    // SAFETY: lseek touches no memory; no code uses the offset of the file.
     let end = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_END) };
     u64::try_from(end).map_err(|_| io::Error::last_os_error())
 }

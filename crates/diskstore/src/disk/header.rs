@@ -1,16 +1,17 @@
-//! The header of a qcow2 file, as far as it must be checked before anyone acts on it.
+//! Parses the header of a qcow2 file as far as it must be validated before use.
 //!
-//! Bounds everything a later reader allocates by the header: a file of a few bytes cannot ask for a large table.
+//! Bounds all allocations that a later reader makes from the header: a file of a few bytes can't request a
+//! large table.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bytes of a version 2 header; version 3 adds the feature words.
+/// Bytes of a version 2 header; version 3 adds the feature bits.
 const V2_BYTES: usize = 72;
 /// The largest L1 or refcount table accepted, in bytes: 32 MiB of L1 at 64 KiB clusters maps 2 PiB.
 const TABLE_BYTES_MAX: u64 = 32 << 20;
-/// Bytes of a table read at once; a multiple of its entries.
+/// Bytes of a table per read; a multiple of its entries.
 const TABLE_PIECE_BYTES: usize = 64 << 10;
 /// The bits of an entry of the refcount table that say where its block is; the others are reserved.
 const REFCOUNT_BLOCK_OFFSET: u64 = !0x1FF;
@@ -23,19 +24,19 @@ const INCOMPATIBLE_DATA_FILE: u64 = 1 << 2;
 const INCOMPATIBLE_COMPRESSION: u64 = 1 << 3;
 const INCOMPATIBLE_EXTENDED_L2: u64 = 1 << 4;
 
-/// What of a qcow2 header matters before it is opened.
+/// Fields of a qcow2 header that matter before the file is opened.
 #[derive(Debug)]
 pub(super) struct Header {
     /// Size of the disk, bytes.
     pub size: u64,
     /// Bytes of a cluster.
     pub cluster_bytes: u64,
-    /// The file that holds what this one does not.
+    /// Backing file.
     pub backing: Option<String>,
 }
 
 impl Header {
-    /// Reads and checks the header. The error's text says what is wrong and the mend.
+    /// Reads and validates the header. An error has the cause and the help.
     pub fn read(file: &File, writable: bool) -> Result<Self, String> {
         let mut bytes = [0_u8; 104];
         let length = file.metadata().map_err(unreadable)?.len();
@@ -120,8 +121,9 @@ fn check_features(incompatible: u64, writable: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses a refcount table that is empty or has gaps, which no program makes in normal use: `imago` (0.2) would put a
-/// block of counts over the header, and allocating in a gap calls itself until the stack ends. The fuzzer found it.
+/// Refuses a refcount table that is empty or has gaps, which no program makes in normal use: `imago` (0.2)
+/// would write a refcount block over the header, and an allocation in a gap recurses until the stack
+/// overflows. Found by the fuzzer.
 fn check_refcount_table(file: &File, offset: u64, bytes: u64) -> Result<(), String> {
     let mut piece = vec![0; TABLE_PIECE_BYTES];
     let (mut done, mut present, mut ended) = (0, false, false);

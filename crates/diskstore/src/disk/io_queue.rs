@@ -1,11 +1,11 @@
-//! One queue's I/O on a disk: at once where the data is at hand, in the background where it is not.
+//! I/O of one queue on a disk: synchronous where the data is in memory, asynchronous where it is not.
 //!
-//! * A read that lies in one file is tried at once without waiting (`RWF_NOWAIT`); if the page cache does not have it,
-//!   it goes to the kernel's ring. Reads spread over files, and of qcow2, are done at once and may wait. So are those
-//!   of files that are in memory anyway.
-//! * A write goes to the page cache at once. A sync goes to the ring.
-//! * Without a ring (an old kernel, or one that forbids it) everything is done at once; [`IoQueue::in_background`]
-//!   tells.
+//! * A read that lies in one file is first tried without blocking (`RWF_NOWAIT`); on a miss in the page cache
+//!   it goes to io_uring. Reads that span files, and reads of qcow2, are synchronous and may block. So are
+//!   those of files that are in memory anyway.
+//! * A write goes to the page cache synchronously. A sync goes to io_uring.
+//! * Without io_uring (an old kernel, or one that forbids it) everything is synchronous;
+//!   [`IoQueue::in_background`] reports that.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -18,60 +18,60 @@ use super::{Segments, Store};
 /// From `linux/magic.h`.
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
 
-/// Pause before the kernel is asked again to wait.
+/// Pause before another wait for the kernel.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What to do. Offsets and lengths are in bytes and inside the disk.
+/// A disk operation. Offsets and lengths are in bytes and inside the disk.
 #[derive(Debug)]
 pub enum Operation {
-    /// Fill memory.
+    /// Read into memory.
     Read {
-        /// From where.
+        /// Offset on the disk.
         offset: u64,
-        /// The memory.
+        /// Destination.
         into: Segments,
     },
-    /// Write memory.
+    /// Write from memory.
     Write {
-        /// To where.
+        /// Offset on the disk.
         offset: u64,
-        /// The memory.
+        /// Source.
         from: Segments,
     },
     /// Make every completed write durable.
     Flush,
-    /// Give space back.
+    /// Give up a range's space.
     Discard {
-        /// From where.
+        /// Offset on the disk.
         offset: u64,
-        /// How much.
+        /// Length.
         bytes: u64,
     },
     /// Make a range read as zeroes.
     WriteZeroes {
-        /// From where.
+        /// Offset on the disk.
         offset: u64,
-        /// How much.
+        /// Length.
         bytes: u64,
-        /// Its space may be given back.
+        /// Whether its space may be freed.
         unmap: bool,
     },
 }
 
-/// What became of an operation.
+/// Outcome of a submission.
 #[derive(Debug)]
 pub enum Submission {
     /// Complete.
     Done(io::Result<()>),
-    /// Under way: [`IoQueue::completed`] will give its token.
+    /// In progress: [`IoQueue::completed`] will return its token.
     Pending,
-    /// The host's file system, or the user's quota of it, has no room for the operation. It may have been done in part, and can be
-    /// submitted again as it is.
+    /// The host's file system, or the user's quota, has no space for the operation. It may have been done
+    /// partially, and can be resubmitted unchanged.
     NoRoom(Operation, io::Error),
 }
 
 impl Submission {
-    /// What became of an `operation` that was done at once.
+    /// Converts the result of an `operation` that was done synchronously.
     fn of(operation: Operation, result: io::Result<()>) -> Self {
         match result {
             Err(error) if is_full(&error) => Self::NoRoom(operation, error),
@@ -80,26 +80,26 @@ impl Submission {
     }
 }
 
-/// One queue's I/O. Owned by one thread.
+/// I/O of one queue. Owned by one thread.
 pub struct IoQueue {
     store: Arc<dyn Store>,
     ring: Option<Ring>,
     why_no_ring: Option<io::Error>,
-    /// Operations in the ring, found by their index, which is the ring's own token.
+    /// Operations in the ring, by their index, which is the ring's token.
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
-    /// The store's files and how each is read.
+    /// The store's files and the way to read each.
     files: Vec<(RawFd, Reading)>,
 }
 
-/// How a file is read.
+/// Way to read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reading {
-    /// At once: the file is in memory.
+    /// Synchronously: the file is in memory.
     AtOnce,
-    /// Without waiting first, then by the ring.
+    /// Non-blocking first, then by the ring.
     Try,
-    /// By the ring: this file system cannot tell whether it would wait.
+    /// By the ring: this file system can't report whether a read would block.
     Ring,
 }
 
@@ -108,7 +108,7 @@ struct Pending {
     what: What,
 }
 
-/// The requests under way in the ring.
+/// Kind of a pending request in the ring.
 enum What {
     /// A read: its memory and its offset.
     Read(Segments, u64),
@@ -117,7 +117,7 @@ enum What {
 }
 
 impl IoQueue {
-    /// A queue with at most `depth` operations under way at once.
+    /// Creates a queue with at most `depth` pending operations.
     pub fn new(store: Arc<dyn Store>, depth: u16) -> Self {
         let files = store.files();
         let (ring, why_no_ring) = match Ring::new(&files, u32::from(depth).max(1).next_power_of_two()) {
@@ -140,7 +140,7 @@ impl IoQueue {
         }
     }
 
-    /// A queue that does everything at once.
+    /// Creates a queue that does everything synchronously.
     pub fn blocking(store: Arc<dyn Store>) -> Self {
         Self {
             store,
@@ -157,7 +157,7 @@ impl IoQueue {
         &self.store
     }
 
-    /// Whether the kernel works for this queue in the background, or why it does not.
+    /// Whether io_uring serves this queue, or the reason why not.
     pub fn in_background(&self) -> Result<(), Option<&io::Error>> {
         if self.ring.is_some() {
             Ok(())
@@ -166,12 +166,12 @@ impl IoQueue {
         }
     }
 
-    /// Readable when [`IoQueue::completed`] has something; read it (8 bytes) first.
+    /// File that is readable when [`IoQueue::completed`] has a completion; read it (8 bytes) first.
     pub fn event(&self) -> Option<BorrowedFd<'_>> {
         self.ring.as_ref().map(Ring::done)
     }
 
-    /// Operations under way.
+    /// Number of pending operations.
     pub fn under_way(&self) -> usize {
         self.pending.len() - self.free.len()
     }
@@ -194,12 +194,12 @@ impl IoQueue {
         }
     }
 
-    /// Hands the batch to the kernel.
+    /// Submits the batch to the kernel.
     pub fn send(&mut self) -> io::Result<()> {
         self.ring.as_mut().map_or(Ok(()), Ring::send)
     }
 
-    /// Takes one completion: the token of its operation and how it ended.
+    /// Takes one completion: the token of its operation and its result.
     pub fn completed(&mut self) -> Option<(u64, io::Result<()>)> {
         let (index, result) = self.ring.as_mut()?.take()?;
         let index = usize::try_from(index).ok()?;
@@ -209,7 +209,7 @@ impl IoQueue {
             (Ok(read), What::Read(into, offset)) if read < into.bytes() => {
                 self.read_rest(&into, offset, read)
             }
-            // The kernel may ask for another try (EAGAIN, EINTR): do it here.
+            // The kernel may request a retry (EAGAIN, EINTR), which is done here.
             (Err(error), What::Read(into, offset)) if is_transient(&error) => self.store.read(&into, offset),
             (Err(error), What::Sync(file)) if is_transient(&error) => self.sync(file),
             (result, What::Read(..)) => result.map(drop),
@@ -218,15 +218,15 @@ impl IoQueue {
         Some((pending.token, result))
     }
 
-    /// Waits until everything under way is complete, and drops the completions.
+    /// Waits until all pending operations are complete, and drops the completions.
     pub fn drain(&mut self) {
         let _ = self.send();
         while self.under_way() > 0 {
             while self.completed().is_some() {}
             let Some(ring) = &mut self.ring else { return };
             if self.pending.len() > self.free.len() && ring.wait().is_err() {
-                // Short of memory, say. Going on without the completion would let the kernel write to memory that is
-                // no longer ours.
+                // As when memory is short. Returning without the completion would let the kernel write to
+                // memory that is no longer ours.
                 std::thread::sleep(RETRY_INTERVAL);
             }
         }
@@ -274,7 +274,7 @@ impl IoQueue {
         }
     }
 
-    /// Reads what needs no waiting; fewer bytes than asked for, or EAGAIN, when the rest does.
+    /// Reads without blocking; returns fewer bytes than requested, or EAGAIN, when the rest would block.
     fn read_now(&self, file: usize, into: &Segments, offset: u64) -> io::Result<u64> {
         let at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         let iovecs = into.iovecs();
@@ -287,13 +287,13 @@ impl IoQueue {
         u64::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Finishes a read of which `done` bytes are there.
+    /// Finishes a read that has read `done` bytes.
     fn read_rest(&self, into: &Segments, offset: u64, done: u64) -> io::Result<()> {
         self.store
             .read(&into.part(done, into.bytes() - done), offset + done)
     }
 
-    /// Syncs a file of the store at once.
+    /// Syncs a file of the store synchronously.
     fn sync(&self, file: usize) -> io::Result<()> {
         self.store.sync_state().note(sync(self.store.files()[file]))
     }
@@ -305,7 +305,8 @@ impl IoQueue {
         let file = match self.store.write_back() {
             Ok(Some(file)) => file,
             Ok(None) => return Submission::Done(Ok(())),
-            // Tables that could not be written stay to be written. What a sync could not write is lost: that one fails.
+            // Tables that could not be written remain to be written. Data that a sync could not write is
+            // lost, so that sync fails.
             Err(error) => return Submission::of(Operation::Flush, Err(error)),
         };
         if let (Some(ring), Some(index)) = (self.ring.as_mut(), self.free.pop()) {
@@ -322,12 +323,12 @@ impl IoQueue {
 
 impl Drop for IoQueue {
     fn drop(&mut self) {
-        // The kernel must not write to memory that is about to go.
+        // The kernel must not write to memory that is about to be freed.
         self.drain();
     }
 }
 
-/// How to read a file, by its file system.
+/// Chooses the way to read a file, by its file system.
 fn reading(file: BorrowedFd<'_>) -> Reading {
     // SAFETY: all zeroes is a value of this plain structure.
     let mut about: libc::statfs = unsafe { std::mem::zeroed() };
@@ -354,7 +355,8 @@ fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Whether the host has no room. An overlay that has reached its own limit fails otherwise: that does not pass.
+/// Whether the host has no space. An overlay at its own limit fails with another error, because that does not
+/// pass.
 fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
@@ -372,7 +374,7 @@ mod tests {
     use super::super::{Extent, Origin, SyncState};
     use super::*;
 
-    /// A disk whose file can't be synced, and later can: as a file whose lost data was reported once.
+    /// A disk whose file can't be synced at first and later can, as a file whose lost data was reported once.
     struct Failing {
         bad: OwnedFd,
         good: File,

@@ -1,9 +1,9 @@
-//! Who uses a disk's file: locks between processes, and the names of the holders.
+//! Locks on disk files between processes, and the names of their holders.
 //!
-//! The lock is `flock` on the file itself: it belongs to the open file, so it lasts until the monitor and the shard
-//! that got a copy have both closed it, and a crash releases it. The holder's name is that of an abstract unix socket
-//! bound for as long as the [`Lock`] lives: it vanishes with the process too, so no record outlives its holder and
-//! no file is left over.
+//! The lock is `flock` on the file itself. It belongs to the open file, so it lasts until the monitor and the
+//! shard with a copy have both closed it, and a crash releases it. The holder's name is that of an abstract
+//! unix socket, bound while the [`Lock`] lives. It disappears with the process too, so no record outlives its
+//! holder and no file is left over.
 
 use std::fs::File;
 use std::io;
@@ -17,23 +17,23 @@ use std::time::{Duration, Instant};
 
 use super::DiskError;
 
-/// How a file is shared.
+/// Sharing mode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// With others who only read.
+    /// Shared with other readers.
     Shared,
-    /// With nobody.
+    /// Exclusive.
     Exclusive,
 }
 
-/// The announcement of a held lock. The lock itself lives as long as the open file and its copies.
+/// Announcement of a held lock. The lock itself lasts as long as the open file and its copies.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _announcement: Announcement,
 }
 
-/// The announcement of a VM as the holder of a file, for as long as this lives (see [`holders`]). It is empty
-/// where the host refuses the socket; then only the message to others is poorer.
+/// Announcement of a VM as the holder of a file, while this lives (see [`holders`]). It is empty where the
+/// host refuses the socket; then only the error of other processes has less detail.
 #[derive(Debug)]
 pub struct Announcement {
     _socket: Option<UnixDatagram>,
@@ -42,7 +42,7 @@ pub struct Announcement {
 /// A VM that holds a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The VM; its first bytes when long, empty when unknown.
+    /// Name of the VM; its first bytes when long, empty when unknown.
     pub vm: String,
     /// The monitor's process.
     pub pid: u32,
@@ -52,15 +52,16 @@ const PREFIX: &str = "mb-disk/";
 /// Bytes of an abstract socket's name.
 const NAME_BYTES_MAX: usize = 107;
 
-/// How long a lock may be held by nobody who says so, or by this process. The kernel takes a moment to let go of the
-/// files of a ring after its process has ended, and a holder takes one to announce itself. For this process see below.
+/// Time limit for a lock whose holder is not announced, or is this process. The kernel releases the files of
+/// a ring shortly after its process has ended, and a holder announces itself shortly after it has locked. For
+/// this process see below.
 const UNCLAIMED_MAX: Duration = Duration::from_millis(2000);
-/// How long a lock is waited for at all. A process that is being started has copies of its parent's files, lock and
-/// announcement among them, until it executes its own program.
+/// Time limit for any lock. A process that is starting has copies of its parent's files, with lock and
+/// announcement, until it executes its own program.
 const CLAIMED_MAX: Duration = Duration::from_millis(500);
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Takes the lock or says who holds it.
+/// Acquires the lock, or returns an error that names the holder.
 pub(crate) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<Lock, DiskError> {
     let operation = match share {
         Share::Shared => libc::LOCK_SH,
@@ -88,12 +89,12 @@ pub(crate) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<L
     }
 }
 
-/// The VMs that use the file at `path`, as far as they can be seen.
+/// Returns the VMs that use the file at `path`, as far as they are visible.
 pub fn holders(path: &Path) -> io::Result<Vec<Holder>> {
     Ok(announced(&key(&std::fs::metadata(path)?)))
 }
 
-/// Announces this process as the monitor of the VM that holds an open file, whose lock the file has already.
+/// Announces this process as the monitor of the VM that holds an open file, whose lock the file already has.
 /// A monitor that adopts a VM has the files of a dead one, whose announcement is gone.
 pub fn announce_again(file: impl AsFd, vm: &str) -> Announcement {
     Announcement {
@@ -101,7 +102,7 @@ pub fn announce_again(file: impl AsFd, vm: &str) -> Announcement {
     }
 }
 
-/// Whether a process is this user's or root's.
+/// Whether a process belongs to this user or root.
 fn is_trusted(pid: u32) -> bool {
     let owner = std::fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
     owner.is_ok_and(|owner| owner == 0 || owner == nix::unistd::geteuid().as_raw())
@@ -115,8 +116,8 @@ fn key_of(device: u64, inode: u64) -> String {
     format!("{PREFIX}{device:x}:{inode:x}/")
 }
 
-/// Binds the socket that names the holder. Without it (no more sockets, another network namespace) only the message
-/// to others is poorer.
+/// Binds the socket that names the holder. Without it (no free sockets, another network namespace) only the
+/// error of other processes has less detail.
 fn announce(file: BorrowedFd<'_>, vm: &str) -> Option<UnixDatagram> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
@@ -132,12 +133,12 @@ fn announce(file: BorrowedFd<'_>, vm: &str) -> Option<UnixDatagram> {
 fn announced(key: &str) -> Vec<Holder> {
     let table = std::fs::read("/proc/net/unix").unwrap_or_default();
     let mut holders = listed(&String::from_utf8_lossy(&table), key);
-    // Any user may bind a socket of any name.
+    // Any user can bind a socket of any name.
     holders.retain(|holder| is_trusted(holder.pid));
     holders
 }
 
-/// The holders that a table of unix sockets names for the file with this key.
+/// Returns the holders that a table of unix sockets names for the file with this key.
 pub fn listed(table: &str, key: &str) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for line in table.lines() {
@@ -179,7 +180,7 @@ fn in_use(path: &Path, file: &File, wanted: Share) -> DiskError {
             .collect::<Vec<_>>()
             .join(", "),
     };
-    let (how, mend) = match wanted {
+    let (how, help) = match wanted {
         Share::Shared => (" exclusively", "stop that VM, or use a copy"),
         Share::Exclusive => ("", "stop that VM, or use the disk privately in both"),
     };
@@ -187,7 +188,7 @@ fn in_use(path: &Path, file: &File, wanted: Share) -> DiskError {
         path: path.to_owned(),
         how,
         holder,
-        mend,
+        help,
     }
 }
 
@@ -199,7 +200,7 @@ fn holders_of(file: &File) -> Vec<Holder> {
     if !announced.is_empty() {
         return announced;
     }
-    // Not one of ours, or one in another network namespace: the kernel's table still knows the process.
+    // Not one of ours, or one in another network namespace: the kernel's table still names the process.
     let unnamed = |pid| Holder {
         vm: String::new(),
         pid,
@@ -219,7 +220,7 @@ mod tests {
             let name = format!("{key}{pid}/0/innocent");
             UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap()
         };
-        // As of another user: no process has this number.
+        // As another user's: no process has this number.
         let _false = bind(u32::MAX);
         assert_eq!(holders(named.path()).unwrap(), []);
         let _true = bind(std::process::id());

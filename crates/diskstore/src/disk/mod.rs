@@ -1,36 +1,37 @@
-//! Disks in use: opening their files under locks, and serving their bytes from files that are already open.
+//! Disks in use: opens their files under locks, and serves their bytes from open files.
 //!
-//! Two users, two halves. A monitor calls [`open`]: it takes a path and what is wanted, and gives the open files of
-//! the disk, top overlay first, with locks that end with the last copy of those files. A shard, inside its sandbox,
-//! calls [`assemble`] with those files and gets a [`Store`]; each queue of a disk drives its own [`IoQueue`] over it.
+//! The module has two halves. A monitor calls [`open`] with a path and the wanted mode. It gets the open
+//! files of the disk, top overlay first, with locks that last until the last copy of those files is closed. A
+//! shard, inside its sandbox, calls [`assemble`] with those files and gets a [`Store`]; each queue of a disk
+//! drives its own [`IoQueue`] over it.
 //!
-//! Between the runs of VMs, [`upkeep`] works on disks that nobody uses.
+//! Between runs of VMs, [`maintenance`] works on unused disks.
 //!
-//! What holds:
-//! * A file in use as a base is never written. Private use takes a shared lock on it, exclusive use an exclusive one,
-//!   so that the two exclude each other; a crash of the holder releases both.
-//! * A write that was followed by a completed flush survives the death of the process, whatever the format. Temporary
-//!   overlays promise it only until the last of their files is closed, which is when they vanish.
-//! * An overlay whose base was written since is not used: see [`DiskError::BaseChanged`].
-//! * Nothing a guest writes into a disk changes how its file is read the next time (see [`Format`]).
+//! Invariants:
+//! * A file that is in use as a base is never written. Private use takes a shared lock on it, exclusive use
+//!   an exclusive one, so the two exclude each other; a crash of the holder releases both.
+//! * A write followed by a completed flush survives the death of the process, in every format. Temporary
+//!   overlays guarantee it only until the last of their files is closed, when they disappear.
+//! * An overlay whose base was written since is refused: see [`DiskError::BaseChanged`].
+//! * A guest's writes to a disk never change the format in which its file is read next time (see [`Format`]).
 
 mod block_map;
 mod boot;
 mod error;
+mod fingerprint;
 mod format;
 mod header;
 mod io_queue;
 mod lock;
+pub mod maintenance;
 mod open;
 mod qcow2;
 mod raw;
 mod ring;
-mod room;
 mod scratch;
 mod segments;
-mod stamp;
+mod space_budget;
 mod store;
-pub mod upkeep;
 mod watch;
 
 #[cfg(test)]
@@ -50,5 +51,5 @@ pub use segments::Segments;
 pub use store::{Extent, Origin, Store, SyncState, assemble, assemble_within};
 pub use watch::BaseWatch;
 
-/// Bytes of a sector, the unit of every offset and length that a guest gives.
+/// Bytes of a sector, the unit of all offsets and lengths from a guest.
 pub const SECTOR_BYTES: u64 = 512;

@@ -1,4 +1,4 @@
-//! Opening a disk for one VM: its files, their formats, their locks.
+//! Opens a disk for one VM: its files, their formats, their locks.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -6,23 +6,23 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::fingerprint::Fingerprint;
 use super::format::{decide, length, record_raw};
 use super::header::Header;
 use super::lock::{self, Lock, Share};
-use super::stamp::Stamp;
-use super::upkeep::{first_fault, mend};
+use super::maintenance::{first_fault, repair};
 use super::{DiskError, Format, SECTOR_BYTES, boot, qcow2, scratch};
 
-/// Files of a backing chain at most.
+/// Maximum number of files in a backing chain.
 const CHAIN_MAX: usize = 16;
 
-/// Bytes that a qcow2 file may take beside twice its disk: its first tables.
+/// Bytes that a qcow2 file may take beyond twice its disk: its first tables.
 const QCOW2_SLACK_BYTES: u64 = 1 << 30;
 
-/// Times that a file which was replaced while it was being locked is opened again.
+/// Maximum retries for a file that was replaced while it was being locked.
 const REPLACED_MAX: u32 = 16;
 
-/// Who may use a disk.
+/// Sharing mode of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Any number of VMs, each seeing its own writes over a base that is never written.
@@ -32,24 +32,24 @@ pub enum Mode {
     Exclusive,
 }
 
-/// A disk that a VM wants.
+/// A VM's request for a disk.
 #[derive(Clone, Debug)]
 pub struct DiskRequest {
     /// The file.
     pub path: PathBuf,
-    /// Its format, when the user said it. Never [`Format::Scratch`].
+    /// Its format, if the user stated it. Never [`Format::Scratch`].
     pub format: Option<Format>,
-    /// Who else may use it.
+    /// Sharing with other VMs.
     pub mode: Mode,
-    /// Keep the VM's writes: in the file itself when exclusive, in the overlay when private.
+    /// Whether to keep the VM's writes: in the file itself when exclusive, in the overlay when private.
     pub persistent: bool,
-    /// The guest may not write.
+    /// Whether the guest may not write.
     pub read_only: bool,
-    /// The overlay of a persistent private disk, made when absent. Its directory exists.
+    /// Path of the overlay of a persistent private disk, created when absent. Its directory exists.
     pub overlay_path: Option<PathBuf>,
-    /// Where temporary overlays take their space. An existing directory.
+    /// Existing directory for temporary overlays.
     pub scratch_dir: PathBuf,
-    /// The VM, for the message that another VM gets.
+    /// Name of the VM, for the error that another VM gets.
     pub vm_name: String,
 }
 
@@ -62,29 +62,29 @@ pub struct Layer {
     pub format: Format,
 }
 
-/// An open disk. Its locks last until the files and every copy of them are closed; the holder's name is known to
-/// others until this is dropped.
+/// An open disk. Its locks last until the files and all their copies are closed; its holder stays announced
+/// until this is dropped.
 #[derive(Debug)]
 pub struct OpenDisk {
     /// The files from the top overlay down to the base. Only the first may be written.
     pub layers: Vec<Layer>,
     /// Size of the disk in bytes, a multiple of a sector.
     pub size_bytes: u64,
-    /// The guest may not write.
+    /// Whether the guest may not write.
     pub read_only: bool,
     _locks: Vec<Lock>,
 }
 
 impl OpenDisk {
-    /// Bytes that the file which is written can have at most; none if none is written.
+    /// Maximum bytes of the written file; none if no file is written.
     pub fn file_bytes_max(&self) -> io::Result<u64> {
         match self.layers.first() {
             Some(_) if self.read_only => Ok(0),
             None => Ok(0),
-            // The overlay has the whole disk's size and its bitmap from the start.
+            // The overlay has the size of the whole disk and its bitmap from the start.
             Some(top) if top.format == Format::Scratch => Ok(top.file.metadata()?.len()),
             Some(top) if top.format == Format::Raw => Ok(self.size_bytes.max(top.file.metadata()?.len())),
-            // Data, tables, and clusters that were leaked.
+            // Data, tables, and leaked clusters.
             Some(top) => Ok(self
                 .size_bytes
                 .saturating_mul(2)
@@ -94,7 +94,7 @@ impl OpenDisk {
     }
 }
 
-/// Opens a disk, makes its overlay if it needs one, and locks its files.
+/// Opens a disk, creates its overlay if needed, and locks its files.
 pub fn open(request: &DiskRequest) -> Result<OpenDisk, DiskError> {
     let in_place = request.mode == Mode::Exclusive && request.persistent && !request.read_only;
     let share = match request.mode {
@@ -110,7 +110,7 @@ pub fn open(request: &DiskRequest) -> Result<OpenDisk, DiskError> {
     }
     if !request.read_only && !in_place {
         if request.persistent {
-            size = chain.lay_overlay(request, size)?;
+            size = chain.add_overlay(request, size)?;
         } else {
             let file = scratch::create(&request.scratch_dir, size).map_err(DiskError::io(
                 &request.scratch_dir,
@@ -133,7 +133,7 @@ pub fn open(request: &DiskRequest) -> Result<OpenDisk, DiskError> {
     })
 }
 
-/// Files of a disk being collected, top first.
+/// Files of a disk in the order of collection, top first.
 pub(super) struct Chain<'a> {
     pub layers: Vec<Layer>,
     pub locks: Vec<Lock>,
@@ -141,7 +141,7 @@ pub(super) struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// No files yet. Locks will be taken in the name of `vm`.
+    /// Creates an empty chain. Locks are taken in the name of `vm`.
     pub fn new(vm: &'a str) -> Self {
         Self {
             layers: Vec::new(),
@@ -150,7 +150,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Adds a file and what it stands on; returns the size of the disk it shows, in whole sectors.
+    /// Adds a file and its backing files; returns the size of the disk that it shows, in whole sectors.
     pub fn add(
         &mut self,
         path: &Path,
@@ -203,8 +203,8 @@ impl<'a> Chain<'a> {
         Ok(size / SECTOR_BYTES * SECTOR_BYTES)
     }
 
-    /// Puts the persistent overlay on top, making it when absent; returns its size.
-    fn lay_overlay(&mut self, request: &DiskRequest, size: u64) -> Result<u64, DiskError> {
+    /// Puts the persistent overlay on top, creating it when absent; returns its size.
+    fn add_overlay(&mut self, request: &DiskRequest, size: u64) -> Result<u64, DiskError> {
         let base = &request.path;
         let overlay = request
             .overlay_path
@@ -232,8 +232,9 @@ impl<'a> Chain<'a> {
                 base: canonical,
             });
         }
-        let stamp = Stamp::of(self.layers[0].file.as_fd()).map_err(DiskError::io(base, "looking at it"))?;
-        if Stamp::recorded(&file).is_some_and(|recorded| recorded != stamp) {
+        let fingerprint =
+            Fingerprint::of(self.layers[0].file.as_fd()).map_err(DiskError::io(base, "looking at it"))?;
+        if Fingerprint::recorded(&file).is_some_and(|recorded| recorded != fingerprint) {
             return Err(DiskError::BaseChanged {
                 path: overlay.to_owned(),
                 base: canonical,
@@ -250,18 +251,18 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Makes an overlay that appears whole or not at all.
+/// Creates an overlay atomically.
 fn make_overlay(overlay: &Path, size: u64, base: &Path, layer: &Layer) -> std::io::Result<()> {
-    let new = hostfiles::Unfinished::beside(overlay)?;
-    Stamp::of(layer.file.as_fd())?.record(new.file());
+    let new = hostfiles::AtomicFile::beside(overlay)?;
+    Fingerprint::of(layer.file.as_fd())?.record(new.file());
     qcow2::create_overlay(new.file().try_clone()?, size, base, layer.format)?;
     new.replace()
 }
 
-/// Makes a qcow2 file, locked exclusively, fit to be written: clusters of a killed process are counted, and none is used
-/// twice. `boot` is the host's name for its present start.
+/// Makes a qcow2 file, which is locked exclusively, safe to write: clusters of a killed process are counted,
+/// and none is used twice. `boot` is the host's current boot id.
 pub(super) fn make_writable(path: &Path, file: &File, boot: Option<&str>) -> Result<(), DiskError> {
-    mend(file).map_err(DiskError::io(path, "counting what a killed process used"))?;
+    repair(file).map_err(DiskError::io(path, "counting what a killed process used"))?;
     if boot::is_recorded(file, boot) {
         return Ok(());
     }
@@ -283,7 +284,7 @@ pub(super) fn make_writable(path: &Path, file: &File, boot: Option<&str>) -> Res
     boot::record(file, boot).map_err(DiskError::io(path, "recording that it is written"))
 }
 
-/// What a qcow2 file stands on: the path, and the format it records for it.
+/// Returns the backing file of a qcow2 file: its path, and the format recorded for it.
 pub(super) fn below(
     path: &Path,
     file: &File,
@@ -302,8 +303,8 @@ pub(super) fn below(
 
 /// Opens a file and locks it.
 ///
-/// Compacting a disk puts another file in its place, and an overlay may be removed: a lock on what had the name before
-/// would guard nothing, so the name is looked up again once the lock is held.
+/// Compacting a disk replaces its file, and an overlay may be removed. A lock on the file that had the name
+/// before would protect nothing, so the name is looked up again once the lock is held.
 pub(super) fn open_locked(
     path: &Path,
     writable: bool,
@@ -346,7 +347,8 @@ fn open_file(path: &Path, writable: bool) -> Result<File, DiskError> {
         .map_err(|source| DiskError::open(path, access, source))
 }
 
-/// The format that a qcow2 file records for its backing file; `None` leaves it to that file's bytes.
+/// Returns the format that a qcow2 file records for its backing file; `None` means detection by that file's
+/// bytes.
 fn recorded_format(path: &Path, file: &File) -> Result<Option<Format>, DiskError> {
     let recorded = qcow2::backing_format(file).map_err(DiskError::io(path, "reading its header"))?;
     match recorded.as_deref() {
@@ -363,7 +365,7 @@ fn recorded_format(path: &Path, file: &File) -> Result<Option<Format>, DiskError
     }
 }
 
-/// The path of a backing file: relative names start at the file that names it.
+/// Resolves the path of a backing file: relative names start at the directory of the file that names it.
 pub(super) fn resolve(path: &Path, backing: &str) -> Result<PathBuf, DiskError> {
     if backing.starts_with("json:") || backing.contains("://") {
         let why = format!("stands on {backing}, which is not a file; rebase it with qemu-img rebase");

@@ -1,11 +1,11 @@
-//! A qcow2 disk over the files below it, by `imago`.
+//! A qcow2 disk over its backing files, by `imago`.
 //!
-//! `imago` works on open files only, writes a cluster's data before it maps the cluster, and keeps its refcounts ahead
-//! of its mappings (or behind, when freeing), but for a new L2 table, which it names before it is counted: after the death
-//! of the process at worst clusters are leaked, and a table is not counted until the file is opened again
-//! (`upkeep::mend`). It does not sync the disk between the two, so a crash of the *host* may in addition leave a cluster in use
-//! and not counted. The first opening to write after a start of the host finds that ([`super::boot`]), before another cluster is
-//! written over flushed data.
+//! `imago` works on open files only, and writes a cluster's data before it maps the cluster. It updates
+//! refcounts before mappings (or after, when freeing), except for a new L2 table, which it names before it
+//! counts it. So the death of the process at worst leaks clusters and leaves a table uncounted until the file
+//! is opened again (`maintenance::repair`). It does not sync the disk between the two, so a crash of the
+//! *host* may also leave a used cluster uncounted. The first opening for writing after a boot of the host
+//! finds that ([`super::boot`]), before flushed data is overwritten.
 
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
 
 /// A qcow2 disk.
 pub(super) struct Qcow2Store {
-    /// Discarding must be alone: it may free a cluster that another access has just looked up.
+    /// A discard needs exclusive access: it may free a cluster that another access has just looked up.
     access: RwLock<FormatAccess<Storage>>,
     /// Copies of the files, the top first: one for each layer, so that a layer's depth is its file's index.
     files: Vec<Layer>,
@@ -67,13 +67,13 @@ impl Qcow2Store {
         })
     }
 
-    /// Index of the first file that nobody writes.
+    /// Index of the first file that is never written.
     fn first_base(&self) -> usize {
         usize::from(!self.read_only)
     }
 
-    /// Where the front of a range lies as it is: a layer's depth, and the offset in its file; or how much of it does
-    /// not lie anywhere so.
+    /// Locates the front of a range that is stored unchanged: a layer's depth, and the offset in its file; or
+    /// the length of the front that is not.
     fn place(&self, offset: u64, bytes: u64) -> io::Result<Place> {
         let top = self.shared();
         let (mut layer, mut depth) = (&*top, 0);
@@ -93,7 +93,7 @@ impl Qcow2Store {
                     offset: there,
                     ..
                 } => (layer, depth, offset, bytes) = (below, depth + 1, there, length),
-                // Behind the end of a shorter base are zeroes.
+                // Bytes after the end of a shorter base are zeroes.
                 ShallowMapping::Eof { .. } => return Ok(Place::Zeroes { bytes }),
                 ShallowMapping::Zero { .. } => return Ok(Place::Zeroes { bytes: length }),
                 _ => return Ok(Place::Encoded { bytes: length }),
@@ -110,13 +110,13 @@ impl Qcow2Store {
     }
 }
 
-/// Where the front of a range of a chain of files comes from.
+/// Source of the front of a range in a chain of files.
 enum Place {
-    /// From a layer's file, as it is.
+    /// A layer's file, unchanged.
     At { depth: usize, offset: u64, bytes: u64 },
-    /// From no file.
+    /// No file.
     Zeroes { bytes: u64 },
-    /// From compressed clusters.
+    /// Compressed clusters.
     Encoded { bytes: u64 },
 }
 
@@ -147,13 +147,13 @@ fn open_access(
     Ok(FormatAccess::new(disk))
 }
 
-/// What a qcow2 file records of its backing file's format.
+/// Returns the format that a qcow2 file records for its backing file.
 pub(super) fn backing_format(file: &File) -> io::Result<Option<String>> {
     let disk = Qcow2::<Storage>::open_image(Storage::try_from(file.try_clone()?)?, false)?;
     Ok(disk.implicit_backing_format().cloned())
 }
 
-/// Makes an empty overlay in `file` for a disk of `size` bytes over `base`.
+/// Creates an empty overlay in `file` for a disk of `size` bytes over `base`.
 pub(super) fn create_overlay(file: File, size: u64, base: &Path, format: Format) -> io::Result<()> {
     let base = base.to_str().ok_or_else(|| {
         io::Error::new(
@@ -164,7 +164,7 @@ pub(super) fn create_overlay(file: File, size: u64, base: &Path, format: Format)
     create(file, size, CLUSTER_BYTES, Some((base, format)))
 }
 
-/// Makes an empty qcow2 disk in `file`, over what is named if anything is.
+/// Creates an empty qcow2 disk in `file`, over a backing file if one is given.
 pub(super) fn create(
     file: File,
     size: u64,
@@ -257,7 +257,7 @@ impl Store for Qcow2Store {
                 let Some(layer) = self.files.get(depth).filter(|_| depth >= self.first_base()) else {
                     return other(bytes);
                 };
-                // The file of a qcow2 disk may end within its last cluster, or be cut short.
+                // The file of a qcow2 disk may end within its last cluster, or be truncated.
                 match layer.length.saturating_sub(offset).min(bytes) {
                     0 => other(bytes),
                     bytes => Origin::Base {
@@ -268,7 +268,7 @@ impl Store for Qcow2Store {
                 }
             }
             Ok(Place::Zeroes { bytes } | Place::Encoded { bytes }) => other(bytes),
-            // A read of it will say what is wrong.
+            // A read of it reports the error.
             Err(_) => other(bytes),
         }
     }

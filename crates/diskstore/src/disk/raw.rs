@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use super::format::length;
 use super::{Extent, Origin, SECTOR_BYTES, Segments, Store, SyncState};
 
-/// A raw disk. A last part of less than a sector is left out.
+/// A raw disk. A last part of less than a sector is ignored.
 pub(super) struct RawStore {
     file: File,
     size: u64,
@@ -15,11 +15,11 @@ pub(super) struct RawStore {
     sync_state: SyncState,
 }
 
-/// Bytes of zeroes written at once where the file system cannot zero a range by itself.
+/// Bytes of zeroes per write where the file system can't zero a range itself.
 const ZERO_BYTES: usize = 64 << 10;
 
-/// The kernel may end a killed process's write where a page of its source begins. Whole pages begin where sectors do, so that none
-/// is left half zero.
+/// The kernel may end a killed process's write at a page boundary of its source. Whole pages begin at sector
+/// boundaries, so no sector is left half zero.
 #[repr(align(4096))]
 struct Zeroes([u8; ZERO_BYTES]);
 static ZEROES: Zeroes = Zeroes([0; ZERO_BYTES]);
@@ -98,18 +98,18 @@ impl Store for RawStore {
     }
 }
 
-/// Whether the front of a range of a file is a hole, and how much of the range is alike.
+/// Whether the front of a range of a file is a hole, and the length of the uniform front.
 pub(super) fn hole(file: &File, offset: u64, bytes: u64) -> (bool, u64) {
     let next = |what| {
         let from = i64::try_from(offset).unwrap_or(i64::MAX);
-        // SAFETY: lseek touches no memory; the offset of the file is not used by anyone.
+        // SAFETY: lseek touches no memory; no code uses the offset of the file.
         u64::try_from(unsafe { libc::lseek(file.as_raw_fd(), from, what) })
             .map_err(|_| io::Error::last_os_error())
     };
     let end = offset.saturating_add(bytes);
     match next(libc::SEEK_DATA) {
         Ok(data) if data > offset => (true, data.min(end) - offset),
-        // Behind the last data.
+        // After the last data.
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => (true, bytes),
         Err(_) => (false, bytes),
         Ok(_) => match next(libc::SEEK_HOLE) {
@@ -119,7 +119,7 @@ pub(super) fn hole(file: &File, offset: u64, bytes: u64) -> (bool, u64) {
     }
 }
 
-/// Reads everything; past the end of the file are zeroes.
+/// Reads all segments; bytes past the end of the file are zeroes.
 pub(super) fn read_all(file: &File, into: &Segments, offset: u64) -> io::Result<()> {
     let mut done = 0;
     while done < into.bytes() {
@@ -146,7 +146,7 @@ pub(super) fn read_all(file: &File, into: &Segments, offset: u64) -> io::Result<
     Ok(())
 }
 
-/// Writes everything.
+/// Writes all segments.
 pub(super) fn write_all(file: &File, from: &Segments, offset: u64) -> io::Result<()> {
     let mut done = 0;
     while done < from.bytes() {
@@ -170,7 +170,7 @@ pub(super) fn write_all(file: &File, from: &Segments, offset: u64) -> io::Result
     Ok(())
 }
 
-/// Takes room for all of a file from its file system, where that can be done: writes to its mapping then need none.
+/// Reserves space for the whole file where its file system can: writes to its mapping then need none.
 pub fn allocate_whole(file: &File) -> io::Result<()> {
     match allocate(file, 0, 0, file.metadata()?.len()) {
         Err(error) if not_supported(&error) => Ok(()),
@@ -188,7 +188,7 @@ pub(super) fn punch(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     )
 }
 
-/// Makes a range read as zeroes, by the file system if it can.
+/// Makes a range read as zeroes, by the file system if possible.
 pub(super) fn zero(file: &File, offset: u64, bytes: u64, unmap: bool) -> io::Result<()> {
     let mode = if unmap {
         libc::FALLOC_FL_PUNCH_HOLE
@@ -203,7 +203,7 @@ pub(super) fn zero(file: &File, offset: u64, bytes: u64, unmap: bool) -> io::Res
     }
 }
 
-/// Writes zeroes piece by piece.
+/// Writes zeroes in pieces.
 pub(super) fn write_zero_bytes(
     offset: u64,
     bytes: u64,
@@ -213,7 +213,7 @@ pub(super) fn write_zero_bytes(
     while done < bytes {
         let take = (bytes - done).min(ZERO_BYTES as u64);
         let mut piece = Segments::new();
-        // SAFETY: a write only reads what its segments name, and `ZEROES` is always there.
+        // SAFETY: a write only reads its segments, and `ZEROES` is static.
         unsafe { piece.push(ZEROES.0.as_ptr().cast_mut(), take as usize) };
         write(&piece, offset + done)?;
         done += take;

@@ -1,8 +1,8 @@
-//! The kernel's asynchronous I/O (io_uring), cut down to what a disk's queue needs of it.
+//! Asynchronous I/O (io_uring), reduced to a disk queue's needs.
 //!
-//! A ring does its work in the kernel, out of sight of the thread's system call filter. So it is restricted, before
-//! the sandbox closes, to reading and syncing the disk's own files by their index: a broken-out thread can open,
-//! connect or send nothing through it.
+//! A ring works in the kernel, beyond the thread's system call filter. So it is restricted, before the
+//! sandbox is sealed, to reading and syncing the disk's own files by their index: a compromised thread can't
+//! open, connect or send anything through it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -13,19 +13,19 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use super::Segments;
 
-/// Times that the kernel is asked again, a millisecond apart, when it has no memory for a batch.
+/// Maximum submissions, a millisecond apart, when the kernel has no memory for a batch.
 const SEND_ATTEMPTS_MAX: u32 = 1000;
 
 /// A restricted ring over fixed files.
 pub(super) struct Ring {
     ring: IoUring,
     done: OwnedFd,
-    /// Pushed but not yet handed to the kernel.
+    /// Whether entries were pushed but not yet submitted.
     unsent: bool,
 }
 
 impl Ring {
-    /// A ring for `entries` requests at once over `files`.
+    /// Creates a ring for `entries` simultaneous requests over `files`.
     pub fn new(files: &[BorrowedFd<'_>], entries: u32) -> io::Result<Self> {
         let ring = IoUring::builder().setup_r_disabled().dontfork().build(entries)?;
         // SAFETY: a new file of our own.
@@ -54,7 +54,7 @@ impl Ring {
         })
     }
 
-    /// Readable when completions wait; read it before taking them.
+    /// File that is readable when completions wait; read it before taking them.
     pub fn done(&self) -> BorrowedFd<'_> {
         self.done.as_fd()
     }
@@ -62,7 +62,7 @@ impl Ring {
     /// Queues a read; false when the ring is full.
     ///
     /// # Safety
-    /// `into` must live, unmoved in memory, until the completion of `token` was taken.
+    /// `into` must stay valid and unmoved until the completion of `token` was taken.
     pub unsafe fn push_read(&mut self, file: usize, into: &Segments, offset: u64, token: u64) -> bool {
         let iovecs = into.iovecs();
         let entry = opcode::Readv::new(types::Fixed(file as u32), iovecs.as_ptr(), iovecs.len() as u32)
@@ -80,20 +80,20 @@ impl Ring {
     }
 
     fn push(&mut self, entry: squeue::Entry) -> bool {
-        // SAFETY: syncs have no memory; `push_read` has its caller's promise for the read's.
+        // SAFETY: syncs have no memory; the caller of `push_read` guarantees the read's.
         let pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
         self.unsent |= pushed;
         pushed
     }
 
-    /// Hands what was queued to the kernel.
+    /// Submits the queued entries to the kernel.
     pub fn send(&mut self) -> io::Result<()> {
         let mut attempts = 0;
         while self.unsent {
             match self.ring.submit() {
                 Ok(_) => self.unsent = !self.ring.submission().is_empty(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The kernel is short of memory for the moment.
+                // The kernel is temporarily short of memory.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && attempts < SEND_ATTEMPTS_MAX => {
                     attempts += 1;
                     std::thread::sleep(Duration::from_millis(1));
@@ -104,7 +104,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Waits until at least one completion is there.
+    /// Waits for at least one completion.
     pub fn wait(&mut self) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
             Ok(_) => Ok(()),

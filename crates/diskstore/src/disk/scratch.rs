@@ -1,4 +1,4 @@
-//! A temporary overlay: a VM's own writes over a disk that nobody writes.
+//! A temporary overlay: a VM's own writes over a disk that is never written.
 //!
 //! ```text
 //!   0                                  size, rounded up to 64 KiB
@@ -8,12 +8,13 @@
 //!   +----------------------------------+----------------------------+
 //! ```
 //!
-//! The file has no name: it is gone with the last process that has it open. The bitmap is in the file so that the
-//! next shard of the same VM finds it after a reboot ([`BlockMap`]). A write that finds no [`Room`] fails. Blocks sit at their own offsets, so a range in one file is
-//! an [`Extent`] of it, served like a raw disk. qcow2 would do, at a table look-up and an allocation for each cluster.
+//! The file has no name, so it is gone with the last process that has it open. The bitmap is in the file so
+//! that the VM's next shard finds it after a reboot ([`BlockMap`]). A write beyond the [`SpaceBudget`] fails.
+//! Blocks lie at their own offsets, so a range in one file is an [`Extent`] of it, served like a raw disk.
+//! qcow2 would need a table look-up and an allocation for each cluster.
 //!
-//! A copy of such a file ([`copy_scratch`]) under the temporary overlay of another VM is a base like any other: a clone
-//! sees what its parent had written, and neither sees what the other writes.
+//! A copy of such a file ([`copy_scratch`]) under the temporary overlay of another VM is a base like any
+//! other. A clone sees its parent's writes until the copy; neither sees the other's later writes.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,23 +26,23 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::block_map::BlockMap;
 use super::raw::{hole, punch, read_all, write_all, zero};
-use super::room::Room;
+use super::space_budget::SpaceBudget;
 use super::{Extent, Origin, Segments, Store, SyncState};
 
-/// Unit of copying up; the page size, so that a bit means the same on every file system.
+/// Unit of copying up: the page size, so that a bit has the same meaning on every file system.
 const BLOCK_BYTES: u64 = 4096;
 const BITMAP_ALIGN_BYTES: u64 = 64 << 10;
-/// Copied at once where the kernel does not copy.
+/// Bytes per copy where the kernel does not copy.
 const COPY_BYTES: usize = 256 << 10;
 
-/// Makes the nameless file of an overlay for a disk of `size` bytes in `directory`.
+/// Creates the nameless file of an overlay for a disk of `size` bytes in `directory`.
 pub(super) fn create(directory: &Path, size: u64) -> io::Result<File> {
     let file = nameless_file(directory)?;
     file.set_len(bitmap_offset(size) + BlockMap::bytes(blocks(size)))?;
     Ok(file)
 }
 
-/// Makes an empty file without a name in `directory`: it is gone with the last process that has it open.
+/// Creates an empty file without a name in `directory`: it is gone with the last process that has it open.
 pub fn nameless_file(directory: &Path) -> io::Result<File> {
     let open = |flags| {
         OpenOptions::new()
@@ -52,7 +53,7 @@ pub fn nameless_file(directory: &Path) -> io::Result<File> {
             .open(directory)
     };
     match open(libc::O_TMPFILE | libc::O_CLOEXEC) {
-        // Not every file system has nameless files.
+        // Some file systems have no nameless files.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
             static COUNT: AtomicU64 = AtomicU64::new(0);
             let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -70,8 +71,9 @@ pub fn nameless_file(directory: &Path) -> io::Result<File> {
     }
 }
 
-/// Copies a file that nobody writes now, as the temporary overlay of a VM that stands still, to the empty file `to`. Space that `from` does not take `to`
-/// does not take either; where the file system can share it between files, nothing is copied.
+/// Copies a file that is not written now, such as the temporary overlay of a paused VM, to the empty file
+/// `to`. Holes of `from` are holes in `to`; where the file system can share space between files, nothing is
+/// copied.
 pub fn copy_scratch(from: &File, to: &File) -> io::Result<()> {
     let bytes = from.metadata()?.len();
     to.set_len(bytes)?;
@@ -83,7 +85,7 @@ pub fn copy_scratch(from: &File, to: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// The first run of data from `at` on in a file of `bytes` bytes.
+/// Returns the first run of data from `at` on in a file of `bytes` bytes.
 pub(super) fn data_from(file: &File, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>> {
     let seek = |at: u64, whence| {
         // SAFETY: takes no pointers.
@@ -105,7 +107,7 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
     let (mut source, mut target) = (start as libc::off64_t, start as libc::off64_t);
     while (source as u64) < end {
         let left = (end - source as u64) as usize;
-        // SAFETY: the two offsets are live variables of ours.
+        // SAFETY: the two offsets are live local variables.
         let copied = unsafe {
             libc::copy_file_range(
                 from.as_raw_fd(),
@@ -121,7 +123,7 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
             1.. => {}
             _ => match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::Interrupted => {}
-                // Files of two file systems, or one that can't: through this process.
+                // Files of two file systems, or of one that can't copy, are copied by this process.
                 _ => return copy_bytes(from, to, source as u64, end),
             },
         }
@@ -153,20 +155,21 @@ fn blocks(size: u64) -> u64 {
 pub(super) struct ScratchStore {
     file: File,
     here: BlockMap,
-    room: Room,
+    space: SpaceBudget,
     sync_state: SyncState,
     lower: Arc<dyn Store>,
     size: u64,
-    /// Nobody writes the file any more: it is a base.
+    /// Whether the file is a base, which is not written again.
     frozen: bool,
-    /// Held shared while whole blocks appear, exclusively while blocks are completed from below, so that completing a
-    /// block cannot undo a write of another queue to it. Not needed for blocks that are present: they stay so.
+    /// Held shared while whole blocks are added, exclusively while blocks are completed from the lower disk,
+    /// so that completing a block can't undo a write of another queue to it. Not needed for present blocks:
+    /// they stay present.
     filling: RwLock<()>,
 }
 
 impl ScratchStore {
-    /// A disk of the overlay `file` over `lower`; `frozen` if it is written no more. Its written blocks have `limit` bytes at
-    /// most, if there is a limit.
+    /// Creates a disk of the overlay `file` over `lower`; `frozen` if it is never written again. Its written
+    /// blocks take at most `limit` bytes, if there is a limit.
     pub fn new(file: File, lower: Arc<dyn Store>, frozen: bool, limit: Option<u64>) -> io::Result<Self> {
         let size = lower.size();
         let blocks = blocks(size);
@@ -177,11 +180,11 @@ impl ScratchStore {
             ));
         }
         let here = BlockMap::read(&file, bitmap_offset(size), blocks)?;
-        let room = Room::new(limit, here.count(0, blocks) * BLOCK_BYTES);
+        let space = SpaceBudget::new(limit, here.count(0, blocks) * BLOCK_BYTES);
         Ok(Self {
             file,
             here,
-            room,
+            space,
             sync_state: SyncState::default(),
             lower,
             size,
@@ -190,7 +193,8 @@ impl ScratchStore {
         })
     }
 
-    /// Completes the block at `offset` from below, unless it is present. `filling` is held exclusively.
+    /// Completes the block at `offset` from the lower disk unless it is present. `filling` is held
+    /// exclusively.
     fn fill(&self, offset: u64) -> io::Result<()> {
         let block = offset / BLOCK_BYTES;
         if self.here.get(block) {
@@ -203,22 +207,22 @@ impl ScratchStore {
         // SAFETY: `content` lives until the read below has ended.
         unsafe { segments.push(content.as_mut_ptr(), bytes) };
         self.lower.read(&segments, start)?;
-        self.room.ask(&self.file, BLOCK_BYTES)?;
-        self.room.take(BLOCK_BYTES)?;
+        self.space.check_file_system(&self.file, BLOCK_BYTES)?;
+        self.space.take(BLOCK_BYTES)?;
         let filled = self.file.write_all_at(&content[..bytes], start);
         let added = filled.and_then(|()| self.here.set(&self.file, block, block + 1));
         self.keep(BLOCK_BYTES, added)
     }
 
-    /// Gives back the room of blocks that were not added.
+    /// Returns the space of blocks that were not added.
     fn keep(&self, taken: u64, added: io::Result<u64>) -> io::Result<()> {
         let added_bytes = added.as_ref().map_or(0, |added| added * BLOCK_BYTES);
-        self.room.give_back(taken - added_bytes);
+        self.space.give_back(taken - added_bytes);
         added.map(drop)
     }
 
-    /// Runs `write` on a range with its edge blocks complete, then marks all its blocks present. `is_data`: it takes room of the file
-    /// system, as zeroes do not.
+    /// Runs `write` on a range with its edge blocks complete, then marks all its blocks present. `is_data`:
+    /// it takes space of the file system, unlike zeroes.
     fn update(
         &self,
         offset: u64,
@@ -230,7 +234,7 @@ impl ScratchStore {
         let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         if self.here.run(first, last) == (true, last) {
             if is_data {
-                self.ask_again(offset, bytes)?;
+                self.check_space_again(offset, bytes)?;
             }
             return write();
         }
@@ -246,16 +250,16 @@ impl ScratchStore {
         }
         let taken = (last - first - self.here.count(first, last)) * BLOCK_BYTES;
         if is_data {
-            self.room.ask(&self.file, bytes)?;
+            self.space.check_file_system(&self.file, bytes)?;
         }
-        self.room.take(taken)?;
+        self.space.take(taken)?;
         let added = write().and_then(|()| self.here.set(&self.file, first, last));
         self.keep(taken, added)
     }
 
-    /// Asks for room for data where blocks are present: they may be holes, of zeroes or discarded.
-    fn ask_again(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        self.room.ask(&self.file, bytes).or_else(|full| {
+    /// Checks for space for data in present blocks: they may be holes, of zeroes or discarded.
+    fn check_space_again(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.space.check_file_system(&self.file, bytes).or_else(|full| {
             let has_room = hole(&self.file, offset, bytes) == (false, bytes);
             if has_room { Ok(()) } else { Err(full) }
         })
@@ -289,11 +293,11 @@ impl Store for ScratchStore {
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        // Frees what is here. What is below stays visible: a discarded range may read as anything.
+        // Frees the overlay's own data. The lower data stays visible: a discarded range may read as anything.
         let start = offset.next_multiple_of(BLOCK_BYTES);
         let end = (offset + bytes) / BLOCK_BYTES * BLOCK_BYTES;
         if start < end {
-            // A file system without holes only keeps the space.
+            // A file system without holes keeps the space.
             let _ = punch(&self.file, start, end - start);
         }
         Ok(())
@@ -307,7 +311,7 @@ impl Store for ScratchStore {
     }
 
     fn write_back(&self) -> io::Result<Option<usize>> {
-        // Nothing of a nameless file survives the host, so nothing is synced.
+        // A nameless file does not survive a crash of the host, so nothing is synced.
         Ok(None)
     }
 

@@ -1,12 +1,12 @@
-//! Memory that an I/O reads or fills: a list of pieces, usually a guest's.
+//! Memory that an I/O reads or fills: a list of pieces, usually of a guest.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
 
 /// Pieces of memory that an I/O reads or fills, in order.
 ///
-/// The memory is shared with a guest that may change it at any time; it is only ever given to the kernel or copied,
-/// never interpreted.
+/// The memory is shared with a guest that may change it at any time. It is only passed to the kernel or
+/// copied, never interpreted.
 #[derive(Debug, Default)]
 pub struct Segments {
     pieces: Vec<libc::iovec>,
@@ -14,11 +14,12 @@ pub struct Segments {
     _shared: PhantomData<*mut u8>,
 }
 
-// SAFETY: a piece is a plain address; who pushed it has promised that it is valid on any thread until the I/O ends.
+// SAFETY: a piece is a plain address; the caller of `push` guarantees that it is valid on any thread until
+// the I/O ends.
 unsafe impl Send for Segments {}
 
 impl Segments {
-    /// No memory.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
@@ -26,8 +27,8 @@ impl Segments {
     /// Adds a piece.
     ///
     /// # Safety
-    /// The memory must stay mapped, readable, and writable where I/O reads into it, until that I/O is complete, and no
-    /// Rust reference to it may be relied on meanwhile.
+    /// The memory must stay mapped, readable, and writable where I/O reads into it, until that I/O is
+    /// complete. No Rust reference to it may be relied on meanwhile.
     pub unsafe fn push(&mut self, start: *mut u8, bytes: usize) {
         if bytes > 0 {
             self.pieces.push(libc::iovec {
@@ -38,7 +39,7 @@ impl Segments {
         }
     }
 
-    /// Bytes in all pieces.
+    /// Total bytes of all pieces.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -48,12 +49,12 @@ impl Segments {
         self.pieces.len()
     }
 
-    /// The pieces as the kernel takes them.
+    /// Returns the pieces as I/O vectors.
     pub fn iovecs(&self) -> &[libc::iovec] {
         &self.pieces
     }
 
-    /// The part from `start` of `bytes` length; what lies outside is left out.
+    /// Returns the part of `bytes` bytes from `start`, cut to the available bytes.
     pub fn part(&self, start: u64, bytes: u64) -> Self {
         let mut part = Self::new();
         let (mut skip, mut left) = (start, bytes);
@@ -67,7 +68,7 @@ impl Segments {
             if take == 0 {
                 break;
             }
-            // SAFETY: inside a piece of `self`, for which the promise was made.
+            // SAFETY: inside a piece of `self`, whose pusher guaranteed its validity.
             unsafe { part.push(piece.iov_base.cast::<u8>().add(skip as usize), take as usize) };
             (skip, left) = (0, left - take);
         }
@@ -77,27 +78,29 @@ impl Segments {
     /// Fills everything with zeroes.
     pub fn zero(&self) {
         for piece in &self.pieces {
-            // SAFETY: `push` was promised that the memory is writable.
+            // SAFETY: the caller of `push` guaranteed that the memory is writable.
             unsafe { std::ptr::write_bytes(piece.iov_base.cast::<u8>(), 0, piece.iov_len) };
         }
     }
 
-    /// The pieces as sources of a write.
+    /// Returns the pieces as sources of a write.
     pub(super) fn sources(&self) -> Vec<IoSlice<'_>> {
         self.pieces
             .iter()
-            // SAFETY: readable as promised to `push`. A guest may change the bytes: they only go to the kernel.
+            // SAFETY: readable by the guarantee of `push`. A guest may change the bytes: they only go to the
+            // kernel.
             .map(|piece| unsafe {
                 IoSlice::new(std::slice::from_raw_parts(piece.iov_base.cast(), piece.iov_len))
             })
             .collect()
     }
 
-    /// The pieces as targets of a read.
+    /// Returns the pieces as targets of a read.
     pub(super) fn targets(&self) -> Vec<IoSliceMut<'_>> {
         self.pieces
             .iter()
-            // SAFETY: writable as promised to `push`. A guest may change the bytes: they only come from the kernel.
+            // SAFETY: writable by the guarantee of `push`. A guest may change the bytes: they only come from
+            // the kernel.
             .map(|piece| unsafe {
                 IoSliceMut::new(std::slice::from_raw_parts_mut(
                     piece.iov_base.cast(),

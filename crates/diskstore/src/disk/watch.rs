@@ -1,19 +1,21 @@
-//! Notices that the base of a running VM's disk was changed by somebody.
+//! Detects changes to the base of a running VM's disk.
 //!
-//! Locks keep other VMs from writing a base, but not other programs. A VM whose base changed reads a mix of two disks,
-//! and its kernel trusts what it has in memory; going on would damage its own writes too. [`BaseWatch`] remembers
-//! size and time of the last write of each base file; who runs the VM asks it again and again.
+//! Locks keep other VMs from writing a base, but not other programs. A VM whose base changed reads a mix of
+//! two disks, while its kernel trusts its cached data; continuing would damage its own writes too.
+//! [`BaseWatch`] remembers size and time of the last write of each base file; the VM's monitor checks them
+//! periodically.
 //!
-//! Not seen: a write whose program sets the time back before the next question (`rsync -t`, `touch -r`), and writes
-//! to a block device, which leave no trace in it. That attributes, names or links changed is not taken for a write.
+//! Not detected: a write whose program resets the time before the next check (`rsync -t`, `touch -r`), and
+//! writes to a block device, which leave no trace in it. Changes of attributes, names or links do not count
+//! as writes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::Store;
-use super::stamp::Stamp;
+use super::fingerprint::Fingerprint;
 
-/// The base files of running disks, as they were.
+/// Base files of running disks in their original state.
 #[derive(Debug, Default)]
 pub struct BaseWatch {
     bases: Vec<Base>,
@@ -23,11 +25,11 @@ pub struct BaseWatch {
 struct Base {
     disk: String,
     file: OwnedFd,
-    stamp: Stamp,
+    fingerprint: Fingerprint,
 }
 
 impl BaseWatch {
-    /// Watches the bases of a disk, as they are now. `disk` is what [`BaseWatch::changed`] calls it.
+    /// Watches the bases of a disk in their present state. `disk` is its name in reports.
     pub fn watch(&mut self, disk: &str, store: &dyn Store) -> io::Result<()> {
         let files = store.files();
         store
@@ -36,17 +38,17 @@ impl BaseWatch {
             .try_for_each(|base| self.watch_file(disk, files[base]))
     }
 
-    /// Watches one file, as it is now.
+    /// Watches one file in its present state.
     pub fn watch_file(&mut self, disk: &str, file: BorrowedFd<'_>) -> io::Result<()> {
         self.bases.push(Base {
             disk: disk.to_owned(),
             file: file.try_clone_to_owned()?,
-            stamp: Stamp::of(file)?,
+            fingerprint: Fingerprint::of(file)?,
         });
         Ok(())
     }
 
-    /// The first disk whose base is not as it was, what happened to it, and the mend; one `fstat` for each base.
+    /// Returns the first disk whose base has changed, the kind of change, and the help; one `fstat` per base.
     pub fn changed(&self) -> Option<String> {
         self.bases.iter().find_map(Base::changed)
     }
@@ -55,10 +57,10 @@ impl BaseWatch {
 impl Base {
     fn changed(&self) -> Option<String> {
         let disk = &self.disk;
-        let what = match Stamp::of(self.file.as_fd()) {
-            Ok(now) if now == self.stamp => return None,
-            Ok(now) if now.bytes != self.stamp.bytes => {
-                format!("went from {} to {} bytes", self.stamp.bytes, now.bytes)
+        let what = match Fingerprint::of(self.file.as_fd()) {
+            Ok(now) if now == self.fingerprint => return None,
+            Ok(now) if now.bytes != self.fingerprint.bytes => {
+                format!("went from {} to {} bytes", self.fingerprint.bytes, now.bytes)
             }
             Ok(_) => "was written".to_owned(),
             Err(error) => format!("can no longer be looked at ({error})"),

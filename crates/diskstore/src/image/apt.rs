@@ -1,7 +1,7 @@
-//! Debian's packages: downloading one with its signature chain checked.
+//! Debian packages: downloads them and checks the chain of signatures.
 //!
-//! `apt-get` does the work, with lists and packages in the store's cache, so that the machine's own apt is not
-//! touched and no privilege is needed.
+//! `apt-get` does the work, with lists and packages in the store's cache. So the machine's own apt is
+//! unchanged and no privilege is needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use super::command::run;
 use super::sources::Sources;
 use super::{ImageError, failed};
 
-/// How old package lists may be.
+/// Maximum age of package lists.
 const LISTS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// apt with lists and packages of its own.
+/// apt with separate lists and packages.
 pub struct Apt {
     folder: PathBuf,
 }
@@ -56,7 +56,7 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Fetches package lists. Only where there are none yet must all of them come.
+    /// Fetches package lists. All of them must arrive only when there are none yet.
     fn update(&self, origin: &str, is_first: bool, each: &mut dyn FnMut(&str)) -> Result<(), ImageError> {
         let mut command = self.command("apt-get");
         command.args(["-q", "update"]);
@@ -73,7 +73,7 @@ impl Apt {
         })
     }
 
-    /// The package a meta-package stands for: the first it depends on whose name starts with `prefix`.
+    /// Resolves a meta-package: the first of its dependencies whose name starts with `prefix`.
     pub fn behind(&self, package: &str, prefix: &str) -> Result<String, ImageError> {
         let text = run(
             self.command("apt-cache").args(["depends", package]),
@@ -93,11 +93,12 @@ impl Apt {
             })
     }
 
-    /// Downloads a package (or finds it downloaded): its file. apt checks it against the signed lists.
+    /// Downloads a package, or finds it in the cache, and returns its file. apt checks it against the signed
+    /// lists.
     pub fn download(&self, package: &str, each: &mut dyn FnMut(&str)) -> Result<PathBuf, ImageError> {
         let archives = self.folder.join("archives");
         let mut uris = self.command("apt-get");
-        // With an empty archive: of a package that is there already, apt prints nothing.
+        // With an empty archive: for a package that is already downloaded, apt prints nothing.
         uris.arg("-o").arg(format!(
             "Dir::Cache::archives={}",
             self.folder.join("none").display()
@@ -118,7 +119,7 @@ impl Apt {
             )));
         };
         let file = archives.join(name);
-        // apt itself takes a file that is there and whole for downloaded.
+        // apt itself accepts a complete file as downloaded.
         run(
             self.command("apt-get")
                 .args(["download", "-q", package])
@@ -152,7 +153,7 @@ impl Apt {
             ("Acquire::Languages", "none".into()),
             ("APT::Get::List-Cleanup", "true".into()),
             ("DPkg::Post-Invoke::", String::new()),
-            // Into the user's own folder, which apt's own user may not enter.
+            // Into the user's own folder, which apt's own user can't enter.
             ("APT::Sandbox::User", "root".into()),
         ] {
             command.arg("-o").arg(format!("{key}={value}"));
@@ -164,7 +165,7 @@ impl Apt {
     }
 }
 
-/// apt's first complaint, or else its last line.
+/// Returns apt's first error, or else its last line.
 fn first_error(output: &str) -> String {
     let mut lines = output.lines().map(str::trim);
     let complaint = lines.find_map(|line| line.strip_prefix("E: "));

@@ -1,4 +1,4 @@
-//! Programs that building runs: their output is read line by line and its end kept for the error.
+//! Runs the programs of a build: reads their output line by line and keeps its end for the error.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 
 use super::ImageError;
 
-/// Lines of output an error shows.
+/// Maximum lines of output in an error.
 const LINES_MAX: usize = 15;
 
 /// The longest line kept, in bytes.
 const LINE_BYTES_MAX: u64 = 4096;
 
-/// Runs `command` to its end; `each` gets every line of its standard error. Its standard output is the result.
+/// Runs `command` to its end; `each` gets every line of its standard error. Returns its standard output.
 pub fn run(
     command: &mut Command,
     package: &'static str,
@@ -25,7 +25,7 @@ pub fn run(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
-    // SAFETY: prctl is async-signal-safe. The program ends with its builder, killed or not.
+    // SAFETY: prctl is async-signal-safe. The program ends with its builder, even a killed one.
     unsafe {
         spawned.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
@@ -47,7 +47,7 @@ pub fn run(
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
         if let Some(stdout) = stdout {
-            // Cut, not failed: no program used here prints that much of interest.
+            // Truncated without an error: no program used here prints that much useful output.
             let _ = stdout.take(1 << 20).read_to_string(&mut text);
         }
         text

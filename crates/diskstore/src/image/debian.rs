@@ -1,8 +1,8 @@
 //! The image `debian-12`: a small Debian on an ext4 root disk, made by mmdebstrap from Debian's own packages.
 //!
-//! Everything that writes into the root runs as mmdebstrap's hook: as root, or without privilege in a user namespace
-//! in which the caller is root. The kernel's package is unpacked and not installed: its installation would build an
-//! initramfs that nothing uses.
+//! All code that writes into the root runs as mmdebstrap's hook: as root, or unprivileged in a user namespace
+//! in which the caller is root. The kernel's package is unpacked and not installed: its installation would
+//! build an initramfs that is never used.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,13 +15,13 @@ use super::sources::Sources;
 use super::tiny::{add_kernel, check_agent, fetch_kernel};
 use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, SUITE, failed};
 
-/// The least a root may have, in bytes: what it holds and some room.
+/// Minimum size of a root, in bytes: its content and some free space.
 const ROOT_BYTES_MIN: u64 = 512 << 20;
 
-/// The image's words for the kernel's command line: its root, and no self-tests of ciphers, which cost 0.5 s of each start.
+/// Kernel command line of the image: its root, and no self-tests of ciphers, which cost 0.5 s of each start.
 pub const DEBIAN_CMDLINE: &str = "console=ttyS0 root=/dev/vda rootfstype=ext4 rw cryptomgr.notests";
 
-/// What a guest needs to start, be reached, and have a network.
+/// Packages that a guest needs to start, be reachable, and have a network.
 const PACKAGES: [&str; 7] = [
     "systemd-sysv",
     "udev",
@@ -32,24 +32,24 @@ const PACKAGES: [&str; 7] = [
     "netbase",
 ];
 
-/// What to build.
+/// Parameters of a build.
 #[derive(Clone, Debug)]
 pub struct DebianRequest {
     /// The image's name.
     pub name: String,
-    /// Packages to add.
+    /// Additional packages.
     pub packages: Vec<String>,
     /// Size of the root disk in bytes; it is sparse.
     pub size_bytes: u64,
     /// Which kernel.
     pub kernel: KernelFlavour,
-    /// What packages come from.
+    /// Archives of the packages.
     pub sources: Sources,
     /// The agent's program, static.
     pub agent: PathBuf,
 }
 
-/// mmdebstrap's words for what it does, and ours.
+/// Stages in mmdebstrap's words, and in ours.
 const STAGES: [(&str, &str); 7] = [
     ("running apt-get update", "package lists"),
     ("downloading packages with apt", "downloading packages"),
@@ -106,7 +106,7 @@ pub fn build_debian(
     let file = File::create(&root).map_err(failed("write", &root))?;
     file.set_len(request.size_bytes).map_err(failed("write", &root))?;
     if mode == "unshare" {
-        // The namespace's root is not this user.
+        // The namespace's root is another user.
         file.set_permissions(fs::Permissions::from_mode(0o666))
             .map_err(failed("write", &root))?;
         build.open_to_namespace()?;
@@ -169,7 +169,7 @@ pub fn build_debian(
     Ok(record)
 }
 
-/// How mmdebstrap gets its root: by being root, or in a user namespace.
+/// Mode of mmdebstrap: as root, or in a user namespace.
 fn mode() -> Result<&'static str, ImageError> {
     if nix::unistd::Uid::effective().is_root() {
         return Ok("root");
@@ -184,7 +184,7 @@ fn mode() -> Result<&'static str, ImageError> {
     Ok("unshare")
 }
 
-/// A path as one word of a shell.
+/// Quotes a path as one word for a shell.
 fn quoted(path: &Path) -> Result<String, ImageError> {
     match path.to_str() {
         Some(text) => Ok(format!("'{}'", text.replace('\'', "'\\''"))),
@@ -195,7 +195,7 @@ fn quoted(path: &Path) -> Result<String, ImageError> {
     }
 }
 
-/// Runs in the root's place with the root as `$1`.
+/// Runs in the new root's place, with the root as `$1`.
 const HOOK: &str = r#"set -e
 root=$1
 dpkg-deb --fsys-tarfile "$MIRRORBALL_KERNEL" \
@@ -224,7 +224,7 @@ mke2fs -q -F -t ext4 -L root -m 0 -J size=16 -E lazy_itable_init=0,lazy_journal_
     -d "$root/mnt" "$MIRRORBALL_BUILD/root.raw"
 "#;
 
-/// Writes the files laid over the root.
+/// Writes the files of the overlay on the root.
 fn settings(overlay: &Path, agent: &Path) -> std::io::Result<()> {
     let write = |path: &str, text: &str| -> std::io::Result<()> {
         let path = overlay.join(path);
@@ -262,11 +262,11 @@ fn settings(overlay: &Path, agent: &Path) -> std::io::Result<()> {
 
 const NETWORK: &str = "[Match]\nName=en* eth*\n\n[Network]\nDHCP=yes\n";
 
-/// The console is a VM's own: whoever reaches it owns the VM, so it asks for no password.
+/// The console belongs to the VM: its users own the VM, so it asks for no password.
 const AUTOLOGIN: &str = "[Service]\nExecStart=\nExecStart=-/sbin/agetty --autologin root --keep-baud \
                          115200,57600,38400,9600 - $TERM\n";
 
-/// Early: the agent answers while the rest still starts.
+/// Starts early, so that the agent replies while other services still start.
 const SERVICE: &str = "\
 [Unit]
 Description=Mirrorball agent

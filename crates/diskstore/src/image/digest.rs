@@ -1,8 +1,9 @@
 //! Digests of an image's files.
 //!
-//! Kernels and initramfses have their plain SHA-256. A disk is mostly holes: its digest is the SHA-256 over the
-//! number (8 bytes, little endian) and the bytes of each 64 KiB block that is not all zero, in order, and at last
-//! the disk's length; holes are skipped without being read, and a copy without holes has the same digest.
+//! Kernels and initramfses have their plain SHA-256. A disk is mostly holes: its digest is the SHA-256 over
+//! the number (8 bytes, little endian) and the bytes of each 64 KiB block that is not all zero, in order, and
+//! finally the disk's length. Holes are skipped without being read, and a copy without holes has the same
+//! digest.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 const BLOCK_BYTES: u64 = 64 << 10;
 
-/// `sha256:…` of a whole file.
+/// Returns `sha256:…` of a whole file.
 pub fn plain(file: &mut File) -> io::Result<String> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 256 << 10];
@@ -26,7 +27,7 @@ pub fn plain(file: &mut File) -> io::Result<String> {
     Ok(format!("sha256:{}", hex(&hash.finalize())))
 }
 
-/// `sha256-nonzero-64k:…` of a disk.
+/// Returns `sha256-nonzero-64k:…` of a disk.
 pub fn sparse(file: &File) -> io::Result<String> {
     let length = file.metadata()?.len();
     let mut hash = Sha256::new();
@@ -51,7 +52,7 @@ pub fn sparse(file: &File) -> io::Result<String> {
     Ok(format!("sha256-nonzero-64k:{}", hex(&hash.finalize())))
 }
 
-/// The next offset at or after `from` that holds data; `None` when there is none.
+/// Returns the next offset at or after `from` that has data; `None` if there is none.
 fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
     // SAFETY: lseek touches no memory. The file offset is not used: reads give their own.
     let offset = unsafe { libc::lseek64(file.as_raw_fd(), from as i64, libc::SEEK_DATA) };
@@ -61,7 +62,7 @@ fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
         Some(libc::ENXIO) => Ok(None),
-        // A file system without holes: everything is data.
+        // A file system without holes: all bytes are data.
         Some(libc::EINVAL) => Ok(Some(from)),
         _ => Err(error),
     }

@@ -1,4 +1,4 @@
-//! Images from files that are there already.
+//! Creates images from existing files.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::payload::{is_bzimage, is_elf};
 use super::{ImageError, ImageStore, Record, failed};
 
-/// What to import: a kernel, a disk, or both.
+/// Parameters of an import: a kernel, a disk, or both.
 #[derive(Clone, Debug, Default)]
 pub struct ImportRequest {
     /// The image's name.
@@ -18,23 +18,23 @@ pub struct ImportRequest {
     pub initrd: Option<PathBuf>,
     /// raw or qcow2.
     pub disk: Option<PathBuf>,
-    /// The guest's command line.
+    /// Kernel command line of the guest.
     pub cmdline: Option<String>,
 }
 
-/// What a file is, by its first bytes.
+/// Kind of a file, detected by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// bzImage or ELF.
     Kernel,
     /// qcow2.
     Qcow2,
-    /// Anything else of whole sectors.
+    /// Any other file of whole sectors.
     Raw,
 }
 
 impl FileKind {
-    /// Looks at `path`.
+    /// Detects the kind of the file at `path`.
     pub fn of(path: &Path) -> Result<Self, ImageError> {
         let mut head = Vec::new();
         let file = File::open(path).map_err(failed("read", path))?;
@@ -64,7 +64,7 @@ impl FileKind {
     }
 }
 
-/// Copies the files into a new image; `progress` gets the bytes copied and those to copy.
+/// Copies the files into a new image; `progress` gets the copied and the total bytes.
 pub fn import(
     store: &ImageStore,
     request: &ImportRequest,
@@ -148,7 +148,8 @@ pub fn import(
     Ok(record)
 }
 
-/// A qcow2 that names another file would make an image that is not whole, and could name any file of the host.
+/// Refuses a qcow2 with a backing file: the image would be incomplete, and the name could be any file of the
+/// host.
 fn refuse_backing(disk: &Path) -> Result<(), ImageError> {
     let mut head = [0; 16];
     File::open(disk)
@@ -164,7 +165,7 @@ fn refuse_backing(disk: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Copies a file, leaving blocks of zeroes out.
+/// Copies a file, skipping blocks of zeroes.
 fn copy(source: &Path, target: &Path, progress: &mut dyn FnMut(u64)) -> Result<u64, ImageError> {
     use std::os::unix::fs::FileExt;
     let mut from = File::open(source).map_err(failed("read", source))?;

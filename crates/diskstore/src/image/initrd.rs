@@ -1,13 +1,14 @@
 //! Initramfses: the agent as `/init`, the modules it loads, and for a tiny guest busybox, as an uncompressed cpio.
 //!
-//! Uncompressed because a guest's memory can then share it with the file, and because unpacking costs boot time.
+//! Uncompressed, because a guest's memory can then share it with the file, and because unpacking costs boot
+//! time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{ImageError, failed};
 
-/// Makes an initramfs of the agent, modules in loading order, and busybox when given.
+/// Creates an initramfs of the agent, modules in loading order, and busybox if given.
 pub fn make(agent: &Path, modules: &[PathBuf], busybox: Option<&Path>) -> Result<Vec<u8>, ImageError> {
     let read = |path: &Path| fs::read(path).map_err(failed("read", path));
     let mut archive = Archive::default();
@@ -43,7 +44,7 @@ impl Archive {
     fn add(&mut self, name: &str, mode: u32, device: (u32, u32), content: &[u8]) {
         self.inode += 1;
         let links = if mode & 0o170_000 == 0o040_000 { 2 } else { 1 };
-        // Time 0 makes the same input the same archive.
+        // Time 0 makes the archive reproducible.
         let fields = [
             self.inode,
             mode,

@@ -1,8 +1,8 @@
-//! Images: what VMs boot from.
+//! Images, from which VMs boot.
 //!
-//! An image is a folder of the store: a kernel, usually an initramfs, usually a root disk, and `image.json`, which
-//! says what they are and holds their checksums. A folder appears whole, by a rename, and is never written again;
-//! who opens an image holds a shared lock on it, and who removes it an exclusive one.
+//! An image is a folder of the store: a kernel, usually an initramfs, usually a root disk, and `image.json`,
+//! which describes them and holds their checksums. A folder appears atomically, by a rename, and is never
+//! written again. A user of an image holds a shared lock on it; its removal takes an exclusive one.
 
 mod apt;
 mod command;
@@ -38,10 +38,10 @@ pub use tiny::{TINY_CMDLINE, TinyRequest, agent_version, build_tiny};
 
 use crate::disk::Format;
 
-/// The release of Debian that images are built of.
+/// Debian release of built images.
 pub const SUITE: &str = "bookworm";
 
-/// An image, kept from removal while this lives.
+/// An image that can't be removed while this lives.
 #[derive(Debug)]
 pub struct Image {
     /// Its name.
@@ -52,27 +52,27 @@ pub struct Image {
     pub initrd: Option<PathBuf>,
     /// Root disk and its format.
     pub disk: Option<(PathBuf, Format)>,
-    /// What the guest's command line must hold, as `root=/dev/vda rw`.
+    /// Required kernel command line of the guest, as `root=/dev/vda rw`.
     pub cmdline: String,
-    /// What `image.json` says.
+    /// Content of `image.json`.
     pub record: Record,
     /// Holds the shared lock.
     lock: Flock<File>,
 }
 
 impl Image {
-    /// The open file whose lock keeps the image in the store, as long as a copy of this descriptor is open.
+    /// Open file whose lock keeps the image in the store, as long as a copy of this descriptor is open.
     pub fn lock(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
     }
 
-    /// Lets go of the image, which is another process's that has a copy of its lock.
+    /// Releases the image to another process that has a copy of its lock.
     pub fn hand_over(self) {
         lock::hand_over(self.lock);
     }
 }
 
-/// Debian's two kernels.
+/// Debian's kernel packages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KernelFlavour {
     /// `linux-image-cloud-amd64`: small, for virtual machines.
@@ -91,81 +91,81 @@ impl KernelFlavour {
     }
 }
 
-/// How far a build is.
+/// Progress of a build.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
-    /// Step, from 1.
+    /// Number of the step, from 1.
     pub step: usize,
-    /// Steps in all.
+    /// Number of steps.
     pub steps: usize,
-    /// What is being done.
+    /// Description of the step.
     pub what: String,
 }
 
-/// Why an image can't be had, made or removed.
+/// Error of using, building or removing an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// There is none of this name.
+    /// No image has this name.
     #[error("there is no image {name}; {there_are}; `mirrorball image build debian-12` makes one")]
     Missing {
-        /// The name asked for.
+        /// Requested name.
         name: String,
         /// `there are none`, or `there are: a, b`.
         there_are: String,
     },
-    /// A name that can't be an image's.
+    /// A name that is invalid for an image.
     #[error(
         "{0:?} can't be an image's name: letters, digits, `-`, `_` and `.`, 63 at most, not starting with `.` or `-`"
     )]
     Name(String),
-    /// There is one of this name already.
+    /// An image of this name exists.
     #[error("there is an image {0} already; `mirrorball image rm {0}` removes it")]
     Exists(String),
     /// A VM uses it.
     #[error("image {0} is in use by a running VM")]
     InUse(String),
-    /// Its record can't be understood.
+    /// Its record is invalid.
     #[error("image {name} is damaged: {reason}; `mirrorball image rm {name}` and build it again")]
     Damaged {
         /// The image.
         name: String,
-        /// What is wrong.
+        /// Cause.
         reason: String,
     },
-    /// A program that building needs is not installed.
+    /// A program that the build needs is not installed.
     #[error("{program} is needed and not installed: apt-get install {package}")]
     ProgramMissing {
         /// The program.
         program: String,
-        /// The Debian package it is in.
+        /// Debian package of the program.
         package: &'static str,
     },
-    /// A program that building runs failed.
+    /// A program of the build failed.
     #[error("{program} failed ({status}):\n{output}")]
     ProgramFailed {
         /// The program.
         program: String,
         /// How it ended.
         status: String,
-        /// The end of its output.
+        /// End of its output.
         output: String,
     },
-    /// A file is not what it should be.
+    /// A file is invalid.
     #[error("{path}: {reason}")]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Cause.
         reason: String,
     },
     /// A file can't be read or written.
     #[error("can't {what} {path}")]
     Io {
-        /// What was tried: `read`, `write`.
+        /// Operation that failed: `read`, `write`.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
     /// This machine's apt is configured for no archive of Debian.
@@ -174,35 +174,35 @@ pub enum ImageError {
          with --mirror, as in --mirror http://mirror.example/debian"
     )]
     NoArchive {
-        /// The folder of apt's configuration.
+        /// Folder of apt's configuration.
         etc_apt: PathBuf,
         /// The release.
         suite: String,
-        /// The entries that are configured, for the text of the error.
+        /// Configured entries, for the text of the error.
         there: String,
     },
     /// An entry of apt's configuration can't be read.
     #[error("{place}: {reason}; help: correct it, or name an archive with --mirror")]
     Sources {
-        /// The file, and perhaps the line.
+        /// File, and perhaps the line.
         place: String,
-        /// What is wrong.
+        /// Cause.
         reason: String,
     },
     /// Package lists could not be fetched.
     #[error("no package lists from what {origin} names: {reason}; help: name another archive with --mirror")]
     Lists {
-        /// What named the archive: a folder of apt's, or the flag.
+        /// Source of the archive's name: a folder of apt's, or the flag.
         origin: String,
-        /// apt's complaint.
+        /// Error from apt.
         reason: String,
     },
-    /// The machine lacks something a build needs.
+    /// The machine lacks a requirement of the build.
     #[error("{0}")]
     Unable(String),
 }
 
-/// Adds to an I/O error what was tried on which file.
+/// Adds operation and path to an I/O error.
 fn failed(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> ImageError {
     let path = path.into();
     move |source| ImageError::Io { what, path, source }

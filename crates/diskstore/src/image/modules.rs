@@ -1,7 +1,7 @@
-//! Kernel modules a guest needs before its root is there, in the order they must be loaded.
+//! Kernel modules that a guest needs before it has its root, in loading order.
 //!
-//! What a module depends on is read from the module itself (the `depends=` of its `.modinfo`), so no `depmod` is
-//! needed. What is not a module is built in, or not there; the guest then does without.
+//! Dependencies are read from the modules themselves (the `depends=` of their `.modinfo`), so no `depmod` is
+//! needed. A missing module is built in or does not exist; the guest then works without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -56,7 +56,7 @@ impl Modules {
         Ok(Self { files })
     }
 
-    /// The files of [`WANTED`] and all they depend on, each after what it depends on.
+    /// Returns the files of [`WANTED`] and all their dependencies, each after its dependencies.
     pub fn needed(&self) -> Result<Vec<PathBuf>, ImageError> {
         let order = order(&WANTED, &mut |name| match self.files.get(name) {
             None => Ok(None),
@@ -72,11 +72,11 @@ impl Modules {
     }
 }
 
-/// What a module depends on; `None` for a name that is no module.
+/// Returns the dependencies of a module; `None` for a name that is no module.
 type Depends<'a, E> = dyn FnMut(&str) -> Result<Option<Vec<String>>, E> + 'a;
 
-/// Puts `wanted` and what it depends on in an order in which each comes after what it depends on. `depends` gives
-/// the names a module depends on, or `None` for a name that is no module.
+/// Sorts `wanted` and its dependencies so that each module comes after its dependencies. `depends` returns
+/// the dependencies of a module, or `None` for a name that is no module.
 pub fn order<E>(wanted: &[&str], depends: &mut Depends<E>) -> Result<Vec<String>, E> {
     let mut order = Vec::new();
     let mut seen = BTreeSet::new();
@@ -92,7 +92,7 @@ fn visit<E>(
     seen: &mut BTreeSet<String>,
     order: &mut Vec<String>,
 ) -> Result<(), E> {
-    // Marked before its dependencies, so that a circle (which a kernel does not have) ends.
+    // Marked before its dependencies, so that a cycle (which a kernel does not have) ends.
     if !seen.insert(name.to_owned()) {
         return Ok(());
     }
@@ -110,8 +110,8 @@ fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// The `depends=` of a module. The string is searched for in the whole file: nothing else in a module follows a zero
-/// byte with this word.
+/// Returns the `depends=` of a module. The whole file is searched for the string: nothing else in a module
+/// follows a zero byte with this word.
 fn depends_of(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(start) = module.windows(KEY.len()).position(|window| window == KEY) else {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_ends() {
+    fn dependency_cycle_terminates() {
         assert_eq!(order(&["a"], &mut depends).unwrap(), ["b", "a"]);
     }
 

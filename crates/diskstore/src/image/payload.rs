@@ -1,10 +1,11 @@
-//! The ELF kernel inside a bzImage (Linux, `Documentation/x86/boot.rst`: `payload_offset`, `payload_length`).
+//! Extracts the ELF kernel from a bzImage (Linux, `Documentation/x86/boot.rst`: `payload_offset`,
+//! `payload_length`).
 //!
-//! Booting the ELF saves the guest the decompression. Its bytes are those the guest would have unpacked.
+//! Booting the ELF saves the guest the decompression. Its bytes are those that the guest would have unpacked.
 
 use std::io::Read;
 
-/// The most an unpacked kernel may take, in bytes. Little under the fuzzer, which takes much memory for a bug.
+/// Maximum size of an unpacked kernel, in bytes. Small under the fuzzer, which reports much memory as a bug.
 const KERNEL_BYTES_MAX: usize = if cfg!(fuzzing) { 16 << 20 } else { 1 << 30 };
 
 /// Block length of the legacy lz4 format, in bytes.
@@ -20,8 +21,8 @@ pub fn is_elf(kernel: &[u8]) -> bool {
     kernel.starts_with(b"\x7fELF")
 }
 
-/// The ELF kernel of a bzImage; `None` when it is packed in a way this does not know, or damaged: the bzImage is then
-/// used as it is.
+/// Returns the ELF kernel of a bzImage; `None` if its compression is unknown or it is damaged: the bzImage is
+/// then used unchanged.
 pub fn extract(kernel: &[u8]) -> Option<Vec<u8>> {
     if !is_bzimage(kernel) {
         return None;
@@ -67,7 +68,8 @@ fn unpack_lz4_legacy(mut packed: &[u8]) -> Option<Vec<u8>> {
 
 fn read_bounded(reader: impl Read) -> Option<Vec<u8>> {
     let mut out = Vec::new();
-    // The error after the end is the unpacked length the kernel's build appends, taken for another member.
+    // The error after the end is the unpacked length that the kernel's build appends, taken for another
+    // member.
     let result = reader.take(KERNEL_BYTES_MAX as u64).read_to_end(&mut out);
     (result.is_ok() || !out.is_empty()).then_some(out)
 }

@@ -1,16 +1,16 @@
-//! `image.json`: what an image is made of.
+//! `image.json`: the description of an image.
 
 use serde::{Deserialize, Serialize};
 
 use crate::disk::Format;
 
-/// The version of the record this program writes and reads.
+/// Version of the record that this program writes and reads.
 pub(super) const VERSION: u32 = 1;
 
 /// An image's record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Of this format.
+    /// Version of the format.
     pub version: u32,
     /// The image's name.
     pub name: String,
@@ -22,13 +22,13 @@ pub struct Record {
     pub disk: Option<FileRecord>,
     /// Format of the root disk: `raw` or `qcow2`.
     pub format: Option<String>,
-    /// What the guest's command line must hold.
+    /// Required kernel command line of the guest.
     pub cmdline: String,
-    /// What it was built from, for people.
+    /// Origin, for people.
     pub built_from: String,
     /// Seconds since 1970.
     pub created_s: u64,
-    /// Version of the agent in it ([`super::agent_version`]); `None` for an imported image.
+    /// Version of its agent ([`super::agent_version`]); `None` for an imported image.
     pub agent: Option<String>,
 }
 
@@ -37,14 +37,14 @@ pub struct Record {
 pub struct FileRecord {
     /// Its name in the image's folder.
     pub file: String,
-    /// Its length in bytes; a sparse file takes less room.
+    /// Its length in bytes; a sparse file takes less space.
     pub bytes: u64,
-    /// The kind of digest and its value: `sha256:…`, or `sha256-nonzero-64k:…` of a disk (see `digest`).
+    /// Kind of digest and its value: `sha256:…`, or `sha256-nonzero-64k:…` for a disk (see `digest`).
     pub digest: String,
 }
 
 impl Record {
-    /// A record of nothing, made now.
+    /// Creates an empty record with the current time.
     pub(super) fn new(name: &str, built_from: String) -> Self {
         let since = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
@@ -63,7 +63,7 @@ impl Record {
         }
     }
 
-    /// The root disk's format.
+    /// Format of the root disk.
     pub(super) fn disk_format(&self) -> Option<Format> {
         match self.format.as_deref() {
             Some("raw") => Some(Format::Raw),
@@ -72,12 +72,12 @@ impl Record {
         }
     }
 
-    /// The sum of its files' lengths, in bytes.
+    /// Sum of the files' lengths, in bytes.
     pub fn bytes(&self) -> u64 {
         self.files().map(|file| file.bytes).sum()
     }
 
-    /// Its files.
+    /// Yields the files.
     pub fn files(&self) -> impl Iterator<Item = &FileRecord> {
         [&self.kernel, &self.initrd, &self.disk].into_iter().flatten()
     }

@@ -1,17 +1,17 @@
-//! The archive that packages come from: what this machine's apt is configured to use, or the one that the caller names.
+//! Archives of packages: those that this machine's apt is configured for, or the one that the caller names.
 //!
-//! Both formats of apt are read: lines (`*.list`) and stanzas (`*.sources`). An entry is taken if it is of a Debian archive:
-//! third parties name their suites after Debian's, and their components and addresses otherwise.
+//! Both formats of apt are read: lines (`*.list`) and stanzas (`*.sources`). Only entries of a Debian archive
+//! are used. Third parties reuse the names of Debian's suites, but not its components and addresses.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::ImageError;
 
-/// The keys of Debian's archives, on this machine and in the guest.
+/// Keys of Debian's archives, on this machine and in the guest.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// So many entries are named in an error.
+/// Maximum entries named in an error.
 const NAMED_MAX: usize = 3;
 
 /// An archive that the caller names.
@@ -19,10 +19,10 @@ const NAMED_MAX: usize = 3;
 pub struct Mirror(String);
 
 impl Mirror {
-    /// Checks a URL: that of the folder which holds `dists` and `pool`.
+    /// Checks a URL: that of the folder with `dists` and `pool`.
     ///
     /// # Errors
-    /// If it is none that apt could use.
+    /// If apt could not use it.
     pub fn parse(text: &str) -> Result<Self, String> {
         let help = "help: give the folder that holds `dists`, as in http://mirror.example/debian";
         let (scheme, rest) = text
@@ -48,23 +48,23 @@ impl Mirror {
         Ok(Self(text.trim_end_matches('/').to_owned()))
     }
 
-    /// The archive of security updates beside it.
+    /// The archive of its security updates.
     pub fn security(&self) -> Self {
         Self(format!("{}-security", self.0))
     }
 }
 
-/// What packages come from.
+/// Archives of packages.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Sources {
-    /// A deb822 file's text.
+    /// Text of a deb822 file.
     pub text: String,
-    /// The folder of apt's configuration, or the flag, that names the archives.
+    /// Folder of apt's configuration, or the flag, that names the archives.
     pub origin: String,
 }
 
 impl Sources {
-    /// Those of an archive that the caller names.
+    /// Returns the sources of an archive that the caller names.
     pub fn of_mirrors(mirror: &Mirror, security: &Mirror, suite: &str) -> Self {
         let stanzas = [
             stanza(&mirror.0, suite, KEYRING),
@@ -77,10 +77,11 @@ impl Sources {
         }
     }
 
-    /// Those of this machine's apt. If it is of another suite, the archive that it names for that one: an archive has all suites.
+    /// Returns the sources of this machine's apt. If they are of another suite, their archive is used for the
+    /// wanted one: an archive has all suites.
     ///
     /// # Errors
-    /// If it can't be read, makes no sense, or names no archive of Debian.
+    /// If they can't be read, are invalid, or name no archive of Debian.
     pub fn of_machine(etc_apt: &Path, suite: &str) -> Result<Self, ImageError> {
         let entries = read_all(etc_apt)?;
         let mut stanzas = entries_of(&entries, suite)?;
@@ -103,10 +104,10 @@ impl Sources {
     }
 }
 
-/// An entry for binary packages of this machine's kind.
+/// An entry for binary packages of this machine's architecture.
 #[derive(Clone, Debug, Default)]
 struct Entry {
-    /// The file, and the line where it begins.
+    /// File and line where it begins.
     place: String,
     uris: Vec<String>,
     suites: Vec<String>,
@@ -115,7 +116,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// The archives that it names, with each list of mirrors replaced by its best one.
+    /// Returns the archives that it names, with each list of mirrors replaced by its best one.
     fn archives(&self) -> Result<Vec<String>, ImageError> {
         let uris = self.uris.iter();
         uris.map(|uri| match uri.strip_prefix("mirror+file:") {
@@ -125,7 +126,8 @@ impl Entry {
         .collect()
     }
 
-    /// The mirror of a list that apt would try first: a URI a line, after a tab perhaps `priority:N`, where the lowest wins.
+    /// Returns the mirror of a list that apt would try first: one URI per line, after a tab perhaps
+    /// `priority:N`, where the lowest wins.
     fn best_mirror(&self, path: &str) -> Result<String, ImageError> {
         let path = Path::new(path.strip_prefix("//").unwrap_or(path));
         let list = fs::read_to_string(path)
@@ -146,7 +148,7 @@ impl Entry {
         self.components.iter().any(|component| component == "main")
     }
 
-    /// The keys for what is taken of it. Debian's own keyring has another name in some releases, and one in the guest.
+    /// Keys for its packages. Debian's own keyring has another name in some releases, and one in the guest.
     fn keys(&self) -> &str {
         let file = |keys: &str| keys.rsplit('/').next().unwrap_or_default().to_owned();
         match &self.signed_by {
@@ -155,8 +157,8 @@ impl Entry {
         }
     }
 
-    /// Whether it is a dated copy of Debian's archive, whose address goes on after `debian/`. Third parties have such addresses,
-    /// too, and keys of their own.
+    /// Whether it is a dated snapshot of Debian's archive, whose address continues after `debian/`. Third
+    /// parties have such addresses too, with their own keys.
     fn is_dated(&self, uri: &str) -> bool {
         self.keys() == KEYRING && (uri.contains("/debian/") || uri.contains("/debian-security/"))
     }
@@ -170,7 +172,7 @@ fn is_security(uri: &str) -> bool {
     uri.trim_end_matches('/').ends_with("/debian-security")
 }
 
-/// What entries say of the suite: which part of it, and the stanza.
+/// Returns the entries of the suite: its part, and the stanza.
 fn entries_of(entries: &[Entry], suite: &str) -> Result<Vec<(String, String)>, ImageError> {
     let wanted = ["", "-updates", "-security"].map(|end| format!("{suite}{end}"));
     let mut stanzas = Vec::new();
@@ -189,7 +191,7 @@ fn entries_of(entries: &[Entry], suite: &str) -> Result<Vec<(String, String)>, I
     Ok(stanzas)
 }
 
-/// The suite, from archives that are named for other suites.
+/// Returns the suite from archives that are configured for other suites.
 fn other_suites(entries: &[Entry], suite: &str) -> Result<Vec<(String, String)>, ImageError> {
     let mut stanzas = Vec::new();
     for entry in entries.iter().filter(|entry| entry.is_main()) {
@@ -242,7 +244,7 @@ fn none_usable(etc_apt: &Path, suite: &str, entries: &[Entry]) -> ImageError {
     }
 }
 
-/// A URI without the name and password that it may hold.
+/// Returns a URI without a name and password.
 fn shown(uri: &str) -> String {
     match uri.split_once("://") {
         Some((scheme, rest)) => {
@@ -261,7 +263,7 @@ fn bad(place: &str, reason: &str) -> ImageError {
     }
 }
 
-/// All entries, in the order in which apt reads them.
+/// Returns all entries, in the order in which apt reads them.
 fn read_all(etc_apt: &Path) -> Result<Vec<Entry>, ImageError> {
     let mut files: Vec<PathBuf> = fs::read_dir(etc_apt.join("sources.list.d"))
         .into_iter()
@@ -293,7 +295,7 @@ fn is_ours<'a>(mut architectures: impl Iterator<Item = &'a str>) -> bool {
     architectures.any(|name| name == "amd64")
 }
 
-/// `deb [option=value ...] URI SUITE COMPONENT ...`, a line each.
+/// Parses `deb [option=value ...] URI SUITE COMPONENT ...`, one per line.
 fn parse_lines(file: &str, text: &str) -> Result<Vec<Entry>, ImageError> {
     let mut entries = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -316,7 +318,7 @@ fn parse_lines(file: &str, text: &str) -> Result<Vec<Entry>, ImageError> {
             let mut all = options.split_whitespace();
             all.find_map(|option| option.strip_prefix(name)?.strip_prefix('='))
         };
-        // A disc's name has blanks in it, and no disc has what an image needs.
+        // A disc's name has spaces in it, and no disc has an image's packages.
         let rest = rest.trim_start();
         if rest.starts_with("cdrom:") || option("arch").is_some_and(|arch| !is_ours(arch.split(','))) {
             continue;
@@ -336,7 +338,8 @@ fn parse_lines(file: &str, text: &str) -> Result<Vec<Entry>, ImageError> {
     Ok(entries)
 }
 
-/// `Name: value` lines, in stanzas with an empty line between two. A line that begins with a blank goes on with the value.
+/// Parses `Name: value` lines, in stanzas separated by an empty line. A line that begins with a space
+/// continues the value.
 fn parse_stanzas(file: &str, text: &str) -> Result<Vec<Entry>, ImageError> {
     let mut entries = Vec::new();
     let mut fields: Vec<(String, String)> = Vec::new();
@@ -401,7 +404,7 @@ fn of_fields(place: &str, fields: &[(String, String)]) -> Result<Option<Entry>, 
         uris: words(needed("uris", "URIs")?),
         suites: words(needed("suites", "Suites")?),
         components: words(field("components").unwrap_or_default()),
-        // A key may stand there itself, a line each.
+        // The key itself may be here, one line after another.
         signed_by: field("signed-by")
             .filter(|keys| !keys.is_empty())
             .map(|keys| keys.replace('\n', "\n ")),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <data>/images/<name>/image.json, vmlinux, initrd, root.raw, lock
-//! <data>/images/.building-<pid>-<name>/   a build: locked by its builder, removed by the next one if that died
+//! <data>/images/.building-<pid>-<name>/   a build, locked by its builder; the next one removes a dead one
 //! <data>/cache/apt/                       package lists and kernel packages
 //! ```
 
@@ -21,8 +21,8 @@ use super::{Image, ImageError, digest, failed};
 const BUILDING: &str = ".building-";
 /// Mode of an image's files: written once, read by their user.
 const FILE_MODE: u32 = 0o400;
-/// Mode of the folder of images. A user without root builds in a user namespace, whose users pass through. Other users can't
-/// list it, and each image's own folder is closed.
+/// Mode of the folder of images. An unprivileged user builds in a user namespace, whose users pass through.
+/// Other users can't list it, and each image's own folder is closed.
 const PASSABLE: u32 = 0o711;
 
 /// The images of one data directory.
@@ -31,18 +31,18 @@ pub struct ImageStore {
     data: PathBuf,
 }
 
-/// A build under way: its folder disappears unless it is published.
+/// A build in progress: its folder is removed unless it is published.
 pub(super) struct Building {
     pub folder: PathBuf,
     name: String,
     store: ImageStore,
     published: bool,
-    /// Held until the end: tells a build from the remains of one.
+    /// Held until the end: distinguishes a build from the remains of one.
     _lock: Flock<File>,
 }
 
-/// The user's data directory: `$MIRRORBALL_DATA`, `$XDG_DATA_HOME/mirrorball` or `~/.local/share/mirrorball`; none when
-/// no variable says.
+/// Returns the user's data directory: `$MIRRORBALL_DATA`, `$XDG_DATA_HOME/mirrorball` or
+/// `~/.local/share/mirrorball`; none if no variable is set.
 pub fn data_directory() -> Option<PathBuf> {
     let from = |name: &str| {
         std::env::var_os(name)
@@ -55,14 +55,14 @@ pub fn data_directory() -> Option<PathBuf> {
 }
 
 impl ImageStore {
-    /// The user's store: in [`data_directory`].
+    /// Opens the user's store, in [`data_directory`].
     pub fn open_default() -> Result<Self, ImageError> {
         let data = data_directory()
             .ok_or_else(|| ImageError::Unable("no data directory: set MIRRORBALL_DATA or HOME".into()))?;
         Self::open(&data)
     }
 
-    /// The store in the data directory `data`, made when absent.
+    /// Opens the store in the data directory `data`, and creates it when absent.
     pub fn open(data: &Path) -> Result<Self, ImageError> {
         let data = std::path::absolute(data).map_err(failed("find", data))?;
         let images = data.join("images");
@@ -92,7 +92,7 @@ impl ImageStore {
         self.data.join("cache")
     }
 
-    /// The image `name`, locked against removal while the value lives.
+    /// Returns the image `name`, locked against removal while the value lives.
     pub fn get(&self, name: &str) -> Result<Image, ImageError> {
         self.get_within(name, lock::LIMIT)
     }
@@ -140,7 +140,7 @@ impl ImageStore {
         })
     }
 
-    /// The records of all images, by name. Damaged ones are left out.
+    /// Returns the records of all images, by name. Skips damaged ones.
     pub fn list(&self) -> Result<Vec<Record>, ImageError> {
         Ok(self
             .names()?
@@ -162,11 +162,11 @@ impl ImageStore {
                 Some(lock) => Some(lock),
                 None => return Err(ImageError::InUse(name.into())),
             },
-            // Part of an image that was damaged.
+            // The image was damaged.
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(failed("open", &path)(error)),
         };
-        // Renamed first, so that an interrupted removal leaves no half image but what the next build clears away.
+        // Renames first, so that an interrupted removal leaves only remains that the next build removes.
         let grave = self
             .images()
             .join(format!("{BUILDING}{}-{name}", std::process::id()));
@@ -191,7 +191,7 @@ impl ImageStore {
         Ok(())
     }
 
-    /// Begins a build of `name`, clearing away what dead builders left.
+    /// Begins a build of `name`, and removes the remains of dead builders.
     pub(super) fn begin(&self, name: &str) -> Result<Building, ImageError> {
         check_name(name)?;
         if self.images().join(name).exists() {
@@ -227,7 +227,7 @@ impl ImageStore {
                 continue;
             }
             let folder = self.images().join(&name);
-            // A builder that has just made the folder has no lock yet for an instant; its process lives, though.
+            // A builder that has just created the folder has no lock yet, but its process is alive.
             let pid = name[BUILDING.len()..]
                 .split('-')
                 .next()
@@ -301,7 +301,7 @@ impl Building {
             .map_err(failed("make", &self.folder))
     }
 
-    /// The record of a file of the build.
+    /// Returns the record of a file of the build.
     pub fn file(&self, file: &str, disk: bool) -> Result<FileRecord, ImageError> {
         let path = self.folder.join(file);
         let bytes = fs::metadata(&path).map_err(failed("read", &path))?.len();
@@ -341,7 +341,7 @@ impl Building {
 impl Drop for Building {
     fn drop(&mut self) {
         if !self.published {
-            // What can't be removed now is removed by the next build.
+            // The next build removes what can't be removed now.
             let _ = fs::remove_dir_all(&self.folder);
         }
     }

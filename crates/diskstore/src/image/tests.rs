@@ -1,4 +1,4 @@
-//! The store: interrupted builds, damage, locks, imports.
+//! Store of images: interrupted builds, damage, locks, imports.
 
 use std::fs;
 use std::io;
@@ -46,7 +46,7 @@ fn entries(store: &ImageStore) -> Vec<String> {
 }
 
 #[test]
-fn a_missing_image_names_those_there_are_and_the_mend() {
+fn error_for_a_missing_image_lists_the_images_and_help() {
     let (folder, store) = store();
     imported(folder.path(), &store, "one");
     let text = store.get("none").unwrap_err().to_string();
@@ -72,7 +72,7 @@ fn an_imported_image_is_whole_and_verifies() {
 #[test]
 fn an_image_is_closed_to_other_users_and_its_files_are_not_written_again() {
     let (folder, store) = store();
-    // Its sources are open to all.
+    // Its source files are readable by all users.
     imported(folder.path(), &store, "one");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     let image = store.images().join("one");
@@ -111,7 +111,7 @@ fn an_image_whose_lock_is_held_is_an_error_that_names_the_holder() {
     store.get("one").unwrap();
 }
 
-/// Its lock can't be opened, as for a process at its limit of open files.
+/// The lock can't be opened, as for a process at its limit of open files.
 #[test]
 fn an_image_and_a_build_are_removed_only_when_their_lock_was_taken() {
     let (folder, store) = store();
@@ -169,7 +169,7 @@ fn an_interrupted_build_leaves_nothing() {
 }
 
 #[test]
-fn what_a_killed_builder_left_is_removed_by_the_next_and_a_living_ones_is_not() {
+fn remains_of_a_killed_builder_are_removed_by_the_next_and_a_living_ones_are_not() {
     let (folder, store) = store();
     let dead = store.images().join(".building-999999999-dead");
     fs::create_dir(&dead).unwrap();

@@ -9,23 +9,23 @@ use super::sources::Sources;
 use super::store::{Building, file_digest};
 use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, SUITE, failed, initrd, payload};
 
-/// What to build.
+/// Parameters of a build.
 #[derive(Clone, Debug)]
 pub struct TinyRequest {
     /// The image's name.
     pub name: String,
     /// Which kernel.
     pub kernel: KernelFlavour,
-    /// What packages come from.
+    /// Archives of the packages.
     pub sources: Sources,
     /// The agent's program, static.
     pub agent: PathBuf,
 }
 
-/// The image's words for the kernel's command line.
+/// Kernel command line of the image.
 ///
-/// They disable the self-tests of ciphers and the files of the kernel's tracers, which take 29% of a start (4.5 s instead of
-/// 6.3 s, emulated, 2026-11-24) and 9 MB of memory with Debian's 6.1 cloud kernel.
+/// It disables the self-tests of ciphers and the files of the kernel's tracers, which take 29% of a start
+/// (4.5 s instead of 6.3 s, emulated, 2026-11-24) and 9 MB of memory with Debian's 6.1 cloud kernel.
 pub const TINY_CMDLINE: &str = "console=ttyS0 cryptomgr.notests initcall_blacklist=tracer_init_tracefs,init_kprobe_trace,\
                                 init_uprobe_trace,init_dynamic_event";
 
@@ -63,7 +63,7 @@ pub fn build_tiny(
     Ok(record)
 }
 
-/// A kernel package, downloaded.
+/// A downloaded kernel package.
 pub(super) struct KernelPackage {
     pub package: String,
     pub file: PathBuf,
@@ -87,7 +87,7 @@ pub(super) fn check_agent(agent: &Path) -> Result<(), ImageError> {
     })
 }
 
-/// What a record says of the agent in its image: another program gives another text.
+/// Version text of an agent for the image's record: another program gives another text.
 pub fn agent_version(agent: &Path) -> Result<String, ImageError> {
     check_agent(agent)?;
     let digest = file_digest(agent, false)?;
@@ -96,7 +96,7 @@ pub fn agent_version(agent: &Path) -> Result<String, ImageError> {
     Ok(format!("{}+{short}", env!("CARGO_PKG_VERSION")))
 }
 
-/// Puts the kernel (as an ELF when it can be taken out) and the initramfs into the build and its record.
+/// Adds the kernel (as an ELF when it can be extracted) and the initramfs to the build and its record.
 pub(super) fn add_kernel(
     build: &Building,
     kernel: &KernelPackage,

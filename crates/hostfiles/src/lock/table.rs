@@ -1,29 +1,31 @@
-//! The kernel's table of locks, `/proc/locks`, and the same lines about an open file of this process, in `/proc/self/fdinfo`.
+//! Parses the kernel's lock table, `/proc/locks`, and the same lines for an open file in `/proc/self/fdinfo`.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The most readings of the host's table for one question. Ours: a second one misses the same lock rarely.
+/// Maximum readings of the host's table for one query. Our choice: a second reading rarely misses the same
+/// lock.
 const READINGS_MAX: u32 = 8;
 
-/// A lock that a process holds.
+/// A lock held by a process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LockEntry<'a> {
-    /// Taken by `flock`. File systems that keep locks on a server, as 9p and NFS, turn such a lock into a POSIX lock of the
-    /// whole file.
+    /// Whether `flock` took the lock. File systems that keep locks on a server (9p, NFS) turn such a lock
+    /// into a POSIX lock of the whole file.
     pub is_flock: bool,
-    /// The process that holds it; none for the lock of an open file description, and for a process of another PID namespace.
+    /// Process that holds the lock; none for an open file description's lock, or for a process of another PID
+    /// namespace.
     pub pid: Option<u32>,
-    /// Device and number of the file.
+    /// Device and inode of the file.
     pub file: &'a str,
-    /// The first byte that is locked.
+    /// First locked byte.
     pub start: u64,
 }
 
 impl<'a> LockEntry<'a> {
-    /// Reads a line. A process that waits for a lock has an arrow in its line, and is none.
+    /// Parses a line. Returns none for a process that waits for a lock: its line has an arrow.
     pub fn parse(line: &'a str) -> Option<Self> {
         let words: Vec<_> = line.split_whitespace().collect();
         let kind = words
@@ -42,17 +44,17 @@ impl<'a> LockEntry<'a> {
         })
     }
 
-    /// The locks in a text of such lines.
+    /// Yields the locks in a text of such lines.
     pub fn all(text: &'a str) -> impl Iterator<Item = Self> {
         text.lines().filter_map(Self::parse)
     }
 }
 
-/// All locks of the host, as far as this process may see them, one line each, without the numbers that begin the kernel's lines.
+/// Returns all locks of the host that this process may see, one per line, without the leading numbers.
 ///
-/// The kernel hands the table out page by page and finds its place again by counting, so that a lock released between two pages
-/// hides another one from that reading. The table is therefore read until a reading adds no lock, at most [`READINGS_MAX`] times.
-/// A lock that was released meanwhile may still be listed.
+/// The kernel returns the table page by page and finds its position by counting. A lock released between two
+/// pages therefore hides another lock from that reading. The table is read until a reading adds no lock, at
+/// most [`READINGS_MAX`] times. A lock released meanwhile may still be listed.
 ///
 /// # Errors
 /// If there is no `/proc`.
@@ -86,8 +88,8 @@ fn union_of(mut read: impl FnMut() -> io::Result<String>) -> io::Result<String> 
     Ok(lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// The locks of an open file of this process, between other lines. They name the file as the host's table does; what `stat` says
-/// of a file is not always that: not on btrfs, nor on overlayfs.
+/// Returns the locks of an open file of this process, among other lines. They name the file as the host's
+/// table does. `stat` may name it differently, as on btrfs and overlayfs.
 ///
 /// # Errors
 /// If there is no `/proc`.
@@ -121,7 +123,7 @@ mod tests {
         // A process of another PID namespace.
         let line = "3: FLOCK  ADVISORY  READ 0 00:1a:55 0 EOF";
         assert_eq!(parsed(line), Some((true, None, "00:1a:55", 0)));
-        // A process that waits, and what is no lock.
+        // A process that waits, and lines that are no lock.
         assert_eq!(parsed("6: -> FLOCK  ADVISORY  WRITE 30 fe:00:9 0 EOF"), None);
         assert_eq!(parsed("ino:\t9978029"), None);
         assert_eq!(parsed("9: FLOCK"), None);

@@ -2,7 +2,7 @@ use config::cluster::CellPlan;
 use knowledge::fact::parse;
 use policy::placement::place;
 use proptest::prelude::*;
-use registry::cluster::interface::{CellStatus, Part};
+use registry::cluster::interface::{CellStatus, LentMemory};
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn status(number: u16, life: Option<u32>) -> CellStatus {
 
 #[test]
 fn stopped_cell_has_no_capacity_and_its_loans_do_not_count() {
-    let part = |cell| Part { cell, bytes: 1 << 20 };
+    let part = |cell| LentMemory { cell, bytes: 1 << 20 };
     let mut cells = vec![status(0, Some(1)), status(1, None), status(2, Some(1))];
     cells[0].borrowed = vec![part(1), part(2)];
     cells[2].lent = vec![part(0)];

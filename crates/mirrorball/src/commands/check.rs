@@ -1,4 +1,4 @@
-//! `mirrorball check`: reads VM files and says what is wrong with them.
+//! `mirrorball check`: reads VM files and reports errors in them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,14 +19,14 @@ pub fn check(paths: &[PathBuf]) -> Result<ExitCode> {
                     println!("  in cell {}: vCPUs {vcpus}, {memory} of memory", part.cell);
                 }
             }
-            // Of the cluster as it is now; the file is good all the same.
+            // This depends on the present cluster; the file is valid.
             Err(error) => println!("  now it could not start: {error}"),
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads and checks VM files. Relative paths in a file start at the file's folder.
+/// Reads and checks VM files. Relative paths in a file are relative to the file's folder.
 pub fn read(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
     let mut files = Vec::new();
     for path in paths {

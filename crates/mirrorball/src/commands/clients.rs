@@ -12,14 +12,14 @@ use miette::{IntoDiagnostic, Result, miette};
 use registry::console::{FOLLOW, LOG};
 use registry::control::{Answer, Request, ask};
 
-use super::place::{Found, find};
-use crate::attach::{Left, attach, rejoin};
+use super::execution_site::{Found, find};
+use crate::attach::{AttachEnd, attach, rejoin};
 use crate::{exit, guest};
 
-/// How long a VM may take to obey an order that takes no time.
+/// Time limit for a VM to carry out an immediate order.
 pub(super) const ORDER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a reset VM may take to start again.
+/// Time limit for a reset VM to start again.
 const RESET_LIMIT: Duration = Duration::from_secs(65);
 
 macro_rules! here {
@@ -36,13 +36,13 @@ pub fn console(name: &str) -> Result<ExitCode> {
     let folder = here!(name);
     eprintln!("mirrorball: console of {name}; Ctrl-] leaves it");
     match attach(&folder).map_err(|error| miette!("{name}: its console: {error}"))? {
-        Left::Detached => eprintln!("\r\nmirrorball: left {name} running"),
-        Left::Ended => eprintln!("\r\nmirrorball: {name} has ended"),
+        AttachEnd::Detached => eprintln!("\r\nmirrorball: left {name} running"),
+        AttachEnd::Ended => eprintln!("\r\nmirrorball: {name} has ended"),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints what a VM's console said.
+/// Prints the output of a VM's console.
 pub fn logs(name: &str, follow: bool) -> Result<ExitCode> {
     let folder = here!(name);
     let mut console = UnixStream::connect(folder.join("console.sock")).into_diagnostic()?;
@@ -54,7 +54,7 @@ pub fn logs(name: &str, follow: bool) -> Result<ExitCode> {
     loop {
         let count = match console.read(&mut buffer) {
             Ok(count @ 1..) => count,
-            // The monitor is gone. A VM that runs on has another soon.
+            // The monitor is gone. A running VM gets another one soon.
             _ if follow => match rejoin(&folder) {
                 Ok(next) => {
                     console = next;
@@ -130,17 +130,17 @@ pub fn move_vcpu(name: &str, vcpu: u8, cell: u16) -> Result<ExitCode> {
     done(name, answer)
 }
 
-/// Has a VM stand still.
+/// Pauses a VM.
 pub fn pause(name: &str, folder: &Path) -> Result<ExitCode> {
     order_in(name, folder, &Request::Pause, ORDER_LIMIT)
 }
 
-/// Lets a VM go on that stands still.
+/// Resumes a VM.
 pub fn resume(name: &str, folder: &Path) -> Result<ExitCode> {
     order_in(name, folder, &Request::Resume, ORDER_LIMIT)
 }
 
-/// Starts a VM again without asking its guest.
+/// Restarts a VM without its guest's cooperation.
 pub fn reset(name: &str, folder: &Path) -> Result<ExitCode> {
     order_in(name, folder, &Request::Reset, RESET_LIMIT)
 }
@@ -150,7 +150,7 @@ pub fn nmi(name: &str) -> Result<ExitCode> {
     order(name, &Request::Nmi, ORDER_LIMIT)
 }
 
-/// Gives an order to a VM, which has `limit` to obey.
+/// Sends an order to a VM, which has `limit` to carry it out.
 pub(super) fn order(name: &str, request: &Request, limit: Duration) -> Result<ExitCode> {
     let folder = here!(name);
     order_in(name, &folder, request, limit)
@@ -164,7 +164,7 @@ fn order_in(name: &str, folder: &Path, request: &Request, limit: Duration) -> Re
     }
 }
 
-/// What `wait` waits for.
+/// States that `wait` waits for.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum Awaited {
     /// The VM's vCPUs run
@@ -176,7 +176,7 @@ pub enum Awaited {
 }
 
 impl Awaited {
-    /// The word for a VM of which it is so.
+    /// Word for a VM in this state.
     pub fn done(self) -> &'static str {
         match self {
             Self::Running => "runs",
@@ -186,7 +186,7 @@ impl Awaited {
     }
 }
 
-/// Waits for something about a VM.
+/// Waits for a state of a VM.
 pub fn wait(name: &str, folder: &Path, awaited: Awaited, limit_s: u64) -> Result<ExitCode> {
     let request = match awaited {
         Awaited::Running => Request::AwaitRunning { limit_s },

@@ -1,4 +1,4 @@
-//! `clone`, `snapshot`, `restore`: VMs that go on where another stood.
+//! `clone`, `snapshot`, `restore`: VMs that resume from another VM's state.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,19 +19,19 @@ use registry::lease::{Lease, OWN_PROGRAM};
 use registry::monitor::{Batch, Event, Source};
 use registry::vms::{self, BOOT_LIMIT_S, Registry};
 
-use super::place::{self, Demand, Found, LabChoice, find};
+use super::execution_site::{self, Found, LabChoice, RequiredIsolation, find};
 use super::{flags, host_file, hosts};
-use crate::once::RequestArgs;
+use crate::idempotency::RequestArgs;
 use crate::{guest, progress};
 
-/// Where the number goes in a pattern of names.
+/// Placeholder for the number in a pattern of names.
 const NUMBER: &str = "{}";
 /// Bytes of randomness for each clone.
 const SEED_BYTES: usize = 64;
-/// How long a clone's agent may take to answer.
+/// Time limit for a clone's agent to reply.
 const AGENT_LIMIT: Duration = Duration::from_secs(30);
 
-/// What `clone` takes.
+/// Arguments of `clone`.
 #[derive(Debug, clap::Args)]
 pub struct CloneArgs {
     /// The VM to copy
@@ -49,7 +49,7 @@ pub struct CloneArgs {
     pub request: RequestArgs,
 }
 
-/// What `restore` takes.
+/// Arguments of `restore`.
 #[derive(Debug, clap::Args)]
 pub struct RestoreArgs {
     /// The snapshot
@@ -84,7 +84,7 @@ pub struct RestoreArgs {
     /// I/O of the host's devices at most each second, as `run` has it; the snapshot's own when absent
     #[arg(long, value_name = "LIMITS")]
     pub io_limit: Option<IoLimitSpec>,
-    /// What each disk's temporary overlay takes at most, as 4G; the snapshot's own when absent
+    /// Maximum size of each disk's temporary overlay, as 4G; the snapshot's own when absent
     #[arg(long, value_name = "SIZE")]
     pub scratch_limit: Option<Size>,
     /// Nothing else runs on a core of the host while the VM does; also when the snapshot asks for it
@@ -107,7 +107,7 @@ pub struct RestoreArgs {
     pub request: RequestArgs,
 }
 
-/// A copy that runs.
+/// A running copy.
 struct Running {
     name: String,
     folder: PathBuf,
@@ -159,7 +159,7 @@ pub fn clone(args: &CloneArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a snapshot of a running VM, which goes on.
+/// Writes a snapshot of a running VM, which continues.
 pub fn snapshot(name: &str, directory: &Path) -> Result<ExitCode> {
     let folder = match find(name)? {
         Found::Here(folder) => folder,
@@ -189,7 +189,7 @@ pub fn snapshot(name: &str, directory: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts VMs that go on from a snapshot, and prints their names.
+/// Starts VMs from a snapshot, and prints their names.
 pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
     if let Some(code) = args.cell.map(hosts::at_cell).transpose()?.flatten() {
         return Ok(code);
@@ -206,7 +206,7 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
     let directory = Directory::open(&path, &owners).map_err(|error| miette!("{error}"))?;
     let (name, spec) = cell::snapshot::about(&directory).map_err(|error| miette!("{error}"))?;
     let granted = granted(args, &spec, &directory)?;
-    if let Some(code) = place::enter_lab(args.lab, Demand::of([&granted.spec], true))? {
+    if let Some(code) = execution_site::enter_lab(args.lab, RequiredIsolation::of([&granted.spec], true))? {
         return Ok(code);
     }
     eprintln!(
@@ -236,7 +236,7 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the flags allow the snapshot in `directory`, whose manifest asks for `spec`.
+/// Returns the resources that the flags grant to the snapshot in `directory`, whose manifest requests `spec`.
 fn granted(args: &RestoreArgs, spec: &VmSpec, directory: &Directory) -> Result<Granted> {
     let absolute = |path: &PathBuf| std::path::absolute(path).into_diagnostic();
     let mut allowed = Allowed {
@@ -269,7 +269,7 @@ fn granted(args: &RestoreArgs, spec: &VmSpec, directory: &Directory) -> Result<G
     Ok(granted)
 }
 
-/// The host's resources that the flags give.
+/// Returns the host resources that the flags grant.
 fn resources(args: &RestoreArgs) -> Resources {
     Resources {
         cpu_weight: args.cpu_weight,
@@ -283,7 +283,7 @@ fn resources(args: &RestoreArgs) -> Resources {
     }
 }
 
-/// A disk's number and its file.
+/// Parses a disk's number and its file.
 fn numbered_path(text: &str) -> Result<(usize, PathBuf), String> {
     let parsed = text
         .split_once('=')
@@ -294,8 +294,8 @@ fn numbered_path(text: &str) -> Result<(usize, PathBuf), String> {
         .ok_or_else(|| "write NUMBER=PATH, as 0=data.raw; disks are counted from 0".to_owned())
 }
 
-/// Lets VMs of these names go on from `source`, where their parent stood, and prints the names. How many, and how long the
-/// parent stood still.
+/// Starts VMs of these names from `source`, in their parent's state, and prints the names. Returns their
+/// number, and the parent's pause.
 fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: bool) -> Result<(usize, u64)> {
     let vms: Vec<_> = names
         .into_iter()
@@ -334,7 +334,7 @@ fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: boo
     Ok((running.len(), paused_us))
 }
 
-/// `count` names by `pattern` that no running VM has.
+/// Returns `count` names by `pattern` that no running VM has.
 fn names(pattern: &str, count: u16) -> Result<Vec<String>> {
     let taken: BTreeSet<String> = Registry::open()
         .and_then(|registry| registry.list())
@@ -363,7 +363,7 @@ fn names(pattern: &str, count: u16) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The parent's spec, but for what two VMs can't both have.
+/// Returns the parent's spec, without resources that two VMs can't share.
 fn spec_of(parent: &VmSpec, name: &str) -> VmSpec {
     let mut spec = VmSpec {
         name: Some(name.to_owned()),
@@ -377,7 +377,7 @@ fn spec_of(parent: &VmSpec, name: &str) -> VmSpec {
     spec
 }
 
-/// Waits until all run; how long the parent stood still.
+/// Waits until all run; returns the parent's pause.
 fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
     let (mut started, mut running, mut still) = (Vec::new(), BTreeSet::new(), 0);
     for event in lease.events().into_diagnostic()? {
@@ -416,7 +416,8 @@ fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
     Err(miette!("the monitor of the clones died; they died with it"))
 }
 
-/// Makes every clone somebody else than its parent. One without an agent stays who it was, which is said aloud.
+/// Gives every clone an identity of its own. A clone without an agent keeps its parent's, and a message
+/// reports that.
 fn identify(parent: (&str, &VmSpec), vms: &[(String, VmSpec)], running: &[Running]) {
     std::thread::scope(|scope| {
         for clone in running {

@@ -1,4 +1,4 @@
-//! `mirrorball cluster`: starts, shows and ends the cells on this host.
+//! `mirrorball cluster`: starts, shows and ends the cells of this host.
 
 mod change;
 mod cordon;
@@ -28,28 +28,30 @@ use clap::{Args, Subcommand};
 use config::Size;
 use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, OnLost, Site, UserPlan};
 use config::cpulist;
-use hostfiles::accounts;
+use hostfiles::passwd;
 use hostinfo::facts;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask, CellStatus, PART_MARK, Part, Status};
+use registry::cluster::interface::{
+    CellRequest, CellResponse, CellStatus, LentMemory, SHARD_SEPARATOR, Status,
+};
 use registry::vms::{self, Record, Registry};
 use urpc::tls::Identity;
 
-use super::place::{Demand, LabChoice, enter_lab, in_lab};
+use super::execution_site::{LabChoice, RequiredIsolation, enter_lab, in_lab};
 use super::vm;
 
 /// Time limit for all cells to start and link to all others.
 const UP_LIMIT: Duration = Duration::from_secs(20);
-/// As [`UP_LIMIT`], for several hosts: etcd may only be starting.
+/// As [`UP_LIMIT`], for several hosts: etcd may still be starting.
 const UP_LIMIT_HOSTS: Duration = Duration::from_secs(60);
 /// Time limit for the cells to end.
 const DOWN_LIMIT: Duration = Duration::from_secs(10);
 /// Poll interval for the cells' state.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What to do.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
     /// Start the cells: as a file says, or one for each NUMA node of this host
@@ -173,13 +175,13 @@ pub enum ClusterCommand {
 }
 
 impl ClusterCommand {
-    /// Whether it only prints what there is.
+    /// Whether it only prints information.
     pub fn only_prints(&self) -> bool {
         matches!(self, Self::Status { .. } | Self::Vcpus { .. })
     }
 }
 
-/// Memory that goes from one cell to another.
+/// A loan of memory from one cell to another.
 #[derive(Debug, Args)]
 pub struct Loan {
     /// How much, as 512M
@@ -237,7 +239,7 @@ fn up(
     foreground: bool,
     lab: LabChoice,
 ) -> Result<ExitCode> {
-    if let Some(code) = enter_lab(lab, Demand::default())? {
+    if let Some(code) = enter_lab(lab, RequiredIsolation::default())? {
         return Ok(code);
     }
     if foreground {
@@ -252,7 +254,7 @@ fn up(
         users,
     } = planned(file, count, name)?;
     if let Some(site) = &site {
-        // A cell without keys or memory would only start again and again.
+        // A cell without keys or memory would crash repeatedly.
         let hosts = Hosts::open(site.clone()).map_err(|error| miette!("{error}"))?;
         hosts.warning().iter().for_each(|warning| eprintln!("{warning}"));
         if site.runs_etcd {
@@ -287,7 +289,7 @@ fn up(
         ));
     }
     let limit = if site.is_some() { UP_LIMIT_HOSTS } else { UP_LIMIT };
-    // A cell that has failed has no process until the next `up` after `down`.
+    // A failed cell has no process until the next `up` after `down`.
     let met: Vec<CellPlan> = plan
         .into_iter()
         .filter(|cell| !files.cell(cell.number).has_failed())
@@ -310,17 +312,18 @@ fn up(
     foreground::stay(&files)
 }
 
-/// Whether the cluster that is up is planned so: its former foreground process was killed, and this one takes
-/// its place.
+/// Whether the running cluster has this plan: its former foreground process was killed, and this one replaces
+/// it.
 fn is_this_one(files: &Files, plan: &[CellPlan], site: Option<&Site>, users: &[UserPlan]) -> Result<bool> {
     Ok(files.plan().into_diagnostic()? == plan
         && files.site().into_diagnostic()?.as_ref() == site
         && files.users().into_diagnostic()? == users)
 }
 
-/// Checks that this host has not left, and that no cell is up that the file does not know: it would be an older file.
+/// Checks that this host has not left the cluster, and that the file lists every live cell: otherwise the
+/// file is outdated.
 fn check_age(site: &Site) -> Result<()> {
-    // The entries of a host that has just left last for a while.
+    // The entries of a host that has just left expire after a while.
     let deadline = Instant::now() + Duration::from_secs(membership::lease_seconds(site.silence_ms) + 1);
     loop {
         // Etcd may only start with these cells.
@@ -330,7 +333,7 @@ fn check_age(site: &Site) -> Result<()> {
         if let Some(left) = own.find(|cell| present.is_retired(**cell)) {
             return Err(miette!(
                 help = "invite it again, where authority.key is, with `mirrorball cluster invite`",
-                "{} has left the cluster, and cell {left} is nobody's any more",
+                "{} has left the cluster, and cell {left} belongs to no host any more",
                 site.here
             ));
         }
@@ -347,16 +350,16 @@ fn check_age(site: &Site) -> Result<()> {
     }
 }
 
-/// What a cluster is to be on this host.
+/// Plan of a cluster for this host.
 struct Planned {
     cells: Vec<CellPlan>,
     /// None if the file names no hosts.
     site: Option<Site>,
-    /// The users that it admits.
+    /// Users that it admits.
     users: Vec<UserPlan>,
 }
 
-/// What the file plans for this host, or the default plan without a file.
+/// Returns the file's plan for this host, or the default plan without a file.
 fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&str>) -> Result<Planned> {
     let host = host_nodes()?;
     let Some(file) = file else {
@@ -380,12 +383,12 @@ fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&str>) -> Re
     let here = site.as_ref().map(|site| &site.here[..]);
     Ok(Planned {
         cells: spec.cells(&host, here, &name, &text)?,
-        users: spec.users(accounts::uid_of, &name, &text)?,
+        users: spec.users(passwd::uid_of, &name, &text)?,
         site,
     })
 }
 
-/// A cluster file, its name, and its text.
+/// Reads a cluster file; returns the spec, the file's name, and its text.
 fn read(file: &Path) -> Result<(ClusterSpec, String, String)> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         miette!(
@@ -398,13 +401,13 @@ fn read(file: &Path) -> Result<(ClusterSpec, String, String)> {
     Ok((ClusterSpec::parse(&name, &text)?, name, text))
 }
 
-/// The folder that a file is in.
+/// Returns the folder of a file.
 fn folder(file: &Path) -> Result<PathBuf> {
     let file = std::path::absolute(file).into_diagnostic()?;
     Ok(file.parent().map(Path::to_owned).unwrap_or_default())
 }
 
-/// The nodes of this host, with the CPUs that this process may use.
+/// Returns this host's nodes, with the CPUs that this process may use.
 fn host_nodes() -> Result<HostNodes> {
     let facts: knowledge::Base = hostinfo::topology::discover().into_iter().collect();
     let allowed = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).into_diagnostic()?;
@@ -426,15 +429,16 @@ fn start(files: &Files, number: u16) -> std::io::Result<()> {
     outlive(command)
 }
 
-/// Starts a measurement of message costs on this machine in the background. Nothing waits for the
-/// measurement: without it, costs are derived.
+/// Starts a measurement of message costs on this machine in the background. Nothing waits for it: without it,
+/// costs are derived.
 fn measure_meanwhile() {
     let mut command = Command::new("/proc/self/exe");
     command.arg("measure").stdout(Stdio::null()).stderr(Stdio::null());
     let _ = outlive(command);
 }
 
-/// Starts a process of this program that outlives this one, in a session of its own: the terminal's signals are not for it.
+/// Starts a process of this program that outlives this one, in its own session, so that the terminal's
+/// signals don't reach it.
 fn outlive(mut command: Command) -> std::io::Result<()> {
     command
         .arg0("mirrorball")
@@ -452,15 +456,15 @@ fn outlive(mut command: Command) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Waits until every cell knows all others.
+/// Waits until every cell has a link to all others.
 fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<Status> {
     let deadline = Instant::now() + limit;
     let met = |cell: &CellPlan| -> Option<Status> {
         let mut connection = Connection::open(&files.cell(cell.number)).ok()?;
-        let Answer::Status(status) = connection.ask(&Ask::Status).ok()? else {
+        let CellResponse::Status(status) = connection.ask(&CellRequest::Status).ok()? else {
             return None;
         };
-        // Other hosts may come later.
+        // Other hosts may start later.
         let all_live = plan.iter().all(|planned| {
             let mut known = status.cells.iter();
             known.any(|cell| cell.plan.number == planned.number && cell.life.is_some())
@@ -486,7 +490,7 @@ fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<S
                     limit.as_secs()
                 ));
             }
-            _ => std::thread::sleep(LOOK),
+            _ => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
@@ -527,13 +531,14 @@ fn status(json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the VMs of cells that monitors serve, since the cell's process is gone, has set the VM aside, or has just started.
+/// Prints the VMs that monitors serve instead of their cells: the cell's process is gone, has given up on the
+/// VM, or has just started.
 fn print_those_without_cell(status: &Status) -> Result<()> {
     for record in Registry::open().into_diagnostic()?.list().into_diagnostic()? {
         let Some(number) = record.cell else { continue };
         let cell = status.cells.iter().find(|cell| cell.plan.number == number);
         let is_served = cell.is_some_and(|cell| cell.life.is_some() && cell.pid == record.monitor_pid);
-        // One over several hosts stays its monitor's.
+        // A monitor always serves a VM that spans hosts.
         if !is_served && record.shard_pid.is_some() && !spans_hosts(&record, status) {
             println!(
                 "{}: served by process {} instead of cell {number}; `mirrorball cluster adopt {}` has the cell serve it",
@@ -544,7 +549,7 @@ fn print_those_without_cell(status: &Status) -> Result<()> {
     Ok(())
 }
 
-/// Whether the VM has parts on other hosts than its home.
+/// Whether the VM has shards on other hosts than its home.
 fn spans_hosts(record: &Record, status: &Status) -> bool {
     let host = |number: u16| {
         let cell = status.cells.iter().find(|cell| cell.plan.number == number);
@@ -575,7 +580,7 @@ fn adopt(vm: &str) -> Result<ExitCode> {
     let name = vm.to_owned();
     let files = Files::open().into_diagnostic()?;
     let answer = Connection::open(&files.cell(cell))
-        .and_then(|mut connection| connection.ask(&Ask::Adopt { name, again: true }))
+        .and_then(|mut connection| connection.ask(&CellRequest::Adopt { name, again: true }))
         .map_err(|error| {
             miette!(
                 help = "see `mirrorball cluster status`",
@@ -583,12 +588,12 @@ fn adopt(vm: &str) -> Result<ExitCode> {
             )
         })?;
     match answer {
-        Answer::Refused { why } => Err(miette!("{why}")),
+        CellResponse::Refused { why } => Err(miette!("{why}")),
         _ => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// Has a cell act on its memory.
+/// Changes a cell's loans.
 fn loan(act: impl FnOnce() -> std::result::Result<(), operations::Failure>) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
     if let ControlFlow::Break(code) = cells_here(&files)? {
@@ -597,7 +602,8 @@ fn loan(act: impl FnOnce() -> std::result::Result<(), operations::Failure>) -> R
     act().map(|()| ExitCode::SUCCESS).map_err(crate::failed)
 }
 
-/// The cells of this host. Where no cluster is up, the same command runs in the lab, if one is up: then its exit status.
+/// Returns the cells of this host. Without a cluster here, the same command runs in the lab, if one is up;
+/// returns its exit status then.
 fn cells_here(files: &Files) -> Result<ControlFlow<ExitCode, Vec<CellPlan>>> {
     let plan = files.plan().into_diagnostic()?;
     if !plan.is_empty() {
@@ -606,7 +612,7 @@ fn cells_here(files: &Files) -> Result<ControlFlow<ExitCode, Vec<CellPlan>>> {
     in_lab()?.map_or_else(|| Err(no_cluster()), |code| Ok(ControlFlow::Break(code)))
 }
 
-/// Refuses a cell that is none of this host's, which are `plan`.
+/// Refuses a cell that is not in this host's `plan`.
 fn check_is_here(plan: &[CellPlan], number: u16, help: &str) -> Result<()> {
     if plan.iter().any(|cell| cell.number == number) {
         return Ok(());
@@ -642,7 +648,7 @@ fn print(status: &Status, users: &[UserPlan]) {
         println!("{}", line(cell, users));
     }
     for cell in &status.cells {
-        for Part { cell: to, bytes } in &cell.lent {
+        for LentMemory { cell: to, bytes } in &cell.lent {
             println!("cell {} has lent cell {to} {}M", cell.plan.number, bytes >> 20);
         }
     }
@@ -657,7 +663,7 @@ fn line(cell: &CellStatus, users: &[UserPlan]) -> String {
     };
     let nodes: Vec<usize> = cell.plan.nodes.iter().map(|node| *node as usize).collect();
     let mib = |bytes: u64| format!("{}M", bytes >> 20);
-    let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
+    let sum = |parts: &[LentMemory]| parts.iter().map(|part| part.bytes).sum::<u64>();
     let loans = match (sum(&cell.borrowed), sum(&cell.lent)) {
         (borrowed, lent) if borrowed > lent => format!("+{}", mib(borrowed - lent)),
         (borrowed, lent) if lent > borrowed => format!("-{}", mib(lent - borrowed)),
@@ -690,14 +696,14 @@ fn down(leave: bool, stop: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends the cluster on this host. With `leave`, VMs run on.
+/// Ends the cluster on this host. With `leave`, VMs keep running.
 fn end_cluster(files: &Files, leave: bool) -> Result<()> {
     let status = client::status(files).unwrap_or_default().unwrap_or_default();
     let plan = files.plan().into_diagnostic()?;
     let is_own = |cell: &CellStatus| plan.iter().any(|own| own.number == cell.plan.number);
     let own = status.cells.into_iter().filter(is_own);
     // A spanning VM ends as a whole.
-    let is_whole = |name: &String| !name.contains(PART_MARK);
+    let is_whole = |name: &String| !name.contains(SHARD_SEPARATOR);
     let vms: Vec<String> = own.flat_map(|cell| cell.vms).filter(is_whole).collect();
     let users = files.users().into_diagnostic()?;
     if !leave && !vms.is_empty() {
@@ -725,7 +731,7 @@ fn end_cluster(files: &Files, leave: bool) -> Result<()> {
     Ok(())
 }
 
-/// Ends the cells of this host. VMs run on.
+/// Ends the cells of this host. VMs keep running.
 fn end_cells(files: &Files) -> Result<()> {
     let deadline = Instant::now() + DOWN_LIMIT;
     loop {
@@ -734,8 +740,10 @@ fn end_cells(files: &Files) -> Result<()> {
             return Ok(());
         }
         for cell in &running {
-            // One that is starting anew is told in the next round, and one that waits for etcd by a note.
-            let asked = Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&Ask::End));
+            // A starting cell receives the request in the next round, and one that waits for etcd reads the
+            // note.
+            let asked =
+                Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&CellRequest::End));
             if asked.is_err() {
                 files.cell(cell.number).end().into_diagnostic()?;
             }
@@ -748,7 +756,7 @@ fn end_cells(files: &Files) -> Result<()> {
                 DOWN_LIMIT.as_secs()
             ));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

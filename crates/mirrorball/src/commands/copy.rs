@@ -5,11 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use hostfiles::{Unfinished, private};
+use hostfiles::{AtomicFile, private};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{Result, miette};
 
-use super::place::{Found, find};
+use super::execution_site::{Found, find};
 use crate::guest;
 
 /// Copies `source` to `target`; one of them is `VM:PATH`.
@@ -24,7 +24,7 @@ pub fn cp(source: &str, target: &str) -> Result<ExitCode> {
     }
 }
 
-/// `VM:PATH`; a name with a slash before the colon is a file of this machine.
+/// Splits `VM:PATH`; a name with a slash before the colon is a file of this machine.
 fn split(text: &str) -> Option<(&str, &str)> {
     text.split_once(':')
         .filter(|(vm, path)| !vm.is_empty() && !vm.contains('/') && !path.is_empty())
@@ -90,12 +90,12 @@ fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
             target.display()
         )
     };
-    let new = Unfinished::beside(&target).map_err(failed)?;
+    let new = AtomicFile::beside(&target).map_err(failed)?;
     let bar = bar(0);
     let copied = agent::client::get(agent, path, new.file(), &mut |bytes| bar.set_position(bytes));
     bar.finish_and_clear();
     let copied = copied.map_err(|error| guest::explain(vm, error))?;
-    // The guest chooses the bits, within those that this user gives to new files.
+    // The guest chooses the bits, restricted by this user's umask.
     let mode = Permissions::from_mode(copied.mode & !private::umask());
     new.file()
         .set_permissions(mode)

@@ -1,4 +1,4 @@
-//! `mirrorball disk`: commits, compares, compacts and checks disks that no VM uses, and lists and removes overlays.
+//! `mirrorball disk`: commits, compares, compacts and checks unused disks, and lists and removes overlays.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -6,19 +6,19 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
-use diskstore::disk::upkeep::{self, Diff, Overlay, Overlays, Report, Target};
+use diskstore::disk::maintenance::{self, Diff, Overlay, Overlays, Report, Target};
 use diskstore::disk::{DiskError, Format};
 use diskstore::image::data_directory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use miette::{IntoDiagnostic, Result, miette};
 
-use super::place::in_lab;
+use super::execution_site::in_lab;
 use crate::exit;
 
-/// How long something may take before a bar shows how far it is.
+/// Time before a progress bar appears.
 const SILENT_MAX: Duration = Duration::from_secs(2);
 
-/// What to do with disks.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
     /// List the overlays that persistent private disks left
@@ -61,7 +61,7 @@ pub enum DiskCommand {
     },
 }
 
-/// Which disk.
+/// Argument that names a disk.
 #[derive(Debug, Args)]
 pub struct DiskArgs {
     /// A file, or the overlay VM/DISK that a VM left, or VM if it left one
@@ -85,13 +85,13 @@ impl DiskCommand {
     }
 }
 
-/// Does what was asked, printing the result.
+/// Runs a subcommand and prints the result.
 pub fn run(command: DiskCommand) -> Result<ExitCode> {
-    // A lab host's locks are its own: where a lab runs, what its VMs use is known there only.
+    // A lab host has its own locks: where a lab runs, only that host has the locks of its VMs.
     if let Some(code) = in_lab()? {
         return Ok(code);
     }
-    let place = Place::find()?;
+    let place = DataDirectory::find()?;
     match command {
         DiskCommand::Ls { json } => place.list(json)?,
         DiskCommand::Rm { names } => names.iter().try_for_each(|name| place.remove(name))?,
@@ -104,12 +104,12 @@ pub fn run(command: DiskCommand) -> Result<ExitCode> {
 }
 
 /// The user's data directory.
-struct Place {
+struct DataDirectory {
     data: PathBuf,
     overlays: Overlays,
 }
 
-impl Place {
+impl DataDirectory {
     fn find() -> Result<Self> {
         let data = data_directory()
             .ok_or_else(|| miette!(help = "set MIRRORBALL_DATA or HOME", "there is no data directory"))?;
@@ -141,7 +141,7 @@ impl Place {
             return Err(no_overlay(name));
         }
         for overlay in found {
-            self.overlays.remove(&overlay).map_err(told)?;
+            self.overlays.remove(&overlay).map_err(with_help)?;
             println!("{}/{}: removed", overlay.vm, overlay.disk);
         }
         Ok(())
@@ -163,15 +163,15 @@ impl Place {
             }
         };
         let bar = Bar::new();
-        let done = upkeep::commit(&path, format, &target, &mut bar.report()).map_err(told)?;
+        let done = maintenance::commit(&path, format, &target, &mut bar.report()).map_err(with_help)?;
         drop(bar);
         println!("{}: {} written", done.into.display(), size(done.written_bytes));
         Ok(())
     }
 
-    /// Refuses bases that others stand on.
+    /// Refuses bases that other overlays use.
     fn base_may_be_written(&self, overlay: &Path, format: Option<Format>) -> Result<()> {
-        let base = upkeep::base(overlay, format).map_err(told)?;
+        let base = maintenance::base(overlay, format).map_err(with_help)?;
         if let Some(image) = self.image_of(&base) {
             return Err(miette!(
                 help = "commit into a new file (--to FILE), and make an image of that: mirrorball image import FILE",
@@ -195,7 +195,7 @@ impl Place {
     fn diff(&self, disk: &DiskArgs, json: bool) -> Result<()> {
         let (path, format) = self.disk(disk)?;
         let bar = Bar::new();
-        let diff = upkeep::diff(&path, format, &mut bar.report()).map_err(told)?;
+        let diff = maintenance::diff(&path, format, &mut bar.report()).map_err(with_help)?;
         drop(bar);
         if json {
             println!("{}", serde_json::to_string_pretty(&diff).into_diagnostic()?);
@@ -215,7 +215,7 @@ impl Place {
             ));
         }
         let bar = Bar::new();
-        let done = upkeep::compact(&path, format, &mut bar.report()).map_err(told)?;
+        let done = maintenance::compact(&path, format, &mut bar.report()).map_err(with_help)?;
         drop(bar);
         let path = path.display();
         if done.after_bytes < done.before_bytes {
@@ -230,12 +230,12 @@ impl Place {
     fn check(&self, disk: &DiskArgs) -> Result<ExitCode> {
         let (path, format) = self.disk(disk)?;
         let bar = Bar::new();
-        let report = upkeep::check(&path, format, &mut bar.report()).map_err(told)?;
+        let report = maintenance::check(&path, format, &mut bar.report()).map_err(with_help)?;
         drop(bar);
         Ok(print_report(&path, &report))
     }
 
-    /// The file that an argument names, and its format if that is sure.
+    /// Returns the file that an argument names, and its format if that is certain.
     fn disk(&self, disk: &DiskArgs) -> Result<(PathBuf, Option<Format>)> {
         let name = &disk.disk;
         let path = Path::new(name);
@@ -265,7 +265,7 @@ impl Place {
         }
     }
 
-    /// The image that a file belongs to.
+    /// Returns the image that a file belongs to.
     fn image_of(&self, path: &Path) -> Option<String> {
         let images = self.data.join("images").canonicalize().ok()?;
         let path = path.canonicalize().ok()?;
@@ -281,8 +281,8 @@ fn no_overlay(name: &str) -> miette::Report {
     )
 }
 
-/// An error as this command's user can mend it.
-fn told(error: DiskError) -> miette::Report {
+/// Adds help for the user of this command to an error.
+fn with_help(error: DiskError) -> miette::Report {
     match error {
         DiskError::UntrustedBacking { path, backing } => miette!(
             help = "if that is meant, say so with --format qcow2",
@@ -359,7 +359,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// A progress bar that is not seen until it has been going for a while.
+/// A progress bar that appears after a while.
 struct Bar {
     bar: ProgressBar,
     start: Instant,
@@ -367,7 +367,7 @@ struct Bar {
 
 impl Bar {
     fn new() -> Self {
-        // The template is a literal; a bad one falls back to the usual look.
+        // The template is a literal; an invalid one falls back to the default style.
         let style = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {percent}%, {eta} to go")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         Self {

@@ -1,4 +1,4 @@
-//! `mirrorball dsm`: one memory for processes on several hosts: its other nodes, its timings, its memory order.
+//! `mirrorball dsm`: one memory for processes on several hosts: other nodes, benchmarks, memory-order tests.
 
 mod bench;
 mod kernels;
@@ -15,7 +15,7 @@ use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// What to do.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum DsmCommand {
     /// Be a node of a shared memory, for one `dsm bench` or `dsm litmus` that names this host
@@ -39,7 +39,7 @@ pub struct ServeArgs {
     with_parent: bool,
 }
 
-/// When lanes poll.
+/// Polling mode of page servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Poll {
     /// For a while after whatever was served
@@ -61,7 +61,7 @@ impl From<Poll> for Polls {
     }
 }
 
-/// How a node uses its host.
+/// Use of the host by a node.
 #[derive(Clone, Debug, Args)]
 pub struct HostArgs {
     /// Run on these CPUs only, as 0,2
@@ -88,13 +88,13 @@ pub struct HostArgs {
 }
 
 impl DsmCommand {
-    /// Whether nobody but its reader needs it. What goes to other nodes asks for errors instead of signals.
+    /// Whether only its reader needs it. A command that sends to other nodes needs errors instead of signals.
     pub fn only_prints(&self) -> bool {
         matches!(self, Self::Bench(_) | Self::Litmus(_))
     }
 }
 
-/// Runs it.
+/// Runs a subcommand.
 pub fn dsm(command: &DsmCommand) -> Result<ExitCode> {
     match command {
         DsmCommand::Serve(args) => serve(args),
@@ -114,13 +114,13 @@ fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let listener = dsm_bench::listen(&args.listen).map_err(|error| miette!("{error}"))?;
     let address = listener.local_addr().map_err(|error| miette!("{error}"))?;
     println!("{address}");
-    dsm_bench::serve(&listener, options, &args.host.settings(), lost, say_notes)
+    dsm_bench::serve(&listener, options, &args.host.settings(), lost, print_notes)
         .map_err(|error| miette!("{error}"))?;
     Ok(ExitCode::SUCCESS)
 }
 
 impl HostArgs {
-    /// Keeps this process to its CPUs, threads to come included.
+    /// Restricts this process to its CPUs, future threads included.
     fn keep_to_cpus(&self) -> Result<()> {
         if self.cpus.is_empty() {
             return Ok(());
@@ -167,14 +167,14 @@ impl HostArgs {
     }
 }
 
-/// A node is lost: threads wait for its pages, so nothing else is left to do.
+/// Handles the loss of a node: threads wait for its pages, so only ending is left.
 fn lost(end: &End) {
     eprintln!("mirrorball: {end}");
-    // The other nodes are told meanwhile by the lane that saw it; no thread needs to be waited for.
+    // The page server that detected the loss reports it to the other nodes; no thread needs to be joined.
     std::process::exit(i32::from(crate::exit::FAILED));
 }
 
-fn say_notes(node: &Node) {
+fn print_notes(node: &Node) {
     for note in node.notes() {
         eprintln!("mirrorball: node {}: {note}", node.me());
     }

@@ -1,4 +1,4 @@
-//! `mirrorball events`: what happens to VMs and cells, from the journal of this host ([`registry::journal`]).
+//! `mirrorball events`: events of VMs and cells, from the journal of this host ([`registry::journal`]).
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -9,17 +9,17 @@ use miette::{IntoDiagnostic, Result};
 use registry::journal::{Entry, Journal, Reader, Token};
 use serde_json::{Map, Value};
 
-use super::place::in_lab;
+use super::execution_site::in_lab;
 
-/// Interval between two looks for more events.
+/// Poll interval for further events.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What `events` takes.
+/// Arguments of `events`.
 #[derive(Debug, clap::Args)]
 pub struct EventsArgs {
     /// Begin behind the event of this token, or with the oldest one that is kept: `start`
     #[arg(long, value_name = "TOKEN|start")]
-    after: Option<Place>,
+    after: Option<StartAt>,
     /// As JSON: an object for each event, in a line
     #[arg(long)]
     json: bool,
@@ -28,14 +28,14 @@ pub struct EventsArgs {
     no_follow: bool,
 }
 
-/// Where to begin.
+/// Start position.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum StartAt {
     Start,
     After(Token),
 }
 
-impl FromStr for Place {
+impl FromStr for StartAt {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
@@ -46,7 +46,7 @@ impl FromStr for Place {
     }
 }
 
-/// Prints the events of VMs and cells: those that there are, and with following those to come.
+/// Prints the existing events of VMs and cells, and with following the later ones.
 pub fn events(args: &EventsArgs) -> Result<ExitCode> {
     let journal = Journal::open().into_diagnostic()?;
     if !journal.exists()
@@ -55,8 +55,8 @@ pub fn events(args: &EventsArgs) -> Result<ExitCode> {
         return Ok(code);
     }
     let mut reader = match args.after {
-        Some(Place::After(token)) => Reader::after(journal, token),
-        Some(Place::Start) => Reader::from_start(journal),
+        Some(StartAt::After(token)) => Reader::after(journal, token),
+        Some(StartAt::Start) => Reader::from_start(journal),
         None if args.no_follow => Reader::from_start(journal),
         None => Reader::from_end(journal).into_diagnostic()?,
     };
@@ -77,7 +77,7 @@ pub fn events(args: &EventsArgs) -> Result<ExitCode> {
     }
 }
 
-/// The event for people: its time, its token, its kind, its VM or cell, and the rest.
+/// Formats an event for people: its time, its token, its kind, its VM or cell, and the rest.
 fn line(entry: &Entry) -> String {
     let mut rest = entry.event.clone();
     let unix_ms = take(&mut rest, "unix_ms").and_then(|time| time.as_u64());
@@ -104,7 +104,7 @@ fn take(event: &mut Map<String, Value>, key: &str) -> Option<Value> {
     event.remove(key)
 }
 
-/// A value as text without what a terminal would obey.
+/// Formats a value as text without terminal control characters.
 fn plain(value: &Value) -> String {
     let text = match value {
         Value::String(text) => text.clone(),
@@ -115,7 +115,7 @@ fn plain(value: &Value) -> String {
         .collect()
 }
 
-/// A time in UTC as RFC 3339 writes it, with milliseconds.
+/// Formats a time in UTC as in RFC 3339, with milliseconds.
 fn time(unix_ms: u64) -> String {
     let (seconds, ms) = (unix_ms / 1000, unix_ms % 1000);
     let (days, second) = (seconds / 86_400, seconds % 86_400);
@@ -127,7 +127,7 @@ fn time(unix_ms: u64) -> String {
     )
 }
 
-/// Year, month and day of a day since 1970 in the Gregorian calendar (H. Hinnant, "chrono-Compatible
+/// Returns year, month and day of a day since 1970 in the Gregorian calendar (H. Hinnant, "chrono-Compatible
 /// Low-Level Date Algorithms", `civil_from_days`): years begin in March, so that a leap day is a year's last.
 fn date(days: u64) -> (u64, u64, u64) {
     /// Days from 1 March of the year 0 to 1 January 1970.
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn times_are_those_of_the_calendar() {
-        // As `date -u -d @SECONDS` says.
+        // Values of `date -u -d @SECONDS`.
         for (seconds, expected) in [
             (0, "1970-01-01T00:00:00.007Z"),
             (951_782_399, "2000-02-28T23:59:59.007Z"),
@@ -184,16 +184,19 @@ mod tests {
         );
         let up = json!({ "unix_ms": 1, "event": "cell-up", "cell": 3, "life": 2 });
         assert!(line(&entry(up)).ends_with("cell-up          cell 3               life: 2"));
-        // A VM's cell is not its subject, and what a later version adds is shown.
+        // A VM's cell is not its subject, and fields of later versions are shown.
         let later = json!({ "event": "vm-painted", "vm": "a", "cell": 1, "colours": ["red"] });
         assert!(line(&entry(later)).ends_with("a                    cell: 1, colours: [\"red\"]"));
     }
 
     #[test]
     fn events_begin_at_a_token_or_at_the_start() {
-        assert_eq!("start".parse(), Ok(Place::Start));
-        assert_eq!("1f-2-300".parse(), Ok(Place::After("1f-2-300".parse().unwrap())));
-        let why = "begin".parse::<Place>().unwrap_err();
+        assert_eq!("start".parse(), Ok(StartAt::Start));
+        assert_eq!(
+            "1f-2-300".parse(),
+            Ok(StartAt::After("1f-2-300".parse().unwrap()))
+        );
+        let why = "begin".parse::<StartAt>().unwrap_err();
         assert!(why.contains("is no token"), "{why}");
     }
 }

@@ -1,4 +1,4 @@
-//! The flags of `mirrorball run`, and the VM they describe.
+//! Flags of `mirrorball run`, and the VM that they describe.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,9 @@ use config::{ConfigError, IoLimitSpec, Label, Size, SpanMemory, SpanSpec, VmSpec
 use miette::{Result, miette};
 use registry::vms::BOOT_LIMIT_S;
 
-use super::place::LabChoice;
+use super::execution_site::LabChoice;
 
-/// What `run` takes.
+/// Arguments of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
@@ -75,7 +75,7 @@ pub struct RunArgs {
     /// Start the VM again after it has ended: no, on-failure or always; never after `stop` or `kill`
     #[arg(long, value_name = "WHEN", default_value = "no")]
     pub restart: String,
-    /// What each disk's temporary overlay takes at most, as 4G
+    /// Maximum size of each disk's temporary overlay, as 4G
     #[arg(long, value_name = "SIZE")]
     pub scratch_limit: Option<Size>,
     /// The cell of the cluster to run in
@@ -84,7 +84,7 @@ pub struct RunArgs {
     /// The cells of the cluster to span, as 0,1, the VM's home first; or auto
     #[arg(long, value_name = "CELLS")]
     pub span: Option<SpanSpec>,
-    /// What the cells it spans have of its memory: shared, all of it; or coherent, a copy each
+    /// Memory of the cells that it spans: shared between them; or coherent, a copy in each
     #[arg(long, value_name = "KIND", requires = "span")]
     pub span_memory: Option<SpanMemory>,
     /// 4K, thp, 2M or 1G
@@ -113,7 +113,7 @@ pub struct RunArgs {
     pub command: Vec<String>,
 }
 
-/// A flag's value that is one of the words of a spec.
+/// Parses a flag's value that is one of a spec's words.
 pub(super) fn word<T: serde::de::DeserializeOwned>(flag: &str, text: &str) -> Result<T> {
     serde_json::from_value(serde_json::Value::String(text.to_owned()))
         .map_err(|error| miette!("--{flag} {text}: {error}"))
@@ -123,7 +123,7 @@ pub(super) fn word<T: serde::de::DeserializeOwned>(flag: &str, text: &str) -> Re
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostNodes(pub Vec<u32>);
 
-/// Reads a list of nodes of a host; none of them when the text is empty.
+/// Parses a list of host nodes; none if the text is empty.
 pub(super) fn host_nodes(text: &str) -> std::result::Result<HostNodes, &'static str> {
     const NODES_MAX: usize = 1024;
     if text.is_empty() {
@@ -198,14 +198,14 @@ fn net(text: &str) -> Result<Option<NetSpec>> {
     Ok(Some(card))
 }
 
-/// The cells that it spans.
+/// Returns the cells that it spans.
 fn span(args: &RunArgs) -> Result<Option<SpanSpec>> {
     let memory = args.span_memory.unwrap_or_default();
     let span = args.span.clone().map(|span| span.with_memory(memory));
     span.transpose().map_err(|why| miette!("--span-memory: {why}"))
 }
 
-/// The VM that the flags describe.
+/// Returns the VM that the flags describe.
 pub fn spec(args: &RunArgs) -> Result<VmSpec> {
     let mut cards = Vec::new();
     for text in &args.net {
@@ -338,9 +338,9 @@ mod tests {
             error.to_string(),
             "--cmdline: neither an image nor a kernel to boot"
         );
-        let mend = error.help().map(|help| help.to_string());
+        let help = error.help().map(|help| help.to_string());
         assert_eq!(
-            mend.as_deref(),
+            help.as_deref(),
             Some("add `--image debian-12`, or `--kernel FILE`")
         );
         let error = parse(&["vm.toml", "--cmdline", "psi=1"]).unwrap_err();

@@ -1,5 +1,5 @@
-//! `mirrorball generate`: shell completions, man pages and the reference of commands, from the definitions that the command
-//! line is parsed by.
+//! `mirrorball generate`: shell completions, man pages and the reference of commands, from the definitions of
+//! the command line.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use clap::{Arg, Command, Subcommand};
 use clap_complete::Shell;
 use miette::{IntoDiagnostic, Result, miette};
 
-/// The name that the command has in what is generated.
+/// Name of the command in generated texts.
 const NAME: &str = "mirrorball";
 
 /// `mirrorball generate`.
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use crate::Cli;
 
-    /// Where the reference is.
+    /// Path of the reference.
     const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/commands.md");
 
     #[test]

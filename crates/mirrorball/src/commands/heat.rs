@@ -17,14 +17,14 @@ use registry::control::{Answer, Request, ask};
 use registry::vms;
 use symbols::Symbols;
 
-use super::place::{Found, find};
+use super::execution_site::{Found, find};
 
 /// Time limit for a VM to report its counters.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// Maximum length of a file of symbols; those of Debian's kernels have 10 MB.
+/// Maximum length of a symbol file; those of Debian's kernels have 10 MB.
 const SYMBOLS_MAX_BYTES: u64 = 64 << 20;
 
-/// Whose memory is told of.
+/// Arguments of `heat`.
 #[derive(Debug, Args)]
 pub struct HeatArgs {
     /// The VM
@@ -93,5 +93,5 @@ fn read_symbols(path: &Path) -> Result<Symbols> {
         ));
     }
     Symbols::parse(&text)
-        .map_err(|fault| miette!(help = fault.mend, "{shown} line {}: {}", fault.line, fault.what))
+        .map_err(|fault| miette!(help = fault.help, "{shown} line {}: {}", fault.line, fault.what))
 }

@@ -1,4 +1,4 @@
-//! Commands that run on another host of the cluster, with this one's terminal and streams.
+//! Forwards commands to another host of the cluster, with this host's terminal and streams.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -10,13 +10,13 @@ use registry::cluster::client;
 use registry::cluster::files::Files;
 use registry::vms::Record;
 
-use super::place::argv_os;
+use super::execution_site::argv_os;
 use crate::guest;
 
-/// Set for a command that another host has this one run.
+/// Environment variable of a command that another host forwarded to this one.
 const FORWARDED_VARIABLE: &str = "MIRRORBALL_FORWARDED";
 
-/// Runs this same command on the other host of the cluster where a VM runs, if there is one.
+/// Runs this command on the other host of the cluster where a VM runs, if there is one.
 pub fn vm_elsewhere(vm: &str) -> Result<Option<ExitCode>> {
     let Some(hosts) = hosts()? else { return Ok(None) };
     let status = client::status(&Files::open().into_diagnostic()?).into_diagnostic()?;
@@ -28,7 +28,7 @@ pub fn vm_elsewhere(vm: &str) -> Result<Option<ExitCode>> {
     }
 }
 
-/// Runs this same command where a cell is, if that is on another host.
+/// Runs this command on the host of a cell, if that is another host.
 pub fn at_cell(cell: u16) -> Result<Option<ExitCode>> {
     match hosts()?.filter(|hosts| hosts.site().is_elsewhere(cell)) {
         Some(hosts) => forward(&hosts, cell).map(Some),
@@ -36,8 +36,8 @@ pub fn at_cell(cell: u16) -> Result<Option<ExitCode>> {
     }
 }
 
-/// Runs this same command on each other host that has one of these cells. Returns the hosts, each with the
-/// exit status there, or with why the command did not run.
+/// Runs this command on each other host that has one of these cells. Returns the hosts, each with the exit
+/// status there, or with the reason why the command did not run.
 pub fn at_hosts_of(cells: &BTreeSet<u16>) -> Result<Vec<(String, Result<ExitCode>)>> {
     let Some(hosts) = hosts()? else {
         return Ok(Vec::new());
@@ -51,7 +51,7 @@ pub fn at_hosts_of(cells: &BTreeSet<u16>) -> Result<Vec<(String, Result<ExitCode
     Ok(having.collect())
 }
 
-/// The cluster's hosts; none if this one is alone, or if the command has come from another.
+/// Returns the cluster's hosts; none for a single host, or if another host forwarded the command.
 fn hosts() -> Result<Option<Hosts>> {
     if std::env::var_os(FORWARDED_VARIABLE).is_some() {
         return Ok(None);
@@ -73,16 +73,16 @@ fn forward(hosts: &Hosts, cell: u16) -> Result<ExitCode> {
     Ok(ExitCode::from(status.code()))
 }
 
-/// What the other hosts of the cluster have.
+/// VMs on the other hosts of the cluster.
 #[derive(Debug, Default)]
 pub struct OtherHosts {
-    /// The VMs that run there.
+    /// VMs that run there.
     pub vms: Vec<Record>,
-    /// The hosts that did not answer, or not with a list of VMs.
+    /// Hosts that did not reply with a list of VMs.
     pub silent: Vec<String>,
 }
 
-/// The VMs of the other hosts of the cluster, by `ps --json` there.
+/// Returns the VMs of the other hosts of the cluster, by `ps --json` there.
 pub fn vms_of_other_hosts() -> Result<OtherHosts> {
     let Some(hosts) = hosts()? else {
         return Ok(OtherHosts::default());
@@ -103,7 +103,7 @@ pub fn vms_of_other_hosts() -> Result<OtherHosts> {
     Ok(found)
 }
 
-/// Runs this program, which must not go on to yet another host; with this terminal if there is one.
+/// Request to run this program, which must not forward to a third host; with this terminal if there is one.
 pub(super) fn command_request(argv: &[String], terminal: bool) -> ExecRequest {
     let mut request = guest::request(argv, terminal);
     request.env.push((FORWARDED_VARIABLE.to_owned(), "1".to_owned()));

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::progress;
 
-/// What to do with images.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
     /// Build an image from Debian's own packages
@@ -39,7 +39,7 @@ pub enum ImageCommand {
     },
 }
 
-/// What to build.
+/// Arguments of `build`.
 #[derive(Debug, Args)]
 pub struct BuildArgs {
     /// Which: a Debian with a root disk, or a kernel with busybox that boots in seconds
@@ -67,7 +67,7 @@ pub struct BuildArgs {
     if_missing: bool,
 }
 
-/// What can be built.
+/// Images that can be built.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Recipe {
     #[value(name = "debian-12")]
@@ -82,7 +82,7 @@ enum Kernel {
     Generic,
 }
 
-/// What to import.
+/// Arguments of `import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
     /// A disk or a kernel, told by its content
@@ -119,7 +119,7 @@ impl Recipe {
         }
     }
 
-    /// The words that it gives its images for the kernel's command line.
+    /// Kernel command line of its images.
     fn cmdline(self) -> &'static str {
         match self {
             Self::Debian12 => DEBIAN_CMDLINE,
@@ -128,7 +128,7 @@ impl Recipe {
     }
 }
 
-/// Does what was asked, printing the result.
+/// Runs a subcommand and prints the result.
 pub fn run(command: ImageCommand) -> Result<(), ImageError> {
     let store = ImageStore::open_default()?;
     match command {
@@ -156,7 +156,7 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
     if arguments.if_missing
         && let Ok(image) = store.get(&name)
     {
-        // An imported image has whatever agent and words it has.
+        // An imported image has any agent and any command line.
         let is_current = match &image.record.agent {
             None => true,
             // An error comes before the image is removed.
@@ -165,7 +165,7 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         if is_current {
             return Ok(());
         }
-        // Checked before the old image is removed: a machine that names no archive keeps it.
+        // Checked before the old image is removed: a machine without a configured archive keeps it.
         sources(&arguments)?;
         drop(image);
         println!("{name}: built by another version, so it is built anew");
@@ -211,7 +211,7 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// What packages come from: the archive that the caller names, or those of this machine's apt.
+/// Archives of packages: the one that the caller names, or those of this machine's apt.
 fn sources(arguments: &BuildArgs) -> Result<Sources, ImageError> {
     match &arguments.mirror {
         Some(mirror) => {
@@ -289,13 +289,13 @@ fn run_import(store: &ImageStore, arguments: ImportArgs) -> Result<(), ImageErro
     Ok(())
 }
 
-/// The agent's program is built with this one and lies beside it.
+/// Path of the agent's program, which is built with this one and lies beside it.
 fn agent_program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     own.with_file_name("mirrorball-agent")
 }
 
 fn style(template: &str) -> ProgressStyle {
-    // The templates are literals of this file; a bad one falls back to the usual look.
+    // The templates are literals of this file; an invalid one falls back to the default style.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

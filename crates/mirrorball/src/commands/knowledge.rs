@@ -18,10 +18,10 @@ use registry::cluster::client;
 use registry::cluster::files::Files;
 use serde::Serialize;
 
-use super::place::in_lab;
+use super::execution_site::in_lab;
 use super::topology::FactsArgs;
 
-/// What is asked.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum KnowledgeCommand {
     /// Ask a question in Datalog, as 'near(Host, 0, Node)' or 'big(N) <- memory_bytes(_, N, B), B > 1000000000'
@@ -57,7 +57,7 @@ pub enum KnowledgeCommand {
     Rules,
 }
 
-/// A message to all.
+/// Arguments of `route`.
 #[derive(Debug, Args)]
 pub struct RouteArgs {
     /// The cell that sends it
@@ -95,18 +95,18 @@ pub fn knowledge(command: &KnowledgeCommand) -> Result<ExitCode> {
     }
 }
 
-/// Facts about the machine, the cells on it, and what they have to give.
+/// Facts about the machine, its cells, and their free resources.
 fn base(args: &FactsArgs) -> Result<Base> {
     let (mut base, recorded) = args.base()?;
     if recorded.is_none() {
         let files = Files::open().into_diagnostic()?;
         let mut cluster: Base = facts::cluster(&files).into_diagnostic()?.into_iter().collect();
-        // What is asserted counts more.
+        // Asserted facts take precedence.
         cluster.learn(base.facts().cloned());
         base = cluster;
         let plan = files.plan().into_diagnostic()?;
         if !plan.is_empty() {
-            // Cells that do not answer have no room.
+            // Cells that do not reply have no free resources.
             let status = client::status(&files).unwrap_or_default().unwrap_or_default();
             let is_here = |number| plan.iter().any(|cell| cell.number == number);
             base = capacity::merge(&base, capacity::of_status(&status, is_here));
@@ -196,7 +196,7 @@ fn place(cpus: u16, memory: Size, json: bool, facts: &FactsArgs) -> Result<ExitC
     ))
 }
 
-/// A cell, as `run` ranks it.
+/// A cell in the ranking of `run`.
 #[derive(Serialize)]
 struct Ranked {
     cell: u16,
@@ -230,7 +230,7 @@ fn no_cells() -> miette::Report {
     )
 }
 
-/// How a message reaches one cell.
+/// Arrival of a message at one cell.
 #[derive(Serialize)]
 struct Arrival {
     cell: u16,
@@ -279,7 +279,7 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each cell after the one that sends to it, in the order of sending. The first cell is the source.
+/// Returns each cell after the one that sends to it, in the order of sending. The first cell is the source.
 fn arrivals(costs: &routes::MulticastRoutes, cells: &[u16]) -> Vec<Arrival> {
     let (tree, costs) = costs.tree(cells);
     let by_tree = tree.arrivals_ns(&costs, 0);

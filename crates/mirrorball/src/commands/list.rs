@@ -1,4 +1,4 @@
-//! `mirrorball ps` and `mirrorball inspect`: what runs.
+//! `mirrorball ps` and `mirrorball inspect`: running VMs.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,14 +9,14 @@ use registry::control::{Answer, Request, ask};
 use registry::vms::{self, Record, Registry, State};
 use serde_json::{Value, json};
 
+use super::execution_site::{Found, find, in_lab};
 use super::hosts::vms_of_other_hosts;
-use super::place::{Found, find, in_lab};
 use super::select::selects;
 
-/// How long a VM may take to say what it counted.
+/// Time limit for a VM to report its counters.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Lists running VMs: those with all these labels.
+/// Lists running VMs with all these labels.
 pub fn ps(json: bool, labels: &[Selector]) -> Result<ExitCode> {
     let mut records = Registry::open()
         .and_then(|registry| registry.list())
@@ -26,7 +26,7 @@ pub fn ps(json: bool, labels: &[Selector]) -> Result<ExitCode> {
     for host in &others.silent {
         eprintln!("mirrorball: host {host} does not answer");
     }
-    // The VMs with a label are not known without all hosts.
+    // The VMs with a label are incomplete unless all hosts reply.
     let status = if labels.is_empty() || others.silent.is_empty() {
         ExitCode::SUCCESS
     } else {
@@ -57,7 +57,7 @@ pub fn ps(json: bool, labels: &[Selector]) -> Result<ExitCode> {
     Ok(status)
 }
 
-/// The records, each with whether its VM runs in a lab's host.
+/// Formats the records, each with whether its VM runs in a lab's host.
 fn as_json(records: &[Record], in_lab: bool) -> serde_json::Result<Value> {
     let mut all = serde_json::to_value(records)?;
     for record in all.as_array_mut().into_iter().flatten() {
@@ -66,7 +66,7 @@ fn as_json(records: &[Record], in_lab: bool) -> serde_json::Result<Value> {
     Ok(all)
 }
 
-/// The line for people that the list is that of a lab's host.
+/// Note for people that the list is that of a lab's host.
 fn note(in_lab: bool) -> Option<&'static str> {
     in_lab.then_some("mirrorball: these VMs run in a lab's host, and CELL and PID are that host's")
 }
@@ -109,7 +109,7 @@ fn line(record: &Record) -> String {
     )
 }
 
-/// Prints all that is known of a VM, as JSON.
+/// Prints a VM's full record as JSON.
 pub fn inspect(name: &str) -> Result<ExitCode> {
     let folder = match find(name)? {
         Found::Here(folder) => folder,

@@ -1,4 +1,4 @@
-//! `mirrorball mem`: what running VMs take of the host's memory.
+//! `mirrorball mem`: host memory that running VMs use.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -9,13 +9,13 @@ use miette::{IntoDiagnostic, Result};
 use operations::memory;
 use registry::vms::Registry;
 
-use super::place::in_lab;
+use super::execution_site::in_lab;
 
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Moves the cursor to the first line, and clears to the end of the screen after the table.
 const HOME: &str = "\x1b[H\x1b[J";
 
-/// Prints the table once, or with `watch` every 2 s until it is interrupted.
+/// Prints the table once, or with `watch` every 2 s until interrupted.
 pub fn mem(json: bool, watch: bool) -> Result<ExitCode> {
     let registry = Registry::open().into_diagnostic()?;
     if memory::running(&registry).into_diagnostic()?.is_empty()
@@ -43,7 +43,7 @@ pub fn mem(json: bool, watch: bool) -> Result<ExitCode> {
     }
 }
 
-/// The table for people.
+/// Formats the table for people.
 fn text(table: &MemoryUse) -> String {
     let mut lines = vec![format!(
         "{:<20} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8}",
@@ -109,7 +109,7 @@ fn row(vm: &VmMemory) -> String {
     )
 }
 
-/// MiB with a digit behind the point.
+/// Formats MiB with one decimal.
 pub fn mib(bytes: u64) -> String {
     format!("{:.1}M", bytes as f64 / f64::from(1 << 20))
 }

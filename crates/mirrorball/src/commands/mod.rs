@@ -1,4 +1,4 @@
-//! The subcommands, a file each.
+//! Subcommands, one file each.
 
 pub mod check;
 pub mod clients;
@@ -8,6 +8,7 @@ pub mod copy;
 pub mod disk;
 pub mod dsm;
 pub mod events;
+pub mod execution_site;
 pub mod flags;
 pub mod generate;
 pub mod heat;
@@ -18,7 +19,6 @@ pub mod knowledge;
 pub mod lab;
 pub mod list;
 pub mod mem;
-pub mod place;
 pub mod run;
 pub mod select;
 pub mod topology;

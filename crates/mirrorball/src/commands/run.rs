@@ -1,4 +1,4 @@
-//! `mirrorball run`: starts VMs under a monitor of their own, and follows them.
+//! `mirrorball run`: starts VMs under their own monitor, and follows them.
 
 mod command;
 mod follow;
@@ -15,11 +15,11 @@ use miette::{Result, miette};
 use registry::lease::{Lease, OWN_PROGRAM};
 use registry::monitor::Batch;
 
+use super::execution_site::{self, RequiredIsolation};
 use super::flags::{self, RunArgs};
-use super::place::{self, Demand};
 use super::{check, host_file, hosts};
 
-/// Starts the VMs; the exit status is that of the first that did not end well.
+/// Starts the VMs; returns the exit status of the first that failed.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if args.scope {
         return Err(scope::enter());
@@ -35,9 +35,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     {
         return Ok(code);
     }
-    if let Some(code) = place::enter_lab(
+    if let Some(code) = execution_site::enter_lab(
         args.lab,
-        Demand::of(vms.iter().map(|(_, spec)| spec), args.detach),
+        RequiredIsolation::of(vms.iter().map(|(_, spec)| spec), args.detach),
     )? {
         return Ok(code);
     }
@@ -68,7 +68,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     follow::follow(lease, vms, boot_limit, args.detach)
 }
 
-/// Runs this same command where its VMs' files say, if that is another host.
+/// Runs this command on the host that the VM files name, if that is another host.
 fn at_another_host(vms: &[(String, VmSpec)]) -> Result<Option<ExitCode>> {
     let cells: BTreeSet<u16> = vms.iter().filter_map(|(_, spec)| spec.home_cell()).collect();
     match cells.first() {
@@ -97,7 +97,7 @@ fn specs(args: &RunArgs) -> Result<Vec<VmSpec>> {
     Ok(vec![spec])
 }
 
-/// Gives every VM its name: its own, with a number when there are several of it, or one made of the image's.
+/// Names every VM: its own name, with a number when there are several of it, or a name made from the image's.
 fn name(specs: Vec<VmSpec>, count: Option<u16>) -> Vec<(String, VmSpec)> {
     let pid = std::process::id();
     let mut vms = Vec::new();

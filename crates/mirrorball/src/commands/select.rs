@@ -1,4 +1,4 @@
-//! The VMs that a command is for: one by its name, or each that labels select.
+//! Targets of a command: one VM by its name, or each VM that labels select.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use config::Selector;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::vms::{Record, Registry};
 
+use super::execution_site::{Found, find, in_lab};
 use super::hosts::{at_hosts_of, vms_of_other_hosts};
-use super::place::{Found, find, in_lab};
 
-/// Maximum number of VMs that are asked at once.
+/// Maximum number of concurrent VMs.
 const AT_ONCE_MAX: usize = 64;
 
-/// The arguments that name VMs.
+/// Arguments that select VMs.
 #[derive(Debug, clap::Args)]
 pub struct Selection {
     /// The VM
@@ -26,11 +26,11 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Acts on the VM that is named, or on each that the labels select, several at once. `done` is the word
-    /// for a success, in the line that is printed for each VM that labels select.
+    /// Acts on the named VM, or concurrently on each VM that the labels select. `done` is the word for
+    /// success in the line that is printed for each selected VM.
     ///
-    /// Returns the first exit status, by name, that is no success. A host of the cluster that does not answer
-    /// is one of them.
+    /// Returns the first failing exit status, by name. A host of the cluster that does not reply is a
+    /// failure.
     ///
     /// # Errors
     /// If there is no such VM, or no VM has the labels.
@@ -50,7 +50,7 @@ impl Selection {
         Ok(first_failure(statuses))
     }
 
-    /// The VMs of this host that the labels select, by name, with their directories.
+    /// Returns the VMs of this host that the labels select, by name, with their directories.
     fn here(&self) -> Result<Vec<(String, PathBuf)>> {
         let registry = Registry::open().into_diagnostic()?;
         let records = registry.list().into_diagnostic()?;
@@ -59,8 +59,8 @@ impl Selection {
         with_folder.collect::<std::io::Result<_>>().into_diagnostic()
     }
 
-    /// Runs this same command on each other host of the cluster that has such a VM. Returns a status for each
-    /// of those hosts, and for each host that does not answer, after an error that names it.
+    /// Runs this command on each other host of the cluster that has such a VM. Returns a status for each of
+    /// those hosts, and for each host that does not reply, after an error that names it.
     fn elsewhere(&self) -> Result<Vec<ExitCode>> {
         let others = vms_of_other_hosts()?;
         let selected = others.vms.iter().filter(|record| selects(&self.label, record));
@@ -81,7 +81,7 @@ impl Selection {
         reached.chain(silent).collect()
     }
 
-    /// The error for a host whose VMs were not acted on, for all that is known.
+    /// Error for a host whose VMs may not have been acted on.
     fn unreached(&self, host: &str, why: Option<&miette::Report>) -> miette::Report {
         let why = why.map_or_else(String::new, |why| format!(": {why}"));
         miette!(
@@ -111,7 +111,7 @@ pub fn selects(selectors: &[Selector], record: &Record) -> bool {
     selectors.iter().all(|selector| selector.matches(labels))
 }
 
-/// Acts on all, several at once. The results are in the order of the VMs.
+/// Acts on all VMs, several concurrently. The results are in the order of the VMs.
 fn all(vms: &[(String, PathBuf)], act: &(impl Fn(&str, &Path) -> ExitCode + Sync)) -> Vec<ExitCode> {
     let mut statuses = Vec::with_capacity(vms.len());
     for some in vms.chunks(AT_ONCE_MAX) {
@@ -120,7 +120,7 @@ fn all(vms: &[(String, PathBuf)], act: &(impl Fn(&str, &Path) -> ExitCode + Sync
                 .iter()
                 .map(|(name, folder)| {
                     let thread = std::thread::Builder::new();
-                    // A host without threads to spare acts on one at a time.
+                    // A host without spare threads acts on one at a time.
                     thread
                         .spawn_scoped(scope, move || act(name, folder))
                         .map_err(|_| act(name, folder))
@@ -137,7 +137,7 @@ fn all(vms: &[(String, PathBuf)], act: &(impl Fn(&str, &Path) -> ExitCode + Sync
     statuses
 }
 
-/// Prints the line of one VM. An action that ends with a status of its own has printed it.
+/// Prints the line of one VM. An action that ends with its own status has printed it.
 fn report(name: &str, done: &str, result: Result<ExitCode>) -> ExitCode {
     match result {
         Ok(ExitCode::SUCCESS) => {

@@ -1,4 +1,4 @@
-//! `mirrorball topology`: what is known of the machine, measured and drawn.
+//! `mirrorball topology`: shows the facts about the machine, measured and drawn.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use knowledge::{Base, Fact, Machine, draw};
 use miette::{IntoDiagnostic, Result, miette};
 use serde_json::Value;
 
-/// Where the facts come from.
+/// Sources of the facts.
 #[derive(Debug, Args)]
 pub struct FactsArgs {
     /// Of a recorded machine, from a file made by `topology --facts`, instead of this one
@@ -20,12 +20,12 @@ pub struct FactsArgs {
     assert: Option<PathBuf>,
 }
 
-/// How the machine is drawn.
+/// Output formats.
 #[derive(Debug, Args)]
 pub struct TopologyArgs {
     #[command(flatten)]
     facts: FactsArgs,
-    /// Measure messages between CPUs first, 2 s at most, and keep what comes of it until this machine starts again
+    /// Measure messages between CPUs first, 2 s at most, and keep the result until this machine restarts
     #[arg(long, conflicts_with = "from")]
     measure: bool,
     /// As JSON
@@ -42,7 +42,7 @@ pub struct TopologyArgs {
     as_facts: bool,
 }
 
-/// Draws the machine.
+/// Shows the machine.
 pub fn topology(args: &TopologyArgs) -> Result<ExitCode> {
     if args.measure {
         facts::measure(false).map_err(|error| miette!("could not measure this machine: {error}"))?;
@@ -70,20 +70,20 @@ pub fn topology(args: &TopologyArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The machine, and whether it is a lab's host.
+/// Formats the machine, and whether it is a lab's host.
 fn as_json(machine: &Machine, in_lab: bool) -> serde_json::Result<Value> {
     let mut value = serde_json::to_value(machine)?;
     value["lab"] = in_lab.into();
     Ok(value)
 }
 
-/// The line for people that the machine is a lab's host.
+/// Note for people that the machine is a lab's host.
 fn note(in_lab: bool) -> Option<&'static str> {
     in_lab.then_some("mirrorball: this is a lab's host, not the machine that runs the lab")
 }
 
 impl FactsArgs {
-    /// What is known of the machine, and which one it is if it is not this one.
+    /// Returns the facts about the machine, and its file if it is not this machine.
     pub fn base(&self) -> Result<(Base, Option<&Path>)> {
         let mut base: Base = match &self.from {
             Some(file) => read(file)?.into_iter().collect(),

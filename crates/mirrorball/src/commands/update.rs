@@ -1,4 +1,4 @@
-//! `update`: changes what a running VM uses of its host.
+//! `update`: changes the host resources that a running VM uses.
 
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -12,9 +12,9 @@ use registry::update::{MemoryPages, MemoryReport, Pin, Update};
 use super::clients::{ORDER_LIMIT, order};
 use super::flags::{HostNodes, host_nodes};
 
-/// How long memory may take to move; the process that serves the VM gives up before.
+/// Time limit for memory to move; the process that serves the VM gives up before.
 const MEMORY_LIMIT: Duration = Duration::from_secs(630);
-/// CPUs of a host at most.
+/// Maximum CPUs of a host.
 const HOST_CPUS_MAX: usize = 1024;
 
 /// Flags of `update`.
@@ -34,12 +34,12 @@ pub struct UpdateArgs {
     /// A vCPU and the CPUs of the host that it runs on, as 0=2 or 1=2-3, or 1=all; several times for several
     #[arg(long, value_name = "VCPU=CPUS")]
     pin: Vec<PinArg>,
-    /// The host's NUMA nodes that its memory lies on, as 0 or 0-1,3, or all; what lies elsewhere moves
+    /// The host's NUMA nodes that its memory lies on, as 0 or 0-1,3, or all; pages on other nodes move
     #[arg(long, value_name = "NODES|all", value_parser = nodes_or_all)]
     memory_nodes: Option<HostNodes>,
 }
 
-/// Reads a list of nodes, or `all`, which is none in particular.
+/// Parses a list of nodes, or `all`, which is an empty list.
 fn nodes_or_all(text: &str) -> std::result::Result<HostNodes, &'static str> {
     match text {
         "all" => Ok(HostNodes::default()),
@@ -81,7 +81,7 @@ impl FromStr for PinArg {
     }
 }
 
-/// Changes what a VM uses of its host.
+/// Changes the host resources that a VM uses.
 pub fn update(args: UpdateArgs) -> Result<ExitCode> {
     if let Some(OrNone(Some(limit))) = args.cpu_limit
         && !limit.is_finite()
@@ -113,7 +113,7 @@ pub fn update(args: UpdateArgs) -> Result<ExitCode> {
     order(&args.vm, &Request::Update(update), limit)
 }
 
-/// Prints where a VM's memory lies.
+/// Prints the location of a VM's memory.
 pub(super) fn print_memory(vm: &str, report: &MemoryReport) {
     match (&report.pages, &report.unknown) {
         (Some(pages), _) => println!("memory of {vm}: {}", pages_by_node(pages)),

@@ -1,4 +1,4 @@
-//! `mirrorball vm`: VMs that are defined, and start with the cluster of their host.
+//! `mirrorball vm`: defined VMs, which start with their host's cluster.
 
 mod store;
 
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use config::after::{self, AfterError};
+use config::start_order::{self, StartOrderError};
 use config::{VmFile, VmSpec};
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::files::Files;
@@ -18,13 +18,13 @@ use registry::vms::{BOOT_LIMIT_S, Record, Registry};
 use serde_json::json;
 
 use self::store::{Defined, Store};
-use super::place::{Demand, LabChoice, enter_lab};
+use super::execution_site::{LabChoice, RequiredIsolation, enter_lab};
 use super::{check, host_file};
 
-/// Time that a VM has from one report of its monitor to the next until it runs.
+/// Maximum time between two reports of a VM's monitor until the VM runs.
 const START_LIMIT: Duration = Duration::from_secs(300);
 
-/// What to do.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
     /// Keep VMs that start when the cluster comes up; those of the same names are replaced
@@ -33,7 +33,7 @@ pub enum VmCommand {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Keep a VM no more; one that runs goes on
+    /// Remove the definition of a VM; a running one continues
     Undefine {
         /// The VM
         name: String,
@@ -55,7 +55,7 @@ pub enum VmCommand {
 }
 
 impl VmCommand {
-    /// Whether it only prints what there is.
+    /// Whether it only prints information.
     pub fn only_prints(&self) -> bool {
         matches!(self, Self::Ls { .. })
     }
@@ -81,7 +81,7 @@ fn define(paths: &[PathBuf]) -> Result<ExitCode> {
     let _lock = store.lock()?;
     let mut all = store.read()?.vms;
     all.extend(new.clone());
-    after::order(&all).map_err(|error| miette!("{error}"))?;
+    start_order::order(&all).map_err(|error| miette!("{error}"))?;
     for (name, spec) in &new {
         store.write(name, spec)?;
         println!("{name}: defined");
@@ -89,7 +89,7 @@ fn define(paths: &[PathBuf]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The VM of a file, as it can be started from any directory.
+/// Returns a file's VM in a form that can be started from any directory.
 fn definable(file: VmFile) -> Result<(String, VmSpec)> {
     let (source, mut spec) = (file.source_name, file.spec);
     let Some(name) = spec.name.clone() else {
@@ -117,7 +117,7 @@ fn undefine(name: &str) -> Result<ExitCode> {
     let _lock = store.lock()?;
     let mut defined = store.read()?;
     let is_known = defined.vms.remove(name).is_some();
-    if let Err(AfterError::Unknown { vm, after }) = after::order(&defined.vms)
+    if let Err(StartOrderError::Unknown { vm, after }) = start_order::order(&defined.vms)
         && after == name
     {
         return Err(miette!(
@@ -125,7 +125,7 @@ fn undefine(name: &str) -> Result<ExitCode> {
             "{vm} starts after {name}"
         ));
     }
-    // One whose file makes no sense can be forgotten, too.
+    // A VM with an invalid file can be removed, too.
     match config::is_name(name).then(|| store.remove(name)) {
         Some(Ok(())) => {
             println!("{name}: not defined any more");
@@ -185,7 +185,7 @@ fn running() -> Result<Vec<Record>> {
 fn start(name: &str, lab: LabChoice) -> Result<ExitCode> {
     let mut defined = Store::open()?.read()?;
     let spec = defined.vms.remove(name).ok_or_else(|| unknown(name))?;
-    if let Some(code) = enter_lab(lab, Demand::of([&spec], true))? {
+    if let Some(code) = enter_lab(lab, RequiredIsolation::of([&spec], true))? {
         return Ok(code);
     }
     start_detached(name, &spec)?;
@@ -194,7 +194,7 @@ fn start(name: &str, lab: LabChoice) -> Result<ExitCode> {
 }
 
 /// Starts the defined VMs that do not run, one after the other, when their cluster has come up. Prints a line
-/// for each that was started or was not; none keeps another from its start.
+/// for each start or failure; no failure prevents another VM's start.
 pub(super) fn start_all() {
     let defined = match Store::open().and_then(|store| store.read()) {
         Ok(defined) => defined,
@@ -216,9 +216,9 @@ pub(super) fn start_all() {
     }
 }
 
-/// The order of starts. Only files that were changed by hand have none; those start by name.
+/// Returns the start order. Only files that were edited by hand can have none; those start by name.
 fn order(vms: &BTreeMap<String, VmSpec>) -> Vec<String> {
-    after::order(vms).unwrap_or_else(|error| {
+    start_order::order(vms).unwrap_or_else(|error| {
         eprintln!("mirrorball: {error}; defined VMs start in the order of their names");
         vms.keys().cloned().collect()
     })
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn vms_whose_files_were_changed_by_hand_start_all_the_same() {
+    fn vms_with_a_cyclic_start_order_start_by_name() {
         let circle = [("a", "b"), ("b", "a"), ("c", "b")].map(|(name, after)| {
             let text = format!("name = {name:?}\nimage = \"x\"\nafter = [{after:?}]\n");
             (name.to_owned(), config::parse("vm.toml", &text).unwrap())

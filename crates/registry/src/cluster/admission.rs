@@ -1,10 +1,13 @@
-//! How a user who is not a cluster's owner asks it for a place: the socket, the messages, and the client's checks.
+//! Requests for places by users who do not own the cluster: the socket, the messages, and the client's
+//! checks.
 //!
-//! Only a cluster that root brought up has such a socket, and only root can have made it: it is in a directory of root's that
-//! no other user may write to, and the process that listens is root's. All else is the client's loss: it runs alone.
+//! Only a cluster that root started has this socket, and only root can have created it: it is in a directory
+//! of root's that no other user can write to, and root's process listens. A failure costs only the client:
+//! its VM runs outside the cluster.
 //!
-//! Requests and replies are a line of JSON each. No request says who asks; the server asks the kernel (`SO_PEERCRED`). A
-//! connection holds at most one place, for as long as it lasts. `cell::cluster::admission` is the server.
+//! Requests and replies are one line of JSON each. No request names its user; the server reads the user from
+//! the kernel (`SO_PEERCRED`). A connection holds at most one place, and releases it when it closes.
+//! `cell::cluster::admission` is the server.
 
 use std::fs::{DirBuilder, Metadata, symlink_metadata};
 use std::io;
@@ -24,16 +27,16 @@ use serde::{Deserialize, Serialize};
 use urpc::version::Versions;
 
 use super::client::Connection;
-use super::interface::{Place, VmShare};
-use crate::line::Protocol;
+use super::interface::{VmPlacement, VmShare};
+use crate::json_line::Protocol;
 
-/// The protocol as a user speaks it.
+/// The user's side of the protocol.
 pub const OF_USER: Protocol = Protocol {
     name: "the protocol of admission",
     peer: "the admission server",
     versions: Versions::up_to(1),
 };
-/// The protocol as the admission server speaks it.
+/// The admission server's side of the protocol.
 pub const OF_SERVER: Protocol = Protocol {
     peer: "the user",
     ..OF_USER
@@ -42,15 +45,15 @@ pub const OF_SERVER: Protocol = Protocol {
 /// The environment variable that names the directory, for tests.
 pub const VARIABLE: &str = "MIRRORBALL_USERS";
 const DIRECTORY: &str = "/run/mirrorball-users";
-/// All users may look into the directory, and only root may change it.
+/// Mode of the directory: all users can list it, and only root can change it.
 const DIRECTORY_MODE: u32 = 0o755;
 /// Bits of a directory into which other users may put files.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 const ROOT: u32 = 0;
-/// Greatest length of a request, in bytes.
+/// Maximum length of a request, in bytes.
 pub const REQUEST_BYTES_MAX: u64 = 4 << 10;
-/// Time limit for a connection while the server's queue is full.
+/// Time limit for connecting while the server's queue is full.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// Time limit for a reply: longer than that of a cell.
 const REPLY_LIMIT: Duration = Duration::from_secs(15);
@@ -59,76 +62,77 @@ const REPLY_LIMIT: Duration = Duration::from_secs(15);
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "request")]
 pub enum Request {
-    /// Give a VM a place, until the connection ends.
+    /// Reserve a place for a VM until the connection closes.
     Place(PlaceRequest),
-    /// A VM of this user has ended. Answered when its name and its share are free.
+    /// Release the place of a VM of this user that has ended. The reply comes when its name and its share are
+    /// free.
     Leave {
         /// The VM's name.
         name: String,
     },
-    /// Report what the cells have to give, and the user's own VMs.
+    /// Report the cells' free resources and the user's own VMs.
     Status {},
-    /// Report the CPUs and the memory that the cluster's cells have. Every user may ask.
+    /// Report the CPUs and the memory of the cluster's cells. Every user may request this.
     Taken {},
 }
 
-/// A place that a user asks for.
+/// A user's request for a place.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PlaceRequest {
     /// The VM's name.
     pub name: String,
-    /// The part of a cell that it takes.
+    /// Resources that it takes of a cell.
     pub share: VmShare,
     /// The only cell that may take it.
     pub cell: Option<u16>,
 }
 
-/// The reply to a [`Request`].
+/// Reply to a [`Request`].
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "reply")]
 pub enum Reply {
     /// The VM has this place.
     Placed {
-        /// Its CPUs and nodes.
-        place: Place,
-        /// Who holds the VM to them.
+        /// CPUs and nodes of the VM.
+        place: VmPlacement,
+        /// Enforcement of the limits.
         limits: Limits,
     },
     /// The cluster does not admit this user.
     NotAdmitted,
     /// The request can't be carried out.
     Refused {
-        /// The reason and the help.
+        /// Reason and help.
         why: String,
     },
     /// The request was carried out.
     Done,
-    /// What the user may see.
+    /// Cluster as this user may see it.
     Status(UserStatus),
-    /// The use by all users, for root.
+    /// Use by all users, for root.
     Users {
         /// The admitted users.
         users: Vec<UserUse>,
     },
-    /// What the cluster's cells have.
+    /// Resources of the cluster's cells.
     Taken {
         /// The cells of this host.
         cells: Vec<CellPlan>,
     },
 }
 
-/// Who holds a VM to its CPUs and memory.
+/// Enforcement of a VM's CPU and memory limits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limits {
     /// A control group of root's, which the user's processes can't leave.
     Group,
-    /// The user's own processes.
+    /// The user's own processes, best effort.
     BestEffort,
 }
 
 impl Limits {
-    /// The words of `cluster status`.
+    /// Text that `cluster status` prints.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Group => "held by control groups",
@@ -142,12 +146,12 @@ impl Limits {
 pub struct UserStatus {
     /// The cells of this host that take VMs, by number.
     pub cells: Vec<CellRoom>,
-    /// What the user may have, and has.
+    /// The user's limits and use.
     #[serde(flatten)]
     pub own: UserUse,
 }
 
-/// What a cell has to give.
+/// Free resources of a cell.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CellRoom {
     /// The cell's number.
@@ -156,22 +160,22 @@ pub struct CellRoom {
     pub cpus: Vec<usize>,
     /// The NUMA nodes of its memory.
     pub nodes: Vec<u32>,
-    /// The memory that no VM has, in bytes.
+    /// Free memory, in bytes.
     pub free_bytes: u64,
 }
 
-/// A user's limits, and the VMs that count.
+/// A user's limits and use.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct UserUse {
     /// The user's id.
     pub uid: u32,
     /// The user's name in the cluster file.
     pub name: String,
-    /// The most that the user's VMs may have together.
+    /// Maximum resources of the user's VMs together.
     pub most: VmShare,
-    /// What they have.
+    /// Resources that they use.
     pub used: VmShare,
-    /// Who holds the VMs to that.
+    /// Enforcement of the limits.
     pub limits: Limits,
     /// The VMs, by name.
     pub vms: Vec<PlacedVm>,
@@ -184,29 +188,29 @@ pub struct PlacedVm {
     pub name: String,
     /// The VM's cell.
     pub cell: u16,
-    /// The part of the cell that it takes.
+    /// Resources that it takes of the cell.
     pub share: VmShare,
 }
 
-/// The directory: `$MIRRORBALL_USERS`, else `/run/mirrorball-users`.
+/// Returns the directory: `$MIRRORBALL_USERS`, else `/run/mirrorball-users`.
 pub fn directory() -> PathBuf {
     std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(DIRECTORY), PathBuf::from)
 }
 
-/// The socket in the directory.
+/// Returns the path of the socket in the directory.
 pub fn socket_in(directory: &Path) -> PathBuf {
     directory.join("admission.sock")
 }
 
-/// The lock in the directory, which the server holds.
+/// Returns the path of the lock in the directory, which the server holds.
 pub fn lock_in(directory: &Path) -> PathBuf {
     directory.join("lock")
 }
 
-/// Makes the directory when it is missing, and checks that nobody but root controls it.
+/// Creates the directory when it is missing, and checks that only root controls it.
 ///
 /// # Errors
-/// If it can't be made, is a link or a file, or another user may change it or a directory above it.
+/// If it can't be created, is a link or a file, or another user can change it or a directory above it.
 pub fn make_directory(directory: &Path) -> io::Result<()> {
     make_directory_of(directory, ROOT)
 }
@@ -214,7 +218,7 @@ pub fn make_directory(directory: &Path) -> io::Result<()> {
 fn make_directory_of(directory: &Path, owner: u32) -> io::Result<()> {
     if symlink_metadata(directory).is_err() {
         DirBuilder::new().mode(DIRECTORY_MODE).create(directory)?;
-        // The mask of this process must not close it.
+        // The process's umask must not restrict it.
         std::fs::set_permissions(
             directory,
             std::os::unix::fs::PermissionsExt::from_mode(DIRECTORY_MODE),
@@ -223,13 +227,13 @@ fn make_directory_of(directory: &Path, owner: u32) -> io::Result<()> {
     check_directory(directory, owner)
 }
 
-/// Whether the directory is `owner`'s alone to change, and so are those above it.
+/// Checks that only `owner` can change the directory and those above it.
 fn check_directory(directory: &Path, owner: u32) -> io::Result<()> {
     check(directory, &symlink_metadata(directory)?, owner)?;
     let absolute = std::path::absolute(directory)?;
     for above in absolute.ancestors().skip(1) {
         let about = symlink_metadata(above)?;
-        // Where the sticky bit is, others can't rename or remove what is not theirs.
+        // In a directory with the sticky bit, others can't rename or remove files of other owners.
         let is_open = about.mode() & WRITABLE_BY_OTHERS != 0 && about.mode() & STICKY == 0;
         if about.is_symlink() || is_open || ![ROOT, owner].contains(&about.uid()) {
             return Err(refused(directory, "is below one that another user controls"));
@@ -287,11 +291,11 @@ fn connect_to(directory: &Path, owner: u32) -> io::Result<Option<Connection>> {
         SockFlag::SOCK_CLOEXEC,
         None,
     )?;
-    // It also limits the wait for a place in the listener's queue.
+    // The limit also applies to the wait for a slot in the listener's queue.
     let limit = TimeVal::new(CONNECT_LIMIT.as_secs() as i64, 0);
     setsockopt(&stream, sockopt::SendTimeout, &limit)?;
     connect_socket(stream.as_raw_fd(), &UnixAddr::new(&path)?)?;
-    // The credentials of the process that listens.
+    // Credentials of the listening process.
     if getsockopt(&stream, sockopt::PeerCredentials)?.uid() != owner {
         return Err(refused(directory, "is served by another user's process"));
     }
@@ -359,7 +363,7 @@ mod tests {
         let (folder, own) = (folder(), geteuid().as_raw());
         assert!(connect_to(&folder.path().join("none"), own).unwrap().is_none());
         assert!(connect_to(folder.path(), own).unwrap().is_none());
-        // One that has ended is another case: it may come back.
+        // A server that has ended is another case: it may start again.
         drop(UnixListener::bind(socket_in(folder.path())).unwrap());
         assert!(connect_to(folder.path(), own).is_err());
     }

@@ -1,7 +1,7 @@
 //! A client's connection to a cell of this host.
 //!
 //! Commands, the API and monitors connect. A monitor keeps its connection as long as its VM has its place,
-//! and notices the end of the cell's process by the connection's end.
+//! and detects the end of the cell's process by the end of the connection.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,12 +12,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::files::{CellFiles, Files};
-use super::interface::{Answer, Ask, OF_CLIENT, Status};
-use crate::line::Protocol;
+use super::interface::{CellRequest, CellResponse, OF_CLIENT, Status};
+use crate::json_line::Protocol;
 
-/// How long a cell may take to answer; longer than a cell waits for another one.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Greatest length of an answer, in bytes.
+/// Time limit for a cell's response; longer than a cell waits for another one.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum length of a response, in bytes.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// A connection to a cell.
@@ -30,28 +30,29 @@ impl Connection {
     /// Connects to a cell.
     pub fn open(cell: &CellFiles) -> io::Result<Self> {
         let stream = UnixStream::connect(cell.socket())?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(Self {
             lines: BufReader::new(stream),
         })
     }
 
-    /// Goes on with the connection of another process.
+    /// Takes over the connection of another process.
     pub fn of(stream: UnixStream) -> Self {
         Self {
             lines: BufReader::new(stream),
         }
     }
 
-    /// Sends a request, and waits for the answer.
+    /// Sends a request and waits for the response.
     ///
     /// # Errors
-    /// If the cell closes the connection, takes longer than 10 s, or has no version of the protocol in common with this program.
-    pub fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
+    /// If the cell closes the connection, takes longer than 10 s, or shares no version of the protocol with
+    /// this program.
+    pub fn ask(&mut self, ask: &CellRequest) -> io::Result<CellResponse> {
         self.exchange(&OF_CLIENT, ask)
     }
 
-    /// Sends a request of a protocol, and waits for the answer.
+    /// Sends a request of a given protocol and waits for the response.
     ///
     /// # Errors
     /// As [`Connection::ask`].
@@ -68,7 +69,7 @@ impl Connection {
         protocol.read(&answer).map_err(io::Error::other)
     }
 
-    /// The process id of the cell.
+    /// Returns the process id of the cell.
     ///
     /// # Errors
     /// Those of `SO_PEERCRED`.
@@ -76,7 +77,7 @@ impl Connection {
         Ok(getsockopt(self.lines.get_ref(), sockopt::PeerCredentials)?.pid())
     }
 
-    /// Limits the wait for each answer.
+    /// Sets a time limit for each response.
     ///
     /// # Errors
     /// If the limit is zero.
@@ -93,21 +94,21 @@ impl Connection {
             .and_then(|()| stream.read(&mut byte));
     }
 
-    /// A duplicate of the connection, by which another thread can end it.
+    /// Returns a duplicate of the connection, by which another thread can close it.
     pub fn stream(&self) -> io::Result<UnixStream> {
         self.lines.get_ref().try_clone()
     }
 }
 
-/// The state of the cluster by the first cell that answers; none without a cluster.
+/// Returns the state of the cluster from the first cell that replies; none without a cluster.
 ///
 /// # Errors
-/// If no cell answers, with the last one's error.
+/// If no cell replies: the error of the last one.
 pub fn status(files: &Files) -> io::Result<Option<Status>> {
     let mut last = None;
     for cell in files.running()? {
-        match Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&Ask::Status)) {
-            Ok(Answer::Status(status)) => return Ok(Some(status)),
+        match Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&CellRequest::Status)) {
+            Ok(CellResponse::Status(status)) => return Ok(Some(status)),
             Ok(_) => {}
             Err(error) => last = Some(error),
         }

@@ -1,9 +1,9 @@
 //! The files of this host's cells: a directory for each below the runtime directory.
 //!
-//! A cell's process holds its directory's lock, so that there is one process at a time. A file counts its
-//! processes; the count is the cell's life. The plan lists the cells with their CPUs and memory. It stays as
-//! long as the cluster, and so does what a cell's next process must know: the life, and the memory that the
-//! cell has lent.
+//! A cell's process holds its directory's lock, so at most one process runs. A file counts its processes; the
+//! count is the cell's incarnation number. The plan lists the cells with their CPUs and memory. It lasts as
+//! long as the cluster, and so does the state that a cell's next process needs: the incarnation number and
+//! the memory that the cell has lent.
 //!
 //! `cluster up` writes the plan and `cluster down` removes it. Cells claim their directories. Commands,
 //! monitors, the API and `hostinfo::facts` find cells here.
@@ -28,10 +28,10 @@ pub struct Files(PathBuf);
 #[derive(Clone, Debug)]
 pub struct CellFiles(PathBuf);
 
-/// The right to be a cell's process, held until dropped.
+/// The exclusive right to run a cell, held until dropped.
 #[derive(Debug)]
-pub struct Claim {
-    /// The cell and its life.
+pub struct CellLock {
+    /// Number and incarnation of the cell.
     pub id: CellId,
     _lock: Flock<File>,
 }
@@ -56,7 +56,7 @@ impl Files {
         }
     }
 
-    /// The hosts of the cluster; none if it has this one only.
+    /// Hosts of the cluster; none if this host is the only one.
     pub fn site(&self) -> io::Result<Option<Site>> {
         match fs::read(self.0.join("site.json")) {
             Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
@@ -65,12 +65,12 @@ impl Files {
         }
     }
 
-    /// The list of users whom the cluster admits.
+    /// List of users that the cluster admits.
     pub(super) fn users_list(&self) -> PathBuf {
         self.0.join("users.json")
     }
 
-    /// The directory of what is written of users' VMs.
+    /// Directory of the records of users' VMs.
     pub(super) fn user_vms_directory(&self) -> PathBuf {
         self.0.join("user-vms")
     }
@@ -80,12 +80,12 @@ impl Files {
         self.0.join("admission.log")
     }
 
-    /// The directory of the etcd that this host runs: its data and its log.
+    /// Directory of the etcd that this host runs, with its data and its log.
     pub fn etcd(&self) -> PathBuf {
         self.0.join("etcd")
     }
 
-    /// Begins a cluster: makes a directory for each cell, and writes the plan.
+    /// Creates a cluster: a directory for each cell, and the plan.
     pub fn create(&self, plan: &[CellPlan], site: Option<&Site>) -> io::Result<()> {
         for cell in plan {
             private::directories(&self.cell(cell.number).0)?;
@@ -93,14 +93,14 @@ impl Files {
                 remove(&self.cell(cell.number).0.join(note))?;
             }
         }
-        // Loans and cordons stay as long as the plan is the same.
+        // Loans and cordons last as long as the plan is the same.
         if self.plan()? != plan {
             for cell in plan {
                 self.cell(cell.number).forget_lent()?;
                 self.cell(cell.number).cordon(false)?;
             }
         }
-        // The plan comes last, because there is a cluster as soon as it exists.
+        // The plan comes last, because its existence marks the cluster as created.
         match site {
             Some(site) => replace(&self.0.join("site.json"), &serde_json::to_vec_pretty(site)?)?,
             None => remove(&self.0.join("site.json"))?,
@@ -108,7 +108,7 @@ impl Files {
         replace(&self.0.join("plan.json"), &serde_json::to_vec_pretty(plan)?)
     }
 
-    /// Replaces what this host knows of the hosts, while its cells run.
+    /// Replaces this host's record of the cluster's hosts while its cells run.
     ///
     /// # Errors
     /// If it can't be written.
@@ -116,7 +116,7 @@ impl Files {
         replace(&self.0.join("site.json"), &serde_json::to_vec_pretty(site)?)
     }
 
-    /// Removes the files of a cluster none of whose cells runs.
+    /// Removes the files of a cluster that has no running cell.
     pub fn remove(&self) -> io::Result<()> {
         match fs::remove_dir_all(&self.0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -129,7 +129,7 @@ impl Files {
         CellFiles(self.0.join(number.to_string()))
     }
 
-    /// The cells whose processes run.
+    /// Cells whose processes run.
     pub fn running(&self) -> io::Result<Vec<CellPlan>> {
         let mut plan = self.plan()?;
         plan.retain(|cell| self.cell(cell.number).runs());
@@ -138,27 +138,27 @@ impl Files {
 }
 
 impl CellFiles {
-    /// The socket to which other cells of this host connect.
+    /// Socket to which other cells of this host connect.
     pub fn link_socket(&self) -> PathBuf {
         self.0.join("link.sock")
     }
 
-    /// The socket to which clients connect.
+    /// Socket to which clients connect.
     pub fn socket(&self) -> PathBuf {
         self.0.join("cell.sock")
     }
 
-    /// The socket on which the cell's guard takes requests.
+    /// Socket on which the cell's guard accepts requests.
     pub fn guard_socket(&self) -> PathBuf {
         self.0.join("guard.sock")
     }
 
-    /// The log of the cell's processes.
+    /// Log of the cell's processes.
     pub fn log(&self) -> PathBuf {
         self.0.join("log")
     }
 
-    /// Notes that the cell has failed: no process of it starts again until the cluster is begun anew.
+    /// Records that the cell has failed: no process of it starts again until the cluster is created anew.
     ///
     /// # Errors
     /// If the note can't be written.
@@ -171,7 +171,7 @@ impl CellFiles {
         self.0.join("failed").exists()
     }
 
-    /// Notes whether the cell takes no new VM, for all processes of it to come.
+    /// Records whether the cell is cordoned, for all its later processes.
     ///
     /// # Errors
     /// If the note can't be written or removed.
@@ -183,12 +183,12 @@ impl CellFiles {
         remove(&note)
     }
 
-    /// Whether the cell takes no new VM.
+    /// Whether the cell is cordoned: it takes no new VM.
     pub fn is_cordoned(&self) -> bool {
         self.0.join("cordoned").exists()
     }
 
-    /// Notes that the cell is to end, for a process of it that takes no requests yet.
+    /// Records that the cell is to end, for a process of it that accepts no requests yet.
     ///
     /// # Errors
     /// If the note can't be written.
@@ -209,35 +209,36 @@ impl CellFiles {
         !matches!(at_once(lock, Share::Shared), Ok(Some(_)))
     }
 
-    /// The life of the cell's last process so far; 0 if it never had one.
+    /// Incarnation number of the cell's last process; 0 before the first.
     pub fn life(&self) -> u32 {
         let text = fs::read_to_string(self.0.join("lives")).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     }
 
-    /// Makes this process the cell's, in a new life.
+    /// Makes this process the cell's, with the next incarnation number.
     ///
     /// # Errors
-    /// `ResourceBusy` if another process is the cell.
-    pub fn claim(&self, number: u16) -> io::Result<Claim> {
+    /// `ResourceBusy` if another process runs the cell.
+    pub fn claim(&self, number: u16) -> io::Result<CellLock> {
         let lock = at_once(private::lock_file(&self.0.join("lock"))?, Share::Exclusive)?;
         let lock = lock.ok_or_else(|| {
             io::Error::new(io::ErrorKind::ResourceBusy, format!("cell {number} runs already"))
         })?;
         let life = self.life() + 1;
         self.set_life(life)?;
-        Ok(Claim {
+        Ok(CellLock {
             id: CellId { number, life },
             _lock: lock,
         })
     }
 
-    /// Replaces the life, since the hosts of a cluster count lives together.
+    /// Replaces the incarnation number, because the hosts of a cluster count incarnations together.
     pub fn set_life(&self, life: u32) -> io::Result<()> {
         replace(&self.0.join("lives"), life.to_string().as_bytes())
     }
 
-    /// Notes when the cell was a member for certain, in milliseconds since the host's start. The note outlives the process.
+    /// Records when the cell was last certainly a member, in milliseconds since the host's start. The record
+    /// outlives the process.
     ///
     /// # Errors
     /// If the note can't be written.
@@ -249,13 +250,14 @@ impl CellFiles {
         )
     }
 
-    /// When the cell was a member for certain, as [`CellFiles::note_member`] says; none if it never was.
+    /// Time at which the cell was last certainly a member, as recorded by [`CellFiles::note_member`]; none if
+    /// it never was.
     pub fn last_member(&self) -> Option<u64> {
         let text = fs::read_to_string(self.0.join("member")).ok()?;
         text.trim().parse().ok()
     }
 
-    /// The memory that the cell has lent, by borrower; none if it never has.
+    /// Memory that the cell has lent, by borrower; none if it never lent any.
     pub fn lent(&self) -> io::Result<Option<Amounts>> {
         match fs::read(self.0.join("lent.json")) {
             Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
@@ -264,7 +266,7 @@ impl CellFiles {
         }
     }
 
-    /// Writes down the memory that the cell has lent. It outlives the process, not the host's restart.
+    /// Records the memory that the cell has lent. The record outlives the process, not a restart of the host.
     pub fn keep_lent(&self, lent: &Amounts) -> io::Result<()> {
         replace(&self.0.join("lent.json"), &serde_json::to_vec(lent)?)
     }
@@ -303,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_has_one_process_at_a_time_and_counts_its_lives() {
+    fn cell_has_one_process_at_a_time_and_counts_its_incarnations() {
         let directory = tempfile::tempdir().unwrap();
         let files = Files::at(directory.path());
         assert!(files.plan().unwrap().is_empty());
@@ -354,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_outlives_the_process_but_not_the_plan() {
+    fn record_of_loans_outlives_the_process_but_not_the_plan() {
         let directory = tempfile::tempdir().unwrap();
         let files = Files::at(directory.path());
         files.create(&plan(), None).unwrap();

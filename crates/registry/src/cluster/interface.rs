@@ -1,28 +1,28 @@
-//! Requests to a cell, and its answers: a line of JSON each, over the cell's socket.
+//! Requests to a cell, and its responses: one line of JSON each, over the cell's socket.
 //!
-//! Clients are `mirrorball cluster`, the API, and each VM's monitor, which asks for a place.
-//! `cell::cluster::state` answers; the simulator sends the same types. [`Part`] and [`VmShare`] are in the
-//! records of VMs too ([`crate::vms::Record`]), from which a cell that starts again learns what it has given.
+//! Clients are `mirrorball cluster`, the API, and each VM's monitor, which requests a place.
+//! `cell::cluster::state` replies; the simulator sends the same types. [`LentMemory`] and [`VmShare`] are
+//! also in the records of VMs ([`crate::vms::Record`]), from which a restarted cell recovers its grants.
 
 use config::cluster::CellPlan;
 use serde::{Deserialize, Serialize};
 use urpc::version::Versions;
 
-use crate::line::Protocol;
+use crate::json_line::Protocol;
 
-/// The protocol as a client speaks it.
+/// The client's side of the protocol.
 pub const OF_CLIENT: Protocol = Protocol {
     name: "the protocol of a cell's clients",
     peer: "the cell",
     versions: Versions::up_to(1),
 };
-/// The protocol as a cell speaks it.
+/// The cell's side of the protocol.
 pub const OF_CELL: Protocol = Protocol {
     peer: "the client",
     ..OF_CLIENT
 };
 
-/// The part of a cell that a VM takes.
+/// Resources that a VM takes of a cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmShare {
     /// Number of vCPUs.
@@ -31,137 +31,142 @@ pub struct VmShare {
     pub memory_bytes: u64,
 }
 
-/// The character between a spanning VM's name and a part's number. It is in no VM's name.
-pub const PART_MARK: char = '/';
+/// Separator between a spanning VM's name and a shard's number. No VM's name contains it.
+pub const SHARD_SEPARATOR: char = '/';
 
-/// The name under which a part of a spanning VM holds its place: the VM's name for its home, `NAME/1` for the
-/// next part.
-pub fn part_name(vm: &str, part: usize) -> String {
+/// Returns the name under which a shard of a spanning VM holds its place: the VM's name for its home shard,
+/// `NAME/1` for the next one.
+pub fn shard_name(vm: &str, part: usize) -> String {
     match part {
         0 => vm.to_owned(),
-        _ => format!("{vm}{PART_MARK}{part}"),
+        _ => format!("{vm}{SHARD_SEPARATOR}{part}"),
     }
 }
 
-/// The character between the id of a VM's owner and the VM's name, if the owner is not the cluster's. It is in no VM's name.
-pub const OWNER_MARK: char = ':';
+/// Separator between the id of a VM's owner and the VM's name, if the owner does not own the cluster. No VM's
+/// name contains it.
+pub const OWNER_SEPARATOR: char = ':';
 
-/// The name in the cluster of a VM whose owner is not the cluster's: names are per owner.
+/// Returns the cluster-wide name of a VM whose owner does not own the cluster: names are per owner.
 pub fn owned_name(uid: u32, vm: &str) -> String {
-    format!("{uid}{OWNER_MARK}{vm}")
+    format!("{uid}{OWNER_SEPARATOR}{vm}")
 }
 
-/// The owner of a VM, by its name in the cluster, and the name that its owner gave it; none if it is the cluster owner's.
+/// Splits a cluster-wide name into the owner's id and the owner's name for the VM; none if the cluster's
+/// owner owns the VM.
 pub fn owner_of(name: &str) -> Option<(u32, &str)> {
-    let (uid, vm) = name.split_once(OWNER_MARK)?;
+    let (uid, vm) = name.split_once(OWNER_SEPARATOR)?;
     Some((uid.parse().ok()?, vm))
 }
 
-/// An amount of memory that one cell has lent another.
+/// Memory that one cell has lent another.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Part {
+pub struct LentMemory {
     /// The other cell.
     pub cell: u16,
     /// The amount, in bytes.
     pub bytes: u64,
 }
 
-/// A VM that runs on this host, by the host's registry.
+/// A VM that runs on this host, as the host's registry records it.
 #[derive(Clone, Debug)]
-pub struct Running {
+pub struct RunningVm {
     /// The VM's name.
     pub name: String,
     /// The VM's cell.
     pub cell: u16,
-    /// The part of the cell that it takes.
+    /// Resources that it takes of the cell.
     pub share: VmShare,
-    /// The part of its memory that other cells lent, by lender.
-    pub borrowed: Vec<Part>,
+    /// Memory that other cells lent for it, by lender.
+    pub borrowed: Vec<LentMemory>,
 }
 
-/// The place that a VM was given.
+/// Placement of a VM.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Place {
-    /// The VM's cell. The nodes include those of the cells that lent it memory.
+pub struct VmPlacement {
+    /// The VM's cell. Its nodes include those of the cells that lent memory.
     #[serde(flatten)]
     pub plan: CellPlan,
-    /// The part of its memory that other cells lent, by lender.
-    pub borrowed: Vec<Part>,
+    /// Memory that other cells lent for it, by lender.
+    pub borrowed: Vec<LentMemory>,
 }
 
-/// A request for a place for a VM.
+/// Request to admit a VM to a cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Host {
+pub struct AdmitVm {
     /// The VM's name.
     pub name: String,
-    /// The part of a cell that it takes.
+    /// Resources that it takes of a cell.
     pub share: VmShare,
     /// The only cell that may take it.
     pub only: Option<u16>,
-    /// Whether memory that the cell has borrowed is excluded; only together with `only`.
+    /// Whether to exclude memory that the cell has borrowed; only together with `only`.
     #[serde(default)]
     pub own: bool,
-    /// Whether another cell has sent the VM here.
+    /// Whether another cell has forwarded the request.
     pub sent: bool,
-    /// Whether the VM runs in this cell already, whose process has died since.
+    /// Whether the VM already runs in this cell, whose process has died since.
     pub runs: bool,
-    /// The memory of other cells that it has if it runs, by lender.
+    /// Memory of other cells that a running VM has, by lender.
     #[serde(default)]
-    pub borrowed: Vec<Part>,
+    pub borrowed: Vec<LentMemory>,
 }
 
 /// A client's request to a cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
-pub enum Ask {
-    /// Give a VM a place. The place is the VM's until the connection ends.
-    Host(Host),
-    /// A VM of this cell has ended. Answered when all cells have received that, so that the name is free.
+pub enum CellRequest {
+    /// Admit a VM. It keeps its place until the connection ends.
+    #[serde(rename = "host")]
+    AdmitVm(AdmitVm),
+    /// Release the place of a VM that has ended. The response comes when all cells have applied it and the
+    /// name is free.
     Leave {
         /// The VM's name.
         name: String,
     },
-    /// Serve a VM of this cell, from the end of the process on that serves it now. Answered when the VM's keeper
-    /// has the cell's process waiting.
+    /// Serve a VM of this cell after the process that serves it now ends. The response comes when the VM's
+    /// keeper has the cell's process waiting.
     Adopt {
         /// The VM's name.
         name: String,
-        /// Whether the cell tries although it has set the VM aside.
+        /// Whether to retry although the cell has given up on the VM.
         again: bool,
     },
-    /// Lend another cell memory of this one. Answered when the other has it.
+    /// Lend memory of this cell to another one. The response comes when the other cell has it.
     Lend {
         /// The borrower.
         to: u16,
         /// The amount, in bytes.
         bytes: u64,
     },
-    /// Take back memory that this cell has lent. Answered when it is back.
+    /// Reclaim memory that this cell has lent. The response comes when it is back.
     Reclaim {
         /// The borrower.
         from: u16,
         /// The amount, in bytes.
         bytes: u64,
     },
-    /// Take no new VM from now on, or take VMs again. Answered when all cells have received that.
+    /// Cordon this cell or end its cordon. The response comes when all cells have applied it.
     Cordon {
         /// Whether the cell takes no new VM.
         cordoned: bool,
     },
-    /// A cell of this host has failed: end the VMs that depend on it. Answered when none is left.
+    /// End the VMs that depend on a failed cell of this host. The response comes when none is left.
     Recover {
         /// The failed cell.
         cell: u16,
     },
-    /// Cells of another host are lost, and nothing of them runs: all cells drop their entries, so that the names of their
-    /// VMs are free. Answered when all have. Refused while one of the cells lives.
+    /// Drop the entries of lost cells of another host in all cells, so that the names of their VMs are free.
+    /// Nothing of them may run. The response comes when all have dropped them. Refused while one of the cells
+    /// is alive.
     Forget {
         /// The lost cells.
         cells: Vec<u16>,
     },
-    /// The hosts of the cluster have changed: go on with those in the cell's files.
+    /// Use the hosts in the cell's files, because the hosts of the cluster have changed.
     TakeHosts,
-    /// Answer at once: the cell's guard wants to know whether the process hangs.
+    /// Reply at once: the cell's guard checks whether the process hangs.
     Ping,
     /// Report the state of the cluster.
     Status,
@@ -169,54 +174,56 @@ pub enum Ask {
     Vcpus,
     /// Report the versions of the protocols that the cell speaks.
     Protocols,
-    /// The cell's guard has started this process by a new program. Answered by [`Answer::Done`] when the process has met the other
-    /// cells and adopted the VMs that the last process left, and refused if it can't.
+    /// Sent by the cell's guard to a process that it started from a new program. The response is
+    /// [`CellResponse::Done`] when the process has linked to the other cells and adopted the VMs that the
+    /// last process left; it is refused if it can't.
     Trial,
     /// End the cell's process. VMs run on.
     End,
 }
 
-/// The answer to an [`Ask`].
+/// Response to a [`CellRequest`].
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
-pub enum Answer {
-    /// The VM runs in this cell, with these CPUs and nodes.
-    Hosted(Place),
-    /// The client must ask another cell.
+pub enum CellResponse {
+    /// The VM is admitted to this cell, with these CPUs and nodes.
+    Hosted(VmPlacement),
+    /// The client must send the request to another cell.
     Elsewhere {
         /// That cell.
         cell: u16,
     },
     /// The request can't be carried out.
     Refused {
-        /// The reason and the help.
+        /// Reason and help.
         why: String,
     },
     /// The request was carried out.
     Done,
     /// The state of the cluster.
     Status(Status),
-    /// The vCPUs of the cell's VMs, in no order.
+    /// vCPUs of the cell's VMs, in no order.
     Vcpus {
-        /// Those of VMs that run.
+        /// vCPUs of running VMs.
         vcpus: Vec<Vcpu>,
-        /// VMs whose vCPUs are not known now, each with the reason.
+        /// VMs whose vCPUs are unknown now, each with the reason.
         missing: Vec<(String, String)>,
     },
     /// The protocols that the cell speaks.
     Protocols(Protocols),
 }
 
-/// The release of a program, and its versions of each protocol that it speaks with programs which it does not replace.
+/// Release of a program, and the versions that it speaks of each protocol with programs that it does not
+/// replace.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Protocols {
     /// The release, as `0.1.0`.
     pub release: String,
-    /// Of messages between cells.
+    /// Messages between cells.
     pub cells: Versions,
-    /// Of the records by which VMs are adopted.
+    /// Records by which VMs are adopted.
     pub records: Versions,
-    /// Of launches and orders to shards.
+    /// Launches of shards and orders to them.
     pub shards: Versions,
 }
 
@@ -227,27 +234,27 @@ pub struct Vcpu {
     pub vm: String,
     /// The vCPU's number in the VM.
     pub vcpu: u8,
-    /// The cell in which it runs. That of a spanning VM may be another one than the VM's.
+    /// Cell in which it runs. For a spanning VM this may differ from the VM's cell.
     pub cell: u16,
     /// The id of the shard's process.
     pub shard_pid: i32,
-    /// The id of the thread.
+    /// Id of the thread.
     pub thread_id: i32,
-    /// The CPUs of the host that the thread may use.
+    /// Host CPUs that the thread may use.
     pub cpus: Vec<usize>,
-    /// The CPU of the host that it used last.
+    /// Host CPU that it used last.
     pub last_cpu: usize,
-    /// The time that the thread has run so far, in milliseconds. It begins anew with each boot, and in each cell to which the vCPU
-    /// moves for the first time.
+    /// CPU time of the thread so far, in milliseconds. It restarts at 0 with each boot, and in each cell to
+    /// which the vCPU moves for the first time.
     pub ran_ms: u64,
 }
 
-/// The cluster as one cell knows it.
+/// State of the cluster as one cell sees it.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The cells, by number.
     pub cells: Vec<CellStatus>,
-    /// Whether the cell that answers has received the state of all cells that it has links to.
+    /// Whether the replying cell has received the state of all cells that it has links to.
     pub ready: bool,
 }
 
@@ -259,20 +266,20 @@ pub struct CellStatus {
     pub plan: CellPlan,
     /// The id of its process.
     pub pid: u32,
-    /// The number of its process, counted from the cell's first; none when it does not answer.
+    /// Incarnation number of its process; none when it does not reply.
     pub life: Option<u32>,
     /// Whether it has failed: it does not start again, and nothing runs in it.
     #[serde(default)]
     pub failed: bool,
-    /// Whether it takes no new VM.
+    /// Whether it is cordoned: it takes no new VM.
     #[serde(default)]
     pub cordoned: bool,
-    /// The memory of its VMs, in bytes.
+    /// Memory of its VMs, in bytes.
     pub given_bytes: u64,
-    /// The memory that it has lent, by borrower.
-    pub lent: Vec<Part>,
-    /// The memory that it has borrowed, by lender.
-    pub borrowed: Vec<Part>,
+    /// Memory that it has lent, by borrower.
+    pub lent: Vec<LentMemory>,
+    /// Memory that it has borrowed, by lender.
+    pub borrowed: Vec<LentMemory>,
     /// The number of its VMs' vCPUs.
     pub vcpus: u32,
     /// The names of its VMs.
@@ -287,13 +294,13 @@ mod tests {
     fn name_in_the_cluster_has_the_owner_if_that_is_another() {
         assert_eq!(owner_of(&owned_name(1001, "web")), Some((1001, "web")));
         assert_eq!(owner_of("web"), None);
-        assert_eq!(owner_of(&part_name("web", 1)), None);
+        assert_eq!(owner_of(&shard_name("web", 1)), None);
         assert_ne!(owned_name(1, "1-web"), owned_name(11, "-web"));
     }
 
-    /// A map with numbers as keys would not: JSON's keys are strings.
+    /// A map with numeric keys would not: JSON's keys are strings.
     #[test]
-    fn what_is_borrowed_goes_through_json() {
+    fn loans_survive_a_round_trip_through_json() {
         let plan = CellPlan {
             number: 1,
             host: None,
@@ -301,7 +308,7 @@ mod tests {
             nodes: vec![0, 1],
             memory_bytes: 1 << 30,
         };
-        let borrowed = vec![Part {
+        let borrowed = vec![LentMemory {
             cell: 0,
             bytes: 1 << 20,
         }];
@@ -321,9 +328,12 @@ mod tests {
             cells: vec![cell],
             ready: true,
         };
-        for answer in [Answer::Hosted(Place { plan, borrowed }), Answer::Status(status)] {
+        for answer in [
+            CellResponse::Hosted(VmPlacement { plan, borrowed }),
+            CellResponse::Status(status),
+        ] {
             let line = serde_json::to_string(&answer).unwrap();
-            assert_eq!(serde_json::from_str::<Answer>(&line).unwrap(), answer);
+            assert_eq!(serde_json::from_str::<CellResponse>(&line).unwrap(), answer);
         }
     }
 }

@@ -1,7 +1,8 @@
-//! The VMs of other users that have a place in this host's cells: a file for each, which only root reads.
+//! Records of the VMs of other users that have a place in this host's cells: one file each, which only root
+//! reads.
 //!
-//! The admission server writes the files, and the user never does. A cell that starts again counts the places, and
-//! the failure of a cell ends the VMs by what is written here. Nothing in a file leads to a path of the user's.
+//! The admission server writes the files; the user can't. A restarted cell counts the places from them, and
+//! the failure of a cell ends the VMs listed here. No file contains a path chosen by the user.
 
 use std::fs;
 use std::io;
@@ -13,7 +14,7 @@ use hostfiles::{private, replace_file, replace_volatile_file};
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
-use super::interface::{Part, Running, VmShare, owned_name};
+use super::interface::{LentMemory, RunningVm, VmShare, owned_name};
 
 /// A VM of another user in a cell of this host.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -24,13 +25,14 @@ pub struct UserVm {
     pub name: String,
     /// The VM's cell.
     pub cell: u16,
-    /// The part of the cell that it takes.
+    /// Resources that it takes of the cell.
     pub share: VmShare,
-    /// The part of its memory that other cells lent, by lender.
-    pub borrowed: Vec<Part>,
-    /// The session of the process that asked for the place.
+    /// Memory that other cells lent for it, by lender.
+    pub borrowed: Vec<LentMemory>,
+    /// Session of the process that requested the place.
     pub session: i32,
-    /// The control group of the VM's processes, below the host's root of control groups; none where limits are best effort.
+    /// Control group of the VM's processes, relative to the root of control groups; none where limits are
+    /// best effort.
     pub group: Option<PathBuf>,
 }
 
@@ -45,9 +47,9 @@ impl UserVm {
         self.cell == cell || self.borrowed.iter().any(|part| part.cell == cell)
     }
 
-    /// The VM's place, for a cell that starts again.
-    pub fn running(&self) -> Running {
-        Running {
+    /// Returns the VM's place, for a restarted cell.
+    pub fn running(&self) -> RunningVm {
+        RunningVm {
             name: self.owned_name(),
             cell: self.cell,
             share: self.share,
@@ -57,7 +59,7 @@ impl UserVm {
 }
 
 impl Files {
-    /// The users that the cluster admits; none without a cluster.
+    /// Returns the users that the cluster admits; none without a cluster.
     ///
     /// # Errors
     /// If the list can't be read.
@@ -69,8 +71,8 @@ impl Files {
         }
     }
 
-    /// Sets the users that the cluster admits. Called before the cluster begins. What is written of the VMs of an earlier
-    /// cluster is removed.
+    /// Sets the users that the cluster admits. Called before the cluster begins. Removes the records of an
+    /// earlier cluster's VMs.
     ///
     /// # Errors
     /// If the list can't be written.
@@ -86,7 +88,7 @@ impl Files {
         )
     }
 
-    /// The VMs of other users in the cells of this host, by owner and name.
+    /// Returns the VMs of other users in the cells of this host, by owner and name.
     ///
     /// # Errors
     /// If the directory can't be read.
@@ -98,7 +100,8 @@ impl Files {
         };
         let mut vms = Vec::new();
         for entry in entries {
-            // A file that is being replaced has another name for a moment, and one that was just removed has none.
+            // A file that is being replaced has another name briefly, and a file that was just removed has
+            // none.
             let text = fs::read(entry?.path()).unwrap_or_default();
             vms.extend(serde_json::from_slice::<UserVm>(&text));
         }
@@ -107,7 +110,7 @@ impl Files {
         Ok(vms)
     }
 
-    /// Writes down the place of a user's VM.
+    /// Writes the record of a user's VM.
     ///
     /// # Errors
     /// If no VM can have the name, or the file can't be written.
@@ -117,7 +120,7 @@ impl Files {
         replace_volatile_file(&file, private::FILE_MODE, &serde_json::to_vec(vm)?)
     }
 
-    /// Removes what was written of a user's VM, if anything was.
+    /// Removes the record of a user's VM, if there is one.
     ///
     /// # Errors
     /// If no VM can have the name, or the file can't be removed.
@@ -128,7 +131,7 @@ impl Files {
         }
     }
 
-    /// Whether the place of a user's VM is written down as `vm` has it.
+    /// Whether the record of a user's VM equals `vm`.
     pub fn has_user_vm(&self, vm: &UserVm) -> bool {
         let text = self.user_vm_file(vm.uid, &vm.name).and_then(fs::read);
         text.is_ok_and(|text| serde_json::from_slice::<UserVm>(&text).is_ok_and(|written| written == *vm))
@@ -156,7 +159,7 @@ mod tests {
                 vcpus: 2,
                 memory_bytes: 1 << 30,
             },
-            borrowed: vec![Part {
+            borrowed: vec![LentMemory {
                 cell: 0,
                 bytes: 1 << 20,
             }],

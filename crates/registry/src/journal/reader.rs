@@ -1,4 +1,4 @@
-//! Reading of the journal, from a place on and across the change of its files.
+//! Reads the journal from a position, across rotations of its files.
 
 use std::fs::File;
 use std::io;
@@ -8,25 +8,25 @@ use serde_json::{Map, Value};
 
 use super::{Change, Event, Header, Journal, Token};
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 16 << 10;
 
-/// An event and the place behind it.
+/// An event and the position after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// The place behind the event.
+    /// Position after the event.
     pub token: Token,
-    /// The event as it was written, by a program of this version or of another: `unix_ms`, `event` and more.
+    /// The event as this or another version of the program wrote it: `unix_ms`, `event` and more.
     pub event: Map<String, Value>,
 }
 
 impl Entry {
-    /// The event, if this version knows its kind.
+    /// Returns the event if this version has its kind.
     pub fn known(&self) -> Option<Event> {
         serde_json::from_value(Value::Object(self.event.clone())).ok()
     }
 
-    /// The event with its token, as one object.
+    /// Returns the event with its token, as one object.
     pub fn with_token(&self) -> Value {
         let mut all = Map::new();
         all.insert("token".to_owned(), self.token.to_string().into());
@@ -35,7 +35,7 @@ impl Entry {
     }
 }
 
-/// A reader. It misses no event without a [`Change::Gap`] in its place.
+/// A reader. It reports a [`Change::Gap`] in place of each missed event.
 #[derive(Debug)]
 pub struct Reader {
     journal: Journal,
@@ -46,21 +46,21 @@ pub struct Reader {
 
 #[derive(Debug)]
 enum Position {
-    /// Before the oldest event that there is.
+    /// Before the oldest event.
     Start,
-    /// At a place that was not looked at yet.
+    /// At a position that was not opened yet.
     At(Token),
-    /// At a place of an open file.
+    /// At a position in an open file.
     Open(File, Token),
 }
 
 impl Reader {
-    /// Begins at the oldest event that there is.
+    /// Starts at the oldest event.
     pub fn from_start(journal: Journal) -> Self {
         Self::new(journal, Position::Start)
     }
 
-    /// Begins behind the newest event that there is.
+    /// Starts after the newest event.
     ///
     /// # Errors
     /// If the journal can't be read.
@@ -76,8 +76,8 @@ impl Reader {
         Ok(Self::new(journal, position))
     }
 
-    /// Begins behind the event of a token. One that is gone, or never was, gives a gap, and then the oldest
-    /// events.
+    /// Starts after the event of a token. A token whose event is gone, or never existed, yields a gap and
+    /// then the oldest events.
     pub fn after(journal: Journal, token: Token) -> Self {
         Self::new(journal, Position::At(token))
     }
@@ -90,7 +90,7 @@ impl Reader {
         }
     }
 
-    /// The place that has been reached; none while there is no journal.
+    /// Returns the current position; none while there is no journal.
     pub fn token(&self) -> Option<Token> {
         match &self.position {
             Position::Start => None,
@@ -98,7 +98,7 @@ impl Reader {
         }
     }
 
-    /// The next event; none if there is no more now.
+    /// Returns the next event; none if there is no further event yet.
     ///
     /// # Errors
     /// If the journal can't be read.
@@ -128,8 +128,8 @@ impl Reader {
             let mut newest = None;
             if line.is_none() {
                 newest = self.journal.files()?.pop().map(|(header, ..)| header);
-                // Once more: a file that is not the newest gets no event any more, but had one since the
-                // first look, maybe.
+                // Reads again: a file that is not the newest gets no further event, but may have got one
+                // since the first read.
                 line = next_line(file, token.offset, &mut self.buffer)?;
             }
             if let Some(line) = line {
@@ -154,7 +154,7 @@ impl Reader {
         }
     }
 
-    /// Goes on in the file behind the one of `token`.
+    /// Continues in the file after the one of `token`.
     fn advance(&mut self, token: Token) -> io::Result<()> {
         let wanted = Header {
             journal: token.journal,
@@ -164,7 +164,7 @@ impl Reader {
         let next = files.into_iter().find(|(header, ..)| *header == wanted);
         match next {
             Some((header, start, file)) => self.open(file, header.token(start)),
-            // Two files were begun meanwhile. The place is not found, which gives the gap.
+            // Two files were started meanwhile. The position is not found, which yields the gap.
             None => {
                 self.buffer.clear();
                 self.position = Position::At(wanted.token(0));
@@ -173,7 +173,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Goes on with the oldest event, since there is no way on from `token`.
+    /// Continues with the oldest event, because no file continues from `token`.
     fn gap(&mut self, token: Token, why: &str) -> io::Result<Option<Entry>> {
         let why = why.to_owned();
         let token = match oldest(&self.journal)? {
@@ -219,7 +219,7 @@ fn oldest(journal: &Journal) -> io::Result<Option<(File, Token)>> {
     Ok(oldest.map(|(header, start, file)| (file, header.token(start))))
 }
 
-/// The file of a token, if the token is a place behind a line of it.
+/// Opens the file of a token, if the token is a position after one of its lines.
 fn find(journal: &Journal, token: Token) -> io::Result<Option<File>> {
     let mut files = journal.files()?.into_iter();
     let found = files.find(|(header, ..)| *header == token.header());
@@ -232,8 +232,8 @@ fn find(journal: &Journal, token: Token) -> io::Result<Option<File>> {
     Ok(is_behind_a_line.then_some(file))
 }
 
-/// The next line with its end; none if no line ends behind `offset`. `buffer` has bytes of the file from
-/// `offset` on, and keeps what follows the line.
+/// Returns the next line with its terminator; none if no line ends after `offset`. `buffer` has bytes of the
+/// file from `offset` on, and keeps those after the line.
 fn next_line(file: &File, offset: u64, buffer: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
     let mut searched = 0;
     loop {
@@ -251,7 +251,7 @@ fn next_line(file: &File, offset: u64, buffer: &mut Vec<u8>) -> io::Result<Optio
     }
 }
 
-/// The offset behind the last line that has its end.
+/// Returns the offset after the last terminated line.
 fn end_of_lines(file: &File) -> io::Result<u64> {
     let mut at = file.metadata()?.len();
     let mut byte = [0];

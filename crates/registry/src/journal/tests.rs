@@ -1,4 +1,4 @@
-//! Writers that are killed, stopped and many; readers that come back early and late.
+//! Writers that are killed or stopped, many concurrent writers, and readers that resume early or late.
 
 use std::sync::Barrier;
 
@@ -19,7 +19,7 @@ fn running(number: usize) -> Change {
     }
 }
 
-/// What a reader finds now: the numbers of the VMs, `usize::MAX` for a gap.
+/// Returns the events that a reader finds now, as numbers of VMs; `usize::MAX` is a gap.
 fn read(reader: &mut Reader) -> Vec<usize> {
     let mut found = Vec::new();
     while let Some(entry) = reader.next_entry().unwrap() {
@@ -62,7 +62,7 @@ fn events_are_read_in_order_from_each_token_on_across_files() {
     assert_eq!(kept, (40 - kept.len()..40).collect::<Vec<_>>());
     for (event, token) in tokens.into_iter().enumerate() {
         let after = read(&mut Reader::after(journal.clone(), token));
-        // Behind the last event of a file that is gone there is nothing to miss, but no file that says so.
+        // After the last event of a file that is gone nothing is missing, but no file proves it.
         match event + 1 >= kept[0] && after.first() != Some(&GAP) {
             true => assert_eq!(after, (event + 1..40).collect::<Vec<_>>(), "after {event}"),
             false => {
@@ -146,7 +146,7 @@ fn token_that_is_no_place_gives_a_gap_and_never_silence() {
         let error = text.parse::<Token>().unwrap_err();
         assert!(error.contains("is no token"), "{error}");
     }
-    // The journal is removed, and another one begins.
+    // The journal is removed, and another one is created.
     let mut follower = Reader::after(journal.clone(), known);
     assert!(read(&mut follower).is_empty());
     fs::remove_dir_all(&journal.directory).unwrap();
@@ -168,11 +168,11 @@ fn event_of_a_writer_that_was_killed_is_a_gap_and_costs_no_other_event() {
     assert_eq!(read(&mut follower), [GAP, 1]);
     assert_eq!(read(&mut late), [GAP, 1]);
     assert_eq!(read(&mut Reader::from_start(journal.clone())), [0, GAP, 1]);
-    // What a writer without the lock may leave, and what no version wrote.
+    // Lines that a writer without the lock may leave, and lines that no version wrote.
     file.write_all(b"\n\n[1]\n{\"unix_ms\":1}\n").unwrap();
     journal.append(running(2)).unwrap();
     assert_eq!(read(&mut follower), [GAP, GAP, 2]);
-    // The rest of a file that is not the newest any more.
+    // The rest of a file that is no longer the newest.
     file.write_all(b"{").unwrap();
     journal.rotate(&file).unwrap();
     journal.append(running(3)).unwrap();
@@ -180,18 +180,18 @@ fn event_of_a_writer_that_was_killed_is_a_gap_and_costs_no_other_event() {
 }
 
 #[test]
-fn rotation_during_a_look_hides_no_file() {
+fn rotation_during_a_scan_hides_no_file() {
     let (_directory, journal) = journal(FILE_BYTES_MAX);
     let rotate = || journal.rotate(&journal.current().unwrap()).unwrap();
     journal.append(running(0)).unwrap();
-    // With a first rotation there is a `previous`, without one there is none.
+    // After a first rotation there is a `previous`; before it there is none.
     for has_previous in [false, true] {
         if has_previous {
             rotate();
         }
         journal.append(running(1)).unwrap();
         let newest = journal.files().unwrap().pop().unwrap().0;
-        // After each of the calls in turn.
+        // Rotates after each of the calls in turn.
         for when in 0..3 {
             let mut calls = 0;
             let files = journal.files_by(|name| {
@@ -216,7 +216,7 @@ fn rotation_during_a_look_hides_no_file() {
 }
 
 #[test]
-fn change_of_files_that_was_cut_short_loses_nothing() {
+fn interrupted_rotation_loses_nothing() {
     let (_directory, journal) = journal(400);
     journal.append(running(0)).unwrap();
     let mut follower = Reader::from_start(journal.clone());
@@ -229,7 +229,7 @@ fn change_of_files_that_was_cut_short_loses_nothing() {
         assert_eq!(read(&mut follower).last(), Some(&event));
     }
     assert!(follower.token().unwrap().generation > 1);
-    // Another one is killed before that.
+    // Another writer is killed before that.
     fs::remove_file(name("previous")).unwrap();
     for event in 10..20 {
         journal.append(running(event)).unwrap();

@@ -1,10 +1,10 @@
-//! A place in the journal.
+//! A position in the journal.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The place behind an event, from which a reader goes on: `JOURNAL-GENERATION-OFFSET`, the first in
-/// hexadecimal. Tokens are text for everybody else.
+/// Position after an event, from which a reader continues: `JOURNAL-GENERATION-OFFSET`, the first number in
+/// hexadecimal. Tokens are opaque text for all other code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
     pub(super) journal: u64,
@@ -33,7 +33,7 @@ impl FromStr for Token {
                 offset: offset.parse().ok()?,
             })
         };
-        // What is written otherwise, as with a sign, is no token.
+        // Text with another spelling, such as a sign, is no token.
         let token = parse(&parts).filter(|token: &Self| token.to_string() == text);
         token.ok_or_else(|| format!("{text:?} is no token; use one that `mirrorball events` printed"))
     }

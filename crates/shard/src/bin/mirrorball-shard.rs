@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         eprintln!("mirrorball-shard: a monitor starts this program; help: start VMs with `mirrorball run`");
         return ExitCode::from(2);
     }
-    let log = process_log::Settings::of_words(std::env::args()).and_then(process_log::Settings::begin);
+    let log = process_log::Settings::from_args(std::env::args()).and_then(process_log::Settings::begin);
     if let Err(error) = log {
         eprintln!("mirrorball-shard: {error}");
         return ExitCode::from(2);

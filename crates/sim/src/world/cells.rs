@@ -7,7 +7,7 @@ use cell::cluster::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, RETRY, TICK,
 use cell::cluster::membership::News;
 use cell::cluster::state::{Act, Client, State};
 use protocol::CellId;
-use registry::cluster::interface::{Answer, Ask, Running};
+use registry::cluster::interface::{CellRequest, CellResponse, RunningVm};
 
 use super::members::Watch;
 use super::{EVENT_NS, Event, Input, SILENCE_MS, START_NS, World};
@@ -71,7 +71,7 @@ impl World {
         let peers: Vec<CellId> = peers.collect();
         let running = self.monitors.values().filter(|monitor| monitor.runs);
         let running = running.filter(|monitor| self.are_near(monitor.cell, id.number));
-        let running = running.map(|monitor| Running {
+        let running = running.map(|monitor| RunningVm {
             name: monitor.host.name.clone(),
             cell: monitor.cell,
             share: monitor.host.share,
@@ -288,15 +288,15 @@ impl World {
             },
             Input::Asked(client, ask) => {
                 match &ask {
-                    Ask::Cordon { cordoned: true } => {
+                    CellRequest::Cordon { cordoned: true } => {
                         self.counts.cordons += 1;
                         self.cordoned.entry(cell.number).or_insert(self.counts.cordons);
                     }
-                    Ask::Cordon { cordoned: false } => {
+                    CellRequest::Cordon { cordoned: false } => {
                         self.counts.cordons += 1;
                         self.cordoned.remove(&cell.number);
                     }
-                    Ask::Host(_) => {
+                    CellRequest::AdmitVm(_) => {
                         if let Some(monitor) = self.monitors.get_mut(&client) {
                             monitor.asked_under = self.cordoned.get(&cell.number).copied();
                         }
@@ -393,7 +393,7 @@ impl World {
                     None => {}
                 },
                 Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
-                Act::Answer(client, Answer::Hosted(_)) if self.must_not_host(at, client) => {
+                Act::Answer(client, CellResponse::Hosted(_)) if self.must_not_host(at, client) => {
                     return self.start_anew(at, "its names may be others'");
                 }
                 Act::Answer(client, answer) => self.answer(at, client, answer),

@@ -8,7 +8,7 @@ use cell::cluster::state::{CellMessage, Client, Key, Said};
 use protocol::CellId;
 use protocol::agreement::Message;
 use protocol::multicast::Packet;
-use registry::cluster::interface::{Answer, Ask, Host, Part};
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, LentMemory};
 
 use super::{Event, Input, World};
 use crate::{Time, nanos};
@@ -16,7 +16,7 @@ use crate::{Time, nanos};
 /// A VM's monitor, on the host of its cell.
 #[derive(Clone, Debug)]
 pub(super) struct Monitor {
-    pub(super) host: Host,
+    pub(super) host: AdmitVm,
     /// Whom it asks, or who hosts it.
     pub(super) cell: u16,
     /// The life that it is connected to.
@@ -33,7 +33,7 @@ pub(super) struct Monitor {
 
 impl World {
     /// A VM's monitor asks this cell for a place.
-    pub fn ask_for_place(&mut self, cell: u16, host: Host) {
+    pub fn ask_for_place(&mut self, cell: u16, host: AdmitVm) {
         let client = self.clients;
         self.clients += 1;
         let monitor = Monitor {
@@ -51,7 +51,7 @@ impl World {
     }
 
     /// A command asks a cell.
-    pub fn command(&mut self, cell: u16, ask: Ask) {
+    pub fn command(&mut self, cell: u16, ask: CellRequest) {
         let client = self.clients;
         self.clients += 1;
         if let Some(process) = self.processes.get(&cell) {
@@ -85,13 +85,17 @@ impl World {
         match self.processes.get(&monitor.cell) {
             Some(process) => {
                 monitor.connected = Some(process.id);
-                let host = Host {
+                let host = AdmitVm {
                     runs: monitor.runs,
                     ..monitor.host.clone()
                 };
                 let (cell, name) = (process.id, host.name.clone());
                 self.say(|| format!("{name} asks {cell}"));
-                self.to(cell, self.now + WAKE_NS, Input::Asked(client, Ask::Host(host)));
+                self.to(
+                    cell,
+                    self.now + WAKE_NS,
+                    Input::Asked(client, CellRequest::AdmitVm(host)),
+                );
             }
             None if monitor.runs => self.queue.put(self.now + nanos(RETRY), Event::Come(client)),
             // The command fails.
@@ -111,10 +115,10 @@ impl World {
         self.is_lost(at) && self.monitors.get(&client).is_some_and(|monitor| !monitor.runs)
     }
 
-    pub(super) fn answer(&mut self, at: CellId, client: Client, answer: Answer) {
+    pub(super) fn answer(&mut self, at: CellId, client: Client, answer: CellResponse) {
         if !self.monitors.contains_key(&client) {
             // A command's.
-            self.counts.loans += u64::from(answer == Answer::Done);
+            self.counts.loans += u64::from(answer == CellResponse::Done);
             self.say(|| format!("{at} answers: {answer:?}"));
             return;
         }
@@ -124,12 +128,12 @@ impl World {
         };
         let name = monitor.host.name.clone();
         match answer {
-            Answer::Hosted(_) if monitor.runs => {
+            CellResponse::Hosted(_) if monitor.runs => {
                 self.say(|| format!("{name} runs on in {at}"));
                 self.add_witnesses(at, client);
             }
-            Answer::Hosted(place) => self.hosted(at, client, &name, place.borrowed),
-            Answer::Elsewhere { cell }
+            CellResponse::Hosted(place) => self.hosted(at, client, &name, place.borrowed),
+            CellResponse::Elsewhere { cell }
                 if monitor.hops == HOPS_MAX || !self.cells.are_near(monitor.cell, cell) =>
             {
                 // What the VM is made of is on this host.
@@ -137,7 +141,7 @@ impl World {
                 self.counts.refused += 1;
                 self.to(at, self.now + WAKE_NS, Input::Gone(client));
             }
-            Answer::Elsewhere { cell } => {
+            CellResponse::Elsewhere { cell } => {
                 monitor.hops += 1;
                 monitor.cell = cell;
                 monitor.host.sent = true;
@@ -146,7 +150,7 @@ impl World {
                 self.to(at, self.now + WAKE_NS, Input::Gone(client));
                 self.come(client);
             }
-            Answer::Refused { why } => {
+            CellResponse::Refused { why } => {
                 if monitor.runs {
                     // It comes again.
                     monitor.connected = None;
@@ -157,12 +161,15 @@ impl World {
                 }
                 self.say(|| format!("{at} refuses {name}: {why}"));
             }
-            Answer::Done | Answer::Status(_) | Answer::Vcpus { .. } | Answer::Protocols(_) => {}
+            CellResponse::Done
+            | CellResponse::Status(_)
+            | CellResponse::Vcpus { .. }
+            | CellResponse::Protocols(_) => {}
         }
     }
 
     /// A new VM has its place, and runs.
-    fn hosted(&mut self, at: CellId, client: Client, name: &str, borrowed: Vec<Part>) {
+    fn hosted(&mut self, at: CellId, client: Client, name: &str, borrowed: Vec<LentMemory>) {
         if let Some((other, cell)) = self.other_of(client, name) {
             if self.are_near(cell, at.number) {
                 // The cell that knew of it is dead, but on one host no two can have the directory of that name.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cell::cluster::membership::Members;
 use cell::cluster::state::{Act, Client};
 use protocol::grant::Amounts;
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{CellRequest, CellResponse};
 
 use super::World;
 use crate::SECOND;
@@ -41,8 +41,8 @@ impl World {
                 let peers: Vec<String> = process.contacts.peers().map(|peer| peer.to_string()).collect();
                 return self.fail(format!("cell {number} has links to {} only", peers.join(", ")));
             }
-            let acts = process.state.asked(Client::MAX, Ask::Status);
-            let [Act::Answer(_, Answer::Status(status))] = &acts[..] else {
+            let acts = process.state.asked(Client::MAX, CellRequest::Status);
+            let [Act::Answer(_, CellResponse::Status(status))] = &acts[..] else {
                 return self.fail(format!("cell {number} tells nothing"));
             };
             for cell in &status.cells {

@@ -3,7 +3,7 @@
 mod relays;
 
 use knowledge::{Base, fact};
-use registry::cluster::interface::{Ask, Host, VmShare};
+use registry::cluster::interface::{AdmitVm, CellRequest, VmShare};
 
 use super::*;
 
@@ -102,8 +102,8 @@ fn of_two_that_lose_sight_of_each_other_and_etcds_keys_not_both_live_on_apart() 
 }
 
 /// A VM of this name for one cell.
-fn vm_for(cell: u16, name: &str) -> Host {
-    Host {
+fn vm_for(cell: u16, name: &str) -> AdmitVm {
+    AdmitVm {
         name: name.to_owned(),
         share: VmShare {
             vcpus: 1,
@@ -125,14 +125,14 @@ fn name_of_a_host_that_was_put_off_is_free_once_it_is_forgotten_and_never_runs_t
         world.run(2 * SECOND).unwrap();
         assert_eq!(world.counts.hosted, 1, "seed {seed}");
         // While its host runs, it is not forgotten.
-        world.command(0, Ask::Forget { cells: vec![1] });
+        world.command(0, CellRequest::Forget { cells: vec![1] });
         world.run(3 * SECOND).unwrap();
         world.befall(Fault::Down(1), 20 * SECOND);
         world.run(10 * SECOND + seed * MILLISECOND).unwrap();
         world.ask_for_place(0, vm_for(0, "web"));
         world.run(12 * SECOND).unwrap();
         assert_eq!(world.counts.hosted, 1, "seed {seed}: the name is taken");
-        world.command(0, Ask::Forget { cells: vec![1] });
+        world.command(0, CellRequest::Forget { cells: vec![1] });
         world.run(13 * SECOND).unwrap();
         world.ask_for_place(0, vm_for(0, "web"));
         world.run(14 * SECOND).unwrap();

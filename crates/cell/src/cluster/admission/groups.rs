@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use config::cluster::UserPlan;
 use config::cpulist;
-use registry::cluster::interface::{Place, VmShare};
+use registry::cluster::interface::{VmPlacement, VmShare};
 
 use super::lock;
 use super::peer::{self, Peer, Process};
@@ -116,7 +116,7 @@ impl Groups {
         peer: &Peer,
         user: &UserPlan,
         vm: &str,
-        place: &Place,
+        place: &VmPlacement,
         share: VmShare,
     ) -> io::Result<PathBuf> {
         let groups = self.0.get(&user.uid).ok_or(io::ErrorKind::NotFound)?;
@@ -178,7 +178,7 @@ impl UserGroups {
         peer: &Peer,
         user: &UserPlan,
         vm: &str,
-        place: &Place,
+        place: &VmPlacement,
         share: VmShare,
     ) -> io::Result<PathBuf> {
         let cgroup = fs::read_to_string(format!("/proc/{}/cgroup", peer.pid))?;

@@ -117,8 +117,8 @@ fn free_memory_of_a_cell_counts_what_it_has_lent_and_borrowed() {
         failed: false,
         cordoned: false,
         given_bytes: 300,
-        lent: vec![Part { cell: 0, bytes: 200 }],
-        borrowed: vec![Part { cell: 2, bytes: 50 }],
+        lent: vec![LentMemory { cell: 0, bytes: 200 }],
+        borrowed: vec![LentMemory { cell: 2, bytes: 50 }],
         vcpus: 1,
         vms: vec!["secret".to_owned()],
     };

@@ -16,8 +16,8 @@ use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 use registry::cluster::client::Connection;
 use registry::cluster::files::CellFiles;
-use registry::cluster::guard::{GuardAnswer, GuardAsk};
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::guard::{GuardRequest, GuardResponse};
+use registry::cluster::interface::{CellRequest, CellResponse};
 use shard_api::message::{receive_by, send};
 use tracing::warn;
 
@@ -58,7 +58,7 @@ impl Upgrade {
             Err(error) => {
                 warn!(%error, "a request to replace the cell's program is refused");
                 let why = error.to_string();
-                let _ = answer(&mut client, &GuardAnswer::Refused { why });
+                let _ = answer(&mut client, &GuardResponse::Refused { why });
                 None
             }
         }
@@ -67,14 +67,14 @@ impl Upgrade {
     /// Answers the client. One that has gone needs no answer.
     pub(super) fn answer(mut self, outcome: Result<(), String>) {
         let outcome = match outcome {
-            Ok(()) => GuardAnswer::Done,
-            Err(why) => GuardAnswer::Refused { why },
+            Ok(()) => GuardResponse::Done,
+            Err(why) => GuardResponse::Refused { why },
         };
         let _ = answer(&mut self.client, &outcome);
     }
 }
 
-fn answer(client: &mut UnixStream, answer: &GuardAnswer) -> io::Result<()> {
+fn answer(client: &mut UnixStream, answer: &GuardResponse) -> io::Result<()> {
     client.set_write_timeout(Some(REQUEST_LIMIT))?;
     send(client, answer, &[]).map_err(io::Error::other)
 }
@@ -86,7 +86,7 @@ fn received(client: &mut UnixStream) -> io::Result<File> {
     if uid != 0 && uid != geteuid().as_raw() {
         return Err(io::Error::other("only the cluster's owner replaces its program"));
     }
-    let (GuardAsk::Upgrade { program }, mut files) =
+    let (GuardRequest::Upgrade { program }, mut files) =
         receive_by(client, Instant::now() + REQUEST_LIMIT).map_err(io::Error::other)?;
     let program = files.take(program).map_err(io::Error::other)?;
     check(&program).map_err(io::Error::other)?;
@@ -139,11 +139,11 @@ pub(super) fn try_out(cell: &mut Child, files: &CellFiles) -> Result<(), String>
         }
         let answer = Connection::open(files).and_then(|mut connection| {
             connection.limit_wait(left)?;
-            connection.ask(&Ask::Trial)
+            connection.ask(&CellRequest::Trial)
         });
         match answer {
-            Ok(Answer::Done) => return Ok(()),
-            Ok(Answer::Refused { why }) => return Err(why),
+            Ok(CellResponse::Done) => return Ok(()),
+            Ok(CellResponse::Refused { why }) => return Err(why),
             // It has just started, or ends.
             Ok(_) | Err(_) => std::thread::sleep(INTERVAL),
         }
@@ -191,8 +191,8 @@ mod tests {
             let begun = Instant::now();
             assert!(Upgrade::take(&listener).is_none());
             assert!(begun.elapsed() < Duration::from_secs(10));
-            let (answer, _) = shard_api::message::receive::<GuardAnswer>(&mut client).unwrap();
-            assert!(matches!(answer, GuardAnswer::Refused { .. }), "{answer:?}");
+            let (answer, _) = shard_api::message::receive::<GuardResponse>(&mut client).unwrap();
+            assert!(matches!(answer, GuardResponse::Refused { .. }), "{answer:?}");
         }
     }
 }

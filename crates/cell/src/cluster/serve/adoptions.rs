@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use fault_point::fault_point;
 use hostfiles::private;
 use keeper::socket::Socket;
-use registry::cluster::interface::Answer;
+use registry::cluster::interface::CellResponse;
 use registry::control::{Request, ask};
 use registry::vms::{self, Record, Registry};
 use shard_api::Platform;
@@ -98,7 +98,10 @@ impl Adoptions {
     ///
     /// # Errors
     /// If the host has no threads left.
-    pub(super) fn begin_to_await_first(&self, told: impl FnOnce(Answer) + Send + 'static) -> io::Result<()> {
+    pub(super) fn begin_to_await_first(
+        &self,
+        told: impl FnOnce(CellResponse) + Send + 'static,
+    ) -> io::Result<()> {
         let adoptions = self.clone();
         let wait = move || told(adoptions.await_first());
         std::thread::Builder::new()
@@ -107,7 +110,7 @@ impl Adoptions {
             .map(drop)
     }
 
-    fn await_first(&self) -> Answer {
+    fn await_first(&self) -> CellResponse {
         let open = |table: &mut AdoptionTable<Handle>| table.is_trial_open();
         let waited = self
             .shared
@@ -115,13 +118,13 @@ impl Adoptions {
             .wait_timeout_while(self.table(), FIRST_LIMIT, open);
         let (mut table, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let why = match table.verdict() {
-            Verdict::Adopted => return Answer::Done,
+            Verdict::Adopted => return CellResponse::Done,
             Verdict::Refused(reasons) => reasons.join("; "),
             Verdict::Late(count) => {
                 format!("{count} VMs were not adopted within {} s", FIRST_LIMIT.as_secs())
             }
         };
-        Answer::Refused { why }
+        CellResponse::Refused { why }
     }
 
     /// Has the VM's keeper wait for the end of the process that serves it now, and serves it from then on; `again`, if it was set
@@ -145,7 +148,10 @@ impl Adoptions {
     ///
     /// # Errors
     /// If the host has no threads left.
-    pub(super) fn begin_to_list_vcpus(&self, told: impl FnOnce(Answer) + Send + 'static) -> io::Result<()> {
+    pub(super) fn begin_to_list_vcpus(
+        &self,
+        told: impl FnOnce(CellResponse) + Send + 'static,
+    ) -> io::Result<()> {
         let vms: Vec<Handle> = self.table().served().cloned().collect();
         let list = move || {
             let (mut vcpus, mut missing) = (Vec::new(), Vec::new());
@@ -159,7 +165,7 @@ impl Adoptions {
                     Err(error) => missing.push((name, error.to_string())),
                 }
             }
-            told(Answer::Vcpus { vcpus, missing });
+            told(CellResponse::Vcpus { vcpus, missing });
         };
         std::thread::Builder::new()
             .name("vcpus".into())

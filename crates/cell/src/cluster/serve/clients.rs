@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use registry::cluster::interface::{Answer, OF_CELL};
+use registry::cluster::interface::{CellResponse, OF_CELL};
 
 use super::Event;
 use crate::cluster::state::Client;
@@ -46,7 +46,7 @@ fn read(client: Client, stream: UnixStream, events: &Sender<Event>) -> io::Resul
             Ok(ask) => Event::Asked(client, ask),
             Err(error) => Event::Known(
                 client,
-                Answer::Refused {
+                CellResponse::Refused {
                     why: error.to_string(),
                 },
             ),

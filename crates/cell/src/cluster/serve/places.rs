@@ -3,22 +3,22 @@
 use std::io;
 
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Running, VmShare, part_name};
+use registry::cluster::interface::{RunningVm, VmShare, shard_name};
 use registry::cluster::user_vms::UserVm;
 use registry::vms::{Record, Registry};
 
 /// The VMs of this host that run in cells, those of other users too, and the parts of other hosts' VMs.
-pub(super) fn running(files: &Files) -> io::Result<Vec<Running>> {
+pub(super) fn running(files: &Files) -> io::Result<Vec<RunningVm>> {
     let mut records = Registry::open()?.list()?;
-    records.extend(Registry::listed_parts()?);
-    let mut running: Vec<Running> = records.iter().flat_map(places).collect();
+    records.extend(Registry::listed_secondary_shards()?);
+    let mut running: Vec<RunningVm> = records.iter().flat_map(places).collect();
     running.extend(files.user_vms()?.iter().map(UserVm::running));
     Ok(running)
 }
 
 /// The places that a VM has: one, or one for each of its parts.
-fn places(record: &Record) -> Vec<Running> {
-    let place = |name: String, cell, vcpus, memory_bytes, borrowed| Running {
+fn places(record: &Record) -> Vec<RunningVm> {
+    let place = |name: String, cell, vcpus, memory_bytes, borrowed| RunningVm {
         name,
         cell,
         share: VmShare { vcpus, memory_bytes },
@@ -34,7 +34,7 @@ fn places(record: &Record) -> Vec<Running> {
     let numbered = record.span.iter().enumerate();
     numbered
         .map(|(number, part)| {
-            let name = part_name(&record.name, number);
+            let name = shard_name(&record.name, number);
             let vcpus = part.vcpus.len() as u32;
             // Parts borrow nothing.
             let memory_bytes = copy_bytes.unwrap_or(part.memory_bytes);

@@ -5,7 +5,7 @@
 //! last word.
 
 use protocol::agreement::Effect;
-use registry::cluster::interface::Answer;
+use registry::cluster::interface::CellResponse;
 
 use super::{Act, Client, Key, State, Value};
 
@@ -23,7 +23,7 @@ impl State {
     /// A client cordons the cell, or ends its cordon. Answered when all cells know.
     pub(super) fn cordon(&mut self, client: Client, is_cordoned: bool) -> Vec<Act> {
         let Some((change, effects)) = self.set_cordon(is_cordoned) else {
-            return vec![Act::Answer(client, Answer::Done)];
+            return vec![Act::Answer(client, CellResponse::Done)];
         };
         self.leaving.insert(change, client);
         self.acts(effects)

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeSet;
 
-use registry::cluster::interface::{Answer, PART_MARK};
+use registry::cluster::interface::{CellResponse, SHARD_SEPARATOR};
 
 use super::{Act, Client, Key, State};
 
@@ -64,14 +64,14 @@ impl State {
         acts.extend(
             waiting
                 .into_iter()
-                .map(|client| Act::Answer(client, Answer::Done)),
+                .map(|client| Act::Answer(client, CellResponse::Done)),
         );
         acts
     }
 
     /// A client wants to know when a failed cell is buried.
     pub(super) fn recover(&mut self, client: Client, cell: u16) -> Vec<Act> {
-        let refused = |why| vec![Act::Answer(client, Answer::Refused { why })];
+        let refused = |why| vec![Act::Answer(client, CellResponse::Refused { why })];
         if cell == self.me.number || self.life(cell).is_some() {
             return refused(format!("cell {cell} runs"));
         }
@@ -79,7 +79,7 @@ impl State {
             return refused(format!("there is no cell {cell}"));
         }
         match self.failures.get_mut(&cell) {
-            Some(failure) if failure.is_buried => vec![Act::Answer(client, Answer::Done)],
+            Some(failure) if failure.is_buried => vec![Act::Answer(client, CellResponse::Done)],
             Some(failure) => {
                 failure.waiting.push(client);
                 Vec::new()
@@ -109,7 +109,7 @@ impl State {
 
     /// The VMs that depend on a cell, each with its home.
     fn dependents(&self, cell: u16) -> Vec<(String, u16)> {
-        let base = |name: &str| name.split(PART_MARK).next().unwrap_or_default().to_owned();
+        let base = |name: &str| name.split(SHARD_SEPARATOR).next().unwrap_or_default().to_owned();
         let depends = self
             .vms()
             .filter(|vm| vm.cell == cell || vm.borrowed.iter().any(|part| part.cell == cell));

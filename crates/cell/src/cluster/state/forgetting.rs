@@ -7,7 +7,7 @@
 //!    ([`crate::cluster::lost`]).
 
 use protocol::CellId;
-use registry::cluster::interface::Answer;
+use registry::cluster::interface::CellResponse;
 
 use super::{Act, Client, Key, State};
 
@@ -17,13 +17,13 @@ impl State {
         let lives = |cell: &&u16| self.life(**cell).is_some();
         if let Some(cell) = cells.iter().find(lives) {
             let why = format!("cell {cell} runs, and so may its VMs; end its host first");
-            return vec![Act::Answer(client, Answer::Refused { why })];
+            return vec![Act::Answer(client, CellResponse::Refused { why })];
         }
         // Its kind of message came with version 2 of the cells' protocol, as gathered replies did.
         if !self.multicast.all_gather() {
             let why = "a cell of the former release runs, which does not know the request; help: `mirrorball cluster upgrade` on its \
                        host, by this release";
-            return vec![Act::Answer(client, Answer::Refused { why: why.to_owned() })];
+            return vec![Act::Answer(client, CellResponse::Refused { why: why.to_owned() })];
         }
         let changes = cells.iter().filter_map(|number| {
             let life = self.dead.get(number).copied().unwrap_or(0);
@@ -34,7 +34,7 @@ impl State {
         // Messages to a cell stay in order: the receipts for the last change are the last ones.
         match changes.last() {
             Some((last, _)) => _ = self.leaving.insert(*last, client),
-            None => return vec![Act::Answer(client, Answer::Done)],
+            None => return vec![Act::Answer(client, CellResponse::Done)],
         }
         let effects = changes.into_iter().flat_map(|(_, effects)| effects).collect();
         self.acts(effects)
@@ -83,7 +83,7 @@ impl State {
             self.me.number,
             cells.join(", ")
         );
-        let refused = |(client, _)| Act::Answer(client, Answer::Refused { why: why.clone() });
+        let refused = |(client, _)| Act::Answer(client, CellResponse::Refused { why: why.clone() });
         early.into_iter().map(refused).collect()
     }
 }

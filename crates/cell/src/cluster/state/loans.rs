@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use protocol::CellId;
 use protocol::grant::{Amounts, Effect, Refusal};
-use registry::cluster::interface::{Answer, Part, Place, Running, VmShare};
+use registry::cluster::interface::{CellResponse, LentMemory, RunningVm, VmPlacement, VmShare};
 
 use super::view::{KnownCell, list};
 use super::{Act, Client, Key, Said, State, Value};
@@ -17,7 +17,7 @@ use super::{Act, Client, Key, Said, State, Value};
 pub(super) struct Loans(BTreeMap<u16, VecDeque<(Client, u64)>>);
 
 /// A VM's memory by home.
-pub(super) fn parts(cell: u16, share: VmShare, borrowed: &[Part]) -> Amounts {
+pub(super) fn parts(cell: u16, share: VmShare, borrowed: &[LentMemory]) -> Amounts {
     let others: u64 = borrowed.iter().map(|part| part.bytes).sum();
     let own = (cell, share.memory_bytes.saturating_sub(others));
     let others = borrowed.iter().map(|part| (part.cell, part.bytes));
@@ -25,7 +25,7 @@ pub(super) fn parts(cell: u16, share: VmShare, borrowed: &[Part]) -> Amounts {
 }
 
 /// What the VMs of other cells have of this one.
-pub(super) fn used(running: &[Running], home: u16) -> Amounts {
+pub(super) fn used(running: &[RunningVm], home: u16) -> Amounts {
     let mut used = Amounts::new();
     for vm in running {
         for part in vm.borrowed.iter().filter(|part| part.cell == home) {
@@ -72,7 +72,7 @@ impl State {
                 self.loans.0.entry(other).or_default().push_back((client, bytes));
                 self.lending_acts(effects)
             }
-            Err(why) => vec![Act::Answer(client, Answer::Refused { why })],
+            Err(why) => vec![Act::Answer(client, CellResponse::Refused { why })],
         }
     }
 
@@ -134,18 +134,18 @@ impl State {
                 }
                 Effect::Send(to, message) => acts.extend(self.say(to, Said::Grant(message))),
                 Effect::Taken(by) | Effect::Back(by) => {
-                    acts.extend(self.answer_lender(by, |_, _| Answer::Done));
+                    acts.extend(self.answer_lender(by, |_, _| CellResponse::Done));
                 }
                 Effect::Kept(by) => acts.extend(self.answer_lender(by, |state, bytes| {
                     let why = state.why_kept(by, bytes);
-                    Answer::Refused { why }
+                    CellResponse::Refused { why }
                 })),
             }
         }
         acts
     }
 
-    fn answer_lender(&mut self, by: u16, answer: impl FnOnce(&Self, u64) -> Answer) -> Option<Act> {
+    fn answer_lender(&mut self, by: u16, answer: impl FnOnce(&Self, u64) -> CellResponse) -> Option<Act> {
         let (client, bytes) = self.loans.0.get_mut(&by)?.pop_front()?;
         Some(Act::Answer(client, answer(self, bytes)))
     }
@@ -182,7 +182,7 @@ impl State {
                 "cell {} died before it answered; `mirrorball cluster status` shows what it has when it runs again",
                 dead.number
             );
-            Act::Answer(client, Answer::Refused { why })
+            Act::Answer(client, CellResponse::Refused { why })
         };
         waiting.into_iter().map(refused).collect()
     }
@@ -203,7 +203,7 @@ impl State {
     }
 
     /// A VM's place in this cell: with the nodes of those whose memory it has.
-    pub(super) fn place(&self, name: &str) -> Place {
+    pub(super) fn place(&self, name: &str) -> VmPlacement {
         let mut borrowed = self.ledger.parts(name).cloned().unwrap_or_default();
         borrowed.remove(&self.me.number);
         let mut plan = self.plan.clone();
@@ -212,7 +212,7 @@ impl State {
             .extend(lenders.flat_map(|lender| lender.plan.nodes.iter().copied()));
         plan.nodes.sort_unstable();
         plan.nodes.dedup();
-        Place {
+        VmPlacement {
             plan,
             borrowed: list(&borrowed),
         }
@@ -235,10 +235,10 @@ impl State {
     }
 
     /// What a cell has borrowed, from whom.
-    pub(super) fn borrowed_by(&self, borrower: u16) -> Vec<Part> {
+    pub(super) fn borrowed_by(&self, borrower: u16) -> Vec<LentMemory> {
         let of = |lender: KnownCell<'_>| {
             let bytes = *lender.lent.get(&borrower)?;
-            Some(Part {
+            Some(LentMemory {
                 cell: lender.number,
                 bytes,
             })

@@ -1,7 +1,7 @@
 //! Where a VM goes.
 
 use policy::placement::{Assertions, CellCapacity, Want, place, refusals};
-use registry::cluster::interface::{Answer, Host, PART_MARK, owner_of};
+use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner_of};
 
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
@@ -12,14 +12,14 @@ impl State {
     }
 
     /// A client asks for a place for its VM.
-    pub(super) fn host(&mut self, client: Client, host: Host) -> Vec<Act> {
-        let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
+    pub(super) fn host(&mut self, client: Client, host: AdmitVm) -> Vec<Act> {
+        let refused = |why: String| vec![Act::Answer(client, CellResponse::Refused { why })];
         let name = host.name.clone();
         if (host.runs || self.comes_back(&host)) && self.owns(&name) && !self.tenants.contains_key(&name) {
             self.has_come(&name);
             let place = self.place(&name);
             self.tenants.insert(name, client);
-            return vec![Act::Answer(client, Answer::Hosted(place))];
+            return vec![Act::Answer(client, CellResponse::Hosted(place))];
         }
         if let (Some(early), false) = (&mut self.early, host.runs) {
             early.push((client, host));
@@ -37,7 +37,7 @@ impl State {
                         self.sent_on.pop_front();
                     }
                     self.sent_on.push_back((name, cell, host.share));
-                    return vec![Act::Answer(client, Answer::Elsewhere { cell })];
+                    return vec![Act::Answer(client, CellResponse::Elsewhere { cell })];
                 }
                 Err(why) => return refused(why),
             }
@@ -67,13 +67,13 @@ impl State {
 
     /// Whether this is a user's VM that had a place here when the admission server ended. What the server is told then is a
     /// user's word: only the same share is believed.
-    fn comes_back(&self, host: &Host) -> bool {
+    fn comes_back(&self, host: &AdmitVm) -> bool {
         let is_same = |vm: super::view::KnownVm<'_>| vm.name == host.name && vm.share == host.share;
         owner_of(&host.name).is_some() && self.is_awaited(&host.name) && self.vms().any(is_same)
     }
 
     /// The cell for a VM, as far as this one knows.
-    fn choose(&self, host: &Host) -> Result<u16, String> {
+    fn choose(&self, host: &AdmitVm) -> Result<u16, String> {
         let mut rooms = self.rooms();
         if let Some(only) = host.only {
             rooms.retain(|room| room.cell == only);
@@ -135,7 +135,7 @@ impl State {
     }
 }
 
-fn want(host: &Host) -> Want {
+fn want(host: &AdmitVm) -> Want {
     Want {
         vcpus: host.share.vcpus,
         memory_bytes: host.share.memory_bytes,
@@ -145,7 +145,7 @@ fn want(host: &Host) -> Want {
 /// Why a VM can't have its name. A user has chosen it among that user's own VMs.
 pub(super) fn taken(name: &str, cell: u16) -> String {
     let name = owner_of(name).map_or(name, |(_, name)| name);
-    if let Some((vm, _)) = name.split_once(PART_MARK) {
+    if let Some((vm, _)) = name.split_once(SHARD_SEPARATOR) {
         return format!("a part of an earlier VM named {vm} is still in cell {cell}; try again in a moment");
     }
     format!(
@@ -154,7 +154,7 @@ pub(super) fn taken(name: &str, cell: u16) -> String {
 }
 
 /// Why a part of a VM has no place in the one cell that will do.
-fn too_large_for_its_own(host: &Host, cell: u16, free_bytes: u64) -> String {
+fn too_large_for_its_own(host: &AdmitVm, cell: u16, free_bytes: u64) -> String {
     format!(
         "cell {cell} has {} MiB of its own memory, and {} MiB are needed there; give the VM less, end another one, or span other cells",
         free_bytes >> 20,
@@ -163,7 +163,7 @@ fn too_large_for_its_own(host: &Host, cell: u16, free_bytes: u64) -> String {
 }
 
 /// Why a VM has no place.
-fn too_large(host: &Host, rooms: &[CellCapacity]) -> String {
+fn too_large(host: &AdmitVm, rooms: &[CellCapacity]) -> String {
     format!(
         "no cell has {} MiB for it: {}; give it less, or end another VM",
         host.share.memory_bytes >> 20,

@@ -17,7 +17,7 @@ const GIB: u64 = 1 << 30;
 pub(in crate::cluster) struct World {
     pub(in crate::cluster) cells: BTreeMap<CellId, State>,
     links: VecDeque<(CellId, CellId, CellMessage)>,
-    answers: BTreeMap<(u16, Client), Answer>,
+    answers: BTreeMap<(u16, Client), CellResponse>,
     /// What each has in writing.
     lent: BTreeMap<u16, Amounts>,
     /// Cells that have a cordon in writing.
@@ -25,7 +25,7 @@ pub(in crate::cluster) struct World {
     /// VMs that a cell was to end.
     ended: Vec<(u16, String)>,
     /// What the host says that runs.
-    pub(in crate::cluster) running: Vec<Running>,
+    pub(in crate::cluster) running: Vec<RunningVm>,
 }
 
 pub(in crate::cluster) fn id(number: u16, life: u32) -> CellId {
@@ -42,8 +42,8 @@ pub(in crate::cluster) fn plan(number: u16) -> CellPlan {
     }
 }
 
-pub(in crate::cluster) fn vm(name: &str, mib: u64) -> Host {
-    Host {
+pub(in crate::cluster) fn vm(name: &str, mib: u64) -> AdmitVm {
+    AdmitVm {
         name: name.to_owned(),
         share: VmShare {
             vcpus: 1,
@@ -57,19 +57,19 @@ pub(in crate::cluster) fn vm(name: &str, mib: u64) -> Host {
     }
 }
 
-fn lend(to: u16, mib: u64) -> Ask {
-    Ask::Lend { to, bytes: mib << 20 }
+fn lend(to: u16, mib: u64) -> CellRequest {
+    CellRequest::Lend { to, bytes: mib << 20 }
 }
 
-fn part(cell: u16, mib: u64) -> Part {
-    Part {
+fn part(cell: u16, mib: u64) -> LentMemory {
+    LentMemory {
         cell,
         bytes: mib << 20,
     }
 }
 
-fn in_cell(cell: u16, name: &str, mib: u64) -> Host {
-    Host {
+fn in_cell(cell: u16, name: &str, mib: u64) -> AdmitVm {
+    AdmitVm {
         only: Some(cell),
         ..vm(name, mib)
     }
@@ -146,31 +146,31 @@ impl World {
         self.settle();
     }
 
-    pub(in crate::cluster) fn ask(&mut self, at: CellId, client: Client, ask: Ask) -> Answer {
+    pub(in crate::cluster) fn ask(&mut self, at: CellId, client: Client, ask: CellRequest) -> CellResponse {
         self.act(at, |state| state.asked(client, ask));
         self.settle();
         self.answers.remove(&(at.number, client)).expect("an answer")
     }
 
     /// Asks the first cell, and the one that it names.
-    fn host(&mut self, client: Client, host: Host) -> Answer {
+    fn host(&mut self, client: Client, host: AdmitVm) -> CellResponse {
         let first = *self.cells.keys().next().expect("a cell");
-        match self.ask(first, client, Ask::Host(host.clone())) {
-            Answer::Elsewhere { cell } => {
+        match self.ask(first, client, CellRequest::AdmitVm(host.clone())) {
+            CellResponse::Elsewhere { cell } => {
                 let there = *self
                     .cells
                     .keys()
                     .find(|known| known.number == cell)
                     .expect("lives");
-                self.ask(there, client, Ask::Host(host))
+                self.ask(there, client, CellRequest::AdmitVm(host))
             }
             answer => answer,
         }
     }
 
     fn status(&mut self, at: CellId) -> Status {
-        match self.ask(at, 99, Ask::Status) {
-            Answer::Status(status) => status,
+        match self.ask(at, 99, CellRequest::Status) {
+            CellResponse::Status(status) => status,
             other => panic!("{other:?}"),
         }
     }
@@ -179,9 +179,9 @@ impl World {
     fn sent_of_four(&mut self) -> usize {
         for client in 0..4 {
             let host = vm(&format!("vm{client}"), 64);
-            self.act(id(0, 1), |state| state.asked(client, Ask::Host(host)));
+            self.act(id(0, 1), |state| state.asked(client, CellRequest::AdmitVm(host)));
         }
-        let elsewhere = Answer::Elsewhere { cell: 1 };
+        let elsewhere = CellResponse::Elsewhere { cell: 1 };
         self.answers
             .values()
             .filter(|answer| **answer == elsewhere)
@@ -203,7 +203,10 @@ impl World {
 fn vms_are_spread_and_every_cell_knows_them() {
     let mut world = World::new(2);
     for (client, name) in (0..).zip(["a", "b", "c"]) {
-        assert!(matches!(world.host(client, vm(name, 300)), Answer::Hosted(_)));
+        assert!(matches!(
+            world.host(client, vm(name, 300)),
+            CellResponse::Hosted(_)
+        ));
     }
     world.vms(&[&["a", "c"], &["b"]]);
     assert_eq!(world.status(id(1, 1)).cells[0].given_bytes, 600 << 20);
@@ -220,7 +223,7 @@ fn vms_that_have_ended_count_no_more() {
     for round in 0..3 {
         for client in 0..2 {
             let host = vm(&format!("vm{round}-{client}"), 64);
-            assert!(matches!(world.host(client, host), Answer::Hosted(_)));
+            assert!(matches!(world.host(client, host), CellResponse::Hosted(_)));
         }
         for cell in [id(0, 1), id(1, 1)] {
             for client in 0..2 {
@@ -236,33 +239,33 @@ fn vms_that_have_ended_count_no_more() {
 #[test]
 fn a_name_is_taken_in_the_whole_cluster_until_its_vm_has_ended() {
     let mut world = World::new(2);
-    let there = Host {
+    let there = AdmitVm {
         only: Some(1),
         ..vm("a", 64)
     };
-    assert!(matches!(world.host(1, there), Answer::Hosted(place) if place.plan.number == 1));
-    let Answer::Refused { why } = world.host(2, vm("a", 64)) else {
+    assert!(matches!(world.host(1, there), CellResponse::Hosted(place) if place.plan.number == 1));
+    let CellResponse::Refused { why } = world.host(2, vm("a", 64)) else {
         panic!("two of one name");
     };
     assert!(why.contains("running already, in cell 1"), "{why}");
     world.act(id(1, 1), |state| state.gone(1));
     world.settle();
-    assert!(matches!(world.host(3, vm("a", 64)), Answer::Hosted(_)));
+    assert!(matches!(world.host(3, vm("a", 64)), CellResponse::Hosted(_)));
 }
 
 #[test]
 fn what_fits_nowhere_is_refused_with_what_there_is() {
     let mut world = World::new(2);
-    assert!(matches!(world.host(1, vm("a", 700)), Answer::Hosted(_)));
-    let Answer::Refused { why } = world.host(2, vm("b", 1100)) else {
+    assert!(matches!(world.host(1, vm("a", 700)), CellResponse::Hosted(_)));
+    let CellResponse::Refused { why } = world.host(2, vm("b", 1100)) else {
         panic!("more than there is");
     };
     assert!(why.contains("cell 0 has 324 MiB, cell 1 has 1024 MiB"), "{why}");
-    let nowhere = Host {
+    let nowhere = AdmitVm {
         only: Some(7),
         ..vm("b", 64)
     };
-    let Answer::Refused { why } = world.host(3, nowhere) else {
+    let CellResponse::Refused { why } = world.host(3, nowhere) else {
         panic!("there is no such cell");
     };
     assert!(why.contains("no cell 7 that runs; there is 0, 1"), "{why}");
@@ -271,44 +274,44 @@ fn what_fits_nowhere_is_refused_with_what_there_is() {
 #[test]
 fn leaving_is_answered_when_all_have_heard() {
     let mut world = World::new(3);
-    assert!(matches!(world.host(1, vm("a", 64)), Answer::Hosted(_)));
-    let leave = Ask::Leave { name: "a".to_owned() };
+    assert!(matches!(world.host(1, vm("a", 64)), CellResponse::Hosted(_)));
+    let leave = CellRequest::Leave { name: "a".to_owned() };
     world.act(id(0, 1), |state| state.asked(2, leave));
     assert!(world.answers.is_empty());
     world.settle();
-    assert_eq!(world.answers[&(0, 2)], Answer::Done);
+    assert_eq!(world.answers[&(0, 2)], CellResponse::Done);
     world.vms(&[&[], &[], &[]]);
 }
 
 #[test]
 fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
     let mut world = World::new(2);
-    let there = Host {
+    let there = AdmitVm {
         only: Some(1),
         ..vm("a", 64)
     };
-    assert!(matches!(world.host(1, there.clone()), Answer::Hosted(_)));
+    assert!(matches!(world.host(1, there.clone()), CellResponse::Hosted(_)));
     assert!(matches!(
         world.host(
             2,
-            Host {
+            AdmitVm {
                 name: "b".to_owned(),
                 ..there.clone()
             }
         ),
-        Answer::Hosted(_)
+        CellResponse::Hosted(_)
     ));
     world.die(id(1, 1));
     // Its VMs run on, and their names are taken.
     world.vms(&[&[], &["a", "b"]]);
-    assert!(matches!(world.host(3, vm("a", 64)), Answer::Refused { .. }));
-    assert!(matches!(world.host(4, vm("c", 64)), Answer::Hosted(place) if place.plan.number == 0));
+    assert!(matches!(world.host(3, vm("a", 64)), CellResponse::Refused { .. }));
+    assert!(matches!(world.host(4, vm("c", 64)), CellResponse::Hosted(place) if place.plan.number == 0));
     world.start(id(1, 2));
     world.vms(&[&["c"], &["a", "b"]]);
-    let back = Host { runs: true, ..there };
+    let back = AdmitVm { runs: true, ..there };
     assert!(matches!(
-        world.ask(id(1, 2), 5, Ask::Host(back)),
-        Answer::Hosted(_)
+        world.ask(id(1, 2), 5, CellRequest::AdmitVm(back)),
+        CellResponse::Hosted(_)
     ));
     // The other one's monitor does not come: it has ended meanwhile.
     world.act(id(1, 2), State::give_up_orphans);
@@ -318,26 +321,26 @@ fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
 
 #[test]
 fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
-    let running = [Running {
+    let running = [RunningVm {
         name: "b".to_owned(),
         cell: 0,
         share: vm("b", 64).share,
         borrowed: Vec::new(),
     }];
     let mut state = State::new(id(0, 1), 1, plan(0), None, running);
-    assert!(state.asked(1, Ask::Host(vm("a", 64))).is_empty());
-    let runs = Host {
+    assert!(state.asked(1, CellRequest::AdmitVm(vm("a", 64))).is_empty());
+    let runs = AdmitVm {
         runs: true,
         ..vm("b", 64)
     };
-    let acts = state.asked(2, Ask::Host(runs));
+    let acts = state.asked(2, CellRequest::AdmitVm(runs));
     assert!(
-        matches!(acts[..], [Act::Answer(2, Answer::Hosted(_))]),
+        matches!(acts[..], [Act::Answer(2, CellResponse::Hosted(_))]),
         "{acts:?}"
     );
     let acts = state.met();
     assert!(
-        matches!(acts[..], [Act::Answer(1, Answer::Hosted(_))]),
+        matches!(acts[..], [Act::Answer(1, CellResponse::Hosted(_))]),
         "{acts:?}"
     );
 }
@@ -345,7 +348,9 @@ fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
 #[test]
 fn a_client_that_goes_while_its_name_is_claimed_leaves_nothing() {
     let mut world = World::new(2);
-    world.act(id(0, 1), |state| state.asked(1, Ask::Host(vm("a", 64))));
+    world.act(id(0, 1), |state| {
+        state.asked(1, CellRequest::AdmitVm(vm("a", 64)))
+    });
     world.act(id(0, 1), |state| state.gone(1));
     world.settle();
     world.vms(&[&[], &[]]);
@@ -357,7 +362,7 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         vcpus: 1,
         memory_bytes: 700 << 20,
     };
-    let running = [("a", 0), ("b", 1)].map(|(name, cell)| Running {
+    let running = [("a", 0), ("b", 1)].map(|(name, cell)| RunningVm {
         name: name.to_owned(),
         cell,
         share,
@@ -370,19 +375,19 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         ("b", 64, "in cell 1"),
         ("c", 400, "has 324 MiB"),
     ] {
-        let acts = state.asked(1, Ask::Host(vm(name, mib)));
-        let [Act::Answer(1, Answer::Refused { why: said })] = &acts[..] else {
+        let acts = state.asked(1, CellRequest::AdmitVm(vm(name, mib)));
+        let [Act::Answer(1, CellResponse::Refused { why: said })] = &acts[..] else {
             panic!("{name}: {acts:?}");
         };
         assert!(said.contains(why), "{said}");
     }
-    let back = Host {
+    let back = AdmitVm {
         runs: true,
         ..vm("a", 700)
     };
-    let acts = state.asked(2, Ask::Host(back));
+    let acts = state.asked(2, CellRequest::AdmitVm(back));
     assert!(
-        matches!(acts[..], [Act::Answer(2, Answer::Hosted(_))]),
+        matches!(acts[..], [Act::Answer(2, CellResponse::Hosted(_))]),
         "{acts:?}"
     );
 }
@@ -392,8 +397,8 @@ fn the_first_to_start_again_knows_what_the_host_has() {
 fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     let mut world = World::new(2);
     let owner = id(1, 1);
-    world.ask(owner, 1, Ask::Host(in_cell(1, "a", 64)));
-    let adopt = |name: &str| Ask::Adopt {
+    world.ask(owner, 1, CellRequest::AdmitVm(in_cell(1, "a", 64)));
+    let adopt = |name: &str| CellRequest::Adopt {
         name: name.to_owned(),
         again: false,
     };
@@ -401,18 +406,21 @@ fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     let state = world.cells.get_mut(&owner).expect("lives");
     assert_eq!(state.asked(2, adopt("a")), [Act::Adopt(2, "a".to_owned(), false)]);
     assert_eq!(state.gone(1), [Act::AwaitLeft("a".to_owned(), 1)]);
-    let back = Host {
+    let back = AdmitVm {
         runs: true,
         ..in_cell(1, "a", 64)
     };
-    assert!(matches!(world.ask(owner, 3, Ask::Host(back)), Answer::Hosted(_)));
+    assert!(matches!(
+        world.ask(owner, 3, CellRequest::AdmitVm(back)),
+        CellResponse::Hosted(_)
+    ));
     world.act(owner, give_up_left);
     world.vms(&[&[], &["a"]]);
     // The next process ends without handing it over, and the one after that does not come.
     world.act(owner, |state| state.gone(3));
     world.settle();
     world.vms(&[&[], &[]]);
-    world.ask(owner, 4, Ask::Host(in_cell(1, "c", 64)));
+    world.ask(owner, 4, CellRequest::AdmitVm(in_cell(1, "c", 64)));
     world.act(owner, |state| state.asked(5, adopt("c")));
     world.act(owner, |state| state.gone(4));
     world.act(owner, give_up_left);
@@ -426,11 +434,11 @@ fn one_name_of_three_owners_is_three_vms() {
     let mut world = World::new(2);
     for (client, name) in (1..).zip(["web", "1001:web", "1002:web"]) {
         assert!(
-            matches!(world.host(client, vm(name, 64)), Answer::Hosted(_)),
+            matches!(world.host(client, vm(name, 64)), CellResponse::Hosted(_)),
             "{name}"
         );
     }
-    let Answer::Refused { why } = world.host(9, vm("1001:web", 64)) else {
+    let CellResponse::Refused { why } = world.host(9, vm("1001:web", 64)) else {
         panic!("two of one name of one owner");
     };
     assert!(why.contains("a VM named web is running already"), "{why}");
@@ -452,8 +460,8 @@ fn vm_that_is_left_has_its_whole_time_whatever_else_is_given_up_meanwhile() {
     let host = in_cell(0, "1001:web", 64);
     for client in [1, 2] {
         assert!(matches!(
-            world.ask(cell, client, Ask::Host(host.clone())),
-            Answer::Hosted(_)
+            world.ask(cell, client, CellRequest::AdmitVm(host.clone())),
+            CellResponse::Hosted(_)
         ));
         let state = world.cells.get_mut(&cell).expect("lives");
         assert_eq!(
@@ -476,35 +484,35 @@ fn place_of_a_users_vm_outlives_the_connection_unless_it_is_given_back() {
     let cell = id(0, 1);
     let host = in_cell(0, "1001:web", 600);
     assert!(matches!(
-        world.ask(cell, 1, Ask::Host(host.clone())),
-        Answer::Hosted(_)
+        world.ask(cell, 1, CellRequest::AdmitVm(host.clone())),
+        CellResponse::Hosted(_)
     ));
     let state = world.cells.get_mut(&cell).expect("lives");
     assert_eq!(state.gone(1), [Act::AwaitLeft("1001:web".to_owned(), 1)]);
     // Another VM does not get the memory meanwhile, and more than it had is a new VM.
     assert!(matches!(
-        world.ask(cell, 2, Ask::Host(in_cell(0, "1002:web", 600))),
-        Answer::Refused { .. }
+        world.ask(cell, 2, CellRequest::AdmitVm(in_cell(0, "1002:web", 600))),
+        CellResponse::Refused { .. }
     ));
     let more = in_cell(0, "1001:web", 700);
     assert!(matches!(
-        world.ask(cell, 3, Ask::Host(more)),
-        Answer::Refused { .. }
+        world.ask(cell, 3, CellRequest::AdmitVm(more)),
+        CellResponse::Refused { .. }
     ));
     assert!(matches!(
-        world.ask(cell, 4, Ask::Host(host.clone())),
-        Answer::Hosted(_)
+        world.ask(cell, 4, CellRequest::AdmitVm(host.clone())),
+        CellResponse::Hosted(_)
     ));
     world.act(cell, give_up_left);
     world.vms(&[&["1001:web"]]);
     // A second one of the name is refused while the first has its connection.
     assert!(matches!(
-        world.ask(cell, 5, Ask::Host(host)),
-        Answer::Refused { .. }
+        world.ask(cell, 5, CellRequest::AdmitVm(host)),
+        CellResponse::Refused { .. }
     ));
-    let leave = Ask::Leave {
+    let leave = CellRequest::Leave {
         name: "1001:web".to_owned(),
     };
-    assert_eq!(world.ask(cell, 6, leave), Answer::Done);
+    assert_eq!(world.ask(cell, 6, leave), CellResponse::Done);
     world.vms(&[&[]]);
 }

@@ -2,14 +2,14 @@
 
 use config::cluster::CellPlan;
 use protocol::grant::Amounts;
-use registry::cluster::interface::{CellStatus, Part, Status, VmShare};
+use registry::cluster::interface::{CellStatus, LentMemory, Status, VmShare};
 
 use super::{Key, State, Value};
 
 /// Amounts by cell, as clients get them.
-pub(super) fn list(amounts: &Amounts) -> Vec<Part> {
+pub(super) fn list(amounts: &Amounts) -> Vec<LentMemory> {
     let parts = amounts.iter().map(|(cell, bytes)| (*cell, *bytes));
-    parts.map(|(cell, bytes)| Part { cell, bytes }).collect()
+    parts.map(|(cell, bytes)| LentMemory { cell, bytes }).collect()
 }
 
 /// A cell, as the table has it.
@@ -26,7 +26,7 @@ pub(super) struct KnownVm<'a> {
     pub(super) name: &'a str,
     pub(super) cell: u16,
     pub(super) share: VmShare,
-    pub(super) borrowed: &'a [Part],
+    pub(super) borrowed: &'a [LentMemory],
 }
 
 impl State {

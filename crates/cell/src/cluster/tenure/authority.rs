@@ -5,7 +5,7 @@ use std::io;
 use registry::cluster::admission::{self, PlaceRequest, Reply, Request};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask, Host};
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse};
 
 /// Who gives a place, and is told when it is free again.
 #[derive(Clone, Debug)]
@@ -21,19 +21,19 @@ impl Authority {
     ///
     /// # Errors
     /// If nobody answers.
-    pub(super) fn ask(&self, cell: u16, host: &Host) -> io::Result<(Connection, Answer)> {
+    pub(super) fn ask(&self, cell: u16, host: &AdmitVm) -> io::Result<(Connection, CellResponse)> {
         match self {
             Self::Own(files) => {
                 let mut connection = Connection::open(&files.cell(cell))?;
-                let answer = connection.ask(&Ask::Host(host.clone()))?;
+                let answer = connection.ask(&CellRequest::AdmitVm(host.clone()))?;
                 Ok((connection, answer))
             }
             Self::Host => {
                 let mut connection = admission::connect()?.ok_or(io::ErrorKind::NotFound)?;
                 let answer =
                     match connection.exchange(&admission::OF_USER, &place_request(host, Some(cell)))? {
-                        Reply::Placed { place, .. } => Answer::Hosted(place),
-                        Reply::Refused { why } => Answer::Refused { why },
+                        Reply::Placed { place, .. } => CellResponse::Hosted(place),
+                        Reply::Refused { why } => CellResponse::Refused { why },
                         other => return Err(io::Error::other(format!("no place: {other:?}"))),
                     };
                 Ok((connection, answer))
@@ -49,7 +49,7 @@ impl Authority {
         let name = name.to_owned();
         match self {
             Self::Own(files) => {
-                Connection::open(&files.cell(cell))?.ask(&Ask::Leave { name })?;
+                Connection::open(&files.cell(cell))?.ask(&CellRequest::Leave { name })?;
             }
             Self::Host => {
                 admission::request(&Request::Leave { name })?;
@@ -68,7 +68,7 @@ impl Authority {
 }
 
 /// A user's request for the place of a VM.
-pub(super) fn place_request(host: &Host, cell: Option<u16>) -> Request {
+pub(super) fn place_request(host: &AdmitVm, cell: Option<u16>) -> Request {
     Request::Place(PlaceRequest {
         name: host.name.clone(),
         share: host.share,

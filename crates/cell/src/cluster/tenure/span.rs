@@ -1,5 +1,5 @@
 //! The places of a VM that spans cells: one in each, all or none. The home's is held under the VM's name, the others' under
-//! names that no VM can have ([`part_name`]); those on other hosts by monitors there ([`crate::remote`]).
+//! names that no VM can have ([`shard_name`]); those on other hosts by monitors there ([`crate::remote`]).
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use policy::placement::CellCapacity;
 use policy::span::{Part, choose, divide};
 use registry::cluster::client;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Host, Status, VmShare, part_name};
+use registry::cluster::interface::{AdmitVm, Status, VmShare, shard_name};
 
 use super::{RESTART_LIMIT, Tenure, TenureError, ask, wait_for_cells};
 use crate::cluster::hosts::Hosts;
@@ -308,8 +308,8 @@ fn begin_part_in(
     vcpus: u8,
     memory_bytes: u64,
 ) -> Result<Tenure, TenureError> {
-    let host = Host {
-        name: part_name(vm, part),
+    let host = AdmitVm {
+        name: shard_name(vm, part),
         share: VmShare {
             vcpus: u32::from(vcpus),
             memory_bytes,
@@ -325,7 +325,7 @@ fn begin_part_in(
 }
 
 /// Asks one cell, which may be starting anew just now.
-fn ask_once_it_runs(files: &Files, cell: u16, host: &Host) -> Result<Tenure, TenureError> {
+fn ask_once_it_runs(files: &Files, cell: u16, host: &AdmitVm) -> Result<Tenure, TenureError> {
     let deadline = Instant::now() + RESTART_LIMIT;
     loop {
         match ask(files, cell, host) {

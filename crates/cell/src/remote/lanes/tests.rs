@@ -1,6 +1,6 @@
 use std::os::unix::fs::FileExt;
 
-use config::cluster::{HostPlan, SpanWay};
+use config::cluster::{HostPlan, SpanTransport};
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn sites(folder: &Path, memories: [&str; 2]) -> [Site; 2] {
         runs_etcd: false,
         keys: folder.to_owned(),
         silence_ms: 200,
-        spans: SpanWay::Tls,
+        spans: SpanTransport::Tls,
         on_lost: config::cluster::OnLost::Keep,
         file: None,
     })

@@ -1,9 +1,9 @@
-//! What a completed flush made durable survives the death of the process at any moment.
+//! A completed flush survives the death of the process at any moment.
 //!
-//! A child process writes with two queues and says which of its batches are flushed; it is killed at a random moment,
-//! and every sector of the disk is read again. A sector holds what the last flushed batch left there, or what a write
-//! of the one batch under way put there. The next child goes on with the same disk. `DISK_SEED` repeats a run's load
-//! (its moments are the machine's).
+//! A child process writes with two queues and reports which of its batches are flushed. It is killed at a
+//! random moment, and every sector of the disk is read again. A sector must hold the content of the last
+//! flushed batch, or of a write of the one batch in progress. The next child continues with the same disk.
+//! `DISK_SEED` repeats a run's load; the moments of the kills depend on the machine.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -11,23 +11,23 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::super::{IoQueue, Operation, Submission, upkeep};
+use super::super::{IoQueue, Operation, Submission, maintenance};
 use super::*;
 
 const DISK_BYTES: u64 = 6 << 20;
 const SECTOR: u64 = 512;
 const QUEUES: u64 = 2;
-/// The queues take turns in pieces of the disk: not of a cluster's size, so that they share clusters.
+/// The queues alternate in stripes of the disk whose size is not a cluster's, so that they share clusters.
 const STRIPE_SECTORS: u64 = 200;
-/// Bytes read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 1 << 20;
-/// A new disk after so many: while it is new, clusters are allocated all the time.
+/// Kills before a new disk: while a disk is new, clusters are allocated all the time.
 const KILLS_OF_A_DISK: u64 = 20;
-/// qemu-img looks at the file too after one in so many.
+/// Kills between two checks of the file by qemu-img.
 const KILLS_OF_A_CHECK: u64 = 4;
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a sector holds: what the base had, zeroes, or the stamp of a write. [`ANY`] after a discard.
+/// Content of a sector: the base's, zeroes, or the stamp of a write; [`ANY`] after a discard.
 type Value = u64;
 const ZERO: Value = 0;
 const BASE: Value = 1;
@@ -58,7 +58,7 @@ impl Change {
     }
 }
 
-/// The generator of "SplitMix64".
+/// The generator "SplitMix64".
 struct Random(u64);
 
 impl Random {
@@ -75,7 +75,7 @@ impl Random {
     }
 }
 
-/// A batch of a queue, the same in the child that does it and the parent that checks it.
+/// A batch of a queue, the same in the child that writes it and the parent that checks it.
 fn batch(seed: u64, queue: u64, number: u64) -> Vec<Change> {
     let mut random = Random(seed ^ (queue << 56) ^ number.wrapping_mul(0x1_0000_0001));
     let count = 1 + random.below(24);
@@ -114,7 +114,7 @@ fn content(stamp: Value, sector: u64) -> [u8; SECTOR as usize] {
     bytes
 }
 
-/// Whether a sector holds this, whole.
+/// Whether a sector holds this value, whole.
 fn holds(bytes: &[u8], sector: u64, base: &[u8], value: Value) -> bool {
     match value {
         ZERO => bytes == [0; SECTOR as usize],
@@ -123,7 +123,7 @@ fn holds(bytes: &[u8], sector: u64, base: &[u8], value: Value) -> bool {
     }
 }
 
-/// What a sector holds, or `None` if it is torn, another sector's, or nothing that was ever written.
+/// Value of a sector; `None` if it is torn, another sector's, or was never written.
 fn value_of(bytes: &[u8], sector: u64, base: &[u8]) -> Option<Value> {
     let stamp = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     [ZERO, BASE, stamp]
@@ -185,7 +185,7 @@ impl Kind {
         wanted
     }
 
-    /// The file with the disk's own data, if it is qcow2.
+    /// Path of the file with the disk's own data, if it is qcow2.
     fn qcow2(self, directory: &Path) -> Option<PathBuf> {
         match self {
             Self::Raw => None,
@@ -221,7 +221,7 @@ fn writer_process() {
     });
 }
 
-/// A disk under test and what must be on it.
+/// A disk under test and its expected content.
 struct Trial {
     kind: Kind,
     seed: u64,
@@ -268,7 +268,7 @@ impl Trial {
             .unwrap()
     }
 
-    /// Runs a child for a while, kills it, and takes what it said into account; returns the batches it flushed.
+    /// Runs a child for a while, kills it, and applies its reports; returns the batches it flushed.
     fn kill_one(&mut self, random: &mut Random) -> u64 {
         let mut child = self.start();
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -283,7 +283,7 @@ impl Trial {
                     .unwrap();
             }
         });
-        // One in eight dies while it starts; the others at work, some right after the start.
+        // One in eight dies during its start; the others at work, some right after the start.
         let mut flushed = Vec::new();
         if random.below(8) > 0 {
             let first = said.recv_timeout(START_LIMIT);
@@ -311,9 +311,9 @@ impl Trial {
         flushed.len() as u64
     }
 
-    /// Reads every sector, and goes on from what is there.
+    /// Reads every sector, and takes its value as the new expected content.
     fn verify(&mut self, with_qemu: bool) {
-        // What the batches under way may have put there.
+        // Values that the batches in progress may have written.
         let mut maybe = HashMap::<u64, Vec<Value>>::new();
         for (queue, number) in self.next.iter_mut().enumerate() {
             for change in batch(self.seed, queue as u64, *number) {
@@ -353,9 +353,9 @@ impl Trial {
     }
 }
 
-/// Leaked clusters cost space only; anything else is an error (exit status 2).
+/// Leaked clusters cost only space; any other finding is an error (exit status 2).
 fn sound(qcow2: &Path, seed: u64, with_qemu: bool) {
-    let report = upkeep::check(qcow2, Some(Format::Qcow2), &mut |_, _| {}).unwrap();
+    let report = maintenance::check(qcow2, Some(Format::Qcow2), &mut |_, _| {}).unwrap();
     assert_eq!(report.faults, 0, "seed {seed}: {:?}", report.told);
     if !with_qemu {
         return;
@@ -377,7 +377,8 @@ fn survives(kind: Kind, kills: u64) {
     let mut random = Random(seed);
     let mut flushed = 0;
     for disk in 0..kills / KILLS_OF_A_DISK {
-        // What is killed is a process, not the host: memory will do, and every fourth disk is on a real file system.
+        // The test kills a process, not the host: memory suffices, and every fourth disk is on a real file
+        // system.
         let mut trial = Trial::new(kind, random.next(), disk % 4 != 0);
         for kill in 0..KILLS_OF_A_DISK {
             flushed += trial.kill_one(&mut random);

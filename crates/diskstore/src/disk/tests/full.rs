@@ -1,4 +1,4 @@
-//! Full disks are I/O errors of the disk that needs room, and leave a reserve to the others.
+//! A full disk is an I/O error of the disk that needs space, and leaves a reserve to the others.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use super::super::{IoQueue, Layer, Operation, Store, Submission, allocate_whole,
 use super::*;
 
 const MIB: u64 = 1 << 20;
-/// Of the disks; more than the file system has, and than a page of the overlay's bitmap stands for.
+/// Size of the disks: more than the file system has, and more than a page of the overlay's bitmap covers.
 const SIZE: u64 = 1 << 30;
 
 /// Runs `test` with a directory on a file system of 1 MiB, which only its thread sees.
@@ -71,15 +71,15 @@ fn available(directory: &Path) -> u64 {
     host.blocks_available() * 4096
 }
 
-/// Takes all that is left of the file system.
+/// Takes all free space of the file system.
 fn fill(directory: &Path) {
     let mut neighbour = File::create(directory.join("neighbour")).unwrap();
     while io::Write::write_all(&mut neighbour, &[1; 4096]).is_ok() {}
     assert_eq!(available(directory), 0);
 }
 
-/// Gives back what [`fill`] took. A process that another test starts has the file open until it runs its program, which keeps the
-/// blocks of a removed file.
+/// Frees the space that [`fill`] took. A process that another test starts has the file open until it executes
+/// its program, which keeps the blocks of a removed file.
 fn empty(directory: &Path) {
     std::fs::remove_file(directory.join("neighbour")).unwrap();
     let end = Instant::now() + Duration::from_secs(10);
@@ -96,11 +96,11 @@ fn a_full_file_system_is_an_error_of_the_write_and_not_the_end_of_the_process() 
         let store = assembled(&layers, None);
         write(&*store, 4096, &[3; 4096]);
         fill(directory);
-        // Zeroes take no room as data. Where nothing was written before, the note that they are there does.
+        // Zeroes take no data space. In blocks that were never written, marking them present does.
         assert!(is_full(store.write_zeroes(SIZE / 2, MIB, true)));
         assert!(is_full(try_write(&*store, SIZE / 4, 100)));
         assert_eq!(read(&*store, SIZE / 2, 4096), [0; 4096]);
-        // Blocks that are there can be written again.
+        // Present blocks can be written again.
         write(&*store, 4096, &[4; 4096]);
         assert_eq!(read(&*store, 4096, 4096), [4; 4096]);
         empty(directory);
@@ -117,7 +117,7 @@ fn a_full_file_system_is_an_error_of_the_write_and_not_the_end_of_the_process() 
 fn overlays_leave_a_reserve_of_their_file_system() {
     on_small_file_system(|directory| {
         let store = assembled(&opened(directory), None);
-        // Zeroes take no room, and writes over them do.
+        // Zeroes take no space, and writes over them do.
         store.write_zeroes(0, 400 * 4096, true).unwrap();
         for first in [0, 400] {
             let written = (first..).find(|block| is_full(try_write(&*store, block * 4096, 4096)));
@@ -126,7 +126,7 @@ fn overlays_leave_a_reserve_of_their_file_system() {
             assert!(left < MIB / 10, "{left} bytes are left");
             assert!(first > 0 || (200..300).contains(&written.unwrap()));
         }
-        // Blocks that have room already can be written again.
+        // Blocks that have space already can be written again.
         for block in 0..200 {
             write(&*store, block * 4096, &[6; 4096]);
         }
@@ -134,20 +134,20 @@ fn overlays_leave_a_reserve_of_their_file_system() {
 }
 
 #[test]
-fn an_overlay_takes_no_more_than_its_limit_through_every_reboot() {
+fn overlay_stays_within_its_limit_through_every_reboot() {
     let directory = tempfile::tempdir().unwrap();
     let layers = opened(directory.path());
     let store = assembled(&layers, Some(MIB));
     for block in 0..128 {
         write(&*store, block * 16 * 4096, &[1; 4096]);
     }
-    // Two blocks for one sector that lies in both.
+    // A sector that spans two blocks takes both.
     write(&*store, SIZE / 2 - 100, &[2; 200]);
     store.write_zeroes(SIZE / 2 + MIB, 126 * 4096, true).unwrap();
     for store in [store, assembled(&layers, Some(MIB))] {
         assert!(is_too_large(try_write(&*store, SIZE - 4096, 512)));
         assert!(is_too_large(store.write_zeroes(SIZE - 8192, 4096, false)));
-        // A range that is there in part: all of it or nothing.
+        // A range that is partially present is written completely or not at all.
         assert!(is_too_large(try_write(&*store, 127 * 16 * 4096, 2 * 4096)));
         write(&*store, 127 * 16 * 4096, &[3; 4096]);
         assert_eq!(read(&*store, SIZE / 2 - 100, 200), [2; 200]);
@@ -156,7 +156,7 @@ fn an_overlay_takes_no_more_than_its_limit_through_every_reboot() {
 }
 
 #[test]
-fn a_file_that_is_to_be_mapped_gets_all_its_room_or_is_refused() {
+fn file_to_be_mapped_gets_all_its_space_or_is_refused() {
     on_small_file_system(|directory| {
         let file = File::create(directory.join("pmem")).unwrap();
         file.set_len(2 * MIB).unwrap();
@@ -171,7 +171,7 @@ fn a_file_that_is_to_be_mapped_gets_all_its_room_or_is_refused() {
     });
 }
 
-/// The outcome of a submission that was done at once.
+/// Result of a submission that was done synchronously.
 fn submitted(queue: &mut IoQueue, operation: Operation) -> Result<io::Result<()>, Operation> {
     match queue.submit(operation, 1) {
         Submission::Done(result) => Ok(result),
@@ -181,7 +181,7 @@ fn submitted(queue: &mut IoQueue, operation: Operation) -> Result<io::Result<()>
 }
 
 #[test]
-fn an_operation_without_room_is_given_back_and_succeeds_when_submitted_again() {
+fn operation_without_space_is_returned_and_succeeds_when_resubmitted() {
     on_small_file_system(|directory| {
         let layers = opened(directory);
         let raw = File::create_new(directory.join("raw")).unwrap();
@@ -190,7 +190,7 @@ fn an_operation_without_room_is_given_back_and_succeeds_when_submitted_again() {
             file: raw,
             format: Format::Raw,
         };
-        // An overlay, which keeps a reserve, and a file written in place, which gets what the kernel gives.
+        // An overlay, which keeps a reserve, and a file written in place, which may take all space.
         for layers in [&layers[..], &[raw]] {
             let store = assembled(layers, None);
             let mut queue = IoQueue::blocking(store.clone());
@@ -206,7 +206,7 @@ fn an_operation_without_room_is_given_back_and_succeeds_when_submitted_again() {
             submitted(&mut queue, again).unwrap().unwrap();
             assert_eq!(read(&*store, SIZE / 2, 4096), [0x77; 4096]);
         }
-        // Its own limit is no lack of room: it would be the same for ever.
+        // Its own limit is not a lack of space, because waiting would never end.
         let limited = assembled(&layers, Some(MIB));
         write(&*limited, 0, &[1; 4096]);
         let tight = assembled(&layers, Some(4096));

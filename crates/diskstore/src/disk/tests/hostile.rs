@@ -1,8 +1,8 @@
-//! Damaged and made-up qcow2 files end in errors: no panic, no hang, no large allocation.
+//! Damaged and crafted qcow2 files cause errors: no panic, no hang, no large allocation.
 
 use proptest::prelude::*;
 
-use super::super::{assemble, upkeep};
+use super::super::{assemble, maintenance};
 use super::*;
 
 /// A small image with allocated, zero and compressed clusters.
@@ -51,7 +51,7 @@ proptest! {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         std::fs::write(&path, &bytes).unwrap();
-        let _ = upkeep::check(&path, Some(Format::Qcow2), &mut |_, _| {});
+        let _ = maintenance::check(&path, Some(Format::Qcow2), &mut |_, _| {});
         let Ok(disk) = assemble(vec![(open_rw(&path), Format::Qcow2)], false) else { return Ok(()) };
         let size = disk.size();
         let mut buffer = vec![0; 128 << 10];

@@ -1,4 +1,4 @@
-//! Locks hold between processes, name their holder, and end with it.
+//! Locks exclude other processes, name their holder, and end with it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
@@ -38,7 +38,7 @@ impl Drop for Other {
     }
 }
 
-/// The other process; does nothing in an ordinary run.
+/// Body of the other process; does nothing in an ordinary run.
 #[test]
 fn other_process() {
     let Some(value) = subprocess_value() else { return };
@@ -62,7 +62,7 @@ fn exclusive(path: &Path) -> DiskRequest {
 }
 
 #[test]
-fn exclusive_disk_is_refused_to_a_second_vm_which_learns_the_holder() {
+fn exclusive_disk_is_refused_to_a_second_vm_with_the_holders_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = patterned(directory.path(), "disk", 1 << 16);
     let other = Other::holding(&path, "exclusive");
@@ -140,7 +140,7 @@ fn holder_is_named_again_after_the_announcement_of_its_predecessor_is_gone() {
     let directory = tempfile::tempdir().unwrap();
     let path = patterned(directory.path(), "disk", 1 << 16);
     let mut disk = open(&exclusive(&path)).unwrap();
-    // The successor of a monitor has its open files, and not its announcements.
+    // A monitor's successor has its open files, but not its announcements.
     let file = disk.layers.remove(0).file.try_clone().unwrap();
     drop(disk);
     assert_eq!(holders(&path).unwrap(), []);

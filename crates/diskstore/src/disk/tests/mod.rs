@@ -1,13 +1,13 @@
-//! Tests of disks, by the risk: lost or mixed-up bytes, locks that do not hold, lost flushes, hostile headers.
+//! Tests of disks by risk: lost or mixed-up bytes, ineffective locks, lost flushes, hostile headers.
 
 mod crash;
 mod full;
 mod hostile;
 mod locks;
+mod maintenance;
 mod model;
 mod opening;
 mod origin;
-mod upkeep;
 mod watch;
 
 use std::fs::File;
@@ -30,7 +30,7 @@ fn request(path: &Path, vm: &str) -> DiskRequest {
     }
 }
 
-/// The assembled store of a request.
+/// Assembles the store of a request.
 fn store(request: &DiskRequest) -> std::sync::Arc<dyn Store> {
     assemble_open(super::open(request).unwrap_or_else(|error| panic!("{error}")))
 }
@@ -45,7 +45,7 @@ fn assemble_open(disk: super::OpenDisk) -> std::sync::Arc<dyn Store> {
     super::assemble(layers, read_only).unwrap()
 }
 
-/// Segments over a buffer, cut in pieces of `piece` bytes. The buffer must outlive their use.
+/// Segments over a buffer, in pieces of `piece` bytes. The buffer must outlive their use.
 fn segments(buffer: &mut [u8], piece: usize) -> Segments {
     let mut segments = Segments::new();
     for part in buffer.chunks_mut(piece) {
@@ -84,7 +84,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A raw file of `bytes` with a pattern that tells its place.
+/// Creates a raw file of `bytes` with a pattern that identifies each position.
 fn patterned(directory: &Path, name: &str, bytes: usize) -> PathBuf {
     let path = directory.join(name);
     std::fs::write(&path, pattern(bytes)).unwrap();
@@ -99,7 +99,7 @@ fn open_rw(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
 }
 
-/// Runs the test `name` of this program in a process of its own, with `value` in `DISK_TEST`.
+/// Runs the test `name` of this program in a separate process, with `value` in `DISK_TEST`.
 fn in_subprocess(name: &str, value: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -108,7 +108,7 @@ fn in_subprocess(name: &str, value: &str) -> Command {
     command
 }
 
-/// What [`in_subprocess`] gave; `None` in an ordinary run.
+/// Value passed by [`in_subprocess`]; `None` in an ordinary run.
 fn subprocess_value() -> Option<String> {
     std::env::var("DISK_TEST").ok()
 }

@@ -69,8 +69,8 @@ fn run(queue: &mut IoQueue, operation: Operation) -> std::io::Result<()> {
     }
 }
 
-/// Plays the steps on what `open` opens, again for each reopening, and compares all bytes at the end. What was
-/// discarded may read as anything until it is written again.
+/// Plays the steps on the disk that `open` opens, again for each reopening, and compares all bytes at the
+/// end. Discarded bytes may read as anything until they are written again.
 fn play(steps: &[Step], mut model: Vec<u8>, mut open: impl FnMut() -> Arc<dyn Store>) -> Vec<Option<u8>> {
     let mut known = vec![true; model.len()];
     let mut queue = IoQueue::new(open(), 8);
@@ -155,7 +155,7 @@ fn play(steps: &[Step], mut model: Vec<u8>, mut open: impl FnMut() -> Arc<dyn St
         .collect()
 }
 
-/// Has qemu-img read the disk and compares with what the model knows.
+/// Reads the disk with qemu-img and compares with the model.
 fn qemu_reads_the_same(disk: &Path, format: &str, expected: &[Option<u8>]) {
     let copy = disk.with_extension("copy");
     qemu_img(&["convert", "-f", format, "-O", "raw", text(disk), text(&copy)]);
@@ -186,7 +186,7 @@ proptest! {
         let directory = tempfile::tempdir().unwrap();
         let path = patterned(directory.path(), "disk", DISK_BYTES);
         let disk = super::super::open(&request(&path, "a")).unwrap();
-        // The files stay, as they do in a monitor that restarts a shard.
+        // The files stay, as in a monitor that restarts a shard.
         play(&steps, pattern(DISK_BYTES), || {
             let files = disk.layers.iter().map(|layer| (layer.file.try_clone().unwrap(), layer.format));
             super::super::assemble(files.collect(), false).unwrap()
@@ -261,7 +261,7 @@ proptest! {
     }
 }
 
-/// Two queues that write neighbouring sectors of the same block at once lose neither's bytes.
+/// Concurrent writes of two queues to neighbouring sectors of one block both survive.
 #[test]
 fn neighbouring_writes_of_two_queues_both_last() {
     for format in FORMATS {

@@ -1,9 +1,9 @@
-//! Opening: which format, which files, and what the error says.
+//! Opening a disk: its format, its files, and the errors.
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 
-use super::super::stamp::Stamp;
-use super::super::upkeep::{Target, commit, compact};
+use super::super::fingerprint::Fingerprint;
+use super::super::maintenance::{Target, commit, compact};
 use super::super::{DiskError, open};
 use super::*;
 
@@ -13,14 +13,14 @@ fn message(result: Result<super::super::OpenDisk, DiskError>) -> String {
     message
 }
 
-/// Does something with the rights of the user `nobody` where this process is root, else with its own.
+/// Runs `work` with the rights of the user `nobody` where this process is root, else with its own.
 fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     const NOBODY: libc::c_int = 65534;
     const SAME: libc::c_int = -1;
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
-            // SAFETY: numbers only. The library's function would change all threads; the system call changes this one, which
-            // ends with the work.
+            // SAFETY: passes only numbers. The library's function would change all threads; the system call
+            // changes this one, which ends with the work.
             let changed = unsafe { libc::syscall(libc::SYS_setresuid, SAME, NOBODY, SAME) };
             // SAFETY: no arguments.
             let is_root = unsafe { libc::geteuid() } == 0;
@@ -76,16 +76,16 @@ fn unwritable_file_can_be_used_privately_only() {
     let directory = tempfile::tempdir().unwrap();
     let path = patterned(directory.path(), "disk", 1 << 16);
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).unwrap();
-    // A private disk has its overlay beside it.
+    // A private disk has its overlay in the same directory.
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
-    // Root may write everything.
+    // Root may write all files.
     let (in_place, privately) = as_an_ordinary_user(|| (open(&in_place(&path)), open(&request(&path, "vm"))));
     assert!(message(in_place).contains("use it privately"));
     privately.unwrap();
 }
 
 #[test]
-fn private_use_lays_a_scratch_file_over_a_base_that_cannot_be_written() {
+fn private_use_puts_a_scratch_overlay_over_an_unwritable_base() {
     let directory = tempfile::tempdir().unwrap();
     let path = patterned(directory.path(), "disk", 1 << 16);
     let disk = open(&request(&path, "vm")).unwrap();
@@ -125,7 +125,7 @@ fn guest_that_writes_a_qcow2_header_into_its_raw_disk_reads_no_file_of_the_host(
     ]);
     let path = directory.path().join("disk");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-    // The guest's write, through a disk that was recognised as raw.
+    // The guest's write, through a disk that was detected as raw.
     write(
         &*store(&in_place(&path)),
         0,
@@ -138,14 +138,14 @@ fn guest_that_writes_a_qcow2_header_into_its_raw_disk_reads_no_file_of_the_host(
                 assert_eq!(disk.layers.last().unwrap().format, Format::Raw, "reinterpreted");
                 assert_eq!(disk.size_bytes, 1 << 20);
             }
-            // Where the file system keeps no attributes.
+            // On file systems without attributes.
             Err(error) => assert!(matches!(error, DiskError::UntrustedBacking { .. }), "{error}"),
         }
     }
 }
 
 #[test]
-fn qcow2_with_backing_needs_its_format_said() {
+fn qcow2_with_a_backing_file_needs_an_explicit_format() {
     let directory = tempfile::tempdir().unwrap();
     patterned(directory.path(), "base", 1 << 16);
     let path = directory.path().join("disk.qcow2");
@@ -168,7 +168,7 @@ fn qcow2_with_backing_needs_its_format_said() {
 }
 
 #[test]
-fn chain_that_stands_on_itself_ends_in_an_error() {
+fn cyclic_backing_chain_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.qcow2");
     qemu_img(&["create", "-q", "-f", "qcow2", text(&path), "1M"]);
@@ -205,7 +205,7 @@ fn overlay_of_a_base_that_was_written_since_is_refused_until_its_mark_is_removed
     let mut wanted = request(&base, "vm");
     (wanted.persistent, wanted.overlay_path) = (true, Some(overlay.clone()));
     drop(open(&wanted).unwrap());
-    // Neither use nor upkeep changes the mark.
+    // Neither use nor maintenance changes the mark.
     compact(&overlay, Some(Format::Qcow2), &mut |_, _| ()).unwrap();
     drop(open(&wanted).unwrap());
     commit(&overlay, Some(Format::Qcow2), &Target::Base, &mut |_, _| ()).unwrap();
@@ -220,7 +220,7 @@ fn overlay_of_a_base_that_was_written_since_is_refused_until_its_mark_is_removed
         refused.contains("was written since") && refused.contains("setfattr -x user.mirrorball.base"),
         "{refused}"
     );
-    Stamp::forget(&File::open(&overlay).unwrap());
+    Fingerprint::forget(&File::open(&overlay).unwrap());
     open(&wanted).unwrap();
 }
 
@@ -238,6 +238,6 @@ fn persistent_overlay_opens_with_qemu_over_its_base() {
     qemu_img(&["check", text(&overlay)]);
     let info = qemu_img(&["info", text(&overlay)]);
     assert!(info.contains("backing file format: raw"), "{info}");
-    // Again: the writes are still there.
+    // Opens it again: the writes are still there.
     assert_eq!(read(&*store(&wanted), 4096, 8192), vec![5; 8192]);
 }

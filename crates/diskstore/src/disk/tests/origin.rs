@@ -1,4 +1,5 @@
-//! What a disk says of where its bytes come from is true: the named file has at the named place what a read returns.
+//! The reported origin of bytes is right: the named file has at the named offset the bytes that a read
+//! returns.
 
 use std::os::unix::fs::FileExt;
 
@@ -8,7 +9,7 @@ use super::super::Origin;
 use super::model::{DISK_BYTES, SECTOR, Step, step};
 use super::*;
 
-/// The largest unit in which any of the overlays here copies.
+/// Largest copy unit of the overlays in these tests.
 const CLUSTER: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +176,7 @@ proptest! {
             steps.iter().for_each(|step| do_step(&*disk, step, &mut touched));
         }
         let from_base = walk(&*disk, 0, bytes);
-        // What nobody touched is the base's, wherever the base has it as it is.
+        // Bytes that were never written are the base's, wherever the base stores them unchanged.
         let base_has_it = match (bottom, top) {
             (Bottom::Raw, Top::InPlace) | (Bottom::Qcow2, Top::InPlace) | (Bottom::Compressed, _) => 0,
             (Bottom::OddRaw, _) => DISK_BYTES - 300_100,
@@ -197,9 +198,9 @@ proptest! {
     }
 }
 
-/// Of a temporary overlay over a raw disk the two sorts of bytes are told apart by the block.
+/// In a temporary overlay over a raw disk, own and base bytes are distinguished by block.
 #[test]
-fn blocks_of_a_temporary_overlay_are_told_apart() {
+fn origin_of_each_block_of_a_temporary_overlay_is_right() {
     let directory = tempfile::tempdir().unwrap();
     let base = patterned(directory.path(), "base.raw", DISK_BYTES);
     let disk = store(&request(&base, "a"));
@@ -218,9 +219,9 @@ fn blocks_of_a_temporary_overlay_are_told_apart() {
     assert_eq!(disk.bases(), [1]);
 }
 
-/// A cluster that its file no longer holds whole is zeroes in a read, and must not be mapped from the file.
+/// A cluster that its file no longer holds whole reads as zeroes, and must not be mapped from the file.
 #[test]
-fn what_lies_behind_the_end_of_a_cut_file_has_no_place_in_it() {
+fn bytes_behind_the_end_of_a_truncated_file_have_no_origin_in_it() {
     let directory = tempfile::tempdir().unwrap();
     let raw = patterned(directory.path(), "base.raw", DISK_BYTES);
     let base = directory.path().join("base");

@@ -1,4 +1,4 @@
-//! A base that is changed under a running VM is noticed; one that is only used or renamed is not.
+//! A base that is changed under a running VM is detected; use or renaming of a base is no change.
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::BaseWatch;
 use super::*;
 
-/// Longer than the kernel's tick, by which it stamps writes.
+/// Longer than the kernel's tick, which is the resolution of write times.
 const TICK: Duration = Duration::from_millis(30);
 
 fn watched(wanted: &DiskRequest) -> (std::sync::Arc<dyn Store>, BaseWatch) {

@@ -1,11 +1,11 @@
-//! Configurations of apt as machines have them, and such as make no sense.
+//! Real configurations of apt, and invalid ones.
 
 use std::fs;
 use std::path::Path;
 
 use super::{ImageError, Mirror, Sources};
 
-/// A machine's folder of apt's, with these files.
+/// Creates a machine's apt folder with these files.
 fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("sources.list.d")).unwrap();
@@ -195,7 +195,7 @@ fn of_a_list_of_mirrors_the_first_by_priority_is_used() {
 }
 
 #[test]
-fn a_machine_without_an_archive_of_debian_is_told_what_it_has_and_the_flag() {
+fn error_without_an_archive_of_debian_lists_the_entries_and_the_flag() {
     refused(&[], &["bookworm", "sources.list", "no entry"]);
     let lines = "deb http://user:secret@archive.example/ubuntu noble main\ndeb http://a.example/b x main\ndeb \
                  http://a.example/c x main\ndeb http://a.example/d x main\n";

@@ -1,5 +1,5 @@
-//! Changes of a cluster that runs: its hosts, and its list of revoked certificates. One host tells the others, each of which takes
-//! the change for its cells; no cell's process ends.
+//! Changes of a running cluster: its hosts, and its list of revoked certificates. One host sends the change
+//! to the others, each of which applies it to its cells; no cell's process ends.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -14,36 +14,36 @@ use config::cluster::{ClusterSpec, HostPlan, Site};
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{CellRequest, CellResponse};
 use serde::{Deserialize, Serialize};
 use urpc::tls::{KeyFiles, replace_revocation_list};
 
 use super::super::hosts::command_request;
 use super::folder;
 
-/// Time limit for a cell to take a change: its process may just be starting.
+/// Time limit for a cell to apply a change: its process may just be starting.
 const TAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for another host to take a change.
+/// Time limit for another host to apply a change.
 const PUSH_LIMIT: Duration = Duration::from_secs(30);
-/// Time limit for etcd to answer.
+/// Time limit for a reply of etcd.
 const ETCD_LIMIT: Duration = Duration::from_secs(5);
-/// Interval between two tries to reach a cell.
+/// Interval between two attempts to reach a cell.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// Bytes of a change, at most.
+/// Maximum bytes of a change.
 const CHANGE_BYTES_MAX: u64 = 4 << 20;
-/// Permission bits of a cluster file that is made anew.
+/// Permission bits of a new cluster file.
 const FILE_MODE: u32 = 0o644;
 
-/// What changes.
+/// A change of the cluster.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Change {
-    /// The text of the cluster file.
+    /// Text of the cluster file.
     pub file: Option<String>,
-    /// The list of revoked certificates, as PEM.
+    /// List of revoked certificates, as PEM.
     pub revoked: Option<String>,
 }
 
-/// Takes a change that another host sends over the standard input.
+/// Applies a change that another host sends over standard input.
 pub(super) fn take_from_input() -> Result<ExitCode> {
     let mut text = Vec::new();
     std::io::stdin()
@@ -54,7 +54,7 @@ pub(super) fn take_from_input() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes a change for the cells of this host.
+/// Applies a change to the cells of this host.
 fn take(change: &Change) -> Result<()> {
     let files = Files::open().into_diagnostic()?;
     let site = files.site().into_diagnostic()?.ok_or_else(super::one_host)?;
@@ -84,7 +84,7 @@ fn take(change: &Change) -> Result<()> {
     Ok(())
 }
 
-/// What `spec` says of the hosts to one whose cells run with `site`.
+/// Returns the hosts of `spec` for a host whose cells run with `site`.
 fn next_site(site: &Site, spec: &ClusterSpec) -> Result<Site> {
     let next = spec
         .site(&site.here, Path::new("/"))?
@@ -104,14 +104,15 @@ fn next_site(site: &Site, spec: &ClusterSpec) -> Result<Site> {
     Ok(next)
 }
 
-/// Has a cell go on with the hosts in its files. One that does not run finds them when it starts.
+/// Switches a cell to the hosts in its files. A stopped cell reads them when it starts.
 fn take_hosts(cell: &CellFiles) -> std::io::Result<()> {
     let deadline = Instant::now() + TAKE_LIMIT;
     while cell.runs() {
-        let answer = Connection::open(cell).and_then(|mut connection| connection.ask(&Ask::TakeHosts));
+        let answer =
+            Connection::open(cell).and_then(|mut connection| connection.ask(&CellRequest::TakeHosts));
         let why = match answer {
-            Ok(Answer::Done) => return Ok(()),
-            Ok(Answer::Refused { why }) => std::io::Error::other(why),
+            Ok(CellResponse::Done) => return Ok(()),
+            Ok(CellResponse::Refused { why }) => std::io::Error::other(why),
             Ok(other) => std::io::Error::other(format!("an answer to another question: {other:?}")),
             Err(error) => error,
         };
@@ -123,7 +124,7 @@ fn take_hosts(cell: &CellFiles) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Replaces a cluster file whole. Its permissions stay.
+/// Replaces a cluster file atomically. Its permissions stay.
 pub(super) fn write_file(file: &Path, text: &str) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     if std::fs::read_to_string(file).is_ok_and(|there| there == text) {
@@ -139,7 +140,8 @@ pub(super) fn write_file(file: &Path, text: &str) -> Result<()> {
     })
 }
 
-/// The hosts of a cluster file, by the key of one of them that is in the folder of keys: this one's if it is there.
+/// Returns the hosts of a cluster file, by the key of one of them in the folder of keys: this host's if it is
+/// there.
 pub(super) fn reach(spec: &ClusterSpec, file: &Path, but: Option<&str>) -> Result<Option<Hosts>> {
     let folder = folder(file)?;
     let own = nix::unistd::gethostname().into_diagnostic()?;
@@ -158,7 +160,7 @@ pub(super) fn reach(spec: &ClusterSpec, file: &Path, but: Option<&str>) -> Resul
     Hosts::open(site).map(Some).map_err(|error| miette!("{error}"))
 }
 
-/// Has each of these hosts take the change. Of those that do not, the names and the reasons.
+/// Sends the change to these hosts. Returns the names of those that failed, with the reasons.
 pub(super) fn push(hosts: &Hosts, to: &[HostPlan], change: &Change) -> Result<Vec<(String, String)>> {
     let input = serde_json::to_vec(change).into_diagnostic()?;
     let (send, receive) = mpsc::channel();
@@ -170,7 +172,7 @@ pub(super) fn push(hosts: &Hosts, to: &[HostPlan], change: &Change) -> Result<Ve
             .name(format!("to {}", host.name))
             .spawn(move || {
                 let taken = push_to(&hosts, &host, &input);
-                // Nobody waits any more when the time is over.
+                // After the deadline the receiver is gone.
                 let _ = send.send((host.name, taken));
             })
             .into_diagnostic()?;
@@ -209,17 +211,17 @@ fn push_to(hosts: &Hosts, host: &HostPlan, input: &[u8]) -> Result<(), String> {
     Err(last)
 }
 
-/// The first line of an error that another host has printed.
+/// Returns the first line of an error that another host has printed.
 fn first_line(said: &str) -> String {
     let line = said.lines().map(str::trim).find(|line| !line.is_empty());
     let line = line.map(|line| line.strip_prefix("mirrorball: ").unwrap_or(line));
     line.unwrap_or("it says nothing").to_owned()
 }
 
-/// The cells that are members of the cluster now, and their lives.
+/// Returns the cells that are members of the cluster now, with their incarnation numbers.
 ///
 /// # Errors
-/// If etcd does not answer within 5 s: the cluster's own one starts again when a host is removed.
+/// If etcd does not reply within 5 s: the cluster's own etcd restarts when a host is removed.
 pub(super) fn live_cells(site: &Site) -> Result<Members> {
     let deadline = Instant::now() + ETCD_LIMIT;
     loop {
@@ -236,7 +238,7 @@ pub(super) fn live_cells(site: &Site) -> Result<Members> {
     }
 }
 
-/// The hosts with a cell that is a member of the cluster now.
+/// Returns the hosts with a cell that is a member of the cluster now.
 ///
 /// # Errors
 /// As [`live_cells`].
@@ -246,7 +248,7 @@ pub(super) fn members(site: &Site) -> Result<Vec<HostPlan>> {
     Ok(site.hosts.iter().filter(is_up).cloned().collect())
 }
 
-/// The file from which this host came up.
+/// Returns the file from which this host started.
 pub(super) fn own_file(site: &Site) -> Result<PathBuf> {
     site.file.clone().ok_or_else(|| {
         miette!(

@@ -1,4 +1,4 @@
-//! `mirrorball cluster cordon` and `uncordon`: whether a cell takes new VMs.
+//! `mirrorball cluster cordon` and `uncordon`: stops and resumes a cell's admission of VMs.
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{CellRequest, CellResponse};
 
 use super::{cells_here, check_is_here};
 use crate::commands::hosts;
 
-/// Cordons a cell, or ends its cordon. Returns when all cells know; for a cell of another host the command
-/// runs there.
+/// Cordons a cell, or ends its cordon. Returns when all cells have applied it; for a cell of another host the
+/// command runs there.
 pub(super) fn cordon(number: u16, cordoned: bool) -> Result<ExitCode> {
     if let Some(code) = hosts::at_cell(number)? {
         return Ok(code);
@@ -30,15 +30,15 @@ pub(super) fn cordon(number: u16, cordoned: bool) -> Result<ExitCode> {
             "cell {number} has failed, and takes no VM"
         ));
     }
-    let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(&Ask::Cordon { cordoned }));
+    let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(&CellRequest::Cordon { cordoned }));
     match answer.map_err(|error| {
         miette!(
             help = "try again when `mirrorball cluster status` shows that it runs",
             "cell {number} does not answer: {error}"
         )
     })? {
-        Answer::Done => Ok(ExitCode::SUCCESS),
-        Answer::Refused { why } => Err(miette!("{why}")),
+        CellResponse::Done => Ok(ExitCode::SUCCESS),
+        CellResponse::Refused { why } => Err(miette!("{why}")),
         other => Err(miette!("an answer to another question: {other:?}")),
     }
 }

@@ -1,4 +1,4 @@
-//! `mirrorball cluster fail`: a cell counts as lost, as if its CPUs and memory were gone.
+//! `mirrorball cluster fail`: makes a cell count as lost, as if its CPUs and memory were gone.
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{CellRequest, CellResponse};
 use registry::cluster::user_vms::UserVm;
 use registry::control::{Request, ask};
 use registry::journal::{self, Change};
@@ -40,7 +40,8 @@ pub(super) fn fail(number: u16) -> Result<ExitCode> {
     }
     let (dependents, users_vms) = (dependents(number)?, users_vms(&files, number)?);
     let begun = Instant::now();
-    // From now on no process of it starts again. Who notices the end of the last one knows what it means.
+    // From here on no process of the cell starts again, and its guard treats the end of the last one as a
+    // failure.
     cell.fail().into_diagnostic()?;
     journal::note(Change::CellFailed { cell: number });
     if !end_process(&cell) {
@@ -90,7 +91,7 @@ fn dependents(cell: u16) -> Result<Vec<Record>> {
         .collect())
 }
 
-/// The VMs of other users that depend on the cell.
+/// Returns the VMs of other users that depend on the cell.
 fn users_vms(files: &Files, cell: u16) -> Result<Vec<UserVm>> {
     let mut vms = files.user_vms().into_diagnostic()?;
     vms.retain(|vm| vm.depends_on(cell));
@@ -100,14 +101,14 @@ fn users_vms(files: &Files, cell: u16) -> Result<Vec<UserVm>> {
 /// Kills the cell's process, if there is one. Returns whether none is left.
 fn end_process(cell: &CellFiles) -> bool {
     let deadline = Instant::now() + LIMIT;
-    // Its guard may be starting one just now, which finds that the cell has failed.
+    // Its guard may be starting one now, which will find that the cell has failed.
     while cell.runs() && Instant::now() < deadline {
         let pid = Connection::open(cell).and_then(|connection| connection.peer());
         // Not this process's own group.
         if let Ok(pid @ 1..) = pid
             && cell.runs()
         {
-            // One that has ended since is what is wanted.
+            // A process that has ended since needs no signal.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         std::thread::sleep(INTERVAL);
@@ -118,15 +119,15 @@ fn end_process(cell: &CellFiles) -> bool {
 /// Waits until a survivor has recovered from the failure.
 fn recovered(survivor: &CellFiles, failed: u16) -> std::io::Result<()> {
     let deadline = Instant::now() + LIMIT;
-    // One that fails too meanwhile recovers from nothing.
+    // A survivor that fails meanwhile recovers nothing.
     while !survivor.has_failed() {
         let answer = Connection::open(survivor).and_then(|mut connection| {
             connection.limit_wait(deadline.saturating_duration_since(Instant::now()))?;
-            connection.ask(&Ask::Recover { cell: failed })
+            connection.ask(&CellRequest::Recover { cell: failed })
         });
         let why = match answer {
-            Ok(Answer::Done) => return Ok(()),
-            Ok(Answer::Refused { why }) => std::io::Error::other(why),
+            Ok(CellResponse::Done) => return Ok(()),
+            Ok(CellResponse::Refused { why }) => std::io::Error::other(why),
             Ok(other) => std::io::Error::other(format!("an answer to another question: {other:?}")),
             Err(error) => error,
         };
@@ -138,7 +139,7 @@ fn recovered(survivor: &CellFiles, failed: u16) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Ends the VMs that depend on the cell, when no other cell can.
+/// Ends the VMs that depend on the cell when no other cell can.
 fn end_all(cell: u16) -> Result<()> {
     for record in dependents(cell)? {
         let folder = Registry::open()

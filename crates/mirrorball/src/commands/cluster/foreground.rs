@@ -1,8 +1,8 @@
-//! `mirrorball cluster up --foreground`: a process that lasts as long as the cluster on this host, for a
+//! `mirrorball cluster up --foreground`: a process that lives as long as the cluster on this host, for a
 //! service manager.
 //!
-//! The cells are children of their guards, as after any `cluster up`, and none of this process. So its death
-//! ends no cell, and its next one goes on with them.
+//! The cells are children of their guards, as after any `cluster up`, and not of this process. So its death
+//! ends no cell, and its next process continues with them.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,20 +15,20 @@ use registry::cluster::files::Files;
 
 use super::{end_cluster, notify};
 
-/// Interval between two looks at the cluster.
+/// Poll interval for the cluster's state.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// The cluster is lost when no cell has run for so long. `cluster down` removes the plan sooner after the
-/// last cell's end.
+/// Time without a running cell after which the cluster is lost. `cluster down` removes the plan sooner after
+/// the last cell's end.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
-/// Whether SIGTERM or SIGINT has come.
+/// Whether SIGTERM or SIGINT was received.
 static IS_TO_END: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note(_: i32) {
     IS_TO_END.store(true, Ordering::Relaxed);
 }
 
-/// Has SIGTERM and SIGINT noted for [`stay`].
+/// Records SIGTERM and SIGINT for [`stay`].
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -41,27 +41,27 @@ pub(super) fn catch_signals() -> Result<()> {
     Ok(())
 }
 
-/// What a look at the cluster's files has found.
+/// State of the cluster's files.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// Whether there is a plan.
+    /// Whether a plan exists.
     is_planned: bool,
-    /// Whether a cell runs, or one has failed, which has no process until the next `cluster up`.
+    /// Whether a cell runs, or has failed: a failed cell has no process until the next `cluster up`.
     has_cells: bool,
 }
 
-/// What follows from a look.
+/// Next action.
 #[derive(Debug, Eq, PartialEq)]
 enum Next {
-    /// Stay.
+    /// Continue.
     Stay,
-    /// `cluster down` has ended the cluster.
+    /// End: `cluster down` has ended the cluster.
     Down,
-    /// The cells have ended by themselves.
+    /// Fail: the cells have ended by themselves.
     Lost,
 }
 
-/// What to do. `without` is how long no cell has run.
+/// Decides the next action. `without` is the time without a running cell.
 fn next(seen: Seen, without: Duration) -> Next {
     match seen {
         Seen {
@@ -72,7 +72,8 @@ fn next(seen: Seen, without: Duration) -> Next {
     }
 }
 
-/// Stays until the cluster is down or lost, or this process is to end, which ends the cells; VMs run on.
+/// Runs until the cluster is down or lost, or a signal ends this process, which ends the cells; VMs keep
+/// running.
 ///
 /// # Errors
 /// If all cells have ended by themselves, or do not end.
@@ -82,8 +83,8 @@ pub(super) fn stay(files: &Files) -> Result<ExitCode> {
         if IS_TO_END.load(Ordering::Relaxed) {
             return end(files);
         }
-        // While `cluster down` removes the files they may not be readable.
-        if let Ok(seen) = look(files) {
+        // While `cluster down` removes the files they may be unreadable.
+        if let Ok(seen) = observe(files) {
             if seen.has_cells {
                 last_seen = Instant::now();
             }
@@ -105,7 +106,7 @@ pub(super) fn stay(files: &Files) -> Result<ExitCode> {
     }
 }
 
-fn look(files: &Files) -> std::io::Result<Seen> {
+fn observe(files: &Files) -> std::io::Result<Seen> {
     let plan = files.plan()?;
     Ok(Seen {
         is_planned: !plan.is_empty(),
@@ -116,7 +117,8 @@ fn look(files: &Files) -> std::io::Result<Seen> {
     })
 }
 
-/// Ends the cells as `cluster down --leave` does. Where VMs end with their cells, cells with VMs run on.
+/// Ends the cells as `cluster down --leave` does. Where VMs end with their cells, cells with VMs keep
+/// running.
 fn end(files: &Files) -> Result<ExitCode> {
     notify::notify("STOPPING=1\nSTATUS=The cells end; VMs run on.");
     let stops = files

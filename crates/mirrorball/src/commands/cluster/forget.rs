@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask, PART_MARK};
+use registry::cluster::interface::{CellRequest, CellResponse, SHARD_SEPARATOR};
 
 use super::change::live_cells;
 use super::{cells_here, one_host};
@@ -20,7 +20,7 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
     };
     let site = files.site().into_diagnostic()?.ok_or_else(one_host)?;
     let known = client::status(&files).into_diagnostic()?.unwrap_or_default();
-    // One that was removed from the file is known by its cells.
+    // A host that was removed from the file is identified by its cells.
     let of_host = known
         .cells
         .iter()
@@ -61,7 +61,7 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
         .cells
         .iter()
         .filter(|cell| cells.contains(&cell.plan.number));
-    let names = of_host.flat_map(|cell| cell.vms.iter().filter(|name| !name.contains(PART_MARK)));
+    let names = of_host.flat_map(|cell| cell.vms.iter().filter(|name| !name.contains(SHARD_SEPARATOR)));
     let names: Vec<&str> = names.map(String::as_str).collect();
     let running = plan
         .iter()
@@ -73,15 +73,15 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
             "none of this host's cells runs"
         )
     })?;
-    let answer = Connection::open(&running).and_then(|mut cell| cell.ask(&Ask::Forget { cells }));
+    let answer = Connection::open(&running).and_then(|mut cell| cell.ask(&CellRequest::Forget { cells }));
     match answer.map_err(|error| {
         miette!(
             help = "try again when `mirrorball cluster status` shows that it runs",
             "the cell does not answer: {error}"
         )
     })? {
-        Answer::Done => {}
-        Answer::Refused { why } => return Err(miette!("{why}")),
+        CellResponse::Done => {}
+        CellResponse::Refused { why } => return Err(miette!("{why}")),
         other => return Err(miette!("an answer to another question: {other:?}")),
     }
     match &names[..] {

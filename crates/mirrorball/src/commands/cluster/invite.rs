@@ -1,4 +1,4 @@
-//! `mirrorball cluster invite`: makes a token for a further host, and waits until that host joins by it.
+//! `mirrorball cluster invite`: creates a token for a further host, and waits until that host joins with it.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -17,9 +17,9 @@ use urpc::tls::{Deadline, Exchange, Inviter, authority_digest, has_issued, revoc
 use super::change::{Change, members, push, reach, write_file};
 use super::{folder, read};
 
-/// Time limit for the answer to be sent.
+/// Time limit for sending the response.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// Requests with the token's secret that wait at once. One host has the token.
+/// Maximum queued requests with the token's secret. One host has the token.
 const REQUESTS_MAX: usize = 4;
 
 /// Invites `host` at `address`.
@@ -47,7 +47,7 @@ pub(super) fn invite(file: &Path, host: &str, address: &str, listen: Option<Sock
         host: host.to_owned(),
         address,
     };
-    // What would be refused later is refused now.
+    // Refuses now any host that would be refused later.
     plan.text(&[any_cell()])?;
     members(&site)?;
     let own = site.hosts.iter().find(|own| own.name == site.here);
@@ -77,7 +77,7 @@ pub(super) fn invite(file: &Path, host: &str, address: &str, listen: Option<Sock
     serve(&plan, &hosts, inviter, listener, &token)
 }
 
-/// A host that is to join.
+/// Plan for the joining host.
 struct Plan {
     file: PathBuf,
     keys: PathBuf,
@@ -86,7 +86,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// The cluster file with the host and these cells; also if an earlier invitation has put them there, and no key was made.
+    /// Returns the cluster file with the host and these cells; also if an earlier invitation has added them
+    /// without making a key.
     fn text(&self, cells: &[CellSpec]) -> Result<(String, ClusterSpec)> {
         let (spec, name, text) = read(&self.file)?;
         let is_known = spec.hosts.iter().find(|known| known.name == self.host);
@@ -116,7 +117,7 @@ impl Plan {
     }
 }
 
-/// A cell of which nothing is known.
+/// A placeholder cell.
 fn any_cell() -> CellSpec {
     CellSpec {
         host: None,
@@ -127,7 +128,7 @@ fn any_cell() -> CellSpec {
     }
 }
 
-/// An address of a host; the port is that of the first host unless it is given.
+/// Parses an address of a host; the default port is that of the first host.
 fn address_of(spec: &ClusterSpec, text: &str) -> Result<SocketAddr> {
     let port = spec.hosts.first().map_or(0, |first| first.address.port());
     let with_port = text
@@ -141,7 +142,7 @@ fn address_of(spec: &ClusterSpec, text: &str) -> Result<SocketAddr> {
     })
 }
 
-/// Answers callers until the host has joined or the token has expired.
+/// Serves callers until the host has joined or the token has expired.
 fn serve(
     plan: &Plan,
     hosts: &Hosts,
@@ -151,7 +152,7 @@ fn serve(
 ) -> Result<ExitCode> {
     let (send, requests) = mpsc::sync_channel(REQUESTS_MAX);
     let mut invitation = Invitation::new(token);
-    let doorkeeper = Doorkeeper {
+    let doorkeeper = InvitationListener {
         inviter,
         invitation: invitation.clone(),
         requests: send,
@@ -211,7 +212,7 @@ fn serve(
     }
 }
 
-/// Makes the host one of the cluster's: first all others know it, then it has a certificate.
+/// Adds the host to the cluster: first all other hosts learn it, then it gets a certificate.
 fn welcome(
     plan: &Plan,
     hosts: &Hosts,
@@ -223,11 +224,12 @@ fn welcome(
         file: Some(text.clone()),
         revoked: None,
     };
-    // A host that is up and does not know the new one would refuse its links, and one of the two would have to die.
+    // A running host without the new host in its file would refuse its links, and one of the two would have
+    // to end.
     let failed = push(hosts, &members(&hosts.site())?, &change)?;
     if let Some((name, why)) = failed.first() {
         return Err(miette!(
-            help = "mend that host, or end its cells, and give the same command on the new host again",
+            help = "repair that host, or end its cells, and give the same command on the new host again",
             "host {name} does not take the new cluster file: {why}"
         ));
     }
@@ -251,24 +253,24 @@ fn welcome(
     Ok((welcome, cells))
 }
 
-/// Takes callers until nobody waits for their requests. Anybody may call: a caller without the token's secret
-/// has one of the bounded places of [`Callers`] until it is refused, and its request is never queued.
+/// Accepts callers until the queue's receiver is gone. Any process may call: a caller without the token's
+/// secret has one of the bounded places of [`Callers`] until it is refused, and its request is never queued.
 #[derive(Clone)]
-struct Doorkeeper {
+struct InvitationListener {
     inviter: Inviter,
     invitation: Invitation,
     requests: SyncSender<(Exchange, JoinRequest)>,
 }
 
-impl Doorkeeper {
-    /// Takes callers, each on a thread of its own. Silent ones keep no other out.
+impl InvitationListener {
+    /// Accepts callers, each on its own thread. Silent callers block no other.
     fn take(&self, listener: &TcpListener) {
         let callers = Callers::default();
         for tcp in listener.incoming() {
             let tcp = match tcp {
                 Ok(tcp) => tcp,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
-                // This process has no descriptors left for the moment.
+                // This process has no free descriptors at the moment.
                 Err(_) => {
                     std::thread::sleep(Duration::from_millis(50));
                     continue;
@@ -278,12 +280,12 @@ impl Doorkeeper {
             let doorkeeper = self.clone();
             let _ = std::thread::Builder::new()
                 .name("caller".into())
-                .spawn(move || doorkeeper.hear(tcp, place));
+                .spawn(move || doorkeeper.receive(tcp, place));
         }
     }
 
-    /// Receives a caller's request, and passes it on or refuses it.
-    fn hear(&self, tcp: TcpStream, place: Unproven) -> std::io::Result<()> {
+    /// Receives a caller's request, and queues or refuses it.
+    fn receive(&self, tcp: TcpStream, place: Unproven) -> std::io::Result<()> {
         let mut exchange = self.inviter.accept(tcp, Deadline::after(HANDSHAKE_LIMIT))?;
         let request: JoinRequest = serde_json::from_slice(&exchange.receive()?)?;
         if let Err(why) = self.invitation.recognize(&request) {
@@ -326,9 +328,9 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let token = Token::new(authority, [9; 16], address, "gamma".to_owned());
-        // Nobody takes a request from the queue.
+        // No thread receives from the queue.
         let (send, requests) = mpsc::sync_channel(REQUESTS_MAX);
-        let doorkeeper = Doorkeeper {
+        let doorkeeper = InvitationListener {
             inviter,
             invitation: Invitation::new(&token),
             requests: send,
@@ -359,7 +361,7 @@ mod tests {
             assert!(why.contains("not the one that was made here last"), "{why}");
         }
         assert!(requests.try_recv().is_err());
-        // One more than the queue has room for. All stay connected.
+        // One more than the queue's capacity. All stay connected.
         let (send, answers) = mpsc::channel();
         for _ in 0..=REQUESTS_MAX {
             let (send, exchange) = (send.clone(), call([9; 16]));

@@ -1,4 +1,4 @@
-//! `mirrorball cluster join`: makes this machine a host of a cluster that runs.
+//! `mirrorball cluster join`: makes this machine a host of a running cluster.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,21 +13,21 @@ use urpc::tls::{Deadline, Exchange, JoinedTexts, KeyRequest, write_joined};
 
 use super::change::write_file;
 use super::{LabChoice, host_nodes, up};
-use crate::commands::place::{Demand, enter_lab};
+use crate::commands::execution_site::{RequiredIsolation, enter_lab};
 
-/// Time limit for the other side to be reached.
+/// Time limit for connecting to the inviting host.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for its answer: all hosts of the cluster take the new file before.
+/// Time limit for its response: all hosts of the cluster apply the new file first.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of a token that is read from standard input at most.
+/// Maximum bytes of a token from standard input.
 const TOKEN_BYTES_MAX: u64 = 4096;
-/// The file's name in its folder.
+/// Name of the file in its folder.
 const FILE: &str = "cluster.toml";
 
-/// How to join.
+/// Arguments of `join`.
 #[derive(Debug, clap::Args)]
 pub struct JoinArgs {
-    /// What `mirrorball cluster invite` printed; `-` reads it from standard input, where no other user of this host sees it
+    /// The token that `mirrorball cluster invite` printed; `-` reads it from standard input, hidden from other users
     token: String,
     /// This many cells, instead of one for each NUMA node
     #[arg(long)]
@@ -43,9 +43,9 @@ pub struct JoinArgs {
     lab: LabChoice,
 }
 
-/// Joins, and brings this host's cells up.
+/// Joins, and starts this host's cells.
 pub(super) fn join(args: &JoinArgs) -> Result<ExitCode> {
-    if let Some(code) = enter_lab(args.lab, Demand::default())? {
+    if let Some(code) = enter_lab(args.lab, RequiredIsolation::default())? {
         return Ok(code);
     }
     let mut typed = String::new();
@@ -128,7 +128,7 @@ fn keep(file: &Path, name: &str, text: &str, key: &str, texts: &JoinedTexts<'_>)
     write_file(file, text)
 }
 
-/// The cells of this host, as its own file would say.
+/// Returns the cells of this host, as its own file would define them.
 fn own_cells(count: Option<u16>) -> Result<Vec<CellSpec>> {
     let host = host_nodes()?;
     let spec = match count {

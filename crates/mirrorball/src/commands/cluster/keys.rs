@@ -1,4 +1,4 @@
-//! Keys of a cluster: making, showing and revoking them.
+//! Keys of a cluster: creates, shows and revokes them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use urpc::tls::{Identity, KeyFiles, Subject, TlsError, fingerprint};
 use super::change::{Change, push, reach, write_file};
 use super::{folder, read};
 
-/// Makes the keys that are missing, or new ones for all hosts and etcd.
+/// Creates missing keys, or new ones for all hosts and etcd.
 pub(super) fn keys(file: &Path, renew: bool) -> Result<ExitCode> {
     let (spec, keys) = spec_and_keys(file)?;
     let etcd = Subject {
@@ -26,7 +26,7 @@ pub(super) fn keys(file: &Path, renew: bool) -> Result<ExitCode> {
         false => urpc::tls::make(&keys, subjects.iter().cloned()),
     };
     made.map_err(|error| miette!("{error}"))?;
-    // Other hosts' own keys may have been moved there.
+    // Other hosts' own keys may have been moved to them.
     for subject in &subjects {
         match Identity::load(&keys, &subject.file) {
             Ok(identity) => warning(&subject.file, identity.end())
@@ -41,7 +41,7 @@ pub(super) fn keys(file: &Path, renew: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A cluster file of several hosts, and the folder of their keys.
+/// Reads a cluster file of several hosts, and returns the folder of their keys.
 fn spec_and_keys(file: &Path) -> Result<(ClusterSpec, PathBuf)> {
     let (spec, name, _) = read(file)?;
     let keys = spec.keys(&folder(file)?).ok_or_else(|| {
@@ -58,7 +58,7 @@ fn spec_and_keys(file: &Path) -> Result<(ClusterSpec, PathBuf)> {
 pub(super) fn print_fingerprints<'a>(keys: &Path, names: impl IntoIterator<Item = &'a str>) {
     for name in ["authority"].into_iter().chain(names) {
         let certificate = KeyFiles::of(keys, name).certificate;
-        // Other hosts' certificates may have been moved there.
+        // Other hosts' certificates may have been moved to them.
         if certificate.exists() {
             match fingerprint(&certificate) {
                 Ok(fingerprint) => println!("{name} SHA-256 {fingerprint}"),
@@ -68,7 +68,8 @@ pub(super) fn print_fingerprints<'a>(keys: &Path, names: impl IntoIterator<Item 
     }
 }
 
-/// Revokes the keys of a host, takes it out of the cluster's file, and has all hosts that answer do so.
+/// Revokes a host's keys, removes the host from the cluster's file, and sends the change to all reachable
+/// hosts.
 pub(super) fn remove(file: &Path, host: &str) -> Result<ExitCode> {
     let (spec, keys) = spec_and_keys(file)?;
     if host == ETCD_KEYS {
@@ -93,7 +94,7 @@ pub(super) fn remove(file: &Path, host: &str) -> Result<ExitCode> {
         .flat_map(|hosts| hosts.site().hosts.clone())
         .collect();
     let others: Vec<HostPlan> = others.into_iter().filter(|other| other.name != host).collect();
-    // From now on the host's cells can't take others for dead, which close their links.
+    // From here on the host's cells can't declare others dead when these close their links.
     if let Some(site) = reached.as_ref().map(Hosts::site)
         && let Some(removed) = site.hosts.iter().find(|removed| removed.name == host)
         && let Err(error) = membership::retire(&site, &removed.cells)

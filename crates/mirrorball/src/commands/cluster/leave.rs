@@ -1,4 +1,4 @@
-//! `mirrorball cluster leave`: this host leaves a cluster that runs.
+//! `mirrorball cluster leave`: removes this host from a running cluster.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -11,21 +11,22 @@ use config::cluster::CellPlan;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
-use registry::cluster::interface::{Answer, Ask, PART_MARK, owner_of};
+use registry::cluster::interface::{CellRequest, CellResponse, SHARD_SEPARATOR, owner_of};
 use registry::control::{Request, ask};
 use registry::vms::Registry;
 
 use super::change::{Change, members, own_file, push};
 use super::{cells_here, end_cells, one_host, read, users};
 
-/// Interval between two looks whether VMs run.
+/// Poll interval for running VMs.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Time that a VM has to power off when it is stopped. It is killed then.
+/// Time limit for a stopped VM to power off, in seconds. Then it is killed.
 const STOP_LIMIT_S: u64 = 30;
 /// Time limit for stopped VMs to be gone.
 const STOPPED_LIMIT: Duration = Duration::from_secs(STOP_LIMIT_S + 30);
 
-/// Waits up to `within` for the VMs here to end, then ends this host's cells, and takes the host out of the cluster's file everywhere.
+/// Waits up to `within` for the VMs here to end, then ends this host's cells, and removes the host from the
+/// cluster's file everywhere.
 pub(super) fn leave(within: Duration, stop: bool) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
     let plan = match cells_here(&files)? {
@@ -59,7 +60,7 @@ pub(super) fn leave(within: Duration, stop: bool) -> Result<ExitCode> {
         ));
     }
 
-    // Cells that live and are unknown to the others would take these for dead. So they end first.
+    // Live cells that are missing in the others' file would declare the others dead. So they end first.
     end_cells(&files)?;
     membership::retire(&site, &numbers).map_err(|error| {
         miette!(
@@ -89,8 +90,8 @@ pub(super) fn leave(within: Duration, stop: bool) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Stops the VMs of this user in the cells of `plan`, and waits until they have ended. The cells take no new
-/// VM meanwhile.
+/// Stops the VMs of this user in the cells of `plan`, and waits until they have ended. The cells are cordoned
+/// meanwhile.
 pub(super) fn stop_vms(files: &Files, plan: &[CellPlan]) -> Result<()> {
     let cells: Vec<u16> = plan.iter().map(|cell| cell.number).collect();
     let cordoned: Vec<u16> = cells
@@ -121,28 +122,28 @@ pub(super) fn stop_vms(files: &Files, plan: &[CellPlan]) -> Result<()> {
     }
 }
 
-/// What to do about VMs that still run, by their names in the cluster.
+/// Returns help for VMs that still run, by their names in the cluster.
 fn help(running: &[String]) -> String {
     let mut help = "end them, wait for longer with `--within SECONDS`, or stop them with `--stop`; the host \
                     takes VMs again"
         .to_owned();
     if running.iter().any(|name| owner_of(name).is_some()) {
-        // Root gives no order to another user's VM.
+        // Root sends no order to another user's VM.
         help.push_str("; those of other users end with `mirrorball cluster evict USER:VM`");
     }
     help
 }
 
-/// Has the cells take no new VM, or take VMs again.
+/// Cordons the cells, or ends their cordon.
 fn cordon(files: &Files, cells: &[u16], cordoned: bool) -> Result<()> {
     for number in cells {
         let cell = files.cell(*number);
-        let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(&Ask::Cordon { cordoned }));
+        let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(&CellRequest::Cordon { cordoned }));
         match answer {
-            Ok(Answer::Done) => {}
-            Ok(Answer::Refused { why }) => return Err(miette!("{why}")),
+            Ok(CellResponse::Done) => {}
+            Ok(CellResponse::Refused { why }) => return Err(miette!("{why}")),
             Ok(other) => return Err(miette!("an answer to another question: {other:?}")),
-            // A cell that is dead takes no VM; its VMs are seen below.
+            // A dead cell admits no VM; its VMs are found below.
             Err(_) if !cell.runs() => {}
             Err(error) => {
                 return Err(miette!(
@@ -155,7 +156,7 @@ fn cordon(files: &Files, cells: &[u16], cordoned: bool) -> Result<()> {
     Ok(())
 }
 
-/// Waits until no VM and no part of one is in these cells, and returns the names of those that are at the deadline.
+/// Waits until no VM and no shard is in these cells, and returns the names of those left at the deadline.
 fn wait(files: &Files, cells: &[u16], deadline: Instant) -> Result<Vec<String>> {
     loop {
         let running = running(files, cells)?;
@@ -166,7 +167,7 @@ fn wait(files: &Files, cells: &[u16], deadline: Instant) -> Result<Vec<String>> 
     }
 }
 
-/// The VMs in these cells, by the cells, by the host's registry, and by what is written of users' VMs.
+/// Returns the VMs in these cells, by the cells, the host's registry, and the records of users' VMs.
 fn running(files: &Files, cells: &[u16]) -> Result<BTreeSet<String>> {
     let status = client::status(files).into_diagnostic()?.unwrap_or_default();
     let here = status
@@ -175,7 +176,7 @@ fn running(files: &Files, cells: &[u16]) -> Result<BTreeSet<String>> {
         .filter(|cell| cells.contains(&cell.plan.number));
     let mut names: BTreeSet<String> = here
         .flat_map(|cell| cell.vms)
-        .map(|name| match name.split_once(PART_MARK) {
+        .map(|name| match name.split_once(SHARD_SEPARATOR) {
             Some((vm, _)) => vm.to_owned(),
             None => name,
         })
@@ -189,14 +190,14 @@ fn running(files: &Files, cells: &[u16]) -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// The VMs of admitted users in these cells, whether or not the cells answer.
+/// Returns the VMs of admitted users in these cells, whether or not the cells reply.
 fn of_users(files: &Files, cells: &[u16]) -> Result<impl Iterator<Item = String>> {
     let vms = files.user_vms().into_diagnostic()?.into_iter();
     let here = vms.filter(|vm| cells.iter().any(|cell| vm.depends_on(*cell)));
     Ok(here.map(|vm| vm.owned_name()))
 }
 
-/// Presses the power button of all VMs in these cells at once.
+/// Presses the power buttons of all VMs in these cells concurrently.
 fn stop_all(cells: &[u16]) -> Result<()> {
     let registry = Registry::open().into_diagnostic()?;
     let mut stops = Vec::new();

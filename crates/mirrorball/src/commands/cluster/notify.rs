@@ -5,11 +5,11 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The variable with the manager's socket: a path, or `@` and a name in the abstract name space.
+/// Environment variable with the manager's socket: a path, or `@` and a name in the abstract name space.
 pub(super) const VARIABLE: &str = "NOTIFY_SOCKET";
 
 /// Sends a state, lines of `NAME=VALUE`, to the manager, if there is one. A failure is reported on standard
-/// error: the service goes on, and the manager has a limit on time of its own.
+/// error: the service continues, and the manager has its own time limit.
 pub(super) fn notify(state: &str) {
     let Some(socket) = std::env::var_os(VARIABLE).filter(|socket| !socket.is_empty()) else {
         return;
@@ -28,7 +28,7 @@ fn send(socket: &[u8], state: &str) -> io::Result<()> {
         None => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(socket))?,
     };
     let sender = UnixDatagram::unbound()?;
-    // A manager that reads nothing holds nobody up.
+    // A manager that does not read must not block this process.
     sender.set_nonblocking(true)?;
     sender.send_to_addr(state.as_bytes(), &address)?;
     Ok(())

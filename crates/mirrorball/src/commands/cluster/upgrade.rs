@@ -1,4 +1,4 @@
-//! `mirrorball cluster upgrade`: this program takes the place of the program of this host's cells, while their VMs run.
+//! `mirrorball cluster upgrade`: replaces the program of this host's cells by this one, while their VMs run.
 
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -11,7 +11,7 @@ use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::guard;
-use registry::cluster::interface::{Answer, Ask, Protocols};
+use registry::cluster::interface::{CellRequest, CellResponse, Protocols};
 use urpc::version::VersionMismatch;
 
 use super::cells_here;
@@ -30,7 +30,7 @@ pub(super) fn upgrade() -> Result<ExitCode> {
         .map(|cell| cell.number)
         .filter(|cell| !files.cell(*cell).has_failed())
         .collect();
-    // Nothing is replaced before all have been asked.
+    // All cells are checked before one is replaced.
     let mut former = Vec::new();
     for cell in &cells {
         let theirs = ask(&files.cell(*cell)).map_err(|error| {
@@ -61,16 +61,16 @@ pub(super) fn upgrade() -> Result<ExitCode> {
 }
 
 fn ask(cell: &CellFiles) -> std::io::Result<Protocols> {
-    match Connection::open(cell)?.ask(&Ask::Protocols)? {
-        Answer::Protocols(protocols) => Ok(protocols),
-        Answer::Refused { why } => Err(std::io::Error::other(why)),
+    match Connection::open(cell)?.ask(&CellRequest::Protocols)? {
+        CellResponse::Protocols(protocols) => Ok(protocols),
+        CellResponse::Refused { why } => Err(std::io::Error::other(why)),
         other => Err(std::io::Error::other(format!(
             "an answer to another question: {other:?}"
         ))),
     }
 }
 
-/// Whether this program works with what a cell's program has begun.
+/// Checks that this program is compatible with the state of a cell's program.
 fn agree(theirs: &Protocols, cell: u16) -> Result<(), VersionMismatch> {
     let ours = protocols();
     let peer = format!("the program of cell {cell} (release {})", theirs.release);

@@ -1,4 +1,4 @@
-//! The users whom a cluster admits: what `up` checks, what `status` shows to whom, and other clusters of the host.
+//! Users that a cluster admits: checks of `up`, output of `status`, and other clusters of the host.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -19,9 +19,10 @@ use super::host_nodes;
 /// Time limit for the admission server to start and to end.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Poll interval for its state.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Checks before a cluster of `plan` begins whether it may admit `users`, and whether the host's cluster has its CPUs or memory.
+/// Checks before a cluster of `plan` begins that it may admit `users`, and that the host's cluster does not
+/// use its CPUs or memory.
 pub(super) fn check(plan: &[CellPlan], users: &[UserPlan]) -> Result<()> {
     if geteuid().is_root() {
         return check_admission(users);
@@ -58,7 +59,7 @@ fn check_admission(users: &[UserPlan]) -> Result<()> {
     ))
 }
 
-/// Waits until the cluster's users are served.
+/// Waits until the admission server serves the cluster's users.
 pub(super) fn wait_until_admitted(files: &Files, users: &[UserPlan]) -> Result<()> {
     if users.is_empty() {
         return Ok(());
@@ -74,12 +75,12 @@ pub(super) fn wait_until_admitted(files: &Files, users: &[UserPlan]) -> Result<(
                 LIMIT.as_secs()
             ));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
-/// Waits until no user is served any more, and removes the socket.
+/// Waits until the admission server has ended, and removes the socket.
 pub(super) fn wait_until_closed() -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     while admission::is_served().into_diagnostic()? {
@@ -90,12 +91,12 @@ pub(super) fn wait_until_closed() -> Result<()> {
                 LIMIT.as_secs()
             ));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     admission::remove_socket().into_diagnostic()
 }
 
-/// Names of VMs in the cluster as people read them: `alice:web` for one of another user's.
+/// Formats names of VMs in the cluster for people: `alice:web` for another user's VM.
 pub(super) fn names(vms: &[String], users: &[UserPlan]) -> Vec<String> {
     let name = |vm: &String| {
         let owned = owner_of(vm);
@@ -127,7 +128,7 @@ pub(super) fn evict(vm: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints what the cluster's users have, for its owner.
+/// Prints the use of the cluster's users, for its owner.
 pub(super) fn print_use(users: &[UserPlan]) {
     if users.is_empty() {
         return;
@@ -152,7 +153,8 @@ fn use_line(user: &UserUse) -> String {
     )
 }
 
-/// Shows what the host's cluster has for this user. The exit status; none if there is no cluster that admits the user.
+/// Shows this user's share of the host's cluster. Returns the exit status; none if no cluster admits the
+/// user.
 pub(super) fn status(json: bool) -> Result<Option<ExitCode>> {
     if geteuid().is_root() {
         return Ok(None);

@@ -11,7 +11,7 @@ use registry::cluster::interface::Vcpu;
 use super::cells_here;
 use crate::failed;
 
-/// Prints the vCPUs that the host's cells know of.
+/// Prints the vCPUs in the host's cells.
 pub(super) fn vcpus(json: bool) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
     if let ControlFlow::Break(code) = cells_here(&files)? {

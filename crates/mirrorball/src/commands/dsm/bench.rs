@@ -1,4 +1,4 @@
-//! `mirrorball dsm bench`: what a remote page costs, beside what it is made of, all in one run.
+//! `mirrorball dsm bench`: the cost of a remote page, and of its components, in one run.
 
 mod streams;
 
@@ -17,18 +17,18 @@ use self::streams::Stream;
 use super::kernels::{self, Kernels};
 use super::nodes::{Nodes, NodesArgs};
 
-/// Pages that each kind of fault is timed with.
+/// Pages per kind of fault.
 const PAGES: u32 = 1024;
-/// Threads that fault at the same time.
+/// Numbers of threads that fault concurrently.
 const THREADS: [u32; 4] = [1, 2, 4, 8];
-/// How long a page may be fought for, milliseconds.
+/// Duration of contention for a page, in milliseconds.
 const FIGHT_MS: u64 = 200;
-/// Times that a thread is to run before its page goes, microseconds; the first is what was found, the last one for ever.
+/// Minimum residency of a page, in microseconds; the first is the calibrated one, the last is infinite.
 const HOLDS_US: [u64; 5] = [0, 10, 50, 200, 1000];
-/// What a fetch may take of what it is made of.
+/// Goal for the cost of a fetch relative to its components.
 const GOAL: f64 = 1.3;
 
-/// What to time.
+/// Arguments of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(flatten)]
@@ -53,7 +53,7 @@ pub struct BenchArgs {
     out: Option<PathBuf>,
 }
 
-/// Everything measured.
+/// All measurements.
 #[derive(Debug, Default, Serialize)]
 struct Figures {
     nodes: u16,
@@ -66,17 +66,17 @@ struct Figures {
     bare_fault_signal_us: f64,
     bare_request_polling_us: f64,
     bare_request_sleeping_us: f64,
-    /// Where nodes go by memory that they share.
+    /// Request time over shared memory, where nodes have it.
     bare_request_memory_us: Option<f64>,
     faults: Vec<Fault>,
-    /// Remote fetches for reading, by threads.
+    /// Remote read fetches, by threads.
     throughput: Vec<Throughput>,
-    /// Many pages by one thread, with and without pages that come ahead.
+    /// Many pages by one thread, with and without prefetching.
     streams: Vec<Stream>,
     fights: Vec<Fight>,
-    /// A read fetch by the best bare fault and request.
+    /// Read fetch relative to the best bare fault and request.
     fetch_ratio: f64,
-    /// By the bare fault that is answered as the node answers it.
+    /// Relative to the bare fault that is answered as the node answers it.
     fetch_ratio_same_way: f64,
 }
 
@@ -107,10 +107,10 @@ struct Fight {
     transfers_per_second: f64,
 }
 
-/// A kind of fault, with the least messages and pages that it takes.
+/// A kind of fault, with its minimum messages and pages.
 type Kind = (&'static str, f64, f64);
 
-/// What is done to all pages in a round: by which node, whether they are written, and what kind of fault that is.
+/// Steps of a round over all pages: the node, whether it writes, and the resulting kind of fault.
 const STEPS: [(u16, bool, Option<Kind>); 7] = [
     (1, true, None),
     (0, false, Some(("read fetch", 2.0, 1.0))),
@@ -121,7 +121,7 @@ const STEPS: [(u16, bool, Option<Kind>); 7] = [
     (0, true, Some(("upgrade without data", 2.0, 0.0))),
 ];
 
-/// Times everything.
+/// Runs all measurements.
 pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
     let scale = if args.large { Scale::Large } else { Scale::Small };
     let pages = if args.kernels {
@@ -141,11 +141,11 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         if args.phases {
             let records = kernels.record(method)?;
             nodes.part()?;
-            args.say(&records.lines()?, || records.print())?;
+            args.report(&records.lines()?, || records.print())?;
         } else {
             let programs = kernels.run(method)?;
             nodes.part()?;
-            args.say(&pretty(&programs)?, || programs.print())?;
+            args.report(&pretty(&programs)?, || programs.print())?;
         }
     } else {
         let mut figures = Figures {
@@ -154,7 +154,7 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
             rounds: args.rounds,
             ..Figures::default()
         };
-        // Node 1's pages are the second part.
+        // Node 1 manages the second part of the pages.
         let first = (0..4 * PAGES)
             .find(|page| nodes.session.node().home(*page) == 1)
             .ok_or_else(|| miette!("node 1 manages no page"))?;
@@ -164,14 +164,14 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         figures.streams = streams::measure(&nodes, args.rounds, first)?;
         figures.fights(&nodes, first)?;
         nodes.part()?;
-        args.say(&pretty(&figures)?, || figures.print())?;
+        args.report(&pretty(&figures)?, || figures.print())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 impl BenchArgs {
-    /// Prints figures, and writes them, as was asked.
-    fn say(&self, text: &str, print: impl FnOnce()) -> Result<()> {
+    /// Prints measurements, and writes them to the requested file.
+    fn report(&self, text: &str, print: impl FnOnce()) -> Result<()> {
         if let Some(file) = &self.out {
             std::fs::write(file, format!("{text}\n")).map_err(|error| {
                 miette!(
@@ -190,7 +190,7 @@ impl BenchArgs {
 }
 
 impl Figures {
-    /// What a fetch is made of.
+    /// Measures the components of a fetch.
     fn bare(&mut self, nodes: &Nodes, rounds: u32) -> Result<()> {
         let fault = |answers| -> Result<f64> {
             let times: Result<Vec<f64>> = (0..rounds)
@@ -232,11 +232,11 @@ impl Figures {
         Ok(())
     }
 
-    /// Faults of each kind, with what they sent.
+    /// Measures faults of each kind, with the messages that they sent.
     fn faults(&mut self, nodes: &Nodes, rounds: u32, first: u32) -> Result<()> {
         let mut times: Vec<(Vec<f64>, Meter, u64)> =
             STEPS.iter().map(|_| (Vec::new(), Meter::default(), 0)).collect();
-        // The first round makes the pages.
+        // The first round creates the pages.
         for round in 0..=rounds {
             for (step, (times, sent, count)) in STEPS.iter().zip(&mut times) {
                 let before = meter(nodes)?;
@@ -272,7 +272,7 @@ impl Figures {
             .into_iter()
             .chain(others.into_iter().flatten())
             .fold(f64::MAX, f64::min);
-        // By the same transport.
+        // Over the same transport.
         let by_streams_us = self.bare_request_polling_us.min(self.bare_request_sleeping_us);
         let request_us = self.bare_request_memory_us.unwrap_or(by_streams_us);
         self.fetch_ratio = fetch_us / (best_us + request_us);
@@ -296,7 +296,7 @@ impl Figures {
         Ok(())
     }
 
-    /// Both nodes add to one word, with different times for which a page stays.
+    /// Has both nodes add to one word, with different minimum residencies of a page.
     fn fights(&mut self, nodes: &Nodes, first: u32) -> Result<()> {
         let found_ns = nodes.session.node().enough_ns();
         for us in HOLDS_US {
@@ -406,7 +406,7 @@ fn pretty(figures: &impl Serialize) -> Result<String> {
     serde_json::to_string_pretty(figures).into_diagnostic()
 }
 
-/// Has a node use pages; how long each took, and all.
+/// Has a node use pages; returns the time of each page, and the total.
 fn touch(
     nodes: &Nodes,
     node: u16,
@@ -414,7 +414,7 @@ fn touch(
     write: bool,
     threads: u32,
 ) -> Result<(Vec<u64>, u64)> {
-    // Each of its faults by itself, so that none is answered by another one's fetch ahead.
+    // Faults one page at a time, so that no fault is served by another one's prefetch.
     let order = AccessOrder::Scattered;
     let touch = Touch {
         pages,
@@ -446,7 +446,7 @@ fn median_us(times: Vec<u64>) -> f64 {
     middle(times.into_iter().map(|ns| ns as f64 / 1e3).collect())
 }
 
-/// The middle one.
+/// Returns the median.
 pub fn middle(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

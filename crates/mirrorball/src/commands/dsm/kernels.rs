@@ -1,4 +1,4 @@
-//! `mirrorball dsm bench --kernels`: programs on one node and on all, and what they waited for.
+//! `mirrorball dsm bench --kernels`: programs on one node and on all, and their stalls.
 
 use dsm::Meter;
 use dsm_bench::work::kernels::{Figures, Kernel, Part, Phase, Run, Scale};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::bench::middle;
 use super::nodes::Nodes;
 
-/// What is run, and on what.
+/// Programs to run, and the nodes.
 #[derive(Debug)]
 pub struct Kernels<'a> {
     pub nodes: &'a Nodes,
@@ -26,12 +26,12 @@ pub struct Programs {
     programs: Vec<Program>,
 }
 
-/// One program. Times and counts are from when it has made what it starts from.
+/// One program. Times and counts begin after its initialization.
 #[derive(Debug, Serialize)]
 struct Program {
     kernel: &'static str,
     size: u32,
-    /// Of the result, which is the same for all numbers of nodes.
+    /// Checksum of the result, which is the same for all numbers of nodes.
     sum: String,
     one_node_ms: f64,
     one_node_low_ms: f64,
@@ -40,12 +40,12 @@ struct Program {
     all_nodes_low_ms: f64,
     all_nodes_high_ms: f64,
     speedup: f64,
-    /// Of the runs on all nodes, for each.
+    /// Messages of the runs on all nodes, one value for each run.
     messages: f64,
     megabytes: f64,
 }
 
-/// What programs waited for.
+/// Stalls of programs.
 #[derive(Debug, Serialize)]
 pub struct Records {
     nodes: u16,
@@ -63,9 +63,9 @@ struct Record {
 /// A run on one node, and one on all.
 #[derive(Debug, Serialize)]
 struct Recorded {
-    /// How long the thread of the first ran.
+    /// CPU time of the thread of the first run.
     alone_cpu_us: f64,
-    /// Of the second.
+    /// Nodes of the second run.
     nodes: Vec<NodeRecord>,
 }
 
@@ -74,20 +74,21 @@ struct NodeRecord {
     messages: u64,
     pages: u64,
     bytes: u64,
-    /// Copies given up because others wrote.
+    /// Copies that were invalidated because another node wrote.
     invalidated: u64,
-    /// Each: how long the thread ran, us; faults for reading, writing and upgrades; and the same four while it had a lock.
+    /// Each: CPU time of the thread, us; faults for reading, writing and upgrades; and the same four while it
+    /// had a lock.
     phases: Vec<[u64; 8]>,
 }
 
-/// Pages for all runs, one after the other in the same ones.
+/// Pages for all runs, which reuse the same pages in turn.
 pub fn pages(scale: Scale) -> u32 {
     let each = |kernel: &Kernel| kernel.pages(kernel.size(scale));
     Kernel::ALL.iter().map(each).max().unwrap_or_default()
 }
 
 impl Kernels<'_> {
-    /// Runs all of them; an error if a result is not that of one node.
+    /// Runs all programs; an error if a result differs from that of one node.
     pub fn run(&self, method: String) -> Result<Programs> {
         let mut programs = Vec::new();
         for kernel in Kernel::ALL {
@@ -125,7 +126,7 @@ impl Kernels<'_> {
         })
     }
 
-    /// Runs all of them with stops, and tells what they waited for.
+    /// Runs all programs with stops between phases, and returns their stalls.
     pub fn record(&self, method: String) -> Result<Records> {
         let mut programs = Vec::new();
         for kernel in Kernel::ALL {
@@ -151,7 +152,8 @@ impl Kernels<'_> {
         })
     }
 
-    /// Runs one program on one node and then on all: what it took, and the sum of the result.
+    /// Runs one program on one node and then on all: returns the measurements, and the checksum of the
+    /// result.
     fn pair(&self, kernel: Kernel, phases: bool) -> Result<(Figures, Vec<Figures>, u64)> {
         let one = |count: u16| -> Result<(Vec<Figures>, u64)> {
             let run = Run {
@@ -189,7 +191,7 @@ impl Kernels<'_> {
     }
 }
 
-/// Of several runs.
+/// Spread of several runs.
 struct Spread {
     low: f64,
     middle: f64,
@@ -224,7 +226,7 @@ impl NodeRecord {
 }
 
 impl Programs {
-    /// As a table.
+    /// Prints a table.
     pub fn print(&self) {
         println!(
             "program           size   one node, ms   all nodes, ms   speed-up   messages   MB sent   (results equal)"
@@ -245,7 +247,7 @@ impl Programs {
 }
 
 impl Records {
-    /// As JSON, a program on each line: phases are many.
+    /// Formats as JSON, one program per line: phases are many.
     pub fn lines(&self) -> Result<String> {
         let programs: Result<Vec<String>, _> = self.programs.iter().map(serde_json::to_string).collect();
         let programs = programs.into_diagnostic()?.join(",\n");
@@ -256,7 +258,7 @@ impl Records {
         ))
     }
 
-    /// Sums of each run as a table.
+    /// Prints the sums of each run as a table.
     pub fn print(&self) {
         println!(
             "program           size   one node's CPU, ms   {} nodes: CPU at most, ms   reads   writes   upgrades   messages",
@@ -284,7 +286,7 @@ impl Records {
 }
 
 impl NodeRecord {
-    /// The sum of a column, with and without a lock.
+    /// Sum of a column, with and without a lock.
     fn of_phases(&self, column: usize) -> u64 {
         self.phases
             .iter()

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::nodes::NodesArgs;
 use crate::exit;
 
-/// How to look.
+/// Arguments of `litmus`.
 #[derive(Debug, Args)]
 pub struct LitmusArgs {
     #[command(flatten)]
@@ -33,10 +33,11 @@ struct Row {
     counts: OutcomeCounts,
 }
 
-/// A memory that lost a write may leave threads waiting for one another for ever: so much longer than it should take, all ends.
+/// Extra time before the run is aborted: a memory that lost a write may leave threads waiting for one another
+/// forever.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Runs all tests in turn, several times; fails if one shows what is forbidden.
+/// Runs all tests in turn, several times; fails if one shows a forbidden outcome.
 pub fn litmus(args: &LitmusArgs) -> Result<ExitCode> {
     let limit = Duration::from_secs(args.seconds) + GRACE;
     std::thread::spawn(move || {
@@ -58,24 +59,24 @@ pub fn litmus(args: &LitmusArgs) -> Result<ExitCode> {
     for &spread in args.nodes.placings() {
         sent += turns(args, spread, &mut rows)?;
     }
-    say(args, &rows, sent)
+    report(args, &rows, sent)
 }
 
-/// Adds what a memory with that placing shows; what was counted.
+/// Adds the outcomes of a memory with this placement; returns its counters.
 fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
     let nodes = args
         .nodes
         .start_placed(4 * PAGES * u32::from(dsm::LANES_MAX), spread)?;
     let node = nodes.session.node();
     let pages = node.bytes() as u32 / dsm::PAGE_BYTES as u32;
-    // The first page of the last node's, so that the variables have different managers.
+    // The first page that the last node manages, so that the variables have different managers.
     let second = (0..pages)
         .find(|page| node.home(*page) == nodes.count - 1)
         .ok_or_else(|| miette!("the last node manages no page"))?;
     let mut batch = 1;
     let runs = args.nodes.placings().len() as u64 * u64::from(CPUS_MAX) * Test::ALL.len() as u64;
     let millis = (args.seconds * 1000 / runs).max(1);
-    // Nodes with one CPU at work, then with two.
+    // Nodes with one busy CPU, then with two.
     for cpus in 1..=CPUS_MAX {
         for (test, row) in Test::ALL.iter().zip(rows.iter_mut()) {
             let run = Run {
@@ -104,7 +105,7 @@ fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
     Ok(sent)
 }
 
-fn say(args: &LitmusArgs, rows: &[Row], sent: Meter) -> Result<ExitCode> {
+fn report(args: &LitmusArgs, rows: &[Row], sent: Meter) -> Result<ExitCode> {
     if args.json {
         println!("{}", serde_json::to_string_pretty(rows).into_diagnostic()?);
     } else {

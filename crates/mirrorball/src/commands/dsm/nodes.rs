@@ -1,4 +1,4 @@
-//! The other nodes: processes of this host, or those that people have started on others.
+//! Other nodes: processes of this host, or processes that users have started on other hosts.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -12,12 +12,12 @@ use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
-use super::{HostArgs, Poll, lost, peers, say_notes};
+use super::{HostArgs, Poll, lost, peers, print_notes};
 
-/// How long the others may take to end.
+/// Time limit for the others to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Which nodes there are.
+/// Arguments that name the nodes.
 #[derive(Debug, Args)]
 pub struct NodesArgs {
     /// Processes of this host
@@ -51,23 +51,23 @@ pub struct Nodes {
     children: Vec<Child>,
     pub count: u16,
     pub realtime: bool,
-    /// Pages are fetched ahead.
+    /// Whether pages are prefetched.
     pub ahead: bool,
-    /// A CPU that node 0 is not on, if there is one.
+    /// A CPU that node 0 does not use, if there is one.
     pub other_cpu: Option<usize>,
-    /// Whether its nodes have memory in common, by which they go.
+    /// Whether its nodes communicate over shared memory.
     pub by_memory: bool,
 }
 
 impl NodesArgs {
-    /// Starts or calls the others, with a memory of so many pages.
+    /// Starts or connects to the others, with a memory of this many pages.
     pub fn start(&self, pages: u32) -> Result<Nodes> {
         self.start_placed(pages, false)
     }
 
-    /// The ways in which nodes can be placed here, as [`NodesArgs::start_placed`] takes them.
+    /// Possible placements of nodes here, as [`NodesArgs::start_placed`] takes them.
     pub fn placings(&self) -> &'static [bool] {
-        // Others' hosts are as they are.
+        // Other hosts can't be placed.
         if self.peers.is_empty() {
             &[false, true]
         } else {
@@ -75,8 +75,8 @@ impl NodesArgs {
         }
     }
 
-    /// As [`NodesArgs::start`]; with `spread` every node on this host uses all CPUs, at ordinary priority. A lane and the threads
-    /// that it serves then run at the same time, which they do not on a CPU that is theirs alone.
+    /// As [`NodesArgs::start`]; with `spread` every node on this host uses all CPUs, at ordinary priority. A
+    /// page server and the threads that it serves then run concurrently, which they do not on a single CPU.
     pub fn start_placed(&self, pages: u32, spread: bool) -> Result<Nodes> {
         let usable = cpus()?;
         let mut host = self.host.clone();
@@ -88,7 +88,8 @@ impl NodesArgs {
             } else {
                 shares(all, self.nodes)
             };
-            // A lane that polls at real-time priority keeps another node's from its CPU: a fetch took 127 us instead of 25.
+            // A page server that polls at real-time priority blocks another node's on its CPU: a fetch took
+            // 127 us instead of 25.
             let crowded = shares.len() > shares.iter().flatten().collect::<BTreeSet<_>>().len();
             host.no_realtime |= spread;
             if crowded {
@@ -116,7 +117,7 @@ impl NodesArgs {
         let security = host.security()?;
         let session = Session::coordinate(shape, &peers, host.options(&security), &host.settings(), lost)
             .map_err(|error| miette!("{error}"))?;
-        say_notes(session.node());
+        print_notes(session.node());
         Ok(Nodes {
             session,
             children,
@@ -146,7 +147,7 @@ impl Nodes {
     }
 }
 
-/// A node as a process of this host.
+/// Starts a node as a process of this host.
 fn start_one(host: &HostArgs, cpus: &[usize]) -> Result<(Child, Peer)> {
     let list: Vec<String> = cpus.iter().map(usize::to_string).collect();
     let mut command = Command::new("/proc/self/exe");
@@ -183,7 +184,7 @@ fn start_one(host: &HostArgs, cpus: &[usize]) -> Result<(Child, Peer)> {
     Ok((child, peer))
 }
 
-/// CPUs for each node: parts of all, or one for several nodes, as many on each.
+/// CPUs of each node: disjoint sets, or one CPU for several nodes, equally many on each.
 fn shares(cpus: &[usize], nodes: u16) -> Vec<Vec<usize>> {
     let nodes = usize::from(nodes);
     (0..nodes)

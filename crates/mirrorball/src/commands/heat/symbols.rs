@@ -30,10 +30,10 @@ struct Symbol {
 pub struct Fault {
     /// Number of the line, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// Cause.
     pub what: String,
     /// Help: how to fix the fault.
-    pub mend: &'static str,
+    pub help: &'static str,
 }
 
 /// Content of a line.
@@ -75,13 +75,13 @@ impl Symbols {
                     return Err(Fault {
                         line: number,
                         what: format!("{shown:?} is no symbol"),
-                        mend: "a System.map or a guest's /proc/kallsyms has lines as `ffffffff82a07000 D jiffies`",
+                        help: "a System.map or a guest's /proc/kallsyms has lines as `ffffffff82a07000 D jiffies`",
                     });
                 }
             }
             last = number;
         }
-        let (what, mend) = match (symbols.is_empty(), text.trim_ascii().is_empty(), are_hidden) {
+        let (what, help) = match (symbols.is_empty(), text.trim_ascii().is_empty(), are_hidden) {
             (false, ..) => {
                 symbols.sort();
                 return Ok(Self(symbols));
@@ -102,7 +102,7 @@ impl Symbols {
         Err(Fault {
             line: last,
             what: what.to_owned(),
-            mend,
+            help,
         })
     }
 
@@ -135,7 +135,7 @@ fn line(bytes: &[u8]) -> Option<Line> {
         return Some(Line::Blank);
     };
     let (kind, name, module) = (words.next()?, words.next()?, words.next());
-    // Which a number's parser would take with a sign.
+    // A number's parser would accept a sign.
     if !address.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
@@ -197,7 +197,7 @@ ffffffffff600000 T vsyscall
     }
 
     #[test]
-    fn a_page_inside_of_something_is_told_by_what_it_is_in() {
+    fn page_inside_a_symbol_has_that_symbols_name_and_offset() {
         assert_eq!(symbols().of_page(0x2a0_9000), ["log_buf+0x1000"]);
         assert_eq!(symbols().of_page(0x100_1000), ["startup_64+0xff0"]);
     }
@@ -216,11 +216,11 @@ ffffffffff600000 T vsyscall
         );
         assert_eq!(hidden.line, 3);
         assert!(hidden.what.contains("kptr_restrict"), "{hidden:?}");
-        assert!(hidden.mend.contains("as root"), "{hidden:?}");
+        assert!(hidden.help.contains("as root"), "{hidden:?}");
     }
 
     #[test]
-    fn what_is_no_symbol_is_named_with_its_line() {
+    fn invalid_symbol_is_refused_with_its_line() {
         for wrong in [
             "jiffies",
             "zz D jiffies",
@@ -243,7 +243,7 @@ ffffffffff600000 T vsyscall
     }
 
     #[test]
-    fn files_without_a_symbol_of_the_kernel_say_so() {
+    fn files_without_a_symbol_of_the_kernel_are_refused_with_the_reason() {
         for empty in [&b""[..], b"\n \n\t\n"] {
             assert_eq!(fault(empty).what, "no symbol is here");
         }
@@ -256,7 +256,7 @@ ffffffffff600000 T vsyscall
 
     #[test]
     fn garbage_is_refused_or_read_and_never_a_panic() {
-        // Words that symbols are made of, in an order of no sense (xorshift, any seed but 0).
+        // Words of symbols in a pseudo-random order (xorshift, any seed but 0).
         let words: [&[u8]; 12] = [
             b"ffffffffffffffff",
             b"ffffffff80000000",

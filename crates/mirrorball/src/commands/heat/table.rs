@@ -41,9 +41,9 @@ pub struct Shard {
 #[derive(Debug, Serialize, Deserialize)]
 struct Ahead {
     pages: u64,
-    /// Threads that wanted such a page before it came, and waited for the rest of its way.
+    /// Threads that accessed such a page before it arrived, and waited for the rest of its transfer.
     joined: u64,
-    /// Prefetch requests of other shards that this shard declined.
+    /// Prefetch requests of other shards that this shard declined (Nack).
     declined: u64,
     /// Pages that were prefetched to be written.
     filled: u64,
@@ -78,9 +78,9 @@ struct Tables {
 pub struct Page {
     /// Guest-physical address, as `0x2a07000`.
     address: String,
-    /// Number of times that the page came, to all shards.
+    /// Number of transfers of the page, to all shards.
     times: u64,
-    /// The cell whose part of the guest's memory it is.
+    /// Cell whose range of the guest's memory contains it.
     home: Option<u16>,
     /// Symbols of the guest's kernel in the page, if a file of symbols was given.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,7 +132,7 @@ pub fn read(
     })
 }
 
-/// The cell whose part of the guest's memory an address is in.
+/// Returns the cell whose range of the guest's memory contains an address.
 fn home(record: &Record, address: u64) -> Option<u16> {
     let layout = Layout::new(record.spec.memory.0, &[])?;
     let parts = part_ranges(&layout, record.span.iter().map(|part| part.memory_bytes));
@@ -148,7 +148,7 @@ impl Heat {
             "{:>4} {:<10} {:<8} {:>9} {:>10} {:>10}\n",
             "CELL", "HOST", "FAULT", "COUNT", "SECONDS", "MEAN"
         );
-        // Writing to a string does not fail.
+        // Writing to a string can't fail.
         for shard in &self.shards {
             let Faults { read, write, upgrade } = &shard.faults;
             for (kind, stalls) in [("read", read), ("write", write), ("upgrade", upgrade)] {
@@ -293,7 +293,7 @@ CELL HOST        MESSAGES     PAGES        BYTES    AHEAD   MERGED UNMERGED     
     }
 
     #[test]
-    fn what_a_status_does_not_have_is_left_out() {
+    fn fields_missing_in_a_status_are_left_out() {
         for none in [
             json!({}),
             json!({ "span": { "cells": [0] } }),

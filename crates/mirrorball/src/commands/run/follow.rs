@@ -1,4 +1,4 @@
-//! VMs as this command follows them, from their start to their end.
+//! Follows VMs from their start to their end.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -17,41 +17,41 @@ use registry::monitor::Event;
 use registry::vms::Registry;
 use shard::launch::Ending;
 
-use super::command::{Done, Trouble, command};
+use super::command::{CommandFailure, CommandOutcome, command};
 use super::table;
-use crate::attach::{Left, attach};
+use crate::attach::{AttachEnd, attach};
 use crate::exit;
 
-/// How long a guest whose disks keep its writes may take to power off after its command.
+/// Time limit in seconds for a guest with persistent disks to power off after its command.
 const POWER_OFF_LIMIT_S: u64 = 60;
 
-/// How long a guest whose agent broke off may take to end by itself, and so to say why.
+/// Time limit for a guest whose agent disconnected to end by itself, which gives a reason.
 const TROUBLE_GRACE: Duration = Duration::from_secs(5);
 
-/// How often VMs are looked for that ended with the process that served them.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// Longest time between the end of a VM's entry and the event that tells its end: cells that hang are waited for meanwhile.
+/// Poll interval for VMs that ended with their monitor.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum time between the removal of a VM's entry and the event of its end: cells that hang delay it.
 const EVENT_LIMIT: Duration = Duration::from_secs(12);
 
-/// How long a console may take to end once its VM has.
+/// Time limit for a console to end after its VM.
 const CONSOLE_END_LIMIT: Duration = Duration::from_secs(2);
 
-/// What happens to the VMs.
-enum News {
-    /// The monitor says so.
+/// Events that the follower handles.
+enum FollowEvent {
+    /// Event from the monitor.
     Monitor(Event),
     /// The monitor is gone.
     MonitorGone,
-    /// A command in a guest is done.
+    /// A command in a guest has ended.
     Command {
         name: String,
-        result: Result<Done, Trouble>,
+        result: Result<CommandOutcome, CommandFailure>,
     },
     /// The terminal left the console.
-    Console(std::io::Result<Left>),
+    Console(std::io::Result<AttachEnd>),
 }
 
-/// One VM as this command follows it.
+/// One followed VM.
 #[derive(Default)]
 pub(super) struct Followed {
     folder: PathBuf,
@@ -60,15 +60,15 @@ pub(super) struct Followed {
     asked: bool,
     running_s: Option<f64>,
     keeps_writes: bool,
-    pub done: Option<Done>,
-    trouble: Option<Trouble>,
+    pub done: Option<CommandOutcome>,
+    trouble: Option<CommandFailure>,
     pub ended: Option<Ending>,
-    /// Since when it is not among the VMs that run.
+    /// Time since which it is not among the running VMs.
     missed: Option<Instant>,
     pub seconds: f64,
 }
 
-/// Follows the VMs of a monitor; the exit status is that of the first that did not end well.
+/// Follows the VMs of a monitor; returns the exit status of the first that failed.
 pub(super) fn follow(
     lease: Lease,
     vms: Vec<(String, VmSpec)>,
@@ -79,12 +79,12 @@ pub(super) fn follow(
     let (events, from_monitor) = (lease.events().into_diagnostic()?, sender.clone());
     std::thread::spawn(move || {
         for event in events {
-            if from_monitor.send(News::Monitor(event)).is_err() {
+            if from_monitor.send(FollowEvent::Monitor(event)).is_err() {
                 return;
             }
         }
-        // Nobody listens any more when this fails.
-        let _ = from_monitor.send(News::MonitorGone);
+        // A failure means that the receiver is gone.
+        let _ = from_monitor.send(FollowEvent::MonitorGone);
     });
     let vms = vms
         .into_iter()
@@ -113,12 +113,12 @@ pub(super) fn follow(
 /// Follows VMs from their start to their end.
 struct Follower {
     lease: Lease,
-    sender: mpsc::Sender<News>,
+    sender: mpsc::Sender<FollowEvent>,
     vms: BTreeMap<String, Followed>,
     boot_limit: Duration,
     detach: bool,
     start: Instant,
-    /// Joins this terminal to the console of the only VM.
+    /// Thread that attaches this terminal to the console of the only VM.
     console: Option<JoinHandle<()>>,
 }
 
@@ -127,13 +127,13 @@ impl Follower {
         self.vms.len() == 1
     }
 
-    fn follow(mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
+    fn follow(mut self, news: &mpsc::Receiver<FollowEvent>) -> Result<ExitCode> {
         let result = self.follow_to_end(news);
         self.give_terminal_back();
         result
     }
 
-    /// Waits until the console's thread has seen its end too and made the terminal what it was.
+    /// Waits until the console's thread has seen the end too and restored the terminal.
     fn give_terminal_back(&mut self) {
         let deadline = Instant::now() + CONSOLE_END_LIMIT;
         if let Some(console) = self.console.take() {
@@ -143,9 +143,9 @@ impl Follower {
         }
     }
 
-    fn follow_to_end(&mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
+    fn follow_to_end(&mut self, news: &mpsc::Receiver<FollowEvent>) -> Result<ExitCode> {
         while self.vms.values().any(|vm| vm.ended.is_none()) {
-            let news = match news.recv_timeout(LOOK_INTERVAL) {
+            let news = match news.recv_timeout(EXIT_POLL_INTERVAL) {
                 Ok(news) => news,
                 Err(RecvTimeoutError::Timeout) => {
                     self.end_those_without_monitor();
@@ -154,23 +154,23 @@ impl Follower {
                 Err(error) => return Err(error).into_diagnostic(),
             };
             match news {
-                News::Monitor(event) => {
+                FollowEvent::Monitor(event) => {
                     if let Some(code) = self.event(event)? {
                         return Ok(code);
                     }
                 }
-                News::MonitorGone => {
+                FollowEvent::MonitorGone => {
                     return Err(miette!(
                         "the monitor of the VMs and their keepers died; the VMs ended with them"
                     ));
                 }
-                News::Command { name, result } => self.command_done(&name, result),
+                FollowEvent::Command { name, result } => self.command_done(&name, result),
                 // Its socket is gone with the VM, whose end an event tells.
-                News::Console(Err(error))
+                FollowEvent::Console(Err(error))
                     if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
-                News::Console(left) => match left.into_diagnostic()? {
-                    Left::Ended => {}
-                    Left::Detached => {
+                FollowEvent::Console(left) => match left.into_diagnostic()? {
+                    AttachEnd::Ended => {}
+                    AttachEnd::Detached => {
                         self.lease.detach().into_diagnostic()?;
                         let name = self.vms.keys().next().map_or("", String::as_str);
                         eprintln!(
@@ -193,7 +193,7 @@ impl Follower {
         ))
     }
 
-    /// Notes the end of VMs that ended with their monitor, which no event tells while others run on.
+    /// Records the end of VMs that ended with their monitor, which no event reports while others run.
     fn end_those_without_monitor(&mut self) {
         if !self.lease.has_lost_monitor() {
             return;
@@ -206,7 +206,7 @@ impl Follower {
             if !is_gone(name) {
                 continue;
             }
-            // The event of one that has just ended may be on its way.
+            // The event of a VM that has just ended may be in transit.
             let since = vm.missed.get_or_insert_with(Instant::now);
             if since.elapsed() > EVENT_LIMIT {
                 eprintln!(
@@ -218,7 +218,7 @@ impl Follower {
         }
     }
 
-    /// Takes an event; an exit status when this command is done with it.
+    /// Handles an event; returns an exit status when this command is done.
     fn event(&mut self, event: Event) -> Result<Option<ExitCode>> {
         match event {
             Event::Started { name, folder, cell } => self.started(&name, folder, cell),
@@ -261,8 +261,8 @@ impl Follower {
         if vm.command.is_none() && alone && !self.detach {
             let sender = self.sender.clone();
             self.console = Some(std::thread::spawn(move || {
-                // Nobody listens any more once the VM has ended.
-                let _ = sender.send(News::Console(attach(&folder)));
+                // The receiver is gone once the VM has ended.
+                let _ = sender.send(FollowEvent::Console(attach(&folder)));
             }));
         }
     }
@@ -286,7 +286,7 @@ impl Follower {
             let (name, folder, sender) = (name.to_owned(), vm.folder.clone(), self.sender.clone());
             std::thread::spawn(move || {
                 let result = command(&name, &folder, &argv, limit, alone);
-                sender.send(News::Command { name, result })
+                sender.send(FollowEvent::Command { name, result })
             });
         }
         if self.detach && self.vms.values().all(|vm| vm.running_s.is_some()) {
@@ -299,8 +299,8 @@ impl Follower {
         Ok(None)
     }
 
-    /// A command has ended, or could not run: so does its VM.
-    fn command_done(&mut self, name: &str, result: Result<Done, Trouble>) {
+    /// A command has ended or could not run, so its VM ends.
+    fn command_done(&mut self, name: &str, result: Result<CommandOutcome, CommandFailure>) {
         let Some(vm) = self.vms.get_mut(name) else { return };
         let grace = match result {
             Ok(done) => {
@@ -320,7 +320,7 @@ impl Follower {
             Request::Kill
         };
         let folder = vm.folder.clone();
-        // Its end comes as an event; a VM that has gone already has no socket.
+        // An event reports its end; a VM that is already gone has no socket.
         std::thread::spawn(move || {
             std::thread::sleep(grace);
             ask(&folder, &end, None)
@@ -329,7 +329,7 @@ impl Follower {
 
     fn ended(&mut self, name: &str, ending: Ending, last_lines: &[String], seconds: f64) {
         let Some(vm) = self.vms.get_mut(name) else { return };
-        // After its command, or without hope for it, the VM is ended by us.
+        // After its command, or after a failure, this process ends the VM.
         let expected =
             (vm.done.is_some() || vm.trouble.is_some()) && matches!(ending, Ending::Quit | Ending::PowerOff);
         if let (Some(reason), false) = (ending::reason(&ending), expected) {
@@ -346,7 +346,7 @@ impl Follower {
     }
 }
 
-/// What a person reads when other disks than before are full.
+/// Message about a changed set of full disks.
 fn room(disks: &[String]) -> String {
     if disks.is_empty() {
         return "its disks have room again".to_owned();
@@ -355,7 +355,7 @@ fn room(disks: &[String]) -> String {
     format!("paused: no room on the host for writes to {disks}; they go on when there is some")
 }
 
-/// The exit status that a VM's end amounts to.
+/// Exit status for a VM's end.
 pub(super) fn status(vm: &Followed) -> u8 {
     match (&vm.done, &vm.trouble, &vm.ended) {
         (Some(done), _, _) => done.status,

@@ -1,7 +1,8 @@
-//! The unit of the host's service manager that VMs which are left running end with, and one of their own.
+//! systemd unit that ends detached VMs, and a separate scope for them.
 //!
-//! A VM's keeper is a process of the caller's, in the caller's control group. Where that is a service's, `systemctl stop` ends
-//! the VM; where it is a login session's, and the host ends the processes of sessions, the logout does.
+//! A VM's keeper is a process of the caller's, in the caller's control group. In a service's group,
+//! `systemctl stop` ends the VM; in a login session's, the logout does if the host ends the processes of
+//! sessions.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,13 +12,13 @@ use std::process::Command;
 
 use miette::{Report, miette};
 
-use crate::commands::place::argv_os;
+use crate::commands::execution_site::argv_os;
 
-/// The flag that this module carries out.
+/// Flag that this module implements.
 const FLAG: &str = "--scope";
-/// Starts a process in a unit of its own.
+/// Program that starts a process in a separate unit.
 const STARTER: &str = "systemd-run";
-/// Where the login manager's settings are: the later overrule the earlier (`logind.conf(5)`).
+/// Settings of the login manager: later files override earlier ones (`logind.conf(5)`).
 const SETTINGS: [&str; 4] = [
     "/usr/lib/systemd/logind.conf",
     "/usr/lib/systemd/logind.conf.d",
@@ -25,7 +26,7 @@ const SETTINGS: [&str; 4] = [
     "/etc/systemd/logind.conf.d",
 ];
 
-/// Runs this same command in a scope of its own. Returns only if that fails.
+/// Runs this command in a separate scope. Returns only if that fails.
 pub(super) fn enter() -> Report {
     let is_root = nix::unistd::geteuid().is_root();
     let mut command = Command::new(STARTER);
@@ -49,7 +50,7 @@ pub(super) fn enter() -> Report {
     )
 }
 
-/// The arguments without the flag. Behind `--` they are the guest's.
+/// Returns the arguments without the flag. After `--` they are the guest's.
 fn without_flag(arguments: Vec<OsString>) -> Vec<OsString> {
     let own = arguments
         .iter()
@@ -64,16 +65,16 @@ fn without_flag(arguments: Vec<OsString>) -> Vec<OsString> {
         .collect()
 }
 
-/// The unit that ends this process and all that it starts; none where nothing does.
+/// Returns the unit whose end ends this process and its children; none if there is none.
 pub(super) fn ends_with() -> Option<String> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let unit = unit_in(&groups)?;
-    // Root's are left alone (`KillExcludeUsers`).
+    // Root's processes are spared (`KillExcludeUsers`).
     let is_left = || nix::unistd::geteuid().is_root() || !ends_sessions();
     (!is_of_session(unit) || !is_left()).then(|| unit.to_owned())
 }
 
-/// The innermost unit that can be stopped, in a process's file `cgroup` (`cgroups(7)`).
+/// Returns the innermost stoppable unit in a process's file `cgroup` (`cgroups(7)`).
 fn unit_in(groups: &str) -> Option<&str> {
     let paths = ["0::", "1:name=systemd:"].into_iter();
     let path = paths
@@ -84,7 +85,8 @@ fn unit_in(groups: &str) -> Option<&str> {
             .iter()
             .any(|kind| part.ends_with(kind))
     })?;
-    // A user's own manager ends with the user's last session only where sessions are ended; its scopes are made for one program.
+    // A user's own manager ends with the user's last session only where sessions are ended; its scopes are
+    // made for one program.
     let is_manager = unit.starts_with("user@") || unit == "init.scope";
     let is_stopped = unit.ends_with(".service") || is_of_session(unit);
     (is_stopped && !is_manager).then_some(unit)
@@ -94,7 +96,7 @@ fn is_of_session(unit: &str) -> bool {
     unit.starts_with("session-") && unit.ends_with(".scope")
 }
 
-/// Whether the host ends the processes of a session that is over.
+/// Whether the host ends the processes of a finished session.
 fn ends_sessions() -> bool {
     let files = SETTINGS.iter().flat_map(|path| files_of(Path::new(path)));
     let texts = files.filter_map(|path| fs::read_to_string(path).ok());
@@ -102,7 +104,7 @@ fn ends_sessions() -> bool {
     said.fold(false, |_, later| later)
 }
 
-/// The file, or the settings in the directory in their order.
+/// Returns the file, or the settings files in the directory in their order.
 fn files_of(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(path) else {
         return vec![path.to_owned()];
@@ -113,7 +115,7 @@ fn files_of(path: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// What a file of settings says of the processes of sessions, if it says anything.
+/// Returns the setting for the processes of sessions in a settings file, if it has one.
 fn kill_user_processes(text: &str) -> Option<bool> {
     let mut lines = text.lines().rev();
     let last = lines.find_map(|line| line.trim().strip_prefix("KillUserProcesses="))?;

@@ -1,4 +1,4 @@
-//! What several VMs did, when all have ended.
+//! Summary of several VMs after all have ended.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use shard::launch::Ending;
 use super::super::mem::mib;
 use super::follow::{Followed, status};
 
-/// What each VM did.
+/// Prints each VM's result.
 pub(super) fn print(vms: &BTreeMap<String, Followed>) {
     println!(
         "{:<16} {:>4} {:>9} {:>11} {:>7}  {:<10} {:>8} {:>8} {:>8}  LAST LINE",
@@ -44,7 +44,7 @@ pub(super) fn print(vms: &BTreeMap<String, Followed>) {
     memory_sum(vms);
 }
 
-/// What all guests had and cost; each was looked at when its command was done.
+/// Prints the sum of the guests' memory and its host cost; each was measured at the end of its command.
 fn memory_sum(vms: &BTreeMap<String, Followed>) {
     let all = vms.values().filter_map(|vm| vm.done.as_ref()?.memory.as_ref());
     let [had, host, shared] = all.fold([0; 3], |[had, host, shared], memory| {

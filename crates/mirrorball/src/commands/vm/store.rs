@@ -1,6 +1,6 @@
-//! The defined VMs of a user: a VM file for each in the data directory, in `vms/NAME.toml`.
+//! Defined VMs of a user: a VM file for each in the data directory, in `vms/NAME.toml`.
 //!
-//! They outlive the host's restart. A lock serialises commands that change them.
+//! They survive a restart of the host. A lock serialises commands that change them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,17 +20,17 @@ const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub struct Store(PathBuf);
 
-/// What is defined.
+/// Defined VMs.
 #[derive(Debug, Default)]
 pub struct Defined {
     /// The VMs, by name.
     pub vms: BTreeMap<String, VmSpec>,
-    /// Files that can't be read, a line for each: they were changed by hand, or are of another version.
+    /// Unreadable files, one line each: they were edited by hand, or are of another version.
     pub broken: Vec<String>,
 }
 
 impl Store {
-    /// The user's own.
+    /// Opens the user's own store.
     ///
     /// # Errors
     /// If there is no data directory.
@@ -42,15 +42,15 @@ impl Store {
                 "there is no directory to keep defined VMs in"
             )
         })?;
-        // Whatever directory later commands have.
+        // Absolute, because later commands may run in another directory.
         let data = std::path::absolute(data).into_diagnostic()?;
         Ok(Self(data.join("vms")))
     }
 
-    /// Makes the directory, and keeps others from changing what is defined until the lock is dropped.
+    /// Creates the directory, and prevents other changes of definitions until the lock is dropped.
     ///
     /// # Errors
-    /// If the directory can't be made or written, or another command has the lock for 10 s.
+    /// If the directory can't be created or written, or another command holds the lock for 10 s.
     pub fn lock(&self) -> Result<Flock<fs::File>> {
         let path = self.0.join(LOCK);
         private::directories(&self.0)
@@ -59,7 +59,7 @@ impl Store {
             .map_err(|error| miette!("{}: {error}", self.0.display()))
     }
 
-    /// What is defined; nothing if no VM ever was.
+    /// Returns the defined VMs; empty if no VM was ever defined.
     ///
     /// # Errors
     /// If the directory can't be read.
@@ -88,7 +88,7 @@ impl Store {
         Ok(defined)
     }
 
-    /// Keeps a VM under a name, in the place of an earlier one.
+    /// Stores a VM under a name, replacing an earlier one.
     ///
     /// # Errors
     /// If it can't be written.
@@ -100,7 +100,7 @@ impl Store {
             .map_err(|error| miette!("{}: {error}", path.display()))
     }
 
-    /// Forgets a VM.
+    /// Removes a VM.
     ///
     /// # Errors
     /// If there is none of this name, or its file can't be removed.
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_what_was_defined_and_files_that_make_no_sense_are_named() {
+    fn definitions_survive_a_round_trip_and_invalid_files_are_named() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store(directory.path().join("data/vms"));
         assert!(store.read().unwrap().vms.is_empty());

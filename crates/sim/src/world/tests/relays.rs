@@ -2,7 +2,7 @@
 
 use cell::cluster::routes::Route;
 use knowledge::{Base, fact};
-use registry::cluster::interface::{Host, VmShare};
+use registry::cluster::interface::{AdmitVm, VmShare};
 
 use super::super::*;
 use crate::machine::Cells;
@@ -32,7 +32,7 @@ fn ask_for_place(world: &mut World) {
         vcpus: 1,
         memory_bytes: 1 << 28,
     };
-    let host = Host {
+    let host = AdmitVm {
         name: "vm".to_owned(),
         share,
         only: Some(SOURCE),

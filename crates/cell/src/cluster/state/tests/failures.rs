@@ -5,10 +5,14 @@ use super::*;
 /// The VM `name` over these cells, as its home holds a place in each.
 fn span(world: &mut World, client: Client, name: &str, cells: &[u16]) {
     for (part, cell) in cells.iter().enumerate() {
-        let name = registry::cluster::interface::part_name(name, part);
+        let name = registry::cluster::interface::shard_name(name, part);
         let client = client + part as u64;
-        let answer = world.ask(id(*cell, 1), client, Ask::Host(in_cell(*cell, &name, 64)));
-        assert!(matches!(answer, Answer::Hosted(_)), "{answer:?}");
+        let answer = world.ask(
+            id(*cell, 1),
+            client,
+            CellRequest::AdmitVm(in_cell(*cell, &name, 64)),
+        );
+        assert!(matches!(answer, CellResponse::Hosted(_)), "{answer:?}");
     }
 }
 
@@ -49,13 +53,13 @@ fn failed_cell_ends_exactly_the_vms_that_depend_on_it() {
         world.ask(
             id(cell, 1),
             100 + u64::from(cell),
-            Ask::Host(in_cell(cell, &format!("own{cell}"), 64)),
+            CellRequest::AdmitVm(in_cell(cell, &format!("own{cell}"), 64)),
         );
     }
-    assert_eq!(world.ask(id(2, 1), 1000, lend(3, 512)), Answer::Done);
-    let borrows = world.ask(id(3, 1), 1001, Ask::Host(in_cell(3, "borrows", 1000)));
-    assert!(matches!(borrows, Answer::Hosted(_)), "{borrows:?}");
-    assert_eq!(world.ask(id(0, 1), 1002, lend(2, 100)), Answer::Done);
+    assert_eq!(world.ask(id(2, 1), 1000, lend(3, 512)), CellResponse::Done);
+    let borrows = world.ask(id(3, 1), 1001, CellRequest::AdmitVm(in_cell(3, "borrows", 1000)));
+    assert!(matches!(borrows, CellResponse::Hosted(_)), "{borrows:?}");
+    assert_eq!(world.ask(id(0, 1), 1002, lend(2, 100)), CellResponse::Done);
 
     world.fail(id(2, 1));
     let expected = [(0, "own2"), (0, "ring2"), (1, "ring1"), (3, "borrows")];
@@ -65,21 +69,24 @@ fn failed_cell_ends_exactly_the_vms_that_depend_on_it() {
     let status = world.status(id(0, 1));
     assert!(status.cells[2].failed && status.cells[2].life.is_none());
     assert_eq!(status.cells[0].lent, [part(2, 100)]);
-    let again = world.ask(id(0, 1), 2000, Ask::Host(in_cell(0, "own2", 64)));
-    assert!(matches!(again, Answer::Refused { .. }), "{again:?}");
+    let again = world.ask(id(0, 1), 2000, CellRequest::AdmitVm(in_cell(0, "own2", 64)));
+    assert!(matches!(again, CellResponse::Refused { .. }), "{again:?}");
 
     world.bury(2);
     let status = world.status(id(0, 1));
     assert!(status.cells[2].vms.is_empty() && status.cells[2].failed);
     assert!(status.cells[0].lent.is_empty(), "{:?}", status.cells[0].lent);
-    let again = world.ask(id(0, 1), 2001, Ask::Host(in_cell(0, "own2", 64)));
-    assert!(matches!(again, Answer::Hosted(_)), "{again:?}");
-    assert_eq!(world.ask(id(3, 1), 2002, Ask::Recover { cell: 2 }), Answer::Done);
-    world.refused(id(3, 1), Ask::Recover { cell: 0 }, "cell 0 runs");
-    world.refused(id(3, 1), Ask::Recover { cell: 9 }, "no cell 9");
+    let again = world.ask(id(0, 1), 2001, CellRequest::AdmitVm(in_cell(0, "own2", 64)));
+    assert!(matches!(again, CellResponse::Hosted(_)), "{again:?}");
+    assert_eq!(
+        world.ask(id(3, 1), 2002, CellRequest::Recover { cell: 2 }),
+        CellResponse::Done
+    );
+    world.refused(id(3, 1), CellRequest::Recover { cell: 0 }, "cell 0 runs");
+    world.refused(id(3, 1), CellRequest::Recover { cell: 9 }, "no cell 9");
     world.refused(
         id(3, 1),
-        Ask::Host(in_cell(2, "x", 1)),
+        CellRequest::AdmitVm(in_cell(2, "x", 1)),
         "there is no cell 2 that runs; there is 0, 1, 3",
     );
 }
@@ -89,7 +96,7 @@ fn next_heir_ends_the_vms_of_both_when_the_first_heir_fails_too() {
     let mut world = World::new(3);
     for cell in [0, 1, 2] {
         let host = in_cell(cell, &format!("own{cell}"), 64);
-        world.ask(id(cell, 1), u64::from(cell), Ask::Host(host));
+        world.ask(id(cell, 1), u64::from(cell), CellRequest::AdmitVm(host));
     }
     world.fail(id(1, 1));
     assert_eq!(world.ended(), [(0, "own1".to_owned())]);
@@ -105,13 +112,13 @@ fn next_heir_ends_the_vms_of_both_when_the_first_heir_fails_too() {
 #[test]
 fn client_that_asks_for_recovery_waits_until_the_vms_have_ended() {
     let mut world = World::new(2);
-    world.ask(id(1, 1), 1, Ask::Host(in_cell(1, "a", 64)));
+    world.ask(id(1, 1), 1, CellRequest::AdmitVm(in_cell(1, "a", 64)));
     world.fail(id(1, 1));
-    world.act(id(0, 1), |state| state.asked(7, Ask::Recover { cell: 1 }));
-    world.act(id(0, 1), |state| state.asked(8, Ask::Recover { cell: 1 }));
+    world.act(id(0, 1), |state| state.asked(7, CellRequest::Recover { cell: 1 }));
+    world.act(id(0, 1), |state| state.asked(8, CellRequest::Recover { cell: 1 }));
     assert_eq!(world.answers.get(&(0, 7)), None);
     world.bury(1);
-    assert_eq!(world.answers.get(&(0, 7)), Some(&Answer::Done));
-    assert_eq!(world.answers.get(&(0, 8)), Some(&Answer::Done));
+    assert_eq!(world.answers.get(&(0, 7)), Some(&CellResponse::Done));
+    assert_eq!(world.answers.get(&(0, 8)), Some(&CellResponse::Done));
     world.bury(1);
 }

@@ -1,11 +1,11 @@
 //! Cells that lend one another memory, and VMs that have it.
 
-use registry::cluster::interface::Place;
+use registry::cluster::interface::VmPlacement;
 
 use super::*;
 
-fn reclaim(from: u16, mib: u64) -> Ask {
-    Ask::Reclaim {
+fn reclaim(from: u16, mib: u64) -> CellRequest {
+    CellRequest::Reclaim {
         from,
         bytes: mib << 20,
     }
@@ -13,9 +13,9 @@ fn reclaim(from: u16, mib: u64) -> Ask {
 
 impl World {
     #[track_caller]
-    pub(super) fn refused(&mut self, at: CellId, ask: Ask, expected: &str) {
+    pub(super) fn refused(&mut self, at: CellId, ask: CellRequest, expected: &str) {
         match self.ask(at, 50, ask) {
-            Answer::Refused { why } => assert!(why.contains(expected), "{why}"),
+            CellResponse::Refused { why } => assert!(why.contains(expected), "{why}"),
             other => panic!("not refused: {other:?}"),
         }
     }
@@ -26,16 +26,16 @@ impl World {
         let cells: Vec<CellId> = self.cells.keys().copied().collect();
         for at in cells {
             let cells = self.status(at).cells;
-            let parts = |parts: &[Part]| parts.iter().map(|part| part.bytes >> 20).sum::<u64>();
+            let parts = |parts: &[LentMemory]| parts.iter().map(|part| part.bytes >> 20).sum::<u64>();
             let known = (parts(&cells[0].lent), parts(&cells[1].borrowed));
             assert_eq!(known, (expected, expected), "as {at} knows it");
         }
     }
 
-    fn host_borrowing(&mut self) -> Place {
-        assert_eq!(self.ask(id(0, 1), 1, lend(1, 512)), Answer::Done);
+    fn host_borrowing(&mut self) -> VmPlacement {
+        assert_eq!(self.ask(id(0, 1), 1, lend(1, 512)), CellResponse::Done);
         match self.host(2, in_cell(1, "a", 1200)) {
-            Answer::Hosted(place) => place,
+            CellResponse::Hosted(place) => place,
             other => panic!("{other:?}"),
         }
     }
@@ -46,38 +46,45 @@ fn a_vm_that_needs_a_loan_has_it_from_the_lenders_nodes() {
     let mut world = World::new(3);
     assert!(matches!(
         world.host(1, in_cell(1, "a", 1200)),
-        Answer::Refused { .. }
+        CellResponse::Refused { .. }
     ));
     let place = world.host_borrowing();
     assert_eq!(place.plan.nodes, [0, 1]);
     assert_eq!(place.borrowed, [part(0, 176)]);
     world.lent_mib(512);
     // What is lent is no VM's of the lender, and what a VM has is not given back.
-    world.refused(id(0, 1), Ask::Host(in_cell(0, "b", 600)), "cell 0 has 512 MiB");
+    world.refused(
+        id(0, 1),
+        CellRequest::AdmitVm(in_cell(0, "b", 600)),
+        "cell 0 has 512 MiB",
+    );
     world.refused(
         id(0, 1),
         reclaim(1, 400),
         "cell 1 cannot give 400 MiB back: of cell 0's memory it has 512 MiB, of which a uses 176 MiB",
     );
     world.lent_mib(512);
-    assert_eq!(world.ask(id(0, 1), 3, reclaim(1, 300)), Answer::Done);
+    assert_eq!(world.ask(id(0, 1), 3, reclaim(1, 300)), CellResponse::Done);
     world.lent_mib(212);
     world.act(id(1, 1), |state| state.gone(2));
     world.settle();
-    assert_eq!(world.ask(id(0, 1), 4, reclaim(1, 212)), Answer::Done);
+    assert_eq!(world.ask(id(0, 1), 4, reclaim(1, 212)), CellResponse::Done);
     world.lent_mib(0);
-    assert!(matches!(world.host(5, in_cell(0, "b", 1024)), Answer::Hosted(_)));
+    assert!(matches!(
+        world.host(5, in_cell(0, "b", 1024)),
+        CellResponse::Hosted(_)
+    ));
 }
 
 #[test]
 fn what_fits_its_own_cell_takes_nothing_of_others() {
     let mut world = World::new(2);
-    assert_eq!(world.ask(id(0, 1), 1, lend(1, 512)), Answer::Done);
-    let Answer::Hosted(place) = world.host(2, in_cell(1, "a", 1024)) else {
+    assert_eq!(world.ask(id(0, 1), 1, lend(1, 512)), CellResponse::Done);
+    let CellResponse::Hosted(place) = world.host(2, in_cell(1, "a", 1024)) else {
         panic!("it fits");
     };
     assert_eq!((place.plan.nodes, place.borrowed), (vec![1], vec![]));
-    assert_eq!(world.ask(id(0, 1), 3, reclaim(1, 512)), Answer::Done);
+    assert_eq!(world.ask(id(0, 1), 3, reclaim(1, 512)), CellResponse::Done);
 }
 
 #[test]
@@ -106,7 +113,7 @@ fn a_loan_that_can_not_be_is_refused_with_what_can() {
     world.refused(home, lend(1, 1), "cell 1 does not run");
     let mut alone = State::new(home, 1, plan(0), None, []);
     let acts = alone.asked(1, lend(1, 1));
-    let [Act::Answer(1, Answer::Refused { why })] = &acts[..] else {
+    let [Act::Answer(1, CellResponse::Refused { why })] = &acts[..] else {
         panic!("{acts:?}");
     };
     assert!(why.contains("only starting"), "{why}");
@@ -120,14 +127,14 @@ fn who_waits_for_a_cell_that_dies_is_told() {
     assert_eq!(awaited.keys().collect::<Vec<_>>(), [&id(1, 1)]);
     world.links.clear();
     world.die(id(1, 1));
-    let Some(Answer::Refused { why }) = world.answers.remove(&(0, 1)) else {
+    let Some(CellResponse::Refused { why }) = world.answers.remove(&(0, 1)) else {
         panic!("no answer");
     };
     assert!(why.contains("cell 1 died before it answered"), "{why}");
     // It was in writing: the next life has it.
     world.start(id(1, 2));
     world.lent_mib(100);
-    assert_eq!(world.ask(id(0, 1), 2, reclaim(1, 100)), Answer::Done);
+    assert_eq!(world.ask(id(0, 1), 2, reclaim(1, 100)), CellResponse::Done);
     world.lent_mib(0);
 }
 
@@ -137,7 +144,7 @@ fn a_loan_and_its_vm_outlive_both_cells() {
     for dead in [vec![0], vec![1], vec![0, 1], vec![1, 0]] {
         let mut world = World::new(2);
         let place = world.host_borrowing();
-        world.running = vec![Running {
+        world.running = vec![RunningVm {
             name: "a".to_owned(),
             cell: 1,
             share: vm("a", 1200).share,
@@ -149,12 +156,12 @@ fn a_loan_and_its_vm_outlive_both_cells() {
         let (home, holder) = (id(0, life(0)), id(1, life(1)));
         world.lent_mib(512);
         if life(1) == 2 {
-            let back = Host {
+            let back = AdmitVm {
                 runs: true,
                 borrowed: place.borrowed.clone(),
                 ..vm("a", 1200)
             };
-            let Answer::Hosted(again) = world.ask(holder, 2, Ask::Host(back)) else {
+            let CellResponse::Hosted(again) = world.ask(holder, 2, CellRequest::AdmitVm(back)) else {
                 panic!("it runs here");
             };
             assert_eq!(again, place);
@@ -163,9 +170,15 @@ fn a_loan_and_its_vm_outlive_both_cells() {
         world.refused(home, lend(1, 513), "has only 512 MiB");
         world.act(holder, |state| state.gone(2));
         world.settle();
-        assert_eq!(world.ask(home, 3, reclaim(1, 512)), Answer::Done);
-        assert!(matches!(world.host(4, in_cell(0, "b", 1024)), Answer::Hosted(_)));
-        assert!(matches!(world.host(5, in_cell(1, "c", 1024)), Answer::Hosted(_)));
+        assert_eq!(world.ask(home, 3, reclaim(1, 512)), CellResponse::Done);
+        assert!(matches!(
+            world.host(4, in_cell(0, "b", 1024)),
+            CellResponse::Hosted(_)
+        ));
+        assert!(matches!(
+            world.host(5, in_cell(1, "c", 1024)),
+            CellResponse::Hosted(_)
+        ));
     }
 }
 
@@ -173,7 +186,7 @@ fn a_loan_and_its_vm_outlive_both_cells() {
 #[test]
 fn what_vms_have_of_other_cells_is_lent_by_a_new_cluster() {
     let mut world = World::new(0);
-    world.running = vec![Running {
+    world.running = vec![RunningVm {
         name: "a".to_owned(),
         cell: 1,
         share: vm("a", 1200).share,
@@ -184,22 +197,31 @@ fn what_vms_have_of_other_cells_is_lent_by_a_new_cluster() {
     world.refused(id(0, 1), reclaim(1, 176), "of which a uses 176 MiB");
     world.act(id(1, 1), State::give_up_orphans);
     world.settle();
-    assert_eq!(world.ask(id(0, 1), 1, reclaim(1, 176)), Answer::Done);
+    assert_eq!(world.ask(id(0, 1), 1, reclaim(1, 176)), CellResponse::Done);
 }
 
 /// A VM of the name of one that runs takes nothing from it, and leaves nothing behind.
 #[test]
 fn a_name_that_is_taken_costs_no_memory() {
     let mut world = World::new(2);
-    assert!(matches!(world.host(1, in_cell(1, "a", 512)), Answer::Hosted(_)));
+    assert!(matches!(
+        world.host(1, in_cell(1, "a", 512)),
+        CellResponse::Hosted(_)
+    ));
     for cell in [0, 1] {
         for round in 0..3 {
             let answer = world.host(2 + round, in_cell(cell, "a", 400));
-            assert!(matches!(answer, Answer::Refused { .. }), "{answer:?}");
+            assert!(matches!(answer, CellResponse::Refused { .. }), "{answer:?}");
         }
     }
-    assert!(matches!(world.host(9, in_cell(0, "b", 1024)), Answer::Hosted(_)));
-    assert!(matches!(world.host(9, in_cell(1, "c", 512)), Answer::Hosted(_)));
+    assert!(matches!(
+        world.host(9, in_cell(0, "b", 1024)),
+        CellResponse::Hosted(_)
+    ));
+    assert!(matches!(
+        world.host(9, in_cell(1, "c", 512)),
+        CellResponse::Hosted(_)
+    ));
 }
 
 /// The host's registry may not know of a VM that was about to start.
@@ -210,8 +232,12 @@ fn what_the_others_say_runs_in_a_cell_takes_its_memory() {
     world.die(id(1, 1));
     world.start(id(1, 2));
     world.refused(id(0, 1), reclaim(1, 512), "of which a uses 176 MiB");
-    assert_eq!(world.ask(id(0, 1), 3, reclaim(1, 336)), Answer::Done);
-    world.refused(id(0, 1), Ask::Host(in_cell(1, "b", 1)), "cell 1 has 0 MiB");
+    assert_eq!(world.ask(id(0, 1), 3, reclaim(1, 336)), CellResponse::Done);
+    world.refused(
+        id(0, 1),
+        CellRequest::AdmitVm(in_cell(1, "b", 1)),
+        "cell 1 has 0 MiB",
+    );
 }
 
 #[test]
@@ -230,11 +256,16 @@ fn a_loan_is_used_when_it_has_come_and_not_when_it_is_heard_of() {
         "{message:?}"
     );
     world.act(to, |state| state.heard(from, message));
-    world.act(id(1, 1), |state| state.asked(2, Ask::Host(in_cell(1, "a", 1200))));
-    let Some(Answer::Refused { why }) = world.answers.remove(&(1, 2)) else {
+    world.act(id(1, 1), |state| {
+        state.asked(2, CellRequest::AdmitVm(in_cell(1, "a", 1200)))
+    });
+    let Some(CellResponse::Refused { why }) = world.answers.remove(&(1, 2)) else {
         panic!("it has no loan yet");
     };
     assert!(why.contains("cell 1 has 1024 MiB"), "{why}");
     world.settle();
-    assert!(matches!(world.host(3, in_cell(1, "a", 1200)), Answer::Hosted(_)));
+    assert!(matches!(
+        world.host(3, in_cell(1, "a", 1200)),
+        CellResponse::Hosted(_)
+    ));
 }

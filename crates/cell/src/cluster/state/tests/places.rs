@@ -22,7 +22,7 @@ impl World {
 
     /// The cell that `knowledge place` names first, by a cell's report and the facts: as the command makes
     /// it.
-    fn foreseen(&mut self, at: CellId, host: &Host, facts: &Base) -> Option<u16> {
+    fn foreseen(&mut self, at: CellId, host: &AdmitVm, facts: &Base) -> Option<u16> {
         let status = self.status(at);
         let known = capacity::merge(facts, capacity::of_status(&status, |_| true));
         let want = policy::placement::Want {
@@ -65,11 +65,11 @@ fn refusal_of_a_cell_that_a_fact_cordons_names_the_fact() {
     let mut world = World::new(2);
     world.assert(&asserted("cell_cordoned(1)"));
     let why = "cell 1 is cordoned and takes no new VM; name another cell, or remove `cell_cordoned(1)` from asserted.facts";
-    world.refused(id(0, 1), Ask::Host(in_cell(1, "a", 64)), why);
+    world.refused(id(0, 1), CellRequest::AdmitVm(in_cell(1, "a", 64)), why);
     world.assert(&asserted("cell_cordoned(0)\ncell_free_bytes(1, 1048576)"));
     let why =
         "no cell has 64 MiB for it: cell 0 is cordoned, cell 1 has 1 MiB; give it less, or end another VM";
-    world.refused(id(0, 1), Ask::Host(vm("a", 64)), why);
+    world.refused(id(0, 1), CellRequest::AdmitVm(vm("a", 64)), why);
 }
 
 proptest! {
@@ -96,7 +96,7 @@ proptest! {
             .collect();
         let mut world = World::new(count);
         for number in (0..count).filter(|number| cordons[usize::from(*number)]) {
-            world.ask(id(number, 1), 1, Ask::Cordon { cordoned: true });
+            world.ask(id(number, 1), 1, CellRequest::Cordon { cordoned: true });
         }
         if let Some((from, to, mib)) = loan
             && from != to
@@ -111,16 +111,16 @@ proptest! {
             let mut host = vm(&format!("vm{client}"), mib);
             host.share.vcpus = vcpus;
             let foreseen = world.foreseen(at, &host, &facts);
-            match world.ask(at, client, Ask::Host(host.clone())) {
-                Answer::Hosted(_) => prop_assert_eq!(foreseen, Some(at.number)),
-                Answer::Elsewhere { cell } => {
+            match world.ask(at, client, CellRequest::AdmitVm(host.clone())) {
+                CellResponse::Hosted(_) => prop_assert_eq!(foreseen, Some(at.number)),
+                CellResponse::Elsewhere { cell } => {
                     prop_assert_eq!(foreseen, Some(cell));
-                    let sent = Host { sent: true, ..host };
-                    let taken = world.ask(id(cell, 1), client, Ask::Host(sent));
-                    prop_assert!(matches!(taken, Answer::Hosted(_)), "{:?}", taken);
+                    let sent = AdmitVm { sent: true, ..host };
+                    let taken = world.ask(id(cell, 1), client, CellRequest::AdmitVm(sent));
+                    prop_assert!(matches!(taken, CellResponse::Hosted(_)), "{:?}", taken);
                 }
                 other => {
-                    prop_assert!(matches!(other, Answer::Refused { .. }), "{:?}", other);
+                    prop_assert!(matches!(other, CellResponse::Refused { .. }), "{:?}", other);
                     prop_assert_eq!(foreseen, None);
                 }
             }

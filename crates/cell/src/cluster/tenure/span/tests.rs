@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use config::cluster::{HostPlan, Site};
-use registry::cluster::files::Claim;
-use registry::cluster::interface::{Answer, Ask, Running};
+use registry::cluster::files::CellLock;
+use registry::cluster::interface::{CellRequest, CellResponse, RunningVm};
 
 use super::*;
 use crate::cluster::state::tests::{World, id, plan, vm};
@@ -24,7 +24,7 @@ struct Cluster {
     files: Files,
     world: Arc<Mutex<World>>,
     /// Of each cell that runs: its lock, and the ends of its clients' connections.
-    runs: BTreeMap<u16, (Claim, Connections)>,
+    runs: BTreeMap<u16, (CellLock, Connections)>,
     clients: Arc<AtomicU64>,
 }
 
@@ -66,7 +66,7 @@ impl Cluster {
                     let mut lines = BufReader::new(stream);
                     let mut line = String::new();
                     while lines.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
-                        let ask: Ask = serde_json::from_str(&line).unwrap();
+                        let ask: CellRequest = serde_json::from_str(&line).unwrap();
                         line.clear();
                         let answer = world.lock().unwrap().ask(cell, client, ask);
                         let mut answer = serde_json::to_vec(&answer).unwrap();
@@ -197,11 +197,11 @@ fn one_without_a_span_has_none_of_these_places() {
 #[test]
 fn one_part_without_room_gives_all_others_back() {
     let cluster = Cluster::up(3);
-    let there = Host {
+    let there = AdmitVm {
         only: Some(2),
         ..vm("b", 700)
     };
-    cluster.world().ask(id(2, 1), 1, Ask::Host(there));
+    cluster.world().ask(id(2, 1), 1, CellRequest::AdmitVm(there));
     cluster.refused(
         6,
         1536,
@@ -217,8 +217,10 @@ fn one_part_without_room_gives_all_others_back() {
 fn cordoned_cell_gets_no_part() {
     let cluster = Cluster::up(3);
     let cordon = |cell, cordoned| {
-        let answer = cluster.world().ask(id(cell, 1), 1, Ask::Cordon { cordoned });
-        assert_eq!(answer, Answer::Done);
+        let answer = cluster
+            .world()
+            .ask(id(cell, 1), 1, CellRequest::Cordon { cordoned });
+        assert_eq!(answer, CellResponse::Done);
     };
     cordon(1, true);
     let why = "cell 1 is cordoned and takes no new VM; name another cell, or end the cordon with `mirrorball cluster uncordon 1`";
@@ -238,11 +240,11 @@ fn cordoned_cell_gets_no_part() {
 #[test]
 fn parts_borrow_nothing() {
     let cluster = Cluster::up(2);
-    let lend = Ask::Lend {
+    let lend = CellRequest::Lend {
         to: 1,
         bytes: 512 * MIB,
     };
-    assert_eq!(cluster.world().ask(id(0, 1), 1, lend), Answer::Done);
+    assert_eq!(cluster.world().ask(id(0, 1), 1, lend), CellResponse::Done);
     cluster.refused(
         2,
         1200,
@@ -272,11 +274,11 @@ fn a_name_is_taken_by_all_of_it() {
 #[test]
 fn a_part_that_is_left_of_an_earlier_vm_is_told_from_a_vm() {
     let cluster = Cluster::up(2);
-    let left = Host {
+    let left = AdmitVm {
         only: Some(1),
         ..vm("x/1", 64)
     };
-    cluster.world().ask(id(1, 1), 1, Ask::Host(left));
+    cluster.world().ask(id(1, 1), 1, CellRequest::AdmitVm(left));
     let why = "a part of an earlier VM named x is still in cell 1; try again in a moment";
     cluster.refused(2, 256, cells(&[0, 1]), why);
     cluster.world().vms(&[&[], &["x/1"]]);
@@ -345,11 +347,11 @@ fn no_cluster() {
 #[test]
 fn the_fewest_cells_are_chosen_that_have_the_room() {
     let cluster = Cluster::up(3);
-    let busy = Host {
+    let busy = AdmitVm {
         only: Some(0),
         ..vm("b", 700)
     };
-    cluster.world().ask(id(0, 1), 1, Ask::Host(busy));
+    cluster.world().ask(id(0, 1), 1, CellRequest::AdmitVm(busy));
     let one = cluster.begin("one", 2, 512, SpanSpec::Auto).unwrap();
     assert_eq!(parts(&one), [part(1, 0..2, 512)]);
     leave_span(one);
@@ -376,8 +378,8 @@ fn a_cell_that_comes_back_has_its_part_again() {
     cluster.world().vms(&[&["a"], &["a/1"]]);
 }
 
-fn running(name: &str, cell: u16) -> Running {
-    Running {
+fn running(name: &str, cell: u16) -> RunningVm {
+    RunningVm {
         name: name.to_owned(),
         cell,
         share: VmShare {

@@ -1,4 +1,4 @@
-//! Many pages that one thread uses, with and without those that come ahead.
+//! Many pages used by one thread, with and without prefetching.
 
 use std::ops::Range;
 
@@ -17,20 +17,21 @@ pub struct Stream {
     ahead: bool,
     megabytes_per_second: f64,
     us_per_page: f64,
-    /// For each page that is used, those included by which the owner of pages that are read takes all back to write them again.
+    /// Messages per used page, including those by which the owner of read pages takes all back to write them
+    /// again.
     messages_per_page: f64,
-    /// Requests that a thread waited for from their beginning.
+    /// Requests that a thread waited for from their start.
     waits_per_page: f64,
-    /// Pages that came ahead.
+    /// Prefetched pages.
     ahead_per_page: f64,
 }
 
-/// What a thread does with many pages.
+/// Access pattern of a thread over many pages.
 struct Kind {
     name: &'static str,
-    /// Writes them, where nobody has; else reads what another node wrote.
+    /// Whether it writes pages that were never written; else it reads pages that another node wrote.
     fills: bool,
-    /// Of so many pages in a row it uses so many.
+    /// Length of a row of pages, and the number of them that it uses.
     row: usize,
     used: u32,
     order: AccessOrder,
@@ -67,12 +68,12 @@ const KINDS: [Kind; 4] = [
     },
 ];
 
-/// Times them all, on pages of node 1 from `first` on.
+/// Measures all patterns, on pages of node 1 from `first` on.
 pub fn measure(nodes: &Nodes, rounds: u32, first: u32) -> Result<Vec<Stream>> {
     let pages = first..first + PAGES;
     let mut streams = Vec::new();
     for kind in KINDS {
-        // In turns, so that both meet the same host.
+        // Alternating, so that both run under the same host load.
         let mut both = [
             (false, Vec::new(), Meter::default()),
             (true, Vec::new(), Meter::default()),
@@ -108,7 +109,7 @@ pub fn measure(nodes: &Nodes, rounds: u32, first: u32) -> Result<Vec<Stream>> {
 }
 
 impl Kind {
-    /// How long node 0's thread took, and what was sent.
+    /// Returns the time of node 0's thread, and the sent messages.
     fn round(&self, nodes: &Nodes, pages: &Range<u32>) -> Result<(u64, Meter)> {
         if self.fills {
             let discard = Job::Discard(pages.clone());
@@ -137,7 +138,7 @@ impl Kind {
     }
 }
 
-/// As a table.
+/// Prints a table.
 pub fn print(streams: &[Stream]) {
     println!(
         "one thread                 ahead    MB/s   us/page   messages   waits   came ahead   (for each page)"

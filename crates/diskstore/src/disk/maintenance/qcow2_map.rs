@@ -1,4 +1,4 @@
-//! The tables of a qcow2 file, read one at a time: where it says that things are.
+//! Tables of a qcow2 file, read one at a time.
 //!
 //! ```text
 //!   header -> L1 table -> L2 tables -> clusters of data
@@ -12,14 +12,14 @@ use std::os::unix::fs::FileExt;
 
 use crate::disk::header::Header;
 
-/// Bits of an entry that are an offset.
+/// Offset bits of an entry.
 const OFFSET: u64 = 0x00FF_FFFF_FFFF_FE00;
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1;
-/// The most that qemu makes.
+/// Maximum that qemu makes.
 const SNAPSHOTS_MAX: u32 = 65_536;
-/// The largest L1 table of a snapshot that is looked at.
+/// Largest L1 table of a snapshot that is read.
 const L1_BYTES_MAX: u64 = 32 << 20;
 const AUTOCLEAR_BITMAPS: u64 = 1;
 
@@ -34,7 +34,7 @@ pub(super) struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Nothing,
-    /// A table or a cluster, and whether the entry says that nothing else uses it.
+    /// A table or a cluster, and whether the entry has the flag that nothing else uses it.
     At {
         offset: u64,
         alone: bool,
@@ -52,14 +52,14 @@ pub(super) struct Map<'a> {
     pub refcount_table: Place,
     refcount_bits: u32,
     pub snapshot_table: Place,
-    /// The L1 tables of internal snapshots.
+    /// L1 tables of internal snapshots.
     pub snapshots: Vec<Place>,
-    /// Holds bitmaps, whose clusters are not found here.
+    /// Whether the file has bitmaps, whose clusters are not found here.
     pub bitmaps: bool,
 }
 
 impl<'a> Map<'a> {
-    /// Reads the header; an error says what is wrong with it.
+    /// Reads the header; an error describes its fault.
     pub fn read(file: &'a File) -> Result<Self, String> {
         let header = Header::read(file, false)?;
         let io = |error: io::Error| format!("cannot be read: {error}");
@@ -132,7 +132,7 @@ impl<'a> Map<'a> {
         Ok(())
     }
 
-    /// The entries of a table; behind the end of the file are zeroes.
+    /// Returns the entries of a table; bytes after the end of the file are zeroes.
     pub fn table(&self, place: Place) -> io::Result<Vec<u64>> {
         let bytes = self.bytes(place)?;
         Ok(bytes
@@ -143,7 +143,7 @@ impl<'a> Map<'a> {
             .collect())
     }
 
-    /// The counts in the refcount block at `offset`.
+    /// Returns the refcounts in the refcount block at `offset`.
     pub fn refcounts(&self, offset: u64) -> io::Result<Vec<u64>> {
         let bytes = self.bytes(Place {
             offset,
@@ -166,12 +166,12 @@ impl<'a> Map<'a> {
         })
     }
 
-    /// How many clusters a refcount block counts.
+    /// Number of clusters that a refcount block counts.
     pub fn counts_of_a_block(&self) -> usize {
         (self.cluster_bytes * 8 / u64::from(self.refcount_bits)) as usize
     }
 
-    /// What a word of an L1 table means.
+    /// Decodes a word of an L1 table.
     pub fn l1_entry(&self, word: u64) -> Entry {
         match word & OFFSET {
             0 => Entry::Nothing,
@@ -182,10 +182,10 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// What a word of an L2 table means.
+    /// Decodes a word of an L2 table.
     pub fn l2_entry(&self, word: u64) -> Entry {
         if word & COMPRESSED == 0 {
-            // Cut down to an offset: a zero cluster may keep its place. Version 2 has no zero clusters.
+            // Only the offset: a zero cluster may keep its location. Version 2 has no zero clusters.
             let zero = if self.version >= 3 { ZERO } else { 0 };
             return self.l1_entry(word & !zero);
         }

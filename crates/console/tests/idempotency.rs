@@ -1,4 +1,4 @@
-//! Requests with an `Idempotency-Key` that are made again, also from another process of the API.
+//! Repeated requests with an `Idempotency-Key`, also to another process of the API.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::vm::FakeVm;
 use support::{Api, MEMBER, is_root, until};
 
 impl Api {
-    /// The status, the head and the body of the answer to a request with a key.
+    /// Posts a request with a key; returns the status, the head and the body of the response.
     fn post(&self, key: &str, path: &str, body: &Value) -> (u16, String, Value) {
         let key = format!("idempotency-key: {key}\r\n");
         let (status, head, answer) = self.ask("POST", path, &key, &body.to_string());
@@ -28,7 +28,7 @@ fn is_repeated(head: &str) -> bool {
     head.contains("idempotency-replayed: true")
 }
 
-/// How often a program has run that adds a line to the file.
+/// Counts the runs of a program that adds a line to the file.
 fn runs(file: &Path) -> usize {
     std::fs::read_to_string(file).unwrap_or_default().lines().count()
 }
@@ -67,7 +67,7 @@ fn repeated_request_is_answered_as_the_first_also_by_the_next_process() {
 }
 
 #[test]
-fn request_under_way_is_not_begun_twice_and_goes_on_without_its_client() {
+fn request_in_progress_is_not_started_twice_and_continues_without_its_client() {
     let api = Api::start();
     let _vm = FakeVm::start(api.place.path(), "a", None);
     let file = api.place.path().join("runs");
@@ -82,7 +82,7 @@ fn request_under_way_is_not_begun_twice_and_goes_on_without_its_client() {
         "POST /v1/vms/a/exec HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    // The client leaves.
+    // The client disconnects.
     api.send(request.as_bytes(), Duration::from_millis(200), false);
     until("it does not begin", || runs(&file) == 1);
     let (status, _, problem) = api.post("k", "/v1/vms/a/exec", &order);
@@ -97,7 +97,7 @@ fn request_under_way_is_not_begun_twice_and_goes_on_without_its_client() {
 }
 
 #[test]
-fn request_whose_process_was_killed_is_told_apart_and_not_made_again() {
+fn request_whose_process_was_killed_is_reported_as_lost_and_not_repeated() {
     let mut api = Api::start();
     let _vm = FakeVm::start(api.place.path(), "a", None);
     let file = api.place.path().join("runs");
@@ -117,7 +117,7 @@ fn request_whose_process_was_killed_is_told_apart_and_not_made_again() {
     assert_eq!(runs(&file), 1);
 }
 
-/// A program in the place of `mirrorball` that starts nothing, and ends when its lease does.
+/// Creates a program that replaces `mirrorball`, starts nothing, and ends with its lease.
 fn program(folder: &tempfile::TempDir) -> PathBuf {
     let path = folder.path().join("program");
     std::fs::write(&path, "#!/bin/sh\nread line\nread rest\n").unwrap();
@@ -136,7 +136,7 @@ fn start_whose_process_was_killed_is_answered_by_the_vm_if_that_runs() {
             body.len()
         );
         api.send(request.as_bytes(), Duration::from_millis(300), false);
-        // As one that its starter has let go just before the end.
+        // As a VM that its starter has detached just before its end.
         let _vm = runs.then(|| FakeVm::start(api.place.path(), name, None));
         api.kill_and_start_again();
         let (status, head, answer) = api.post(name, "/v1/vms", &serde_json::from_str(&body).unwrap());
@@ -165,7 +165,7 @@ fn keys_are_a_users_own_and_bounded() {
     };
     let running = "{\"for\": \"running\"}";
     assert_eq!(api.send_as(MEMBER, &request("k", running)).0, 200);
-    // The owner's key of the same name is another.
+    // The owner's key of the same name is another key.
     assert_eq!(
         api.post("k", "/v1/vms/a/exec", &exec("true")).0,
         200,

@@ -1,4 +1,5 @@
-//! Requests with an `Idempotency-Key`: a repeated one gets the answer to the first, from whichever process of the API.
+//! Requests with an `Idempotency-Key`: a repeated request gets the first response, from any process of the
+//! API.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use axum::extract::{Extension, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use registry::requests::{ID_BYTES_MAX, Known, Repeatable, Requests, UnderWay};
+use registry::idempotency::{ID_BYTES_MAX, InProgress, KeyedRequest, Lookup, RequestRecords};
 use registry::vms::{self, State as VmState};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
@@ -15,23 +16,23 @@ use utoipa::openapi::path::{ParameterBuilder, ParameterIn};
 use utoipa::openapi::{self, ObjectBuilder, OpenApi, Required, Type};
 
 use crate::api::{Result, blocking, folder};
-use crate::body::json_bytes;
 use crate::caller::Caller;
 use crate::problem::Problem;
+use crate::request_body::json_bytes;
 use crate::views::Vm;
 
 /// The client's id of a request.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// Marks an answer that was given before.
+/// Header that marks a replayed response.
 const REPEATED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// Bytes of an answer that are held in memory.
+/// Maximum bytes of a response held in memory.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
-/// How long a VM takes to end when the process that started it has ended before it let the VM go.
+/// Time limit for a VM to end after its starter ended without detaching it.
 const END_LIMIT: Duration = Duration::from_secs(2);
-/// Answers to requests of which nothing was carried out, and that may succeed later.
+/// Statuses of requests that had no effect and may succeed later.
 const NOT_CARRIED_OUT: [StatusCode; 2] = [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT];
 
-/// An answer, as it is kept.
+/// A stored response.
 #[derive(Debug, Deserialize, Serialize)]
 struct Answer {
     status: u16,
@@ -51,7 +52,7 @@ impl IntoResponse for Answer {
     }
 }
 
-/// Carries a request with a key out once, and answers a repeated one as the first.
+/// Carries a request with a key out once, and replays the first response to a repeated one.
 pub(crate) async fn once(Extension(caller): Extension<Caller>, request: Request, next: Next) -> Response {
     let key = match key(&request) {
         Ok(Some(key)) => key,
@@ -63,7 +64,7 @@ pub(crate) async fn once(Extension(caller): Extension<Caller>, request: Request,
         Ok(body) => body,
         Err(problem) => return problem.into_response(),
     };
-    // Goes on if the client leaves: what is carried out has a result.
+    // Continues if the client disconnects, so that a request that is carried out has a result.
     let carried_out = tokio::spawn(carry_out(
         caller,
         key,
@@ -78,7 +79,7 @@ pub(crate) async fn once(Extension(caller): Extension<Caller>, request: Request,
     }
 }
 
-/// Adds to the document what holds for all requests that change something.
+/// Adds the key and its responses to each mutating request of the document.
 pub(crate) fn describe(document: &mut OpenApi) {
     for (path, item) in &mut document.paths.paths {
         let operations = [&mut item.post, &mut item.put, &mut item.patch];
@@ -105,7 +106,7 @@ pub(crate) fn describe(document: &mut OpenApi) {
     }
 }
 
-/// The key of a request that changes something.
+/// Returns the key of a mutating request.
 fn key(request: &Request) -> Result<Option<String>> {
     let Some(key) = request.headers().get(&KEY) else {
         return Ok(None);
@@ -147,41 +148,41 @@ async fn carry_out(
     let content = [what.as_bytes(), b"\n", &body].concat();
     let id = key.clone();
     let known = blocking(move || {
-        let request = Repeatable {
+        let request = KeyedRequest {
             uid: caller.uid(),
             id: &id,
             content: &content,
         };
-        let known = Requests::open().and_then(|requests| requests.begin(request));
+        let known = RequestRecords::open().and_then(|requests| requests.begin(request));
         known.map_err(Problem::internal)
     });
     match known.await? {
-        Known::New(under_way) => {
+        Lookup::New(in_progress) => {
             *request.body_mut() = Body::from(body);
-            keep(under_way, next.run(request).await).await
+            keep(in_progress, next.run(request).await).await
         }
-        Known::Done(Some(answer)) => {
+        Lookup::Done(Some(answer)) => {
             let answer: Answer = serde_json::from_value(answer).map_err(Problem::internal)?;
             Ok(answer.into_response())
         }
-        Known::Done(None) => Err(conflict(
+        Lookup::Done(None) => Err(conflict(
             "the request with this key was carried out, and its answer was too long to be kept; use another key",
         )),
-        Known::UnderWay => Err(conflict(
+        Lookup::InProgress => Err(conflict(
             "the request with this key is under way; ask again in a second for its answer",
         )),
-        Known::Lost(came_unix_s) => match started(caller, is_start, &body, came_unix_s).await {
+        Lookup::Lost(came_unix_s) => match started(caller, is_start, &body, came_unix_s).await {
             Some(vm) => Ok((StatusCode::CREATED, [(REPEATED, "true")], axum::Json(vm)).into_response()),
             None => Err(conflict(
                 "the process that carried out the request with this key ended before its answer; see whether it took effect, \
                  and use another key to make it again",
             )),
         },
-        Known::Different => Err(Problem::new(
+        Lookup::Different => Err(Problem::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "this key is that of another request; use another key",
         )),
-        Known::Full => Err(Problem::new(
+        Lookup::Full => Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "this user has made too many requests with keys in ten minutes; wait, or leave out Idempotency-Key",
         )),
@@ -192,8 +193,8 @@ fn conflict(detail: &str) -> Problem {
     Problem::new(StatusCode::CONFLICT, detail)
 }
 
-/// Keeps an answer, and gives it.
-async fn keep(under_way: UnderWay, response: Response) -> Result<Response> {
+/// Stores a response, and returns it.
+async fn keep(in_progress: InProgress, response: Response) -> Result<Response> {
     let (parts, body) = response.into_parts();
     let body = to_bytes(body, ANSWER_BYTES_MAX)
         .await
@@ -209,11 +210,11 @@ async fn keep(under_way: UnderWay, response: Response) -> Result<Response> {
         let kept = if is_carried_out {
             serde_json::to_value(answer)
                 .map_err(std::io::Error::from)
-                .and_then(|answer| under_way.end(answer))
+                .and_then(|answer| in_progress.end(answer))
         } else {
-            under_way.abandon()
+            in_progress.abandon()
         };
-        // Without its record the request is lost for those who repeat it. The act was carried out all the same.
+        // Without its record, a repeated request reports the first as lost, although it was carried out.
         if let Err(error) = kept {
             tracing::warn!("an answer can't be kept: {error}");
         }
@@ -223,7 +224,7 @@ async fn keep(under_way: UnderWay, response: Response) -> Result<Response> {
     Ok(Response::from_parts(parts, Body::from(body)))
 }
 
-/// The VM that a lost request of the caller's has started, if `is_start` and the VM runs on.
+/// Returns the VM that a lost request of the caller's has started, if `is_start` and the VM still runs.
 async fn started(caller: Caller, is_start: bool, body: &[u8], came_unix_s: u64) -> Option<Vm> {
     #[derive(Deserialize)]
     struct Named {
@@ -233,7 +234,7 @@ async fn started(caller: Caller, is_start: bool, body: &[u8], came_unix_s: u64) 
         return None;
     }
     let Named { name } = serde_json::from_slice(body).ok()?;
-    // A VM that its starter did not let go ends with it.
+    // A VM that its starter did not detach ends with it.
     sleep(END_LIMIT).await;
     let vm = blocking(move || {
         let record = vms::read(&folder(&name)?).map_err(Problem::internal)?;
@@ -260,7 +261,7 @@ mod tests {
         };
         assert!(key(Method::PUT, "/v1/vms/web/files?path=/etc/hosts").is_err());
         assert!(is_of_files("/v1/vms/{name}/files"));
-        // A VM may be named so.
+        // A VM may have this name.
         for path in ["/v1/vms/files", "/v1/cells/files", "/v1/vms/a/b/files"] {
             assert_eq!(key(Method::PATCH, path).unwrap().as_deref(), Some("k"), "{path}");
         }

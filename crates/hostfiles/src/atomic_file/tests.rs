@@ -27,7 +27,7 @@ fn a_file_appears_whole_and_replaces_what_has_its_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "old").unwrap();
-        let new = Unfinished::begin(&path, nameless).unwrap();
+        let new = AtomicFile::begin(&path, nameless).unwrap();
         new.file().write_all(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names(folder.path()).len(), if nameless { 1 } else { 2 });
@@ -44,7 +44,7 @@ fn a_file_appears_whole_and_replaces_what_has_its_name() {
 fn a_file_that_is_not_finished_is_removed() {
     for nameless in [true, false] {
         let folder = tempfile::tempdir().unwrap();
-        drop(Unfinished::begin(&folder.path().join("file"), nameless).unwrap());
+        drop(AtomicFile::begin(&folder.path().join("file"), nameless).unwrap());
         assert!(names(folder.path()).is_empty());
     }
 }
@@ -54,14 +54,14 @@ fn a_new_file_takes_no_name_that_is_taken() {
     for nameless in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        Unfinished::begin(&path, nameless).unwrap().publish_new().unwrap();
-        let again = Unfinished::begin(&path, nameless).unwrap().publish_new();
+        AtomicFile::begin(&path, nameless).unwrap().publish_new().unwrap();
+        let again = AtomicFile::begin(&path, nameless).unwrap().publish_new();
         assert_eq!(again.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(names(folder.path()), ["file"]);
     }
 }
 
-/// Links at each name that could be guessed, and at the target itself.
+/// Plants links at each name that can be guessed, and at the target itself.
 #[test]
 fn planted_links_are_not_followed() {
     for nameless in [true, false] {
@@ -71,7 +71,7 @@ fn planted_links_are_not_followed() {
         symlink(&other, folder.path().join(".file.mirrorball-unfinished")).unwrap();
         symlink(&other, folder.path().join(".file.mirrorball-unfinished-0")).unwrap();
         symlink(&other, &path).unwrap();
-        let new = Unfinished::begin(&path, nameless).unwrap();
+        let new = AtomicFile::begin(&path, nameless).unwrap();
         new.file().write_all(b"new").unwrap();
         new.replace().unwrap();
         assert_eq!(fs::read(&other).unwrap(), b"other");
@@ -87,7 +87,7 @@ fn a_directory_that_is_replaced_meanwhile_gets_nothing() {
         let [own, moved, foreign] = ["own", "moved", "foreign"].map(|name| folder.path().join(name));
         fs::create_dir(&own).unwrap();
         fs::create_dir(&foreign).unwrap();
-        let new = Unfinished::begin(&own.join("file"), nameless).unwrap();
+        let new = AtomicFile::begin(&own.join("file"), nameless).unwrap();
         fs::rename(&own, &moved).unwrap();
         symlink(&foreign, &own).unwrap();
         new.replace().unwrap();
@@ -99,12 +99,12 @@ fn a_directory_that_is_replaced_meanwhile_gets_nothing() {
 }
 
 #[test]
-fn the_file_that_has_the_name_is_told_from_a_link_to_it() {
+fn named_file_is_distinguished_from_a_link_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, "old").unwrap();
     let old = File::open(&path).unwrap();
-    let new = Unfinished::beside(&path).unwrap();
+    let new = AtomicFile::beside(&path).unwrap();
     assert!(new.is_target(&old).unwrap());
     assert_eq!(new.folder_owner().unwrap(), geteuid().as_raw());
     fs::rename(&path, folder.path().join("moved")).unwrap();
@@ -122,10 +122,10 @@ fn remains_of_a_killed_process_are_removed_and_a_living_ones_file_is_not() {
         let remains = File::create(folder.path().join(remains)).unwrap();
         remains.set_modified(long_ago).unwrap();
     }
-    let living = Unfinished::begin(&path, false).unwrap();
+    let living = AtomicFile::begin(&path, false).unwrap();
     living.file().set_modified(long_ago).unwrap();
     fs::write(folder.path().join(".file.mirrorball-unfinished-young"), "").unwrap();
-    drop(Unfinished::begin(&path, true).unwrap());
+    drop(AtomicFile::begin(&path, true).unwrap());
     let left = names(folder.path());
     assert_eq!(left.len(), 2, "{left:?}");
     living.replace().unwrap();
@@ -162,7 +162,7 @@ fn a_pipe_or_a_directory_that_was_planted_neither_blocks_nor_is_removed() {
         let how = UtimensatFlags::NoFollowSymlink;
         utimensat(AT_FDCWD, path, &long_ago, &long_ago, how).unwrap();
     }
-    drop(Unfinished::beside(&folder.path().join("file")).unwrap());
+    drop(AtomicFile::beside(&folder.path().join("file")).unwrap());
     assert_eq!(names(folder.path()), planted);
 }
 
@@ -211,7 +211,7 @@ fn a_random_name_that_is_taken_is_replaced_by_another_until_attempts_run_out() {
 }
 
 #[test]
-fn only_what_says_that_nameless_files_are_missing_leads_to_a_named_one() {
+fn only_errors_of_missing_support_lead_to_a_named_file() {
     let of = |code| has_no_nameless_files(&io::Error::from_raw_os_error(code));
     let missing = [
         libc::EOPNOTSUPP,
@@ -232,7 +232,7 @@ fn a_link_to_an_old_file_that_was_planted_stays() {
     let file = File::create(&old).unwrap();
     file.set_modified(SystemTime::now() - 2 * REMAINS_AGE).unwrap();
     symlink(&old, folder.path().join(".file.mirrorball-unfinished-l")).unwrap();
-    drop(Unfinished::beside(&folder.path().join("file")).unwrap());
+    drop(AtomicFile::beside(&folder.path().join("file")).unwrap());
     assert_eq!(names(folder.path()), [".file.mirrorball-unfinished-l", "old"]);
 }
 

@@ -1,11 +1,11 @@
-//! Copies of images for groups of VMs that share memory with one another and with nobody else.
+//! Copies of images for share groups, whose VMs share memory only with one another.
 //!
-//! What VMs share is the page cache of a file. So each share group has files of its own: a copy of every image that one of
-//! its VMs uses, made once, sharing its space with the original where the file system can. No page of memory is then the
-//! same for VMs of two groups.
+//! VMs share memory through the page cache of a file. So each share group has its own copy of every image
+//! that one of its VMs uses. It is made once, and shares disk space with the original where the file system
+//! can. No page of memory is then common to VMs of two groups.
 //!
 //! ```text
-//! <data>/groups/<group>/<device>-<inode>-<bytes>-<written>    a copy of the file that was so when it was made
+//! <data>/groups/<group>/<device>-<inode>-<bytes>-<written>    a copy of a file with these values
 //! ```
 
 use std::fs::{self, File};
@@ -15,67 +15,68 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hostfiles::{Unfinished, lock, private};
+use hostfiles::{AtomicFile, lock, private};
 
 use crate::disk::{DiskError, Lock, Share, copy_scratch as copy_sparse, inherit_format, take_lock};
 
 /// From `linux/fs.h`: `FICLONE`.
 const SHARE_SPACE: libc::Ioctl = 0x4004_9409;
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
-/// How long another VM of the group may take to copy a file. At 100 MB/s, which a disk has, that is 60 GB.
+/// Time limit for another VM of the group to copy a file. At 100 MB/s, a disk's rate, that is 60 GB.
 const COPY_MAX: Duration = Duration::from_secs(600);
 
-/// A group's copy of a file. The original is locked while this lives, as by a VM that uses it privately.
+/// A group's copy of a file. The original stays locked while this lives, as by a VM that uses it privately.
 #[derive(Debug)]
-pub struct OwnCopy {
+pub struct GroupCopy {
     /// The copy.
     pub path: PathBuf,
     original: File,
     _lock: Lock,
 }
 
-impl OwnCopy {
+impl GroupCopy {
     /// The open original, whose lock lasts as long as a copy of this descriptor.
     pub fn original(&self) -> BorrowedFd<'_> {
         self.original.as_fd()
     }
 }
 
-/// Why a group has no copy of a file.
+/// Reason why a group has no copy of a file.
 #[derive(Debug, thiserror::Error)]
-pub enum GroupError {
+pub enum GroupCopyError {
     /// The original is in use.
     #[error(transparent)]
     Original(#[from] DiskError),
-    /// The copy can't be made.
+    /// The copy can't be created.
     #[error(transparent)]
     Copy(#[from] io::Error),
 }
 
-/// The group's own copy of `original` for the VM `vm`, made when there is none. `data` is the data directory.
+/// Returns the group's copy of `original` for the VM `vm`, and creates it when there is none. `data` is the
+/// data directory.
 ///
 /// # Errors
-/// When a VM has the original exclusively, when there is no room, or when the file stands on others (qcow2): they would be
-/// shared all the same.
-pub fn own_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result<OwnCopy, GroupError> {
+/// If a VM has the original exclusively, space is short, or the file has a backing file (qcow2), which would
+/// be shared all the same.
+pub fn group_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result<GroupCopy, GroupCopyError> {
     let file = File::open(original)?;
     let mut magic = [0; 4];
     if file.read_at(&mut magic, 0)? == magic.len() && magic == QCOW2_MAGIC {
-        return Err(GroupError::Copy(io::Error::other(
+        return Err(GroupCopyError::Copy(io::Error::other(
             "a share group takes raw disks only; convert it with `qemu-img convert -O raw`",
         )));
     }
-    // Before anything is looked at: an exclusive user would write the file while it is copied.
+    // Locks first: an exclusive user would write the file while it is copied.
     let held = take_lock(original, &file, Share::Shared, vm)?;
     let path = copy_of(data, group, &file)?;
-    Ok(OwnCopy {
+    Ok(GroupCopy {
         path,
         original: file,
         _lock: held,
     })
 }
 
-/// The path of the group's copy of a file that no VM writes.
+/// Path of the group's copy of a file that no VM writes.
 fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     let about = file.metadata()?;
     let of = format!("{:x}-{:x}-", about.dev(), about.ino());
@@ -88,7 +89,7 @@ fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     let folder = data.join("groups").join(group);
     private::directories(&folder)?;
     let copy = folder.join(&name);
-    // Two VMs of the group that start at once make one copy.
+    // Two VMs of the group that start simultaneously make one copy.
     let path = folder.join(".lock");
     let _lock = lock::within(
         &path,
@@ -99,14 +100,14 @@ fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     if copy.exists() {
         return Ok(copy);
     }
-    let new = Unfinished::beside(&copy)?;
+    let new = AtomicFile::beside(&copy)?;
     // SAFETY: takes two descriptors and no pointers.
     if unsafe { libc::ioctl(new.file().as_raw_fd(), SHARE_SPACE, file.as_raw_fd()) } != 0 {
         copy_sparse(file, new.file())?;
     }
     inherit_format(file, new.file());
     new.file().set_permissions(fs::Permissions::from_mode(0o400))?;
-    // Copies of what the file was before: VMs that use one keep it until they end.
+    // Copies of former content of the file: VMs that use one keep it until they end.
     for entry in fs::read_dir(&folder)? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with(&of) {
@@ -127,25 +128,25 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let original = data.path().join("image");
         fs::write(&original, vec![7; 300_000]).unwrap();
-        let own_copy = |group| own_copy(data.path(), group, &original, "vm").unwrap().path;
-        let (one, other) = (own_copy("one"), own_copy("other"));
-        assert_eq!(own_copy("one"), one);
+        let group_copy = |group| group_copy(data.path(), group, &original, "vm").unwrap().path;
+        let (one, other) = (group_copy("one"), group_copy("other"));
+        assert_eq!(group_copy("one"), one);
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
         assert!(inode(&one) != inode(&other) && inode(&one) != inode(&original));
         assert_eq!(fs::read(&one).unwrap(), vec![7; 300_000]);
         fs::write(&original, "new").unwrap();
-        let newer = own_copy("one");
+        let newer = group_copy("one");
         assert_eq!(fs::read(&newer).unwrap(), b"new");
         assert!(!one.exists(), "the old copy stays for ever");
         assert_eq!(fs::read(&other).unwrap(), vec![7; 300_000]);
     }
 
     #[test]
-    fn a_disk_that_stands_on_others_is_refused() {
+    fn disk_with_a_backing_file_is_refused() {
         let data = tempfile::tempdir().unwrap();
         let original = data.path().join("overlay");
         fs::write(&original, [&QCOW2_MAGIC[..], &[0; 100]].concat()).unwrap();
-        let error = own_copy(data.path(), "one", &original, "vm").unwrap_err();
+        let error = group_copy(data.path(), "one", &original, "vm").unwrap_err();
         assert!(error.to_string().contains("raw disks only"), "{error}");
     }
 
@@ -165,14 +166,14 @@ mod tests {
             vm_name: "writer".into(),
         };
         let writer = open(&exclusive).unwrap();
-        let error = own_copy(data.path(), "one", &original, "member").unwrap_err();
+        let error = group_copy(data.path(), "one", &original, "member").unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("in use exclusively by") && text.contains("VM writer"),
             "{text}"
         );
         drop(writer);
-        let member = own_copy(data.path(), "one", &original, "member").unwrap();
+        let member = group_copy(data.path(), "one", &original, "member").unwrap();
         let text = open(&exclusive).unwrap_err().to_string();
         assert!(text.contains("VM member"), "{text}");
         drop(member);

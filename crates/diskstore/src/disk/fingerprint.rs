@@ -1,33 +1,33 @@
-//! What a write to a file changes: by which a base is known to be as it was.
+//! Fingerprint of a base: size and time of its last write, which detect a changed base.
 //!
-//! An overlay has its base's stamp as an extended attribute, from the moment it is made. Best effort: not every file system
-//! keeps attributes, and an overlay made by another program has none.
+//! An overlay records its base's fingerprint as an extended attribute when it is made. Best effort: some file
+//! systems have no attributes, and an overlay made by another program has none.
 
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The attribute. A person removes it (`setfattr -x`) who knows better.
+/// Attribute with the fingerprint. A user may remove it (`setfattr -x`) to accept a changed base.
 const RECORD: &CStr = c"user.mirrorball.base";
-/// Bytes of three numbers and two spaces.
+/// Maximum bytes of three numbers and two spaces.
 const TEXT_MAX: usize = 64;
 
 /// Size and time of the last write of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct Fingerprint {
     /// Size in bytes.
     pub bytes: i64,
     written_seconds: i64,
     written_nanoseconds: i64,
 }
 
-impl Stamp {
-    /// A file's, now.
+impl Fingerprint {
+    /// Returns the current fingerprint of a file.
     pub fn of(file: BorrowedFd<'_>) -> io::Result<Self> {
         // SAFETY: all zeroes is a value of this plain structure.
         let mut about: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: writes one structure of ours.
+        // SAFETY: writes one local structure.
         if unsafe { libc::fstat(file.as_raw_fd(), &mut about) } < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -38,7 +38,7 @@ impl Stamp {
         })
     }
 
-    /// Records it with an overlay.
+    /// Records it in an overlay.
     pub fn record(self, overlay: &File) {
         let Self {
             bytes,
@@ -58,7 +58,7 @@ impl Stamp {
         }
     }
 
-    /// What is recorded with an overlay.
+    /// Returns the fingerprint recorded in an overlay.
     pub fn recorded(overlay: &File) -> Option<Self> {
         let mut text = [0_u8; TEXT_MAX];
         // SAFETY: the name is a C string, and the kernel writes at most the buffer's length.
@@ -82,7 +82,7 @@ impl Stamp {
         }
     }
 
-    /// Lets an overlay stand on its base whatever that is.
+    /// Removes the record, so that the overlay accepts any state of its base.
     pub fn forget(overlay: &File) {
         // SAFETY: the name is a C string.
         unsafe { libc::fremovexattr(overlay.as_raw_fd(), RECORD.as_ptr()) };

@@ -1,8 +1,8 @@
-//! Counts what a killed process had begun to use in a qcow2 file and not counted yet.
+//! Counts clusters that a killed process had begun to use in a qcow2 file and not yet counted.
 //!
-//! A process that dies between naming a new table and counting its cluster leaves a cluster in use with a count of zero:
-//! the next one would give it away again, over what is in it. Only counts of zero are raised; what is counted and not used
-//! is space lost and nothing more.
+//! A process that dies between naming a new table and counting its cluster leaves a used cluster with a
+//! refcount of zero. The next process would allocate it again and overwrite its content. Only refcounts of
+//! zero are raised; counted but unused clusters only cost space.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,16 +11,17 @@ use std::os::unix::fs::FileExt;
 
 use super::qcow2_map::{Entry, Map, Place};
 
-/// Entries looked at, at most: those of a file that a guest can't make, but another program might.
+/// Maximum entries read: more than a guest can make, but another program might.
 const ENTRIES_MAX: u64 = 1 << 24;
-/// Largest table that is read, bytes: what a disk of 512 TiB has.
+/// Largest table that is read, in bytes: that of a disk of 512 TiB.
 const TABLE_BYTES_MAX: u64 = 8 << 20;
-/// The only width of counts that is mended here, and that new files have.
+/// The only refcount width that is repaired here, and the width in new files.
 const COUNT_BYTES: u64 = 2;
 
-/// Mends the counts of a file that nobody else uses; how many clusters that were. A file with anything unusual (internal
-/// snapshots, bitmaps, another width of counts, compressed clusters) is left to `check`.
-pub fn mend(file: &File) -> io::Result<usize> {
+/// Repairs the refcounts of a file that no other process uses; returns the number of repaired clusters. A
+/// file with anything unusual (internal snapshots, bitmaps, another refcount width, compressed clusters) is
+/// left to `check`.
+pub fn repair(file: &File) -> io::Result<usize> {
     let Ok(map) = Map::read(file) else {
         return Ok(0);
     };
@@ -37,7 +38,7 @@ pub fn mend(file: &File) -> io::Result<usize> {
         return Ok(0);
     };
     let blocks = map.table(map.refcount_table)?;
-    let (mut mended, mut loaded) = (0, (u64::MAX, Vec::new()));
+    let (mut repaired, mut loaded) = (0, (u64::MAX, Vec::new()));
     for cluster in used {
         let (number, index) = (
             cluster / map.counts_of_a_block() as u64,
@@ -45,7 +46,7 @@ pub fn mend(file: &File) -> io::Result<usize> {
         );
         let block = blocks.get(number as usize).map_or(0, |word| word & !0x1FF);
         if block == 0 || block.saturating_add(map.cluster_bytes) > map.length {
-            // No block yet to count it in, or a wild one; `check` tells.
+            // No block for its count yet, or an invalid one; `check` reports it.
             continue;
         }
         if loaded.0 != block {
@@ -53,13 +54,13 @@ pub fn mend(file: &File) -> io::Result<usize> {
         }
         if loaded.1.get(index as usize) == Some(&0) {
             file.write_all_at(&1_u16.to_be_bytes(), block + index * COUNT_BYTES)?;
-            mended += 1;
+            repaired += 1;
         }
     }
-    Ok(mended)
+    Ok(repaired)
 }
 
-/// The clusters of L2 tables and data; `None` for a file that is not mended here.
+/// Returns the clusters of L2 tables and data; `None` for a file that is not repaired here.
 fn used(map: &Map<'_>) -> io::Result<Option<BTreeSet<u64>>> {
     let inside = |offset: u64| offset.is_multiple_of(map.cluster_bytes) && offset < map.length;
     let (mut used, mut entries) = (BTreeSet::new(), 0);

@@ -1,18 +1,19 @@
 //! The host's list of users, `/etc/passwd`.
 //!
-//! The file is read as it is. The C library would load modules for other lists of users (NSS), which a static program must not:
-//! it has another C library than they do, and crashes in them. Users of such lists are known by their ids alone.
+//! Reads the file itself. The C library would load modules for other user databases (NSS), which a static
+//! program must not do: they link another C library and crash. Users of those databases are known only by
+//! their ids.
 
 use std::fs;
 
 const LIST: &str = "/etc/passwd";
 
-/// The id of the user with this name; none if the list has no such user.
+/// Returns the id of the user with this name; none if the file has no such user.
 pub fn uid_of(name: &str) -> Option<u32> {
     entries(&list()).find_map(|(known, uid)| (known == name).then_some(uid))
 }
 
-/// The name of the user with this id; none if the list has no such user.
+/// Returns the name of the user with this id; none if the file has no such user.
 pub fn name_of(uid: u32) -> Option<String> {
     entries(&list()).find_map(|(name, known)| (known == uid).then(|| name.to_owned()))
 }
@@ -22,7 +23,7 @@ fn list() -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Names and ids, by the lines of the list (`passwd(5)`).
+/// Yields names and ids, one pair per line of the file (`passwd(5)`).
 fn entries(list: &str) -> impl Iterator<Item = (&str, u32)> {
     list.lines().filter_map(|line| {
         let mut fields = line.split(':');
@@ -40,7 +41,7 @@ mod tests {
         assert_eq!(uid_of("root"), Some(0));
         assert_eq!(name_of(0).as_deref(), Some("root"));
         assert_eq!(uid_of("no such user"), None);
-        // The id of no user: one that modules of the C library would be asked for.
+        // No user has this id: the C library would query its modules for it.
         assert_eq!(name_of(4_000_000_001), None);
     }
 

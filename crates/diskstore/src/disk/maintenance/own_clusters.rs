@@ -1,4 +1,4 @@
-//! What a qcow2 file holds itself, without what is below it.
+//! Clusters of a qcow2 file itself, without its backing files.
 
 use std::fs::File;
 use std::io;
@@ -9,22 +9,22 @@ use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, ShallowMapp
 
 use crate::disk::header::Header;
 
-/// What a qcow2 file holds of a range.
+/// Kind of a range in a qcow2 file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum ClusterKind {
     Data,
     Zeroes,
-    /// Nothing: it shows what is below, or zeroes.
+    /// Unallocated: it shows the backing file, or zeroes.
     Nothing,
 }
 
-/// A qcow2 file by itself. Never written.
-pub(super) struct Own {
+/// A qcow2 file without its backing file. Never written.
+pub(super) struct OwnClusters {
     access: FormatAccess<Storage>,
     pub header: Header,
 }
 
-impl Own {
+impl OwnClusters {
     pub fn open(file: &File) -> io::Result<Self> {
         let header =
             Header::read(file, false).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
@@ -39,23 +39,23 @@ impl Own {
         })
     }
 
-    /// What is held of the front of a range of at least one byte, and how long that front is: at most `most` bytes if
-    /// something is held.
-    pub fn run(&self, offset: u64, bytes: u64, most: u64) -> io::Result<(Held, u64)> {
+    /// Returns the kind of the front of a non-empty range, and the length of that front: at most `most` bytes
+    /// if it is allocated.
+    pub fn run(&self, offset: u64, bytes: u64, most: u64) -> io::Result<(ClusterKind, u64)> {
         let (mapping, length) = self.access.get_shallow_mapping(offset, bytes)?;
         let held = match mapping {
-            ShallowMapping::Zero { explicit: true, .. } => Held::Zeroes,
-            ShallowMapping::Zero { .. } => Held::Nothing,
-            ShallowMapping::Eof { .. } => return Ok((Held::Nothing, bytes)),
-            _ => Held::Data,
+            ShallowMapping::Zero { explicit: true, .. } => ClusterKind::Zeroes,
+            ShallowMapping::Zero { .. } => ClusterKind::Nothing,
+            ShallowMapping::Eof { .. } => return Ok((ClusterKind::Nothing, bytes)),
+            _ => ClusterKind::Data,
         };
         match held {
-            Held::Nothing => Ok((held, length)),
+            ClusterKind::Nothing => Ok((held, length)),
             _ => Ok((held, length.min(most))),
         }
     }
 
-    /// Reads what is held; elsewhere are zeroes.
+    /// Reads allocated data; the rest are zeroes.
     pub fn read(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         self.access.read(into, offset)
     }

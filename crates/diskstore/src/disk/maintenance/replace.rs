@@ -1,4 +1,4 @@
-//! New files that take the place of a disk's file, with its owner and rights.
+//! Files that replace a disk's file, with its owner and permissions.
 
 use std::fs::File;
 use std::io;
@@ -8,19 +8,19 @@ use std::path::Path;
 use nix::unistd::geteuid;
 
 use crate::disk::boot;
-use crate::disk::stamp::Stamp;
+use crate::disk::fingerprint::Fingerprint;
 
-/// A disk's file that is being written, beside the name that it will have.
-pub(super) struct Unfinished {
-    new: hostfiles::Unfinished,
+/// A file that is being written beside the disk's file that it will replace.
+pub(super) struct ReplacementFile {
+    new: hostfiles::AtomicFile,
 }
 
-impl Unfinished {
-    /// Begins a file that is to be at `path`.
+impl ReplacementFile {
+    /// Creates a file that will be at `path`.
     pub fn begin(path: &Path) -> io::Result<Self> {
-        // Not beside a link but where the file itself is.
+        // Follows a link to the file itself.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let new = hostfiles::Unfinished::beside(&path)?;
+        let new = hostfiles::AtomicFile::beside(&path)?;
         Ok(Self { new })
     }
 
@@ -29,19 +29,19 @@ impl Unfinished {
         self.new.file()
     }
 
-    /// Gives the file the records of `old`: an overlay keeps its base. Records may take a block of their own,
-    /// so they are written before the two are compared.
+    /// Copies the attributes of `old`: an overlay keeps its base. Attributes may take a block, so they are
+    /// written before the sizes are compared.
     pub fn inherit(&self, old: &File) -> io::Result<()> {
-        if let Some(stamp) = Stamp::recorded(old) {
-            stamp.record(self.file());
+        if let Some(fingerprint) = Fingerprint::recorded(old) {
+            fingerprint.record(self.file());
         }
         boot::record(self.file(), boot::present().as_deref())
     }
 
-    /// Puts the complete file in the place of `old`, with the same owner and rights.
+    /// Replaces `old` by the complete file, with the same owner and permissions.
     ///
     /// # Errors
-    /// When another file has the name by now: a link that another user put there would lead this one to any place.
+    /// If another file has the name by now: a link planted by another user could redirect this file anywhere.
     pub fn replace(self, old: &File) -> io::Result<()> {
         if !self.new.is_target(old)? {
             return Err(io::Error::other(
@@ -64,7 +64,7 @@ impl Unfinished {
     }
 }
 
-/// The parts of the old file's ownership that the new one has.
+/// Parts of the old file's ownership that the new one keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kept {
     Both,
@@ -72,8 +72,8 @@ enum Kept {
     Nothing,
 }
 
-/// Whether the owner of the old file may get the new one: the directory is theirs, or this user's own. In a directory of a third
-/// user that user decides about names there.
+/// Whether the new file may be given to the old file's owner: only in that owner's directory or this user's
+/// own. In a third user's directory, that user controls the names.
 fn may_give_away(folder_owner: u32, file_owner: u32, own: u32) -> bool {
     folder_owner == file_owner || folder_owner == own
 }
@@ -81,7 +81,7 @@ fn may_give_away(folder_owner: u32, file_owner: u32, own: u32) -> bool {
 /// Gives a file to the owner and the group of another one, as far as this user may.
 fn give(file: &File, about: &std::fs::Metadata) -> Kept {
     let (owner, group) = (about.uid(), about.gid());
-    // Only root can give files away; a user can give one to a group that the user is in.
+    // Only root can give files away; a user can give a file to one of the user's groups.
     if fchown(file, Some(owner), Some(group)).is_ok() {
         Kept::Both
     } else if fchown(file, None, Some(group)).is_ok() {
@@ -91,7 +91,7 @@ fn give(file: &File, about: &std::fs::Metadata) -> Kept {
     }
 }
 
-/// The new file's mode. A group that was not kept has no rights in it, and no file is made set-user-id.
+/// Mode of the new file. A group that was not kept gets no permissions, and no file becomes set-user-id.
 fn rights(mode: u32, kept: Kept) -> u32 {
     match kept {
         Kept::Both | Kept::Group => mode & 0o777,
@@ -139,7 +139,7 @@ mod tests {
             std::fs::write(&path, "disk").unwrap();
             std::fs::write(&other, "other").unwrap();
             let old = File::open(&path).unwrap();
-            let new = Unfinished::begin(&path).unwrap();
+            let new = ReplacementFile::begin(&path).unwrap();
             plant(&other, &path).unwrap();
             let error = new.replace(&old).unwrap_err();
             assert!(error.to_string().contains("took its name"), "{error}");

@@ -1,21 +1,22 @@
-//! Messages between programs of one host: a line of JSON each, with the versions of its protocol that the sender speaks.
+//! Messages between programs of one host: a line of JSON each, with the versions of its protocol that the
+//! sender speaks.
 //!
-//! A receiver compares the versions before it reads the rest ([`urpc::version`]). A request of a kind that it does not know is
-//! [`LineError::Unknown`], which it answers by a refusal.
+//! A receiver compares the versions before it reads the rest ([`urpc::version`]). It refuses a request of an
+//! unknown kind ([`MessageError::Unknown`]).
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use urpc::version::{VersionMismatch, Versions};
 
-/// A protocol, as one program speaks it.
+/// One program's side of a protocol.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocol {
-    /// Its name in an error, as "the protocol of clients".
+    /// Name for errors, as "the protocol of clients".
     pub name: &'static str,
-    /// The program at the other end, as "the cell".
+    /// Program at the other end, as "the cell".
     pub peer: &'static str,
-    /// The versions.
+    /// Supported versions.
     pub versions: Versions,
 }
 
@@ -30,16 +31,16 @@ pub struct Sent<'a, T> {
 /// A message as it is received.
 #[derive(Deserialize)]
 struct Received {
-    /// A program that names none speaks the first.
+    /// A program that sends no versions speaks the first.
     #[serde(default)]
     versions: Versions,
     #[serde(flatten)]
     message: Map<String, Value>,
 }
 
-/// Reason for a line that is not understood. One line.
+/// Reason why a line is rejected. One line.
 #[derive(Debug, thiserror::Error)]
-pub enum LineError {
+pub enum MessageError {
     /// The sender has no version in common with this program.
     #[error(transparent)]
     VersionMismatch(#[from] VersionMismatch),
@@ -49,25 +50,25 @@ pub enum LineError {
          this program runs, upgrade the older one"
     )]
     Unknown {
-        /// The sender.
+        /// Sender.
         peer: &'static str,
-        /// The protocol.
+        /// Protocol.
         name: &'static str,
-        /// The versions that this program speaks.
+        /// Versions that this program speaks.
         ours: Versions,
-        /// What is wrong with the line.
+        /// Error of the parser.
         error: serde_json::Error,
     },
 }
 
 impl Protocol {
-    /// `message`, which is an object in JSON, with the versions.
+    /// Adds the versions to `message`, which is an object in JSON.
     pub fn sent<'a, T>(&self, message: &'a T) -> Sent<'a, T> {
         let versions = self.versions;
         Sent { versions, message }
     }
 
-    /// The line of `message`, which is an object in JSON.
+    /// Formats `message`, which is an object in JSON, as a line.
     ///
     /// # Errors
     /// If it is none.
@@ -77,12 +78,12 @@ impl Protocol {
         Ok(line)
     }
 
-    /// The message of a line.
+    /// Parses the message of a line.
     ///
     /// # Errors
-    /// If its sender has no version in common with this program, or this version has no such message.
-    pub fn read<T: DeserializeOwned>(&self, line: &str) -> Result<T, LineError> {
-        let unknown = |error| LineError::Unknown {
+    /// If its sender shares no version with this program, or this version has no such message.
+    pub fn read<T: DeserializeOwned>(&self, line: &str) -> Result<T, MessageError> {
+        let unknown = |error| MessageError::Unknown {
             peer: self.peer,
             name: self.name,
             ours: self.versions,
@@ -132,12 +133,12 @@ mod tests {
         for newest in [1, 5] {
             let line = sent(newest, &serde_json::json!({ "ask": "levitate" }));
             let error = PROTOCOL.read::<Ask>(&line).unwrap_err();
-            assert!(matches!(error, LineError::VersionMismatch(_)), "{error}");
+            assert!(matches!(error, MessageError::VersionMismatch(_)), "{error}");
         }
-        // One without versions is of the first.
+        // A message without versions has the first version.
         assert!(matches!(
             PROTOCOL.read::<Ask>("{\"ask\":\"ping\"}"),
-            Err(LineError::VersionMismatch(_))
+            Err(MessageError::VersionMismatch(_))
         ));
     }
 

@@ -1,17 +1,17 @@
-//! The place of a file that a member of the group names: it must be one that nobody but the owner can exchange.
+//! Checks the path of a file that a member names: only the owner may be able to exchange the file.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Bits of a mode that let others than the owner write.
+/// Mode bits that let other users than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Checks that `path` has no symbolic link, and that only root and the user `owner` may change its directories: the file that is
-/// checked is the file that is opened later.
+/// Checks that `path` has no symbolic link, and that only root and the user `owner` can change its
+/// directories. So the file that is checked is the file that is opened later.
 ///
 /// # Errors
-/// One line: what, and how to mend it.
+/// One line: cause and help.
 pub fn check(path: &Path, owner: u32) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}; name a file that exists", path.display());
     if path.canonicalize().map_err(failed)? != path {
@@ -32,7 +32,7 @@ pub fn check(path: &Path, owner: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether only root and the user `owner` may change a directory.
+/// Whether only root and the user `owner` can change a directory.
 fn is_owners(about: &Metadata, owner: u32) -> bool {
     (about.uid() == 0 || about.uid() == owner) && about.mode() & OTHERS_WRITE == 0
 }
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_file_that_others_can_exchange_is_refused() {
-        // The temporary directory will not do: it belongs to everybody.
+        // The temporary directory does not qualify: every user can write to it.
         let Some(base) = own_directory() else {
             println!("left out: no directory of this user's own");
             return;
@@ -75,7 +75,7 @@ mod tests {
         assert!(check(&folder.join("none"), owner).unwrap_err().contains("exists"));
     }
 
-    /// A directory whose parents only root and this user may change.
+    /// Returns a directory whose parents only root and this user can change.
     fn own_directory() -> Option<tempfile::TempDir> {
         let owner = nix::unistd::geteuid().as_raw();
         let home = std::env::var_os("HOME").map(std::path::PathBuf::from);

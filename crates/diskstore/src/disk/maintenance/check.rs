@@ -1,45 +1,45 @@
-//! Whether a disk's files are sound.
+//! Checks the integrity of a disk's files.
 //!
-//! Of a qcow2 file: every table and cluster that is named lies in the file and on a cluster's border; none is used more
-//! often than it is counted; the marks that say "used once" are right. Clusters counted more often than used are
-//! leaked, which costs their space only. Of what is below: that it is there and can be opened. Of a raw file there is
-//! nothing more to check: any bytes are a disk.
+//! For a qcow2 file: every named table and cluster lies in the file and at a cluster boundary; no cluster's
+//! refcount is below its uses; the flags for "refcount is one" are right. Clusters whose refcount exceeds
+//! their uses are leaked, which costs only space. For backing files: they exist and can be opened. A raw file
+//! needs no further check: any bytes are a valid disk.
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
 use super::qcow2_map::{Entry, Map, Place};
-use super::{Idle, Progress, refused};
+use super::{ExclusiveDisk, Progress, refused};
 use crate::disk::{DiskError, Format};
 
-/// Clusters of the largest file that is checked: 4 TiB at 64 KiB, for which 512 MiB are needed.
+/// Maximum clusters of a checked file: 4 TiB at 64 KiB, for which 512 MiB are needed.
 const CLUSTERS_MAX: u64 = 1 << 26;
-/// The same of a file that is checked because a VM starts: 1 TiB, for which 128 MiB are needed.
+/// Maximum for a check at a VM's start: 1 TiB, for which 128 MiB are needed.
 const CLUSTERS_AT_START_MAX: u64 = 1 << 24;
-/// Faults that are described; the others are counted.
+/// Maximum number of faults that are described; the others are only counted.
 const TOLD_MAX: usize = 20;
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The file's format.
     pub format: Format,
-    /// Files that the disk is made of, with those below.
+    /// Number of the disk's files, backing files included.
     pub files: usize,
-    /// Faults that make the disk read wrongly, or will when it is written.
+    /// Number of faults that make the disk read wrongly, now or after a write.
     pub faults: u64,
-    /// The first of them.
+    /// Descriptions of the first faults.
     pub told: Vec<String>,
-    /// Bytes that belong to nothing.
+    /// Bytes of leaked clusters.
     pub leaked_bytes: u64,
-    /// Holds bitmaps, so that what belongs to them is not told from leaked clusters, and none are counted.
+    /// Whether the file has bitmaps. Their clusters can't be told from leaked ones, so none are counted.
     pub bitmaps: bool,
 }
 
 /// Checks the disk at `path`.
 pub fn check(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Result<Report, DiskError> {
-    let disk = Idle::open(path, said, false)?;
+    let disk = ExclusiveDisk::open(path, said, false)?;
     let layer = &disk.layers[0];
     let mut report = Report {
         format: layer.format,
@@ -64,8 +64,8 @@ pub fn check(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     Ok(report)
 }
 
-/// The first fault of a qcow2 file that is to be written, if it has one. A file that is too large, or has features that
-/// are not read here, is left to [`check`].
+/// Returns the first fault of a qcow2 file that is to be written, if it has one. A file that is too large, or
+/// has unsupported features, is left to [`check`].
 pub fn first_fault(file: &File) -> io::Result<Option<String>> {
     let Ok(map) = Map::read(file) else {
         return Ok(None);
@@ -86,7 +86,7 @@ pub fn first_fault(file: &File) -> io::Result<Option<String>> {
     Ok(report.told.into_iter().next())
 }
 
-/// How often each cluster is used and how often it is counted.
+/// Uses and refcount of each cluster.
 struct Count<'a> {
     map: &'a Map<'a>,
     report: &'a mut Report,
@@ -118,7 +118,7 @@ impl<'a> Count<'a> {
         Ok(())
     }
 
-    /// Reads the counts, and uses the clusters that they are in.
+    /// Reads the refcounts, and counts the clusters that hold them as used.
     fn refcounts(&mut self) -> std::io::Result<()> {
         let map = self.map;
         let mut first = 0_usize;
@@ -134,13 +134,14 @@ impl<'a> Count<'a> {
                     }
                 }
             }
-            // Blocks of the same size, there or not.
+            // Blocks have the same size, present or not.
             first = first.saturating_add(map.counts_of_a_block());
         }
         Ok(())
     }
 
-    /// Walks an L1 table, its L2 tables and what they name. Only those of the disk as it is now have marks to check.
+    /// Walks an L1 table, its L2 tables and their clusters. Only those of the current disk have flags to
+    /// check.
     fn tables(&mut self, l1: Place, now: bool, progress: Progress<'_>) -> std::io::Result<()> {
         let map = self.map;
         self.use_range(l1, "an L1 table");
@@ -156,7 +157,8 @@ impl<'a> Count<'a> {
             self.mark(now, offset, alone, "L2 table");
             let cluster = (offset / map.cluster_bytes) as usize;
             if self.used[cluster] > self.counted[cluster] {
-                // A fault already. Reading it for each of its users is what a made-up file would have us do for hours.
+                // Already a fault. Reading the table for each of its users would let a crafted file occupy us
+                // for hours.
                 continue;
             }
             let place = Place {
@@ -178,7 +180,7 @@ impl<'a> Count<'a> {
         Ok(())
     }
 
-    /// Uses one whole cluster; false if it cannot be one.
+    /// Counts a use of one whole cluster; false if the offset can't be a cluster.
     fn use_cluster(&mut self, offset: u64, what: &str) -> bool {
         if !offset.is_multiple_of(self.map.cluster_bytes) {
             self.fault(format!("{what} at {offset:#x} is not on a cluster's border"));

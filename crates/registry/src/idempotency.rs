@@ -1,14 +1,15 @@
-//! Results of requests that carry a client's id: a request that is repeated gets the result of the first.
+//! Idempotency records: a request that is repeated under its client's id gets the result of the first.
 //!
-//! A record is a file in `requests/` of the runtime directory, named after the user and the id. It is written and locked before
-//! the act, and its result is put beside it after the act. The lock shows whether the process that acts still lives, so a
-//! request is neither carried out twice nor waited for in vain, whichever process dies between.
+//! A record is a file in `requests/` of the runtime directory, named after the user and the id. It is written
+//! and locked before the request is carried out; its result is written beside it afterwards. The lock shows
+//! whether the process that carries out the request is alive. So a request is never carried out twice, and no
+//! client waits forever, whichever process dies in between.
 //!
-//! Records are removed ten minutes after the result. One whose process has died gets an end without a result
-//! from the first process that finds it so, and is removed ten minutes later, however long it ran. Time is
-//! that of the host since its start, which nobody sets.
+//! Records are removed ten minutes after the result. The first process that finds a record of a dead process
+//! ends it without a result; it is removed ten minutes later, however long it ran. Time is the host's uptime,
+//! which no user can set.
 //!
-//! A result's file begins with a line that has the time. The other users' results are long and are read no
+//! A result's file begins with a line that has the time. The results of other users are long and are read no
 //! further.
 
 use std::fs::{self, File};
@@ -27,61 +28,62 @@ use sha2::{Digest, Sha256};
 
 use crate::runtime;
 
-/// How long a result is kept.
+/// Retention time of a result.
 pub const KEPT: Duration = Duration::from_secs(600);
-/// Greatest length of an id, in bytes.
+/// Maximum length of an id, in bytes.
 pub const ID_BYTES_MAX: usize = 255;
-/// Greatest length of a result that is kept, in bytes.
+/// Maximum length of a stored result, in bytes.
 pub const RESULT_BYTES_MAX: usize = 64 << 10;
-/// Records of one user.
+/// Maximum records of one user.
 const RECORDS_MAX: usize = 128;
 
 const FOLDER: &str = "requests";
 const GUARD: &str = ".lock";
 const RESULT: &str = "result";
-/// Digits of a SHA-256.
+/// Hexadecimal digits of a SHA-256.
 const DIGEST_DIGITS: usize = 64;
-/// Greatest length of the first line of a result's file, in bytes.
+/// Maximum length of the first line of a result's file, in bytes.
 const END_BYTES_MAX: usize = 128;
 
 /// The records of this user's runtime directory.
 #[derive(Debug)]
-pub struct Requests {
+pub struct RequestRecords {
     folder: PathBuf,
     kept: Duration,
 }
 
-/// A request of a user's.
+/// A request with an id.
 #[derive(Clone, Copy, Debug)]
-pub struct Repeatable<'a> {
-    /// The user; none if it is not known.
+pub struct KeyedRequest<'a> {
+    /// User; none if unknown.
     pub uid: Option<u32>,
-    /// The client's id.
+    /// Id chosen by the client.
     pub id: &'a str,
-    /// All that the request says.
+    /// All content of the request.
     pub content: &'a [u8],
 }
 
-/// What is known of a request.
+/// State of a request.
 #[derive(Debug)]
-pub enum Known {
-    /// It is new: it is to be carried out now.
-    New(UnderWay),
-    /// It was carried out; none if its result was too long to be kept.
+pub enum Lookup {
+    /// The request is new and must be carried out now.
+    New(InProgress),
+    /// The request was carried out; none if its result was too long to be stored.
     Done(Option<Value>),
-    /// It is being carried out.
-    UnderWay,
-    /// The process that carried it out ended before there was a result. The request came at this time, in seconds since 1970.
+    /// The request is being carried out.
+    InProgress,
+    /// The process that carried it out ended without a result. The request arrived at this time, in seconds
+    /// since 1970.
     Lost(u64),
-    /// The id is that of another request.
+    /// The id belongs to another request.
     Different,
     /// The user has too many records.
     Full,
 }
 
-/// A request that this process carries out. One that is dropped without a result is [`Known::Lost`].
+/// A request that this process carries out. Dropping it without a result makes it [`Lookup::Lost`].
 #[derive(Debug)]
-pub struct UnderWay {
+pub struct InProgress {
     path: PathBuf,
     _lock: Flock<File>,
 }
@@ -89,7 +91,7 @@ pub struct UnderWay {
 #[derive(Serialize, Deserialize)]
 struct Begin {
     content: String,
-    /// Read by processes of earlier versions only.
+    /// Only processes of earlier versions read it.
     begun_s: u64,
     begun_unix_s: u64,
 }
@@ -101,20 +103,20 @@ struct End {
     how: How,
 }
 
-/// How a request has ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum How {
-    /// It was carried out, and its result was short enough to be kept.
+    /// Carried out, and its result is stored.
     Kept,
-    /// It was carried out, and its result was too long.
+    /// Carried out, and its result was too long to be stored.
     TooLong,
     /// The process that carried it out died.
     Lost,
 }
 
-impl Requests {
-    /// Those of this user's runtime directory.
+impl RequestRecords {
+    /// Opens the records of this user's runtime directory.
     ///
     /// # Errors
     /// If the directory can't be made.
@@ -132,7 +134,7 @@ impl Requests {
     ///
     /// # Errors
     /// If the records can't be read or written.
-    pub fn begin(&self, request: Repeatable<'_>) -> io::Result<Known> {
+    pub fn begin(&self, request: KeyedRequest<'_>) -> io::Result<Lookup> {
         let guard = self.folder.join(GUARD);
         let _guard = lock::within(&guard, private::lock_file(&guard)?, Share::Exclusive, lock::LIMIT)?;
         let now = uptime()?;
@@ -146,23 +148,23 @@ impl Requests {
         let content = digest(request.content);
         if let Some(begin) = read::<Begin>(&path)? {
             if begin.content != content {
-                return Ok(Known::Different);
+                return Ok(Lookup::Different);
             }
             return Ok(match end_of(&path, now)?.map(|end| end.how) {
-                None => Known::UnderWay,
-                Some(How::Lost) => Known::Lost(begin.begun_unix_s),
-                Some(How::TooLong) => Known::Done(None),
-                Some(How::Kept) => Known::Done(kept(&result(&path))?),
+                None => Lookup::InProgress,
+                Some(How::Lost) => Lookup::Lost(begin.begun_unix_s),
+                Some(How::TooLong) => Lookup::Done(None),
+                Some(How::Kept) => Lookup::Done(kept(&result(&path))?),
             });
         }
         if others >= RECORDS_MAX {
-            return Ok(Known::Full);
+            return Ok(Lookup::Full);
         }
-        // One without a begin is left of a process that died before it acted.
+        // A record without a begin is left from a process that died before it acted.
         remove(&path)?;
         let file = private::new_file(&path)?;
         let Some(lock) = lock::at_once(file.try_clone()?, Share::Exclusive)? else {
-            return Ok(Known::UnderWay);
+            return Ok(Lookup::InProgress);
         };
         let begin = Begin {
             content,
@@ -173,22 +175,22 @@ impl Requests {
                 .as_secs(),
         };
         (&file).write_all(&serde_json::to_vec(&begin)?)?;
-        Ok(Known::New(UnderWay { path, _lock: lock }))
+        Ok(Lookup::New(InProgress { path, _lock: lock }))
     }
 
-    /// Removes the records that have expired. Returns how many the user has left.
+    /// Removes expired records. Returns the number that the user has left.
     fn tidy(&self, user: &str, now: u64) -> io::Result<usize> {
         let mut count = 0;
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().as_bytes();
-            // Beside records there are the guard, results, and files that are being written.
+            // The directory also has the guard, results, and files that are being written.
             if !is_record(name) {
                 continue;
             }
             let is_there = match end_of(&path, now)? {
                 None => true,
-                // A time that is still to come is one of before the host's start.
+                // A time in the future is from before the host's start.
                 Some(end) => end.ended_s <= now && now - end.ended_s < self.kept.as_secs(),
             };
             if !is_there {
@@ -201,8 +203,8 @@ impl Requests {
     }
 }
 
-impl UnderWay {
-    /// Keeps the result for those who repeat the request. One that is too long is not kept, but that it was there is.
+impl InProgress {
+    /// Stores the result for repeated requests. For a result that is too long, only its existence is stored.
     ///
     /// # Errors
     /// If it can't be written.
@@ -219,7 +221,7 @@ impl UnderWay {
         write_end(&self.path, end, &text)
     }
 
-    /// Forgets the request, of which nothing was carried out: a repeated one is new.
+    /// Abandons a request that had no effect: a repeated request is new.
     ///
     /// # Errors
     /// If the record can't be removed.
@@ -228,7 +230,7 @@ impl UnderWay {
     }
 }
 
-/// The end of a request that has a record; none while a process carries it out, or before its begin is
+/// Returns the end of a recorded request; none while a process carries it out, or before its begin is
 /// written. A request whose process has died ends now.
 fn end_of(path: &Path, now: u64) -> io::Result<Option<End>> {
     if let Some(end) = read_end(&result(path))? {
@@ -237,8 +239,8 @@ fn end_of(path: &Path, now: u64) -> io::Result<Option<End>> {
     if held(path)? {
         return Ok(None);
     }
-    // A process writes its result, or removes its record, before it lets the record go. It may have done so
-    // since the first look.
+    // A process writes its result, or removes its record, before it releases the record's lock. It may have
+    // done so since the first check.
     if let Some(end) = read_end(&result(path))? {
         return Ok(Some(end));
     }
@@ -247,15 +249,15 @@ fn end_of(path: &Path, now: u64) -> io::Result<Option<End>> {
         how: How::Lost,
     };
     if read::<Begin>(path)?.is_none() {
-        // Nothing was carried out: the record has no use.
+        // The request had no effect, so its record is useless.
         return Ok(Some(lost(0)));
     }
-    // On a full disk the next process that looks finds it so.
+    // On a full disk the next process repeats this.
     let _ = write_end(path, lost(now), &[]);
     Ok(Some(lost(now)))
 }
 
-/// Writes the end of the request with this record, and its result behind it.
+/// Writes the end of the request with this record, followed by its result.
 fn write_end(path: &Path, end: End, text: &[u8]) -> io::Result<()> {
     let line = serde_json::to_vec(&end)?;
     replace_volatile_file(
@@ -265,7 +267,7 @@ fn write_end(path: &Path, end: End, text: &[u8]) -> io::Result<()> {
     )
 }
 
-/// Reads the first line of a result's file. One that is missing or cut off is none.
+/// Reads the first line of a result's file. A missing or truncated one is none.
 fn read_end(path: &Path) -> io::Result<Option<End>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -277,14 +279,14 @@ fn read_end(path: &Path) -> io::Result<Option<End>> {
     Ok(line.and_then(|line| serde_json::from_slice(line).ok()))
 }
 
-/// The result in a result's file.
+/// Reads the result from a result's file.
 fn kept(path: &Path) -> io::Result<Option<Value>> {
     let text = fs::read(path)?;
     let mut parts = text.splitn(2, |byte| *byte == b'\n');
     Ok(parts.nth(1).and_then(|text| serde_json::from_slice(text).ok()))
 }
 
-/// The place of a request's result.
+/// Path of a request's result.
 fn result(path: &Path) -> PathBuf {
     path.with_extension(RESULT)
 }
@@ -295,7 +297,7 @@ fn is_record(name: &[u8]) -> bool {
     digest.len() == DIGEST_DIGITS && digest.iter().all(u8::is_ascii_hexdigit)
 }
 
-/// Removes a record, and its result first: a result never stands for a later request.
+/// Removes a record, and its result first, so that no result can belong to a later request.
 fn remove(path: &Path) -> io::Result<()> {
     for path in [&result(path), path] {
         match fs::remove_file(path) {
@@ -306,7 +308,7 @@ fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process carries the request out.
+/// Whether a process carries out the request.
 fn held(path: &Path) -> io::Result<bool> {
     match File::open(path) {
         Ok(file) => Ok(lock::at_once(file, Share::Exclusive)?.is_none()),
@@ -315,7 +317,7 @@ fn held(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Reads a file of JSON. One that is missing or cut off is none.
+/// Reads a file of JSON. A missing or truncated one is none.
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let mut text = Vec::new();
     match File::open(path).and_then(|mut file| file.read_to_end(&mut text)) {
@@ -325,7 +327,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     }
 }
 
-/// Seconds since the host's start.
+/// Uptime of the host, in seconds.
 fn uptime() -> io::Result<u64> {
     let text = fs::read_to_string("/proc/uptime")?;
     let whole = text.split('.').next().and_then(|whole| whole.parse().ok());
@@ -343,17 +345,17 @@ mod tests {
 
     use super::*;
 
-    fn request<'a>(id: &'a str, content: &'a str) -> Repeatable<'a> {
-        Repeatable {
+    fn request<'a>(id: &'a str, content: &'a str) -> KeyedRequest<'a> {
+        KeyedRequest {
             uid: Some(1000),
             id,
             content: content.as_bytes(),
         }
     }
 
-    fn new(known: Known) -> UnderWay {
+    fn new(known: Lookup) -> InProgress {
         match known {
-            Known::New(under_way) => under_way,
+            Lookup::New(in_progress) => in_progress,
             other => panic!("{other:?}"),
         }
     }
@@ -361,22 +363,22 @@ mod tests {
     #[test]
     fn repeated_request_gets_the_first_result_and_is_carried_out_once() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         let first = new(requests.begin(request("a", "start")).unwrap());
         assert!(matches!(
             requests.begin(request("a", "start")).unwrap(),
-            Known::UnderWay
+            Lookup::InProgress
         ));
         first.end(json!({"status": 201})).unwrap();
-        // As a later process reads it.
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        // Reads the records as a later process does.
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         let again = requests.begin(request("a", "start")).unwrap();
-        assert!(matches!(again, Known::Done(Some(result)) if result["status"] == 201));
+        assert!(matches!(again, Lookup::Done(Some(result)) if result["status"] == 201));
         assert!(matches!(
             requests.begin(request("a", "stop")).unwrap(),
-            Known::Different
+            Lookup::Different
         ));
-        let others = Repeatable {
+        let others = KeyedRequest {
             uid: Some(1001),
             ..request("a", "stop")
         };
@@ -386,11 +388,11 @@ mod tests {
     #[test]
     fn request_whose_process_ended_without_a_result_is_known_as_lost() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         drop(new(requests.begin(request("a", "start")).unwrap()));
         let lost = requests.begin(request("a", "start")).unwrap();
-        assert!(matches!(lost, Known::Lost(unix_s) if unix_s > 1_700_000_000));
-        // A process that died before it wrote what it is about to do has done nothing.
+        assert!(matches!(lost, Lookup::Lost(unix_s) if unix_s > 1_700_000_000));
+        // A process that died before it wrote its begin had no effect.
         let path = folder.path().join(FOLDER).join(format!("1000-{}", digest(b"b")));
         fs::write(path, "{\"content\"").unwrap();
         new(requests.begin(request("b", "start")).unwrap());
@@ -399,29 +401,29 @@ mod tests {
     #[test]
     fn request_that_ran_for_long_and_whose_process_died_is_not_carried_out_again() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), Duration::from_secs(1)).unwrap();
+        let requests = RequestRecords::at(folder.path(), Duration::from_secs(1)).unwrap();
         let long = new(requests.begin(request("a", "start")).unwrap());
         std::thread::sleep(Duration::from_secs(2));
         assert!(matches!(
             requests.begin(request("a", "start")).unwrap(),
-            Known::UnderWay
+            Lookup::InProgress
         ));
         drop(long);
         let again = requests.begin(request("a", "start")).unwrap();
-        assert!(matches!(again, Known::Lost(_)), "{again:?}");
+        assert!(matches!(again, Lookup::Lost(_)), "{again:?}");
         std::thread::sleep(Duration::from_secs(2));
         new(requests.begin(request("a", "start")).unwrap());
     }
 
     #[test]
-    fn end_of_a_request_is_known_without_its_result() {
+    fn end_of_a_request_is_read_without_its_result() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record");
         let end = End {
             ended_s: u64::MAX,
             how: How::TooLong,
         };
-        // Nothing behind the first line is looked at.
+        // Bytes after the first line are not read.
         write_end(&path, end, &[b'\n'; 1 << 16]).unwrap();
         assert_eq!(read_end(&result(&path)).unwrap(), Some(end));
         assert_eq!(read_end(&path).unwrap(), None);
@@ -432,41 +434,41 @@ mod tests {
     #[test]
     fn abandoned_request_is_new_again_and_a_long_result_is_not_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         new(requests.begin(request("a", "x")).unwrap()).abandon().unwrap();
         let second = new(requests.begin(request("a", "x")).unwrap());
         second.end(Value::String("x".repeat(RESULT_BYTES_MAX))).unwrap();
         assert!(matches!(
             requests.begin(request("a", "x")).unwrap(),
-            Known::Done(None)
+            Lookup::Done(None)
         ));
     }
 
     #[test]
     fn records_of_one_user_are_bounded_and_expired_ones_are_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         let id = |number: usize| number.to_string();
         for number in 0..RECORDS_MAX {
-            let under_way = new(requests.begin(request(&id(number), "x")).unwrap());
-            under_way.end(Value::Null).unwrap();
+            let in_progress = new(requests.begin(request(&id(number), "x")).unwrap());
+            in_progress.end(Value::Null).unwrap();
         }
         let one_more = request("more", "x");
-        assert!(matches!(requests.begin(one_more).unwrap(), Known::Full));
+        assert!(matches!(requests.begin(one_more).unwrap(), Lookup::Full));
         assert!(matches!(
             requests.begin(request(&id(0), "x")).unwrap(),
-            Known::Done(_)
+            Lookup::Done(_)
         ));
         new(requests
-            .begin(Repeatable {
+            .begin(KeyedRequest {
                 uid: None,
                 ..one_more
             })
             .unwrap());
-        // All have expired but the one that is under way.
-        let later = Requests::at(folder.path(), Duration::ZERO).unwrap();
+        // All have expired except the one in progress.
+        let later = RequestRecords::at(folder.path(), Duration::ZERO).unwrap();
         let held = new(later.begin(one_more).unwrap());
-        assert!(matches!(later.begin(one_more).unwrap(), Known::UnderWay));
+        assert!(matches!(later.begin(one_more).unwrap(), Lookup::InProgress));
         assert_eq!(
             fs::read_dir(folder.path().join(FOLDER)).unwrap().count(),
             2,
@@ -479,7 +481,7 @@ mod tests {
     fn records_are_closed_to_other_users() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
-        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
         let done = new(requests.begin(request("a", "x")).unwrap());
         done.end(Value::Null).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;

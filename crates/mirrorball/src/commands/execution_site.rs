@@ -1,4 +1,4 @@
-//! Where a command runs: on this machine, or in the lab where this machine's KVM can't run guests.
+//! Decides where a command runs: on this machine, or in the lab where this machine's KVM can't run guests.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use shard::probe::{Verdict, probe};
 
 use super::hosts;
 
-/// When to use the lab.
+/// Use of the lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LabChoice {
     /// Where this machine's KVM can't run guests
@@ -25,15 +25,15 @@ pub enum LabChoice {
 /// Isolation that a command requires for its VMs. The lab gives none: an emulated CPU is no security
 /// boundary, and the lab's host has this machine's files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
+pub struct RequiredIsolation {
     /// A VM requires the sandbox.
     pub sandbox: bool,
     /// The VMs outlive the command.
     pub detached: bool,
 }
 
-impl Demand {
-    /// The demand of VMs of these specs.
+impl RequiredIsolation {
+    /// Returns the isolation that VMs of these specs require.
     pub fn of<'a>(specs: impl IntoIterator<Item = &'a VmSpec>, detached: bool) -> Self {
         let mut specs = specs.into_iter();
         Self {
@@ -42,7 +42,7 @@ impl Demand {
         }
     }
 
-    /// Why the lab may not take the place of this machine's KVM unasked, if it may not.
+    /// Reason why the lab may not replace this machine's KVM without a request, if there is one.
     fn forbids_lab(self, is_root: bool) -> Option<&'static str> {
         match self {
             Self { sandbox: true, .. } => Some("`sandbox = \"require\"`"),
@@ -53,18 +53,23 @@ impl Demand {
     }
 }
 
-/// Where a command runs.
+/// Place of execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Decision {
     Here,
     /// In the lab, for this reason.
     Lab(String),
-    /// Nowhere: the first requires isolation, and KVM is not usable for the second reason.
+    /// Nowhere: the first requires isolation, and KVM is unusable for the second reason.
     Refuse(&'static str, String),
 }
 
-/// Decides where a command runs that is not in the lab yet. `probe` tells whether this machine's KVM can run guests.
-fn decide(choice: LabChoice, demand: Demand, is_root: bool, probe: impl FnOnce() -> Verdict) -> Decision {
+/// Decides where a command outside the lab runs. `probe` tests whether this machine's KVM can run guests.
+fn decide(
+    choice: LabChoice,
+    demand: RequiredIsolation,
+    is_root: bool,
+    probe: impl FnOnce() -> Verdict,
+) -> Decision {
     match choice {
         LabChoice::Never => Decision::Here,
         LabChoice::Always => Decision::Lab("--lab=always".to_owned()),
@@ -76,11 +81,11 @@ fn decide(choice: LabChoice, demand: Demand, is_root: bool, probe: impl FnOnce()
     }
 }
 
-/// Runs this same command in the lab if it must run there, and returns its exit status then.
+/// Runs this command in the lab if it must run there, and returns its exit status then.
 ///
 /// # Errors
-/// When the VMs require the isolation that only KVM gives, and the user has not requested the lab.
-pub fn enter_lab(choice: LabChoice, demand: Demand) -> Result<Option<ExitCode>> {
+/// If the VMs require the isolation of KVM, and the user has not requested the lab.
+pub fn enter_lab(choice: LabChoice, demand: RequiredIsolation) -> Result<Option<ExitCode>> {
     if lab::auto::inside() {
         return Ok(None);
     }
@@ -97,7 +102,7 @@ pub fn enter_lab(choice: LabChoice, demand: Demand) -> Result<Option<ExitCode>> 
     }
 }
 
-/// A running VM: its directory on this host, or the exit status of this same command where the VM runs.
+/// A running VM: its directory on this host, or the exit status of this command where the VM runs.
 pub enum Found {
     /// Directory of the VM on this host.
     Here(PathBuf),
@@ -121,7 +126,7 @@ pub fn find(name: &str) -> Result<Found> {
     }
 }
 
-/// Runs this same command in the lab, if one is running, and returns its exit status then.
+/// Runs this command in the lab, if one is running, and returns its exit status then.
 pub fn in_lab() -> Result<Option<ExitCode>> {
     if lab::auto::inside() {
         return Ok(None);
@@ -129,7 +134,7 @@ pub fn in_lab() -> Result<Option<ExitCode>> {
     lab::auto::enter_running(&argv_os()).into_diagnostic()
 }
 
-/// This command's arguments.
+/// Returns this command's arguments.
 pub(super) fn argv_os() -> Vec<std::ffi::OsString> {
     std::env::args_os().skip(1).collect()
 }
@@ -148,9 +153,9 @@ mod tests {
 
     #[test]
     fn the_lab_replaces_no_isolation_that_was_required() {
-        let require = Demand::of([&spec(""), &spec("sandbox = \"require\"")], false);
-        let detached = Demand::of([&spec("")], true);
-        let plain = Demand::of([&spec("")], false);
+        let require = RequiredIsolation::of([&spec(""), &spec("sandbox = \"require\"")], false);
+        let detached = RequiredIsolation::of([&spec("")], true);
+        let plain = RequiredIsolation::of([&spec("")], false);
         for (demand, is_root, what) in [
             (require, false, "require"),
             (detached, false, "left running"),
@@ -171,7 +176,7 @@ mod tests {
     #[test]
     fn commands_run_here_where_kvm_is_usable_or_the_lab_is_not_wanted() {
         for is_root in [false, true] {
-            let demand = Demand {
+            let demand = RequiredIsolation {
                 sandbox: true,
                 detached: true,
             };

@@ -1,8 +1,9 @@
-//! Files that appear under their name whole or not at all.
+//! Atomic files: they appear under their name whole or not at all.
 //!
-//! The directory is opened once, and all else is done relative to it: a directory that is renamed or replaced meanwhile leads
-//! nowhere else. The file has no name while it is written, where the file system can do that (`O_TMPFILE`). Elsewhere it has a
-//! random one that did not exist before. So a name that another user planted is neither followed nor written to.
+//! The directory is opened once, and all operations are relative to it. Renaming or replacing the directory
+//! meanwhile redirects nothing. The file is nameless while it is written, where the file system supports that
+//! (`O_TMPFILE`). Elsewhere it has a random name that did not exist before. A name planted by another user is
+//! neither followed nor written to.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
@@ -21,27 +22,29 @@ use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
 use crate::lock::{Share, at_once};
 
-/// The text between the target's name and a random number in the name of an unfinished file.
+/// Text between the target's name and a random number in the name of an unfinished file.
 const MARK: &str = ".mirrorball-unfinished";
-/// Bytes of the target's name in the name of an unfinished file; a name has 255 bytes at most.
+/// Maximum bytes of the target's name within the name of an unfinished file; a name has at most 255 bytes.
 const NAME_BYTES_MAX: usize = 200;
-/// Random names that are tried.
+/// Maximum number of random names tried.
 const ATTEMPTS_MAX: u32 = 16;
-/// The age from which a file whose lock is free is the remains of a killed process. A young one may be locked in a moment.
+/// Age from which a file whose lock is free counts as the remains of a killed process. A younger file may not
+/// be locked yet.
 const REMAINS_AGE: Duration = Duration::from_secs(60);
 
-/// A file beside its target, private until it takes the target's name. Dropped before, it is removed.
+/// A private file beside its target until it takes the target's name. Dropping it before removes it.
 #[derive(Debug)]
-pub struct Unfinished {
+pub struct AtomicFile {
     file: File,
     folder: OwnedFd,
-    /// Its present name, if it has one.
+    /// Present name, if the file has one.
     name: Option<OsString>,
     target: OsString,
 }
 
-impl Unfinished {
-    /// Begins a file that is to be at `path`, in a directory that exists. Links above the last name are followed.
+impl AtomicFile {
+    /// Creates a file that will be at `path`, in an existing directory. Symbolic links above the last
+    /// component are followed.
     pub fn beside(path: &Path) -> io::Result<Self> {
         let mut new = Self::begin(path, true);
         if let Err(error) = &new
@@ -85,23 +88,23 @@ impl Unfinished {
         })
     }
 
-    /// Holds the file's lock, by which other processes distinguish it from remains. Not every file system has locks.
+    /// Holds the file's lock, by which other processes tell it from remains. Some file systems have no locks.
     fn hold(&self) {
         // SAFETY: flock touches no memory.
         unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
     }
 
-    /// The file, open to read and to write. Its mode is 0600.
+    /// Returns the file, open for reading and writing. Its mode is 0600.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// The user whose directory it is in.
+    /// Returns the user who owns the file's directory.
     pub fn folder_owner(&self) -> io::Result<u32> {
         Ok(fstat(&self.folder)?.st_uid)
     }
 
-    /// Whether the target's name is that of `file` itself, not of a link to it.
+    /// Whether the target's name refers to `file` itself, not to a link to it.
     pub fn is_target(&self, file: &File) -> io::Result<bool> {
         let about = file.metadata()?;
         match stat_in(&self.folder, &self.target) {
@@ -111,7 +114,7 @@ impl Unfinished {
         }
     }
 
-    /// Takes the target's name from the file that has it, if one has.
+    /// Takes the target's name, replacing a file that has it.
     pub fn replace(mut self) -> io::Result<()> {
         self.file.sync_all()?;
         self.take_name()?;
@@ -150,7 +153,8 @@ impl Unfinished {
                 let (folder, from, to) = (&self.folder, name.as_os_str(), self.target.as_os_str());
                 match renameat2(folder, from, folder, to, RenameFlags::RENAME_NOREPLACE) {
                     Ok(()) => self.name = None,
-                    // A network file system: a second name, and the first one goes when this is dropped.
+                    // On a network file system the file gets a second name, and dropping it removes the
+                    // first.
                     Err(Errno::EINVAL | Errno::ENOSYS) => {
                         linkat(folder, from, folder, to, AtFlags::empty())?;
                     }
@@ -175,39 +179,39 @@ impl Unfinished {
     }
 
     fn sync_folder(&self) {
-        // SAFETY: fsync touches no memory. A file system that cannot sync a directory has nothing else to offer.
+        // SAFETY: fsync touches no memory. A file system that can't sync a directory offers no alternative.
         unsafe { libc::fsync(self.folder.as_raw_fd()) };
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            // A later attempt removes the file if this one can't.
+            // A later attempt removes the file if this one fails.
             let _ = unlinkat(&self.folder, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
         }
     }
 }
 
-/// Puts a file with this mode and these bytes at `path`, in place of an older one.
+/// Writes a file with this mode and content to `path`, replacing an older one.
 pub fn replace_file(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
     written(path, mode, bytes)?.replace()
 }
 
-/// As [`replace_file`], for files that do not outlive the host, as those of a runtime directory: nothing is written to storage, and
-/// a crash of the host may leave the file empty.
+/// As [`replace_file`], for files that need not survive a restart of the host, such as those of a runtime
+/// directory. Nothing is synced to storage, so a crash of the host may leave the file empty.
 pub fn replace_volatile_file(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
     written(path, mode, bytes)?.take_name()
 }
 
-fn written(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<Unfinished> {
-    let new = Unfinished::beside(path)?;
+fn written(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<AtomicFile> {
+    let new = AtomicFile::beside(path)?;
     new.file().write_all(bytes)?;
     new.file().set_permissions(Permissions::from_mode(mode))?;
     Ok(new)
 }
 
-/// Whether an error of opening a file without a name means that the file system, or the kernel, has none.
+/// Whether an error of opening a nameless file means that the file system or the kernel has none.
 fn has_no_nameless_files(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -225,7 +229,7 @@ fn open_folder(path: &Path) -> io::Result<OwnedFd> {
         )
     };
     let folder = match open(OFlag::O_RDONLY) {
-        // One in which this user may make files and not list them.
+        // A directory in which this user may create files but not list them.
         Err(Errno::EACCES) => open(OFlag::O_PATH),
         folder => folder,
     };
@@ -241,14 +245,14 @@ fn stat_in(folder: &OwnedFd, name: &OsStr) -> nix::Result<FileStat> {
     fstatat(folder, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
-/// The beginning of the names of unfinished files beside `target`.
+/// Returns the beginning of the names of unfinished files beside `target`.
 fn prefix(target: &OsStr) -> Vec<u8> {
     let target = target.as_bytes();
     let target = &target[..target.len().min(NAME_BYTES_MAX)];
     [b".", target, MARK.as_bytes()].concat()
 }
 
-/// Calls `take` with names that are free by chance, until it finds one to be so.
+/// Calls `take` with random names until one is free.
 fn with_random_name<T>(target: &OsStr, take: impl Fn(&OsStr) -> io::Result<T>) -> io::Result<(T, OsString)> {
     let prefix = prefix(target);
     for _ in 0..ATTEMPTS_MAX {
@@ -262,7 +266,8 @@ fn with_random_name<T>(target: &OsStr, take: impl Fn(&OsStr) -> io::Result<T>) -
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Removes what killed processes of this user left beside `target`. Best effort: remains take space and nothing else.
+/// Removes files that killed processes of this user left beside `target`. Best effort: remains only take
+/// space.
 fn remove_remains(folder: &OwnedFd, target: &OsStr) {
     let prefix = prefix(target);
     let how = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -277,9 +282,9 @@ fn remove_remains(folder: &OwnedFd, target: &OsStr) {
     }
 }
 
-/// Whether a name is that of a file of this user's which no process has been writing for a while.
+/// Whether a name is a file of this user that no process has written for a while.
 fn is_remains(folder: &OwnedFd, name: &OsStr) -> bool {
-    // A pipe that was planted must not block this process.
+    // Opening a planted pipe must not block this process.
     let how = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let Ok(file) = openat(folder, name, how, Mode::empty()).map(File::from) else {
         return false;

@@ -1,4 +1,4 @@
-//! A command with `--request ID`: it is carried out once, and one that is repeated prints what the first printed.
+//! Commands with `--request ID`: a command is carried out once, and a repeated one prints the first output.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,14 +10,14 @@ use std::process::{Command, ExitCode, ExitStatus};
 use miette::{IntoDiagnostic, Result, miette};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::geteuid;
+use registry::idempotency::{ID_BYTES_MAX, KeyedRequest, Lookup, RequestRecords};
 use registry::lease::OWN_PROGRAM;
-use registry::requests::{ID_BYTES_MAX, Known, Repeatable, Requests};
 use serde::{Deserialize, Serialize};
 
 /// Set for the process that carries the command out.
 const VARIABLE: &str = "MIRRORBALL_REQUEST";
 
-/// The flag of commands that can be repeated.
+/// Flag of repeatable commands.
 #[derive(Debug, clap::Args)]
 pub struct RequestArgs {
     /// Carry this out once: within 10 minutes the same command with the same ID prints the first result, and does nothing
@@ -25,7 +25,7 @@ pub struct RequestArgs {
     pub id: Option<String>,
 }
 
-/// What a command has printed, and its exit status.
+/// Output of a command, and its exit status.
 #[derive(Debug, Deserialize, Serialize)]
 struct Outcome {
     status: u8,
@@ -33,13 +33,13 @@ struct Outcome {
     errors: String,
 }
 
-/// Whether this process is to look for the id: it is not the one that carries the command out.
-pub fn is_asked() -> bool {
+/// Whether this process handles the id: it is not the one that carries the command out.
+pub fn is_outermost() -> bool {
     std::env::var_os(VARIABLE).is_none()
 }
 
 /// Carries this process's command out if the id is new, and else repeats its result.
-pub fn once(id: &str) -> Result<ExitCode> {
+pub fn run_once(id: &str) -> Result<ExitCode> {
     if id.is_empty() || id.len() > ID_BYTES_MAX {
         return Err(miette!(
             help = format!("an id has 1 to {ID_BYTES_MAX} bytes"),
@@ -48,46 +48,46 @@ pub fn once(id: &str) -> Result<ExitCode> {
     }
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let content = content(&words, &std::env::current_dir().into_diagnostic()?);
-    let request = Repeatable {
+    let request = KeyedRequest {
         uid: Some(geteuid().as_raw()),
         id,
         content: &content,
     };
-    let known = Requests::open().and_then(|requests| requests.begin(request));
+    let known = RequestRecords::open().and_then(|requests| requests.begin(request));
     match known.into_diagnostic()? {
-        Known::New(under_way) => {
+        Lookup::New(in_progress) => {
             let outcome = carry_out(&words)?;
             let kept = serde_json::to_value(&outcome).map_err(std::io::Error::from);
-            if let Err(error) = kept.and_then(|outcome| under_way.end(outcome)) {
+            if let Err(error) = kept.and_then(|outcome| in_progress.end(outcome)) {
                 eprintln!("mirrorball: the result can't be kept for a repeated request: {error}");
             }
             print(&outcome)
         }
-        Known::Done(Some(outcome)) => print(&serde_json::from_value(outcome).into_diagnostic()?),
-        Known::Done(None) => Err(miette!(
+        Lookup::Done(Some(outcome)) => print(&serde_json::from_value(outcome).into_diagnostic()?),
+        Lookup::Done(None) => Err(miette!(
             help = "use another id to do it again",
             "--request {id}: it was carried out, and what it printed was too long to be kept"
         )),
-        Known::UnderWay => Err(miette!(
+        Lookup::InProgress => Err(miette!(
             help = "repeat it in a second for its result",
             "--request {id}: it is under way"
         )),
-        Known::Lost(_) => Err(miette!(
+        Lookup::Lost(_) => Err(miette!(
             help = "see whether it took effect (`mirrorball ps`), and use another id to do it again",
             "--request {id}: the process that carried it out ended before its result"
         )),
-        Known::Different => Err(miette!(
+        Lookup::Different => Err(miette!(
             help = "use another id",
             "--request {id}: this id is that of another command"
         )),
-        Known::Full => Err(miette!(
+        Lookup::Full => Err(miette!(
             help = "wait, or leave out --request",
             "--request {id}: this user has made too many such requests in ten minutes"
         )),
     }
 }
 
-/// All that the command depends on: its words, and the directory that relative paths begin at.
+/// Returns all inputs of the command: its arguments, and the directory of relative paths.
 fn content(words: &[OsString], directory: &std::path::Path) -> Vec<u8> {
     let mut content = directory.as_os_str().as_bytes().to_vec();
     for word in words {
@@ -97,7 +97,7 @@ fn content(words: &[OsString], directory: &std::path::Path) -> Vec<u8> {
     content
 }
 
-/// Runs the command in a process of its own, which is to have no part of the lock of the request.
+/// Runs the command in a separate process, which must not inherit the lock of the request.
 fn carry_out(words: &[OsString]) -> Result<Outcome> {
     let file = |name| memfd_create(name, MFdFlags::MFD_CLOEXEC).map(File::from);
     let (output, errors) = (
@@ -118,7 +118,7 @@ fn carry_out(words: &[OsString]) -> Result<Outcome> {
     })
 }
 
-/// As a shell has it: 128 plus the signal.
+/// Returns the exit status as a shell does: 128 plus the signal.
 fn code(status: ExitStatus) -> u8 {
     let signal = status.signal().unwrap_or_default();
     let code = status.code().unwrap_or(128 + signal);

@@ -1,4 +1,4 @@
-//! Bodies of requests, of bounded length and in bounded time.
+//! Reads request bodies of bounded length within a time limit.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use tokio::time::timeout;
 use crate::api::Result;
 use crate::problem::Problem;
 
-/// Bytes of a request's body at most.
+/// Maximum bytes of a request's body.
 const BODY_BYTES_MAX: usize = 1 << 20;
-/// How long a client may take to send a body of JSON.
+/// Time limit for a client to send a JSON body.
 const BODY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Reads a body of JSON. An empty one stands for `{}`.
+/// Reads a JSON body. An empty one stands for `{}`.
 pub(crate) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<T> {
     let kind = request.headers().get(header::CONTENT_TYPE);
     if kind.is_some_and(|kind| {
@@ -34,7 +34,7 @@ pub(crate) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<
     serde_json::from_slice(bytes).map_err(|error| Problem::bad_request(format!("the body: {error}")))
 }
 
-/// Reads a body of bounded length in bounded time.
+/// Reads a body of bounded length within the time limit.
 pub(crate) async fn json_bytes(body: Body) -> Result<Bytes> {
     let bytes = timeout(BODY_LIMIT, to_bytes(body, BODY_BYTES_MAX));
     let bytes = bytes.await.map_err(|_| {

@@ -1,4 +1,4 @@
-//! The order in which defined VMs start: each after those that its `after` names.
+//! Start order of defined VMs: each starts after the VMs in its `after`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,35 +6,35 @@ use crate::fault::{Fault, fault};
 use crate::validate::is_name;
 use crate::vm::VmSpec;
 
-/// Maximum number of VMs that one starts after.
+/// Maximum length of a VM's `after`.
 const AFTER_MAX: usize = 64;
 
-/// Why there is no order.
+/// Reason why there is no start order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AfterError {
-    /// A VM starts after one that is not there.
+pub enum StartOrderError {
+    /// A VM starts after an undefined VM.
     #[error("{vm} starts after {after}, which is not defined; define that first, or with the same command")]
     Unknown {
         /// The VM.
         vm: String,
-        /// The name that it gives.
+        /// Name in its `after`.
         after: String,
     },
-    /// VMs start after one another.
+    /// VMs start after one another in a cycle.
     #[error("{} start after one another in a circle; leave one out of the `after` of another", .0.join(", "))]
     Cycle(Vec<String>),
 }
 
-/// The names of the VMs in an order in which each comes behind those that its `after` names; by name where
-/// both orders would do.
+/// Returns the VMs' names in an order in which each comes after those in its `after`; by name where both
+/// orders are possible.
 ///
 /// # Errors
-/// If there is none.
-pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, AfterError> {
+/// If there is no such order.
+pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, StartOrderError> {
     for (vm, spec) in vms {
         if let Some(after) = spec.after.iter().find(|after| !vms.contains_key(*after)) {
             let (vm, after) = (vm.clone(), after.clone());
-            return Err(AfterError::Unknown { vm, after });
+            return Err(StartOrderError::Unknown { vm, after });
         }
     }
     let mut order: Vec<String> = Vec::with_capacity(vms.len());
@@ -44,7 +44,7 @@ pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, AfterError> 
         let waits = |spec: &VmSpec| spec.after.iter().any(|after| !placed.contains(after));
         let next = left.iter().find(|(_, spec)| !waits(spec));
         let Some(next) = next.map(|(name, _)| (*name).clone()) else {
-            return Err(AfterError::Cycle(cycle(&left)));
+            return Err(StartOrderError::Cycle(cycle(&left)));
         };
         left.remove(&next);
         placed.insert(next.clone());
@@ -53,8 +53,8 @@ pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, AfterError> 
     Ok(order)
 }
 
-/// VMs of which each waits for the next, and the last for the first. Each of `left` waits for another of
-/// them.
+/// Returns VMs of which each waits for the next, and the last for the first. Each VM of `left` waits for
+/// another of them.
 fn cycle(left: &BTreeMap<&String, &VmSpec>) -> Vec<String> {
     let mut path: Vec<String> = Vec::new();
     let mut next = left.keys().next().map(|name| (*name).clone());
@@ -69,7 +69,7 @@ fn cycle(left: &BTreeMap<&String, &VmSpec>) -> Vec<String> {
     path
 }
 
-/// Checks the names that a spec gives.
+/// Checks the names in a spec's `after`.
 pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
     if spec.after.len() > AFTER_MAX {
         let message = format!("{} VMs to start after", spec.after.len());
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn each_vm_comes_behind_those_that_it_names() {
+    fn each_vm_starts_after_the_vms_that_it_names() {
         let all = vms(&[
             ("app", &["db", "cache"]),
             ("cache", &[]),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_and_circles_are_refused_by_name() {
+    fn unknown_names_and_cycles_are_refused_by_name() {
         let unknown = order(&vms(&[("a", &["b"])])).unwrap_err().to_string();
         assert_eq!(
             unknown,
@@ -143,7 +143,7 @@ mod tests {
             ("d", &["b"]),
             ("e", &[]),
         ]);
-        let AfterError::Cycle(names) = order(&circle).unwrap_err() else {
+        let StartOrderError::Cycle(names) = order(&circle).unwrap_err() else {
             panic!("no circle");
         };
         assert_eq!(names, ["b", "c", "d"]);
@@ -168,10 +168,9 @@ mod tests {
     }
 
     proptest! {
-        /// Of each graph there is an order in which all come behind those that they name, or a circle of its
-        /// edges.
+        /// Each graph has an order in which all VMs come after those that they name, or a cycle of its edges.
         #[test]
-        fn order_or_circle_is_right(edges in prop::collection::vec((0..8_usize, 0..8_usize), 0..14)) {
+        fn order_respects_every_edge_and_a_reported_cycle_exists(edges in prop::collection::vec((0..8_usize, 0..8_usize), 0..14)) {
             let name = |number: usize| format!("v{number}");
             let mut all: BTreeMap<String, VmSpec> = (0..8).map(|number| (name(number), spec(&name(number), &[]))).collect();
             for (vm, after) in edges.into_iter().filter(|(vm, after)| vm != after) {
@@ -184,7 +183,7 @@ mod tests {
                         prop_assert!(all[vm].after.iter().all(|after| order[..at].contains(after)));
                     }
                 }
-                Err(AfterError::Cycle(names)) => {
+                Err(StartOrderError::Cycle(names)) => {
                     for (at, vm) in names.iter().enumerate() {
                         prop_assert!(all[vm].after.contains(&names[(at + 1) % names.len()]));
                     }

@@ -1,27 +1,28 @@
-//! Work on disks that no VM uses: committing, comparing, compacting and checking them, and the overlays that VMs left.
+//! Maintenance of disks that no VM uses: commit, diff, compact and check, and the overlays that VMs left.
 //!
-//! What holds:
-//! * The disk is locked as by a VM that uses it exclusively, so a VM that has it is named and nothing is done; a base
-//!   that is only read is shared with those who use it.
-//! * A kill at any moment loses nothing: a file is replaced by a complete one under its name, holes are only made where
-//!   zeroes are, and a base that a commit was writing still has the whole overlay above it: commit again.
+//! Invariants:
+//! * The disk is locked as by a VM that uses it exclusively. If a VM has it, the error names that VM and
+//!   nothing is done. A base that is only read is shared with its other users.
+//! * A kill at any moment loses nothing. A file is replaced by a complete one under its name, holes are only
+//!   punched where zeroes are, and a base that a commit was writing still has the whole overlay above it:
+//!   commit again.
 
 mod check;
 mod commit;
 mod compact;
 mod diff;
-mod mend;
 mod overlays;
-mod own;
+mod own_clusters;
 mod qcow2_map;
+mod repair;
 mod replace;
 
 pub use check::{Report, check, first_fault};
 pub use commit::{Committed, Target, base, commit};
 pub use compact::{Compacted, compact};
 pub use diff::{Change, Diff, diff};
-pub use mend::mend;
 pub use overlays::{Overlay, Overlays};
+pub use repair::repair;
 
 use std::io;
 use std::path::Path;
@@ -32,22 +33,23 @@ use super::lock::Share;
 use super::open::Chain;
 use super::{DiskError, Format, Layer, SECTOR_BYTES, Segments, Store, assemble};
 
-/// Told how many bytes of how many are done.
+/// Receives the bytes done and the total bytes.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Bytes that are looked at once; a multiple of the block and no less than half of the largest cluster.
+/// Bytes per step; a multiple of the block and at least half of the largest cluster.
 const PIECE_BYTES: u64 = 1 << 20;
-/// The unit in which zeroes are left out and equal bytes not written: the page size of the host's file systems.
+/// Unit in which zeroes are skipped and equal bytes are not written: the page size of the host's file
+/// systems.
 const BLOCK_BYTES: usize = 4096;
 
-/// A disk that nobody else uses while this lives.
-struct Idle {
+/// A disk that no other process uses while this lives.
+struct ExclusiveDisk {
     layers: Vec<Layer>,
     _locks: Vec<Lock>,
 }
 
-impl Idle {
-    /// Opens a disk and what it stands on.
+impl ExclusiveDisk {
+    /// Opens a disk and its base.
     fn open(path: &Path, said: Option<Format>, writable: bool) -> Result<Self, DiskError> {
         let mut chain = Chain::new("");
         chain
@@ -59,7 +61,7 @@ impl Idle {
         })
     }
 
-    /// The disk as its VM sees it, or what it stands on alone: from layer `first` down.
+    /// The disk as its VM sees it, or only the layers from `first` down.
     fn store(&self, first: usize, read_only: bool) -> io::Result<Arc<dyn Store>> {
         let copy = |layer: &Layer| Ok((layer.file.try_clone()?, layer.format));
         let layers: io::Result<Vec<_>> = self.layers[first..].iter().map(copy).collect();
@@ -67,7 +69,7 @@ impl Idle {
     }
 }
 
-/// The mend of a disk in use, for one who wants to work on it rather than to run a VM.
+/// Replaces the help of an error about a disk in use, for maintenance instead of a VM's start.
 fn stop_first(error: DiskError) -> DiskError {
     match error {
         DiskError::InUse {
@@ -76,7 +78,7 @@ fn stop_first(error: DiskError) -> DiskError {
             path,
             how,
             holder,
-            mend: "stop it first",
+            help: "stop it first",
         },
         error => error,
     }
@@ -93,13 +95,13 @@ fn sectors(bytes: u64) -> u64 {
     bytes / SECTOR_BYTES * SECTOR_BYTES
 }
 
-/// Reads from a disk; behind its end are zeroes.
+/// Reads from a disk; bytes after its end are zeroes.
 fn read(disk: &dyn Store, into: &mut [u8], offset: u64) -> io::Result<()> {
     let there = disk.size().saturating_sub(offset).min(into.len() as u64) as usize;
     let (there, behind) = into.split_at_mut(there);
     behind.fill(0);
     let mut segments = Segments::new();
-    // SAFETY: the slice is ours alone until the read has ended.
+    // SAFETY: no other code uses the slice until the read has ended.
     unsafe { segments.push(there.as_mut_ptr(), there.len()) };
     disk.read(&segments, offset)
 }
@@ -107,12 +109,13 @@ fn read(disk: &dyn Store, into: &mut [u8], offset: u64) -> io::Result<()> {
 /// Writes to a disk.
 fn write(disk: &dyn Store, from: &mut [u8], offset: u64) -> io::Result<()> {
     let mut segments = Segments::new();
-    // SAFETY: the slice is ours alone until the write has ended.
+    // SAFETY: no other code uses the slice until the write has ended.
     unsafe { segments.push(from.as_mut_ptr(), from.len()) };
     disk.write(&segments, offset)
 }
 
-/// Writes those blocks of `unit` bytes of `new` that are not as in `old`; zeroes take no space. Returns how many bytes.
+/// Writes those blocks of `unit` bytes of `new` that differ from `old`; zeroes take no space. Returns the
+/// number of bytes written.
 fn put_changed(to: &dyn Store, new: &mut [u8], old: &[u8], at: u64, unit: usize) -> io::Result<u64> {
     let changed = |zero: bool| {
         runs(new.len(), unit, |block| {
@@ -133,13 +136,13 @@ fn put_changed(to: &dyn Store, new: &mut [u8], old: &[u8], at: u64, unit: usize)
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    // The first byte and then each with the one before it: a comparison of two slices, which is fast.
+    // Compares the first byte and then each with the one before it, as a fast comparison of two slices.
     bytes
         .first()
         .is_none_or(|first| *first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
-/// The runs of blocks of `unit` bytes for which `wanted` holds, as ranges of `0..bytes`.
+/// Yields the runs of blocks of `unit` bytes for which `wanted` holds, as ranges of `0..bytes`.
 fn runs(
     bytes: usize,
     unit: usize,

@@ -1,31 +1,33 @@
-//! Giving back the space of a disk's file that its content does not need.
+//! Frees space of a disk's file that its content does not need.
 //!
-//! A raw file gets holes where it has zeroes. A qcow2 file is written anew without leaked clusters, zeroes and what is
-//! the same in its base, and takes the place of the old one when it is smaller.
+//! A raw file gets holes for its zeroes. A qcow2 file is rewritten without leaked clusters, zeroes, and data
+//! that equals its base; it replaces the old file when it is smaller.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::own::{Held, Own};
-use super::replace::Unfinished;
-use super::{BLOCK_BYTES, Idle, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors};
+use super::own_clusters::{ClusterKind, OwnClusters};
+use super::replace::ReplacementFile;
+use super::{
+    BLOCK_BYTES, ExclusiveDisk, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors,
+};
 use crate::disk::raw::{hole, punch};
 use crate::disk::{DiskError, Format, Store, qcow2};
 
-/// What compacting gave.
+/// Result of compacting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compacted {
-    /// Bytes that the file took.
+    /// Space of the file before, in bytes.
     pub before_bytes: u64,
-    /// Bytes that it takes.
+    /// Space of the file after, in bytes.
     pub after_bytes: u64,
 }
 
-/// Gives space back.
+/// Compacts a disk.
 pub fn compact(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Result<Compacted, DiskError> {
-    let disk = Idle::open(path, said, true)?;
+    let disk = ExclusiveDisk::open(path, said, true)?;
     let file = &disk.layers[0].file;
     let before_bytes = taken(file).map_err(DiskError::io(path, "looking at it"))?;
     let after = match disk.layers[0].format {
@@ -45,12 +47,12 @@ pub fn compact(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Res
     }
 }
 
-/// Bytes that a file takes. Of one just written the answer is sure only after a sync.
+/// Space that a file takes. For a file that was just written, the value is exact only after a sync.
 fn taken(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.blocks() * 512)
 }
 
-/// Makes holes where a file has blocks of zeroes.
+/// Punches holes for a file's blocks of zeroes.
 fn dig(file: &File, progress: Progress<'_>) -> io::Result<()> {
     let store = raw_store(file)?;
     let size = store.size();
@@ -76,10 +78,10 @@ fn raw_store(file: &File) -> io::Result<std::sync::Arc<dyn Store>> {
     crate::disk::assemble(vec![(file.try_clone()?, Format::Raw)], true)
 }
 
-/// Writes the file anew, and puts it in place of the old one if it is smaller; returns the bytes that it takes.
-fn rewrite(path: &Path, disk: &Idle, before_bytes: u64, progress: Progress<'_>) -> io::Result<u64> {
-    let own = Own::open(&disk.layers[0].file)?;
-    let new = Unfinished::begin(path)?;
+/// Rewrites the file, and replaces the old one if it is smaller; returns its space in bytes.
+fn rewrite(path: &Path, disk: &ExclusiveDisk, before_bytes: u64, progress: Progress<'_>) -> io::Result<u64> {
+    let own = OwnClusters::open(&disk.layers[0].file)?;
+    let new = ReplacementFile::begin(path)?;
     new.inherit(&disk.layers[0].file)?;
     let backing = own
         .header
@@ -113,9 +115,9 @@ fn rewrite(path: &Path, disk: &Idle, before_bytes: u64, progress: Progress<'_>) 
     Ok(after_bytes)
 }
 
-/// Copies the clusters that show something else than what is below them.
+/// Copies the clusters whose content differs from the lower layers.
 fn copy_needed(
-    own: &Own,
+    own: &OwnClusters,
     below: Option<&dyn Store>,
     target: &dyn Store,
     progress: Progress<'_>,
@@ -127,7 +129,7 @@ fn copy_needed(
     let mut at = 0;
     while at < size {
         let (held, length) = own.run(at, size - at, piece_bytes)?;
-        if held != Held::Nothing {
+        if held != ClusterKind::Nothing {
             let [new, old] = memory.each_mut().map(|memory| &mut memory[..length as usize]);
             own.read(new, at)?;
             match below {

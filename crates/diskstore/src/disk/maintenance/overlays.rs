@@ -1,4 +1,4 @@
-//! The overlays that persistent private disks left in the data directory: `overlays/VM/DISK.qcow2`.
+//! Overlays that persistent private disks left in the data directory: `overlays/VM/DISK.qcow2`.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -23,31 +23,31 @@ pub struct Overlays {
 pub struct Overlay {
     /// The VM.
     pub vm: String,
-    /// Which of its disks, counted from 0; a root disk of an image is the first.
+    /// Number of the disk, from 0; an image's root disk is the first.
     pub disk: u32,
     /// The file.
     pub path: PathBuf,
-    /// What it stands on; unknown if the file is damaged.
+    /// Its base; unknown if the file is damaged.
     pub base: Option<PathBuf>,
-    /// Whether that is there.
+    /// Whether the base exists.
     pub base_is_there: bool,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// Bytes that the file takes.
+    /// Space of the file, in bytes.
     pub taken_bytes: u64,
-    /// Processes that use it.
+    /// Ids of the processes that use it.
     pub used_by: Vec<u32>,
 }
 
 impl Overlays {
-    /// Those below the data directory `data`.
+    /// Returns the overlays below the data directory `data`.
     pub fn of(data: &Path) -> Self {
         Self {
             folder: data.join("overlays"),
         }
     }
 
-    /// All of them, by VM and disk.
+    /// Returns all overlays, by VM and disk.
     pub fn list(&self) -> io::Result<Vec<Overlay>> {
         let mut overlays = Vec::new();
         for vm in names(&self.folder)? {
@@ -55,8 +55,8 @@ impl Overlays {
                 let disk = file.strip_suffix(".qcow2").and_then(|number| number.parse().ok());
                 if let Some(disk) = disk {
                     let path = self.folder.join(&vm).join(&file);
-                    // One that vanishes meanwhile is left out.
-                    overlays.extend(look(vm.clone(), disk, path).ok());
+                    // An overlay that disappears meanwhile is left out.
+                    overlays.extend(inspect(vm.clone(), disk, path).ok());
                 }
             }
         }
@@ -64,7 +64,7 @@ impl Overlays {
         Ok(overlays)
     }
 
-    /// The overlays that `VM` or `VM/DISK` names.
+    /// Returns the overlays that `VM` or `VM/DISK` names.
     pub fn named(&self, name: &str) -> io::Result<Vec<Overlay>> {
         let (vm, disk) = match name.split_once('/') {
             Some((vm, disk)) => (vm, Some(disk)),
@@ -75,7 +75,7 @@ impl Overlays {
         Ok(found)
     }
 
-    /// The overlays that stand on the file at `base`, but for `except`.
+    /// Returns the overlays over the file at `base`, except `except`.
     pub fn standing_on(&self, base: &Path, except: &Path) -> io::Result<Vec<Overlay>> {
         let identity = |path: &Path| {
             std::fs::metadata(path)
@@ -92,21 +92,21 @@ impl Overlays {
         Ok(found)
     }
 
-    /// Removes an overlay that nobody uses, and its VM's directory with the last one.
+    /// Removes an unused overlay, and its VM's directory with the last one.
     pub fn remove(&self, overlay: &Overlay) -> Result<(), DiskError> {
         let path = &overlay.path;
         let failed = DiskError::io(path, "removing it");
         let (_file, _lock) = open_locked(path, true, Share::Exclusive, "").map_err(stop_first)?;
         std::fs::remove_file(path).map_err(failed)?;
         if let Some(folder) = path.parent() {
-            // The directory stays if something else is in it.
+            // The directory stays if it has other content.
             let _ = std::fs::remove_dir(folder);
         }
         Ok(())
     }
 }
 
-fn look(vm: String, disk: u32, path: PathBuf) -> io::Result<Overlay> {
+fn inspect(vm: String, disk: u32, path: PathBuf) -> io::Result<Overlay> {
     let file = std::fs::File::open(&path)?;
     let taken_bytes = file.metadata()?.blocks() * 512;
     let header = Header::read(&file, false).ok();
@@ -124,7 +124,7 @@ fn look(vm: String, disk: u32, path: PathBuf) -> io::Result<Overlay> {
     })
 }
 
-/// The names in a directory, in order; none if it is not there.
+/// Returns the names in a directory, sorted; none if it does not exist.
 fn names(folder: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,

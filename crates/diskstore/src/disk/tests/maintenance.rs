@@ -1,4 +1,4 @@
-//! Commit, diff, compact and check: no byte is lost, a kill at any moment included, and damage is found.
+//! Commit, diff, compact and check lose no byte, even if killed at any moment, and damage is found.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::super::upkeep::{Change, Overlays, Target, check, commit, compact, diff};
+use super::super::maintenance::{Change, Overlays, Target, check, commit, compact, diff};
 use super::super::{DiskError, boot, open};
 use super::model::{DISK_BYTES, SECTOR, Step, step};
 use super::*;
@@ -27,7 +27,7 @@ struct Made {
 }
 
 impl Made {
-    /// Whether the file system keeps attributes of files.
+    /// Whether the file system has extended attributes.
     fn keeps_attributes(&self) -> bool {
         let other = self.base.with_extension("other");
         let file = File::create(&other).unwrap();
@@ -81,7 +81,7 @@ fn play(disk: &dyn Store, steps: &[Step]) {
     }
 }
 
-/// The disk as its VM would see it.
+/// Content of the disk as its VM sees it.
 fn shown(made: &Made) -> Vec<u8> {
     read(&*store(&overlay_of(&made.base)), 0, DISK_BYTES)
 }
@@ -117,7 +117,7 @@ proptest! {
             rebuilt[range.clone()].copy_from_slice(&made.shown[range]);
         }
         prop_assert!(rebuilt == made.shown);
-        // A new file has all of it, and the overlay is as before.
+        // A new file has all of it, and the overlay is unchanged.
         for (format, name) in [(Format::Raw, "raw"), (Format::Qcow2, "qcow2")] {
             let path = made.base.with_extension(name).with_file_name(format!("new.{name}"));
             let target = Target::New { path: path.clone(), format };
@@ -129,7 +129,7 @@ proptest! {
         prop_assert!(compacted.after_bytes <= compacted.before_bytes);
         prop_assert!(shown(&made) == made.shown);
         sound(&made.overlay);
-        // Into the base: it has all of it, and the overlay is empty over it.
+        // After a commit to the base, the base has all of it, and the overlay is empty over it.
         commit(&made.overlay, Some(Format::Qcow2), &Target::Base, &mut quiet()).unwrap();
         prop_assert!(as_raw(&made.base, base_format) == made.shown);
         prop_assert!(shown(&made) == made.shown);
@@ -173,7 +173,7 @@ fn nothing_is_done_to_a_disk_that_a_vm_uses_and_the_vm_is_named() {
     in_use(compact(&made.overlay, said, &mut quiet()).map(drop));
     in_use(check(&made.overlay, said, &mut quiet()).map(drop));
     drop(running);
-    // Another VM over the same base: only what writes the base has to wait.
+    // Another VM uses the same base: only writes to the base must wait.
     let mut other = request(&made.base, "busy");
     other.read_only = true;
     let running = open(&other).unwrap();
@@ -214,7 +214,8 @@ fn a_disk_without_a_base_can_neither_be_compared_nor_committed() {
     refused(commit(&raw, None, &Target::Base, &mut quiet()).map(drop));
 }
 
-/// The guest of an overlay wrote a qcow2 header that names a file of the host; its raw base has it after the commit.
+/// The guest of an overlay wrote a qcow2 header that names a file of the host; its raw base has it after the
+/// commit.
 #[test]
 fn a_header_that_a_guest_wrote_means_nothing_after_a_commit() {
     let directory = tempfile::tempdir().unwrap();
@@ -244,7 +245,7 @@ fn a_header_that_a_guest_wrote_means_nothing_after_a_commit() {
     for path in [&made.base, &new] {
         match open(&request(path, "a")) {
             Ok(disk) => assert!(read(&*assemble_open(disk), 0, DISK_BYTES) == made.shown),
-            // Where the file system keeps no attributes.
+            // On file systems without attributes.
             Err(error) => assert!(matches!(error, DiskError::UntrustedBacking { .. }), "{error}"),
         }
     }
@@ -252,7 +253,7 @@ fn a_header_that_a_guest_wrote_means_nothing_after_a_commit() {
 
 #[test]
 fn compacting_gives_back_freed_and_repeated_space() {
-    // Raw: zeroes become holes.
+    // In a raw file, zeroes become holes.
     let directory = tempfile::tempdir().unwrap();
     let raw = directory.path().join("disk");
     let mut bytes = vec![0; BIG];
@@ -263,7 +264,7 @@ fn compacting_gives_back_freed_and_repeated_space() {
     assert!(compacted.before_bytes >= BIG as u64, "{compacted:?}");
     assert!(compacted.after_bytes < (1 << 20) + 65536, "{compacted:?}");
     assert!(std::fs::read(&raw).unwrap() == bytes);
-    // An overlay: what is as in the base again, and zeroes, are left out.
+    // An overlay drops clusters that equal the base, and zeroes.
     let made = make("raw", |disk| {
         write(disk, 0, &[7; DISK_BYTES]);
         write(disk, 65536, &pattern(DISK_BYTES)[65536..]);
@@ -279,7 +280,7 @@ fn compacting_gives_back_freed_and_repeated_space() {
         (0o640, compacted.after_bytes)
     );
     assert!(shown(&made) == made.shown);
-    // Again: nothing to gain, and the file stays.
+    // A second run gains nothing, and the file stays.
     let again = compact(&made.overlay, Some(Format::Qcow2), &mut quiet()).unwrap();
     assert_eq!(again.before_bytes, again.after_bytes);
     assert_eq!(std::fs::metadata(&made.overlay).unwrap().ino(), about.ino());
@@ -299,7 +300,7 @@ fn a_link_to_a_disk_stays_a_link_when_it_is_compacted() {
     assert!(shown(&made) == made.shown);
 }
 
-/// Damage of each kind, at the place where qemu-img sees it too.
+/// Damage of each kind, at the place where qemu-img finds it too.
 #[test]
 fn damage_is_found_where_qemu_finds_it() {
     type Damage = fn(&mut [u8]);
@@ -365,7 +366,7 @@ fn damage_is_found_where_qemu_finds_it() {
     }
 }
 
-/// A crash of the host that kept a table and lost a count: the cluster was given away a second time.
+/// After a crash of the host that kept a table and lost a refcount, the cluster was allocated twice.
 #[test]
 fn a_qcow2_file_with_a_cluster_used_twice_is_not_written_after_the_host_started_again() {
     let made = make("raw", |disk| write(disk, 0, &[7; DISK_BYTES]));
@@ -396,7 +397,7 @@ fn a_sound_qcow2_file_is_checked_once_in_each_start_of_the_host() {
     boot::record(&file, Some("another start")).unwrap();
     assert!(!boot::is_recorded(&file, present.as_deref()));
     drop(open(&overlay_of(&made.base)).unwrap());
-    // Where the file system keeps attributes.
+    // On file systems with attributes.
     if made.keeps_attributes() {
         assert!(boot::is_recorded(&file, present.as_deref()));
     }
@@ -422,7 +423,7 @@ fn leaks_snapshots_and_compression_are_no_damage() {
     qemu_img(&["snapshot", "-c", "one", text(&path)]);
     sound(&path);
     qemu_img(&["snapshot", "-d", "one", text(&path)]);
-    // Space behind the last cluster, counted but used by nothing.
+    // Space after the last cluster, counted but unused.
     let file = open_rw(&path);
     let end = file.metadata().unwrap().len().next_multiple_of(65536);
     file.set_len(end + 65536).unwrap();
@@ -470,9 +471,9 @@ fn overlays_are_listed_and_removed_unless_used() {
     assert!(!folder.exists() && base.exists());
 }
 
-/// The process that is killed while it compacts, and commits, again and again.
+/// Body of the process that compacts and commits repeatedly until it is killed.
 #[test]
-fn upkeep_process() {
+fn maintenance_process() {
     let Some(value) = subprocess_value() else { return };
     let (what, path) = value.split_once(' ').unwrap();
     let path = Path::new(path);
@@ -483,10 +484,10 @@ fn upkeep_process() {
     }
 }
 
-/// Starts the process above; returns once it has begun, with its output, which must stay open.
+/// Starts that process; returns once it has begun, with its output, which must stay open.
 fn begin(what: &str, overlay: &Path) -> (Child, Lines<BufReader<ChildStdout>>) {
     let mut child = in_subprocess(
-        "disk::tests::upkeep::upkeep_process",
+        "disk::tests::maintenance::maintenance_process",
         &format!("{what} {}", text(overlay)),
     )
     .stdout(Stdio::piped())
@@ -501,7 +502,7 @@ fn begin(what: &str, overlay: &Path) -> (Child, Lines<BufReader<ChildStdout>>) {
 fn a_kill_during_compacting_or_committing_loses_nothing() {
     const KILLS: u32 = 40;
     let mut finished = 0;
-    // How long it takes, found by the first of each, which are not killed.
+    // Duration of each operation, measured by its first run, which is not killed.
     let mut whole = [Duration::ZERO; 2];
     for kill in 0..KILLS {
         let what = kill as usize % 2;
@@ -523,7 +524,7 @@ fn a_kill_during_compacting_or_committing_loses_nothing() {
             finished += u32::from(child.wait().unwrap().success());
         }
         assert!(shown(&made) == made.shown, "{name} killed, number {kill}");
-        // And it can be done again.
+        // It can be done again.
         commit(&made.overlay, Some(Format::Qcow2), &Target::Base, &mut quiet()).unwrap();
         assert!(
             as_raw(&made.base, base_format) == made.shown,

@@ -1,4 +1,4 @@
-//! Bringing an overlay's changes down: into its base, or with it into a new file.
+//! Commits an overlay's changes to its base, or merges both into a new file.
 
 use std::fs::Metadata;
 use std::os::fd::AsFd;
@@ -7,48 +7,48 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use super::own::{Held, Own};
-use super::replace::Unfinished;
+use super::own_clusters::{ClusterKind, OwnClusters};
+use super::replace::ReplacementFile;
 use super::{
-    BLOCK_BYTES, Idle, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors, stop_first,
-    write,
+    BLOCK_BYTES, ExclusiveDisk, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors,
+    stop_first, write,
 };
+use crate::disk::fingerprint::Fingerprint;
 use crate::disk::format::{decide, record_raw};
 use crate::disk::header::Header;
 use crate::disk::lock::Share;
 use crate::disk::open::{Chain, below, open_locked};
-use crate::disk::stamp::Stamp;
 use crate::disk::{DiskError, Format, Layer, Store, assemble, qcow2};
 
-/// Where the changes go.
+/// Destination of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Into the overlay's base. The overlay is empty afterwards.
+    /// The overlay's base. The overlay is empty afterwards.
     Base,
-    /// With everything below them into a new file that stands on nothing. The overlay stays as it is.
+    /// A new file without a base, with the overlay and everything below it. The overlay is unchanged.
     New {
-        /// The file, which must not exist.
+        /// Path of the file, which must not exist.
         path: PathBuf,
         /// Its format.
         format: Format,
     },
 }
 
-/// What a commit did.
+/// Result of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// The file that was written.
+    /// The written file.
     pub into: PathBuf,
     /// Bytes written to it.
     pub written_bytes: u64,
 }
 
-/// The file that the overlay at `path` stands on.
+/// Returns the base of the overlay at `path`.
 pub fn base(path: &Path, said: Option<Format>) -> Result<PathBuf, DiskError> {
     base_of(path, said).map(|base| base.path)
 }
 
-/// What an overlay stands on; an error if the file at `path` is none.
+/// Returns the base of an overlay; an error if the file at `path` has none.
 fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
     let (file, lock) = open_locked(path, false, Share::Exclusive, "").map_err(stop_first)?;
     let known = decide(path, &file, said)?;
@@ -59,7 +59,7 @@ fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
     let header = Header::read(&file, true).map_err(|why| refused(path, why))?;
     let (base, format) = below(path, &file, &header, known.trusted)?.ok_or_else(none)?;
     Ok(Base {
-        overlay: Idle {
+        overlay: ExclusiveDisk {
             layers: vec![Layer {
                 file,
                 format: Format::Qcow2,
@@ -72,17 +72,17 @@ fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
     })
 }
 
-/// An overlay and what it says of its base.
+/// An overlay and its recorded base.
 struct Base {
-    overlay: Idle,
+    overlay: ExclusiveDisk,
     header: Header,
     path: PathBuf,
     format: Option<Format>,
 }
 
-/// Brings the changes of the overlay at `overlay` down.
+/// Commits the changes of the overlay at `overlay`.
 ///
-/// Other overlays over the same base are the caller's matter: they would see the changes as damage.
+/// The caller must ensure that no other overlay uses the same base: it would see the changes as damage.
 pub fn commit(
     overlay: &Path,
     said: Option<Format>,
@@ -111,7 +111,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     let base_bytes = chain
         .add(&overlay.path, overlay.format, Share::Exclusive, true)
         .map_err(stop_first)?;
-    // The name may lead to another file by now.
+    // The name may refer to another file by now.
     fit(chain.layers[0].file.metadata())?;
     let size = sectors(overlay.header.size);
     if size > base_bytes {
@@ -121,9 +121,10 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
         return Err(refused(path, why));
     }
     let failed = DiskError::io(&overlay.path, "writing the changes to it");
-    // From here on until it is empty the overlay holds what its base is being made, and fits it at every moment.
-    Stamp::forget(&overlay.overlay.layers[0].file);
-    let base = Idle {
+    // From here until it is empty, the overlay equals the content that its base is being given, and fits it
+    // at every moment.
+    Fingerprint::forget(&overlay.overlay.layers[0].file);
+    let base = ExclusiveDisk {
         layers: chain.layers,
         _locks: chain.locks,
     };
@@ -131,7 +132,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     let written_bytes = base
         .store(0, false)
         .and_then(|store| {
-            let own = Own::open(&overlay.overlay.layers[0].file)?;
+            let own = OwnClusters::open(&overlay.overlay.layers[0].file)?;
             let written = bring_down(&own, &*store, size, progress)?;
             store.write_back()?;
             base.layers[0].file.sync_all()?;
@@ -139,7 +140,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
         })
         .map_err(failed)?;
     let name = overlay.header.backing.as_deref().unwrap_or_default();
-    let emptied = Unfinished::begin(path).and_then(|new| {
+    let emptied = ReplacementFile::begin(path).and_then(|new| {
         let bytes = overlay.header.cluster_bytes;
         qcow2::create(
             new.file().try_clone()?,
@@ -147,7 +148,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
             bytes,
             Some((name, base_format)),
         )?;
-        Stamp::of(base.layers[0].file.as_fd())?.record(new.file());
+        Fingerprint::of(base.layers[0].file.as_fd())?.record(new.file());
         new.replace(&overlay.overlay.layers[0].file)
     });
     emptied.map_err(DiskError::io(path, "emptying it after the commit"))?;
@@ -157,8 +158,8 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     })
 }
 
-/// Whether the changes of an overlay may go into its base. An overlay names its base itself: that of another user could name any
-/// file that the caller may write.
+/// Whether the changes of an overlay may go into its base. An overlay names its base itself, so another
+/// user's overlay could name any file that the caller may write.
 fn may_write_base(overlay_owner: u32, base_owner: u32, own: u32) -> bool {
     overlay_owner == own || overlay_owner == base_owner
 }
@@ -171,13 +172,18 @@ fn foreign_base(base: &Path, overlay_owner: u32, base_owner: u32) -> String {
     )
 }
 
-/// Writes what the overlay holds and the base has otherwise.
-fn bring_down(own: &Own, base: &dyn Store, size: u64, progress: Progress<'_>) -> std::io::Result<u64> {
+/// Writes the overlay's data where the base differs.
+fn bring_down(
+    own: &OwnClusters,
+    base: &dyn Store,
+    size: u64,
+    progress: Progress<'_>,
+) -> std::io::Result<u64> {
     let mut memory = [vec![0; PIECE_BYTES as usize], vec![0; PIECE_BYTES as usize]];
     let (mut at, mut written) = (0, 0);
     while at < size {
         let (held, length) = own.run(at, size - at, PIECE_BYTES)?;
-        if held != Held::Nothing {
+        if held != ClusterKind::Nothing {
             let [new, old] = memory.each_mut().map(|memory| &mut memory[..length as usize]);
             own.read(new, at)?;
             read(base, old, at)?;
@@ -199,10 +205,10 @@ fn into_new(
     if path.symlink_metadata().is_ok() {
         return Err(refused(path, "exists already; choose another name, or remove it"));
     }
-    let disk = Idle::open(overlay, said, false)?;
+    let disk = ExclusiveDisk::open(overlay, said, false)?;
     let failed = DiskError::io(path, "making it");
     let written = disk.store(0, true).and_then(|disk| {
-        let new = Unfinished::begin(path)?;
+        let new = ReplacementFile::begin(path)?;
         match format {
             Format::Qcow2 => qcow2::create(new.file().try_clone()?, disk.size(), qcow2::CLUSTER_BYTES, None)?,
             _ => {
@@ -223,7 +229,7 @@ fn into_new(
     })
 }
 
-/// Copies what is not zero.
+/// Copies all non-zero data.
 fn copy_all(from: &dyn Store, to: &dyn Store, progress: Progress<'_>) -> std::io::Result<u64> {
     let size = from.size();
     let mut memory = vec![0; PIECE_BYTES as usize];

@@ -1,33 +1,33 @@
-//! What a disk changed of its base.
+//! Changes of a disk relative to its base.
 
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::own::{Held, Own};
-use super::{Idle, PIECE_BYTES, Progress, read, refused, runs, sectors};
+use super::own_clusters::{ClusterKind, OwnClusters};
+use super::{ExclusiveDisk, PIECE_BYTES, Progress, read, refused, runs, sectors};
 use crate::disk::open::resolve;
 use crate::disk::{DiskError, Format, SECTOR_BYTES};
 
 /// A range that differs from the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// Where, in bytes of the disk.
+    /// Offset on the disk, in bytes.
     pub offset: u64,
-    /// How much.
+    /// Length.
     pub bytes: u64,
 }
 
-/// What a disk changed of its base.
+/// Changes of a disk relative to its base.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diff {
     /// The disk.
     pub path: PathBuf,
-    /// What it stands on.
+    /// Base of the disk.
     pub base: PathBuf,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// What the file holds of the disk, the same as in the base or not.
+    /// Data in the disk's own file, equal to the base or not, in bytes.
     pub held_bytes: u64,
     /// The sum of the changes.
     pub changed_bytes: u64,
@@ -37,12 +37,12 @@ pub struct Diff {
 
 /// Compares a qcow2 disk with its base, sector by sector.
 pub fn diff(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Result<Diff, DiskError> {
-    let disk = Idle::open(path, said, false)?;
+    let disk = ExclusiveDisk::open(path, said, false)?;
     if disk.layers.len() < 2 {
         return Err(refused(path, "stands on no base; only overlays can be compared"));
     }
     let failed = |source| DiskError::io(path, "comparing it with its base")(source);
-    let own = Own::open(&disk.layers[0].file).map_err(failed)?;
+    let own = OwnClusters::open(&disk.layers[0].file).map_err(failed)?;
     let below = disk.store(1, true).map_err(failed)?;
     let base = resolve(path, own.header.backing.as_deref().unwrap_or_default())?;
     let size = sectors(own.header.size);
@@ -58,7 +58,7 @@ pub fn diff(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Result
     let mut at = 0;
     while at < size {
         let (held, length) = own.run(at, size - at, PIECE_BYTES).map_err(failed)?;
-        if held != Held::Nothing {
+        if held != ClusterKind::Nothing {
             let [new, old] = memory.each_mut().map(|memory| &mut memory[..length as usize]);
             own.read(new, at).map_err(failed)?;
             read(&*below, old, at).map_err(failed)?;
