@@ -1,5 +1,5 @@
-//! Compiles the kernel of `guest/`, which runs on a bare virtual machine: another program than cargo would make for this
-//! target, with no standard library and no stack below the stack pointer.
+//! Compiles the kernel of `guest/`, which runs on a bare virtual machine: another program than cargo would
+//! make for this target, with no standard library and no stack below the stack pointer.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Process 1 of a benchmarked guest: says that it runs, does what the command line asks, prints one line of JSON
-//! behind `BENCH`, powers off.
+//! Process 1 of a benchmarked guest: says that it runs, does what the command line asks, prints one line of
+//! JSON behind `BENCH`, powers off.
 //!
 //! `bench=boot`, `bench=compute`, `bench=disk`, `bench=net` (peer 10.77.0.1), `bench=idle`.
 
@@ -74,7 +74,8 @@ fn modules() -> std::io::Result<()> {
 /// A buffer that direct I/O accepts.
 fn aligned(bytes: usize) -> &'static mut [u8] {
     let layout = Layout::from_size_align(bytes, DISK_BLOCK).expect("a power of two");
-    // SAFETY: the layout has a size; the memory is never freed, initialised here, and owned by the slice alone.
+    // SAFETY: the layout has a size; the memory is never freed, initialised here, and owned by the slice
+    // alone.
     unsafe {
         let start = alloc(layout);
         assert!(!start.is_null());

@@ -1,4 +1,5 @@
-//! The files a benchmarked guest starts from, in memory: kernel, initramfs with [`bench-guest`], disk, programs.
+//! The files a benchmarked guest starts from, in memory: kernel, initramfs with [`bench-guest`], disk,
+//! programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! One idle guest: where the time of its start went, how often it left to the host, what its monitor takes in memory.
+//! One idle guest: where the time of its start went, how often it left to the host, what its monitor takes in
+//! memory.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 //! Times Mirrorball against QEMU on this host, in one run, alternating, and prints a table of medians.
 //!
-//! `bench --mirrorball PATH --kernel VMLINUX --initrd INITRD --runs N --out FILE.json --machine TEXT [--only PART,...]`;
-//! needs root (TAP, the kernel's trace), KVM, `qemu-system-x86_64`, `ip`. Everything timed is first copied to memory, so that no program is read over a network.
+//! `bench --mirrorball PATH --kernel VMLINUX --initrd INITRD --runs N --out FILE.json --machine TEXT [--only
+//! PART,...]`; needs root (TAP, the kernel's trace), KVM, `qemu-system-x86_64`, `ip`. Everything timed is
+//! first copied to memory, so that no program is read over a network.
 
 mod guest_files;
 mod idle;

@@ -10,8 +10,8 @@ const GUEST_BYTES: u64 = 128 << 20;
 
 /// PSS in MiB of the monitor and all its children, without the guest's memory.
 ///
-/// Mirrorball's processes are the command, the monitor it started and the shard; all three are counted, though the first two
-/// serve every VM of one `run`.
+/// Mirrorball's processes are the command, the monitor it started and the shard; all three are counted,
+/// though the first two serve every VM of one `run`.
 pub fn overhead_mib(vmm: Vmm, guest: &Guest) -> Outcome<f64> {
     let mut total = 0;
     for pid in family(guest.child.id())? {

@@ -1,5 +1,5 @@
-//! When KVM first enters a guest, from the host kernel's own trace, and what KVM counts for a VM. Needs root, and that no
-//! other VM runs.
+//! When KVM first enters a guest, from the host kernel's own trace, and what KVM counts for a VM. Needs root,
+//! and that no other VM runs.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

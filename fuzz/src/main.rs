@@ -1,7 +1,8 @@
-//! All fuzz targets in one program, which libFuzzer drives: `mirrorball-fuzz --target=vsock [FILE or FOLDER...]`.
+//! All fuzz targets in one program, which libFuzzer drives: `mirrorball-fuzz --target=vsock [FILE or
+//! FOLDER...]`.
 //!
-//! A target takes bytes, and is the same function of them each time. A panic, a hang (5 s), a single allocation above
-//! 64 MiB and memory above 512 MiB are bugs; so is a broken promise that a target asserts.
+//! A target takes bytes, and is the same function of them each time. A panic, a hang (5 s), a single
+//! allocation above 64 MiB and memory above 512 MiB are bugs; so is a broken promise that a target asserts.
 #![no_main]
 
 mod file;

@@ -1,7 +1,9 @@
-//! Checks the project's prose: words, links, widths. `make lint` runs it; docs/contributing/writing.md has the rules.
+//! Checks the project's prose: words, links, widths. `make lint` runs it; docs/contributing/writing.md has
+//! the rules.
 //!
-//! `lint/allowed.txt` has, for each folder, how many findings of older text are left. A folder with more fails the check.
-//! `lint --lower` lowers the numbers of folders that have fewer by now. Links have no allowance.
+//! `lint/allowed.txt` has, for each folder, how many findings of older text are left. A folder with more
+//! fails the check. `lint --lower` lowers the numbers of folders that have fewer by now. Links have no
+//! allowance.
 
 mod allowed;
 mod links;
@@ -89,7 +91,8 @@ fn check(root: &Path, lowers: bool) -> Result<(), Vec<String>> {
     if lines.is_empty() { Ok(()) } else { Err(lines) }
 }
 
-/// The files in a folder and the folders in it, from `root` and in their order, without hidden ones and what a build makes.
+/// The files in a folder and the folders in it, from `root` and in their order, without hidden ones and what
+/// a build makes.
 fn files(root: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];

@@ -28,7 +28,8 @@ pub struct Prose {
     pub text: String,
 }
 
-/// The prose of a file; nothing for files that are neither Rust nor documents, and for this tool's own list of words.
+/// The prose of a file; nothing for files that are neither Rust nor documents, and for this tool's own list
+/// of words.
 pub fn of(file: &str, text: &str) -> Vec<Prose> {
     let mut found = match file.rsplit_once('.') {
         Some((_, "rs")) if file != "lint/src/words.rs" => of_code(file, text),

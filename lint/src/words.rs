@@ -110,7 +110,8 @@ fn sentences(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive(['.', '?', '!', ':', ';']).map(str::trim)
 }
 
-/// The first word of a sentence, if it is no subject. A phrase such as "what the host is made of" counts too: a noun says it better.
+/// The first word of a sentence, if it is no subject. A phrase such as "what the host is made of" counts too:
+/// a noun says it better.
 fn no_subject(sentence: &str) -> Option<&'static str> {
     if sentence.ends_with('?') {
         return None;

@@ -97,7 +97,8 @@ pub fn send_self(vector: u8) {
     cpu::write(SELF, u64::from(vector));
 }
 
-/// Whether the controller has delivered this vector and not heard of its end. If not, it is not from the controller.
+/// Whether the controller has delivered this vector and not heard of its end. If not, it is not from the
+/// controller.
 pub fn is_in_service(vector: u8) -> bool {
     cpu::read(IN_SERVICE + u32::from(vector >> 5)) >> (vector & 31) & 1 == 1
 }

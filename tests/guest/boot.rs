@@ -1,7 +1,8 @@
 //! How CPUs get here: the first one as the boot protocol leaves it, the others from a start-up interrupt.
 //!
-//! The others begin in real mode at [`TRAMPOLINE`], where the first CPU has copied `trampoline`, and go to 64-bit mode in
-//! one step, with the page tables that the boot protocol made. Selectors are the boot protocol's: code 0x10, data 0x18.
+//! The others begin in real mode at [`TRAMPOLINE`], where the first CPU has copied `trampoline`, and go to
+//! 64-bit mode in one step, with the page tables that the boot protocol made. Selectors are the boot
+//! protocol's: code 0x10, data 0x18.
 
 use core::arch::global_asm;
 use core::ptr::{addr_of, copy_nonoverlapping, write_volatile};
@@ -126,14 +127,16 @@ pub fn lay_trampoline() {
 /// Where the boot protocol's structure says that the ACPI tables begin.
 pub fn rsdp(boot_params: usize) -> usize {
     const RSDP: usize = 0x70;
-    // SAFETY: the boot protocol's structure, which nothing has overwritten; the field is 8 bytes at a multiple of 8.
+    // SAFETY: the boot protocol's structure, which nothing has overwritten; the field is 8 bytes at a
+    // multiple of 8.
     unsafe { *((boot_params + RSDP) as *const usize) }
 }
 
 /// The number after `name` in the kernel's command line, or `otherwise`.
 pub fn option(boot_params: usize, name: &[u8], otherwise: u32) -> u32 {
     const COMMAND_LINE: usize = 0x228;
-    // SAFETY: the boot protocol's structure, which nothing has overwritten; the command line ends with a zero byte.
+    // SAFETY: the boot protocol's structure, which nothing has overwritten; the command line ends with a zero
+    // byte.
     unsafe {
         let mut at = *((boot_params + COMMAND_LINE) as *const u32) as usize as *const u8;
         while *at != 0 {

@@ -13,7 +13,8 @@ pub fn read(register: u32) -> u64 {
 /// Writes a model-specific register.
 pub fn write(register: u32, value: u64) {
     let (low, high) = (value as u32, (value >> 32) as u32);
-    // SAFETY: as above; what is written is the caller's plan for its own CPU. It is a barrier for the compiler.
+    // SAFETY: as above; what is written is the caller's plan for its own CPU. It is a barrier for the
+    // compiler.
     unsafe { asm!("wrmsr", in("ecx") register, in("eax") low, in("edx") high, options(nostack)) };
 }
 
@@ -88,7 +89,8 @@ pub fn pause() {
     core::hint::spin_loop();
 }
 
-/// All that was written before is seen before what comes next (Intel SDM 3A, 11.12.3: writes to x2APIC registers don't wait).
+/// All that was written before is seen before what comes next (Intel SDM 3A, 11.12.3: writes to x2APIC
+/// registers don't wait).
 pub fn fence() {
     // SAFETY: orders memory.
     unsafe { asm!("mfence", "lfence", options(nostack)) };

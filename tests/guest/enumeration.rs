@@ -1,7 +1,7 @@
 //! Each CPU of the machine starts once and finds its own id, and the ACPI tables list exactly those CPUs.
 //!
-//! CPUs are started one after another, so that a host with few CPUs is not flooded. Each compares its three ids, reports
-//! itself and halts for good. The tables are those of ACPI 6.5, chapter 5.
+//! CPUs are started one after another, so that a host with few CPUs is not flooded. Each compares its three
+//! ids, reports itself and halts for good. The tables are those of ACPI 6.5, chapter 5.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -162,7 +162,8 @@ fn length(table: usize) -> usize {
 
 /// A number of 1, 4 or 8 bytes in the ACPI tables, which may lie at any address.
 fn number(at: usize, bytes: usize) -> u64 {
-    // SAFETY: memory below 4 GiB is mapped one to one, and the tables' own lengths keep the callers inside of them.
+    // SAFETY: memory below 4 GiB is mapped one to one, and the tables' own lengths keep the callers inside of
+    // them.
     (0..bytes).fold(0, |sum, index| {
         sum | u64::from(unsafe { *((at + index) as *const u8) }) << (8 * index)
     })

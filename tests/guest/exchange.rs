@@ -1,4 +1,5 @@
-//! What CPUs leave in memory for each other: plain words behind a flag, a lock, locked additions, and neighbours in one line.
+//! What CPUs leave in memory for each other: plain words behind a flag, a lock, locked additions, and
+//! neighbours in one line.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -103,7 +104,8 @@ fn crowd(me: usize) {
     }
 }
 
-/// Two CPUs write, then each reads what the other writes: one of them at least sees it (Intel SDM 3A, 9.2.3.4 and 9.2.5).
+/// Two CPUs write, then each reads what the other writes: one of them at least sees it (Intel SDM 3A, 9.2.3.4
+/// and 9.2.5).
 fn duels(me: usize, epoch: u32) {
     for duel in 0..DUELS {
         let number = (epoch - 1) * DUELS + duel + 1;

@@ -1,5 +1,5 @@
-//! What no kernel does: registers of the controllers are written by chance, and interrupts sent to anybody without end. It ends
-//! when it has ended itself, or is ended.
+//! What no kernel does: registers of the controllers are written by chance, and interrupts sent to anybody
+//! without end. It ends when it has ended itself, or is ended.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -93,7 +93,8 @@ fn flood(numbers: &mut Numbers, to: To) {
     apic::send(Delivery::Nmi, to, 0);
 }
 
-/// Stops any CPU but the first, itself maybe, and starts it, once or twice. The first one would look for firmware, and find none.
+/// Stops any CPU but the first, itself maybe, and starts it, once or twice. The first one would look for
+/// firmware, and find none.
 fn restart(numbers: &mut Numbers) {
     let others = (cpus() as u32 - 1).max(1);
     let target = To::One(1 + numbers.below(others) as usize);

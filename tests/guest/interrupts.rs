@@ -1,7 +1,7 @@
 //! What every interrupt leaves behind: a count, and whether it was where and when it had to be.
 //!
-//! Vectors from [`FIRST_VECTOR`] to [`LAST_VECTOR`] are dealt to the CPUs in turn; a vector is sent by its owner only, which
-//! makes every count the business of one sender and one receiver.
+//! Vectors from [`FIRST_VECTOR`] to [`LAST_VECTOR`] are dealt to the CPUs in turn; a vector is sent by its
+//! owner only, which makes every count the business of one sender and one receiver.
 
 use core::arch::{asm, global_asm};
 use core::ptr::{addr_of, addr_of_mut};
@@ -88,7 +88,8 @@ static NUMBERS: [u64; CPUS_MAX] = {
 
 const FS_BASE: u32 = 0xC000_0100;
 const GS_BASE: u32 = 0xC000_0101;
-/// Registers that are nobody's here, and hold any address: the base of FS, KERNEL_GS_BASE, LSTAR, SYSENTER's stack and entry.
+/// Registers that are nobody's here, and hold any address: the base of FS, KERNEL_GS_BASE, LSTAR, SYSENTER's
+/// stack and entry.
 const IDLE: [u32; 5] = [FS_BASE, 0xC000_0102, 0xC000_0082, 0x175, 0x176];
 
 fn idle_value(cpu: usize) -> u64 {
@@ -234,7 +235,8 @@ pub fn load(me: usize) {
     SEEN[me].class.store(0, Ordering::Relaxed);
 }
 
-/// Called by every entry, with interrupts kept out. `frame` is what the CPU has pushed, from the instruction pointer on.
+/// Called by every entry, with interrupts kept out. `frame` is what the CPU has pushed, from the instruction
+/// pointer on.
 #[unsafe(no_mangle)]
 extern "C" fn interrupt(vector: u64, frame: *mut u64) {
     if vector == NMI {

@@ -1,14 +1,16 @@
-//! A kernel that does nothing but interrupts: all CPUs send each other all kinds of them, and every single one is counted.
+//! A kernel that does nothing but interrupts: all CPUs send each other all kinds of them, and every single
+//! one is counted.
 //!
-//! It starts the other CPUs by INIT and start-up interrupts, then goes through *epochs*. In each, all CPUs storm
-//! (`storm`) and leave things in memory for each other (`exchange`), then the first one looks at what needs quiet (`quiet`)
-//! while the others wait. At the end it compares what was sent with what came, writes one line of counts that ends with
-//! `all well` or `NOT WELL`, and turns the machine off.
+//! It starts the other CPUs by INIT and start-up interrupts, then goes through *epochs*. In each, all CPUs
+//! storm (`storm`) and leave things in memory for each other (`exchange`), then the first one looks at what
+//! needs quiet (`quiet`) while the others wait. At the end it compares what was sent with what came, writes
+//! one line of counts that ends with `all well` or `NOT WELL`, and turns the machine off.
 //!
-//! Of the kernel's command line it reads `storm.cpus=` (as many as the machine has), `storm.sweeps=` for each CPU and epoch,
-//! and `storm.epochs=`; with 0 it goes on until `q` is typed on the console. With `storm.hostile=1` it counts nothing, and all CPUs do
-//! what no kernel does (`hostile`). With `storm.enumerate=N` it sends no interrupts but those that start CPUs, and counts the machine's
-//! N CPUs (`enumeration`).
+//! Of the kernel's command line it reads `storm.cpus=` (as many as the machine has), `storm.sweeps=` for each
+//! CPU and epoch, and `storm.epochs=`; with 0 it goes on until `q` is typed on the console. With
+//! `storm.hostile=1` it counts nothing, and all CPUs do what no kernel does (`hostile`). With
+//! `storm.enumerate=N` it sends no interrupts but those that start CPUs, and counts the machine's N CPUs
+//! (`enumeration`).
 
 #![no_std]
 #![no_main]

@@ -1,4 +1,5 @@
-//! What is looked at while the other CPUs only wait: priorities of this CPU, and the others' stop and new start.
+//! What is looked at while the other CPUs only wait: priorities of this CPU, and the others' stop and new
+//! start.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,7 +15,8 @@ const MOMENT: u64 = 3_000_000;
 /// How often other CPUs were stopped and started.
 pub static RESTARTS: AtomicU32 = AtomicU32::new(0);
 
-/// Three interrupts that were kept out come by priority (Intel SDM 3A, 11.8.3), and none below CR8 (11.8.3.1).
+/// Three interrupts that were kept out come by priority (Intel SDM 3A, 11.8.3), and none below CR8
+/// (11.8.3.1).
 pub fn priorities(me: usize) {
     let seen = &SEEN[me];
     let [low, middle, high] = [0x3, 0x6, 0xB].map(|class| own_vector(me, class));
@@ -68,7 +70,8 @@ pub fn priorities(me: usize) {
     taken(me, start.wrapping_add(6));
 }
 
-/// A CPU that gets INIT stops and takes no interrupt; a start-up interrupt starts it, and does nothing to one that runs.
+/// A CPU that gets INIT stops and takes no interrupt; a start-up interrupt starts it, and does nothing to one
+/// that runs.
 pub fn restart(target: usize) {
     let beats = || HEARTBEATS[target].load(Ordering::Relaxed);
     let starts = STARTS[target].load(Ordering::Acquire);

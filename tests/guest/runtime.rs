@@ -1,4 +1,5 @@
-//! What the compiler calls without being asked. In assembly: a loop that copies would become a call to itself.
+//! What the compiler calls without being asked. In assembly: a loop that copies would become a call to
+//! itself.
 
 use core::arch::global_asm;
 

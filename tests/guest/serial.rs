@@ -1,7 +1,7 @@
 //! Words on the first serial port, typed keys from it, and the end.
 //!
-//! Nothing here is `core::fmt`: code of the standard library that is not compiled with this program keeps values below the
-//! stack pointer, where an interrupt would overwrite them.
+//! Nothing here is `core::fmt`: code of the standard library that is not compiled with this program keeps
+//! values below the stack pointer, where an interrupt would overwrite them.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,5 @@
-//! Each CPU sends what it likes to whom it likes, and waits until all of it has come before it sends that vector again.
+//! Each CPU sends what it likes to whom it likes, and waits until all of it has come before it sends that
+//! vector again.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -175,7 +176,8 @@ impl Storm {
         NMI_SENDER.store(false, Ordering::Release);
     }
 
-    /// The timer comes once, not before its time, however often it was told another time before; meanwhile the CPU halts.
+    /// The timer comes once, not before its time, however often it was told another time before; meanwhile
+    /// the CPU halts.
     fn timer(&mut self) {
         let seen = &SEEN[self.me];
         for _ in 0..self.numbers.below(3) {

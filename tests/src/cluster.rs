@@ -14,7 +14,8 @@ const RESTART_LIMIT: Duration = Duration::from_secs(20);
 pub struct Cluster;
 
 impl Cluster {
-    /// Two cells: the nodes of the host where it has two with CPUs (in the lab, `labs/two-nodes.toml`), else two of its CPUs.
+    /// Two cells: the nodes of the host where it has two with CPUs (in the lab, `labs/two-nodes.toml`), else
+    /// two of its CPUs.
     #[track_caller]
     pub fn up(scratch: &Scratch) -> Self {
         match Self::file(scratch) {
@@ -83,7 +84,8 @@ impl Cluster {
         self.cells()[number].clone()
     }
 
-    /// Whether the cell runs in another life than its first. On a machine that is slow enough it may take more than one.
+    /// Whether the cell runs in another life than its first. On a machine that is slow enough it may take
+    /// more than one.
     pub fn is_new(cell: &Value) -> bool {
         cell["life"].as_u64().is_some_and(|life| life > 1)
     }

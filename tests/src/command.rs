@@ -125,8 +125,8 @@ impl Call {
             .stderr(Stdio::piped());
         // Its own group: a limit kills what it started, too.
         self.command.process_group(0);
-        // A shell that starts the tests in the background has them ignore Ctrl-C, and what they start would, too.
-        // SAFETY: signal is async-signal-safe, and the default action runs no code of this process.
+        // A shell that starts the tests in the background has them ignore Ctrl-C, and what they start would,
+        // too. SAFETY: signal is async-signal-safe, and the default action runs no code of this process.
         unsafe {
             self.command.pre_exec(|| {
                 libc::signal(libc::SIGINT, libc::SIG_DFL);

@@ -1,8 +1,9 @@
 //! Stops threads of the program under test at its fault points, by breakpoints.
 //!
-//! A fault point is a static probe of the program: a no-op and a note with its address ([`notes`]). Here a thread traces the processes
-//! (ptrace(2)) and replaces each no-op by a breakpoint instruction. A thread that comes to it stops, stays for as long as the test holds
-//! the point, and goes on behind it. Breakpoints stay until their process ends.
+//! A fault point is a static probe of the program: a no-op and a note with its address ([`notes`]). Here a
+//! thread traces the processes (ptrace(2)) and replaces each no-op by a breakpoint instruction. A thread that
+//! comes to it stops, stays for as long as the test holds the point, and goes on behind it. Breakpoints stay
+//! until their process ends.
 
 mod notes;
 mod trace;

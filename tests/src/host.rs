@@ -121,7 +121,8 @@ pub fn describe(pid: u32) -> String {
     format!("{pid}: {}", String::from_utf8_lossy(&line).replace('\0', " "))
 }
 
-/// Memory that only this process uses, plus its part of what it shares, in bytes; shared memory in memfds included.
+/// Memory that only this process uses, plus its part of what it shares, in bytes; shared memory in memfds
+/// included.
 #[track_caller]
 pub fn proportional_bytes(pid: u32) -> u64 {
     let path = format!("/proc/{pid}/smaps_rollup");
@@ -230,8 +231,8 @@ impl Traces {
             && self.mounts <= before.mounts
     }
 
-    /// Panics with what is new unless there is nothing new, at once or within 5 s: a process that was told to end
-    /// may need a moment.
+    /// Panics with what is new unless there is nothing new, at once or within 5 s: a process that was told to
+    /// end may need a moment.
     #[track_caller]
     pub fn expect_unchanged(&self, after: &str) {
         let same = wait::within(Duration::from_secs(5), || Self::now().within(self).then_some(()));
@@ -285,8 +286,8 @@ fn list(place: &Path, depth: u32, into: &mut BTreeSet<String>) {
     }
 }
 
-/// Open descriptors of all processes that this one may look at. (The kernel's own count, `file-nr`, moves in steps of 32
-/// for each CPU.)
+/// Open descriptors of all processes that this one may look at. (The kernel's own count, `file-nr`, moves in
+/// steps of 32 for each CPU.)
 pub fn open_descriptors() -> usize {
     let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();
     let descriptors = processes.filter_map(|process| fs::read_dir(process.path().join("fd")).ok());

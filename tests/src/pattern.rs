@@ -1,7 +1,7 @@
 //! Contents that both sides can compute: numbers from a seed, and a digest to compare them by.
 //!
-//! Cheap without optimisation, since guests in a lab host are slow. The digest finds lost, stale, swapped and torn
-//! blocks; it is not meant to withstand an attacker.
+//! Cheap without optimisation, since guests in a lab host are slow. The digest finds lost, stale, swapped and
+//! torn blocks; it is not meant to withstand an attacker.
 
 /// splitmix64: each step gives 64 bits that depend on every bit of the seed.
 #[derive(Clone, Debug)]
@@ -146,7 +146,8 @@ pub const SECTOR_BYTES: usize = 512;
 
 /// What a disk's sectors hold, as 8 bytes for each: their content follows from its number.
 ///
-/// A sector that somebody wrote starts with its writer's [`canary`], so that it can be told wherever it turns up.
+/// A sector that somebody wrote starts with its writer's [`canary`], so that it can be told wherever it turns
+/// up.
 #[derive(Clone, Debug)]
 pub struct Sectors {
     contents: Vec<u64>,

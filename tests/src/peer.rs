@@ -1,7 +1,7 @@
 //! One end of a transfer over TCP: a length and bytes from a seed one way, their digest back the other way.
 //!
-//! The length comes first because the sender does not end its half: passt of 2023 cannot carry what comes back to a
-//! guest that did (docs/guide/networking.md).
+//! The length comes first because the sender does not end its half: passt of 2023 cannot carry what comes
+//! back to a guest that did (docs/guide/networking.md).
 //!
 //! Both the tests and `guest-tool` use it, each as either end.
 

@@ -1,7 +1,8 @@
 //! Repetitions: a few at each landing, as many as were promised in a campaign.
 //!
-//! In a campaign, `MIRRORBALL_CAMPAIGN` names a folder. A test that repeats itself by [`each`] records each repetition there as it
-//! ends ([`record`]), so that a campaign which is interrupted goes on with those that have not ended.
+//! In a campaign, `MIRRORBALL_CAMPAIGN` names a folder. A test that repeats itself by [`each`] records each
+//! repetition there as it ends ([`record`]), so that a campaign which is interrupted goes on with those that
+//! have not ended.
 
 pub mod record;
 
@@ -42,8 +43,9 @@ pub fn seconds(full: u64) -> u64 {
     }
 }
 
-/// Runs `one` once at a landing, and `full` times in a campaign, each time with its number, from 0. `one` returns a note for the
-/// campaign's result. A campaign counts failed repetitions, goes on after them, and fails at the end.
+/// Runs `one` once at a landing, and `full` times in a campaign, each time with its number, from 0. `one`
+/// returns a note for the campaign's result. A campaign counts failed repetitions, goes on after them, and
+/// fails at the end.
 #[track_caller]
 pub fn each(test: &str, full: usize, one: impl FnMut(usize) -> String) {
     let Some(folder) = std::env::var_os(CAMPAIGN) else {

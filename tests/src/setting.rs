@@ -9,8 +9,9 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// Lets VMs have transparent huge pages (`pages = "thp"`). Where a host is emulated, each page that a guest touches first costs
-    /// a fault of 0.2 to 0.4 ms: a guest that fills its memory is ten times as fast with huge ones.
+    /// Lets VMs have transparent huge pages (`pages = "thp"`). Where a host is emulated, each page that a
+    /// guest touches first costs a fault of 0.2 to 0.4 ms: a guest that fills its memory is ten times as fast
+    /// with huge ones.
     #[track_caller]
     pub fn huge_pages() -> Self {
         Self::new("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "advise")

@@ -110,7 +110,8 @@ pub struct Moves {
 }
 
 impl Moves {
-    /// Moves vCPUs by chance, each to another cell of the first `cells`, so many times; at the end each is where it was last moved.
+    /// Moves vCPUs by chance, each to another cell of the first `cells`, so many times; at the end each is
+    /// where it was last moved.
     #[track_caller]
     pub fn by_chance(vm: &Vm, cells: u64, count: usize, seed: u64) -> Self {
         let mut numbers = Numbers::new(seed);

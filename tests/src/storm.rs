@@ -128,7 +128,8 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The counts on the line that begins with `start`, from the terminal of a kernel that turned its machine off.
+    /// The counts on the line that begins with `start`, from the terminal of a kernel that turned its machine
+    /// off.
     #[track_caller]
     fn of_ended(status: i32, seen: &str, start: &str) -> Self {
         assert_eq!(status, 0, "exit status; the terminal:\n{seen}");
@@ -159,8 +160,8 @@ impl Counts {
 
     /// Every interrupt came once, in order and in time, and every CPU kept its registers.
     ///
-    /// Interrupts that no controller has delivered are counted apart: the emulation of lab hosts delivers one twice now and
-    /// then (docs/guide/lab.md, "Limits"). On KVM there are none.
+    /// Interrupts that no controller has delivered are counted apart: the emulation of lab hosts delivers one
+    /// twice now and then (docs/guide/lab.md, "Limits"). On KVM there are none.
     #[track_caller]
     pub fn expect_exact(&self) {
         let Self { line, .. } = self;

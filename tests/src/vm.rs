@@ -30,7 +30,8 @@ impl VmFile {
     /// The same with Debian's generic kernel.
     pub const TINY_GENERIC: &str = "tiny-generic";
 
-    /// A VM of the image [`Self::TINY`] with 1 vCPU, 128 MiB and no network. The name gets this process' number.
+    /// A VM of the image [`Self::TINY`] with 1 vCPU, 128 MiB and no network. The name gets this process'
+    /// number.
     pub fn new(name: &str) -> Self {
         Self::of(name, Self::TINY)
     }
@@ -309,7 +310,8 @@ impl Vm {
         self.sh(&format!("{command} </dev/null >/tmp/background.log 2>&1 &"));
     }
 
-    /// Tells the guest to do what ends it; the call itself may end in any way, as its guest goes away under it.
+    /// Tells the guest to do what ends it; the call itself may end in any way, as its guest goes away under
+    /// it.
     pub fn last_words(&self, script: &str) {
         let _ = self
             .exec(["sh", "-c", script])
@@ -380,7 +382,8 @@ impl Vm {
         logs.text() + &logs.errors()
     }
 
-    /// All of the guest's plain memory is on this node of the host, and bound to it; a host with one node has no other.
+    /// All of the guest's plain memory is on this node of the host, and bound to it; a host with one node has
+    /// no other.
     #[track_caller]
     pub fn expect_memory_on(&self, node: u64) {
         let path = format!("/proc/{}/numa_maps", self.shard());

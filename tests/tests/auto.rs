@@ -1,7 +1,7 @@
 //! Risk: `run` behaves otherwise in the automatic lab than it would here, or leaves a lab behind.
 //!
-//! These tests run here and not in a lab host: they are about the way in. The lab is one of their own, found through a
-//! cache directory of its own, and ends soon when it is not used.
+//! These tests run here and not in a lab host: they are about the way in. The lab is one of their own, found
+//! through a cache directory of its own, and ends soon when it is not used.
 
 use std::ffi::OsStr;
 use std::fs;

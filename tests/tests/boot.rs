@@ -67,7 +67,8 @@ fn part(said: &str, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {said:?}"))
 }
 
-/// Boots with this memory, expects the guest to see nearly all of it, fills `fill_mib` of what is free and checks it.
+/// Boots with this memory, expects the guest to see nearly all of it, fills `fill_mib` of what is free and
+/// checks it.
 fn memory_holds(size: &str, mib: u64, pages: &str, fill_mib: u64, limit: Duration) -> String {
     let scratch = Scratch::new("memory");
     let _huge_pages = (pages == "thp").then(Setting::huge_pages);

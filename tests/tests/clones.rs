@@ -1,5 +1,5 @@
-//! Risk: a clone is not what its parent was, sees what its parent or another clone writes, or is its parent's twin where it
-//! must not be.
+//! Risk: a clone is not what its parent was, sees what its parent or another clone writes, or is its parent's
+//! twin where it must not be.
 
 use std::fs;
 use std::path::PathBuf;

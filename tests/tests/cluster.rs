@@ -1,4 +1,5 @@
-//! Risk: cells disagree about what runs where; a cell that dies takes VMs along, or leaves what it held behind.
+//! Risk: cells disagree about what runs where; a cell that dies takes VMs along, or leaves what it held
+//! behind.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -110,7 +111,8 @@ fn cpu_seconds(vm: &Vm) -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// VMs that share one CPU get it by their weights, however many vCPUs they have, and one that is limited no more than that.
+/// VMs that share one CPU get it by their weights, however many vCPUs they have, and one that is limited no
+/// more than that.
 #[test]
 fn weights_and_limits_divide_a_cells_cpus() {
     let scratch = Scratch::new("weights");

@@ -1,4 +1,5 @@
-//! Risk: shards that each have a copy of the memory see different ones, or one that is gone leaves the others waiting.
+//! Risk: shards that each have a copy of the memory see different ones, or one that is gone leaves the others
+//! waiting.
 //!
 //! The counting kernel again (`moves`), whose CPUs leave things in memory for each other; and Linux.
 
@@ -15,7 +16,8 @@ const SOON: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(400);
 /// A command in a guest whose pages take milliseconds to come.
 const CALL: Duration = Duration::from_secs(240);
-/// A little more than the tool gives itself: its threads meet at every batch, and four CPUs are emulated on few.
+/// A little more than the tool gives itself: its threads meet at every batch, and four CPUs are emulated on
+/// few.
 const LITMUS: Duration = Duration::from_secs(500);
 const COHERENT: [&str; 4] = ["--span", "0,1", "--span-memory", "coherent"];
 const SWAP_BYTES: u64 = 32 << 20;

@@ -1,4 +1,5 @@
-//! Risk: sharing works by itself, and not together with huge pages, the balloon, a clone or a disk of another mode.
+//! Risk: sharing works by itself, and not together with huge pages, the balloon, a clone or a disk of another
+//! mode.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,7 +37,8 @@ fn first_word(text: &str) -> String {
     text.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
-/// The guest's SHA-256 of a whole device, through its page cache, in which it stays while somebody has the device open.
+/// The guest's SHA-256 of a whole device, through its page cache, in which it stays while somebody has the
+/// device open.
 fn sum(vm: &Vm, device: &str) -> String {
     first_word(&vm.sh(&format!("sha256sum {device}")))
 }
@@ -55,8 +57,9 @@ fn set_balloon(vm: &Vm, mib: u64) {
     });
 }
 
-/// Pages read from the shared disk are sent to the exclusive one, the balloon takes and gives back memory, and both disks
-/// hold what they should; with memory in small pages, and in huge ones that sharing has to split.
+/// Pages read from the shared disk are sent to the exclusive one, the balloon takes and gives back memory,
+/// and both disks hold what they should; with memory in small pages, and in huge ones that sharing has to
+/// split.
 fn shared_and_exclusive_disks_under_a_balloon(pages: &str) {
     let scratch = Scratch::new("beside");
     let (base, wanted) = disk(&scratch, "base.raw", 3);
@@ -105,7 +108,8 @@ fn a_shared_disk_an_exclusive_one_and_the_balloon_in_huge_pages() {
     shared_and_exclusive_disks_under_a_balloon("thp");
 }
 
-/// Pages are shared beside memory that is bound to a node of the host, and what becomes plain again is bound, too.
+/// Pages are shared beside memory that is bound to a node of the host, and what becomes plain again is bound,
+/// too.
 #[test]
 fn shared_pages_beside_memory_that_is_bound_to_a_host_node() {
     let scratch = Scratch::new("bound");
@@ -169,8 +173,8 @@ fn a_clone_keeps_what_its_parent_shared_and_the_balloon_takes_it_from_one() {
     );
 }
 
-/// Moves random pages of a shard's largest mapping, the guest's memory, between the host's nodes 0 and 1 until it is dropped. Each
-/// move takes the pages away from the guest, which faults on its next access.
+/// Moves random pages of a shard's largest mapping, the guest's memory, between the host's nodes 0 and 1
+/// until it is dropped. Each move takes the pages away from the guest, which faults on its next access.
 struct PageMoves {
     ends: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<usize>>,
@@ -198,8 +202,8 @@ impl PageMoves {
         }
     }
 
-    /// Returns the number of pages that are on the chosen node now. About half of them were on the other one. Pages that the guest
-    /// never touched are on none.
+    /// Returns the number of pages that are on the chosen node now. About half of them were on the other one.
+    /// Pages that the guest never touched are on none.
     fn once(pid: u32, memory: &Range<u64>, numbers: &mut Numbers) -> usize {
         let pages = (memory.end - memory.start) / PAGE_BYTES;
         let page = |_| memory.start + numbers.below(pages) * PAGE_BYTES;
@@ -207,7 +211,8 @@ impl PageMoves {
         let nodes = [numbers.below(2) as i32; Self::AT_ONCE];
         let mut status = [-1_i32; Self::AT_ONCE];
         const MOVE_ALL: i32 = 4;
-        // SAFETY: the kernel reads and writes as many elements of the arrays as it is told; the pages are another process's.
+        // SAFETY: the kernel reads and writes as many elements of the arrays as it is told; the pages are
+        // another process's.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -257,8 +262,8 @@ impl Drop for PageMoves {
     }
 }
 
-/// Guests whose pages the host takes away at random times run on. A campaign counts 100 such guests: memory that is paged out
-/// or moved needs it.
+/// Guests whose pages the host takes away at random times run on. A campaign counts 100 such guests: memory
+/// that is paged out or moved needs it.
 #[test]
 fn guest_runs_on_while_the_host_takes_its_pages_away() {
     const RUNS: usize = 100;
@@ -301,7 +306,8 @@ fn pages_by_node(vm: &Vm) -> BTreeMap<u64, u64> {
     nodes
 }
 
-/// All but a hundredth of a VM's pages is on this node: the kernel leaves one where it is that it uses at the moment.
+/// All but a hundredth of a VM's pages is on this node: the kernel leaves one where it is that it uses at the
+/// moment.
 #[track_caller]
 fn expect_nearly_all_on(vm: &Vm, node: u64) {
     let pages = pages_by_node(vm);
@@ -313,7 +319,8 @@ fn expect_nearly_all_on(vm: &Vm, node: u64) {
     );
 }
 
-/// A VM's memory moves between nodes of the host while it runs, beside pages that it shares; a reboot and a clone keep to the node.
+/// A VM's memory moves between nodes of the host while it runs, beside pages that it shares; a reboot and a
+/// clone keep to the node.
 #[test]
 fn memory_of_a_running_vm_moves_to_other_nodes_of_the_host_and_stays_there() {
     let scratch = Scratch::new("nodes");

@@ -32,7 +32,8 @@ impl Foreground {
         Self { terminal, vm }
     }
 
-    /// Lets the guest run `script`; expects the command to end with `status`; gives what it showed after that.
+    /// Lets the guest run `script`; expects the command to end with `status`; gives what it showed after
+    /// that.
     #[track_caller]
     fn ends_by(mut self, script: &str, status: i32) -> String {
         self.terminal.send(format!("{script}\n").as_bytes());
@@ -122,7 +123,8 @@ fn kernel_of(code: &[u8]) -> Vec<u8> {
         |file: &mut Vec<u8>, values: &[u32]| values.iter().for_each(|value| file.extend(value.to_le_bytes()));
     let wide =
         |file: &mut Vec<u8>, values: &[u64]| values.iter().for_each(|value| file.extend(value.to_le_bytes()));
-    // An executable for x86-64; its entry, program headers at 64, no sections; one program header of 56 bytes.
+    // An executable for x86-64; its entry, program headers at 64, no sections; one program header of 56
+    // bytes.
     half(&mut file, &[2, 62]);
     word(&mut file, &[1]);
     wide(&mut file, &[START, 64, 0]);

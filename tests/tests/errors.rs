@@ -37,7 +37,8 @@ fn says(output: &Output, words: &[&str]) {
     }
 }
 
-/// A reason and its mend fit one line; a fault in a file is shown in its place instead, with one line of help.
+/// A reason and its mend fit one line; a fault in a file is shown in its place instead, with one line of
+/// help.
 #[track_caller]
 fn one_line(output: &Output) {
     let errors = output.errors();
@@ -107,7 +108,8 @@ fn nobody(scratch: &Scratch, arguments: &[&OsStr]) -> Output {
         .run()
 }
 
-/// A copy of the command in a directory of its own, with the program of shards that `make_shard` puts at a path.
+/// A copy of the command in a directory of its own, with the program of shards that `make_shard` puts at a
+/// path.
 fn command_with_shard(scratch: &Scratch, make_shard: impl FnOnce(&Path)) -> (PathBuf, PathBuf) {
     let command = scratch.join("mirrorball");
     guest_tests::command::copy_binary(&command).expect("room for the command");
@@ -117,7 +119,8 @@ fn command_with_shard(scratch: &Scratch, make_shard: impl FnOnce(&Path)) -> (Pat
     (command, shard)
 }
 
-/// Runs a guest with that command, which must end before it starts: exit status 1, one line that says each of `words`.
+/// Runs a guest with that command, which must end before it starts: exit status 1, one line that says each of
+/// `words`.
 #[track_caller]
 fn refused_by_shard(name: &str, make_shard: impl FnOnce(&Path), words: &[&str]) {
     let scratch = Scratch::new(name);

@@ -1,7 +1,8 @@
-//! Risk: bytes of a guest, an agent, a peer or a user's file end Mirrorball by a panic, hang it, or take memory without bound.
+//! Risk: bytes of a guest, an agent, a peer or a user's file end Mirrorball by a panic, hang it, or take
+//! memory without bound.
 //!
-//! Each test runs one target of `fuzz/`: first all kept inputs of `fuzz/seeds`, then new ones for some seconds. No test starts
-//! a guest.
+//! Each test runs one target of `fuzz/`: first all kept inputs of `fuzz/seeds`, then new ones for some
+//! seconds. No test starts a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};

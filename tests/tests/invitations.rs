@@ -1,4 +1,5 @@
-//! Risk: a token, a request or a file lets a wrong host into a cluster that runs, keeps a right one out, or ends a cell of another host.
+//! Risk: a token, a request or a file lets a wrong host into a cluster that runs, keeps a right one out, or
+//! ends a cell of another host.
 //!
 //! The hosts are processes on the loopback, each with its own runtime directory; etcd is real. No VM runs.
 
@@ -205,7 +206,8 @@ fn host_joins_by_its_token_once_and_the_cells_of_others_run_on() {
     assert_ne!(cluster.join("gamma", "gamma", &other).run().status, 0);
     assert!(!invite.has_ended(), "{}", invite.seen());
 
-    // A host of the cluster that is up and can't be told keeps the new one out; then the same token is still of use.
+    // A host of the cluster that is up and can't be told keeps the new one out; then the same token is still
+    // of use.
     std::fs::rename(cluster.file("beta"), cluster.folder("beta").join("away")).unwrap();
     std::fs::create_dir(cluster.file("beta")).unwrap();
     Cluster::refused(

@@ -160,7 +160,8 @@ impl Drop for Ext4 {
     }
 }
 
-/// [`Scratch`] is in memory; here the base is on a disk's file system, and the host takes its pages away meanwhile.
+/// [`Scratch`] is in memory; here the base is on a disk's file system, and the host takes its pages away
+/// meanwhile.
 #[test]
 fn a_base_on_ext4_may_be_evicted_while_it_is_mapped() {
     let scratch = Scratch::new("evicted");
@@ -228,7 +229,8 @@ fn resident(pid: u32, path: &Path) -> u64 {
     bytes
 }
 
-/// Has the kernel take a file's pages out of memory, though a process maps them, as it does when memory is short.
+/// Has the kernel take a file's pages out of memory, though a process maps them, as it does when memory is
+/// short.
 fn evict(pid: u32, path: &Path) {
     // SAFETY: a call with numbers only.
     let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };

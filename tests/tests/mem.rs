@@ -52,8 +52,8 @@ fn settled() -> Value {
     )
 }
 
-/// Bytes of the programs beside the command that lie in a file system of the host's memory. They are there whether or not a VM
-/// runs, and the table has them while one does.
+/// Bytes of the programs beside the command that lie in a file system of the host's memory. They are there
+/// whether or not a VM runs, and the table has them while one does.
 fn programs(table: &Value) -> i64 {
     let binary = binary();
     let folder = binary.parent().expect("a file in a folder");

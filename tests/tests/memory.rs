@@ -30,8 +30,9 @@ fn free_page_reporting_gives_a_programs_memory_back_within_five_seconds() {
     let vm = VmFile::new("reporting").memory("512M").start(&scratch);
     vm.add_tool();
     let (before, full) = used_by_a_program(&vm);
-    // Linux reports free blocks of 4 MiB (2 MiB on some kernels) 2 s after the first one. Measured in a busy lab host of two
-    // CPUs, 2026-11-24: of 193 MiB, all but 3 were back 2.6 s after the host had the end of the program.
+    // Linux reports free blocks of 4 MiB (2 MiB on some kernels) 2 s after the first one. Measured in a busy
+    // lab host of two CPUs, 2026-11-24: of 193 MiB, all but 3 were back 2.6 s after the host had the end of
+    // the program.
     let least = before + (full - before) / 10;
     wait::until(
         &format!("less than {least} of {full} bytes, as {before} before"),
@@ -57,7 +58,8 @@ fn an_inflated_balloon_takes_memory_from_the_guest_and_gives_it_to_the_host() {
         .disk(&disk, "")
         .start(&scratch);
     vm.add_tool();
-    // Page cache is in use, so that free-page reporting leaves it alone; a disk's is, while somebody has it open.
+    // Page cache is in use, so that free-page reporting leaves it alone; a disk's is, while somebody has it
+    // open.
     vm.background("sh -c 'exec 3</dev/vda; sleep 600'");
     vm.sh("dd if=/dev/vda of=/dev/null bs=1M");
     let full = vm.resident_bytes();

@@ -1,4 +1,5 @@
-//! Risk: bytes are lost, reordered or changed on the way to or from the guest, or reach the host though they may not.
+//! Risk: bytes are lost, reordered or changed on the way to or from the guest, or reach the host though they
+//! may not.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -1,4 +1,5 @@
-//! Risk: what a VM keeps in its overlay is lost, or reaches its base, when somebody works on the disk between its runs.
+//! Risk: what a VM keeps in its overlay is lost, or reaches its base, when somebody works on the disk between
+//! its runs.
 
 use std::fs;
 use std::path::PathBuf;

@@ -38,8 +38,8 @@ impl Guest {
         }
     }
 
-    /// The disks are read right, the network card receives frames from outside, and the entropy device gives random bytes,
-    /// whatever happened before.
+    /// The disks are read right, the network card receives frames from outside, and the entropy device gives
+    /// random bytes, whatever happened before.
     #[track_caller]
     fn works(&self, when: &str) {
         for disk in ["/dev/vda", "/dev/vdb"] {

@@ -1,4 +1,5 @@
-//! Risk: persistent memory shows something else than its file, loses writes, or lets them reach what they must not.
+//! Risk: persistent memory shows something else than its file, loses writes, or lets them reach what they
+//! must not.
 
 use std::fs;
 use std::path::{Path, PathBuf};

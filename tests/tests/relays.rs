@@ -1,8 +1,9 @@
-//! Risk: a relay of a multicast tree that dies with the votes of other cells lets a name be given twice, or never.
+//! Risk: a relay of a multicast tree that dies with the votes of other cells lets a name be given twice, or
+//! never.
 //!
-//! Twenty-four cells run on this machine's CPUs, with the distances of a recorded machine of 64 nodes asserted: trees have
-//! relays, as on that machine. The tests start no guest: they ask cells for places as a VM's monitor does, and hold the
-//! connections.
+//! Twenty-four cells run on this machine's CPUs, with the distances of a recorded machine of 64 nodes
+//! asserted: trees have relays, as on that machine. The tests start no guest: they ask cells for places as a
+//! VM's monitor does, and hold the connections.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -206,8 +207,8 @@ enum Outcome {
     Refused(String),
 }
 
-/// The latencies between 24 cells as between the first 24 nodes of the recorded machine. Ten of distance are 140 ns
-/// (`docs/guide/knowledge.md`).
+/// The latencies between 24 cells as between the first 24 nodes of the recorded machine. Ten of distance are
+/// 140 ns (`docs/guide/knowledge.md`).
 #[track_caller]
 fn asserted() -> String {
     let machine = concat!(
@@ -229,7 +230,8 @@ fn asserted() -> String {
     asserted
 }
 
-/// Each name is won once, by a cell that claimed it, and the other claimers are told which cell has it or wants it.
+/// Each name is won once, by a cell that claimed it, and the other claimers are told which cell has it or
+/// wants it.
 #[track_caller]
 fn expect_one_winner_each(wanted: &[(String, Vec<usize>)], claims: &[Claim]) {
     for (name, cells) in wanted {

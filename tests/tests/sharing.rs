@@ -80,8 +80,8 @@ fn wait_shared(vm: &Vm, pages: u64) {
 /// Bytes that both guests read at once of this test's program, as a disk that they only read.
 const PROGRAM_BYTES: u64 = 768 << 10;
 
-/// Adds this program as the second disk. In a lab host it lies on the root, which is 9p: there `flock` is a POSIX lock of the whole
-/// file, which the look for other share groups must tell from a claim.
+/// Adds this program as the second disk. In a lab host it lies on the root, which is 9p: there `flock` is a
+/// POSIX lock of the whole file, which the look for other share groups must tell from a claim.
 fn with_program(file: VmFile, share: &str) -> VmFile {
     let program = std::env::current_exe().expect("a program");
     file.disk(
@@ -93,8 +93,8 @@ fn with_program(file: VmFile, share: &str) -> VmFile {
 /// Parts of the program that are tried, of [`PROGRAM_BYTES`] each.
 const PARTS: u64 = 3;
 
-/// Both guests read the second disk, and have its pages in common. A lone page is not shared while the host has memory:
-/// a guest with fragmented memory reads another part once it has compacted that.
+/// Both guests read the second disk, and have its pages in common. A lone page is not shared while the host
+/// has memory: a guest with fragmented memory reads another part once it has compacted that.
 fn share_program(scratch: &Scratch, vms: [&Vm; 2]) {
     let program = fs::File::open(std::env::current_exe().expect("a program")).expect("it can be read");
     let sums: Vec<String> = (0..PARTS)
@@ -186,7 +186,8 @@ fn a_vm_whose_base_is_changed_ends_and_says_so() {
     vm.wait_ended(Duration::from_secs(20));
 }
 
-/// What VMs share is a file's page cache: those of two groups, and those of none, must have no image file in common.
+/// What VMs share is a file's page cache: those of two groups, and those of none, must have no image file in
+/// common.
 #[test]
 fn share_groups_have_no_file_in_common() {
     let scratch = Scratch::new("groups");
@@ -227,8 +228,8 @@ fn share_groups_have_no_file_in_common() {
     expect_kept_apart(&scratch, &image, &vms[3]);
 }
 
-/// By the host's file VMs of two commands are of two groups: the second one may not map what the first one maps. Guests need not
-/// boot for that.
+/// By the host's file VMs of two commands are of two groups: the second one may not map what the first one
+/// maps. Guests need not boot for that.
 fn expect_kept_apart(scratch: &Scratch, image: &Path, first: &Vm) {
     let disk = |more: &str| {
         VmFile::new("apart")

@@ -294,8 +294,8 @@ fn a_lock_that_is_held_is_an_error_that_names_the_holder() {
     host.root(["ps"]).ok();
 }
 
-/// From too few files to start at all up to enough for everything. What the command makes of a lock that it can't open is tested
-/// in the registry's own tests.
+/// From too few files to start at all up to enough for everything. What the command makes of a lock that it
+/// can't open is tested in the registry's own tests.
 #[test]
 fn a_command_at_its_limit_of_open_files_removes_no_running_vm() {
     let host = Host::new("limit");

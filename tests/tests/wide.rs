@@ -1,4 +1,5 @@
-//! Risk: what works over two cells does not over four; a whole Debian over several cells computes something else than in one.
+//! Risk: what works over two cells does not over four; a whole Debian over several cells computes something
+//! else than in one.
 
 #[path = "span/cpus.rs"]
 mod cpus;
@@ -216,7 +217,8 @@ fn debian_over_four_cells_builds_what_a_plain_vm_builds() {
     );
 }
 
-/// Cellular Disco's experiment (section 6): a failed cell ends the VMs that use a CPU or a page of it, and no other.
+/// Cellular Disco's experiment (section 6): a failed cell ends the VMs that use a CPU or a page of it, and no
+/// other.
 #[test]
 fn failed_cell_ends_exactly_the_vms_that_depend_on_it() {
     let scratch = Scratch::new("fails");

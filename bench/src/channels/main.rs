@@ -1,8 +1,9 @@
-//! How fast channels are, and what cells make of them, beside what people use instead. `bench-channels --out FILE.json
-//! --machine TEXT [--runs N]`.
+//! How fast channels are, and what cells make of them, beside what people use instead. `bench-channels --out
+//! FILE.json --machine TEXT [--runs N]`.
 //!
-//! All that is compared runs in turn, `runs` times, in threads or processes that are kept to the first two CPUs; medians
-//! are printed. FILE.svg is drawn beside the record. A further table is one more entry of [`TABLES`].
+//! All that is compared runs in turn, `runs` times, in threads or processes that are kept to the first two
+//! CPUs; medians are printed. FILE.svg is drawn beside the record. A further table is one more entry of
+//! [`TABLES`].
 
 mod cells;
 mod idle;

@@ -1,5 +1,5 @@
-//! Messages of 64 bytes: one there and one back, and one way as fast as they go. The measure of all is two CPUs that hand
-//! one cache line to and fro.
+//! Messages of 64 bytes: one there and one back, and one way as fast as they go. The measure of all is two
+//! CPUs that hand one cache line to and fro.
 
 pub mod bare;
 pub mod crossbeam;

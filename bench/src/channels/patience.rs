@@ -15,7 +15,8 @@ pub fn soon() -> Option<Instant> {
     Some(Instant::now() + LIMIT)
 }
 
-/// Looks again and again until there is something. Inlined, so that what is compared pays as little for it as it can.
+/// Looks again and again until there is something. Inlined, so that what is compared pays as little for it as
+/// it can.
 #[inline(always)]
 pub fn poll<T>(mut look: impl FnMut() -> Option<T>) -> Outcome<T> {
     let mut end = None;

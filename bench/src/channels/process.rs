@@ -1,4 +1,5 @@
-//! A second process on the second CPU: this program again, in a role. It ends with its starter, and is ended by its number.
+//! A second process on the second CPU: this program again, in a role. It ends with its starter, and is ended
+//! by its number.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! What Linux pays to take a right away from a page that another CPU may have in its TLB: the kernel's own one-phase
-//! change.
+//! What Linux pays to take a right away from a page that another CPU may have in its TLB: the kernel's own
+//! one-phase change.
 
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -48,7 +48,8 @@ impl Drop for Page {
     }
 }
 
-/// The time of a call that takes the right to write away, when `touched` has seen to who has the page in a TLB.
+/// The time of a call that takes the right to write away, when `touched` has seen to who has the page in a
+/// TLB.
 fn measure(page: &Page, mut touched: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let mut all = Duration::ZERO;
     for number in 0..CALLS {

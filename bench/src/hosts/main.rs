@@ -1,8 +1,10 @@
-//! The time until all agree that a host is dead whose processes were killed or stopped, and what a VM waits for its place by each way between cells.
-//! `bench-hosts --mirrorball PATH --out FILE.json --machine TEXT [--runs N]`.
+//! The time until all agree that a host is dead whose processes were killed or stopped, and what a VM waits
+//! for its place by each way between cells. `bench-hosts --mirrorball PATH --out FILE.json --machine TEXT
+//! [--runs N]`.
 //!
-//! Hosts are sets of processes on the loopback of this machine, each with a runtime directory of its own; etcd is real. Nothing
-//! runs in a lab, whose hosts stand still now and then for longer than what is measured.
+//! Hosts are sets of processes on the loopback of this machine, each with a runtime directory of its own;
+//! etcd is real. Nothing runs in a lab, whose hosts stand still now and then for longer than what is
+//! measured.
 
 mod cluster;
 
@@ -27,7 +29,8 @@ const PLACES: usize = 200;
 const SILENCE_MS: u64 = 200;
 /// The same where no host dies: this machine may stand still.
 const LONG_SILENCE_MS: u64 = 10_000;
-/// A host that this machine lets wait for longer than its silence may last is taken for dead. Then a sample is taken again.
+/// A host that this machine lets wait for longer than its silence may last is taken for dead. Then a sample
+/// is taken again.
 const TRIES: usize = 5;
 
 /// Samples of one thing, milliseconds for deaths and microseconds for places.

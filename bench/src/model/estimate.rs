@@ -1,8 +1,8 @@
 //! How long a program would take on several hosts, from what its nodes waited for. Pure.
 //!
-//! What is counted does not depend on the link, so it is taken from a run on one host, and each wait gets the time that it would take.
-//! Programs wait for one another at the end of each phase, which therefore takes as long as its slowest node; what is done with a lock
-//! that others want is added up over all nodes.
+//! What is counted does not depend on the link, so it is taken from a run on one host, and each wait gets the
+//! time that it would take. Programs wait for one another at the end of each phase, which therefore takes as
+//! long as its slowest node; what is done with a lock that others want is added up over all nodes.
 
 use crate::links::Link;
 use crate::record::{Builds, Costs, Node, RecordedBuild, Run, Shard};
@@ -38,8 +38,8 @@ struct Totals {
 }
 
 impl Totals {
-    /// With what a message costs. Each wait has the same number of messages in a row, the mean: all that were sent, but of the
-    /// invalidations of one write, which go out together, only one and its answer.
+    /// With what a message costs. Each wait has the same number of messages in a row, the mean: all that were
+    /// sent, but of the invalidations of one write, which go out together, only one and its answer.
     fn prices(&self, link: &Link, costs: &Costs) -> Prices {
         let waits = self.fetches + self.upgrades;
         let in_a_row = (self.messages + 2 * self.invalidated.min(self.to_write))

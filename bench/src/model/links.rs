@@ -1,4 +1,5 @@
-//! What links between hosts are assumed to take. None of them was measured by us; each says where its numbers are from.
+//! What links between hosts are assumed to take. None of them was measured by us; each says where its numbers
+//! are from.
 
 use serde::Serialize;
 
@@ -7,13 +8,13 @@ use serde::Serialize;
 pub struct Link {
     /// As people call it.
     pub name: &'static str,
-    /// A small message from a thread of one host to one of another, software of both ends included, microseconds. None: as
-    /// measured here over the loopback.
+    /// A small message from a thread of one host to one of another, software of both ends included,
+    /// microseconds. None: as measured here over the loopback.
     pub message_us: Option<f64>,
     /// What a page of 4 KiB beside it takes more, microseconds.
     pub page_us: f64,
-    /// What a message that comes and its answer take of the CPU of who answers, microseconds. None: what a message takes over the
-    /// loopback, where nothing but software is in the way.
+    /// What a message that comes and its answer take of the CPU of who answers, microseconds. None: what a
+    /// message takes over the loopback, where nothing but software is in the way.
     pub answer_cpu_us: Option<f64>,
     /// Where that comes from.
     pub source: &'static str,

@@ -1,4 +1,5 @@
-//! What a program on one memory would gain on several hosts, by link: a model, fed with what was counted on this one.
+//! What a program on one memory would gain on several hosts, by link: a model, fed with what was counted on
+//! this one.
 //!
 //! ```text
 //! bench-model --faults dsm.json --stalls dsm-stalls.json [--builds dsm-compile.json] --out FILE.json

@@ -10,7 +10,8 @@ use crate::estimate::{Build, Range, program};
 use crate::links::{LINKS, Link};
 use crate::record::{Costs, Heat, Shard, Stalls};
 
-/// What the paper measured for its compile (vNUMA, section 5.3): nodes, speed-up, and what its model without any cost allows.
+/// What the paper measured for its compile (vNUMA, section 5.3): nodes, speed-up, and what its model without
+/// any cost allows.
 const PAPER: [(usize, f64, f64); 2] = [(4, 2.3, 2.8), (8, 3.1, 4.0)];
 
 /// All of it.

@@ -74,7 +74,8 @@ fn a_wait_is_its_messages_in_a_row_its_page_and_what_is_local() {
 
 #[test]
 fn invalidations_of_one_write_go_out_together() {
-    // One write that invalidates five copies: a request and its answer, then one of five invalidations and its acknowledgement.
+    // One write that invalidates five copies: a request and its answer, then one of five invalidations and
+    // its acknowledgement.
     let mut write = run(1000.0, &[&[[0, 0, 1, 0, 0, 0, 0, 0]]]);
     write.nodes[0].messages = 1 + 5;
     let mut others = node(&[]);
@@ -82,7 +83,8 @@ fn invalidations_of_one_write_go_out_together() {
     others.invalidated = 5;
     write.nodes.push(others);
     let stall_us = 7.0 + 4.0 * 10.0 + 30.0;
-    // The other has answered six times, the first has sent five messages beyond its request: the longer of the two counts.
+    // The other has answered six times, the first has sent five messages beyond its request: the longer of
+    // the two counts.
     let lost_us = 6.0 * (3.0 + 1.0);
     assert!(near(
         program(&write, &LINK, &COSTS),
@@ -109,8 +111,9 @@ fn better_links_are_never_slower() {
     assert!(speedups[0] > 1.0 && speedups[3] < 2.0, "{speedups:?}");
 }
 
-/// The paper's compile on four nodes (sections 5.3 and 5.4): 420,000 stalls of 26 s with the protocol that ours is, 5.1 s with the one
-/// that sends what is written; these 5.1 s were 7 % of the time, and the speed-up 2.34 and 1.84.
+/// The paper's compile on four nodes (sections 5.3 and 5.4): 420,000 stalls of 26 s with the protocol that
+/// ours is, 5.1 s with the one that sends what is written; these 5.1 s were 7 % of the time, and the speed-up
+/// 2.34 and 1.84.
 #[test]
 fn the_papers_two_protocols_come_out_as_far_apart_as_it_measured() {
     let stalls_us = |all_s: f64| [all_s * 1e6 / 4.0; 4];

@@ -1,5 +1,6 @@
 //! Programs on one memory for two processes, beside the same programs with MPI: speed and messages.
-//! `bench-mpi --mirrorball PATH --programs FOLDER --out FILE.json [--rounds N]`, where FOLDER has what `mpicc` made of `bench/mpi`.
+//! `bench-mpi --mirrorball PATH --programs FOLDER --out FILE.json [--rounds N]`, where FOLDER has what
+//! `mpicc` made of `bench/mpi`.
 //!
 //! In each round everything runs once, one after the other. All must give the same result.
 

@@ -1,5 +1,6 @@
-//! Disco's experiment (SOSP '97, section 5.3, Figure 6): eight builds of a C program at once, in 1, 2, 4 and 8 VMs and on
-//! the bare host; how much memory the VMs use as they see it (V), how much of the host's that takes (M), and how long.
+//! Disco's experiment (SOSP '97, section 5.3, Figure 6): eight builds of a C program at once, in 1, 2, 4 and
+//! 8 VMs and on the bare host; how much memory the VMs use as they see it (V), how much of the host's that
+//! takes (M), and how long.
 
 use std::collections::BTreeMap;
 use std::fs;

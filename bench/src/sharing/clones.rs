@@ -1,5 +1,5 @@
-//! Clones of an idle VM of the image `debian-12`: how long its parent stands still, how long until all answer, and what
-//! each takes of the host's memory; beside a start from cold.
+//! Clones of an idle VM of the image `debian-12`: how long its parent stands still, how long until all
+//! answer, and what each takes of the host's memory; beside a start from cold.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

@@ -130,8 +130,8 @@ impl Guests {
         }
     }
 
-    /// Waits until no more is shared in the background; what the first VM says of its sharing then. Nothing of VMs that
-    /// don't tell.
+    /// Waits until no more is shared in the background; what the first VM says of its sharing then. Nothing
+    /// of VMs that don't tell.
     pub fn share(&self) -> Outcome<Option<Value>> {
         let Self::Mirrorball { program, names } = self else {
             return Ok(None);
@@ -162,7 +162,8 @@ impl Guests {
         }
     }
 
-    /// Makes clones of the first VM, for as long as it runs; the seconds until all ran, and the milliseconds it stood still.
+    /// Makes clones of the first VM, for as long as it runs; the seconds until all ran, and the milliseconds
+    /// it stood still.
     pub fn clone_first(&mut self, count: usize) -> Outcome<(f64, f64)> {
         let Self::Mirrorball { program, names } = self else {
             return Err("only Mirrorball makes clones".into());

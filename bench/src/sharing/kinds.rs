@@ -104,7 +104,8 @@ impl Kind {
         )
     }
 
-    /// QEMU's command; the guest's console goes to `console`, and `words` are added to the kernel's command line.
+    /// QEMU's command; the guest's console goes to `console`, and `words` are added to the kernel's command
+    /// line.
     pub fn qemu(&self, files: &Path, console: &Path, words: &str) -> Outcome<Command> {
         let mut command = Command::new("qemu-system-x86_64");
         command

@@ -1,11 +1,12 @@
 //! Measures what N guests that read the same disk take of the host's memory, under Mirrorball and QEMU.
 //!
-//! `bench-sharing stage FOLDER --kernel VMLINUX --initrd INITRD` makes the guests' files; they are to lie where the host's
-//! page cache works for them. `bench-sharing measure FOLDER --mirrorball PATH --kinds LIST --counts LIST --runs N --out
-//! FILE.json --machine TEXT` needs root, KVM and `qemu-system-x86_64`, and a host with nothing else to do. `bench-sharing
-//! speed` with the same options (one guest at a time, so COUNTS does not matter) times how fast guests read. `bench-sharing
-//! builds` with them compiles in VMs of the image `debian-12`; its FOLDER holds the image's `root.raw`, and `bzip2.tar`.
-//! `bench-sharing clones` clones such a VM, each of COUNTS at once.
+//! `bench-sharing stage FOLDER --kernel VMLINUX --initrd INITRD` makes the guests' files; they are to lie
+//! where the host's page cache works for them. `bench-sharing measure FOLDER --mirrorball PATH --kinds LIST
+//! --counts LIST --runs N --out FILE.json --machine TEXT` needs root, KVM and `qemu-system-x86_64`, and a
+//! host with nothing else to do. `bench-sharing speed` with the same options (one guest at a time, so COUNTS
+//! does not matter) times how fast guests read. `bench-sharing builds` with them compiles in VMs of the image
+//! `debian-12`; its FOLDER holds the image's `root.raw`, and `bzip2.tar`. `bench-sharing clones` clones such
+//! a VM, each of COUNTS at once.
 
 mod builds;
 mod clones;

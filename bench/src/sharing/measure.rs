@@ -34,7 +34,8 @@ pub struct Sample {
     pub sharing: Option<serde_json::Value>,
 }
 
-/// Measures everything, prints the table, writes the JSON. A kind that fails is told in the table, and at the end.
+/// Measures everything, prints the table, writes the JSON. A kind that fails is told in the table, and at the
+/// end.
 pub fn measure(options: &Options) -> Outcome<()> {
     let runtime = Runtime::new()?;
     let mut table = Table::new(&options.machine, &options.counts);

@@ -1,4 +1,5 @@
-//! The table as a picture: virtual against machine footprint by the number of VMs, as Disco's Figure 6 (SOSP '97).
+//! The table as a picture: virtual against machine footprint by the number of VMs, as Disco's Figure 6 (SOSP
+//! '97).
 
 use bench::svg::{Anchor, COLOURS, Picture, nice};
 

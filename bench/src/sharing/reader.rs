@@ -1,6 +1,8 @@
-//! Process 1 of a guest that reads: mounts the disk, reads its file, prints a line of JSON behind `BENCH`, stays idle.
+//! Process 1 of a guest that reads: mounts the disk, reads its file, prints a line of JSON behind `BENCH`,
+//! stays idle.
 //!
-//! With the word `again` on the kernel's command line it forgets what it read and reads everything a second time.
+//! With the word `again` on the kernel's command line it forgets what it read and reads everything a second
+//! time.
 
 use std::fs::{self, File};
 use std::io::{Error, Read};

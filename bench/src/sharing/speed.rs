@@ -1,5 +1,5 @@
-//! How fast one guest reads a disk on an ext4 file system in the host's memory: when the host has not cached it, when it
-//! has, and when the guest reads again what it has just read and forgotten.
+//! How fast one guest reads a disk on an ext4 file system in the host's memory: when the host has not cached
+//! it, when it has, and when the guest reads again what it has just read and forgotten.
 
 use std::fs;
 use std::path::{Path, PathBuf};

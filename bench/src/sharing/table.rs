@@ -47,7 +47,8 @@ impl Table {
         });
     }
 
-    /// Prints three tables: free memory lost, of that not to be had back from the page cache, and PSS with CPU time.
+    /// Prints three tables: free memory lost, of that not to be had back from the page cache, and PSS with
+    /// CPU time.
     pub fn print(&self) {
         println!("{}", self.machine);
         self.one("host memory lost (MemFree), MB", |sample| sample.drop_mb);

@@ -17,7 +17,8 @@ const MEASURE_LIMIT: Duration = Duration::from_secs(30);
 const DOWN_TRIES: usize = 20;
 const DOWN_PAUSE: Duration = Duration::from_millis(500);
 
-/// A folder in memory, with copies of what is started, so that no program is read over a network. Removed when dropped.
+/// A folder in memory, with copies of what is started, so that no program is read over a network. Removed
+/// when dropped.
 pub struct Environment {
     folder: PathBuf,
     /// The program to copy into guests.
@@ -72,8 +73,8 @@ impl Environment {
         }
     }
 
-    /// A message from one CPU to another and its answer, through a ring that both poll, as cells' links have it: the median
-    /// over all pairs of CPUs, microseconds. Measured now.
+    /// A message from one CPU to another and its answer, through a ring that both poll, as cells' links have
+    /// it: the median over all pairs of CPUs, microseconds. Measured now.
     pub fn channel_round_trip_us(&self) -> Outcome<f64> {
         let (facts, _) = self.call(&["topology", "--measure", "--facts"], MEASURE_LIMIT)?;
         let both_ways_us = |ns: f64| 2.0 * ns / 1e3;

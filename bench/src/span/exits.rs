@@ -15,8 +15,8 @@ const ALL: &str = "all, the kernel's own included";
 pub struct Exits(pub BTreeMap<String, u64>);
 
 impl Exits {
-    /// Of a VM's `status`: those of each shard if it spans cells, else of the one it has. KVM's count beside them if it can be
-    /// read; no other VM may run then.
+    /// Of a VM's `status`: those of each shard if it spans cells, else of the one it has. KVM's count beside
+    /// them if it can be read; no other VM may run then.
     pub fn of(status: &Value) -> Outcome<Self> {
         let mut exits = Self::counted(status)?;
         if let Ok(text) = std::fs::read_to_string(KVM_COUNT) {

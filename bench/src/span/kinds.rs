@@ -24,7 +24,8 @@ impl Kind {
         }
     }
 
-    /// Into how many cells the host is divided: so that each VM has all of the host, whether it is of one shard or of two.
+    /// Into how many cells the host is divided: so that each VM has all of the host, whether it is of one
+    /// shard or of two.
     pub fn cells(self) -> u16 {
         match self {
             Self::Plain | Self::Own => 1,

@@ -1,8 +1,10 @@
-//! A VM of four vCPUs in one shard with the kernel's interrupt chip, in one with our interrupt controllers, and in two.
-//! `bench-span --mirrorball PATH --source FILE.tar --folder NEW --out FILE.json --machine TEXT [--runs N]`.
+//! A VM of four vCPUs in one shard with the kernel's interrupt chip, in one with our interrupt controllers,
+//! and in two. `bench-span --mirrorball PATH --source FILE.tar --folder NEW --out FILE.json --machine TEXT
+//! [--runs N]`.
 //!
-//! All kinds run in turn, `runs` times, on the same CPUs: the host is one cell for a VM of one shard, and two for one of two.
-//! The guest is the image `debian-12` with gcc and make. It needs KVM, root for KVM's own counts, and that no other VM runs.
+//! All kinds run in turn, `runs` times, on the same CPUs: the host is one cell for a VM of one shard, and two
+//! for one of two. The guest is the image `debian-12` with gcc and make. It needs KVM, root for KVM's own
+//! counts, and that no other VM runs.
 
 mod environment;
 mod exits;

@@ -10,7 +10,8 @@ use crate::exits::Exits;
 use crate::kinds::Kind;
 use crate::vm::Vm;
 
-/// In a file system in memory: disks are not what is compared (vNUMA, USENIX ATC '09, section 5.3, does it so too).
+/// In a file system in memory: disks are not what is compared (vNUMA, USENIX ATC '09, section 5.3, does it so
+/// too).
 const UNPACK: &str = "mkdir /dev/shm/b && cd /dev/shm/b && tar xf /dev/vdb --strip-components=1";
 const CLEAN: &str = "cd /dev/shm/b && make -s clean >/dev/null 2>&1";
 const COMPILE: &str = "cd /dev/shm/b && make -s -j4 CFLAGS='-O0 -D_FILE_OFFSET_BITS=64' bzip2 >log 2>&1 || { tail log >&2; exit 1; }";

@@ -68,7 +68,8 @@ impl<'a> Vm<'a> {
         })
     }
 
-    /// From the start of the command until the agent answers, seconds; then waits until the guest's services have started.
+    /// From the start of the command until the agent answers, seconds; then waits until the guest's services
+    /// have started.
     pub fn answers_s(&self) -> Outcome<f64> {
         while let Err(error) = self.exec(&["true"]) {
             if self.started.elapsed() > BOOT_LIMIT {

@@ -1,9 +1,10 @@
 //! The host's side.
 //!
-//! The guest may be hostile, so nothing its agent says is believed: a handshake that does not come is an error after
-//! half a minute, frames and collected output are bounded, a file is written only to the caller's descriptor and
-//! only while its file system has room, and text for a person has its control characters removed. A program may run
-//! for as long as it likes and say nothing; it ends with the connection at the latest.
+//! The guest may be hostile, so nothing its agent says is believed: a handshake that does not come is an
+//! error after half a minute, frames and collected output are bounded, a file is written only to the caller's
+//! descriptor and only while its file system has room, and text for a person has its control characters
+//! removed. A program may run for as long as it likes and say nothing; it ends with the connection at the
+//! latest.
 
 mod connect;
 mod exec;

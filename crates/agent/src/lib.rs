@@ -1,8 +1,8 @@
 //! The guest's agent: its protocol, its server in the guest, its client on the host.
 //!
-//! One connection carries one request. The transport is any stream socket: vsock into a VM, TCP into a lab host.
-//! Neither side trusts the other: frames are bounded, buffers hold one frame, and the client writes only into
-//! what its caller gave it.
+//! One connection carries one request. The transport is any stream socket: vsock into a VM, TCP into a lab
+//! host. Neither side trusts the other: frames are bounded, buffers hold one frame, and the client writes
+//! only into what its caller gave it.
 
 pub mod client;
 pub mod panic;

@@ -1,9 +1,10 @@
 //! What a panic does to the programs of Mirrorball.
 
-/// From now on a panic in any thread ends the process, after it was told: no thread goes on with what another left half done.
+/// From now on a panic in any thread ends the process, after it was told: no thread goes on with what another
+/// left half done.
 ///
-/// `panic = "abort"` in the release profile would say the same, but tests have to unwind: all crates would be compiled for
-/// each of the two.
+/// `panic = "abort"` in the release profile would say the same, but tests have to unwind: all crates would be
+/// compiled for each of the two.
 pub fn ends_the_process() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

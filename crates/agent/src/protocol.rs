@@ -1,7 +1,8 @@
 //! What goes over the wire.
 //!
-//! A connection is a sequence of frames in both directions, each a kind, a length and that many bytes (`frame`).
-//! The client opens with a [`Request`]; the server answers it with [`Kind::Ready`] or [`Kind::Refused`]; then:
+//! A connection is a sequence of frames in both directions, each a kind, a length and that many bytes
+//! (`frame`). The client opens with a [`Request`]; the server answers it with [`Kind::Ready`] or
+//! [`Kind::Refused`]; then:
 //!
 //! | request | client sends | server sends |
 //! | --- | --- | --- |
@@ -52,8 +53,8 @@ pub struct Identity {
     pub hostname: String,
     /// Hardware addresses: for each network card, what it was and what it becomes.
     pub cards: Vec<CardAddress>,
-    /// Bytes that only this guest gets, for the kernel's generator of random numbers; from then on it gives others than its
-    /// parent's.
+    /// Bytes that only this guest gets, for the kernel's generator of random numbers; from then on it gives
+    /// others than its parent's.
     pub seed: Vec<u8>,
     /// What time it is, nanoseconds since 1970.
     pub unix_ns: u64,

@@ -1,7 +1,7 @@
 //! The guest's side: serves one connection.
 //!
-//! A connection holds at most one frame of the client's bytes and one of the program's output, whatever either does;
-//! a client that goes away takes its program with it.
+//! A connection holds at most one frame of the client's bytes and one of the program's output, whatever
+//! either does; a client that goes away takes its program with it.
 
 pub mod affinity;
 mod exec;

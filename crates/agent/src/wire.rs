@@ -50,8 +50,8 @@ impl Wire {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Receives what is there without waiting. Call it only when `next_frame` has no more: the decoder then holds
-    /// less than a frame.
+    /// Receives what is there without waiting. Call it only when `next_frame` has no more: the decoder then
+    /// holds less than a frame.
     pub fn receive(&mut self) -> io::Result<Received> {
         match recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
             Ok(0) => Ok(Received::Closed),

@@ -1,7 +1,7 @@
 //! What a monitor leaves to its successor.
 //!
-//! The monitor gives it to the VM's keeper each time that the VM starts. When the monitor is gone, the keeper starts a
-//! successor, which takes it back and goes on where the monitor was.
+//! The monitor gives it to the VM's keeper each time that the VM starts. When the monitor is gone, the keeper
+//! starts a successor, which takes it back and goes on where the monitor was.
 
 use std::io;
 use std::os::fd::OwnedFd;

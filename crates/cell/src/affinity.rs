@@ -8,11 +8,11 @@ use config::cpulist;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Has vCPU `vcpu` of the shard with the process id `shard` run on these CPUs only, or on all that the VM may use when
-/// `cpus` is empty. `cell` is the vCPU's, of a VM that spans cells, for messages.
+/// Has vCPU `vcpu` of the shard with the process id `shard` run on these CPUs only, or on all that the VM may
+/// use when `cpus` is empty. `cell` is the vCPU's, of a VM that spans cells, for messages.
 ///
-/// Threads are told apart by their names. A shard that a guest has taken over may change those, which moves its own
-/// threads between CPUs that it may use anyway.
+/// Threads are told apart by their names. A shard that a guest has taken over may change those, which moves
+/// its own threads between CPUs that it may use anyway.
 ///
 /// # Errors
 /// If the shard has no such vCPU, or may not use such a CPU.
@@ -56,7 +56,8 @@ pub(crate) struct VcpuThread {
     pub(crate) ran_ms: u64,
 }
 
-/// The threads of the vCPUs of the shard with the process id `shard`, by their names, as [`pin`] tells them apart.
+/// The threads of the vCPUs of the shard with the process id `shard`, by their names, as [`pin`] tells them
+/// apart.
 ///
 /// # Errors
 /// If the shard has ended.
@@ -88,8 +89,8 @@ fn vcpu_thread(thread: &Path) -> Option<VcpuThread> {
     })
 }
 
-/// The CPU in a line of `/proc/PID/task/TID/stat`: field 39, counted from the thread's id (proc(5)). The second field is the name,
-/// which may have spaces.
+/// The CPU in a line of `/proc/PID/task/TID/stat`: field 39, counted from the thread's id (proc(5)). The
+/// second field is the name, which may have spaces.
 fn last_cpu_of(stat: &str) -> Option<usize> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_ascii_whitespace().nth(39 - 3)?.parse().ok()

@@ -6,7 +6,8 @@
 //! - [`routes`]: by which cells a message to all goes;
 //! - [`limits`]: how long they wait for one another;
 //! - [`contacts`]: what a cell makes of one that is silent or gone;
-//! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts; [`callers`]: bounds on callers;
+//! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts; [`callers`]: bounds on
+//!   callers;
 //! - [`membership`]: which cells of several hosts live, agreed on by an etcd;
 //! - [`invitation`]: how a further host joins;
 //! - [`lost`]: the end of VMs whose host has lost its membership;

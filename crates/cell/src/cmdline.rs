@@ -1,5 +1,5 @@
-//! The guest's kernel command line: Mirrorball's words, then the image's, then the user's. Of words with one key Linux takes the
-//! last, mostly, so that the user has the last word.
+//! The guest's kernel command line: Mirrorball's words, then the image's, then the user's. Of words with one
+//! key Linux takes the last, mostly, so that the user has the last word.
 
 use config::VmSpec;
 

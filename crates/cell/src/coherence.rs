@@ -1,5 +1,5 @@
-//! What the shards of a VM keep its memory coherent by, where each has a copy: connections between their lanes, and the right to
-//! be told of each other's faults.
+//! What the shards of a VM keep its memory coherent by, where each has a copy: connections between their
+//! lanes, and the right to be told of each other's faults.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,12 +19,15 @@ use crate::spanning::Span;
 
 /// Pages told of as the hottest.
 const HOTTEST: usize = 20;
-/// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use themselves.
+/// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use
+/// themselves.
 const PRIORITY_MAX: u64 = 10;
 
-/// What the guest's kernel is told, each for what it saves (`docs/design/coherence.md`, "A guest that needs less of it").
+/// What the guest's kernel is told, each for what it saves (`docs/design/coherence.md`, "A guest that needs
+/// less of it").
 const QUIETER: [&str; 10] = [
-    // While a system boots all its CPUs write the same pages all the time. The others come online when it is up, by the agent.
+    // While a system boots all its CPUs write the same pages all the time. The others come online when it is
+    // up, by the agent.
     "maxcpus=1",
     "mirrorball.cpus=late",
     // Ticks of all CPUs at one time want the same pages at one time.
@@ -37,12 +40,13 @@ const QUIETER: [&str; 10] = [
     // No page is nearer on another node, and a large one is no larger here than its small ones.
     "numa_balancing=disable",
     "transparent_hugepage=never",
-    // A CPU that gets idle does not look for work on other nodes, whose domains have this level at least; the periodic balance does.
+    // A CPU that gets idle does not look for work on other nodes, whose domains have this level at least; the
+    // periodic balance does.
     "relax_domain_level=3",
 ];
 
-/// A kernel's command line for a guest whose memory is kept coherent. What somebody said of the same stays; who says how many CPUs
-/// boot has no late ones, and who has no late ones boots all.
+/// A kernel's command line for a guest whose memory is kept coherent. What somebody said of the same stays;
+/// who says how many CPUs boot has no late ones, and who has no late ones boots all.
 pub fn quieter(cmdline: &str) -> String {
     let are_counted = cmdline::has(cmdline, "maxcpus");
     let are_early = cmdline::value(cmdline, "mirrorball.cpus").is_some_and(|value| value != "late");
@@ -70,7 +74,8 @@ pub struct Coherence {
 }
 
 impl Coherence {
-    /// New connections from the shards that are here to all shards of a guest whose kernel lies there, for the boot of that number.
+    /// New connections from the shards that are here to all shards of a guest whose kernel lies there, for
+    /// the boot of that number.
     ///
     /// # Errors
     /// When the host has no descriptors left, or another host does not answer.
@@ -172,8 +177,9 @@ pub(crate) fn without_memory(other: &str, why: &str) -> String {
     format!("pages of {other} come by streams: {why}")
 }
 
-/// How many lanes each of so many shards has, whose cells have so many CPUs at most. Page tables are merged by one alone, which spares a
-/// guest more faults than others would serve; shards that are too many to merge have more.
+/// How many lanes each of so many shards has, whose cells have so many CPUs at most. Page tables are merged
+/// by one alone, which spares a guest more faults than others would serve; shards that are too many to merge
+/// have more.
 fn lanes(shards: usize, cpus: usize) -> usize {
     match shards {
         ..=SHARERS_MAX => 1,
@@ -188,7 +194,8 @@ pub(crate) fn userfaultfd() -> Option<OwnedFd> {
     device.ok().map(OwnedFd::from)
 }
 
-/// The connections of one lane, from each shard that is here to each. `call` makes those from one that is here to one that is not.
+/// The connections of one lane, from each shard that is here to each. `call` makes those from one that is
+/// here to one that is not.
 fn lane(
     is_here: &[bool],
     mut call: impl FnMut(usize, usize) -> io::Result<[OwnedFd; 2]>,
@@ -214,7 +221,8 @@ fn lane(
     Ok(ends)
 }
 
-/// The pages that came most often to any shard, by what the shards tell of their own hottest: address, and how often in all.
+/// The pages that came most often to any shard, by what the shards tell of their own hottest: address, and
+/// how often in all.
 pub fn hottest(shards: &[&Value]) -> Vec<Value> {
     let mut pages = BTreeMap::<&str, u64>::new();
     let lists = shards.iter().filter_map(|shard| shard.get("heat")?.as_array());
@@ -232,8 +240,8 @@ pub fn hottest(shards: &[&Value]) -> Vec<Value> {
     pages.into_iter().map(page).collect()
 }
 
-/// Lets the lanes of a shard that is starting have real-time priority, if this process may: who is left without serves faults
-/// later on a busy host, and says so.
+/// Lets the lanes of a shard that is starting have real-time priority, if this process may: who is left
+/// without serves faults later on a busy host, and says so.
 pub fn permit_priority(shard: i32) {
     let limit = libc::rlimit64 {
         rlim_cur: PRIORITY_MAX,

@@ -1,7 +1,7 @@
 //! A VM's serial console: the last bytes are kept, and each listener reads them at its own speed.
 //!
-//! A flooding guest costs bounded memory. A listener that is too slow misses bytes and is told how many; it never holds
-//! the guest or another listener up.
+//! A flooding guest costs bounded memory. A listener that is too slow misses bytes and is told how many; it
+//! never holds the guest or another listener up.
 
 mod ring;
 
@@ -175,7 +175,8 @@ impl Console {
         let _ = client.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Copies the console's bytes from `from` on, and with `follow` those to come, until the client has gone or the console is closed.
+    /// Copies the console's bytes from `from` on, and with `follow` those to come, until the client has gone
+    /// or the console is closed.
     fn copy_to(&self, client: &mut UnixStream, mut from: u64, follow: bool) -> io::Result<()> {
         loop {
             let (bytes, lost) = {

@@ -18,7 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a client that waits is looked at.
 const WAIT_SLICE: Duration = Duration::from_secs(1);
 
-/// Serves requests for `vm` until what this returns is dropped. `balloon_max` is what the VM's balloon can take, if it has one.
+/// Serves requests for `vm` until what this returns is dropped. `balloon_max` is what the VM's balloon can
+/// take, if it has one.
 ///
 /// # Errors
 /// If the host has no threads or descriptors left.
@@ -70,8 +71,8 @@ fn obey(vm: &Handle, request: &Request, client: &UnixStream, balloon_max: Option
     })
 }
 
-/// Waits until `ready`, which may wait for the slice that it is given; no longer than `limit_s` seconds, and not for
-/// a client that has gone (none).
+/// Waits until `ready`, which may wait for the slice that it is given; no longer than `limit_s` seconds, and
+/// not for a client that has gone (none).
 fn wait<T>(client: &UnixStream, limit_s: u64, ready: impl Fn(Duration) -> Option<T>) -> Option<Option<T>> {
     let start = Instant::now();
     let limit = Duration::from_secs(limit_s);

@@ -25,7 +25,8 @@ const OURS: &str = "mirrorball";
 const WEIGHT_DEFAULT: u16 = 100;
 /// Over which a limit holds, microseconds.
 const PERIOD_US: f64 = 100_000.0;
-/// Processes and threads that a group has at most. Those of a shard can start none once they are sealed; this bounds passt.
+/// Processes and threads that a group has at most. Those of a shard can start none once they are sealed; this
+/// bounds passt.
 const TASKS_MAX: u32 = 2048;
 /// How often, and how long apart, the end of a group is tried: its last process has just ended.
 const END_TRIES: u32 = 50;
@@ -56,8 +57,8 @@ pub enum ControlGroupError {
 pub struct ControlGroup(PathBuf);
 
 impl ControlGroup {
-    /// The group of the VM called `name`; none if it asks for nothing. `owner` is a process that lives as long as the VM;
-    /// `files` are those of its disks, with the disks' names.
+    /// The group of the VM called `name`; none if it asks for nothing. `owner` is a process that lives as
+    /// long as the VM; `files` are those of its disks, with the disks' names.
     ///
     /// # Errors
     /// If the host does not let this user make groups, or a disk's I/O can't be limited that is to be.
@@ -82,13 +83,15 @@ impl ControlGroup {
         Ok(Some(group))
     }
 
-    /// The VM's group that a process of it is in, which a predecessor of this process made; none if it is in none.
+    /// The VM's group that a process of it is in, which a predecessor of this process made; none if it is in
+    /// none.
     pub(crate) fn of_process(pid: i32) -> Option<Self> {
         let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         group_of(&text).map(|name| Self(Path::new(ROOT).join(OURS).join(name)))
     }
 
-    /// A group of the VM called `name`, without limits but that of tasks. `owner` is a process that lives as long as the VM.
+    /// A group of the VM called `name`, without limits but that of tasks. `owner` is a process that lives as
+    /// long as the VM.
     ///
     /// # Errors
     /// If the host does not let this user make groups.
@@ -113,7 +116,8 @@ impl ControlGroup {
         Ok(group)
     }
 
-    /// Sets the weight and the limits of CPUs and memory that `spec` asks for, and takes away those that it does not.
+    /// Sets the weight and the limits of CPUs and memory that `spec` asks for, and takes away those that it
+    /// does not.
     pub(crate) fn limit(&self, spec: &VmSpec) -> Result<(), ControlGroupError> {
         let most = |bytes: Size| bytes.0.to_string();
         let cpus = |cpus: f64| format!("{:.0} {PERIOD_US:.0}", cpus * PERIOD_US);

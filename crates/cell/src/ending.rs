@@ -34,8 +34,8 @@ pub(crate) fn of_failed_cell(cell: u16) -> String {
     format!("cell {cell}, of which the VM used CPUs or memory, has failed")
 }
 
-/// What is known of the end of a shard that had no last word: `gone`, and whether the kernel has killed processes of its VM's
-/// control group for memory.
+/// What is known of the end of a shard that had no last word: `gone`, and whether the kernel has killed
+/// processes of its VM's control group for memory.
 fn of_gone(gone: String, is_out_of_memory: bool) -> Ending {
     let detail = if is_out_of_memory {
         format!(
@@ -48,8 +48,8 @@ fn of_gone(gone: String, is_out_of_memory: bool) -> Ending {
     Ending::ShardFailed { detail }
 }
 
-/// The ending of a VM whose shard reported none. Only a kill is a cause of it: while a stop waits for the guest, the
-/// cause is the shard's own end.
+/// The ending of a VM whose shard reported none. Only a kill is a cause of it: while a stop waits for the
+/// guest, the cause is the shard's own end.
 pub(crate) fn of_silent(gone: String, was_killed: bool, is_out_of_memory: bool) -> Ending {
     match was_killed {
         true => Ending::Quit,
@@ -57,8 +57,9 @@ pub(crate) fn of_silent(gone: String, was_killed: bool, is_out_of_memory: bool) 
     }
 }
 
-/// What ended a VM of several shards, if that was one beside its home: of its home's last word, if it had one, and what is known
-/// of the first of the others that ended, if one did before it was told to. `was_told`: somebody wanted the end.
+/// What ended a VM of several shards, if that was one beside its home: of its home's last word, if it had
+/// one, and what is known of the first of the others that ended, if one did before it was told to.
+/// `was_told`: somebody wanted the end.
 pub(crate) fn of_part(home: Option<&Ending>, part: Option<Ending>, was_told: bool) -> Option<Ending> {
     let home_has_none = match home {
         Some(Ending::PeerLost { .. }) => true,

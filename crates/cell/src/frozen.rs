@@ -1,7 +1,8 @@
-//! A VM that was frozen, as the monitors of its clones have it: its spec, and open files of its state, memory and disks.
+//! A VM that was frozen, as the monitors of its clones have it: its spec, and open files of its state, memory
+//! and disks.
 //!
-//! A running VM's monitor freezes it when asked over its control socket ([`Freezable`]), and sends the files along; from then
-//! on neither needs the other.
+//! A running VM's monitor freezes it when asked over its control socket ([`Freezable`]), and sends the files
+//! along; from then on neither needs the other.
 
 mod freezable;
 mod handed;
@@ -105,8 +106,8 @@ impl FrozenVm {
         })
     }
 
-    /// Lets a VM that was opened from the same spec go on where this one stood: adds its files to `files` and names them in
-    /// `launch`.
+    /// Lets a VM that was opened from the same spec go on where this one stood: adds its files to `files` and
+    /// names them in `launch`.
     pub fn resume(&self, launch: &mut LaunchSpec, files: &mut Vec<OwnedFd>) -> io::Result<()> {
         let mut add = |file: &File| -> io::Result<Fd> {
             files.push(file.try_clone()?.into());
@@ -255,8 +256,8 @@ mod tests {
         }
     }
 
-    /// A monitor's answer to a client when its shard hands out these files. The shard keeps its file of the disk, and changes it
-    /// when the client has its own.
+    /// A monitor's answer to a client when its shard hands out these files. The shard keeps its file of the
+    /// disk, and changes it when the client has its own.
     fn handed_on(handed: Handed) -> (FreezeAnswer, Files) {
         let (socket, mut shard) = UnixStream::pair().unwrap();
         let shard = thread::spawn(move || {

@@ -164,8 +164,8 @@ impl Handle {
         self.0.freezable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves a vCPU of a VM that spans cells, and ends its pin. An error of a move that takes too long leaves the pin until
-    /// the vCPU is known to have moved.
+    /// Moves a vCPU of a VM that spans cells, and ends its pin. An error of a move that takes too long leaves
+    /// the pin until the vCPU is known to have moved.
     pub fn move_vcpu(&self, vcpu: u8, cell: u16) -> io::Result<Moved> {
         let _updating = self.begin_update();
         let shard = {
@@ -192,8 +192,8 @@ impl Handle {
         }
     }
 
-    /// Gives an order and waits for its answer; an order that is refused is an error. The shard carries out one at a
-    /// time, and each may take the whole time.
+    /// Gives an order and waits for its answer; an order that is refused is an error. The shard carries out
+    /// one at a time, and each may take the whole time.
     fn act(&self, order: &Order) -> io::Result<Answer> {
         let _acting = self.0.acting.lock().unwrap_or_else(PoisonError::into_inner);
         let starts = {
@@ -229,7 +229,8 @@ impl Handle {
         }
         let paused = self.confirm(&Order::Pause);
         if paused.is_err() {
-            // The shard may obey later, when no client waits any more. Its answer to this order makes the record true.
+            // The shard may obey later, when no client waits any more. Its answer to this order makes the
+            // record true.
             let _ = self.state().order_to_resume();
         }
         paused
@@ -282,7 +283,8 @@ impl Handle {
         }
     }
 
-    /// The VM runs, and its client was told so. Whether its keeper has what another process needs to go on with it.
+    /// The VM runs, and its client was told so. Whether its keeper has what another process needs to go on
+    /// with it.
     pub(crate) fn set_left(&self, is_left: bool) {
         self.state().is_left = is_left;
         self.changed();
@@ -320,8 +322,8 @@ impl Handle {
                 // A paused guest can't power off. A VM that can't be resumed is killed below.
                 let _ = self.resume();
             }
-            // A VM between two boots sees `ending` instead. A guest that still boots, and has no driver for the button yet,
-            // does not notice a press.
+            // A VM between two boots sees `ending` instead. A guest that still boots, and has no driver for
+            // the button yet, does not notice a press.
             let _ = self.order(&Order::PowerButton);
             let left = deadline.saturating_duration_since(Instant::now());
             if self.wait(left.min(PRESS_INTERVAL), |state| state.over).over {
@@ -335,7 +337,8 @@ impl Handle {
         true
     }
 
-    /// Ends the VM now: by order, and if it does not obey, by force. Returns when it has ended. The order never waits.
+    /// Ends the VM now: by order, and if it does not obey, by force. Returns when it has ended. The order
+    /// never waits.
     pub fn kill(&self) {
         {
             let mut state = self.state();

@@ -1,9 +1,10 @@
-//! The user and group that the shards of one VM are outside: numbers of a range, which no other VM and no daemon has.
+//! The user and group that the shards of one VM are outside: numbers of a range, which no other VM and no
+//! daemon has.
 //!
-//! Root takes the range of the entry `mirrorball` in `/etc/subuid` and `/etc/subgid`; without one, a range that systemd's
-//! list of users and groups leaves unused. Another user takes the range of their own entry, which `newuidmap` and `newgidmap`
-//! (uidmap, shadow-utils) map for them. VMs take numbers from the end of a range, parts of VMs of other hosts from its
-//! beginning.
+//! Root takes the range of the entry `mirrorball` in `/etc/subuid` and `/etc/subgid`; without one, a range
+//! that systemd's list of users and groups leaves unused. Another user takes the range of their own entry,
+//! which `newuidmap` and `newgidmap` (uidmap, shadow-utils) map for them. VMs take numbers from the end of a
+//! range, parts of VMs of other hosts from its beginning.
 
 use std::fs;
 use std::ops::Range;
@@ -92,8 +93,8 @@ fn of_root(place: Place, (uids, gids): (&str, &str), (uid_map, gid_map): (&str, 
     }
 }
 
-/// The first range of a file like `/etc/subuid` that is not empty and belongs to one of `names`. Ranges with root in them, and
-/// such that do not fit the numbers of users, are none.
+/// The first range of a file like `/etc/subuid` that is not empty and belongs to one of `names`. Ranges with
+/// root in them, and such that do not fit the numbers of users, are none.
 fn entry(text: &str, names: &[String]) -> Option<Range<u32>> {
     text.lines().find_map(|line| {
         let mut fields = line.trim().split(':');

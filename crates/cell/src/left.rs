@@ -1,6 +1,7 @@
 //! Descriptors on their way from a monitor to its successor, with a record of what each is for.
 //!
-//! They go by the VM's keeper, which reads neither. The record is JSON in a file in memory, the first of the descriptors.
+//! They go by the VM's keeper, which reads neither. The record is JSON in a file in memory, the first of the
+//! descriptors.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -14,8 +15,8 @@ use serde_json::Value;
 use shard_api::launch::Fd;
 use urpc::version::Versions;
 
-/// The versions of the record that this program reads, and in which it can be read when this program writes it: a VM goes from
-/// a program to the next release's, and back.
+/// The versions of the record that this program reads, and in which it can be read when this program writes
+/// it: a VM goes from a program to the next release's, and back.
 pub(crate) const VERSIONS: Versions = Versions::up_to(1);
 
 /// The record, and the versions in which it can be read.

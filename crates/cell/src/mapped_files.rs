@@ -1,5 +1,5 @@
-//! The files whose pages a VM maps, and which of them another VM may map, too: the monitor finds out, so that a shard has no
-//! table of what runs on the host.
+//! The files whose pages a VM maps, and which of them another VM may map, too: the monitor finds out, so that
+//! a shard has no table of what runs on the host.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -49,7 +49,8 @@ impl MappedFiles {
         }
     }
 
-    /// Tells the shard what has changed since it was told last, by `order`, which is true when the shard has it.
+    /// Tells the shard what has changed since it was told last, by `order`, which is true when the shard has
+    /// it.
     fn tell(&self, order: impl FnOnce(&Order) -> bool) -> io::Result<()> {
         let files: Vec<bool> = self.find()?.iter().map(|file| file.is_shared).collect();
         let mut told = self.told();

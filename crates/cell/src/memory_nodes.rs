@@ -1,7 +1,8 @@
 //! Whether a VM's memory may lie on some of the host's NUMA nodes.
 //!
-//! Memory that is bound to nodes is found there or nowhere: where the nodes have no room left, the kernel ends a process. So the
-//! cell looks before it binds. [`HostMemory::read`] reads what the host has, and [`check`] decides.
+//! Memory that is bound to nodes is found there or nowhere: where the nodes have no room left, the kernel
+//! ends a process. So the cell looks before it binds. [`HostMemory::read`] reads what the host has, and
+//! [`check`] decides.
 
 use std::collections::BTreeMap;
 use std::fs;

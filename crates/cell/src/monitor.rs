@@ -1,15 +1,16 @@
-//! The monitor's process: it starts the VMs of one `mirrorball run`, and serves them unless they are in cells.
+//! The monitor's process: it starts the VMs of one `mirrorball run`, and serves them unless they are in
+//! cells.
 //!
-//! VMs outlive the command that started them only when that command says so: the command holds a *lease*, one end of a
-//! socket. When the lease ends without [`LeaseOrder::Detach`] (the command was killed, its terminal went away), the VMs
-//! end.
+//! VMs outlive the command that started them only when that command says so: the command holds a *lease*, one
+//! end of a socket. When the lease ends without [`LeaseOrder::Detach`] (the command was killed, its terminal
+//! went away), the VMs end.
 //!
-//! The monitor opens the files of a VM in a cell, and hands it over to the cell's process, which starts and serves it
-//! ([`hand_over`]).
-//! When a process that serves VMs dies, its VMs on one host run on. The cell's next process adopts those of a cell. The keeper
-//! of any other starts a successor ([`adopt`]), a monitor of that VM alone; it hands the VM over to its cell as soon as
-//! there is one. All have the same lease. None takes the client's order to detach out of the lease's socket, so each next one
-//! finds it there. VMs on several hosts end with their monitor.
+//! The monitor opens the files of a VM in a cell, and hands it over to the cell's process, which starts and
+//! serves it ([`hand_over`]). When a process that serves VMs dies, its VMs on one host run on. The cell's
+//! next process adopts those of a cell. The keeper of any other starts a successor ([`adopt`]), a monitor of
+//! that VM alone; it hands the VM over to its cell as soon as there is one. All have the same lease. None
+//! takes the client's order to detach out of the lease's socket, so each next one finds it there. VMs on
+//! several hosts end with their monitor.
 
 mod adopt;
 mod events;
@@ -87,7 +88,8 @@ impl Terms {
         })
     }
 
-    /// The share group of a VM; one that goes on where another stood has that one's, with which it has its memory in common.
+    /// The share group of a VM; one that goes on where another stood has that one's, with which it has its
+    /// memory in common.
     fn share_group(&self, spec: &VmSpec, frozen: Option<&FrozenVm>) -> ShareGroup {
         let brought = frozen.and_then(|frozen| frozen.share_group.clone());
         brought.unwrap_or_else(|| self.grouping.of(spec))
@@ -104,8 +106,8 @@ fn open_source(source: &Source) -> io::Result<FrozenVm> {
     }
 }
 
-/// Runs the batch that comes over `lease`; returns when every VM has ended. `platform` is asked for what only KVM knows; VMs
-/// are started by `programs`.
+/// Runs the batch that comes over `lease`; returns when every VM has ended. `platform` is asked for what only
+/// KVM knows; VMs are started by `programs`.
 pub fn run(
     lease: UnixStream,
     platform: Platform,
@@ -171,8 +173,8 @@ fn fail(lease: &Lease, name: String, why: String) {
     tell(lease, &Event::Failed { name, why });
 }
 
-/// Every VM takes some dozens of this process' open files. The usual limit, 1024, is for programs that use `select`; each
-/// may raise it as far as the host lets it.
+/// Every VM takes some dozens of this process' open files. The usual limit, 1024, is for programs that use
+/// `select`; each may raise it as far as the host lets it.
 pub(crate) fn raise_file_limit() -> io::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
@@ -224,7 +226,8 @@ fn one(
     let lock = entry.lock().try_clone_to_owned().map_err(|error| line(&error))?;
     let recording = recorder.begin(entry, record).map_err(|error| line(&error))?;
     events::starting(name, cell);
-    // Its record was there first: either this process sees that the cell failed, or the cells see that a VM is to end.
+    // Its record was there first: either this process sees that the cell failed, or the cells see that a VM
+    // is to end.
     if let Some(failed) = failed_cell(handle).map_err(|error| line(&error))? {
         return Err(has_failed(failed));
     }
@@ -474,7 +477,8 @@ impl Begun<'_> {
 }
 
 impl FirstBoot {
-    /// Has a thread look in a while which pages a restored VM has touched. It never holds up the end of the VM.
+    /// Has a thread look in a while which pages a restored VM has touched. It never holds up the end of the
+    /// VM.
     fn begin_to_record(self, handle: &Handle) {
         let Some(directory) = self.record_in else { return };
         let handle = handle.clone();

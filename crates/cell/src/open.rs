@@ -1,4 +1,5 @@
-//! Opens everything a VM needs, so that its shard needs to open nothing: spec in, launch spec and open files out.
+//! Opens everything a VM needs, so that its shard needs to open nothing: spec in, launch spec and open files
+//! out.
 
 mod egress;
 mod files;
@@ -155,8 +156,8 @@ struct UserCard {
     child: Option<PasstChild>,
 }
 
-/// Opens everything. `folder` is the VM's in the runtime directory; `cid` its address on the socket device; `claims` those of
-/// its share group; `program` that of its shards and of the filters of its cards.
+/// Opens everything. `folder` is the VM's in the runtime directory; `cid` its address on the socket device;
+/// `claims` those of its share group; `program` that of its shards and of the filters of its cards.
 pub fn open(
     spec: &VmSpec,
     name: &str,
@@ -532,7 +533,8 @@ impl Opened {
         policies.map(|egress| egress.count.clone()).collect()
     }
 
-    /// Claims the memory of the frozen VM that this one goes on from, and checks that this one may map the same files.
+    /// Claims the memory of the frozen VM that this one goes on from, and checks that this one may map the
+    /// same files.
     ///
     /// # Errors
     /// When VMs of another share group map the memory, or an image that it stands for.
@@ -559,8 +561,8 @@ impl Opened {
         }
     }
 
-    /// Makes everything ready for another boot of the same VM: disks keep their writes, networks start anew, since a frame
-    /// may have been cut in two.
+    /// Makes everything ready for another boot of the same VM: disks keep their writes, networks start anew,
+    /// since a frame may have been cut in two.
     pub fn renew(&mut self) -> Result<(), OpenError> {
         // A clone that reboots boots, as any VM.
         self.launch.resume = None;

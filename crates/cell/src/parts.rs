@@ -1,6 +1,7 @@
 //! The processes of a spanning VM's shards beside its home, while it runs.
 //!
-//! Each has a thread that reads what it reports. When one ends before it was told to, the VM ends, and why is kept.
+//! Each has a thread that reads what it reports. When one ends before it was told to, the VM ends, and why is
+//! kept.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,8 +18,8 @@ use crate::shard_process::ShardProcess;
 
 /// How long a shard may take until it is ready.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// How long whoever knows why a shard has ended may take to tell, after another has seen it: over hosts the two come by different
-/// connections.
+/// How long whoever knows why a shard has ended may take to tell, after another has seen it: over hosts the
+/// two come by different connections.
 const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// One of them, started.
@@ -66,8 +67,8 @@ struct State {
 }
 
 impl Part {
-    /// Waits until the shard says that it is ready; if not, says why. What its sandbox lacks, if its host is another than the
-    /// home's: else the home's lacks it, too.
+    /// Waits until the shard says that it is ready; if not, says why. What its sandbox lacks, if its host is
+    /// another than the home's: else the home's lacks it, too.
     pub fn wait_until_ready(&self) -> Result<Vec<String>, String> {
         let not_ready = match self {
             Self::Here { process, .. } => {
@@ -166,7 +167,8 @@ impl Part {
 }
 
 impl Parts {
-    /// Watches them. From other threads, `told` is called when one has answered, `ended` when the VM must end because of one.
+    /// Watches them. From other threads, `told` is called when one has answered, `ended` when the VM must end
+    /// because of one.
     pub fn watch(
         parts: Vec<Part>,
         told: impl Fn() + Clone + Send + 'static,

@@ -1,5 +1,6 @@
-//! The programs that a monitor starts: that of shards, `mirrorball-shard`, and that of keepers, `mirrorball-keeper`. A
-//! monitor opens them once, so that files which are replaced while VMs run mix no versions.
+//! The programs that a monitor starts: that of shards, `mirrorball-shard`, and that of keepers,
+//! `mirrorball-keeper`. A monitor opens them once, so that files which are replaced while VMs run mix no
+//! versions.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use shard_api::version::agree_with_shard;
 use urpc::version::{VersionMismatch, Versions};
 
-/// The name of the file of the program of shards, beside that of `mirrorball`; and the first word of a shard's command line.
+/// The name of the file of the program of shards, beside that of `mirrorball`; and the first word of a
+/// shard's command line.
 pub const SHARD: &str = "mirrorball-shard";
 /// The same of keepers.
 pub const KEEPER: &str = "mirrorball-keeper";

@@ -1,7 +1,8 @@
 //! Whether a VM starts again, and how fast.
 //!
-//! Each boot is a process, with its sandbox and its networks: a guest that reboots as soon as it runs keeps the host busy. Reboots
-//! within seconds of their boot are put off longer and longer, and at last end the VM. So are starts after a failure.
+//! Each boot is a process, with its sandbox and its networks: a guest that reboots as soon as it runs keeps
+//! the host busy. Reboots within seconds of their boot are put off longer and longer, and at last end the VM.
+//! So are starts after a failure.
 
 use std::time::Duration;
 

@@ -29,8 +29,8 @@ impl Recorder {
         Ok(Recording(self))
     }
 
-    /// Changes the record. One that can't be written is true again with the next change: it is for people, and a VM
-    /// runs without.
+    /// Changes the record. One that can't be written is true again with the next change: it is for people,
+    /// and a VM runs without.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Record)) {
         if let Some(recorded) = &mut *self.lock() {
             change(&mut recorded.record);

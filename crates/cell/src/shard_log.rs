@@ -1,8 +1,8 @@
 //! The log of a shard, with its standard output and standard error: bounded, whatever the shard writes.
 //!
-//! A shard gets the write end of a pipe, never a file: it may be in a guest's hands, and a guest makes devices complain and
-//! reboots as often as it likes. The monitor reads the pipe, and keeps the first and the last bytes of a VM's whole life, in
-//! memory and in a file for people.
+//! A shard gets the write end of a pipe, never a file: it may be in a guest's hands, and a guest makes
+//! devices complain and reboots as often as it likes. The monitor reads the pipe, and keeps the first and the
+//! last bytes of a VM's whole life, in memory and in a file for people.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -29,9 +29,11 @@ const TAIL_BYTES: usize = 16 << 10;
 const FILE_BYTES_MAX: u64 = (HEAD_BYTES + TAIL_BYTES + 64) as u64;
 /// Bytes read from the pipe at once: a pipe's default capacity.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Bytes read at most to find the last line. A shard can enlarge its pipe to 1 MiB (`/proc/sys/fs/pipe-max-size`).
+/// Bytes read at most to find the last line. A shard can enlarge its pipe to 1 MiB
+/// (`/proc/sys/fs/pipe-max-size`).
 const LATE_BYTES_MAX: usize = 2 << 20;
-/// Pause between two reads once the beginning is full: a shard that floods its log then waits instead of the monitor.
+/// Pause between two reads once the beginning is full: a shard that floods its log then waits instead of the
+/// monitor.
 const FLOOD_PAUSE: Duration = Duration::from_millis(10);
 /// The beginning of a line that the monitor adds. A shard that writes it hides its own line.
 const NOTE: &str = "monitor: ";
@@ -150,8 +152,8 @@ impl ShardLog {
         }
     }
 
-    /// Has a thread read what the shard writes, until no process can write any more. Of all processes that have the log only the one
-    /// that serves the VM reads.
+    /// Has a thread read what the shard writes, until no process can write any more. Of all processes that
+    /// have the log only the one that serves the VM reads.
     ///
     /// # Errors
     /// If the host has no threads or files left.
@@ -364,7 +366,8 @@ mod tests {
                 log.last_line();
             }
             let before = std::fs::read(&path).unwrap();
-            // With a pipe of its own: the thread of the first log, which a killed monitor would not have, reads the other.
+            // With a pipe of its own: the thread of the first log, which a killed monitor would not have,
+            // reads the other.
             let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
             let mut shard = File::from(write_end.try_clone().unwrap());
             let left = LeftLog {

@@ -24,16 +24,16 @@ pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a shard may take to end that has closed its control socket.
 const SILENCE_LIMIT: Duration = Duration::from_millis(200);
-/// How long the keeper may take to report the exit of a process that has ended. One that never reports is stopped, or was taken
-/// over.
+/// How long the keeper may take to report the exit of a process that has ended. One that never reports is
+/// stopped, or was taken over.
 const REPORT_LIMIT: Duration = Duration::from_secs(5);
 /// How often a process that has ended is looked for in what its keeper reports.
 const REPORT_POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// Milliseconds after which a process that is waited for is looked at again.
 const LOOK_MS: u8 = 5;
 
-/// A shard's process, which waits for what it is to run. Killed when this is dropped before it has ended. Several threads may
-/// wait for its end, or kill it; each is told how it ended.
+/// A shard's process, which waits for what it is to run. Killed when this is dropped before it has ended.
+/// Several threads may wait for its end, or kill it; each is told how it ended.
 #[derive(Debug)]
 pub struct ShardProcess {
     /// Its process id, as the monitor sees it.
@@ -80,7 +80,8 @@ impl Parent {
     fn end_of(&self, pid: i32) -> Option<End> {
         let status = match self {
             Self::Keeper(keeper) => match keeper.exit_of(pid)? {
-                // It is acknowledged with the next boot: until then a successor of this process has to learn it.
+                // It is acknowledged with the next boot: until then a successor of this process has to learn
+                // it.
                 Exit::Status(status) => WaitStatus::from_raw(Pid::from_raw(pid), status),
                 Exit::KeeperGone => return Some(End::WithKeeper),
             },
@@ -231,8 +232,8 @@ impl ShardProcess {
         self.process.as_fd()
     }
 
-    /// Gives it an order, and never waits. One that has left so many unread that there is no room for another hangs, or wants
-    /// its monitor to wait: it is killed. Returns the order's number.
+    /// Gives it an order, and never waits. One that has left so many unread that there is no room for another
+    /// hangs, or wants its monitor to wait: it is killed. Returns the order's number.
     pub fn order(&self, order: &Order) -> io::Result<OrderId> {
         let sent = self.link.order(order);
         if sent
@@ -254,8 +255,8 @@ impl ShardProcess {
         self.wait()
     }
 
-    /// Ends a process whose reports ended without a last one. It has a moment to end by itself, and is killed then.
-    /// Returns the known cause of its end. `is_broken`: it sent a message that is no report.
+    /// Ends a process whose reports ended without a last one. It has a moment to end by itself, and is killed
+    /// then. Returns the known cause of its end. `is_broken`: it sent a message that is no report.
     pub fn end_without_report(&self, is_broken: bool) -> String {
         let deadline = Instant::now() + SILENCE_LIMIT;
         // One that dies closes its socket first.
@@ -279,7 +280,8 @@ impl ShardProcess {
         self.link.shut_down();
     }
 
-    /// Waits until it has ended; one that has reported its end and does not go is killed. Returns what is known of its end.
+    /// Waits until it has ended; one that has reported its end and does not go is killed. Returns what is
+    /// known of its end.
     pub fn wait(&self) -> String {
         let deadline = Instant::now() + QUIT_LIMIT;
         let mut report_by = None;

@@ -8,13 +8,14 @@
 //! working-set.json    after the first restore: the pages that restores touch in their first seconds
 //! ```
 //!
-//! Restores of one snapshot touch nearly the same pages, scattered all over: so the set is read as a whole when the next
-//! one starts, instead of page by page when it faults.
+//! Restores of one snapshot touch nearly the same pages, scattered all over: so the set is read as a whole
+//! when the next one starts, instead of page by page when it faults.
 //!
-//! Images, kernel and initramfs are not in it: it goes on only where they are the same files, unchanged. The directory
-//! appears whole or not at all.
+//! Images, kernel and initramfs are not in it: it goes on only where they are the same files, unchanged. The
+//! directory appears whole or not at all.
 //!
-//! A snapshot may be another user's work: [`directory`] opens its files, [`trust`] decides which other files of the host it gets.
+//! A snapshot may be another user's work: [`directory`] opens its files, [`trust`] decides which other files
+//! of the host it gets.
 
 pub mod directory;
 pub mod trust;

@@ -25,7 +25,8 @@ pub(crate) fn bind(path: &Path) -> io::Result<UnixListener> {
 pub(crate) struct Served(UnixListener);
 
 impl Served {
-    /// Has a thread called `name` accept clients, and a thread for each client call `serve`. Its name is `client`.
+    /// Has a thread called `name` accept clients, and a thread for each client call `serve`. Its name is
+    /// `client`.
     ///
     /// # Errors
     /// If the host has no threads or descriptors left.

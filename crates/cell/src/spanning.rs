@@ -1,5 +1,5 @@
-//! A VM that spans cells, as the process sees it that serves the VM: a place in each cell, and the hosts of those that are elsewhere.
-//! [`boot`] is one start of its shards.
+//! A VM that spans cells, as the process sees it that serves the VM: a place in each cell, and the hosts of
+//! those that are elsewhere. [`boot`] is one start of its shards.
 
 pub mod boot;
 
@@ -129,7 +129,8 @@ impl Span {
         self.places.iter().find_map(|(place, _)| place.lost())
     }
 
-    /// Keeps the calling thread, and the processes that it starts, to the cell of that shard, if it is on this host.
+    /// Keeps the calling thread, and the processes that it starts, to the cell of that shard, if it is on
+    /// this host.
     pub fn settle(&self, shard: usize) -> Result<(), TenureError> {
         let place = self.places.get(shard).and_then(|(place, _)| place.here());
         place.map_or(Ok(()), Tenure::settle)

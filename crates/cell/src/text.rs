@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-/// The text without control characters, which a terminal would obey. Each is replaced by a space, so the result is one line.
+/// The text without control characters, which a terminal would obey. Each is replaced by a space, so the
+/// result is one line.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })

@@ -1,7 +1,8 @@
 //! One VM under its monitor: starts its shard, watches it, starts it again after a reboot.
 //!
-//! The shard is a child of the VM's keeper ([`::keeper`]), and dies with it. A VM on one host outlives its monitor: each
-//! time that the VM starts, the monitor leaves to a successor what that needs ([`crate::adoption`]).
+//! The shard is a child of the VM's keeper ([`::keeper`]), and dies with it. A VM on one host outlives its
+//! monitor: each time that the VM starts, the monitor leaves to a successor what that needs
+//! ([`crate::adoption`]).
 
 mod adopted;
 mod boot;
@@ -149,8 +150,8 @@ enum IfLost {
     Boot,
 }
 
-/// Runs an opened VM until it ends, from where a predecessor of this process left it, if one did. `progress` is called with
-/// what its shard reports.
+/// Runs an opened VM until it ends, from where a predecessor of this process left it, if one did. `progress`
+/// is called with what its shard reports.
 pub fn run(
     vm: Vm<'_>,
     mut opened: Opened,
@@ -213,8 +214,8 @@ pub fn run(
     // It has copies of the VM's descriptors, with their locks.
     keeper.end();
     let group = handle.state().group.take();
-    // With our copies of the guest's end closed, the console ends after its last byte. The processes of cards end too,
-    // and only then the group can.
+    // With our copies of the guest's end closed, the console ends after its last byte. The processes of cards
+    // end too, and only then the group can.
     drop(opened);
     drop(group);
     let _ = pump.join();

@@ -1,7 +1,7 @@
-//! A VM over two hosts, alpha and beta: processes on the loopback with runtime directories of their own. Beta's cell, the
-//! command that starts a part, the part's monitor and the shards are this same program, started again. Everything between
-//! the hosts is real, and so are KVM and userfaultfd; only the cells' links to one another are not there, so each knows itself alone. In one
-//! story these are real, too, with an etcd.
+//! A VM over two hosts, alpha and beta: processes on the loopback with runtime directories of their own.
+//! Beta's cell, the command that starts a part, the part's monitor and the shards are this same program,
+//! started again. Everything between the hosts is real, and so are KVM and userfaultfd; only the cells' links
+//! to one another are not there, so each knows itself alone. In one story these are real, too, with an etcd.
 
 mod hosts {
     pub mod beta;

@@ -94,7 +94,8 @@ impl LabSpec {
         }
     }
 
-    /// Reads and checks a lab file's text; `source_name` is shown in errors. Never panics, whatever `text` is.
+    /// Reads and checks a lab file's text; `source_name` is shown in errors. Never panics, whatever `text`
+    /// is.
     pub fn parse(source_name: &str, text: &str) -> Result<Self, ConfigError> {
         let spec: Self =
             toml::from_str(text).map_err(|error| ConfigError::from_toml(source_name, text, &error))?;

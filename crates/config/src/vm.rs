@@ -175,7 +175,8 @@ pub struct RootSpec {
     pub on_full: OnFullSpec,
 }
 
-/// The endings after which a VM starts again. A guest's reboot always starts it, and an end by `kill` or `stop` never does.
+/// The endings after which a VM starts again. A guest's reboot always starts it, and an end by `kill` or
+/// `stop` never does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]

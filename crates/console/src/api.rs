@@ -232,7 +232,8 @@ async fn list_vms() -> Result<Json<Vec<Vm>>> {
     blocking(|| Ok(Json(records()?.iter().map(Vm::from).collect()))).await
 }
 
-/// Starts a VM. The body is a VM file's keys as JSON, with a name and with absolute paths. Answers when its vCPUs run.
+/// Starts a VM. The body is a VM file's keys as JSON, with a name and with absolute paths. Answers when its
+/// vCPUs run.
 #[utoipa::path(post, path = "/v1/vms", request_body = VmSpec, responses(
     (status = 201, body = Vm, description = "It runs."),
     (status = 400, body = Problem, description = "The spec is wrong."),

@@ -49,7 +49,8 @@ pub struct CloneOrder {
     pub count: u16,
     /// Their names; `{}` stands for a number. The VM's name, `-` and a number when absent.
     pub name: Option<String>,
-    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the parent's.
+    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the
+    /// parent's.
     pub as_is: bool,
 }
 
@@ -183,7 +184,8 @@ pub struct RestoreOrder {
     pub share_group: Option<String>,
     /// The cell of this host to run in.
     pub cell: Option<u16>,
-    /// Leave the guests who they are, and give them the TAP devices, ports and nodes of the host that the snapshot asks for.
+    /// Leave the guests who they are, and give them the TAP devices, ports and nodes of the host that the
+    /// snapshot asks for.
     #[serde(default)]
     pub as_is: bool,
 }

@@ -124,8 +124,8 @@ impl Keeper {
         connection.socket = None;
     }
 
-    /// The same for the monitor that started the keeper, which would be killed otherwise when its connection has ended: it has
-    /// other VMs.
+    /// The same for the monitor that started the keeper, which would be killed otherwise when its connection
+    /// has ended: it has other VMs.
     ///
     /// # Errors
     /// If the keeper is gone.

@@ -57,8 +57,8 @@ pub enum Message {
     /// The socket that a cell may connect to when the monitor is gone. Descriptor: a bound socket that does
     /// not listen yet. Reply: `Done` or `Failed`.
     Listen,
-    /// The monitor leaves the VM to whoever connects, and is not ended: it has other VMs. Reply: `Done`, and the
-    /// keeper ends the connection.
+    /// The monitor leaves the VM to whoever connects, and is not ended: it has other VMs. Reply: `Done`, and
+    /// the keeper ends the connection.
     Leave,
     /// Request for the slot's descriptors. Reply: one or more of `Slot`.
     Take,

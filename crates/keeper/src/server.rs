@@ -159,8 +159,8 @@ impl Server {
     fn carry_out(&mut self, packet: Packet) -> Result<(), Disconnect> {
         let (request, message) = Message::read(&packet.bytes).map_err(|_| Disconnect)?;
         if packet.is_short_of_files {
-            // The slot is not whole, and never will be. The former one would bring the VM back to a state that
-            // it has left.
+            // The slot is not whole, and never will be. The former one would bring the VM back to a state
+            // that it has left.
             if let Message::Put { .. } = message {
                 self.put(true, true, Vec::new());
             }

@@ -7,7 +7,8 @@ use std::time::Duration;
 pub const STARTS_MAX: usize = 10;
 /// The time that [`STARTS_MAX`] counts in.
 pub const STARTS_WINDOW: Duration = Duration::from_secs(10);
-/// That time where a cell may connect, so that each start is [`CONNECT_TIMEOUT`] after the end of the one before.
+/// That time where a cell may connect, so that each start is [`CONNECT_TIMEOUT`] after the end of the one
+/// before.
 pub const STARTS_WINDOW_IN_CELL: Duration = Duration::from_secs(20);
 /// The delay of the second start within [`STARTS_WINDOW`]. The first has none, and each further one has twice
 /// the delay of the one before, up to [`START_DELAY_MAX`]. Ten starts of a monitor that ends at once so take
@@ -15,8 +16,8 @@ pub const STARTS_WINDOW_IN_CELL: Duration = Duration::from_secs(20);
 pub const START_DELAY_MIN: Duration = Duration::from_millis(50);
 /// The longest delay of a start.
 pub const START_DELAY_MAX: Duration = Duration::from_secs(1);
-/// Time that a cell has to connect when the monitor is gone, before the successor starts. A cell whose process
-/// has died starts again within it on an idle machine.
+/// Time that a cell has to connect when the monitor is gone, before the successor starts. A cell whose
+/// process has died starts again within it on an idle machine.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Children of a keeper at most, so that the reports of all their exits fit the socket of a new monitor.
 pub const CHILDREN_MAX: usize = 64;

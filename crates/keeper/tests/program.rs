@@ -724,7 +724,8 @@ fn private_memory_of_a_keeper_stays_within_its_limit() {
         .unwrap();
     keeper.put(&[running.pidfd.as_fd()]).unwrap();
     let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", keeper.pid())).unwrap();
-    // `Private_Dirty` is the same, but has the pages of a program just linked, too, until they are on the disk.
+    // `Private_Dirty` is the same, but has the pages of a program just linked, too, until they are on the
+    // disk.
     let anonymous = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:"));
     let kib: u64 = anonymous.unwrap().trim().trim_end_matches(" kB").parse().unwrap();
     println!("{kib} KiB of private dirty memory");

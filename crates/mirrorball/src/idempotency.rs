@@ -20,7 +20,8 @@ const VARIABLE: &str = "MIRRORBALL_REQUEST";
 /// Flag of repeatable commands.
 #[derive(Debug, clap::Args)]
 pub struct RequestArgs {
-    /// Carry this out once: within 10 minutes the same command with the same ID prints the first result, and does nothing
+    /// Carry this out once: within 10 minutes the same command with the same ID prints the first result, and
+    /// does nothing
     #[arg(long = "request", value_name = "ID")]
     pub id: Option<String>,
 }

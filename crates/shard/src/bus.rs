@@ -1,7 +1,7 @@
 //! Sends a vCPU's access to a port or an address to the device that claims it.
 //!
-//! Built once, before the vCPUs run, and then only read: no lock on the way to a device. What nobody claims, and what
-//! crosses the end of a claim, reads as all ones and ignores writes, as an empty bus does.
+//! Built once, before the vCPUs run, and then only read: no lock on the way to a device. What nobody claims,
+//! and what crosses the end of a claim, reads as all ones and ignores writes, as an empty bus does.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The VM's devices on the PCI bus: one for each entry of the [`LaunchSpec`], in its order.
 //!
-//! Files are taken from the monitor's message before the sandbox closes ([`DeviceFiles::take`]); the devices, which start
-//! threads, are made after ([`build`]).
+//! Files are taken from the monitor's message before the sandbox closes ([`DeviceFiles::take`]); the devices,
+//! which start threads, are made after ([`build`]).
 
 use std::fs::File;
 use std::io;
@@ -219,7 +219,8 @@ impl Parts<'_> {
         })
     }
 
-    /// The base alone, mapped: shared if it may be written, which an exclusive persistent disk's may; else privately.
+    /// The base alone, mapped: shared if it may be written, which an exclusive persistent disk's may; else
+    /// privately.
     fn pmem(
         &self,
         launch: &DiskLaunch,

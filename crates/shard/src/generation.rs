@@ -1,5 +1,6 @@
-//! The VM's generation id (Microsoft, "Virtual Machine Generation ID"): 16 bytes of guest memory that differ whenever the VM
-//! goes on from a state that others may go on from too. A kernel with its driver then draws new random numbers.
+//! The VM's generation id (Microsoft, "Virtual Machine Generation ID"): 16 bytes of guest memory that differ
+//! whenever the VM goes on from a state that others may go on from too. A kernel with its driver then draws
+//! new random numbers.
 
 use std::io;
 

@@ -1,7 +1,7 @@
 //! The kind of VM that a shard serves.
 //!
-//! The launch message decides the kind once ([`VmKind::of`], [`VmKind::of_span`]). The shard's start then turns
-//! the data of the variant into those of the next step, and never asks the message again:
+//! The launch message decides the kind once ([`VmKind::of`], [`VmKind::of_span`]). The shard's start then
+//! turns the data of the variant into those of the next step, and never asks the message again:
 //!
 //! | step | plain | spanning | with coherent memory, beside that |
 //! | --- | --- | --- | --- |
@@ -27,17 +27,17 @@ use crate::sharing::Sharing;
 use crate::span::machine::{HomeShard, SpanSetup};
 use crate::span::router::Router;
 
-/// The kind of VM that a shard serves. `P` is what a plain VM has, `S` what a spanning VM has, `C` its coherent
-/// memory.
+/// The kind of VM that a shard serves. `P` is what a plain VM has, `S` what a spanning VM has, `C` its
+/// coherent memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmKind<P, S, C> {
-    /// The shard is the whole VM: KVM has the interrupt controllers, and pages of memory may stand for those of
-    /// images.
+    /// The shard is the whole VM: KVM has the interrupt controllers, and pages of memory may stand for those
+    /// of images.
     Plain(P),
     /// One of several shards, which have the interrupt controllers and map the same memory.
     SharedSpan(S),
-    /// One of several shards, which have the interrupt controllers and each a copy of the memory. They keep the
-    /// copies coherent.
+    /// One of several shards, which have the interrupt controllers and each a copy of the memory. They keep
+    /// the copies coherent.
     CoherentSpan(S, C),
 }
 
@@ -130,8 +130,8 @@ impl<S, C> VmKind<Option<Sharing>, S, C> {
 }
 
 impl<P, S: AsRef<Router>> VmKind<P, S, Box<Replica>> {
-    /// Serves a copy of the memory until the process ends. From then on packets to other shards come after what
-    /// this shard changed in merged page tables.
+    /// Serves a copy of the memory until the process ends. From then on packets to other shards come after
+    /// what this shard changed in merged page tables.
     ///
     /// # Errors
     /// As [`Replica::start`].

@@ -1,5 +1,5 @@
-//! Assembles a VM from its [`LaunchSpec`]: memory, KVM, devices, vCPUs, kernel. Nothing runs yet when [`Machine::build`] is
-//! done, and every file the VM will ever need is open.
+//! Assembles a VM from its [`LaunchSpec`]: memory, KVM, devices, vCPUs, kernel. Nothing runs yet when
+//! [`Machine::build`] is done, and every file the VM will ever need is open.
 
 mod error;
 mod kvm_vm;
@@ -226,8 +226,8 @@ impl Machine {
         Ok(kind)
     }
 
-    /// What guest memory shares: pages of `images`, then of the kernel, then of the initramfs. None when the memory's pages
-    /// are too large for that.
+    /// What guest memory shares: pages of `images`, then of the kernel, then of the initramfs. None when the
+    /// memory's pages are too large for that.
     fn sharing(
         spec: &LaunchSpec,
         memory: &GuestRam,

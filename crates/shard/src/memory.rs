@@ -1,4 +1,5 @@
-//! The guest's memory: one file (memfd) per VM with page g at offset g (DESIGN, "Memory"), mapped once per RAM region.
+//! The guest's memory: one file (memfd) per VM with page g at offset g (DESIGN, "Memory"), mapped once per
+//! RAM region.
 //!
 //! [`create`] checks the request against what the host has and says in words what is missing.
 
@@ -84,8 +85,8 @@ pub enum MemoryError {
 /// The host's word on transparent huge pages in memory files. Most hosts say `never`.
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Makes the memory of `layout`, backed and bound to host nodes as `launch` and `nodes` say. With a `frozen` file
-/// of another VM's memory it holds what that holds, and shares each page until it is written.
+/// Makes the memory of `layout`, backed and bound to host nodes as `launch` and `nodes` say. With a `frozen`
+/// file of another VM's memory it holds what that holds, and shares each page until it is written.
 pub fn create(
     layout: &Layout,
     launch: &MemoryLaunch,
@@ -217,7 +218,8 @@ fn map(
 ) -> Result<GuestRegionMmap<()>, MemoryError> {
     let reserve = match pages {
         Pages::Small | Pages::Transparent => libc::MAP_NORESERVE,
-        // The host reserves the pool's pages now: one that is not there at the guest's touch would end the VM.
+        // The host reserves the pool's pages now: one that is not there at the guest's touch would end the
+        // VM.
         Pages::Huge2M | Pages::Huge1G => 0,
     };
     let kind = if private {

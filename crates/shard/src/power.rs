@@ -40,7 +40,8 @@ impl BusDevice for PowerRegisters {
     }
 }
 
-/// The command port of a keyboard controller that is not there but for its reset line: a kernel's last resort.
+/// The command port of a keyboard controller that is not there but for its reset line: a kernel's last
+/// resort.
 pub struct KeyboardReset(pub Arc<EndSignal>);
 
 /// Where that port is.
@@ -56,7 +57,8 @@ impl BusDevice for KeyboardReset {
     }
 }
 
-/// pvpanic (QEMU's `docs/specs/pvpanic`): bit 0 of a write says that the kernel panicked and does nothing more.
+/// pvpanic (QEMU's `docs/specs/pvpanic`): bit 0 of a write says that the kernel panicked and does nothing
+/// more.
 pub struct Pvpanic(pub Arc<EndSignal>);
 
 /// The kernel panicked.

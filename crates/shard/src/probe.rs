@@ -1,9 +1,9 @@
 //! Decides whether this machine's KVM can run guests, within 300 ms.
 //!
-//! Some machines offer a KVM without hardware support behind it: VMs can be created, but kernel-mode code is emulated at
-//! a few per cent of native speed and `lock cmpxchg16b` fails. So the probe runs a tiny long-mode program: that
-//! instruction, then a counted loop, which is compared with the same loop on this CPU (a ratio: it holds in a lab
-//! host too, where everything is slow alike).
+//! Some machines offer a KVM without hardware support behind it: VMs can be created, but kernel-mode code is
+//! emulated at a few per cent of native speed and `lock cmpxchg16b` fails. So the probe runs a tiny long-mode
+//! program: that instruction, then a counted loop, which is compared with the same loop on this CPU (a ratio:
+//! it holds in a lab host too, where everything is slow alike).
 
 use std::fmt;
 use std::io;
@@ -130,7 +130,8 @@ fn run(kvm: &Kvm) -> io::Result<Verdict> {
 
 fn measure(vcpu: &mut VcpuFd) -> io::Result<Verdict> {
     let alarm = Alarm::start(GUEST_MAX)?;
-    // The program reports by writes to port 0x10: once after cmpxchg16b, once after a warm-up, once after the loop.
+    // The program reports by writes to port 0x10: once after cmpxchg16b, once after a warm-up, once after the
+    // loop.
     let mut reports = Vec::new();
     while reports.len() < 3 {
         match vcpu.run() {
@@ -159,8 +160,8 @@ fn measure(vcpu: &mut VcpuFd) -> io::Result<Verdict> {
     })
 }
 
-/// The guest's loop on this CPU: the slower of two goes is a disturbance, so the faster one... is not taken: the guest
-/// had one go as well.
+/// The guest's loop on this CPU: the slower of two goes is a disturbance, so the faster one... is not taken:
+/// the guest had one go as well.
 fn native() -> Duration {
     let start = Instant::now();
     // SAFETY: the block counts a register down and touches nothing else.
@@ -170,9 +171,9 @@ fn native() -> Duration {
     start.elapsed()
 }
 
-/// The program, at [`CODE`]:
-/// `mov edi, 0x4000; xor eax, eax; xor edx, edx; xor ecx, ecx; lock cmpxchg16b [rdi]; out 0x10, al;`
-/// `mov ecx, 1000; 1: dec ecx; jnz 1b; out 0x10, al; mov ecx, ITERATIONS; 2: dec ecx; jnz 2b; out 0x10, al; hlt`
+/// The program, at [`CODE`]: `mov edi, 0x4000; xor eax, eax; xor edx, edx; xor ecx, ecx; lock cmpxchg16b
+/// [rdi]; out 0x10, al;` `mov ecx, 1000; 1: dec ecx; jnz 1b; out 0x10, al; mov ecx, ITERATIONS; 2: dec ecx;
+/// jnz 2b; out 0x10, al; hlt`
 fn program() -> Vec<u8> {
     let mut code = vec![0xbf, 0x00, 0x40, 0, 0, 0x31, 0xc0, 0x31, 0xd2, 0x31, 0xc9];
     code.extend([0xf0, 0x48, 0x0f, 0xc7, 0x0f, 0xe6, 0x10]);
@@ -277,7 +278,8 @@ struct Alarm(libc::sigaction);
 impl Alarm {
     fn start(after: Duration) -> io::Result<Self> {
         RANG.store(false, Ordering::Relaxed);
-        // SAFETY: all zeroes is a valid sigaction; the handler only stores to an atomic; no SA_RESTART, so KVM_RUN ends.
+        // SAFETY: all zeroes is a valid sigaction; the handler only stores to an atomic; no SA_RESTART, so
+        // KVM_RUN ends.
         unsafe {
             let mut old: libc::sigaction = std::mem::zeroed();
             let mut new: libc::sigaction = std::mem::zeroed();

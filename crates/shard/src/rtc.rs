@@ -1,5 +1,5 @@
-//! The real-time clock of an MC146818 (Motorola, 1984): the host's time, for guests that have no paravirtual clock to read it
-//! from. Its alarm, its interrupts and its memory are not there; the guest can't set it.
+//! The real-time clock of an MC146818 (Motorola, 1984): the host's time, for guests that have no paravirtual
+//! clock to read it from. Its alarm, its interrupts and its memory are not there; the guest can't set it.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -44,7 +44,8 @@ struct Moment {
 }
 
 impl Moment {
-    /// Of seconds since 1970, by H. Hinnant's days-to-civil algorithm: years begin in March, so that a leap day is a year's last.
+    /// Of seconds since 1970, by H. Hinnant's days-to-civil algorithm: years begin in March, so that a leap
+    /// day is a year's last.
     fn of(unix_s: u64) -> Self {
         let days = unix_s / 86_400;
         // Day 0 of its calendar is 0000-03-01.

@@ -1,5 +1,5 @@
-//! The state of a machine that was frozen: everything another shard needs to go on where it stood, but for the content of
-//! its memory and disks, which are in files of their own.
+//! The state of a machine that was frozen: everything another shard needs to go on where it stood, but for
+//! the content of its memory and disks, which are in files of their own.
 //!
 //! JSON, with a version: a shard refuses what another version wrote.
 

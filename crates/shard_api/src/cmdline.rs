@@ -1,8 +1,9 @@
-//! A guest's kernel command line as Linux reads it (`kernel/params.c`): words between blanks, a blank between double quotes being
-//! none; what is behind `--` is the init's. Of words with one key the last counts, for most keys.
+//! A guest's kernel command line as Linux reads it (`kernel/params.c`): words between blanks, a blank between
+//! double quotes being none; what is behind `--` is the init's. Of words with one key the last counts, for
+//! most keys.
 
-/// `cmdline` with `words` before it, so that what it says itself comes later; but for those whose keys it has, as of a few keys the
-/// first counts, or all.
+/// `cmdline` with `words` before it, so that what it says itself comes later; but for those whose keys it
+/// has, as of a few keys the first counts, or all.
 pub fn before<'a>(words: impl IntoIterator<Item = &'a str>, cmdline: &str) -> String {
     let mut all: Vec<&str> = words.into_iter().filter(|word| !has(cmdline, word)).collect();
     all.extend((!cmdline.is_empty()).then_some(cmdline));
@@ -31,15 +32,16 @@ fn words(cmdline: &str) -> impl Iterator<Item = &str> {
     words.take_while(|word| *word != "--")
 }
 
-/// A word's key in one of the ways in which it can be written: `-` is as good as `_`, and in names of sysctls `/` as `.`.
+/// A word's key in one of the ways in which it can be written: `-` is as good as `_`, and in names of sysctls
+/// `/` as `.`.
 fn key(word: &str) -> String {
     let bare = word.trim_start_matches('"');
     let key = bare.split('=').next().unwrap_or(bare);
     key.replace('-', "_").replace('/', ".")
 }
 
-/// A command line for a guest without KVM's clock, which is told what its TSC counts. It would measure that, slowly and badly, and,
-/// unless it may rely on it, watch it by counting ticks, of which it may miss some.
+/// A command line for a guest without KVM's clock, which is told what its TSC counts. It would measure that,
+/// slowly and badly, and, unless it may rely on it, watch it by counting ticks, of which it may miss some.
 pub fn with_tsc(cmdline: &str, is_relied_on: bool, khz: u32) -> String {
     let reliable = is_relied_on.then_some("tsc=reliable");
     let khz = format!("tsc_early_khz={khz}");

@@ -1,8 +1,9 @@
-//! What the processors of several hosts have in common, as CPUID says it to a guest that runs on all of them (Intel SDM, volume
-//! 2, CPUID; AMD APM, volume 3, appendix E). Pure.
+//! What the processors of several hosts have in common, as CPUID says it to a guest that runs on all of them
+//! (Intel SDM, volume 2, CPUID; AMD APM, volume 3, appendix E). Pure.
 //!
-//! What says what a processor can is cut down to what both can; what a guest can't be told two ways, and nothing can mend, is an
-//! error that names it. What only describes (model, caches, brand) is the first host's for all.
+//! What says what a processor can is cut down to what both can; what a guest can't be told two ways, and
+//! nothing can mend, is an error that names it. What only describes (model, caches, brand) is the first
+//! host's for all.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +34,8 @@ enum Rule {
     Both,
     /// The lower number.
     Least,
-    /// As [`Rule::Both`], but for these bits, which say what a processor lacks: what one lacks, the guest lacks.
+    /// As [`Rule::Both`], but for these bits, which say what a processor lacks: what one lacks, the guest
+    /// lacks.
     BothOrLacking(u32),
     /// Numbers of eight bits each: the lower ones.
     LeastBytes,
@@ -170,7 +172,8 @@ fn check(
     Ok(())
 }
 
-/// Keeps the components of XSAVE that both have, if they lie alike, and makes the area as large as these need.
+/// Keeps the components of XSAVE that both have, if they lie alike, and makes the area as large as these
+/// need.
 fn settle_xsave(leaves: &mut Vec<Leaf>, other: &[Leaf]) -> Result<(), Unlike> {
     let is_main = |leaf: &&mut Leaf| (leaf.function, leaf.index) == (0xD, 0);
     let Some(main) = leaves.iter_mut().find(is_main) else {

@@ -273,7 +273,8 @@ pub struct MemoryLaunch {
     pub pages: Pages,
     /// Whether to allocate all memory at the start.
     pub prefault: bool,
-    /// Host NUMA nodes that all memory is bound to; when empty, [`NodeLaunch::host_node`] decides, or nothing.
+    /// Host NUMA nodes that all memory is bound to; when empty, [`NodeLaunch::host_node`] decides, or
+    /// nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_nodes: Vec<u32>,
 }
@@ -423,9 +424,11 @@ pub enum NetBackendLaunch {
 pub struct VsockLaunch {
     /// The guest's context id, from 3.
     pub cid: u32,
-    /// Listening unix socket; a client writes `CONNECT <port>\n`, reads `OK <port>\n`, and is connected to the guest.
+    /// Listening unix socket; a client writes `CONNECT <port>\n`, reads `OK <port>\n`, and is connected to
+    /// the guest.
     pub listener: Fd,
-    /// The shard's end of the boot's [`crate::ports::pair`], over which the monitor connects ports of the host (cid 2).
+    /// The shard's end of the boot's [`crate::ports::pair`], over which the monitor connects ports of the
+    /// host (cid 2).
     pub ports: Option<Fd>,
 }
 
@@ -518,8 +521,8 @@ pub enum Order {
         /// [`MappedFile::is_shared`] of each file, in the order of [`LaunchSpec::mapped`].
         files: Vec<bool>,
     },
-    /// Bind all guest memory to these NUMA nodes of the host, and move pages from `from` on that lie elsewhere, for a bounded
-    /// time. Refused for a VM that spans cells. Answered by [`Answer::MemoryMoved`].
+    /// Bind all guest memory to these NUMA nodes of the host, and move pages from `from` on that lie
+    /// elsewhere, for a bounded time. Refused for a VM that spans cells. Answered by [`Answer::MemoryMoved`].
     MemoryNodes {
         /// Numbers of the nodes; when empty, the memory is bound to none, and nothing moves.
         nodes: Vec<u32>,
@@ -646,8 +649,8 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Exit status of a shard with this ending, and of `mirrorball run`, except for a reboot (`docs/reference/cli.md`).
-    /// A parent that reads no reports decides by this status.
+    /// Exit status of a shard with this ending, and of `mirrorball run`, except for a reboot
+    /// (`docs/reference/cli.md`). A parent that reads no reports decides by this status.
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::PowerOff => 0,

@@ -93,8 +93,8 @@ pub fn send(
     Ok(())
 }
 
-/// Receives a message and its files. Whoever sends one sends nothing more before it has an answer, so what comes until
-/// then is the line.
+/// Receives a message and its files. Whoever sends one sends nothing more before it has an answer, so what
+/// comes until then is the line.
 pub fn receive<M: DeserializeOwned>(socket: &mut UnixStream) -> Result<(M, Files), ReceiveError> {
     receive_until(socket, None)
 }

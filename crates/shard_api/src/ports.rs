@@ -1,15 +1,17 @@
-//! Sockets of the host that a guest may connect to: the shard asks for one by its port, the monitor connects to it.
+//! Sockets of the host that a guest may connect to: the shard asks for one by its port, the monitor connects
+//! to it.
 //!
-//! A shard may neither make nor connect a socket. The monitor owns the directory of ports; it connects to the socket that
-//! the port's number names there, and sends the connected file. Each boot has a pair of sockets that keep messages apart:
+//! A shard may neither make nor connect a socket. The monitor owns the directory of ports; it connects to the
+//! socket that the port's number names there, and sends the connected file. Each boot has a pair of sockets
+//! that keep messages apart:
 //!
 //! ```text
 //!   shard ── port (4 bytes) ──────────────────────► monitor
 //!   shard ◄─ port (4 bytes), and a file if it is open ── monitor
 //! ```
 //!
-//! Answers come in the order of the questions. The monitor never waits for a shard: it ends the service of one that
-//! leaves answers unread until the socket is full.
+//! Answers come in the order of the questions. The monitor never waits for a shard: it ends the service of
+//! one that leaves answers unread until the socket is full.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -145,7 +147,8 @@ fn connect(directory: BorrowedFd<'_>, port: u32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Connects ports for one boot of a shard, on a thread of its own. Ends with the shard, or when this is dropped.
+/// Connects ports for one boot of a shard, on a thread of its own. Ends with the shard, or when this is
+/// dropped.
 #[derive(Debug)]
 pub struct Service {
     socket: OwnedFd,

@@ -1,27 +1,32 @@
-//! How the clocks of two hosts go together: their time-stamp counters' frequencies and what one reads when the other does. Pure.
+//! How the clocks of two hosts go together: their time-stamp counters' frequencies and what one reads when
+//! the other does. Pure.
 //!
-//! The home asks and notes when it asked and when it was answered, by its own counter; the other answers with what its
-//! counter reads. It read that at some time between the two: the middle is wrong by half of the round trip at most (F. Cristian,
-//! "Probabilistic clock synchronization", 1989), and by less if the ways are alike: with `there` and `back` the times on the way,
-//! the error is `(there - back) / 2`. Of many rounds the shortest is the best.
+//! The home asks and notes when it asked and when it was answered, by its own counter; the other answers with
+//! what its counter reads. It read that at some time between the two: the middle is wrong by half of the
+//! round trip at most (F. Cristian, "Probabilistic clock synchronization", 1989), and by less if the ways are
+//! alike: with `there` and `back` the times on the way, the error is `(there - back) / 2`. Of many rounds the
+//! shortest is the best.
 //!
-//! **What of the error a guest can see.** x86 promises nothing of counters on two CPUs, but software takes it for granted that time does
-//! not run backwards from cause to effect. A cause on one host has an effect on the other by a message between the hosts
-//! only, for a page of memory is one, too. Let D be the time of the fastest one. The effect is seen by its host's counter at least D after
-//! the cause, and that counter is behind by the error at most; so time is seen to run backwards only if the error is
-//! larger than D. The error is `(there - back) / 2 <= (round trip) / 2 - D`, as neither way is shorter than D. So nothing is
-//! seen unless the shortest round trip took longer than 4 D: two ways, each at twice the best. The rounds go the same way, by the same kind of
-//! connection, as what the shards say to one another, and are shorter than that; the best of hundreds is near 2 D.
-//! Between two parts both errors add up, and nothing is seen if each of the rounds took no longer than 3 D.
+//! **What of the error a guest can see.** x86 promises nothing of counters on two CPUs, but software takes it
+//! for granted that time does not run backwards from cause to effect. A cause on one host has an effect on
+//! the other by a message between the hosts only, for a page of memory is one, too. Let D be the time of the
+//! fastest one. The effect is seen by its host's counter at least D after the cause, and that counter is
+//! behind by the error at most; so time is seen to run backwards only if the error is larger than D. The
+//! error is `(there - back) / 2 <= (round trip) / 2 - D`, as neither way is shorter than D. So nothing is
+//! seen unless the shortest round trip took longer than 4 D: two ways, each at twice the best. The rounds go
+//! the same way, by the same kind of connection, as what the shards say to one another, and are shorter than
+//! that; the best of hundreds is near 2 D. Between two parts both errors add up, and nothing is seen if each
+//! of the rounds took no longer than 3 D.
 //!
-//! That holds when it is measured. Counters of two hosts are driven by two crystals, whose frequencies differ by some parts of a
-//! million: each such part adds a microsecond of error in a second. So the home's monitor goes on with rounds as long as the VM
-//! lives, and has the shards that fall behind step forward (`shard::span::tsc_step_barrier`).
+//! That holds when it is measured. Counters of two hosts are driven by two crystals, whose frequencies differ
+//! by some parts of a million: each such part adds a microsecond of error in a second. So the home's monitor
+//! goes on with rounds as long as the VM lives, and has the shards that fall behind step forward
+//! (`shard::span::tsc_step_barrier`).
 
 use serde::{Deserialize, Serialize};
 
-/// KVM takes frequencies for equal that differ by less, parts of a million (`tsc_tolerance_ppm` of its module, as it is by
-/// default), and changes nothing then.
+/// KVM takes frequencies for equal that differ by less, parts of a million (`tsc_tolerance_ppm` of its
+/// module, as it is by default), and changes nothing then.
 const TOLERANCE_PPM: u64 = 250;
 
 /// One round, in ticks.
@@ -59,8 +64,8 @@ impl Relation {
         rounds.into_iter().min_by_key(Round::trip).map(Self::from)
     }
 
-    /// What is to be added to the other host's counter, scaled, so that the guest reads the same there as here, where `offset` is
-    /// added.
+    /// What is to be added to the other host's counter, scaled, so that the guest reads the same there as
+    /// here, where `offset` is added.
     pub fn offset(self, offset: u64, ratio: Ratio) -> u64 {
         let guest = self.here.wrapping_add(offset);
         guest.wrapping_sub(ratio.scaled(self.there))
@@ -79,7 +84,8 @@ impl From<Round> for Relation {
     }
 }
 
-/// What a host's counter is multiplied by for the guest: a number with so many binary digits behind the point.
+/// What a host's counter is multiplied by for the guest: a number with so many binary digits behind the
+/// point.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
     multiplier: u64,
@@ -112,8 +118,8 @@ impl Ratio {
         digits: 0,
     };
 
-    /// By what KVM multiplies the counter of a host, told that the guest's is to run at `khz` (`set_tsc_khz` in Linux's
-    /// `arch/x86/kvm/x86.c`).
+    /// By what KVM multiplies the counter of a host, told that the guest's is to run at `khz` (`set_tsc_khz`
+    /// in Linux's `arch/x86/kvm/x86.c`).
     ///
     /// # Errors
     /// If it can't.
@@ -168,7 +174,8 @@ mod tests {
         assert_eq!((around.here, around.error), (0, 10));
     }
 
-    /// Whatever the way takes in either direction: the error is within the bound, and so is what a message shows.
+    /// Whatever the way takes in either direction: the error is within the bound, and so is what a message
+    /// shows.
     #[test]
     fn no_message_is_seen_to_arrive_before_it_was_sent() {
         let mut random = fastrand();

@@ -1,16 +1,17 @@
-//! The versions of the protocol between a monitor and a shard. They go with the first message, and the shard checks them before it
-//! parses anything else.
+//! The versions of the protocol between a monitor and a shard. They go with the first message, and the shard
+//! checks them before it parses anything else.
 //!
-//! Monitor and shard are programs of their own. A shard lives as long as its VM, whatever replaces the monitor meanwhile, so a
-//! monitor also starts, reboots and serves shards of the release before. Launches, orders and reports only grow from one version to
-//! the next ([`urpc::version`]), with two rules:
+//! Monitor and shard are programs of their own. A shard lives as long as its VM, whatever replaces the
+//! monitor meanwhile, so a monitor also starts, reboots and serves shards of the release before. Launches,
+//! orders and reports only grow from one version to the next ([`urpc::version`]), with two rules:
 //!
 //! - A shard sends a report of a new kind, or an answer of one, only in answer to an order of a new kind.
-//! - What both sides calculate alike (guest-physical addresses in [`crate::layout`], the guest's CPUID, its TSC, port numbers) does not
-//!   change between two versions that work together. A release that changes it speaks no older version.
+//! - What both sides calculate alike (guest-physical addresses in [`crate::layout`], the guest's CPUID, its
+//!   TSC, port numbers) does not change between two versions that work together. A release that changes it
+//!   speaks no older version.
 //!
-//! The samples beside this file hold a message of each kind as each version has it. A test reads them, so that a change which an
-//! older program's messages don't survive is noticed before it is released.
+//! The samples beside this file hold a message of each kind as each version has it. A test reads them, so
+//! that a change which an older program's messages don't survive is noticed before it is released.
 
 use std::os::fd::BorrowedFd;
 
@@ -118,7 +119,8 @@ mod tests {
     /// A message of each kind, as a program of one version sends it.
     const SAMPLES: [(u16, &str); 1] = [(1, include_str!("version/samples-1.json"))];
 
-    /// Reads all samples under `key`. Fields that this version does not send are ignored; fields that it sends are there again.
+    /// Reads all samples under `key`. Fields that this version does not send are ignored; fields that it
+    /// sends are there again.
     fn read_all<T: DeserializeOwned + Serialize>(samples: &Value, key: &str) -> Vec<T> {
         let samples = samples[key].as_array().unwrap();
         let read = |sample: &Value| {
@@ -168,7 +170,8 @@ mod tests {
         }
     }
 
-    /// The name of an order. A new kind does not compile until it is here, and fails until the samples have it.
+    /// The name of an order. A new kind does not compile until it is here, and fails until the samples have
+    /// it.
     fn name_of(order: &Order) -> &'static str {
         match order {
             Order::PowerButton => "power-button",

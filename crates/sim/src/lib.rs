@@ -1,6 +1,6 @@
 //! A cluster in virtual time. The cells are the real ones ([`cell::cluster::state`], [`protocol::agreement`],
-//! `policy::placement`); the links, the processes' lives and the VMs' monitors around them are simulated, single-threaded,
-//! from a seed, so that a run that fails can be run again.
+//! `policy::placement`); the links, the processes' lives and the VMs' monitors around them are simulated,
+//! single-threaded, from a seed, so that a run that fails can be run again.
 //!
 //! - [`machine`]: the cells of a machine and what messages between them cost;
 //! - [`queue`]: events in the order of their times;

@@ -1,5 +1,5 @@
-//! What befalls a cluster, by chance: VMs come and go; cells lend one another memory, die, hang and are slow; hosts die or are cut off, from each
-//! other or from etcd.
+//! What befalls a cluster, by chance: VMs come and go; cells lend one another memory, die, hang and are slow;
+//! hosts die or are cut off, from each other or from etcd.
 
 use registry::cluster::interface::{AdmitVm, CellRequest, VmShare};
 

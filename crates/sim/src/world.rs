@@ -1,8 +1,9 @@
 //! Hosts, cells, the links between them, the monitors of VMs; what happens, and what must hold.
 //!
-//! A link delivers in order. A cell handles one event at a time, and each costs it time; one that hangs handles them later.
-//! The end of a cell's process reaches the others of its host a little later, and what it sent last may be lost. Between
-//! hosts a link whose way is cut keeps what was sent, until it is mended or one end has heard nothing for too long.
+//! A link delivers in order. A cell handles one event at a time, and each costs it time; one that hangs
+//! handles them later. The end of a cell's process reaches the others of its host a little later, and what it
+//! sent last may be lost. Between hosts a link whose way is cut keeps what was sent, until it is mended or
+//! one end has heard nothing for too long.
 
 mod cells;
 mod links;

@@ -11,7 +11,8 @@ pub enum SubnetError {
     /// `/dev/net/tun` may not be opened.
     #[error("no permission to open /dev/net/tun; run as a user who may, or use --net user")]
     TunPermission(#[source] io::Error),
-    /// The TAP device does not exist and this user may not create one, or it exists and belongs to someone else.
+    /// The TAP device does not exist and this user may not create one, or it exists and belongs to someone
+    /// else.
     #[error("there is no TAP device {0}; create it with: ip tuntap add {0} mode tap{1} user $USER")]
     NoSuchTap(String, &'static str),
     /// The TAP device is not this user's.

@@ -1,7 +1,8 @@
-//! Which frames of a guest may leave its card: not those to the host, to the cluster's hosts, or to link-local addresses.
+//! Which frames of a guest may leave its card: not those to the host, to the cluster's hosts, or to
+//! link-local addresses.
 //!
-//! The decision is pure. A guest may still answer datagrams of a forwarded port, get its address by DHCP, find its
-//! neighbours, and ask the name servers that passt hands out.
+//! The decision is pure. A guest may still answer datagrams of a forwarded port, get its address by DHCP,
+//! find its neighbours, and ask the name servers that passt hands out.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,7 +17,8 @@ const DHCP_PORTS: (u16, u16) = (68, 67);
 /// Ports of DHCPv6, likewise, and the address of all its servers.
 const DHCPV6_PORTS: (u16, u16) = (546, 547);
 const DHCPV6_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
-/// Types of ICMPv6 by which neighbours and routers are found, and multicast groups joined. passt answers them itself.
+/// Types of ICMPv6 by which neighbours and routers are found, and multicast groups joined. passt answers them
+/// itself.
 const NEIGHBOR_DISCOVERY: std::ops::RangeInclusive<u8> = 133..=136;
 const MULTICAST_REPORTS: [u8; 4] = [130, 131, 132, 143];
 /// UDP peers that are remembered, and how long after their last datagram they may be answered.
@@ -42,7 +44,8 @@ pub struct Resolvers {
 }
 
 impl Resolvers {
-    /// Those of a `resolv.conf`, as passt reads it, but for those that are one of `gateways`: passt may take these for the host.
+    /// Those of a `resolv.conf`, as passt reads it, but for those that are one of `gateways`: passt may take
+    /// these for the host.
     pub fn of(resolv_conf: &str, gateways: &[IpAddr]) -> Self {
         let servers = resolv_conf
             .lines()
@@ -125,7 +128,8 @@ pub fn admits(frame: &[u8], barred: &Barred, resolvers: &Resolvers, peers: &Peer
     }
 }
 
-/// passt takes the source of any frame for the guest's address, and connects to that when the guest names the gateway.
+/// passt takes the source of any frame for the guest's address, and connects to that when the guest names the
+/// gateway.
 fn is_plausible_source(source: IpAddr, barred: &Barred) -> bool {
     let is_another_hosts = barred.cluster.contains(&source) && !barred.own.contains(&source);
     let is_odd = match source {
@@ -207,12 +211,14 @@ fn asks_a_resolver(datagram: &Datagram, resolvers: &Resolvers) -> bool {
         Payload::Tcp { destination, .. } => (destination, false),
         _ => return false,
     };
-    // passt hands on datagrams to the resolver, but connects to port 53 of 127.0.0.1, which may be another program.
+    // passt hands on datagrams to the resolver, but connects to port 53 of 127.0.0.1, which may be another
+    // program.
     let is_gateways = resolvers.at_gateway && is_udp && datagram.destination == IpAddr::V4(GATEWAY);
     port == DNS_PORT && (is_gateways || resolvers.direct.contains(&datagram.destination))
 }
 
-/// Whether this belongs to a connection or exchange that the other side began. passt ignores TCP segments of connections that it does not know.
+/// Whether this belongs to a connection or exchange that the other side began. passt ignores TCP segments of
+/// connections that it does not know.
 fn answers(datagram: &Datagram, peers: &Peers, now: Instant) -> bool {
     match datagram.payload {
         Payload::Tcp { opens, .. } => !opens,

@@ -1,7 +1,8 @@
 //! A parser of Ethernet frames for the filter: their addresses and payload.
 //!
-//! The parser is strict. It reads no frame with VLAN tags, no IPv6 extension header and no fragment, because the bytes behind
-//! those could be judged wrongly. It never reads past the length that the headers announce, allocates nothing and has no loops.
+//! The parser is strict. It reads no frame with VLAN tags, no IPv6 extension header and no fragment, because
+//! the bytes behind those could be judged wrongly. It never reads past the length that the headers announce,
+//! allocates nothing and has no loops.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -26,7 +26,8 @@ pub struct LeftProcess {
     pub pidfd: OwnedFd,
 }
 
-/// A process that works for a card. Dropping it kills the process and waits for its end, unless it was handed over.
+/// A process that works for a card. Dropping it kills the process and waits for its end, unless it was handed
+/// over.
 #[derive(Debug)]
 pub struct HelperProcess {
     pid: u32,

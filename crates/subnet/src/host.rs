@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 
-/// Those of all interfaces in this thread's network namespace, with their broadcast addresses, and the gateways of the IPv6
-/// default routes, which passt may take for the loopback.
+/// Those of all interfaces in this thread's network namespace, with their broadcast addresses, and the
+/// gateways of the IPv6 default routes, which passt may take for the loopback.
 ///
 /// # Errors
 /// If the kernel does not list them.

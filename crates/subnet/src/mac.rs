@@ -2,7 +2,8 @@
 
 use crate::SubnetError;
 
-/// A locally administered unicast address for card `index` of the VM `name`: the same for the same name, on any host.
+/// A locally administered unicast address for card `index` of the VM `name`: the same for the same name, on
+/// any host.
 pub fn mac_address(name: &str, index: usize) -> [u8; 6] {
     // FNV-1a, 64 bits: a fixed, published function, unlike the standard library's hashers.
     let bytes = name.bytes().chain([0]).chain((index as u64).to_le_bytes());

@@ -36,8 +36,8 @@ pub const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// The gateway's card.
 const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
-/// How long passt may take to answer its first frame. On a machine with six times as much to do as it has CPUs, 5 s were
-/// not enough. One that ends closes the socket and is told at once.
+/// How long passt may take to answer its first frame. On a machine with six times as much to do as it has
+/// CPUs, 5 s were not enough. One that ends closes the socket and is told at once.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// What to start.
@@ -233,8 +233,8 @@ fn has_default_route() -> bool {
     std::fs::read_to_string("/proc/thread-self/net/route").is_ok_and(|table| names_default_route(&table))
 }
 
-/// Whether a table has a route with destination and mask zero. Its lines have interface, destination, gateway, flags,
-/// reference count, use, metric and mask.
+/// Whether a table has a route with destination and mask zero. Its lines have interface, destination,
+/// gateway, flags, reference count, use, metric and mask.
 fn names_default_route(table: &str) -> bool {
     table.lines().skip(1).any(|line| {
         let mut fields = line.split_whitespace();

@@ -49,7 +49,8 @@ use crate::helper::{HelperProcess, LeftProcess};
 use crate::host;
 use crate::relay::{End, Relay, Sockets};
 
-/// The argument that makes the program of shards run as a filter's process. No VM has such a name, which is a shard's argument.
+/// The argument that makes the program of shards run as a filter's process. No VM has such a name, which is a
+/// shard's argument.
 pub const FLAG: &str = "--frame-filter";
 /// Bytes that a filter's process may write into a file: what it says when it fails or ends.
 pub const FILE_BYTES_MAX: u64 = 4096;
@@ -295,8 +296,8 @@ fn event() -> io::Result<EventFd> {
     )?)
 }
 
-/// Answers a filter's process, which has the list `sent`, until it has ended or is handed over. A process whose list is
-/// unknown receives one that it did not ask for.
+/// Answers a filter's process, which has the list `sent`, until it has ended or is handed over. A process
+/// whose list is unknown receives one that it did not ask for.
 fn serve(shared: &Shared, egress: &Egress, mut sent: Option<Barred>) -> Result<(), &'static str> {
     let Shared {
         lists, handed_over, ..
@@ -354,8 +355,8 @@ fn is_gone(socket: &OwnedFd, handed_over: &EventFd, limit: Duration) -> bool {
     poll(&mut files, limit).is_ok_and(|gone| gone > 0)
 }
 
-/// Waits until a socket has a packet, or its end. Returns false if its process was handed over first, whose next owner is to
-/// receive the packet.
+/// Waits until a socket has a packet, or its end. Returns false if its process was handed over first, whose
+/// next owner is to receive the packet.
 fn wait_for_question(socket: &OwnedFd, handed_over: &EventFd) -> bool {
     let mut files = [
         PollFd::new(socket.as_fd(), PollFlags::POLLIN),

@@ -22,8 +22,8 @@ mod ioctls {
 /// Bytes of the header before each frame (`virtio_net_hdr_v1`).
 const HEADER_BYTES: libc::c_int = 12;
 
-/// Opens the existing TAP device `name`, one file for each queue pair: non-blocking, each frame after a virtio-net
-/// header of 12 bytes. Never creates a device.
+/// Opens the existing TAP device `name`, one file for each queue pair: non-blocking, each frame after a
+/// virtio-net header of 12 bytes. Never creates a device.
 pub fn open(name: &str, queue_pairs: u16) -> Result<Vec<OwnedFd>, SubnetError> {
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['/', ' ', '%', '\0']) {
         return Err(SubnetError::TapName(name.to_owned()));

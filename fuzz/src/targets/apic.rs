@@ -1,4 +1,5 @@
-//! The interrupt controllers of a VM with four vCPUs: any registers, lines, messages and times; what is sent is delivered.
+//! The interrupt controllers of a VM with four vCPUs: any registers, lines, messages and times; what is sent
+//! is delivered.
 
 use apic::{Delivery, Interrupt, IoApic, LocalApic, Shorthand, Targets, Written, message, targets};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
@@ -114,7 +115,8 @@ impl Machine {
         }
     }
 
-    /// A fixed interrupt is requested of all that it is for and that are enabled, a lowest-priority one of one at most.
+    /// A fixed interrupt is requested of all that it is for and that are enabled, a lowest-priority one of
+    /// one at most.
     fn deliver(&mut self, interrupt: Interrupt, shorthand: Shorthand, from: Option<u32>) {
         let enabled: Targets = (0..VCPUS)
             .filter(|&vcpu| self.vcpus[vcpu as usize].is_enabled())

@@ -7,7 +7,7 @@ use cell::cluster::membership;
 use cell::cluster::state::{Act, CellMessage, State};
 use config::cluster::CellPlan;
 use protocol::CellId;
-use registry::cluster::interface::{CellResponse, CellRequest};
+use registry::cluster::interface::{CellRequest, CellResponse};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 

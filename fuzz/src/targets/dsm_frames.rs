@@ -1,5 +1,5 @@
-//! What another node of distributed memory sends: frames of every class, of which the messages go to an engine; and faults of
-//! this node.
+//! What another node of distributed memory sends: frames of every class, of which the messages go to an
+//! engine; and faults of this node.
 
 use coherence::{Access, EFFECTS_MAX, Effect, Engine, Layout, MESSAGE_BYTES, Message, NodeId, Page};
 use dsm::fuzzing::{FrameRead, FrameReader};

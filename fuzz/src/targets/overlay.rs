@@ -1,4 +1,5 @@
-//! A temporary overlay's file, whose map of blocks may be anything: its disk opened, read, written and opened again.
+//! A temporary overlay's file, whose map of blocks may be anything: its disk opened, read, written and opened
+//! again.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,5 @@
-//! PCI configuration space, MSI-X and the virtio transport, before a device that checks what the transport promises.
+//! PCI configuration space, MSI-X and the virtio transport, before a device that checks what the transport
+//! promises.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What another shard of a VM sends: packets on a stream. What monitors of one VM send each other: lines of JSON.
+//! What another shard of a VM sends: packets on a stream. What monitors of one VM send each other: lines of
+//! JSON.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! The tests' hand inside a guest: writes and checks patterns, computes on chosen CPUs, sends and receives.
 //!
-//! It prints one line of what it found on stdout. A wrong pattern or a failed call is a line on stderr and exit
-//! status 1. Started under the name of the program of shards, it plays one that lies, or one of another
+//! It prints one line of what it found on stdout. A wrong pattern or a failed call is a line on stderr and
+//! exit status 1. Started under the name of the program of shards, it plays one that lies, or one of another
 //! version.
 
 #[path = "guest-tool/churn.rs"]

@@ -20,8 +20,9 @@ pub struct Point {
     pub address: u64,
 }
 
-/// All fault points of a program, from its file's bytes. A point that the compiler has duplicated is there several times. One whose code
-/// the linker has left out, since nothing calls it, has a note all the same, which names no code: it is not there.
+/// All fault points of a program, from its file's bytes. A point that the compiler has duplicated is there
+/// several times. One whose code the linker has left out, since nothing calls it, has a note all the same,
+/// which names no code: it is not there.
 pub fn points(file: &[u8]) -> Result<Vec<Point>, String> {
     let header = FileHeader64::<Endianness>::parse(file).map_err(|error| error.to_string())?;
     let endian = header.endian().map_err(|error| error.to_string())?;
@@ -48,7 +49,8 @@ pub fn points(file: &[u8]) -> Result<Vec<Point>, String> {
     Ok(points)
 }
 
-/// The point that a note describes: `Some(None)` for a probe of another provider, `None` for a malformed note.
+/// The point that a note describes: `Some(None)` for a probe of another provider, `None` for a malformed
+/// note.
 fn point(note: &[u8]) -> Option<Option<Point>> {
     let address = u64::from_le_bytes(*note.first_chunk()?);
     let texts = note.get(ADDRESSES_BYTES..)?;

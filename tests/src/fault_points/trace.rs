@@ -80,7 +80,8 @@ impl Tracees {
         Ok(())
     }
 
-    /// Lets the threads run, and calls `hit` with the name and the process for each that comes to a point, until all processes have ended.
+    /// Lets the threads run, and calls `hit` with the name and the process for each that comes to a point,
+    /// until all processes have ended.
     pub fn run(&mut self, mut hit: impl FnMut(&str, u32)) {
         loop {
             let mut status = 0;
@@ -169,7 +170,8 @@ fn next_instruction(thread: i32) -> Option<u64> {
 /// A request of ptrace(2) without an address.
 fn request(request: libc::c_uint, thread: i32, data: usize) -> io::Result<()> {
     let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: of the requests here one writes memory of this process: the registers, whose address the caller has from a live variable.
+    // SAFETY: of the requests here one writes memory of this process: the registers, whose address the caller
+    // has from a live variable.
     let result = unsafe {
         libc::ptrace(
             request,

@@ -1,4 +1,5 @@
-//! A host with root's cluster and users beside it, each with a runtime directory and a home. The guests halt at once.
+//! A host with root's cluster and users beside it, each with a runtime directory and a home. The guests halt
+//! at once.
 
 use std::fs::{self, Permissions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -164,7 +165,8 @@ impl Host {
         })
     }
 
-    /// A connection to the admission server that the kernel takes for this user's. Its process is this test's.
+    /// A connection to the admission server that the kernel takes for this user's. Its process is this
+    /// test's.
     pub fn connect_as(&self, uid: u32) -> std::io::Result<UnixStream> {
         let path = self.users().join("admission.sock");
         let connect = move || {

@@ -1,4 +1,5 @@
-//! Risk: of several users on one host with a cluster, one reaches another's VM, takes what is another's, or keeps others out.
+//! Risk: of several users on one host with a cluster, one reaches another's VM, takes what is another's, or
+//! keeps others out.
 //!
 //! The users are numbers without accounts. Their guests halt at once, so most of a test is commands.
 
@@ -340,7 +341,8 @@ fn failure_of_a_cell_and_eviction_end_the_users_vms_that_are_meant_and_no_others
         let output = host.user(uid, ["cluster", "evict", "61001:here"]).run();
         assert_ne!(output.status, 0, "{output}");
     }
-    // Their names are free, in the cell that is left; the server runs on, though its guard's cell may be the failed one.
+    // Their names are free, in the cell that is left; the server runs on, though its guard's cell may be the
+    // failed one.
     host.run(ALICE, "there", &[]).ok();
     assert_eq!(host.placed(), ["61001:here", "61001:there"]);
     host.root(["cluster", "evict", "61001:here"]).ok();

@@ -10,7 +10,8 @@ use guest_tests::{Cluster, Scratch, repetitions};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// One shard's process is killed: all of the VM ends, says why, and leaves nothing; the same VM can start at once.
+/// One shard's process is killed: all of the VM ends, says why, and leaves nothing; the same VM can start at
+/// once.
 #[track_caller]
 fn ends_with_shard(number: usize, reason: &str) {
     let scratch = Scratch::new("killed");

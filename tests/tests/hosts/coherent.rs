@@ -1,8 +1,9 @@
-//! Linux over two hosts: what its CPUs write for each other, its devices from either, processes and threads, a link that gets bad, reboot
-//! and power-off; the end of one host's part, which the others must tell of and not outlive; a parallel build. Over two that share memory, and over three.
+//! Linux over two hosts: what its CPUs write for each other, its devices from either, processes and threads,
+//! a link that gets bad, reboot and power-off; the end of one host's part, which the others must tell of and
+//! not outlive; a parallel build. Over two that share memory, and over three.
 //!
-//! A page of another host takes some 3.5 ms in the lab, and one of a sequence 1 ms. So one boot serves many assertions, and a landing's
-//! run writes and repeats a tenth of a campaign's amounts.
+//! A page of another host takes some 3.5 ms in the lab, and one of a sequence 1 ms. So one boot serves many
+//! assertions, and a landing's run writes and repeats a tenth of a campaign's amounts.
 
 use std::time::Duration;
 
@@ -358,7 +359,8 @@ fn debian_builds_on_both_hosts_what_a_plain_vm_builds() {
     lab.cluster_down();
 }
 
-/// A VM whose part's monitor dies on the last of the hosts ends, says where, and leaves nothing on any of them.
+/// A VM whose part's monitor dies on the last of the hosts ends, says where, and leaves nothing on any of
+/// them.
 fn the_last_host_is_lost(lab: &Lab, mut guest: Guest, before: &[Traces]) {
     for (host, before) in lab.hosts.iter().zip(before) {
         Traces::of(lab, host).expect_vm(before);

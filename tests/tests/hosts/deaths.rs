@@ -1,4 +1,5 @@
-//! Death of a host under a guest over two hosts. The guest's home ends the guest in time, reports the reason, and leaves nothing.
+//! Death of a host under a guest over two hosts. The guest's home ends the guest in time, reports the reason,
+//! and leaves nothing.
 //!
 //! The guest is the counting kernel (`guest/`), which needs few pages until its vCPUs work on both hosts.
 
@@ -75,7 +76,8 @@ impl<'a> Spanning<'a> {
         }
     }
 
-    /// Checks that the home ends the guest in time after the second host's loss at `lost`, and reports the reason.
+    /// Checks that the home ends the guest in time after the second host's loss at `lost`, and reports the
+    /// reason.
     #[track_caller]
     pub fn ends_with_its_other_host(&mut self, lost: Instant) {
         let status = self.terminal.wait(SILENCE + END_LIMIT);

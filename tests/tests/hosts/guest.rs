@@ -1,4 +1,5 @@
-//! A Linux VM with coherent memory over lab hosts, its home on alpha, with a disk and a network card there; and what it has of the hosts.
+//! A Linux VM with coherent memory over lab hosts, its home on alpha, with a disk and a network card there;
+//! and what it has of the hosts.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,8 +12,8 @@ use guest_tests::{VmFile, wait};
 use crate::lab::{COMMAND_LIMIT, Lab};
 
 pub const HOSTS: &[&str] = &["alpha", "beta"];
-/// From its start to its agent's first answer with both CPUs; 50 to 80 s on machines that did little else, 170 s on a
-/// slow one.
+/// From its start to its agent's first answer with both CPUs; 50 to 80 s on machines that did little else,
+/// 170 s on a slow one.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// A command in a guest whose pages take milliseconds to come.
 const CALL_LIMIT: Duration = Duration::from_secs(300);
@@ -25,7 +26,8 @@ const TAP: &str = "mbhosts";
 /// Alpha's address at the other end of the guest's card.
 pub const ALPHA: &str = "10.99.0.1";
 const CARD: &str = "ip link set eth0 up && ip addr add 10.99.0.2/24 dev eth0";
-/// What of a host's shared memory may come and go while a VM runs, and less than any part of one takes: the disk's blocks, logs.
+/// What of a host's shared memory may come and go while a VM runs, and less than any part of one takes: the
+/// disk's blocks, logs.
 const OTHER_MEMORY_KIB: u64 = 4 << 10;
 
 /// Two hosts, one cluster, and on alpha what the guest's devices need.
@@ -63,7 +65,8 @@ pub fn over(file: VmFile, hosts: usize) -> VmFile {
         .key("span", &format!("{{ cells = {cells:?}, memory = \"coherent\" }}"))
 }
 
-/// The running VM. `run` is in the foreground, on a terminal, so that its end is told; dropped, it ends with that.
+/// The running VM. `run` is in the foreground, on a terminal, so that its end is told; dropped, it ends with
+/// that.
 pub struct Guest<'a> {
     lab: &'a Lab,
     name: String,
@@ -73,7 +76,8 @@ pub struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// Starts one over both hosts with that much memory, the disk and the card, and waits until its agent has both CPUs.
+    /// Starts one over both hosts with that much memory, the disk and the card, and waits until its agent has
+    /// both CPUs.
     #[track_caller]
     pub fn boot(lab: &'a Lab, name: &str, memory: &str) -> Self {
         let file = over(VmFile::new(name).memory(memory), HOSTS.len())
@@ -159,8 +163,9 @@ impl<'a> Guest<'a> {
         self.on(cpu, &["sh", "-ec", script])
     }
 
-    /// Works of `guest-tool` one after the other, each with the CPU that does it, in one process: a program that starts on the CPU of
-    /// another host takes seconds, and so does each call of the agent. Returns the line of each.
+    /// Works of `guest-tool` one after the other, each with the CPU that does it, in one process: a program
+    /// that starts on the CPU of another host takes seconds, and so does each call of the agent. Returns the
+    /// line of each.
     #[track_caller]
     pub fn works<S: AsRef<str>>(&self, works: &[(usize, S)]) -> Vec<String> {
         let named: Vec<String> = works

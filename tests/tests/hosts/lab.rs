@@ -16,8 +16,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// How long a cell may be silent: emulated hosts stand still for seconds now and then.
 pub const SILENCE: Duration = Duration::from_secs(20);
 
-/// A lab host's own copy of the program that started the lab. Read over the shared file system the program takes a second to
-/// start, each time.
+/// A lab host's own copy of the program that started the lab. Read over the shared file system the program
+/// takes a second to start, each time.
 const PROGRAM: &str = "/run/lab/mirrorball";
 
 /// A lab, and who is in it.
@@ -56,8 +56,8 @@ impl Lab {
         )
     }
 
-    /// A cell for each host of [`Self::linked`], all up; linked through shared memory if `shared` is where they see it. `more` is TOML
-    /// of the table `membership`.
+    /// A cell for each host of [`Self::linked`], all up; linked through shared memory if `shared` is where
+    /// they see it. `more` is TOML of the table `membership`.
     pub fn cluster_up(&self, shared: Option<&str>, more: &str) {
         self.cluster_of(self.hosts, shared, more);
     }

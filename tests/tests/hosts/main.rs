@@ -1,6 +1,7 @@
-//! Risk: the cells of a cluster do not agree which of them live and what runs where, or can't be reached from one another, by
-//! whichever way their messages go: rings in a host's memory, rings in memory that hosts share, or streams. And a VM over two of them (`coherent`)
-//! finds another machine than one, or outlives half of itself.
+//! Risk: the cells of a cluster do not agree which of them live and what runs where, or can't be reached from
+//! one another, by whichever way their messages go: rings in a host's memory, rings in memory that hosts
+//! share, or streams. And a VM over two of them (`coherent`) finds another machine than one, or outlives half
+//! of itself.
 //!
 //! The hosts are lab hosts, wherever the test runs.
 

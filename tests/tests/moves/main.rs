@@ -1,8 +1,8 @@
-//! Risk: an interrupt is lost, doubled or late on its way to a vCPU, wherever that runs or moves; a vCPU that moves forgets
-//! something.
+//! Risk: an interrupt is lost, doubled or late on its way to a vCPU, wherever that runs or moves; a vCPU that
+//! moves forgets something.
 //!
-//! The counting is done by a kernel that does nothing else (`guest/`), which also runs on KVM's own controllers here: what it
-//! finds there is its own fault. `underway` has Linux while its vCPUs move.
+//! The counting is done by a kernel that does nothing else (`guest/`), which also runs on KVM's own
+//! controllers here: what it finds there is its own fault. `underway` has Linux while its vCPUs move.
 
 mod fault_points;
 mod interrupted;

@@ -81,8 +81,8 @@ impl Kills<'_> {
         self.cluster.pid(CELL)
     }
 
-    /// Kills the process of the cell while a thread of it stands at `point`, where `action` brings it. Returns the action's result, and
-    /// the cell's next process.
+    /// Kills the process of the cell while a thread of it stands at `point`, where `action` brings it.
+    /// Returns the action's result, and the cell's next process.
     #[track_caller]
     fn at<T: Send>(&mut self, point: &str, action: impl FnOnce() -> T + Send) -> (T, u32) {
         let cell = self.next();

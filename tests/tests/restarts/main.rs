@@ -25,7 +25,8 @@ enum End {
     Stopped,
 }
 
-/// Ends the processes of both cells, and waits until their next ones serve the VMs, each in its home's cell. Returns how long that took.
+/// Ends the processes of both cells, and waits until their next ones serve the VMs, each in its home's cell.
+/// Returns how long that took.
 #[track_caller]
 fn end_processes(cluster: &Cluster, vms: &[(&Vm, usize)], how: End) -> Duration {
     let before = [0, 1].map(|cell| cluster.pid(cell));

@@ -23,7 +23,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 const SERVE_LIMIT: Duration = Duration::from_secs(30);
 /// The longest that the work goes on.
 const WORK_LIMIT: Duration = Duration::from_secs(3 * 3600);
-/// A guard gives a cell up whose processes live shorter than ten seconds ten times in a row. A replaced process counts as none.
+/// A guard gives a cell up whose processes live shorter than ten seconds ten times in a row. A replaced
+/// process counts as none.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The program of the release before this one, which a campaign compiles; none in a landing.

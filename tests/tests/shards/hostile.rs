@@ -11,7 +11,8 @@ use guest_tests::{Cluster, Scratch, wait};
 use crate::SOON;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// How it may end: powered off, in a triple fault, by an instruction that KVM can't emulate, killed. Its shards do not fail.
+/// How it may end: powered off, in a triple fault, by an instruction that KVM can't emulate, killed. Its
+/// shards do not fail.
 const ENDINGS: [i32; 4] = [0, 71, 72, 74];
 
 #[test]

@@ -1,4 +1,5 @@
-//! Risk: Linux over two cells finds other CPUs, memory or time than one machine would have, or loses them at work.
+//! Risk: Linux over two cells finds other CPUs, memory or time than one machine would have, or loses them at
+//! work.
 
 mod cpus;
 mod machine;

@@ -1,4 +1,5 @@
-//! The table that all cells have (`protocol::agreement`), in two processes: claims of names, and changes of entries.
+//! The table that all cells have (`protocol::agreement`), in two processes: claims of names, and changes of
+//! entries.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -45,7 +46,8 @@ impl Cell {
         Ok(cell)
     }
 
-    /// Sends what is to be sent; how much of the rest is a claim that won or a change of which all have heard.
+    /// Sends what is to be sent; how much of the rest is a claim that won or a change of which all have
+    /// heard.
     fn act(&mut self, effects: Vec<Effect<String, Share>>) -> Outcome<u64> {
         let mut done = 0;
         for effect in effects {

@@ -1,5 +1,5 @@
-//! A link between cells as the product has it (`cell::cluster::link`): MessagePack, cut into messages of 64 bytes, a flush for
-//! each whole one.
+//! A link between cells as the product has it (`cell::cluster::link`): MessagePack, cut into messages of 64
+//! bytes, a flush for each whole one.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -26,8 +26,8 @@ pub struct Link {
     outbox: BlockingSender,
     inbox: BlockingReceiver,
     assembly: Assembly<[u8; BYTES_MAX]>,
-    /// One limit for all waits, since a look at the clock costs as much as a message. None in the other process, which waits
-    /// as cells do, without a timer, and which the measuring one ends.
+    /// One limit for all waits, since a look at the clock costs as much as a message. None in the other
+    /// process, which waits as cells do, without a timer, and which the measuring one ends.
     end: Option<Instant>,
 }
 

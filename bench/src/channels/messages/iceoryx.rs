@@ -88,8 +88,8 @@ pub fn round_trip() -> Outcome<f64> {
     })
 }
 
-/// Whichever process comes first makes what both use. The ports belong to the thread that has made them, and what is in
-/// them is lost with them: the other process must have ended before they do.
+/// Whichever process comes first makes what both use. The ports belong to the thread that has made them, and
+/// what is in them is lost with them: the other process must have ended before they do.
 fn with_other(role: &str, here: impl FnOnce([String; 2], Other) -> Outcome<f64> + Send) -> Outcome<f64> {
     let names = ["there", "back"].map(|way| format!("mirrorball-bench-{}-{role}-{way}", std::process::id()));
     let other = Other::start(role, &names, Stdio::null())?;

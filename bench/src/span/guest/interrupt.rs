@@ -1,5 +1,5 @@
-//! Interrupts between CPUs, by `membarrier`: it interrupts every other CPU that runs a thread of this process, and waits until
-//! each has answered.
+//! Interrupts between CPUs, by `membarrier`: it interrupts every other CPU that runs a thread of this
+//! process, and waits until each has answered.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,8 +25,8 @@ fn membarrier(command: libc::c_int) -> Outcome<()> {
     Ok(())
 }
 
-/// An interrupt of `there` by `here` and its answer, nanoseconds. A thread that does not run is not interrupted, so each time
-/// begins when the one on `there` has just been seen to run.
+/// An interrupt of `there` by `here` and its answer, nanoseconds. A thread that does not run is not
+/// interrupted, so each time begins when the one on `there` has just been seen to run.
 pub fn round_trip(here: usize, there: usize) -> Outcome<f64> {
     membarrier(REGISTER_PRIVATE_EXPEDITED)?;
     let (rounds, over) = (AtomicUsize::new(0), AtomicBool::new(false));

@@ -1,5 +1,6 @@
-//! What `bench-span` runs in a guest. `bench-span-guest figures` measures, and prints one line of JSON, in nanoseconds;
-//! `bench-span-guest storm` has every CPU interrupt every other one until its standard input ends, and prints how often.
+//! What `bench-span` runs in a guest. `bench-span-guest figures` measures, and prints one line of JSON, in
+//! nanoseconds; `bench-span-guest storm` has every CPU interrupt every other one until its standard input
+//! ends, and prints how often.
 //!
 //! *Far* is the last CPU, in another shard than CPU 0 if there are several; *near* is CPU 1, in the same one.
 

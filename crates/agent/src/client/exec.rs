@@ -1,7 +1,7 @@
 //! Running a program in the guest: one poll loop over standard input and the connection.
 //!
-//! Standard input is read only when the last of it has been sent, so at most one read is lost when the program ends,
-//! and an idle standard input keeps nothing alive.
+//! Standard input is read only when the last of it has been sent, so at most one read is lost when the
+//! program ends, and an idle standard input keeps nothing alive.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,7 +41,8 @@ trait Terminal {
     }
 }
 
-/// Runs a program with this process's standard input, output and error (raw mode and window changes with a tty).
+/// Runs a program with this process's standard input, output and error (raw mode and window changes with a
+/// tty).
 pub fn exec(stream: impl Stream, request: &ExecRequest) -> Result<ExitStatus, ClientError> {
     let mut wire = Wire::new(&stream)?;
     open(&mut wire, &Request::Exec(request.clone()))?;
@@ -62,8 +63,8 @@ pub fn exec(stream: impl Stream, request: &ExecRequest) -> Result<ExitStatus, Cl
     status
 }
 
-/// Runs a program and collects its output: status, standard output, standard error. More than 64 MiB of either is
-/// an error.
+/// Runs a program and collects its output: status, standard output, standard error. More than 64 MiB of
+/// either is an error.
 pub fn output(
     stream: impl Stream,
     request: &ExecRequest,
@@ -103,7 +104,8 @@ pub struct Collected {
     pub is_truncated: bool,
 }
 
-/// Runs a program and collects the first bytes of its output. The agent ends a program that has not ended by the deadline.
+/// Runs a program and collects the first bytes of its output. The agent ends a program that has not ended by
+/// the deadline.
 pub fn collect(
     stream: impl Stream,
     request: &ExecRequest,

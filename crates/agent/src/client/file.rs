@@ -52,8 +52,8 @@ pub struct Sent {
     pub sha256: String,
 }
 
-/// Copies all that `source` gives into the guest; `progress` is called with the bytes so far. A source that fails leaves no file
-/// in the guest.
+/// Copies all that `source` gives into the guest; `progress` is called with the bytes so far. A source that
+/// fails leaves no file in the guest.
 pub fn put_all(
     stream: impl Stream,
     source: &mut dyn Read,
@@ -121,13 +121,13 @@ fn unwritable(source: io::Error) -> ClientError {
 pub struct Copied {
     /// Its length.
     pub bytes: u64,
-    /// What its owner, its group and others may do with it in the guest. An agent of an older image does not say, and then only
-    /// the owner reads and writes it.
+    /// What its owner, its group and others may do with it in the guest. An agent of an older image does not
+    /// say, and then only the owner reads and writes it.
     pub mode: u32,
 }
 
-/// Copies a guest's file into `target`; `progress` is called with the bytes so far. Refused when the file is larger than the
-/// room the target's file system has.
+/// Copies a guest's file into `target`; `progress` is called with the bytes so far. Refused when the file is
+/// larger than the room the target's file system has.
 pub fn get(
     stream: impl Stream,
     path: &str,
@@ -179,8 +179,9 @@ impl GuestFile {
         self.mode
     }
 
-    /// Receives the file, part by part, and checks its length and its SHA-256. No more than its size, and no more than `most`
-    /// bytes if it has none, are taken. The parts are not to be trusted before this returns without an error.
+    /// Receives the file, part by part, and checks its length and its SHA-256. No more than its size, and no
+    /// more than `most` bytes if it has none, are taken. The parts are not to be trusted before this returns
+    /// without an error.
     pub fn receive(
         mut self,
         most: u64,

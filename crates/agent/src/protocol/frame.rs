@@ -1,7 +1,7 @@
 //! Frames: a kind (1 byte), a length (4 bytes, little endian), and that many bytes of payload.
 //!
-//! A payload is at most [`FRAME_BYTES_MAX`] long, so neither side ever holds more than one frame of the other's.
-//! The decoder takes bytes as they come and gives whole frames; what it refuses ends the connection.
+//! A payload is at most [`FRAME_BYTES_MAX`] long, so neither side ever holds more than one frame of the
+//! other's. The decoder takes bytes as they come and gives whole frames; what it refuses ends the connection.
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -96,7 +96,8 @@ impl Frame {
         serde_json::from_slice(&self.payload).map_err(|_| FrameError::Payload { kind: self.kind })
     }
 
-    /// The payload as text for a person: control characters replaced, so that a guest can't drive a terminal with it.
+    /// The payload as text for a person: control characters replaced, so that a guest can't drive a terminal
+    /// with it.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.payload)
             .chars()

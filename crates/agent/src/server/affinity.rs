@@ -9,8 +9,8 @@ use nix::unistd::Pid;
 /// What commands get, once the agent is kept to less.
 static COMMANDS: OnceLock<CpuSet> = OnceLock::new();
 
-/// Keeps the calling thread, and those that it starts later, to some CPUs. Commands get all, also those that come online later,
-/// of which the kernel does not tell whether this thread had them.
+/// Keeps the calling thread, and those that it starts later, to some CPUs. Commands get all, also those that
+/// come online later, of which the kernel does not tell whether this thread had them.
 ///
 /// # Errors
 /// When none of them is online, or may be used.

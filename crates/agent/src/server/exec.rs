@@ -1,9 +1,9 @@
 //! Runs a program for a client: pipes or a terminal, until the program ends or the client is gone.
 //!
-//! One thread, one poll loop. Output is read only when the last of it has been sent, input only when the last of it
-//! has been written, so a slow side stops the other and nothing piles up. When the program has ended, what it wrote
-//! is sent first and its status last; programs it left in the background may hold its output open, and are not
-//! waited for.
+//! One thread, one poll loop. Output is read only when the last of it has been sent, input only when the last
+//! of it has been written, so a slow side stops the other and nothing piles up. When the program has ended,
+//! what it wrote is sent first and its status last; programs it left in the background may hold its output
+//! open, and are not waited for.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -30,7 +30,8 @@ const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// How long a program whose client is gone may take to end after SIGHUP.
 const HANG_UP_GRACE: Duration = Duration::from_secs(2);
 
-/// How long output may still come after the program ended, from programs it left behind or through the terminal.
+/// How long output may still come after the program ended, from programs it left behind or through the
+/// terminal.
 const DRAIN_GRACE: Duration = Duration::from_millis(100);
 
 /// Serves an exec request up to its exit frame.
@@ -126,7 +127,8 @@ impl Session {
             .stdin(pty.slave.try_clone()?)
             .stdout(pty.slave.try_clone()?)
             .stderr(pty.slave);
-        // SAFETY: setsid, restore and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command before this runs.
+        // SAFETY: setsid, restore and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command
+        // before this runs.
         unsafe {
             command.pre_exec(|| {
                 nix::unistd::setsid()?;
@@ -246,13 +248,15 @@ impl Session {
     fn take(&mut self, frame: Frame) -> io::Result<()> {
         match frame.kind {
             Kind::Stdin => self.input = frame.payload,
-            // A terminal's input has no end; its end-of-file character says the same to a program that reads lines.
+            // A terminal's input has no end; its end-of-file character says the same to a program that reads
+            // lines.
             Kind::StdinEnd if self.tty => self.input = vec![0x04],
             Kind::StdinEnd => self.stdin = None,
             Kind::WindowSize => {
                 if let (Ok(size), Some(terminal)) = (frame.json(), &self.stdout.file) {
                     let size = winsize(size);
-                    // SAFETY: the descriptor is open and `size` outlives the call. A pipe refuses it, harmlessly.
+                    // SAFETY: the descriptor is open and `size` outlives the call. A pipe refuses it,
+                    // harmlessly.
                     unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &size) };
                 }
             }

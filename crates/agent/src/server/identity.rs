@@ -1,7 +1,7 @@
 //! Makes a clone's guest somebody else than its parent: name, hardware addresses, random numbers, time.
 //!
-//! A kernel with the driver of the virtual machine generation id draws new random numbers by itself; Debian's cloud kernel
-//! has none, so the agent does it for every kernel.
+//! A kernel with the driver of the virtual machine generation id draws new random numbers by itself; Debian's
+//! cloud kernel has none, so the agent does it for every kernel.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,7 +19,8 @@ const SEED_BYTES_MAX: usize = 256;
 const ADD_ENTROPY: libc::Ioctl = 0x4008_5203;
 const RESEED: libc::Ioctl = 0x5207;
 
-/// Takes the identity over. Random numbers first: whatever goes wrong later, those are no longer the parent's.
+/// Takes the identity over. Random numbers first: whatever goes wrong later, those are no longer the
+/// parent's.
 pub fn assume(identity: &Identity) -> io::Result<()> {
     seed(&identity.seed)?;
     clock_settime(

@@ -1,4 +1,5 @@
-//! The addresses that a cluster's file names: its hosts' and its etcd's. Guests of user-mode cards do not reach them.
+//! The addresses that a cluster's file names: its hosts' and its etcd's. Guests of user-mode cards do not
+//! reach them.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, ToSocketAddrs};
@@ -59,7 +60,8 @@ pub fn listing(files: Files) -> impl Fn() -> HashSet<IpAddr> + Send + Sync {
     let known = Mutex::new((None, HashSet::new()));
     move || {
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        // A file that is being written leaves the addresses as they were. Names are looked up only when the file has changed.
+        // A file that is being written leaves the addresses as they were. Names are looked up only when the
+        // file has changed.
         if let Ok(site) = files.site()
             && site != known.0
         {

@@ -1,8 +1,9 @@
 //! The admission server: gives users whom root's cluster admits places in its cells.
 //!
-//! It is a process of its own beside the cells, since anybody on the host may connect to it: no flood reaches a cell, and no fault
-//! in it is a cell's. It asks the cells for places as a monitor does, under names that have the owner's id
-//! ([`registry::cluster::interface::owned_name`]), and holds a place as long as the user's connection lasts.
+//! It is a process of its own beside the cells, since anybody on the host may connect to it: no flood reaches
+//! a cell, and no fault in it is a cell's. It asks the cells for places as a monitor does, under names that
+//! have the owner's id ([`registry::cluster::interface::owned_name`]), and holds a place as long as the
+//! user's connection lasts.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -16,8 +17,9 @@
 //!
 //! What users cause is logged at the level `debug` only: no user fills root's log.
 //!
-//! The server opens no path of a user's, writes in no directory of a user's, and serves no VM: monitor, keeper and shard are the
-//! user's own processes. What must outlive the server is in [`registry::cluster::user_vms`].
+//! The server opens no path of a user's, writes in no directory of a user's, and serves no VM: monitor,
+//! keeper and shard are the user's own processes. What must outlive the server is in
+//! [`registry::cluster::user_vms`].
 
 mod callers;
 mod closing;
@@ -385,7 +387,8 @@ impl Server {
         }
     }
 
-    /// Puts the user's process into the group of its place, and writes the place down. Otherwise gives it back; an error is one line.
+    /// Puts the user's process into the group of its place, and writes the place down. Otherwise gives it
+    /// back; an error is one line.
     fn settle(
         &self,
         tenure: Tenure,
@@ -425,7 +428,8 @@ impl Server {
                 debug!(uid = user.uid, vm = request.name, %error, "a place is not given");
                 match stream.try_clone() {
                     Ok(stream) => self.give_back(placed(stream)),
-                    // The cell takes the end of its connection for that of this process, and waits for a while.
+                    // The cell takes the end of its connection for that of this process, and waits for a
+                    // while.
                     Err(_) => self.forget(user.uid, &request.name),
                 }
                 Err(format!("the cluster can't hold the VM to a place: {error}"))

@@ -132,8 +132,8 @@ impl<H> AdoptionTable<H> {
     /// [`Self::is_served`] or [`Self::is_over`].
     ///
     /// A VM that has failed is adopted while no other is, so that a process which ends again has ended in the
-    /// adoption of the VM that ends it: a VM is never set aside for another's fault. Others don't wait for one
-    /// that waits: an adoption that takes long would hold up all of the cell.
+    /// adoption of the VM that ends it: a VM is never set aside for another's fault. Others don't wait for
+    /// one that waits: an adoption that takes long would hold up all of the cell.
     pub fn begin_attempt(&mut self, cid: u32, failures: Failures) -> bool {
         let is_alone = failures.is_adopted_alone();
         let may_begin = match is_alone {

@@ -1,8 +1,9 @@
 //! Bounds on connections from callers that have not proven yet which host they are.
 //!
-//! Anybody on the network can open connections. A new caller therefore never waits for a place: when its address, or the whole
-//! listener, has too many, the oldest of them is closed. A host proves itself within milliseconds, and leaves its place then;
-//! one that takes longer than [`HANDSHAKE_LIMIT`] is closed in any case. Callers that have proven who they are don't count here.
+//! Anybody on the network can open connections. A new caller therefore never waits for a place: when its
+//! address, or the whole listener, has too many, the oldest of them is closed. A host proves itself within
+//! milliseconds, and leaves its place then; one that takes longer than [`HANDSHAKE_LIMIT`] is closed in any
+//! case. Callers that have proven who they are don't count here.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -69,8 +70,8 @@ impl Drop for Unproven {
     }
 }
 
-/// Which caller has to leave for a new one from `new`: the oldest from that address if it has its share, the oldest of all if
-/// there is no place left. `callers` are sorted, the oldest first.
+/// Which caller has to leave for a new one from `new`: the oldest from that address if it has its share, the
+/// oldest of all if there is no place left. `callers` are sorted, the oldest first.
 fn surplus(callers: impl Iterator<Item = (u64, IpAddr)>, new: IpAddr) -> Option<u64> {
     let (mut all, mut same) = (0, 0);
     let (mut oldest, mut oldest_same) = (None, None);

@@ -1,9 +1,9 @@
-//! To which cells this one has links, and what it makes of one that is silent, gone or over. Without I/O, clock or threads;
-//! the simulator runs the same.
+//! To which cells this one has links, and what it makes of one that is silent, gone or over. Without I/O,
+//! clock or threads; the simulator runs the same.
 //!
-//! Of the cells of its own host a cell judges by itself: the kernel tells the end of a process at once. Of those of other
-//! hosts it only says that there is no more to be had from them; who of two has died is for all to agree on
-//! ([`super::membership`]).
+//! Of the cells of its own host a cell judges by itself: the kernel tells the end of a process at once. Of
+//! those of other hosts it only says that there is no more to be had from them; who of two has died is for
+//! all to agree on ([`super::membership`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,6 @@
-//! Starts a cell's process, and starts it again when it dies. One that does not answer is killed. The guard of the cell on whose host the
-//! cluster's own etcd runs starts that, too, and the guard of a host's first cell the admission server.
+//! Starts a cell's process, and starts it again when it dies. One that does not answer is killed. The guard
+//! of the cell on whose host the cluster's own etcd runs starts that, too, and the guard of a host's first
+//! cell the admission server.
 //!
 //! A host that can't start a process, as without memory, may do so later: the guard tries again ([`lives`]).
 
@@ -162,7 +163,8 @@ enum Replaced {
 struct Program(Trials<Option<OwnedFd>>);
 
 impl Program {
-    /// Starts a process of the cell. One that is on trial says whether it has adopted the VMs of the last process.
+    /// Starts a process of the cell. One that is on trial says whether it has adopted the VMs of the last
+    /// process.
     fn start(&self, number: u16, is_on_trial: bool) -> io::Result<Child> {
         let path = self.0.program().as_ref().map(upgrade::path_of);
         let mut command = Command::new(path.as_deref().unwrap_or("/proc/self/exe"));
@@ -239,8 +241,8 @@ enum Happened {
     Asked(Upgrade),
 }
 
-/// Waits for the end of the cell's process, or a request; kills the process if it hangs. Until it takes questions it may wait for others
-/// as long as it wants.
+/// Waits for the end of the cell's process, or a request; kills the process if it hangs. Until it takes
+/// questions it may wait for others as long as it wants.
 fn wait(cell: &mut Child, files: &CellFiles, upgrades: &UnixListener) -> io::Result<Happened> {
     let process = loop {
         match pidfd::of_child(cell) {

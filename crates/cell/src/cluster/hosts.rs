@@ -1,8 +1,9 @@
 //! Between the hosts of a cluster: links of cells, and commands that one host's user has another host run.
 //!
-//! Every connection is a TLS stream whose ends have proven which hosts they are. The caller's first message names its request. Only the
-//! hosts in the cluster's file are served, whatever other keys their authority has signed. A host runs for another only this
-//! program: a process with the key of a host has the rights of the cells' user on all of them.
+//! Every connection is a TLS stream whose ends have proven which hosts they are. The caller's first message
+//! names its request. Only the hosts in the cluster's file are served, whatever other keys their authority
+//! has signed. A host runs for another only this program: a process with the key of a host has the rights of
+//! the cells' user on all of them.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,8 +1,8 @@
 //! The invitation of a further host: what it says to the host with the authority's key, and what follows.
 //!
-//! A token is for one host, one use and 15 minutes. It has the digest of the authority's certificate, by which the host that joins
-//! knows the other side, and a secret, by which the other side knows the host. The private key of the host never leaves it. What is
-//! asked and answered goes over [`urpc::tls::Exchange`].
+//! A token is for one host, one use and 15 minutes. It has the digest of the authority's certificate, by
+//! which the host that joins knows the other side, and a secret, by which the other side knows the host. The
+//! private key of the host never leaves it. What is asked and answered goes over [`urpc::tls::Exchange`].
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,7 +1,9 @@
-//! Channels between two cells, one each way. Whoever sends or receives can't tell by which of three ways: rings ([`ring`]) in
-//! memory of a host ([`local`]) or in memory that hosts share ([`shared`]), or a stream between hosts ([`stream`]).
+//! Channels between two cells, one each way. Whoever sends or receives can't tell by which of three ways:
+//! rings ([`ring`]) in memory of a host ([`local`]) or in memory that hosts share ([`shared`]), or a stream
+//! between hosts ([`stream`]).
 //!
-//! A cell that starts dials all that run. Two that start at once dial each other; the lower-numbered one's call goes through.
+//! A cell that starts dials all that run. Two that start at once dial each other; the lower-numbered one's
+//! call goes through.
 
 pub mod encoding;
 pub mod local;
@@ -30,12 +32,14 @@ pub const MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// How long another cell may take to answer a call, or to take a message.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The versions of the cells' protocol that this program speaks: [`CellMessage`], and the calls by which a link begins.
+/// The versions of the cells' protocol that this program speaks: [`CellMessage`], and the calls by which a
+/// link begins.
 ///
 /// From version [`GATHERS_REPLIES`] on relays of multicast trees gather replies.
 pub const VERSIONS: Versions = Versions::up_to(2);
-/// The first version with [`protocol::multicast::Packet::Replies`] and [`protocol::agreement::Message::Again`]. While a cell has a
-/// link of an older version, its trees gather nothing.
+/// The first version with [`protocol::multicast::Packet::Replies`] and
+/// [`protocol::agreement::Message::Again`]. While a cell has a link of an older version, its trees gather
+/// nothing.
 pub const GATHERS_REPLIES: u16 = 2;
 
 /// Compares the versions of the cell `peer` with those of this one.
@@ -193,7 +197,8 @@ impl Receiving {
     }
 }
 
-/// Whom this cell calls and who has called it, so that two cells have one link, whichever of their calls comes first.
+/// Whom this cell calls and who has called it, so that two cells have one link, whichever of their calls
+/// comes first.
 ///
 /// A cell calls when it starts, and never again in the same life.
 #[derive(Debug)]
@@ -218,7 +223,8 @@ impl Calling {
         }
     }
 
-    /// Calls a cell by `call`, unless it has called this one already; then gives none, as for a call that crosses another.
+    /// Calls a cell by `call`, unless it has called this one already; then gives none, as for a call that
+    /// crosses another.
     ///
     /// # Errors
     /// Those of `call`.

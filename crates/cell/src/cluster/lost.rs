@@ -1,10 +1,11 @@
 //! The end of VMs whose host has lost its membership, where the cluster's file says `on_lost = "stop"`.
 //!
-//! A cell notes each time at which etcd has said that it is a member: the time of the question, not of the answer. When the last of
-//! these times is as long ago as a lease lasts, the cell's guard ends the cell's VMs, whether the cell's process runs, hangs or is
-//! dead. The other cells free the VMs' names when they have seen the cell absent for that time and a margin
-//! ([`super::membership::LAPSE_MARGIN`]). Both are intervals on one host's clock each (leases, Gray and Cheriton, SOSP '89), so
-//! hosts need not agree on the time of day. The clock counts while the host is suspended.
+//! A cell notes each time at which etcd has said that it is a member: the time of the question, not of the
+//! answer. When the last of these times is as long ago as a lease lasts, the cell's guard ends the cell's
+//! VMs, whether the cell's process runs, hangs or is dead. The other cells free the VMs' names when they have
+//! seen the cell absent for that time and a margin ([`super::membership::LAPSE_MARGIN`]). Both are intervals
+//! on one host's clock each (leases, Gray and Cheriton, SOSP '89), so hosts need not agree on the time of
+//! day. The clock counts while the host is suspended.
 
 use std::io;
 use std::path::Path;
@@ -35,7 +36,8 @@ pub fn note(cell: &CellFiles, at: Instant) -> io::Result<()> {
     cell.note_member(uptime_ms()?.saturating_sub(past))
 }
 
-/// Whether a cell that was a member at `member_ms` for certain, both in milliseconds of one clock, may have lost its names by `now_ms`.
+/// Whether a cell that was a member at `member_ms` for certain, both in milliseconds of one clock, may have
+/// lost its names by `now_ms`.
 fn is_lost(member_ms: u64, now_ms: u64, lease: Duration) -> bool {
     u128::from(now_ms.saturating_sub(member_ms)) >= lease.as_millis()
 }
@@ -53,8 +55,8 @@ pub fn watch(files: &Files, number: u16) {
     }
 }
 
-/// Whether a cell may have lost its names, where VMs of lost hosts end. False for a cell that never was a member: it has promised
-/// no names.
+/// Whether a cell may have lost its names, where VMs of lost hosts end. False for a cell that never was a
+/// member: it has promised no names.
 pub fn is_past_lease(cell: &CellFiles, site: &Site) -> bool {
     if site.on_lost != OnLost::Stop {
         return false;

@@ -1,10 +1,11 @@
 //! Which cells of several hosts live: agreed on by an etcd.
 //!
-//! A cell that starts enters itself under a life that no cell has had, and keeps the entry by a lease. Who finds that
-//! another host's cell has fallen silent removes that cell's entry, if it is still of this life; and whose entry is gone is
-//! dead: all others see it there, and the cell itself, if it runs after all, starts anew. So of two that lose sight of each
-//! other exactly one dies. While etcd does not answer, no cell dies and none joins, and VMs run on. When etcd has lost the
-//! entries, cells that have their leases and links write them back.
+//! A cell that starts enters itself under a life that no cell has had, and keeps the entry by a lease. Who
+//! finds that another host's cell has fallen silent removes that cell's entry, if it is still of this life;
+//! and whose entry is gone is dead: all others see it there, and the cell itself, if it runs after all,
+//! starts anew. So of two that lose sight of each other exactly one dies. While etcd does not answer, no cell
+//! dies and none joins, and VMs run on. When etcd has lost the entries, cells that have their leases and
+//! links write them back.
 //!
 //! What is asked of etcd and what follows is decided in [`member`]; here it is asked.
 
@@ -35,12 +36,13 @@ const CELLS: &str = "cells/";
 const LIVES: &str = "lives/";
 /// Of each cell the last life that another one has removed.
 const REMOVED: &str = "removed/";
-/// How long an entry outlasts its cell's last word to etcd, at least; three times as long as a cell may be silent.
+/// How long an entry outlasts its cell's last word to etcd, at least; three times as long as a cell may be
+/// silent.
 const LEASE_SECONDS_MIN: u64 = 5;
 /// Minimum interval between two reads of the members.
 pub const LOOK: Duration = Duration::from_millis(100);
-/// How long the host of a lost cell may take to end its VMs once the lease would have ended. Its guard looks every 100 ms, and a
-/// VM that does not end by order is killed after 1 s.
+/// How long the host of a lost cell may take to end its VMs once the lease would have ended. Its guard looks
+/// every 100 ms, and a VM that does not end by order is killed after 1 s.
 pub const LAPSE_MARGIN: Duration = Duration::from_secs(5);
 /// Number of reads of the members in the silence that a cell is allowed.
 const LOOKS_IN_SILENCE: u64 = 20;
@@ -55,7 +57,8 @@ pub enum News {
     Over(CellId),
     /// This cell's own.
     Outcast,
-    /// A cell has been no member for so long that its host has ended its VMs, where hosts do so ([`super::lost`]).
+    /// A cell has been no member for so long that its host has ended its VMs, where hosts do so
+    /// ([`super::lost`]).
     Lapsed(u16),
 }
 
@@ -78,7 +81,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Enters a cell, in a life after `floor`; waits for as long as etcd does not answer, unless the cell `is_to_end`. None then.
+    /// Enters a cell, in a life after `floor`; waits for as long as etcd does not answer, unless the cell
+    /// `is_to_end`. None then.
     ///
     /// # Errors
     /// If the host's keys can't be read.
@@ -121,8 +125,8 @@ impl Membership {
         }
     }
 
-    /// Keeps the entry, removes those of `suspects`, and tells `news`, until the other end of `suspects` is dropped. `confirmed`
-    /// is told of each time at which this life was a member for certain.
+    /// Keeps the entry, removes those of `suspects`, and tells `news`, until the other end of `suspects` is
+    /// dropped. `confirmed` is told of each time at which this life was a member for certain.
     pub fn run(
         self,
         suspects: &Receiver<CellId>,
@@ -170,8 +174,8 @@ pub fn present(site: &Site) -> io::Result<Records> {
     records(&Etcd::new(&site.etcd, &KeyFiles::of(&site.keys, &site.here))?)
 }
 
-/// Ends the membership of cells whose host leaves the cluster, for good: their lives are over, and they get no further one. So such a
-/// cell accuses no other when links to it are refused.
+/// Ends the membership of cells whose host leaves the cluster, for good: their lives are over, and they get
+/// no further one. So such a cell accuses no other when links to it are refused.
 ///
 /// # Errors
 /// If the host's keys can't be read, or etcd does not answer.
@@ -190,7 +194,8 @@ pub fn retire(site: &Site, cells: &[u16]) -> io::Result<()> {
     Ok(())
 }
 
-/// How long a cell is no member until nothing of it runs, by the cluster's file; none where VMs of lost hosts run on.
+/// How long a cell is no member until nothing of it runs, by the cluster's file; none where VMs of lost hosts
+/// run on.
 pub fn lapse(site: &Site) -> Option<Duration> {
     let stops = site.on_lost == OnLost::Stop;
     stops.then(|| Duration::from_secs(lease_seconds(site.silence_ms)) + LAPSE_MARGIN)
@@ -206,8 +211,8 @@ pub const fn lease_seconds(silence_ms: u64) -> u64 {
     }
 }
 
-/// Interval between two reads of the members. Each costs etcd a linearizable read, and more of them detect no death sooner
-/// where a long silence is allowed.
+/// Interval between two reads of the members. Each costs etcd a linearizable read, and more of them detect no
+/// death sooner where a long silence is allowed.
 pub fn look(silence_ms: u64) -> Duration {
     LOOK.max(Duration::from_millis(silence_ms / LOOKS_IN_SILENCE))
 }

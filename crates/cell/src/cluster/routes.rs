@@ -12,8 +12,8 @@ use protocol::multicast::Hop;
 #[cfg(test)]
 mod tests;
 
-/// What a message costs its sender before the next if the receiver has blocked, which it has unless it just heard something:
-/// beside posting it, the system call that wakes; measured.
+/// What a message costs its sender before the next if the receiver has blocked, which it has unless it just
+/// heard something: beside posting it, the system call that wakes; measured.
 pub const CALL_NS: u64 = 1_000;
 /// Waking a receiver that has blocked, measured: half of a round trip between two that block at once.
 pub const WAKE_NS: u64 = 12_000;

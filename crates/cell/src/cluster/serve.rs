@@ -56,8 +56,8 @@ enum Event {
     Overdue(Client, Awaited),
     /// Has this cell said hello?
     HelloDue(CellId),
-    /// This cell ended its link some time ago. Whether it was seen to live since: its next life takes a moment to be
-    /// told from it.
+    /// This cell ended its link some time ago. Whether it was seen to live since: its next life takes a
+    /// moment to be told from it.
     Parted(CellId, bool),
     OrphansLate,
     /// A VM's next process has had its time to come.
@@ -73,8 +73,8 @@ enum Event {
     Changed(News),
 }
 
-/// Is the cell until it is told to end. On trial it sets no VM aside that it can't adopt: its guard goes back to the former program.
-/// `platform` is asked for what only KVM knows of the cell's VMs.
+/// Is the cell until it is told to end. On trial it sets no VM aside that it can't adopt: its guard goes back
+/// to the former program. `platform` is asked for what only KVM knows of the cell's VMs.
 ///
 /// # Errors
 /// If the cell runs already, there is no such cell, or its sockets can't be made.
@@ -456,7 +456,8 @@ impl Cell {
     fn dead(&mut self, cell: CellId) -> Vec<Act> {
         warn!("cell {cell} is dead");
         let mut acts = self.state.dead(cell);
-        // The dead one may have failed, or have been to end the VMs of one that has. Failures on another host are seen there.
+        // The dead one may have failed, or have been to end the VMs of one that has. Failures on another host
+        // are seen there.
         for failed in self.failed_here() {
             acts.extend(self.state.failed(failed));
         }
@@ -494,7 +495,8 @@ impl Cell {
                     }
                     Act::Keep(lent) => {
                         if let Err(error) = self.own.keep_lent(&lent) {
-                            // What follows must not be done; nothing of it is known if this process ends here.
+                            // What follows must not be done; nothing of it is known if this process ends
+                            // here.
                             error!(%error, "what is lent cannot be put in writing");
                             std::process::exit(1);
                         }

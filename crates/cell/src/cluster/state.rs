@@ -1,8 +1,8 @@
 //! What a cell decides and answers: which VM runs where, and who may. Without I/O, clock or threads.
 //!
-//! Every cell has a copy of the table of cells and VMs ([`protocol::agreement`]). A VM's name is claimed from all cells before
-//! it starts. Only the cell that is to run it promises its memory, so no two can promise the same: its own, and what others
-//! have granted it ([`loans`]).
+//! Every cell has a copy of the table of cells and VMs ([`protocol::agreement`]). A VM's name is claimed from
+//! all cells before it starts. Only the cell that is to run it promises its memory, so no two can promise the
+//! same: its own, and what others have granted it ([`loans`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -93,7 +93,8 @@ pub enum Act {
     Send(CellId, CellMessage),
     /// Answer a client.
     Answer(Client, CellResponse),
-    /// Serve a VM of this cell, and answer the client that asks for it; also one that was set aside, if this says so.
+    /// Serve a VM of this cell, and answer the client that asks for it; also one that was set aside, if this
+    /// says so.
     Adopt(Client, String, bool),
     /// Tell a client where the vCPUs of the cell's VMs are.
     TellVcpus(Client),
@@ -138,8 +139,8 @@ pub struct State {
     leaving: BTreeMap<u64, Client>,
     /// VMs that this cell's last process had, whose monitors have not come yet.
     orphans: BTreeSet<String>,
-    /// VMs that their process has left for its next one, which has not come yet. Each has a number, by which one that is left again in
-    /// the meantime gets its whole time again.
+    /// VMs that their process has left for its next one, which has not come yet. Each has a number, by which
+    /// one that is left again in the meantime gets its whole time again.
     left: BTreeMap<String, u64>,
     /// The number of the last that was left.
     last_left: u64,
@@ -158,8 +159,9 @@ pub struct State {
     words: BTreeMap<CellId, u64>,
     /// The last life of each cell that this one knows to be dead.
     dead: BTreeMap<u16, u32>,
-    /// Cells of other hosts that have said nothing to this life yet, where VMs of lost hosts end ([`State::expecting`]). Until they
-    /// have, or have lapsed, no name is claimed: it may be that of a VM that is only just ending.
+    /// Cells of other hosts that have said nothing to this life yet, where VMs of lost hosts end
+    /// ([`State::expecting`]). Until they have, or have lapsed, no name is claimed: it may be that of a VM
+    /// that is only just ending.
     expected: BTreeSet<u16>,
     /// Cells whose hosts have left the cluster.
     departed: BTreeSet<u16>,
@@ -168,8 +170,9 @@ pub struct State {
 }
 
 impl State {
-    /// A cell without links. `pid` is its process; `lent` is what its last process had in writing, if it lent anything;
-    /// `running` are the VMs that the host has: a cell that is the first to start again has nobody to ask.
+    /// A cell without links. `pid` is its process; `lent` is what its last process had in writing, if it lent
+    /// anything; `running` are the VMs that the host has: a cell that is the first to start again has nobody
+    /// to ask.
     pub fn new(
         me: CellId,
         pid: u32,
@@ -254,7 +257,8 @@ impl State {
         acts
     }
 
-    /// Lets in those that came early, once all that was there to hear has been heard: what this cell's VMs have of its memory.
+    /// Lets in those that came early, once all that was there to hear has been heard: what this cell's VMs
+    /// have of its memory.
     fn release(&mut self) -> Vec<Act> {
         if !self.has_met || !self.node.is_ready() || !self.ledger.is_ready() {
             return Vec::new();
@@ -274,7 +278,8 @@ impl State {
         acts
     }
 
-    /// There is a link to a cell. An earlier life of it is dead. `gathers` says whether the cell knows packets of replies.
+    /// There is a link to a cell. An earlier life of it is dead. `gathers` says whether the cell knows
+    /// packets of replies.
     pub fn linked(&mut self, cell: CellId, gathers: bool) -> Vec<Act> {
         let earlier: Vec<CellId> = self
             .node
@@ -469,8 +474,8 @@ impl State {
         self.node.awaited().into_iter().map(words).collect()
     }
 
-    /// Those of `then`, which [`State::awaited`] told a while ago, that the question still waits for and that have said
-    /// nothing at all since.
+    /// Those of `then`, which [`State::awaited`] told a while ago, that the question still waits for and that
+    /// have said nothing at all since.
     pub fn silent_since(&self, client: Client, then: &Awaited) -> Vec<CellId> {
         let now = self.awaited(client);
         let silent = then.iter().filter(|(cell, words)| now.get(cell) == Some(words));
@@ -509,7 +514,8 @@ impl State {
         posted(self.multicast.send(to, said))
     }
 
-    /// Sends to all cells, along the tree that is best for those that can be in one. Its relays gather the replies.
+    /// Sends to all cells, along the tree that is best for those that can be in one. Its relays gather the
+    /// replies.
     fn tell(&mut self, message: Message<Key, Value>) -> impl Iterator<Item = Act> + use<> {
         let fit: Vec<CellId> = self.multicast.fit().collect();
         if fit != self.route.cells() {

@@ -1,7 +1,7 @@
 //! A VM's place in a cell, held by the process that serves the VM.
 //!
-//! The place is the VM's as long as a connection to the cell lasts. When the cell's process dies, the VM runs on, and the process
-//! that serves it then connects to the cell's next process and says so.
+//! The place is the VM's as long as a connection to the cell lasts. When the cell's process dies, the VM runs
+//! on, and the process that serves it then connects to the cell's next process and says so.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -35,8 +35,8 @@ const RESTART_LIMIT: Duration = Duration::from_secs(3);
 /// How long the admission server of the host's cluster may take to start again.
 const ADMISSION_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long a cell may take to take a VM back before it counts as lost: longer than [`super::limits::ORPHANS_LIMIT`], and than
-/// its guard takes to start it again.
+/// How long a cell may take to take a VM back before it counts as lost: longer than
+/// [`super::limits::ORPHANS_LIMIT`], and than its guard takes to start it again.
 const LOST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why a VM has no place.
@@ -175,7 +175,8 @@ struct Held {
     over: bool,
 }
 
-/// Asks for a place: of the user's own cluster, else of the host's if that admits the user; none without either.
+/// Asks for a place: of the user's own cluster, else of the host's if that admits the user; none without
+/// either.
 pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
     let files = Files::open()?;
     let host = AdmitVm {
@@ -370,8 +371,8 @@ impl Tenure {
         })
     }
 
-    /// Goes on with the place that a predecessor of this process had for a VM that runs. Where the connection has ended, the
-    /// cell is told again, as when the cell starts again.
+    /// Goes on with the place that a predecessor of this process had for a VM that runs. Where the connection
+    /// has ended, the cell is told again, as when the cell starts again.
     ///
     /// # Errors
     /// If the descriptor is missing, or the host has no threads left.
@@ -457,8 +458,9 @@ impl Tenure {
         &self.place.plan.nodes
     }
 
-    /// Whether the cell died, and has not taken the VM back since for 10 s. False when the whole cluster is down: then VMs run on
-    /// alone. An ordinary VM runs on anyway; one that spans cells has lost a part of itself.
+    /// Whether the cell died, and has not taken the VM back since for 10 s. False when the whole cluster is
+    /// down: then VMs run on alone. An ordinary VM runs on anyway; one that spans cells has lost a part of
+    /// itself.
     pub fn lost(&self) -> bool {
         self.is_away_for(LOST_LIMIT)
     }
@@ -562,7 +564,8 @@ impl Reconnector {
     }
 }
 
-/// Binds what the calling thread and its children allocate to these nodes. On a host with one node there is nothing to bind.
+/// Binds what the calling thread and its children allocate to these nodes. On a host with one node there is
+/// nothing to bind.
 fn keep_to_nodes(nodes: &[u32]) -> io::Result<()> {
     if std::fs::metadata("/sys/devices/system/node/node1").is_err() {
         return Ok(());
@@ -574,7 +577,8 @@ fn keep_to_nodes(nodes: &[u32]) -> io::Result<()> {
     }
     // The kernel takes one bit less than it is told.
     let bits = mask.len() * BITS + 1;
-    // SAFETY: the mask has that many bits and lives through the call, which changes no memory of this process.
+    // SAFETY: the mask has that many bits and lives through the call, which changes no memory of this
+    // process.
     let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, mask.as_ptr(), bits) };
     if result == 0 {
         Ok(())

@@ -4,8 +4,9 @@
 //!   total: u64 | the bytes, at their number modulo the capacity
 //! ```
 //!
-//! The bytes are written before the total that counts them, so a monitor that is killed in between loses those bytes
-//! alone. The file has holes where no byte has been, and so takes as much memory as bytes have come.
+//! The bytes are written before the total that counts them, so a monitor that is killed in between loses
+//! those bytes alone. The file has holes where no byte has been, and so takes as much memory as bytes have
+//! come.
 
 use std::fs::File;
 use std::io;

@@ -46,7 +46,8 @@ impl Device {
         }
     }
 
-    /// The device that limits apply to: of a partition, the disk that it is of. `by_number` has a link for each device.
+    /// The device that limits apply to: of a partition, the disk that it is of. `by_number` has a link for
+    /// each device.
     fn whole(self, by_number: &Path) -> io::Result<Self> {
         let directory = by_number.join(self.to_string()).canonicalize()?;
         if !directory.join("partition").exists() {

@@ -144,7 +144,8 @@ impl Freezable {
         }
     }
 
-    /// Discards replies to requests of a predecessor of this process: those before the reply to a request of this one.
+    /// Discards replies to requests of a predecessor of this process: those before the reply to a request of
+    /// this one.
     fn skip_to_own(&mut self, deadline: Instant) -> io::Result<()> {
         let asked = send(&mut self.socket, &HandoverRequest::Touched, &[]);
         let mut skip = || -> Result<(), ReceiveError> {

@@ -1,7 +1,7 @@
 //! Files that a shard hands out for clones, made safe to pass on.
 //!
-//! A guest may have taken its shard over. So the monitor believes no shard's report about a file: it checks the file, and
-//! no clone gets a file that this shard, or another clone, can change afterwards.
+//! A guest may have taken its shard over. So the monitor believes no shard's report about a file: it checks
+//! the file, and no clone gets a file that this shard, or another clone, can change afterwards.
 
 use std::fs::File;
 use std::io;
@@ -59,8 +59,8 @@ pub fn check_sealed(file: &File, what: &'static str, bytes: RangeInclusive<u64>)
     Ok(())
 }
 
-/// The content of `file`, which a shard has filled, for reading only: in the same file if no process has it open for writing
-/// any more, otherwise in a copy in `directory`.
+/// The content of `file`, which a shard has filled, for reading only: in the same file if no process has it
+/// open for writing any more, otherwise in a copy in `directory`.
 pub fn for_reading(
     file: File,
     what: &'static str,
@@ -102,9 +102,9 @@ fn reopen(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Whether no process has the file open or mapped for writing: then the kernel grants a read lease, which is returned at
-/// once. False, too, on file systems without leases. Not for files of `memfd_create`, whose first writer the kernel does not
-/// count.
+/// Whether no process has the file open or mapped for writing: then the kernel grants a read lease, which is
+/// returned at once. False, too, on file systems without leases. Not for files of `memfd_create`, whose first
+/// writer the kernel does not count.
 fn has_no_writer(reader: &File) -> bool {
     /// Of Linux; the crate `libc` has no name for it.
     const F_SETSIG: libc::c_int = 10;
@@ -112,7 +112,8 @@ fn has_no_writer(reader: &File) -> bool {
         // SAFETY: takes no pointers.
         unsafe { libc::fcntl(reader.as_raw_fd(), command, value) == 0 }
     };
-    // A process that opens the file for writing meanwhile breaks the lease; the usual signal for that would end this process.
+    // A process that opens the file for writing meanwhile breaks the lease; the usual signal for that would
+    // end this process.
     set(F_SETSIG, libc::SIGURG)
         && set(libc::F_SETLEASE, libc::F_RDLCK)
         && set(libc::F_SETLEASE, libc::F_UNLCK)

@@ -1,7 +1,8 @@
 //! The host's NUMA nodes that a running VM's memory lies on.
 //!
-//! The shard binds its memory and moves it, step by step, by orders; `shard::memory::nodes` says why. Orders of others come in
-//! between. What lies where is read from the host afterwards, since a shard in a guest's hands may report anything.
+//! The shard binds its memory and moves it, step by step, by orders; `shard::memory::nodes` says why. Orders
+//! of others come in between. What lies where is read from the host afterwards, since a shard in a guest's
+//! hands may report anything.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -18,8 +19,8 @@ use crate::memory_nodes::{HostMemory, Wanted, check, givers};
 const MOVE_LIMIT: Duration = Duration::from_secs(600);
 
 impl Handle {
-    /// Binds the memory of a VM to these nodes, or to none in particular, moves it there, and records that. Returns where its
-    /// pages are.
+    /// Binds the memory of a VM to these nodes, or to none in particular, moves it there, and records that.
+    /// Returns where its pages are.
     ///
     /// # Errors
     /// If the VM's memory may not lie there, or the VM ends meanwhile. Memory that was bound stays so.

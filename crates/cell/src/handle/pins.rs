@@ -1,9 +1,9 @@
 //! Pins: vCPUs that run on some of the CPUs only that their VM may use.
 //!
-//! A pin is the affinity of the vCPU's thread, set from outside its shard. A VM that spans cells has a thread for each vCPU in each
-//! shard, and the thread in the vCPU's cell runs it. So a pin of such a VM belongs to a cell: it ends when the vCPU moves to
-//! another one, whose CPUs are others, and it holds after a reboot if the vCPU starts in that cell. The record says why a pin
-//! ended.
+//! A pin is the affinity of the vCPU's thread, set from outside its shard. A VM that spans cells has a thread
+//! for each vCPU in each shard, and the thread in the vCPU's cell runs it. So a pin of such a VM belongs to a
+//! cell: it ends when the vCPU moves to another one, whose CPUs are others, and it holds after a reboot if
+//! the vCPU starts in that cell. The record says why a pin ended.
 
 use std::io;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
@@ -17,7 +17,8 @@ use registry::vms::Record;
 use super::Handle;
 use crate::affinity;
 
-/// How often, and how long apart, the threads of vCPUs are looked for that have just started: each names itself.
+/// How often, and how long apart, the threads of vCPUs are looked for that have just started: each names
+/// itself.
 const NAME_TRIES: u32 = 50;
 const NAME_PAUSE: Duration = Duration::from_millis(10);
 
@@ -106,7 +107,8 @@ impl Handle {
         }
     }
 
-    /// Ends the pin of a vCPU that has moved to this cell from the one that the pin belongs to. Returns the CPUs of the pin.
+    /// Ends the pin of a vCPU that has moved to this cell from the one that the pin belongs to. Returns the
+    /// CPUs of the pin.
     pub(super) fn end_pin_elsewhere(&self, vcpu: u8, cell: u16) -> Option<Vec<usize>> {
         let pinned_in = self
             .recorder()
@@ -114,7 +116,8 @@ impl Handle {
         let pinned_in = pinned_in.flatten().filter(|pinned_in| *pinned_in != cell)?;
         let shards = self.state().shards_of_cells();
         if let Some((_, shard)) = shards.into_iter().find(|(cell, _)| *cell == pinned_in) {
-            // The thread is idle until the vCPU comes back, which runs unpinned then. A shard that has ended has no threads.
+            // The thread is idle until the vCPU comes back, which runs unpinned then. A shard that has ended
+            // has no threads.
             let _ = affinity::pin(shard, vcpu, &[], None);
         }
         let mut dropped = None;

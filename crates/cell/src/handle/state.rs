@@ -31,7 +31,8 @@ pub(crate) struct State {
     pub(super) status: Option<Result<Value, String>>,
     /// When the home was asked for its status, and by which order, if it has not answered yet.
     pub(super) status_asked: Option<(Instant, OrderId)>,
-    /// The VM has run, its client was told so, and its keeper has what another process needs to go on with it.
+    /// The VM has run, its client was told so, and its keeper has what another process needs to go on with
+    /// it.
     pub(super) is_left: bool,
     /// No shard starts any more.
     pub(super) over: bool,
@@ -39,7 +40,8 @@ pub(crate) struct State {
     pub(super) over_event: Option<EventFd>,
     /// Somebody wants the end: a reboot ends it too.
     pub(crate) ending: bool,
-    /// The VM is to end at once. While a stop waits for the guest, an end of its shard has a cause of its own.
+    /// The VM is to end at once. While a stop waits for the guest, an end of its shard has a cause of its
+    /// own.
     pub(crate) is_killed: bool,
     /// Clients that wait for an answer.
     pub(super) asking: usize,
@@ -199,8 +201,8 @@ impl State {
         self.status_asked = None;
     }
 
-    /// A part has ended before it was told to, and the home must end too. While it is being loaded it looks at no orders, and may
-    /// wait for memory that the part had.
+    /// A part has ended before it was told to, and the home must end too. While it is being loaded it looks
+    /// at no orders, and may wait for memory that the part had.
     pub(super) fn end_without_part(&mut self) {
         if let (Some(home), false) = (&self.home, self.runs) {
             home.cut_off();

@@ -19,7 +19,8 @@ impl Handle {
         let now = Instant::now();
         let (parts, clocks) = {
             let mut state = self.state();
-            // One order for all that ask meanwhile: many of them would fill the socket of a shard that is busy for a while.
+            // One order for all that ask meanwhile: many of them would fill the socket of a shard that is
+            // busy for a while.
             let is_asked = |(at, _)| now.saturating_duration_since(at) < STATUS_LIMIT;
             let mut parts = Vec::new();
             if state.orders.is_none() || !state.status_asked.is_some_and(is_asked) {
@@ -30,7 +31,8 @@ impl Handle {
             }
             (parts, state.clocks.clone())
         };
-        // Not under the lock: the keeper of the clocks gives orders under its own, and a part on another host may take a while.
+        // Not under the lock: the keeper of the clocks gives orders under its own, and a part on another host
+        // may take a while.
         let clocks = clocks.map_or_else(Vec::new, |clocks| clocks.status());
         for part in parts {
             // One that is gone ends the VM.

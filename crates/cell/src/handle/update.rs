@@ -11,12 +11,12 @@ use super::Handle;
 use crate::control_group::{ControlGroup, ControlGroupError};
 
 impl Handle {
-    /// Changes what the VM uses of its host. An error leaves the changes before it as they are: limits come first, then
-    /// one pin after another, then the memory, of which the result says where it lies.
+    /// Changes what the VM uses of its host. An error leaves the changes before it as they are: limits come
+    /// first, then one pin after another, then the memory, of which the result says where it lies.
     ///
     /// # Errors
-    /// If a VM file may not say that, the host does not let this user limit anything, the VM has no such vCPU, or its
-    /// vCPUs are on several hosts, or its memory may not lie where it is to.
+    /// If a VM file may not say that, the host does not let this user limit anything, the VM has no such
+    /// vCPU, or its vCPUs are on several hosts, or its memory may not lie where it is to.
     pub fn update(&self, update: &Update) -> io::Result<Option<MemoryReport>> {
         let _updating = self.begin_update();
         let now = self.recorder().read(Record::clone);

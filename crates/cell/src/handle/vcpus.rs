@@ -8,8 +8,8 @@ use super::Handle;
 use crate::affinity::{VcpuThread, threads_of};
 
 impl Handle {
-    /// The vCPUs of a VM in a cell, each with the thread that runs it. Each shard of a spanning VM has a thread for each vCPU:
-    /// the thread in the vCPU's cell runs it.
+    /// The vCPUs of a VM in a cell, each with the thread that runs it. Each shard of a spanning VM has a
+    /// thread for each vCPU: the thread in the vCPU's cell runs it.
     ///
     /// # Errors
     /// If the VM does not run, is in no cell, or does not say where its vCPUs are.

@@ -1,4 +1,5 @@
-//! A process that goes on with a VM where another was that has ended: a monitor, or the process of the VM's cell.
+//! A process that goes on with a VM where another was that has ended: a monitor, or the process of the VM's
+//! cell.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -26,8 +27,8 @@ use crate::spanning::Span;
 use crate::vm::keeper::succeed_by_this_program;
 use crate::vm::{Adopted, AdoptedBoot};
 
-/// Goes on with the VM whose keeper is at the other end of `keeper`, where a predecessor of this process was; returns when it
-/// has ended. `platform` is asked for what only KVM knows.
+/// Goes on with the VM whose keeper is at the other end of `keeper`, where a predecessor of this process was;
+/// returns when it has ended. `platform` is asked for what only KVM knows.
 ///
 /// # Errors
 /// If the keeper has nothing that its predecessor left.
@@ -52,11 +53,12 @@ pub(crate) struct Accepted {
 }
 
 impl Accepted {
-    /// Waits until the process on ends that serves the VM now, for 20 s at most. `keeper` is a connection to its keeper.
+    /// Waits until the process on ends that serves the VM now, for 20 s at most. `keeper` is a connection to
+    /// its keeper.
     ///
     /// # Errors
-    /// If that process does not end in time, or the keeper has nothing that it left to a program of this version (`InvalidData`).
-    /// The keeper has a monitor serve the VM then.
+    /// If that process does not end in time, or the keeper has nothing that it left to a program of this
+    /// version (`InvalidData`). The keeper has a monitor serve the VM then.
     pub(crate) fn by(keeper: OwnedFd) -> io::Result<Self> {
         let (keeper, files) = Keeper::adopt(keeper)?;
         match LeftFiles::read(files) {
@@ -72,8 +74,8 @@ impl Accepted {
         }
     }
 
-    /// Goes on with the VM in the process of a cell, which has other VMs; returns when it has ended. `served` is called when clients
-    /// can reach it again. An error ends this process, and no VM.
+    /// Goes on with the VM in the process of a cell, which has other VMs; returns when it has ended. `served`
+    /// is called when clients can reach it again. An error ends this process, and no VM.
     pub(crate) fn serve(self, platform: Platform, served: impl FnOnce(&Handle)) {
         let begin_serving = |lease: &Lease, handle: Handle| {
             hold_one(lease, handle.clone())?;
@@ -104,7 +106,8 @@ fn go_on(
     let tenure = left_places.own.map(|place| Tenure::adopt(place, files));
     let tenure = tenure.transpose().or_give_up(&folder);
     if let Some(place) = &tenure {
-        // What this thread starts for the VM stays in its cell; without the right to say so it is in all of this process's CPUs.
+        // What this thread starts for the VM stays in its cell; without the right to say so it is in all of
+        // this process's CPUs.
         let _ = place.settle();
     }
     let span = (!left_places.span.is_empty()).then(|| Span::adopt(left_places.span, files, platform));
@@ -174,7 +177,8 @@ fn go_on(
         paused_us: record.first.as_ref().and_then(|first| first.paused_us),
     };
     if let Adopted::Boot(boot) = &mut adopted {
-        // Before a client's order reaches the shard: a next successor must not number its own like this one's.
+        // Before a client's order reaches the shard: a next successor must not number its own like this
+        // one's.
         let began = boot.begin(begun.vm(&programs, &handle), &opened);
         began.or_give_up(&folder);
     }
@@ -231,8 +235,9 @@ fn take_boot(
 
 /// A result without which the VM can't be taken over.
 trait OrGiveUp<T> {
-    /// The value. An error ends this process, be it a monitor's or a cell's, and no VM: no value is dropped, since some end the VM.
-    /// The next process tries again. The reason is in the log of the VM, whose directory is `folder`.
+    /// The value. An error ends this process, be it a monitor's or a cell's, and no VM: no value is dropped,
+    /// since some end the VM. The next process tries again. The reason is in the log of the VM, whose
+    /// directory is `folder`.
     fn or_give_up(self, folder: &Path) -> T;
 }
 

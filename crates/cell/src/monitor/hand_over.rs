@@ -17,7 +17,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Time between two tries, while a cell's process does not run or does not want the VM.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Has the cell connect to the keeper of a VM that was left to it, and that it is to start. `may_start` is asked before each try.
+/// Has the cell connect to the keeper of a VM that was left to it, and that it is to start. `may_start` is
+/// asked before each try.
 ///
 /// # Errors
 /// If the VM may not start, or the cell refuses it or does not answer for [`LIMIT`]. An error is one line.
@@ -45,8 +46,8 @@ pub(super) fn to_cell(
     }
 }
 
-/// Has a thread hand the VM over to its cell once it runs. This process ends then, as if it were killed: what the cell needs to go on
-/// is the keeper's.
+/// Has a thread hand the VM over to its cell once it runs. This process ends then, as if it were killed: what
+/// the cell needs to go on is the keeper's.
 pub(super) fn begin(vm: Handle) -> io::Result<()> {
     let hand_over = move || {
         if !vm.wait_until_left() {

@@ -1,4 +1,5 @@
-//! The lease of a monitor: the socket to the client that started it, of which each successor of the monitor has a copy.
+//! The lease of a monitor: the socket to the client that started it, of which each successor of the monitor
+//! has a copy.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
@@ -51,7 +52,8 @@ static ASKED: AtomicI32 = AtomicI32::new(-1);
 /// Notes that this process is asked to end.
 extern "C" fn note_termination(_: libc::c_int) {
     let one = 1_u64;
-    // SAFETY: a signal's handler may call write, which reads eight bytes of ours, and keeps the errno of the thread that it interrupts.
+    // SAFETY: a signal's handler may call write, which reads eight bytes of ours, and keeps the errno of the
+    // thread that it interrupts.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
@@ -64,8 +66,8 @@ extern "C" fn note_termination(_: libc::c_int) {
     }
 }
 
-/// A descriptor that can be read once this process is asked to end (SIGTERM). The signal is not blocked, since the processes that
-/// this one starts would inherit that.
+/// A descriptor that can be read once this process is asked to end (SIGTERM). The signal is not blocked,
+/// since the processes that this one starts would inherit that.
 fn termination() -> io::Result<OwnedFd> {
     let asked = OwnedFd::from(EventFd::from_flags(
         EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK,
@@ -80,14 +82,14 @@ fn termination() -> io::Result<OwnedFd> {
     Ok(watched)
 }
 
-/// Waits on a thread of its own, and ends the VMs when their client is gone that has not detached, or when this process is asked
-/// to end.
+/// Waits on a thread of its own, and ends the VMs when their client is gone that has not detached, or when
+/// this process is asked to end.
 pub(super) fn hold(lease: &Lease, handles: Vec<Handle>) -> io::Result<()> {
     hold_until(lease, handles, Until::Asked(termination()?))
 }
 
-/// Waits on a thread of its own until the VM has ended, and ends it when its client is gone that has not detached. VMs of other
-/// clients stay.
+/// Waits on a thread of its own until the VM has ended, and ends it when its client is gone that has not
+/// detached. VMs of other clients stay.
 pub(super) fn hold_one(lease: &Lease, handle: Handle) -> io::Result<()> {
     let over = handle.over_event()?;
     hold_until(lease, vec![handle], Until::Over(over))
@@ -129,8 +131,8 @@ enum Over {
     Lease,
 }
 
-/// Waits for the end of the client that has not detached, or for what `until` says. What the client has said stays in the socket,
-/// for each successor of this process.
+/// Waits for the end of the client that has not detached, or for what `until` says. What the client has said
+/// stays in the socket, for each successor of this process.
 fn wait(lease: &UnixStream, until: &Until<impl AsFd>) -> nix::Result<Over> {
     let (Until::Asked(event) | Until::Over(event)) = until;
     let (mut is_detached, mut partial_polls) = (false, 0);

@@ -14,8 +14,8 @@ use crate::programs::{self, BuildProgram};
 use crate::shard_log::ShardLog;
 use crate::text::printable;
 
-/// The egress policy of the card `id`, whose filter is `program` and counts in `count`. A line goes to `log` when the
-/// card is cut off.
+/// The egress policy of the card `id`, whose filter is `program` and counts in `count`. A line goes to `log`
+/// when the card is cut off.
 pub(super) fn egress(
     id: &str,
     program: &BuildProgram,

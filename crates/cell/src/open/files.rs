@@ -61,8 +61,8 @@ impl GroupFiles<'_> {
     }
 }
 
-/// Where the writes of non-persistent disks go: `$MIRRORBALL_SCRATCH`, else `$TMPDIR`, else `/var/tmp`. Files there have
-/// no names, so nothing is left whatever ends.
+/// Where the writes of non-persistent disks go: `$MIRRORBALL_SCRATCH`, else `$TMPDIR`, else `/var/tmp`. Files
+/// there have no names, so nothing is left whatever ends.
 pub fn scratch_directory() -> PathBuf {
     let named = std::env::var_os("MIRRORBALL_SCRATCH").or_else(|| std::env::var_os("TMPDIR"));
     named.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)

@@ -22,7 +22,8 @@ use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
 use crate::share_group::Claims;
 
-/// Everything of an [`Opened`] but its spec, which is in the VM's record. Descriptors are places among those that are left.
+/// Everything of an [`Opened`] but its spec, which is in the VM's record. Descriptors are places among those
+/// that are left.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LeftOpened {
     launch: LaunchSpec,
@@ -138,8 +139,8 @@ impl Opened {
         })
     }
 
-    /// Takes over a VM with this spec, which is called `name`, from a predecessor of this process. Filters that are started
-    /// again execute `program`.
+    /// Takes over a VM with this spec, which is called `name`, from a predecessor of this process. Filters
+    /// that are started again execute `program`.
     ///
     /// # Errors
     /// If a descriptor is missing, or the host has no threads left.

@@ -1,6 +1,7 @@
-//! Rounds between two hosts by which their time-stamp counters are related ([`shard_api::relation`]): who asks sends eight bytes, and
-//! gets them back with what the other counter reads. They go on as long as the VM lives: [`drift`] says what they tell, [`leader`]
-//! what follows for the guest's clock, and [`keeper`] does it.
+//! Rounds between two hosts by which their time-stamp counters are related ([`shard_api::relation`]): who
+//! asks sends eight bytes, and gets them back with what the other counter reads. They go on as long as the VM
+//! lives: [`drift`] says what they tell, [`leader`] what follows for the guest's clock, and [`keeper`] does
+//! it.
 
 pub mod drift;
 pub mod keeper;

@@ -1,8 +1,9 @@
 //! The connections of one VM's part on another host: made by [`connect`], taken by [`Connections`].
 //!
-//! Each is a TLS stream whose ends have proven which hosts they are, as the links of cells. A thread of the monitor that has
-//! it encrypts, so what a shard is given is a plain socket without keys. Where the cluster's file says `spans = "plain"`, the
-//! connections of shards are TCP as it is: only the first message, with the part's token, says who calls.
+//! Each is a TLS stream whose ends have proven which hosts they are, as the links of cells. A thread of the
+//! monitor that has it encrypts, so what a shard is given is a plain socket without keys. Where the cluster's
+//! file says `spans = "plain"`, the connections of shards are TCP as it is: only the first message, with the
+//! part's token, says who calls.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, ErrorKind, Read, Write};
@@ -24,7 +25,8 @@ use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{PATIENCE, stream};
 use crate::remote::lanes::LANES_MAX;
 
-/// Connections that a part has in one boot at most: control, clock, and with each other part a link and two for each lane.
+/// Connections that a part has in one boot at most: control, clock, and with each other part a link and two
+/// for each lane.
 const ADMITTED_MAX: usize = 2 + 63 * (1 + 2 * LANES_MAX);
 /// The first byte of a connection without TLS, whose first one is 22.
 const PLAIN: u8 = b'p';
@@ -51,8 +53,8 @@ pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
     call(hosts, to, role, None).map(|(socket, _)| socket)
 }
 
-/// The same for the first connection of the lanes of two shards, by which they find out what memory they have in common. This one is in
-/// cell `me`.
+/// The same for the first connection of the lanes of two shards, by which they find out what memory they have
+/// in common. This one is in cell `me`.
 pub fn connect_first(hosts: &Hosts, me: u16, to: &Reach, role: Role) -> io::Result<(OwnedFd, Common)> {
     let shared = Place::hold(&hosts.site(), me, to.cell);
     let place = shared.as_ref().ok().and_then(Option::as_ref);

@@ -1,5 +1,5 @@
-//! The processor that a guest over several hosts finds: what all of them can do (CPUID), and the home's frequency of the time-stamp
-//! counter. Pure.
+//! The processor that a guest over several hosts finds: what all of them can do (CPUID), and the home's
+//! frequency of the time-stamp counter. Pure.
 
 use shard_api::cpuid::common;
 use shard_api::launch::Leaf;
@@ -20,7 +20,8 @@ pub struct GuestProcessor {
 }
 
 impl GuestProcessor {
-    /// Of the home's host and those of all shards, in their order: where each is, and what it has. None stands for the home's.
+    /// Of the home's host and those of all shards, in their order: where each is, and what it has. None
+    /// stands for the home's.
     ///
     /// # Errors
     /// One line, if the guest could not tell what it would find on which.

@@ -8,11 +8,11 @@
 //! lane 1    ...
 //! ```
 //!
-//! A place is one VM's at a time on each host. Who has it holds a lock on a byte of the file, one for each host of the two as a test
-//! may have both on one machine. The lock is of the open file, which the shard maps its pipes from: it lasts until nobody can reach
-//! them any more. Who calls takes the place, leaves a number in the proof, and says it with the first connection of the two shards.
-//! Who is called takes it too, looks for the number, empties the pipes, and answers that it did. Without that the connections carry
-//! everything.
+//! A place is one VM's at a time on each host. Who has it holds a lock on a byte of the file, one for each
+//! host of the two as a test may have both on one machine. The lock is of the open file, which the shard maps
+//! its pipes from: it lasts until nobody can reach them any more. Who calls takes the place, leaves a number
+//! in the proof, and says it with the first connection of the two shards. Who is called takes it too, looks
+//! for the number, empties the pipes, and answers that it did. Without that the connections carry everything.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -48,8 +48,8 @@ const fn room(words: usize) -> u64 {
     (Pipe::bytes(words) as u64).next_multiple_of(PAGE_BYTES)
 }
 
-/// What two shards have of such memory: a place if they have it in common, none where the cluster's file names none, or why they do
-/// without.
+/// What two shards have of such memory: a place if they have it in common, none where the cluster's file
+/// names none, or why they do without.
 pub type Common = Result<Option<Place>, String>;
 
 /// What a caller says of the memory.
@@ -150,7 +150,8 @@ impl Place {
         Ok(Offer { cell: me, number })
     }
 
-    /// As cell `me`, which was called: takes the place with the caller's, if both see the same memory, and empties its pipes.
+    /// As cell `me`, which was called: takes the place with the caller's, if both see the same memory, and
+    /// empties its pipes.
     pub fn accept(site: &Site, me: u16, offer: &Offer) -> Common {
         let Some(place) = Self::hold(site, me, offer.cell)? else {
             return Ok(None);

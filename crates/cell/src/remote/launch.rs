@@ -1,5 +1,5 @@
-//! The command that starts a part's monitor, for the home's monitor on another host: the request comes on its standard
-//! input, the answer goes to its standard output. The monitor outlives it, in a session of its own.
+//! The command that starts a part's monitor, for the home's monitor on another host: the request comes on its
+//! standard input, the answer goes to its standard output. The monitor outlives it, in a session of its own.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;

@@ -1,5 +1,6 @@
-//! The monitor of a VM's part on a host that is not its home's: holds the part's place, starts its shard at each boot, and
-//! passes orders and reports between the shard and the home's monitor. It ends with the control connection.
+//! The monitor of a VM's part on a host that is not its home's: holds the part's place, starts its shard at
+//! each boot, and passes orders and reports between the shard and the home's monitor. It ends with the
+//! control connection.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Write};
@@ -53,8 +54,8 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Bytes of the home's request at most.
 const REQUEST_BYTES_MAX: u64 = 1 << 20;
 
-/// Is the monitor of the part that is asked for over `asked`, until that has ended. `platform` is asked for the processor;
-/// shards are started by `programs`.
+/// Is the monitor of the part that is asked for over `asked`, until that has ended. `platform` is asked for
+/// the processor; shards are started by `programs`.
 ///
 /// # Errors
 /// If what is asked makes no sense.
@@ -173,7 +174,8 @@ impl Held {
             Ok(home) => self.obey(home, &happened, &events, &mut shard),
             Err(error) => Err(error.kind().into()),
         };
-        // However that ended: its watcher has it, too, and would let it run on in a place that is another's by then.
+        // However that ended: its watcher has it, too, and would let it run on in a place that is another's
+        // by then.
         shard.iter().for_each(|shard| _ = shard.kill());
         drop(self.entry);
         self.tenure.leave();
@@ -244,7 +246,8 @@ impl Held {
                 },
                 Event::Told(ToPart::Start(_)) => return Err(io::ErrorKind::InvalidData.into()),
                 Event::Told(ToPart::Order(order)) => {
-                    // At the end of a boot the home tells all, gone or not: the next boot's shard is not meant.
+                    // At the end of a boot the home tells all, gone or not: the next boot's shard is not
+                    // meant.
                     if order == Order::Quit && shard.is_some() {
                         deadline = Some(Instant::now() + QUIT_LIMIT);
                     }
@@ -317,7 +320,8 @@ impl Held {
 }
 
 impl Held {
-    /// What the shard of one boot is told of the others, with the connections to them; its files are added to `files`.
+    /// What the shard of one boot is told of the others, with the connections to them; its files are added to
+    /// `files`.
     fn span(&self, start: &PartStart, files: &mut Vec<OwnedFd>) -> Result<SpanLaunch, String> {
         let mut add = |file: OwnedFd| {
             files.push(file);

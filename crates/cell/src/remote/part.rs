@@ -24,7 +24,8 @@ use crate::cluster::tenure::TenureError;
 
 /// Reports that are not looked at yet: each shard answers one order at a time.
 const HEARD_MAX: usize = 64;
-/// How long the other host may take to start the part's monitor and pass on its answer: longer than that may take.
+/// How long the other host may take to start the part's monitor and pass on its answer: longer than that may
+/// take.
 const ASK_LIMIT: Duration = launch::ANSWER_LIMIT.saturating_add(Duration::from_secs(10));
 /// How long the other host may take to give the place back.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
@@ -200,8 +201,8 @@ fn ask(hosts: &Hosts, request: &PartRequest) -> Result<PartAnswer, String> {
     })
 }
 
-/// Standard output and error of a command over `stream`, which is closed if the command has not ended within `limit`: a host that
-/// is cut off ends no stream.
+/// Standard output and error of a command over `stream`, which is closed if the command has not ended within
+/// `limit`: a host that is cut off ends no stream.
 fn output_within(
     stream: UnixStream,
     command: ExecRequest,

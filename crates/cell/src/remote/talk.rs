@@ -16,8 +16,8 @@ use urpc::version::Versions;
 
 use super::lanes::Offer;
 
-/// The protocol of a part as the home speaks it. The shards of a VM exchange packets and pages too, whose form has no version of its
-/// own: it changes with this version, and older ones are refused.
+/// The protocol of a part as the home speaks it. The shards of a VM exchange packets and pages too, whose
+/// form has no version of its own: it changes with this version, and older ones are refused.
 pub const OF_HOME: Protocol = Protocol {
     name: "the protocol of VMs over several hosts",
     peer: "the other host",
@@ -61,7 +61,8 @@ pub struct PartRequest {
     pub part: u8,
     /// In which cell.
     pub cell: u16,
-    /// What the VM was started from, with the vCPUs of this part only. Its memory is all of it: each part has a copy.
+    /// What the VM was started from, with the vCPUs of this part only. Its memory is all of it: each part has
+    /// a copy.
     pub spec: VmSpec,
     /// The home's host.
     pub home: String,
@@ -122,7 +123,8 @@ pub enum Role {
     Control,
     /// The channel of two shards, for one boot of the VM.
     Link(Ends),
-    /// Answers with what the host's time-stamp counter reads, before this boot of the VM and as long as it lasts.
+    /// Answers with what the host's time-stamp counter reads, before this boot of the VM and as long as it
+    /// lasts.
     Clock(u32),
     /// For coherent memory: requests and what they cause, without pages.
     Coherence(LaneEnds),
@@ -135,7 +137,8 @@ pub enum Role {
 pub struct Ends {
     /// Counts the VM's boots.
     pub boot: u32,
-    /// The shard whose monitor calls: the home's, for all shards that it has itself, or else the lower number.
+    /// The shard whose monitor calls: the home's, for all shards that it has itself, or else the lower
+    /// number.
     pub from: u8,
     /// The shard whose monitor is called.
     pub to: u8,
@@ -157,7 +160,8 @@ pub struct Hello {
     pub token: Token,
     /// What for.
     pub role: Role,
-    /// Memory that both hosts may share, with the first connection of two shards' lanes. The answer is whether they do.
+    /// Memory that both hosts may share, with the first connection of two shards' lanes. The answer is
+    /// whether they do.
     pub offer: Option<Offer>,
 }
 

@@ -1,7 +1,7 @@
 //! The directory of a snapshot, as something that another user may have made.
 //!
-//! Files are opened beneath it and through no link, and only if no user but the caller or root can change them: a VM goes on
-//! from them without a copy, so a change would reach its memory while it runs.
+//! Files are opened beneath it and through no link, and only if no user but the caller or root can change
+//! them: a VM goes on from them without a copy, so a change would reach its memory while it runs.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -103,8 +103,8 @@ impl Directory {
         name.to_str().filter(|name| is_plain_name(name))
     }
 
-    /// Whether only its owner and root can put another directory in its place. Only then does a path into it mean the
-    /// same file when it is opened later.
+    /// Whether only its owner and root can put another directory in its place. Only then does a path into it
+    /// mean the same file when it is opened later.
     pub fn stays_in_place(&self) -> bool {
         self.path.is_absolute()
             && self.path.ancestors().skip(1).all(|above| {

@@ -1,9 +1,10 @@
 //! The files, devices and resources of the host that a snapshot may use: its manifest asks, and the person
 //! who restores it decides.
 //!
-//! A snapshot holds a running guest beside its manifest. The author of the directory has code that uses a disk as soon as the
-//! VM goes on, so nothing in it is believed: it gets images of the caller's store, files of its own directory, and files that
-//! the caller names. Resources of the host have their rules in [`Resources`].
+//! A snapshot holds a running guest beside its manifest. The author of the directory has code that uses a
+//! disk as soon as the VM goes on, so nothing in it is believed: it gets images of the caller's store, files
+//! of its own directory, and files that the caller names. Resources of the host have their rules in
+//! [`Resources`].
 
 mod resources;
 #[cfg(test)]
@@ -194,8 +195,8 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
 
 /// Takes away the settings by which a card of a foreign snapshot would reach the host, and lists them.
 ///
-/// **Every setting of [`NetSpec`] by which a guest reaches the host, or is reached through it, belongs here**, and into
-/// [`host_doors`], which lists those that are left.
+/// **Every setting of [`NetSpec`] by which a guest reaches the host, or is reached through it, belongs
+/// here**, and into [`host_doors`], which lists those that are left.
 fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
     let NetSpec {
         // Without `--as-is` there is no TAP device.

@@ -14,7 +14,8 @@ const WORKING_SET: &str = "working-set.json";
 /// Runs of a working set at most: a set that is more scattered is not worth its requests.
 const RUNS_MAX: usize = 64 << 10;
 
-/// Adds what a restore has touched to the working set: runs of pages by their first and their number, in order.
+/// Adds what a restore has touched to the working set: runs of pages by their first and their number, in
+/// order.
 pub fn record(directory: &Path, runs: &[(u64, u64)]) -> io::Result<()> {
     let path = directory.join(WORKING_SET);
     let set = union(working_set(directory).unwrap_or_default(), runs);
@@ -57,7 +58,8 @@ pub(super) fn prefetch(directory: &Directory, memory: &File) {
     {
         let range =
             |pages: u64| libc::off_t::try_from(pages.saturating_mul(PAGE_BYTES)).unwrap_or(libc::off_t::MAX);
-        // SAFETY: takes no pointers. A host that does not follow the advice reads each page when it is touched.
+        // SAFETY: takes no pointers. A host that does not follow the advice reads each page when it is
+        // touched.
         unsafe {
             libc::posix_fadvise(
                 memory.as_raw_fd(),

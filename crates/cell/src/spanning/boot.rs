@@ -1,4 +1,5 @@
-//! One boot of a VM that spans cells: the memory and the channels that its shards share, and what each shard is told of them.
+//! One boot of a VM that spans cells: the memory and the channels that its shards share, and what each shard
+//! is told of them.
 
 use std::io;
 use std::ops::Range;
@@ -52,7 +53,8 @@ enum Channel {
 }
 
 impl Boot {
-    /// New memory and channels. Each shard has a copy of the memory where `coherent` says where the guest's kernel lies in it.
+    /// New memory and channels. Each shard has a copy of the memory where `coherent` says where the guest's
+    /// kernel lies in it.
     ///
     /// # Errors
     /// When the host has no memory or descriptors left, or another host does not answer.
@@ -188,7 +190,8 @@ impl Boot {
         })
     }
 
-    /// What a shard that is not the home is started with, and its files: `kvm`, `log`, and those of [`Boot::launch`].
+    /// What a shard that is not the home is started with, and its files: `kvm`, `log`, and those of
+    /// [`Boot::launch`].
     pub fn part<'a>(
         &'a self,
         shard: usize,
@@ -209,7 +212,8 @@ impl Boot {
     }
 }
 
-/// The channel from one shard to another, or to both where that is on another host; none where another monitor makes it.
+/// The channel from one shard to another, or to both where that is on another host; none where another
+/// monitor makes it.
 fn channel(span: &Span, boot: u32, from: usize, to: usize) -> io::Result<Option<Channel>> {
     if from == to || span.remote(from).is_some() {
         return Ok(None);

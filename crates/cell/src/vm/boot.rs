@@ -184,7 +184,8 @@ impl NewBoot<'_> {
         Ok(())
     }
 
-    /// The host's nodes that the VM's memory is to lie on, by its record: they may have been changed since its start.
+    /// The host's nodes that the VM's memory is to lie on, by its record: they may have been changed since
+    /// its start.
     fn memory_nodes(&self) -> Result<Vec<u32>, RunError> {
         let record = self.vm.handle.recorder().read(Record::clone);
         let Some(record) = record.filter(|record| !record.spec.memory_nodes.is_empty()) else {
@@ -403,8 +404,8 @@ fn names_of_disks(numbers: &[u16], disks: &[DiskLaunch]) -> Vec<String> {
     named.map(|(_, disk)| disk.id.clone()).collect()
 }
 
-/// Starts the shards beside the home, each in its cell, and waits until they are ready. Returns what the sandboxes of those on
-/// other hosts lack, too.
+/// Starts the shards beside the home, each in its cell, and waits until they are ready. Returns what the
+/// sandboxes of those on other hosts lack, too.
 fn start_parts(
     opened: &Opened,
     start: impl Fn(usize) -> Result<ShardProcess, RunError>,

@@ -45,8 +45,8 @@ impl VmKeeper {
     }
 }
 
-/// Has the keeper start this process's program when no process serves the VM. The program reads the record that
-/// this process leaves; that of a former process may be too old after upgrades.
+/// Has the keeper start this process's program when no process serves the VM. The program reads the record
+/// that this process leaves; that of a former process may be too old after upgrades.
 ///
 /// # Errors
 /// If the keeper is gone, or a process has no descriptors left.

@@ -7,8 +7,8 @@ use shard_api::launch::SandboxPolicy;
 
 use super::RunError;
 
-/// Starts a process in all namespaces that the host has. Most hosts refuse none, and to find that out takes as long as to make
-/// them, so that the host is asked only after a refusal.
+/// Starts a process in all namespaces that the host has. Most hosts refuse none, and to find that out takes
+/// as long as to make them, so that the host is asked only after a refusal.
 ///
 /// # Errors
 /// That of `start`, and [`RunError::Sandbox`] if some namespaces are missing and the sandbox is required.

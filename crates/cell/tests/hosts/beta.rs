@@ -1,5 +1,5 @@
-//! A host: it takes connections of other hosts, and its cells answer monitors. Alpha's is a thread, beta's a process, which ends
-//! with its standard input.
+//! A host: it takes connections of other hosts, and its cells answer monitors. Alpha's is a thread, beta's a
+//! process, which ends with its standard input.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;

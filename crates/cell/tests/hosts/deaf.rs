@@ -1,5 +1,5 @@
-//! What stands in for the shards of a VM: a home that is loaded for ever, as one that waits for a page that nobody has any more, or
-//! one that has seen a part end, and parts that are killed after a while.
+//! What stands in for the shards of a VM: a home that is loaded for ever, as one that waits for a page that
+//! nobody has any more, or one that has seen a part end, and parts that are killed after a while.
 
 use std::process::ExitCode;
 use std::time::Duration;

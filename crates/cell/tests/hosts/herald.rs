@@ -1,5 +1,5 @@
-//! What stands in for the parts of a VM where it is told what their connections are. Each shard says on all of them what it takes
-//! them for, and its monitor is told what it has heard.
+//! What stands in for the parts of a VM where it is told what their connections are. Each shard says on all
+//! of them what it takes them for, and its monitor is told what it has heard.
 
 use std::fs::File;
 use std::io::{Read, Write};

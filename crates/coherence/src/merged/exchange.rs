@@ -427,7 +427,8 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.settle(hooks);
     }
 
-    /// Drops the twin. A message that waits for the page to leave also waits for the pages that only it pointed to.
+    /// Drops the twin. A message that waits for the page to leave also waits for the pages that only it
+    /// pointed to.
     fn forget(&mut self, page: Page, round: u64, hooks: &mut impl Hooks) {
         if self.twins.round(page) == Some(round) {
             self.twins.remove(page);
@@ -440,8 +441,8 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.settle(hooks);
     }
 
-    /// Requests that detached pages leave, and those that only they point to. Messages that wait for `since` also
-    /// waits for these.
+    /// Requests that detached pages leave, and those that only they point to. Messages that wait for `since`
+    /// also waits for these.
     fn request_leave(&mut self, since: Option<u64>, hooks: &mut impl Hooks) {
         while let Some((page, round)) = self.twins.next_detached() {
             self.leaving.add_unconditional(page, round, since);

@@ -51,7 +51,8 @@ fn limit_s() -> u64 {
 /// Outcome of a program.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Executed {
-    /// The exit status, 128 plus the signal of a program that was killed by one; none if it was ended at the limit.
+    /// The exit status, 128 plus the signal of a program that was killed by one; none if it was ended at the
+    /// limit.
     pub status: Option<u8>,
     /// The signal that killed it.
     pub signal: Option<u8>,

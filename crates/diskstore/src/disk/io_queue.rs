@@ -278,8 +278,8 @@ impl IoQueue {
     fn read_now(&self, file: usize, into: &Segments, offset: u64) -> io::Result<u64> {
         let at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         let iovecs = into.iovecs();
-        // SAFETY: the segments are writable until the I/O ends, which is when preadv2 returns. The file is open: the
-        // store owns it.
+        // SAFETY: the segments are writable until the I/O ends, which is when preadv2 returns. The file is
+        // open: the store owns it.
         let read = unsafe {
             let count = iovecs.len() as i32;
             libc::preadv2(self.files[file].0, iovecs.as_ptr(), count, at, libc::RWF_NOWAIT)

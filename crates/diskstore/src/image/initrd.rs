@@ -1,4 +1,5 @@
-//! Initramfses: the agent as `/init`, the modules it loads, and for a tiny guest busybox, as an uncompressed cpio.
+//! Initramfses: the agent as `/init`, the modules it loads, and for a tiny guest busybox, as an uncompressed
+//! cpio.
 //!
 //! Uncompressed, because a guest's memory can then share it with the file, and because unpacking costs boot
 //! time.

@@ -47,7 +47,8 @@ fn unpack(payload: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Blocks, each a length and that many bytes that unpack to 8 MiB, the last to less; then the unpacked length.
+/// Blocks, each a length and that many bytes that unpack to 8 MiB, the last to less; then the unpacked
+/// length.
 fn unpack_lz4_legacy(mut packed: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     let mut block = vec![0; LZ4_BLOCK_BYTES];

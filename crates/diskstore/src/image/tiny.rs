@@ -1,4 +1,5 @@
-//! The image `tiny`: a kernel and an initramfs with the agent and busybox, no root disk. Boots in seconds; for tests.
+//! The image `tiny`: a kernel and an initramfs with the agent and busybox, no root disk. Boots in seconds;
+//! for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};

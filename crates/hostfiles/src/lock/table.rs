@@ -62,8 +62,8 @@ pub fn of_host() -> io::Result<String> {
     union_of(|| fs::read_to_string("/proc/locks"))
 }
 
-/// The union of the tables that `read` returns, until one adds nothing. Locks of open files are alike where two have the same
-/// range of one file: each reading has as many lines.
+/// The union of the tables that `read` returns, until one adds nothing. Locks of open files are alike where
+/// two have the same range of one file: each reading has as many lines.
 fn union_of(mut read: impl FnMut() -> io::Result<String>) -> io::Result<String> {
     let mut locks: BTreeMap<String, usize> = BTreeMap::new();
     for reading in 0..READINGS_MAX {

@@ -1,5 +1,5 @@
-//! `console`, `logs`, `exec`, `stop`, `kill`, `pause`, `resume`, `reset`, `nmi`, `wait`, `balloon`, `move`: commands for
-//! running VMs.
+//! `console`, `logs`, `exec`, `stop`, `kill`, `pause`, `resume`, `reset`, `nmi`, `wait`, `balloon`, `move`:
+//! commands for running VMs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

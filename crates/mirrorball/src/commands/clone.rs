@@ -42,7 +42,8 @@ pub struct CloneArgs {
     /// The copies' names; {} stands for a number. VM-{} when absent
     #[arg(long)]
     pub name: Option<String>,
-    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the parent's
+    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the
+    /// parent's
     #[arg(long)]
     pub as_is: bool,
     #[command(flatten)]
@@ -57,7 +58,8 @@ pub struct RestoreArgs {
     /// How many VMs are to go on from it
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub count: u16,
-    /// Their names; {} stands for a number. The name of the snapshot's VM, with a number if it is taken, when absent
+    /// Their names; {} stands for a number. The name of the snapshot's VM, with a number if it is taken, when
+    /// absent
     #[arg(long)]
     pub name: Option<String>,
     /// A disk of the snapshot and the file that it is: NUMBER=PATH, counted from 0 without the image's own
@@ -78,7 +80,8 @@ pub struct RestoreArgs {
     /// As many of the host's CPUs it uses at most, as 1.5; the snapshot's own when absent
     #[arg(long, value_name = "CPUS")]
     pub cpu_limit: Option<f64>,
-    /// Memory of the host that its processes use at most, the guest's included; the snapshot's own when absent
+    /// Memory of the host that its processes use at most, the guest's included; the snapshot's own when
+    /// absent
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<Size>,
     /// I/O of the host's devices at most each second, as `run` has it; the snapshot's own when absent
@@ -96,8 +99,8 @@ pub struct RestoreArgs {
     /// The cell of the cluster to run in; never the snapshot's own
     #[arg(long)]
     pub cell: Option<u16>,
-    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the snapshot's; and give
-    /// it the TAP devices, ports and nodes of the host that it asks for
+    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the
+    /// snapshot's; and give it the TAP devices, ports and nodes of the host that it asks for
     #[arg(long)]
     pub as_is: bool,
     /// Whether to run in the lab

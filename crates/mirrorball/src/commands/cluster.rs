@@ -122,12 +122,14 @@ pub enum ClusterCommand {
         /// The VM, as `cluster status` shows it: USER:VM
         vm: String,
     },
-    /// Have a cell of this host fail, as if its CPUs and memory were lost: end the VMs that depend on it, and those alone
+    /// Have a cell of this host fail, as if its CPUs and memory were lost: end the VMs that depend on it, and
+    /// those alone
     Fail {
         /// The cell
         cell: u16,
     },
-    /// Replace the program of this host's cells by this one, while their VMs run; a program that can't adopt them is taken back
+    /// Replace the program of this host's cells by this one, while their VMs run; a program that can't adopt
+    /// them is taken back
     Upgrade,
     /// Invite a further host, where authority.key is: print the command that joins it, and wait for it
     Invite {

@@ -76,7 +76,8 @@ pub struct HostArgs {
     /// Fetch no pages before a thread wants them
     #[arg(long)]
     no_ahead: bool,
-    /// A file of memory that all nodes see, of this host or of a device that several have; then only wake-ups go by the network
+    /// A file of memory that all nodes see, of this host or of a device that several have; then only wake-ups
+    /// go by the network
     #[arg(long, value_name = "FILE")]
     shared_memory: Option<PathBuf>,
     /// The keys of a cluster (`mirrorball cluster keys`): everything between nodes is encrypted

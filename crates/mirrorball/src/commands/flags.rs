@@ -24,7 +24,8 @@ pub struct RunArgs {
     /// Initramfs
     #[arg(long, requires = "kernel")]
     pub initrd: Option<PathBuf>,
-    /// Words for the kernel's command line, behind Mirrorball's and the image's: of words with one key the last counts
+    /// Words for the kernel's command line, behind Mirrorball's and the image's: of words with one key the
+    /// last counts
     #[arg(long)]
     pub cmdline: Option<String>,
     /// vCPUs
@@ -66,7 +67,8 @@ pub struct RunArgs {
     /// Memory of the host that the VM's processes use at most, the guest's included, as 700M
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<Size>,
-    /// I/O of the host's devices at most each second: read_bytes=SIZE,write_bytes=SIZE,reads=NUMBER,writes=NUMBER
+    /// I/O of the host's devices at most each second:
+    /// read_bytes=SIZE,write_bytes=SIZE,reads=NUMBER,writes=NUMBER
     #[arg(long, value_name = "LIMITS")]
     pub io_limit: Option<IoLimitSpec>,
     /// Nothing else runs on a core of the host while the VM does
@@ -105,7 +107,8 @@ pub struct RunArgs {
     /// Leave them running in a scope of their own, which does not end with this session or unit (systemd)
     #[arg(long, requires = "detach")]
     pub scope: bool,
-    /// Start them once: within 10 minutes the same command with the same ID prints the first result, and does nothing
+    /// Start them once: within 10 minutes the same command with the same ID prints the first result, and does
+    /// nothing
     #[arg(long, value_name = "ID", requires = "detach")]
     pub request: Option<String>,
     /// Run this in the guest, then end the VM

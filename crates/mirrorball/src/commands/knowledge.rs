@@ -24,7 +24,8 @@ use super::topology::FactsArgs;
 /// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum KnowledgeCommand {
-    /// Ask a question in Datalog, as 'near(Host, 0, Node)' or 'big(N) <- memory_bytes(_, N, B), B > 1000000000'
+    /// Ask a question in Datalog, as 'near(Host, 0, Node)' or 'big(N) <- memory_bytes(_, N, B), B >
+    /// 1000000000'
     Query {
         /// The question
         question: String,

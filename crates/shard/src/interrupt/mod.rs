@@ -1,11 +1,12 @@
 //! Message-signalled interrupts: numbers (GSIs), their routes in KVM, and one event file each.
 //!
-//! A [`Vector`] is one MSI-X vector. Its event file is bound to KVM once, when it is made (before the vCPUs run);
-//! from then on only the routing table changes, when the guest writes a message and unmasks it. A vector signalled while
-//! masked is pending and is delivered when it is unmasked. Signalling takes one uncontended lock and one `write`.
+//! A [`Vector`] is one MSI-X vector. Its event file is bound to KVM once, when it is made (before the vCPUs
+//! run); from then on only the routing table changes, when the guest writes a message and unmasks it. A
+//! vector signalled while masked is pending and is delivered when it is unmasked. Signalling takes one
+//! uncontended lock and one `write`.
 //!
-//! What devices need of KVM is behind [`Wiring`], so that everything above it runs where there is no KVM. The other end, a
-//! vCPU's local interrupt controller, is a [`LocalController`]: KVM's or the shard's.
+//! What devices need of KVM is behind [`Wiring`], so that everything above it runs where there is no KVM. The
+//! other end, a vCPU's local interrupt controller, is a [`LocalController`]: KVM's or the shard's.
 
 mod local;
 mod vector;
@@ -66,8 +67,8 @@ impl Interrupts {
         &*self.wiring
     }
 
-    /// Sends number `gsi` as `message` from now on. KVM's table is replaced only when something changes, since that
-    /// waits for every vCPU.
+    /// Sends number `gsi` as `message` from now on. KVM's table is replaced only when something changes,
+    /// since that waits for every vCPU.
     fn route(&self, gsi: u32, message: Message) -> io::Result<()> {
         let mut messages = self.lock();
         let index = (gsi - MSI_GSI_START) as usize;
@@ -84,7 +85,8 @@ impl Interrupts {
         );
         let taken = self.wiring.set_routes(&routes);
         if taken.is_err() {
-            // KVM keeps its table as it was, and so does this one: the next change must not bring the refused message again.
+            // KVM keeps its table as it was, and so does this one: the next change must not bring the refused
+            // message again.
             messages[index] = before;
         }
         taken

@@ -86,7 +86,8 @@ pub fn map_memory(vm: &VmFd, memory: &GuestRam) -> Result<(), MachineError> {
             userspace_addr: region.as_ptr() as u64,
             flags: 0,
         };
-        // SAFETY: the region is a live mapping of that size; `Machine` and `Running` keep it as long as the VM.
+        // SAFETY: the region is a live mapping of that size; `Machine` and `Running` keep it as long as the
+        // VM.
         unsafe { vm.set_user_memory_region(slot) }.map_err(kvm("map guest memory"))?;
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! A machine that has its vCPUs, and no more devices from now on: those for their threads, and what is left of it.
+//! A machine that has its vCPUs, and no more devices from now on: those for their threads, and what is left
+//! of it.
 
 use std::sync::Arc;
 
@@ -42,8 +43,8 @@ pub struct PlainVm {
 }
 
 impl PlainVm {
-    /// Tells the guest that its clocks stood still, so that its watchdogs bear it. A guest without paravirtual clocks
-    /// can't be told.
+    /// Tells the guest that its clocks stood still, so that its watchdogs bear it. A guest without
+    /// paravirtual clocks can't be told.
     pub fn tell_of_pause(&self) {
         for vcpu in &self.vcpus {
             let _ = vcpu.kvmclock_ctrl();

@@ -1,13 +1,15 @@
-//! The host's NUMA nodes that guest memory lies on: which, by `mbind` (mbind(2)), and moving what lies elsewhere.
+//! The host's NUMA nodes that guest memory lies on: which, by `mbind` (mbind(2)), and moving what lies
+//! elsewhere.
 //!
-//! The shard itself sets the policy and moves the pages, on an order of its cell. `mbind` moves pages that the calling process alone
-//! maps, and a shard without a process of more rights beside it has no other way: `migrate_pages` and `move_pages` from outside need
-//! root, since a shard can't be traced, and would move its program too. The control thread makes the call, which it needs for a
-//! freeze anyway; its filter allows the modes and flags of this module and no others. What a shard reports of a move is
-//! progress only: the cell takes the place of pages from the host's `numa_maps`.
+//! The shard itself sets the policy and moves the pages, on an order of its cell. `mbind` moves pages that
+//! the calling process alone maps, and a shard without a process of more rights beside it has no other way:
+//! `migrate_pages` and `move_pages` from outside need root, since a shard can't be traced, and would move its
+//! program too. The control thread makes the call, which it needs for a freeze anyway; its filter allows the
+//! modes and flags of this module and no others. What a shard reports of a move is progress only: the cell
+//! takes the place of pages from the host's `numa_maps`.
 //!
-//! A move is cut into steps, so that the control thread serves other orders in between, and faults of vCPUs wait for one piece
-//! at most: some kernels hold the lock of the address space while they copy.
+//! A move is cut into steps, so that the control thread serves other orders in between, and faults of vCPUs
+//! wait for one piece at most: some kernels hold the lock of the address space while they copy.
 
 use std::io;
 use std::ops::Range;
@@ -92,11 +94,12 @@ impl MemoryNodes {
         Ok(())
     }
 
-    /// Moves pages from the guest-physical address `from` on to the nodes, for one step. Ranges that `stays` names stay where they
-    /// are. Returns where the next step begins; none when all is done.
+    /// Moves pages from the guest-physical address `from` on to the nodes, for one step. Ranges that `stays`
+    /// names stay where they are. Returns where the next step begins; none when all is done.
     ///
     /// # Errors
-    /// If the host refuses. A page that can't be moved now (it is locked, or there is no room) stays, which is no error.
+    /// If the host refuses. A page that can't be moved now (it is locked, or there is no room) stays, which
+    /// is no error.
     pub fn move_from(
         &self,
         memory: &GuestMemoryMmap<()>,
@@ -121,8 +124,8 @@ impl MemoryNodes {
     }
 }
 
-/// Cuts what of `ram` is at `from` or above into pieces of this many bytes at most. Each ends at a multiple of that, or with
-/// its region.
+/// Cuts what of `ram` is at `from` or above into pieces of this many bytes at most. Each ends at a multiple
+/// of that, or with its region.
 fn pieces(ram: &[Range<u64>], from: u64, bytes: u64) -> impl Iterator<Item = Range<u64>> + '_ {
     ram.iter().flat_map(move |region| {
         let mut at = region.start.max(from);
@@ -187,8 +190,8 @@ fn mbind(
     let start = memory
         .get_host_address(GuestAddress(range.start))
         .map_err(|_| MemoryError::Regions)?;
-    // SAFETY: callers give ranges inside one mapped region of guest memory, whose contents `mbind` keeps wherever it moves
-    // them; the mask outlives the call.
+    // SAFETY: callers give ranges inside one mapped region of guest memory, whose contents `mbind` keeps
+    // wherever it moves them; the mask outlives the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,

@@ -1,7 +1,7 @@
 //! Where the guest's memory lies in the shard, and which of it is in huge pages from the start.
 //!
-//! KVM maps a huge page into the guest with one nested fault instead of 512, but only where the guest's address and the
-//! shard's agree in their last 21 bits, and where the file already has a huge page.
+//! KVM maps a huge page into the guest with one nested fault instead of 512, but only where the guest's
+//! address and the shard's agree in their last 21 bits, and where the file already has a huge page.
 
 use std::fs::File;
 use std::io;
@@ -17,8 +17,8 @@ const MADV_COLLAPSE: i32 = 25;
 /// More than any kernel and initramfs need: a file that claims more gets small pages for the rest.
 const BOOT_BYTES_MAX: u64 = 256 << 20;
 
-/// Maps `range` of the file at an address that agrees with it modulo `align`, which is 2 MiB or 1 GiB. Never undone: the
-/// guest's memory lives as long as its process.
+/// Maps `range` of the file at an address that agrees with it modulo `align`, which is 2 MiB or 1 GiB. Never
+/// undone: the guest's memory lives as long as its process.
 pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags: i32) -> io::Result<*mut u8> {
     let bytes = (range.end - range.start) as usize;
     let room = bytes + align as usize;
@@ -59,9 +59,9 @@ pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags:
     Ok(start)
 }
 
-/// Puts the huge pages of guest memory in place of which `range` takes half or more, where the host can. For memory that is
-/// about to be filled anyhow: it is allocated by this. A huge page that is mostly empty costs more memory and time than it
-/// saves.
+/// Puts the huge pages of guest memory in place of which `range` takes half or more, where the host can. For
+/// memory that is about to be filled anyhow: it is allocated by this. A huge page that is mostly empty costs
+/// more memory and time than it saves.
 pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
     let wanted = range.start..range.end.min(range.start.saturating_add(BOOT_BYTES_MAX));
     // What has no file is kept coherent page by page.
@@ -84,9 +84,9 @@ pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
             if taken < HUGE_BYTES / 2 {
                 continue;
             }
-            // SAFETY: ranges of one live mapping, whose contents these keep. A kernel that can't, or has no huge page
-            // left, leaves small ones: the guest is slower to start, no more. The first page must be there, as
-            // MADV_COLLAPSE takes an empty range for one that is gone.
+            // SAFETY: ranges of one live mapping, whose contents these keep. A kernel that can't, or has no
+            // huge page left, leaves small ones: the guest is slower to start, no more. The first page must
+            // be there, as MADV_COLLAPSE takes an empty range for one that is gone.
             unsafe {
                 libc::madvise(address.cast(), PAGE_BYTES.min(bytes), libc::MADV_POPULATE_WRITE);
                 libc::madvise(address.cast(), bytes, MADV_COLLAPSE);

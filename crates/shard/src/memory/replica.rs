@@ -1,8 +1,9 @@
 //! A shard's own copy of a guest's memory, kept coherent with those of the VM's other shards (`crates/dsm`).
 //!
-//! A page can be used here as far as the protocol allows; a vCPU, a device's thread or a system call that wants more waits
-//! inside the kernel until one of the shard's *lanes* has fetched it. The memory is made while the shard has one thread and
-//! its rights, and served from when its sandbox is closed: until then nobody may touch it.
+//! A page can be used here as far as the protocol allows; a vCPU, a device's thread or a system call that
+//! wants more waits inside the kernel until one of the shard's *lanes* has fetched it. The memory is made
+//! while the shard has one thread and its rights, and served from when its sandbox is closed: until then
+//! nobody may touch it.
 
 use std::fs::File;
 use std::ops::Range;
@@ -98,7 +99,8 @@ impl Replica {
             notes: launch.notes.clone(),
         };
         let layout = Layout::new(memory_bytes, &[]).ok_or(MemoryError::Regions)?;
-        // Numbered as the guest numbers them, which the treatment of its page tables relies on: those of holes are never used.
+        // Numbered as the guest numbers them, which the treatment of its page tables relies on: those of
+        // holes are never used.
         let end = layout.ram.last().map_or(0, |range| page_of(range.end));
         let pages = u32::try_from(end).unwrap_or(u32::MAX);
         let ranges = part_ranges(&layout, span.memory.iter().map(|part| part.bytes));
@@ -150,7 +152,8 @@ impl Replica {
             let builder = MmapRegionBuilder::new((range.end - range.start) as usize)
                 .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
                 .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE);
-            // SAFETY: a part of the region's view, which goes to the end of RAM and is never unmapped (`start`).
+            // SAFETY: a part of the region's view, which goes to the end of RAM and is never unmapped
+            // (`start`).
             let builder = unsafe { builder.with_raw_mmap_pointer(start) };
             let mapping = builder.build().map_err(|_| MemoryError::Regions)?;
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start));
@@ -210,7 +213,8 @@ impl Coherence {
         self.node.latency().clone()
     }
 
-    /// Gives memory back to the hosts of all shards, by numbers of pages; [`dsm::Discards::give_back`] says how and of how many.
+    /// Gives memory back to the hosts of all shards, by numbers of pages; [`dsm::Discards::give_back`] says
+    /// how and of how many.
     pub fn give_back(&self, pages: impl IntoIterator<Item = Range<u32>>) -> u64 {
         self.node.discards().give_back(pages)
     }
@@ -318,8 +322,8 @@ pub enum ReplicaError {
     KernelFails,
 }
 
-/// When the lanes of a shard with so many vCPUs may poll: the CPUs are the vCPUs', unless all of these wait, and theirs who encrypt.
-/// Where lanes polled beside threads with work to do, half as many pages came.
+/// When the lanes of a shard with so many vCPUs may poll: the CPUs are the vCPUs', unless all of these wait,
+/// and theirs who encrypt. Where lanes polled beside threads with work to do, half as many pages came.
 fn polls(encrypted: bool, vcpus: usize) -> Polls {
     match encrypted {
         true => Polls::Never,

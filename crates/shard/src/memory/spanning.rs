@@ -1,6 +1,6 @@
-//! The memory of a VM that spans cells. Shared, it is a file for each cell's part, all mapped by every shard, each
-//! at its place in one mapping for each region: hardware keeps what the shards see the same. Coherent, it is a
-//! [`Replica`].
+//! The memory of a VM that spans cells. Shared, it is a file for each cell's part, all mapped by every shard,
+//! each at its place in one mapping for each region: hardware keeps what the shards see the same. Coherent,
+//! it is a [`Replica`].
 
 use std::fs::File;
 use std::sync::Arc;

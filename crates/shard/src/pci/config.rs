@@ -1,4 +1,5 @@
-//! A function's configuration space: 256 bytes, a mask of what the guest may write, and a list of capabilities.
+//! A function's configuration space: 256 bytes, a mask of what the guest may write, and a list of
+//! capabilities.
 //!
 //! Reads and writes take any offset and length; what is outside reads as zero and ignores writes.
 

@@ -1,8 +1,9 @@
 //! PCI: one root bus with up to 31 functions, configured by ports 0xCF8 and 0xCFC or by ECAM.
 //!
-//! The bus finds a function by where its BAR is now, so a guest that moves a BAR concerns nobody else: the machine claims
-//! the windows once. Each function has a lock of its own: one that waits for its device's thread, as a reset does, holds
-//! up no vCPU that uses another. BARs have addresses from the start (there is no firmware); memory decoding starts disabled.
+//! The bus finds a function by where its BAR is now, so a guest that moves a BAR concerns nobody else: the
+//! machine claims the windows once. Each function has a lock of its own: one that waits for its device's
+//! thread, as a reset does, holds up no vCPU that uses another. BARs have addresses from the start (there is
+//! no firmware); memory decoding starts disabled.
 //!
 //! ```text
 //! let interrupts = Interrupts::new(vm.clone());                 // Arc<VmFd>, after KVM_CREATE_IRQCHIP
@@ -242,7 +243,8 @@ impl PciBus {
             let start = seat.decoded.load(Ordering::Acquire);
             Some((seat, Seat::offset(start, address)?))
         });
-        // Another vCPU may move the BAR meanwhile: the access then goes to where the BAR was, as on a real bus.
+        // Another vCPU may move the BAR meanwhile: the access then goes to where the BAR was, as on a real
+        // bus.
         found
             .map(|(seat, offset)| access(&mut **seat.lock(), offset))
             .is_some()

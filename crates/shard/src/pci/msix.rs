@@ -1,7 +1,7 @@
 //! MSI-X (PCI 3.0, section 6.8.2): the table of messages and the pending bits, in a BAR.
 //!
-//! An entry's message takes effect when it is unmasked, as the specification has it. Accesses of any size and place are
-//! safe; the specification allows four and eight aligned bytes only.
+//! An entry's message takes effect when it is unmasked, as the specification has it. Accesses of any size and
+//! place are safe; the specification allows four and eight aligned bytes only.
 
 use std::io;
 use std::sync::Arc;
@@ -30,7 +30,8 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// `count` vectors, all masked; adds the capability to `config` with the table and the pending bits in BAR 0.
+    /// `count` vectors, all masked; adds the capability to `config` with the table and the pending bits in
+    /// BAR 0.
     ///
     /// # Errors
     /// When there are no interrupt numbers left, or KVM refuses.

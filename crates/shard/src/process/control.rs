@@ -113,7 +113,8 @@ impl Control {
     /// Stops the vCPUs, then hands over the rest of the console's output.
     fn stop(self) {
         self.kind.end();
-        // Where pages come no more, vCPUs and devices wait for ever; what is not on a disk yet is lost, as by a power cut.
+        // Where pages come no more, vCPUs and devices wait for ever; what is not on a disk yet is lost, as by
+        // a power cut.
         if self.kind.memory_is_whole() {
             self.vcpus.stop();
             // Disks write what they have acknowledged.

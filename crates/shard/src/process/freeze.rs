@@ -1,4 +1,5 @@
-//! Freezes the VM when the monitor asks: holds it still, turns its memory into files, notes everything else, lets it go on.
+//! Freezes the VM when the monitor asks: holds it still, turns its memory into files, notes everything else,
+//! lets it go on.
 
 use std::fs::File;
 use std::io;

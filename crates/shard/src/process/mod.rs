@@ -1,7 +1,7 @@
 //! The shard's process, from the first message of its monitor to the last report.
 //!
-//! Order matters: receive the spec and the files; make the machine and every device; close the sandbox while there is one
-//! thread; start the threads; report; seal the first thread; run the vCPUs; wait.
+//! Order matters: receive the spec and the files; make the machine and every device; close the sandbox while
+//! there is one thread; start the threads; report; seal the first thread; run the vCPUs; wait.
 
 mod control;
 mod freeze;

@@ -10,7 +10,8 @@ use crate::kick;
 use crate::sandbox::Threads;
 use crate::vcpu::{VcpuCounters, VcpuThread};
 
-/// How long vCPUs may take to leave the guest; one that waits in the kernel for memory can take longer, and is left behind.
+/// How long vCPUs may take to leave the guest; one that waits in the kernel for memory can take longer, and
+/// is left behind.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 const KICK_INTERVAL: Duration = Duration::from_millis(1);
 

@@ -1,7 +1,8 @@
 //! The seccomp filters: an allow-list for each kind of thread; any other call ends the process with SIGSYS.
 //!
-//! `ioctl`, `fcntl`, `socketpair`, `prctl`, `tgkill`, `mbind`, `mmap` and `mprotect` are allowed by their arguments only ([`FILTERED`]).
-//! No thread may make or connect a socket: the monitor hands connected ones over ([`crate::ports`]).
+//! `ioctl`, `fcntl`, `socketpair`, `prctl`, `tgkill`, `mbind`, `mmap` and `mprotect` are allowed by their
+//! arguments only ([`FILTERED`]). No thread may make or connect a socket: the monitor hands connected ones
+//! over ([`crate::ports`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -70,8 +71,8 @@ const EVERY_FCNTL: &[libc::c_int] = &[libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc
 /// The command that the first thread gives besides when it freezes the VM.
 const FREEZE_FCNTL: &[libc::c_int] = &[libc::F_ADD_SEALS];
 
-/// The `ioctl`s of KVM that a running vCPU's thread may make: to run, and to move interrupt routes, notification
-/// addresses and memory slots when the guest programs its PCI devices. From `linux/kvm.h`.
+/// The `ioctl`s of KVM that a running vCPU's thread may make: to run, and to move interrupt routes,
+/// notification addresses and memory slots when the guest programs its PCI devices. From `linux/kvm.h`.
 const VCPU_IOCTLS: &[u32] = &[
     0xae80,      // KVM_RUN
     0x4020_ae46, // KVM_SET_USER_MEMORY_REGION
@@ -82,7 +83,8 @@ const VCPU_IOCTLS: &[u32] = &[
     0x8138_ae83, // KVM_GET_SREGS
 ];
 
-/// What the thread of a vCPU that may move between shards asks of KVM besides: interrupts, and all the registers.
+/// What the thread of a vCPU that may move between shards asks of KVM besides: interrupts, and all the
+/// registers.
 const SPAN_IOCTLS: &[u32] = &[
     0x4004_ae86, // KVM_INTERRUPT
     0x4018_aee1, // KVM_SET_DEVICE_ATTR, for the offset of the TSC
@@ -101,8 +103,8 @@ const SPAN_IOCTLS: &[u32] = &[
     0x4040_aea0, // KVM_SET_VCPU_EVENTS
 ];
 
-/// The `ioctl`s of KVM that the first thread makes while the VM stands still: they read the state of vCPUs, interrupt
-/// chips and clock, and send non-maskable interrupts.
+/// The `ioctl`s of KVM that the first thread makes while the VM stands still: they read the state of vCPUs,
+/// interrupt chips and clock, and send non-maskable interrupts.
 const STILL_IOCTLS: &[u32] = &[
     0xae9a,      // KVM_NMI
     0xc008_ae88, // KVM_GET_MSRS
@@ -135,8 +137,9 @@ pub fn supported() -> io::Result<()> {
 
 /// Answers `mremap` with `ENOMEM` in the calling thread and in all that it starts.
 ///
-/// A shared mapping that grows shows later parts of its file without a descriptor for it. The allocator copies instead.
-/// This is a filter of its own because one filter has one answer; of two answers the kernel takes the stricter.
+/// A shared mapping that grows shows later parts of its file without a descriptor for it. The allocator
+/// copies instead. This is a filter of its own because one filter has one answer; of two answers the kernel
+/// takes the stricter.
 pub fn refuse_remapping() -> io::Result<()> {
     let program = remapping().map_err(io::Error::other)?;
     seccompiler::apply_filter(&program).map_err(io::Error::other)
@@ -246,8 +249,9 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
     .try_into()
 }
 
-/// The calls of `mbind` that guest memory needs ([`crate::memory::nodes`]): to bind it, to move what lies elsewhere, and to bind it
-/// no more. Without `MPOL_MF_MOVE_ALL` a thread moves no page that another process maps.
+/// The calls of `mbind` that guest memory needs ([`crate::memory::nodes`]): to bind it, to move what lies
+/// elsewhere, and to bind it no more. Without `MPOL_MF_MOVE_ALL` a thread moves no page that another process
+/// maps.
 fn memory_policies() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let calls = [
         (libc::MPOL_BIND, 0),

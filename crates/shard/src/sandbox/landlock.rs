@@ -1,6 +1,7 @@
 //! Takes files, TCP, abstract sockets and signals away by Landlock, as far as the kernel has it.
 //!
-//! It needs no rights and no namespaces, so it holds exactly where those are refused. Files that are open stay usable.
+//! It needs no rights and no namespaces, so it holds exactly where those are refused. Files that are open
+//! stay usable.
 
 use landlock::{ABI, Access, AccessFs, AccessNet, LandlockStatus, Ruleset, RulesetAttr, RulesetError, Scope};
 
@@ -17,7 +18,8 @@ const LEVELS: [(ABI, &str, &str); 6] = [
     (ABI::V6, "abstract sockets and signals of other processes", "6.12"),
 ];
 
-/// Restricts the calling thread and all that it starts. Returns what this kernel cannot restrict, one line each.
+/// Restricts the calling thread and all that it starts. Returns what this kernel cannot restrict, one line
+/// each.
 pub fn restrict() -> Result<Vec<String>, RulesetError> {
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))?

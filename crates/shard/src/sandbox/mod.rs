@@ -1,14 +1,14 @@
 //! The sandbox of a shard: what is left to it once the guest runs.
 //!
-//! A guest that takes over its shard owns the files the monitor passed in, and nothing else. The layers, outermost first:
-//! own user, mount, network, PID, IPC and UTS namespaces (made by the monitor when it clones the process), an empty
-//! read-only root, a user of its own, Landlock, no capabilities, `no_new_privs`, and for every thread a seccomp allow-list
-//! of its kind.
+//! A guest that takes over its shard owns the files the monitor passed in, and nothing else. The layers,
+//! outermost first: own user, mount, network, PID, IPC and UTS namespaces (made by the monitor when it clones
+//! the process), an empty read-only root, a user of its own, Landlock, no capabilities, `no_new_privs`, and
+//! for every thread a seccomp allow-list of its kind.
 //!
-//! [`close`] runs while the process has one thread, after the last file is open and before the first guest instruction.
-//! Every thread started later through the returned [`Threads`] seals itself before it runs its work; vCPUs begin when the
-//! first thread is sealed ([`Threads::seal_first`]).
-//! What the host does not allow is said in [`Closed::missing`]; under [`SandboxPolicy::Require`] it is an error instead.
+//! [`close`] runs while the process has one thread, after the last file is open and before the first guest
+//! instruction. Every thread started later through the returned [`Threads`] seals itself before it runs its
+//! work; vCPUs begin when the first thread is sealed ([`Threads::seal_first`]). What the host does not allow
+//! is said in [`Closed::missing`]; under [`SandboxPolicy::Require`] it is an error instead.
 
 mod capabilities;
 mod dumps;

@@ -14,7 +14,8 @@ const ROOT_OPTIONS: &str = "size=64k,nr_inodes=8,mode=0755";
 
 /// Makes a mount namespace and leaves nothing in it but an empty directory.
 ///
-/// The namespace is made here, even where the monitor has made one already: so the mounts of the host can't be meant.
+/// The namespace is made here, even where the monitor has made one already: so the mounts of the host can't
+/// be meant.
 pub fn enter_empty() -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&Path>;

@@ -127,8 +127,9 @@ fn is_needed(kind: ThreadKind, attack: &str) -> bool {
 
 /// Runs `work` in a child and gives its end.
 pub(crate) fn in_child(work: impl FnOnce() -> i32) -> WaitStatus {
-    // SAFETY: the child runs `work` and leaves without unwinding into the test runner; it takes no lock that another
-    // thread of the runner might have held at the fork (the allocator's are reset by glibc's fork handlers).
+    // SAFETY: the child runs `work` and leaves without unwinding into the test runner; it takes no lock that
+    // another thread of the runner might have held at the fork (the allocator's are reset by glibc's fork
+    // handlers).
     match unsafe { fork() }.expect("fork") {
         ForkResult::Child => {
             let status = work();

@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use super::filter;
 use crate::quiescer::Quiescer;
 
-/// Stack of a thread. The deepest user is a vCPU thread in a device's registers; pages not touched cost nothing.
+/// Stack of a thread. The deepest user is a vCPU thread in a device's registers; pages not touched cost
+/// nothing.
 const STACK_BYTES: usize = 256 << 10;
 
 /// What a thread is for; it decides what the thread may ask of the kernel.
@@ -45,7 +46,8 @@ pub enum ThreadKind {
     Sharing,
 }
 
-/// Starts threads. Cloned freely; carries the policy of the sandbox, and the quiescer that holds the VM's threads still.
+/// Starts threads. Cloned freely; carries the policy of the sandbox, and the quiescer that holds the VM's
+/// threads still.
 #[derive(Clone)]
 pub struct Threads {
     sealed: bool,
@@ -86,7 +88,8 @@ impl Threads {
         &self.quiescer
     }
 
-    /// Starts a thread named `name` (15 bytes are kept by the kernel) that seals itself as `kind`, then runs `work`.
+    /// Starts a thread named `name` (15 bytes are kept by the kernel) that seals itself as `kind`, then runs
+    /// `work`.
     ///
     /// A thread that can't seal itself ends the process: [`super::close`] has shown that the kernel can.
     pub fn spawn(
@@ -98,7 +101,8 @@ impl Threads {
         self.spawn_prepared(kind, name, || (), work)
     }
 
-    /// As [`Threads::spawn`], and does `first` before it seals itself: with the rights that are left to the process.
+    /// As [`Threads::spawn`], and does `first` before it seals itself: with the rights that are left to the
+    /// process.
     pub fn spawn_prepared(
         &self,
         kind: ThreadKind,
@@ -134,7 +138,8 @@ impl Threads {
         })
     }
 
-    /// Seals the calling thread, which is the first, then lets those go on that are held ([`Threads::spawn_held`]).
+    /// Seals the calling thread, which is the first, then lets those go on that are held
+    /// ([`Threads::spawn_held`]).
     pub fn seal_first(&self) -> io::Result<()> {
         self.seal(ThreadKind::Control)?;
         // A second call changes nothing.

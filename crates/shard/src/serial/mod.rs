@@ -1,4 +1,5 @@
-//! The serial console: a 16550A on COM1 ([`Console`]) whose bytes travel over a socket of the monitor's ([`pump`]).
+//! The serial console: a 16550A on COM1 ([`Console`]) whose bytes travel over a socket of the monitor's
+//! ([`pump`]).
 //!
 //! Output goes through a ring: a vCPU never waits for the monitor; what does not fit is dropped and counted.
 //! Input stays in the socket until the guest has room for it, so none is lost.

@@ -1,7 +1,8 @@
 //! Finds "Kernel panic - not syncing" in the console's output.
 //!
-//! Debian's kernels have the pvpanic driver as a module, so an early panic is not told through it. With this a panic that is
-//! followed by a reset is still called one. It ends nothing by itself: whoever prints the text fools only its own VM.
+//! Debian's kernels have the pvpanic driver as a module, so an early panic is not told through it. With this
+//! a panic that is followed by a reset is still called one. It ends nothing by itself: whoever prints the
+//! text fools only its own VM.
 
 const TEXT: &[u8] = b"Kernel panic - not syncing";
 

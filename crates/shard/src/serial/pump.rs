@@ -88,8 +88,8 @@ impl Pump<'_> {
         }
         match self.socket.read(&mut buffer[..take]) {
             Ok(0) => self.connected = false,
-            // Only this thread adds input, so the room can only have grown. In loopback mode the UART takes none,
-            // as a cable that is unplugged.
+            // Only this thread adds input, so the room can only have grown. In loopback mode the UART takes
+            // none, as a cable that is unplugged.
             Ok(bytes) => _ = self.console.input(&buffer[..bytes]),
             Err(error) if retry(&error) => (),
             Err(_) => self.connected = false,

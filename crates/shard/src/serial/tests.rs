@@ -118,7 +118,8 @@ fn reset_after_panic_text_is_a_panic() {
 #[test]
 fn a_restored_console_has_the_registers_and_the_input_of_the_saved_one() {
     let (before, after) = (console(), console());
-    // Divisor latch, line control, interrupt enable, modem control, scratch: each register with a value of its own.
+    // Divisor latch, line control, interrupt enable, modem control, scratch: each register with a value of
+    // its own.
     for (register, value) in [
         (3, 0x83),
         (0, 12),

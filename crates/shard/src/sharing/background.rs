@@ -1,9 +1,10 @@
-//! The background of sharing: replaces unchanged copies by mappings, gives overwritten mappings back, watches the images.
+//! The background of sharing: replaces unchanged copies by mappings, gives overwritten mappings back, watches
+//! the images.
 //!
-//! It works in small steps with rests between. One step chooses copies that equal the image while the VM runs; the steps
-//! after it hold the VM still, for at most about [`STILL_LIMIT`] each, compare what is chosen once more, and map it. A step
-//! is followed by a rest of [`STILL_REST`] times as long as the VM was held still, and of [`WORK_REST`] times the whole
-//! step.
+//! It works in small steps with rests between. One step chooses copies that equal the image while the VM
+//! runs; the steps after it hold the VM still, for at most about [`STILL_LIMIT`] each, compare what is chosen
+//! once more, and map it. A step is followed by a rest of [`STILL_REST`] times as long as the VM was held
+//! still, and of [`WORK_REST`] times the whole step.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -51,7 +52,8 @@ pub struct Background {
     bytes: Vec<u8>,
 }
 
-/// A run of copies that were found unchanged. They still are copies of it only where [`super::mapper::Pages`] says so.
+/// A run of copies that were found unchanged. They still are copies of it only where [`super::mapper::Pages`]
+/// says so.
 struct Chosen {
     at: u64,
     run: Run,
@@ -99,8 +101,8 @@ impl Background {
         }
     }
 
-    /// Lets the copies of the last round be worked through, once those before are; those in short runs, too, when memory is
-    /// short.
+    /// Lets the copies of the last round be worked through, once those before are; those in short runs, too,
+    /// when memory is short.
     pub(super) fn age(&self) {
         let mut pages = self.mapper.pages();
         if pages.copies.is_empty() {
@@ -128,8 +130,8 @@ impl Background {
         self.situations.way(*share, image).run_pages_min_later()
     }
 
-    /// Whether copies of `run` at `at` are replaced now. A huge page, which makes the guest faster, is split only when the
-    /// host is short of memory.
+    /// Whether copies of `run` at `at` are replaced now. A huge page, which makes the guest faster, is split
+    /// only when the host is short of memory.
     fn turn(&self, at: u64, run: &Run) -> Turn {
         match self.run_pages_min(run.image) {
             Some(least) if run.pages < least => Turn::WhenShort,
@@ -253,12 +255,13 @@ impl Background {
         ) else {
             return false;
         };
-        // SAFETY: both ranges are mapped and have that many bytes. The guest may write meanwhile: the bytes are compared
-        // by a function of the C library, without a Rust reference to them.
+        // SAFETY: both ranges are mapped and have that many bytes. The guest may write meanwhile: the bytes
+        // are compared by a function of the C library, without a Rust reference to them.
         unsafe { libc::memcmp(guest.cast(), image.as_ptr().cast(), length) == 0 }
     }
 
-    /// Maps what is chosen and still equal once the VM stands still, as far as there is time; returns how long it stood.
+    /// Maps what is chosen and still equal once the VM stands still, as far as there is time; returns how
+    /// long it stood.
     fn replace(&mut self, quiescer: &Quiescer) -> Duration {
         let asked = Instant::now();
         let Some(pause) = quiescer.pause() else {

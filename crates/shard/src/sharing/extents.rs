@@ -1,7 +1,7 @@
 //! Which guest pages stand for which pages of an image: a map from page numbers, kept as runs.
 //!
-//! Pure: no I/O. Runs never overlap, and neighbours that continue each other in the same image are one run, as the
-//! kernel merges such mappings; so the number of runs is the number of mappings they cost.
+//! Pure: no I/O. Runs never overlap, and neighbours that continue each other in the same image are one run,
+//! as the kernel merges such mappings; so the number of runs is the number of mappings they cost.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,9 +1,9 @@
 //! Freezing guest memory: what it holds becomes files that any number of VMs map privately.
 //!
-//! The first time, the memory's own file is frozen: the VM maps it privately from then on, and so does every clone. What
-//! the VM writes afterwards is in no file; the next time, that goes into a file of its own (a *layer*), which is laid over.
-//! So a clone of a clone shares with all its ancestors, and what was frozen once is never copied again. The kernel itself
-//! refuses to change a frozen file (a seal).
+//! The first time, the memory's own file is frozen: the VM maps it privately from then on, and so does every
+//! clone. What the VM writes afterwards is in no file; the next time, that goes into a file of its own (a
+//! *layer*), which is laid over. So a clone of a clone shares with all its ancestors, and what was frozen
+//! once is never copied again. The kernel itself refuses to change a frozen file (a seal).
 
 use std::fs::File;
 use std::io;
@@ -25,7 +25,8 @@ use crate::quiescer::Pause;
 const LOOK_PAGES: u64 = 32 << 10;
 /// Written pages this far apart go into a layer together with those between them, as one mapping.
 const JOIN_PAGES: u64 = 4;
-/// Touched pages this far apart are told as one run: reading what lies between costs less than another request.
+/// Touched pages this far apart are told as one run: reading what lies between costs less than another
+/// request.
 const TOUCHED_JOIN_PAGES: u64 = 16;
 
 /// Frozen memory.
@@ -70,8 +71,8 @@ impl Mapper {
         })
     }
 
-    /// Takes over frozen memory whose first file is mapped privately already: lays everything else over it. Called before
-    /// anything runs.
+    /// Takes over frozen memory whose first file is mapped privately already: lays everything else over it.
+    /// Called before anything runs.
     ///
     /// # Errors
     /// When an image is not among this VM's, or not as it was.
@@ -116,7 +117,8 @@ impl Mapper {
         Ok(())
     }
 
-    /// The pages that this process has in its page table: what the VM has touched, in runs that leave out few.
+    /// The pages that this process has in its page table: what the VM has touched, in runs that leave out
+    /// few.
     pub fn touched(&self) -> io::Result<Vec<(u64, u64)>> {
         let ranges = self.parts.iter().map(|part| part.range()).collect();
         let touched = self.find(ranges, pagemap::Entry::there)?;
@@ -146,8 +148,8 @@ impl Mapper {
         self.find(ranges, pagemap::Entry::own)
     }
 
-    /// The pages of `ranges` whose entries in the page table are `wanted`, in runs that never cross from one range into
-    /// another.
+    /// The pages of `ranges` whose entries in the page table are `wanted`, in runs that never cross from one
+    /// range into another.
     fn find(
         &self,
         ranges: Vec<Range<u64>>,
@@ -251,8 +253,8 @@ pub fn sealable_file(name: &std::ffi::CStr) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// Lets nobody change a frozen file any more, whoever has it open. The VM may run: this can wait for the kernel to let go
-/// of pages.
+/// Lets nobody change a frozen file any more, whoever has it open. The VM may run: this can wait for the
+/// kernel to let go of pages.
 pub fn seal(file: &File) -> io::Result<()> {
     let seals = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     // SAFETY: takes no pointers.

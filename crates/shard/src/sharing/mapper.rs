@@ -60,8 +60,9 @@ pub enum Mapped {
 }
 
 impl Mapper {
-    /// A mapper for `memory`, over which pages of `images` may be laid. `huge` says that the memory asks for transparent
-    /// huge pages. `None` for memory whose pages are larger than an image's. Called before the sandbox closes.
+    /// A mapper for `memory`, over which pages of `images` may be laid. `huge` says that the memory asks for
+    /// transparent huge pages. `None` for memory whose pages are larger than an image's. Called before the
+    /// sandbox closes.
     pub fn new(memory: &GuestRam, images: Vec<File>, huge: bool) -> Option<Arc<Self>> {
         let mut parts = Vec::new();
         for region in memory.iter() {
@@ -102,7 +103,8 @@ impl Mapper {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest page at an address of this process, if it is RAM, and how many pages of RAM there are from it on.
+    /// The guest page at an address of this process, if it is RAM, and how many pages of RAM there are from
+    /// it on.
     pub(super) fn page_at(&self, host: u64) -> Option<(u64, u64)> {
         self.parts.iter().find_map(|part| {
             let page = host.checked_sub(part.host)? / PAGE_BYTES;
@@ -124,9 +126,9 @@ impl Mapper {
         (page + pages <= part.first + part.pages).then_some(host as *mut u8)
     }
 
-    /// Lays `run` over the guest's pages from `at` on. Their content before is lost. At a read they are brought in at
-    /// once, so that the guest need not wait at its first touch; in the background the memory file's pages stay until
-    /// [`Mapper::give_back`], which need not hold the VM still.
+    /// Lays `run` over the guest's pages from `at` on. Their content before is lost. At a read they are
+    /// brought in at once, so that the guest need not wait at its first touch; in the background the memory
+    /// file's pages stay until [`Mapper::give_back`], which need not hold the VM still.
     pub(super) fn map(
         &self,
         pages: &mut Pages,
@@ -194,7 +196,8 @@ impl Mapper {
             .any(|range| at < range.end && range.start < at + run.pages)
     }
 
-    /// Gives the memory file's pages under a mapping made [`When::Later`] back to the host, if it is still there.
+    /// Gives the memory file's pages under a mapping made [`When::Later`] back to the host, if it is still
+    /// there.
     pub(super) fn give_back(&self, pages: &Pages, at: u64, run: Run) {
         if pages.frozen {
             return;
@@ -207,8 +210,9 @@ impl Mapper {
         }
     }
 
-    /// A file was loaded at `at`. Lays its whole pages over the copy now (`map`), or remembers them for the background,
-    /// where file and memory agree about the place in a page. What can't be mapped stays the copy it is.
+    /// A file was loaded at `at`. Lays its whole pages over the copy now (`map`), or remembers them for the
+    /// background, where file and memory agree about the place in a page. What can't be mapped stays the copy
+    /// it is.
     pub fn loaded(&self, file: &File, at: u64, offset: u64, bytes: u64, map: bool) -> io::Result<()> {
         if at % PAGE_BYTES != offset % PAGE_BYTES {
             return Ok(());
@@ -249,9 +253,9 @@ impl Mapper {
         &self.images
     }
 
-    /// The guest has given the pages of `range`, which lie in one region, up: whatever it finds there later will do. Makes
-    /// every one plain memory, mapped ones of zeroes. True when no more is to be done: of frozen memory, what was written
-    /// since is given back here.
+    /// The guest has given the pages of `range`, which lie in one region, up: whatever it finds there later
+    /// will do. Makes every one plain memory, mapped ones of zeroes. True when no more is to be done: of
+    /// frozen memory, what was written since is given back here.
     pub fn release(&self, range: Range<u64>) -> io::Result<bool> {
         let mut pages = self.pages();
         pages.forget(range.clone());
@@ -275,8 +279,9 @@ impl Mapper {
         Ok(false)
     }
 
-    /// A read is about to overwrite guest pages: makes mapped ones among them plain memory first, all at once. Otherwise the
-    /// kernel would copy what is about to be lost, at a fault for each, and leave the mapping to be trimmed later.
+    /// A read is about to overwrite guest pages: makes mapped ones among them plain memory first, all at
+    /// once. Otherwise the kernel would copy what is about to be lost, at a fault for each, and leave the
+    /// mapping to be trimmed later.
     pub(super) fn make_room(&self, pages: &mut Pages, range: Range<u64>) -> io::Result<()> {
         if pages.frozen {
             return Ok(());

@@ -1,7 +1,8 @@
 //! The kernel's calls that change what guest pages of this process are.
 //!
-//! Who calls names a range inside one region of guest memory, to which no Rust reference exists, and keeps it mapped; KVM and the kernel
-//! follow each change by themselves. Ranges begin and end with pages, and a file's own pages lie where it says.
+//! Who calls names a range inside one region of guest memory, to which no Rust reference exists, and keeps it
+//! mapped; KVM and the kernel follow each change by themselves. Ranges begin and end with pages, and a file's
+//! own pages lie where it says.
 
 use std::io;
 use std::ops::Range;
@@ -58,8 +59,8 @@ pub fn lay_nothing(host: u64, bytes: u64) -> io::Result<()> {
 /// Shows the memory's own file at `host` again. `huge` says that the memory around it asks for huge pages.
 pub fn show(host: u64, bytes: u64, file: RawFd, offset: libc::off_t, huge: bool) -> io::Result<()> {
     let bytes = bytes as usize;
-    // SAFETY: as in `lay`. The flags and advices are those of the memory around it, so that the kernel makes one
-    // mapping of both again.
+    // SAFETY: as in `lay`. The flags and advices are those of the memory around it, so that the kernel makes
+    // one mapping of both again.
     unsafe {
         let laid = libc::mmap(
             host as *mut libc::c_void,
@@ -80,7 +81,8 @@ pub fn show(host: u64, bytes: u64, file: RawFd, offset: libc::off_t, huge: bool)
     Ok(())
 }
 
-/// Brings the pages of a mapping in, to be read. A kernel that knows no such call brings them in at the touch.
+/// Brings the pages of a mapping in, to be read. A kernel that knows no such call brings them in at the
+/// touch.
 ///
 /// # Errors
 /// When the file can't be read.
@@ -91,7 +93,8 @@ pub fn bring_in(host: u64, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Brings pages of the memory's own file in, to be written; their content stays. A kernel that refuses brings them in at the touch.
+/// Brings pages of the memory's own file in, to be written; their content stays. A kernel that refuses brings
+/// them in at the touch.
 pub fn bring_in_to_write(host: u64, bytes: u64) {
     let _ = advise(host, bytes, libc::MADV_POPULATE_WRITE);
 }

@@ -39,9 +39,11 @@ pub(super) struct Pages {
     pub chosen: Extents,
     /// Copies in runs that are too short to be worth it while there is plenty of memory.
     pub short: Extents,
-    /// The memory's file is frozen ([`super::Frozen`]): it and what is below are mapped privately, and never changed.
+    /// The memory's file is frozen ([`super::Frozen`]): it and what is below are mapped privately, and never
+    /// changed.
     pub frozen: bool,
-    /// What was written between two freezings, oldest first. Their numbers in `mapped` follow those of the images.
+    /// What was written between two freezings, oldest first. Their numbers in `mapped` follow those of the
+    /// images.
     pub layers: Vec<Arc<File>>,
 }
 

@@ -25,7 +25,8 @@ pub(super) enum Part {
 
 /// Cuts a read of `pieces` (address and length each) from `offset` of a disk.
 ///
-/// `source` gives the front of a range of the disk; `page_at` the guest page at an address and how many follow in RAM.
+/// `source` gives the front of a range of the disk; `page_at` the guest page at an address and how many
+/// follow in RAM.
 pub(super) fn cut(
     pieces: impl Iterator<Item = (u64, u64)>,
     offset: u64,

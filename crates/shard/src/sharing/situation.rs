@@ -1,5 +1,5 @@
-//! What the adaptive rule needs to know: the host's memory, read from a file opened before the sandbox closed, and which
-//! images other VMs map, too, which the monitor finds out.
+//! What the adaptive rule needs to know: the host's memory, read from a file opened before the sandbox
+//! closed, and which images other VMs map, too, which the monitor finds out.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -14,7 +14,8 @@ const PERMILLE: u64 = 1000;
 /// Bytes of /proc/meminfo that are looked at: what is wanted is at its start.
 const MEMINFO_BYTES: usize = 1024;
 
-/// The situations of a VM's images. Made before the sandbox closes, refreshed by the background, read by the disks.
+/// The situations of a VM's images. Made before the sandbox closes, refreshed by the background, read by the
+/// disks.
 pub struct Situations {
     meminfo: Option<File>,
     available_permille: AtomicU32,
@@ -24,8 +25,8 @@ pub struct Situations {
 }
 
 impl Situations {
-    /// Opens what tells of memory; `mapped` is what the monitor knows so far. What can't be known is taken to be harmless:
-    /// plenty of memory, and other users.
+    /// Opens what tells of memory; `mapped` is what the monitor knows so far. What can't be known is taken to
+    /// be harmless: plenty of memory, and other users.
     pub fn open(images: &[File], mapped: &[MappedFile]) -> Self {
         let place = |image: &File| {
             let image = image.metadata().ok()?;

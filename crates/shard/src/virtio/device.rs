@@ -50,7 +50,8 @@ impl DeviceError {
     }
 }
 
-/// How a device reaches its guest. Implemented by the transport with MSI-X over irqfd; called from any thread.
+/// How a device reaches its guest. Implemented by the transport with MSI-X over irqfd; called from any
+/// thread.
 pub trait Interrupt: Send + Sync {
     /// Tells the driver that queue `index` has used buffers. The caller has checked `needs_notification`.
     fn signal_queue(&self, index: u16);
@@ -98,8 +99,8 @@ pub fn read_space(space: &[u8], offset: u64, data: &mut [u8]) {
 
 /// The front of a device: what the transport asks on a vCPU's thread.
 ///
-/// The transport adds `VIRTIO_F_VERSION_1` itself, checks that the driver accepts only what was offered, and calls
-/// `activate` and `reset` in turn, never twice the same.
+/// The transport adds `VIRTIO_F_VERSION_1` itself, checks that the driver accepts only what was offered, and
+/// calls `activate` and `reset` in turn, never twice the same.
 pub trait VirtioDevice: Send {
     /// Which device this is.
     fn id(&self) -> VirtioId;
@@ -115,11 +116,13 @@ pub trait VirtioDevice: Send {
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
     /// Takes the queues back; when this returns the device's thread touches guest memory no more.
     fn reset(&mut self);
-    /// What the device must know to go on in another VM, beyond what the transport keeps and guest memory holds.
+    /// What the device must know to go on in another VM, beyond what the transport keeps and guest memory
+    /// holds.
     fn save(&self) -> serde_json::Value {
         serde_json::Value::Null
     }
-    /// Takes over what [`VirtioDevice::save`] gave, before it is activated. What it can't understand it ignores.
+    /// Takes over what [`VirtioDevice::save`] gave, before it is activated. What it can't understand it
+    /// ignores.
     fn resume(&mut self, _state: &serde_json::Value) {}
     /// The device's counters for the VM's status, as a JSON object.
     fn status(&self) -> serde_json::Value {

@@ -1,7 +1,8 @@
 //! The memory behind one descriptor chain, as the kernel's scatter-gather calls take it.
 //!
-//! A chain is checked whole before any byte of it is used: every address inside guest memory, all descriptors of the
-//! one direction the queue is for, no loop, at most [`SEGMENTS_MAX`] pieces. What is not so is a protocol error.
+//! A chain is checked whole before any byte of it is used: every address inside guest memory, all descriptors
+//! of the one direction the queue is for, no loop, at most [`SEGMENTS_MAX`] pieces. What is not so is a
+//! protocol error.
 
 use libc::iovec;
 use virtio_queue::DescriptorChain;
@@ -28,8 +29,8 @@ pub struct Segments {
     bytes: usize,
 }
 
-// SAFETY: the pointers are to guest memory, which is shared with the vCPUs anyway and mapped for as long as the owner
-// of the segments holds the guest's memory; nothing in them is tied to a thread.
+// SAFETY: the pointers are to guest memory, which is shared with the vCPUs anyway and mapped for as long as
+// the owner of the segments holds the guest's memory; nothing in them is tied to a thread.
 unsafe impl Send for Segments {}
 
 impl Segments {
@@ -120,8 +121,9 @@ impl Segments {
     /// Copies `data` to the pieces from byte `offset` on; returns how much fitted.
     pub fn write_at(&self, offset: usize, data: &[u8]) -> usize {
         self.walk(offset, data.len(), |guest, done, count| {
-            // SAFETY: `walk` gives a range inside a piece, which was checked to be guest memory when it was appended;
-            // `data[done..done + count]` is in bounds because `walk` never passes the length it got.
+            // SAFETY: `walk` gives a range inside a piece, which was checked to be guest memory when it was
+            // appended; `data[done..done + count]` is in bounds because `walk` never passes the length it
+            // got.
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr().add(done), guest, count) };
         })
     }
@@ -130,7 +132,8 @@ impl Segments {
     pub fn read_at(&self, offset: usize, data: &mut [u8]) -> usize {
         let target = data.as_mut_ptr();
         self.walk(offset, data.len(), |guest, done, count| {
-            // SAFETY: as in `write_at`, the other way; `target` is the start of `data`, borrowed for this call.
+            // SAFETY: as in `write_at`, the other way; `target` is the start of `data`, borrowed for this
+            // call.
             unsafe { std::ptr::copy_nonoverlapping(guest, target.add(done), count) };
         })
     }

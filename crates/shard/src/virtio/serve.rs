@@ -1,5 +1,5 @@
-//! Takes chains off a queue, a bounded number at a time, so that a guest that never stops cannot keep its device's thread
-//! from a reset.
+//! Takes chains off a queue, a bounded number at a time, so that a guest that never stops cannot keep its
+//! device's thread from a reset.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! A device's thread: waits for the driver's notifications and the device's own files, and runs the handler.
 //!
 //! One thread handles one event at a time; nothing is shared with the vCPUs but the queues in guest memory.
-//! The thread exists from before the sandbox closes until the shard ends; activation and reset come by channel.
+//! The thread exists from before the sandbox closes until the shard ends; activation and reset come by
+//! channel.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -186,7 +187,8 @@ impl<H: Handler> Loop<H> {
             let count = match self.sources.epoll.wait(&mut events, EpollTimeout::NONE) {
                 Ok(count) => count,
                 Err(nix::Error::EINTR) => continue,
-                // epoll_wait on an epoll file of our own fails for no other reason; without it the device is dead.
+                // epoll_wait on an epoll file of our own fails for no other reason; without it the device is
+                // dead.
                 Err(_) => break,
             };
             for event in &events[..count] {

@@ -27,7 +27,8 @@ struct Cli {
     /// Instead, that many stories of the table that all cells have, by itself, from --seed on
     #[arg(long)]
     protocols: Option<u64>,
-    /// Instead, that many stories of the VMs of one cell, whose processes die, hang and are replaced, from --seed on
+    /// Instead, that many stories of the VMs of one cell, whose processes die, hang and are replaced, from
+    /// --seed on
     #[arg(long)]
     adoptions: Option<u64>,
     /// Hosts that share the cells
@@ -36,7 +37,8 @@ struct Cli {
     /// Only this story
     #[arg(long)]
     seed: Option<u64>,
-    /// Instead of stories, what a change takes of which all cells must have heard, for 2 to as many cells as there are
+    /// Instead of stories, what a change takes of which all cells must have heard, for 2 to as many cells as
+    /// there are
     #[arg(long)]
     revocation: bool,
     /// As many stories of each machine as can be told in this time

@@ -172,7 +172,8 @@ impl World {
     fn hosted(&mut self, at: CellId, client: Client, name: &str, borrowed: Vec<LentMemory>) {
         if let Some((other, cell)) = self.other_of(client, name) {
             if self.are_near(cell, at.number) {
-                // The cell that knew of it is dead, but on one host no two can have the directory of that name.
+                // The cell that knew of it is dead, but on one host no two can have the directory of that
+                // name.
                 self.say(|| format!("{name} is hosted by {at} and runs already"));
                 self.monitors.remove(&client);
                 self.counts.refused += 1;

@@ -152,7 +152,8 @@ impl World {
         }
     }
 
-    /// When one that says nothing from now on has said nothing for too long: it said its last word a while ago.
+    /// When one that says nothing from now on has said nothing for too long: it said its last word a while
+    /// ago.
     pub(super) fn silent_at(&mut self) -> Time {
         let silence = SILENCE_MS * MILLISECOND;
         self.now + silence - self.chance.below(silence / 4)

@@ -72,7 +72,8 @@ impl World {
         Ok(())
     }
 
-    /// What must hold at all times: no cell's memory has been promised twice, by itself or by who has borrowed it.
+    /// What must hold at all times: no cell's memory has been promised twice, by itself or by who has
+    /// borrowed it.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut given = vec![0; self.lives.len()];
         for monitor in self.monitors.values().filter(|monitor| monitor.runs) {

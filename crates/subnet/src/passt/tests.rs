@@ -75,8 +75,8 @@ fn dhcp(passt: &Passt) -> Option<[u8; 4]> {
     frame[14 + 20 + 8 + 16..][..4].try_into().ok()
 }
 
-/// Asks for a connection to `to`; whether the listener got one. passt answers DHCP before it looks at the TCP segments that it
-/// read together with it, so that the second answer shows that it has seen the request.
+/// Asks for a connection to `to`; whether the listener got one. passt answers DHCP before it looks at the TCP
+/// segments that it read together with it, so that the second answer shows that it has seen the request.
 fn connects(passt: &Passt, to: IpAddr, listener: &TcpListener) -> bool {
     let port = listener.local_addr().unwrap().port();
     listener.set_nonblocking(true).unwrap();

@@ -80,14 +80,16 @@ fn a_device_file_that_may_not_be_opened_is_named() {
         become_nobody();
         match open("tap0", 1).unwrap_err() {
             SubnetError::TunPermission(_) => {}
-            // Where everyone may open /dev/net/tun, the device itself is what is refused; this one has no owner.
+            // Where everyone may open /dev/net/tun, the device itself is what is refused; this one has no
+            // owner.
             SubnetError::TapPermission(_) => {}
             error => panic!("{error}"),
         }
     });
 }
 
-/// Makes this thread, and no other, the user 65534: the system call itself, which libc would apply to all threads.
+/// Makes this thread, and no other, the user 65534: the system call itself, which libc would apply to all
+/// threads.
 fn become_nobody() {
     let nobody = 65_534;
     // SAFETY: plain numbers.

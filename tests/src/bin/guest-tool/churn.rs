@@ -1,8 +1,8 @@
 //! Processes, threads and mappings come and go on every CPU.
 //!
-//! Mappings of one process are used by all its threads: when one changes, its thread has to interrupt the CPUs of the others
-//! before it goes on. Each thread maps one page after another, each with a larger number in it, at one address, and says
-//! which number is there now; none may see an earlier one there after that.
+//! Mappings of one process are used by all its threads: when one changes, its thread has to interrupt the
+//! CPUs of the others before it goes on. Each thread maps one page after another, each with a larger number
+//! in it, at one address, and says which number is there now; none may see an earlier one there after that.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -134,7 +134,8 @@ impl Page {
         let next = self.number.load(Ordering::Relaxed) + 1;
         let offset = next % PAGES * PAGE_BYTES as u64;
         self.file.write_all_at(&next.to_le_bytes(), offset)?;
-        // SAFETY: takes the place of what this function, or the region, has mapped there; readers find one or the other.
+        // SAFETY: takes the place of what this function, or the region, has mapped there; readers find one or
+        // the other.
         let mapped = unsafe {
             libc::mmap(
                 self.address as *mut libc::c_void,
@@ -153,7 +154,8 @@ impl Page {
     }
 
     fn read(&self) -> u64 {
-        // SAFETY: a page is mapped there from the start to the end of the process; an aligned word of it is read whole.
+        // SAFETY: a page is mapped there from the start to the end of the process; an aligned word of it is
+        // read whole.
         unsafe { (self.address as *const u64).read_volatile() }
     }
 }

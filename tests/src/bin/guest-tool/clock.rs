@@ -1,7 +1,7 @@
 //! Time does not go back from one CPU to another.
 //!
-//! Threads, one on each CPU, hand a baton round in random order. Who has it reads the time stamp and the clock, and neither
-//! may be less than what the one before read just before it let go.
+//! Threads, one on each CPU, hand a baton round in random order. Who has it reads the time stamp and the
+//! clock, and neither may be less than what the one before read just before it let go.
 
 use std::arch::x86_64::{_mm_lfence, _rdtsc};
 use std::collections::BTreeSet;
@@ -13,7 +13,8 @@ use guest_tests::pattern::Numbers;
 use crate::Fault;
 use crate::pinned::{alarm_after, pin, sleep_while, wake};
 
-/// Turns of a look at the baton before its thread sleeps: others may have this CPU, in a lab host for instance.
+/// Turns of a look at the baton before its thread sleeps: others may have this CPU, in a lab host for
+/// instance.
 const LOOKS: u32 = 2000;
 /// A baton that is lost is waited for no longer.
 const LIMIT_S: u64 = 120;

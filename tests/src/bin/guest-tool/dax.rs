@@ -8,8 +8,9 @@ use guest_tests::pattern::Digest;
 
 use crate::Fault;
 
-/// Maps the first `mib` MiB of `file`, lets `device` write its own first bytes there, changes them, and lets the device
-/// read them from there, all without the page cache. Says the digest of what the device held at first.
+/// Maps the first `mib` MiB of `file`, lets `device` write its own first bytes there, changes them, and lets
+/// the device read them from there, all without the page cache. Says the digest of what the device held at
+/// first.
 pub fn through_a_device(file: &str, device: &str, mib: usize) -> Result<String, Fault> {
     let length = mib << 20;
     let file = OpenOptions::new().read(true).write(true).open(file)?;

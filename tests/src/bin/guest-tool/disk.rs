@@ -64,8 +64,8 @@ pub fn read_digest(device: &str) -> Result<String, Fault> {
     Ok(digest.finish())
 }
 
-/// Writes block 0, 1, ... with its own number and a flush after each, and says each number when its flush is done,
-/// until `count` or until somebody pulls the plug.
+/// Writes block 0, 1, ... with its own number and a flush after each, and says each number when its flush is
+/// done, until `count` or until somebody pulls the plug.
 pub fn mark(device: &str, count: u64) -> Result<String, Fault> {
     let (file, _) = open(device)?;
     let mut buffer = Aligned::new(4096);

@@ -1,5 +1,5 @@
-//! Interrupts between CPUs, by what Linux does with them: barriers, signals, wake-ups. What is sent is counted against what
-//! comes; where one is missing, somebody waits for ever, and the alarm ends the program.
+//! Interrupts between CPUs, by what Linux does with them: barriers, signals, wake-ups. What is sent is
+//! counted against what comes; where one is missing, somebody waits for ever, and the alarm ends the program.
 
 use std::cell::Cell;
 use std::fs;
@@ -24,7 +24,8 @@ thread_local! {
     static ME: Cell<usize> = const { Cell::new(0) };
 }
 
-/// For `seconds` in all, on CPUs 0 to `cpus` - 1 at the same time: barriers, then signals, then bytes in pipes.
+/// For `seconds` in all, on CPUs 0 to `cpus` - 1 at the same time: barriers, then signals, then bytes in
+/// pipes.
 pub fn storm(cpus: usize, seconds: u64) -> Result<String, Fault> {
     if !(2..=CPUS_MAX).contains(&cpus) {
         return Err(format!("{cpus} CPUs instead of 2 to {CPUS_MAX}").into());
@@ -198,7 +199,8 @@ struct Ends {
 }
 
 impl Ends {
-    /// Who is first (0) sends 0, the other answers 1, and so on while `goes_on`; then the pipe is closed, which ends the other.
+    /// Who is first (0) sends 0, the other answers 1, and so on while `goes_on`; then the pipe is closed,
+    /// which ends the other.
     fn play(
         mut self,
         first: u64,

@@ -1,8 +1,9 @@
 //! A random load on a disk that checks every byte it reads.
 //!
-//! It goes where a monitor that shares pages could go wrong: buffers that start in the middle of a page, several pieces
-//! in one request, the same piece twice, the same block into different pages and different blocks into the same page, pages
-//! that were just read written to another place, another thread that writes into the buffer of a read.
+//! It goes where a monitor that shares pages could go wrong: buffers that start in the middle of a page,
+//! several pieces in one request, the same piece twice, the same block into different pages and different
+//! blocks into the same page, pages that were just read written to another place, another thread that writes
+//! into the buffer of a read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, Seek, SeekFrom};
@@ -27,7 +28,8 @@ struct Done {
     checked: u64,
 }
 
-/// Loads `device`, whose sectors are as [`Sectors::base`] says, for so many seconds, and then reads all of it.
+/// Loads `device`, whose sectors are as [`Sectors::base`] says, for so many seconds, and then reads all of
+/// it.
 pub fn load(device: &str, seed: u64, seconds: u64) -> Result<String, Fault> {
     let mut open = OpenOptions::new();
     let mut cached = open.read(true).write(true).open(device)?;
@@ -163,8 +165,8 @@ impl Load {
         Ok(())
     }
 
-    /// A read while another thread writes into its buffer: nobody can say what the buffer holds then, but the disk and
-    /// all other memory are as before.
+    /// A read while another thread writes into its buffer: nobody can say what the buffer holds then, but the
+    /// disk and all other memory are as before.
     fn race(&mut self) -> Result<(), Fault> {
         let (first, count) = self.run();
         let place = self.pool.place(&mut self.numbers, count);

@@ -82,8 +82,8 @@ fn available_bytes() -> Result<u64, Fault> {
     Ok(kib << 10)
 }
 
-/// Takes `mib` MiB, or all but 8 MiB of what is free when that is less; writes, reads back. Says how many MiB lay
-/// below the hole and above 4 GiB, and how many pages at its borders were filled whole.
+/// Takes `mib` MiB, or all but 8 MiB of what is free when that is less; writes, reads back. Says how many MiB
+/// lay below the hole and above 4 GiB, and how many pages at its borders were filled whole.
 pub fn check(mib: u64) -> Result<String, Fault> {
     let bytes = (mib << 20).min(available_bytes()?.saturating_sub(SPARE_BYTES));
     let mut region = Region::new((bytes >> 21 << 21) as usize)?;

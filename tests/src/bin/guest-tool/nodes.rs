@@ -17,8 +17,9 @@ struct Node {
     cpu: usize,
 }
 
-/// For each node: `mib` MiB of its memory, written by a CPU of it, checked by one of every other node, which writes something
-/// else, and that is checked by the first. Says for each node how much it was, and a checksum.
+/// For each node: `mib` MiB of its memory, written by a CPU of it, checked by one of every other node, which
+/// writes something else, and that is checked by the first. Says for each node how much it was, and a
+/// checksum.
 pub fn check(mib: usize) -> Result<String, Fault> {
     let nodes = nodes()?;
     let mut said = Vec::new();
@@ -89,7 +90,8 @@ fn misplaced(region: &mut Region, node: usize) -> Result<usize, Fault> {
         .map(|page| region.page(page).as_mut_ptr())
         .collect();
     let mut places = vec![0i32; pages.len()];
-    // SAFETY: both arrays have as many entries as is said; without nodes to move to, pages stay where they are.
+    // SAFETY: both arrays have as many entries as is said; without nodes to move to, pages stay where they
+    // are.
     let result = unsafe {
         libc::syscall(
             libc::SYS_move_pages,

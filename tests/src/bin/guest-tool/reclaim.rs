@@ -1,8 +1,8 @@
 //! Linux takes a process's pages away while its threads use them, each on a CPU of its own.
 //!
-//! Whether a page that is taken has to be kept, Linux knows by the dirty bit in its table entry, which the processor sets: one lost is
-//! a write lost. In turns one thread writes; the other says that pages may be forgotten (`MADV_FREE`), and has them taken
-//! (`MADV_PAGEOUT`), to swap where they are not to be forgotten.
+//! Whether a page that is taken has to be kept, Linux knows by the dirty bit in its table entry, which the
+//! processor sets: one lost is a write lost. In turns one thread writes; the other says that pages may be
+//! forgotten (`MADV_FREE`), and has them taken (`MADV_PAGEOUT`), to swap where they are not to be forgotten.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
@@ -142,7 +142,8 @@ impl Storm {
         self.turn.wait();
     }
 
-    /// A page that was written after it might be forgotten is as it was written; another one may be all zeroes. How many are.
+    /// A page that was written after it might be forgotten is as it was written; another one may be all
+    /// zeroes. How many are.
     fn check_taken(&self, round: u64) -> u64 {
         let found = (0..self.pages).map(|page| match page % 2 {
             1 => self.check(page, &[mark(round, page, 1)]),
@@ -154,8 +155,8 @@ impl Storm {
     /// What a page has, which has to be one of these, in its first word as in its last.
     fn check(&self, page: usize, wanted: &[u64]) -> u64 {
         let [first, last] = self.words(page).map(|word| {
-            // SAFETY: `words` gives aligned words of the mapping, which lives as long as the threads; only threads of this process
-            // write there, and a word is read whole.
+            // SAFETY: `words` gives aligned words of the mapping, which lives as long as the threads; only
+            // threads of this process write there, and a word is read whole.
             unsafe { word.read_volatile() }
         });
         if first != last || !wanted.contains(&first) {
@@ -182,7 +183,8 @@ impl Storm {
 
     fn advise(&self, advice: i32) {
         let bytes = self.pages * PAGE_BYTES;
-        // SAFETY: our own mapping; what this takes away is zeroes or comes back, and both are looked at as words only.
+        // SAFETY: our own mapping; what this takes away is zeroes or comes back, and both are looked at as
+        // words only.
         let status = unsafe { libc::madvise(self.start as *mut libc::c_void, bytes, advice) };
         if status != 0 {
             let error = std::io::Error::last_os_error();

@@ -1,5 +1,5 @@
-//! Several works in one process, one after the other, each on a CPU of its own choice. Where a CPU gets its pages from another host, each
-//! program that starts there takes seconds.
+//! Several works in one process, one after the other, each on a CPU of its own choice. Where a CPU gets its
+//! pages from another host, each program that starts there takes seconds.
 
 use std::thread;
 

@@ -1,8 +1,9 @@
 //! A campaign: each test of one program with its full number of repetitions. `make campaign` runs one.
 //!
-//! Each test runs by itself, and its result is written to `docs/results/campaign-PROGRAM.json` before the next begins. A campaign
-//! that was interrupted, or in which tests failed, goes on at the same commit with the tests that have not passed. A test that
-//! records its repetitions goes on with those that have not ended.
+//! Each test runs by itself, and its result is written to `docs/results/campaign-PROGRAM.json` before the
+//! next begins. A campaign that was interrupted, or in which tests failed, goes on at the same commit with
+//! the tests that have not passed. A test that records its repetitions goes on with those that have not
+//! ended.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,7 +37,8 @@ struct Campaign {
 /// The result of a test.
 #[derive(Serialize, Deserialize)]
 struct TestResult {
-    /// `passed`, `failed`, `left out: REASON`, or `unfinished` for a test of which not all repetitions have run.
+    /// `passed`, `failed`, `left out: REASON`, or `unfinished` for a test of which not all repetitions have
+    /// run.
     ended: String,
     seconds: f64,
     /// Counts of a test that records its repetitions.

@@ -1,4 +1,5 @@
-//! Classifies failures: faults of the emulated host (docs/guide/lab.md), timeouts, and faults of this project.
+//! Classifies failures: faults of the emulated host (docs/guide/lab.md), timeouts, and faults of this
+//! project.
 
 use crate::lane::End;
 

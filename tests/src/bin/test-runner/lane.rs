@@ -124,8 +124,9 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Ends the labs that a killed test program has started. Their supervisors are in sessions of their own, and their hosts
-    /// would take the CPUs from all programs after it. Names of the tests' labs end with the number of their process.
+    /// Ends the labs that a killed test program has started. Their supervisors are in sessions of their own,
+    /// and their hosts would take the CPUs from all programs after it. Names of the tests' labs end with the
+    /// number of their process.
     fn end_labs_of(&self, pid: u32) {
         let lab = |arguments: &[&str]| Command::new(self.mirrorball).arg("lab").args(arguments).output();
         let listed = lab(&["ls", "--json"])

@@ -1,5 +1,5 @@
-//! The names of all tests, in `tests/ledger.txt`. A removed or renamed test fails the run, so that no change that shortens the
-//! run loses a test unnoticed.
+//! The names of all tests, in `tests/ledger.txt`. A removed or renamed test fails the run, so that no change
+//! that shortens the run loses a test unnoticed.
 
 use std::collections::BTreeSet;
 

@@ -1,11 +1,12 @@
-//! Runs every test program that cargo has built: unit tests on this machine, and guest tests on its KVM or, where that can't
-//! run guests, in lab hosts. `make test` calls it.
+//! Runs every test program that cargo has built: unit tests on this machine, and guest tests on its KVM or,
+//! where that can't run guests, in lab hosts. `make test` calls it.
 //!
-//! The run ends with counts, with each test that checked nothing here, and with status 1 unless all of these hold: no test
-//! failed, each test that was left out is listed in `tests/left-out.toml`, each test of `tests/ledger.txt` ran or was left out,
-//! second tries stayed within their limit, and each promise that SPECIFICATION.md calls tested names a test that passed.
-//! Where the environment names a time ([`UNTIL`]), programs that have not started by then are named instead of run, and the
-//! run's tests are not compared with ledger and SPECIFICATION.md.
+//! The run ends with counts, with each test that checked nothing here, and with status 1 unless all of these
+//! hold: no test failed, each test that was left out is listed in `tests/left-out.toml`, each test of
+//! `tests/ledger.txt` ran or was left out, second tries stayed within their limit, and each promise that
+//! SPECIFICATION.md calls tested names a test that passed. Where the environment names a time ([`UNTIL`]),
+//! programs that have not started by then are named instead of run, and the run's tests are not compared with
+//! ledger and SPECIFICATION.md.
 
 mod campaign;
 mod excerpt;

@@ -29,8 +29,8 @@ pub struct Test {
 
 /// Parses tests from output lines with their arrival times in seconds.
 ///
-/// A program that runs one test at a time begins a test's line before the test and ends it after. The tests' own output
-/// follows behind all of them (`--show-output`).
+/// A program that runs one test at a time begins a test's line before the test and ends it after. The tests'
+/// own output follows behind all of them (`--show-output`).
 pub fn tests(lines: &[(f64, String)]) -> Vec<Test> {
     let mut found: Vec<Test> = Vec::new();
     let mut texts: BTreeMap<String, String> = BTreeMap::new();

@@ -108,7 +108,8 @@ const WITH_NODES: &[&str] = &[
     "span",
     "underway",
 ];
-/// Guest programs that run as an ordinary user. The others change the host, or look into the processes of root.
+/// Guest programs that run as an ordinary user. The others change the host, or look into the processes of
+/// root.
 const AS_USER: &[&str] = &[
     "clones",
     "control",

@@ -12,7 +12,8 @@ use crate::programs::{Place, Program};
 
 /// Guest programs that run at a time: each waits about as long as it computes.
 const LANES: usize = 2;
-/// Programs of unit tests that run at a time: alone, one leaves this machine's CPUs idle for half of its time.
+/// Programs of unit tests that run at a time: alone, one leaves this machine's CPUs idle for half of its
+/// time.
 const UNIT_LANES: usize = 2;
 /// Time limit of a program. The slowest took 900 s, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(1500);
@@ -47,8 +48,8 @@ const LONGEST_FIRST: &[&str] = &[
 ];
 /// Retries of a program that loses its lab each time.
 const TRIES_MAX: usize = 2;
-/// Programs that run alone, as their hosts need all CPUs of this machine. Beside another, `coherent` takes three times as long on a
-/// slow one, and its guests miss their limits.
+/// Programs that run alone, as their hosts need all CPUs of this machine. Beside another, `coherent` takes
+/// three times as long on a slow one, and its guests miss their limits.
 const ALONE: &[&str] = &["hosts", "joins", "coherent"];
 
 /// Settings for running programs.

@@ -1,8 +1,8 @@
 //! Compares SPECIFICATION.md with the tests that passed.
 //!
-//! In each table row whose last cell starts with "tested" or "in part", every name with `::` must match a passed test. A name
-//! may omit modules and may be short: `shard block::*`, `endings::five_reboots...`, `boot::cloud_kernel_with_{one,two}_cpus`.
-//! A name without a crate takes the crate of the previous name.
+//! In each table row whose last cell starts with "tested" or "in part", every name with `::` must match a
+//! passed test. A name may omit modules and may be short: `shard block::*`, `endings::five_reboots...`,
+//! `boot::cloud_kernel_with_{one,two}_cpus`. A name without a crate takes the crate of the previous name.
 
 use crate::campaign::Kept;
 
@@ -60,7 +60,8 @@ pub fn unproven(promises: &[Promise], passed: &[String]) -> Vec<Promise> {
     promises.iter().filter(broken).cloned().collect()
 }
 
-/// Errors of the document about campaigns. Each result needs a row with its file's name and the word `fresh` or `stale`.
+/// Errors of the document about campaigns. Each result needs a row with its file's name and the word `fresh`
+/// or `stale`.
 pub fn wrong_about_campaigns(document: &str, kept: &[Kept]) -> Vec<String> {
     let mut wrong = Vec::new();
     for kept in kept {

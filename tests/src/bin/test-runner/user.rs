@@ -1,7 +1,9 @@
-//! Runs a test program as an ordinary user: without root, without further groups, and without control groups of its own.
+//! Runs a test program as an ordinary user: without root, without further groups, and without control groups
+//! of its own.
 //!
-//! Root starts this program with [`ARGUMENT`] and the test program's words. It gives the user a home with the images that guest
-//! tests boot, and reaches the test program by a bind mount: folders above the build directory may be closed to others.
+//! Root starts this program with [`ARGUMENT`] and the test program's words. It gives the user a home with the
+//! images that guest tests boot, and reaches the test program by a bind mount: folders above the build
+//! directory may be closed to others.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -116,7 +118,8 @@ fn open_kvm() -> std::io::Result<u32> {
     Ok(ID)
 }
 
-/// The path of a test program below [`PROGRAMS`], where its build directory is mounted for this process alone.
+/// The path of a test program below [`PROGRAMS`], where its build directory is mounted for this process
+/// alone.
 fn mounted(program: &Path) -> Result<PathBuf, String> {
     // Test programs are in the build directory's `deps`; tools that they start are beside that.
     let folder = program.parent().and_then(Path::parent);

@@ -1,7 +1,7 @@
 //! Runs test programs inside a lab host, one at a time, on request of [`crate::lane`].
 //!
-//! A request is a JSON array of words on one line. The program's output goes to this process's standard output. A line of
-//! [`END`] and the exit status follows each program.
+//! A request is a JSON array of words on one line. The program's output goes to this process's standard
+//! output. A line of [`END`] and the exit status follows each program.
 
 use std::io::BufRead;
 use std::os::unix::process::ExitStatusExt;

@@ -1,6 +1,6 @@
-//! How eagerly the scheduler moves programs to other nodes: where each node's memory is another host's, a program that has moved fetches
-//! every page it uses, so that one of a shell's pipe would take a hundred times as long on the CPU that is idle. One that works for
-//! seconds still moves.
+//! How eagerly the scheduler moves programs to other nodes: where each node's memory is another host's, a
+//! program that has moved fetches every page it uses, so that one of a shell's pipe would take a hundred
+//! times as long on the CPU that is idle. One that works for seconds still moves.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,25 +10,28 @@ use nix::mount::{MsFlags, mount};
 
 /// Where the kernel shows what it lets be debugged.
 const DEBUG: &str = "/sys/kernel/debug";
-/// In it, a folder for each CPU, in it one for each domain that its scheduler balances over (`kernel/sched/debug.c`).
+/// In it, a folder for each CPU, in it one for each domain that its scheduler balances over
+/// (`kernel/sched/debug.c`).
 const DOMAINS: &str = "sched/domains";
 
 /// What the kernel calls a domain of several nodes (`kernel/sched/topology.c`).
 const NODES: &str = "NUMA";
 
-/// How often the balance finds more to do on one node than on another before it moves a program that has run of late
-/// (`nr_balance_failed` in `kernel/sched/fair.c`).
+/// How often the balance finds more to do on one node than on another before it moves a program that has run
+/// of late (`nr_balance_failed` in `kernel/sched/fair.c`).
 const TRIES: u32 = 20;
-/// A program that has run in this time has run of late, nanoseconds. It is one value for all domains; in those of one node two tries
-/// are enough.
+/// A program that has run in this time has run of late, nanoseconds. It is one value for all domains; in
+/// those of one node two tries are enough.
 const LATE_NS: &str = "1000000000";
 
-/// How often nodes are balanced, milliseconds. The kernel's own is two at least, and a tenth of a second for each CPU at most.
+/// How often nodes are balanced, milliseconds. The kernel's own is two at least, and a tenth of a second for
+/// each CPU at most.
 const INTERVAL_MS: std::ops::RangeInclusive<u64> = 2..=200;
 
-/// Lets the kernel move programs between nodes only if they have too much to do for as long as a move takes, about: a CPU that comes
-/// online fetches about as many pages as a program that moves, and took so long. To be told again when a CPU has come online or gone,
-/// which makes the domains anew. A kernel that can't be told balances as it does.
+/// Lets the kernel move programs between nodes only if they have too much to do for as long as a move takes,
+/// about: a CPU that comes online fetches about as many pages as a program that moves, and took so long. To
+/// be told again when a CPU has come online or gone, which makes the domains anew. A kernel that can't be
+/// told balances as it does.
 pub fn as_slow_as(move_takes: Duration) {
     let debug = Path::new(DEBUG);
     if !debug.join("sched").exists() {

@@ -1,5 +1,5 @@
-//! CPUs that are to come online when the system is up: where each CPU's memory is another host's, a boot that all take part in
-//! moves every page to and fro.
+//! CPUs that are to come online when the system is up: where each CPU's memory is another host's, a boot that
+//! all take part in moves every page to and fro.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,8 @@ const LOOK: Duration = Duration::from_secs(2);
 /// How long a CPU takes to come online where nobody saw one do so.
 const UNSEEN: Duration = Duration::from_secs(4);
 
-/// Brings all CPUs online once the system is up, if the command line asks for that, and keeps the kernel's own work at home.
+/// Brings all CPUs online once the system is up, if the command line asks for that, and keeps the kernel's
+/// own work at home.
 pub fn come_online() {
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     if !are_late(&cmdline) {
@@ -65,7 +66,8 @@ fn bring_all() -> Option<Duration> {
     longest
 }
 
-/// Systemd starts them. It is asked again and again: its own way to wait needs a bus, which comes later than this program.
+/// Systemd starts them. It is asked again and again: its own way to wait needs a bus, which comes later than
+/// this program.
 fn wait_for_services(start: Instant) {
     while start.elapsed() < PATIENCE {
         let Ok(told) = Command::new("systemctl").arg("is-system-running").output() else {
@@ -78,8 +80,8 @@ fn wait_for_services(start: Instant) {
     }
 }
 
-/// What services do at first, such as a login, goes on when all of them count as started. Done by one CPU it takes a tenth of the time
-/// that it takes while another comes online and joins in.
+/// What services do at first, such as a login, goes on when all of them count as started. Done by one CPU it
+/// takes a tenth of the time that it takes while another comes online and joins in.
 fn wait_for_rest(start: Instant) {
     let Some(mut before) = Times::now() else {
         return;
@@ -108,8 +110,8 @@ impl Times {
         Times::read(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// From the first line of `/proc/stat`: `cpu`, user, nice, system, idle, iowait and so on. Time that its own guests get
-    /// is there twice, which does no harm.
+    /// From the first line of `/proc/stat`: `cpu`, user, nice, system, idle, iowait and so on. Time that its
+    /// own guests get is there twice, which does no harm.
     fn read(stat: &str) -> Option<Times> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let times: Vec<u64> = line

@@ -1,6 +1,6 @@
-//! What the kernel does by itself, kept to the home's CPUs: its threads that may run anywhere, unbound work, devices' interrupts, and
-//! the program that answers the kernel's news of devices.
-//! Where each node's memory is another host's, a grace period or a timer that runs on another node fetches every page that it uses,
+//! What the kernel does by itself, kept to the home's CPUs: its threads that may run anywhere, unbound work,
+//! devices' interrupts, and the program that answers the kernel's news of devices. Where each node's memory
+//! is another host's, a grace period or a timer that runs on another node fetches every page that it uses,
 //! and takes it from the programs that run at home. Programs run where they like.
 
 use std::fs;
@@ -9,15 +9,16 @@ use agent::server::affinity;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// In `/proc/PID/stat` (`PF_KTHREAD`, `PF_NO_SETAFFINITY` in Linux's `include/linux/sched.h`): a thread of the kernel; one whose
-/// CPUs nobody may choose.
+/// In `/proc/PID/stat` (`PF_KTHREAD`, `PF_NO_SETAFFINITY` in Linux's `include/linux/sched.h`): a thread of
+/// the kernel; one whose CPUs nobody may choose.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 const BOUND: u64 = 0x0400_0000;
 
 /// Where the node of the home is, which the kernel boots on.
 const HOME: &str = "/sys/devices/system/node/node0";
 
-/// The program that hears of each device, a CPU that comes online among them. The rules that it reads for it are megabytes.
+/// The program that hears of each device, a CPU that comes online among them. The rules that it reads for it
+/// are megabytes.
 const DEVICES: &str = "systemd-udevd";
 
 /// The home's CPUs. None if there is no such node.
@@ -25,8 +26,8 @@ pub fn home() -> Option<CpuSet> {
     set(&numbers(HOME, "cpu").collect::<Vec<_>>())
 }
 
-/// Keeps all that to the CPUs of node 0, whether they are online or not. Best before others come online: what is there already has
-/// to be moved. What can't be kept is the kernel's business.
+/// Keeps all that to the CPUs of node 0, whether they are online or not. Best before others come online: what
+/// is there already has to be moved. What can't be kept is the kernel's business.
 pub fn stay_at_home() {
     let Some(home) = home() else {
         return;
@@ -69,8 +70,8 @@ fn flags(stat: &str) -> Option<u64> {
     number(stat, 9)
 }
 
-/// The field of that number, behind the second, in a line of `/proc/PID/stat` (proc_pid_stat(5)). The second is the name, which is in
-/// parentheses and may hold any characters.
+/// The field of that number, behind the second, in a line of `/proc/PID/stat` (proc_pid_stat(5)). The second
+/// is the name, which is in parentheses and may hold any characters.
 pub fn number(stat: &str, field: usize) -> Option<u64> {
     let (_, after) = stat.rsplit_once(')')?;
     let words = after.split_ascii_whitespace();

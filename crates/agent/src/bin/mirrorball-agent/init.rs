@@ -1,7 +1,7 @@
 //! Process 1 of an initramfs.
 //!
-//! With a root on the command line it becomes that root's init. Without one it stays: it mounts what programs need,
-//! starts the agent and a shell on the console, and collects whatever ends.
+//! With a root on the command line it becomes that root's init. Without one it stays: it mounts what programs
+//! need, starts the agent and a shell on the console, and collects whatever ends.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -2,8 +2,10 @@
 //!
 //! One file, three places:
 //! - as a service of a full system, it listens on vsock port 1024;
-//! - as `/init` of an initramfs, it loads the modules the guest needs and goes on to the root disk's own init;
-//! - as `/init` when the command line names no root, it is the whole user space: a shell on the console and the agent.
+//! - as `/init` of an initramfs, it loads the modules the guest needs and goes on to the root disk's own
+//!   init;
+//! - as `/init` when the command line names no root, it is the whole user space: a shell on the console and
+//!   the agent.
 
 mod balance;
 mod cpus;

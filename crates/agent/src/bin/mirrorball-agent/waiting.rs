@@ -1,8 +1,9 @@
-//! Programs that wait at home while CPUs come online: the news of them wakes a system's services, and before the scheduler is told how
-//! dear moves are it would move what wakes there, and all that it uses would have to be fetched after it.
+//! Programs that wait at home while CPUs come online: the news of them wakes a system's services, and before
+//! the scheduler is told how dear moves are it would move what wakes there, and all that it uses would have
+//! to be fetched after it.
 //!
-//! Who waits looks like one that wants to be at home. So what tells them apart is written down before the first one is held, and an
-//! agent that is killed meanwhile leaves it to the next one.
+//! Who waits looks like one that wants to be at home. So what tells them apart is written down before the
+//! first one is held, and an agent that is killed meanwhile leaves it to the next one.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::housekeeping::{self, threads};
 
-/// Where that is, while they wait. Whatever is in this directory ends with the boot (Filesystem Hierarchy Standard 3.0, section 3.15).
+/// Where that is, while they wait. Whatever is in this directory ends with the boot (Filesystem Hierarchy
+/// Standard 3.0, section 3.15).
 const RECORD: &str = "/run/mirrorball-agent.waiting";
 
 /// They wait until they are let go.
@@ -36,7 +38,8 @@ struct Thread {
 }
 
 impl Waiting {
-    /// Keeps all at home that may run wherever the first process may; what they start meanwhile inherits it. None where that can't be.
+    /// Keeps all at home that may run wherever the first process may; what they start meanwhile inherits it.
+    /// None where that can't be.
     pub fn at_home() -> Option<Waiting> {
         let anywhere = allowed("/proc/1")?;
         // Who says what its own CPUs are keeps them; this thread is at home already.
@@ -65,7 +68,8 @@ impl Waiting {
         let _ = fs::remove_file(RECORD);
     }
 
-    /// Lets go of those whom an agent left waiting that was killed, and of what they have started since. False if there was none.
+    /// Lets go of those whom an agent left waiting that was killed, and of what they have started since.
+    /// False if there was none.
     pub fn let_go_of_left() -> bool {
         let left = Waiting::read(Path::new(RECORD));
         let is_left = left.is_some();

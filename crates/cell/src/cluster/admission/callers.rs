@@ -1,7 +1,7 @@
 //! Bounds on connections, by the users that the kernel names. Without I/O, clock or threads.
 //!
-//! Each admitted user has connections of their own, one for each VM and some more. All others share a few, so that nobody
-//! takes an admitted user's.
+//! Each admitted user has connections of their own, one for each VM and some more. All others share a few, so
+//! that nobody takes an admitted user's.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,8 @@ pub(super) struct Callers {
 }
 
 impl Callers {
-    /// Counts a new connection of a user, who may have `vcpus` if admitted. Returns whether there is room for it.
+    /// Counts a new connection of a user, who may have `vcpus` if admitted. Returns whether there is room for
+    /// it.
     pub(super) fn begin(&mut self, uid: u32, vcpus: Option<u32>) -> bool {
         let strangers: u32 = self
             .open

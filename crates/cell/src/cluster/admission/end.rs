@@ -1,9 +1,10 @@
-//! The end of a user's VM by root: nothing is asked of the user's processes, and nothing that they say is believed.
+//! The end of a user's VM by root: nothing is asked of the user's processes, and nothing that they say is
+//! believed.
 //!
-//! A process is killed if the kernel says that it is the user's, and that it is in the session or the control group that asked for
-//! the place. First the keeper of the VM alone, since one command may have several VMs; then, if the place is still held,
-//! all of them. The kernel ends the control group as a whole, so that processes with subordinate ids of the
-//! user's (`subuid(5)`) end as well.
+//! A process is killed if the kernel says that it is the user's, and that it is in the session or the control
+//! group that asked for the place. First the keeper of the VM alone, since one command may have several VMs;
+//! then, if the place is still held, all of them. The kernel ends the control group as a whole, so that
+//! processes with subordinate ids of the user's (`subuid(5)`) end as well.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,8 +1,9 @@
-//! The control groups (cgroup v2) of users' VMs: one for each process that asks for places, below one for each user.
+//! The control groups (cgroup v2) of users' VMs: one for each process that asks for places, below one for
+//! each user.
 //!
-//! A process is in its group before it has its place, so keeper and shard, which it starts afterwards, are in it too. The groups
-//! are root's, so nothing of a user's leaves one. A group has the CPUs and the nodes of its places' cells, and their memory.
-//! A user's group has the user's limits.
+//! A process is in its group before it has its place, so keeper and shard, which it starts afterwards, are in
+//! it too. The groups are root's, so nothing of a user's leaves one. A group has the CPUs and the nodes of
+//! its places' cells, and their memory. A user's group has the user's limits.
 //!
 //! Work on the groups of one user may take long: the kernel moves pages when the nodes of a group change. So
 //! each user's groups have a lock of their own.
@@ -373,7 +374,8 @@ fn members(folder: &Path) -> Vec<i32> {
 /// Kills a process, if it is this user's.
 pub(super) fn end_if_of(pid: i32, uid: u32) {
     let Ok(process) = peer::open(pid) else { return };
-    // The descriptor is not another process's from here on, and if the process is this user's now, it was then.
+    // The descriptor is not another process's from here on, and if the process is this user's now, it was
+    // then.
     if Process::of(pid).is_ok_and(|known| known.uid == uid) {
         peer::kill(std::os::fd::AsFd::as_fd(&process));
     }

@@ -22,8 +22,8 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// The next line, without its end; none at the end of the connection. With a `limit` it is there within that time,
-    /// however it is sent.
+    /// The next line, without its end; none at the end of the connection. With a `limit` it is there within
+    /// that time, however it is sent.
     ///
     /// # Errors
     /// If it is too late or too long.

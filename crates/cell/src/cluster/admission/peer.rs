@@ -86,7 +86,8 @@ impl Process {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// By the process's files `stat` and `status` (`proc(5)`). The process chose its name, which may hold anything.
+    /// By the process's files `stat` and `status` (`proc(5)`). The process chose its name, which may hold
+    /// anything.
     fn read(stat: &str, status: &str) -> Option<Self> {
         let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
         // The third field of the file is the first here.

@@ -90,7 +90,8 @@ impl Quotas {
         self.0.get(&uid).map(|user| &user.plan)
     }
 
-    /// A VM had a place in the server's last process. It counts until its monitor comes, or [`Quotas::lapse`].
+    /// A VM had a place in the server's last process. It counts until its monitor comes, or
+    /// [`Quotas::lapse`].
     pub(super) fn expect(&mut self, uid: u32, name: String, share: VmShare, cell: u16) {
         if let Some(user) = self.0.get_mut(&uid) {
             let held = Held {

@@ -1,6 +1,7 @@
 //! The replacement of a cell's program while its VMs run (`docs/guide/clusters.md`, "Upgrades").
 //!
-//! The guard itself is not replaced: it starts processes and asks whether they live, and its requests only grow.
+//! The guard itself is not replaced: it starts processes and asks whether they live, and its requests only
+//! grow.
 
 use std::fs::File;
 use std::io;

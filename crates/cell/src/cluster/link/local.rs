@@ -1,5 +1,5 @@
-//! Links within a host: a ring each way in memory that one side makes and gives to the other, and a socket whose end tells
-//! that the other process died.
+//! Links within a host: a ring each way in memory that one side makes and gives to the other, and a socket
+//! whose end tells that the other process died.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};

@@ -1,5 +1,5 @@
-//! A page by which two hosts find out whether they see the same memory: who calls leaves a random number there and says it over
-//! another way; who is called looks whether it is there.
+//! A page by which two hosts find out whether they see the same memory: who calls leaves a random number
+//! there and says it over another way; who is called looks whether it is there.
 
 use std::fs::File;
 

@@ -1,5 +1,5 @@
-//! Channels through rings: one each way in memory that both processes map, whoever shares it, and a socket whose end is the
-//! end of both.
+//! Channels through rings: one each way in memory that both processes map, whoever shares it, and a socket
+//! whose end is the end of both.
 
 use std::any::Any;
 use std::io;
@@ -52,8 +52,8 @@ struct FromRing {
 }
 
 impl Rings {
-    /// The link to `peer` through them. `watch` looks, on a thread of its own, at what `socket` says, and closes the incoming
-    /// ring when that has ended.
+    /// The link to `peer` through them. `watch` looks, on a thread of its own, at what `socket` says, and
+    /// closes the incoming ring when that has ended.
     pub fn link(
         self,
         peer: CellId,

@@ -1,9 +1,10 @@
 //! Links between hosts that share memory: a ring each way in it, beside the stream of [`super::stream`].
 //!
-//! Every pair of cells has a place of its own in that memory. Who calls clears it, leaves a random number there, and says the
-//! number over the stream: who finds it sees the same memory. From then on messages go through the rings. The stream carries
-//! beats, by which the death of a host is told, and calls to a side that is blocked, as hosts share no futex. A place that an
-//! earlier link of this process still uses is left alone: the new link does without.
+//! Every pair of cells has a place of its own in that memory. Who calls clears it, leaves a random number
+//! there, and says the number over the stream: who finds it sees the same memory. From then on messages go
+//! through the rings. The stream carries beats, by which the death of a host is told, and calls to a side
+//! that is blocked, as hosts share no futex. A place that an earlier link of this process still uses is left
+//! alone: the new link does without.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -97,8 +98,8 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// The place of two cells, cleared, and a number that only who sees it knows. None if they have none, or an earlier link
-    /// uses it still.
+    /// The place of two cells, cleared, and a number that only who sees it knows. None if they have none, or
+    /// an earlier link uses it still.
     pub fn offer(&self, me: u16, peer: u16) -> Option<(Place, u64)> {
         let mut place = self.place(me, peer)?;
         place.outgoing.clear();

@@ -1,7 +1,7 @@
 //! Channels between hosts: one stream for both, on which each message follows its length.
 //!
-//! A host that is cut off ends no stream. So each side sends an empty message now and then, and takes one who has sent
-//! nothing for longer than the cluster's file allows for dead.
+//! A host that is cut off ends no stream. So each side sends an empty message now and then, and takes one who
+//! has sent nothing for longer than the cluster's file allows for dead.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -33,8 +33,8 @@ pub fn link(peer: CellId, stream: UnixStream, silence: Duration) -> io::Result<L
     ))
 }
 
-/// The two halves of a stream on which this side beats, as long as the first one lives, and the other may not be silent for
-/// longer than `silence`.
+/// The two halves of a stream on which this side beats, as long as the first one lives, and the other may not
+/// be silent for longer than `silence`.
 pub fn beating(
     peer: CellId,
     stream: UnixStream,

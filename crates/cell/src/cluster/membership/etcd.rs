@@ -38,7 +38,8 @@ pub struct Put<'a> {
 }
 
 impl Etcd {
-    /// One whose members answer at these URLs. Where they have TLS, both sides prove themselves by these keys and their authority.
+    /// One whose members answer at these URLs. Where they have TLS, both sides prove themselves by these keys
+    /// and their authority.
     ///
     /// # Errors
     /// If the keys can't be read.
@@ -97,7 +98,8 @@ impl Etcd {
         self.commit(&json!([compare]), &written(puts))
     }
 
-    /// Writes `puts` if no key that begins with `prefix` has been written since this number of changes; whether none had.
+    /// Writes `puts` if no key that begins with `prefix` has been written since this number of changes;
+    /// whether none had.
     pub fn put_if_unchanged(&self, prefix: &str, revision: u64, puts: &[Put<'_>]) -> io::Result<bool> {
         let (begin, end) = range(prefix)?;
         let compare = json!([{

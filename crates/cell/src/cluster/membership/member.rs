@@ -1,13 +1,14 @@
-//! What a cell asks of etcd, and what follows from the answers: to enter, and then to stay. Without I/O, clock or threads;
-//! the simulator drives the same.
+//! What a cell asks of etcd, and what follows from the answers: to enter, and then to stay. Without I/O,
+//! clock or threads; the simulator drives the same.
 //!
-//! One question is under way at a time. `None` for an answer: etcd did not answer in time, and what was asked may have
-//! happened or not.
+//! One question is under way at a time. `None` for an answer: etcd did not answer in time, and what was asked
+//! may have happened or not.
 //!
-//! **Lost entries.** A cell's entry goes in one of three ways: its lease ends, a later life takes the key, or another cell
-//! removes it, which leaves a mark ([`Records::removed`]). A cell whose entry is missing without any of them takes that for a fault of
-//! etcd, as long as it has links to all members that it knew. It writes the entry back, if no cell that it does not know has entered
-//! since, and waits a while for the others to do the same before it takes them for dead.
+//! **Lost entries.** A cell's entry goes in one of three ways: its lease ends, a later life takes the key, or
+//! another cell removes it, which leaves a mark ([`Records::removed`]). A cell whose entry is missing without
+//! any of them takes that for a fault of etcd, as long as it has links to all members that it knew. It writes
+//! the entry back, if no cell that it does not know has entered since, and waits a while for the others to do
+//! the same before it takes them for dead.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -68,7 +69,8 @@ pub enum Question<L> {
     Records,
     /// The lease goes on.
     Keep(L),
-    /// The entry of `cell` goes, if it is of this life and `accuser` has one. A mark remains, also where there was no entry.
+    /// The entry of `cell` goes, if it is of this life and `accuser` has one. A mark remains, also where
+    /// there was no entry.
     Remove {
         /// Whose.
         cell: CellId,
@@ -134,8 +136,8 @@ pub enum Progress<L> {
 }
 
 impl<L: Clone> Joining<L> {
-    /// The cell of this number. Its host knows of its lives up to `floor`: an etcd that has lost its count gives none of them
-    /// out again.
+    /// The cell of this number. Its host knows of its lives up to `floor`: an etcd that has lost its count
+    /// gives none of them out again.
     pub fn new(number: u16, floor: u32) -> Self {
         let step = Step::Count;
         Self { number, floor, step }
@@ -230,7 +232,8 @@ pub struct Member<L> {
 struct Absence {
     /// Its last life.
     life: u32,
-    /// The time since the first list without it; none in the round of that list. It is never more than the true time.
+    /// The time since the first list without it; none in the round of that list. It is never more than the
+    /// true time.
     lasts: Option<Duration>,
     /// It has been told that it lapsed.
     is_told: bool,
@@ -386,8 +389,8 @@ impl<L: Clone> Member<L> {
         news
     }
 
-    /// The cells that have been no members for long enough, as of the list that [`Member::known`] is of. An entry that
-    /// etcd may have lost counts as there.
+    /// The cells that have been no members for long enough, as of the list that [`Member::known`] is of. An
+    /// entry that etcd may have lost counts as there.
     fn lapsed(&mut self) -> Vec<News> {
         let Some(lapse) = self.lapse else {
             return Vec::new();

@@ -1,5 +1,5 @@
-//! The etcd of a cluster that was given none. It answers only processes with keys of the cluster's authority, and none whose
-//! certificate has been revoked.
+//! The etcd of a cluster that was given none. It answers only processes with keys of the cluster's authority,
+//! and none whose certificate has been revoked.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,8 +43,9 @@ impl RevocationWatch {
         })
     }
 
-    /// Waits until etcd ends, and kills it when the list has changed. etcd reads the list at each handshake: only its end closes
-    /// the connections of a host that has been removed. All that it has answered is on disk.
+    /// Waits until etcd ends, and kills it when the list has changed. etcd reads the list at each handshake:
+    /// only its end closes the connections of a host that has been removed. All that it has answered is on
+    /// disk.
     ///
     /// # Errors
     /// Those of the kernel.

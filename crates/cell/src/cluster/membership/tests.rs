@@ -241,8 +241,8 @@ fn cells_outlive_the_loss_of_all_their_entries_and_no_life_is_given_twice() {
         }
         no_news(&watched);
     }
-    // A cell that was not there when the entries were lost gets no life that it had before: its host knows that one, and the others
-    // have written back all that they know.
+    // A cell that was not there when the entries were lost gets no life that it had before: its host knows
+    // that one, and the others have written back all that they know.
     let again = join(&server.site, 1);
     assert_eq!(again.me.life, lives[1].life + 1);
     assert_eq!(again.members, [(0, 1), (1, 2), (2, 1)].into());

@@ -1,8 +1,9 @@
 //! The VMs of the cell that this process serves, each on a thread of its own.
 //!
-//! An error in an adoption ends the process, as a fault would: values that it had taken can't be let go without an end of the VM. A VM
-//! whose adoption has ended two processes of the cell in a row is set aside: its keeper has a monitor serve it. The count is
-//! a file in the VM's directory, from the time on when its keeper has accepted the cell until clients are served.
+//! An error in an adoption ends the process, as a fault would: values that it had taken can't be let go
+//! without an end of the VM. A VM whose adoption has ended two processes of the cell in a row is set aside:
+//! its keeper has a monitor serve it. The count is a file in the VM's directory, from the time on when its
+//! keeper has accepted the cell until clients are served.
 
 use std::fs;
 use std::io;
@@ -73,7 +74,8 @@ impl Adoptions {
         let registry = Registry::open()?;
         for record in registry.list()? {
             let folder = registry.folder_of(&record.name)?;
-            // One over several hosts has none, and one whose monitor still opens its files is adopted when that monitor asks.
+            // One over several hosts has none, and one whose monitor still opens its files is adopted when
+            // that monitor asks.
             if record.cell != Some(self.cell) || !folder.join(KEEPER_SOCKET).exists() {
                 continue;
             }
@@ -93,8 +95,8 @@ impl Adoptions {
         changed
     }
 
-    /// Has a thread wait until the VMs are adopted that an earlier process of the cell left. Refuses if one can't be, or it takes
-    /// longer than [`FIRST_LIMIT`].
+    /// Has a thread wait until the VMs are adopted that an earlier process of the cell left. Refuses if one
+    /// can't be, or it takes longer than [`FIRST_LIMIT`].
     ///
     /// # Errors
     /// If the host has no threads left.
@@ -127,8 +129,8 @@ impl Adoptions {
         CellResponse::Refused { why }
     }
 
-    /// Has the VM's keeper wait for the end of the process that serves it now, and serves it from then on; `again`, if it was set
-    /// aside.
+    /// Has the VM's keeper wait for the end of the process that serves it now, and serves it from then on;
+    /// `again`, if it was set aside.
     ///
     /// # Errors
     /// If the VM is not of this cell, was set aside, or its keeper can't be reached.
@@ -144,7 +146,8 @@ impl Adoptions {
         self.begin_in(&folder, &record)
     }
 
-    /// Has a thread list the vCPUs of the VMs that are served: a spanning VM's shards have seconds to say where theirs are.
+    /// Has a thread list the vCPUs of the VMs that are served: a spanning VM's shards have seconds to say
+    /// where theirs are.
     ///
     /// # Errors
     /// If the host has no threads left.

@@ -30,7 +30,8 @@ pub(super) fn await_end(files: &Files, failed: u16, told: impl FnOnce() + Send +
         .map(drop)
 }
 
-/// Has a thread end a VM of another user, by its name in the cluster. That user's processes are killed, and asked nothing.
+/// Has a thread end a VM of another user, by its name in the cluster. That user's processes are killed, and
+/// asked nothing.
 pub(super) fn end_user_vm(files: &Files, name: String) {
     let files = files.clone();
     let end = move || {

@@ -1,14 +1,16 @@
-//! Recovery from the failure of a cell of this host (Cellular Disco, SOSP '99, section 6): its CPUs and its memory are lost, not only
-//! its process.
+//! Recovery from the failure of a cell of this host (Cellular Disco, SOSP '99, section 6): its CPUs and its
+//! memory are lost, not only its process.
 //!
-//! 1. Which cells live is known to each cell by its links, whose ends the host's kernel tells at once. That a dead cell has failed
-//!    is a mark in its directory, which is made before its process ends: so all survivors go by the same set.
+//! 1. Which cells live is known to each cell by its links, whose ends the host's kernel tells at once. That a
+//!    dead cell has failed is a mark in its directory, which is made before its process ends: so all
+//!    survivors go by the same set.
 //! 2. What waits for the dead cell is settled, as at each death of a process ([`State::dead`]).
-//! 3. The VMs that depend on the failed cell end: those that run in it, those with a part in it, and those that have borrowed its
-//!    memory. Each survivor ends its own. The *heir*, the survivor with the lowest number, ends those of the failed cell. No memory is
-//!    scanned: what a VM uses of other cells is in its entry.
-//! 4. When the host has none of these VMs any more, the failed cell is *buried*: its VMs' names are free, and what it had
-//!    borrowed is its lenders' again.
+//! 3. The VMs that depend on the failed cell end: those that run in it, those with a part in it, and those
+//!    that have borrowed its memory. Each survivor ends its own. The *heir*, the survivor with the lowest
+//!    number, ends those of the failed cell. No memory is scanned: what a VM uses of other cells is in its
+//!    entry.
+//! 4. When the host has none of these VMs any more, the failed cell is *buried*: its VMs' names are free, and
+//!    what it had borrowed is its lenders' again.
 
 use std::collections::BTreeSet;
 

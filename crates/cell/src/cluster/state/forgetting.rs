@@ -1,10 +1,11 @@
 //! Names of VMs of lost hosts: when they are free again.
 //!
-//! The names of a dead cell stay taken, since its host may only be cut off, and its VMs run. They are free in two cases:
+//! The names of a dead cell stay taken, since its host may only be cut off, and its VMs run. They are free in
+//! two cases:
 //!
 //! 1. A person has put the host off (fenced it), and gives the command `cluster forget`.
-//! 2. The cluster's file says `on_lost = "stop"`, and the cell has not been a member for longer than its host may let VMs run
-//!    ([`crate::cluster::lost`]).
+//! 2. The cluster's file says `on_lost = "stop"`, and the cell has not been a member for longer than its host
+//!    may let VMs run ([`crate::cluster::lost`]).
 
 use protocol::CellId;
 use registry::cluster::interface::CellResponse;
@@ -49,8 +50,8 @@ impl State {
         self.release()
     }
 
-    /// A cell's host has left the cluster. The cell is shown no more once it is dead and has no VM. Names of VMs that may run on
-    /// there stay taken, as those of every dead cell.
+    /// A cell's host has left the cluster. The cell is shown no more once it is dead and has no VM. Names of
+    /// VMs that may run on there stay taken, as those of every dead cell.
     pub fn departed(&mut self, cell: u16) -> Vec<Act> {
         self.departed.insert(cell);
         self.drop_departed();
@@ -66,8 +67,8 @@ impl State {
         }
     }
 
-    /// Claims no names until each of these cells has said which VMs it has, or has lapsed. A cell that starts does not know
-    /// which names the VMs of a lost host have.
+    /// Claims no names until each of these cells has said which VMs it has, or has lapsed. A cell that starts
+    /// does not know which names the VMs of a lost host have.
     #[must_use]
     pub fn expecting(mut self, cells: impl IntoIterator<Item = u16>) -> Self {
         self.expected = cells.into_iter().collect();

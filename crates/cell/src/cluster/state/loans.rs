@@ -1,7 +1,8 @@
-//! Memory that cells of one host lend one another: what is asked for, what comes of it, and what VMs have of it.
+//! Memory that cells of one host lend one another: what is asked for, what comes of it, and what VMs have of
+//! it.
 //!
-//! The count of two cells is theirs alone ([`protocol::grant`]). In the table, where all cells see it, each says what it has
-//! lent.
+//! The count of two cells is theirs alone ([`protocol::grant`]). In the table, where all cells see it, each
+//! says what it has lent.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,7 +13,8 @@ use registry::cluster::interface::{CellResponse, LentMemory, RunningVm, VmPlacem
 use super::view::{KnownCell, list};
 use super::{Act, Client, Key, Said, State, Value};
 
-/// Who waits for a cell to have memory or to give it back, in the order of its answers: the client, and the bytes.
+/// Who waits for a cell to have memory or to give it back, in the order of its answers: the client, and the
+/// bytes.
 #[derive(Debug, Default)]
 pub(super) struct Loans(BTreeMap<u16, VecDeque<(Client, u64)>>);
 

@@ -65,8 +65,8 @@ impl State {
         self.acts(effects)
     }
 
-    /// Whether this is a user's VM that had a place here when the admission server ended. What the server is told then is a
-    /// user's word: only the same share is believed.
+    /// Whether this is a user's VM that had a place here when the admission server ended. What the server is
+    /// told then is a user's word: only the same share is believed.
     fn comes_back(&self, host: &AdmitVm) -> bool {
         let is_same = |vm: super::view::KnownVm<'_>| vm.name == host.name && vm.share == host.share;
         owner_of(&host.name).is_some() && self.is_awaited(&host.name) && self.vms().any(is_same)
@@ -124,7 +124,8 @@ impl State {
         if let Some(own) = rooms.iter_mut().find(|room| room.cell == self.me.number) {
             own.free_bytes = self.ledger.free();
         }
-        // Several that come at once must not all go to the cell that was the emptiest before. It counts its memory itself.
+        // Several that come at once must not all go to the cell that was the emptiest before. It counts its
+        // memory itself.
         for (_, cell, share) in &self.sent_on {
             if let Some(room) = rooms.iter_mut().find(|room| room.cell == *cell) {
                 room.vcpus = room.vcpus.saturating_add(share.vcpus);

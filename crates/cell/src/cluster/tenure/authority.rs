@@ -1,4 +1,5 @@
-//! Who gives a place: the cells of the user's own cluster, or the host's cluster, which is root's, by its admission server.
+//! Who gives a place: the cells of the user's own cluster, or the host's cluster, which is root's, by its
+//! admission server.
 
 use std::io;
 

@@ -1,5 +1,6 @@
-//! The places of a VM that spans cells: one in each, all or none. The home's is held under the VM's name, the others' under
-//! names that no VM can have ([`shard_name`]); those on other hosts by monitors there ([`crate::remote`]).
+//! The places of a VM that spans cells: one in each, all or none. The home's is held under the VM's name, the
+//! others' under names that no VM can have ([`shard_name`]); those on other hosts by monitors there
+//! ([`crate::remote`]).
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -74,7 +75,8 @@ pub fn begin_span(name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, Part)>, T
     begin_in(&Files::open()?, name, spec)
 }
 
-/// The VM has ended: returns when all cells have heard of it, or none is there to hear. Its name is the last to be free.
+/// The VM has ended: returns when all cells have heard of it, or none is there to hear. Its name is the last
+/// to be free.
 pub fn leave_span(span: Vec<(PartPlace, Part)>) {
     span.into_iter().rev().for_each(|(place, _)| place.leave());
 }
@@ -145,8 +147,8 @@ fn divided(
     }
 }
 
-/// The cells that are named, the first of them this host's, where the VM's devices are. Of other hosts only if the memory is
-/// coherent.
+/// The cells that are named, the first of them this host's, where the VM's devices are. Of other hosts only
+/// if the memory is coherent.
 fn named(
     files: &Files,
     plan: &[CellPlan],
@@ -230,7 +232,8 @@ fn room(plan: &CellPlan, vcpus: u32, taken_bytes: u64) -> CellCapacity {
     }
 }
 
-/// What this host's cells that live have to give of their own memory, at least: their VMs may have some of other cells'.
+/// What this host's cells that live have to give of their own memory, at least: their VMs may have some of
+/// other cells'.
 fn rooms(status: &Status, plan: &[CellPlan]) -> Vec<CellCapacity> {
     let cells = status.cells.iter().filter(|cell| cell.life.is_some());
     cells

@@ -1,21 +1,24 @@
-//! How another host's time-stamp counter runs against this one's: how far it is ahead, how fast that changes, and how wrong both
-//! may be. Pure.
+//! How another host's time-stamp counter runs against this one's: how far it is ahead, how fast that changes,
+//! and how wrong both may be. Pure.
 //!
-//! [`shard_api::relation`] says what one round tells. Many say more: the shortest of each few seconds are kept, as the
-//! minimum filters of NTP (RFC 5905, section 10) and PTP do, since what a round took longer than another it spent in queues.
-//! Two of them tell the rate, and by the rate an old short round can be better than a new long one.
+//! [`shard_api::relation`] says what one round tells. Many say more: the shortest of each few seconds are
+//! kept, as the minimum filters of NTP (RFC 5905, section 10) and PTP do, since what a round took longer than
+//! another it spent in queues. Two of them tell the rate, and by the rate an old short round can be better
+//! than a new long one.
 //!
-//! The bound that is told holds if the counters' rates differ by [`RATE_MAX_PPB`] at most, and if that difference stays the same to within
-//! [`WANDER_PPB`] as long as rounds are kept, about a minute. What contradicts that is refused, and if it keeps on, believed:
-//! then one of the counters was set, or stood still, and all that was known is forgotten.
+//! The bound that is told holds if the counters' rates differ by [`RATE_MAX_PPB`] at most, and if that
+//! difference stays the same to within [`WANDER_PPB`] as long as rounds are kept, about a minute. What
+//! contradicts that is refused, and if it keeps on, believed: then one of the counters was set, or stood
+//! still, and all that was known is forgotten.
 
 use shard_api::relation::{Ratio, Relation, Round};
 
-/// Counters whose rates differ by more are no clocks, parts of a thousand millions: what Linux and NTP correct at most
-/// (RFC 5905, section 7.1). KVM takes frequencies for equal that are 250 parts of a million apart; crystals add 100 at most.
+/// Counters whose rates differ by more are no clocks, parts of a thousand millions: what Linux and NTP
+/// correct at most (RFC 5905, section 7.1). KVM takes frequencies for equal that are 250 parts of a million
+/// apart; crystals add 100 at most.
 pub const RATE_MAX_PPB: u64 = 500_000;
-/// By how much the difference of two rates changes in a minute, parts of a thousand millions: a crystal's by some tenths of a part of
-/// a million for each degree.
+/// By how much the difference of two rates changes in a minute, parts of a thousand millions: a crystal's by
+/// some tenths of a part of a million for each degree.
 pub const WANDER_PPB: u64 = 500;
 /// Nobody's clock jumps further, seconds: a host that stood still for longer is given up by then.
 pub const JUMP_MAX_S: u64 = 10;
@@ -187,7 +190,8 @@ impl Drift {
         let slot = SLOT_MS * self.khz;
         let number = |at: u64| (at.wrapping_sub(self.start) as i64).div_euclid(slot as i64);
         match &mut self.kept[..] {
-            // Of the same time, and by now worth less. The first is left alone: at the beginning it tells the rate.
+            // Of the same time, and by now worth less. The first is left alone: at the beginning it tells the
+            // rate.
             [_, .., last] if number(last.at) == number(point.at) => {
                 if point.error > last.moved(point.at, self.rate).1 {
                     return false;

@@ -1,5 +1,5 @@
-//! Keeps the clocks of a VM's shards together while it runs: a thread for each other host makes rounds, and one has those step that are
-//! behind.
+//! Keeps the clocks of a VM's shards together while it runs: a thread for each other host makes rounds, and
+//! one has those step that are behind.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -138,7 +138,8 @@ impl Clocks {
 }
 
 impl Keeper {
-    /// Keeps the clocks, by rounds with the hosts of these shards. `order` is called from several threads, one at a time.
+    /// Keeps the clocks, by rounds with the hosts of these shards. `order` is called from several threads,
+    /// one at a time.
     pub fn start(
         clocks: Clocks,
         rounds: Vec<(usize, Rounds)>,

@@ -1,22 +1,26 @@
 //! Who of a VM's hosts has the fastest clock, and by what steps the others follow it. Pure.
 //!
-//! The guest's counter at a shard is the host's, scaled, and an offset. Hosts drift apart, and what keeps the guest's counters together is
-//! that the offsets of those that are behind grow: a guest bears a counter that jumps ahead by a microsecond, none that goes
-//! back. So the guest's time runs as fast as the fastest host's counter. To slow that one down instead its frequency would have to be
-//! set, and KVM takes those for equal that are 250 parts of a million apart.
+//! The guest's counter at a shard is the host's, scaled, and an offset. Hosts drift apart, and what keeps the
+//! guest's counters together is that the offsets of those that are behind grow: a guest bears a counter that
+//! jumps ahead by a microsecond, none that goes back. So the guest's time runs as fast as the fastest host's
+//! counter. To slow that one down instead its frequency would have to be set, and KVM takes those for equal
+//! that are 250 parts of a million apart.
 //!
-//! One decides for all, the home's monitor: it asks every other host, and those don't ask one another. Were each to follow whoever
-//! it takes to be ahead, errors would add up in circles, and the guest's time would run away. What it decides holds at once
-//! for what it decides next; the shards come after by the time that an order takes.
+//! One decides for all, the home's monitor: it asks every other host, and those don't ask one another. Were
+//! each to follow whoever it takes to be ahead, errors would add up in circles, and the guest's time would
+//! run away. What it decides holds at once for what it decides next; the shards come after by the time that
+//! an order takes.
 //!
-//! What two shards of different hosts read at the same moment differs by what is not known of them ([`Estimate::error`] of each), by a
-//! step that is not worth its cost yet ([`Leader::worth`]), and by what they drift while an order is on its way.
+//! What two shards of different hosts read at the same moment differs by what is not known of them
+//! ([`Estimate::error`] of each), by a step that is not worth its cost yet ([`Leader::worth`]), and by what
+//! they drift while an order is on its way.
 
 use shard_api::relation::{Ratio, Relation, Round};
 
 use super::drift::{Drift, Estimate, JUMP_MAX_S, Refused};
 
-/// Steps that are shorter are left for later, nanoseconds: each stops the vCPUs of a shard for some ten microseconds.
+/// Steps that are shorter are left for later, nanoseconds: each stops the vCPUs of a shard for some ten
+/// microseconds.
 pub const STEP_NS: u64 = 1_000;
 /// How long a look at the clocks holds, nanoseconds, at least and at most.
 pub const LOOK_NS: std::ops::RangeInclusive<u64> = 10_000_000..=250_000_000;
@@ -89,8 +93,8 @@ impl Leader {
         &self.shards
     }
 
-    /// By what the guest's counter at a shard is ahead of the home's, and what is known of its host's; all that is known when the home's
-    /// host's counter reads `now`.
+    /// By what the guest's counter at a shard is ahead of the home's, and what is known of its host's; all
+    /// that is known when the home's host's counter reads `now`.
     pub fn lead(&self, shard: usize, now: u64) -> Estimate {
         let known = |clock: &Clock| clock.drift.as_ref().map(|drift| drift.at(now));
         let (home, clock) = (self.shards.first(), self.shards.get(shard));

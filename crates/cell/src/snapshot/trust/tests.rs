@@ -93,7 +93,8 @@ fn a_disk_in_the_snapshot_is_granted_unless_it_leads_elsewhere() {
     let host = Host::new();
     let path = host.write("base.raw", &[7; 512]);
     let disk = |path: &str| json!({ "image": "tiny", "disks": [{ "path": path }] });
-    // The test's directory for temporary files may be one that others can replace: then the caller has to name it.
+    // The test's directory for temporary files may be one that others can replace: then the caller has to
+    // name it.
     let directory = Directory::open(host.snapshot.path(), &[caller()]).unwrap();
     match host.grant(disk(&path), &Allowed::default()) {
         Ok(granted) => assert_eq!(granted.spec.disks[0].path, Path::new(&path)),

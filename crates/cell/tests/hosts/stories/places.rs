@@ -147,7 +147,8 @@ pub fn real_cells(two: &Two) {
     two.wait_until_free();
 }
 
-/// Two VMs over the same cells; the second one has to do without, until the first one is gone from both hosts.
+/// Two VMs over the same cells; the second one has to do without, until the first one is gone from both
+/// hosts.
 pub fn one_vm_at_a_time(two: &Two) {
     let opened = two.opened();
     let boot_of = |span: &Span| Boot::new(span, &opened.launch.memory, Some(0..0)).expect("links and lanes");

@@ -27,7 +27,8 @@ const FILE: &str = "cluster.toml";
 /// Arguments of `join`.
 #[derive(Debug, clap::Args)]
 pub struct JoinArgs {
-    /// The token that `mirrorball cluster invite` printed; `-` reads it from standard input, hidden from other users
+    /// The token that `mirrorball cluster invite` printed; `-` reads it from standard input, hidden from
+    /// other users
     token: String,
     /// This many cells, instead of one for each NUMA node
     #[arg(long)]
@@ -35,7 +36,8 @@ pub struct JoinArgs {
     /// This host's name, when not its host name
     #[arg(long)]
     host: Option<String>,
-    /// Where the cluster file and the keys go; /etc/mirrorball/cluster for root, else ~/.config/mirrorball/cluster
+    /// Where the cluster file and the keys go; /etc/mirrorball/cluster for root, else
+    /// ~/.config/mirrorball/cluster
     #[arg(long, value_name = "FOLDER")]
     into: Option<PathBuf>,
     /// Whether to run in the lab

@@ -23,7 +23,8 @@ pub struct NodesArgs {
     /// Processes of this host
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=16))]
     nodes: u16,
-    /// Other hosts instead, where `mirrorball dsm serve` runs, as 10.0.0.2:7000,10.0.0.3:7000; NAME@ before each with keys
+    /// Other hosts instead, where `mirrorball dsm serve` runs, as 10.0.0.2:7000,10.0.0.3:7000; NAME@ before
+    /// each with keys
     #[arg(
         long,
         value_name = "ADDRESSES",

@@ -1,8 +1,9 @@
-//! The ACPI tables: hardware-reduced (ACPI 6.5, 4.1), so there is no chipset to emulate, only what the DSDT names.
+//! The ACPI tables: hardware-reduced (ACPI 6.5, 4.1), so there is no chipset to emulate, only what the DSDT
+//! names.
 //!
-//! Devices: the PCI host bridge with its windows, COM1, the generic event device that carries the power button and changes
-//! of the generation id, that id, pvpanic. Tables: FADT, MADT, MCFG, SRAT and SLIT for a VM with nodes, and HMAT
-//! where their memory was measured.
+//! Devices: the PCI host bridge with its windows, COM1, the generic event device that carries the power
+//! button and changes of the generation id, that id, pvpanic. Tables: FADT, MADT, MCFG, SRAT and SLIT for a
+//! VM with nodes, and HMAT where their memory was measured.
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed,

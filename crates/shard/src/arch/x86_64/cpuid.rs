@@ -1,5 +1,5 @@
-//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: a package for each node (one for all of them where software
-//! keeps their memory coherent), one thread a core.
+//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: a package for each node (one for all
+//! of them where software keeps their memory coherent), one thread a core.
 //!
 //! The APIC id of a vCPU is its number. KVM's own leaves (0x4000_0000) stay: clock, steal time, remote flush.
 //! Nested virtualization is hidden: no guest here needs it, and it is a large part of KVM to attack.
@@ -28,9 +28,9 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// When vCPU v is in node `nodes[v]`: each node is a package with a cache, if CPUID can say so, which numbers groups of a
-    /// power of two only; else all are one package, and each has a cache of its own, since one over two nodes would be taken
-    /// for an error.
+    /// When vCPU v is in node `nodes[v]`: each node is a package with a cache, if CPUID can say so, which
+    /// numbers groups of a power of two only; else all are one package, and each has a cache of its own,
+    /// since one over two nodes would be taken for an error.
     pub fn of(nodes: &[u8]) -> Self {
         let size = nodes.chunk_by(|a, b| a == b).map(<[u8]>::len).max().unwrap_or(1);
         let mut first: Vec<u8> = nodes.chunks(size).map(|chunk| chunk[0]).collect();
@@ -51,9 +51,9 @@ impl Groups {
         }
     }
 
-    /// The same for nodes whose memory is kept coherent by software: in one package. A CPU of Linux measures its delay loop only
-    /// if no other of its package has (`calibrate_delay_is_known` in its `arch/x86/kernel/tsc.c`), and that waits for some thirty ticks
-    /// which another node has to tell of.
+    /// The same for nodes whose memory is kept coherent by software: in one package. A CPU of Linux measures
+    /// its delay loop only if no other of its package has (`calibrate_delay_is_known` in its
+    /// `arch/x86/kernel/tsc.c`), and that waits for some thirty ticks which another node has to tell of.
     pub fn of_coherent(nodes: &[u8]) -> Self {
         let package = nodes.len() as u8;
         Self {
@@ -77,7 +77,8 @@ pub fn of_vcpu(supported: &CpuId, id: u8, groups: Groups) -> Result<CpuId, vmm_s
         has_caches |= leaf.function == 0x8000_001D && leaf.eax & 0x1F != 0;
     }
     if has_caches && groups.cache < groups.package {
-        // Without it nobody reads that leaf, and all CPUs of a package have one cache. Some KVMs have the leaf alone.
+        // Without it nobody reads that leaf, and all CPUs of a package have one cache. Some KVMs have the
+        // leaf alone.
         let features = leaves.iter_mut().filter(|leaf| leaf.function == 0x8000_0001);
         features.for_each(|leaf| leaf.ecx |= LEAF80000001_ECX_TOPOEXT);
     }

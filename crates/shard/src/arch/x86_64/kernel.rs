@@ -1,7 +1,8 @@
 //! Loads the kernel and the initramfs into guest memory.
 //!
-//! A bzImage is entered by the 64-bit boot protocol; an ELF kernel by PVH when it has the note, else at its 64-bit entry
-//! (`Documentation/arch/x86/boot.rst`, `x86/pvh` of Xen's documentation). The files may be anything a user names.
+//! A bzImage is entered by the 64-bit boot protocol; an ELF kernel by PVH when it has the note, else at its
+//! 64-bit entry (`Documentation/arch/x86/boot.rst`, `x86/pvh` of Xen's documentation). The files may be
+//! anything a user names.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -169,7 +170,8 @@ fn load_elf(memory: &GuestRam, file: &mut File, map: bool) -> Result<Kernel, Ker
     })
 }
 
-/// Where an ELF kernel lies in guest memory, from its first segment to its last; empty for others, which unpack themselves.
+/// Where an ELF kernel lies in guest memory, from its first segment to its last; empty for others, which
+/// unpack themselves.
 pub fn image(file: &mut File) -> Range<u64> {
     let mut magic = [0; ELF_MAGIC.len()];
     let is_elf = file.rewind().and_then(|()| file.read_exact(&mut magic)).is_ok() && magic == ELF_MAGIC;

@@ -56,8 +56,8 @@ pub fn write(
 
 /// All the firmware there is: real-mode code that writes the ACPI reset register and halts.
 ///
-/// Linux 6.1 on hardware-reduced ACPI restarts by EFI even where there is none, and then by a jump to the BIOS; without
-/// this it would hang there (`efi_reboot_required`, `machine_real_restart`).
+/// Linux 6.1 on hardware-reduced ACPI restarts by EFI even where there is none, and then by a jump to the
+/// BIOS; without this it would hang there (`efi_reboot_required`, `machine_real_restart`).
 fn reset_stub() -> [u8; 9] {
     let [port_low, port_high] = RESET_PORT.to_le_bytes();
     let mov_dx = [0xBA, port_low, port_high];

@@ -1,8 +1,8 @@
-//! What KVM knows of a machine that stands still: of each vCPU, and of the interrupt chips and the clock. Taken from one VM
-//! and given to another, which then goes on where the first stood.
+//! What KVM knows of a machine that stands still: of each vCPU, and of the interrupt chips and the clock.
+//! Taken from one VM and given to another, which then goes on where the first stood.
 //!
-//! Order matters where registers depend on one another: CPUID first; the local interrupt controller before the model-specific
-//! registers, of which the deadline timer's is the last; pending events at the end.
+//! Order matters where registers depend on one another: CPUID first; the local interrupt controller before
+//! the model-specific registers, of which the deadline timer's is the last; pending events at the end.
 
 use kvm_bindings::{
     CpuId, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, Msrs, kvm_clock_data,
@@ -81,8 +81,8 @@ impl Processor {
         })
     }
 
-    /// Makes another vCPU's what these were; that has the same CPUID. `controller` sets its local interrupt controller,
-    /// which needs some registers and is needed by others.
+    /// Makes another vCPU's what these were; that has the same CPUID. `controller` sets its local interrupt
+    /// controller, which needs some registers and is needed by others.
     pub fn give(
         &self,
         fd: &VcpuFd,
@@ -91,7 +91,8 @@ impl Processor {
         fd.set_regs(&self.registers).map_err(kvm("set registers"))?;
         fd.set_sregs(&self.special)
             .map_err(kvm("set special registers"))?;
-        // SAFETY: the structure is the whole area of a vCPU without dynamically enabled features, which no VM here has.
+        // SAFETY: the structure is the whole area of a vCPU without dynamically enabled features, which no VM
+        // here has.
         unsafe { fd.set_xsave(&self.floating) }.map_err(kvm("set floating-point registers"))?;
         fd.set_xcrs(&self.extended)
             .map_err(kvm("set extended control registers"))?;
@@ -200,8 +201,8 @@ fn model_specific(fd: &VcpuFd, numbers: &[u32]) -> Result<Vec<kvm_msr_entry>, St
         .find(|entry| entry.index == MSR_TSC)
         .map_or(0, |entry| entry.data);
     for entry in &mut found {
-        // Zero also says that the timer has expired and its interrupt is on its way, which is in no register: it then
-        // expires once more, at once.
+        // Zero also says that the timer has expired and its interrupt is on its way, which is in no register:
+        // it then expires once more, at once.
         if entry.index == MSR_TSC_DEADLINE && entry.data == 0 {
             entry.data = tsc;
         }

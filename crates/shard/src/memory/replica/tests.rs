@@ -1,4 +1,5 @@
-//! Shards of one process, each with its replica, their lanes sealed as in a shard. With userfaultfd refused they fail.
+//! Shards of one process, each with its replica, their lanes sealed as in a shard. With userfaultfd refused
+//! they fail.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -316,7 +317,8 @@ fn the_balloon_takes_pages_of_both_homes_from_both_shards() {
             _ => queues[2].add(&starts.map(|start| (start, TAKEN as u32)), true),
         };
         queues[queue].take_used().expect("it is done");
-        // The other shard frees its memory when it hears of it. What the device itself used for the first time counts too.
+        // The other shard frees its memory when it hears of it. What the device itself used for the first
+        // time counts too.
         let goal = full - 4 * TAKEN + (256 << 10);
         let is_less = wait(|| (resident([here, there]) <= goal).then_some(()));
         let left = resident([here, there]);

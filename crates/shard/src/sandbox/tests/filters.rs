@@ -121,8 +121,8 @@ fn a_shard_that_was_taken_over_can_do_nothing_by_any_of_its_threads() {
                 let tried = in_child(|| {
                     let (call, [first, second, third]) = (*call, *arguments);
                     let thread = closed.threads.spawn(kind, "taken", move || {
-                        // SAFETY: none of them can do anything: there is no such file, process, or memory. The filter is
-                        // expected to end the process here.
+                        // SAFETY: none of them can do anything: there is no such file, process, or memory.
+                        // The filter is expected to end the process here.
                         unsafe { libc::syscall(call, first, second, third, 0, 0, 0) };
                     });
                     i32::from(thread.is_ok_and(|thread| thread.join().is_ok()))

@@ -26,7 +26,8 @@ impl Vm {
     }
 }
 
-/// Seals a file. Other tests of this process fork, and a child keeps the memory mapped until it ends; a shard has no children.
+/// Seals a file. Other tests of this process fork, and a child keeps the memory mapped until it ends; a shard
+/// has no children.
 fn seal_in_time(file: &File) {
     let start = Instant::now();
     while let Err(error) = seal(file) {

@@ -1,8 +1,9 @@
 //! Serves the balloon's queues.
 //!
-//! The specification numbers the queues whether or not they are there: statistics 2, free-page hints 3, reporting 4.
-//! Linux and QEMU count those that are there: reporting is 3 without hints, 2 without statistics either. There are no
-//! hints here, so every queue from 2 on that is not the statistics' reports, and both kinds of driver are served.
+//! The specification numbers the queues whether or not they are there: statistics 2, free-page hints 3,
+//! reporting 4. Linux and QEMU count those that are there: reporting is 3 without hints, 2 without statistics
+//! either. There are no hints here, so every queue from 2 on that is not the statistics' reports, and both
+//! kinds of driver are served.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;

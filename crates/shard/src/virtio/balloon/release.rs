@@ -15,13 +15,15 @@ use crate::memory::replica::Coherence;
 use crate::sharing::Mapper;
 use crate::virtio::DeviceError;
 
-/// What is asked to give memory back, beside the kernel: where pages stand for an image's, the map of these; where
-/// other shards have copies of the memory, so that no page is this one's alone to punch out, all of them.
+/// What is asked to give memory back, beside the kernel: where pages stand for an image's, the map of these;
+/// where other shards have copies of the memory, so that no page is this one's alone to punch out, all of
+/// them.
 #[derive(Clone)]
 pub struct Release(pub VmKind<Option<Arc<Mapper>>, (), &'static Coherence>);
 
 impl Release {
-    /// Gives back the whole pages inside ranges, each an address and a length in bytes; how many bytes that was.
+    /// Gives back the whole pages inside ranges, each an address and a length in bytes; how many bytes that
+    /// was.
     ///
     /// # Errors
     /// As [`release`].
@@ -56,7 +58,8 @@ fn give_back(
     Ok(coherence.give_back(pages) * PAGE_BYTES)
 }
 
-/// The region that a range is in, and the whole pages inside the range; its end is its start if there are none.
+/// The region that a range is in, and the whole pages inside the range; its end is its start if there are
+/// none.
 fn whole_pages(
     memory: &GuestMemoryMmap<()>,
     start: u64,
@@ -73,13 +76,15 @@ fn whole_pages(
     Ok((region, first..last.max(first)))
 }
 
-/// Punches the whole pages inside `start..start + bytes` out of the memory's file; returns how many bytes that was.
+/// Punches the whole pages inside `start..start + bytes` out of the memory's file; returns how many bytes
+/// that was.
 ///
 /// # Errors
-/// A range outside the guest's memory is the guest's fault. What the host refuses (a page smaller than its huge page)
-/// is no error: the page just stays.
+/// A range outside the guest's memory is the guest's fault. What the host refuses (a page smaller than its
+/// huge page) is no error: the page just stays.
 ///
-/// Pages that stand for an image's (`sharing`) become plain memory again, as a hole: the next touch finds zeroes.
+/// Pages that stand for an image's (`sharing`) become plain memory again, as a hole: the next touch finds
+/// zeroes.
 pub fn release(
     memory: &GuestMemoryMmap<()>,
     sharing: Option<&Mapper>,
@@ -115,7 +120,8 @@ pub fn release(
     } else {
         libc::MADV_DONTNEED
     };
-    // SAFETY: the range is inside one region of guest memory, which nothing in this program holds references into.
+    // SAFETY: the range is inside one region of guest memory, which nothing in this program holds references
+    // into.
     let done = unsafe { libc::madvise(address.cast(), length as usize, advice) == 0 };
     if done {
         return Ok(length);

@@ -1,4 +1,5 @@
-//! What the balloon's front, its thread and its handle share: the target, the actual size, the guest's statistics.
+//! What the balloon's front, its thread and its handle share: the target, the actual size, the guest's
+//! statistics.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};

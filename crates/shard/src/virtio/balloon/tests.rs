@@ -99,7 +99,8 @@ fn reporting_works_however_the_driver_numbers_its_queue() {
 fn without_the_feature_nothing_is_reported() {
     let mut rig = rig_with(1 << 1);
     rig.queues[3].add(&[(0x60_0000, 0x10_0000)], true);
-    // The thread serves its queues one by one, so once a later request is answered the first has been looked at.
+    // The thread serves its queues one by one, so once a later request is answered the first has been looked
+    // at.
     rig.queues[1].add(&[(0x30_0000, 4)], false);
     rig.queues[1].take_used().unwrap();
     assert_eq!(host_bytes(&rig.file), BYTES);

@@ -40,10 +40,12 @@ pub struct Block {
 }
 
 impl Block {
-    /// Starts the threads of a disk. Call it before the sandbox closes: its rings and event files are made here.
+    /// Starts the threads of a disk. Call it before the sandbox closes: its rings and event files are made
+    /// here.
     ///
-    /// `id` is what the guest reads as the serial (its first 20 bytes). `queues` is brought into 1 to 64. `sharing` says how
-    /// reads share memory; none copies all. `on_full` says what a write does that finds no room.
+    /// `id` is what the guest reads as the serial (its first 20 bytes). `queues` is brought into 1 to 64.
+    /// `sharing` says how reads share memory; none copies all. `on_full` says what a write does that finds no
+    /// room.
     pub fn new(
         threads: &Threads,
         id: &str,

@@ -434,7 +434,8 @@ fn copy_name(into: &Segments, name: &[u8]) -> u32 {
     let mut done = 0;
     for piece in into.iovecs() {
         let take = piece.iov_len.min(name.len() - done);
-        // SAFETY: a piece is guest memory that is mapped and writable; the name has `take` bytes from `done` on.
+        // SAFETY: a piece is guest memory that is mapped and writable; the name has `take` bytes from `done`
+        // on.
         unsafe { std::ptr::copy_nonoverlapping(name.as_ptr().add(done), piece.iov_base.cast(), take) };
         done += take;
     }

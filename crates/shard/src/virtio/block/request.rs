@@ -1,7 +1,7 @@
 //! One request: from a descriptor chain to what is to be done. Touches nothing but the header and the ranges.
 //!
-//! The framing is the driver's choice (Virtio 1.2, section 2.7.4.3): the header is the first 16 readable bytes and the
-//! status the last writable byte, wherever the descriptors' borders are.
+//! The framing is the driver's choice (Virtio 1.2, section 2.7.4.3): the header is the first 16 readable
+//! bytes and the status the last writable byte, wherever the descriptors' borders are.
 
 use diskstore::disk::{Operation, SECTOR_BYTES, Segments};
 use virtio_bindings::bindings::virtio_blk::{
@@ -80,7 +80,8 @@ impl Parser {
         Ok(Request { status, action })
     }
 
-    /// Sorts the buffers; true when there are more than [`BUFFERS_MAX`] (of the writable, the last is then kept).
+    /// Sorts the buffers; true when there are more than [`BUFFERS_MAX`] (of the writable, the last is then
+    /// kept).
     fn collect(&mut self, chain: DescriptorChain<&GuestMemoryMmap<()>>) -> Result<bool, DeviceError> {
         self.readable.clear();
         self.writable.clear();
@@ -243,8 +244,9 @@ fn segments(memory: &GuestMemoryMmap<()>, buffers: &[(GuestAddress, u64)]) -> Op
         let length = usize::try_from(*length).ok()?;
         for slice in memory.get_slices(*address, length, Permissions::ReadWrite).ok()? {
             let slice = slice.ok()?;
-            // SAFETY: guest memory, mapped for as long as the handler holds the activation's `GuestRam`; the handler
-            // waits for all its I/O before it lets go of it. No Rust reference to guest memory exists.
+            // SAFETY: guest memory, mapped for as long as the handler holds the activation's `GuestRam`; the
+            // handler waits for all its I/O before it lets go of it. No Rust reference to guest memory
+            // exists.
             unsafe { segments.push(slice.ptr_guard_mut().as_ptr(), slice.len()) };
         }
     }

@@ -2,8 +2,8 @@
 
 use crate::sandbox::Syscall;
 
-/// Reading, writing, syncing and punching the disk's files, and the kernel's ring. The ring itself is restricted to
-/// reads and syncs of those files before the sandbox closes. No call here takes a path.
+/// Reading, writing, syncing and punching the disk's files, and the kernel's ring. The ring itself is
+/// restricted to reads and syncs of those files before the sandbox closes. No call here takes a path.
 pub const SYSCALLS: &[Syscall] = &[
     libc::SYS_pread64,
     libc::SYS_preadv,

@@ -1,7 +1,7 @@
 //! Requests that wait for room on the host, and the timer that retries them (`on_full = "pause"`).
 //!
-//! The driver sees a request that takes long: virtio-blk has no timeout of its own. Requests behind a waiting one are served,
-//! since the driver may not rely on an order between requests that it has not seen completed.
+//! The driver sees a request that takes long: virtio-blk has no timeout of its own. Requests behind a waiting
+//! one are served, since the driver may not rely on an order between requests that it has not seen completed.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -77,7 +77,8 @@ impl WaitingRequests {
         Ok(requests)
     }
 
-    /// Sets the timer anew after `tried` requests were tried and those that still have no room were added again.
+    /// Sets the timer anew after `tried` requests were tried and those that still have no room were added
+    /// again.
     pub fn tried(&mut self, tried: usize) -> io::Result<()> {
         self.trying = None;
         lower(&self.metrics.waiting, tried.saturating_sub(self.requests.len()));

@@ -116,7 +116,8 @@ impl NetHandler {
         Ok(())
     }
 
-    /// Moves frames to the guest until it or the backend has no more; leaves the file armed only if the guest has room.
+    /// Moves frames to the guest until it or the backend has no more; leaves the file armed only if the guest
+    /// has room.
     fn receive(&mut self, pair: usize, sources: &Sources) -> Result<(), DeviceError> {
         let Some(running) = &mut self.running else {
             return Ok(());
@@ -267,8 +268,8 @@ impl NetHandler {
             let frame = bytes - HEADER_BYTES;
             let sent = match &mut self.link {
                 _ if frame < ETHERNET_BYTES => false,
-                // A full queue of the host, a device that is down or a header the kernel refuses: the frame is lost,
-                // as on a wire.
+                // A full queue of the host, a device that is down or a header the kernel refuses: the frame
+                // is lost, as on a wire.
                 Link::Tap(tap) => tap.write(pair, self.chain.pieces()).is_ok(),
                 Link::Stream(stream) if stream.is_open() => {
                     let chain = &self.chain;
@@ -429,8 +430,8 @@ impl Handler for NetHandler {
         match event {
             Event::Source(token) => {
                 let pair = token as usize;
-                // By the interest, not by what is left to send: that may have gone since, and frames still wait in the
-                // queue, for which the guest does not notify again.
+                // By the interest, not by what is left to send: that may have gone since, and frames still
+                // wait in the queue, for which the guest does not notify again.
                 let waits = self.running.as_ref().and_then(|running| running.pairs.get(pair));
                 if waits.is_some_and(|pair| pair.interest.contains(EpollFlags::EPOLLOUT)) {
                     self.transmit(pair, sources)?;

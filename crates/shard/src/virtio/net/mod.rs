@@ -1,11 +1,12 @@
 //! The network card (Virtio 1.2, section 5.1).
 //!
-//! Two backends. A TAP device moves frames by `readv` and `writev` straight between the kernel and guest memory, with
-//! checksum and segmentation offloads and several queue pairs. A stream socket (passt) carries each frame after its
-//! length, without offloads; when the other end goes away the guest sees its link go down, and lives on.
+//! Two backends. A TAP device moves frames by `readv` and `writev` straight between the kernel and guest
+//! memory, with checksum and segmentation offloads and several queue pairs. A stream socket (passt) carries
+//! each frame after its length, without offloads; when the other end goes away the guest sees its link go
+//! down, and lives on.
 //!
-//! One thread serves all of a card's queues. A guest that posts no receive buffers makes the device stop reading, so
-//! that the kernel's queue (or passt's socket) holds the frames and applies its own limits.
+//! One thread serves all of a card's queues. A guest that posts no receive buffers makes the device stop
+//! reading, so that the kernel's queue (or passt's socket) holds the frames and applies its own limits.
 //!
 //! ```text
 //!   guest tx chain ── Segments ──► writev(tap) │ length + frame ─► Stream::out ─► send

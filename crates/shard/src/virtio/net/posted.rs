@@ -1,7 +1,7 @@
 //! The receive buffers that the guest has posted and the device has taken from the ring, but not yet filled.
 //!
-//! They are kept from frame to frame, so that a small frame costs one chain's parsing and not that of the 43 chains
-//! that the largest frame may need.
+//! They are kept from frame to frame, so that a small frame costs one chain's parsing and not that of the 43
+//! chains that the largest frame may need.
 
 use std::collections::VecDeque;
 
@@ -35,8 +35,8 @@ impl Posted {
         }
     }
 
-    /// Takes buffers from the ring until a frame and its header of `wanted` bytes fit. False when the guest has not
-    /// posted enough, unless it never could: then what there is must do.
+    /// Takes buffers from the ring until a frame and its header of `wanted` bytes fit. False when the guest
+    /// has not posted enough, unless it never could: then what there is must do.
     pub fn fill(
         &mut self,
         memory: &GuestMemoryMmap<()>,
@@ -70,7 +70,8 @@ impl Posted {
         if self.mergeable {
             self.segments.bytes() >= wanted || self.segments.pieces().len() >= SEGMENTS_MAX
         } else {
-            // The guest decides how large its only buffer for a frame is; a frame that does not fit is dropped.
+            // The guest decides how large its only buffer for a frame is; a frame that does not fit is
+            // dropped.
             !self.buffers.is_empty()
         }
     }

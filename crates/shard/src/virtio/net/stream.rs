@@ -1,6 +1,8 @@
-//! The stream backend: frames over a unix socket, each after its length (four bytes, big endian), as passt speaks it.
+//! The stream backend: frames over a unix socket, each after its length (four bytes, big endian), as passt
+//! speaks it.
 //!
-//! Both buffers outlive a reset of the device: the peer does not know of resets, and the framing must stay intact.
+//! Both buffers outlive a reset of the device: the peer does not know of resets, and the framing must stay
+//! intact.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -81,8 +83,8 @@ impl Stream {
         copy(&mut self.outgoing[start..]);
     }
 
-    /// Sends what waits, a frame with each call: passt loses its place when it finds a part of a frame, and the kernel
-    /// takes a small message whole or not at all.
+    /// Sends what waits, a frame with each call: passt loses its place when it finds a part of a frame, and
+    /// the kernel takes a small message whole or not at all.
     pub fn flush(&mut self) -> Moved {
         while self.has_outgoing() && self.open {
             let rest = &self.outgoing[self.out_start..];

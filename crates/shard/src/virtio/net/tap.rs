@@ -106,7 +106,8 @@ impl Tap {
 
     /// Reads one frame with its header into `room`; the bytes beyond `room` are lost.
     pub fn read(&self, pair: usize, room: &[libc::iovec]) -> io::Result<usize> {
-        // SAFETY: `room` holds pieces of mapped guest memory (see `Segments`); the kernel checks nothing more.
+        // SAFETY: `room` holds pieces of mapped guest memory (see `Segments`); the kernel checks nothing
+        // more.
         let count = unsafe {
             libc::readv(
                 self.files[pair].as_raw_fd(),

@@ -1,10 +1,11 @@
 //! Keeps the guest's TCP connections through passt alive when a receiver on the host is slow.
 //!
-//! passt (Debian 12's at least) tells the guest of a closed window, and when it opens again, notes that for itself and
-//! says nothing. Linux then probes with segments that carry no data, which passt does not answer either: the
-//! connection stands still until it is reset. So no guest sees a closed window: the smallest open one (one unit, at
-//! most 128 bytes of passt's) makes it probe with data, and passt acknowledges data together with its window. Data
-//! that passt cannot hand on it drops, and the guest sends again, as it would on any network.
+//! passt (Debian 12's at least) tells the guest of a closed window, and when it opens again, notes that for
+//! itself and says nothing. Linux then probes with segments that carry no data, which passt does not answer
+//! either: the connection stands still until it is reset. So no guest sees a closed window: the smallest open
+//! one (one unit, at most 128 bytes of passt's) makes it probe with data, and passt acknowledges data
+//! together with its window. Data that passt cannot hand on it drops, and the guest sends again, as it would
+//! on any network.
 
 const ETHER_TYPE: usize = 12;
 const IP: usize = 14;
@@ -19,7 +20,8 @@ const CHECKSUM: usize = 16;
 /// SYN and RST: such segments promise nothing.
 const SYN_RST: u8 = 0x02 | 0x04;
 
-/// Opens a closed window in `frame`, if it is a TCP segment with one, by one unit; any other frame stays as it is.
+/// Opens a closed window in `frame`, if it is a TCP segment with one, by one unit; any other frame stays as
+/// it is.
 pub fn keep_open(frame: &mut [u8]) {
     if let Some(tcp) = tcp_header(frame)
         && let Some(header) = frame.get_mut(tcp..tcp + CHECKSUM + 2)
@@ -27,8 +29,8 @@ pub fn keep_open(frame: &mut [u8]) {
         && header[WINDOW..WINDOW + 2] == [0, 0]
     {
         header[WINDOW + 1] = 1;
-        // RFC 1624, equation 3: complement of (complement of the old sum + complement of the old word + the new one).
-        // The middle term is 0xffff, which counts as nothing there.
+        // RFC 1624, equation 3: complement of (complement of the old sum + complement of the old word + the
+        // new one). The middle term is 0xffff, which counts as nothing there.
         let old = u16::from_be_bytes([header[CHECKSUM], header[CHECKSUM + 1]]);
         let sum = u32::from(!old) + 1;
         // The sum is at most 0x1_0000, so that one fold does.

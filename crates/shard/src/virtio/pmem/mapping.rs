@@ -39,8 +39,8 @@ pub struct PmemRegion {
 }
 
 impl PmemRegion {
-    /// `memory` with this region in it, for devices: a driver may have them read and write persistent memory too
-    /// (direct I/O between two disks).
+    /// `memory` with this region in it, for devices: a driver may have them read and write persistent memory
+    /// too (direct I/O between two disks).
     pub fn join(&self, memory: &GuestRam) -> io::Result<GuestRam> {
         let length = usize::try_from(self.bytes).map_err(io::Error::other)?;
         let builder = MmapRegionBuilder::new(length)
@@ -64,8 +64,8 @@ pub fn region_bytes(file_bytes: u64) -> Option<u64> {
 
 /// Maps `file` for the guest address `guest`. What is past the file's last page is plain zero memory.
 ///
-/// Where writes are refused, the vCPUs can't write; a driver that has another device write here changes this VM's private
-/// copy, as a mapping that refused it would end the process.
+/// Where writes are refused, the vCPUs can't write; a driver that has another device write here changes this
+/// VM's private copy, as a mapping that refused it would end the process.
 ///
 /// The mapping is never undone: KVM refers to it until the VM is gone, which is when the process ends.
 pub fn map(file: &File, guest: u64, writes: Writes) -> io::Result<PmemRegion> {

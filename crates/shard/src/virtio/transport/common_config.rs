@@ -1,8 +1,8 @@
-//! The common configuration structure, as Virtio 1.2 names it (section 4.1.4.3), the same for every kind of device: the
-//! status state machine, features, queue set-up (sections 2.1, 3.1).
+//! The common configuration structure, as Virtio 1.2 names it (section 4.1.4.3), the same for every kind of
+//! device: the status state machine, features, queue set-up (sections 2.1, 3.1).
 //!
-//! What the specification forbids is ignored: features after FEATURES_OK, a queue's registers after it is enabled, an
-//! unknown select. Accesses of any size and place are taken byte by byte from whole registers.
+//! What the specification forbids is ignored: features after FEATURES_OK, a queue's registers after it is
+//! enabled, an unknown select. Accesses of any size and place are taken byte by byte from whole registers.
 
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FAILED,

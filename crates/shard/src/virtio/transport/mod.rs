@@ -50,7 +50,8 @@ const TYPE_ISR: u8 = 3;
 const TYPE_DEVICE: u8 = 4;
 const TYPE_PCI_ACCESS: u8 = 5;
 
-/// Whether that place in a BAR is among the notification registers, which a driver only writes, and waits for nothing.
+/// Whether that place in a BAR is among the notification registers, which a driver only writes, and waits for
+/// nothing.
 pub fn is_notification(offset: u64) -> bool {
     (NOTIFY..NOTIFY + REGION_BYTES).contains(&offset)
 }

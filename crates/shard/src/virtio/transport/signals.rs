@@ -1,4 +1,5 @@
-//! From the device to the driver: queue and configuration interrupts, and the request for a reset. Any thread.
+//! From the device to the driver: queue and configuration interrupts, and the request for a reset. Any
+//! thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};

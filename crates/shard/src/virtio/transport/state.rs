@@ -1,8 +1,8 @@
 //! A device that stands still, as its driver set it up, and the same device in another VM.
 //!
-//! Where a queue stands is not part of it: it is in guest memory. Every device here answers requests in the order it takes
-//! them, or has none under way while the VM is held still, so the next one to take is the one after the last answered: the
-//! index of the used ring.
+//! Where a queue stands is not part of it: it is in guest memory. Every device here answers requests in the
+//! order it takes them, or has none under way while the VM is held still, so the next one to take is the one
+//! after the last answered: the index of the used ring.
 
 use std::io;
 
@@ -71,8 +71,8 @@ impl VirtioPci {
         Ok(serde_json::to_value(state)?)
     }
 
-    /// Takes over the state of a device of the same kind and shape. The driver finds everything as it left it, and is
-    /// interrupted once for each queue: what was on its way then is in no state.
+    /// Takes over the state of a device of the same kind and shape. The driver finds everything as it left
+    /// it, and is interrupted once for each queue: what was on its way then is in no state.
     pub(super) fn resume(&mut self, state: &Value) -> io::Result<()> {
         let state: TransportState = serde_json::from_value(state.clone())?;
         if state.queues.len() != self.queues.len() || state.accepted & !self.offered != 0 {

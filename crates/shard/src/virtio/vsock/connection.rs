@@ -1,15 +1,15 @@
 //! One stream connection as a state machine without I/O (5.10.6.3, 5.10.6.6).
 //!
 //! Invariants: the bytes that wait for the host are never more than the credit given to the guest
-//! ([`BUFFER_BYTES`]); the bytes on their way to the guest are never more than the credit it gave. Counters are
-//! modulo 2^32, as the specification has them.
+//! ([`BUFFER_BYTES`]); the bytes on their way to the guest are never more than the credit it gave. Counters
+//! are modulo 2^32, as the specification has them.
 
 use std::collections::VecDeque;
 
 use super::packet::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
-/// Bytes that may wait for the host in one connection: two packets of the largest size, so that the guest can send one
-/// while the other is written.
+/// Bytes that may wait for the host in one connection: two packets of the largest size, so that the guest can
+/// send one while the other is written.
 pub const BUFFER_BYTES: u32 = 128 << 10;
 
 /// The guest broke the rules of the connection: it gets a reset.

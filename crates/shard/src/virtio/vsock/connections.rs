@@ -1,6 +1,7 @@
 //! All connections of the device: its clients, the sockets that the guest has asked for, their deadlines.
 //!
-//! Everything is bounded: peers by the table, waiting bytes by each connection's credit, resets in [`packets`].
+//! Everything is bounded: peers by the table, waiting bytes by each connection's credit, resets in
+//! [`packets`].
 
 mod packets;
 

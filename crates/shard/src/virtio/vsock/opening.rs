@@ -1,4 +1,5 @@
-//! The guest's requests for sockets of the host that the monitor has not answered, in the order of its answers.
+//! The guest's requests for sockets of the host that the monitor has not answered, in the order of its
+//! answers.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,7 @@
 //! A program of the host that is connected to the guest, or about to be: its socket and its connection.
 //!
-//! Bytes go from the connection to the socket, and from the socket into packets for the guest. When, and what is waited
-//! for in between, is [`Connections`](super::connections::Connections)'s.
+//! Bytes go from the connection to the socket, and from the socket into packets for the guest. When, and what
+//! is waited for in between, is [`Connections`](super::connections::Connections)'s.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -111,7 +111,8 @@ impl Peer {
         matches!(socket::send(&self.stream, line.as_bytes()), Ok(count) if count == line.len())
     }
 
-    /// Gives the socket what waits for it, and sees what has ended. True when the socket takes no more for now.
+    /// Gives the socket what waits for it, and sees what has ended. True when the socket takes no more for
+    /// now.
     pub fn forward(&mut self) -> bool {
         let Phase::Connected { connection, .. } = &mut self.phase else {
             return false;
@@ -159,7 +160,8 @@ impl Peer {
         connection.has_control() || self.readable && !self.ended && connection.room() > 0
     }
 
-    /// Its next packet for the guest `cid`; the payload, if any, is put at the start of `payload`, which is not empty.
+    /// Its next packet for the guest `cid`; the payload, if any, is put at the start of `payload`, which is
+    /// not empty.
     pub fn next_packet(&mut self, cid: u64, payload: &mut [u8]) -> Option<Header> {
         let Phase::Connected { ports, connection } = &mut self.phase else {
             return None;

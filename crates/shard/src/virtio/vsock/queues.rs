@@ -1,6 +1,7 @@
 //! The receive and the transmit queue: packets in and out of the guest's memory.
 //!
-//! A receive buffer is taken from the ring when there may be something for the guest, and held until a packet fills it.
+//! A receive buffer is taken from the ring when there may be something for the guest, and held until a packet
+//! fills it.
 
 use std::sync::Arc;
 
@@ -91,8 +92,8 @@ impl Queues {
         self.rx.queue.disable_notification(&*self.memory).map_err(broken)
     }
 
-    /// Holds a receive buffer and returns its room for payload, never 0; nothing when the guest has posted none. It will
-    /// notify when it does.
+    /// Holds a receive buffer and returns its room for payload, never 0; nothing when the guest has posted
+    /// none. It will notify when it does.
     pub fn hold(&mut self) -> Result<Option<usize>, DeviceError> {
         let memory = &*self.memory;
         while self.held.is_none() {
@@ -124,7 +125,8 @@ impl Queues {
         self.rx.queue.add_used(&*self.memory, head, bytes).map_err(broken)
     }
 
-    /// Packets have been sent to the guest; with `more`, comes back to the queue after what else waits for this thread.
+    /// Packets have been sent to the guest; with `more`, comes back to the queue after what else waits for
+    /// this thread.
     pub fn end_rx(&mut self, more: bool) -> Result<(), DeviceError> {
         if more {
             look_again(&self.rx);
@@ -137,7 +139,8 @@ impl Queues {
         self.tx.queue.disable_notification(&*self.memory).map_err(broken)
     }
 
-    /// Takes a packet of the guest; its payload is put at the start of `payload`. The guest will notify when there is none.
+    /// Takes a packet of the guest; its payload is put at the start of `payload`. The guest will notify when
+    /// there is none.
     pub fn take(&mut self, payload: &mut [u8; PAYLOAD_BYTES_MAX]) -> Result<Option<Header>, DeviceError> {
         let memory = &*self.memory;
         let chain = loop {

@@ -21,7 +21,8 @@ pub enum Hello {
     Wrong,
 }
 
-/// Takes the client's first line from its socket, a byte at a time and nothing after it; `line` keeps what has come.
+/// Takes the client's first line from its socket, a byte at a time and nothing after it; `line` keeps what
+/// has come.
 pub fn hello(mut stream: &UnixStream, line: &mut Vec<u8>) -> Hello {
     let mut byte = [0];
     while line.len() < LINE_BYTES_MAX {

@@ -1,7 +1,7 @@
 //! The device's peers, by index and by ports, and whose turn it is to send to the guest.
 //!
-//! Invariants: `by_ports` has the ports of every peer that has some; `turns` has an index at most once, and only of a
-//! peer that is there.
+//! Invariants: `by_ports` has the ports of every peer that has some; `turns` has an index at most once, and
+//! only of a peer that is there.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -61,7 +61,8 @@ impl Table {
         self.by_ports.get(&ports).copied()
     }
 
-    /// Starts a connection to `guest_port` of the guest for a peer that has none, from a port of the host that has none.
+    /// Starts a connection to `guest_port` of the guest for a peer that has none, from a port of the host
+    /// that has none.
     pub fn connect(&mut self, index: usize, guest_port: u32) {
         let Some(peer) = self.peers.get_mut(index).and_then(Option::as_mut) else {
             return;

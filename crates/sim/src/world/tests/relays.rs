@@ -1,4 +1,5 @@
-//! Sixty-four cells of one host, whose trees have relays that gather votes, and that die or hang in the midst of one.
+//! Sixty-four cells of one host, whose trees have relays that gather votes, and that die or hang in the midst
+//! of one.
 
 use cell::cluster::routes::Route;
 use knowledge::{Base, fact};
@@ -78,7 +79,8 @@ fn two_relays_that_die_in_the_midst_of_a_vote_cost_no_vote_and_no_second() {
     }
 }
 
-/// The cells below a relay that hangs are asked again, over their links, before they could be taken for hanging too.
+/// The cells below a relay that hangs are asked again, over their links, before they could be taken for
+/// hanging too.
 #[test]
 fn a_relay_that_hangs_in_the_midst_of_a_vote_is_the_only_cell_that_is_given_up() {
     for moment in 1..4 {

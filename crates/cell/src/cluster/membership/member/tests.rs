@@ -31,7 +31,8 @@ fn member() -> Member<u8> {
     member
 }
 
-/// A round in which the lease lives and these are the records, until something is to be written back or the round is over.
+/// A round in which the lease lives and these are the records, until something is to be written back or the
+/// round is over.
 fn round(member: &mut Member<u8>, records: &Records) -> Vec<News> {
     member.begin_round(LOOK);
     let mut news = Vec::new();

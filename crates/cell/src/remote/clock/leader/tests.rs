@@ -8,7 +8,8 @@ use super::*;
 const KHZ: u32 = 2_000_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Nanoseconds times hertz, in parts of a thousand millions, to ticks. One division: of 128 bits they take most of the time here.
+/// Nanoseconds times hertz, in parts of a thousand millions, to ticks. One division: of 128 bits they take
+/// most of the time here.
 const HZ_TO_TICKS: u128 = 1_000_000_000_000_000;
 /// What a step takes to reach a shard, nanoseconds, at most.
 const ORDER_NS: u64 = 2 * MS;
@@ -197,7 +198,8 @@ impl World {
         self.leader.look_ns(self.hosts[0].counter(self.now))
     }
 
-    /// What two hosts' guests read at this moment is as far apart as is said, and no message is seen before it was sent.
+    /// What two hosts' guests read at this moment is as far apart as is said, and no message is seen before
+    /// it was sent.
     fn check(&mut self) {
         let now = self.now;
         let counter = self.hosts[0].counter(now);
@@ -248,7 +250,8 @@ impl World {
         self.hosts.iter_mut().map(|host| (host.guest(now), now)).collect()
     }
 
-    /// By how much faster than the fastest host's counter the guest's time has run, parts of a thousand millions.
+    /// By how much faster than the fastest host's counter the guest's time has run, parts of a thousand
+    /// millions.
     fn excess_ppb(&self, time: u64) -> i64 {
         let hosts = self.hosts.iter();
         let fastest = hosts.map(|host| host.ppb).max().expect("hosts");
@@ -258,7 +261,8 @@ impl World {
     }
 }
 
-/// How long the guest lives: a day with the first seed and an hour with others, and less where nothing is optimised.
+/// How long the guest lives: a day with the first seed and an hour with others, and less where nothing is
+/// optimised.
 fn life(seed: u64) -> u64 {
     match (cfg!(debug_assertions), seed) {
         (true, _) => 40 * SECOND,
@@ -296,8 +300,8 @@ fn a_host_that_does_not_answer_keeps_its_time() {
     }
 }
 
-/// A host stands still with its counter, as a virtual machine may: a part's falls behind, the home's finds all others ahead. All
-/// catch up, and nobody is turned back.
+/// A host stands still with its counter, as a virtual machine may: a part's falls behind, the home's finds
+/// all others ahead. All catch up, and nobody is turned back.
 #[test]
 fn a_host_whose_counter_stood_still_catches_up() {
     for seed in 20..28 {

@@ -1,5 +1,6 @@
-//! The heterogeneous memory attribute table (ACPI 6.3, 5.2.27): what a node's CPUs need for memory of each node, measured.
-//! Written by hand, as SRAT and SLIT. Only there when all of it is known: an entry can't say that nothing is.
+//! The heterogeneous memory attribute table (ACPI 6.3, 5.2.27): what a node's CPUs need for memory of each
+//! node, measured. Written by hand, as SRAT and SLIT. Only there when all of it is known: an entry can't say
+//! that nothing is.
 
 use acpi_tables::AmlSink;
 use acpi_tables::sdt::Sdt;
@@ -38,7 +39,8 @@ pub(super) fn hmat(nodes: &[NodeTable]) -> Option<Sdt> {
     Some(hmat)
 }
 
-/// Memory proximity domain attributes: type 0, 40 bytes. A node's memory is reached by its own CPUs first, if it has any.
+/// Memory proximity domain attributes: type 0, 40 bytes. A node's memory is reached by its own CPUs first, if
+/// it has any.
 fn attributes(node: u32, has_cpus: bool, body: &mut Vec<u8>) {
     body.word(0);
     body.word(0);
@@ -52,7 +54,8 @@ fn attributes(node: u32, has_cpus: bool, body: &mut Vec<u8>) {
     body.qword(0);
 }
 
-/// System locality latency and bandwidth information: type 1. All nodes by all nodes, of memory itself, not of a cache.
+/// System locality latency and bandwidth information: type 1. All nodes by all nodes, of memory itself, not
+/// of a cache.
 fn locality(data_type: u8, rows: &[&[u64]], body: &mut Vec<u8>) {
     let count = rows.len() as u32;
     body.word(1);

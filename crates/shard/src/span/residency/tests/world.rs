@@ -148,8 +148,8 @@ impl World {
         }
     }
 
-    /// Takes one step of a shard's thread of the vCPU, as `SpanVcpu::prepare_entry` and `depart` do. `takes` is
-    /// whether its KVM accepts an arriving vCPU.
+    /// Takes one step of a shard's thread of the vCPU, as `SpanVcpu::prepare_entry` and `depart` do. `takes`
+    /// is whether its KVM accepts an arriving vCPU.
     pub fn step(&mut self, me: u8, takes: bool) {
         let shard = self.shard(me);
         if let Some(effect) = shard.effects.pop_front() {

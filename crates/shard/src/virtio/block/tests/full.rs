@@ -1,4 +1,5 @@
-//! Writes that find no room on the host, of a disk whose policy is to fail and of one whose policy is to pause.
+//! Writes that find no room on the host, of a disk whose policy is to fail and of one whose policy is to
+//! pause.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -146,8 +146,8 @@ impl Connections {
         !self.resets.is_empty() || self.table.has_turn()
     }
 
-    /// The next packet for the guest; its payload, if any, is put at the start of `payload`, which is not empty. The one
-    /// whose turn it is may have none.
+    /// The next packet for the guest; its payload, if any, is put at the start of `payload`, which is not
+    /// empty. The one whose turn it is may have none.
     pub fn next_packet(
         &mut self,
         payload: &mut [u8],
