@@ -14,7 +14,7 @@ use shard::span::device_proxy_server::IO_REQUESTS_MAX;
 use shard::span::link::{Receiving, stream};
 use shard::span::packet::Packet;
 use shard::span::router::{HOME, Router};
-use urpc::host::{Block, Outbox, SharedRing};
+use urpc::host::{Block, BlockingSender, SharedRing};
 use urpc::message::{Message, PAYLOAD_BYTES};
 
 const SHARDS: [u8; 4] = [0, 1, 1, 2];
@@ -35,7 +35,7 @@ fn ring_packets(bytes: &[u8]) {
     const PARTS_MAX: usize = 32;
     let file = File::from(shard_api::memory::channel().expect("memory for a channel"));
     let ring = SharedRing::attach(&file.try_clone().expect("a copy").into()).expect("a ring");
-    let mut outbox = Outbox::new(ring, Block::Futex, 0);
+    let mut outbox = BlockingSender::new(ring, Block::Futex, 0);
     for part in bytes.chunks(PART_BYTES).take(PARTS_MAX) {
         let (kind, payload) = part.split_at(part.len().min(size_of::<u32>()));
         let kind = kind.try_into().map_or(0, u32::from_le_bytes);
