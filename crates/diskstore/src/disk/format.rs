@@ -14,7 +14,7 @@ use super::DiskError;
 /// A file's format is decided in this order:
 /// 1. the user's `format = ...`;
 /// 2. the format recorded when the file was first written in place as a raw disk (the extended attribute
-///   `user.mirrorball.format`, where the file system has attributes);
+///    `user.mirrorball.format`, where the file system has attributes);
 /// 3. the file's first bytes; a file detected as qcow2 only by them may not refer to other files.
 ///
 /// The guest of a raw disk can write a qcow2 header into it. By rule 2 it stays raw; where nothing can be

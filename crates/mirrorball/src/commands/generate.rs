@@ -12,6 +12,8 @@ use miette::{IntoDiagnostic, Result, miette};
 
 /// Name of the command in generated texts.
 const NAME: &str = "mirrorball";
+/// Columns of a line of prose.
+const COLUMNS_MAX: usize = 110;
 
 /// `mirrorball generate`.
 #[derive(Debug, Subcommand)]
@@ -74,7 +76,7 @@ fn reference(mut command: Command) -> String {
 fn section(text: &mut String, command: &Command, path: &str) {
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     // Writing to a string can't fail.
-    let _ = write!(text, "\n## {path}\n\n{about}.\n");
+    let _ = write!(text, "\n## {path}\n\n{}.\n", wrapped(&about));
     let arguments: Vec<&Arg> = command
         .get_arguments()
         .filter(|argument| {
@@ -152,6 +154,22 @@ fn default_of(argument: &Arg) -> String {
         true => format!("`{}`", values.join(" ")),
         false => String::new(),
     }
+}
+
+/// The text in lines of at most [`COLUMNS_MAX`] columns, with room for the full stop.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("never empty");
+        if !line.is_empty() && line.chars().count() + word.chars().count() + 2 > COLUMNS_MAX {
+            lines.push(word.to_owned());
+        } else {
+            let blank = if line.is_empty() { "" } else { " " };
+            // Writing to a string can't fail.
+            let _ = write!(line, "{blank}{word}");
+        }
+    }
+    lines.join("\n")
 }
 
 /// The text in a cell of a table.
