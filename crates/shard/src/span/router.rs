@@ -25,8 +25,8 @@ use super::vcpu_migration::{MoveOrder, Outcome};
 /// The home: the shard with the devices.
 pub const HOME: u8 = 0;
 
-/// Time limit for other vCPUs to complete an INIT, for which its sender blocks. A host that stands still for a
-/// second, as emulated ones do, must not let the sender go on: it relies on the others being stopped. Linux
+/// Time limit for other vCPUs to complete an INIT, for which its sender blocks. A host that stands still for
+/// a second, as emulated ones do, must not let the sender go on: it relies on the others being stopped. Linux
 /// reports a processor that is blocked for 20 s.
 const INIT_TIMEOUT: Duration = Duration::from_secs(5);
 
