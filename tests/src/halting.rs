@@ -1,4 +1,7 @@
-//! A guest that halts at once. Any KVM runs it within milliseconds, a debug build too.
+//! A guest that halts at once, and the end of the cells that have it. Any KVM runs it within milliseconds, a
+//! debug build too.
+
+use std::path::Path;
 
 /// An ELF kernel of three instructions: it disables interrupts and halts for ever.
 pub fn halting_guest() -> Vec<u8> {
@@ -23,4 +26,24 @@ pub fn halting_guest() -> Vec<u8> {
     }
     elf.extend(CODE);
     elf
+}
+
+/// Kills all VMs of a runtime directory and ends its two cells, by a function that runs `mirrorball`. In a
+/// test that fails it prints the logs of the cells first.
+pub fn end_cells(runtime: &Path, call: impl Fn(&[&str])) {
+    if std::thread::panicking() {
+        for number in 0..2 {
+            let log = std::fs::read_to_string(runtime.join(format!("cells/{number}/log")));
+            eprintln!("--- the log of cell {number}\n{}", log.unwrap_or_default());
+        }
+    }
+    for vm in std::fs::read_dir(runtime.join("vms"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        // An entry that is no VM's is no error here.
+        call(&["kill", &vm.file_name().to_string_lossy()]);
+    }
+    call(&["cluster", "down", "--leave"]);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::command::Call;
-use guest_tests::halting::halting_guest;
+use guest_tests::halting::{end_cells, halting_guest};
 use guest_tests::{Scratch, mirrorball};
 use serde_json::Value;
 
@@ -88,18 +88,9 @@ impl Cells {
 
 impl Drop for Cells {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            for number in 0..2 {
-                let log = fs::read_to_string(self.scratch.join(&format!("runtime/cells/{number}/log")));
-                eprintln!("--- the log of cell {number}\n{}", log.unwrap_or_default());
-            }
-        }
-        let vms = fs::read_dir(self.scratch.join("runtime/vms"));
-        for vm in vms.into_iter().flatten().flatten() {
-            // What is no VM's is no error here.
-            let _ = self.call(["kill", &vm.file_name().to_string_lossy()]).run();
-        }
-        let _ = self.call(["cluster", "down", "--leave"]).run();
+        end_cells(&self.scratch.join("runtime"), |words| {
+            drop(self.call(words.iter().copied()).run())
+        });
     }
 }
 
