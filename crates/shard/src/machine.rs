@@ -36,7 +36,7 @@ use crate::span::host::cpuid;
 use crate::span::machine::HomeShard;
 use crate::virtio::pmem::PmemRegion;
 pub use error::MachineError;
-use kvm_vm::create_vm;
+use kvm_vm::{MemoryMapping, create_vm};
 pub use kvm_vm::{check_kvm, create_shard_vm, map_memory};
 pub(crate) use kvm_vm::{host_relies_on_tsc, tsc_khz};
 use load::load;
@@ -77,6 +77,8 @@ pub struct Machine {
     start: Start,
     register_numbers: Vec<u32>,
     groups: Groups,
+    /// Gives KVM the guest's memory.
+    memory_mapping: MemoryMapping,
 }
 
 /// How the vCPUs start.
@@ -120,7 +122,7 @@ impl Machine {
             VmKind::Plain(_) => create_vm(kvm_fd)?,
             VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => create_shard_vm(kvm_fd)?,
         });
-        map_memory(&vm, &memory)?;
+        let memory_mapping = MemoryMapping::begin(&vm, &memory)?;
         let end = Arc::new(EndSignal::new()?);
         let console = Arc::new(Console::new(end.clone())?);
         let generation = Generation::new()?;
@@ -202,6 +204,7 @@ impl Machine {
             start,
             register_numbers: state::register_numbers(kvm_fd)?,
             groups,
+            memory_mapping,
         };
         Ok((machine, kind))
     }

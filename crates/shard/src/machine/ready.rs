@@ -79,6 +79,7 @@ pub struct Running {
 impl Machine {
     /// Makes the vCPUs; no device can be added any more.
     pub fn into_vcpus(self, count: u8, kind: ServedKind) -> Result<Ready, MachineError> {
+        self.memory_mapping.finish()?;
         let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
         let migrated_msrs = migrated_msrs(&self.register_numbers);
         let (mut vcpus, mut seconds) = (Vec::new(), Vec::new());

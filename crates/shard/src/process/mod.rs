@@ -1,7 +1,7 @@
 //! The shard's process, from the first message of its monitor to the last report.
 //!
-//! Order matters: receive the spec and the files; make the machine and every device; close the sandbox while
-//! there is one thread; start the threads; report; seal the first thread; run the vCPUs; wait.
+//! Order matters: receive the spec and the files; make the machine and every device; close the sandbox before
+//! any thread serves the guest; start the threads; report; seal the first thread; run the vCPUs; wait.
 
 mod control;
 mod freeze;
@@ -151,7 +151,7 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
         _ => None,
     };
 
-    // The one place where the sandbox closes: every file is open, and one thread runs.
+    // The one place where the sandbox closes: every file is open, and no thread serves the guest yet.
     let closed = sandbox::close(spec.sandbox.clone())?;
 
     let threads = closed.threads;
