@@ -29,6 +29,7 @@ pub mod monitor;
 pub mod open;
 mod parts;
 mod pidfd;
+mod process_title;
 pub mod programs;
 pub mod reboot;
 mod recorder;

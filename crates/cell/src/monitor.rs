@@ -1,28 +1,26 @@
-//! The monitor's process: it starts the VMs of one `mirrorball run`, and serves them unless they are in
-//! cells.
+//! The monitor of a VM: a process, forked from the client, that opens the VM's files, starts its keeper, and
+//! serves the VM if no cell does. Outside a cluster it is the VM's private cell. It has one VM.
 //!
-//! VMs outlive the command that started them only when that command says so: the command holds a *lease*, one
-//! end of a socket. When the lease ends without [`LeaseOrder::Detach`] (the command was killed, its terminal
-//! went away), the VMs end.
+//! VMs outlive the client that started them only if the client says so. It holds a *lease*, one end of a
+//! socket. When the lease ends without [`LeaseOrder::Detach`] (the client was killed, its terminal went
+//! away), the VMs end. The monitors of one command have the same lease.
 //!
-//! The monitor opens the files of a VM in a cell, and hands it over to the cell's process, which starts and
-//! serves it ([`hand_over`]). When a process that serves VMs dies, its VMs on one host run on. The cell's
-//! next process adopts those of a cell. The keeper of any other starts a successor ([`adopt`]), a monitor of
-//! that VM alone; it hands the VM over to its cell as soon as there is one. All have the same lease. None
-//! takes the client's order to detach out of the lease's socket, so each next one finds it there. VMs on
-//! several hosts end with their monitor.
+//! The monitor hands a VM in a cell over to the cell's process, which starts and serves it ([`hand_over`]).
+//! When a process that serves VMs dies, its VMs on one host run on. The cell's next process adopts those of a
+//! cell. The keeper of any other starts a successor ([`adopt`]), which hands the VM over to its cell as soon
+//! as there is one. No process takes the client's order to detach out of the lease's socket, so each
+//! successor finds it there. VMs on several hosts end with their monitor.
 
 mod adopt;
 mod events;
 mod hand_over;
 mod lease;
+mod start;
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use config::VmSpec;
@@ -32,7 +30,7 @@ use keeper::client::Keeper;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
 use registry::cluster::files::Files;
-use registry::monitor::{Batch, Event, Source};
+use registry::monitor::{Batch, Event};
 use registry::share_group::{Grouping, ShareGroup};
 use registry::vms::{HostPlace, Record, Registry, State};
 use shard_api::Platform;
@@ -41,16 +39,16 @@ use shard_api::launch::Ending;
 
 pub(crate) use self::adopt::Accepted;
 pub use self::adopt::adopt;
-use self::lease::{Lease, first_line, hold, tell};
+use self::lease::{Lease, hold, tell};
+pub use self::start::{start, start_over};
 use crate::adoption::{FirstBoot, Leave, MonitorFiles, Places};
 use crate::cluster::tenure::{self, Tenure, TenureHandle};
 use crate::frozen::FrozenVm;
 use crate::handle::Handle;
 use crate::open::Opened;
-use crate::programs::{ProgramError, Programs};
+use crate::programs::Programs;
 use crate::recorder::Recording;
 use crate::share_group::Claims;
-use crate::snapshot::directory::Directory;
 use crate::socket::{Served, bind};
 use crate::spanning::Span;
 use crate::vm::{self, Adopted, Vm};
@@ -96,75 +94,24 @@ impl Terms {
     }
 }
 
-/// Opens the state that VMs go on from.
-fn open_source(source: &Source) -> io::Result<FrozenVm> {
-    match source {
-        Source::Running(folder) => FrozenVm::of(folder),
-        Source::Snapshot { directory, owners } => Directory::open(directory, owners)
-            .and_then(|directory| snapshot::open(&directory))
-            .map_err(io::Error::other),
-    }
-}
-
-/// Runs the batch that comes over `lease`; returns when every VM has ended. `platform` is asked for what only
-/// KVM knows; VMs are started by `programs`.
-pub fn run(
-    lease: UnixStream,
-    platform: Platform,
-    programs: Result<Programs, ProgramError>,
+/// Serves the VM `name` from its start to its end, or until its cell serves it. `source` is the state that it
+/// resumes from, and the snapshot's directory that learns which pages it touches.
+fn serve_new(
+    name: &str,
+    spec: &VmSpec,
+    source: Option<(&FrozenVm, Option<PathBuf>)>,
+    terms: &Terms,
+    lease: &Lease,
 ) -> io::Result<()> {
     raise_file_limit()?;
-    let batch: Batch = serde_json::from_str(&first_line(&lease)?)?;
-    let lease = Arc::new(Mutex::new(lease));
-    let programs = match programs {
-        Ok(programs) => programs,
-        Err(error) => {
-            fail_all(&lease, &batch, &error.to_string());
-            return Ok(());
-        }
-    };
-    let terms = Terms::of(&batch, platform, programs)?;
-    let mut recorder = batch.source.as_ref().and_then(Source::directory);
-    let frozen = match batch.source.as_ref().map(open_source).transpose() {
-        Ok(frozen) => frozen.map(Arc::new),
-        Err(error) => {
-            fail_all(&lease, &batch, &error.to_string());
-            return Ok(());
-        }
-    };
-    let mut handles = HashMap::new();
-    let mut threads = Vec::new();
-    for (name, spec) in batch.vms {
-        let handle = Handle::default();
-        handles.insert(name.clone(), handle.clone());
-        let (lease, frozen, terms) = (lease.clone(), frozen.clone(), terms.clone());
-        // One of several that start alike says it for all.
-        let record_in = recorder.take();
-        threads.push(std::thread::Builder::new().name(name.clone()).spawn(move || {
-            let source = frozen.as_deref().map(|frozen| (frozen, record_in));
-            if let Err(why) = one(&name, &spec, source, &terms, &handle, &lease) {
-                fail(&lease, name, why);
-            }
-            handle.over();
-        })?);
+    let handle = Handle::default();
+    hold(lease, handle.clone())?;
+    if let Err(why) = start_and_serve(name, spec, source, terms, &handle, lease) {
+        fail(lease, name.to_owned(), why);
     }
-    let answering: Vec<Handle> = handles.values().cloned().collect();
-    hold(&lease, answering.clone())?;
-    for thread in threads {
-        // A thread that panicked has dropped its entry and lost its shard.
-        let _ = thread.join();
-    }
-    for handle in answering {
-        handle.all_answered();
-    }
+    handle.over();
+    handle.all_answered();
     Ok(())
-}
-
-/// Reports that no VM of the batch has started.
-fn fail_all(lease: &Lease, batch: &Batch, why: &str) {
-    for (name, _) in &batch.vms {
-        fail(lease, name.clone(), why.to_owned());
-    }
 }
 
 /// Reports that a VM has not started.
@@ -180,8 +127,8 @@ pub(crate) fn raise_file_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
-/// Runs one VM; an error is one line.
-fn one(
+/// Starts the VM and serves it, or has its cell do so; an error is one line.
+fn start_and_serve(
     name: &str,
     spec: &VmSpec,
     source: Option<(&FrozenVm, Option<PathBuf>)>,
@@ -231,6 +178,8 @@ fn one(
     if let Some(failed) = failed_cell(handle).map_err(|error| line(&error))? {
         return Err(has_failed(failed));
     }
+    // It starts while this process opens the VM's files.
+    let keeper = vm::start_keeper(&terms.programs, name).map_err(|error| line(&error))?;
     let group = terms.share_group(spec, frozen);
     let claims = Claims::new(group.clone());
     let mut opened =
@@ -280,14 +229,14 @@ fn one(
     };
     if let Some(cell) = cell.filter(|_| !begun.has_remote_parts()) {
         tell(lease, &started);
-        return begun.hand_over(opened, first, cell, &terms.programs, handle);
+        return begun.hand_over(keeper, opened, first, cell, &terms.programs, handle);
     }
     let _served = begun
         .serve(handle, spec)
         .map_err(|error| format!("the VM's sockets: {error}"))?;
     tell(lease, &started);
     first.begin_to_record(handle);
-    begun.run(opened, None, &terms.programs, handle, lease)
+    begun.run(opened, Adopted::New(keeper), &terms.programs, handle, lease)
 }
 
 /// A cell that has failed, and that the VM would use by its record.
@@ -334,6 +283,7 @@ impl Begun<'_> {
     /// Has the VM's cell start it and serve it. An error is one line, and ends the VM.
     fn hand_over(
         self,
+        keeper: Keeper,
         opened: Opened,
         first: FirstBoot,
         cell: u16,
@@ -341,7 +291,7 @@ impl Begun<'_> {
         handle: &Handle,
     ) -> Result<(), String> {
         let vm = self.vm(programs, handle);
-        let keeper = vm::keeper::start_for_another(vm).map_err(|error| chain(&error))?;
+        let keeper = vm::keeper::prepare(vm, keeper).map_err(|error| chain(&error))?;
         let what = Leave {
             handle,
             programs,
@@ -368,7 +318,7 @@ impl Begun<'_> {
         opened.hand_over();
         drop(self.monitor);
         // A keeper that is gone has ended the VM, and the cell tells that.
-        let _ = Arc::into_inner(keeper).map_or(Ok(()), Keeper::leave);
+        let _ = keeper.leave();
         Ok(())
     }
 
@@ -384,11 +334,11 @@ impl Begun<'_> {
         }
     }
 
-    /// Runs the VM until it ends; from the boot on that a predecessor left, if one did. An error is one line.
+    /// Runs the VM until it ends, from where `adopted` says. An error is one line.
     fn run(
         self,
         opened: Opened,
-        adopted: Option<Adopted>,
+        adopted: Adopted,
         programs: &Programs,
         handle: &Handle,
         lease: &Lease,

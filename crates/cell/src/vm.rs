@@ -22,6 +22,7 @@ use shard_api::launch::Ending;
 pub use self::adopted::{Adopted, AdoptedBoot};
 use self::boot::NewBoot;
 use self::keeper::VmKeeper;
+pub use self::keeper::start_keeper;
 use crate::adoption::{FirstBoot, MonitorFiles};
 use crate::cluster::tenure::TenureError;
 use crate::console::Console;
@@ -150,12 +151,12 @@ enum IfLost {
     Boot,
 }
 
-/// Runs an opened VM until it ends, from where a predecessor of this process left it, if one did. `progress`
-/// is called with what its shard reports.
+/// Runs an opened VM until it ends, from its first boot or from where a predecessor of this process left it.
+/// `progress` is called with what its shard reports.
 pub fn run(
     vm: Vm<'_>,
     mut opened: Opened,
-    adopted: Option<Adopted>,
+    adopted: Adopted,
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let Vm { handle, span, .. } = vm;
@@ -163,12 +164,12 @@ pub fn run(
         return Err(CoreSchedulingError::OtherHosts.into());
     }
     let (keeper, adopted, if_lost) = match adopted {
-        Some(Adopted::Boot(boot)) => (Some(boot.keeper.clone()), Some(boot), IfLost::Boot),
-        Some(Adopted::Between(keeper)) => {
+        Adopted::Boot(boot) => (Some(boot.keeper.clone()), Some(boot), IfLost::Boot),
+        Adopted::Between(keeper) => {
             opened.renew()?;
             (Some(keeper), None, IfLost::Boot)
         }
-        Some(Adopted::Before(keeper, first)) => {
+        Adopted::Before(keeper, first) => {
             if first.has_begun {
                 opened.renew()?;
             }
@@ -182,7 +183,7 @@ pub fn run(
             };
             (Some(keeper), None, if_lost)
         }
-        None => (None, None, IfLost::End),
+        Adopted::New(keeper) => (Some(Arc::new(keeper::prepare(vm, keeper)?)), None, IfLost::End),
     };
     let mut keeper = VmKeeper(keeper);
     if adopted.is_none() {

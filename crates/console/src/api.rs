@@ -264,7 +264,7 @@ async fn start_vm(
             member: policy.map(|(uid, _)| uid),
             boot_limit_s: BOOT_LIMIT_S,
         };
-        let lease = Lease::start(&context.program, &batch).map_err(Problem::internal)?;
+        let lease = Lease::by_program(&context.program, &batch).map_err(Problem::internal)?;
         lease.limit_wait(START_LIMIT).map_err(Problem::internal)?;
         for event in lease.events().map_err(Problem::internal)? {
             match event {

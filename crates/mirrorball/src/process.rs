@@ -29,7 +29,7 @@ pub fn take_over() -> Option<Result<()>> {
         }
         ["cell-admission"] => logged(cell::cluster::admission::serve),
         ["measure"] => hostinfo::facts::measure(true).map(drop).into_diagnostic(),
-        ["monitor"] => logged_on_demand(monitor),
+        ["monitors"] => start_monitors(),
         ["adopt"] => {
             // SAFETY: the keeper has put its socket at standard input, which no other code of this process
             // reads.
@@ -58,9 +58,8 @@ fn logged_on_demand(run: impl FnOnce() -> Result<()>) -> Result<()> {
     run()
 }
 
-fn monitor() -> Result<()> {
-    let programs = Programs::beside_command();
-    cell::monitor::run(input_socket()?, shard::PLATFORM, programs).into_diagnostic()
+fn start_monitors() -> Result<()> {
+    cell::monitor::start_over(input_socket()?, shard::PLATFORM).into_diagnostic()
 }
 
 fn part_monitor() -> Result<()> {

@@ -1,9 +1,10 @@
-//! The client's end of a lease: starts a monitor with a batch of VMs, receives its events, and ends the VMs
-//! when dropped.
+//! The client's end of a lease: receives the events of the monitors of a batch of VMs, and ends the VMs when
+//! dropped.
 //!
-//! The lease is a socket pair; the monitor has its other end as standard input. [`crate::monitor`] defines
-//! the messages. When the client ends in any way, the kernel closes its end, and the monitor ends its VMs
-//! unless the client sent [`LeaseOrder::Detach`]. `run`, `clone` and the API use it.
+//! The lease is a socket pair; the monitors have its other end. [`crate::monitor`] defines the messages. When
+//! the client ends in any way, the kernel closes its end, and each monitor ends its VM unless the client sent
+//! [`LeaseOrder::Detach`]. `run` and `clone` fork the monitors (`cell::monitor::start`). The API has a process
+//! do that ([`Lease::by_program`]), since a process with many threads can't fork safely.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -17,34 +18,40 @@ use std::time::Duration;
 
 use crate::monitor::{Batch, Event, LeaseOrder};
 
-/// Program that starts a monitor when the caller is `mirrorball` itself.
+/// The program that this process executes, to execute it again.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 /// Stack size of a thread that only waits for a process.
 const REAPER_STACK_BYTES: usize = 64 << 10;
 
-/// A monitor that this process has started. Dropping it ends the monitor's VMs.
+/// A client's end of a lease. Dropping it ends the VMs.
 #[derive(Debug)]
 pub struct Lease {
     socket: UnixStream,
-    /// Whether the monitor that this process started has ended. Its successors may still have the socket.
+    /// Whether a process that this process started for a VM has ended. Its successors may have the socket.
     has_ended: Arc<AtomicBool>,
 }
 
 impl Lease {
-    /// Starts a monitor for `batch` from `program`, which is `mirrorball`. The monitor has its own session,
-    /// so the terminal's signals don't reach it.
+    /// The lease of monitors that have the other end of `socket`. `has_ended` is true once one of them has
+    /// ended.
+    pub fn of_monitors(socket: UnixStream, has_ended: Arc<AtomicBool>) -> Self {
+        Self { socket, has_ended }
+    }
+
+    /// Has `program`, which is `mirrorball`, start the monitors of `batch`. It has its own session, so the
+    /// terminal's signals don't reach it.
     ///
     /// # Errors
     /// If the program can't be started, or ends before it has read the batch.
-    pub fn start(program: &Path, batch: &Batch) -> std::io::Result<Self> {
+    pub fn by_program(program: &Path, batch: &Batch) -> std::io::Result<Self> {
         keep_stacks_small();
         let (socket, theirs) = UnixStream::pair()?;
         let mut command = Command::new(program);
         command
             .arg0("mirrorball")
-            .arg("monitor")
+            .arg("monitors")
             .stdin(Stdio::from(OwnedFd::from(theirs)));
-        // The monitor writes a log only on request, because it may outlive the terminal.
+        // Monitors write a log only on request, because they may outlive the terminal.
         let stderr = match std::env::var_os(process_log::LEVEL) {
             Some(_) => Stdio::inherit(),
             None => Stdio::null(),
@@ -57,17 +64,16 @@ impl Lease {
                 Ok(())
             })
         };
-        let mut monitor = command.spawn()?;
+        let mut starter = command.spawn()?;
         let has_ended = Arc::new(AtomicBool::new(false));
         let ended = has_ended.clone();
-        // The monitor may outlive this process, or end long before it. Without a wait, a server would collect
-        // zombies for days.
+        // Without a wait, a server would collect zombies for days.
         std::thread::Builder::new()
             .name("reaper".into())
             .stack_size(REAPER_STACK_BYTES)
             .spawn(move || {
                 // A process that can't be waited for no longer exists.
-                let _ = monitor.wait();
+                let _ = starter.wait();
                 ended.store(true, Ordering::Release);
             })?;
         let mut line = serde_json::to_vec(batch)?;
@@ -76,8 +82,8 @@ impl Lease {
         Ok(Self { socket, has_ended })
     }
 
-    /// Whether the monitor that this process started has ended. A VM without a successor has ended with it;
-    /// no event reports that while another VM has a successor.
+    /// Whether a process that this process started for a VM has ended. A VM without a successor has ended
+    /// with its monitor; no event reports that while another VM runs.
     pub fn has_lost_monitor(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
@@ -87,7 +93,7 @@ impl Lease {
         self.socket.set_read_timeout(Some(limit))
     }
 
-    /// Returns the monitor's events until the monitor ends.
+    /// Returns the monitors' events until all monitors have ended.
     pub fn events(&self) -> std::io::Result<impl Iterator<Item = Event> + use<>> {
         let lines = BufReader::new(self.socket.try_clone()?).lines();
         Ok(lines
@@ -104,12 +110,12 @@ impl Lease {
 
     /// Ends the VMs. Events continue until all have ended.
     pub fn end(&self) {
-        // A monitor that has ended has no VMs.
+        // Without a monitor there is no VM.
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
     }
 }
 
-/// Disables transparent huge pages for this process and the monitor that it starts. A huge page under a
+/// Disables transparent huge pages for this process and the monitors that it starts. A huge page under a
 /// thread's stack may turn its first 12 KiB into 2 MiB. The shard enables them again for itself, because its
 /// guest's memory profits.
 pub fn keep_stacks_small() {
@@ -140,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_that_has_ended_leaves_no_zombie() {
+    fn process_that_started_monitors_leaves_no_zombie() {
         let batch = Batch {
             vms: Vec::new(),
             source: None,
@@ -148,9 +154,9 @@ mod tests {
             member: None,
             boot_limit_s: BOOT_LIMIT_S,
         };
-        // Ends at once with an error: there is no file called `monitor`.
+        // Ends at once with an error: there is no file called `monitors`.
         let program = Path::new("/bin/cat");
-        let leases: Vec<_> = (0..5).map(|_| Lease::start(program, &batch)).collect();
+        let leases: Vec<_> = (0..5).map(|_| Lease::by_program(program, &batch)).collect();
         let deadline = Instant::now() + Duration::from_secs(5);
         while children("cat") > 0 {
             assert!(Instant::now() < deadline, "{} are left", children("cat"));

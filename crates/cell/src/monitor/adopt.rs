@@ -38,7 +38,7 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
     let read = LeftFiles::read::<AdoptionRecord>(files);
     let (record, files) = read.unwrap_or_else(|error| give_up(None, &error));
     let begin_serving = |lease: &Lease, handle: Handle| {
-        hold(lease, vec![handle.clone()])?;
+        hold(lease, handle.clone())?;
         hand_over::begin(handle)
     };
     go_on(keeper, record, files, platform, begin_serving);
@@ -140,7 +140,7 @@ fn go_on(
     // The predecessor may have died before it wrote that the VM runs.
     let runs = match &adopted {
         Adopted::Boot(boot) => Some(boot.home.pid),
-        Adopted::Between(_) | Adopted::Before(..) => None,
+        Adopted::New(_) | Adopted::Between(_) | Adopted::Before(..) => None,
     };
     let about = Record {
         monitor_pid: std::process::id(),
@@ -194,7 +194,7 @@ fn go_on(
         tell(&lease, &running);
         handle.set_left(true);
     }
-    if let Err(why) = begun.run(opened, Some(adopted), &programs, &handle, &lease) {
+    if let Err(why) = begun.run(opened, adopted, &programs, &handle, &lease) {
         fail(&lease, name.clone(), why);
     }
     handle.over();

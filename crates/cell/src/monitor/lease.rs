@@ -82,17 +82,16 @@ fn termination() -> io::Result<OwnedFd> {
     Ok(watched)
 }
 
-/// Waits on a thread of its own, and ends the VMs when their client is gone that has not detached, or when
-/// this process is asked to end.
-pub(super) fn hold(lease: &Lease, handles: Vec<Handle>) -> io::Result<()> {
-    hold_until(lease, handles, Until::Asked(termination()?))
+/// Waits on a thread of its own, and ends the VM when its client is gone that has not detached, or when this
+/// process is asked to end.
+pub(super) fn hold(lease: &Lease, handle: Handle) -> io::Result<()> {
+    hold_until(lease, handle, Until::Asked(termination()?))
 }
 
-/// Waits on a thread of its own until the VM has ended, and ends it when its client is gone that has not
-/// detached. VMs of other clients stay.
+/// The same in a process that has other VMs, which outlive this one. A request to end is not this VM's.
 pub(super) fn hold_one(lease: &Lease, handle: Handle) -> io::Result<()> {
     let over = handle.over_event()?;
-    hold_until(lease, vec![handle], Until::Over(over))
+    hold_until(lease, handle, Until::Over(over))
 }
 
 /// What is waited for beside the client.
@@ -103,18 +102,13 @@ enum Until<T = OwnedFd> {
     Over(T),
 }
 
-fn hold_until(lease: &Lease, handles: Vec<Handle>, until: Until) -> io::Result<()> {
+fn hold_until(lease: &Lease, handle: Handle, until: Until) -> io::Result<()> {
     let lease = lease.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
     let hold = move || {
-        // A kernel that refuses to wait leaves no other way to end the VMs with their client.
-        if wait(&lease, &until) == Ok(Over::Lease) {
-            return;
+        // A kernel that refuses to wait leaves no other way to end the VM with its client.
+        if wait(&lease, &until) != Ok(Over::Lease) {
+            handle.kill();
         }
-        std::thread::scope(|scope| {
-            for handle in &handles {
-                scope.spawn(|| handle.kill());
-            }
-        });
     };
     std::thread::Builder::new()
         .name("lease".into())

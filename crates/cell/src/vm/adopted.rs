@@ -1,4 +1,4 @@
-//! A boot that a predecessor of this process started.
+//! What a process has of a VM when it begins to serve it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,9 +19,11 @@ use crate::parts::{Part, Parts};
 use crate::shard_log::ShardLog;
 use crate::shard_process::ShardProcess;
 
-/// A VM as a predecessor of this process left it.
+/// A VM as this process begins to serve it.
 #[derive(Debug)]
 pub enum Adopted {
+    /// No process has served it. Its keeper has just been started, and has nothing of it.
+    New(Keeper),
     /// It runs.
     Boot(AdoptedBoot),
     /// It was between two boots. Its keeper has no process of it.

@@ -206,7 +206,9 @@ impl NewBoot<'_> {
         // Only the home has disks.
         let disk_file_bytes = if shard == 0 { opened.disk_file_bytes } else { 0 };
         // A part takes the CPUs and the nodes of its keeper, which has those of this thread.
-        let own_keeper = (shard > 0).then(|| start_keeper(vm).map(Arc::new)).transpose()?;
+        let own_keeper = (shard > 0)
+            .then(|| start_keeper(vm.programs, vm.name).map(Arc::new))
+            .transpose()?;
         let start = |namespaces: &Namespaces| {
             let start = shard_process::Start {
                 keeper: own_keeper.as_ref().unwrap_or(self.keeper),

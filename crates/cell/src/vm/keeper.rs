@@ -10,6 +10,7 @@ use keeper::socket::Socket;
 
 use super::{RunError, Vm};
 use crate::adoption::MonitorFiles;
+use crate::programs::Programs;
 
 /// The socket in a VM's directory that its cell connects to.
 pub(crate) const KEEPER_SOCKET: &str = "keeper.sock";
@@ -23,16 +24,7 @@ impl VmKeeper {
         if let Some(keeper) = self.0.take().filter(|keeper| keeper.is_alive()) {
             return Ok(self.0.insert(keeper).clone());
         }
-        let keeper = start_keeper(vm)?;
-        if vm.monitor.is_some() {
-            succeed_by_this_program(&keeper)?;
-        }
-        if vm.monitor.is_some_and(MonitorFiles::is_in_cell) {
-            let path = vm.folder.join(KEEPER_SOCKET);
-            // That of a keeper that was killed.
-            let _ = std::fs::remove_file(&path);
-            keeper.listen(Socket::bind(&path)?.as_fd())?;
-        }
+        let keeper = prepare(vm, start_keeper(vm.programs, vm.name)?)?;
         Ok(self.0.insert(Arc::new(keeper)).clone())
     }
 
@@ -55,15 +47,30 @@ pub(crate) fn succeed_by_this_program(keeper: &Keeper) -> io::Result<()> {
     keeper.succeed_by(command.as_fd(), &["mirrorball", "adopt"])
 }
 
-/// Starts the keeper of a VM that another process is to start.
-pub(crate) fn start_for_another(vm: Vm<'_>) -> Result<Arc<Keeper>, RunError> {
-    VmKeeper(None).of_boot(vm)
+/// Prepares a new keeper of the VM for the end of this process: it knows who serves the VM then.
+///
+/// # Errors
+/// If the keeper is gone, or its socket can't be made.
+pub(crate) fn prepare(vm: Vm<'_>, keeper: Keeper) -> Result<Keeper, RunError> {
+    if vm.monitor.is_some() {
+        succeed_by_this_program(&keeper)?;
+    }
+    if vm.monitor.is_some_and(MonitorFiles::is_in_cell) {
+        let path = vm.folder.join(KEEPER_SOCKET);
+        // That of a keeper that was killed.
+        let _ = std::fs::remove_file(&path);
+        keeper.listen(Socket::bind(&path)?.as_fd())?;
+    }
+    Ok(keeper)
 }
 
-/// Starts a keeper, which has the CPUs and the nodes of this thread.
-pub(super) fn start_keeper(vm: Vm<'_>) -> Result<Keeper, RunError> {
-    let program = &vm.programs.keeper;
-    Keeper::start(program.file().as_fd(), vm.name).map_err(|source| RunError::Keeper {
+/// Starts the keeper of the VM `name`. It has the CPUs and the nodes of this thread.
+///
+/// # Errors
+/// If its program can't be executed.
+pub fn start_keeper(programs: &Programs, name: &str) -> Result<Keeper, RunError> {
+    let program = &programs.keeper;
+    Keeper::start(program.file().as_fd(), name).map_err(|source| RunError::Keeper {
         path: program.path().to_owned(),
         source,
     })

@@ -15,7 +15,7 @@ use config::vm::NetSpec;
 use config::{ConfigError, IoLimitSpec, Size, VmSpec};
 use diskstore::image::data_directory;
 use miette::{IntoDiagnostic, Result, miette};
-use registry::lease::{Lease, OWN_PROGRAM};
+use registry::lease::Lease;
 use registry::monitor::{Batch, Event, Source};
 use registry::vms::{self, BOOT_LIMIT_S, Registry};
 
@@ -320,7 +320,7 @@ fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: boo
         member: None,
         boot_limit_s: BOOT_LIMIT_S,
     };
-    let lease = Lease::start(Path::new(OWN_PROGRAM), &batch).map_err(|error| {
+    let lease = cell::monitor::start(batch, shard::PLATFORM).map_err(|error| {
         miette!(
             help = "see whether the host is out of processes",
             "the monitor does not start: {error}"

@@ -1,4 +1,4 @@
-//! `mirrorball run`: starts VMs under their own monitor, and follows them.
+//! `mirrorball run`: starts VMs, each with a monitor of its own, and follows them.
 
 mod command;
 mod follow;
@@ -6,13 +6,12 @@ mod scope;
 mod table;
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use config::{HostFacts, SpanSpec, VmSpec};
 use miette::{Result, miette};
-use registry::lease::{Lease, OWN_PROGRAM};
+
 use registry::monitor::Batch;
 
 use super::execution_site::{self, RequiredIsolation};
@@ -41,17 +40,14 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     )? {
         return Ok(code);
     }
-    let lease = Lease::start(
-        Path::new(OWN_PROGRAM),
-        &Batch {
-            vms: vms.clone(),
-            source: None,
-            share_between: host_file::share_between()?,
-            member: None,
-            boot_limit_s: args.boot_limit,
-        },
-    )
-    .map_err(|error| {
+    let batch = Batch {
+        vms: vms.clone(),
+        source: None,
+        share_between: host_file::share_between()?,
+        member: None,
+        boot_limit_s: args.boot_limit,
+    };
+    let lease = cell::monitor::start(batch, shard::PLATFORM).map_err(|error| {
         miette!(
             help = "see whether the host is out of processes",
             "the monitor does not start: {error}"

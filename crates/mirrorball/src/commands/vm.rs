@@ -3,7 +3,7 @@
 mod store;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,7 +12,6 @@ use config::start_order::{self, StartOrderError};
 use config::{VmFile, VmSpec};
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::files::Files;
-use registry::lease::{Lease, OWN_PROGRAM};
 use registry::monitor::{Batch, Event};
 use registry::vms::{BOOT_LIMIT_S, Record, Registry};
 use serde_json::json;
@@ -243,7 +242,7 @@ fn start_detached(name: &str, spec: &VmSpec) -> Result<()> {
         member: None,
         boot_limit_s: BOOT_LIMIT_S,
     };
-    let lease = Lease::start(Path::new(OWN_PROGRAM), &batch).map_err(|error| {
+    let lease = cell::monitor::start(batch, shard::PLATFORM).map_err(|error| {
         miette!(
             help = "see whether the host is out of processes",
             "{name}: the monitor does not start: {error}"
@@ -278,6 +277,8 @@ fn start_detached(name: &str, spec: &VmSpec) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn file(text: &str) -> VmFile {

@@ -159,7 +159,8 @@ fn failure(two: &Two, name: &str, cells: &[u16], progress: fn(vm::Progress<'_>))
             span: Some(&span),
             monitor: None,
         };
-        let ran = vm::run(vm, opened, None, progress);
+        let keeper = vm::start_keeper(vm.programs, vm.name).expect("a keeper");
+        let ran = vm::run(vm, opened, vm::Adopted::New(keeper), progress);
         span.leave();
         let _ = tell.send(ran.map_err(|error| error.to_string()));
     });

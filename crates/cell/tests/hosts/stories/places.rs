@@ -44,7 +44,8 @@ pub fn no_kernel(two: &Two) {
         span: Some(&span),
         monitor: None,
     };
-    let ran = vm::run(vm, two.opened(), None, |_| panic!("it runs"));
+    let keeper = vm::start_keeper(vm.programs, vm.name).expect("a keeper");
+    let ran = vm::run(vm, two.opened(), vm::Adopted::New(keeper), |_| panic!("it runs"));
     let why = ran.expect_err("no kernel").to_string();
     assert!(why.starts_with("the VM cannot start with the kernel"), "{why}");
     span.leave();

@@ -161,7 +161,7 @@ impl Follower {
                 }
                 FollowEvent::MonitorGone => {
                     return Err(miette!(
-                        "the monitor of the VMs and their keepers died; the VMs ended with them"
+                        "the monitors of the VMs and their keepers died; the VMs ended with them"
                     ));
                 }
                 FollowEvent::Command { name, result } => self.command_done(&name, result),

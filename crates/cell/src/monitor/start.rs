@@ -1,0 +1,228 @@
+//! Starts the monitors of a client's VMs: a process each, forked from the client.
+//!
+//! The client's process opens what the VMs have in common: the programs, and the state that clones resume
+//! from. Each monitor has its copy, since a fork copies all descriptors. The monitors run no other program
+//! first, so a start costs one execution less.
+
+use std::ffi::CString;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
+use registry::lease::{Lease as ClientLease, keep_stacks_small};
+use registry::monitor::{Batch, Source};
+use shard_api::Platform;
+
+use super::lease::{Lease, first_line};
+use super::{Terms, fail, serve_new};
+use crate::frozen::FrozenVm;
+use crate::pidfd;
+use crate::process_title;
+use crate::programs::Programs;
+use crate::snapshot;
+use crate::snapshot::directory::Directory;
+
+/// Stack size of a thread that only waits for processes.
+const REAPER_STACK_BYTES: usize = 64 << 10;
+/// Exit status of a monitor that panicked, as of any Rust program.
+const PANICKED: i32 = 101;
+/// Highest descriptor of the standard streams.
+const STANDARD_FDS: RawFd = 2;
+
+/// Starts a monitor for each VM of `batch`. `platform` is asked for what only KVM knows.
+///
+/// Each monitor has a session of its own, so the terminal's signals don't reach it. Other threads of the
+/// caller may only wait: what they hold is held for ever in a monitor.
+///
+/// # Errors
+/// If the host is out of descriptors, threads or processes. What VMs lack themselves is reported as an event.
+pub fn start(batch: Batch, platform: Platform) -> io::Result<ClientLease> {
+    keep_stacks_small();
+    let of_client = open_descriptors()?;
+    let (socket, theirs) = UnixStream::pair()?;
+    let foreign = of_client.into_iter().chain([socket.as_raw_fd()]).collect();
+    let monitors = fork_monitors(batch, theirs, platform, foreign)?;
+    let has_ended = Arc::new(AtomicBool::new(false));
+    reap(monitors, has_ended.clone())?;
+    Ok(ClientLease::of_monitors(socket, has_ended))
+}
+
+/// The same in a process that a client started for that, and whose standard input is the lease; the batch
+/// comes over it first.
+///
+/// # Errors
+/// As for [`start`].
+pub fn start_over(lease: UnixStream, platform: Platform) -> io::Result<()> {
+    let batch = serde_json::from_str(&first_line(&lease)?)?;
+    fork_monitors(batch, lease, platform, Vec::new()).map(drop)
+}
+
+/// Forks the monitors. They close the descriptors `foreign`.
+fn fork_monitors(
+    mut batch: Batch,
+    lease: UnixStream,
+    platform: Platform,
+    foreign: Vec<RawFd>,
+) -> io::Result<Vec<Pid>> {
+    let vms = std::mem::take(&mut batch.vms);
+    let lease: Lease = Arc::new(Mutex::new(lease));
+    let fail_all = |why: &str| {
+        vms.iter()
+            .for_each(|(name, _)| fail(&lease, name.clone(), why.to_owned()))
+    };
+    let terms = match Programs::beside_command() {
+        Ok(programs) => Terms::of(&batch, platform, programs)?,
+        Err(error) => {
+            fail_all(&error.to_string());
+            return Ok(Vec::new());
+        }
+    };
+    let frozen = match batch.source.as_ref().map(open_source).transpose() {
+        Ok(frozen) => frozen,
+        Err(error) => {
+            fail_all(&error.to_string());
+            return Ok(Vec::new());
+        }
+    };
+    // One of several that start alike records its pages for all.
+    let mut record_in = batch.source.as_ref().and_then(Source::directory);
+    let mut monitors = Vec::new();
+    for (name, spec) in &vms {
+        let record_in = record_in.take();
+        let serve = || {
+            let source = frozen.as_ref().map(|frozen| (frozen, record_in));
+            serve_new(name, spec, source, &terms, &lease)
+        };
+        match fork_monitor(name, &foreign, serve) {
+            Ok(monitor) => monitors.push(monitor),
+            Err(error) => fail(
+                &lease,
+                name.clone(),
+                format!("the monitor does not start: {error}"),
+            ),
+        }
+    }
+    Ok(monitors)
+}
+
+/// Opens the state that VMs resume from.
+fn open_source(source: &Source) -> io::Result<FrozenVm> {
+    match source {
+        Source::Running(folder) => FrozenVm::of(folder),
+        Source::Snapshot { directory, owners } => Directory::open(directory, owners)
+            .and_then(|directory| snapshot::open(&directory))
+            .map_err(io::Error::other),
+    }
+}
+
+/// Forks a process that becomes the monitor of the VM `name`, closes the descriptors `foreign`, runs `serve`,
+/// and ends.
+fn fork_monitor(name: &str, foreign: &[RawFd], serve: impl FnOnce() -> io::Result<()>) -> io::Result<Pid> {
+    // SAFETY: other threads of this process only wait for processes (`reap`) or have not begun: they hold no
+    // lock that the child needs, and glibc makes its allocator usable in the child.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(child),
+        ForkResult::Child => {
+            let serve = || become_monitor(name, foreign).and_then(|()| serve());
+            // Nothing of the client's goes on here, a panic neither.
+            let status = match catch_unwind(AssertUnwindSafe(serve)) {
+                Ok(Ok(())) => 0,
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "a monitor has ended");
+                    1
+                }
+                Err(_) => PANICKED,
+            };
+            // SAFETY: ends the process. The client's destructors and exit handlers are not this process's.
+            unsafe { libc::_exit(status) }
+        }
+    }
+}
+
+/// Leaves the client's session, descriptors and name.
+fn become_monitor(name: &str, foreign: &[RawFd]) -> io::Result<()> {
+    setsid()?;
+    for fd in foreign.iter().filter(|fd| **fd > STANDARD_FDS) {
+        // SAFETY: the values that own these descriptors belong to the client's part of this process's memory,
+        // which is not used or dropped any more.
+        unsafe { libc::close(*fd) };
+    }
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    dup2_stdin(&null)?;
+    dup2_stdout(&null)?;
+    // A monitor logs only if a level is set, since it may outlive the terminal.
+    if std::env::var_os(process_log::LEVEL).is_none() {
+        dup2_stderr(&null)?;
+    }
+    process_title::set(&CString::new(format!("mirrorball monitor {name}"))?)?;
+    if std::env::var_os(process_log::LEVEL).is_some() {
+        process_log::Settings::of_environment().and_then(process_log::Settings::begin)?;
+    }
+    Ok(())
+}
+
+/// Lists the open descriptors of this process.
+fn open_descriptors() -> io::Result<Vec<RawFd>> {
+    let mut fds = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        fds.extend(
+            entry?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<RawFd>().ok()),
+        );
+    }
+    // The listing's own descriptor is among them, and closed by now; its number may be another's later.
+    fds.retain(|fd| is_open(*fd));
+    Ok(fds)
+}
+
+fn is_open(fd: RawFd) -> bool {
+    // SAFETY: asks for a flag; a closed descriptor is an error.
+    unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+}
+
+/// Waits for the monitors on a thread, and notes in `has_ended` once one of them has ended. Without a wait, a
+/// long-lived client would collect zombies.
+fn reap(monitors: Vec<Pid>, has_ended: Arc<AtomicBool>) -> io::Result<()> {
+    let open = |pid: Pid| Ok((pid, pidfd::open(pid.as_raw())?));
+    let mut running: Vec<(Pid, OwnedFd)> = monitors.into_iter().map(open).collect::<io::Result<_>>()?;
+    has_ended.store(running.is_empty(), Ordering::Release);
+    let wait = move || {
+        while !running.is_empty() {
+            let mut fds: Vec<_> = running
+                .iter()
+                .map(|(_, process)| PollFd::new(process.as_fd(), PollFlags::POLLIN))
+                .collect();
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                // A kernel that does not let this thread wait leaves zombies until this process ends.
+                Err(_) => return,
+            }
+            let ended: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
+            let mut ended = ended.into_iter();
+            running.retain(|(pid, _)| {
+                let has_ended_now = ended.next() == Some(true);
+                if has_ended_now {
+                    // A process that can't be waited for no longer exists.
+                    let _ = waitpid(*pid, None);
+                    has_ended.store(true, Ordering::Release);
+                }
+                !has_ended_now
+            });
+        }
+    };
+    std::thread::Builder::new()
+        .name("reaper".into())
+        .stack_size(REAPER_STACK_BYTES)
+        .spawn(wait)
+        .map(drop)
+}
