@@ -17,6 +17,7 @@ mod hand_over;
 mod lease;
 mod start;
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -229,7 +230,8 @@ fn start_and_serve(
     };
     if let Some(cell) = cell.filter(|_| !begun.has_remote_parts()) {
         tell(lease, &started);
-        return begun.hand_over(keeper, opened, first, cell, &terms.programs, handle);
+        let handed_over = begun.hand_over(keeper, opened, first, cell, &terms.programs, handle);
+        return handed_over.map(|never| match never {});
     }
     let _served = begun
         .serve(handle, spec)
@@ -280,7 +282,7 @@ impl Begun<'_> {
         self.span.as_ref().is_some_and(Span::has_remote_parts)
     }
 
-    /// Has the VM's cell start it and serve it. An error is one line, and ends the VM.
+    /// Has the VM's cell start it and serve it, and ends this process. An error is one line, and ends the VM.
     fn hand_over(
         self,
         keeper: Keeper,
@@ -289,7 +291,7 @@ impl Begun<'_> {
         cell: u16,
         programs: &Programs,
         handle: &Handle,
-    ) -> Result<(), String> {
+    ) -> Result<Infallible, String> {
         let vm = self.vm(programs, handle);
         let keeper = vm::keeper::prepare(vm, keeper).map_err(|error| chain(&error))?;
         let what = Leave {
@@ -311,15 +313,10 @@ impl Begun<'_> {
                 None => Ok(()),
             }
         })?;
-        // The cell has all of it once this process has let go of it.
-        self.recording.hand_over();
-        self.tenure.into_iter().for_each(Tenure::hand_over);
-        self.span.into_iter().for_each(Span::hand_over);
-        opened.hand_over();
-        drop(self.monitor);
         // A keeper that is gone has ended the VM, and the cell tells that.
         let _ = keeper.leave();
-        Ok(())
+        // SAFETY: ends the process; no destructor runs, since some end the VM, and the cell has all of it.
+        unsafe { libc::_exit(0) }
     }
 
     fn vm<'b>(&'b self, programs: &'b Programs, handle: &'b Handle) -> Vm<'b> {

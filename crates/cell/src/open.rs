@@ -549,18 +549,6 @@ impl Opened {
         }
     }
 
-    /// Lets go of everything, which another process goes on with that has copies of the descriptors.
-    pub(crate) fn hand_over(self) {
-        let children = self.passt.into_iter().filter_map(|card| card.child);
-        children.for_each(PasstChild::hand_over);
-        if let Locks::Taken {
-            image: Some(image), ..
-        } = self.locks
-        {
-            image.hand_over();
-        }
-    }
-
     /// Makes everything ready for another boot of the same VM: disks keep their writes, networks start anew,
     /// since a frame may have been cut in two.
     pub fn renew(&mut self) -> Result<(), OpenError> {

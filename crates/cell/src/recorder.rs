@@ -49,15 +49,6 @@ impl Recorder {
     }
 }
 
-impl Recording<'_> {
-    /// Lets go of the entry, which another process goes on with.
-    pub(crate) fn hand_over(self) {
-        if let Some(recorded) = self.0.lock().take() {
-            recorded.entry.hand_over();
-        }
-    }
-}
-
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
         // The entry goes with its lock and its directory.

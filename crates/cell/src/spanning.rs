@@ -99,15 +99,6 @@ impl Span {
         self.places.iter().map(|(_, part)| part.clone()).collect()
     }
 
-    /// Lets go of the places, all on this host, which another process holds.
-    pub(crate) fn hand_over(self) {
-        for (place, _) in self.places {
-            if let PartPlace::Here(tenure) = place {
-                tenure.hand_over();
-            }
-        }
-    }
-
     /// The VM has ended.
     pub fn leave(self) {
         leave_span(self.places);

@@ -84,9 +84,7 @@ pub enum RunError {
 /// What a person can do about an error of the start, to go behind it.
 fn mend(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EMFILE) => {
-            "; raise the limit of open files (`ulimit -Hn`), or start fewer VMs with one command"
-        }
+        Some(libc::EMFILE) => "; raise the limit of open files (`ulimit -Hn`)",
         _ => "",
     }
 }

@@ -7,8 +7,6 @@ pub mod table;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -103,14 +101,6 @@ pub fn at_once(file: File, share: Share) -> io::Result<Option<Flock<File>>> {
         Attempt::Locked(lock) => Ok(Some(lock)),
         Attempt::Held(_) => Ok(None),
     }
-}
-
-/// Closes a locked file of which another process has a copy. The lock lasts as long as that copy.
-pub fn hand_over(lock: Flock<File>) {
-    // Dropping a lock releases it for all copies.
-    let lock = ManuallyDrop::new(lock);
-    // SAFETY: the lock is never dropped or used afterwards, so nothing else closes this descriptor.
-    drop(unsafe { OwnedFd::from_raw_fd(lock.as_raw_fd()) });
 }
 
 enum Attempt {

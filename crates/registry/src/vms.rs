@@ -232,7 +232,7 @@ pub struct Registry {
 pub struct Entry {
     folder: PathBuf,
     /// None once it is handed over.
-    lock: Option<Flock<File>>,
+    lock: Flock<File>,
 }
 
 impl Registry {
@@ -287,10 +287,7 @@ impl Registry {
         }
         DirBuilder::new().mode(private::DIRECTORY_MODE).create(&folder)?;
         match claimed(&folder) {
-            Ok(lock) => Ok(Entry {
-                folder,
-                lock: Some(lock),
-            }),
+            Ok(lock) => Ok(Entry { folder, lock }),
             Err(error) => {
                 // An entry that can't be removed now becomes stale later.
                 let _ = fs::remove_dir_all(&folder);
@@ -483,23 +480,12 @@ impl Entry {
     pub fn adopt(folder: PathBuf, lock: File) -> io::Result<Self> {
         let held = lock::at_once(lock, Share::Exclusive)?;
         let lock = held.ok_or_else(|| at(&folder)(io::ErrorKind::ResourceBusy.into()))?;
-        Ok(Self {
-            folder,
-            lock: Some(lock),
-        })
+        Ok(Self { folder, lock })
     }
 
     /// Returns the open lock, for a successor of this process.
     pub fn lock(&self) -> BorrowedFd<'_> {
-        self.lock
-            .as_ref()
-            .expect("it is dropped once it is handed over")
-            .as_fd()
-    }
-
-    /// Releases the entry to another process that has a copy of the open lock.
-    pub fn hand_over(mut self) {
-        self.lock.take().into_iter().for_each(lock::hand_over);
+        self.lock.as_fd()
     }
 
     /// The VM's directory.
@@ -516,9 +502,6 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if self.lock.is_none() {
-            return;
-        }
         // An entry that can't be removed now is stale, and the next command removes it.
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -546,8 +529,8 @@ mod tests {
         let entry = registry.claim("a").unwrap();
         let (folder, left) = (entry.folder().to_owned(), entry.lock().try_clone_to_owned());
         let left = File::from(left.unwrap());
-        // The predecessor continues like a monitor that hands its VM over, and then is killed.
-        entry.hand_over();
+        // The predecessor ends like a monitor that hands its VM over: without a destructor.
+        std::mem::forget(entry);
         assert!(matches!(registry.claim("a"), Err(RegistryError::Taken(_))));
         let adopted = Entry::adopt(folder.clone(), left).unwrap();
         assert!(matches!(registry.claim("a"), Err(RegistryError::Taken(_))));

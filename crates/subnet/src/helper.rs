@@ -7,7 +7,6 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::process::{Child, ExitStatus};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,15 +25,12 @@ pub struct LeftProcess {
     pub pidfd: OwnedFd,
 }
 
-/// A process that works for a card. Dropping it kills the process and waits for its end, unless it was handed
-/// over.
+/// A process that works for a card. Dropping it kills the process and waits for its end.
 #[derive(Debug)]
 pub struct HelperProcess {
     pid: u32,
     pidfd: OwnedFd,
     origin: Origin,
-    /// Another process ends it.
-    is_handed_over: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -57,7 +53,6 @@ impl HelperProcess {
                 pid,
                 pidfd,
                 origin: Origin::Child(Mutex::new(child)),
-                is_handed_over: AtomicBool::new(false),
             }),
             Err(error) => {
                 // It may have ended by itself.
@@ -75,18 +70,7 @@ impl HelperProcess {
             pid,
             pidfd,
             origin: Origin::Predecessor,
-            is_handed_over: AtomicBool::new(false),
         }
-    }
-
-    /// Has the process outlive this value: another process ends it.
-    pub fn hand_over(&self) {
-        self.is_handed_over.store(true, Ordering::Release);
-    }
-
-    /// Whether another process ends it.
-    pub(crate) fn is_handed_over(&self) -> bool {
-        self.is_handed_over.load(Ordering::Acquire)
     }
 
     /// Process id. Another process may get the number of an adopted process after its end.
@@ -119,9 +103,6 @@ impl HelperProcess {
 
 impl Drop for HelperProcess {
     fn drop(&mut self) {
-        if self.is_handed_over() {
-            return;
-        }
         // One that outlives a SIGKILL waits for the kernel, and can do nothing.
         let _ = self.end();
     }
@@ -217,16 +198,6 @@ pub(crate) mod tests {
         let child = sleep();
         drop(HelperProcess::adopt(left(&child)));
         assert_eq!(child.end().unwrap().unwrap().signal(), Some(libc::SIGKILL));
-    }
-
-    #[test]
-    fn process_that_is_handed_over_ends_with_its_next_owner() {
-        let child = sleep();
-        let next = HelperProcess::adopt(left(&child));
-        child.hand_over();
-        drop(child);
-        assert!(wait(next.pidfd(), Duration::from_millis(50)).is_err(), "it runs");
-        next.end().unwrap();
     }
 
     #[test]

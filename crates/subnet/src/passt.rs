@@ -119,12 +119,6 @@ impl PasstChild {
         std::iter::once(&self.process).chain(filter)
     }
 
-    /// Has both processes outlive this value: another process ends them, and answers the filter.
-    pub fn hand_over(self) {
-        self.process.hand_over();
-        self.filter.iter().for_each(FilterProcess::hand_over);
-    }
-
     /// The process id of passt.
     pub fn id(&self) -> u32 {
         self.process.id()

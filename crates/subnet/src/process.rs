@@ -33,7 +33,6 @@ use std::time::Duration;
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{
@@ -123,8 +122,6 @@ struct Shared {
     log: File,
     /// The card is to end.
     is_ending: AtomicBool,
-    /// Readable once the process is handed over.
-    handed_over: EventFd,
 }
 
 impl FilterProcess {
@@ -150,7 +147,6 @@ impl FilterProcess {
             lists,
             log: log.into(),
             is_ending: AtomicBool::new(false),
-            handed_over: event()?,
         };
         Self::serve(shared, egress, None)
     }
@@ -166,9 +162,6 @@ impl FilterProcess {
         let server = std::thread::Builder::new().name("card-lists".into());
         process.server = Some(server.spawn(move || {
             let answered = serve(&shared, &egress, sent);
-            if shared.process.is_handed_over() {
-                return;
-            }
             let ended = shared.process.end();
             if shared.is_ending.load(Ordering::Acquire) {
                 return;
@@ -204,13 +197,6 @@ impl FilterProcess {
         self.shared.log.as_fd()
     }
 
-    /// Has the process outlive this value: another process ends it, and answers it. This one answers no more.
-    pub fn hand_over(&self) {
-        self.shared.process.hand_over();
-        // It can't be full.
-        let _ = self.shared.handed_over.write(1);
-    }
-
     /// Ends the process, whose card was not served. Returns what is known of its failure, if it has failed by
     /// itself; of an adopted process nothing is.
     pub fn failure(&self) -> Option<String> {
@@ -227,9 +213,6 @@ impl FilterProcess {
 
 impl Drop for FilterProcess {
     fn drop(&mut self) {
-        if self.shared.process.is_handed_over() {
-            return;
-        }
         self.shared.is_ending.store(true, Ordering::Release);
         // It may have ended by itself.
         let _ = self.shared.process.end();
@@ -278,7 +261,6 @@ impl Shared {
             lists,
             log,
             is_ending: AtomicBool::new(false),
-            handed_over: event()?,
         })
     }
 
@@ -289,24 +271,15 @@ impl Shared {
     }
 }
 
-/// An event that has not happened.
-fn event() -> io::Result<EventFd> {
-    Ok(EventFd::from_flags(
-        EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK,
-    )?)
-}
-
-/// Answers a filter's process, which has the list `sent`, until it has ended or is handed over. A process
-/// whose list is unknown receives one that it did not ask for.
+/// Answers a filter's process, which has the list `sent`, until it has ended. A process whose list is unknown
+/// receives one that it did not ask for.
 fn serve(shared: &Shared, egress: &Egress, mut sent: Option<Barred>) -> Result<(), &'static str> {
-    let Shared {
-        lists, handed_over, ..
-    } = shared;
+    let lists = &shared.lists;
     if sent.is_none() && !answer(lists, egress, &mut sent)? {
         return Ok(());
     }
     loop {
-        if is_gone(lists, handed_over, ANSWER_INTERVAL) || !wait_for_question(lists, handed_over) {
+        if is_gone(lists, ANSWER_INTERVAL) || !wait_for_question(lists) {
             return Ok(());
         }
         match recv(lists.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) {
@@ -343,30 +316,23 @@ fn answer(lists: &OwnedFd, egress: &Egress, sent: &mut Option<Barred>) -> Result
     }
 }
 
-/// Whether the other end of a socket closes within `limit`, or its process is handed over.
-fn is_gone(socket: &OwnedFd, handed_over: &EventFd, limit: Duration) -> bool {
+/// Whether the other end of a socket closes within `limit`.
+fn is_gone(socket: &OwnedFd, limit: Duration) -> bool {
     // The end of the other side is always reported.
-    let mut files = [
-        PollFd::new(socket.as_fd(), PollFlags::empty()),
-        PollFd::new(handed_over.as_fd(), PollFlags::POLLIN),
-    ];
+    let mut files = [PollFd::new(socket.as_fd(), PollFlags::empty())];
     let limit = u16::try_from(limit.as_millis()).map_or(PollTimeout::MAX, PollTimeout::from);
     // A signal shortens the wait.
     poll(&mut files, limit).is_ok_and(|gone| gone > 0)
 }
 
-/// Waits until a socket has a packet, or its end. Returns false if its process was handed over first, whose
-/// next owner is to receive the packet.
-fn wait_for_question(socket: &OwnedFd, handed_over: &EventFd) -> bool {
-    let mut files = [
-        PollFd::new(socket.as_fd(), PollFlags::POLLIN),
-        PollFd::new(handed_over.as_fd(), PollFlags::POLLIN),
-    ];
+/// Waits until a socket has a packet, or its end. Returns false if the host does not let it wait.
+fn wait_for_question(socket: &OwnedFd) -> bool {
+    let mut files = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
     loop {
         match poll(&mut files, PollTimeout::NONE) {
             Err(Errno::EINTR) => {}
             Err(_) => return false,
-            Ok(_) => return files[1].any() == Some(false),
+            Ok(_) => return true,
         }
     }
 }

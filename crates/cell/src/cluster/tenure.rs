@@ -489,13 +489,6 @@ impl Tenure {
         keep_to_nodes(&self.place.plan.nodes).map_err(failed("memory"))
     }
 
-    /// Lets go of the place, which another process holds by the same connection.
-    pub(crate) fn hand_over(self) {
-        let mut held = lock(&self.held);
-        held.over = true;
-        held.stream = None;
-    }
-
     /// The VM has ended: returns when all cells have heard of it, or none is there to hear.
     pub fn leave(self) {
         // The other side may end the connection now.

@@ -25,7 +25,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
-use hostfiles::lock::{self, Flock};
+use hostfiles::lock::Flock;
 
 pub use debian::{DEBIAN_CMDLINE, DebianRequest, build_debian};
 pub use import::{FileKind, ImportRequest, import};
@@ -64,11 +64,6 @@ impl Image {
     /// Open file whose lock keeps the image in the store, as long as a copy of this descriptor is open.
     pub fn lock(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
-    }
-
-    /// Releases the image to another process that has a copy of its lock.
-    pub fn hand_over(self) {
-        lock::hand_over(self.lock);
     }
 }
 

@@ -115,6 +115,7 @@ const AS_USER: &[&str] = &[
     "control",
     "disks",
     "endings",
+    "monitors",
     "overlays",
     "pci",
     "pmem",
