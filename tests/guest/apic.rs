@@ -17,11 +17,11 @@ const TSC_DEADLINE: u32 = 0x6E0;
 const SOFTWARE_ENABLED: u64 = 1 << 8;
 const TIMER_TSC_DEADLINE: u64 = 2 << 17;
 
-/// The vector of interrupts that were taken back just before they were delivered.
+/// Vector of interrupts that were withdrawn just before they were delivered.
 pub const SPURIOUS_VECTOR: u8 = 0xFF;
 /// The timer's vector, above all others.
 pub const TIMER_VECTOR: u8 = 0xF1;
-/// CR8 as it is but for one check: no vector here is so low.
+/// Normal value of CR8, except during one check: no vector here is so low.
 pub const IDLE_PRIORITY: u64 = 1;
 
 /// How an interrupt is delivered: bits 8 to 10 of the interrupt command register.
@@ -34,7 +34,7 @@ pub enum Delivery {
     Startup = 6 << 8,
 }
 
-/// To whom: destination field, destination mode (bit 11) and shorthand (bits 18 and 19).
+/// Targets of an interrupt: destination field, destination mode (bit 11) and shorthand (bits 18 and 19).
 #[derive(Clone, Copy)]
 pub enum To {
     One(usize),
@@ -44,11 +44,11 @@ pub enum To {
     Own,
     All,
     Others,
-    /// A cluster in which nobody is.
+    /// A cluster without CPUs.
     Nobody,
 }
 
-/// Turns it on, its timer by the time stamp.
+/// Turns the controller on, with its timer by the time stamp.
 pub fn enable() {
     cpu::write(BASE, cpu::read(BASE) | BASE_X2APIC_ENABLED);
     cpu::write(SPURIOUS, SOFTWARE_ENABLED | u64::from(SPURIOUS_VECTOR));
@@ -97,13 +97,13 @@ pub fn send_self(vector: u8) {
     cpu::write(SELF, u64::from(vector));
 }
 
-/// Whether the controller has delivered this vector and not heard of its end. If not, it is not from the
-/// controller.
+/// Whether the controller has delivered this vector and not received its end. If not, the interrupt is not
+/// from the controller.
 pub fn is_in_service(vector: u8) -> bool {
     cpu::read(IN_SERVICE + u32::from(vector >> 5)) >> (vector & 31) & 1 == 1
 }
 
-/// The end of what is in service with the highest priority.
+/// Ends the interrupt in service with the highest priority.
 pub fn end_of_interrupt() {
     cpu::write(END_OF_INTERRUPT, 0);
 }
@@ -113,7 +113,7 @@ pub fn set_timer(deadline: u64) {
     cpu::write(TSC_DEADLINE, deadline);
 }
 
-/// When the timer is to interrupt; 0 when it is not armed.
+/// Time stamp of the timer's next interrupt; 0 when it is not armed.
 pub fn timer() -> u64 {
     cpu::read(TSC_DEADLINE)
 }

@@ -1,4 +1,4 @@
-//! How CPUs get here: the first one as the boot protocol leaves it, the others from a start-up interrupt.
+//! Entry of the CPUs: the first one as the boot protocol leaves it, the others from a start-up interrupt.
 //!
 //! The others begin in real mode at [`TRAMPOLINE`], where the first CPU has copied `trampoline`, and go to
 //! 64-bit mode in one step, with the page tables that the boot protocol made. Selectors are the boot
@@ -107,7 +107,7 @@ unsafe extern "C" {
     static trampoline_end: u8;
 }
 
-/// Puts the trampoline where start-up interrupts lead.
+/// Copies the trampoline to the target of start-up interrupts.
 pub fn lay_trampoline() {
     let (start, pages, end) = (
         addr_of!(trampoline) as usize,
@@ -124,7 +124,7 @@ pub fn lay_trampoline() {
     }
 }
 
-/// Where the boot protocol's structure says that the ACPI tables begin.
+/// Address of the ACPI tables, from the boot protocol's structure.
 pub fn rsdp(boot_params: usize) -> usize {
     const RSDP: usize = 0x70;
     // SAFETY: the boot protocol's structure, which nothing has overwritten; the field is 8 bytes at a

@@ -60,7 +60,7 @@ pub fn run(cpus: usize, rsdp: usize) -> ! {
     serial::power_off()
 }
 
-/// What another CPU does: it reports its id and halts.
+/// Runs on another CPU: reports its id and halts.
 pub fn report(initial: usize) -> ! {
     apic::enable();
     record(initial);

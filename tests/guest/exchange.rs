@@ -1,5 +1,5 @@
-//! What CPUs leave in memory for each other: plain words behind a flag, a lock, locked additions, and
-//! neighbours in one line.
+//! Tests of memory that CPUs share: plain words behind a flag, a lock, locked additions, and neighbours in
+//! one line.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -10,32 +10,32 @@ use crate::{CPUS_MAX, count, cpus, late};
 const WORDS: usize = 512;
 /// Times that the page goes round all CPUs in an epoch.
 const ROUNDS: u32 = 4;
-/// What each CPU adds in an epoch, in each way.
+/// Additions of each CPU in an epoch, by each method.
 const ADDITIONS: u32 = 40;
 /// Words behind the lock, far enough apart for two lines.
 const GUARDED: usize = 16;
-/// Times in an epoch that the first two CPUs each write and then read what the other writes.
+/// Times in an epoch that the first two CPUs each write their word and then read the other's.
 const DUELS: u32 = 20;
 
-/// Alone in its pages.
+/// A value alone in its pages.
 #[repr(C, align(4096))]
 struct Page<T>(T);
 
-/// Goes from CPU to CPU, who rewrite it.
+/// Page that the CPUs rewrite in turn.
 static RELAY: Page<[AtomicU64; WORDS]> = Page([const { AtomicU64::new(0) }; WORDS]);
-/// Whose turn it is: how often it has gone on.
+/// Number of turns so far, which names the CPU whose turn it is.
 static TURN: Page<AtomicU32> = Page(AtomicU32::new(0));
 static LOCK: Page<AtomicBool> = Page(AtomicBool::new(false));
 static BEHIND_LOCK: Page<[AtomicU32; GUARDED]> = Page([const { AtomicU32::new(0) }; GUARDED]);
 static ADDED: Page<AtomicU32> = Page(AtomicU32::new(0));
-/// Each CPU's own, with its neighbours'.
+/// A word of each CPU, beside its neighbours'.
 static NEIGHBOURS: Page<[AtomicU32; CPUS_MAX]> = Page([const { AtomicU32::new(0) }; CPUS_MAX]);
-/// What the two CPUs of a duel write, in pages of their own, and what each has read.
+/// Words that the two CPUs of a duel write, in pages of their own. `READ` has the value that each has read.
 static WRITTEN: [Page<AtomicU32>; 2] = [const { Page(AtomicU32::new(0)) }; 2];
 static READ: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 static MET: Page<AtomicU32> = Page(AtomicU32::new(0));
 
-/// Things looked at, and those that were not as they had to be.
+/// Number of checks. `WRONG` counts those that failed.
 pub static CHECKED: AtomicU32 = AtomicU32::new(0);
 pub static WRONG: AtomicU32 = AtomicU32::new(0);
 
@@ -50,7 +50,7 @@ pub fn exchange(me: usize, epoch: u32) {
     }
 }
 
-/// Whether something is as it has to be.
+/// Counts a check.
 fn check(holds: bool) {
     count(&CHECKED);
     if !holds {
@@ -58,7 +58,7 @@ fn check(holds: bool) {
     }
 }
 
-/// A page of plain words goes round; a flag says whose it is.
+/// Passes a page of plain words round all CPUs; a flag says whose it is.
 fn relay(me: usize, epoch: u32) {
     let all = cpus() as u32;
     for round in 0..ROUNDS {
@@ -77,7 +77,7 @@ fn relay(me: usize, epoch: u32) {
     }
 }
 
-/// All CPUs at once: a lock, a counter, and a line in which each has a word.
+/// Has all CPUs at once use a lock, a counter, and a line in which each has a word.
 fn crowd(me: usize) {
     for _ in 0..ADDITIONS {
         count(&ADDED.0);
@@ -104,8 +104,8 @@ fn crowd(me: usize) {
     }
 }
 
-/// Two CPUs write, then each reads what the other writes: one of them at least sees it (Intel SDM 3A, 9.2.3.4
-/// and 9.2.5).
+/// Two CPUs write, then each reads the other's word: at least one of them sees the write (Intel SDM 3A,
+/// 9.2.3.4 and 9.2.5).
 fn duels(me: usize, epoch: u32) {
     for duel in 0..DUELS {
         let number = (epoch - 1) * DUELS + duel + 1;
@@ -122,7 +122,7 @@ fn duels(me: usize, epoch: u32) {
     }
 }
 
-/// Waits until all CPUs are here. Each has been here as often as the others when it comes.
+/// Waits until all CPUs are here. Each CPU calls this equally often.
 fn meet(me: usize) {
     let all = cpus() as u32;
     let arrived = MET.0.fetch_add(1, Ordering::AcqRel);
@@ -131,7 +131,7 @@ fn meet(me: usize) {
     wait_for(LATE_AFTER, are_all, || late("not all CPUs meet", me));
 }
 
-/// All that was added has arrived.
+/// Checks that all additions have arrived.
 fn verify(epoch: u32) {
     let each = epoch * ADDITIONS;
     let all = each * cpus() as u32;

@@ -1,5 +1,5 @@
-//! What no kernel does: registers of the controllers are written by chance, and interrupts sent to anybody
-//! without end. It ends when it has ended itself, or is ended.
+//! Accesses that no kernel makes: random writes to the controllers' registers, and interrupts to any CPU
+//! without end. It runs until a write of its own ends it, or the machine is turned off.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,12 +17,12 @@ const ACCESS_BYTES: u64 = 2;
 
 static ON: AtomicBool = AtomicBool::new(false);
 
-/// From now on accesses that are refused count as done.
+/// Makes refused accesses count as done from now on.
 pub fn turn_on() {
     ON.store(true, Ordering::Release);
 }
 
-/// Whether they do.
+/// Whether refused accesses count as done.
 pub fn is_on() -> bool {
     ON.load(Ordering::Acquire)
 }
@@ -36,7 +36,7 @@ pub unsafe fn skip(frame: *mut u64) {
     unsafe { *frame += ACCESS_BYTES };
 }
 
-/// One CPU's part.
+/// Runs one CPU's part.
 pub fn harass(me: usize) -> ! {
     let mut numbers = Numbers::new(cpu::tsc() ^ me as u64);
     loop {
@@ -56,7 +56,7 @@ pub fn harass(me: usize) -> ! {
     }
 }
 
-/// Mostly a few bits, now and then all.
+/// A random value: mostly a few bits, now and then all.
 fn any(numbers: &mut Numbers) -> u64 {
     let mut value = 0;
     for _ in 0..numbers.below(4) {
@@ -69,7 +69,7 @@ fn any(numbers: &mut Numbers) -> u64 {
     }
 }
 
-/// Any delivery but INIT and start-up, to anybody, whether there is somebody or not.
+/// Any delivery except INIT and start-up, to any CPU, whether it exists or not.
 fn command(numbers: &mut Numbers) -> u64 {
     const KINDS: [u64; 6] = [0, 1, 2, 3, 4, 7];
     let kind = KINDS[numbers.below(6) as usize] << 8;

@@ -1,7 +1,7 @@
-//! What every interrupt leaves behind: a count, and whether it was where and when it had to be.
+//! Handlers of all interrupts: each counts its interrupt, and checks its CPU and its time.
 //!
-//! Vectors from [`FIRST_VECTOR`] to [`LAST_VECTOR`] are dealt to the CPUs in turn; a vector is sent by its
-//! owner only, which makes every count the business of one sender and one receiver.
+//! Vectors from [`FIRST_VECTOR`] to [`LAST_VECTOR`] are dealt to the CPUs in turn. Only its owner sends a
+//! vector, so every count belongs to one sender and one receiver.
 
 use core::arch::{asm, global_asm};
 use core::ptr::{addr_of, addr_of_mut};
@@ -11,37 +11,38 @@ use crate::{CPUS_MAX, apic, count, cpu, hostile, serial};
 
 /// The lowest vector of storms.
 pub const FIRST_VECTOR: u8 = 0x30;
-/// The highest.
+/// The highest vector of storms.
 pub const LAST_VECTOR: u8 = 0xEF;
 const NMI: u64 = 2;
 const GENERAL_PROTECTION: u64 = 13;
 const FIRST_INTERRUPT: u64 = 32;
-/// Remembered of the order in which a CPU took interrupts.
+/// Number of kept vectors, in the order in which a CPU took them.
 const RECENT: usize = 8;
 
-/// What one CPU has seen.
+/// Counts of one CPU.
 pub struct Seen {
     /// Interrupts by vector.
     pub received: [AtomicU32; 256],
-    /// Those that the controller did not have in service: delivered twice by something else.
+    /// Interrupts that the controller did not have in service: delivered twice by something else.
     pub phantoms: AtomicU32,
-    /// Those that came in the midst of one of the same priority or a higher one.
+    /// Interrupts that came in the midst of one of the same priority or a higher one.
     pub disorder: AtomicU32,
-    /// Those that came, by the time stamp, before they were sent; and steps back of this CPU's own.
+    /// Interrupts that came, by the time stamp, before they were sent; and steps back of this CPU's own
+    /// counter.
     pub backwards: AtomicU32,
-    /// Those that came in the midst of another.
+    /// Interrupts that came in the midst of another.
     pub nested: AtomicU32,
     pub nmis: AtomicU32,
     pub spurious: AtomicU32,
     pub timers: AtomicU32,
     /// Timers that came before their time.
     pub early: AtomicU32,
-    /// When the timer is to come.
+    /// Time stamp at which the timer should interrupt.
     pub deadline: AtomicU64,
     /// The last vectors.
     pub recent: [AtomicU32; RECENT],
     pub taken: AtomicU32,
-    /// The priority of what is being handled.
+    /// The priority of the interrupt that is being handled.
     class: AtomicU32,
 }
 
@@ -71,9 +72,9 @@ impl Seen {
     }
 }
 
-/// Of each CPU.
+/// The counts of each CPU.
 pub static SEEN: [Seen; CPUS_MAX] = [const { Seen::new() }; CPUS_MAX];
-/// When each CPU began to send what it sends now.
+/// Time stamp at which each CPU began its current sends.
 pub static SENT_AT: [AtomicU64; CPUS_MAX] = [const { AtomicU64::new(0) }; CPUS_MAX];
 
 static NUMBERS: [u64; CPUS_MAX] = {
@@ -88,8 +89,8 @@ static NUMBERS: [u64; CPUS_MAX] = {
 
 const FS_BASE: u32 = 0xC000_0100;
 const GS_BASE: u32 = 0xC000_0101;
-/// Registers that are nobody's here, and hold any address: the base of FS, KERNEL_GS_BASE, LSTAR, SYSENTER's
-/// stack and entry.
+/// Registers without a use here, which can hold any address: the base of FS, KERNEL_GS_BASE, LSTAR,
+/// SYSENTER's stack and entry.
 const IDLE: [u32; 5] = [FS_BASE, 0xC000_0102, 0xC000_0082, 0x175, 0x176];
 
 fn idle_value(cpu: usize) -> u64 {
@@ -104,7 +105,7 @@ pub fn me() -> usize {
     number as usize
 }
 
-/// Puts into idle registers what they are to keep, whichever host thread runs this CPU.
+/// Writes values into unused registers that they must keep, whichever host thread runs this CPU.
 pub fn fill_idle_registers(me: usize) {
     for (register, value) in IDLE.into_iter().zip(idle_value(me)..) {
         cpu::write(register, value);
@@ -113,7 +114,7 @@ pub fn fill_idle_registers(me: usize) {
     cpu::set_priority(apic::IDLE_PRIORITY);
 }
 
-/// Whether they have kept it.
+/// Whether these registers have kept their values.
 pub fn idle_registers_hold(me: usize) -> bool {
     let kept = IDLE
         .into_iter()
@@ -131,7 +132,8 @@ global_asm!(
     ".rept 256",
     ".balign 16",
     // The CPU has pushed an error code, or gets one here.
-    ".if vector != 8 && (vector < 10 || vector > 14) && vector != 17 && vector != 21 && vector != 29 && vector != 30",
+    ".if vector != 8 && (vector < 10 || vector > 14) && vector != 17 && vector != 21 && vector != 29 \
+     && vector != 30",
     "push 0",
     ".endif",
     ".byte 0x68", // push with 32 bits, so that all are alike

@@ -1,15 +1,15 @@
-//! A kernel that does nothing but interrupts: all CPUs send each other all kinds of them, and every single
-//! one is counted.
+//! A kernel that does nothing but interrupts: all CPUs send each other all kinds of them, and each one is
+//! counted.
 //!
 //! It starts the other CPUs by INIT and start-up interrupts, then goes through *epochs*. In each, all CPUs
-//! storm (`storm`) and leave things in memory for each other (`exchange`), then the first one looks at what
-//! needs quiet (`quiet`) while the others wait. At the end it compares what was sent with what came, writes
-//! one line of counts that ends with `all well` or `NOT WELL`, and turns the machine off.
+//! storm (`storm`) and share memory with each other (`exchange`). Then the first one runs the checks that
+//! need quiet (`quiet`) while the others wait. At the end it compares the sent interrupts with the received
+//! ones, writes one line of counts that ends with `all well` or `NOT WELL`, and turns the machine off.
 //!
 //! Of the kernel's command line it reads `storm.cpus=` (as many as the machine has), `storm.sweeps=` for each
 //! CPU and epoch, and `storm.epochs=`; with 0 it goes on until `q` is typed on the console. With
-//! `storm.hostile=1` it counts nothing, and all CPUs do what no kernel does (`hostile`). With
-//! `storm.enumerate=N` it sends no interrupts but those that start CPUs, and counts the machine's N CPUs
+//! `storm.hostile=1` it counts nothing, and all CPUs make accesses that no kernel makes (`hostile`). With
+//! `storm.enumerate=N` it sends no interrupts except those that start CPUs, and counts the machine's N CPUs
 //! (`enumeration`).
 
 #![no_std]
@@ -39,13 +39,13 @@ static CPUS: AtomicU32 = AtomicU32::new(1);
 static SWEEPS: AtomicU32 = AtomicU32::new(0);
 /// The epoch that CPUs may begin.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
-/// CPUs that have done with it.
+/// CPUs that have finished the epoch.
 static DONE: AtomicU32 = AtomicU32::new(0);
 /// Sweeps in all.
 static SWEPT: AtomicU32 = AtomicU32::new(0);
 /// How often each CPU has started.
 pub static STARTS: [AtomicU32; CPUS_MAX] = [const { AtomicU32::new(0) }; CPUS_MAX];
-/// Goes up while a CPU waits for an epoch.
+/// Grows while a CPU waits for an epoch.
 pub static HEARTBEATS: [AtomicU32; CPUS_MAX] = [const { AtomicU32::new(0) }; CPUS_MAX];
 static FAILED: AtomicBool = AtomicBool::new(false);
 
@@ -54,7 +54,7 @@ pub fn cpus() -> usize {
     CPUS.load(Ordering::Relaxed) as usize
 }
 
-/// Who sends this vector.
+/// The CPU that sends this vector.
 pub fn owner(vector: u8) -> usize {
     usize::from(vector - FIRST_VECTOR) % cpus()
 }
@@ -157,7 +157,7 @@ fn sweeps(me: usize, epoch: u32) {
     count(&DONE);
 }
 
-/// Says what never came, and ends.
+/// Reports an event that never came, and ends.
 pub fn late(what: &str, me: usize) -> ! {
     serial::give_up(|line| {
         let line = line.text(" ").text(what).number("cpu", me as u64);
@@ -165,7 +165,7 @@ pub fn late(what: &str, me: usize) -> ! {
     })
 }
 
-/// A name, what was counted, and what it has to be.
+/// Adds a name and its count to a line. A count other than `wanted` is a failure.
 pub fn account(line: Line, name: &str, found: u64, wanted: u64) -> Line {
     if found != wanted {
         FAILED.store(true, Ordering::Relaxed);

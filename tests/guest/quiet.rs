@@ -1,5 +1,5 @@
-//! What is looked at while the other CPUs only wait: priorities of this CPU, and the others' stop and new
-//! start.
+//! Checks that need the other CPUs to wait: priorities of this CPU, and the stop and new start of each of the
+//! others.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,13 +9,13 @@ use crate::interrupts::SEEN;
 use crate::storm::{EXPECTED, wait};
 use crate::{HEARTBEATS, STARTS, count, cpu, cpus, own_vector, serial};
 
-/// Long enough for an interrupt to come that is not to come, in turns of the time stamp.
+/// Time in which a wrong interrupt would arrive, in turns of the time stamp.
 const MOMENT: u64 = 3_000_000;
 
 /// How often other CPUs were stopped and started.
 pub static RESTARTS: AtomicU32 = AtomicU32::new(0);
 
-/// Three interrupts that were kept out come by priority (Intel SDM 3A, 11.8.3), and none below CR8
+/// Checks that three blocked interrupts come by priority (Intel SDM 3A, 11.8.3), and none below CR8
 /// (11.8.3.1).
 pub fn priorities(me: usize) {
     let seen = &SEEN[me];
@@ -33,7 +33,7 @@ pub fn priorities(me: usize) {
     cpu::open();
     taken(me, start.wrapping_add(3));
     let order = [2, 1, 0].map(|before| seen.recent(before));
-    // One that lets others in may be overtaken, but not in the order in which they begin.
+    // A handler that allows others may be overtaken, but not in the order in which they begin.
     if order != [high, middle, low].map(u32::from) {
         wrong(
             "interrupts came in another order than that of their priorities",
@@ -118,7 +118,7 @@ pub fn start_up(target: usize, starts: u32) {
     );
 }
 
-/// Every CPU but the first, one after another.
+/// Restarts every CPU except the first, one after another.
 pub fn restart_all() {
     (1..cpus()).for_each(restart);
 }

@@ -1,5 +1,5 @@
-//! What the compiler calls without being asked. In assembly: a loop that copies would become a call to
-//! itself.
+//! Functions that the compiler calls implicitly. They are in assembly: a loop that copies would become a call
+//! to itself.
 
 use core::arch::global_asm;
 
@@ -24,7 +24,7 @@ global_asm!(
     "repe cmpsb",
     "setne al",
     "ret",
-    // Named by tables of the core library that nobody reads: nothing here unwinds.
+    // Named by unused tables of the core library: nothing here unwinds.
     "rust_eh_personality:",
     "ud2",
 );

@@ -1,4 +1,4 @@
-//! Words on the first serial port, typed keys from it, and the end.
+//! Output to the first serial port, typed keys from it, and power-off.
 //!
 //! Nothing here is `core::fmt`: code of the standard library that is not compiled with this program keeps
 //! values below the stack pointer, where an interrupt would overwrite them.
@@ -19,7 +19,7 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 pub struct Line(());
 
 impl Line {
-    /// Begins one.
+    /// Begins a line.
     pub fn new() -> Self {
         while TAKEN.swap(true, Ordering::Acquire) {
             cpu::pause();
@@ -38,7 +38,7 @@ impl Line {
         self.based(name, value, 10)
     }
 
-    /// The same in hexadecimal.
+    /// Adds a name and a number in hexadecimal.
     pub fn address(self, name: &str, value: u64) -> Self {
         self.based(name, value, 16)
     }
@@ -77,7 +77,7 @@ fn put(byte: u8) {
     cpu::out(DATA, byte);
 }
 
-/// Whether this key was typed since the last call; what else was typed is forgotten.
+/// Whether this key was typed since the last call; other keys are dropped.
 pub fn typed(key: u8) -> bool {
     let mut found = false;
     while cpu::input(LINE_STATUS) & 1 == 1 {
@@ -94,10 +94,10 @@ pub fn power_off() -> ! {
     }
 }
 
-/// Tells what is wrong, whoever is in the midst of a line, and turns the machine off.
+/// Reports an error, even in the midst of another CPU's line, and turns the machine off.
 pub fn give_up(what: impl FnOnce(Line) -> Line) -> ! {
     cpu::close();
-    // Whoever has the line may be this CPU, or wait for this one: it is not waited for long.
+    // The holder of the line may be this CPU, or wait for this one: the wait for it is short.
     for _ in 0..100_000 {
         if !TAKEN.load(Ordering::Relaxed) {
             break;

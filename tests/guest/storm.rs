@@ -1,5 +1,5 @@
-//! Each CPU sends what it likes to whom it likes, and waits until all of it has come before it sends that
-//! vector again.
+//! Random interrupts: each CPU sends random ones to random CPUs, and sends a vector again only when all of it
+//! has arrived.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -7,25 +7,25 @@ use crate::apic::{self, Delivery, To};
 use crate::interrupts::{FIRST_VECTOR, LAST_VECTOR, SEEN, SENT_AT, idle_registers_hold};
 use crate::{CPUS_MAX, count, cpu, cpus, serial};
 
-/// Time stamp ticks after which what has not come is lost: some ten seconds.
+/// Time stamp ticks after which an interrupt counts as lost: some ten seconds.
 const LOST_AFTER: u64 = 20_000_000_000;
-/// The same for a CPU that has not come as far as the others.
+/// The same limit for a CPU that is behind the others.
 pub const LATE_AFTER: u64 = 3 * LOST_AFTER;
 const TURNS: u64 = 4000;
 
-/// What was sent to a CPU by vector. Only a vector's owner writes.
+/// Interrupts sent to each CPU, by vector. Only a vector's owner writes.
 pub static EXPECTED: [[AtomicU32; 256]; CPUS_MAX] = [const { [const { AtomicU32::new(0) }; 256] }; CPUS_MAX];
 pub static NMIS_EXPECTED: [AtomicU32; CPUS_MAX] = [const { AtomicU32::new(0) }; CPUS_MAX];
 pub static TIMERS_EXPECTED: [AtomicU32; CPUS_MAX] = [const { AtomicU32::new(0) }; CPUS_MAX];
-/// How often registers were looked at, and found changed.
+/// Number of checks of the registers. `CHANGED` counts those that failed.
 pub static HELD: AtomicU32 = AtomicU32::new(0);
 pub static CHANGED: AtomicU32 = AtomicU32::new(0);
-/// A timer that did what it was not told.
+/// Timers that did not keep to their setting.
 pub static TIMER_WRONG: AtomicU32 = AtomicU32::new(0);
-/// NMIs of several senders would be one: one CPU at a time sends them.
+/// NMIs of several senders would merge into one, so one CPU at a time sends them.
 static NMI_SENDER: AtomicBool = AtomicBool::new(false);
 
-/// A CPU's own numbers (xorshift64*).
+/// Random numbers of one CPU (xorshift64*).
 pub struct Numbers(u64);
 
 impl Numbers {
@@ -53,7 +53,7 @@ impl Storm {
         Self { me, numbers }
     }
 
-    /// One thing to send, and its arrival.
+    /// Sends one random interrupt, and waits for its arrival.
     pub fn sweep(&mut self) {
         let all = (1 << cpus()) - 1;
         let others = all & !(1 << self.me);
@@ -98,7 +98,7 @@ impl Storm {
         (usize::from(LAST_VECTOR - FIRST_VECTOR) + 1) as u32 / cpus() as u32
     }
 
-    /// Several different vectors at once.
+    /// Sends several different vectors at once.
     fn volley(&mut self, to: To, cpus: u32) {
         let count = 1 + self.numbers.below(Self::vectors());
         let first = self.numbers.below(Self::vectors());
@@ -129,7 +129,7 @@ impl Storm {
         self.arrival(1 << self.me, vector);
     }
 
-    /// Exactly one of them gets it.
+    /// Sends an interrupt that exactly one of `cpus` must get.
     fn lowest_priority(&mut self, cpus: u32) {
         let vector = self.any_vector();
         let index = usize::from(vector);
@@ -176,8 +176,8 @@ impl Storm {
         NMI_SENDER.store(false, Ordering::Release);
     }
 
-    /// The timer comes once, not before its time, however often it was told another time before; meanwhile
-    /// the CPU halts.
+    /// Checks that the timer comes once, not before its time, however often it was set to another time
+    /// before; meanwhile the CPU halts.
     fn timer(&mut self) {
         let seen = &SEEN[self.me];
         for _ in 0..self.numbers.below(3) {
@@ -211,7 +211,7 @@ impl Storm {
         }
     }
 
-    /// A timer that was disarmed in time does not come.
+    /// Checks that a timer that was disarmed in time does not come.
     fn timer_disarmed(&mut self) {
         let seen = &SEEN[self.me];
         let before = seen.timers.load(Ordering::Relaxed);
@@ -222,7 +222,7 @@ impl Storm {
         apic::set_timer(0);
         let disarmed = apic::timer();
         if cpu::tsc() >= deadline {
-            // Too late, as happens when somebody else had this CPU: whether it comes is not known.
+            // Too late, as happens when another program had this CPU: it may come or not.
             while cpu::tsc() < deadline + 4_000_000 {
                 cpu::pause();
             }
@@ -238,7 +238,8 @@ impl Storm {
         }
     }
 
-    /// Registers keep what they have while interrupts, and moves, go on, and the time stamp does not go back.
+    /// Checks that registers keep their values during interrupts and moves, and that the time stamp does not
+    /// go back.
     fn hold(&mut self) {
         let seed = u64::from(self.numbers.below(1 << 30));
         let start = cpu::tsc();
@@ -281,12 +282,12 @@ pub fn each(cpus: u32) -> impl Iterator<Item = usize> {
     (0..CPUS_MAX).filter(move |cpu| cpus >> cpu & 1 == 1)
 }
 
-/// Waits with interrupts let in for what comes at once; calls `late` when it takes too long.
+/// Waits with interrupts open for an imminent event; calls `late` when it takes too long.
 pub fn wait(ready: impl FnMut() -> bool, late: impl FnOnce()) {
     wait_for(LOST_AFTER, ready, late);
 }
 
-/// The same with a limit.
+/// The same as [`wait`], with a limit.
 pub fn wait_for(limit: u64, mut ready: impl FnMut() -> bool, late: impl FnOnce()) {
     let start = cpu::tsc();
     while !ready() {

@@ -14,8 +14,8 @@ const RESTART_LIMIT: Duration = Duration::from_secs(20);
 pub struct Cluster;
 
 impl Cluster {
-    /// Two cells: the nodes of the host where it has two with CPUs (in the lab, `labs/two-nodes.toml`), else
-    /// two of its CPUs.
+    /// Brings up two cells: the nodes of the host where it has two with CPUs (in the lab,
+    /// `labs/two-nodes.toml`), else two of its CPUs.
     #[track_caller]
     pub fn up(scratch: &Scratch) -> Self {
         match Self::file(scratch) {
@@ -24,13 +24,13 @@ impl Cluster {
         }
     }
 
-    /// So many cells: nodes if the host has so many, else equal parts of its CPUs.
+    /// Brings up `cells` cells: nodes if the host has as many, else equal parts of its CPUs.
     #[track_caller]
     pub fn up_with(cells: usize) -> Self {
         Self::up_by(&["--cells", &cells.to_string()])
     }
 
-    /// The cells of a file.
+    /// Brings up the cells of a file.
     #[track_caller]
     pub fn of(file: &Path) -> Self {
         Self::up_by(&[file.to_str().expect("UTF-8")])
@@ -46,7 +46,7 @@ impl Cluster {
         cluster
     }
 
-    /// So many cells that give out so much memory each: nodes if the host has so many, else a CPU each.
+    /// Brings up `cells` cells that give out `memory` each: nodes if the host has as many, else a CPU each.
     #[track_caller]
     pub fn up_with_memory(cells: usize, memory: &str, scratch: &Scratch) -> Self {
         let nodes = nodes_with_cpus();
@@ -71,14 +71,14 @@ impl Cluster {
         Some(scratch.write("cluster.toml", format!("{}{}", cell(), cell())))
     }
 
-    /// What `cluster status` says of each cell.
+    /// The report of `cluster status` on each cell.
     #[track_caller]
     pub fn cells(&self) -> Vec<Value> {
         let status = mirrorball(["cluster", "status", "--json"]).ok().json();
         status.as_array().expect("an array").clone()
     }
 
-    /// What it says of one.
+    /// The report of `cluster status` on one cell.
     #[track_caller]
     pub fn cell(&self, number: usize) -> Value {
         self.cells()[number].clone()
@@ -100,7 +100,7 @@ impl Cluster {
             .collect()
     }
 
-    /// What `cluster vcpus` says of the vCPUs of a VM, in their order.
+    /// The report of `cluster vcpus` on the vCPUs of a VM, in their order.
     #[track_caller]
     pub fn vcpus(&self, vm: &Vm) -> Vec<Value> {
         let all = mirrorball(["cluster", "vcpus", "--json"]).ok().json();
@@ -114,7 +114,7 @@ impl Cluster {
         self.cell(number)["given_bytes"].as_u64().expect("bytes")
     }
 
-    /// Kills a cell's process and what would start it again.
+    /// Kills a cell's process and the guard that would start it again.
     #[track_caller]
     pub fn kill_for_good(&self, number: usize) {
         let pid = self.pid(number);
@@ -134,7 +134,7 @@ impl Cluster {
         self.cell(number)["pid"].as_u64().expect("a process number") as u32
     }
 
-    /// The process of a cell, once it is another one than `before`, which has ended or is to end.
+    /// The process of a cell, once it is another one than `before`, which has ended or will end.
     #[track_caller]
     pub fn pid_after(&self, number: usize, before: u32) -> u32 {
         wait::until("the cell's next process", RESTART_LIMIT, || {

@@ -1,4 +1,4 @@
-//! One call of a command, with a limit: what was called, what it wrote, how it ended.
+//! One call of a command, with a limit: its command line, its output, and its end.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -125,7 +125,7 @@ impl Call {
             .stderr(Stdio::piped());
         // Its own group: a limit kills what it started, too.
         self.command.process_group(0);
-        // A shell that starts the tests in the background has them ignore Ctrl-C, and what they start would,
+        // A shell that starts the tests in the background has them ignore Ctrl-C, and their children would,
         // too. SAFETY: signal is async-signal-safe, and the default action runs no code of this process.
         unsafe {
             self.command.pre_exec(|| {
@@ -183,7 +183,7 @@ fn collect(mut stream: impl Read + Send + 'static) -> Collector {
 pub struct Running {
     child: Child,
     line: String,
-    /// What came on stdout and was looked at already.
+    /// Part of stdout that was read already.
     seen: Vec<u8>,
     stdout: Collector,
     stderr: Collector,
@@ -216,7 +216,7 @@ impl Running {
         }
     }
 
-    /// What it has written to stdout so far.
+    /// Its output to stdout so far.
     pub fn seen(&mut self) -> String {
         self.seen.extend(self.stdout.try_iter().flatten());
         String::from_utf8_lossy(&self.seen).into_owned()
@@ -254,7 +254,7 @@ impl Running {
     }
 }
 
-/// Everything up to the end of file; what a process left behind keeps open is not waited for.
+/// All output up to the end of file; a stream that a left process keeps open is not waited for.
 fn drain(from: &Collector) -> Vec<u8> {
     let mut all = Vec::new();
     while let Ok(chunk) = from.recv_timeout(Duration::from_secs(5)) {
@@ -267,11 +267,11 @@ fn drain(from: &Collector) -> Vec<u8> {
 pub struct Output {
     /// Exit status; 128 plus the signal when a signal ended it.
     pub status: i32,
-    /// What it wrote to stdout.
+    /// Its output to stdout.
     pub stdout: Vec<u8>,
-    /// What it wrote to stderr.
+    /// Its output to stderr.
     pub stderr: Vec<u8>,
-    /// From start to end.
+    /// Time from start to end.
     pub took: Duration,
     line: String,
 }

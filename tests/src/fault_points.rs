@@ -39,7 +39,7 @@ struct Hold {
     release: Receiver<()>,
 }
 
-/// A point at which the next thread stops. Dropped, it lets the thread go on.
+/// A point at which the next thread stops. Dropping it lets the thread go on.
 pub struct Held {
     point: String,
     reached: Receiver<u32>,

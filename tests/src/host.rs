@@ -1,4 +1,4 @@
-//! What is on the host: processes, descriptors, memory, things left behind.
+//! State of the host: processes, descriptors, memory, remains of VMs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -79,7 +79,7 @@ pub fn is_frame_filter(pid: u32) -> bool {
     describe(pid).contains(" --frame-filter ")
 }
 
-/// Kills a process as nothing can catch it.
+/// Kills a process with SIGKILL.
 #[track_caller]
 pub fn kill9(pid: u32) {
     let target = nix::unistd::Pid::from_raw(pid as i32);
@@ -87,7 +87,7 @@ pub fn kill9(pid: u32) {
     sent.unwrap_or_else(|error| panic!("kill -9 {pid}: {error}"));
 }
 
-/// Stops a process, which does nothing until it is killed or continued.
+/// Stops a process with SIGSTOP, so that it does nothing until it is killed or continued.
 #[track_caller]
 pub fn stop(pid: u32) {
     let target = nix::unistd::Pid::from_raw(pid as i32);
@@ -121,7 +121,7 @@ pub fn describe(pid: u32) -> String {
     format!("{pid}: {}", String::from_utf8_lossy(&line).replace('\0', " "))
 }
 
-/// Memory that only this process uses, plus its part of what it shares, in bytes; shared memory in memfds
+/// Memory that only this process uses, plus its share of common memory, in bytes; shared memory in memfds
 /// included.
 #[track_caller]
 pub fn proportional_bytes(pid: u32) -> u64 {
@@ -130,7 +130,7 @@ pub fn proportional_bytes(pid: u32) -> u64 {
     kib_field(&text, "Pss:").unwrap_or_else(|| panic!("no Pss in {path}:\n{text}"))
 }
 
-/// The host's shared memory (tmpfs and memfds), in bytes: what guests of this host really take.
+/// The host's shared memory (tmpfs and memfds), in bytes: the real memory of its guests.
 pub fn shared_bytes() -> u64 {
     meminfo("Shmem:")
 }
@@ -169,7 +169,7 @@ pub fn threads(pid: u32) -> usize {
         .count()
 }
 
-/// Everything a VM could leave on the host.
+/// All traces that a VM could leave on the host.
 #[derive(Debug)]
 pub struct Traces {
     processes: BTreeSet<u32>,
@@ -180,13 +180,13 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Looks now.
+    /// Records the present state.
     pub fn now() -> Self {
         let mut files = BTreeSet::new();
         for place in runtime_places() {
             list(Path::new(&place), 0, &mut files);
         }
-        // The registry's own files stay, and what was measured of the host; a VM's do not.
+        // The registry's own files stay, and measurements of the host; a VM's do not.
         const KEPT: [&str; 11] = [
             "/mirrorball",
             "/vms",
@@ -222,7 +222,7 @@ impl Traces {
         }
     }
 
-    /// Nothing is here that was not there before; what others left may have gone since.
+    /// Whether nothing is new since `before`; other programs' remains may have gone since.
     fn within(&self, before: &Self) -> bool {
         self.processes.is_subset(&before.processes)
             && self.files.is_subset(&before.files)
@@ -231,7 +231,7 @@ impl Traces {
             && self.mounts <= before.mounts
     }
 
-    /// Panics with what is new unless there is nothing new, at once or within 5 s: a process that was told to
+    /// Panics with the list of new traces, unless there is none at once or within 5 s: a process that should
     /// end may need a moment.
     #[track_caller]
     pub fn expect_unchanged(&self, after: &str) {
@@ -256,7 +256,7 @@ impl Traces {
     }
 }
 
-/// Places where programs keep files that should not outlive them.
+/// Directories in which programs keep files that should not outlive them.
 fn runtime_places() -> Vec<String> {
     let mut places: Vec<String> = ["/run", "/tmp", "/dev/shm", "/var/tmp"]
         .map(String::from)
@@ -266,7 +266,7 @@ fn runtime_places() -> Vec<String> {
     places
 }
 
-/// Names of files, not deep: a VM's own directory may be two levels down. Other programs' are left out.
+/// Adds names of files, not deep: a VM's own directory may be two levels down. Other programs' are left out.
 fn list(place: &Path, depth: u32, into: &mut BTreeSet<String>) {
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -286,8 +286,8 @@ fn list(place: &Path, depth: u32, into: &mut BTreeSet<String>) {
     }
 }
 
-/// Open descriptors of all processes that this one may look at. (The kernel's own count, `file-nr`, moves in
-/// steps of 32 for each CPU.)
+/// Number of open descriptors of all processes that this one may look at. (The kernel's own count, `file-nr`,
+/// moves in steps of 32 for each CPU.)
 pub fn open_descriptors() -> usize {
     let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();
     let descriptors = processes.filter_map(|process| fs::read_dir(process.path().join("fd")).ok());

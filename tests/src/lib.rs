@@ -1,10 +1,10 @@
 //! Tests against real Linux guests, through the `mirrorball` command only.
 //!
-//! The tests are in `tests/*.rs`, one file for each kind of risk; here is what they stand on. A test calls
-//! the command as a person would ([`command`]), starts VMs that end with the test ([`vm`]), gives every wait
-//! a limit ([`wait`]), and looks at the host for what was left behind ([`host`]). Inside a guest the program
-//! `guest-tool` writes and checks patterns; [`pattern`] is what both sides agree on. `guest/` is a kernel of
-//! its own, which does nothing but interrupts ([`storm`]).
+//! The tests are in `tests/*.rs`, one file for each kind of risk; this library has their common parts. A test
+//! calls the command as a person would ([`command`]), starts VMs that end with the test ([`vm`]), gives every
+//! wait a limit ([`wait`]), and checks the host for remains ([`host`]). Inside a guest the program
+//! `guest-tool` writes and checks patterns, which both sides compute ([`pattern`]). `guest/` is a separate
+//! kernel, which does nothing but interrupts ([`storm`]).
 
 pub mod cluster;
 pub mod command;

@@ -1,4 +1,4 @@
-//! Work in a guest that notices when its VM loses a write, stands still for long, or starts again.
+//! Work in a guest that detects a lost write, a long pause or a restart of its VM.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ const PRINTS: &str = "while [ ! -e /tmp/stop ]; do cut -d' ' -f1 /proc/uptime; s
 /// Lines on the console. Each number is written to the disk, and read back from it.
 const WRITES: &str = "i=0; while [ ! -e /tmp/stop ]; do i=$((i + 1)); echo writes $i > /dev/ttyS0; \
                       echo $i | dd of=/dev/vda bs=4096 count=1 conv=sync,fsync 2>/dev/null; \
-                      echo 3 > /proc/sys/vm/drop_caches; [ \"$(head -n 1 /dev/vda)\" = $i ] || echo wrong >> /tmp/wrong; done";
+                      echo 3 > /proc/sys/vm/drop_caches; \
+                      [ \"$(head -n 1 /dev/vda)\" = $i ] || echo wrong >> /tmp/wrong; done";
 /// Lines that count as work.
 const LINES_MIN: usize = 10;
 
@@ -22,7 +23,7 @@ pub struct Load<'a> {
     writes: bool,
 }
 
-/// What the work has seen.
+/// Results of the work.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     /// The longest time between two lines of the session, in seconds.

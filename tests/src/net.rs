@@ -1,4 +1,4 @@
-//! A guest's way out through user networking.
+//! A guest's network access through user networking.
 
 use std::net::TcpListener;
 
@@ -10,7 +10,7 @@ pub fn free_port() -> u16 {
     probe.local_addr().expect("bound").port()
 }
 
-/// Lets the guest's `eth0` have its address; gives the router's, at which this host answers.
+/// Gives the guest's `eth0` its address; returns the router's, at which this host answers.
 #[track_caller]
 pub fn lease(vm: &Vm, scratch: &Scratch) -> String {
     // Address and MTU come by DHCP, as for any guest; busybox leaves setting them to a script.

@@ -1,4 +1,4 @@
-//! Contents that both sides can compute: numbers from a seed, and a digest to compare them by.
+//! Contents that both sides can compute: numbers from a seed, and a digest to compare them.
 //!
 //! Cheap without optimisation, since guests in a lab host are slow. The digest finds lost, stale, swapped and
 //! torn blocks; it is not meant to withstand an attacker.
@@ -103,14 +103,14 @@ pub struct DiskWrites {
 
 /// One write.
 pub struct DiskWrite {
-    /// Where, a multiple of 512.
+    /// Offset, a multiple of 512.
     pub offset: u64,
-    /// What; 512 bytes to 64 KiB, a multiple of 512.
+    /// Contents; 512 bytes to 64 KiB, a multiple of 512.
     pub bytes: Vec<u8>,
 }
 
 impl DiskWrites {
-    /// `count` writes in a disk of `disk_bytes` bytes, a multiple of 512.
+    /// Makes `count` writes in a disk of `disk_bytes` bytes, a multiple of 512.
     pub fn new(seed: u64, count: u32, disk_bytes: u64) -> Self {
         Self {
             numbers: Numbers::new(seed),
@@ -119,7 +119,7 @@ impl DiskWrites {
         }
     }
 
-    /// Does them to a copy of the disk in memory.
+    /// Applies them to a copy of the disk in memory.
     pub fn apply(self, disk: &mut [u8]) {
         for write in self {
             let offset = write.offset as usize;
@@ -144,10 +144,10 @@ impl Iterator for DiskWrites {
 /// A disk's sector.
 pub const SECTOR_BYTES: usize = 512;
 
-/// What a disk's sectors hold, as 8 bytes for each: their content follows from its number.
+/// Contents of a disk's sectors, as 8 bytes for each: the sector's bytes follow from its number.
 ///
-/// A sector that somebody wrote starts with its writer's [`canary`], so that it can be told wherever it turns
-/// up.
+/// A sector that was written starts with its writer's [`canary`], so that it can be recognised wherever it
+/// turns up.
 #[derive(Clone, Debug)]
 pub struct Sectors {
     contents: Vec<u64>,
@@ -168,7 +168,7 @@ pub fn canary(writer: u64) -> [u8; 16] {
 }
 
 impl Sectors {
-    /// A base of so many sectors, each with bytes of its own.
+    /// A base of `sectors`, each with bytes of its own.
     pub fn base(sectors: u64) -> Self {
         Self {
             contents: (1..=sectors).collect(),
@@ -183,7 +183,7 @@ impl Sectors {
         bytes
     }
 
-    /// How many there are; never none.
+    /// Number of sectors; never zero.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         self.contents.len() as u64
@@ -193,7 +193,7 @@ impl Sectors {
         &mut self.contents[first as usize..(first + count) as usize]
     }
 
-    /// They get contents that were never there; `writer` is below 2^23.
+    /// Gives sectors contents that were never there; `writer` is below 2^23.
     pub fn renew(&mut self, first: u64, count: u64, writer: u64) {
         for sector in first..first + count {
             self.written += 1;
@@ -201,19 +201,19 @@ impl Sectors {
         }
     }
 
-    /// They become zeroes.
+    /// Makes sectors zero.
     pub fn zero(&mut self, first: u64, count: u64) {
         self.range(first, count).fill(ZEROES);
     }
 
-    /// They become those at `from`, as these are now.
+    /// Gives sectors the present contents of those at `from`.
     pub fn copy(&mut self, from: u64, to: u64, count: u64) {
         let from = from as usize;
         self.contents
             .copy_within(from..from + count as usize, to as usize);
     }
 
-    /// Their bytes.
+    /// Writes the sectors' bytes into `bytes`.
     pub fn fill(&self, first: u64, bytes: &mut [u8]) {
         let contents = &self.contents[first as usize..];
         for (content, sector) in contents.iter().zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
@@ -232,7 +232,7 @@ impl Sectors {
         }
     }
 
-    /// Compares bytes that were read from there; the error says which sector is wrong, and how.
+    /// Compares bytes that were read from the sectors; the error names the wrong sector and the difference.
     pub fn check(&self, first: u64, bytes: &[u8]) -> Result<(), String> {
         let mut wanted = [0; SECTOR_BYTES];
         let contents = &self.contents[first as usize..];

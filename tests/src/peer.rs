@@ -1,7 +1,7 @@
 //! One end of a transfer over TCP: a length and bytes from a seed one way, their digest back the other way.
 //!
-//! The length comes first because the sender does not end its half: passt of 2023 cannot carry what comes
-//! back to a guest that did (docs/guide/networking.md).
+//! The length comes first because the sender does not end its half: passt of 2023 can't carry replies to a
+//! guest that did (docs/guide/networking.md).
 //!
 //! Both the tests and `guest-tool` use it, each as either end.
 
@@ -15,7 +15,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// A peer silent for this long is dead.
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Sends `bytes` bytes made from `seed`, then reads the peer's digest; gives the sender's own.
+/// Sends `bytes` bytes made from `seed`, then reads the peer's digest; returns the sender's own.
 pub fn send(mut stream: TcpStream, seed: u64, bytes: u64) -> io::Result<String> {
     stream.set_read_timeout(Some(SILENCE_LIMIT))?;
     stream.set_write_timeout(Some(SILENCE_LIMIT))?;
@@ -42,7 +42,7 @@ pub fn send(mut stream: TcpStream, seed: u64, bytes: u64) -> io::Result<String> 
     Ok(sent)
 }
 
-/// Receives what was announced, answers with the digest, gives it.
+/// Receives the announced bytes, answers with their digest, and returns it.
 pub fn receive(mut stream: TcpStream) -> io::Result<String> {
     stream.set_read_timeout(Some(SILENCE_LIMIT))?;
     let mut digest = Digest::default();

@@ -1,4 +1,4 @@
-//! Repetitions: a few at each landing, as many as were promised in a campaign.
+//! Repetitions: a few at each landing, the promised number in a campaign.
 //!
 //! In a campaign, `MIRRORBALL_CAMPAIGN` names a folder. A test that repeats itself by [`each`] records each
 //! repetition there as it ends ([`record`]), so that a campaign which is interrupted goes on with those that
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use record::Record;
 
-/// A landing repeats one of so many times.
+/// A landing repeats one of this number of times.
 const LANDING_PART: usize = 10;
 /// The folder of a campaign's records; `make campaign` sets it.
 pub const CAMPAIGN: &str = "MIRRORBALL_CAMPAIGN";

@@ -1,4 +1,4 @@
-//! A place for one test's files, in memory where the host has such a place; removed with the test.
+//! A directory for one test's files, in memory where the host has such a place; removed with the test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ impl Scratch {
         Self::in_one_of(&places, test)
     }
 
-    /// The same where a lab host sees it too, which has a `/run` and a `/dev` of its own.
+    /// The same where a lab host sees it too, since a lab host has its own `/run` and `/dev`.
     pub fn shared(test: &str) -> Self {
         Self::in_one_of(&[std::env::temp_dir()], test)
     }

@@ -1,4 +1,4 @@
-//! A setting of the host that a test needs otherwise.
+//! A setting of the host that a test needs to change.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! A VM that spans cells: its shards, where its vCPUs run, and their moves.
+//! A VM that spans cells: its shards, the cells of its vCPUs, and their moves.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub fn on_each_cpu(vm: &Vm, cpus: usize, script: impl Fn(usize) -> String) -> Ve
 }
 
 impl VmFile {
-    /// Lets it span these cells, its home first.
+    /// Makes it span these cells, its home first.
     pub fn span(self, cells: &[u16]) -> Self {
         self.key("span", &format!("{{ cells = {cells:?} }}"))
     }
@@ -58,12 +58,12 @@ impl Vm {
         shards
     }
 
-    /// The guest's clock is still the time stamp counter, and its kernel has nothing to complain of.
+    /// Checks that the guest's clock is still the time stamp counter, and that its kernel reports no problem.
     #[track_caller]
     pub fn expect_sound_clock(&self) {
         let source = self.sh("cat /sys/devices/system/clocksource/clocksource0/current_clocksource");
         assert_eq!(source.trim(), "tsc");
-        // Of any guest of an emulated processor the kernel says that its XSAVE area has an odd size.
+        // For any guest of an emulated processor the kernel reports an odd size of its XSAVE area.
         let complaints = "dmesg | grep -E 'unstable|stall|lockup|LOCKUP|No irq handler|BUG:|WARNING: CPU' \
                           | grep -v fpu__init_system_xstate || true";
         assert_eq!(self.sh(complaints), "");
@@ -77,7 +77,7 @@ impl Vm {
     }
 }
 
-/// How long cells may take to hear of an end.
+/// Time limit until cells have processed an end.
 const SOON: Duration = Duration::from_secs(20);
 
 /// A VM of 4 vCPUs over the cells 0 and 1.
@@ -85,7 +85,7 @@ pub fn two_cells(name: &str) -> VmFile {
     VmFile::new(name).cpus(4).memory("256M").span(&[0, 1])
 }
 
-/// Nothing of any VM is left in the two cells.
+/// Checks that nothing of any VM is left in the two cells.
 #[track_caller]
 pub fn cells_are_empty(cluster: &Cluster) {
     wait::until("the cells have everything back", SOON, || {
@@ -103,14 +103,14 @@ pub fn foreground(file: &VmFile, scratch: &Scratch) -> (Terminal, Vm) {
     (terminal, Vm::named(file.name()))
 }
 
-/// What vCPUs' moves took.
+/// The pauses of vCPUs' moves.
 #[derive(Debug)]
 pub struct Moves {
     pauses_us: Vec<u64>,
 }
 
 impl Moves {
-    /// Moves vCPUs by chance, each to another cell of the first `cells`, so many times; at the end each is
+    /// Moves vCPUs at random, each to another cell of the first `cells`, `count` times; at the end each is
     /// where it was last moved.
     #[track_caller]
     pub fn by_chance(vm: &Vm, cells: u64, count: usize, seed: u64) -> Self {
@@ -129,7 +129,7 @@ impl Moves {
     }
 }
 
-/// The pause of a move, microseconds, from what the command says.
+/// The pause of a move, microseconds, from the command's output.
 #[track_caller]
 fn pause_us(said: &str, vm: &str, vcpu: usize, cell: u64) -> u64 {
     let start = format!("vCPU {vcpu} of {} runs in cell {cell}; it stood still for ", vm);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_are_told_by_their_median_and_their_longest() {
+    fn moves_are_shown_by_their_median_and_their_longest() {
         let moves = Moves {
             pauses_us: (1..=100).rev().collect(),
         };

@@ -7,24 +7,24 @@ use crate::command::{BOOT_LIMIT, mirrorball};
 use crate::terminal::Terminal;
 use crate::{Scratch, Vm, host};
 
-/// What `build.rs` has made of it.
+/// The kernel, as `build.rs` has compiled it.
 static KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/storm"));
 
-/// A VM that runs it. Killed when dropped.
+/// A VM that runs the kernel. Killed when dropped.
 pub struct Storm {
     terminal: Terminal,
     /// The VM.
     pub vm: Vm,
 }
 
-/// How much it does.
+/// The size of a storm.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// vCPUs.
     pub cpus: usize,
-    /// Epochs; 0 for as many as there is time for until [`Storm::stop`].
+    /// Epochs; 0 for any number until [`Storm::stop`].
     pub epochs: u32,
-    /// Things that each CPU sends in an epoch.
+    /// Interrupts that each CPU sends in an epoch.
     pub sweeps: u32,
 }
 
@@ -35,14 +35,14 @@ impl Storm {
         Self::run(scratch, name, extent.cpus, &extent.words(), flags)
     }
 
-    /// Starts it to do what no kernel does, which counts nothing. It ends somehow, or is killed.
+    /// Starts it with accesses that no kernel makes, which counts nothing. It ends in any way, or is killed.
     #[track_caller]
     pub fn hostile(scratch: &Scratch, name: &str, cpus: usize, flags: &[&str]) -> Self {
         let words = format!("storm.cpus={cpus} storm.hostile=1");
         Self::run(scratch, name, cpus, &words, flags)
     }
 
-    /// Starts it to count the CPUs of a machine with so many, and gives its counts.
+    /// Starts it to count the `cpus` CPUs of a machine, and returns its counts.
     #[track_caller]
     pub fn enumerate(scratch: &Scratch, name: &str, cpus: usize, limit: Duration) -> Counts {
         let words = format!("storm.enumerate={cpus}");
@@ -86,19 +86,19 @@ impl Storm {
         (Terminal::mirrorball(&[&run[..], &machine, flags].concat()), vm)
     }
 
-    /// Tells it that the epoch at hand is the last one.
+    /// Makes the present epoch the last one.
     #[track_caller]
     pub fn stop(&mut self) {
         self.terminal.send(b"q");
     }
 
-    /// Waits for its end, whatever ends it; the exit status of its `run`, and what that showed.
+    /// Waits for its end, whatever the cause; returns the exit status of its `run`, and the output.
     #[track_caller]
     pub fn ended(mut self, limit: Duration) -> (i32, String) {
         (self.terminal.wait(limit), self.terminal.seen())
     }
 
-    /// Kills it if it has not ended; the exit status of its `run`, and what that showed.
+    /// Kills it if it has not ended; returns the exit status of its `run`, and the output.
     #[track_caller]
     pub fn end(mut self, limit: Duration) -> (i32, String) {
         let _ = mirrorball(["kill", self.vm.name()]).run();
@@ -120,7 +120,7 @@ impl Extent {
     }
 }
 
-/// What it counted.
+/// Counts of a storm.
 #[derive(Debug)]
 pub struct Counts {
     line: String,
@@ -158,7 +158,7 @@ impl Counts {
         &self.line
     }
 
-    /// Every interrupt came once, in order and in time, and every CPU kept its registers.
+    /// Checks that every interrupt came once, in order and in time, and that every CPU kept its registers.
     ///
     /// Interrupts that no controller has delivered are counted apart: the emulation of lab hosts delivers one
     /// twice now and then (docs/guide/lab.md, "Limits"). On KVM there are none.
@@ -213,9 +213,9 @@ impl Counts {
 mod tests {
     use super::*;
 
-    const LINE: &str = " cpus=2 epochs=2 sweeps=400 sent=9859 received=9859 lost=0 doubled=0 disorder=0 backwards=0 \
-        nested=1710 phantoms=0 spurious=0 nmis_sent=19 nmis=19 timers_set=21 timers=21 early=0 timers_wrong=0 held=15 \
-        changed=0 exchanged=600 wrong=0 restarts=2 all well";
+    const LINE: &str = " cpus=2 epochs=2 sweeps=400 sent=9859 received=9859 lost=0 doubled=0 disorder=0 \
+        backwards=0 nested=1710 phantoms=0 spurious=0 nmis_sent=19 nmis=19 timers_set=21 timers=21 early=0 \
+        timers_wrong=0 held=15 changed=0 exchanged=600 wrong=0 restarts=2 all well";
 
     #[test]
     fn counts_are_taken_from_the_line_as_the_kernel_writes_it() {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::command::tail;
 use crate::wait;
 
-/// How long the last words of a program that has ended may take through its terminal.
+/// Time limit for the last output of a program that has ended to pass through its terminal.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(2);
 
 /// A program whose stdin, stdout and stderr are a terminal. Killed when dropped.
@@ -21,7 +21,7 @@ pub struct Terminal {
     child: Child,
     ours: File,
     seen: Arc<Mutex<String>>,
-    /// Reads what the program shows, until no process can write any more.
+    /// Reads the program's output, until no process can write any more.
     reader: JoinHandle<()>,
     read: usize,
     line: String,
@@ -115,7 +115,7 @@ impl Terminal {
         tail(&self.seen(), 60)
     }
 
-    /// True when the terminal passes every key on at once, as a console needs.
+    /// Whether the terminal passes every key on at once, as a console needs.
     pub fn is_raw(&self) -> bool {
         let mode = nix::sys::termios::tcgetattr(&self.ours).expect("a terminal has modes");
         !mode.local_flags.intersects(
@@ -145,7 +145,7 @@ impl Terminal {
         )
     }
 
-    /// Waits for the program's end and gives its exit status. What it showed last has been seen then.
+    /// Waits for the program's end and returns its exit status. Its last output has been read then.
     #[track_caller]
     pub fn wait(&mut self, limit: Duration) -> i32 {
         match wait::within(limit, || self.ended()) {

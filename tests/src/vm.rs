@@ -1,4 +1,4 @@
-//! A VM that ends with the test, and tells what it knows when the test fails.
+//! A VM that ends with the test, and shows its state when the test fails.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::command::{BOOT_LIMIT, Call, Output, built, mirrorball, tail};
 use crate::{Scratch, host, wait};
 
-/// A VM file in the making.
+/// A VM file under construction.
 #[derive(Clone, Debug)]
 pub struct VmFile {
     name: String,
@@ -21,7 +21,7 @@ pub struct VmFile {
 
 /// The host's file by which all VMs of a user share pages, root's too.
 pub const SHARE_BETWEEN_ALL: &str = "share_between = \"all\"\n";
-/// The one by which VMs of one command share, and nobody else.
+/// The host's file by which only VMs of one command share.
 pub const SHARE_BETWEEN_GROUP: &str = "share_between = \"group\"\n";
 
 impl VmFile {
@@ -73,7 +73,7 @@ impl VmFile {
         self.key("memory", &format!("\"{size}\""))
     }
 
-    /// Adds a disk; `more` is TOML, as `mode = "exclusive"`.
+    /// Adds a disk; `more` is TOML, such as `mode = "exclusive"`.
     pub fn disk(mut self, path: &Path, more: &str) -> Self {
         let _ = write!(self.tables, "\n[[disks]]\npath = {path:?}\n{more}\n");
         self
@@ -146,7 +146,7 @@ pub fn runtime_directory() -> PathBuf {
 /// A running VM. Killed when dropped; when the test is failing, its logs and console are shown first.
 pub struct Vm {
     name: String,
-    /// It is known to have ended, so that nothing is to be killed.
+    /// Whether its end is known, so that nothing has to be killed.
     has_ended: AtomicBool,
 }
 
@@ -154,7 +154,7 @@ pub struct Vm {
 pub const TOOL: &str = "/tmp/guest-tool";
 
 impl Vm {
-    /// A VM that something else started.
+    /// A VM that another program started.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -180,7 +180,7 @@ impl Vm {
         mirrorball(["exec", &self.name, "--"]).args(command)
     }
 
-    /// Runs a shell script in the guest, expects status 0, gives its stdout.
+    /// Runs a shell script in the guest, expects status 0, returns its stdout.
     #[track_caller]
     pub fn sh(&self, script: &str) -> String {
         self.exec(["sh", "-c", script]).ok().text()
@@ -221,7 +221,7 @@ impl Vm {
             .find(|entry| entry["name"] == self.name.as_str())
     }
 
-    /// What `inspect` says.
+    /// The output of `inspect`.
     #[track_caller]
     pub fn inspect(&self) -> Value {
         let whole = mirrorball(["inspect", &self.name]).ok().json();
@@ -231,7 +231,7 @@ impl Vm {
         }
     }
 
-    /// What the device of this name counted.
+    /// The counts of the device of this name.
     #[track_caller]
     pub fn counters(&self, device: &str) -> Value {
         let known = self.inspect();
@@ -275,14 +275,14 @@ impl Vm {
             .collect()
     }
 
-    /// Kills its monitor, or its cell's process, and waits for the next one. Returns how long that took.
+    /// Kills its monitor, or its cell's process, and waits for the next one. Returns the time that took.
     #[track_caller]
     pub fn kill_monitor(&self, limit: Duration) -> Duration {
         let before = self.monitor();
         host::kill9(before);
         let killed = Instant::now();
         wait::until(&format!("the next monitor of {}", self.name), limit, || {
-            // Between the two the record names one that is gone.
+            // Between the two the record names a process that is gone.
             let whole = mirrorball(["inspect", &self.name]).run();
             let next = (whole.status == 0).then(|| self.monitor());
             next.filter(|next| *next != before)
@@ -310,8 +310,8 @@ impl Vm {
         self.sh(&format!("{command} </dev/null >/tmp/background.log 2>&1 &"));
     }
 
-    /// Tells the guest to do what ends it; the call itself may end in any way, as its guest goes away under
-    /// it.
+    /// Runs a script in the guest that ends the guest; the call itself may end in any way, as its guest goes
+    /// away under it.
     pub fn last_words(&self, script: &str) {
         let _ = self
             .exec(["sh", "-c", script])
@@ -382,8 +382,8 @@ impl Vm {
         logs.text() + &logs.errors()
     }
 
-    /// All of the guest's plain memory is on this node of the host, and bound to it; a host with one node has
-    /// no other.
+    /// Checks that all of the guest's plain memory is on this node of the host, and bound to it; a host with
+    /// one node has no other.
     #[track_caller]
     pub fn expect_memory_on(&self, node: u64) {
         let path = format!("/proc/{}/numa_maps", self.shard());
@@ -438,7 +438,7 @@ impl Drop for Vm {
         if self.has_ended.load(Ordering::Relaxed) {
             return;
         }
-        // It may have ended by itself; then this says so and nothing more.
+        // It may have ended by itself; then this command reports that and does nothing else.
         let _ = mirrorball(["kill", &self.name])
             .limit(Duration::from_secs(20))
             .run();

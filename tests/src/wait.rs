@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Asks `ready` every 50 ms until it gives a value; panics with `what` when `limit` has passed.
+/// Calls `ready` every 50 ms until it gives a value; panics with `what` when `limit` has passed.
 #[track_caller]
 pub fn until<T>(what: &str, limit: Duration, ready: impl FnMut() -> Option<T>) -> T {
     match within(limit, ready) {
@@ -11,7 +11,7 @@ pub fn until<T>(what: &str, limit: Duration, ready: impl FnMut() -> Option<T>) -
     }
 }
 
-/// Asks `ready` every 50 ms until it gives a value; nothing when `limit` has passed.
+/// Calls `ready` every 50 ms until it gives a value; returns nothing when `limit` has passed.
 pub fn within<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {

@@ -1,8 +1,9 @@
-//! The tests' hand inside a guest: writes and checks patterns, computes on chosen CPUs, sends and receives.
+//! The program that the tests run inside a guest: it writes and checks patterns, computes on chosen CPUs,
+//! sends and receives.
 //!
-//! It prints one line of what it found on stdout. A wrong pattern or a failed call is a line on stderr and
-//! exit status 1. Started under the name of the program of shards, it plays one that lies, or one of another
-//! version.
+//! It prints one line of results on stdout. A wrong pattern or a failed call is a line on stderr and exit
+//! status
+//! 1. Started under the name of the program of shards, it plays one that lies, or one of another version.
 
 #[path = "guest-tool/churn.rs"]
 mod churn;
@@ -43,7 +44,7 @@ const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CP
      | dax-dma FILE DEVICE MIB \
      | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES | reflect PORT COUNT";
 
-/// What goes wrong in this tool.
+/// Any error of this tool.
 type Fault = Box<dyn std::error::Error>;
 
 fn main() -> std::process::ExitCode {

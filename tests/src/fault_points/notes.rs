@@ -20,9 +20,9 @@ pub struct Point {
     pub address: u64,
 }
 
-/// All fault points of a program, from its file's bytes. A point that the compiler has duplicated is there
-/// several times. One whose code the linker has left out, since nothing calls it, has a note all the same,
-/// which names no code: it is not there.
+/// All fault points of a program, from its file's bytes. A point that the compiler has duplicated appears
+/// several times. A point whose code the linker has left out, since nothing calls it, has a note that names
+/// no code: it does not appear.
 pub fn points(file: &[u8]) -> Result<Vec<Point>, String> {
     let header = FileHeader64::<Endianness>::parse(file).map_err(|error| error.to_string())?;
     let endian = header.endian().map_err(|error| error.to_string())?;

@@ -1,8 +1,8 @@
 //! Processes, threads and mappings come and go on every CPU.
 //!
-//! Mappings of one process are used by all its threads: when one changes, its thread has to interrupt the
-//! CPUs of the others before it goes on. Each thread maps one page after another, each with a larger number
-//! in it, at one address, and says which number is there now; none may see an earlier one there after that.
+//! All threads of a process use its mappings: when one changes, its thread has to interrupt the CPUs of the
+//! others before it goes on. Each thread maps one page after another, each with a larger number in it, at one
+//! address, and publishes the number that is there now; no thread may see an earlier one after that.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -18,19 +18,19 @@ use crate::Fault;
 use crate::memory::{PAGE_BYTES, Region};
 use crate::pinned::{alarm_after, pin};
 
-/// Pages in turn: what is seen too late has not been written anew yet.
+/// Pages in turn: a page that is seen too late has not been written anew yet.
 const PAGES: u64 = 64;
 const SPARE_S: u64 = 60;
 
-/// The page that a thread changes.
+/// A page that one thread changes.
 struct Page {
     file: File,
     address: usize,
-    /// The number that is there at least.
+    /// The lowest number that the page may have now.
     number: AtomicU64,
 }
 
-/// What was done, in all or by one thread.
+/// Counts of one thread, or of all.
 #[derive(Default)]
 struct Done {
     processes: u64,
@@ -39,7 +39,7 @@ struct Done {
     reads: u64,
 }
 
-/// For `seconds` on CPUs 0 to `cpus` - 1.
+/// Runs for `seconds` on CPUs 0 to `cpus` - 1.
 pub fn churn(cpus: usize, seconds: u64) -> Result<String, Fault> {
     alarm_after(seconds + SPARE_S);
     let place = Region::new(cpus * PAGE_BYTES)?;
@@ -111,7 +111,7 @@ fn work(pages: &[Page], me: usize, until: Instant) -> Result<Done, String> {
 
 impl Page {
     fn new(address: usize) -> Result<Self, Fault> {
-        // SAFETY: the name is a string with a zero byte; the descriptor is new and nobody else's.
+        // SAFETY: the name is a string with a zero byte; the descriptor is new and has no other owner.
         let file = unsafe {
             let descriptor = libc::memfd_create(c"churn".as_ptr(), libc::MFD_CLOEXEC);
             if descriptor < 0 {
@@ -129,13 +129,13 @@ impl Page {
         Ok(page)
     }
 
-    /// Maps the next number there. By this page's own thread only.
+    /// Maps the page's next number. Only this page's own thread calls it.
     fn change(&self) -> std::io::Result<()> {
         let next = self.number.load(Ordering::Relaxed) + 1;
         let offset = next % PAGES * PAGE_BYTES as u64;
         self.file.write_all_at(&next.to_le_bytes(), offset)?;
-        // SAFETY: takes the place of what this function, or the region, has mapped there; readers find one or
-        // the other.
+        // SAFETY: replaces the mapping that this function, or the region, made there; readers find one or the
+        // other.
         let mapped = unsafe {
             libc::mmap(
                 self.address as *mut libc::c_void,

@@ -1,7 +1,7 @@
-//! Time does not go back from one CPU to another.
+//! Checks that time does not go back from one CPU to another.
 //!
-//! Threads, one on each CPU, hand a baton round in random order. Who has it reads the time stamp and the
-//! clock, and neither may be less than what the one before read just before it let go.
+//! Threads, one on each CPU, hand a baton round in random order. Its holder reads the time stamp and the
+//! clock, and neither may be less than the values that the previous holder read just before it let go.
 
 use std::arch::x86_64::{_mm_lfence, _rdtsc};
 use std::collections::BTreeSet;
@@ -13,13 +13,13 @@ use guest_tests::pattern::Numbers;
 use crate::Fault;
 use crate::pinned::{alarm_after, pin, sleep_while, wake};
 
-/// Turns of a look at the baton before its thread sleeps: others may have this CPU, in a lab host for
+/// Turns of a look at the baton before its thread sleeps: others may need this CPU, in a lab host for
 /// instance.
 const LOOKS: u32 = 2000;
-/// A baton that is lost is waited for no longer.
+/// Time limit of the program, which a lost baton would exceed.
 const LIMIT_S: u64 = 120;
 
-/// What is handed on. The last hand-over tells all to stop.
+/// The state that the threads hand on. The last hand-over ends all of them.
 struct Baton {
     /// For each CPU, how often it was given the baton.
     given: Vec<AtomicU32>,
@@ -28,7 +28,7 @@ struct Baton {
     left: AtomicU64,
 }
 
-/// What a thread saw.
+/// Counts of a thread.
 #[derive(Default)]
 struct Seen {
     tsc_back: u64,
@@ -36,7 +36,7 @@ struct Seen {
     pairs: BTreeSet<(usize, usize)>,
 }
 
-/// `count` hand-overs between CPUs 0 to `cpus` - 1.
+/// Makes `count` hand-overs between CPUs 0 to `cpus` - 1.
 pub fn hand_over(cpus: usize, count: u64) -> Result<String, Fault> {
     alarm_after(LIMIT_S);
     if cpus < 2 {
@@ -91,7 +91,7 @@ fn carry(baton: &Baton, me: usize) -> Result<Seen, String> {
         seen.clock_back += u64::from(clock_ns < baton.clock_ns.load(Ordering::Relaxed));
         let left = baton.left.load(Ordering::Relaxed);
         if left == 0 {
-            // To whoever has not been told.
+            // Passes the end on to a thread that has not received it.
             let next = (me + 1) % baton.given.len();
             give(baton, next);
             return Ok(seen);
@@ -112,7 +112,7 @@ fn give(baton: &Baton, next: usize) {
 }
 
 fn tsc() -> u64 {
-    // SAFETY: reads a counter, after what came before has been read.
+    // SAFETY: reads a counter, after all earlier reads.
     unsafe {
         _mm_lfence();
         _rdtsc()

@@ -9,8 +9,8 @@ use guest_tests::pattern::Digest;
 use crate::Fault;
 
 /// Maps the first `mib` MiB of `file`, lets `device` write its own first bytes there, changes them, and lets
-/// the device read them from there, all without the page cache. Says the digest of what the device held at
-/// first.
+/// the device read them from there, all without the page cache. Returns the digest of the device's first
+/// contents.
 pub fn through_a_device(file: &str, device: &str, mib: usize) -> Result<String, Fault> {
     let length = mib << 20;
     let file = OpenOptions::new().read(true).write(true).open(file)?;
@@ -38,7 +38,7 @@ pub fn through_a_device(file: &str, device: &str, mib: usize) -> Result<String, 
     if start == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error().into());
     }
-    // SAFETY: the whole mapping, which lives to the end of the process; nobody else uses the file.
+    // SAFETY: the whole mapping, which lives to the end of the process; no other program uses the file.
     let mapped = unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), length) };
     disk.read_exact_at(mapped, 0)?;
     let mut first = Digest::default();

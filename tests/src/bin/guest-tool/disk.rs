@@ -34,7 +34,7 @@ fn open(device: &str) -> Result<(File, u64), Fault> {
     Ok((file, bytes))
 }
 
-/// Random writes, then a flush.
+/// Makes random writes, then a flush.
 pub fn write(device: &str, seed: u64, count: u32) -> Result<String, Fault> {
     let (file, disk_bytes) = open(device)?;
     let mut buffer = Aligned::new(64 << 10);
@@ -64,8 +64,8 @@ pub fn read_digest(device: &str) -> Result<String, Fault> {
     Ok(digest.finish())
 }
 
-/// Writes block 0, 1, ... with its own number and a flush after each, and says each number when its flush is
-/// done, until `count` or until somebody pulls the plug.
+/// Writes block 0, 1, ... with its own number and a flush after each, and prints each number when its flush
+/// is done, until `count` or until the power is cut.
 pub fn mark(device: &str, count: u64) -> Result<String, Fault> {
     let (file, _) = open(device)?;
     let mut buffer = Aligned::new(4096);
@@ -81,7 +81,7 @@ pub fn mark(device: &str, count: u64) -> Result<String, Fault> {
     Ok(format!("flushed all {count}"))
 }
 
-/// How many blocks from the first on hold what [`mark`] writes.
+/// Number of blocks, from the first on, that hold what [`mark`] writes.
 pub fn marks(device: &str) -> Result<String, Fault> {
     let (file, disk_bytes) = open(device)?;
     let mut buffer = Aligned::new(4096);

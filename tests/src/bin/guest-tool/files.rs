@@ -46,7 +46,7 @@ pub fn attach(device: &str, place: &str) -> Result<String, Fault> {
     Ok(format!("mounted {place}"))
 }
 
-/// Flushes and unmounts a file system. What is read after its next mount comes from the disk.
+/// Flushes and unmounts a file system. Reads after its next mount come from the disk.
 pub fn detach(place: &str) -> Result<String, Fault> {
     umount(place)?;
     Ok(format!("unmounted {place}"))

@@ -1,5 +1,5 @@
-//! Interrupts between CPUs, by what Linux does with them: barriers, signals, wake-ups. What is sent is
-//! counted against what comes; where one is missing, somebody waits for ever, and the alarm ends the program.
+//! Interrupts between CPUs, through Linux's uses of them: barriers, signals, wake-ups. Sent and received ones
+//! are counted; where one is missing, a thread waits for ever, and the alarm ends the program.
 
 use std::cell::Cell;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::Fault;
 use crate::pinned::{alarm_after, pin, sleep_while, wake};
 
 const CPUS_MAX: usize = 16;
-/// What a test may take longer than it was told to.
+/// Time that a test may take beyond its given time.
 const SPARE_S: u64 = 240;
 
 /// Signals by receiver and sender.
@@ -24,7 +24,7 @@ thread_local! {
     static ME: Cell<usize> = const { Cell::new(0) };
 }
 
-/// For `seconds` in all, on CPUs 0 to `cpus` - 1 at the same time: barriers, then signals, then bytes in
+/// Runs for `seconds` in all, on CPUs 0 to `cpus` - 1 at the same time: barriers, then signals, then bytes in
 /// pipes.
 pub fn storm(cpus: usize, seconds: u64) -> Result<String, Fault> {
     if !(2..=CPUS_MAX).contains(&cpus) {
@@ -38,8 +38,8 @@ pub fn storm(cpus: usize, seconds: u64) -> Result<String, Fault> {
     let (bytes_sent, bytes) = pipes(cpus, part)?;
     let calls = function_calls()? - before;
     let said = format!(
-        "barriers={barriers} signals_sent={signals_sent} signals={signals} bytes_sent={bytes_sent} bytes={bytes} \
-         function_calls={calls}"
+        "barriers={barriers} signals_sent={signals_sent} signals={signals} bytes_sent={bytes_sent} \
+         bytes={bytes} function_calls={calls}"
     );
     if signals != signals_sent || bytes != bytes_sent {
         return Err(said.into());
@@ -47,7 +47,7 @@ pub fn storm(cpus: usize, seconds: u64) -> Result<String, Fault> {
     Ok(said)
 }
 
-/// Runs `work` on each CPU at the same time; the results by CPU.
+/// Runs `work` on each CPU at the same time; returns the results by CPU.
 fn on_each<T: Send>(cpus: usize, work: impl Fn(usize) -> Result<T, String> + Sync) -> Result<Vec<T>, String> {
     thread::scope(|scope| {
         let start = |cpu| {
@@ -65,7 +65,7 @@ fn on_each<T: Send>(cpus: usize, work: impl Fn(usize) -> Result<T, String> + Syn
     })
 }
 
-/// Each interrupts every CPU that runs a thread of this process, and waits until all have seen it.
+/// Each thread interrupts every CPU that runs a thread of this process, and waits until all have seen it.
 fn barriers(cpus: usize, time: Duration) -> Result<u64, String> {
     let call = |command: i32| {
         // SAFETY: takes two numbers; it orders memory and does nothing else.
@@ -94,7 +94,8 @@ extern "C" fn received(signal: libc::c_int) {
     wake(counter);
 }
 
-/// Each sends a signal to every other one, and the next when all have come. What was sent, and what came.
+/// Each thread sends a signal to every other one, and the next when all have come. Returns the numbers of
+/// sent and received signals.
 fn signals(cpus: usize, time: Duration) -> Result<(u64, u64), String> {
     for number in 0..cpus {
         // SAFETY: all zeroes is a valid sigaction; the handler touches atomics and makes a system call.
@@ -157,7 +158,8 @@ fn sleep_until(word: &AtomicU32, ready: impl Fn(u32) -> bool) {
     }
 }
 
-/// A number goes to and fro between each two CPUs and grows by one each way. What was sent, and what came.
+/// Passes a number back and forth between each two CPUs, which grows by one each way. Returns the numbers of
+/// sent and received bytes.
 fn pipes(cpus: usize, time: Duration) -> Result<(u64, u64), String> {
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
     let pairs = (0..cpus).flat_map(|a| (a + 1..cpus).map(move |b| (a, b)));
@@ -199,7 +201,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// Who is first (0) sends 0, the other answers 1, and so on while `goes_on`; then the pipe is closed,
+    /// The first thread (0) sends 0, the other answers 1, and so on while `goes_on`; then the pipe is closed,
     /// which ends the other.
     fn play(
         mut self,
@@ -234,7 +236,7 @@ impl Ends {
     }
 }
 
-/// Interrupts for function calls that all CPUs have had.
+/// Number of interrupts for function calls that all CPUs have had.
 fn function_calls() -> Result<u64, Fault> {
     let text = fs::read_to_string("/proc/interrupts")?;
     let line = text

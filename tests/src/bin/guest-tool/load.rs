@@ -1,9 +1,9 @@
 //! A random load on a disk that checks every byte it reads.
 //!
-//! It goes where a monitor that shares pages could go wrong: buffers that start in the middle of a page,
-//! several pieces in one request, the same piece twice, the same block into different pages and different
-//! blocks into the same page, pages that were just read written to another place, another thread that writes
-//! into the buffer of a read.
+//! It makes the accesses that could confuse a monitor which shares pages: buffers that start in the middle of
+//! a page, several pieces in one request, the same piece twice, the same block into different pages and
+//! different blocks into the same page, pages that were just read written to another place, another thread
+//! that writes into the buffer of a read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, Seek, SeekFrom};
@@ -16,19 +16,19 @@ use guest_tests::pattern::{Numbers, SECTOR_BYTES, Sectors};
 
 use crate::Fault;
 
-/// At most this much in one request.
+/// Longest request.
 const RUN_SECTORS: u64 = 128;
-/// Buffers are anywhere in here, at multiples of a sector.
+/// Size of the memory in which buffers lie, at multiples of a sector.
 const POOL_BYTES: usize = 8 << 20;
 
-/// What the load did.
+/// Counts of the load.
 #[derive(Default)]
 struct Done {
     requests: u64,
     checked: u64,
 }
 
-/// Loads `device`, whose sectors are as [`Sectors::base`] says, for so many seconds, and then reads all of
+/// Loads `device`, whose sectors are as [`Sectors::base`] makes them, for `seconds`, and then reads all of
 /// it.
 pub fn load(device: &str, seed: u64, seconds: u64) -> Result<String, Fault> {
     let mut open = OpenOptions::new();
@@ -81,7 +81,7 @@ impl Load {
         }
     }
 
-    /// Where, in sectors from the start, and how many.
+    /// A random range: the first sector, and the number of sectors.
     fn run(&mut self) -> (u64, u64) {
         let count = 1 + self.numbers.below(RUN_SECTORS);
         (self.numbers.below(self.disk.len() - count + 1), count)
@@ -111,14 +111,14 @@ impl Load {
         self.disk.renew(first, count, self.seed);
         self.disk.fill(first, self.pool.at(place, count));
         let bytes = self.pool.at(place, count).as_ptr();
-        // SAFETY: the pool's pages stay mapped as long as `self`, and nobody writes them during the call.
+        // SAFETY: the pool's pages stay mapped as long as `self`, and no thread writes them during the call.
         let bytes = unsafe { std::slice::from_raw_parts(bytes, count as usize * SECTOR_BYTES) };
         Ok(self
             .file(direct)
             .write_all_at(bytes, first * SECTOR_BYTES as u64)?)
     }
 
-    /// From one place of the disk to another, by way of pages that nobody else has touched.
+    /// Copies from one place of the disk to another, through pages without another user.
     fn copy(&mut self) -> Result<(), Fault> {
         let (from, count) = self.run();
         let to = self.numbers.below(self.disk.len() - count + 1);
@@ -132,11 +132,11 @@ impl Load {
         Ok(())
     }
 
-    /// One request with four pieces, the last of which is the first's memory again.
+    /// Reads one request with four pieces, the last of which is the first's memory again.
     fn pieces(&mut self) -> Result<(), Fault> {
         const EACH: u64 = 9;
         let first = self.numbers.below(self.disk.len() - 4 * EACH + 1);
-        // Apart, so that only the first and the last meet.
+        // Apart, so that only the first and the last overlap.
         let places: Vec<usize> = (0..3)
             .map(|third| self.pool.third(third, &mut self.numbers))
             .collect();
@@ -155,7 +155,7 @@ impl Load {
         }
         self.check(places[1], first + EACH, EACH)?;
         self.check(places[2], first + 2 * EACH, EACH)?;
-        // Which one the device wrote last is its own affair, sector by sector.
+        // The device may write either one last, sector by sector.
         for sector in 0..EACH {
             let place = places[0] + sector as usize * SECTOR_BYTES;
             let earlier = self.check(place, first + sector, 1);
@@ -165,8 +165,8 @@ impl Load {
         Ok(())
     }
 
-    /// A read while another thread writes into its buffer: nobody can say what the buffer holds then, but the
-    /// disk and all other memory are as before.
+    /// Reads while another thread writes into the read's buffer: the buffer's contents are undefined then,
+    /// but the disk and all other memory are as before.
     fn race(&mut self) -> Result<(), Fault> {
         let (first, count) = self.run();
         let place = self.pool.place(&mut self.numbers, count);
@@ -212,7 +212,7 @@ impl Load {
         Ok(())
     }
 
-    /// Gives a part of the buffers, or what the kernel has read, back.
+    /// Gives a part of the buffers, or of the page cache, back to the kernel.
     fn forget(&mut self) -> Result<(), Fault> {
         if self.numbers.below(8) == 0 {
             self.cached.sync_all()?;
@@ -223,7 +223,7 @@ impl Load {
         Ok(())
     }
 
-    /// Reads everything, past the page cache and through it.
+    /// Reads the whole disk, past the page cache and through it.
     fn verify(&mut self) -> Result<(), Fault> {
         for direct in [true, false] {
             let mut first = 0;
@@ -261,7 +261,7 @@ impl Pool {
         })
     }
 
-    /// A random place for so many sectors.
+    /// A random place for `sectors`.
     fn place(&self, numbers: &mut Numbers, sectors: u64) -> usize {
         let places = (POOL_BYTES / SECTOR_BYTES) as u64 - sectors + 1;
         numbers.below(places) as usize * SECTOR_BYTES

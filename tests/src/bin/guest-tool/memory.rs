@@ -1,4 +1,5 @@
-//! Patterns in memory: every page gets its own word; the pages around the hole below 4 GiB are filled whole.
+//! Patterns in memory: every page gets its own word; the pages around the hole below 4 GiB are filled
+//! completely.
 //!
 //! A page's place in guest-physical memory comes from `/proc/self/pagemap`.
 
@@ -12,9 +13,9 @@ use crate::Fault;
 
 pub const PAGE_BYTES: usize = 4096;
 const FOUR_GIB: u64 = 4 << 30;
-/// So many pages on each side of the hole are filled whole.
+/// Number of pages on each side of the hole that are filled completely.
 const WHOLE_PAGES: usize = 2048;
-/// Left to the guest's kernel and agent.
+/// Memory left to the guest's kernel and agent.
 const SPARE_BYTES: u64 = 8 << 20;
 
 /// Anonymous memory of the process.
@@ -24,7 +25,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// So much of it, a whole number of pages, that nothing has been written to.
+    /// A new region of `bytes`, a whole number of pages, without written pages.
     pub fn new(bytes: usize) -> Result<Self, Fault> {
         // SAFETY: a new anonymous mapping touches nothing that exists.
         let start = unsafe {
@@ -48,12 +49,12 @@ impl Region {
         })
     }
 
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> usize {
         self.start as usize
     }
 
-    /// How many pages it has.
+    /// Number of its pages.
     pub fn pages(&self) -> usize {
         self.bytes / PAGE_BYTES
     }
@@ -82,8 +83,8 @@ fn available_bytes() -> Result<u64, Fault> {
     Ok(kib << 10)
 }
 
-/// Takes `mib` MiB, or all but 8 MiB of what is free when that is less; writes, reads back. Says how many MiB
-/// lay below the hole and above 4 GiB, and how many pages at its borders were filled whole.
+/// Takes `mib` MiB, or all but 8 MiB of the free memory when that is less; writes, reads back. Returns how
+/// many MiB lay below the hole and above 4 GiB, and how many pages at its borders were filled completely.
 pub fn check(mib: u64) -> Result<String, Fault> {
     let bytes = (mib << 20).min(available_bytes()?.saturating_sub(SPARE_BYTES));
     let mut region = Region::new((bytes >> 21 << 21) as usize)?;

@@ -17,9 +17,8 @@ struct Node {
     cpu: usize,
 }
 
-/// For each node: `mib` MiB of its memory, written by a CPU of it, checked by one of every other node, which
-/// writes something else, and that is checked by the first. Says for each node how much it was, and a
-/// checksum.
+/// For each node: a CPU of the node writes `mib` MiB of its memory, and one of every other node checks it and
+/// writes new values, which the first checks. Returns, for each node, the amount and a checksum.
 pub fn check(mib: usize) -> Result<String, Fault> {
     let nodes = nodes()?;
     let mut said = Vec::new();
@@ -63,7 +62,7 @@ fn nodes() -> Result<Vec<Node>, Fault> {
     Ok(nodes)
 }
 
-/// Numbers as the kernel lists them: `0-2,5`.
+/// Parses numbers as the kernel lists them: `0-2,5`.
 fn list(text: &str) -> Result<Vec<usize>, Fault> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -73,7 +72,7 @@ fn list(text: &str) -> Result<Vec<usize>, Fault> {
     Ok(numbers)
 }
 
-/// Lets this thread have memory of one node only.
+/// Binds this thread's memory to one node.
 fn bind(node: usize) -> Result<(), Fault> {
     let mask = 1u64 << node;
     // SAFETY: reads a mask of 64 bits.
@@ -84,14 +83,14 @@ fn bind(node: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// How many pages are not on this node.
+/// Number of pages that are not on this node.
 fn misplaced(region: &mut Region, node: usize) -> Result<usize, Fault> {
     let pages: Vec<*mut u64> = (0..region.pages())
         .map(|page| region.page(page).as_mut_ptr())
         .collect();
     let mut places = vec![0i32; pages.len()];
-    // SAFETY: both arrays have as many entries as is said; without nodes to move to, pages stay where they
-    // are.
+    // SAFETY: both arrays have as many entries as the call says; without nodes to move to, pages stay where
+    // they are.
     let result = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -113,7 +112,7 @@ fn first(seed: u64, page: usize) -> u64 {
     mix(seed << 32 | page as u64)
 }
 
-/// Fills the region; gives the sum of all words.
+/// Fills the region; returns the sum of all words.
 fn write(region: &mut Region, seed: u64) -> u64 {
     let mut sum = 0u64;
     for number in 0..region.pages() {

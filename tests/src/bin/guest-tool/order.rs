@@ -1,4 +1,4 @@
-//! Litmus tests of x86's memory order between the guest's CPUs, of which each node of the guest has some.
+//! Litmus tests of x86's memory order between the guest's CPUs, some on each node of the guest.
 
 use std::sync::atomic::AtomicU64;
 
@@ -9,13 +9,13 @@ use crate::pinned::{alarm_after, pin};
 
 const PAGE_BYTES: usize = 4096;
 const PAGE_WORDS: usize = PAGE_BYTES / size_of::<AtomicU64>();
-/// A test whose threads wait for one another for ever ends then.
+/// Time limit of the program, for tests whose threads wait for one another for ever.
 const LIMIT_S: u64 = 480;
 
-/// Each test for so long, on `cpus` CPUs of each of so many nodes, numbered node by node.
+/// Runs each test for `millis`, on `cpus` CPUs of each of `nodes` nodes, numbered node by node.
 pub fn litmus(nodes: u16, cpus: u16, millis: u64) -> Result<String, Fault> {
     alarm_after(LIMIT_S);
-    // One page more for the second variable, and one as nothing says where a page begins.
+    // One page more for the second variable, and one since the start of a page is unknown.
     let words = (PAGES as usize + 2) * PAGE_WORDS;
     let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
     let words = &words[words.as_ptr().align_offset(PAGE_BYTES)..][..(PAGES as usize + 1) * PAGE_WORDS];

@@ -13,7 +13,7 @@ const ROUNDS: u64 = 200_000;
 const WAIT: i32 = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
 const WAKE: i32 = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
 
-/// One thread on each of the CPUs 0 to `cpus` - 1. Says the CPUs in order.
+/// Runs one thread on each of the CPUs 0 to `cpus` - 1. Returns the CPUs in order.
 pub fn work_on_each(cpus: usize) -> Result<String, Fault> {
     let threads: Vec<_> = (0..cpus).map(|cpu| thread::spawn(move || work_on(cpu))).collect();
     let wanted = compute();
@@ -56,13 +56,13 @@ pub fn sleep_while(word: &AtomicU32, value: u32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAIT, value, none) };
 }
 
-/// Wakes who sleeps on `word`. Signal handlers may.
+/// Wakes the threads that sleep on `word`. Signal handlers may call it.
 pub fn wake(word: &AtomicU32) {
     // SAFETY: names an address; nothing there is read or written.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAKE, i32::MAX) };
 }
 
-/// Ends this process by a signal after that time: somebody waits in vain.
+/// Ends this process by a signal after `seconds`: by then a thread waits in vain.
 pub fn alarm_after(seconds: u64) {
     nix::unistd::alarm::set(seconds as u32);
 }

@@ -1,8 +1,8 @@
-//! Linux takes a process's pages away while its threads use them, each on a CPU of its own.
+//! Linux reclaims a process's pages while its threads use them, each on a CPU of its own.
 //!
-//! Whether a page that is taken has to be kept, Linux knows by the dirty bit in its table entry, which the
-//! processor sets: one lost is a write lost. In turns one thread writes; the other says that pages may be
-//! forgotten (`MADV_FREE`), and has them taken (`MADV_PAGEOUT`), to swap where they are not to be forgotten.
+//! Linux decides by the dirty bit in a page's table entry, which the processor sets, whether a reclaimed page
+//! must be kept: a lost bit is a lost write. In turns one thread writes. The other allows pages to be dropped
+//! (`MADV_FREE`), and has them reclaimed (`MADV_PAGEOUT`), to swap where they must not be dropped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
@@ -14,9 +14,9 @@ use crate::Fault;
 use crate::memory::{PAGE_BYTES, Region};
 use crate::pinned::{alarm_after, pin};
 
-/// How often all pages are written while they are taken.
+/// How often all pages are written while they are reclaimed.
 const SWEEPS: u64 = 8;
-/// Longer than any storm here: who is still there then waits in vain.
+/// Longer than any storm here: a thread that still runs then waits in vain.
 const LIMIT_S: u64 = 200;
 const THREADS: usize = 2;
 
@@ -27,20 +27,20 @@ struct Storm {
     turn: Barrier,
     /// The round's writer has done its sweeps.
     swept: AtomicBool,
-    /// The first thing that was wrong. The threads go on, so that none waits for the other.
+    /// The first error. The threads go on, so that none waits for the other.
     wrong: Mutex<Option<String>>,
 }
 
-/// What came of it, by one thread.
+/// Counts of one thread.
 #[derive(Default)]
 struct Counts {
-    /// Pages that were forgotten, as they might be.
+    /// Pages that were dropped, as allowed.
     forgotten: u64,
-    /// Calls that took pages while they were written.
+    /// Calls that reclaimed pages while they were written.
     takes: u64,
 }
 
-/// `rounds` of them with so many pages, on CPUs 0 and 1.
+/// Runs `rounds` with `pages`, on CPUs 0 and 1.
 pub fn storm(pages: usize, rounds: u64) -> Result<String, Fault> {
     alarm_after(LIMIT_S);
     let region = Region::new(pages * PAGE_BYTES)?;
@@ -97,13 +97,13 @@ impl Storm {
             self.write(page, mark(round, page, 0));
         }
         self.turn.wait();
-        // The other says that all may be forgotten.
+        // The other allows all pages to be dropped.
         self.turn.wait();
         for page in (1..self.pages).step_by(2) {
             self.write(page, mark(round, page, 1));
         }
         self.turn.wait();
-        // The other takes them.
+        // The other reclaims them.
         self.turn.wait();
         counts.forgotten += self.check_taken(round);
         self.turn.wait();
@@ -142,8 +142,8 @@ impl Storm {
         self.turn.wait();
     }
 
-    /// A page that was written after it might be forgotten is as it was written; another one may be all
-    /// zeroes. How many are.
+    /// Checks the pages: one that was written after it was allowed to be dropped has the written value;
+    /// another one may be all zeroes. Returns the number of zero pages.
     fn check_taken(&self, round: u64) -> u64 {
         let found = (0..self.pages).map(|page| match page % 2 {
             1 => self.check(page, &[mark(round, page, 1)]),
@@ -152,7 +152,7 @@ impl Storm {
         found.filter(|word| *word == 0).count() as u64
     }
 
-    /// What a page has, which has to be one of these, in its first word as in its last.
+    /// Checks that a page's first and last word have one of the wanted values, and returns it.
     fn check(&self, page: usize, wanted: &[u64]) -> u64 {
         let [first, last] = self.words(page).map(|word| {
             // SAFETY: `words` gives aligned words of the mapping, which lives as long as the threads; only
@@ -174,7 +174,7 @@ impl Storm {
         }
     }
 
-    /// The first word of a page and its last.
+    /// Addresses of the first word of a page and its last.
     fn words(&self, page: usize) -> [*mut u64; 2] {
         assert!(page < self.pages);
         let start = self.start + page * PAGE_BYTES;
@@ -183,7 +183,7 @@ impl Storm {
 
     fn advise(&self, advice: i32) {
         let bytes = self.pages * PAGE_BYTES;
-        // SAFETY: our own mapping; what this takes away is zeroes or comes back, and both are looked at as
+        // SAFETY: our own mapping; pages that this reclaims are zeroes or come back, and both are read as
         // words only.
         let status = unsafe { libc::madvise(self.start as *mut libc::c_void, bytes, advice) };
         if status != 0 {
@@ -200,7 +200,7 @@ impl Storm {
     }
 }
 
-/// What is written to a page, never zero.
+/// The value that is written to a page, never zero.
 fn mark(round: u64, page: usize, step: u64) -> u64 {
     mix(round << 32 | (page as u64) << 8 | step) | 1
 }

@@ -1,4 +1,4 @@
-//! A program of shards that lies. Its VM's name says how, as an argument is all that a shard gets.
+//! A program of shards that lies. Its VM's name selects the lie, as an argument is all that a shard gets.
 
 use std::io::{self, IoSliceMut, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -9,19 +9,19 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use serde_json::{Value, json};
 
-/// Descriptors that come with a launch at most.
+/// Most descriptors of a launch.
 const FILES_MAX: usize = 253;
-/// A packet of a launch or an order has so many bytes at most.
+/// Longest packet of a launch or an order, bytes.
 const PACKET_BYTES: usize = 64 << 10;
-/// Bytes that a flood has at least.
+/// Least number of bytes of a flood.
 const FLOOD_BYTES: usize = 64 << 20;
-/// Reports of a flood.
+/// Number of reports of a flood.
 const FLOOD_REPORTS: usize = 20_000;
 
 /// Plays the shard of the VM that the first argument names. A VM that names no lie gets the refusal of
 /// another version.
 pub fn play(vm: &str) -> ExitCode {
-    // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it.
+    // SAFETY: the monitor puts the control socket at this descriptor; nothing else here uses it.
     let control = unsafe { OwnedFd::from_raw_fd(3) };
     match lie(Control(control), vm) {
         Ok(code) => code,
@@ -36,16 +36,16 @@ fn lie(control: Control, vm: &str) -> io::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     };
     let (launch, files) = control.receive_launch()?;
-    // Nothing but SIGKILL ends it.
+    // Only SIGKILL ends it.
     for ignored in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPIPE] {
         // SAFETY: ignoring a signal runs no code of ours.
         unsafe { signal(ignored, SigHandler::SigIgn) }?;
     }
     let running = json!({ "running": { "sandbox_missing": [], "sandbox_notes": [] } });
     match lie {
-        // An end of a VM that has never run, and is not at its end.
+        // The end of a VM that has never run, and is not at its end.
         "early" => control.report(&json!({ "ended": { "how": "power-off" } }))?,
-        // Answers that nobody asked for: of older and greater incarnations.
+        // Answers without a request: of older and greater incarnations.
         "order" => {
             control.report(&json!({ "full-disks": { "disks": [0, 1, u16::MAX] } }))?;
             for incarnation in [0, 1, u64::MAX] {
@@ -87,7 +87,7 @@ fn lie(control: Control, vm: &str) -> io::Result<ExitCode> {
             }
             control.answer_all(&json!({ "status": huge() }))?;
         }
-        // The end that everybody waits for, and no exit.
+        // The expected report of an end, and no exit.
         "undead" => {
             control.report(&running)?;
             control.answer_all(&json!("done"))?;
@@ -101,7 +101,7 @@ fn lie(control: Control, vm: &str) -> io::Result<ExitCode> {
     }
 }
 
-/// A status of the greatest numbers, where a shard has small ones.
+/// A status with the greatest numbers, where a shard has small ones.
 fn huge() -> Value {
     let many = vec![u64::MAX; 10_000];
     json!({
@@ -113,7 +113,7 @@ fn huge() -> Value {
     })
 }
 
-/// Writes to the log, to the console, and to each other socket of the launch as much as they take.
+/// Writes to the log, to the console, and to each other socket of the launch as much as they accept.
 fn flood(launch: &Value, files: &[OwnedFd]) {
     let line = [b'x'; 4096];
     let mut log = io::stderr().lock();
@@ -149,8 +149,8 @@ fn flood(launch: &Value, files: &[OwnedFd]) {
 struct Control(OwnedFd);
 
 impl Control {
-    /// Sends a message in a packet, or in several. Before each part of its bytes are their number and the
-    /// place of the first.
+    /// Sends a message in a packet, or in several. Each part of its bytes follows their number and the offset
+    /// of the first.
     fn report(&self, message: &Value) -> io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
         for (index, part) in bytes.chunks(PACKET_BYTES - 8).enumerate() {
@@ -203,7 +203,7 @@ impl Control {
         Ok((serde_json::from_slice(&launch)?, files))
     }
 
-    /// Answers each order so. `Quit` is answered by the report of an end.
+    /// Answers each order with `answer`. The answer to `Quit` is the report of an end.
     fn answer_all(&self, answer: &Value) -> io::Result<()> {
         loop {
             let (packet, _) = self.receive()?;

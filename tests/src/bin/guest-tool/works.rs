@@ -1,4 +1,4 @@
-//! Several works in one process, one after the other, each on a CPU of its own choice. Where a CPU gets its
+//! Several jobs in one process, one after the other, each on its own choice of CPU. Where a CPU fetches its
 //! pages from another host, each program that starts there takes seconds.
 
 use std::thread;

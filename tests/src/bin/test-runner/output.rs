@@ -136,8 +136,9 @@ mod tests {
 
     #[test]
     fn results_times_and_reasons_are_taken_from_a_programs_output() {
-        let said = "running 4 tests\n\ntest one ... ok\ntest two::three ... FAILED\ntest four - should panic ... ok\n\
-                    test five ... ignored, for its length\nsuccesses:\n---- one stdout ----\nsome words\nleft out: no device\n\
+        let said = "running 4 tests\n\ntest one ... ok\ntest two::three ... FAILED\n\
+                    test four - should panic ... ok\ntest five ... ignored, for its length\nsuccesses:\n\
+                    ---- one stdout ----\nsome words\nleft out: no device\n\
                     failures:\n---- two::three stdout ----\nthread panicked\nfailures:\n    two::three\n\
                     test result: FAILED. 2 passed; 1 failed";
         let found = super::tests(&lines(said));

@@ -163,11 +163,18 @@ impl Report {
             "emulated": self.emulated,
             "passed": self.passed().len(),
             "failed": self.failed().iter().map(|failure| &failure.name).collect::<Vec<_>>(),
-            "left_out": left_out.iter().map(|(name, reason)| json!({ "test": name, "reason": reason })).collect::<Vec<_>>(),
+            "left_out": left_out
+                .iter()
+                .map(|(name, reason)| json!({ "test": name, "reason": reason }))
+                .collect::<Vec<_>>(),
             "second_tries": self.outcomes.iter().filter_map(|outcome| {
                 let again = outcome.again.as_ref()?;
-                Some(json!({ "program": outcome.program.name, "what": again.what, "kind": format!("{:?}", again.kind),
-                    "passed": passed_again(again) }))
+                Some(json!({
+                    "program": outcome.program.name,
+                    "what": again.what,
+                    "kind": format!("{:?}", again.kind),
+                    "passed": passed_again(again),
+                }))
             }).collect::<Vec<_>>(),
             "not_run": self.not_run,
             "labs_lost": self.labs_lost(),

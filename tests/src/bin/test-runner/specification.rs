@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_campaign_without_a_row_or_with_the_wrong_state_is_told() {
+    fn a_campaign_without_a_row_or_with_the_wrong_state_is_reported() {
         let kept = |name: &str, age_commits| Kept {
             name: name.into(),
             commit: "abc".into(),
