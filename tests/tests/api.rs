@@ -1,4 +1,4 @@
-//! Risk: programs that use the API see other VMs than people do, or start what can't be ended.
+//! Risk: programs that use the API see other VMs than the commands, or start VMs that can't be ended.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -46,12 +46,13 @@ impl Api {
         self.connect_with("", method, path, body)
     }
 
-    /// With more lines of the head, each with its end.
+    /// Sends a request with more lines of the head, each with its end.
     fn connect_with(&self, more: &str, method: &str, path: &str, body: &str) -> UnixStream {
         let mut stream = UnixStream::connect(&self.socket).expect("it serves");
         stream.set_read_timeout(Some(BOOT_LIMIT)).expect("a socket");
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}content-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             {more}content-length: {}\r\n\r\n{body}",
             body.len()
         );
         stream.write_all(request.as_bytes()).expect("it reads");
@@ -159,16 +160,16 @@ fn a_vm_is_started_seen_and_stopped_by_programs() {
     let (status, stopped) = api.ask("POST", &format!("/v1/vms/{name}/stop"), &json!({"limit_s": 30}));
     assert_eq!((status, &stopped["killed"]), (200, &json!(false)), "{stopped}");
     assert!(vm.listed().is_none());
-    // The stream has told of all of it.
+    // The stream has reported all of it.
     let mut told = String::new();
-    wait::until("the end is told", Duration::from_secs(10), || {
+    wait::until("the event of the end", Duration::from_secs(10), || {
         let mut bytes = [0; 4096];
         let count = events.read(&mut bytes).expect("in time");
         told += &String::from_utf8_lossy(&bytes[..count]);
         told.contains("\"event\":\"vm-ended\"").then_some(())
     });
     assert!(told.contains("\"state\":\"running\""), "{told}");
-    // A VM that people start is seen, too, and one that can't start is told.
+    // A VM that a command starts is seen, too, and an error of a start is reported.
     let other = VmFile::new("api-other").start_only(&scratch);
     let (_, listed) = api.ask("GET", "/v1/vms", &Value::Null);
     assert_eq!(listed[0]["name"], other.name());
@@ -182,7 +183,7 @@ fn a_vm_is_started_seen_and_stopped_by_programs() {
         "{problem}"
     );
     drop(api);
-    // Nothing that runs needs it.
+    // No VM needs the API to run.
     assert!(other.listed().is_some());
     mirrorball(["kill", other.name()]).ok();
 }
@@ -229,7 +230,7 @@ fn programs_use_a_guest_copy_it_and_see_what_it_takes() {
             .is_some_and(|console| console.contains("built-in shell")),
         "{console}"
     );
-    // Copies go on with what it had, as somebody else.
+    // Copies go on with the parent's state, under their own identity.
     let clone = format!("{name}-copy");
     let (status, made) = api.ask("POST", &of(&name, "clone"), &json!({"name": clone}));
     assert_eq!((status, &made["vms"][0]["name"]), (201, &json!(clone)), "{made}");
@@ -261,7 +262,7 @@ fn programs_use_a_guest_copy_it_and_see_what_it_takes() {
             "{memory}"
         );
     }
-    // What can't be done is told in the command's words.
+    // An error is reported in the command's words.
     let (status, problem) = api.ask("POST", &of(&name, "snapshot"), &json!({"directory": directory}));
     assert_eq!(status, 422, "{problem}");
     assert!(

@@ -1,7 +1,7 @@
 //! Risk: `run` behaves otherwise in the automatic lab than it would here, or leaves a lab behind.
 //!
-//! These tests run here and not in a lab host: they are about the way in. The lab is one of their own, found
-//! through a cache directory of its own, and ends soon when it is not used.
+//! These tests run here and not in a lab host, since they test the way into the lab. They use a lab of their
+//! own, found through their own cache directory, which ends soon after its last use.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -21,7 +21,7 @@ const START_LIMIT: Duration = Duration::from_secs(150);
 const IDLE_S: u64 = 8;
 /// Ctrl-].
 const DETACH: &[u8] = b"\x1d";
-/// What every VM here is.
+/// Flags of every VM here.
 const TINY: [&str; 6] = ["--image", "tiny", "--memory", "128M", "--net", "none"];
 
 /// The automatic lab of one test.
@@ -51,7 +51,7 @@ impl Lab {
         self.scratch.join("cache")
     }
 
-    /// Where no VM runs on this side, so that `ps` and the like look in the lab.
+    /// A runtime directory without VMs, so that commands such as `ps` look in the lab.
     fn runtime(&self) -> PathBuf {
         self.scratch.join("runtime")
     }
@@ -163,8 +163,9 @@ fn streams_files_directory_and_exit_status_are_those_of_the_caller() {
         "what the guest wrote is not in the file"
     );
 
-    // The same by a file beside it, in the lab that runs by now; what is private leaves the disk as it was.
-    let text = "name = \"by-file\"\nimage = \"tiny\"\nmemory = \"128M\"\nnets = []\n[[disks]]\npath = \"disk.raw\"\n";
+    // The same by a file beside it, in the lab that runs by now; a private disk stays as it was.
+    let text = "name = \"by-file\"\nimage = \"tiny\"\nmemory = \"128M\"\nnets = []\n\
+                [[disks]]\npath = \"disk.raw\"\n";
     lab.scratch.write("vm.toml", text);
     let script = "head -c 3 /dev/vda | od -An -tx1; echo gone > /dev/vda; sync";
     let ended = lab
@@ -197,7 +198,7 @@ fn the_probe_decides_and_one_line_says_why() {
     if verdict.status == 0 {
         assert_eq!((ended.status, told), (0, 0), "{ended}");
     } else if is_root {
-        // Emulation is no wall around root's VMs: it must be asked for.
+        // Emulation does not isolate root's VMs, so it must be requested.
         assert_eq!((ended.status, told), (1, 0), "{ended}");
         let verdict = without_digits(verdict.text().trim());
         assert!(without_digits(&lines[0]).contains(&verdict), "{ended}");
@@ -208,7 +209,7 @@ fn the_probe_decides_and_one_line_says_why() {
         assert_eq!((ended.status, told), (0, 1), "{ended}");
     }
 
-    // Here, whether or not this machine's KVM can do it: it need not get far.
+    // Here, whether or not this machine's KVM can run guests: the run need not get far.
     let before = lab.hosts();
     let name = format!("t-never-{}", std::process::id());
     let ended = run("never").args(["-d", "--name", &name]).run();
@@ -242,7 +243,7 @@ fn a_terminal_reaches_the_guest_and_a_vm_left_running_keeps_the_lab() {
     wait::until("a raw terminal", SOON, || console.is_raw().then_some(()));
     console.send(b"\necho again-$((1 + 1))\n");
     console.expect("again-2", SOON);
-    // Ctrl-C is the guest's.
+    // Ctrl-C goes to the guest.
     console.send(b"sleep 1000\n");
     std::thread::sleep(Duration::from_millis(500));
     console.send(b"\x03echo after-$((2 + 2))\n");

@@ -57,7 +57,7 @@ fn generic_kernel_with_two_cpus() {
     assert!(!kernel.contains("cloud"), "booted {kernel}");
 }
 
-/// What `guest-tool memory` says, in MiB.
+/// A number in the output of `guest-tool memory`, in MiB.
 fn part(said: &str, name: &str) -> u64 {
     let value = said
         .split_whitespace()
@@ -67,7 +67,7 @@ fn part(said: &str, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {said:?}"))
 }
 
-/// Boots with this memory, expects the guest to see nearly all of it, fills `fill_mib` of what is free and
+/// Boots with this memory, expects the guest to see nearly all of it, fills `fill_mib` of the free part and
 /// checks it.
 fn memory_holds(size: &str, mib: u64, pages: &str, fill_mib: u64, limit: Duration) -> String {
     let scratch = Scratch::new("memory");
@@ -114,7 +114,7 @@ fn half_a_gigabyte_holds_its_pattern() {
 
 #[test]
 fn five_gigabytes_hold_their_pattern_on_both_sides_of_the_hole() {
-    // Linux takes what is above 4 GiB first; this is all of it and some from below.
+    // Linux takes memory above 4 GiB first; this is all of it and some from below.
     let said = memory_holds("5G", 5 << 10, "thp", 2304, Duration::from_secs(200));
     assert!(part(&said, "below") >= 200, "{said}");
     assert!(part(&said, "above") >= 900, "{said}");

@@ -1,5 +1,5 @@
-//! Risk: a clone is not what its parent was, sees what its parent or another clone writes, or is its parent's
-//! twin where it must not be.
+//! Risk: a clone differs from its parent, sees the writes of its parent or of another clone, or has its
+//! parent's identity.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use guest_tests::pattern::Numbers;
 use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
 
 const FILE_BYTES: usize = 8 << 20;
-/// How long clones may take to run and answer, in a lab.
+/// Time limit until clones run and answer, in a lab.
 const CLONE_LIMIT: Duration = Duration::from_secs(120);
 
 /// An ext4 image with one file of random bytes; the file's SHA-256 as `sha256sum` says it.
@@ -42,7 +42,7 @@ fn word(text: &str) -> &str {
     text.split_whitespace().next().unwrap_or_default()
 }
 
-/// Processes, files in memory, page cache and disk writes go on in each; what each writes then is its own.
+/// Processes, files in memory, page cache and disk writes go on in each clone; its later writes are its own.
 #[test]
 fn clones_go_on_where_their_parent_stood_and_apart() {
     let scratch = Scratch::new("apart");
@@ -50,7 +50,8 @@ fn clones_go_on_where_their_parent_stood_and_apart() {
     let parent = VmFile::new("parent").cpus(2).disk(&image, "").start(&scratch);
     parent.sh("mount -t ext4 /dev/vda /mnt; echo before >/mnt/own; echo memory >/tmp/own; sync");
     // A process that counts: it must go on in every clone, from where it was.
-    parent.sh("(i=0; while :; do i=$((i+1)); echo $i >/tmp/count.new; mv /tmp/count.new /tmp/count; sleep 0.1; done) >/dev/null 2>&1 </dev/null &");
+    parent.sh("(i=0; while :; do i=$((i+1)); echo $i >/tmp/count.new; \
+         mv /tmp/count.new /tmp/count; sleep 0.1; done) >/dev/null 2>&1 </dev/null &");
     wait::until("the counter to start", Duration::from_secs(20), || {
         (parent.sh("cat /tmp/count 2>/dev/null || echo 0").trim() != "0").then_some(())
     });
@@ -66,9 +67,10 @@ fn clones_go_on_where_their_parent_stood_and_apart() {
         });
         assert_eq!(vm.sh("cat /mnt/own /tmp/own"), "before\nmemory\n");
         assert_eq!(vm.sh("grep -c ^processor /proc/cpuinfo").trim(), "2");
-        // Each writes, over what they share and anew.
+        // Each writes, over shared pages and new ones.
         vm.sh(&format!(
-            "echo {0} >/mnt/own; echo {0} >/tmp/own; dd if=/dev/urandom of=/mnt/fill bs=64k count=32 2>/dev/null; \
+            "echo {0} >/mnt/own; echo {0} >/tmp/own; \
+             dd if=/dev/urandom of=/mnt/fill bs=64k count=32 2>/dev/null; \
              sha256sum /mnt/fill >/tmp/fill.sum; sync",
             vm.name()
         ));
@@ -144,7 +146,7 @@ fn what_only_one_vm_can_have_is_not_cloned() {
     assert!(unknown.errors().contains("nobody"), "{unknown}");
 }
 
-/// Written, the VM gone, two go on from it; then what a snapshot may not be.
+/// The snapshot is written, the VM ended, and two VMs go on from it; bad snapshots are refused.
 #[test]
 fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
     let scratch = Scratch::new("snapshot");
@@ -178,7 +180,7 @@ fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
     assert_eq!(restored.len(), 2);
     let opens = format!("{} as disk 0", image.display());
     assert!(output.errors().contains(&opens), "{output}");
-    // What they touch in their first seconds is recorded for the next.
+    // The pages that they touch in their first seconds are recorded for the next restore.
     let set = directory.join("working-set.json");
     wait::until("the working set", Duration::from_secs(30), || fs::read(&set).ok());
     let runs: Vec<(u64, u64)> = serde_json::from_slice(&fs::read(&set).expect("a set")).expect("runs");

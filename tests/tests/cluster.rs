@@ -1,5 +1,5 @@
-//! Risk: cells disagree about what runs where; a cell that dies takes VMs along, or leaves what it held
-//! behind.
+//! Risk: cells disagree on the VMs that run and their cells; a cell that dies takes VMs along, or leaves its
+//! resources taken.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use guest_tests::host::{self, Traces};
 use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, wait};
 use serde_json::Value;
 
-/// How long a cell's next process and the monitors of its VMs may take to find each other.
+/// Time limit until a cell's next process and the monitors of its VMs find each other.
 const BACK_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long a cell's process that hangs may stay.
+/// Time limit until a cell's hanging process is killed.
 const HANG_LIMIT: Duration = Duration::from_secs(40);
 
 /// The CPUs that a thread of the process may use, for each of its threads.
@@ -55,7 +55,7 @@ fn vms_are_spread_over_cells_under_one_name_space() {
         let node = cell["nodes"][0].as_u64().expect("a node");
         vm.expect_memory_on(node);
     }
-    // The other cell knows the name.
+    // The other cell has a record of the name.
     let again = file.key("cell", "1").write(&scratch);
     let again = mirrorball(["run", "-d"]).args([&again]).run().expect(1);
     assert!(
@@ -83,7 +83,7 @@ fn vms_are_spread_over_cells_under_one_name_space() {
     assert!(down.errors().contains("VMs run in the cluster"), "{down}");
     vms[0].sh("echo still here");
     vms[0].kill();
-    // Its name and its memory are free as soon as its end is told.
+    // Its name and its memory are free as soon as its end is reported.
     assert_eq!(cluster.cell(0)["given_bytes"], 0);
     host::kill9(vms[1].shard());
     vms[1].wait_ended(Duration::from_secs(10));
@@ -111,13 +111,13 @@ fn cpu_seconds(vm: &Vm) -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// VMs that share one CPU get it by their weights, however many vCPUs they have, and one that is limited no
-/// more than that.
+/// VMs that share one CPU get it by their weights, however many vCPUs they have, and a limited one gets at
+/// most its limit.
 #[test]
 fn weights_and_limits_divide_a_cells_cpus() {
     let scratch = Scratch::new("weights");
     let before = Traces::now();
-    // One of its CPUs is what they share, on a host with many, too.
+    // They share one of its CPUs, on a host with many, too.
     let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).expect("of this process");
     let cpu = (0..nix::sched::CpuSet::count()).find(|cpu| cpus.is_set(*cpu).unwrap_or(false));
     let cell = format!("[[cells]]\ncpus = \"{}\"\n", cpu.expect("one at least"));
@@ -183,7 +183,7 @@ fn weights_and_limits_divide_a_cells_cpus() {
         .key("memory_limit", "\"640M\"")
         .net("kind = \"user\"")
         .write(&scratch);
-    // Not detached: its command says at the end how it ended.
+    // Not detached: its command reports its end.
     let run = mirrorball(["run"]).args([file]).limit(BOOT_LIMIT * 2).spawn();
     let limited = Vm::named(&name);
     limited.wait_up();
@@ -210,7 +210,7 @@ fn weights_and_limits_divide_a_cells_cpus() {
     let part = (cpu_seconds(&limited) - start) / since.elapsed().as_secs_f64();
     assert!((0.15..0.4).contains(&part), "{part} of a CPU");
     let shard = limited.shard();
-    // With less than it has in use, the kernel ends all of its processes, and nobody else's.
+    // With a limit below its use, the kernel ends all of its processes, and no others.
     std::fs::write(of_group("memory.max"), "8M").expect("root may");
     host::wait_gone(&[&[shard], &of_card[..]].concat(), BACK_LIMIT);
     let ended = run.wait().expect(73);
@@ -235,7 +235,7 @@ fn wait_until_served(vms: &[&Vm], by: u32) {
     });
 }
 
-/// Has the VM do what only the process that serves it can have it do.
+/// Runs an operation that only the process that serves the VM can do.
 #[track_caller]
 fn expect_service(vm: &Vm) {
     mirrorball(["pause", vm.name()]).ok();
@@ -281,7 +281,7 @@ fn cell_serves_its_vms_and_its_next_process_or_monitors_go_on() {
     });
     assert!(cluster.vms(0).is_empty());
 
-    // One that hangs is killed by its guard.
+    // The guard kills a process that hangs.
     host::stop(next);
     host::wait_gone(&[next], HANG_LIMIT);
     // Its VMs may have monitors in between.
@@ -289,7 +289,7 @@ fn cell_serves_its_vms_and_its_next_process_or_monitors_go_on() {
     wait_until_served(&both, next);
     both.iter().for_each(|vm| expect_service(vm));
 
-    // Without a cell each has a monitor, which hands it over to the next cell.
+    // Without a cell each VM has a monitor, which hands it over to the next cell.
     cluster.kill_for_good(1);
     let monitors = wait::until("a monitor for each", BACK_LIMIT, || {
         let pids = both.map(|vm| vm.listed().map(|record| record["monitor_pid"].clone()));
@@ -419,7 +419,7 @@ fn vm_whose_adoption_has_ended_two_processes_of_its_cell_is_set_aside() {
     let cluster = Cluster::up(&scratch);
     let vm = VmFile::new("aside").key("cell", "0").start(&scratch);
     wait_until_served(&[&vm], cluster.pid(0));
-    // As two processes that died in the middle leave it.
+    // As two processes that died during the adoption leave it.
     std::fs::write(vm.folder().join("adoptions"), "2").expect("root may");
     let first = cluster.pid(0);
     host::kill9(first);
@@ -447,7 +447,7 @@ fn a_cell_that_dies_costs_no_vm() {
     let boot = vm.boot_id();
     let first = cluster.pid(1);
 
-    // Killed: it starts anew, and the VM is its again.
+    // Killed: it starts anew, and serves its VM again.
     host::kill9(first);
     wait::until("the cell starts anew and has its VM", BACK_LIMIT, || {
         let cell = cluster.cell(1);
@@ -458,7 +458,7 @@ fn a_cell_that_dies_costs_no_vm() {
     assert_eq!(cluster.vms(1), [vm.name()]);
     assert_eq!(vm.boot_id(), boot);
 
-    // Killed with what starts it: the others notice, and go on.
+    // Killed with its guard: the other cells notice, and go on.
     let second = cluster.pid(1);
     host::kill9(host::parent(second));
     let killed = Instant::now();
@@ -495,7 +495,7 @@ fn a_cell_that_dies_costs_no_vm() {
         (cluster.vms(0).is_empty() && cluster.vms(1).is_empty()).then_some(())
     });
 
-    // With all of them dead, nothing runs as if there were no cluster.
+    // With all of them dead, VMs run as without a cluster.
     let cells = [cluster.pid(0), cluster.pid(1)];
     for cell in cells {
         host::kill9(host::parent(cell));
@@ -509,7 +509,7 @@ fn a_cell_that_dies_costs_no_vm() {
     );
 }
 
-/// What cell 0 has lent cell 1, as both sides show it, MiB.
+/// Memory that cell 0 has lent cell 1, as both sides show it, MiB.
 #[track_caller]
 fn lent_mib(cluster: &Cluster) -> u64 {
     let cells = cluster.cells();
@@ -569,7 +569,7 @@ fn memory_that_is_lent_is_used_and_given_back_when_it_is_not() {
         .expect(1);
     assert!(into_lent.errors().contains("cell 0 has 144 MiB"), "{into_lent}");
 
-    // Both die, and nothing of it is lost.
+    // Both die, and no record is lost.
     let boot = vm.boot_id();
     let pids = [cluster.pid(0), cluster.pid(1)];
     pids.into_iter().for_each(host::kill9);
@@ -606,7 +606,7 @@ fn a_cell_that_hangs_holds_up_no_other() {
     let vm = VmFile::new("hangs").key("cell", "1").start(&scratch);
     let hung = nix::unistd::Pid::from_raw(cluster.pid(1) as i32);
     nix::sys::signal::kill(hung, nix::sys::signal::Signal::SIGSTOP).expect("ours");
-    // Its vote is missed: it is dead to the other, and its VM's name is still taken.
+    // Its vote is missing: it is dead to the other, and its VM's name is still taken.
     let other = VmFile::new("hangs-b").key("cell", "0").start_only(&scratch);
     assert_eq!(other.listed().expect("listed")["cell"], 0);
     assert!(cluster.cell(1)["life"].is_null());

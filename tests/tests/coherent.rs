@@ -1,7 +1,7 @@
 //! Risk: shards that each have a copy of the memory see different ones, or one that is gone leaves the others
 //! waiting.
 //!
-//! The counting kernel again (`moves`), whose CPUs leave things in memory for each other; and Linux.
+//! The guests are the counting kernel of `moves`, whose CPUs share memory with each other, and Linux.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, repetitions, wait};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
-/// A machine that other loads slow down takes three times as long as an idle one.
+/// Time limit of a start: a machine that other loads slow down takes three times as long as an idle one.
 const LIMIT: Duration = Duration::from_secs(400);
-/// A command in a guest whose pages take milliseconds to come.
+/// Time limit of a command in a guest whose pages take milliseconds to arrive.
 const CALL: Duration = Duration::from_secs(240);
-/// A little more than the tool gives itself: its threads meet at every batch, and four CPUs are emulated on
+/// A little more than the tool's own limit: its threads meet at every batch, and four CPUs are emulated on
 /// few.
 const LITMUS: Duration = Duration::from_secs(500);
 const COHERENT: [&str; 4] = ["--span", "0,1", "--span-memory", "coherent"];
 const SWAP_BYTES: u64 = 32 << 20;
-/// Emulated, a page takes milliseconds to come.
+/// A small storm: with emulation a page takes milliseconds to arrive.
 const SMALL: Extent = Extent {
     cpus: 2,
     epochs: 1,
@@ -90,13 +90,13 @@ fn linux_runs_its_processes_on_two_copies() {
             .ok()
             .text()
     };
-    // The others came when the system was up: the kernel was told to leave them.
+    // The others came when the system was up: the kernel's command line has it leave them.
     let told = on(0, "cat /proc/cmdline");
     assert!(told.contains("maxcpus=1"), "{told}");
-    // The scheduler knows by then that moves between nodes are dear: one domain for each CPU.
+    // The scheduler knows by then that moves between nodes are expensive: one domain for each CPU.
     let tries = on(0, "cat /sys/kernel/debug/sched/domains/*/*/cache_nice_tries");
     assert_eq!(tries, "20\n20\n");
-    // What a process of one node writes, one of the other reads, both ways; and each starts others.
+    // A process of one node reads the writes of one of the other, both ways; and each starts others.
     for (writer, reader) in [(0, 1), (1, 0)] {
         let sum = on(
             writer,
@@ -156,7 +156,7 @@ fn threads_on_two_cpus_of_each_shard_see_the_memory_order_of_x86() {
     cells_are_empty(&cluster);
 }
 
-/// Threads of one process on both nodes, whose mappings the other's CPU has to forget; and processes.
+/// Threads of one process on both nodes change mappings that the other's CPU has to flush; and processes.
 #[track_caller]
 fn mappings_come_and_go(vm: &Vm) {
     let said = vm.tool(&["churn", "2", "6"]).limit(CALL).ok().text();
@@ -164,7 +164,7 @@ fn mappings_come_and_go(vm: &Vm) {
     assert!(!said.contains("=0"), "{said}");
 }
 
-/// Linux takes pages by what page tables say of their use, and swaps, while threads on both nodes use them.
+/// Linux reclaims pages by their use in page tables, and swaps, while threads on both nodes use them.
 #[track_caller]
 fn pages_are_taken_from_threads_of_both_nodes(vm: &Vm) {
     vm.sh("mkswap /dev/vda >/dev/null && swapon /dev/vda");
@@ -178,7 +178,7 @@ fn pages_are_taken_from_threads_of_both_nodes(vm: &Vm) {
     assert!(count("swapped=") > Some(0), "{said}");
 }
 
-/// What each shard has of something, by its name among what coherence tells.
+/// A value of each shard, by its name in the reports of coherence.
 fn each_shard(vm: &Vm, what: &str) -> Vec<u64> {
     let told = vm.inspect();
     let shards = told["status"]["span"]["coherence"]["shards"].as_array();
@@ -188,7 +188,7 @@ fn each_shard(vm: &Vm, what: &str) -> Vec<u64> {
     all.unwrap_or_else(|| panic!("no {what} in {told:#}"))
 }
 
-/// Memory of the host's that all copies take.
+/// The host's memory that all copies take.
 fn resident(vm: &Vm) -> u64 {
     each_shard(vm, "resident_bytes").iter().sum()
 }
@@ -214,7 +214,7 @@ fn what_linux_frees_and_its_balloon_takes_leaves_both_copies() {
         let call = vm.exec(["taskset", &mask, "sh", "-c", script]);
         call.limit(CALL).ok().text()
     };
-    // What was never written was given back already: only what is used counts from now on.
+    // Memory that was never written was given back already: only used pages count from now on.
     let quiet = |what: &str| {
         let mut before = each_shard(&vm, "discarded");
         wait::until(what, LIMIT, || {
@@ -230,10 +230,10 @@ fn what_linux_frees_and_its_balloon_takes_leaves_both_copies() {
         "dd if=/dev/urandom of=/tmp/kept bs=64k count=48 2>/dev/null; sha256sum </tmp/kept",
     );
     for cpu in [0, 1] {
-        quiet("no more free pages are reported");
+        quiet("no further free pages are reported");
         let before = resident(&vm);
         on(cpu, fill);
-        // The other copy has it too, by reading.
+        // The other copy has it too, after a read.
         on(1 - cpu, "cat /mnt/full >/dev/null");
         let full = resident(&vm);
         assert!(
@@ -255,7 +255,7 @@ fn what_linux_frees_and_its_balloon_takes_leaves_both_copies() {
         "pages that each manages: {told:?}"
     );
 
-    // A balloon takes what is free, also before it is reported.
+    // A balloon takes free memory, also before it is reported.
     on(0, fill);
     let full = resident(&vm);
     on(0, "rm /mnt/full");
@@ -271,13 +271,13 @@ fn what_linux_frees_and_its_balloon_takes_leaves_both_copies() {
     wait::until("memory back from both copies", LIMIT, || {
         (resident(&vm) + FILLED / 2 <= full).then_some(())
     });
-    // The guest's own word comes by the balloon's statistics.
+    // The guest's own report comes by the balloon's statistics.
     wait::until("what the guest says of itself", LIMIT, || {
         let free = vm.counters("balloon").pointer("/guest/free_bytes")?.as_u64()?;
         (free > 0 && free < 512 * MIB).then_some(())
     });
     balloon(0);
-    // What was not free is as it was, and all can be used again, on both CPUs.
+    // Memory in use is unchanged, and all memory can be used again, on both CPUs.
     for cpu in [1, 0] {
         assert_eq!(on(cpu, "sha256sum </tmp/kept"), sum, "read on CPU {cpu}");
     }
@@ -309,7 +309,7 @@ fn the_vm_ends_with_any_of_its_shards_and_says_which() {
         host::kill9(shards[killed]);
         let (status, told) = storm.ended(SOON);
         assert_eq!(status, 73, "exit status; the terminal:\n{told}");
-        // Who saw the home's end knows less of it than its process.
+        // A shard that saw the home's end has less detail than the home's process.
         let reasons = match killed {
             0 => vec!["SIGKILL".to_owned()],
             _ => vec![

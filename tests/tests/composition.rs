@@ -37,8 +37,7 @@ fn first_word(text: &str) -> String {
     text.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
-/// The guest's SHA-256 of a whole device, through its page cache, in which it stays while somebody has the
-/// device open.
+/// The guest's SHA-256 of a whole device, through its page cache, in which it stays while the device is open.
 fn sum(vm: &Vm, device: &str) -> String {
     first_word(&vm.sh(&format!("sha256sum {device}")))
 }
@@ -81,7 +80,10 @@ fn shared_and_exclusive_disks_under_a_balloon(pages: &str) {
     set_balloon(&vm, 160);
     assert_eq!(sum(&vm, "/dev/vda"), wanted, "while the balloon is large");
     set_balloon(&vm, 0);
-    vm.sh("yes written | dd of=/dev/vda bs=64k count=16 seek=8 iflag=fullblock; echo 3 >/proc/sys/vm/drop_caches");
+    vm.sh(
+        "yes written | dd of=/dev/vda bs=64k count=16 seek=8 iflag=fullblock; \
+         echo 3 >/proc/sys/vm/drop_caches",
+    );
     assert_eq!(
         sum(&vm, "/dev/vdb"),
         wanted,
@@ -108,8 +110,8 @@ fn a_shared_disk_an_exclusive_one_and_the_balloon_in_huge_pages() {
     shared_and_exclusive_disks_under_a_balloon("thp");
 }
 
-/// Pages are shared beside memory that is bound to a node of the host, and what becomes plain again is bound,
-/// too.
+/// Pages are shared beside memory that is bound to a node of the host, and pages that become plain again are
+/// bound, too.
 #[test]
 fn shared_pages_beside_memory_that_is_bound_to_a_host_node() {
     let scratch = Scratch::new("bound");
@@ -130,7 +132,7 @@ fn shared_pages_beside_memory_that_is_bound_to_a_host_node() {
     let shared = shared_pages(&vm);
     assert!(shared >= most, "{shared} pages shared of at least {most}");
     vm.expect_memory_on(node);
-    // Freed, they are plain memory again, which a program fills.
+    // The freed pages are plain memory again, which a program fills.
     vm.sh("echo 3 >/proc/sys/vm/drop_caches; pkill sleep; dd if=/dev/urandom of=/tmp/full bs=1M count=64");
     vm.expect_memory_on(node);
     assert_eq!(sum(&vm, "/dev/vda"), wanted, "read again");
@@ -211,8 +213,8 @@ impl PageMoves {
         let nodes = [numbers.below(2) as i32; Self::AT_ONCE];
         let mut status = [-1_i32; Self::AT_ONCE];
         const MOVE_ALL: i32 = 4;
-        // SAFETY: the kernel reads and writes as many elements of the arrays as it is told; the pages are
-        // another process's.
+        // SAFETY: the kernel reads and writes the number of elements of the arrays that the call names; the
+        // pages are another process's.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -306,8 +308,8 @@ fn pages_by_node(vm: &Vm) -> BTreeMap<u64, u64> {
     nodes
 }
 
-/// All but a hundredth of a VM's pages is on this node: the kernel leaves one where it is that it uses at the
-/// moment.
+/// Checks that all but a hundredth of a VM's pages is on this node: the kernel leaves a page that it uses at
+/// the moment.
 #[track_caller]
 fn expect_nearly_all_on(vm: &Vm, node: u64) {
     let pages = pages_by_node(vm);
@@ -366,7 +368,7 @@ fn memory_of_a_running_vm_moves_to_other_nodes_of_the_host_and_stays_there() {
     expect_nearly_all_on(&clone, last);
     assert_eq!(sum(&clone, "/tmp/full"), content);
     clone.kill();
-    // The parent's memory is frozen now, and what it writes is its own.
+    // The parent's memory is frozen now, and its later writes are its own.
     place("0").ok();
     vm.sh("dd if=/dev/urandom of=/tmp/full bs=1M count=48");
     place(&last.to_string()).ok();

@@ -1,4 +1,4 @@
-//! Risk: what a person does to a running VM is lost, changed or misreported.
+//! Risk: a person's operation on a running VM is lost, changed or misreported.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -117,7 +117,7 @@ fn a_console_attaches_detaches_and_gives_the_terminal_back() {
         wait::until("a raw terminal", SOON, || console.is_raw().then_some(()));
         console.send(format!("\necho round-$(({round} + 40))\n").as_bytes());
         console.expect(&format!("round-{}", round + 40), SOON);
-        // Ctrl-C is the guest's.
+        // Ctrl-C goes to the guest.
         console.send(b"sleep 1000\n");
         std::thread::sleep(Duration::from_millis(500));
         console.send(b"\x03");
@@ -164,7 +164,7 @@ fn cpu_ticks(pid: u32) -> u64 {
 fn a_paused_vm_stands_still_is_cloned_and_goes_on_where_it_was() {
     let scratch = Scratch::new("pause");
     let vm = VmFile::new("pause").cpus(2).start(&scratch);
-    // Whoever reads the count finds a whole one.
+    // A reader of the count finds a whole number.
     vm.background("while :; do i=$((i + 1)); echo $i > /tmp/next; mv /tmp/next /tmp/count; done");
     let count = |vm: &Vm| {
         vm.sh("cat /tmp/count || echo 0")
@@ -277,7 +277,7 @@ fn a_vm_is_waited_for_takes_interrupts_that_nothing_masks_is_pinned_and_reset() 
 
     let boot_id = vm.boot_id();
     mirrorball(["pause", vm.name()]).ok();
-    // One that stands still is reset all the same, and runs.
+    // A paused VM is reset all the same, and runs.
     mirrorball(["reset", vm.name()]).limit(BOOT_LIMIT).ok();
     wait_for("agent", "100").ok();
     assert_ne!(vm.boot_id(), boot_id);
@@ -299,7 +299,7 @@ fn a_vm_is_waited_for_takes_interrupts_that_nothing_masks_is_pinned_and_reset() 
     assert!(gone.errors().contains(vm.name()), "{gone}");
 }
 
-/// An initramfs of a shell and nothing else.
+/// An initramfs with only a shell.
 fn without_agent(scratch: &Scratch) -> PathBuf {
     let root = scratch.join("root");
     fs::create_dir_all(root.join("bin")).expect("our own directory");
@@ -393,7 +393,7 @@ fn parts_shown(seen: &str, whole: &str) -> Vec<String> {
         .filter_map(|text| text.rsplit(']').next())
         .map(|part| part.trim().to_owned())
         .collect();
-    // What follows the last one.
+    // The rest after the last one is dropped.
     parts.pop();
     parts.dedup();
     parts

@@ -1,4 +1,4 @@
-//! Risk: each VM leaves a little behind: a process, a descriptor, a file, memory.
+//! Risk: each VM leaves a process, a descriptor, a file or memory behind.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,19 +10,19 @@ const CYCLES: usize = 30;
 /// As many at a time as a lab host has CPUs: most of a cycle is the guest's boot.
 const LANES: usize = 2;
 const MIB: u64 = 1 << 20;
-/// What the host's caches may move by in a few minutes.
+/// Change of the host's caches in a few minutes.
 const MEMORY_SLACK_BYTES: u64 = 24 * MIB;
 /// The kernel's caches grow once, and a leak takes memory in each round: one round below the slack is enough.
 const ROUNDS: usize = 3;
 
-/// Pages that only cache files are not memory that leaked.
+/// Drops pages that only cache files, which are not leaked memory.
 fn drop_caches() {
     nix::unistd::sync();
     // Needs root; without it the slack has to do.
     let _ = std::fs::write("/proc/sys/vm/drop_caches", "3");
 }
 
-/// One VM from start to end, in one of three ways; half of them are killed as soon as they run.
+/// Runs one VM from start to end, in one of three ways; half of them are killed as soon as they run.
 fn cycle(round: usize, scratch: &Scratch) {
     let disk = scratch.sparse(&format!("disk{round}"), 4 << 20);
     let mut file = VmFile::new(&format!("cycle{round}")).disk(&disk, "");
@@ -49,7 +49,7 @@ fn cycle(round: usize, scratch: &Scratch) {
     }
 }
 
-/// A cycle that fails is the last: the others' time would hide why from a test with a limit.
+/// Stops the other cycles after a failed one: their time would hide the cause from a test with a limit.
 struct LastOnPanic<'a>(&'a AtomicUsize);
 
 impl Drop for LastOnPanic<'_> {
@@ -60,7 +60,7 @@ impl Drop for LastOnPanic<'_> {
     }
 }
 
-/// That many VMs, [`LANES`] at a time.
+/// Runs `count` VMs, [`LANES`] at a time.
 fn cycles(count: usize, scratch: &Scratch) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -79,7 +79,7 @@ fn cycles(count: usize, scratch: &Scratch) {
     });
 }
 
-/// Runs that many cycles. Returns the bytes of available memory that are gone since.
+/// Runs `count` cycles. Returns the bytes of available memory that are gone since.
 fn memory_lost_by(count: usize, scratch: &Scratch) -> u64 {
     drop_caches();
     let (available, shared) = (host::available_bytes(), host::shared_bytes());
@@ -104,7 +104,7 @@ fn memory_lost_by(count: usize, scratch: &Scratch) -> u64 {
 #[test]
 fn thirty_cycles_leave_nothing_behind() {
     let scratch = Scratch::new("cycles");
-    // The first of each way may fill caches for good.
+    // The first cycle of each way may fill caches for good.
     cycles(4, &scratch);
     let traces = Traces::now();
     let count = repetitions(CYCLES);

@@ -1,4 +1,5 @@
-//! Risk: a disk loses writes, keeps what it should forget, reaches the wrong file, or is used by two.
+//! Risk: a disk loses writes, keeps writes that it should drop, reaches the wrong file, or is used by two
+//! VMs.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -18,7 +19,7 @@ fn random_bytes(seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// One disk of the test: what is in its file, and what the guest should see.
+/// A disk of the test: the contents of its file, and those that the guest should see.
 struct Disk {
     label: &'static str,
     path: PathBuf,
@@ -65,7 +66,7 @@ impl KeptOverlays {
 
 impl Drop for KeptOverlays {
     fn drop(&mut self) {
-        // Not there when the VM never started.
+        // There are none when the VM never started.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -233,7 +234,7 @@ fn private_users_of_one_disk_do_not_see_each_other() {
     }
 }
 
-/// Pulls the plug while the guest writes and flushes; every flush the guest saw done must have lasted.
+/// Cuts the power while the guest writes and flushes; every flush that the guest saw done must have lasted.
 fn flushes_last(name: &str, pull: impl FnOnce(&Vm) -> Vec<u32>) {
     let scratch = Scratch::new(name);
     let raw = scratch.sparse("raw", DISK_BYTES as u64);
@@ -344,7 +345,7 @@ fn a_discard_gives_room_back_a_full_overlay_is_an_error_and_a_read_only_disk_tak
 }
 
 /// A file system in memory, in a mount namespace of its own, which an ordinary user may make. Its files are
-/// reached through the process that holds the namespace. Dropped, it ends that process.
+/// reached through the process that holds the namespace. Dropping this ends the process.
 struct SmallFileSystem {
     holder: Running,
     path: PathBuf,
@@ -411,7 +412,7 @@ fn writes_that_find_no_room_wait_for_it_with_on_full_pause_and_none_is_lost() {
     assert_eq!(known["full_disks"], serde_json::json!(["disk0"]), "{known:#}");
     let waiting = vm.counters("disk0")["waiting"].as_u64();
     assert!(waiting.is_some_and(|count| count > 0), "waiting: {waiting:?}");
-    // It is the writes that wait: the guest's CPU goes on, and no error reaches it.
+    // Only the writes wait: the guest's CPU goes on, and no error reaches it.
     vm.sh("true");
     assert!(!writer.has_ended(), "a write ended without room");
 
@@ -475,7 +476,7 @@ fn a_guest_boots_from_an_imported_disk_raw_or_qcow2_and_leaves_the_image_unchang
         call.args(["--kernel".as_ref(), tiny.join("vmlinux").as_os_str()])
             .args(["--initrd".as_ref(), tiny.join("initrd").as_os_str()])
     };
-    // One image has its kernel; the other one is a disk, and gets a kernel by flags of `run`.
+    // One image has its own kernel; the other one is a disk, and gets a kernel by flags of `run`.
     let images = [("raw", &raw), ("qcow2", &qcow2)];
     let vms = images.map(|(format, disk)| {
         let import = mirrorball(["image", "import", "--name", format]).args([disk]);

@@ -1,4 +1,4 @@
-//! Risk: an end of a VM is told wrongly, or leaves something running.
+//! Risk: an end of a VM is misreported, or leaves something running.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -32,8 +32,7 @@ impl Foreground {
         Self { terminal, vm }
     }
 
-    /// Lets the guest run `script`; expects the command to end with `status`; gives what it showed after
-    /// that.
+    /// Has the guest run `script`; expects the command to end with `status`; returns its output after that.
     #[track_caller]
     fn ends_by(mut self, script: &str, status: i32) -> String {
         self.terminal.send(format!("{script}\n").as_bytes());
@@ -111,7 +110,7 @@ fn a_triple_fault_is_told() {
     before.expect_unchanged("a triple fault");
 }
 
-/// A 64-bit ELF kernel at 1 MiB that is this code.
+/// A 64-bit ELF kernel at 1 MiB that consists of this code.
 fn kernel_of(code: &[u8]) -> Vec<u8> {
     const HEADERS_BYTES: u64 = 64 + 56;
     const START: u64 = 1 << 20;
@@ -141,7 +140,7 @@ fn kernel_of(code: &[u8]) -> Vec<u8> {
 #[test]
 fn an_instruction_that_kvm_can_not_emulate_is_told() {
     let scratch = Scratch::new("emulation");
-    // mov rdi, 0xc0000000; lock cmpxchg16b [rdi]; hlt: 16 bytes at once where no device is.
+    // mov rdi, 0xc0000000; lock cmpxchg16b [rdi]; hlt: 16 bytes at once at an address without a device.
     let code = b"\x48\xbf\0\0\0\xc0\0\0\0\0\xf0\x48\x0f\xc7\x0f\xf4";
     let kernel = scratch.write("kernel", kernel_of(code));
     let before = Traces::now();
@@ -167,7 +166,7 @@ fn a_guest_deaf_to_the_power_button_is_killed_after_the_limit() {
     let scratch = Scratch::new("deaf");
     let before = Traces::now();
     let vm = VmFile::new("deaf").start(&scratch);
-    // What obeys the button hangs from here on.
+    // Processes that obey the button hang from here on.
     let deafen = "for process in /proc/[0-9]*; do ls -l $process/fd 2>/dev/null | grep -q /dev/input && \
                   kill -STOP ${process#/proc/} && echo deaf; done; true";
     assert_eq!(vm.sh(deafen).trim(), "deaf");

@@ -1,4 +1,4 @@
-//! Risk: bad input ends in a riddle, a wrong status, or something left over.
+//! Risk: bad input ends in an error without a cause, in a wrong status, or leaves something over.
 
 use std::ffi::OsStr;
 use std::fs::Permissions;
@@ -13,7 +13,7 @@ use guest_tests::{Output, Scratch, VmFile, mirrorball};
 /// Bad input must be refused at once, not after a boot.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
-/// Runs a VM file that must be refused: exit status 1, one line that says each of `words`, nothing left over.
+/// Runs a VM file that must be refused: exit status 1, one line with each of `words`, nothing left over.
 #[track_caller]
 fn refused(file: &VmFile, words: &[&str]) -> Output {
     let scratch = Scratch::new("refused");
@@ -37,7 +37,7 @@ fn says(output: &Output, words: &[&str]) {
     }
 }
 
-/// A reason and its mend fit one line; a fault in a file is shown in its place instead, with one line of
+/// A reason and its help fit one line; a fault in a file is shown in its place instead, with one line of
 /// help.
 #[track_caller]
 fn one_line(output: &Output) {
@@ -83,7 +83,7 @@ fn files_that_are_not_there_or_not_readable() {
     one_line(&missing);
 }
 
-/// Another user than root, who may do everything.
+/// Runs the command as another user than root, who may do everything.
 fn nobody(scratch: &Scratch, arguments: &[&OsStr]) -> Output {
     assert!(
         nix::unistd::geteuid().is_root(),
@@ -119,7 +119,7 @@ fn command_with_shard(scratch: &Scratch, make_shard: impl FnOnce(&Path)) -> (Pat
     (command, shard)
 }
 
-/// Runs a guest with that command, which must end before it starts: exit status 1, one line that says each of
+/// Runs a guest with that command, which must end before it starts: exit status 1, one line with each of
 /// `words`.
 #[track_caller]
 fn refused_by_shard(name: &str, make_shard: impl FnOnce(&Path), words: &[&str]) {
@@ -199,7 +199,7 @@ fn a_kernel_that_is_none() {
         &VmFile::new("nokernel").key("kernel", absent),
         &["/no/such/vmlinuz"],
     );
-    // The start of a real header and nothing behind it.
+    // The start of a real header without the rest.
     let mut cut = vec![0u8; 4096];
     cut[0x1f1] = 255;
     cut[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
@@ -228,13 +228,13 @@ fn keys_sizes_and_names_that_are_wrong_are_shown_in_their_place() {
         ("image = \"tiny\"\nname = \"a/b\"\n", "a/b", "name"),
         ("image = \"tiny\n", "image", "line"),
     ];
-    for (index, (text, wrong, mend)) in cases.iter().enumerate() {
+    for (index, (text, wrong, help)) in cases.iter().enumerate() {
         let path = scratch.write(&format!("case{index}.toml"), text);
         for command in [vec!["check"], vec!["run"]] {
             let output = mirrorball(command).args([&path]).limit(AT_ONCE).run().expect(1);
             says(&output, &[&format!("case{index}.toml"), wrong]);
-            if *mend != "u8" && *mend != "line" {
-                says(&output, &[mend]);
+            if *help != "u8" && *help != "line" {
+                says(&output, &[help]);
             }
             assert!(
                 output
@@ -341,13 +341,14 @@ fn a_command_line_that_is_wrong_is_a_usage_error() {
     mirrorball(["--help"]).ok();
 }
 
-/// The directory of a snapshot as its author may make it: `spec` is JSON.
+/// A snapshot's directory as its author may make it: `spec` is JSON.
 fn snapshot(scratch: &Scratch, spec: &str) -> PathBuf {
     let directory = scratch.join("snap");
     std::fs::create_dir(&directory).expect("a new directory");
     std::fs::set_permissions(&directory, Permissions::from_mode(0o700)).expect("our own directory");
     let manifest = format!(
-        r#"{{"version": 1, "name": "foreign", "spec": {spec}, "overlays": [], "files": [["memory", 4096], ["state.json", 2]]}}"#
+        r#"{{"version": 1, "name": "foreign", "spec": {spec}, "overlays": [],
+            "files": [["memory", 4096], ["state.json", 2]]}}"#
     );
     for (name, text) in [
         ("snapshot.json", manifest.as_bytes()),
@@ -462,7 +463,7 @@ fn scope_is_asked_of_the_service_manager_and_a_host_without_one_is_named_with_he
     let output = path(mirrorball(run)).run().expect(1);
     says(&output, &["--scope: systemd-run:", "install systemd"]);
     one_line(&output);
-    // It prints what it is asked, and executes the command in place of itself, as `systemd-run` does.
+    // It prints its arguments, and executes the command in place of itself, as `systemd-run` does.
     let starter = scratch.join("systemd-run");
     let script = "#!/bin/sh\necho \"$@\"\nwhile [ \"$1\" != -- ]; do shift; done\nshift\nexec \"$@\"\n";
     std::fs::write(&starter, script).expect("room for a script");

@@ -12,9 +12,9 @@ use guest_tests::command::{Call, Running};
 use guest_tests::{Scratch, mirrorball, wait};
 use serde_json::Value;
 
-/// What a step may take beside other programs.
+/// Time limit of a step beside other programs.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How soon no host has a link to one that was removed.
+/// Time after which no host has a link to one that was removed.
 const REMOVED_LIMIT: Duration = Duration::from_secs(1);
 const HOSTS: [&str; 4] = ["alpha", "beta", "gamma", "delta"];
 
@@ -34,7 +34,7 @@ impl Cluster {
         let id = std::process::id();
         let cluster = Self {
             scratch: Scratch::new(test),
-            // No other test's: the first part of the address is the loopback's.
+            // No other test has it: the first part of the address is the loopback's.
             network: [(id >> 8) as u8 | 128, id as u8],
             // Tests of one process run at once.
             first: 1 + CLUSTERS.fetch_add(1, Ordering::Relaxed) * HOSTS.len() as u8,
@@ -100,7 +100,7 @@ impl Cluster {
             .limit(LIMIT)
     }
 
-    /// Begins an invitation of `host` on alpha; the token.
+    /// Begins an invitation of `host` on alpha; returns the token.
     fn invite(&self, host: &str) -> (Running, String) {
         let (file, address) = (self.file("alpha"), self.address(host).to_string());
         let invite = ["cluster", "invite", file.to_str().unwrap(), host, &address];
@@ -115,7 +115,7 @@ impl Cluster {
         (running, token)
     }
 
-    /// Gives a token on `at`, which calls itself `host`.
+    /// Uses a token on `at`, which calls itself `host`.
     fn join(&self, at: &str, host: &str, token: &str) -> Call {
         let into = self.folder(at);
         let join = [
@@ -143,7 +143,7 @@ impl Cluster {
         );
     }
 
-    /// The live cells that a host knows: number, host and life.
+    /// The live cells in a host's view: number, host and life.
     fn cells(&self, host: &str) -> Vec<(Value, Value, Value)> {
         let status = self.on(host, &["cluster", "status", "--json"]).run();
         if status.status != 0 {
@@ -206,8 +206,8 @@ fn host_joins_by_its_token_once_and_the_cells_of_others_run_on() {
     assert_ne!(cluster.join("gamma", "gamma", &other).run().status, 0);
     assert!(!invite.has_ended(), "{}", invite.seen());
 
-    // A host of the cluster that is up and can't be told keeps the new one out; then the same token is still
-    // of use.
+    // A host of the cluster that is up and can't be reached keeps the new one out; the same token can be used
+    // again afterwards.
     std::fs::rename(cluster.file("beta"), cluster.folder("beta").join("away")).unwrap();
     std::fs::create_dir(cluster.file("beta")).unwrap();
     Cluster::refused(

@@ -1,4 +1,4 @@
-//! Risk: under load a VM reads what it should not: an old block, another block, or another VM's bytes.
+//! Risk: under load a VM reads wrong data: an old block, another block, or another VM's bytes.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ use guest_tests::{Scratch, Vm, VmFile, wait};
 const VMS: u64 = 8;
 const DISK_BYTES: usize = 32 << 20;
 const LOAD_S: u64 = 120;
-/// Memory that a canary may start at: every multiple of this.
+/// Alignment of a canary in memory.
 const ALIGNMENT: usize = 16;
 
 fn base(scratch: &Scratch) -> (PathBuf, String) {
@@ -41,7 +41,7 @@ fn eight_vms_check_every_read_for_minutes_and_hold_nobody_elses_bytes() {
             let file = VmFile::new(&format!("load-{number}"))
                 .cpus(1 + (number % 2) as u8)
                 .disk(&path, &format!("share = \"{share}\""));
-            // Their commands are root's, whose VMs share by groups otherwise.
+            // Their commands are root's, whose VMs share by groups by default.
             let vm = file.host_file(SHARE_BETWEEN_ALL).start(&scratch);
             vm.add_tool();
             vm
@@ -70,7 +70,7 @@ fn eight_vms_check_every_read_for_minutes_and_hold_nobody_elses_bytes() {
             );
         }
     }
-    // The memory of those that end goes to those that come.
+    // The memory of VMs that end goes to those that start.
     for vm in &vms[1..] {
         vm.kill();
     }
@@ -92,10 +92,10 @@ fn eight_vms_check_every_read_for_minutes_and_hold_nobody_elses_bytes() {
     );
 }
 
-/// How often each canary is in a process's memory: the guest's, and the shard's own.
+/// Number of times that each canary is in a process's memory: the guest's, and the shard's own.
 fn hunt(pid: u32, canaries: &[[u8; 16]]) -> Vec<usize> {
     let memory = File::open(format!("/proc/{pid}/mem")).expect("only root may look into another process");
-    // Numbers are compared by one instruction or two; a guest's memory has a million of them in 16 MiB.
+    // Two words are compared by one instruction or two; a guest's memory has a million of them in 16 MiB.
     let canaries: Vec<u128> = canaries
         .iter()
         .map(|canary| u128::from_ne_bytes(*canary))
@@ -107,7 +107,7 @@ fn hunt(pid: u32, canaries: &[[u8; 16]]) -> Vec<usize> {
     }) {
         for start in range.clone().step_by(buffer.len()) {
             let length = buffer.len().min((range.end - start) as usize);
-            // What the kernel keeps to itself can't be read, and nothing of a guest is there.
+            // Memory that the kernel keeps to itself can't be read, and contains no data of a guest.
             let Ok(count) = memory.read_at(&mut buffer[..length], start) else {
                 continue;
             };
@@ -126,7 +126,7 @@ fn hunt(pid: u32, canaries: &[[u8; 16]]) -> Vec<usize> {
     found
 }
 
-/// The ranges of a process's memory whose line in `maps` is wanted.
+/// The ranges of a process's memory whose line in `maps` is `wanted`.
 fn mappings(pid: u32, wanted: impl Fn(&str) -> bool) -> Vec<std::ops::Range<u64>> {
     let file = File::open(format!("/proc/{pid}/maps")).expect("the process runs");
     let lines = BufReader::new(file).lines().map_while(Result::ok);
@@ -160,7 +160,7 @@ impl Drop for Ext4 {
     }
 }
 
-/// [`Scratch`] is in memory; here the base is on a disk's file system, and the host takes its pages away
+/// [`Scratch`] is in memory; here the base is on a disk's file system, and the host reclaims its pages
 /// meanwhile.
 #[test]
 fn a_base_on_ext4_may_be_evicted_while_it_is_mapped() {
@@ -175,7 +175,7 @@ fn a_base_on_ext4_may_be_evicted_while_it_is_mapped() {
             .memory("256M")
             .disk(&path, &format!("share = \"{share}\""))
             .start(&scratch);
-        // A kernel forgets what it read of a disk when nobody has it open any more.
+        // A kernel drops the cached pages of a disk when no process has it open any more.
         vm.sh("sleep 10000 3</dev/vda </dev/null >/dev/null 2>&1 &");
         let sum = || vm.sh("sha256sum </dev/vda");
         let first = sum();
@@ -190,7 +190,7 @@ fn a_base_on_ext4_may_be_evicted_while_it_is_mapped() {
             mapped() > half,
             "the guest does not read what is mapped ({share})"
         );
-        // The kernel spares at first what the guest has used.
+        // The kernel first keeps pages that the guest has used.
         let left = wait::until("the base to be evicted", Duration::from_secs(30), || {
             evict(vm.shard(), &path);
             Some(mapped()).filter(|left| *left < half / 2)
@@ -214,7 +214,7 @@ fn is_of(path: &Path) -> impl Fn(&str) -> bool {
     move |line| line.split_ascii_whitespace().nth(4) == Some(&inode.to_string())
 }
 
-/// How much of a file a process has in memory and mapped, in bytes.
+/// Bytes of a file that a process has in memory and mapped.
 fn resident(pid: u32, path: &Path) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process runs");
     let (is_of, mut ours, mut bytes) = (is_of(path), false, 0);
@@ -229,7 +229,7 @@ fn resident(pid: u32, path: &Path) -> u64 {
     bytes
 }
 
-/// Has the kernel take a file's pages out of memory, though a process maps them, as it does when memory is
+/// Has the kernel evict a file's pages from memory, though a process maps them, as it does when memory is
 /// short.
 fn evict(pid: u32, path: &Path) {
     // SAFETY: a call with numbers only.
@@ -257,6 +257,6 @@ fn evict(pid: u32, path: &Path) {
     // SAFETY: a call with numbers only, on an open file.
     let done = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     assert_eq!(done, 0, "posix_fadvise");
-    // SAFETY: this process opened it and nothing else knows it.
+    // SAFETY: this process opened it and nothing else uses it.
     unsafe { libc::close(process as i32) };
 }

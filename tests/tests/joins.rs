@@ -16,11 +16,11 @@ use lab::{COMMAND_LIMIT, Lab, SILENCE};
 
 /// Each host's own copy of the cluster's file, and its keys.
 const FILE: &str = "/run/cluster/cluster.toml";
-/// Where the third host keeps them.
+/// The folder of the third host's cluster file and keys.
 const JOINED: &str = "/run/joined";
 /// A lease of etcd, by `SILENCE`.
 const LEASE: Duration = Duration::from_secs(60);
-/// What a host may take to end its VMs, and the others until they know.
+/// Time limit until a host has ended its VMs, and the others have noticed.
 const MARGIN: Duration = Duration::from_secs(45);
 
 /// A cluster of alpha and beta, whose files are on the hosts themselves: alpha has the authority's key.
@@ -45,7 +45,10 @@ fn two_up(lab: &Lab, more: &str) {
     let own = "authority.pem revoked.crl beta.pem beta.key";
     lab.shell(
         "beta",
-        &format!("mkdir -p /run/cluster/keys && cp {folder}/cluster.toml /run/cluster/ && cd {folder}/keys && cp {own} /run/cluster/keys/"),
+        &format!(
+            "mkdir -p /run/cluster/keys && cp {folder}/cluster.toml /run/cluster/ && \
+             cd {folder}/keys && cp {own} /run/cluster/keys/"
+        ),
     );
     for host in ["alpha", "beta"] {
         lab.on(host, &["cluster", "up", FILE]).ok();
@@ -55,7 +58,7 @@ fn two_up(lab: &Lab, more: &str) {
     }
 }
 
-/// The number of each cell, and its life, as a host's cell knows them.
+/// The number of each cell, and its life, in the view of a host's cell.
 fn cells(lab: &Lab, host: &str) -> Vec<(Value, Value)> {
     let status = lab.on(host, &["cluster", "status", "--json"]).ok().json();
     let cells = status.as_array().expect("an array").iter();
@@ -64,7 +67,7 @@ fn cells(lab: &Lab, host: &str) -> Vec<(Value, Value)> {
         .collect()
 }
 
-/// Invites gamma on alpha, and joins it; what `invite` says.
+/// Invites gamma on alpha, and joins it; returns the output of `invite`.
 fn join_gamma(lab: &Lab) -> String {
     let mut invite = lab.terminal("alpha", &["cluster", "invite", FILE, "gamma", "10.77.0.3"]);
     invite.expect("mirrorball cluster join ", COMMAND_LIMIT);
@@ -74,7 +77,7 @@ fn join_gamma(lab: &Lab) -> String {
         let (token, _) = rest.split_once('\r')?;
         Some(token.to_owned())
     });
-    // Not for another host, and not with a letter missing; it stays of use.
+    // It is refused for another host, and with a letter missing; afterwards it can still be used.
     let other = lab
         .on("beta", &["cluster", "join", &token])
         .run()
@@ -124,7 +127,7 @@ fn host_joins_a_cluster_that_runs_gets_a_vm_and_leaves_while_another_vm_runs_on(
     for host in ["alpha", "beta", "gamma"] {
         lab.wait_for_lives(host, &[true; 3]);
     }
-    // No process of the others' cells has ended for it.
+    // No process of the others' cells has ended because of it.
     assert_eq!(cells(&lab, "beta")[..2], before[..]);
     lab.shell(
         "alpha",
@@ -193,7 +196,7 @@ fn host_joins_a_cluster_that_runs_gets_a_vm_and_leaves_while_another_vm_runs_on(
         .ok();
     assert_eq!(answer.text().trim(), "answers");
 
-    // The other host is lost, and off. Its VM's name is free when a person says so.
+    // The other host is lost, and off. Its VM's name is free when a person declares it fenced.
     lab.shell(
         "beta",
         "echo 0 > /proc/sys/kernel/panic; (sleep 1; echo c > /proc/sysrq-trigger) >/dev/null 2>&1 &",

@@ -1,4 +1,4 @@
-//! Risk: `mirrorball mem` tells of memory that the host does not spend, or leaves out what it does.
+//! Risk: `mirrorball mem` reports memory that the host does not spend, or leaves out memory that it does.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn row<'a>(table: &'a Value, vm: &Vm) -> &'a Value {
         .unwrap_or_else(|| panic!("no {} in {table:#}", vm.name()))
 }
 
-/// The table when it no longer moves: two in a row whose totals differ by less than 1 MiB.
+/// The table when it has settled: two in a row whose totals differ by less than 1 MiB.
 #[track_caller]
 fn settled() -> Value {
     let mut last = mem();
@@ -74,7 +74,7 @@ fn programs(table: &Value) -> i64 {
 fn the_columns_add_up_to_what_the_host_loses() {
     let scratch = Scratch::new("columns");
     let start = |number: u32| VmFile::new(&format!("columns-{number}")).start(&scratch);
-    // The programs' own pages, and what the kernel keeps for a second time, are there before we look.
+    // The programs' own pages, and pages that the kernel keeps for a second time, are there before the check.
     start(0).kill();
     fs::write("/proc/sys/vm/drop_caches", "3").expect("these tests run as root");
     let before = settled();
@@ -129,7 +129,7 @@ fn what_a_guest_fills_is_its_private_memory() {
         (grown("host_bytes") - grown("private_bytes")).abs() < 4 * MIB,
         "{before:#} {full:#}"
     );
-    // The guest says the same of itself, once its balloon has counted.
+    // The guest reports the same, once its balloon has counted.
     wait::until("what the guest says of itself", SOON, || {
         let used = row(&mem(), &vm)["guest_used_bytes"].as_i64()?;
         (8 * MIB..256 * MIB).contains(&used).then_some(())

@@ -7,10 +7,10 @@ use std::time::Duration;
 use guest_tests::{Scratch, Setting, Vm, VmFile, mirrorball, wait};
 
 const MIB: u64 = 1 << 20;
-/// How long a guest may take to fill or give up hundreds of MiB, on a machine that other loads slow down.
+/// Time limit until a guest has filled or given up hundreds of MiB, on a machine that other loads slow down.
 const INFLATE_LIMIT: Duration = Duration::from_secs(240);
 
-/// Fills 200 MiB in the guest and gives how much its memory grew on the host.
+/// Fills 200 MiB in the guest and returns how much its memory grew on the host.
 fn used_by_a_program(vm: &Vm) -> (u64, u64) {
     let before = vm.resident_bytes();
     let mut program = vm.tool(&["hold", "200", "3"]).spawn();
@@ -39,7 +39,7 @@ fn free_page_reporting_gives_a_programs_memory_back_within_five_seconds() {
         Duration::from_secs(5),
         || (vm.resident_bytes() <= least).then_some(()),
     );
-    // What was given back can be had again.
+    // The guest can use the returned memory again.
     used_by_a_program(&vm);
     vm.kill();
 }
@@ -58,8 +58,7 @@ fn an_inflated_balloon_takes_memory_from_the_guest_and_gives_it_to_the_host() {
         .disk(&disk, "")
         .start(&scratch);
     vm.add_tool();
-    // Page cache is in use, so that free-page reporting leaves it alone; a disk's is, while somebody has it
-    // open.
+    // Page cache is in use, so that free-page reporting leaves it alone; a disk's is, while the disk is open.
     vm.background("sh -c 'exec 3</dev/vda; sleep 600'");
     vm.sh("dd if=/dev/vda of=/dev/null bs=1M");
     let full = vm.resident_bytes();

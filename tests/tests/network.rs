@@ -1,5 +1,5 @@
-//! Risk: bytes are lost, reordered or changed on the way to or from the guest, or reach the host though they
-//! may not.
+//! Risk: bytes are lost, reordered or changed on the way to or from the guest, or reach the host without
+//! permission.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -11,7 +11,7 @@ use guest_tests::host::{self, Traces};
 use guest_tests::vm::TOOL;
 use guest_tests::{Scratch, Vm, VmFile, net, peer, repetitions, wait};
 
-/// What goes each way in a campaign, and a part of it at a landing.
+/// Bytes each way in a campaign, and a part of it at a landing.
 const BYTES: usize = 100_000_000;
 const LIMIT: Duration = Duration::from_secs(120);
 const GUEST_PORT: u16 = 7000;
@@ -118,7 +118,7 @@ fn expect_unreachable(vm: &Vm, host: &str) {
 fn a_slow_receiver_on_the_host_does_not_end_a_transfer_through_user_networking() {
     let scratch = Scratch::new("slow");
     let (vm, router) = user_vm("slow", "host = true", &scratch);
-    // Frames of 1,500 bytes, as for a guest that does not ask for the MTU.
+    // Frames of 1,500 bytes, as for a guest that does not request the MTU.
     vm.sh("ip link set mtu 1500 dev eth0");
     let bytes = 12_000_000;
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
@@ -138,7 +138,7 @@ fn a_slow_receiver_on_the_host_does_not_end_a_transfer_through_user_networking()
     vm.stop();
 }
 
-/// Nor does a card without `host` lead to this host.
+/// A card without `host` does not lead to this host, either.
 #[test]
 fn a_forwarded_udp_port_carries_datagrams_both_ways() {
     let scratch = Scratch::new("udp");
@@ -177,7 +177,7 @@ fn a_forwarded_udp_port_carries_datagrams_both_ways() {
     vm.stop();
 }
 
-/// What the VM's log says, in its runtime directory.
+/// The VM's log, in its runtime directory.
 fn shard_log(vm: &Vm) -> String {
     let path = vm.folder().join("shard.log");
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -222,7 +222,7 @@ fn a_frame_filter_that_is_killed_takes_its_card_down_and_no_more() {
 struct Tap(String);
 
 impl Tap {
-    /// `kind` is more words for `ip tuntap add`.
+    /// Makes a device; `kind` is more words for `ip tuntap add`.
     fn new(address: &str, kind: &[&str]) -> Self {
         let name = format!("mbtest{}", std::process::id() % 100_000);
         let ip = |arguments: &[&str]| Call::new("ip").args(arguments).ok();

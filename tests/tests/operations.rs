@@ -1,4 +1,4 @@
-//! Risk: a command acts on other VMs than it names, or a cell takes VMs that it was told not to take.
+//! Risk: a command acts on other VMs than it names, or a cell takes VMs despite its cordon.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use guest_tests::host::Traces;
 use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, wait};
 use serde_json::Value;
 
-/// How long a VM may take to be gone after a command that ends it.
+/// Time limit until a VM is gone after a command that ends it.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
@@ -192,7 +192,7 @@ fn events_tell_the_life_of_a_vm_and_of_its_cell_from_a_token_on() {
     follower.signal(nix::sys::signal::Signal::SIGKILL);
     drop(follower.wait());
 
-    // A place that never was.
+    // A position that never existed.
     let gone = events(Some("1-1-30"));
     assert_eq!(gone[0]["event"], "gap");
     assert!(gone.len() > first.len() + between.len(), "then all that is kept");
@@ -220,7 +220,7 @@ fn defined_vms_start_with_the_cluster_in_their_order() {
     define(&web).expect(0);
     let circle = define(&db.clone().key("after", &format!("[{:?}]", web.name()))).expect(1);
     assert!(circle.errors().contains("in a circle"), "{circle}");
-    // Nothing of a definition that was refused is kept.
+    // Nothing of a refused definition is kept.
     let broken = after("defined-b-broken", &db).key("cell", "7");
     define(&broken).expect(0);
     let kept = vm(&["undefine", db.name()]).run().expect(1);
@@ -264,7 +264,7 @@ fn defined_vms_start_with_the_cluster_in_their_order() {
     vm(&["start", web.name(), "--lab", "never"])
         .limit(Duration::from_secs(120))
         .ok();
-    // Dropped, it would end the VM.
+    // Dropping it would end the VM.
     let started = Vm::named(web.name());
     assert!(started.listed().is_some());
     // Those that run are left alone, also by the next cluster.

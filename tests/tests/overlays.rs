@@ -1,4 +1,4 @@
-//! Risk: what a VM keeps in its overlay is lost, or reaches its base, when somebody works on the disk between
+//! Risk: a VM's writes in its overlay are lost, or reach its base, when a command works on the disk between
 //! its runs.
 
 use std::fs;
@@ -35,7 +35,7 @@ fn end(vm: Vm) {
     vm.wait_ended(Duration::from_secs(10));
 }
 
-/// Removes the VM's overlays with the test, however it ends.
+/// Removes the VM's overlays with the test, in any case.
 struct Kept(String);
 
 impl Drop for Kept {

@@ -1,6 +1,7 @@
 //! Risk: a driver leaves its device, or moves it, and the next driver finds it in a wrong state or nowhere.
 //!
-//! All with the sandbox closed: what the shard does for these must be among the calls that it may still make.
+//! All with the sandbox closed: the shard's system calls for these must be among those that it may still
+//! make.
 
 use std::collections::BTreeSet;
 
@@ -38,8 +39,8 @@ impl Guest {
         }
     }
 
-    /// The disks are read right, the network card receives frames from outside, and the entropy device gives
-    /// random bytes, whatever happened before.
+    /// Checks that the disks are read right, the network card receives frames from outside, and the entropy
+    /// device gives random bytes.
     #[track_caller]
     fn works(&self, when: &str) {
         for disk in ["/dev/vda", "/dev/vdb"] {
@@ -93,14 +94,13 @@ fn drivers_are_unbound_and_bound_and_their_modules_loaded_again() {
         }
         guest.works(&format!("bound again, round {round}"));
     }
-    guest
-        .vm
-        .sh("for module in blk net rng; do rmmod virtio_$module && insmod /modules/virtio?$module.ko || exit 1; done");
+    guest.vm.sh("for module in blk net rng; do \
+             rmmod virtio_$module && insmod /modules/virtio?$module.ko || exit 1; done");
     guest.works("with new modules");
     guest.vm.stop();
 }
 
-/// Where a device's first BAR is.
+/// The address of a device's first BAR.
 #[track_caller]
 fn bar(vm: &Vm, device: &str) -> u64 {
     let line = vm.sh(&format!("head -1 /sys/bus/pci/devices/{device}/resource"));
@@ -115,7 +115,7 @@ fn bar(vm: &Vm, device: &str) -> u64 {
 #[test]
 fn devices_work_wherever_the_guest_puts_their_registers() {
     let guest = Guest::start("move");
-    // Not the first device: it is where any alignment would put it again.
+    // Not the first device, which any alignment would put at the same place again.
     for path in ["/sys/block/vdb/device", "/sys/class/net/eth0/device"] {
         let device = guest.address(path);
         let before = bar(&guest.vm, &device);

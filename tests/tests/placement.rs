@@ -12,7 +12,7 @@ use guest_tests::halting::{end_cells, halting_guest};
 use guest_tests::{Scratch, mirrorball};
 use serde_json::Value;
 
-/// Time limit for what takes a moment on a host in software.
+/// Time limit of a short step on an emulated host.
 const SOON: Duration = Duration::from_secs(60);
 
 /// Two cells of a CPU and 768 MiB each. They and their VMs end when this is dropped.
@@ -77,7 +77,7 @@ impl Cells {
         path.into_os_string().into_string().expect("UTF-8")
     }
 
-    /// Starts a VM, and expects it where `knowledge place` has it start.
+    /// Starts a VM, and expects it in the cell that `knowledge place` shows.
     #[track_caller]
     fn expect_placed(&self, name: &str, cell: u64) {
         let ranked = self.ranked();
@@ -109,7 +109,7 @@ fn one_asserted_fact_has_run_place_the_next_vm_elsewhere_while_the_cells_run() {
     cells.expect_placed("f", 0);
     let ranked = cells.ranked();
     assert_eq!(ranked[1]["why"], "has 1 MiB", "{ranked:?}");
-    // Without the file the cells go by what they know: four VMs in cell 0, two in cell 1.
+    // Without the file the cells use their own facts: four VMs in cell 0, two in cell 1.
     fs::remove_file(cells.scratch.join("data/asserted.facts")).expect("our own file");
     cells.expect_placed("g", 1);
 }
@@ -142,9 +142,10 @@ fn asserted_cordon_is_shown_kept_and_refused_by_its_fact() {
     );
     let named = cells.vm_file("named", "cell = 0\n");
     let refused = cells.call(["run", "-d", &named]).run().expect(1);
-    let why = "cell 0 is cordoned and takes no new VM; name another cell, or remove `cell_cordoned(0)` from asserted.facts";
+    let why = "cell 0 is cordoned and takes no new VM; \
+               name another cell, or remove `cell_cordoned(0)` from asserted.facts";
     assert!(refused.errors().contains(why), "{refused}");
-    // Nowhere: the same reasons by both ways.
+    // No cell fits: the same reasons by both ways.
     cells.assert("cell_cordoned(0)\ncell_free_bytes(1, 1048576)\n");
     let why = "for it: cell 0 is cordoned, cell 1 has 1 MiB";
     let nowhere = cells

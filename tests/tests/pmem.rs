@@ -1,5 +1,4 @@
-//! Risk: persistent memory shows something else than its file, loses writes, or lets them reach what they
-//! must not.
+//! Risk: persistent memory shows something else than its file, loses writes, or lets them reach other files.
 
 use std::fs;
 use std::path::{Path, PathBuf};

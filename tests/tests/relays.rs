@@ -86,7 +86,8 @@ impl Cells {
         let begin = Instant::now();
         let share = json!({ "vcpus": 1, "memory_bytes": 1 << 20 });
         let ask = json!({
-            "ask": "host", "name": name, "share": share, "only": number, "own": true, "sent": false, "runs": false,
+            "ask": "host", "name": name, "share": share,
+            "only": number, "own": true, "sent": false, "runs": false,
         });
         let outcome = match self.ask(number, &ask) {
             Ok((answer, stream)) if answer["answer"] == "hosted" => Outcome::Won { _held: stream },
@@ -192,7 +193,7 @@ impl Drop for Cells {
     }
 }
 
-/// What a cell has answered to a claim.
+/// A cell's answer to a claim.
 struct Claim {
     cell: usize,
     name: String,
@@ -230,8 +231,8 @@ fn asserted() -> String {
     asserted
 }
 
-/// Each name is won once, by a cell that claimed it, and the other claimers are told which cell has it or
-/// wants it.
+/// Each name is won once, by a cell that claimed it, and the other claimers receive the number of the cell
+/// that has it or wants it.
 #[track_caller]
 fn expect_one_winner_each(wanted: &[(String, Vec<usize>)], claims: &[Claim]) {
     for (name, cells) in wanted {
@@ -366,7 +367,7 @@ fn names_are_won_once_though_two_relays_are_killed_in_the_midst_of_a_vote() {
         let died = number == *first || number == *second;
         assert_eq!(row["life"], 1 + u64::from(died), "cell {number}: {table:?}");
     }
-    // What the command shows.
+    // The output of the command.
     let shown = cells.call(["cluster", "status", "--json"]).ok().json();
     let shown: Vec<&Value> = shown.as_array().expect("an array").iter().collect();
     assert!(

@@ -1,4 +1,4 @@
-//! Risk: a killed keeper or a failed cell leaves something of a VM behind, or takes what a running VM has.
+//! Risk: a killed keeper or a failed cell leaves a part of a VM behind, or takes resources of a running VM.
 //!
 //! Each test is an entry of the table in `docs/design/owners.md` ("Resources and events"), or a column of
 //! entries. The guests halt at once; cells, keepers and shards are real, but for shards that lie (`lies`).
@@ -19,11 +19,11 @@ use guest_tests::halting::{end_cells, halting_guest};
 use guest_tests::{Scratch, host, mirrorball, wait};
 use serde_json::Value;
 
-/// Time limit for what takes a moment on a host in software.
+/// Time limit of a short step on an emulated host.
 const SOON: Duration = Duration::from_secs(60);
-/// A shard ends with its keeper by then, and its memory is free.
+/// Time limit until a shard has ended with its keeper, and its memory is free.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// A request that waits is under way by then, after it has connected.
+/// Time until a request that waits is in progress, after it has connected.
 const REQUEST_TIME: Duration = Duration::from_millis(500);
 const NAME: &str = "web";
 /// More than a cell has: 32 MiB of it are borrowed.
@@ -103,7 +103,7 @@ impl Cells {
         run
     }
 
-    /// What `inspect` says of a VM; none if it does not run.
+    /// The output of `inspect` for a VM; none if it does not run.
     fn inspect(&self, name: &str) -> Option<Value> {
         let output = self.call(["inspect", name]).run();
         (output.status == 0).then(|| output.json())
@@ -142,7 +142,7 @@ impl Cells {
         });
     }
 
-    /// What cell 0 has lent cell 1, as both say, in bytes.
+    /// Memory that cell 0 has lent cell 1, as both report it, in bytes.
     #[track_caller]
     fn lent_bytes(&self) -> u64 {
         let status = self.status();
@@ -344,7 +344,7 @@ fn vm_keeps_what_it_has_without_a_cell() {
         assert!([keeper, shard].into_iter().all(host::is_running), "{situation}");
     };
 
-    // The cell and its guard stand still.
+    // The cell and its guard are stopped.
     let [guard, cell] = cells.processes(1);
     [guard, cell].into_iter().for_each(host::stop);
     keeps_all("a cell that stands still");
@@ -360,7 +360,7 @@ fn vm_keeps_what_it_has_without_a_cell() {
     });
     keeps_all("a cell that is dead");
 
-    // No cell runs; an owner without a cluster wants the disk.
+    // No cell runs; an owner without a cluster requests the disk.
     cells.processes(0).into_iter().for_each(host::kill9);
     let alone = cells.vm_file("alone", SMALL, Some(&disk));
     let refused = cells.call(["run", "-d", &alone]);
@@ -370,7 +370,7 @@ fn vm_keeps_what_it_has_without_a_cell() {
     assert_ne!(refused.status, 0, "{refused}");
     assert!(refused.errors().contains("in use"), "{refused}");
 
-    // Cells that start find all of it.
+    // Cells that start find all resources.
     cells.up_again();
     cells.wait_served(&[NAME]);
     assert_eq!(cells.lent_bytes(), 64 << 20);

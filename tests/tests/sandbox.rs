@@ -83,7 +83,7 @@ fn uid(pid: u32) -> u32 {
     first.and_then(|uid| uid.parse().ok()).expect("a number")
 }
 
-/// The host without further user namespaces, until the test is over.
+/// A host that allows no further user namespaces, until the test is over.
 struct NoUserNamespaces(String);
 
 const USER_NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";

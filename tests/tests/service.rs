@@ -1,8 +1,8 @@
 //! Risk: a service manager takes the cluster for up before it is, ends VMs with it, or keeps a unit whose
 //! cluster is gone.
 //!
-//! The tests play the service manager: they start `cluster up --foreground`, receive its reports, and signal
-//! that process alone, as `KillMode=process` has it. The guests halt at once.
+//! The tests take the service manager's role: they start `cluster up --foreground`, receive its reports, and
+//! signal that process alone, as `KillMode=process` has it. The guests halt at once.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -17,7 +17,7 @@ use guest_tests::{Scratch, host, mirrorball, wait};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// Time limit for what takes a moment on a host in software.
+/// Time limit of a short step on an emulated host.
 const SOON: Duration = Duration::from_secs(60);
 /// Longer than a guest that ignores its power button lives when it is stopped.
 const STOP_LIMIT: Duration = Duration::from_secs(90);
@@ -110,7 +110,7 @@ impl Manager {
         self.call(["run", "-d", file.to_str().expect("UTF-8")]).ok();
     }
 
-    /// What `inspect` says of a VM; none if it does not run.
+    /// The output of `inspect` for a VM; none if it does not run.
     fn inspect(&self, name: &str) -> Option<Value> {
         let output = self.call(["inspect", name]).run();
         (output.status == 0).then(|| output.json())

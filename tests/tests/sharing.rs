@@ -1,4 +1,4 @@
-//! Risk: VMs that share memory see each other's bytes, or share none of what they read.
+//! Risk: VMs that share memory see each other's bytes, or share none of the pages that they read.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 const FILE_BYTES: usize = 24 << 20;
 const PAGE_BYTES: u64 = 4096;
-/// How long the background may take to share what was read.
+/// Time limit until the background has shared the pages that were read.
 const SETTLE_LIMIT: Duration = Duration::from_secs(270);
 
 /// An ext4 image with one file of random bytes.
@@ -70,14 +70,14 @@ fn mapped(vm: &Vm) -> u64 {
     counter(vm, "mapped_later") + counter(vm, "mapped_at_read")
 }
 
-/// Waits until the VM's counters say that `pages` pages are mapped beyond those of the start.
+/// Waits until the VM's counters show `pages` mapped pages beyond those of the start.
 fn wait_shared(vm: &Vm, pages: u64) {
     wait::until("the file's pages to be shared", SETTLE_LIMIT, || {
         (mapped(vm) >= pages).then_some(())
     });
 }
 
-/// Bytes that both guests read at once of this test's program, as a disk that they only read.
+/// Bytes that both guests read at once of this test's program, as a read-only disk.
 const PROGRAM_BYTES: u64 = 768 << 10;
 
 /// Adds this program as the second disk. In a lab host it lies on the root, which is 9p: there `flock` is a
@@ -145,8 +145,10 @@ fn share_and_write(share: &str) {
     // Through the page cache, in the middle of a page and over whole ones.
     let write = |word: &str| {
         format!(
-            "for at in 5 4099 81920 1000000 20000000; do printf {word} | dd of=/mnt/file bs=1 seek=$at conv=notrunc 2>/dev/null; done; \
-             yes {word} | dd of=/mnt/file bs=64k count=4 seek=16 conv=notrunc iflag=fullblock 2>/dev/null; sync"
+            "for at in 5 4099 81920 1000000 20000000; do \
+             printf {word} | dd of=/mnt/file bs=1 seek=$at conv=notrunc 2>/dev/null; done; \
+             yes {word} | dd of=/mnt/file bs=64k count=4 seek=16 conv=notrunc iflag=fullblock 2>/dev/null; \
+             sync"
         )
     };
     one.sh(&write("canary"));
@@ -186,8 +188,8 @@ fn a_vm_whose_base_is_changed_ends_and_says_so() {
     vm.wait_ended(Duration::from_secs(20));
 }
 
-/// What VMs share is a file's page cache: those of two groups, and those of none, must have no image file in
-/// common.
+/// Shared pages are those of a file's page cache, so the VMs of two groups, and those of none, must have no
+/// image file in common.
 #[test]
 fn share_groups_have_no_file_in_common() {
     let scratch = Scratch::new("groups");
@@ -228,8 +230,8 @@ fn share_groups_have_no_file_in_common() {
     expect_kept_apart(&scratch, &image, &vms[3]);
 }
 
-/// By the host's file VMs of two commands are of two groups: the second one may not map what the first one
-/// maps. Guests need not boot for that.
+/// By the host's file VMs of two commands are of two groups: the second one may not map the files of the
+/// first. Guests need not boot for that.
 fn expect_kept_apart(scratch: &Scratch, image: &Path, first: &Vm) {
     let disk = |more: &str| {
         VmFile::new("apart")

@@ -1,4 +1,4 @@
-//! Risk: a VM ends with its monitor, or what runs in it notices that the monitor has died.
+//! Risk: a VM ends with its monitor, or its programs notice that the monitor has died.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const NEXT_LIMIT: Duration = Duration::from_secs(20);
 const SOON: Duration = Duration::from_secs(20);
 /// Kills of monitors in a campaign, a part of them in a landing.
 const KILLS: usize = 100;
-/// A keeper gives its VM up that has used up ten monitors within ten seconds.
+/// A keeper gives up a VM that has used up ten monitors within ten seconds.
 const KILL_INTERVAL: Duration = Duration::from_millis(1100);
 
 #[test]
@@ -44,7 +44,7 @@ fn vm_runs_on_while_its_monitors_are_killed_and_each_next_one_serves_it() {
         took[took.len() - 1]
     );
 
-    // What ran, ran on.
+    // Its programs ran on.
     let seen = load.end();
     println!("{seen:?}");
     assert_eq!(
@@ -58,7 +58,7 @@ fn vm_runs_on_while_its_monitors_are_killed_and_each_next_one_serves_it() {
         "lines of the console were lost: {seen:?}"
     );
 
-    // What only a monitor does.
+    // Operations of a monitor alone.
     mirrorball(["pause", vm.name()]).ok();
     vm.kill_monitor(NEXT_LIMIT);
     assert_eq!(vm.listed().expect("listed")["paused"], true);

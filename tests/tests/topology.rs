@@ -1,4 +1,4 @@
-//! Risk: decisions are made for a machine that is not the one at hand.
+//! Risk: decisions are made for a machine that is not this one.
 
 use std::fs;
 
@@ -70,7 +70,7 @@ fn what_is_asserted_counts_more_than_what_is_found_and_rules_conclude_from_it() 
         serde_json::json!([[77, 20]])
     );
     assert_eq!(ask("q(N) <- far(_, 0, N), N = 77"), serde_json::json!([]));
-    // What was recorded is the machine again.
+    // The recorded facts describe the machine again.
     let recorded = scratch.write("recorded.facts", found.clone());
     let again = mirrorball(["topology", "--facts", "--from"])
         .args([&recorded])
@@ -132,7 +132,7 @@ fn what_is_measured_is_kept_and_what_is_asserted_counts_more() {
     let measured = ask(latencies);
     let measured = measured.as_array().expect("answers");
     let cpus = usable();
-    // On many CPUs some stand for all.
+    // With many CPUs some stand for all.
     if cpus.len() <= 8 {
         assert_eq!(measured.len(), cpus.len() * (cpus.len() - 1));
     }
@@ -158,7 +158,8 @@ fn what_is_measured_is_kept_and_what_is_asserted_counts_more() {
     assert_eq!(asked[0], serde_json::json!([first[0], first[1], 123_456_789]));
     scratch.write("asserted.facts", format!("# mine\nlatency_ns({host}, 0, 1, 5)\n"));
     let wrong = own(mirrorball(["topology"])).run().expect(1);
-    let said = "asserted.facts: line 2: latency_ns has 4 terms instead of 5; write `latency_ns(Host, From, To, Transport, Value)`";
+    let said = "asserted.facts: line 2: latency_ns has 4 terms instead of 5; \
+                write `latency_ns(Host, From, To, Transport, Value)`";
     assert!(wrong.errors().contains(said), "{wrong}");
 }
 

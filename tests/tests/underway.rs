@@ -10,7 +10,7 @@ use guest_tests::{Cluster, Scratch, Vm, VmFile, repetitions, wait};
 
 const CPUS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(150);
-/// With those of `moves` a thousand.
+/// Moves under signals; with those of `moves` they make a thousand.
 const UNDER_SIGNALS: usize = 300;
 const UNDER_CHURN: usize = 200;
 
@@ -74,7 +74,8 @@ fn halted_vcpus_move_and_wake() {
     let _cluster = Cluster::up(&scratch);
     let vm = linux("halted", &scratch);
     // All sleep, with timers that have to ring where their vCPU is then.
-    let sleepers = "for cpu in 0 1 2 3; do taskset -c $cpu sh -c 'for i in 1 2 3 4 5; do sleep 1; done; echo awake' & done; wait";
+    let sleepers = "for cpu in 0 1 2 3; do \
+                    taskset -c $cpu sh -c 'for i in 1 2 3 4 5; do sleep 1; done; echo awake' & done; wait";
     let sleeping = vm.exec(["sh", "-c", sleepers]).limit(LIMIT).spawn();
     Moves::by_chance(&vm, 2, 20, 54);
     let woken = sleeping.wait().expect(0).text();

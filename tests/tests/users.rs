@@ -1,4 +1,4 @@
-//! Risk: on a host with several users, one user reads, stops or redirects what another one does.
+//! Risk: on a host with several users, one user reads, stops or redirects another's work.
 //!
 //! The tests need root and no guest: two users without accounts, each a number, are enough.
 
@@ -15,12 +15,12 @@ use nix::fcntl::{Flock, FlockArg};
 
 const ALICE: u32 = 1001;
 const MALLORY: u32 = 1002;
-/// Commands that have nothing to wait for end within seconds on a busy machine.
+/// Time limit of commands that need not wait, which end within seconds on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
 /// A lock is waited for 10 s. The rest is room for a busy machine.
 const HELD_MAX: Duration = Duration::from_secs(25);
 
-/// A host's files: a runtime directory and a data directory of root, and whatever a test adds.
+/// A host's files: a runtime directory and a data directory of root, and files that a test adds.
 struct Host(Scratch);
 
 impl Host {
@@ -88,7 +88,7 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).expect("it is there").mode() & 0o7777
 }
 
-/// A file of root's, and what must not change of it.
+/// A file of root's, and its properties that must not change.
 fn secret(host: &Host) -> (PathBuf, impl Fn() -> (String, u32, u32, u64)) {
     let path = host.0.write("secret", "root:secret\n".repeat(100));
     fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("our own file");
@@ -96,7 +96,7 @@ fn secret(host: &Host) -> (PathBuf, impl Fn() -> (String, u32, u32, u64)) {
     let look = move || {
         let about = fs::symlink_metadata(&same).expect("it is there");
         let mut bytes = fs::read(&same).expect("root reads it");
-        // What replaced it may be large.
+        // Its replacement may be large.
         bytes.truncate(64);
         let bytes = String::from_utf8_lossy(&bytes).into_owned();
         (bytes, about.uid(), about.mode(), about.ino())
@@ -218,7 +218,7 @@ fn a_users_overlay_is_not_committed_into_a_file_of_roots() {
     }
 }
 
-/// A disk of alice's in a directory of mallory's, who decides what has a name there.
+/// A disk of alice's in a directory of mallory's, who decides about the names there.
 #[test]
 fn a_file_in_a_third_users_directory_is_given_to_nobody() {
     let host = Host::new("third");
@@ -294,8 +294,8 @@ fn a_lock_that_is_held_is_an_error_that_names_the_holder() {
     host.root(["ps"]).ok();
 }
 
-/// From too few files to start at all up to enough for everything. What the command makes of a lock that it
-/// can't open is tested in the registry's own tests.
+/// From too few files to start at all up to enough for all. The registry's own tests cover the command's
+/// reaction to a lock that it can't open.
 #[test]
 fn a_command_at_its_limit_of_open_files_removes_no_running_vm() {
     let host = Host::new("limit");

@@ -6,7 +6,7 @@ use guest_tests::repetitions::in_campaign;
 use guest_tests::storm::Storm;
 use guest_tests::{Scratch, VmFile, wait};
 
-/// As many as a machine can have.
+/// The most vCPUs of a machine.
 const MOST: usize = 254;
 /// vCPUs of Linux in a campaign, and at a landing, where a lab host of two CPUs boots them.
 const LINUX_MOST: u8 = 64;

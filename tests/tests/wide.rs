@@ -1,5 +1,5 @@
-//! Risk: what works over two cells does not over four; a whole Debian over several cells computes something
-//! else than in one.
+//! Risk: two cells work and four do not; a whole Debian over several cells computes something else than in
+//! one.
 
 #[path = "span/cpus.rs"]
 mod cpus;
@@ -18,7 +18,7 @@ use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, net, peer, repetitio
 const LIMIT: Duration = Duration::from_secs(120);
 const CELLS: [u16; 4] = [0, 1, 2, 3];
 const CPUS: usize = CELLS.len();
-/// Of the disk that each CPU writes, KiB.
+/// Each CPU's part of the disk, KiB.
 const PART_KIB: usize = 512;
 const SENT_BYTES: u64 = 500_000;
 
@@ -70,7 +70,7 @@ fn four_cells_are_one_machine() {
     }
 }
 
-/// Each CPU writes a part of the disk, and a CPU of another cell reads it from there.
+/// Has each CPU write a part of the disk, and a CPU of another cell read it from there.
 #[track_caller]
 fn the_disk_serves_each_cell(vm: &Vm) {
     let written = on_each_cpu(vm, CPUS, |cpu| {
@@ -92,7 +92,7 @@ fn the_disk_serves_each_cell(vm: &Vm) {
     }
 }
 
-/// Each CPU sends bytes of its own and fetches others.
+/// Has each CPU send bytes of its own and fetch others.
 #[track_caller]
 fn the_card_serves_each_cell(vm: &Vm, scratch: &Scratch) {
     let router = net::lease(vm, scratch);
@@ -179,7 +179,8 @@ done
 } > Makefile
 "##;
 
-/// Builds it with as many jobs as there are CPUs; what came of it, by checksum, and what the program says.
+/// Builds it with as many jobs as there are CPUs; returns the checksums of the results, and the program's
+/// output.
 #[track_caller]
 fn build(vm: &Vm, meanwhile: impl FnOnce()) -> String {
     vm.sh(PROJECT);

@@ -15,12 +15,12 @@ use serde_json::Value;
 
 pub const ALICE: u32 = 61_001;
 pub const BOB: u32 = 61_002;
-/// Not in the cluster file.
+/// A user that the cluster file does not admit.
 pub const MALLORY: u32 = 61_003;
-/// Time for what takes a moment on a host in software.
+/// Time limit of a short step on an emulated host.
 pub const SOON: Duration = Duration::from_secs(60);
 
-/// Root's cluster ends with it, and so do VMs that a test has left.
+/// A host with root's cluster. Dropping it ends the cluster, and VMs that a test has left.
 pub struct Host {
     scratch: Scratch,
     kvm: Permissions,
@@ -65,7 +65,7 @@ impl Host {
         self.path("users")
     }
 
-    /// Two cells of a CPU and 512 MiB each, and two users.
+    /// Brings up two cells of a CPU and 512 MiB each, for two users.
     #[track_caller]
     pub fn up(&self) {
         let cpus = cpus();
@@ -87,7 +87,7 @@ impl Host {
             .env("MIRRORBALL_USERS", self.users())
     }
 
-    /// A command of a user's, who has nothing of root's environment.
+    /// A command of a user's, without root's environment.
     pub fn user<'a>(&self, uid: u32, arguments: impl IntoIterator<Item = &'a str>) -> Call {
         let own = |name: &str| self.path(&format!("{name}-{uid}"));
         let set = |name: &str, path: PathBuf| format!("{name}={}", path.display());
@@ -118,7 +118,7 @@ impl Host {
         }
     }
 
-    /// What `ps` lists of a user's VM; none if it does not list the VM.
+    /// The user's VM in the list of `ps`; none if it is not listed.
     #[track_caller]
     pub fn listed(&self, uid: u32, name: &str) -> Option<Value> {
         let all = match uid {
@@ -129,7 +129,7 @@ impl Host {
         all.find(|vm| vm["name"] == name).cloned()
     }
 
-    /// What root's `status` says of each cell.
+    /// The report of root's `status` on each cell.
     #[track_caller]
     pub fn cells(&self) -> Vec<Value> {
         let status = self.root(["cluster", "status", "--json"]).ok().json();
@@ -194,7 +194,7 @@ impl Drop for Host {
             };
             for vm in fs::read_dir(folder.join("vms")).into_iter().flatten().flatten() {
                 let name = vm.file_name().into_string().unwrap_or_default();
-                // What is no VM's is no error here.
+                // An entry that is no VM's is no error here.
                 let _ = match uid {
                     0 => self.root(["kill", &name]).run(),
                     _ => self.user(uid, ["kill", &name]).run(),
@@ -238,7 +238,7 @@ pub fn text_of(path: &Path) -> &str {
 
 /// A file descriptor that another thread may hold.
 pub fn duplicate(stream: &UnixStream) -> OwnedFd {
-    // SAFETY: the descriptor is open; the new one is nobody else's.
+    // SAFETY: the descriptor is open; the new one has no other owner.
     unsafe {
         let fd = libc::dup(stream.as_raw_fd());
         assert!(fd >= 0, "a descriptor");

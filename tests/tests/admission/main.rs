@@ -1,4 +1,4 @@
-//! Risk: of several users on one host with a cluster, one reaches another's VM, takes what is another's, or
+//! Risk: of several users on one host with a cluster, one reaches another's VM, takes another's resources, or
 //! keeps others out.
 //!
 //! The users are numbers without accounts. Their guests halt at once, so most of a test is commands.
@@ -51,7 +51,7 @@ fn commands(name: &str) -> Vec<Vec<String>> {
         "cluster adopt VM",
     ];
     let words = |line: &str| line.split(' ').map(|word| word.replace("VM", name)).collect();
-    // `cp` takes what is before the first colon for the name.
+    // `cp` takes the words before the first colon for the name.
     let fits = |line: &&str| !(name.contains(':') && line.starts_with("cp "));
     lines.into_iter().filter(fits).map(words).collect()
 }
@@ -71,7 +71,7 @@ fn every_command_against_another_users_vm_answers_as_for_one_that_does_not_exist
             vm["paused"].clone(),
         )
     };
-    // All of them by one stranger, and a few in other ways.
+    // All commands by one stranger, and a few in other ways.
     let answers = |uid: u32, vm: &str, count: usize| -> Vec<_> {
         let commands = commands(vm).into_iter().take(count);
         let run = commands.map(|words| host.user(uid, words.iter().map(String::as_str)).run());
@@ -102,7 +102,7 @@ fn every_command_against_another_users_vm_answers_as_for_one_that_does_not_exist
             let all = format!("{}{}", output.text(), output.errors());
             assert!(!all.contains("cherry") && !all.contains("walnut"), "{output}");
         }
-        // What is root's to do.
+        // Commands that are root's alone.
         for command in [
             "lend 64M --from 0 --to 1",
             "reclaim 64M --from 1 --to 0",
@@ -139,7 +139,7 @@ fn admitted_users_have_places_within_their_limits_under_names_of_their_own() {
     assert_eq!(place(BOB)["limits"], limits);
     assert_eq!((place(MALLORY), place(0)), (Value::Null, Value::Null));
 
-    // What each sees.
+    // The view of each user.
     let status = host.user(ALICE, ["cluster", "status", "--json"]).ok().json();
     let names: Vec<&Value> = status["vms"]
         .as_array()
@@ -171,7 +171,7 @@ fn admitted_users_have_places_within_their_limits_under_names_of_their_own() {
         "{text}"
     );
 
-    // Who has no more than was given.
+    // A user may not take more than the limits.
     for (name, more, why) in [
         ("web", &[][..], "a VM named web has a place"),
         ("wide", &["--cpus", "3"], "3 vCPUs, 2 more than your VMs have"),
@@ -192,7 +192,7 @@ fn admitted_users_have_places_within_their_limits_under_names_of_their_own() {
     let output = host.run(MALLORY, "d", &["--cell", "0"]).run().expect(1);
     assert!(output.errors().contains("does not admit you"), "{output}");
 
-    // What ends is the user's again.
+    // Resources of an ended VM are the user's again.
     host.user(ALICE, ["kill", "b"]).ok();
     host.user(ALICE, ["kill", "c"]).ok();
     host.run(ALICE, "d", &["--cpus", "2"]).ok();
@@ -217,7 +217,7 @@ fn processes_of_a_users_vm_are_held_to_its_place_and_do_not_leave_it() {
         let status = status(pid);
         assert!(field(&status, "Uid:").starts_with("61001"), "{status}");
     }
-    // All threads of the shard, and nothing of root's process is in them.
+    // All threads of the shard, and root's process is not in the group.
     for pid in &processes[1..] {
         assert_eq!(field(&status(*pid), "Cpus_allowed_list:"), cpu);
     }
@@ -243,7 +243,7 @@ fn processes_of_a_users_vm_are_held_to_its_place_and_do_not_leave_it() {
     assert_eq!(read("memory.max"), ((64 + 256) << 20).to_string());
     let user = fs::read_to_string(format!("{own}/../cpu.max")).expect("a limit");
     assert_eq!(user.trim(), "300000 100000");
-    // Alice moves nothing out, not even her own.
+    // Alice moves no process out, not even her own.
     for target in [
         "/sys/fs/cgroup/cgroup.procs",
         "/sys/fs/cgroup/mirrorball-users/61001/cgroup.procs",
@@ -291,7 +291,7 @@ fn users_vms_keep_their_places_while_servers_and_cells_are_killed() {
     wait::until("the next server", SOON, || {
         (host.server() != server).then_some(())
     });
-    // Longer than the cells wait for it.
+    // Longer than the cells wait for the user's monitor.
     std::thread::sleep(Duration::from_secs(7));
     assert_eq!(host.placed(), all);
     let output = host.run(ALICE, "a", &[]).run().expect(1);
@@ -309,7 +309,7 @@ fn users_vms_keep_their_places_while_servers_and_cells_are_killed() {
     });
     assert_eq!(host.placed(), all);
     assert_eq!(shards(), before, "the VMs are the same");
-    // The end is told by whoever serves it now.
+    // The end is reported by the process that serves the VM now.
     host.user(ALICE, ["kill", "a"]).ok();
     host.wait_placed(&["61002:b"]);
 }
@@ -407,7 +407,7 @@ fn user_who_floods_the_server_keeps_neither_root_nor_other_users_out() {
     host.run(0, "web", &[]).ok();
     assert_eq!(host.placed(), ["61001:web", "web"]);
     println!("beside {} connections after {:?}", held.len(), begun.elapsed());
-    // All that say nothing are closed in time, though they were never given up here.
+    // All silent connections are closed in time, though they were never given up here.
     wait::until("the end of idle connections", SOON, || {
         let open = held.iter().filter(|stream| {
             stream.set_nonblocking(true).expect("a socket");
@@ -439,7 +439,7 @@ fn users_word_gives_up_nobody_elses_place_and_names_no_other_user() {
         stream.set_read_timeout(Some(SOON)).expect("a limit");
         writeln!(stream, "{request}").expect("a server");
         let mut line = String::new();
-        // A request that makes no sense has no reply.
+        // An invalid request has no reply.
         let _ = BufReader::new(std::os::unix::net::UnixStream::from(duplicate(&stream))).read_line(&mut line);
         line
     };
@@ -459,7 +459,10 @@ fn users_word_gives_up_nobody_elses_place_and_names_no_other_user() {
         r#"{"ask":"end"}"#,
         r#"{"ask":"host","name":"61001:web","share":{"vcpus":1,"memory_bytes":1},"sent":false,"runs":true}"#,
         r#"{"request":"place","name":"61001:x","share":{"vcpus":1,"memory_bytes":67108864},"cell":null}"#,
-        r#"{"request":"place","name":"x","share":{"vcpus":4294967295,"memory_bytes":18446744073709551615},"cell":null}"#,
+        concat!(
+            r#"{"request":"place","name":"x","#,
+            r#""share":{"vcpus":4294967295,"memory_bytes":18446744073709551615},"cell":null}"#
+        ),
         r#"{"request":"place","name":"x/1","share":{"vcpus":1,"memory_bytes":67108864},"cell":null}"#,
     ] {
         let reply = ask(BOB, forged);
@@ -488,11 +491,11 @@ fn only_root_admits_users_and_only_in_a_directory_that_is_roots() {
         "only root's cluster can admit other users",
     );
 
-    // Squatted: by a directory, by a link, and by one that is open.
+    // The name is taken: by a directory, by a link, and by a directory that is open to others.
     fs::create_dir(host.users()).expect("our own directory");
     chown(host.users(), Some(MALLORY), None).expect("root gives files away");
     refused(host.root(up).run(), "belongs to another user");
-    // A user's run takes no word from there.
+    // A user's run believes no server there.
     let socket =
         std::os::unix::net::UnixListener::bind(host.users().join("admission.sock")).expect("a socket");
     host.run(ALICE, "alone", &[]).ok();
@@ -517,7 +520,7 @@ fn only_root_admits_users_and_only_in_a_directory_that_is_roots() {
         [mode(""), mode("admission.sock"), mode("lock")],
         [0o755, 0o666, 0o600]
     );
-    // A second cluster of root's does not take its users over.
+    // A second cluster of root's does not take over the users of the first.
     refused(
         host.root(up).env("MIRRORBALL_RUNTIME", host.path("second")).run(),
         "admits users already",

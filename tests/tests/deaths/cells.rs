@@ -6,7 +6,7 @@ use guest_tests::host::{self, Traces};
 use guest_tests::span::{cells_are_empty, foreground, two_cells};
 use guest_tests::{Cluster, Scratch, Vm, wait};
 
-/// How long a cell's next process and the VM's monitor may take to find each other.
+/// Time limit until a cell's next process and the VM's monitor find each other.
 const BACK_LIMIT: Duration = Duration::from_secs(20);
 /// Longer than a VM waits for the next process of a cell that it spans.
 const LOST_AFTER: Duration = Duration::from_secs(12);

@@ -10,8 +10,8 @@ use guest_tests::{Cluster, Scratch, repetitions};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// One shard's process is killed: all of the VM ends, says why, and leaves nothing; the same VM can start at
-/// once.
+/// Kills one shard's process: all of the VM ends, reports the reason, and leaves nothing; the same VM can
+/// start at once.
 #[track_caller]
 fn ends_with_shard(number: usize, reason: &str) {
     let scratch = Scratch::new("killed");
@@ -110,7 +110,7 @@ fn poweroff_kill_and_panic_end_all_shards() {
     ] {
         let (mut terminal, vm) = foreground(&two_cells("ends"), &scratch);
         let shards = vm.shards();
-        // Linux goes to its first CPU for all of these; here that is far from its devices.
+        // Linux uses its first CPU for all of these; here that is far from its devices.
         vm.move_vcpu(0, 1).ok();
         terminal.send(format!("{script}\n").as_bytes());
         assert_eq!(terminal.wait(SOON), status, "{script}:\n{}", terminal.seen());

@@ -1,6 +1,6 @@
-//! Linux over two hosts: what its CPUs write for each other, its devices from either, processes and threads,
-//! a link that gets bad, reboot and power-off; the end of one host's part, which the others must tell of and
-//! not outlive; a parallel build. Over two that share memory, and over three.
+//! Linux over two hosts: memory that its CPUs share, its devices from either host, processes and threads, a
+//! link that gets bad, reboot and power-off; the end of one host's part, which the others must report and not
+//! outlive; a parallel build. Also over two hosts that share memory, and over three.
 //!
 //! A page of another host takes some 3.5 ms in the lab, and one of a sequence 1 ms. So one boot serves many
 //! assertions, and a landing's run writes and repeats a tenth of a campaign's amounts.
@@ -15,12 +15,12 @@ use crate::FIND_SHARED;
 use crate::guest::{ALPHA, Guest, HOSTS, Traces, expect_nothing_left, over, two_hosts};
 use crate::lab::{Lab, SILENCE};
 
-/// How long the home may take to know of the other's end, and to end.
+/// Time limit until the home has noticed the other's end, and ended.
 const END_LIMIT: Duration = Duration::from_secs(60);
 const SENT_BYTES: usize = 128 << 10;
 const BLOCK_BYTES: usize = 32 << 10;
 
-/// A writer and a reader, both ways.
+/// Pairs of a writer and a reader, both ways.
 const WAYS: [(usize, usize); 2] = [(0, 1), (1, 0)];
 /// Each CPU of three writes for another one, and reads what the third wrote.
 const ROUND: [(usize, usize); 3] = [(0, 1), (1, 2), (2, 0)];
@@ -32,7 +32,7 @@ fn roomy() -> &'static str {
     if in_campaign() { "640M" } else { "256M" }
 }
 
-/// So many blocks written on each writer's CPU and read on its reader's.
+/// Each writer's CPU writes `blocks`, and its reader's CPU reads them.
 #[track_caller]
 fn each_reads_what_another_wrote(guest: &Guest, ways: &[(usize, usize)], blocks: usize) {
     let bytes = blocks * BLOCK_BYTES;
@@ -51,7 +51,7 @@ fn each_reads_what_another_wrote(guest: &Guest, ways: &[(usize, usize)], blocks:
     guest.told(&format!("{blocks} blocks of 32 KiB have gone each of {ways:?}"));
 }
 
-/// The same while the link between the two hosts is bad.
+/// The same as [`each_reads_what_another_wrote`] while the link between the two hosts is bad.
 #[track_caller]
 fn each_reads_over_a_bad_link(lab: &Lab, guest: &Guest, blocks: usize) {
     let said = lab.link(["alpha", "beta"], &["--delay", "2ms", "--loss", "1%"]);
@@ -64,12 +64,12 @@ fn each_reads_over_a_bad_link(lab: &Lab, guest: &Guest, blocks: usize) {
 const MOUNT: &str = "mount /dev/vda /mnt";
 const UMOUNT: &str = "umount /mnt";
 
-/// Works that read each CPU's file on the disk on each CPU.
+/// Jobs that read each CPU's file on the disk on each CPU.
 fn reading() -> [(usize, String); 4] {
     [(0, 1), (1, 0), (0, 0), (1, 1)].map(|(writer, reader)| (reader, format!("digest /mnt/file{writer}")))
 }
 
-/// Both CPUs have read what each has written.
+/// Checks that both CPUs have read the writes of each.
 #[track_caller]
 fn both_have_read(read: &[String], written: &[String; 2]) {
     let [first, second] = written;
@@ -80,7 +80,7 @@ fn both_have_read(read: &[String], written: &[String; 2]) {
     );
 }
 
-/// Files on the disk, one written by each CPU, and read from the disk again by both. Returns their digests.
+/// Writes a file on the disk by each CPU, and reads them from the disk again by both. Returns their digests.
 #[track_caller]
 fn the_disk_serves_both(guest: &Guest) -> [String; 2] {
     let fill = |cpu: usize| {
@@ -101,7 +101,7 @@ fn the_disk_serves_both(guest: &Guest) -> [String; 2] {
     written
 }
 
-/// The files are on the disk in another boot.
+/// Checks that the files are on the disk in another boot.
 #[track_caller]
 fn the_files_are_there(guest: &Guest, written: &[String; 2]) {
     let word = |cpu: usize, work: &str| (cpu, work.to_owned());
@@ -110,7 +110,7 @@ fn the_files_are_there(guest: &Guest, written: &[String; 2]) {
     guest.told("both CPUs have read from the disk");
 }
 
-/// Bytes to and from programs on alpha, by each CPU.
+/// Sends bytes to and from programs on alpha, by each CPU.
 #[track_caller]
 fn the_network_serves_both(lab: &Lab, guest: &Guest) {
     let tool = guest_tests::command::built("guest-tool");
@@ -140,7 +140,7 @@ fn the_network_serves_both(lab: &Lab, guest: &Guest) {
     guest.told("both CPUs have sent and received");
 }
 
-/// Processes on all CPUs at the same time.
+/// Runs processes on all CPUs at the same time.
 #[track_caller]
 fn processes_come_and_go(guest: &Guest) {
     let count = repetitions(10);
@@ -153,7 +153,7 @@ fn processes_come_and_go(guest: &Guest) {
     ));
 }
 
-/// Threads that interrupt, signal and wake each other, and compare clocks.
+/// Runs threads that interrupt, signal and wake each other, and compare clocks.
 #[track_caller]
 fn threads_meet(guest: &Guest) {
     let cpus = &guest.cpus.to_string();
@@ -166,7 +166,7 @@ fn threads_meet(guest: &Guest) {
     guest.told(&format!("{works:?}: {said:?}"));
 }
 
-/// What is told of its memory, of the shard on each host.
+/// Reports on the VM's coherent memory, of the shard on each host.
 #[track_caller]
 fn shards(guest: &Guest) -> Vec<Value> {
     let told = guest.inspect();
@@ -176,7 +176,7 @@ fn shards(guest: &Guest) -> Vec<Value> {
     shards.clone()
 }
 
-/// No word of a page table was changed on both hosts.
+/// Checks that no word of a page table was changed on both hosts.
 #[track_caller]
 fn tables_had_no_conflicts(guest: &Guest) {
     for shard in shards(guest) {
@@ -184,7 +184,7 @@ fn tables_had_no_conflicts(guest: &Guest) {
     }
 }
 
-/// Pages go by the memory that both hosts see.
+/// Checks that pages go by the memory that both hosts see.
 #[track_caller]
 fn pages_go_by_shared_memory(guest: &Guest) {
     let ways: Vec<Value> = shards(guest).iter().map(|shard| shard["ways"].clone()).collect();
@@ -232,7 +232,7 @@ fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
     lab.cluster_down();
 }
 
-/// By connections with TLS, which carry bells alone here.
+/// Uses connections with TLS, which carry doorbells only here.
 #[test]
 #[ignore = "5 minutes where hosts are emulated; `make campaign NAME=hosts` runs it"]
 fn linux_over_two_hosts_that_share_memory_goes_by_it_in_each_boot() {
@@ -268,7 +268,7 @@ fn linux_over_three_hosts_is_one_machine_and_ends_as_one() {
     is_one_machine_and_ends_as_one(&Lab::linked("three", super::HOSTS, ""), &ROUND);
 }
 
-/// Linux over all hosts of a lab.
+/// Runs Linux over all hosts of a lab.
 #[track_caller]
 fn is_one_machine_and_ends_as_one(lab: &Lab, ways: &[(usize, usize)]) {
     lab.cluster_up(None, "spans = \"plain\"\n");
@@ -289,7 +289,7 @@ fn is_one_machine_and_ends_as_one(lab: &Lab, ways: &[(usize, usize)]) {
     lab.cluster_down();
 }
 
-/// The last vCPU runs processes in the home's cell, and again in its own.
+/// Moves the last vCPU to the home's cell, where it runs processes, and back to its own.
 #[track_caller]
 fn the_last_vcpu_moves_home_and_back(guest: &Guest) {
     let last = guest.cpus - 1;
@@ -302,7 +302,7 @@ fn the_last_vcpu_moves_home_and_back(guest: &Guest) {
     }
 }
 
-/// A program of two modules; which CPU compiles which is said, as each has to.
+/// A program of two modules; the CPU that compiles each is given, as each has to compile one.
 const MAKEFILE: &str = "hello: hello.o main.o
 \tgcc -o $@ $^
 hello.o: CPU = $(FIRST)
@@ -317,7 +317,7 @@ const MAIN: &str = r#"void hello(const char *whom);
 int main(void) { hello("hosts"); return 0; }
 "#;
 
-/// Builds it in parallel on those CPUs; the checksums of all that was made.
+/// Builds it in parallel on those CPUs; returns the checksums of all files.
 #[track_caller]
 fn built_on(guest: &Guest, cpus: [usize; 2]) -> String {
     let file = |name: &str, text: &str| format!("cat >{name} <<'END'\n{text}END\n");
@@ -359,14 +359,14 @@ fn debian_builds_on_both_hosts_what_a_plain_vm_builds() {
     lab.cluster_down();
 }
 
-/// A VM whose part's monitor dies on the last of the hosts ends, says where, and leaves nothing on any of
-/// them.
+/// Kills the part's monitor on the last of the hosts. The VM ends, reports the host, and leaves nothing on
+/// any of them.
 fn the_last_host_is_lost(lab: &Lab, mut guest: Guest, before: &[Traces]) {
     for (host, before) in lab.hosts.iter().zip(before) {
         Traces::of(lab, host).expect_vm(before);
     }
     let last = lab.hosts.last().expect("hosts");
-    // By few programs: each takes a fifth of a second to start there.
+    // Few programs: each takes a fifth of a second to start there.
     let killed = lab.shell(
         last,
         "for file in $(grep -laE '^mirrorball.part-monitor' /proc/[0-9]*/cmdline); do \

@@ -150,7 +150,7 @@ fn guest_ends_in_time_when_a_host_of_it_is_cut_off_or_crashes() {
     crashed.has_given_back(0);
 }
 
-/// What a cell has given to VMs, and to which, as a host's cell reports it.
+/// Memory that a cell has given to VMs, and these VMs, as a host's cell reports them.
 fn cell_of(lab: &Lab, host: &str, cell: usize) -> Option<Value> {
     let status = lab.on(host, &["cluster", "status", "--json"]).run();
     let cell = (status.status == 0).then(|| status.json()[cell].clone())?;

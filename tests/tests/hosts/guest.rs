@@ -1,5 +1,5 @@
 //! A Linux VM with coherent memory over lab hosts, its home on alpha, with a disk and a network card there;
-//! and what it has of the hosts.
+//! and its traces on the hosts.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,30 +12,30 @@ use guest_tests::{VmFile, wait};
 use crate::lab::{COMMAND_LIMIT, Lab};
 
 pub const HOSTS: &[&str] = &["alpha", "beta"];
-/// From its start to its agent's first answer with both CPUs; 50 to 80 s on machines that did little else,
-/// 170 s on a slow one.
+/// Time limit from its start to its agent's first answer with both CPUs; 50 to 80 s on machines with little
+/// other work, 170 s on a slow one.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// A command in a guest whose pages take milliseconds to come.
+/// Time limit of a command in a guest whose pages take milliseconds to arrive.
 const CALL_LIMIT: Duration = Duration::from_secs(300);
-/// An agent that is late is asked again: what it was to do has not begun.
+/// A late agent gets the request again: its work has not begun.
 const TRIES: usize = 3;
-/// Of alpha, in the memory of which they are.
+/// The disk of the guest, in alpha's memory.
 const DISK: &str = "/run/hosts.ext4";
 const DISK_BYTES: u64 = 8 << 20;
 const TAP: &str = "mbhosts";
 /// Alpha's address at the other end of the guest's card.
 pub const ALPHA: &str = "10.99.0.1";
 const CARD: &str = "ip link set eth0 up && ip addr add 10.99.0.2/24 dev eth0";
-/// What of a host's shared memory may come and go while a VM runs, and less than any part of one takes: the
-/// disk's blocks, logs.
+/// Change of a host's shared memory while a VM runs, less than any part of one takes: the disk's blocks,
+/// logs.
 const OTHER_MEMORY_KIB: u64 = 4 << 10;
 
-/// Two hosts, one cluster, and on alpha what the guest's devices need.
+/// Two hosts, one cluster, and on alpha the files and devices that the guest needs.
 pub fn two_hosts(test: &str) -> Lab {
     let lab = Lab::linked(test, HOSTS, "");
     lab.cluster_up(None, "spans = \"plain\"\n");
     let image = lab.scratch.sparse("disk.ext4", DISK_BYTES);
-    // Nothing that writes by itself: each page that it used would travel.
+    // Nothing that writes by itself: each page that it used would move between hosts.
     let format = [
         "-q",
         "-t",
@@ -51,22 +51,23 @@ pub fn two_hosts(test: &str) -> Lab {
     lab.shell(
         "alpha",
         &format!(
-            "cp {} {DISK} && ip tuntap add dev {TAP} mode tap vnet_hdr && ip addr add {ALPHA}/24 dev {TAP} && ip link set {TAP} up",
+            "cp {} {DISK} && ip tuntap add dev {TAP} mode tap vnet_hdr && \
+             ip addr add {ALPHA}/24 dev {TAP} && ip link set {TAP} up",
             image.display()
         ),
     );
     lab
 }
 
-/// A VM of one CPU on each of so many hosts.
+/// A VM of one CPU on each of `hosts`.
 pub fn over(file: VmFile, hosts: usize) -> VmFile {
     let cells: Vec<usize> = (0..hosts).collect();
     file.cpus(hosts as u8)
         .key("span", &format!("{{ cells = {cells:?}, memory = \"coherent\" }}"))
 }
 
-/// The running VM. `run` is in the foreground, on a terminal, so that its end is told; dropped, it ends with
-/// that.
+/// The running VM. `run` is in the foreground, on a terminal, so that its end is reported. Dropping this ends
+/// the VM.
 pub struct Guest<'a> {
     lab: &'a Lab,
     name: String,
@@ -76,8 +77,8 @@ pub struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// Starts one over both hosts with that much memory, the disk and the card, and waits until its agent has
-    /// both CPUs.
+    /// Starts one over both hosts with `memory`, the disk and the card, and waits until its agent has both
+    /// CPUs.
     #[track_caller]
     pub fn boot(lab: &'a Lab, name: &str, memory: &str) -> Self {
         let file = over(VmFile::new(name).memory(memory), HOSTS.len())
@@ -86,7 +87,7 @@ impl<'a> Guest<'a> {
         Self::of(lab, &file, HOSTS.len())
     }
 
-    /// Starts what the file says, on alpha, and waits until its agent has that many CPUs.
+    /// Starts the file's VM, on alpha, and waits until its agent has `cpus`.
     #[track_caller]
     pub fn of(lab: &'a Lab, file: &VmFile, cpus: usize) -> Self {
         let path = file.write(&lab.scratch);
@@ -102,7 +103,7 @@ impl<'a> Guest<'a> {
         guest
     }
 
-    /// Until the agent answers with all CPUs, in another boot than `before`; that boot.
+    /// Waits until the agent answers with all CPUs, in another boot than `before`; returns that boot.
     #[track_caller]
     fn wait_up(&mut self, before: &str) -> String {
         let ask = "cat /proc/sys/kernel/random/boot_id && nproc";
@@ -122,7 +123,7 @@ impl<'a> Guest<'a> {
         boot
     }
 
-    /// Says on the test's output what is done, and when.
+    /// Prints on the test's output which step is done, and when.
     pub fn told(&self, what: &str) {
         eprintln!(
             "{}: {what}, after {:.1} s",
@@ -149,7 +150,7 @@ impl<'a> Guest<'a> {
         self.call(command).run()
     }
 
-    /// A command on one of its CPUs; what it says.
+    /// Runs a command on one of its CPUs; returns its output.
     #[track_caller]
     pub fn on(&self, cpu: usize, command: &[&str]) -> String {
         let mask = (1 << cpu).to_string();
@@ -157,15 +158,15 @@ impl<'a> Guest<'a> {
         said.text().trim().to_owned()
     }
 
-    /// A shell's commands on one of its CPUs, each of which has to succeed.
+    /// Runs a shell's commands on one of its CPUs, each of which has to succeed.
     #[track_caller]
     pub fn sh(&self, cpu: usize, script: &str) -> String {
         self.on(cpu, &["sh", "-ec", script])
     }
 
-    /// Works of `guest-tool` one after the other, each with the CPU that does it, in one process: a program
-    /// that starts on the CPU of another host takes seconds, and so does each call of the agent. Returns the
-    /// line of each.
+    /// Runs jobs of `guest-tool` one after the other, each on its own CPU, in one process: a program that
+    /// starts on the CPU of another host takes seconds, and so does each call of the agent. Returns the line
+    /// of each.
     #[track_caller]
     pub fn works<S: AsRef<str>>(&self, works: &[(usize, S)]) -> Vec<String> {
         let named: Vec<String> = works
@@ -179,11 +180,13 @@ impl<'a> Guest<'a> {
         lines
     }
 
-    /// A shell's commands on all CPUs at the same time, by one call of the agent. Returns the line of each.
+    /// Runs a shell's commands on all CPUs at the same time, by one call of the agent. Returns the line of
+    /// each.
     #[track_caller]
     pub fn on_each(&self, script: &str) -> Vec<String> {
         let all = format!(
-            "for cpu in $(seq 0 {}); do taskset $((1 << cpu)) sh -ec \"$1\" >/tmp/said$cpu & done; wait; cat /tmp/said*",
+            "for cpu in $(seq 0 {}); do \
+             taskset $((1 << cpu)) sh -ec \"$1\" >/tmp/said$cpu & done; wait; cat /tmp/said*",
             self.cpus - 1
         );
         let said = self.on(0, &["sh", "-ec", &all, "sh", script]);
@@ -196,7 +199,7 @@ impl<'a> Guest<'a> {
         self.sh(0, CARD);
     }
 
-    /// Puts `guest-tool` there.
+    /// Copies `guest-tool` into it.
     #[track_caller]
     pub fn equip(&self) {
         let tool = built("guest-tool");
@@ -214,7 +217,7 @@ impl<'a> Guest<'a> {
         self.wait_up(&before);
     }
 
-    /// A command that ends the guest. The call ends as it may, as its agent goes away under it.
+    /// Runs a command that ends the guest. The call may end in any way, as its agent goes away under it.
     pub fn last_words(&self, cpu: usize, command: &str) {
         let script = format!("taskset {} {command} >/dev/null 2>&1 &", 1 << cpu);
         let _ = self.call(&["sh", "-c", &script]).limit(COMMAND_LIMIT / 2).run();
@@ -238,7 +241,7 @@ impl<'a> Guest<'a> {
         places.iter().map(cell).collect()
     }
 
-    /// What `inspect` says. One VM is one entry, or is it by itself.
+    /// The output of `inspect`, which is the VM itself or a list of it.
     #[track_caller]
     pub fn inspect(&self) -> serde_json::Value {
         let known = self.lab.on("alpha", &["inspect", &self.name]).ok().json();
@@ -261,18 +264,18 @@ impl Drop for Guest<'_> {
     }
 }
 
-/// What VMs have of a host.
+/// Traces of VMs on a host.
 #[derive(Debug)]
 pub struct Traces {
     /// Command lines of monitors and parts' monitors, of keepers, and of shards, which name their VM.
     processes: Vec<String>,
-    /// Memory of files in memory, which guests' memory is.
+    /// Memory of files in memory, which holds guests' memory.
     shared_kib: u64,
 }
 
 impl Traces {
     pub fn of(lab: &Lab, host: &str) -> Self {
-        // By few programs: each takes a fifth of a second to start on a lab host.
+        // Few programs: each takes a fifth of a second to start on a lab host.
         let list = "sed -s 's/\\x00/ /g' /proc/[0-9]*/cmdline 2>/dev/null | \
                     grep -aE '^mirrorball (monitor|part-monitor) |^mirrorball-(shard|keeper) ' | sort; \
                     sed -n 's/^Shmem: *\\([0-9]*\\) kB$/\\1/p' /proc/meminfo";
@@ -294,12 +297,12 @@ impl Traces {
         self.processes.len() - keepers.count()
     }
 
-    /// Whether the host has no more processes than `before`, and no more memory but for files of no VM.
+    /// Whether the host has exactly the processes of `before`, and at most its memory plus files of no VM.
     pub fn are_no_more_than(&self, before: &Self) -> bool {
         self.processes == before.processes && self.shared_kib <= before.shared_kib + OTHER_MEMORY_KIB
     }
 
-    /// A part of a VM runs here, with memory.
+    /// Checks that a part of a VM runs here, with memory.
     #[track_caller]
     pub fn expect_vm(&self, before: &Self) {
         assert!(self.processes() >= 2, "a monitor and a shard: {self:?}");
@@ -308,7 +311,7 @@ impl Traces {
     }
 }
 
-/// Until nothing of a VM is on the host any more.
+/// Waits until nothing of a VM is on the host any more.
 #[track_caller]
 pub fn expect_nothing_left(lab: &Lab, host: &str, before: &Traces) {
     let mut now = Traces::of(lab, host);

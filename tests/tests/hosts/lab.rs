@@ -7,20 +7,20 @@ use guest_tests::terminal::Terminal;
 use guest_tests::{Scratch, mirrorball, wait};
 use serde_json::Value;
 
-/// A few lab hosts side by side, on a busy machine.
+/// Time limit of the start of a few lab hosts side by side, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(240);
-/// What one command in a lab host may take.
+/// Time limit of one command in a lab host.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
-/// A host that has not answered by then has locked up.
+/// Time after which a host without an answer has locked up.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// How long a cell may be silent: emulated hosts stand still for seconds now and then.
+/// Time for which a cell may be silent: emulated hosts stand still for seconds now and then.
 pub const SILENCE: Duration = Duration::from_secs(20);
 
 /// A lab host's own copy of the program that started the lab. Read over the shared file system the program
 /// takes a second to start, each time.
 const PROGRAM: &str = "/run/lab/mirrorball";
 
-/// A lab, and who is in it.
+/// A lab and its hosts.
 pub struct Lab {
     name: String,
     pub scratch: Scratch,
@@ -28,7 +28,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// With a lab file of this text.
+    /// Starts a lab with a lab file of this text.
     pub fn start(test: &str, hosts: &'static [&'static str], text: &str) -> Self {
         let lab = Self {
             name: format!("test-{test}-{}", std::process::id()),
@@ -45,7 +45,7 @@ impl Lab {
         lab
     }
 
-    /// Hosts of one CPU and 1 GiB each, all on one link; `more` is TOML.
+    /// Starts hosts of one CPU and 1 GiB each, all on one link; `more` is TOML.
     pub fn linked(test: &str, hosts: &'static [&'static str], more: &str) -> Self {
         let host = |name: &&str| format!("[[hosts]]\nname = \"{name}\"\ncpus = 1\nmemory = \"1G\"\n");
         let each: String = hosts.iter().map(host).collect();
@@ -56,13 +56,13 @@ impl Lab {
         )
     }
 
-    /// A cell for each host of [`Self::linked`], all up; linked through shared memory if `shared` is where
-    /// they see it. `more` is TOML of the table `membership`.
+    /// Brings up a cell for each host of [`Self::linked`], linked through shared memory if `shared` is its
+    /// path on the hosts. `more` is TOML of the table `membership`.
     pub fn cluster_up(&self, shared: Option<&str>, more: &str) {
         self.cluster_of(self.hosts, shared, more);
     }
 
-    /// The same for some of its hosts.
+    /// The same as [`Self::cluster_up`] for some of its hosts.
     pub fn cluster_of(&self, hosts: &[&str], shared: Option<&str>, more: &str) {
         let shared = shared.map_or(String::new(), |path| format!("shared_memory = {path:?}\n"));
         let mut text = String::new();
@@ -91,7 +91,7 @@ impl Lab {
         }
     }
 
-    /// Changes the link between two hosts; what it is then.
+    /// Changes the link between two hosts; returns its new state.
     pub fn link(&self, hosts: [&str; 2], change: &[&str]) -> String {
         let link = mirrorball(["lab", "link", "--lab", &self.name]).args(hosts);
         link.args(change).ok().text().trim().to_owned()
@@ -115,7 +115,7 @@ impl Lab {
             .limit(COMMAND_LIMIT)
     }
 
-    /// A shell's command on one of its hosts, which has to succeed; what it prints.
+    /// Runs a shell's command on one of its hosts, which has to succeed; returns its output.
     pub fn shell(&self, host: &str, command: &str) -> String {
         self.exec(host, &["sh", "-c", command])
             .ok()
@@ -124,7 +124,7 @@ impl Lab {
             .to_owned()
     }
 
-    /// Whether each cell lives, as a host's cell knows it.
+    /// Whether each cell lives, by the view of a host's cell.
     pub fn lives(&self, host: &str) -> Vec<bool> {
         let status = self.on(host, &["cluster", "status", "--json"]).run();
         if status.status != 0 {
@@ -135,7 +135,7 @@ impl Lab {
         cells.iter().map(|cell| !cell["life"].is_null()).collect()
     }
 
-    /// Until a host's cell knows it so.
+    /// Waits until a host's cell has this view.
     pub fn wait_for_lives(&self, host: &str, lives: &[bool]) {
         let limit = SILENCE + Duration::from_secs(60);
         wait::until(&format!("{host} sees {lives:?}"), limit, || {
@@ -143,7 +143,7 @@ impl Lab {
         });
     }
 
-    /// A VM on a cell, started from `from`.
+    /// Starts a VM on a cell, from `from`.
     pub fn start_vm(&self, from: &str, name: &str, cell: u16) -> Output {
         let vm = [
             "run", "--image", "tiny", "--memory", "96M", "--net", "none", "--lab", "never",
@@ -156,7 +156,7 @@ impl Lab {
         .run()
     }
 
-    /// VMs and their cells, as a host's `ps` knows them.
+    /// VMs and their cells, by a host's `ps`.
     pub fn names(&self, host: &str) -> Vec<(String, Value)> {
         let listed = self.on(host, &["ps", "--json"]).ok().json();
         let listed = listed.as_array().expect("an array");
@@ -174,7 +174,7 @@ impl Drop for Lab {
                 let logs = "tail -n 20 /run/mirrorball/cells/*/log";
                 let said = self.exec(host, &["sh", "-c", logs]).limit(ANSWER_LIMIT).run();
                 if said.status == Output::OVER_LIMIT {
-                    // By these words the failure is known as the lab's.
+                    // The runner classifies the failure as the lab's by these words.
                     eprintln!("THE LAB: host {host} does not answer");
                 }
                 eprintln!("--- {host}:\n{}", said.text());

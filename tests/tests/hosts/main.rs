@@ -1,5 +1,5 @@
-//! Risk: the cells of a cluster do not agree which of them live and what runs where, or can't be reached from
-//! one another, by whichever way their messages go: rings in a host's memory, rings in memory that hosts
+//! Risk: the cells of a cluster do not agree which of them live and which VMs run where, or can't be reached
+//! from one another, by any transport of their messages: rings in a host's memory, rings in memory that hosts
 //! share, or streams. And a VM over two of them (`coherent`) finds another machine than one, or outlives half
 //! of itself.
 //!
@@ -18,8 +18,9 @@ use serde_json::Value;
 use lab::{COMMAND_LIMIT, Lab, SILENCE};
 
 const HOSTS: &[&str] = &["alpha", "beta", "gamma"];
-/// Where a lab host sees the memory that it shares.
-const FIND_SHARED: &str = "for d in /sys/bus/pci/devices/*; do grep -q 0x1110 $d/device && echo 1 > $d/enable && echo $d/resource2; done";
+/// Prints the path on a lab host of the memory that it shares.
+const FIND_SHARED: &str = "for d in /sys/bus/pci/devices/*; do \
+                           grep -q 0x1110 $d/device && echo 1 > $d/enable && echo $d/resource2; done";
 
 /// Crashes a host's kernel after a second. Its CPUs halt, and it answers nothing.
 const CRASH: &str =
@@ -33,7 +34,7 @@ fn three_hosts(test: &str) -> Lab {
     )
 }
 
-/// How many links of a host's cells go by a way.
+/// The number of links of a host's cells by a transport.
 fn links_by(lab: &Lab, host: &str, way: &str) -> usize {
     let logs = lab.shell(host, "cat /run/mirrorball/cells/*/log");
     logs.lines()
@@ -41,7 +42,7 @@ fn links_by(lab: &Lab, host: &str, way: &str) -> usize {
         .count()
 }
 
-/// The same for every way: `at` has the hosts of cells 0, 1 and 2.
+/// One name space for every transport: `at` has the hosts of cells 0, 1 and 2.
 fn one_name_space(lab: &Lab, at: [&str; 3]) {
     lab.start_vm(at[0], "far", 1).expect(0);
     assert_eq!(lab.names(at[2]), [("far".to_owned(), Value::from(1))]);
@@ -94,7 +95,7 @@ fn three_hosts_are_one_cluster_and_one_that_is_cut_off_comes_back() {
     assert_eq!(links_by(&lab, "beta", "tls"), 2);
     one_name_space(&lab, ["alpha", "beta", "gamma"]);
 
-    // Without etcd nobody dies, and VMs run on.
+    // Without etcd no cell dies, and VMs run on.
     let etcd = |signal: &str| lab.shell("alpha", &format!("kill -{signal} $(pidof etcd)"));
     etcd("STOP");
     lab.start_vm("gamma", "near", 2).expect(0);
@@ -106,7 +107,7 @@ fn three_hosts_are_one_cluster_and_one_that_is_cut_off_comes_back() {
     let cut = Instant::now();
     lab.shell("beta", "ip link set eth1 down");
     lab.wait_for_lives("alpha", &[true, false, true]);
-    // By its silence: its lease would have lasted three times as long.
+    // Its silence is the cause: its lease would have lasted three times as long.
     assert!(cut.elapsed() < SILENCE * 5 / 2, "only after {:?}", cut.elapsed());
     lab.wait_for_lives("gamma", &[true, false, true]);
     let answer = lab
@@ -135,7 +136,7 @@ fn three_hosts_are_one_cluster_and_one_that_is_cut_off_comes_back() {
     shared_memory(&lab);
 }
 
-/// The same hosts again, by the memory that they share; and the death of one of them.
+/// Uses the same hosts again, by the memory that they share; and the death of one of them.
 fn shared_memory(lab: &Lab) {
     let paths: Vec<String> = HOSTS.iter().map(|host| lab.shell(host, FIND_SHARED)).collect();
     assert!(

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::{CPUS, LIMIT, STORM};
 
-/// The points of a move in their order, and whether the shard that the vCPU leaves comes to them, or the one
+/// The points of a move in their order, and whether the shard that the vCPU leaves reaches them, or the one
 /// that it moves to.
 const POINTS: [(&str, bool); 8] = [
     ("move_ordered", true),

@@ -1,4 +1,4 @@
-//! Moves that something comes in between of: each has happened or has not.
+//! Moves that are interrupted by other events: each has happened or has not.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::{CPUS, LIMIT, STORM};
 
-/// Where all vCPUs are; each is in a cell of the two.
+/// The cells of all vCPUs; each is in a cell of the two.
 #[track_caller]
 fn places(vm: &Vm) -> Vec<u64> {
     let places = vm.places();
@@ -39,7 +39,7 @@ fn interrupted_and_simultaneous_moves_lose_no_interrupt() {
         call.wait();
     }
 
-    // Several commands at once: whoever is told that a vCPU runs elsewhere finds it there.
+    // Several commands at once: a command that reports a vCPU's move finds the vCPU there.
     for _ in 0..repetitions(15) {
         let to: Vec<u64> = places(vm).iter().map(|cell| 1 - cell).collect();
         let calls: Vec<_> = (0..CPUS)
@@ -56,7 +56,7 @@ fn interrupted_and_simultaneous_moves_lose_no_interrupt() {
         }
     }
 
-    // A shard stands still while vCPUs move to it and from it.
+    // A shard is stopped while vCPUs move to it and from it.
     let shards = vm.shards();
     for shard in [1, 0] {
         let stopped = Pid::from_raw(shards[shard] as i32);

@@ -1,8 +1,8 @@
 //! Risk: an interrupt is lost, doubled or late on its way to a vCPU, wherever that runs or moves; a vCPU that
-//! moves forgets something.
+//! moves loses a part of its state.
 //!
-//! The counting is done by a kernel that does nothing else (`guest/`), which also runs on KVM's own
-//! controllers here: what it finds there is its own fault. `underway` has Linux while its vCPUs move.
+//! A kernel that does nothing else counts the interrupts (`guest/`). It also runs on KVM's own controllers
+//! here: faults that it finds there are its own. `underway` has Linux while its vCPUs move.
 
 mod fault_points;
 mod interrupted;
@@ -17,7 +17,7 @@ use guest_tests::{Cluster, Scratch, repetitions};
 
 const CPUS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(150);
-/// Enough to meet every kind of interrupt.
+/// Enough for every kind of interrupt.
 const STORM: Extent = Extent {
     cpus: CPUS,
     epochs: 4,

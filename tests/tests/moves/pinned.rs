@@ -12,13 +12,13 @@ fn cpus_of(cluster: &Cluster, cell: usize) -> Value {
     cluster.cell(cell)["cpus"].clone()
 }
 
-/// What the cells know of a vCPU; none while its VM starts.
+/// The cells' record of a vCPU; none while its VM starts.
 fn known(cluster: &Cluster, storm: &Storm, vcpu: u64) -> Option<Value> {
     let all = cluster.vcpus(&storm.vm);
     all.into_iter().find(|known| known["vcpu"] == vcpu)
 }
 
-/// Waits until a vCPU is in this cell and may use these CPUs only.
+/// Waits until a vCPU is in this cell and may use only these CPUs.
 #[track_caller]
 fn expect_cpus(cluster: &Cluster, storm: &Storm, vcpu: u64, (cell, cpus): (u64, &Value)) {
     wait::until(&format!("vCPU {vcpu} on {cpus}"), LIMIT, || {
@@ -55,7 +55,7 @@ fn pinned_vcpu_keeps_to_cpus_of_its_cell_through_reboots_until_it_moves() {
     assert_eq!(record["pins"]["1"], Value::from(&[last[0]][..]), "{record:#}");
     assert_eq!(record["pin_cells"]["2"], 1, "{record:#}");
 
-    // A move ends the pin, and says so.
+    // A move ends the pin, and reports it.
     let moved = storm.vm.move_vcpu(2, 0).ok().text();
     let said = format!("its pin to CPUs {} of the host is dropped", last[1]);
     assert!(moved.contains(&said), "{moved}");

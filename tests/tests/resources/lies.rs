@@ -10,13 +10,13 @@ use guest_tests::{host, wait};
 
 use super::{Cells, END_LIMIT, SMALL, SOON, as_pid};
 
-/// A shard that has reported its end, or is to end, has 5 s for its exit.
+/// Time in which a shard that has reported its end, or should end, exits.
 const QUIT_LIMIT: Duration = Duration::from_secs(5);
-/// Orders of a person are carried out by then, whatever another VM's shard does.
+/// Time limit of a person's order, whatever another VM's shard does.
 const ORDER_LIMIT: Duration = Duration::from_secs(10);
-/// A shard's log is kept in that many bytes, with a line about what is left out.
+/// Bytes of a shard's log that are kept, with a line about the part that is left out.
 const LOG_BYTES_MAX: u64 = (64 + 16 + 4) << 10;
-/// A cell's process grows by so many bytes at most while a shard floods it.
+/// Growth of a cell's process, at most, while a shard floods it.
 const GROWTH_BYTES_MAX: u64 = 48 << 20;
 /// The name of a VM that does not lie, in the same cell.
 const BYSTANDER: &str = "bystander";
@@ -71,7 +71,7 @@ impl Lies {
         })
     }
 
-    /// The other VM and the cell's process are what they were, and answer.
+    /// Checks that the other VM and the cell's process are unchanged, and answer.
     #[track_caller]
     fn expect_nothing_else(&self, after: &str) {
         let begun = Instant::now();
@@ -88,7 +88,7 @@ impl Lies {
         );
     }
 
-    /// A VM whose shard ends so: in time, and with this reason in one line.
+    /// Checks that a VM of this name ends in time, with this reason in one line.
     #[track_caller]
     fn expect_end(&self, name: &str, reason: &str) {
         let begun = Instant::now();
@@ -100,7 +100,7 @@ impl Lies {
         self.expect_nothing_else(name);
     }
 
-    /// Kills a VM, whose command then says so. Its shard is gone in time.
+    /// Kills a VM, whose command then reports that. Its shard is gone in time.
     #[track_caller]
     fn kill(&self, name: &str, run: Running, shard: u32) {
         let begun = Instant::now();
@@ -132,7 +132,7 @@ fn shard_whose_reports_make_no_sense_ends_alone_with_a_reason() {
 #[test]
 fn shard_that_reports_its_end_and_stays_is_killed_in_time() {
     let lies = Lies::up("lies-end");
-    // It says that it is powered off before it has run, which ends its VM as a power-off does.
+    // It reports a power-off before it has run, which ends its VM as a power-off does.
     let begun = Instant::now();
     lies.run("lie-early").wait().expect(0);
     assert!(

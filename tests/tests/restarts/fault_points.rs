@@ -1,4 +1,4 @@
-//! A cell's process that is killed at each fault point of what it does for a VM.
+//! A cell's process that is killed at each fault point of its work for a VM.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ struct Kills<'a> {
 }
 
 impl Kills<'_> {
-    /// Returns the process of the cell, which is to be killed. Now and then it has lived for long by then.
+    /// Returns the process of the cell, which will be killed. Now and then it has lived for long by then.
     #[track_caller]
     fn next(&mut self) -> u32 {
         self.count += 1;
@@ -160,7 +160,7 @@ fn reset(kills: &mut Kills<'_>, vm: &Vm, point: &str) {
 #[track_caller]
 fn adopt(kills: &mut Kills<'_>, vm: &Vm, point: &str) {
     let boot = vm.boot_id();
-    // Set aside, it gets a monitor.
+    // Set aside, it is served by a monitor.
     std::fs::write(vm.folder().join("adoptions"), "2").expect("root may");
     let cell = kills.next();
     host::kill9(cell);
@@ -191,7 +191,7 @@ fn clone(kills: &mut Kills<'_>, vm: &Vm, point: &str) {
     }
 }
 
-/// The VM has ended, whoever tells its end.
+/// Checks that the VM has ended, whichever process reports its end.
 #[track_caller]
 fn stop(kills: &mut Kills<'_>, vm: &Vm) {
     let shard = vm.shard();

@@ -93,7 +93,8 @@ fn vms_run_on_while_programs_of_their_cells_are_replaced_and_one_that_fails_is_t
     let former = former();
     if former.is_none() {
         println!(
-            "the program of the former release is not compiled: this one takes its own place (`make campaign NAME=restarts` compiles it)"
+            "the program of the former release is not compiled: this one takes its own place \
+             (`make campaign NAME=restarts` compiles it)"
         );
     }
     for round in 0..repetitions(UPGRADES) {

@@ -9,7 +9,7 @@ use guest_tests::span::{on_each_cpu, two_cells};
 use guest_tests::{Cluster, Scratch, net, peer};
 
 const CPUS: usize = 4;
-/// Of the disk that each CPU has for itself, MiB.
+/// Each CPU's own part of the disk, MiB.
 const PART_MIB: usize = 8;
 const PART_BYTES: usize = PART_MIB << 20;
 const SENT_BYTES: u64 = 5_000_000;
@@ -34,7 +34,8 @@ fn disks_and_network_serve_the_cpus_of_every_cell() {
     on_each_cpu(&vm, CPUS, |cpu| {
         let at = cpu * PART_MIB;
         format!(
-            "dd if=/dev/vda of=/dev/vdb bs=1M count={PART_MIB} skip={at} seek={at} conv=notrunc,fsync 2>/dev/null"
+            "dd if=/dev/vda of=/dev/vdb bs=1M count={PART_MIB} skip={at} seek={at} \
+             conv=notrunc,fsync 2>/dev/null"
         )
     });
     vm.sh("sync; echo 3 > /proc/sys/vm/drop_caches");

@@ -1,4 +1,4 @@
-//! Bad input: refused at once, in one line that says the mend, with nothing taken anywhere.
+//! Bad input: refused at once, in one line with the remedy, without any resource taken.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ fn spans_that_can_not_be_are_refused_with_the_mend() {
     );
     refused(&span(&[0, 1]).key("span", "\"all\""), &scratch, &["auto"]);
 
-    // More than there is in one of the cells, and what was taken in the other is given back.
+    // More than one of the cells has; memory taken in the other is given back.
     let room = |cell: usize| cluster.cell(cell)["memory_bytes"].as_u64().expect("bytes") >> 20;
     let less = room(0).min(room(1));
     let other = VmFile::new("other")
@@ -168,7 +168,7 @@ fn a_span_of_its_own_choice_is_as_small_as_can_be() {
     assert_eq!(small.places(), [0]);
     small.kill();
     let room = cluster.cell(0)["memory_bytes"].as_u64().expect("bytes") >> 20;
-    // More than one cell has: what the guest does not touch, the host does not give.
+    // More than one cell has: the host spends no memory that the guest does not touch.
     let large = own("large", &format!("{}M", room + 64), 2).start(&scratch);
     assert_eq!(large.places().len(), 2);
     assert_ne!(large.places()[0], large.places()[1]);

@@ -1,4 +1,4 @@
-//! A guest that does to its interrupt controllers what no kernel does: it harms only itself.
+//! A guest that makes accesses to its interrupt controllers that no kernel makes: it harms only itself.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use guest_tests::{Cluster, Scratch, wait};
 use crate::SOON;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// How it may end: powered off, in a triple fault, by an instruction that KVM can't emulate, killed. Its
-/// shards do not fail.
+/// Allowed ends: powered off, in a triple fault, by an instruction that KVM can't emulate, killed. Its shards
+/// do not fail.
 const ENDINGS: [i32; 4] = [0, 71, 72, 74];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Risk: a device serves only the shard that it is in; an error, or what one guest does, is another's.
+//! Risk: a device serves only the shard that it is in; an error, or a guest's action, reaches another VM.
 
 mod devices;
 mod errors;

@@ -4,7 +4,7 @@ use guest_tests::Vm;
 
 use crate::{CPUS, LIMIT};
 
-/// Each is online, can be chosen, and computes while the others do.
+/// Checks that each CPU is online, can be chosen, and computes while the others do.
 #[track_caller]
 pub fn all_work(vm: &Vm) {
     assert_eq!(
@@ -24,7 +24,7 @@ pub fn all_work(vm: &Vm) {
     assert_eq!(worked.trim(), "0 1 2 3");
 }
 
-/// All but the first go and come back, so many times; `/proc/cpuinfo` is right each time.
+/// Takes all CPUs but the first offline and back, `times` times; `/proc/cpuinfo` is right each time.
 #[track_caller]
 pub fn go_and_come(vm: &Vm, times: usize) {
     let last = CPUS - 1;
@@ -34,7 +34,7 @@ pub fn go_and_come(vm: &Vm, times: usize) {
              for state in 0 1; do
                  for cpu in $(seq {last}); do echo $state > /sys/devices/system/cpu/cpu$cpu/online; done
                  found=$(grep -c ^processor /proc/cpuinfo)
-                 [ $found = $((1 + {last} * state)) ] || {{ echo round $round: $found CPUs after $state; exit 1; }}
+                 [ $found = $((1 + {last} * state)) ] || {{ echo $round: $found CPUs after $state; exit 1; }}
              done
          done
          echo rounds $round"
@@ -47,7 +47,7 @@ pub fn go_and_come(vm: &Vm, times: usize) {
     );
 }
 
-/// One CPU asks all for what they do, the others by an NMI: each has one more, and its lines are in the log.
+/// One CPU requests all CPUs' backtraces, by an NMI: each has one NMI more, and its lines are in the log.
 #[track_caller]
 pub fn get_nmis_from(vm: &Vm, sender: usize) {
     let before = nmis(vm);

@@ -1,4 +1,4 @@
-//! What the guest is told of the machine.
+//! The guest's view of the machine.
 
 use guest_tests::{Cluster, Scratch, Vm};
 
@@ -6,7 +6,7 @@ use crate::{CPUS, MEMORY_MIB};
 
 const NODES: &str = "/sys/devices/system/node";
 
-/// Two nodes, each with half of the vCPUs and the memory, as far from each other as the cells are.
+/// Checks for two nodes, each with half of the vCPUs and the memory, as far from each other as the cells are.
 #[track_caller]
 pub fn has_a_node_for_each_cell(vm: &Vm, scratch: &Scratch) {
     let read = |name: &str| vm.sh(&format!("cat {NODES}/{name}")).trim().to_owned();

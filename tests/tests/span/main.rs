@@ -10,7 +10,7 @@ use guest_tests::command::Output;
 use guest_tests::host::{self, Traces};
 use guest_tests::{Cluster, Scratch, Vm, VmFile, repetitions};
 
-/// What one program in the guest may take.
+/// Time limit of one program in the guest.
 const LIMIT: Duration = Duration::from_secs(120);
 const CPUS: usize = 4;
 const MEMORY_MIB: u64 = 768;
@@ -22,7 +22,7 @@ fn two_cells(name: &str) -> VmFile {
         .span(&[0, 1])
 }
 
-/// `guest-tool` with these words; its line.
+/// Runs `guest-tool` with these words; returns its line.
 #[track_caller]
 fn tool(vm: &Vm, words: &[&str]) -> String {
     let said: Output = vm.tool(words).limit(LIMIT).ok();
