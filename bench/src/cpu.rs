@@ -5,7 +5,7 @@ use nix::unistd::Pid;
 
 use crate::Outcome;
 
-/// Keeps the calling thread, and what it starts from now on, on a CPU.
+/// Keeps the calling thread, and its later children, on a CPU.
 ///
 /// # Errors
 /// If there is no such CPU, or this process may not use it.

@@ -1,5 +1,5 @@
-//! Process 1 of a benchmarked guest: says that it runs, does what the command line asks, prints one line of
-//! JSON behind `BENCH`, powers off.
+//! Process 1 of a benchmarked guest: reports that it runs, runs the task of the command line, prints one line
+//! of JSON behind `BENCH`, powers off.
 //!
 //! `bench=boot`, `bench=compute`, `bench=disk`, `bench=net` (peer 10.77.0.1), `bench=idle`.
 
@@ -65,7 +65,7 @@ fn modules() -> std::io::Result<()> {
         .filter(|name| !name.is_empty())
     {
         let file = File::open(format!("/modules/{name}"))?;
-        // One that has no device here, or is there already, is none of the benchmark's business.
+        // A module without a device here, or one that is loaded already, is no error.
         let _ = nix::kmod::finit_module(&file, c"", nix::kmod::ModuleInitFlags::empty());
     }
     Ok(())

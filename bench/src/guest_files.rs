@@ -1,4 +1,4 @@
-//! The files a benchmarked guest starts from, in memory: kernel, initramfs with [`bench-guest`], disk,
+//! The files that a benchmarked guest starts from, in memory: kernel, initramfs with [`bench-guest`], disk,
 //! programs.
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::{Options, Outcome};
 
-/// A folder in memory with everything the runs read. Removed when dropped.
+/// A folder in memory with all files that the runs read. Removed when dropped.
 pub struct GuestFiles {
     folder: PathBuf,
     /// Mirrorball's program.

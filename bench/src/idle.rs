@@ -1,4 +1,4 @@
-//! One idle guest: where the time of its start went, how often it left to the host, what its monitor takes in
+//! One idle guest: the parts of its start's time, the number of its exits to the host, and its monitor's
 //! memory.
 
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::trace::{FirstEntry, VmCounts, tsc};
 use crate::vmm::{FIRST, Guest, Vmm};
 use crate::{Outcome, memory};
 
-/// How long a guest is left alone before its monitor's memory is counted.
+/// Time for which a guest is left alone before its monitor's memory is counted.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// What one guest told; times in seconds.
+/// Figures of one guest; times in seconds.
 pub struct Sample {
     /// From the start of the program to KVM's first entry to the guest.
     pub host: f64,
@@ -30,7 +30,7 @@ pub struct Sample {
     pub overhead_mib: f64,
 }
 
-/// Starts a guest, lets it idle, looks, ends it.
+/// Starts a guest, lets it idle, takes its figures, ends it.
 pub fn sample(vmm: Vmm, files: &GuestFiles) -> Outcome<Sample> {
     let entry = FirstEntry::watch()?;
     let started = tsc();
@@ -43,7 +43,7 @@ pub fn sample(vmm: Vmm, files: &GuestFiles) -> Outcome<Sample> {
     let counts = VmCounts::find()?;
     let offset = counts.count("vcpu0/tsc-offset")?;
     let first_process = (number(&json, "tsc")? as u64).wrapping_sub(offset as u64);
-    // Ticks of a second, by this host's clock over the whole start.
+    // Time stamp ticks in a second, by this host's clock over the whole start.
     let rate = (first_line - started) as f64 / told.as_secs_f64();
     let seconds = |from: u64, to: u64| to.wrapping_sub(from) as i64 as f64 / rate;
     let kernel = number(&json, "clock_s")?;
@@ -60,7 +60,8 @@ pub fn sample(vmm: Vmm, files: &GuestFiles) -> Outcome<Sample> {
         overhead_mib: memory::overhead_mib(vmm, &guest)?,
     };
     eprintln!(
-        "bench: {} idle: host {:.3} s, early {:.3} s, kernel {:.3} s, line {:.3} s; {} exits, {} for devices; {:.2} MiB",
+        "bench: {} idle: host {:.3} s, early {:.3} s, kernel {:.3} s, line {:.3} s; {} exits, \
+         {} for devices; {:.2} MiB",
         vmm.name(),
         sample.host,
         sample.early,

@@ -1,4 +1,4 @@
-//! What several benches use.
+//! Common parts of several benches.
 
 pub mod cpu;
 pub mod options;
@@ -6,5 +6,5 @@ pub mod programs;
 pub mod svg;
 pub mod tables;
 
-/// Whatever fails ends the bench.
+/// Result of any step; an error ends the bench.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

@@ -23,7 +23,7 @@ use vmm::Vmm;
 
 type Part = fn(&Options, &GuestFiles, &mut Table) -> Outcome<()>;
 
-/// What can be measured, in the order of the table.
+/// The parts of the bench, in the order of the table.
 const PARTS: [(&str, Part); 5] = [
     ("boot", boot),
     ("idle", idle),
@@ -33,7 +33,7 @@ const PARTS: [(&str, Part); 5] = [
 ];
 const ALL: [Vmm; 3] = [Vmm::Mirrorball, Vmm::QemuMicrovm, Vmm::QemuPc];
 
-/// What to run, from the command line.
+/// Options of the command line.
 pub struct Options {
     mirrorball: PathBuf,
     kernel: PathBuf,
@@ -50,7 +50,7 @@ impl Options {
         self.only.is_empty() || self.only.iter().any(|name| name == part)
     }
 
-    /// Runs of what takes longer than a start.
+    /// Number of runs of tasks that take longer than a start.
     fn shorter(&self) -> usize {
         self.runs.div_ceil(2)
     }
@@ -99,7 +99,7 @@ fn run() -> Outcome<()> {
     for (part, measure) in PARTS {
         if options.wants(part) {
             measure(&options, &files, &mut table)?;
-            // What is measured stays, should a later part fail.
+            // Finished parts are saved, should a later one fail.
             table.save(&options.out)?;
         }
     }

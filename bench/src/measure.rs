@@ -6,9 +6,9 @@ use crate::vmm::Vmm;
 /// The samples of one program.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// Whose they are.
+    /// The name of the program.
     pub name: String,
-    /// In the order taken.
+    /// The samples, in the order taken.
     pub samples: Vec<f64>,
 }
 
@@ -53,7 +53,7 @@ pub fn alternate<T>(
     let mut samples: Samples<T> = vmms.iter().map(|vmm| (*vmm, Vec::new())).collect();
     for _ in 0..runs {
         for (vmm, list) in &mut samples {
-            // In emulation a nested guest dies now and then, whoever runs it: once more, loudly.
+            // In emulation a nested guest dies now and then, under any VMM: once more, with a message.
             let value = sample(*vmm).or_else(|error| {
                 eprintln!("bench: {} failed, once more: {error}", vmm.name());
                 sample(*vmm)
@@ -75,7 +75,7 @@ pub fn column<T>(samples: &Samples<T>, figure: impl Fn(&T) -> Outcome<f64>) -> O
         .collect()
 }
 
-/// One figure of an answer.
+/// One figure of a guest's answer.
 pub fn number(json: &serde_json::Value, key: &str) -> Outcome<f64> {
     json[key]
         .as_f64()

@@ -1,4 +1,4 @@
-//! What a monitor takes beyond its guest's memory.
+//! Memory of a monitor beyond its guest's memory.
 
 use std::fs;
 
@@ -25,7 +25,7 @@ pub fn overhead_mib(vmm: Vmm, guest: &Guest) -> Outcome<f64> {
     Ok(total as f64 / 1024.0)
 }
 
-/// The process, what it started, and what belongs to its session's monitor.
+/// The process, its children, and the processes of its session's monitor.
 fn family(root: u32) -> Outcome<Vec<u32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {

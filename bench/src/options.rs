@@ -1,4 +1,4 @@
-//! What a bench is told on its command line: pairs of `--name VALUE`.
+//! Options of a bench on its command line: pairs of `--name VALUE`.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// This process's. `usage` is what to say if there is something wrong with them.
+    /// This process's options. Errors show `usage`.
     ///
     /// # Errors
     /// If a word has no pair.
@@ -29,15 +29,15 @@ impl Options {
         Ok(Self { values, usage })
     }
 
-    /// What was said for a name, if something was.
+    /// The value of a name, if it was given.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 
-    /// What was said for a name.
+    /// The value of a name that must be given.
     ///
     /// # Errors
-    /// If nothing was.
+    /// If it was not given.
     pub fn needed(&self, name: &str) -> Outcome<&str> {
         let value = self.get(name);
         Ok(value.ok_or_else(|| format!("--{name} is missing: {}", self.usage))?)
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_what_is_right() {
+    fn errors_name_the_wrong_option_and_show_the_usage() {
         for (text, wrong) in [
             ("--out", "--out: no `--name VALUE`; say --out FILE"),
             ("out a.json", "out: no `--name VALUE`; say --out FILE"),

@@ -1,4 +1,4 @@
-//! The programs that a bench starts VMs by.
+//! The programs with which a bench starts VMs.
 
 use std::fs;
 use std::io;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::measure::Measurement;
 
-/// Which way is better.
+/// Which figures are better.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
@@ -36,7 +36,7 @@ struct Row {
     cells: Vec<Cell>,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Serialize)]
 pub struct Table {
     machine: String,

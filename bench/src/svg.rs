@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-/// For series, in order; the first is for what the others are measured by.
+/// Colours of series, in order; the first is that of the reference.
 pub const COLOURS: [&str; 9] = [
     "#888888", "#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#a44a3f", "#30323d",
 ];
 
-/// Where a text is put by its place.
+/// Position of a text relative to its point.
 #[derive(Clone, Copy, Debug)]
 pub enum Anchor {
     /// It begins there.
@@ -18,7 +18,7 @@ pub enum Anchor {
     End,
 }
 
-/// A picture under way. All lengths are pixels, from the upper left corner.
+/// A picture under construction. All lengths are pixels, from the upper left corner.
 #[derive(Debug)]
 pub struct Picture(String);
 
@@ -27,7 +27,8 @@ impl Picture {
     pub fn new(width: f64, height: f64, title: &str) -> Self {
         let mut picture = Self(format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-             font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+             font-family=\"sans-serif\" font-size=\"12\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
         ));
         picture.add(&format!(
             "<text x=\"60\" y=\"18\" font-size=\"14\">{}</text>",

@@ -1,4 +1,4 @@
-//! What is measured, as tables, and how a figure is taken.
+//! The measurements, as tables, and the taking of a figure.
 
 mod bars;
 mod report;
@@ -12,7 +12,7 @@ use crate::Outcome;
 /// Takes one figure.
 pub type Measure = fn() -> Outcome<f64>;
 
-/// What a column tells, and its heading.
+/// Unit of a column, and its heading.
 #[derive(Clone, Copy, Debug)]
 pub enum Column {
     /// Nanoseconds.
@@ -23,37 +23,37 @@ pub enum Column {
     Percent(&'static str),
 }
 
-/// What is compared.
+/// One of the compared things.
 #[derive(Debug)]
 pub struct Row {
     /// Its name.
     pub what: &'static str,
-    /// For each column; none where it makes no sense.
+    /// A measure for each column; none where it makes no sense.
     pub measures: &'static [Option<Measure>],
 }
 
-/// What is compared with one another.
+/// Things that are compared with one another.
 #[derive(Debug)]
 pub struct Table {
-    /// What all its rows do.
+    /// Common name of its rows.
     pub title: &'static str,
-    /// What is told of them. Only times in the first column are drawn.
+    /// The columns. Only times in the first one are drawn.
     pub columns: &'static [Column],
     /// Whether the first column is shown as multiples of its first row, too.
     pub compared: bool,
-    /// In the order in which they are measured.
+    /// The rows, in the order in which they are measured.
     pub rows: &'static [Row],
 }
 
 impl Row {
-    /// With a measure, or none, for each column.
+    /// A row with a measure, or none, for each column.
     pub const fn new(what: &'static str, measures: &'static [Option<Measure>]) -> Self {
         Self { what, measures }
     }
 }
 
 impl Column {
-    /// As the table has it.
+    /// The heading in the table.
     pub fn heading(self) -> &'static str {
         match self {
             Self::Ns(heading) | Self::Millions(heading) | Self::Percent(heading) => heading,
@@ -71,20 +71,20 @@ impl Column {
     }
 }
 
-/// Nanoseconds of one of `count` doings, each of which gets its number.
+/// Nanoseconds of one of `count` operations, each of which gets its number.
 ///
 /// # Errors
-/// The first one of theirs.
+/// The first error of an operation.
 pub fn each_ns(count: u64, mut does: impl FnMut(u64) -> Outcome<()>) -> Outcome<f64> {
     let start = Instant::now();
     (0..count).try_for_each(&mut does)?;
     Ok(start.elapsed().as_nanos() as f64 / count as f64)
 }
 
-/// How many of `count` doings there are in a second.
+/// Number of `count` operations in a second.
 ///
 /// # Errors
-/// The first one of theirs.
+/// The first error of an operation.
 pub fn per_second(count: u64, mut does: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     Ok(1e9 / each_ns(count, |_| does())?)
 }

@@ -1,5 +1,5 @@
-//! When KVM first enters a guest, from the host kernel's own trace, and what KVM counts for a VM. Needs root,
-//! and that no other VM runs.
+//! The time of KVM's first entry to a guest, from the host kernel's own trace, and KVM's counts of a VM.
+//! Needs root, and that no other VM runs.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use crate::Outcome;
 
 const TRACING: &str = "/sys/kernel/debug/tracing";
 const VMS: &str = "/sys/kernel/debug/kvm";
-/// How long the guest's first entry may take to show up after the guest has spoken.
+/// Time limit until the guest's first entry shows up after the guest's first output.
 const SHOWN: Duration = Duration::from_secs(5);
 
 /// The processor's time-stamp counter.
@@ -35,7 +35,7 @@ impl FirstEntry {
         let (sender, seen) = mpsc::channel();
         std::thread::spawn(move || {
             let mut line = String::new();
-            // Without a line the receiver times out and says so.
+            // Without a line the receiver times out and reports that.
             if BufReader::new(pipe).read_line(&mut line).is_ok() {
                 let _ = put("events/kvm/kvm_entry/enable", "0");
                 if let Some(time) = timestamp(&line) {
@@ -64,7 +64,7 @@ fn put(file: &str, value: &str) -> Outcome<()> {
     fs::write(&file, value).map_err(|error| format!("{}: {error}", file.display()).into())
 }
 
-/// What KVM shows of the only VM.
+/// KVM's counters of the only VM.
 pub struct VmCounts {
     folder: PathBuf,
 }

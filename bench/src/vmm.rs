@@ -1,4 +1,4 @@
-//! Starts one guest under one monitor and reads what it says.
+//! Starts one guest under one monitor and reads its output.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -15,7 +15,7 @@ use crate::guest_files::GuestFiles;
 pub enum Vmm {
     /// This project.
     Mirrorball,
-    /// QEMU's machine with no firmware tables to speak of, and virtio over MMIO.
+    /// QEMU's machine without the usual firmware tables, and virtio over MMIO.
     QemuMicrovm,
     /// QEMU's default PC, with virtio over PCI, and io_uring for its disks.
     QemuPc,
@@ -23,16 +23,16 @@ pub enum Vmm {
     QemuPcThreads,
 }
 
-/// No guest may take longer.
+/// Time limit of a guest.
 const LIMIT: Duration = Duration::from_secs(90);
-/// The kernel's words in every run.
+/// Words of the kernel's command line in every run.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check rdinit=/bench";
 /// The first line of a guest's process 1.
 pub const FIRST: &str = "BENCH first-user-process";
 const TAP: &str = "mirrorbench0";
 
 impl Vmm {
-    /// As in the table.
+    /// The name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mirrorball => "mirrorball",
@@ -42,7 +42,7 @@ impl Vmm {
         }
     }
 
-    /// The command that starts a guest of 1 vCPU and 128 MiB with what the task needs.
+    /// The command that starts a guest of 1 vCPU and 128 MiB with the devices of the task.
     fn command(self, task: &str, files: &GuestFiles) -> Command {
         let cmdline = format!("{CMDLINE} bench={task}");
         let disk = files.disk.display();
@@ -222,7 +222,7 @@ pub fn first_user_process(vmm: Vmm, files: &GuestFiles) -> Outcome<f64> {
     Ok(time.as_secs_f64())
 }
 
-/// Runs `task` in a fresh guest and gives its answer.
+/// Runs `task` in a fresh guest and returns its answer.
 pub fn task(vmm: Vmm, task: &str, files: &GuestFiles) -> Outcome<serde_json::Value> {
     let peer = if task == "net" { Some(Tap::create()?) } else { None };
     let mut guest = Guest::start(vmm, task, files)?;
@@ -271,7 +271,7 @@ fn ip(words: &str) -> Outcome<()> {
     }
 }
 
-/// Takes the guest's bytes, says so, and sends as many back.
+/// Receives the guest's bytes, confirms them, and sends as many back.
 fn peer(listener: &TcpListener) -> std::io::Result<()> {
     const BULK_BYTES: usize = 48 << 20;
     let (mut stream, _) = listener.accept()?;

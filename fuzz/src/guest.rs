@@ -14,7 +14,7 @@ use crate::file::sparse_file;
 pub const MEMORY_BYTES: u64 = 1 << 20;
 /// Descriptors of each queue: few, so that the rings wrap.
 pub const QUEUE_SIZE: u16 = 16;
-/// Where the buffers are; below are the rings.
+/// Address of the buffers; below are the rings.
 pub const BUFFERS: u64 = 0x4_0000;
 
 const QUEUE_BYTES: u64 = 0x4000;
@@ -24,14 +24,14 @@ const USED: u64 = 0x2000;
 /// A table for indirect descriptors, of a page.
 const INDIRECT: u64 = 0x3000;
 
-/// Memory and queues, as the driver sees them.
+/// Memory and queues, in the driver's view.
 pub struct Guest {
     pub memory: GuestRam,
     notify: Vec<EventFd>,
     available: Vec<u16>,
 }
 
-/// A descriptor as it stands in memory.
+/// A descriptor in memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Descriptor {
     pub address: u64,
@@ -69,7 +69,7 @@ impl Guest {
         self.notify.len()
     }
 
-    /// What the device gets at DRIVER_OK, with the rings empty.
+    /// The arguments of the device at DRIVER_OK, with the rings empty.
     pub fn activation(&mut self, features: u64) -> Activation {
         let mut queues = Vec::new();
         for index in 0..self.notify.len() {
@@ -100,12 +100,12 @@ impl Guest {
         }
     }
 
-    /// Whether somebody asked for the queue to be looked at.
+    /// Whether the device was notified for the queue since the last call.
     pub fn take_notification(&self, queue: usize) -> bool {
         self.notify[queue].read().is_ok()
     }
 
-    /// Writes to memory; what does not fit is left out.
+    /// Writes to memory; bytes beyond its end are left out.
     pub fn write(&self, address: u64, bytes: &[u8]) {
         let _ = self.memory.write(bytes, GuestAddress(address));
     }
@@ -122,7 +122,7 @@ impl Guest {
         self.write(base + DESCRIPTOR_BYTES * index, &bytes);
     }
 
-    /// Where a queue's indirect table is.
+    /// Address of a queue's indirect table.
     pub fn indirect(queue: usize) -> u64 {
         QUEUE_BYTES * queue as u64 + INDIRECT
     }
@@ -144,7 +144,7 @@ impl Guest {
         self.write(QUEUE_BYTES * queue as u64 + AVAILABLE + 2, &index.to_le_bytes());
     }
 
-    /// Writes the used event index, after which the driver wants an interrupt.
+    /// Writes the used event index, after which the driver requests an interrupt.
     pub fn set_used_event(&self, queue: usize, index: u16) {
         let at = QUEUE_BYTES * queue as u64 + AVAILABLE + 4 + 2 * u64::from(QUEUE_SIZE);
         self.write(at, &index.to_le_bytes());

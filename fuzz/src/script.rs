@@ -1,4 +1,4 @@
-//! Turns the fuzzer's bytes into what a driver does: mostly well-formed chains, with wild values among them.
+//! Turns the fuzzer's bytes into a driver's actions: mostly well-formed chains, with wild values among them.
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use shard::fuzzing::Bare;
@@ -9,14 +9,14 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 const STEPS_MAX: usize = 64;
-/// How often a device may ask to be called again before the driver goes on.
+/// How often a device may request another call before the driver goes on.
 const ROUNDS_MAX: usize = 64;
 
-/// What a target knows of its device.
+/// A target's view of its device.
 pub trait Subject {
     /// Bytes that the device understands as a request of the driver's.
     fn request(&mut self, u: &mut Unstructured) -> Result<Vec<u8>>;
-    /// Something happens on the host's side of the device.
+    /// Makes an event on the host's side of the device.
     fn host(&mut self, u: &mut Unstructured) -> Result<()>;
 }
 
@@ -91,7 +91,7 @@ fn features(u: &mut Unstructured) -> Result<u64> {
     Ok(bits | 1 << 32)
 }
 
-/// Calls the device for `queue`, and for all that follows from it.
+/// Calls the device for `queue`, and for all events that follow.
 fn serve(device: &mut Bare, guest: &Guest, queue: usize) {
     device.notified(queue as u16);
     for _ in 0..ROUNDS_MAX {

@@ -15,7 +15,7 @@ impl Allowed {
     /// Reads lines of a folder and a number.
     ///
     /// # Errors
-    /// The line that is neither that nor a comment.
+    /// The line that is neither a folder and a number nor a comment.
     pub fn parse(text: &str) -> Result<Self, String> {
         let lines = text
             .lines()

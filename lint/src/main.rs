@@ -16,10 +16,10 @@ use std::process::ExitCode;
 
 use crate::allowed::Allowed;
 
-/// Where the allowances are, from the project's folder.
+/// Path of the allowances, from the project's folder.
 const ALLOWED: &str = "lint/allowed.txt";
 
-/// Findings that are shown of one folder.
+/// Most findings of one folder that are shown.
 const SHOWN_MAX: usize = 40;
 
 /// A place that breaks a rule.
@@ -77,7 +77,8 @@ fn check(root: &Path, lowers: bool) -> Result<(), Vec<String>> {
         if findings.len() > most {
             lines.extend(findings.iter().take(SHOWN_MAX).map(ToString::to_string));
             lines.push(format!(
-                "{folder} has {} findings, and {most} are allowed; help: change what you wrote by docs/contributing/writing.md",
+                "{folder} has {} findings, and {most} are allowed; \
+                 help: change what you wrote by docs/contributing/writing.md",
                 findings.len()
             ));
         } else {
@@ -91,8 +92,8 @@ fn check(root: &Path, lowers: bool) -> Result<(), Vec<String>> {
     if lines.is_empty() { Ok(()) } else { Err(lines) }
 }
 
-/// The files in a folder and the folders in it, from `root` and in their order, without hidden ones and what
-/// a build makes.
+/// The files in a folder and the folders in it, from `root` and in their order, without hidden ones and those
+/// that a build makes.
 fn files(root: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];

@@ -1,6 +1,6 @@
 //! The prose of a file: its comments, messages and test names, or a document's paragraphs.
 
-/// What kind of prose it is.
+/// The kind of a piece of prose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// A comment, or a paragraph of a document.
@@ -22,7 +22,7 @@ pub struct Prose {
     pub file: String,
     /// The line that it begins on, from 1.
     pub line: usize,
-    /// What it is.
+    /// The kind of this piece.
     pub kind: Kind,
     /// Its text, without marks of comments, lines joined.
     pub text: String,
@@ -52,7 +52,7 @@ fn piece(file: &str, line: usize, kind: Kind, text: &str) -> Prose {
 
 fn of_code(file: &str, text: &str) -> Vec<Prose> {
     let mut found: Vec<Prose> = Vec::new();
-    // The comment that the line before is of.
+    // The comment of the line before: its mark, and its place in `found`.
     let mut open: Option<(&str, usize)> = None;
     let mut is_test = false;
     for (line, content) in (1..).zip(text.lines()) {
@@ -133,7 +133,8 @@ mod tests {
 
     #[test]
     fn comments_messages_and_test_names_of_code_are_found() {
-        let code = "//! A module\n//! of two lines.\n//!\n//! And more.\n\n/// One.\nfn one() {\n    // Why.\n    say(\"no such thing\", \"x\");\n}\n\
+        let code = "//! A module\n//! of two lines.\n//!\n//! And more.\n\n/// One.\n\
+                    fn one() {\n    // Why.\n    say(\"no such thing\", \"x\");\n}\n\
                     #[test]\nfn this_is_so() {}\n";
         assert_eq!(
             texts("a.rs", code, Kind::Text),

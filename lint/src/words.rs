@@ -6,7 +6,7 @@ use crate::prose::{Kind, Prose};
 /// Columns of a line of code or prose. A row of a table, and a line with a link, may be longer.
 const COLUMNS_MAX: usize = 110;
 
-/// Phrases that are not used, in small letters, and what says the same.
+/// Phrases that are not used, in small letters, and their replacements.
 const BANNED: [(&str, &str); 24] = [
     ("mend", "help, repair or fix"),
     ("mends", "help, repairs or fixes"),
@@ -37,7 +37,7 @@ const BANNED: [(&str, &str); 24] = [
 /// Words that are no subject of a sentence, unless it is a question.
 const NO_SUBJECTS: [&str; 7] = ["who", "what", "whoever", "whatever", "nobody", "whose", "who's"];
 
-/// What a piece of prose has of that.
+/// The findings of a piece of prose.
 pub fn findings(prose: &Prose) -> Vec<Finding> {
     let mut reasons = Vec::new();
     if prose.kind == Kind::Line {
@@ -74,7 +74,7 @@ pub fn findings(prose: &Prose) -> Vec<Finding> {
     reasons.into_iter().map(finding).collect()
 }
 
-/// The text in small letters with one blank around each word; what stands in backticks is no prose.
+/// The text in small letters with one blank around each word; text in backticks is no prose.
 fn plain(text: &str) -> String {
     let outside: String = text.split('`').step_by(2).collect::<Vec<_>>().join(" x ");
     let mut plain = String::from(" ");
@@ -111,7 +111,7 @@ fn sentences(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The first word of a sentence, if it is no subject. A phrase such as "what the host is made of" counts too:
-/// a noun says it better.
+/// a noun is better.
 fn no_subject(sentence: &str) -> Option<&'static str> {
     if sentence.ends_with('?') {
         return None;

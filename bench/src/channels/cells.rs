@@ -1,4 +1,4 @@
-//! What cells in two processes make of channels: calls, a name that all agree on, a change that all hear of.
+//! Uses of channels by cells in two processes: calls, a name that all agree on, a change that all receive.
 
 pub mod agreement;
 pub mod call;

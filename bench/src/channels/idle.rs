@@ -1,4 +1,4 @@
-//! What a receiver of a channel costs while little comes: the CPU time of its thread.
+//! Cost of a receiver of a channel with few messages: the CPU time of its thread.
 
 use std::process::Stdio;
 use std::thread;
@@ -47,13 +47,13 @@ fn share(here: impl FnOnce(&mut BlockingSender) -> Outcome<()> + Send) -> Outcom
         let used = used_ns(&mut outbox, &mut inbox)? - before;
         Ok(used as f64 / wall.as_nanos() as f64 * 100.0)
     })?;
-    // It ends with the channel.
+    // The receiver ends with the channel.
     drop(outbox);
     other.finish()?;
     Ok(measured)
 }
 
-/// What CPU time the receiver has used so far.
+/// CPU time that the receiver has used so far.
 fn used_ns(outbox: &mut BlockingSender, inbox: &mut BlockingReceiver) -> Outcome<u64> {
     outbox.send(&message(ASK), soon())?;
     Ok(inbox.recv(soon())?.ok_or("no answer comes")?.words[0])
@@ -77,10 +77,10 @@ fn little_comes() -> Outcome<f64> {
     })
 }
 
-/// A message that asks what CPU time was used.
+/// A message that requests the used CPU time.
 const ASK: u64 = 1;
 
-/// The receiver.
+/// Runs the receiver.
 pub fn role(words: &[String]) -> Outcome<()> {
     let (mut inbox, mut outbox) = ends_of(words)?;
     // Without a limit, as cells wait: a timer would cost, too. The measuring process ends this one.

@@ -1,5 +1,5 @@
-//! How fast channels are, and what cells make of them, beside what people use instead. `bench-channels --out
-//! FILE.json --machine TEXT [--runs N]`.
+//! Speed of channels, and of their uses by cells, beside common alternatives. `bench-channels --out FILE.json
+//! --machine TEXT [--runs N]`.
 //!
 //! All that is compared runs in turn, `runs` times, in threads or processes that are kept to the first two
 //! CPUs; medians are printed. FILE.svg is drawn beside the record. A further table is one more entry of
@@ -22,7 +22,7 @@ use bench::tables::{Report, Table};
 
 const TABLES: &[Table] = &[messages::TABLE, cells::CALLS, cells::AGREEMENT, idle::TABLE];
 
-/// What the other process of a measurement does.
+/// Runs the other process of a measurement.
 fn act(role: &str, words: &[String]) -> Outcome<()> {
     process::begin()?;
     match role {

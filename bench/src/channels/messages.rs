@@ -1,5 +1,5 @@
-//! Messages of 64 bytes: one there and one back, and one way as fast as they go. The measure of all is two
-//! CPUs that hand one cache line to and fro.
+//! Messages of 64 bytes: round trips, and one way as fast as possible. The reference is two CPUs that pass
+//! one cache line back and forth.
 
 pub mod bare;
 pub mod crossbeam;
@@ -12,9 +12,9 @@ use bench::tables::{Column, Row, Table};
 
 /// Messages that a queue holds: the length in the paper's Table 2.
 pub const LINES: usize = 16;
-/// Round trips of what polls.
+/// Round trips of polling transports.
 pub const TRIPS: u64 = 100_000;
-/// Round trips of what blocks.
+/// Round trips of blocking transports.
 pub const TRIPS_SLOW: u64 = 5_000;
 /// Messages one way.
 pub const MESSAGES: u64 = 2_000_000;
@@ -72,7 +72,7 @@ pub const TABLE: Table = Table {
     ],
 };
 
-/// A message of which every word tells its number.
+/// A message whose every word is its number.
 pub fn message(number: u64) -> urpc::Message {
     urpc::Message {
         words: [number; 7],

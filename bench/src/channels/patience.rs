@@ -1,22 +1,22 @@
-//! No wait of the bench is without a limit.
+//! Time limits: no wait of the bench is without one.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
 
 use bench::Outcome;
 
-/// For one wait, or for all those of one figure: far longer than any takes that will end.
+/// Limit of one wait, or of all those of one figure: far longer than any that will end.
 pub const LIMIT: Duration = Duration::from_secs(10);
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 1 << 16;
 
-/// When a wait that begins now is given up.
+/// The time at which a wait that begins now is given up.
 pub fn soon() -> Option<Instant> {
     Some(Instant::now() + LIMIT)
 }
 
-/// Looks again and again until there is something. Inlined, so that what is compared pays as little for it as
-/// it can.
+/// Calls `look` until it returns a value. Inlined, so that the compared code pays as little for it as
+/// possible.
 #[inline(always)]
 pub fn poll<T>(mut look: impl FnMut() -> Option<T>) -> Outcome<T> {
     let mut end = None;

@@ -17,7 +17,7 @@ pub fn two_cpus() -> Outcome<[usize; 2]> {
     }
 }
 
-/// What a thread may fail with.
+/// Result of a thread, whose errors can be sent.
 type Sent<T> = Result<T, String>;
 
 /// Runs `work` in a thread on a CPU: not in the caller's, whose CPUs must stay what they are.
@@ -39,7 +39,7 @@ pub fn one<T: Send>(here: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
     thread::scope(|scope| joined(on(scope, first, here)))
 }
 
-/// Runs `there` on the second CPU while `here` runs on the first; what `here` gives.
+/// Runs `there` on the second CPU while `here` runs on the first; returns the result of `here`.
 pub fn both<T: Send>(
     there: impl FnOnce() -> Outcome<()> + Send,
     here: impl FnOnce() -> Outcome<T> + Send,

@@ -1,5 +1,5 @@
-//! A second process on the second CPU: this program again, in a role. It ends with its starter, and is ended
-//! by its number.
+//! A second process on the second CPU: this program again, in a role. It ends with its starter, which kills
+//! it by its number.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -45,20 +45,21 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // After its end both are nothing.
+        // After its end both calls have no effect.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What the other process does first.
+/// Prepares the other process.
 pub fn begin() -> Outcome<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     let [_, second] = two_cpus()?;
     pin(second)
 }
 
-/// A new ring, its file, and a word by which the other process finds it while the file is open here.
+/// Makes a new ring and its file, and the word by which the other process finds it while the file is open
+/// here.
 pub fn ring(lines: usize) -> Outcome<(SharedRing, OwnedFd, String)> {
     let (ring, file) = SharedRing::create(lines)?;
     let word = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());

@@ -1,4 +1,4 @@
-//! What Linux pays to take a right away from a page that another CPU may have in its TLB: the kernel's own
+//! Linux's cost of revoking a right to a page that another CPU may have in its TLB: the kernel's own
 //! one-phase change.
 
 use std::num::NonZeroUsize;
@@ -15,7 +15,7 @@ use crate::pinned::{both, one};
 const CALLS: u32 = 10_000;
 const PAGE_BYTES: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
-/// A page of its own. Who reads it at any time is safe; it is written only by the thread that protects it.
+/// A page of its own. Reading it is safe at any time; only the thread that protects it writes it.
 struct Page(NonNull<AtomicU64>);
 
 // SAFETY: a mapping belongs to no thread, and its one word is an atomic.
@@ -35,7 +35,7 @@ impl Page {
     }
 
     fn protect(&self, rights: ProtFlags) -> Outcome<()> {
-        // SAFETY: our own mapping, which stays readable; nobody writes while it may not be written.
+        // SAFETY: our own mapping, which stays readable; no thread writes while that is not allowed.
         unsafe { mprotect(self.0.cast(), PAGE_BYTES.get(), rights)? };
         Ok(())
     }
@@ -48,8 +48,7 @@ impl Drop for Page {
     }
 }
 
-/// The time of a call that takes the right to write away, when `touched` has seen to who has the page in a
-/// TLB.
+/// The time of a call that revokes the right to write, when `touched` has brought the page into the TLBs.
 fn measure(page: &Page, mut touched: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let mut all = Duration::ZERO;
     for number in 0..CALLS {
@@ -63,7 +62,7 @@ fn measure(page: &Page, mut touched: impl FnMut() -> Outcome<()>) -> Outcome<f64
     Ok(all.as_nanos() as f64 / f64::from(CALLS))
 }
 
-/// The page is only in this CPU's.
+/// The page is only in this CPU's TLB.
 pub fn one_cpu() -> Outcome<f64> {
     let page = Page::new()?;
     one(|| measure(&page, || Ok(())))
@@ -84,7 +83,7 @@ pub fn two_cpus() -> Outcome<f64> {
         || {
             let measured = measure(&page, || {
                 let seen = reads.load(Ordering::Acquire);
-                // One that may have begun before, and one more.
+                // The read in progress may have begun before, so one more is needed.
                 poll(|| (reads.load(Ordering::Acquire) > seen + 1).then_some(()))
             });
             over.store(true, Ordering::Relaxed);

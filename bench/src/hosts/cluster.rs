@@ -13,7 +13,7 @@ use registry::cluster::interface::{CellRequest, CellResponse};
 
 use crate::{LIMIT, Outcome};
 
-/// By which way messages go.
+/// Transport of messages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
     /// Within a host.
@@ -25,7 +25,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// All.
+    /// All transports.
     pub const ALL: [Self; 3] = [Self::Ring, Self::Shared, Self::Tls];
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// Cells 0, 1, ..., each on a host of its own but for [`Way::Ring`].
+/// Cells 0, 1, ..., each on a host of its own except for [`Way::Ring`].
 pub struct Cluster {
     program: PathBuf,
     folder: PathBuf,
@@ -49,7 +49,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// All cells know one another. `silence_ms` is after how long without a word a host is dead.
+    /// Brings up cells that have all met. After `silence_ms` without a message a host counts as dead.
     pub fn up(program: &Path, way: Way, cells: u16, silence_ms: u64) -> Outcome<Self> {
         let folder = std::env::temp_dir().join(format!("bench-hosts-{}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
@@ -114,7 +114,7 @@ impl Cluster {
         Ok(file)
     }
 
-    /// Where the host of a cell has its files.
+    /// The folder of a cell's host.
     fn runtime(&self, cell: u16) -> PathBuf {
         let host = if self.way == Way::Ring { 0 } else { cell };
         self.folder.join(format!("h{host}"))
@@ -137,7 +137,7 @@ impl Cluster {
         Ok(Connection::open(&Files::at(&self.runtime(cell)).cell(cell))?)
     }
 
-    /// What the cells have said.
+    /// The logs of the cells.
     pub fn logs(&self) -> String {
         let log = |cell| {
             let said = std::fs::read_to_string(Files::at(&self.runtime(cell)).cell(cell).log());
@@ -163,7 +163,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         for number in 0..self.cells {
-            // One that was stopped can't be told to end.
+            // A stopped process can't end on request.
             if let Ok(guards) = stopped(&self.runtime(number)) {
                 for process in guards {
                     let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
@@ -210,7 +210,7 @@ fn all_live(connection: &mut Connection, cells: u16) -> Outcome<bool> {
     Ok(true)
 }
 
-/// Whether a cell lives, as another knows it.
+/// Whether a cell lives, in another's view.
 pub fn lives(connection: &mut Connection, cell: u16) -> Outcome<bool> {
     match connection.ask(&CellRequest::Status)? {
         CellResponse::Status(status) => {

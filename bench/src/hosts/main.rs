@@ -1,10 +1,10 @@
-//! The time until all agree that a host is dead whose processes were killed or stopped, and what a VM waits
-//! for its place by each way between cells. `bench-hosts --mirrorball PATH --out FILE.json --machine TEXT
-//! [--runs N]`.
+//! Two times of clusters over several hosts: until all agree that a host is dead whose processes were killed
+//! or stopped, and until a VM has its place, by each transport between cells. `bench-hosts --mirrorball PATH
+//! --out FILE.json --machine TEXT [--runs N]`.
 //!
 //! Hosts are sets of processes on the loopback of this machine, each with a runtime directory of its own;
-//! etcd is real. Nothing runs in a lab, whose hosts stand still now and then for longer than what is
-//! measured.
+//! etcd is real. Nothing runs in a lab, whose hosts stand still now and then for longer than the measured
+//! times.
 
 mod cluster;
 
@@ -21,19 +21,19 @@ use serde::Serialize;
 
 use cluster::{Cluster, Way};
 
-/// What any wait may take.
+/// Limit of any wait.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Places asked for in a run.
+/// Number of places requested in a run.
 const PLACES: usize = 200;
-/// After how long without a word a host is dead, where its death is measured.
+/// Silence after which a host counts as dead, where its death is measured.
 const SILENCE_MS: u64 = 200;
 /// The same where no host dies: this machine may stand still.
 const LONG_SILENCE_MS: u64 = 10_000;
-/// A host that this machine lets wait for longer than its silence may last is taken for dead. Then a sample
-/// is taken again.
+/// Number of tries of a sample. This machine may stop a host for longer than the allowed silence, so that it
+/// is taken for dead.
 const TRIES: usize = 5;
 
-/// Samples of one thing, milliseconds for deaths and microseconds for places.
+/// Samples of one figure, milliseconds for deaths and microseconds for places.
 #[derive(Serialize)]
 struct Row {
     what: String,
@@ -118,11 +118,11 @@ fn sample(take: impl Fn() -> Outcome<f64>) -> Outcome<f64> {
     take()
 }
 
-/// What a VM waits for its place in the first cell: the median, microseconds.
+/// Time until a VM has its place in the first cell: the median, microseconds.
 fn place_us(cluster: &Cluster) -> Outcome<f64> {
     let mut waits = Vec::new();
     for number in 0..PLACES {
-        // The last one's end has been told everywhere.
+        // By then all cells have received the last one's end.
         std::thread::sleep(Duration::from_millis(1));
         let mut connection = cluster.connect(0)?;
         let host = AdmitVm {
@@ -147,7 +147,7 @@ fn place_us(cluster: &Cluster) -> Outcome<f64> {
     Ok(waits[waits.len() / 2])
 }
 
-/// The last host ends; when both others know it, milliseconds.
+/// Time from the end of the last host until both others have noticed it, milliseconds.
 fn agreed_ms(cluster: &Cluster, signal: Signal) -> Outcome<f64> {
     let processes = cluster.processes(2)?;
     let mut others = [cluster.connect(0)?, cluster.connect(1)?];

@@ -1,8 +1,8 @@
-//! How long a program would take on several hosts, from what its nodes waited for. Pure.
+//! Estimates the time of a program on several hosts, from the waits of its nodes. Pure.
 //!
-//! What is counted does not depend on the link, so it is taken from a run on one host, and each wait gets the
-//! time that it would take. Programs wait for one another at the end of each phase, which therefore takes as
-//! long as its slowest node; what is done with a lock that others want is added up over all nodes.
+//! The counts do not depend on the link, so they are taken from a run on one host, and each wait gets the
+//! time that it would take on another. Programs wait for one another at the end of each phase, which
+//! therefore takes as long as its slowest node; work under a contended lock is added up over all nodes.
 
 use crate::links::Link;
 use crate::record::{Builds, Costs, Node, RecordedBuild, Run, Shard};
@@ -16,12 +16,12 @@ struct Waits {
     upgrades: u64,
 }
 
-/// What a wait takes on a link, microseconds.
+/// Time of a wait on a link, microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Prices {
     fetch_us: f64,
     upgrade_us: f64,
-    /// What each answer takes from who gives it.
+    /// CPU time that each reply costs the node that sends it.
     answer_us: f64,
 }
 
@@ -30,7 +30,7 @@ struct Prices {
 struct Totals {
     fetches: u64,
     upgrades: u64,
-    /// Of all waits, those to write.
+    /// Those of all waits that are for writing.
     to_write: u64,
     messages: u64,
     pages: u64,
@@ -38,8 +38,9 @@ struct Totals {
 }
 
 impl Totals {
-    /// With what a message costs. Each wait has the same number of messages in a row, the mean: all that were
-    /// sent, but of the invalidations of one write, which go out together, only one and its answer.
+    /// Times with the cost of a message. Each wait has the same number of messages in a row, the mean: all
+    /// messages, except that of the invalidations of one write, which go out together, only one and its
+    /// answer count.
     fn prices(&self, link: &Link, costs: &Costs) -> Prices {
         let waits = self.fetches + self.upgrades;
         let in_a_row = (self.messages + 2 * self.invalidated.min(self.to_write))
@@ -61,7 +62,7 @@ impl Prices {
         waits.fetches as f64 * self.fetch_us + waits.upgrades as f64 * self.upgrade_us
     }
 
-    /// What a node lost to others' requests: all that it sent but the requests of its own waits.
+    /// Time that a node lost to others' requests: all its messages except the requests of its own waits.
     fn lost_us(&self, messages: u64, waits: u64) -> f64 {
         messages.saturating_sub(waits) as f64 * self.answer_us
     }
@@ -74,7 +75,7 @@ fn waits(four: &[u64]) -> Waits {
     }
 }
 
-/// How many times as fast as one node the run would have been.
+/// Speed-up of the run over one node.
 pub fn program(run: &Run, link: &Link, costs: &Costs) -> f64 {
     let mut totals = Totals::default();
     for node in &run.nodes {
@@ -115,25 +116,25 @@ pub fn program(run: &Run, link: &Link, costs: &Costs) -> f64 {
 pub struct Build {
     /// How long it takes on one node, microseconds.
     pub alone_us: f64,
-    /// What part of that all CPUs do together.
+    /// The part of that which all CPUs do together.
     pub parallel: f64,
-    /// Of each node.
+    /// CPUs of each node.
     pub cpus: u32,
 }
 
-/// How many times as fast as one node a build would be.
+/// Speed-up of a build over one node.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Range {
     /// If no two CPUs ever wait at the same time.
     pub low: f64,
-    /// If all that is done at the same time waits at the same time.
+    /// If all work that is done at the same time waits at the same time.
     pub high: f64,
     /// Without any waits.
     pub ideal: f64,
 }
 
 impl Build {
-    /// One of those that were recorded.
+    /// One of the recorded builds.
     pub fn of(builds: &Builds, one: &RecordedBuild) -> Self {
         Self {
             alone_us: builds.alone_s * 1e6,
@@ -142,7 +143,7 @@ impl Build {
         }
     }
 
-    /// On as many nodes as shards were recorded.
+    /// The speed-up on as many nodes as shards were recorded.
     pub fn speedup(&self, shards: &[Shard], link: &Link, costs: &Costs) -> Range {
         let mut totals = Totals::default();
         for Shard {
@@ -168,7 +169,7 @@ impl Build {
         self.with(&shards.iter().map(stalls_us).collect::<Vec<f64>>())
     }
 
-    /// On as many nodes as these, each with what its CPUs waited for in all, microseconds.
+    /// The speed-up on as many nodes as `stalls_us` has entries: all waits of each node's CPUs, microseconds.
     pub fn with(&self, stalls_us: &[f64]) -> Range {
         let nodes = stalls_us.len().max(1) as f64;
         let ideal_us = self.alone_us * (1.0 - self.parallel + self.parallel / nodes);

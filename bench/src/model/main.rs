@@ -1,10 +1,9 @@
-//! What a program on one memory would gain on several hosts, by link: a model, fed with what was counted on
-//! this one.
+//! Model of a program's gain on several hosts with one memory, by link, from counts on this host.
 //!
 //! ```text
 //! bench-model --faults dsm.json --stalls dsm-stalls.json [--builds dsm-compile.json] --out FILE.json
 //! ```
-//! `--builds` is what `scripts/bench-compile.sh` recorded of builds in VMs over several nodes.
+//! `--builds` is the record of `scripts/bench-compile.sh` on builds in VMs over several nodes.
 
 mod estimate;
 mod links;

@@ -1,10 +1,11 @@
-//! What is read: faults of programs and their phases, the stalls of a VM, and what faults are made of here.
+//! The input: faults of programs and their phases, the stalls of a VM, and the parts of a fault on this
+//! machine.
 
 use bench::Outcome;
 use bench::tables::median;
 use serde::Deserialize;
 
-/// `bench/results/dsm.json`, as far as it is used.
+/// The used part of `bench/results/dsm.json`.
 #[derive(Debug, Deserialize)]
 pub struct Measured {
     runs: Vec<MeasuredRun>,
@@ -23,12 +24,12 @@ struct MeasuredFault {
     median_us: f64,
 }
 
-/// What a fault is made of on this machine, microseconds.
+/// Parts of a fault on this machine, microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Costs {
     /// All of a stall but its messages.
     pub local_us: f64,
-    /// Of that, what the node does that answers.
+    /// The part of that which the replying node does.
     pub serve_us: f64,
     /// One message over the loopback, software of both ends.
     pub message_us: f64,
@@ -37,11 +38,11 @@ pub struct Costs {
 /// `bench/results/dsm-stalls.json`.
 #[derive(Debug, Deserialize)]
 pub struct Stalls {
-    /// For each number of nodes.
+    /// A record for each number of nodes.
     pub records: Vec<Record>,
 }
 
-/// What `mirrorball dsm bench --kernels --phases --json` prints.
+/// Output of `mirrorball dsm bench --kernels --phases --json`.
 #[derive(Debug, Deserialize)]
 pub struct Record {
     pub programs: Vec<Program>,
@@ -72,26 +73,26 @@ pub struct Node {
     pub phases: Vec<[u64; 8]>,
 }
 
-/// `bench/results/dsm-compile.json`: what builds in VMs over several nodes waited for.
+/// `bench/results/dsm-compile.json`: the waits of builds in VMs over several nodes.
 #[derive(Debug, Deserialize)]
 pub struct Builds {
-    /// How long the build takes one CPU outside of VMs, seconds.
+    /// Time of the build on one CPU outside of VMs, seconds.
     pub alone_s: f64,
-    /// What part of that several CPUs do together.
+    /// The part of that which several CPUs do together.
     pub parallel: f64,
     builds: Vec<RecordedBuild>,
 }
 
-/// One of them.
+/// A recorded build.
 #[derive(Debug, Deserialize)]
 pub struct RecordedBuild {
-    /// Of each node.
+    /// CPUs of each node.
     pub cpus: u32,
     before: Heat,
     after: Heat,
 }
 
-/// What `mirrorball heat VM --json` prints, as far as it is used.
+/// The used part of the output of `mirrorball heat VM --json`.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Heat {
     pub shards: Vec<Shard>,
@@ -113,7 +114,7 @@ pub struct Faults {
     pub upgrade: Count,
 }
 
-/// How many.
+/// A number of waits.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Count {
     pub count: u64,
@@ -141,7 +142,7 @@ impl Measured {
 }
 
 impl Builds {
-    /// Each build, with what came during it.
+    /// Each build, with its counts.
     ///
     /// # Errors
     /// If the record contradicts itself.
@@ -163,7 +164,7 @@ impl Builds {
 }
 
 impl Heat {
-    /// What came since; none if that has other shards.
+    /// The counts since `before`; none if that has other shards.
     pub fn since(&self, before: &Self) -> Option<Self> {
         let less = |now: Count, before: Count| {
             Some(Count {

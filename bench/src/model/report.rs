@@ -1,4 +1,4 @@
-//! What the model says, as a table and for programs.
+//! The model's results, as a table and for programs.
 
 use std::fmt::Write;
 
@@ -10,11 +10,11 @@ use crate::estimate::{Build, Range, program};
 use crate::links::{LINKS, Link};
 use crate::record::{Costs, Heat, Shard, Stalls};
 
-/// What the paper measured for its compile (vNUMA, section 5.3): nodes, speed-up, and what its model without
-/// any cost allows.
+/// Measurements of the paper's compile (vNUMA, section 5.3): nodes, speed-up, and the speed-up of its model
+/// without any cost.
 const PAPER: [(usize, f64, f64); 2] = [(4, 2.3, 2.8), (8, 3.1, 4.0)];
 
-/// All of it.
+/// All results.
 #[derive(Debug, Serialize)]
 pub struct Report {
     costs: Costs,
@@ -26,7 +26,7 @@ pub struct Report {
     paper_compile: [(usize, f64, f64); PAPER.len()],
 }
 
-/// A program on so many nodes with one link; medians, lowest and highest of the recorded runs.
+/// A program on a number of nodes with one link; medians, lowest and highest of the recorded runs.
 #[derive(Debug, Serialize)]
 struct Row {
     kernel: String,
@@ -47,7 +47,7 @@ struct BuildRow {
     speedup: Range,
 }
 
-/// What a build waited for, sums over its nodes.
+/// Waits of a build, sums over its nodes.
 #[derive(Debug, Serialize)]
 struct StallRow {
     nodes: usize,
@@ -74,7 +74,7 @@ impl StallRow {
 }
 
 impl Report {
-    /// Of programs.
+    /// Results of programs.
     pub fn of(stalls: &Stalls, costs: Costs) -> Self {
         let mut programs = Vec::new();
         for recorded in stalls.records.iter().flat_map(|record| &record.programs) {
@@ -119,7 +119,7 @@ impl Report {
         }
     }
 
-    /// And of a build.
+    /// Adds those of a build.
     pub fn build(&mut self, build: &Build, heat: &Heat) {
         self.stalls.push(StallRow::of(heat));
         self.builds.extend(LINKS.iter().map(|link| BuildRow {
@@ -129,7 +129,7 @@ impl Report {
         }));
     }
 
-    /// For people.
+    /// The table.
     ///
     /// # Errors
     /// None.
@@ -155,7 +155,8 @@ impl Report {
         } else {
             writeln!(
                 text,
-                "\n{:>5}  {:>8} {:>8} {:>8} {:>9} {:>8}   waits of a build, to read, to write, for the right alone",
+                "\n{:>5}  {:>8} {:>8} {:>8} {:>9} {:>8}   \
+                 waits of a build, to read, to write, for the right alone",
                 "nodes", "read", "write", "upgrade", "messages", "pages"
             )?;
             for row in &self.stalls {
@@ -181,7 +182,8 @@ impl Report {
         for (nodes, speedup, ideal) in self.paper_compile {
             writeln!(
                 text,
-                "{nodes:5}  1 Gb/s Ethernet, the paper's compile as it was measured (Figure 10): {speedup}, ideal {ideal}"
+                "{nodes:5}  1 Gb/s Ethernet, the paper's compile as it was measured (Figure 10): {speedup}, \
+                 ideal {ideal}"
             )?;
         }
         writeln!(

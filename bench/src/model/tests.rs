@@ -10,7 +10,7 @@ const COSTS: Costs = Costs {
     serve_us: 3.0,
     message_us: 4.0,
 };
-/// A message takes 10 us, and a page 30 more; answers cost nothing but their serving.
+/// A message takes 10 us, and a page 30 more; replies cost only their serving.
 const LINK: Link = Link {
     name: "test",
     message_us: Some(10.0),
@@ -19,7 +19,7 @@ const LINK: Link = Link {
     source: "",
 };
 
-/// A node that has sent what its waits take, and answered nobody.
+/// A node that has sent the messages of its waits, and no reply.
 fn node(phases: &[[u64; 8]]) -> Node {
     let sum = |columns: &[usize]| -> u64 {
         phases
@@ -83,8 +83,8 @@ fn invalidations_of_one_write_go_out_together() {
     others.invalidated = 5;
     write.nodes.push(others);
     let stall_us = 7.0 + 4.0 * 10.0 + 30.0;
-    // The other has answered six times, the first has sent five messages beyond its request: the longer of
-    // the two counts.
+    // The other has replied six times, the first has sent five messages beyond its request: the longer of the
+    // two counts.
     let lost_us = 6.0 * (3.0 + 1.0);
     assert!(near(
         program(&write, &LINK, &COSTS),
@@ -111,9 +111,10 @@ fn better_links_are_never_slower() {
     assert!(speedups[0] > 1.0 && speedups[3] < 2.0, "{speedups:?}");
 }
 
-/// The paper's compile on four nodes (sections 5.3 and 5.4): 420,000 stalls of 26 s with the protocol that
-/// ours is, 5.1 s with the one that sends what is written; these 5.1 s were 7 % of the time, and the speed-up
-/// 2.34 and 1.84.
+/// The paper's compile on four nodes (sections 5.3 and 5.4): 420,000 stalls of 26 s with a protocol like
+/// ours,
+/// 5.1 s with the one that sends each write; these 5.1 s were 7 % of the time, and the speed-up 2.34 and
+/// 1.84.
 #[test]
 fn the_papers_two_protocols_come_out_as_far_apart_as_it_measured() {
     let stalls_us = |all_s: f64| [all_s * 1e6 / 4.0; 4];
@@ -127,7 +128,7 @@ fn the_papers_two_protocols_come_out_as_far_apart_as_it_measured() {
     assert!((updates.ideal - 2.8).abs() < 0.05, "{updates:?}");
     let (ours, theirs) = (updates.high / invalidates.high, 2.34 / 1.84);
     assert!((ours / theirs - 1.0).abs() < 0.05, "{ours} {theirs}");
-    // What is not stalls was 8 % of the paper's time, and is not in the model.
+    // Losses other than stalls were 8 % of the paper's time, and are not in the model.
     assert!((updates.high / 2.34 - 1.0) < 0.12, "{updates:?}");
     assert!((invalidates.high / 1.84 - 1.0) < 0.12, "{invalidates:?}");
     assert!(
@@ -136,7 +137,7 @@ fn the_papers_two_protocols_come_out_as_far_apart_as_it_measured() {
     );
 }
 
-/// What `heat` prints of shards that have read so often.
+/// The output of `heat` for shards with these numbers of reads.
 fn heat(reads: &[u64]) -> Value {
     let shard = |reads: &u64| {
         let count = |count: u64| json!({ "count": count, "seconds": 0.5, "mean_us": null });
@@ -162,7 +163,7 @@ fn a_build_is_taken_from_what_heat_prints_before_and_after() {
     let builds = builds(1.0, heat(&[100, 100]), heat(&[1100, 2100]));
     let (recorded, heat) = &builds.each().unwrap()[0];
     let range = Build::of(&builds, recorded).speedup(&heat.shards, &LINK, &COSTS);
-    // 7 + 10 + 30 for each read; what one lost to the other is nothing, as `heat` has no answers.
+    // 7 + 10 + 30 for each read; losses to the other are zero, as `heat` has no replies.
     assert!(near(range.high, 1e6 / (5e5 + 2000.0 * 47.0 / 2.0)), "{range:?}");
     assert!(near(range.low, 1e6 / (5e5 + 3000.0 * 47.0)), "{range:?}");
 }
@@ -181,11 +182,15 @@ fn a_record_of_a_build_that_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn what_faults_are_made_of_is_the_median_of_the_runs() {
+fn parts_of_faults_are_the_medians_of_the_runs() {
     let run = |fetch: f64| {
         json!({
             "bare_fault_same_cpu_us": 4.0, "bare_request_polling_us": 8.0, "nodes": 2,
-            "faults": [{ "kind": "invalidation", "median_us": 1.0 }, { "kind": "read fetch", "median_us": fetch }],
+            "bare_fault_same_cpu_us": 4.0, "bare_request_polling_us": 8.0, "nodes": 2,
+            "faults": [
+                { "kind": "invalidation", "median_us": 1.0 },
+                { "kind": "read fetch", "median_us": fetch },
+            ],
         })
     };
     let measured: Measured =
@@ -201,11 +206,14 @@ fn what_faults_are_made_of_is_the_median_of_the_runs() {
 }
 
 #[test]
-fn nothing_is_said_of_builds_and_nodes_that_nobody_recorded() {
+fn unrecorded_builds_and_nodes_are_not_reported() {
+    let node = json!({
+        "messages": 2, "pages": 1, "invalidated": 0, "bytes": 1,
+        "phases": [[500, 1, 0, 0, 0, 0, 0, 0]],
+    });
     let program = json!({ "kernel": "SOR", "size": 64, "runs": [{
         "alone_cpu_us": 1000.0,
-        "nodes": [{ "messages": 2, "pages": 1, "invalidated": 0, "bytes": 1, "phases": [[500, 1, 0, 0, 0, 0, 0, 0]] },
-                  { "messages": 2, "pages": 1, "invalidated": 0, "bytes": 1, "phases": [[500, 1, 0, 0, 0, 0, 0, 0]] }],
+        "nodes": [node, node],
     }] });
     let stalls: Stalls =
         serde_json::from_value(json!({ "records": [{ "nodes": 2, "programs": [program] }] })).unwrap();

@@ -1,4 +1,4 @@
-//! What was measured, by program and way, with the check that all results are one. Pure.
+//! Measurements by program and kind of run, with the check that all results are equal. Pure.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use bench::Outcome;
 use bench::tables::median;
 use serde::Serialize;
 
-/// How a program runs.
+/// Kind of run of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
@@ -22,18 +22,18 @@ pub enum Way {
     TwoRanksMemory,
 }
 
-/// A run.
+/// Figures of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sample {
-    /// How long it took, milliseconds.
+    /// Duration, milliseconds.
     pub ms: f64,
-    /// Messages that all sent.
+    /// Messages of all nodes.
     pub messages: f64,
-    /// What was in them.
+    /// Bytes in them.
     pub bytes: f64,
 }
 
-/// All of it.
+/// All samples.
 #[derive(Debug, Default)]
 pub struct Figures(Vec<Program>);
 
@@ -45,12 +45,12 @@ struct Program {
     runs: Vec<(Way, Vec<Sample>)>,
 }
 
-/// As it is written down.
+/// A row of the record.
 #[derive(Debug, Serialize)]
 pub struct Told<'a> {
     kernel: &'a str,
     size: u32,
-    /// Of the result, the same in all runs.
+    /// The sum of the result, the same in all runs.
     sum: &'a str,
     ways: Vec<ToldWay>,
 }
@@ -63,7 +63,7 @@ struct ToldWay {
     high_ms: f64,
     messages: f64,
     bytes: f64,
-    /// One process of the same kind by this.
+    /// The time of one process of the same kind, divided by this one.
     speedup: f64,
     samples_ms: Vec<f64>,
 }
@@ -77,7 +77,7 @@ impl Way {
         Self::TwoRanksMemory,
     ];
 
-    /// The same on one.
+    /// The same kind with one process.
     fn alone(self) -> Self {
         match self {
             Self::OneNode | Self::TwoNodes => Self::OneNode,
@@ -97,7 +97,7 @@ impl Way {
 }
 
 impl Figures {
-    /// A run of a program, of that size, with that sum of its result.
+    /// Adds a run of a program, of this size, with this sum of its result.
     ///
     /// # Errors
     /// If another run gave another result.
@@ -129,7 +129,7 @@ impl Figures {
         Ok(())
     }
 
-    /// Of a program that ran.
+    /// The size of a program that ran.
     pub fn size(&self, kernel: &str) -> Option<u32> {
         self.0
             .iter()
@@ -137,7 +137,7 @@ impl Figures {
             .map(|program| program.size)
     }
 
-    /// Medians, lowest and highest.
+    /// The rows: medians, lowest and highest.
     ///
     /// # Errors
     /// If something did not run.
@@ -145,7 +145,7 @@ impl Figures {
         self.0.iter().map(Program::told).collect()
     }
 
-    /// The same as a table.
+    /// The rows as a table.
     ///
     /// # Errors
     /// As [`Figures::told`].
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_run_is_no_zero() {
+    fn row_is_refused_where_a_run_is_missing() {
         let mut figures = Figures::default();
         figures
             .add(("TSP", 9, "1"), Way::OneNode, sample(1.0, 0.0))

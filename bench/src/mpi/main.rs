@@ -1,8 +1,8 @@
 //! Programs on one memory for two processes, beside the same programs with MPI: speed and messages.
-//! `bench-mpi --mirrorball PATH --programs FOLDER --out FILE.json [--rounds N]`, where FOLDER has what
-//! `mpicc` made of `bench/mpi`.
+//! `bench-mpi --mirrorball PATH --programs FOLDER --out FILE.json [--rounds N]`, where FOLDER has the
+//! programs that `mpicc` made of `bench/mpi`.
 //!
-//! In each round everything runs once, one after the other. All must give the same result.
+//! In each round all of them run once, one after the other. All must give the same result.
 
 mod figures;
 
@@ -15,10 +15,10 @@ use bench::options::Options;
 use figures::{Figures, Sample, Way};
 use serde::Deserialize;
 
-/// What one run may take.
+/// Time limit of one run.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What `mirrorball dsm bench --kernels --json` prints, as far as it is used.
+/// The used part of the output of `mirrorball dsm bench --kernels --json`.
 #[derive(Deserialize)]
 struct Ours {
     programs: Vec<OurProgram>,
@@ -35,7 +35,7 @@ struct OurProgram {
     megabytes: f64,
 }
 
-/// What a program of `bench/mpi` prints.
+/// Output of a program of `bench/mpi`.
 #[derive(Deserialize)]
 struct Theirs {
     kernel: String,
@@ -46,7 +46,7 @@ struct Theirs {
     bytes: f64,
 }
 
-/// Waits for a program, and ends it when it takes too long; what it printed.
+/// Waits for a program, and ends it when it takes too long; returns its output.
 fn output_of(command: &mut Command) -> Outcome<String> {
     let shown = format!("{command:?}");
     let mut child = command.stdout(std::process::Stdio::piped()).spawn()?;
@@ -95,7 +95,7 @@ fn theirs(folder: &Path, file: &str, size: u32, figures: &mut Figures) -> Outcom
         (Way::TwoRanksMemory, "2", "vader,self"),
     ] {
         let mut command = Command::new("mpirun");
-        // Root is right where all is ours. No other way of messages is tried, whatever this machine has.
+        // MPI refuses root by default. No other transport is tried, whatever this machine has.
         command.args([
             "--allow-run-as-root",
             "--oversubscribe",

@@ -1,6 +1,6 @@
 //! Disco's experiment (SOSP '97, section 5.3, Figure 6): eight builds of a C program at once, in 1, 2, 4 and
-//! 8 VMs and on the bare host; how much memory the VMs use as they see it (V), how much of the host's that
-//! takes (M), and how long.
+//! 8 VMs and on the bare host; the memory in the VMs' view (V), the memory that they take of the host (M),
+//! and the time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,11 +14,11 @@ use serde_json::Value;
 use crate::kinds::Kind;
 use crate::{Options, Outcome, host};
 
-/// In the folder: the image's root file system and the program's source.
+/// Files of the folder: the image's root file system and the program's source.
 const ROOT: &str = "root.raw";
 const SOURCE: &str = "bzip2.tar";
 const BUILDS: usize = 8;
-/// What all VMs together get.
+/// Memory of all VMs together.
 const MEMORY_MIB: usize = 2048;
 const STEP: Duration = Duration::from_secs(5);
 const LIMIT: Duration = Duration::from_secs(900);
@@ -29,9 +29,9 @@ struct Run {
     what: String,
     vms: usize,
     seconds: f64,
-    /// What the VMs hold, each by itself: V.
+    /// Memory of the VMs, each counted by itself: V.
     virtual_bytes: u64,
-    /// What the host spends for that: M.
+    /// The host's memory that they take: M.
     machine_bytes: u64,
     /// `mirrorball mem`'s total at that moment, for the classes.
     total: Value,
@@ -39,7 +39,7 @@ struct Run {
     files_unmapped_bytes: u64,
     /// CPU time of the threads that share memory.
     sharing_cpu_s: f64,
-    /// On the bare host: by how much free memory fell.
+    /// On the bare host: the drop of free memory.
     bare_bytes: Option<u64>,
 }
 
@@ -80,7 +80,8 @@ pub fn builds(options: &Options) -> Outcome<()> {
     }
     println!("{}\n", options.machine);
     println!(
-        "| {BUILDS} builds | VMs | s | V, MB | M, MB | M/V | CPU for sharing, s |\n| --- | --- | --- | --- | --- | --- | --- |"
+        "| {BUILDS} builds | VMs | s | V, MB | M, MB | M/V | CPU for sharing, s |\n\
+         | --- | --- | --- | --- | --- | --- | --- |"
     );
     for run in &runs {
         let mb = |bytes: u64| format!("{:.0}", bytes as f64 / 1e6);
@@ -156,7 +157,7 @@ fn in_vms(options: &Options, policy: &str, count: usize) -> Outcome<Run> {
         let output = Command::new(&options.mirrorball)
             .args(["mem", "--json"])
             .output()?;
-        // Between the last VM's end and the command's there is nothing to tell.
+        // Between the last VM's end and the command's there is nothing to record.
         if let Ok(known) = serde_json::from_slice::<Value>(&output.stdout) {
             note(&mut run, &known);
         }
@@ -167,7 +168,7 @@ fn in_vms(options: &Options, policy: &str, count: usize) -> Outcome<Run> {
     Ok(run)
 }
 
-/// Keeps what `mirrorball mem` says if the host spent more than at any time before.
+/// Keeps the report of `mirrorball mem` if the host spent more than at any time before.
 fn note(run: &mut Run, known: &Value) {
     let total = &known["total"];
     let bytes = |name: &str| total[name].as_u64().unwrap_or(0);
@@ -175,7 +176,7 @@ fn note(run: &mut Run, known: &Value) {
         return;
     }
     run.machine_bytes = bytes("host_bytes");
-    // Each VM by itself holds all of the shared pages it maps, not its part of them.
+    // Each VM by itself has all of the shared pages that it maps, not its part of them.
     run.virtual_bytes = run.machine_bytes - bytes("base_bytes") - bytes("clone_bytes")
         + bytes("base_resident_bytes")
         + bytes("clone_resident_bytes");

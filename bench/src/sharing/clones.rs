@@ -1,5 +1,5 @@
-//! Clones of an idle VM of the image `debian-12`: how long its parent stands still, how long until all
-//! answer, and what each takes of the host's memory; beside a start from cold.
+//! Clones of an idle VM of the image `debian-12`: the pause of the parent, the time until all answer, and the
+//! host's memory that each takes; beside a start from cold.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ struct Row {
     clones: usize,
     /// From the parent's start to its first answer to `exec`.
     cold_boot_s: f64,
-    /// From the command to when all clones run, have their own identity, and so have answered.
+    /// Time from the command until all clones run and have their own identity, and so have answered.
     all_answer_s: f64,
-    /// How long the parent stood still.
+    /// The pause of the parent.
     pause_ms: f64,
     /// Free memory that the host lost, for each clone, in MB (10^6 bytes).
     mb_each: f64,
@@ -90,7 +90,7 @@ fn sample(options: &Options, count: usize) -> Outcome<Row> {
         std::thread::sleep(Duration::from_millis(100));
     }
     let cold_boot_s = start.elapsed().as_secs_f64();
-    // Until its services have started and what it read is shared or not.
+    // Until its services have started and the pages that it read are shared or not.
     let before = host::settle(Duration::from_secs(10), Duration::from_secs(90))?;
     let start = Instant::now();
     let (names, told) = vms.call(&["clone", PARENT, "--count", &count.to_string()])?;
@@ -116,7 +116,7 @@ struct Vms<'a> {
 }
 
 impl Vms<'_> {
-    /// Calls Mirrorball; what it said on stdout and stderr.
+    /// Calls Mirrorball; returns its output on stdout and stderr.
     fn call(&self, words: &[&str]) -> Outcome<(String, String)> {
         let output = Command::new(&self.options.mirrorball)
             .args(words)

@@ -10,18 +10,18 @@ use serde_json::Value;
 use crate::Outcome;
 use crate::kinds::Kind;
 
-/// How long all of them may take to boot and read.
+/// Time limit until all of them have booted and read.
 const LIMIT: Duration = Duration::from_secs(180);
-/// How long sharing in the background may take, and without any progress.
+/// Time limit of sharing in the background, and of a time without any progress.
 const BACKGROUND_LIMIT: Duration = Duration::from_secs(120);
 const PROGRESS_LIMIT: Duration = Duration::from_secs(15);
 
-/// How long a guest read, in seconds.
+/// Times of a guest's reads, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Read {
     /// The first time.
     pub first_s: f64,
-    /// The second time, if it was to.
+    /// The second time, if it was requested.
     pub again_s: Option<f64>,
 }
 
@@ -80,7 +80,7 @@ impl Guests {
         Ok(all)
     }
 
-    /// Waits until each has read everything; the times that took.
+    /// Waits until each has read everything; returns the times of the reads.
     pub fn wait(&mut self) -> Outcome<Vec<Read>> {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -130,8 +130,8 @@ impl Guests {
         }
     }
 
-    /// Waits until no more is shared in the background; what the first VM says of its sharing then. Nothing
-    /// of VMs that don't tell.
+    /// Waits until the background has finished sharing; returns the first VM's figures on sharing then. None
+    /// for VMs without such figures.
     pub fn share(&self) -> Outcome<Option<Value>> {
         let Self::Mirrorball { program, names } = self else {
             return Ok(None);
@@ -162,8 +162,8 @@ impl Guests {
         }
     }
 
-    /// Makes clones of the first VM, for as long as it runs; the seconds until all ran, and the milliseconds
-    /// it stood still.
+    /// Makes clones of the first VM, for as long as it runs; returns the seconds until all ran, and the
+    /// milliseconds of its pause.
     pub fn clone_first(&mut self, count: usize) -> Outcome<(f64, f64)> {
         let Self::Mirrorball { program, names } = self else {
             return Err("only Mirrorball makes clones".into());

@@ -1,4 +1,4 @@
-//! What the host's kernel says: memory, processes, KSM.
+//! Figures of the host's kernel: memory, processes, KSM.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::Outcome;
 
 const KSM: &str = "/sys/kernel/mm/ksm";
-/// KSM is given this long to find everything.
+/// Time limit until KSM has found everything.
 const KSM_LIMIT: Duration = Duration::from_secs(240);
 const TICKS_PER_SECOND: f64 = 100.0;
 
@@ -24,7 +24,7 @@ fn kib(text: &str, field: &str) -> Outcome<u64> {
     Ok(rest.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
 }
 
-/// Gives clean page cache back that nobody maps, and with `objects` what the kernel keeps for a second time.
+/// Drops clean page cache that no process maps, and with `objects` the kernel's cached objects.
 pub fn drop_caches(objects: bool) -> Outcome<()> {
     Ok(fs::write(
         "/proc/sys/vm/drop_caches",
@@ -54,7 +54,7 @@ pub fn settle(calm: Duration, limit: Duration) -> Outcome<u64> {
     }
 }
 
-/// A process and all that it, and they, started.
+/// A process and all its descendants.
 pub fn family(root: u32) -> Vec<u32> {
     let mut family = vec![root];
     let mut at = 0;
@@ -118,7 +118,7 @@ pub struct Ksm {
 }
 
 impl Ksm {
-    /// Starts it, at a pace that it can reach the end with.
+    /// Starts it, at a pace that lets it reach the end.
     pub fn start() -> Outcome<Self> {
         let thread = kernel_thread("ksmd").ok_or("this host has no KSM")?;
         fs::write(format!("{KSM}/pages_to_scan"), "2000")?;
@@ -131,7 +131,7 @@ impl Ksm {
         })
     }
 
-    /// Waits until a whole scan has found less than 1% more; the CPU time it took so far.
+    /// Waits until a whole scan has found less than 1% more; returns the CPU time so far.
     pub fn converge(&self) -> Outcome<f64> {
         let number =
             |name: &str| -> Outcome<u64> { Ok(fs::read_to_string(format!("{KSM}/{name}"))?.trim().parse()?) };

@@ -1,4 +1,4 @@
-//! The ways to give a guest its disk that are compared.
+//! The compared ways of giving a guest its disk.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use crate::Outcome;
 use crate::stage::{DISK, DISK_BYTES, INITRD, KERNEL};
 
-/// What each guest has.
+/// Memory of each guest.
 pub const MEMORY_BYTES: u64 = 512 << 20;
 const MEMORY: &str = "512M";
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check rdinit=/reader";
@@ -15,7 +15,7 @@ const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_tim
 /// One way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Mirrorball with a virtio-blk disk, as it is when nothing is said.
+    /// Mirrorball with a virtio-blk disk and default settings.
     Mirrorball,
     /// The same with a policy in the VM file's `share`.
     MirrorballShare(String),
@@ -27,7 +27,7 @@ pub enum Kind {
     MirrorballClones,
     /// QEMU with virtio-blk, past the host's page cache.
     QemuBlock,
-    /// The same, with KSM until it has found what there is.
+    /// The same, with KSM until it has found all equal pages.
     QemuKsm,
     /// QEMU with private persistent memory.
     QemuPmem,
@@ -52,7 +52,8 @@ impl FromStr for Kind {
             "qemu-cached" => Ok(Self::QemuCached),
             policy if POLICIES.contains(&policy) => Ok(Self::MirrorballShare(policy.to_owned())),
             _ => Err(format!(
-                "no kind '{text}'; there are mirrorball, {}, mirrorball-huge, mirrorball-pmem, mirrorball-clones, qemu-blk, qemu-ksm, qemu-pmem, qemu-cached",
+                "no kind '{text}'; there are mirrorball, {}, mirrorball-huge, mirrorball-pmem, \
+                 mirrorball-clones, qemu-blk, qemu-ksm, qemu-pmem, qemu-cached",
                 POLICIES.join(", ")
             )),
         }
@@ -60,7 +61,7 @@ impl FromStr for Kind {
 }
 
 impl Kind {
-    /// As in the table.
+    /// The name in the table.
     pub fn name(&self) -> String {
         match self {
             Self::Mirrorball => "Mirrorball virtio-blk".to_owned(),
@@ -92,7 +93,7 @@ impl Kind {
         let cmdline = format!("{CMDLINE} {words}");
         let [kernel, initrd, disk] = [KERNEL, INITRD, DISK].map(|name| files.join(name));
         let (share, device) = match self {
-            // Said of the whole VM, so that it holds for the kernel's pages too.
+            // Set for the whole VM, so that it holds for the kernel's pages too.
             Self::MirrorballShare(policy) => (format!("share = {policy:?}\n"), ""),
             Self::MirrorballHuge => ("pages = \"thp\"\n".to_owned(), ""),
             Self::MirrorballPmem => (String::new(), "as = \"pmem\"\n"),

@@ -1,4 +1,4 @@
-//! Measures what N guests that read the same disk take of the host's memory, under Mirrorball and QEMU.
+//! Measures the host's memory that N guests which read the same disk take, under Mirrorball and QEMU.
 //!
 //! `bench-sharing stage FOLDER --kernel VMLINUX --initrd INITRD` makes the guests' files; they are to lie
 //! where the host's page cache works for them. `bench-sharing measure FOLDER --mirrorball PATH --kinds LIST
@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// What `measure` is to do.
+/// Options of `measure`.
 pub struct Options {
     folder: PathBuf,
     mirrorball: PathBuf,

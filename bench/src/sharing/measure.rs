@@ -11,12 +11,12 @@ use crate::kinds::Kind;
 use crate::table::Table;
 use crate::{Options, Outcome, host, stage};
 
-/// What guests of one kind took, in MB (10^6 bytes) and seconds.
+/// Cost of guests of one kind, in MB (10^6 bytes) and seconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
-    /// What the host has less of free memory.
+    /// Drop of the host's free memory.
     pub drop_mb: f64,
-    /// The same after it dropped clean page cache that nobody maps.
+    /// The same after it dropped clean page cache that no process maps.
     pub kept_mb: f64,
     /// The proportional set sizes of all processes.
     pub pss_mb: f64,
@@ -28,14 +28,14 @@ pub struct Sample {
     pub read_s: f64,
     /// From the command to when all clones run, seconds.
     pub clone_s: Option<f64>,
-    /// How long the parent stood still for it, milliseconds.
+    /// The pause of the parent for it, milliseconds.
     pub pause_ms: Option<f64>,
-    /// What the first of Mirrorball's VMs says of its sharing.
+    /// Figures of the first of Mirrorball's VMs on sharing.
     pub sharing: Option<serde_json::Value>,
 }
 
-/// Measures everything, prints the table, writes the JSON. A kind that fails is told in the table, and at the
-/// end.
+/// Measures everything, prints the table, writes the JSON. A kind that fails is marked in the table, and
+/// reported at the end.
 pub fn measure(options: &Options) -> Outcome<()> {
     let runtime = Runtime::new()?;
     let mut table = Table::new(&options.machine, &options.counts);
@@ -53,7 +53,7 @@ pub fn measure(options: &Options) -> Outcome<()> {
                 }
             }
             table.add(&kind.name(), *count, samples);
-            // All of it takes long; what was measured is kept if it is interrupted.
+            // All of it takes long; results so far are kept if it is interrupted.
             table.save(&options.out)?;
         }
     }
@@ -105,7 +105,8 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
         sharing,
     };
     eprintln!(
-        "bench-sharing: {count} x {}: {:.0} MB less free, {:.0} kept, {:.0} PSS, {:.1} s of CPU, read in {:.1} s",
+        "bench-sharing: {count} x {}: {:.0} MB less free, {:.0} kept, {:.0} PSS, {:.1} s of CPU, \
+         read in {:.1} s",
         kind.name(),
         sample.drop_mb,
         sample.kept_mb,
@@ -115,7 +116,8 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
     );
     if let Some((seconds, pause_ms)) = made {
         eprintln!(
-            "bench-sharing: {clones} clones ran after {seconds:.2} s; their parent stood still for {pause_ms} ms"
+            "bench-sharing: {clones} clones ran after {seconds:.2} s; \
+             their parent stood still for {pause_ms} ms"
         );
     }
     if let Some(sharing) = &sample.sharing {

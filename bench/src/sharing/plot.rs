@@ -1,11 +1,11 @@
-//! The table as a picture: virtual against machine footprint by the number of VMs, as Disco's Figure 6 (SOSP
-//! '97).
+//! The table as a picture: virtual against machine footprint by the number of VMs, as in Disco's Figure 6
+//! (SOSP '97).
 
 use bench::svg::{Anchor, COLOURS, Picture, nice};
 
 /// A line of the picture.
 pub struct Series {
-    /// What it is.
+    /// Its name.
     pub name: String,
     /// Number of VMs and MB, in order.
     pub points: Vec<(usize, f64)>,

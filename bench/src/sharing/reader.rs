@@ -1,7 +1,7 @@
 //! Process 1 of a guest that reads: mounts the disk, reads its file, prints a line of JSON behind `BENCH`,
 //! stays idle.
 //!
-//! With the word `again` on the kernel's command line it forgets what it read and reads everything a second
+//! With the word `again` on the kernel's command line it drops its page cache and reads everything a second
 //! time.
 
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 fn main() {
     for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
-        // What is missing shows when the disk is.
+        // A missing folder shows when the disk is mounted.
         let _ = fs::create_dir_all(place);
         let _ = mount(Some(kind), place, Some(kind), MsFlags::empty(), None::<&str>);
     }
@@ -47,11 +47,12 @@ fn read() -> Result<String, Error> {
     }
     let again_s = again_s.map_or_else(|| "null".to_owned(), |seconds| seconds.to_string());
     Ok(format!(
-        "{{\"device\":\"{device}\",\"bytes\":{bytes},\"sum\":\"{sum:x}\",\"read_s\":{read_s},\"again_s\":{again_s}}}"
+        "{{\"device\":\"{device}\",\"bytes\":{bytes},\"sum\":\"{sum:x}\",\"read_s\":{read_s},\
+         \"again_s\":{again_s}}}"
     ))
 }
 
-/// A sum over the file, its bytes, and the seconds that reading it took.
+/// The sum over the file, its bytes, and the seconds of the read.
 fn read_once(file: &Path) -> Result<(u64, usize, f64), Error> {
     let start = Instant::now();
     let mut file = File::open(file)?;
@@ -69,7 +70,7 @@ fn read_once(file: &Path) -> Result<(u64, usize, f64), Error> {
     }
 }
 
-/// The disk, and what it is mounted with: persistent memory past the page cache.
+/// The disk, and its mount options: persistent memory past the page cache.
 fn disk() -> Result<(&'static str, Option<&'static str>), Error> {
     let deadline = Instant::now() + LIMIT;
     while Instant::now() < deadline {
@@ -88,7 +89,7 @@ fn modules() -> Result<(), Error> {
     let order = fs::read_to_string("/modules/order")?;
     for name in order.lines().filter(|name| !name.is_empty()) {
         let file = File::open(format!("/modules/{name}"))?;
-        // One that has no device here, or is there already, is none of the benchmark's business.
+        // A module without a device here, or one that is loaded already, is no error.
         let _ = finit_module(&file, c"", ModuleInitFlags::empty());
     }
     Ok(())

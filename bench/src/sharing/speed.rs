@@ -1,5 +1,5 @@
-//! How fast one guest reads a disk on an ext4 file system in the host's memory: when the host has not cached
-//! it, when it has, and when the guest reads again what it has just read and forgotten.
+//! Speed of one guest's reads of a disk on an ext4 file system in the host's memory: when the host has not
+//! cached it, when it has, and when the guest reads again after it has dropped its own cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ const READ_MB: f64 = (150 << 20) as f64 / 1e6;
 #[derive(Serialize)]
 struct Row {
     kind: String,
-    /// Of the reads in MB (10^6 bytes) per second, the host's page cache dropped before.
+    /// Speed of the reads in MB (10^6 bytes) per second, the host's page cache dropped before.
     cold_mb_s: Vec<f64>,
-    /// Of the next guest.
+    /// That of the next guest.
     warm_mb_s: Vec<f64>,
-    /// Of the same guest, when it has forgotten what it read.
+    /// That of the same guest, after it has dropped its own cache.
     again_mb_s: Vec<f64>,
 }
 
@@ -94,7 +94,7 @@ pub fn speed(options: &Options) -> Outcome<()> {
 struct Disk(PathBuf);
 
 impl Disk {
-    /// With the guests' files.
+    /// Makes one with the guests' files.
     fn new(folder: &Path) -> Outcome<Self> {
         let disk = Self(PathBuf::from(format!("/run/bench-speed-{}", std::process::id())));
         let [memory, place] = ["memory", "place"].map(|name| disk.0.join(name));

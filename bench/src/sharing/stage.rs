@@ -7,9 +7,9 @@ use std::process::Command;
 
 use crate::Outcome;
 
-/// What each guest reads.
+/// Size of the file that each guest reads.
 const DATA_BYTES: u64 = 150 << 20;
-/// The disk around it; a multiple of 2 MiB, as persistent memory wants it.
+/// Size of its disk; a multiple of 2 MiB, as persistent memory requires.
 pub const DISK_BYTES: u64 = 192 << 20;
 
 /// The names in the folder.
@@ -17,7 +17,7 @@ pub const KERNEL: &str = "vmlinux";
 pub const INITRD: &str = "initrd";
 pub const DISK: &str = "disk.raw";
 
-/// Makes the files below `folder/images/sharing`, where an image store would have them.
+/// Makes the files below `folder/images/sharing`, as in an image store.
 pub fn stage(folder: &Path, kernel: &Path, initrd: &Path) -> Outcome<()> {
     let files = files(folder);
     fs::create_dir_all(&files)?;
@@ -46,12 +46,12 @@ pub fn stage(folder: &Path, kernel: &Path, initrd: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Where the files are.
+/// The folder of the files.
 pub fn files(folder: &Path) -> std::path::PathBuf {
     folder.join("images/sharing")
 }
 
-/// No two pages are the same, so that merging finds nothing that was not read from the same place.
+/// Fills the file so that no two pages are equal, and merging finds only pages that were read from one place.
 fn random(file: &Path) -> Outcome<()> {
     let mut output = BufWriter::new(File::create(file)?);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -69,7 +69,7 @@ fn disk(disk: &Path, content: &Path) -> Outcome<()> {
     File::create(disk)?.set_len(DISK_BYTES)?;
     let status = Command::new("mke2fs")
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0"])
-        // No lazy work for the guests to do.
+        // No deferred work for the guests.
         .args([
             "-E",
             "lazy_itable_init=0,lazy_journal_init=0",

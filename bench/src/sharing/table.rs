@@ -13,12 +13,12 @@ use crate::plot::{Series, svg};
 struct Cell {
     kind: String,
     vms: usize,
-    /// None when it could not be measured.
+    /// None if it could not be measured.
     median: Option<Sample>,
     samples: Vec<Sample>,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Serialize)]
 pub struct Table {
     machine: String,
@@ -36,7 +36,7 @@ impl Table {
         }
     }
 
-    /// Adds what `vms` guests of a kind took.
+    /// Adds the samples of `vms` guests of a kind.
     pub fn add(&mut self, kind: &str, vms: usize, samples: Vec<Sample>) {
         let median = median(&samples);
         self.cells.push(Cell {
@@ -47,8 +47,8 @@ impl Table {
         });
     }
 
-    /// Prints three tables: free memory lost, of that not to be had back from the page cache, and PSS with
-    /// CPU time.
+    /// Prints three tables: the drop of free memory, the part of it that the page cache can't give back, and
+    /// PSS with CPU time.
     pub fn print(&self) {
         println!("{}", self.machine);
         self.one("host memory lost (MemFree), MB", |sample| sample.drop_mb);

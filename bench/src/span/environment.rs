@@ -9,16 +9,16 @@ use std::time::Duration;
 use bench::Outcome;
 use bench::tables::median;
 
-/// How long cells may take to come up, or to go.
+/// Time limit until cells are up, or gone.
 const CLUSTER_LIMIT: Duration = Duration::from_secs(60);
-/// What measuring messages between CPUs may take.
+/// Time limit of measuring messages between CPUs.
 const MEASURE_LIMIT: Duration = Duration::from_secs(30);
-/// How often the end of a cluster is tried: a VM that was killed may still be going.
+/// Number of tries to end the cluster: a VM that was killed may still be ending.
 const DOWN_TRIES: usize = 20;
 const DOWN_PAUSE: Duration = Duration::from_millis(500);
 
-/// A folder in memory, with copies of what is started, so that no program is read over a network. Removed
-/// when dropped.
+/// A folder in memory, with copies of the started programs, so that none is read over a network. Removed when
+/// dropped.
 pub struct Environment {
     folder: PathBuf,
     /// The program to copy into guests.
@@ -61,7 +61,7 @@ impl Environment {
         command
     }
 
-    /// Calls Mirrorball; what it said on standard output and on standard error.
+    /// Calls Mirrorball; returns its standard output and standard error.
     pub fn call(&self, words: &[&str], limit: Duration) -> Outcome<(String, String)> {
         let output = self.command(words, limit).output()?;
         let [said, told] =
@@ -73,8 +73,8 @@ impl Environment {
         }
     }
 
-    /// A message from one CPU to another and its answer, through a ring that both poll, as cells' links have
-    /// it: the median over all pairs of CPUs, microseconds. Measured now.
+    /// A message from one CPU to another and its reply, through a ring that both poll, as in cells' links:
+    /// the median over all pairs of CPUs, microseconds. Measured now.
     pub fn channel_round_trip_us(&self) -> Outcome<f64> {
         let (facts, _) = self.call(&["topology", "--measure", "--facts"], MEASURE_LIMIT)?;
         let both_ways_us = |ns: f64| 2.0 * ns / 1e3;
@@ -90,7 +90,7 @@ impl Drop for Environment {
     }
 }
 
-/// Of the facts `latency_ns(Host, From, To, "ring", Ns)`.
+/// Latencies of the facts `latency_ns(Host, From, To, "ring", Ns)`.
 fn latencies_ns(facts: &str) -> Vec<f64> {
     facts
         .lines()
@@ -109,7 +109,7 @@ fn latencies_ns(facts: &str) -> Vec<f64> {
 pub struct Cluster<'a>(&'a Environment);
 
 impl<'a> Cluster<'a> {
-    /// This host in `cells` cells.
+    /// Brings this host up as `cells` cells.
     pub fn up(environment: &'a Environment, cells: u16) -> Outcome<Self> {
         let cluster = Self(environment);
         let words = ["cluster", "up", "--lab", "never", "--cells", &cells.to_string()];

@@ -1,11 +1,11 @@
-//! How often vCPUs left the guest, by kind.
+//! Exits of vCPUs from the guest, by kind.
 
 use std::collections::BTreeMap;
 
 use bench::Outcome;
 use serde_json::Value;
 
-/// KVM's own count for all VMs of the host, those that the kernel served included.
+/// KVM's own count for all VMs of the host, including exits that the kernel served.
 const KVM_COUNT: &str = "/sys/kernel/debug/kvm/exits";
 /// Its name beside the kinds that the shards count.
 const ALL: &str = "all, the kernel's own included";
@@ -15,8 +15,8 @@ const ALL: &str = "all, the kernel's own included";
 pub struct Exits(pub BTreeMap<String, u64>);
 
 impl Exits {
-    /// Of a VM's `status`: those of each shard if it spans cells, else of the one it has. KVM's count beside
-    /// them if it can be read; no other VM may run then.
+    /// Counts of a VM's `status`: those of each shard if it spans cells, else of its only one. KVM's count
+    /// beside them if it can be read; no other VM may run then.
     pub fn of(status: &Value) -> Outcome<Self> {
         let mut exits = Self::counted(status)?;
         if let Ok(text) = std::fs::read_to_string(KVM_COUNT) {
@@ -47,7 +47,7 @@ impl Exits {
         }
     }
 
-    /// Those since `before`.
+    /// Counts since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let earlier = |kind: &String| before.0.get(kind).copied().unwrap_or(0);
         let rest = |(kind, count): (&String, &u64)| (kind.clone(), count.saturating_sub(earlier(kind)));

@@ -1,21 +1,21 @@
-//! What is compared: one VM of four vCPUs, with the same CPUs and memory of the host each time.
+//! The compared VMs: each has four vCPUs, with the same CPUs and memory of the host.
 
-/// How the VM lies on the host.
+/// Placement of the VM on the host.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// A plain VM: one shard, with the kernel's interrupt chip.
     Plain,
     /// One shard, with our interrupt controllers.
     Own,
-    /// Two shards, with ours.
+    /// Two shards, with our interrupt controllers.
     Two,
 }
 
 impl Kind {
-    /// In the order in which they run.
+    /// All kinds, in the order in which they run.
     pub const ALL: [Self; 3] = [Self::Plain, Self::Own, Self::Two];
 
-    /// As in the tables.
+    /// The name in the tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "one shard, the kernel's chip",
@@ -24,8 +24,7 @@ impl Kind {
         }
     }
 
-    /// Into how many cells the host is divided: so that each VM has all of the host, whether it is of one
-    /// shard or of two.
+    /// Number of cells of the host, chosen so that each VM has all of the host, with one shard or with two.
     pub fn cells(self) -> u16 {
         match self {
             Self::Plain | Self::Own => 1,
@@ -33,7 +32,7 @@ impl Kind {
         }
     }
 
-    /// What `mirrorball run` is told.
+    /// Flags of `mirrorball run`.
     pub fn flags(self) -> [&'static str; 2] {
         match self {
             Self::Plain => ["--cell", "0"],

@@ -27,7 +27,8 @@ use sample::{Sample, take};
 
 fn run() -> Outcome<()> {
     let options = Options::of_process(
-        "bench-span --mirrorball PATH --source FILE.tar --folder NEW --out FILE.json --machine TEXT [--runs N]",
+        "bench-span --mirrorball PATH --source FILE.tar --folder NEW --out FILE.json --machine TEXT \
+         [--runs N]",
     )?;
     let runs: usize = options.get("runs").unwrap_or("3").parse()?;
     let (out, machine) = (options.needed("out")?, options.needed("machine")?);
@@ -48,7 +49,7 @@ fn run() -> Outcome<()> {
             eprintln!("bench-span: run {run} of {runs}, {}", kind.name());
             list.push(sample(&environment, kind)?);
         }
-        // What is measured stays, should a later run fail.
+        // Finished runs are saved, should a later one fail.
         let report = Report::of(machine, &samples, &round_trips_us)?;
         fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
     }
@@ -56,7 +57,7 @@ fn run() -> Outcome<()> {
     Ok(())
 }
 
-/// In emulation a nested guest dies now and then, whoever runs it: once more, loudly.
+/// Takes a sample. In emulation a nested guest dies now and then, under any VMM: once more, with a message.
 fn sample(environment: &Environment, kind: Kind) -> Outcome<Sample> {
     take(environment, kind).or_else(|error| {
         eprintln!("bench-span: {} failed, once more: {error}", kind.name());

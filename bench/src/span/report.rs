@@ -1,4 +1,4 @@
-//! What was measured: a record for programs, tables for people.
+//! The measurements: a record for programs, tables for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,14 +10,14 @@ use serde::Serialize;
 use crate::kinds::Kind;
 use crate::sample::Sample;
 
-/// A compilation in two shards takes at most this of what it takes in a plain VM.
+/// Goal: the time of a compilation in two shards, as a multiple of that in a plain VM.
 const GOAL: f64 = 1.05;
-/// The figure that the goal is about.
+/// The figure of the goal.
 const COMPILE: &str = "bzip2 compiled, `make -j4`";
 /// A vCPU's move between cells (Cellular Disco, SOSP '99, section 4.1).
 const PAPER_MOVE_US: f64 = 1520.0;
 
-/// A figure, and where it is in a sample.
+/// A figure, and its place in a sample.
 struct Figure {
     what: &'static str,
     unit: &'static str,
@@ -26,7 +26,7 @@ struct Figure {
 
 enum Source {
     Sample(fn(&Sample) -> Vec<f64>),
-    /// What the guest has measured, under this name, nanoseconds.
+    /// A measurement of the guest, under this name, nanoseconds.
     Guest(&'static str),
 }
 
@@ -78,7 +78,7 @@ struct Row {
     what: String,
     unit: &'static str,
     samples: [Vec<f64>; Kind::ALL.len()],
-    /// Of the first kind's median.
+    /// Multiples of the first kind's median.
     of_the_first: [Option<f64>; Kind::ALL.len()],
 }
 
@@ -98,7 +98,7 @@ impl Row {
     }
 }
 
-/// Of moves, which only the last kind has.
+/// Figures of moves, which only the last kind has.
 #[derive(Serialize)]
 struct Moves {
     what: &'static str,
@@ -106,7 +106,7 @@ struct Moves {
     of_a_channel_round_trip: Option<f64>,
 }
 
-/// All of it.
+/// All figures.
 #[derive(Serialize)]
 pub struct Report<'a> {
     machine: &'a str,
@@ -119,7 +119,7 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Of the samples of each kind, and of a channel's round trips.
+    /// A report on the samples of each kind, and a channel's round trips.
     ///
     /// # Errors
     /// If a sample lacks a figure.
@@ -166,7 +166,7 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// Medians.
+    /// The medians as tables.
     ///
     /// # Errors
     /// None but those of a writer, which a text is not.
@@ -189,7 +189,8 @@ impl<'a> Report<'a> {
                 )?;
             }
         }
-        text += "\n| a vCPU moves to the other cell | it stands still, us | least | most | of a channel's round trip |\n| --- | --- | --- | --- | --- |\n";
+        text += "\n| a vCPU moves to the other cell | it stands still, us | least | most \
+                 | of a channel's round trip |\n| --- | --- | --- | --- | --- |\n";
         for moves in &self.moves {
             let least = moves.pauses_us.iter().copied().reduce(f64::min);
             let most = moves.pauses_us.iter().copied().reduce(f64::max);
@@ -214,7 +215,8 @@ impl<'a> Report<'a> {
             let verdict = if ratio <= self.goal { "met" } else { "not met" };
             writeln!(
                 text,
-                "Goal: compiling in two shards takes at most {:.2} of the first's time. {verdict}: {ratio:.2}.",
+                "Goal: compiling in two shards takes at most {:.2} of the first's time. \
+                 {verdict}: {ratio:.2}.",
                 self.goal
             )?;
         }

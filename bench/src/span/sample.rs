@@ -10,37 +10,39 @@ use crate::exits::Exits;
 use crate::kinds::Kind;
 use crate::vm::Vm;
 
-/// In a file system in memory: disks are not what is compared (vNUMA, USENIX ATC '09, section 5.3, does it so
-/// too).
+/// In a file system in memory, since disks are not compared (as in vNUMA, USENIX ATC '09, section 5.3).
 const UNPACK: &str = "mkdir /dev/shm/b && cd /dev/shm/b && tar xf /dev/vdb --strip-components=1";
 const CLEAN: &str = "cd /dev/shm/b && make -s clean >/dev/null 2>&1";
-const COMPILE: &str = "cd /dev/shm/b && make -s -j4 CFLAGS='-O0 -D_FILE_OFFSET_BITS=64' bzip2 >log 2>&1 || { tail log >&2; exit 1; }";
+const COMPILE: &str = "cd /dev/shm/b && \
+                       make -s -j4 CFLAGS='-O0 -D_FILE_OFFSET_BITS=64' bzip2 >log 2>&1 || \
+                       { tail log >&2; exit 1; }";
 /// Compilations that count. The one before them reads the compiler from the disk.
 const COMPILES: usize = 3;
-/// The vCPU that is moved, at first in the second cell, and how often to the first one and back.
+/// The vCPU that is moved, at first in the second cell, and the number of its moves to the first one and
+/// back.
 const MOVED: u8 = 3;
 const MOVES: usize = 10;
 
 /// One VM's figures.
 #[derive(Debug, Default)]
 pub struct Sample {
-    /// Until the agent answers, seconds.
+    /// Time until the agent answers, seconds.
     pub answer_s: f64,
-    /// What the guest's program said.
+    /// Output of the guest's program.
     pub guest: Value,
-    /// Of each compilation, seconds by the host's clock.
+    /// Time of each compilation, seconds by the host's clock.
     pub compile_s: Vec<f64>,
-    /// From the start until all services run.
+    /// Exits from the start until all services run.
     pub start_exits: Exits,
-    /// Of each compilation.
+    /// Exits of each compilation.
     pub compile_exits: Vec<Exits>,
-    /// Of each move of a vCPU while the guest had nothing to do, microseconds.
+    /// Pause of each move of a vCPU while the guest had nothing to do, microseconds.
     pub idle_moves_us: Vec<f64>,
     /// The same while all vCPUs interrupted one another.
     pub storm_moves_us: Vec<f64>,
 }
 
-/// Takes them.
+/// Takes all figures.
 pub fn take(environment: &Environment, kind: Kind) -> Outcome<Sample> {
     let _cluster = Cluster::up(environment, kind.cells())?;
     let vm = Vm::start(environment, kind)?;
@@ -76,7 +78,7 @@ pub fn boot(environment: &Environment, kind: Kind) -> Outcome<()> {
     Ok(())
 }
 
-/// To and fro, microseconds each.
+/// Moves a vCPU away and back; returns each pause, microseconds.
 fn moves(vm: &Vm) -> Outcome<Vec<f64>> {
     (0..2 * MOVES)
         .map(|number| vm.move_us(MOVED, (number % 2) as u16))

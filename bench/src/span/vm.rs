@@ -12,15 +12,15 @@ use crate::exits::Exits;
 use crate::kinds::Kind;
 
 const NAME: &str = "bench-span";
-/// Where the guest has its program.
+/// Path of the program in the guest.
 const GUEST: &str = "/root/bench-span-guest";
-/// How long a boot may take.
+/// Time limit of a boot.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// How long any command may take.
+/// Time limit of any command.
 const LIMIT: Duration = Duration::from_secs(300);
-/// How long a storm of interrupts may last.
+/// Time limit of a storm of interrupts.
 const STORM_LIMIT: Duration = Duration::from_secs(300);
-/// How long the whole VM may live.
+/// Time limit of the whole VM.
 const LIFE: Duration = Duration::from_secs(1800);
 
 /// A running VM. Ended when dropped.
@@ -68,8 +68,8 @@ impl<'a> Vm<'a> {
         })
     }
 
-    /// From the start of the command until the agent answers, seconds; then waits until the guest's services
-    /// have started.
+    /// Time from the start of the command until the agent answers, seconds. Then waits until the guest's
+    /// services have started.
     pub fn answers_s(&self) -> Outcome<f64> {
         while let Err(error) = self.exec(&["true"]) {
             if self.started.elapsed() > BOOT_LIMIT {
@@ -86,13 +86,13 @@ impl<'a> Vm<'a> {
         Ok(answered_s)
     }
 
-    /// Runs a program in the guest; its output.
+    /// Runs a program in the guest; returns its output.
     pub fn exec(&self, program: &[&str]) -> Outcome<String> {
         let words = [&["exec", NAME, "-T", "--"], program].concat();
         Ok(self.environment.call(&words, LIMIT)?.0)
     }
 
-    /// Puts the guest's program into the guest, and gives what it measures there.
+    /// Copies the guest's program into the guest, and returns its measurements.
     pub fn figures(&self) -> Outcome<Value> {
         let guest = self
             .environment
@@ -104,14 +104,14 @@ impl<'a> Vm<'a> {
         Ok(serde_json::from_str(&self.exec(&[GUEST, "figures"])?)?)
     }
 
-    /// What the vCPUs counted so far.
+    /// Counts of the vCPUs so far.
     pub fn exits(&self) -> Outcome<Exits> {
         let (known, _) = self.environment.call(&["inspect", NAME], LIMIT)?;
         let known: Value = serde_json::from_str(&known)?;
         Exits::of(&known["status"])
     }
 
-    /// Moves a vCPU to a cell; how long it stood still, microseconds.
+    /// Moves a vCPU to a cell; returns its pause, microseconds.
     pub fn move_us(&self, vcpu: u8, cell: u16) -> Outcome<f64> {
         let (vcpu, cell) = (vcpu.to_string(), cell.to_string());
         let words = ["move", NAME, "--vcpu", &vcpu, "--cell", &cell];
@@ -126,7 +126,7 @@ impl<'a> Vm<'a> {
         let mut command = self.environment.command(&words, STORM_LIMIT);
         let mut storm = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let mut said = BufReader::new(storm.stdout.take().ok_or("no output")?);
-        // It has begun, or it has ended.
+        // A line shows that it has begun, or ended.
         said.read_line(&mut String::new())?;
         let done = work();
         // The end of its input is the storm's. It has a limit in any case.
@@ -149,7 +149,7 @@ impl Drop for Vm<'_> {
     }
 }
 
-/// Of a line like `vCPU 3 of NAME runs in cell 1; it stood still for 812 us`.
+/// The pause in a line such as `vCPU 3 of NAME runs in cell 1; it stood still for 812 us`.
 fn pause_us(said: &str) -> Option<f64> {
     let (_, rest) = said.split_once("stood still for ")?;
     let (number, _) = rest.split_once(" us")?;

@@ -1,4 +1,4 @@
-//! What was measured: a record for programs, tables and a picture for people.
+//! The measurements: a record for programs, tables and a picture for people.
 
 use serde::Serialize;
 
@@ -6,14 +6,14 @@ use super::bars::bars;
 use super::{Column, Table};
 use crate::Outcome;
 
-/// All of it.
+/// All figures.
 #[derive(Serialize)]
 pub struct Report<'a> {
     machine: &'a str,
     tables: Vec<Figures>,
 }
 
-/// Of a table.
+/// Figures of a table.
 #[derive(Serialize)]
 struct Figures {
     title: &'static str,
@@ -23,7 +23,7 @@ struct Figures {
     table: &'static Table,
 }
 
-/// Of a row: for each column the figure of every run.
+/// Figures of a row: for each column that of every run.
 #[derive(Serialize)]
 struct Line {
     what: &'static str,
@@ -31,7 +31,7 @@ struct Line {
 }
 
 impl<'a> Report<'a> {
-    /// Without figures.
+    /// A report without figures.
     pub fn new(machine: &'a str, tables: &'static [Table]) -> Self {
         let figures = |table: &'static Table| Figures {
             title: table.title,
@@ -55,7 +55,7 @@ impl<'a> Report<'a> {
     /// Measures everything once, in turn.
     ///
     /// # Errors
-    /// The first one of a measurement, after the name of its row.
+    /// The first error of a measurement, after the name of its row.
     pub fn run(&mut self) -> Outcome<()> {
         for figures in &mut self.tables {
             for (row, line) in figures.table.rows.iter().zip(&mut figures.rows) {
@@ -70,7 +70,7 @@ impl<'a> Report<'a> {
         Ok(())
     }
 
-    /// Medians.
+    /// The medians as tables.
     pub fn markdown(&self) -> String {
         let mut text = format!("{}\n", self.machine);
         for figures in &self.tables {
@@ -135,7 +135,7 @@ impl Figures {
     }
 }
 
-/// The one in the middle; none of none.
+/// The value in the middle; none of none.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

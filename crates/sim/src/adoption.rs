@@ -31,26 +31,26 @@ use crate::queue::Queue;
 use crate::trace::Trace;
 use crate::{MILLISECOND, Time};
 
-/// A process of the cell, or a monitor. Never given again.
+/// A process of the cell, or a monitor. Numbers are never reused.
 type Pid = u64;
 /// A VM by its place in the list.
 type VmIndex = usize;
 
-/// A step of any process takes so long at most.
+/// Longest duration of a step of any process.
 const STEP_NS: Time = 3 * MILLISECOND;
-/// A message is on its way for so long at most.
+/// Longest time that a message is in transit.
 const MESSAGE_NS: Time = MILLISECOND;
 
 /// An event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// An adopter does what is next, if it is still at that step.
+    /// An adopter makes its next step, if it is still at that one.
     Step(Pid, VmIndex, u64),
     /// A keeper reads from its connection.
     KeeperReads(VmIndex),
     /// A keeper accepts the next connection.
     KeeperAccepts(VmIndex),
-    /// A keeper starts a monitor, unless a cell has connected since.
+    /// A keeper starts a monitor, if no cell has connected since.
     KeeperStarts(VmIndex, u64),
     /// A keeper finds that a shard has ended.
     ShardEnded(VmIndex, i32, i32),
@@ -66,9 +66,9 @@ enum Event {
     GuardSees(Pid),
     /// The guard starts the cell's process.
     GuardStarts,
-    /// The guard looks whether the process on trial has adopted the VMs.
+    /// The guard checks whether the process on trial has adopted the VMs.
     GuardTries(Pid, Time),
-    /// The guard asks the process whether it lives.
+    /// The guard pings the process.
     GuardPings(Pid),
     /// The guard has waited for the answer for too long.
     PingIsLate(Pid),
@@ -117,7 +117,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds another story's.
+    /// Adds another story's counts.
     pub fn add(&mut self, other: &Self) {
         self.adoptions += other.adoptions;
         self.cell_deaths += other.cell_deaths;
@@ -136,22 +136,22 @@ impl Counts {
 struct Shard {
     vm: VmIndex,
     runs: bool,
-    /// An adopter has left it in the slot.
+    /// Whether an adopter has left it in the slot.
     was_left: bool,
-    /// Somebody wanted its end: its exit says nothing.
+    /// Whether a process killed it, so that its exit proves nothing.
     was_killed: bool,
     /// Adopters that have dealt with its exit.
     dealt_with: u32,
-    /// Its exit was acknowledged.
+    /// Whether its exit was acknowledged.
     is_reaped: bool,
 }
 
-/// A VM as its owner and its directory know it.
+/// A VM in the view of its owner and its directory.
 #[derive(Debug)]
 struct Vm {
     keeper: Keeper,
     restart: RestartSpec,
-    /// Its slot takes several messages.
+    /// Whether its slot takes several messages.
     has_many_files: bool,
     /// The file that counts adoptions.
     failures: Option<Failures>,
@@ -160,9 +160,9 @@ struct Vm {
     /// Processes of the cell that have ended in its adoption since it was last served, for reasons of their
     /// own or of the VM.
     ended_adopters: u32,
-    /// An adopter has decided that it ends.
+    /// Whether an adopter has decided that it ends.
     has_ended: bool,
-    /// It was served by a process once.
+    /// Whether a process has served it.
     was_served: bool,
 }
 
@@ -178,7 +178,7 @@ struct Process {
     program: Program,
     adopters: BTreeMap<VmIndex, Adopter>,
     stands_still: bool,
-    /// Its events while it stands still.
+    /// Events held back while the process is stopped.
     held: Vec<Event>,
 }
 
@@ -192,13 +192,13 @@ struct Guard {
     started: Time,
     /// The VMs that the former process served, if the cell's process is on trial.
     trial: Option<Vec<VmIndex>>,
-    /// The cell has been given up.
+    /// Whether the cell has been given up.
     is_over: bool,
     /// The program that must be the next process's, by what the trials have shown.
     proven: Program,
 }
 
-/// Everything.
+/// The simulated host: a cell, its guard, keepers and VMs.
 #[derive(Debug)]
 pub struct World {
     now: Time,
@@ -217,7 +217,7 @@ pub struct World {
 }
 
 impl World {
-    /// So many VMs, which monitors have opened and now hand over to a cell whose first process starts.
+    /// Begins with `vms`, which monitors have opened and now hand over to a cell whose first process starts.
     pub fn new(vms: usize, chance: Chance, flaw: Option<Flaw>) -> Self {
         let program = Program::first();
         let mut world = Self {
@@ -264,7 +264,7 @@ impl World {
         world
     }
 
-    /// Remembers the last steps, for an error.
+    /// Records the last steps, for an error.
     pub fn trace(&mut self) {
         self.trace.begin();
     }
@@ -274,7 +274,7 @@ impl World {
         self.now
     }
 
-    /// Lets happen what happens until then.
+    /// Runs all events up to `until`.
     ///
     /// # Errors
     /// With the rule that does not hold, and the steps that led to it.
@@ -367,7 +367,7 @@ impl World {
         self.trace.say(self.now, what);
     }
 
-    /// Puts an event in, at most `most` from now.
+    /// Adds an event, at most `most` from now.
     fn soon(&mut self, most: Time, event: Event) {
         let at = self.now + 1 + self.chance.below(most);
         self.queue.put(at, event);

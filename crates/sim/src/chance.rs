@@ -1,16 +1,16 @@
-//! Numbers by chance, from a seed.
+//! Random numbers, from a seed.
 
 /// Xorshift64*.
 #[derive(Clone, Debug)]
 pub struct Chance(u64);
 
 impl Chance {
-    /// The same seed gives the same numbers.
+    /// A generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// From 0 to `bound` - 1; 0 if `bound` is 0.
+    /// A number from 0 to `bound` - 1; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -23,7 +23,7 @@ impl Chance {
         self.below(times) == 0
     }
 
-    /// One of these.
+    /// A random element of `all`.
     pub fn one_of<T: Copy>(&mut self, all: &[T]) -> Option<T> {
         let index = usize::try_from(self.below(all.len() as u64)).ok()?;
         all.get(index).copied()

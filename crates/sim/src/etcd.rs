@@ -1,4 +1,4 @@
-//! An etcd, as far as membership asks it.
+//! A model of etcd, with the requests that membership uses.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,22 @@ use crate::Time;
 /// A lease's number.
 pub type Lease = u64;
 
-/// What it keeps.
+/// The stored keys and leases.
 #[derive(Debug)]
 pub struct Etcd {
     lease_ns: Time,
     lives: BTreeMap<u16, u32>,
     entries: BTreeMap<u16, (u32, Lease)>,
     removed: BTreeMap<u16, u32>,
-    /// Counts what is written.
+    /// Number of writes.
     revision: u64,
-    /// When each lease ends.
+    /// The end of each lease.
     leases: BTreeMap<Lease, Time>,
     lease_next: Lease,
 }
 
 impl Etcd {
-    /// An empty one, whose leases last so long after each word.
+    /// An empty one, whose leases last for `lease_ns` after each renewal.
     pub fn new(lease_ns: Time) -> Self {
         Self {
             lease_ns,
@@ -39,7 +39,7 @@ impl Etcd {
         }
     }
 
-    /// Does what is asked.
+    /// Carries out a request.
     pub fn ask(&mut self, now: Time, question: Question<Lease>) -> Answer<Lease> {
         self.expire(now);
         match question {
@@ -50,7 +50,7 @@ impl Etcd {
                 Answer::Lease(self.lease_next)
             }
             Question::Enter { me, last, lease } => {
-                // One that has ended in the meantime makes it fail.
+                // A lease that has ended in the meantime makes it fail.
                 let enters = self.lives.get(&me.number).copied() == last && self.leases.contains_key(&lease);
                 if enters {
                     self.revision += 1;
@@ -96,14 +96,14 @@ impl Etcd {
         }
     }
 
-    /// A stranger has deleted all keys. Leases are none.
+    /// Deletes all keys, as a person by mistake. Leases are gone too.
     pub fn lose_keys(&mut self) {
         self.lives.clear();
         self.entries.clear();
         self.removed.clear();
     }
 
-    /// It has been away, and gives every lease its full time again.
+    /// Restarts after an outage, and gives every lease its full time again.
     pub fn restart(&mut self, now: Time) {
         self.leases
             .values_mut()
@@ -123,7 +123,7 @@ impl Etcd {
         entries.map(|(number, (life, _))| (*number, *life)).collect()
     }
 
-    /// Ends what is to end by now.
+    /// Ends leases whose time is over.
     pub fn expire(&mut self, now: Time) {
         self.leases.retain(|_, end| *end > now);
         let leases = &self.leases;

@@ -2,12 +2,12 @@
 //! `policy::placement`); the links, the processes' lives and the VMs' monitors around them are simulated,
 //! single-threaded, from a seed, so that a run that fails can be run again.
 //!
-//! - [`machine`]: the cells of a machine and what messages between them cost;
+//! - [`machine`]: the cells of a machine and the costs of messages between them;
 //! - [`queue`]: events in the order of their times;
-//! - [`world`]: cells, links, monitors; what happens, and what must hold;
-//! - [`story`]: what befalls them, by chance;
+//! - [`world`]: cells, links, monitors; their events, and the rules that hold;
+//! - [`story`]: random faults and requests;
 //! - [`adoption`]: the VMs of one cell: keepers, the cell's processes, its guard;
-//! - [`trace`]: how it came to an error.
+//! - [`trace`]: the steps before an error.
 
 pub mod adoption;
 pub mod chance;
@@ -25,7 +25,7 @@ pub const SECOND: Time = 1_000_000_000;
 /// A millisecond of it.
 pub const MILLISECOND: Time = 1_000_000;
 
-/// A time of the product.
+/// A duration of the product in virtual time.
 pub const fn nanos(time: std::time::Duration) -> Time {
     time.as_nanos() as Time
 }

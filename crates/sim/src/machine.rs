@@ -1,4 +1,4 @@
-//! The cells of a machine, and what messages between them cost.
+//! The cells of a machine, and the costs of messages between them.
 
 use cell::cluster::routes::MulticastRoutes;
 use config::ConfigError;
@@ -11,18 +11,18 @@ use crate::Time;
 /// Cells of one host, or of several.
 #[derive(Clone, Debug)]
 pub struct Cells {
-    /// What each has.
+    /// Resources of each cell.
     pub plans: Vec<CellPlan>,
-    /// What messages between them cost, were they on one host.
+    /// Costs of messages between them, as if all were on one host.
     pub ways: MulticastRoutes,
-    /// What they know of that.
+    /// The cells' own facts on these costs.
     pub known: MulticastRoutes,
     hosts: u16,
     stops: bool,
 }
 
 impl Cells {
-    /// `count` cells of the first host of a machine that is known; one for each node when none.
+    /// `count` cells of the first host of a recorded machine; one for each node when none.
     ///
     /// # Errors
     /// If the machine has no CPUs for them.
@@ -44,7 +44,7 @@ impl Cells {
         })
     }
 
-    /// The same cells on that many hosts, neighbours together; on as many as there are cells at most.
+    /// The same cells on `hosts` hosts, neighbours together; on as many as there are cells at most.
     #[must_use]
     pub fn on_hosts(mut self, hosts: u16) -> Self {
         let cells = u16::try_from(self.plans.len()).unwrap_or(u16::MAX);
@@ -74,7 +74,7 @@ impl Cells {
         self.stops
     }
 
-    /// How many hosts.
+    /// Number of hosts.
     pub fn hosts(&self) -> u16 {
         self.hosts
     }
@@ -91,7 +91,7 @@ impl Cells {
         self.host_of(one) == self.host_of(other)
     }
 
-    /// From the send of a message to its receipt by one who polls.
+    /// Time from the send of a message to its receipt by a polling receiver.
     pub fn latency_ns(&self, from: u16, to: u16) -> Time {
         self.ways.latency_ns(from, to)
     }

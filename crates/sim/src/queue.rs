@@ -1,11 +1,11 @@
-//! Events in the order of their times; of two at one time the one that was put in first.
+//! Events in the order of their times; of two at one time the one that was added first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::Time;
 
-/// Events to come.
+/// Future events.
 #[derive(Debug)]
 pub struct Queue<E> {
     events: BinaryHeap<Reverse<Entry<E>>>,
@@ -49,14 +49,14 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// Puts an event in.
+    /// Adds an event.
     pub fn put(&mut self, at: Time, event: E) {
         self.count += 1;
         let number = self.count;
         self.events.push(Reverse(Entry { at, number, event }));
     }
 
-    /// Takes the next one.
+    /// Removes the next event.
     pub fn take(&mut self) -> Option<(Time, E)> {
         self.events.pop().map(|Reverse(entry)| (entry.at, entry.event))
     }

@@ -1,5 +1,5 @@
-//! What befalls a cluster, by chance: VMs come and go; cells lend one another memory, die, hang and are slow;
-//! hosts die or are cut off, from each other or from etcd.
+//! Random events of a cluster: VMs come and go; cells lend one another memory, die, hang and are slow; hosts
+//! die or are cut off, from each other or from etcd.
 
 use registry::cluster::interface::{AdmitVm, CellRequest, VmShare};
 
@@ -8,31 +8,31 @@ use crate::machine::Cells;
 use crate::world::{Counts, Fault, World};
 use crate::{MILLISECOND, SECOND, Time};
 
-/// How much of what.
+/// Frequencies of the events of a story.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
-    /// Things that happen.
+    /// Number of events.
     pub steps: u32,
-    /// One in so many is a cell's death; none if 0.
+    /// One event in this number is a cell's death; none if 0. The following fields are alike.
     pub death_once_in: u64,
-    /// One in so many is a cell's hanging for up to 5 s; none if 0.
+    /// A cell hangs for up to 5 s.
     pub hang_once_in: u64,
-    /// One in so many is something that goes wrong with hosts, the network or a cell's speed; none if 0.
+    /// A fault of hosts, the network or a cell's speed.
     pub fault_once_in: u64,
-    /// One in so many is a loan, or its return; none if 0.
+    /// A loan, or its return.
     pub loan_once_in: u64,
-    /// One in so many is a cordon, or the end of one; none if 0.
+    /// A cordon, or the end of one.
     pub cordon_once_in: u64,
-    /// Names that VMs are given; few make many claims on one name.
+    /// Number of names of VMs; few names make many claims on one.
     pub names: u64,
-    /// Between two things, at most.
+    /// Longest time between two events.
     pub pause_max: Time,
-    /// How long anything goes wrong, at most.
+    /// Longest duration of a fault.
     pub fault_max: Time,
 }
 
 impl Plot {
-    /// Much happens at once, and goes wrong.
+    /// Many events at once, with faults.
     pub const ROUGH: Self = Self {
         steps: 300,
         death_once_in: 20,
@@ -44,7 +44,7 @@ impl Plot {
         pause_max: 20 * MILLISECOND,
         fault_max: 10 * SECOND,
     };
-    /// What goes wrong lasts longer than a lease, so that names of lost hosts are given again.
+    /// Faults last longer than a lease, so that names of lost hosts are given again.
     pub const LONG: Self = Self {
         steps: 150,
         pause_max: 400 * MILLISECOND,
@@ -53,12 +53,12 @@ impl Plot {
         names: 12,
         ..Self::ROUGH
     };
-    /// As rough, and cells are cordoned.
+    /// As [`Self::ROUGH`], with cordons.
     pub const CORDONS: Self = Self {
         cordon_once_in: 10,
         ..Self::ROUGH
     };
-    /// Nothing goes wrong.
+    /// No faults.
     pub const CALM: Self = Self {
         steps: 2000,
         death_once_in: 0,
@@ -72,13 +72,13 @@ impl Plot {
     };
 }
 
-/// Tells one story.
+/// Runs one story.
 ///
 /// # Errors
-/// With what does not hold and how it came to that.
+/// The rule that does not hold and the steps before it.
 pub fn tell(cells: &Cells, plot: &Plot, seed: u64) -> Result<Counts, String> {
     play(World::new(cells.clone(), Chance::new(!seed)), plot, seed).or_else(|_| {
-        // Once more, and remember.
+        // Once more, with a record of the steps.
         let mut world = World::new(cells.clone(), Chance::new(!seed));
         world.trace();
         play(world, plot, seed)
@@ -95,7 +95,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
         };
         let befalls = |chance: &mut Chance, once_in| once_in > 0 && chance.once_in(once_in);
         if befalls(&mut chance, plot.death_once_in) {
-            // Now and then it is gone for long.
+            // Now and then it is gone for a long time.
             let pause = if chance.once_in(3) {
                 8 * SECOND
             } else {
@@ -107,7 +107,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
             world.hang(number, chance.below(5 * SECOND));
         } else if befalls(&mut chance, plot.fault_once_in) {
             let (fault, time) = fault(&world, &mut chance, number, plot.fault_max);
-            // A cut is often one of both ways.
+            // A cut is often one in both directions.
             if let Fault::Cut(from, to) = fault
                 && !chance.once_in(3)
             {
@@ -156,7 +156,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
     Ok(world.counts)
 }
 
-/// Something that goes wrong, and for how long.
+/// A random fault, and its duration.
 fn fault(world: &World, chance: &mut Chance, number: u16, longest: Time) -> (Fault, Time) {
     let hosts: Vec<u16> = world.hosts().collect();
     let host = chance.one_of(&hosts).unwrap_or(0);
@@ -227,7 +227,8 @@ mod tests {
         all_end_well(SIXTY_FOUR, &Plot::ROUGH, 0..3);
     }
 
-    /// What [`World`] holds at each step: a cordoned cell gets no VM that it was asked for since.
+    /// [`World`] checks the rule at each step: a cordoned cell gets no VM that was requested after the
+    /// cordon.
     #[test]
     fn cordoned_cells_take_no_vm_whatever_dies_or_is_cut_off() {
         let counts = all_end_well(TWO, &Plot::CORDONS, 0..100);
@@ -238,7 +239,7 @@ mod tests {
         }
     }
 
-    /// A cell that starts tells of a VM that has ended, while its name is claimed anew.
+    /// A cell that starts reports a VM that has ended, while its name is claimed anew.
     #[test]
     fn a_name_that_was_won_is_not_given_up_with_the_last_vm_of_that_name() {
         all_end_well(TWO, &Plot::ROUGH, 779..780);
@@ -270,7 +271,7 @@ mod tests {
         assert!(counts.hosted > 1000 && counts.stopped > 30, "{counts:?}");
     }
 
-    /// What these once found is told in `docs/guide/clusters.md`.
+    /// `docs/guide/clusters.md` describes the faults that these seeds once found.
     #[test]
     fn stories_that_ended_badly_once_end_well() {
         for (facts, hosts, seed) in [

@@ -1,23 +1,23 @@
-//! The last steps of a run, for who wants to know how it came to an error.
+//! The last steps of a run, which show how an error came about.
 
 use std::collections::VecDeque;
 
 use crate::{SECOND, Time};
 
-/// Steps that are remembered.
+/// Number of recorded steps.
 const STEPS: usize = 80;
 
-/// The steps, if they are wanted.
+/// The steps, if they are recorded.
 #[derive(Debug, Default)]
 pub struct Trace(Option<VecDeque<String>>);
 
 impl Trace {
-    /// Remembers from now on.
+    /// Records from now on.
     pub fn begin(&mut self) {
         self.0 = Some(VecDeque::new());
     }
 
-    /// A step.
+    /// Records a step.
     pub fn say(&mut self, now: Time, what: impl FnOnce() -> String) {
         let Some(steps) = &mut self.0 else { return };
         if steps.len() == STEPS {
@@ -26,7 +26,7 @@ impl Trace {
         steps.push_back(format!("{:>12.6} s: {}", now as f64 / SECOND as f64, what()));
     }
 
-    /// The steps, and what came of them.
+    /// The steps, and the error that followed.
     pub fn before(&self, what: &str) -> String {
         let steps = self.0.iter().flatten();
         steps.map(|step| format!("{step}\n")).collect::<String>() + what

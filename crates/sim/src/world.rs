@@ -1,9 +1,9 @@
-//! Hosts, cells, the links between them, the monitors of VMs; what happens, and what must hold.
+//! Hosts, cells, the links between them and the monitors of VMs; their events, and the rules that hold.
 //!
 //! A link delivers in order. A cell handles one event at a time, and each costs it time; one that hangs
-//! handles them later. The end of a cell's process reaches the others of its host a little later, and what it
-//! sent last may be lost. Between hosts a link whose way is cut keeps what was sent, until it is mended or
-//! one end has heard nothing for too long.
+//! handles them later. The end of a cell's process reaches the others of its host a little later, and its
+//! last messages may be lost. Between hosts a link whose path is cut keeps its messages, until the path works
+//! again or one end has received nothing for too long.
 
 mod cells;
 mod links;
@@ -38,43 +38,46 @@ use members::{Asker, Joiner};
 use monitors::Monitor;
 use network::Network;
 
-/// What any event costs a cell beside what it sends.
+/// Cost of any event for a cell, beside that of the messages that it sends.
 const EVENT_NS: Time = HANDLE_NS;
-/// The end of a process, until another sees its sockets end, at most.
+/// Longest time from the end of a process until another sees its sockets end.
 const NOTICE_NS: Time = 5 * MILLISECOND;
-/// A process, from its start until its links are there.
+/// Time from the start of a process until its links are there.
 const START_NS: Time = 10 * MILLISECOND;
-/// How long a cell of another host may say nothing: what a cluster's file says when it says nothing.
+/// Time for which a cell of another host may be silent: the default of a cluster's file.
 const SILENCE_MS: u64 = 200;
 
-/// What happens.
+/// An event.
 #[derive(Clone, Debug)]
 enum Event {
-    /// To a life of a cell.
+    /// An input of a life of a cell.
     Cell(CellId, Input),
-    /// A cell handles what came first.
+    /// A cell handles its first input.
     Turn(CellId),
-    /// A monitor tries to come to its cell.
+    /// A monitor tries to connect to its cell.
     Come(Client),
     /// A cell's guard starts it again.
     Restart(u16),
-    /// A cell calls those that lived when it joined, the last one first; the current call began then.
+    /// A cell connects to those that lived when it joined, the last one first; the current attempt began
+    /// then.
     Call(CellId, Vec<CellId>, Time),
-    /// A cell looks at who lives.
+    /// A cell reads the members.
     Round(CellId),
-    /// A question comes to etcd.
+    /// A request reaches etcd.
     Question(Asker, Question<Lease>),
-    /// And the answer, if any.
+    /// Its reply, if any.
     Answer(Asker, Option<Answer<Lease>>),
-    /// What is wrong with the network or a cell is over.
+    /// A fault of the network or a cell is over.
     Heal(Fault),
-    /// A cell was a member for certain at that time last, if it has not been since: its guard ends its VMs.
+    /// The time at which a cell was last known to be a member, if it has not been since: its guard ends its
+    /// VMs.
     Lost(u16, Time),
-    /// One end of a link has heard nothing for too long, if its way is still cut as this often: from, to.
+    /// One end of a link has received nothing for too long, if its path is still cut for the same time: from,
+    /// to.
     Silent(CellId, CellId, u64),
 }
 
-/// What comes to a cell.
+/// An input of a cell.
 #[derive(Clone, Debug)]
 enum Input {
     Linked(CellId),
@@ -91,26 +94,26 @@ enum Input {
     Changed(News),
 }
 
-/// What can be wrong for a while. Hosts by their numbers.
+/// A temporary fault. Hosts by their numbers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// Nothing gets from one host to another.
+    /// No message gets from one host to another.
     Cut(u16, u16),
-    /// Nothing gets from a host to etcd, nor back.
+    /// No message gets from a host to etcd, nor back.
     CutOff(u16),
-    /// There is no etcd.
+    /// etcd is away.
     NoEtcd,
-    /// A stranger deletes all keys of etcd.
+    /// All keys of etcd are deleted.
     LostKeys,
-    /// A cell takes so many times as long for everything.
+    /// A cell takes this many times as long for everything.
     Slow(u16, u64),
-    /// Messages between two hosts take so much longer.
+    /// Messages between two hosts take this much longer.
     Delay(u16, u16, Time),
     /// A host is dead, with all VMs.
     Down(u16),
 }
 
-/// What was counted.
+/// Counts of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// Messages between cells.
@@ -121,25 +124,25 @@ pub struct Counts {
     pub refused: u64,
     /// VMs that got a place with memory of other cells.
     pub borrowing: u64,
-    /// Loans, and returns of them, that were done.
+    /// Loans, and returns of them, that were carried out.
     pub loans: u64,
-    /// Cordons, and ends of them, that were asked for.
+    /// Requested cordons, and ends of them.
     pub cordons: u64,
     /// Ends of cells' processes.
     pub deaths: u64,
-    /// Of them, those that started anew because others took them for dead.
+    /// Deaths of processes that started anew because others took them for dead.
     pub outcasts: u64,
     /// Cuts, losses of etcd, slow cells and links, dead hosts.
     pub faults: u64,
-    /// Names given again while a VM of that name ran that no cell knew of any more.
+    /// Names given again while a VM of that name ran of which no cell had a record any more.
     pub forgotten: u64,
     /// VMs that their cells' guards ended, as their hosts had lost their membership.
     pub stopped: u64,
-    /// From a monitor's question to the place, for each that got one, nanoseconds.
+    /// Time from a monitor's request to the place, for each that got one, nanoseconds.
     pub waits_ns: Vec<Time>,
 }
 
-/// Everything.
+/// The simulated cluster.
 #[derive(Debug)]
 pub struct World {
     cells: Cells,
@@ -150,11 +153,11 @@ pub struct World {
     /// Processes that have not entered yet.
     joiners: BTreeMap<u16, Joiner>,
     lives: Vec<u32>,
-    /// How often in a row each has started anew soon after its start.
+    /// Number of times in a row that each has started anew soon after its start.
     short_lives: Vec<u32>,
-    /// What each cell has in writing.
+    /// The written record of each cell's loans.
     lent: BTreeMap<u16, Amounts>,
-    /// Cells that have a cordon in writing, each with the number of the cordon.
+    /// Cells with a written cordon, each with the number of the cordon.
     cordoned: BTreeMap<u16, u64>,
     monitors: BTreeMap<Client, Monitor>,
     clients: Client,
@@ -163,17 +166,17 @@ pub struct World {
     network: Network,
     /// Hosts that are dead.
     down: BTreeSet<u16>,
-    /// When each cell was a member for certain, where VMs of lost hosts end.
+    /// Time at which each cell was last known to be a member, where VMs of lost hosts end.
     confirmed: BTreeMap<u16, Time>,
-    /// What does not hold, if it was seen while something happened.
+    /// The first broken rule, if an event found one.
     broken: Option<String>,
-    /// What was counted.
+    /// Counts so far.
     pub counts: Counts,
     trace: Trace,
 }
 
 impl World {
-    /// All cells start.
+    /// Starts all cells.
     pub fn new(cells: Cells, chance: Chance) -> Self {
         let count = cells.plans.len();
         let mut world = Self {
@@ -204,7 +207,7 @@ impl World {
         world
     }
 
-    /// Remembers the last steps, for an error; that takes most of the time.
+    /// Records the last steps, for an error; that takes most of the time.
     pub fn trace(&mut self) {
         self.trace.begin();
     }
@@ -235,10 +238,10 @@ impl World {
         self.processes.values().map(|process| process.id).collect()
     }
 
-    /// Lets happen what happens until then.
+    /// Runs all events up to `until`.
     ///
     /// # Errors
-    /// With what does not hold and how it came to that.
+    /// The rule that does not hold and the steps before it.
     pub fn run(&mut self, until: Time) -> Result<(), String> {
         while let Some((at, event)) = self.queue.take() {
             if at > until {

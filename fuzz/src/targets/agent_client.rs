@@ -1,4 +1,4 @@
-//! The client, against an agent that says whatever it likes and then hangs up.
+//! The client, against an agent that sends any bytes and then hangs up.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,4 @@
-//! The bytes of a connection of the agent, in pieces: frames, and what the server reads of them.
+//! The bytes of a connection of the agent, in pieces: frames, and the server's reading of them.
 
 use agent::protocol::{Decoder, FRAME_BYTES_MAX, Request, WindowSize};
 

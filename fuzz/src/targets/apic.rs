@@ -1,5 +1,5 @@
-//! The interrupt controllers of a VM with four vCPUs: any registers, lines, messages and times; what is sent
-//! is delivered.
+//! The interrupt controllers of a VM with four vCPUs: any registers, lines, messages and times; every sent
+//! interrupt is delivered.
 
 use apic::{Delivery, Interrupt, IoApic, LocalApic, Shorthand, Targets, Written, message, targets};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
@@ -21,7 +21,7 @@ pub fn fuzz(data: &[u8]) {
         io: IoApic::new(),
         now: 0,
     };
-    // Enabled but for one; the one error of a step is that the bytes have ended.
+    // Enabled, except for one; the one error of a step is that the bytes have ended.
     for apic in &mut machine.vcpus[1..] {
         apic.write(0x80F, 0x1FF, 0).expect("a legal write");
     }
@@ -56,7 +56,7 @@ impl Machine {
                 self.deliver_all(sent);
             }
             8 => {
-                // An entry as a driver programs it: trigger mode, mask and destination by chance.
+                // An entry as a driver programs it: random trigger mode, mask and destination.
                 let pin = u.arbitrary::<u8>()? % 24;
                 let low = u32::from(u.arbitrary::<u8>()?) | (u.arbitrary::<u32>()? & 0x1_8800);
                 self.program(0x11 + 2 * pin, u.arbitrary()?);
@@ -89,7 +89,7 @@ impl Machine {
         self.io.read(offset);
     }
 
-    /// A read and a write; a fault changes nothing.
+    /// Reads and writes a register; a fault changes nothing.
     fn access(&mut self, number: usize, msr: u32, value: u64) {
         let apic = &mut self.vcpus[number];
         let before = apic.clone();
@@ -115,8 +115,8 @@ impl Machine {
         }
     }
 
-    /// A fixed interrupt is requested of all that it is for and that are enabled, a lowest-priority one of
-    /// one at most.
+    /// Checks the delivery of an interrupt: a fixed one is requested on all targets that are enabled, a
+    /// lowest-priority one on one of them at most.
     fn deliver(&mut self, interrupt: Interrupt, shorthand: Shorthand, from: Option<u32>) {
         let enabled: Targets = (0..VCPUS)
             .filter(|&vcpu| self.vcpus[vcpu as usize].is_enabled())
@@ -141,7 +141,7 @@ impl Machine {
         }
     }
 
-    /// What is served is above the priority, and in service then.
+    /// Serves an interrupt, and checks that it is above the priority, and in service then.
     fn take(&mut self, number: usize) {
         let apic = &mut self.vcpus[number];
         let priority = apic.read(0x80A, self.now).unwrap_or(0) as u8;
@@ -157,7 +157,7 @@ impl Machine {
         }
     }
 
-    /// Never early, never more than one, never due still.
+    /// Checks that the timer is never early, rings at most once, and is not due afterwards.
     fn expire(&mut self, number: usize) {
         let apic = &mut self.vcpus[number];
         let is_due = apic.timer_due().is_some_and(|due| due <= self.now);
@@ -171,7 +171,7 @@ impl Machine {
         assert_eq!(*apic, after);
     }
 
-    /// A vCPU moves to another process, or the home does.
+    /// Moves a vCPU, or the home, to another process.
     fn travel(&mut self, number: usize) {
         let text = serde_json::to_string(&(&self.vcpus[number], &self.io)).expect("plain data");
         let (apic, io): (LocalApic, IoApic) = serde_json::from_str(&text).expect("what was written");
@@ -179,7 +179,7 @@ impl Machine {
         (self.vcpus[number], self.io) = (apic, io);
     }
 
-    /// With nothing in the way all that waits is served, and it ends.
+    /// Checks that all waiting interrupts are served when nothing blocks them, and that this ends.
     fn serve_all(&mut self) {
         for number in 0..self.vcpus.len() {
             self.vcpus[number].set_task_priority(0);
@@ -197,13 +197,13 @@ impl Machine {
     }
 }
 
-/// Vectors that are requested.
+/// Number of requested vectors.
 fn waiting(apic: &LocalApic) -> u32 {
     let words = (0x820..0x828).map(|msr| apic.read(msr, 0).unwrap_or(0));
     words.map(u64::count_ones).sum()
 }
 
-/// Mostly ones that are there.
+/// A random register, mostly one that exists.
 fn register(u: &mut Unstructured) -> Result<u32> {
     const OFTEN: [u32; 10] = [
         0x808, 0x80F, 0x828, 0x830, 0x832, 0x837, 0x838, 0x83E, 0x83F, 0x6E0,
@@ -217,7 +217,7 @@ fn register(u: &mut Unstructured) -> Result<u32> {
     })
 }
 
-/// Small ones, those with a bit above a vector, a command's destination, and wild ones.
+/// A random value: small ones, those with a bit above a vector, a command's destination, and wild ones.
 fn value(u: &mut Unstructured) -> Result<u64> {
     let vector = u64::from(u.arbitrary::<u8>()?);
     Ok(match u.arbitrary::<u8>()? % 8 {

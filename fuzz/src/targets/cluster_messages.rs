@@ -1,4 +1,4 @@
-//! What other cells and hosts send: calls, messages over a link, a client's questions; and what etcd answers.
+//! Input of a cell from others: calls, messages over a link, a client's requests, and replies of etcd.
 
 use cell::cluster::hosts::read_again;
 use cell::cluster::link::MESSAGE_BYTES_MAX;
@@ -15,7 +15,7 @@ fn cell(number: u16) -> CellId {
     CellId { number, life: 1 }
 }
 
-/// Cell 0 receives what cells 1 and 2 send: each message behind the number of its sender and its length.
+/// Cell 0 receives the messages of cells 1 and 2: each follows the number of its sender and its length.
 fn table(mut bytes: &[u8]) {
     let plan = CellPlan {
         number: 0,

@@ -1,5 +1,5 @@
-//! What another node of distributed memory sends: frames of every class, of which the messages go to an
-//! engine; and faults of this node.
+//! Frames of another node of distributed memory, of every class, of which the messages go to an engine; and
+//! faults of this node.
 
 use coherence::{Access, EFFECTS_MAX, Effect, Engine, Layout, MESSAGE_BYTES, Message, NodeId, Page};
 use dsm::fuzzing::{FrameRead, FrameReader};
@@ -27,12 +27,12 @@ fn receive(engine: &mut Engine, from: NodeId, message: Message, effects: &mut Ve
     }
 }
 
-/// What was read is written so that it reads the same.
+/// Checks that a frame that was read is written in the same form.
 fn reads_again(frame: &[u8; MESSAGE_BYTES], read: &FrameRead) {
     let mut again = FrameReader::new(usize::from(NODES));
     match read {
         FrameRead::Message(message, None) => assert_eq!(message.encode(), *frame),
-        // The number is where no copyset of so few nodes reaches.
+        // The number lies beyond the copysets of so few nodes.
         FrameRead::Message(message, Some(_)) => assert_eq!(message.encode()[..12], frame[..12]),
         FrameRead::Fragment(Some(frames)) => {
             let last = frames.as_chunks().0.iter().map(|frame| again.read(frame)).last();
@@ -55,7 +55,7 @@ pub fn fuzz(data: &[u8]) {
             1 => drop(engine.fault(page, Access::Write, &mut effects)),
             2 => engine.used(page, &mut effects),
             3 => match reader.read(frame) {
-                // A node that sends nonsense is left.
+                // A node that sends an invalid frame is disconnected.
                 Err(_) => return,
                 Ok(read) => reads_again(frame, &read),
             },

@@ -1,4 +1,4 @@
-//! What an imported file is, by its first bytes.
+//! The kind of an imported file, by its first bytes.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Frames that a guest sends to its passt, and the decision which of them go on.
+//! Frames that a guest sends to its passt, and the decision about each.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

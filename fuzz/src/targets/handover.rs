@@ -1,5 +1,5 @@
-//! What a monitor and its shard send each other: messages with files, and packets of the control socket. A
-//! client's requests.
+//! Messages between a monitor and its shard: those with files, and packets of the control socket. A client's
+//! requests.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use shard::launch::{Fd, HandoverReply, HandoverRequest, LaunchSpec, NumberedOrde
 use shard::process::{receive, send};
 use shard_api::control::{ControlSocket, MESSAGE_BYTES_MAX};
 
-/// Reads a message that comes with one file; one that is understood reads the same again.
+/// Reads a message that comes with one file; a valid one reads the same again.
 fn message<M: DeserializeOwned + Serialize>(bytes: &[u8]) {
     let (mut near, mut far) = UnixStream::pair().expect("a pair of sockets");
     let file = file_of(b"x");
@@ -28,7 +28,7 @@ fn message<M: DeserializeOwned + Serialize>(bytes: &[u8]) {
         assert!([0, 1, usize::MAX].iter().all(|fd| files.take(Fd(*fd)).is_err()));
         same(&message);
     }
-    // What follows is another message, without a file.
+    // Another message follows, without a file.
     if let Ok((message, mut files)) = receive::<M>(&mut near) {
         assert!(files.take(Fd(0)).is_err());
         same(&message);
@@ -41,14 +41,14 @@ fn same<M: DeserializeOwned + Serialize>(message: &M) {
     assert_eq!(serde_json::to_value(&again).expect("JSON"), written);
 }
 
-/// A control socket that each line of the input went into, and then its end. A line that begins with a brace
-/// is a message, in two packets; any other is a packet.
+/// A control socket with each line of the input, and then its end. A line that begins with a brace is a
+/// message, in two packets; any other is a packet.
 fn control(bytes: &[u8]) -> ControlSocket {
     let (near, far) = ControlSocket::pair().expect("a pair of sockets");
     let far = UnixDatagram::from(far.as_fd().try_clone_to_owned().expect("a socket"));
     let mut room = 1 << 16;
     let mut put = |packet: &[u8]| {
-        // What a packet takes beside its bytes is less.
+        // A packet's overhead is less than that.
         room -= (packet.len() + 1024).min(room);
         if room > 0 {
             far.send(packet).expect("room in a socket");

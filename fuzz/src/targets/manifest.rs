@@ -1,4 +1,4 @@
-//! The manifest of a snapshot's directory, and what of the host it is granted.
+//! The manifest of a snapshot's directory, and the resources of the host that it is granted.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +31,7 @@ pub fn fuzz(text: &[u8]) {
     };
     match grant(&spec, &places, &Allowed::default()) {
         Ok(granted) => {
-            // The directory is empty and there is no store: no file of the host is left.
+            // The directory is empty and there is no store, so no file of the host is granted.
             let spec = granted.spec;
             assert!(spec.disks.is_empty() && spec.kernel_files().is_none(), "{spec:?}");
             assert!(spec.sandbox != SandboxSpec::Off && !spec.root.persistent);

@@ -1,4 +1,4 @@
-//! A network card's queues, on a stream whose other end sends whatever it likes.
+//! A network card's queues, on a stream whose other end sends any bytes.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -22,7 +22,7 @@ const WINDOW_BYTES: u64 = 1 << 20;
 const FEATURES: u64 = 1 << 28 | 1 << 29 | 0x55;
 const QUEUE_SIZES: [u16; 3] = [256, 64, 16];
 
-/// Takes every event file.
+/// Accepts every event file.
 struct Board;
 
 impl Wiring for Board {
@@ -47,7 +47,7 @@ impl Wiring for Board {
     }
 }
 
-/// Holds the transport to its contract.
+/// Checks that the transport keeps its contract.
 #[derive(Default)]
 struct Witness {
     running: Option<Activation>,

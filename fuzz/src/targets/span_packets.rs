@@ -1,5 +1,5 @@
-//! What another shard of a VM sends: packets on a stream. What monitors of one VM send each other: lines of
-//! JSON.
+//! Packets of another shard of a VM, on a stream and on a ring. Messages between the monitors of one VM:
+//! lines of JSON.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,7 +19,7 @@ use urpc::message::{Message, PAYLOAD_BYTES};
 
 const SHARDS: [u8; 4] = [0, 1, 1, 2];
 
-/// All that comes from shard 1, by a stream of another host.
+/// All packets of shard 1, by a stream of another host.
 fn stream_packets(bytes: &[u8]) {
     let (near, mut far) = UnixStream::pair().expect("a pair of sockets");
     far.write_all(bytes).expect("room in a socket");
@@ -28,10 +28,10 @@ fn stream_packets(bytes: &[u8]) {
     packets(Receiving::Stream(receiving));
 }
 
-/// All that comes from shard 1, by a ring of this host: parts of packets, each with its kind and its bytes.
+/// All packets of shard 1, by a ring of this host: parts of packets, each with its kind and its bytes.
 fn ring_packets(bytes: &[u8]) {
     const PART_BYTES: usize = size_of::<u32>() + PAYLOAD_BYTES;
-    // As many as a ring has room for: nobody reads before all are sent.
+    // As many as a ring has room for: no reader runs before all are sent.
     const PARTS_MAX: usize = 32;
     let file = File::from(shard_api::memory::channel().expect("memory for a channel"));
     let ring = SharedRing::attach(&file.try_clone().expect("a copy").into()).expect("a ring");
@@ -49,7 +49,7 @@ fn ring_packets(bytes: &[u8]) {
     packets(Receiving::ring(file).expect("a channel"));
 }
 
-/// Gives what comes to the routers of the home and of another shard, whatever of it is theirs.
+/// Passes the packets to the routers of the home and of another shard.
 fn packets(receiving: Receiving) {
     let (submitter, io_requests) = mpsc::sync_channel(IO_REQUESTS_MAX);
     let home = Router::new(HOME, &SHARDS, vec![None, None, None], Some(submitter));
@@ -74,7 +74,7 @@ fn packets(receiving: Receiving) {
     }
 }
 
-/// Reads a message; one that is understood reads the same again.
+/// Reads a message; a valid one reads the same again.
 fn message<M: DeserializeOwned + Serialize>(mut bytes: &[u8]) -> Option<M> {
     let message: M = receive(&mut bytes).ok()?;
     let mut written = Vec::new();

@@ -8,7 +8,7 @@ use shard::snapshot::MachineState;
 /// Lays the map over the memory of a guest that has an image and a layer.
 fn adopt(mut map: FrozenMap) {
     let (image, layer) = (sparse_file(MEMORY_BYTES), sparse_file(MEMORY_BYTES));
-    // The text can't know which file the image is: without this every map would be refused at once.
+    // The text can't know the image's file: without this every map would be refused at once.
     if let Some(first) = map.images.first_mut() {
         *first = ImageName::of(&image).expect("a file");
     }

@@ -15,7 +15,7 @@ use shard::ports::{self, Ports};
 use tempfile::TempDir;
 
 const CID: u64 = 3;
-/// The host's port that somebody listens to.
+/// The host's port with a listener.
 const SERVED: u32 = 5;
 
 /// Sockets that outlive a run; each run leaves their backlogs empty.
@@ -43,7 +43,7 @@ static SOCKETS: LazyLock<Sockets> = LazyLock::new(|| {
 
 struct Host {
     streams: Vec<UnixStream>,
-    /// The monitor's end of what connects ports.
+    /// The monitor's end of the socket for connected ports.
     monitor: OwnedFd,
     directory: File,
 }
@@ -122,7 +122,7 @@ impl Host {
         Ok(())
     }
 
-    /// Answers as the monitor does, then accepts.
+    /// Replies as the monitor does, then accepts.
     fn accept(&mut self) {
         while ports::serve_one(self.monitor.as_fd(), self.directory.as_fd()).is_ok() {}
         while let Ok((stream, _)) = SOCKETS.server.accept() {

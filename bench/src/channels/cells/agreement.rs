@@ -13,12 +13,12 @@ use super::link::{Link, PAUSE, Waiting, with_other};
 
 const CLAIMS: u64 = 10_000;
 const CHANGES: u64 = 20_000;
-/// With a pause before each.
+/// Claims with a pause before each.
 const CLAIMS_BLOCKED: u64 = 100;
-/// Claims or changes under way, when there are several.
+/// Number of claims or changes in progress, when there are several.
 const WINDOW: u64 = 16;
 
-/// What a VM takes: vCPUs and bytes.
+/// Resources of a VM: vCPUs and bytes.
 type Share = (u32, u64);
 const SHARE: Share = (4, 8 << 30);
 
@@ -34,7 +34,7 @@ fn id(number: u16) -> CellId {
 }
 
 impl Cell {
-    /// Which has said hello.
+    /// Begins, and sends the greeting.
     fn start(number: u16, other: u16, link: Link) -> Outcome<Self> {
         let mut cell = Self {
             node: Node::new(id(number)),
@@ -46,8 +46,8 @@ impl Cell {
         Ok(cell)
     }
 
-    /// Sends what is to be sent; how much of the rest is a claim that won or a change of which all have
-    /// heard.
+    /// Sends the messages among the effects; returns how many of the rest are a claim that won or a change
+    /// that all have received.
     fn act(&mut self, effects: Vec<Effect<String, Share>>) -> Outcome<u64> {
         let mut done = 0;
         for effect in effects {
@@ -68,7 +68,7 @@ impl Cell {
         self.act(effects)
     }
 
-    /// Takes messages until `count` more are done.
+    /// Receives messages until `count` more are done.
     fn wait(&mut self, count: u64) -> Outcome<()> {
         let mut done = 0;
         while done < count {
@@ -94,7 +94,7 @@ fn name(number: u64) -> String {
     format!("build-server-{number}")
 }
 
-/// Measures with another cell that knows of this one, and with one name claimed.
+/// Measures with another cell that has met this one, and with one name claimed.
 fn with_cell(waiting: Waiting, here: impl FnOnce(Cell) -> Outcome<f64> + Send) -> Outcome<f64> {
     with_other("cell", waiting, |link| {
         let mut cell = Cell::start(0, 1, link)?;
@@ -104,7 +104,7 @@ fn with_cell(waiting: Waiting, here: impl FnOnce(Cell) -> Outcome<f64> + Send) -
     })
 }
 
-/// `count` of what is done, of which always [`WINDOW`] are under way.
+/// Runs `count` operations, of which always [`WINDOW`] are in progress.
 fn window_full(mut cell: Cell, count: u64, begin: fn(&mut Cell, u64) -> Outcome<()>) -> Outcome<f64> {
     let mut number = 0;
     let mut begin_next = |cell: &mut Cell| {
@@ -160,7 +160,7 @@ pub fn changes() -> Outcome<f64> {
     with_cell(Waiting::Polling, |cell| window_full(cell, CHANGES, Cell::change))
 }
 
-/// The other cell: it votes and gives receipts.
+/// Runs the other cell: it votes and sends receipts.
 pub fn role(words: &[String]) -> Outcome<()> {
     let mut cell = Cell::start(1, 0, Link::of(words)?)?;
     while let Some(message) = cell.link.receive()? {

@@ -1,4 +1,4 @@
-//! Calls between two cells: a question and its answer.
+//! Calls between two cells: a request and its reply.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use super::link::{Link, PAUSE, Waiting, with_other};
 
 const CALLS: u64 = 20_000;
-/// With a pause before each.
+/// Calls with a pause before each.
 const CALLS_BLOCKED: u32 = 100;
-/// So many calls are under way at most.
+/// Most calls in progress.
 const WINDOW: usize = 64;
 
-/// What is asked: as much as a cell asks about a VM.
+/// A request, as large as a cell's request about a VM.
 #[derive(Clone, Serialize, Deserialize)]
 struct Question {
     name: String,
@@ -37,7 +37,7 @@ fn question() -> Question {
     }
 }
 
-/// What the callee does.
+/// The callee's work.
 fn execute(question: &Question) -> Answer {
     Answer {
         cell: question.vcpus as u16,
@@ -49,7 +49,7 @@ fn ask(link: &mut Link) -> Outcome<()> {
     link.send(&question())
 }
 
-/// Waits for the answer of the oldest call.
+/// Waits for the reply to the oldest call.
 fn answer(link: &mut Link) -> Outcome<()> {
     link.expect::<Answer>().map(drop)
 }
@@ -60,7 +60,7 @@ fn call(link: &mut Link) -> Outcome<()> {
 }
 
 fn one_by_one(mut link: Link) -> Outcome<f64> {
-    // The other side is there when it has answered once.
+    // The other side runs when it has replied once.
     call(&mut link)?;
     each_ns(CALLS, |_| call(&mut link))
 }
@@ -100,7 +100,7 @@ pub fn blocked() -> Outcome<f64> {
     with_other("callee", Waiting::AsCells, after_pauses)
 }
 
-/// The called process.
+/// Runs the called process.
 pub fn callee_role(words: &[String]) -> Outcome<()> {
     let mut link = Link::of(words)?;
     while let Some(question) = link.receive()? {

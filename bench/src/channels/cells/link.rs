@@ -15,13 +15,13 @@ use crate::patience::soon;
 use crate::pinned::one;
 use crate::process::{Other, ring};
 
-/// As a link of the product.
+/// Lines of a ring, as in a link of the product.
 const LINES: usize = 1024;
-/// More than any message here has.
+/// Longest message, more than any here has.
 const BYTES_MAX: usize = 4096;
 const PORT: u16 = 0;
 
-/// Both ways.
+/// Both directions of a link.
 pub struct Link {
     outbox: BlockingSender,
     inbox: BlockingReceiver,
@@ -31,16 +31,16 @@ pub struct Link {
     end: Option<Instant>,
 }
 
-/// How those at both ends wait.
+/// Behaviour of receivers at both ends.
 #[derive(Clone, Copy)]
 pub enum Waiting {
     /// Neither ever blocks.
     Polling,
-    /// As cells do: both poll for a while.
+    /// As in cells: both poll for a while.
     AsCells,
 }
 
-/// Longer than both sides poll: they are blocked then.
+/// A pause longer than both sides poll: they are blocked then.
 pub const PAUSE: Duration = Duration::from_millis(1);
 
 impl Link {

@@ -9,7 +9,7 @@ use super::{LINES, MESSAGES, TRIPS, TRIPS_SLOW, message};
 use crate::patience::{LIMIT, poll};
 use crate::pinned::both;
 
-/// None at the end.
+/// The next message; none at the end.
 fn take(from: &Receiver<Message>) -> Outcome<Option<Message>> {
     poll(|| match from.try_recv() {
         Ok(message) => Some(Some(message)),

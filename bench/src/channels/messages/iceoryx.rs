@@ -25,7 +25,7 @@ fn node() -> Outcome<Node> {
     Ok(node.create::<ipc::Service>()?)
 }
 
-/// One way between the processes that know the name: a queue of [`LINES`], of which nothing is dropped.
+/// One direction between the processes that know the name: a queue of [`LINES`], which drops nothing.
 fn writer(node: &Node, name: &str) -> Outcome<Writer> {
     let service = service(node, name)?;
     let publisher = service
@@ -54,7 +54,7 @@ fn service(node: &Node, name: &str) -> Outcome<Way> {
         .open_or_create()?)
 }
 
-/// How many have it: none as long as nobody reads.
+/// Sends a message. Returns the number of receivers: none as long as no process reads.
 fn send(writer: &Writer, number: u64) -> Outcome<usize> {
     Ok(writer.loan_uninit()?.write_payload([number; 8]).send()?)
 }
@@ -88,15 +88,16 @@ pub fn round_trip() -> Outcome<f64> {
     })
 }
 
-/// Whichever process comes first makes what both use. The ports belong to the thread that has made them, and
-/// what is in them is lost with them: the other process must have ended before they do.
+/// Makes the service that both processes use, in the one that comes first. The ports belong to the thread
+/// that has made them, and their messages are lost with them: the other process must have ended before they
+/// do.
 fn with_other(role: &str, here: impl FnOnce([String; 2], Other) -> Outcome<f64> + Send) -> Outcome<f64> {
     let names = ["there", "back"].map(|way| format!("mirrorball-bench-{}-{role}-{way}", std::process::id()));
     let other = Other::start(role, &names, Stdio::null())?;
     one(|| here(names, other))
 }
 
-/// Sends until somebody gets it.
+/// Sends until a process receives it.
 fn connected(mut send: impl FnMut() -> Outcome<usize>) -> Outcome<()> {
     poll(|| match send() {
         Ok(0) => None,
@@ -141,7 +142,7 @@ pub fn flood_role(words: &[String]) -> Outcome<()> {
     let node = node()?;
     let (reader, writer) = (reader(&node, there)?, writer(&node, back)?);
     connected(|| send(&writer, 0))?;
-    // Only when the other side has taken one is nothing dropped any more.
+    // Nothing is dropped any more once the other side has received one.
     receive(&reader)?;
     (0..MESSAGES).try_for_each(|number| send(&writer, number).map(|_| ()))?;
     // The other side has taken all of them.
@@ -158,7 +159,7 @@ fn listener(node: &Node, name: &str) -> Outcome<Listener<ipc::Service>> {
     Ok(event.listener_builder().create()?)
 }
 
-/// Blocks until there is an event, and gives the last one's number.
+/// Blocks until there is an event, and returns the last one's number.
 fn listen(listener: &Listener<ipc::Service>) -> Outcome<usize> {
     let mut last = None;
     listener.timed_wait(|event| last = Some(event.id.as_value()), LIMIT)?;

@@ -24,7 +24,7 @@ fn ends(prefetch: bool) -> Outcome<Ends> {
     })
 }
 
-/// None at the end.
+/// The next message; none at the end.
 fn take(receiver: &mut Receiver<SharedRing>) -> Outcome<Option<Message>> {
     poll(|| match receiver.take() {
         Ok(Some(message)) => Some(Some(message)),
@@ -49,7 +49,7 @@ fn echo(mut from: Receiver<SharedRing>, mut to: Sender<SharedRing>) -> Outcome<(
 }
 
 fn trips(mut to: Sender<SharedRing>, mut from: Receiver<SharedRing>) -> Outcome<f64> {
-    // The other side is there when it has answered once.
+    // The other side runs when it has replied once.
     post(&mut to, &message(0))?;
     take(&mut from)?;
     each_ns(TRIPS, |number| {

@@ -41,7 +41,7 @@ pub fn round_trip() -> Outcome<f64> {
     })
 }
 
-/// A write for each message; the reader takes as many at once as there are.
+/// Sends with a write for each message; the reader takes as many at once as there are.
 pub fn one_way() -> Outcome<f64> {
     with_other("socket-flood", |stream| {
         let mut stream = BufReader::new(stream);

@@ -1,4 +1,4 @@
-//! Channels as cells use them: who finds nothing polls for a while and blocks then.
+//! Channels as cells use them: a receiver that finds nothing polls for a while, then blocks.
 
 use std::process::Stdio;
 
@@ -11,7 +11,7 @@ use crate::patience::soon;
 use crate::pinned::{both, one};
 use crate::process::{Other, ring, ring_of};
 
-/// Sends back what comes until there is no more.
+/// Sends each message back until the channel ends.
 fn echo(mut from: BlockingReceiver, mut to: BlockingSender) -> Outcome<()> {
     // One limit for all, since a look at the clock costs as much as a message.
     let end = soon();
@@ -28,7 +28,7 @@ fn trips(mut to: BlockingSender, mut from: BlockingReceiver, trips: u64) -> Outc
         from.recv(end)?.ok_or("no answer comes")?;
         Ok(())
     };
-    // The other side is there when it has answered once.
+    // The other side runs when it has replied once.
     trip(0)?;
     each_ns(trips, trip)
 }
@@ -79,7 +79,7 @@ pub fn round_trip_processes() -> Outcome<f64> {
     Ok(measured)
 }
 
-/// Both ends that the other process has, by the words of its rings and of the cost of blocking.
+/// Both ends of the other process, by the words of its rings and of the cost of blocking.
 pub fn ends_of(words: &[String]) -> Outcome<(BlockingReceiver, BlockingSender)> {
     let [there, back, block_ns] = words else {
         return Err("two rings and the cost of blocking are wanted".into());

@@ -10,8 +10,8 @@ use bench::cpu::pin;
 const BYTES: usize = 64 << 20;
 const PAGE_BYTES: usize = 4096;
 
-/// The first write to a page of new memory: when the guest has not used it before, so that the host has to
-/// find memory too; and when it was just given back by another mapping. Means, nanoseconds.
+/// Times of the first write to a page of new memory: when the guest has not used it before, so that the host
+/// has to find memory too; and when another mapping has just given it back. Means, nanoseconds.
 pub fn fresh_and_again() -> Outcome<(f64, f64)> {
     pin(0)?;
     Ok((touch(), touch()))

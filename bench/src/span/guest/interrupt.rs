@@ -15,7 +15,7 @@ use crate::each_after_ns;
 /// From linux/membarrier.h.
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
-/// What each CPU does between two interrupts of a storm: they are to hit running code.
+/// Work of each CPU between two interrupts of a storm: they should hit running code.
 const STORM_PAUSE: u32 = 200;
 
 fn membarrier(command: libc::c_int) -> Outcome<()> {
@@ -25,7 +25,7 @@ fn membarrier(command: libc::c_int) -> Outcome<()> {
     Ok(())
 }
 
-/// An interrupt of `there` by `here` and its answer, nanoseconds. A thread that does not run is not
+/// Time of an interrupt of `there` by `here` and its answer, nanoseconds. A thread that does not run is not
 /// interrupted, so each time begins when the one on `there` has just been seen to run.
 pub fn round_trip(here: usize, there: usize) -> Outcome<f64> {
     membarrier(REGISTER_PRIVATE_EXPEDITED)?;
@@ -52,7 +52,7 @@ pub fn round_trip(here: usize, there: usize) -> Outcome<f64> {
     })
 }
 
-/// Every CPU interrupts all others until standard input ends; how often one did.
+/// Has every CPU interrupt all others until standard input ends; returns the number of one CPU's interrupts.
 pub fn storm(limit: Duration) -> Outcome<usize> {
     membarrier(REGISTER_PRIVATE_EXPEDITED)?;
     let (over, sent) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -76,7 +76,7 @@ pub fn storm(limit: Duration) -> Outcome<usize> {
             })
             .collect();
         println!("storm");
-        // An end or an error: nobody is there any more.
+        // An end or an error: the other side is gone.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         over.store(true, Ordering::Relaxed);
         for one in all {

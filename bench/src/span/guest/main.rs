@@ -1,6 +1,6 @@
-//! What `bench-span` runs in a guest. `bench-span-guest figures` measures, and prints one line of JSON, in
-//! nanoseconds; `bench-span-guest storm` has every CPU interrupt every other one until its standard input
-//! ends, and prints how often.
+//! The program that `bench-span` runs in a guest. `bench-span-guest figures` measures, and prints one line of
+//! JSON, in nanoseconds; `bench-span-guest storm` has every CPU interrupt every other one until its standard
+//! input ends, and prints how often.
 //!
 //! *Far* is the last CPU, in another shard than CPU 0 if there are several; *near* is CPU 1, in the same one.
 
@@ -18,19 +18,19 @@ use std::time::{Duration, Instant};
 use bench::Outcome;
 use bench::tables::median;
 
-/// What one figure may take.
+/// Time limit of one figure.
 const TIME: Duration = Duration::from_secs(2);
-/// How often a thing is done for one figure, if there is time.
+/// Repetitions for one figure, if there is time.
 const TIMES: usize = 20_000;
-/// The longest storm, should nobody end it.
+/// Longest storm, if its input does not end.
 const STORM_LIMIT: Duration = Duration::from_secs(300);
 
-/// The median of what `does` takes, nanoseconds.
+/// The median time of `does`, nanoseconds.
 fn each_ns(does: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     each_after_ns(|| (), does)
 }
 
-/// The same, with something before each time that does not count.
+/// The same, with an untimed step before each repetition.
 fn each_after_ns(mut before: impl FnMut(), mut does: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let begin = Instant::now();
     let mut samples = Vec::with_capacity(TIMES);
@@ -44,7 +44,7 @@ fn each_after_ns(mut before: impl FnMut(), mut does: impl FnMut() -> Outcome<()>
 }
 
 fn figures() -> Outcome<String> {
-    // Whatever a figure is, huge pages and timers that may be late would hide it.
+    // Huge pages, and timers that may be late, would hide any figure.
     nix::sys::prctl::set_thp_disable(true)?;
     nix::sys::prctl::set_timerslack(1)?;
     let far = thread::available_parallelism()?.get() - 1;

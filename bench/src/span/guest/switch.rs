@@ -11,7 +11,7 @@ use crate::each_ns;
 /// The word for the other process.
 pub const ECHO: &str = "echo";
 
-/// A switch from one process to another, both on `cpu`, by a byte through a pipe; nanoseconds.
+/// Time of a switch from one process to another, both on `cpu`, by a byte through a pipe; nanoseconds.
 pub fn one_cpu(cpu: usize) -> Outcome<f64> {
     pin(cpu)?;
     let mut other = Command::new("/proc/self/exe")
@@ -31,7 +31,7 @@ pub fn one_cpu(cpu: usize) -> Outcome<f64> {
     Ok(round_trip? / 2.0)
 }
 
-/// The other process: gives back what it gets.
+/// Runs the other process: sends each byte back.
 pub fn echo() -> Outcome<()> {
     let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
     let mut byte = [0];

@@ -11,13 +11,13 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 
 use crate::each_ns;
 
-/// A sleep, and how many.
+/// Duration of a sleep, and number of sleeps.
 const SLEEP: Duration = Duration::from_millis(1);
 const SLEEPS: usize = 500;
 /// Sooner than the kernel's next tick, so that the CPU's own timer must be set.
 const SOON: Duration = Duration::from_micros(900);
 
-/// By how much a sleep on `cpu` is too long: the median, nanoseconds.
+/// Excess of a sleep on `cpu`: the median, nanoseconds.
 pub fn late(cpu: usize) -> Outcome<f64> {
     pin(cpu)?;
     let overshoot = |_| {
@@ -29,7 +29,7 @@ pub fn late(cpu: usize) -> Outcome<f64> {
     median(&samples).ok_or_else(|| "nothing was measured".into())
 }
 
-/// A timer set to go off soon, and stopped again, on `cpu`; nanoseconds.
+/// Time to set a timer and stop it again, on `cpu`; nanoseconds.
 pub fn arm(cpu: usize) -> Outcome<f64> {
     pin(cpu)?;
     let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::empty())?;

@@ -15,9 +15,9 @@ fn sleep_until(turn: &AtomicU64, wanted: u64, over: &AtomicBool) {
     }
 }
 
-/// A thread on `here` wakes one on `there`, sleeps, and is woken by it (a futex each); nanoseconds.
+/// Time until a thread on `here` has woken one on `there` and was woken by it (a futex each); nanoseconds.
 pub fn round_trip(here: usize, there: usize) -> Outcome<f64> {
-    // Even: the turn of `here`.
+    // An even number is the turn of `here`.
     let (turn, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let answer = |asker: Thread| -> Result<(), String> {
         let pinned = pin(there).map_err(|error| error.to_string());

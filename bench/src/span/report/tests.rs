@@ -56,7 +56,7 @@ fn every_figure_is_compared_with_the_first_kind() {
 }
 
 #[test]
-fn a_goal_that_is_missed_is_told() {
+fn missed_goal_is_reported() {
     let report = Report::of("a machine", &samples(1.2), &[]).expect("whole");
     let text = report.markdown().expect("a text");
     assert!(text.ends_with("not met: 1.20.\n"), "{text}");

@@ -12,14 +12,14 @@ use super::keepers::{Record, Reply, Request};
 use super::{Event, Flaw, Kind, MESSAGE_NS, Pid, STEP_NS, VmIndex, World};
 use crate::{MILLISECOND, Time};
 
-/// From the start of a shard until its vCPUs run, at most.
+/// Longest time from the start of a shard until its vCPUs run.
 const BOOT_NS: Time = 30 * MILLISECOND;
-/// Between two requests of a monitor to its cell.
+/// Time between two requests of a monitor to its cell.
 const HAND_OVER_INTERVAL: Duration = Duration::from_millis(500);
 /// The exit status of a shard whose guest has rebooted, as `waitpid` returns it.
 pub(super) const REBOOT: i32 = 32 << 8;
 
-/// The next act of an adopter.
+/// The next step of an adopter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Step {
     /// Waits for the slot.
@@ -62,7 +62,7 @@ enum Step {
 #[derive(Debug, Default)]
 pub(super) struct Adopter {
     step: Step,
-    /// Counts the steps: an event of a former one is none.
+    /// Count of the steps, which makes an event of an earlier step invalid.
     number: u64,
     record: Option<Record>,
     boot: Option<i32>,
@@ -74,9 +74,9 @@ pub(super) struct Adopter {
     /// Exits that the keeper has reported and this process has not acknowledged.
     exits: BTreeMap<i32, i32>,
     reboots: Reboots,
-    /// The keeper has what another process needs to go on.
+    /// Whether the keeper has all that another process needs to go on.
     is_left: bool,
-    /// Its adoption counts as failed if the process ends.
+    /// Whether its adoption counts as failed if the process ends.
     pub(super) is_counted: bool,
     pub(super) is_served: bool,
 }
@@ -87,7 +87,7 @@ impl Adopter {
         !matches!(self.step, Step::AwaitSlot | Step::Close)
     }
 
-    /// Whether its process can end without a loss but that of its time.
+    /// Whether its process can end without a loss except that of its time.
     pub(super) fn is_left(&self) -> bool {
         self.is_served && self.is_left
     }
@@ -411,7 +411,7 @@ impl World {
         self.soon(MESSAGE_NS, Event::KeeperReads(vm));
     }
 
-    /// A process ends in the midst of what it does.
+    /// A process ends in the midst of its work.
     pub(super) fn end_process(&mut self, pid: Pid) {
         let Some(process) = self.processes.remove(&pid) else {
             return;

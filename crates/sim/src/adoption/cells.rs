@@ -1,4 +1,4 @@
-//! The cell's process, its guard, and what befalls both.
+//! The cell's process, its guard, and the faults of both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use super::keepers::Connection;
 use super::{Event, Kind, MESSAGE_NS, Pid, Process, STEP_NS, VmIndex, World};
 use crate::{MILLISECOND, Time};
 
-/// The guard learns of the end of a process within this time.
+/// Longest time until the guard notices the end of a process.
 const NOTICE_NS: Time = 5 * MILLISECOND;
-/// Between two looks of the guard at a process on trial.
+/// Time between two checks of a process on trial by the guard.
 const TRIAL_INTERVAL: Duration = Duration::from_millis(50);
 /// Times of `cell::cluster::guard`, of `cell::cluster::serve` and of `keeper::client`.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
@@ -29,9 +29,9 @@ const HAND_OVER_INTERVAL: Duration = Duration::from_millis(500);
 pub struct Program {
     /// Its version.
     pub version: u16,
-    /// Each of its processes ends in its first adoption.
+    /// Whether each of its processes ends in its first adoption.
     pub crashes: bool,
-    /// Its processes do nothing.
+    /// Whether its processes do nothing.
     pub hangs: bool,
 }
 
@@ -188,7 +188,7 @@ impl World {
             .processes
             .get(&pid)
             .is_some_and(|process| process.stands_still);
-        // It waits for a trial, and asks nothing meanwhile.
+        // It waits for a trial, and pings no process meanwhile.
         if stands_still && self.guard.trial.is_none() {
             return self.later(ANSWER_LIMIT, Event::PingIsLate(pid));
         }
@@ -203,7 +203,7 @@ impl World {
         self.guard_pings(pid);
     }
 
-    /// The guard looks whether the process on trial has adopted the VMs.
+    /// The guard checks whether the process on trial has adopted the VMs.
     pub(super) fn guard_tries(&mut self, pid: Pid, since: Time) {
         if self.guard.cell != Some(pid) || self.guard.trial.is_none() {
             return;
@@ -285,7 +285,7 @@ impl World {
         }
     }
 
-    /// Has the cell's process stand still for a while.
+    /// Stops the cell's process for a while.
     pub fn stop_cell(&mut self, time: Time) {
         let Some(pid) = self.guard.cell else { return };
         if let Some(process) = self

@@ -25,7 +25,7 @@ pub(super) struct Record {
     pub(super) versions: Versions,
 }
 
-/// From an adopter to its keeper.
+/// A message from an adopter to its keeper.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Request {
     Take,
@@ -41,7 +41,7 @@ pub(super) enum Request {
     Reap(i32),
 }
 
-/// From a keeper to its adopter.
+/// A message from a keeper to its adopter.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reply {
     Exited { pid: i32, status: i32 },
@@ -57,12 +57,12 @@ pub(super) struct Connection {
     pub(super) peer: Pid,
     pub(super) to_keeper: VecDeque<Request>,
     pub(super) to_peer: VecDeque<Reply>,
-    /// The adopter has closed its end, or is gone.
+    /// Whether the adopter has closed its end, or is gone.
     pub(super) is_closed: bool,
 }
 
 impl Connection {
-    /// One whose adopter has asked for the slot at once.
+    /// A connection whose adopter has requested the slot at once.
     pub(super) fn of(peer: Pid) -> Self {
         Self {
             peer,
@@ -73,7 +73,7 @@ impl Connection {
     }
 }
 
-/// A keeper: the product's state, and what its program has around that.
+/// A keeper: the product's state, and the data that its program has around that.
 #[derive(Debug)]
 pub(super) struct Keeper {
     state: State,
@@ -81,7 +81,7 @@ pub(super) struct Keeper {
     /// The program of the next monitor.
     successor: Program,
     pub(super) connection: Option<Connection>,
-    /// Those that wait to be accepted.
+    /// Connections that wait to be accepted.
     pub(super) backlog: VecDeque<Connection>,
     /// The number of the start that is due.
     start_due: Option<u64>,
@@ -120,7 +120,7 @@ impl Keeper {
 }
 
 impl World {
-    /// Has a keeper's state decide, and carries its decisions out.
+    /// Passes an event to a keeper's state, and carries its decisions out.
     fn dispatch(&mut self, vm: VmIndex, event: state::Event) {
         for effect in self.vms[vm].keeper.state.handle(event) {
             self.say(|| format!("keeper {vm}: {event:?}: {effect:?}"));
@@ -143,7 +143,7 @@ impl World {
             }
         }
         if self.vms[vm].keeper.is_over {
-            // Connections that wait end with it.
+            // Waiting connections end with it.
             let waiting = std::mem::take(&mut self.vms[vm].keeper.backlog);
             for connection in waiting {
                 self.connection_ends(connection.peer, vm);
@@ -173,7 +173,7 @@ impl World {
         if runs {
             self.fails(format!("shard {pid} of VM {vm} is reaped while it runs"));
         }
-        // One that no adopter has left is not known to have run: the VM boots again.
+        // A shard that no adopter has left may not have run: the VM boots again.
         if was_left && !was_killed && dealt_with == 0 {
             self.fails(format!("the exit of shard {pid} of VM {vm} is lost"));
         }
@@ -325,7 +325,7 @@ impl World {
         self.soon(MESSAGE_NS, Event::KeeperReads(vm));
     }
 
-    /// The keeper's child is killed.
+    /// Kills the keeper's child.
     fn kill_shard(&mut self, pid: i32) {
         let Some(shard) = self.shards.get_mut(&pid).filter(|shard| shard.runs) else {
             return;
@@ -339,7 +339,7 @@ impl World {
         self.dispatch(vm, state::Event::Exited { pid, status });
     }
 
-    /// A VM's shard ends so: a status as `waitpid` returns it.
+    /// Ends a VM's shard with a status as `waitpid` returns it.
     pub(super) fn end_shard(&mut self, vm: VmIndex, status: i32) {
         let Some((&pid, shard)) = self
             .shards

@@ -1,4 +1,4 @@
-//! Faults of the VMs of a cell, by chance, and the rules that hold at the end.
+//! Random faults of the VMs of a cell, and the rules that hold at the end.
 
 use cell::cluster::adoption_table::Failures;
 
@@ -8,21 +8,22 @@ use super::{Counts, Flaw, Kind, World};
 use crate::chance::Chance;
 use crate::{MILLISECOND, SECOND, Time};
 
-/// VMs at most.
+/// Most VMs of a story.
 const VMS_MAX: u64 = 5;
-/// Time in which all is quiet again: a process that stands still is killed, and a trial ends.
+/// Time after which all faults are over: a stopped process is killed, and a trial ends.
 const QUIET: Time = 90 * SECOND;
 
-/// How much of what.
+/// Frequencies of the events of a story.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
-    /// Things that happen.
+    /// Number of events.
     pub steps: u32,
-    /// Between two of them, at most.
+    /// Longest time between two of them, ns.
     pub pause_max: Time,
-    /// One in so many is the death of the cell's process; none if 0. So in the following fields.
+    /// One event in this number is the death of the cell's process; none if 0. The following fields are
+    /// alike.
     pub death_once_in: u64,
-    /// A process of the cell that stands still, for up to 15 s.
+    /// A process of the cell is stopped, for up to 15 s.
     pub stop_once_in: u64,
     /// The death of a monitor.
     pub monitor_once_in: u64,
@@ -33,7 +34,7 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// Everything happens.
+    /// All kinds of events.
     pub const ROUGH: Self = Self {
         steps: 60,
         pause_max: 2 * SECOND,
@@ -63,7 +64,7 @@ impl Plot {
     };
 }
 
-/// Tells one story.
+/// Runs one story.
 ///
 /// # Errors
 /// With the rule that does not hold, and the steps that led to it.
@@ -102,7 +103,7 @@ fn play(plot: &Plot, seed: u64, flaw: Option<Flaw>, is_traced: bool) -> Result<C
     (0..vms).for_each(|vm| world.vms[vm].is_poison = false);
     world.up_again();
     world.run(world.now() + QUIET)?;
-    // A program that met no VM on its trial may be one that crashes.
+    // A program that took over no VM on its trial may be one that crashes.
     let whole = Program {
         crashes: false,
         ..world.guard.proven
@@ -133,7 +134,8 @@ fn befall(world: &mut World, plot: &Plot, chance: &mut Chance, vms: usize) {
         });
     } else if befalls(chance, plot.poison_once_in) {
         world.vms[vm].is_poison = true;
-        // It is met when it is adopted next. A death in the midst of an adoption would be another's fault.
+        // It takes effect at the next adoption. A death in the midst of an adoption would count for another
+        // VM.
         if !world.is_adopting() {
             world.kill_cell();
         }
@@ -148,7 +150,7 @@ fn befall(world: &mut World, plot: &Plot, chance: &mut Chance, vms: usize) {
 }
 
 impl World {
-    /// Whether an adoption is under way that counts as failed if the cell's process ends.
+    /// Whether an adoption is in progress that counts as failed if the cell's process ends.
     fn is_adopting(&self) -> bool {
         let adopters = self
             .processes
@@ -157,8 +159,8 @@ impl World {
         adopters.into_iter().any(|adopter| adopter.is_counted)
     }
 
-    /// After a long time without other faults: VMs that end each process of the cell are set aside and
-    /// served, and if nothing else ended a process, no other VM is set aside.
+    /// Checks the rules after a long time without other faults: VMs that end each process of the cell are set
+    /// aside and served. If nothing else ended a process, no other VM is set aside.
     fn check_poisoned(&mut self, is_nothing_else: bool) -> Result<(), String> {
         for index in 0..self.vms.len() {
             let vm = &self.vms[index];
@@ -178,7 +180,7 @@ impl World {
         Ok(())
     }
 
-    /// After a long time without faults.
+    /// Checks the rules after a long time without faults.
     fn check_end(&mut self) -> Result<(), String> {
         if self.guard.cell.is_none() || self.guard.trial.is_some() {
             return Err(self.trace.before("the cell has no process"));
@@ -198,7 +200,8 @@ impl World {
         Ok(())
     }
 
-    /// A VM must run, and be served by the cell or, if its record is of another version, by a monitor.
+    /// Checks that a VM runs, and is served by the cell or, if its record is of another version, by a
+    /// monitor.
     fn check_served(&self, vm: usize, is_by_cell: bool) -> Result<(), String> {
         let served = self
             .processes

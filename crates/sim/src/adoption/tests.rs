@@ -1,4 +1,4 @@
-//! Stories by seed, and a proof for each rule that it sees what it is for.
+//! Stories by seed, and a proof for each rule that it finds its flaw.
 
 use super::story::{Plot, tell};
 use super::{Counts, Flaw};
@@ -40,7 +40,7 @@ fn same_seed_tells_the_same_story() {
     assert_eq!(format!("{first:?}"), format!("{second:?}"));
 }
 
-/// How a story ends badly with this flaw: the last line.
+/// The last line of a story that fails because of this flaw.
 #[track_caller]
 fn ends_badly(plot: &Plot, flaw: Flaw) -> String {
     let bad = (0..200).find_map(|seed| tell(plot, seed, Some(flaw)).err());

@@ -1,4 +1,4 @@
-//! `mirrorball-sim`: tells stories of clusters, and what VMs waited for their places.
+//! `mirrorball-sim`: runs stories of clusters, and measures the time that VMs waited for their places.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,10 +24,10 @@ struct Cli {
     /// Cells; one for each node when absent
     #[arg(long)]
     cells: Option<u16>,
-    /// Instead, that many stories of the table that all cells have, by itself, from --seed on
+    /// Instead, this many stories of the table that all cells have, alone, from --seed on
     #[arg(long)]
     protocols: Option<u64>,
-    /// Instead, that many stories of the VMs of one cell, whose processes die, hang and are replaced, from
+    /// Instead, this many stories of the VMs of one cell, whose processes die, hang and are replaced, from
     /// --seed on
     #[arg(long)]
     adoptions: Option<u64>,
@@ -37,11 +37,10 @@ struct Cli {
     /// Only this story
     #[arg(long)]
     seed: Option<u64>,
-    /// Instead of stories, what a change takes of which all cells must have heard, for 2 to as many cells as
-    /// there are
+    /// Instead of stories, the time until all cells have received a change, for 2 cells, 4, and so on
     #[arg(long)]
     revocation: bool,
-    /// As many stories of each machine as can be told in this time
+    /// Seconds for the stories of each machine
     #[arg(long, default_value_t = 20)]
     seconds: u64,
 }
@@ -91,7 +90,7 @@ fn obey(cli: &Cli) -> Result<(), String> {
     Ok(())
 }
 
-/// Tells stories of the table that all cells have.
+/// Runs stories of the table that all cells have.
 fn protocols(first: u64, count: u64) -> Result<(), String> {
     let begin = Instant::now();
     for seed in first..first.saturating_add(count) {
@@ -105,7 +104,7 @@ fn protocols(first: u64, count: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Tells stories of the VMs of one cell.
+/// Runs stories of the VMs of one cell.
 fn adoptions(first: u64, count: u64) -> Result<(), String> {
     let begin = Instant::now();
     let mut all = adoption::Counts::default();
@@ -121,8 +120,8 @@ fn adoptions(first: u64, count: u64) -> Result<(), String> {
         }
     }
     println!(
-        "adoption: {} stories in {:.0} s: {} adoptions, {} by monitors, {} deaths of the cell's process, {} upgrades, \
-         {} of them undone, {} VMs set aside",
+        "adoption: {} stories in {:.0} s: {} adoptions, {} by monitors, {} deaths of the cell's process, \
+         {} upgrades, {} of them undone, {} VMs set aside",
         3 * count,
         begin.elapsed().as_secs_f64(),
         all.adoptions,
@@ -137,7 +136,7 @@ fn adoptions(first: u64, count: u64) -> Result<(), String> {
 
 fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
     let failed = |seed| move |trace| format!("{trace}\n{name}: seed {seed}: run it again with --seed {seed}");
-    // What places cost when nothing goes wrong.
+    // The times of places in a run without faults.
     let waits_us = |cells: &Cells| {
         let calm = tell(cells, &Plot::CALM, 1).map_err(failed(1))?;
         let mut waits = calm.waits_ns;
@@ -165,13 +164,14 @@ fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
         }
     }
     println!(
-        "| {name} | {} | {stories} | {deaths} | {messages} | {median:.1} | {most:.1} | {median_one:.1} | {most_one:.1} |",
+        "| {name} | {} | {stories} | {deaths} | {messages} | {median:.1} | {most:.1} | \
+         {median_one:.1} | {most_one:.1} |",
         cells.plans.len(),
     );
     Ok(())
 }
 
-/// For the first two cells, four, and so on.
+/// Prints the costs for the first two cells, four, and so on.
 fn revocation(name: &str, cells: &Cells) {
     let all: Vec<u16> = cells.plans.iter().map(|plan| plan.number).collect();
     let doubled = std::iter::successors(Some(2), |count| Some(count * 2));

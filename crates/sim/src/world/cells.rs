@@ -1,4 +1,4 @@
-//! Cells' processes: they start, handle what comes, hang and die.
+//! Cells' processes: they start, handle inputs, hang and die.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -13,7 +13,7 @@ use super::members::Watch;
 use super::{EVENT_NS, Event, Input, SILENCE_MS, START_NS, World};
 use crate::{MILLISECOND, SECOND, Time, nanos};
 
-/// A process that lived shorter than this died of its start, maybe, as its guard sees it.
+/// Lifetime below which a process may have died of its start, in its guard's view.
 const SHORT: Time = 10 * SECOND;
 /// Short lives in a row, after which its guard gives it up.
 const SHORT_LIVES_MAX: u32 = 10;
@@ -23,21 +23,21 @@ pub(super) struct Process {
     pub(super) state: State,
     pub(super) id: CellId,
     started: Time,
-    /// Handles nothing before.
+    /// Time before which it handles nothing.
     busy_until: Time,
-    /// All its threads stand still until then.
+    /// Time until which all its threads stand still.
     stopped_until: Time,
-    /// How many times as long as usual everything takes it.
+    /// Factor by which everything takes longer.
     pub(super) slowness: u64,
-    /// What has come and is not handled yet. Not empty: there is a turn to come.
+    /// Inputs that are not handled yet. If it is not empty, a turn is due.
     inbox: VecDeque<Input>,
-    /// What it makes of the others.
+    /// Its state of the other cells.
     pub(super) contacts: Contacts<()>,
     /// Lives to which its end of a link is open.
     pub(super) wires: BTreeSet<CellId>,
-    /// Who lives on other hosts; none if there are none.
+    /// Its watch over the cells of other hosts; none if there are none.
     pub(super) watch: Option<Watch>,
-    /// There is a tick to come.
+    /// Whether a tick is due.
     ticking: bool,
 }
 
@@ -59,7 +59,7 @@ impl World {
         self.to(id, self.now + START_NS, Input::Called);
     }
 
-    /// A process has its life, and finds links to all cells of its host that run.
+    /// Begins a life of a cell, with links to all cells of its host that run.
     pub(super) fn begin(&mut self, id: CellId, watch: Option<Watch>, expected: Vec<u16>) {
         self.say(|| format!("{id} starts"));
         self.lives[usize::from(id.number)] = id.life;
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// A cell finds that it has to die.
+    /// Has a cell that was taken for dead start anew.
     fn start_anew(&mut self, cell: CellId, why: &str) {
         self.say(|| format!("{cell} starts anew: {why}"));
         self.counts.outcasts += 1;
@@ -150,7 +150,7 @@ impl World {
         self.kill(cell.number, pause);
     }
 
-    /// A cell's process stands still for a time.
+    /// Stops a cell's process for a time.
     pub fn hang(&mut self, number: u16, time: Time) {
         let until = self.now + time;
         let Some(process) = self.processes.get_mut(&number) else {
@@ -171,27 +171,27 @@ impl World {
         {
             let at = self.silent_at();
             self.to(peer, at, Input::Ended(id));
-            // When it is awake its own patience may be over before it reads what has come.
+            // When it wakes, its own time limits may end before it reads its inputs.
             if self.chance.once_in(2) {
                 self.to(id, until, Input::Ended(peer));
             }
         }
     }
 
-    /// Until when a life of a cell stands still, if it does.
+    /// The time until which a life of a cell is stopped, if it is.
     pub(super) fn stopped_until(&self, cell: CellId) -> Option<Time> {
         let process = self.processes.get(&cell.number)?;
         (process.id == cell && process.stopped_until > self.now).then_some(process.stopped_until)
     }
 
-    /// Something has come to a life of a cell.
+    /// Delivers an input to a life of a cell.
     pub(super) fn arrive(&mut self, cell: CellId, input: Input) {
         let alive = self.processes.get_mut(&cell.number);
         let Some(process) = alive.filter(|process| process.id == cell) else {
             return;
         };
         match &input {
-            // Nothing comes from a link that is closed at this end.
+            // A link that is closed at this end delivers nothing.
             Input::Heard(from, _) if !process.wires.contains(from) => return,
             Input::Ended(from) => _ = process.wires.remove(from),
             _ => {}
@@ -220,7 +220,7 @@ impl World {
         process.busy_until = self.now + EVENT_NS * process.slowness;
         self.handle(cell, input);
         self.meet(cell);
-        // Unless it has died of it.
+        // Unless the event has ended it.
         if let Some(process) = self.processes.get_mut(&cell.number).filter(alive) {
             process.inbox.pop_front();
             let at = process.busy_until;
@@ -323,7 +323,7 @@ impl World {
         self.act(cell, acts);
     }
 
-    /// Lets in those that came early, if there are links to all by now.
+    /// Processes the inputs that came early, if there are links to all by now.
     fn meet(&mut self, cell: CellId) {
         let alive = |process: &&mut Process| process.id == cell;
         if let Some(process) = self.processes.get_mut(&cell.number).filter(alive)
@@ -342,7 +342,7 @@ impl World {
         }
     }
 
-    /// There is no more to be had from a cell.
+    /// A cell gives up on a silent one, and closes its link.
     fn give_up(&mut self, at: CellId, silent: CellId) {
         let Some(process) = self.processes.get_mut(&at.number) else {
             return;
@@ -397,7 +397,7 @@ impl World {
                     return self.start_anew(at, "its names may be others'");
                 }
                 Act::Answer(client, answer) => self.answer(at, client, answer),
-                // Its VMs are served by their monitors.
+                // Monitors serve its VMs.
                 Act::Adopt(..)
                 | Act::TellVcpus(_)
                 | Act::TellAdopted(_)

@@ -9,23 +9,23 @@ use protocol::CellId;
 use super::{Input, NOTICE_NS, World};
 use crate::Time;
 
-/// One way of a link.
+/// One direction of a link.
 #[derive(Debug, Default)]
 pub(super) struct Wire {
-    /// When the last message comes: none overtakes another.
+    /// Arrival of the last message: none overtakes another.
     last: Time,
-    /// What can't get through now.
+    /// Messages that can't get through now.
     held: VecDeque<CellMessage>,
 }
 
 impl World {
-    /// Two cells have a link from then on.
+    /// Gives two cells a link from `at` on.
     pub(super) fn link(&mut self, one: CellId, other: CellId, at: Time) {
         for (cell, peer) in [(one, other), (other, one)] {
             if let Some(process) = self.processes.get_mut(&cell.number) {
                 process.wires.insert(peer);
             }
-            // Nothing comes before the link is there.
+            // No message arrives before the link is there.
             let wire = Wire {
                 last: at,
                 held: VecDeque::new(),
@@ -35,7 +35,7 @@ impl World {
         }
     }
 
-    /// A cell sends a message, the `sent`th of what it does now.
+    /// A cell sends a message, the `sent`th of its present event.
     pub(super) fn send(&mut self, from: CellId, to: CellId, sent: Time, message: CellMessage) {
         self.counts.messages += 1;
         self.say(|| format!("{from} to {to}: {message:?}"));
@@ -55,7 +55,7 @@ impl World {
         self.to(to, at, Input::Heard(from, message));
     }
 
-    /// From one cell to another that has blocked.
+    /// Time from one cell to another that has blocked.
     pub(super) fn way_ns(&self, from: u16, to: u16) -> Time {
         let (here, there) = (self.host_of(from), self.host_of(to));
         if here == there {
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// A way is mended: what was held comes, some time later, when it is sent again.
+    /// Ends the cut of a path: messages that were held arrive some time later, when they are sent again.
     pub(super) fn release(&mut self, from: u16, to: u16) {
         let cells = &self.cells;
         let on_it = |one: &CellId, other: &CellId| {

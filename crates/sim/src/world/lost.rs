@@ -9,21 +9,22 @@ use protocol::CellId;
 use super::{Event, SILENCE_MS, World};
 use crate::{MILLISECOND, SECOND, Time};
 
-/// How long an entry outlasts its cell's last word to etcd.
+/// Time for which an entry outlasts its cell's last renewal.
 const LEASE_NS: Time = lease_seconds(SILENCE_MS) * SECOND;
-/// Between two looks of a guard.
+/// Time between two checks of a guard.
 const POLL_NS: Time = 100 * MILLISECOND;
-/// How long the end of a VM takes, at most.
+/// Longest time that the end of a VM takes.
 const KILL_NS: Time = 2 * SECOND;
 
 impl World {
-    /// How long a cell is no member until nothing of it runs; none where VMs of lost hosts run on.
+    /// Time from the end of a cell's membership until nothing of it runs; none where VMs of lost hosts run
+    /// on.
     pub(super) fn lapse(&self) -> Option<Duration> {
         let stops = self.cells.stop();
         stops.then(|| Duration::from_nanos(LEASE_NS) + LAPSE_MARGIN)
     }
 
-    /// Etcd has said to a question of that time that a cell is a member.
+    /// etcd has confirmed, to a request of that time, that a cell is a member.
     pub(super) fn confirm(&mut self, cell: CellId, asked: Time) {
         if !self.cells.stop() {
             return;

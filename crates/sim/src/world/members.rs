@@ -1,4 +1,4 @@
-//! How cells of several hosts ask etcd who lives, and call them.
+//! Membership of cells of several hosts: their requests to etcd, and their connections to each other.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use super::{Event, Input, SILENCE_MS, START_NS, World};
 use crate::etcd::Lease;
 use crate::{MILLISECOND, SECOND, Time, nanos};
 
-/// How long an answer of etcd may take.
+/// Time limit of a reply of etcd.
 const ETCD_PATIENCE: Time = SECOND;
-/// Between two looks whether a cell that is called takes the call.
+/// Time between two attempts to connect to a cell.
 const CALL_AGAIN: Time = 20 * MILLISECOND;
-/// One in so many answers of etcd is lost.
+/// One in this number of replies of etcd is lost.
 const LOST_ONCE_IN: u64 = 2000;
 
-/// Who asks etcd.
+/// The sender of a request to etcd.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Asker {
     /// A cell's process, by the count of its starts, that has not entered yet.
     Joiner(u16, u64),
-    /// One that has.
+    /// A process that has entered.
     Member(CellId),
 }
 
@@ -33,7 +33,7 @@ pub(super) enum Asker {
 pub(super) struct Joiner {
     start: u64,
     joining: Joining<Lease>,
-    /// When the question under way was asked.
+    /// Time of the request in progress.
     asked: Time,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Joiner {
 pub(super) struct Watch {
     member: Member<Lease>,
     begun: Time,
-    /// When the question under way was asked.
+    /// Time of the request in progress.
     asked: Time,
-    /// When the next round begins; none while one is under way.
+    /// When the next round begins; none while one is in progress.
     due: Option<Time>,
 }
 
@@ -66,7 +66,7 @@ impl Watch {
 }
 
 impl World {
-    /// A process is to enter.
+    /// Has a process enter.
     pub(super) fn join(&mut self, number: u16) {
         let start = self.chance.below(u64::MAX);
         let joining = Joining::new(number, self.lives[usize::from(number)]);
@@ -201,7 +201,7 @@ impl World {
         }
         let now = self.now;
         let Some(watch) = self.watch_of(cell) else { return };
-        // When a suspect has come before the round was due, it has begun earlier.
+        // When a suspicion came before the round was due, it has begun earlier.
         if watch.due.is_none_or(|due| due > now) {
             return;
         }
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// A cell wants another's entry removed.
+    /// A cell requests the removal of another's entry.
     pub(super) fn accuse(&mut self, at: CellId, suspect: CellId) {
         self.say(|| format!("{at} suspects {suspect}"));
         let now = self.now;
@@ -226,7 +226,7 @@ impl World {
         }
     }
 
-    /// A cell calls the last one of these, until it takes the call.
+    /// A cell tries to connect to the last one of these, until that accepts.
     pub(super) fn call(&mut self, cell: CellId, mut members: Vec<CellId>, since: Time) {
         if let Some(at) = self.stopped_until(cell) {
             self.queue.put(at, Event::Call(cell, members, since));
@@ -252,7 +252,7 @@ impl World {
                 self.link(cell, other, self.now + way);
                 Some(way)
             }
-            // Nobody listens.
+            // The callee has no process.
             None if !is_cut && !is_down && other.is_none() && !self.joiners.contains_key(&callee.number) => {
                 self.accuse(cell, callee);
                 Some(way)
@@ -276,7 +276,7 @@ impl World {
         }
     }
 
-    /// What etcd's word makes of a cell is what etcd says.
+    /// Checks that a cell's view of the members is etcd's.
     fn check_news(&mut self, at: CellId, news: News) {
         let cell = match news {
             News::Over(cell) => cell,

@@ -1,4 +1,4 @@
-//! The monitors of VMs, as the cells see them.
+//! The monitors of VMs, in the view of the cells.
 
 use std::collections::BTreeSet;
 
@@ -17,22 +17,22 @@ use crate::{Time, nanos};
 #[derive(Clone, Debug)]
 pub(super) struct Monitor {
     pub(super) host: AdmitVm,
-    /// Whom it asks, or who hosts it.
+    /// The cell that it requests a place from, or that hosts it.
     pub(super) cell: u16,
     /// The life that it is connected to.
     pub(super) connected: Option<CellId>,
     pub(super) runs: bool,
-    /// The lives that know its name: those that voted for it, and whoever heard of it from them.
+    /// The lives with a record of its name: those that voted for it, and those that received it from them.
     pub(super) witnesses: BTreeSet<CellId>,
-    /// How often it was sent on.
+    /// Number of times that it was sent on.
     hops: usize,
     asked_at: Time,
-    /// The cordon that the cell had when it was asked last.
+    /// The cordon that the cell had at the last request.
     pub(super) asked_under: Option<u64>,
 }
 
 impl World {
-    /// A VM's monitor asks this cell for a place.
+    /// A VM's monitor requests a place from this cell.
     pub fn ask_for_place(&mut self, cell: u16, host: AdmitVm) {
         let client = self.clients;
         self.clients += 1;
@@ -50,13 +50,13 @@ impl World {
         self.come(client);
     }
 
-    /// A command asks a cell.
+    /// A command sends a request to a cell.
     pub fn command(&mut self, cell: u16, ask: CellRequest) {
         let client = self.clients;
         self.clients += 1;
         if let Some(process) = self.processes.get(&cell) {
             let cell = process.id;
-            self.say(|| format!("{cell} is asked: {ask:?}"));
+            self.say(|| format!("{cell} receives {ask:?}"));
             self.to(cell, self.now + WAKE_NS, Input::Asked(client, ask));
         }
     }
@@ -117,7 +117,7 @@ impl World {
 
     pub(super) fn answer(&mut self, at: CellId, client: Client, answer: CellResponse) {
         if !self.monitors.contains_key(&client) {
-            // A command's.
+            // The reply to a command.
             self.counts.loans += u64::from(answer == CellResponse::Done);
             self.say(|| format!("{at} answers: {answer:?}"));
             return;
@@ -136,7 +136,7 @@ impl World {
             CellResponse::Elsewhere { cell }
                 if monitor.hops == HOPS_MAX || !self.cells.are_near(monitor.cell, cell) =>
             {
-                // What the VM is made of is on this host.
+                // The VM's files are on this host.
                 self.monitors.remove(&client);
                 self.counts.refused += 1;
                 self.to(at, self.now + WAKE_NS, Input::Gone(client));
@@ -152,7 +152,7 @@ impl World {
             }
             CellResponse::Refused { why } => {
                 if monitor.runs {
-                    // It comes again.
+                    // It connects again.
                     monitor.connected = None;
                     self.queue.put(self.now + nanos(RETRY), Event::Come(client));
                 } else {
@@ -172,7 +172,7 @@ impl World {
     fn hosted(&mut self, at: CellId, client: Client, name: &str, borrowed: Vec<LentMemory>) {
         if let Some((other, cell)) = self.other_of(client, name) {
             if self.are_near(cell, at.number) {
-                // The cell that knew of it is dead, but on one host no two can have the directory of that
+                // The cell with its record is dead, but on one host no two VMs can have the directory of that
                 // name.
                 self.say(|| format!("{name} is hosted by {at} and runs already"));
                 self.monitors.remove(&client);
@@ -210,7 +210,7 @@ impl World {
         self.say(|| format!("{name} runs in {at}"));
     }
 
-    /// All that a cell has links to have voted for what it hosts.
+    /// All cells with a link to the host have voted for its VM, so they have a record of it.
     fn add_witnesses(&mut self, at: CellId, client: Client) {
         let process = self.processes.get(&at.number);
         let peers: Vec<CellId> = process
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Who lives by all accounts, knows of a VM, and has a link to this cell, or is it.
+    /// A live cell that has a record of a VM, and has a link to this cell, or is it.
     fn witness_of(&self, client: Client, at: CellId) -> Option<CellId> {
         let process = self.processes.get(&at.number)?;
         let mut asked = process.contacts.peers().chain([at]);
@@ -229,7 +229,7 @@ impl World {
         asked.find(|cell| monitor.witnesses.contains(cell))
     }
 
-    /// What a cell is told of VMs when it meets another makes it one that knows of them.
+    /// A cell that receives another's VMs when they meet has a record of them from then on.
     pub(super) fn witness(&mut self, at: CellId, from: CellId, message: &CellMessage) {
         let Packet::Direct {
             body: Said::Table(Message::Hello { mine, yours }),

@@ -1,4 +1,4 @@
-//! Hosts and what is between them: what goes wrong there, and is mended.
+//! Hosts and the network between them, with temporary faults.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use protocol::CellId;
 use super::{Event, Fault, Input, SILENCE_MS, World};
 use crate::{MILLISECOND, Time};
 
-/// From host to host, and from a host to etcd. A data centre's; not measured.
+/// Time from host to host, and from a host to etcd. A data centre's; not measured.
 pub(super) const HOP_NS: Time = 100_000;
 
-/// What is wrong.
+/// The present faults.
 #[derive(Debug, Default)]
 pub(super) struct Network {
-    /// How many cuts there are from one host to another.
+    /// Number of cuts from one host to another now.
     cuts: BTreeMap<(u16, u16), u64>,
-    /// How many there have been.
+    /// Number of cuts so far.
     cuts_ever: BTreeMap<(u16, u16), u64>,
     cut_off: BTreeMap<u16, u64>,
     no_etcd: u64,
@@ -23,22 +23,22 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Whether nothing gets from one host to another.
+    /// Whether no message gets from one host to another.
     pub(super) fn is_cut(&self, from: u16, to: u16) -> bool {
         self.cuts.contains_key(&(from, to))
     }
 
-    /// How often the way from one host to another has been cut.
+    /// Number of times that the path from one host to another has been cut.
     pub(super) fn cuts_ever(&self, from: u16, to: u16) -> u64 {
         self.cuts_ever.get(&(from, to)).copied().unwrap_or(0)
     }
 
-    /// Whether etcd answers a host.
+    /// Whether etcd replies to a host.
     pub(super) fn has_etcd(&self, host: u16) -> bool {
         self.no_etcd == 0 && !self.cut_off.contains_key(&host)
     }
 
-    /// How long a message takes from one host to another.
+    /// Time of a message from one host to another.
     pub(super) fn way_ns(&self, from: u16, to: u16) -> Time {
         HOP_NS + self.delays.get(&(from, to)).copied().unwrap_or(0)
     }
@@ -54,7 +54,7 @@ fn one_less<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K) {
 }
 
 impl World {
-    /// Something goes wrong, for a time.
+    /// Begins a fault, for a time.
     pub fn befall(&mut self, fault: Fault, time: Time) {
         self.say(|| format!("for {} ms: {fault:?}", time / MILLISECOND));
         self.counts.faults += 1;
@@ -127,7 +127,7 @@ impl World {
             .collect()
     }
 
-    /// The other ends of a host's links hear nothing, and nobody tells them why.
+    /// Ends a host. The other ends of its links receive nothing, not even the end of the connection.
     fn go_down(&mut self, host: u16) {
         let vms = self.monitors.iter();
         let vms = vms.filter(|(_, monitor)| self.host_of(monitor.cell) == host);
@@ -152,8 +152,8 @@ impl World {
         }
     }
 
-    /// When one that says nothing from now on has said nothing for too long: it said its last word a while
-    /// ago.
+    /// Time at which a cell that is silent from now on has been silent for too long: it sent its last message
+    /// a while ago.
     pub(super) fn silent_at(&mut self) -> Time {
         let silence = SILENCE_MS * MILLISECOND;
         self.now + silence - self.chance.below(silence / 4)

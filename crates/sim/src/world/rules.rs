@@ -1,4 +1,4 @@
-//! What must hold.
+//! The rules that hold at each step, and at rest.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::World;
 use crate::SECOND;
 
 impl World {
-    /// Lets everything come to rest, and looks whether all agree.
+    /// Runs until all activity has ended, and checks that all cells agree.
     ///
     /// # Errors
     /// As [`World::run`].
@@ -72,8 +72,7 @@ impl World {
         Ok(())
     }
 
-    /// What must hold at all times: no cell's memory has been promised twice, by itself or by who has
-    /// borrowed it.
+    /// Checks the rules of each step: no cell's memory has been promised twice, by itself or by a borrower.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut given = vec![0; self.lives.len()];
         for monitor in self.monitors.values().filter(|monitor| monitor.runs) {

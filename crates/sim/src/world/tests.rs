@@ -9,7 +9,7 @@ use super::*;
 
 const SEEDS: u64 = 200;
 
-/// Both cells live in their first lives.
+/// Two cells in their first lives.
 fn two(seed: u64) -> World {
     let facts = include_str!("../../../knowledge/machines/two-sockets.facts");
     let base: Base = fact::parse(facts).unwrap().into_iter().collect();
@@ -36,7 +36,7 @@ fn of_two_that_lose_sight_of_each_other_exactly_one_dies() {
     for seed in 0..SEEDS {
         let mut world = two(seed);
         cut(&mut world, seed % 2 == 0, SECOND);
-        // An answer of etcd may be lost, and is waited for.
+        // A reply of etcd may be lost, and its time limit must pass.
         world.run(7 * SECOND / 2).unwrap();
         assert_eq!(first_lives(&world), 1, "seed {seed}");
         world.rest().unwrap();

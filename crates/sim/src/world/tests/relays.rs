@@ -10,12 +10,12 @@ use crate::machine::Cells;
 
 /// The claimer.
 const SOURCE: u16 = 0;
-/// From one moment of a vote at which relays fail to the next. A vote takes some 110 us.
+/// Time between two moments of a vote at which relays fail. A vote takes some 110 us.
 const STEP_NS: Time = 15_000;
-/// Moments, until the vote is over.
+/// Number of these moments, until the vote is over.
 const MOMENTS: u64 = 10;
 
-/// All cells have met. Also the relays of the claimer's tree.
+/// Cells that have all met, and the relays of the claimer's tree.
 fn sixty_four(seed: u64) -> (World, Vec<u16>) {
     let facts = include_str!("../../../../knowledge/machines/sixty-four-nodes.facts");
     let base: Base = fact::parse(facts).unwrap().into_iter().collect();
@@ -79,8 +79,8 @@ fn two_relays_that_die_in_the_midst_of_a_vote_cost_no_vote_and_no_second() {
     }
 }
 
-/// The cells below a relay that hangs are asked again, over their links, before they could be taken for
-/// hanging too.
+/// The cells below a relay that hangs receive the request again, over their links, before they could be taken
+/// for hanging too.
 #[test]
 fn a_relay_that_hangs_in_the_midst_of_a_vote_is_the_only_cell_that_is_given_up() {
     for moment in 1..4 {
