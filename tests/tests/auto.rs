@@ -182,7 +182,7 @@ fn streams_files_directory_and_exit_status_are_those_of_the_caller() {
 }
 
 #[test]
-fn the_probe_decides_and_one_line_says_why() {
+fn probe_decides_where_a_vm_runs_and_one_line_has_the_reason() {
     let lab = Lab::new("probe");
     let verdict = lab.call(["probe"]).run();
     let run = |choice: &str| lab.call(["run", "--lab", choice]).args(TINY);

@@ -36,23 +36,23 @@ fn all_cpus_work(image: &str, cpus: u8) -> String {
 }
 
 #[test]
-fn cloud_kernel_with_one_cpu() {
+fn cloud_kernel_boots_with_one_cpu() {
     let kernel = all_cpus_work(VmFile::TINY, 1);
     assert!(kernel.contains("cloud"), "booted {kernel}");
 }
 
 #[test]
-fn cloud_kernel_with_two_cpus() {
+fn cloud_kernel_boots_with_two_cpus() {
     all_cpus_work(VmFile::TINY, 2);
 }
 
 #[test]
-fn cloud_kernel_with_four_cpus() {
+fn cloud_kernel_boots_with_four_cpus() {
     all_cpus_work(VmFile::TINY, 4);
 }
 
 #[test]
-fn generic_kernel_with_two_cpus() {
+fn generic_kernel_boots_with_two_cpus() {
     let kernel = all_cpus_work(VmFile::TINY_GENERIC, 2);
     assert!(!kernel.contains("cloud"), "booted {kernel}");
 }
@@ -193,6 +193,6 @@ fn guest_nodes_have_their_cpus_memory_and_distances() {
 }
 
 #[test]
-fn cloud_kernel_with_eight_cpus() {
+fn cloud_kernel_boots_with_eight_cpus() {
     all_cpus_work(VmFile::TINY, 8);
 }

@@ -85,7 +85,7 @@ fn clones_go_on_where_their_parent_stood_and_apart() {
 
 /// Names, addresses and random numbers differ; a clone's clone goes on too, when its ancestors are gone.
 #[test]
-fn a_clone_is_somebody_else_and_can_be_cloned() {
+fn clone_has_its_own_identity_and_can_be_cloned() {
     let scratch = Scratch::new("else");
     let parent = VmFile::new("someone").net("kind = \"user\"").start(&scratch);
     parent.sh("echo grandparent >/tmp/who");
@@ -132,7 +132,7 @@ fn a_kernel_notices_by_itself_that_it_is_a_clone() {
 }
 
 #[test]
-fn what_only_one_vm_can_have_is_not_cloned() {
+fn clone_of_an_exclusive_disk_is_refused_with_its_name() {
     let scratch = Scratch::new("alone");
     let disk = scratch.sparse("own.raw", 16 << 20);
     let parent = VmFile::new("alone")

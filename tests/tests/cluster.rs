@@ -624,7 +624,7 @@ fn a_cell_that_hangs_holds_up_no_other() {
 }
 
 #[test]
-fn a_cell_is_asked_for_in_vain_without_a_cluster() {
+fn cell_without_a_cluster_is_refused_and_wrong_cluster_files_are_reported() {
     let scratch = Scratch::new("none");
     let file = VmFile::new("none").key("cell", "0").write(&scratch);
     let refused = mirrorball(["run", "-d"]).args([&file]).run().expect(1);

@@ -194,7 +194,7 @@ fn resident(vm: &Vm) -> u64 {
 }
 
 #[test]
-fn what_linux_frees_and_its_balloon_takes_leaves_both_copies() {
+fn pages_that_linux_frees_or_its_balloon_takes_leave_both_copies() {
     const MIB: u64 = 1 << 20;
     const FILLED: u64 = 32 * MIB;
     let scratch = Scratch::new("coherent-balloon");
@@ -298,7 +298,7 @@ fn what_linux_frees_and_its_balloon_takes_leaves_both_copies() {
 }
 
 #[test]
-fn the_vm_ends_with_any_of_its_shards_and_says_which() {
+fn vm_ends_with_any_of_its_shards_and_names_it() {
     let scratch = Scratch::new("coherent-killed");
     let cluster = Cluster::up(&scratch);
     let endless = Extent { epochs: 0, ..SMALL };
@@ -327,7 +327,7 @@ fn the_vm_ends_with_any_of_its_shards_and_says_which() {
 }
 
 #[test]
-fn one_cell_is_enough_and_nonsense_is_refused() {
+fn one_cell_is_enough_and_unknown_kinds_of_memory_are_refused() {
     let scratch = Scratch::new("coherent-one");
     let cluster = Cluster::up(&scratch);
     let one = ["--span", "0", "--span-memory", "coherent"];

@@ -100,12 +100,12 @@ fn shared_and_exclusive_disks_under_a_balloon(pages: &str) {
 }
 
 #[test]
-fn a_shared_disk_an_exclusive_one_and_the_balloon_in_small_pages() {
+fn shared_and_exclusive_disks_and_the_balloon_keep_their_data_in_small_pages() {
     shared_and_exclusive_disks_under_a_balloon("4K");
 }
 
 #[test]
-fn a_shared_disk_an_exclusive_one_and_the_balloon_in_huge_pages() {
+fn shared_and_exclusive_disks_and_the_balloon_keep_their_data_in_huge_pages() {
     let _advise = Setting::huge_pages();
     shared_and_exclusive_disks_under_a_balloon("thp");
 }
@@ -113,7 +113,7 @@ fn a_shared_disk_an_exclusive_one_and_the_balloon_in_huge_pages() {
 /// Pages are shared beside memory that is bound to a node of the host, and pages that become plain again are
 /// bound, too.
 #[test]
-fn shared_pages_beside_memory_that_is_bound_to_a_host_node() {
+fn pages_are_shared_beside_memory_that_is_bound_to_a_host_node() {
     let scratch = Scratch::new("bound");
     let (base, wanted) = disk(&scratch, "base.raw", 6);
     // The runner's lab host has two nodes.

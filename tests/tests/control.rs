@@ -72,7 +72,7 @@ fn exec_and_cp_carry_binary_data_and_exit_statuses() {
 }
 
 #[test]
-fn ps_inspect_and_logs_tell_what_is_there() {
+fn ps_inspect_and_logs_show_a_running_vm() {
     let scratch = Scratch::new("lists");
     let vm = VmFile::new("lists").cpus(2).start(&scratch);
     let entry = vm.listed().expect("a running VM is listed");
@@ -215,7 +215,7 @@ fn a_paused_vm_stands_still_is_cloned_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_vm_is_waited_for_takes_interrupts_that_nothing_masks_is_pinned_and_reset() {
+fn wait_nmi_pin_and_reset_act_on_a_running_vm() {
     let scratch = Scratch::new("reset");
     let vm = VmFile::new("reset").cpus(2).start_only(&scratch);
     let wait_for = |what: &str, limit: &str| {
@@ -328,7 +328,7 @@ fn tiny_kernel() -> PathBuf {
 }
 
 #[test]
-fn a_guest_without_the_agent_runs_and_exec_says_what_is_missing() {
+fn guest_without_the_agent_runs_and_exec_reports_the_missing_agent() {
     let scratch = Scratch::new("alone");
     let data = scratch.join("data");
     let ours = |call: Call| call.env("MIRRORBALL_DATA", &data);

@@ -212,7 +212,7 @@ fn an_exclusive_disk_refuses_a_second_vm_and_names_the_first() {
 }
 
 #[test]
-fn private_users_of_one_disk_do_not_see_each_other() {
+fn vms_with_one_private_disk_do_not_see_each_others_writes() {
     let scratch = Scratch::new("private");
     let base = random_bytes(9);
     let path = scratch.write("disk", &base);
@@ -289,7 +289,7 @@ fn flushes_last(name: &str, pull: impl FnOnce(&Vm) -> Vec<u32>) {
 }
 
 #[test]
-fn what_was_flushed_outlives_a_killed_shard() {
+fn flushed_writes_outlive_a_killed_shard() {
     flushes_last("flush-shard", |vm| {
         let shard = vm.shard();
         host::kill9(shard);
@@ -298,7 +298,7 @@ fn what_was_flushed_outlives_a_killed_shard() {
 }
 
 #[test]
-fn what_was_flushed_outlives_a_killed_keeper_whose_shard_dies_too() {
+fn flushed_writes_outlive_a_killed_keeper_whose_shard_dies_too() {
     flushes_last("flush-keeper", |vm| {
         let both = vec![vm.keeper(), vm.shard()];
         host::kill9(both[0]);

@@ -49,7 +49,7 @@ impl Foreground {
 }
 
 #[test]
-fn poweroff_is_a_success_without_a_word() {
+fn poweroff_is_a_success_without_a_message() {
     let scratch = Scratch::new("poweroff");
     let before = Traces::now();
     let seen = Foreground::start(&VmFile::new("poweroff"), &scratch).ends_by("poweroff -f", 0);
@@ -58,7 +58,7 @@ fn poweroff_is_a_success_without_a_word() {
 }
 
 #[test]
-fn a_panic_is_told_with_the_last_lines_of_the_console() {
+fn panic_is_reported_with_the_last_lines_of_the_console() {
     let scratch = Scratch::new("panic");
     let before = Traces::now();
     let seen = Foreground::start(&VmFile::new("panic"), &scratch).ends_by("echo c > /proc/sysrq-trigger", 70);
@@ -73,7 +73,7 @@ fn a_panic_is_told_with_the_last_lines_of_the_console() {
 }
 
 #[test]
-fn a_vm_that_fails_starts_again_if_it_is_to_and_not_after_a_kill() {
+fn failed_vm_starts_again_by_its_restart_key_and_not_after_a_kill() {
     let scratch = Scratch::new("again");
     let before = Traces::now();
     let vm = VmFile::new("again")
@@ -101,7 +101,7 @@ fn a_vm_that_fails_starts_again_if_it_is_to_and_not_after_a_kill() {
 }
 
 #[test]
-fn a_triple_fault_is_told() {
+fn triple_fault_is_reported_with_its_status() {
     let scratch = Scratch::new("triple");
     let before = Traces::now();
     let vm = Foreground::start(&VmFile::new("triple"), &scratch);
@@ -138,7 +138,7 @@ fn kernel_of(code: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn an_instruction_that_kvm_can_not_emulate_is_told() {
+fn instruction_that_kvm_can_not_emulate_is_reported() {
     let scratch = Scratch::new("emulation");
     // mov rdi, 0xc0000000; lock cmpxchg16b [rdi]; hlt: 16 bytes at once at an address without a device.
     let code = b"\x48\xbf\0\0\0\xc0\0\0\0\0\xf0\x48\x0f\xc7\x0f\xf4";
@@ -151,7 +151,7 @@ fn an_instruction_that_kvm_can_not_emulate_is_told() {
 }
 
 #[test]
-fn a_kill_is_told() {
+fn kill_is_reported_with_its_status() {
     let scratch = Scratch::new("kill");
     let before = Traces::now();
     let running = Foreground::start(&VmFile::new("kill"), &scratch);

@@ -55,7 +55,7 @@ fn one_line(output: &Output) {
 }
 
 #[test]
-fn files_that_are_not_there_or_not_readable() {
+fn missing_and_unreadable_files_are_refused_with_their_path() {
     refused(
         &VmFile::new("nodisk").disk("/no/such/disk".as_ref(), ""),
         &["/no/such/disk"],
@@ -162,7 +162,7 @@ fn program_of_shards_of_an_unlike_version_is_refused_with_both_versions() {
 }
 
 #[test]
-fn a_vm_file_that_the_user_may_not_read() {
+fn vm_file_that_the_user_may_not_read_is_refused() {
     let scratch = Scratch::new("denied");
     let path = VmFile::new("denied").write(&scratch);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).expect("our own file");
@@ -171,7 +171,7 @@ fn a_vm_file_that_the_user_may_not_read() {
 }
 
 #[test]
-fn no_permission_to_use_kvm() {
+fn missing_right_to_use_kvm_is_reported_with_its_group() {
     let scratch = Scratch::new("kvm");
     let before = std::fs::metadata("/dev/kvm")
         .expect("these tests need KVM")
@@ -187,7 +187,7 @@ fn no_permission_to_use_kvm() {
 }
 
 #[test]
-fn a_kernel_that_is_none() {
+fn missing_and_invalid_kernels_are_refused_with_their_path() {
     let scratch = Scratch::new("kernel");
     let text = scratch.write("kernel", "this is no kernel, whatever its name\n".repeat(100));
     let place = text.to_str().expect("ASCII").to_owned();
@@ -212,12 +212,12 @@ fn a_kernel_that_is_none() {
 }
 
 #[test]
-fn more_memory_than_the_host_has() {
+fn more_memory_than_the_host_has_is_refused() {
     refused(&VmFile::new("huge").memory("3T"), &["memory"]);
 }
 
 #[test]
-fn keys_sizes_and_names_that_are_wrong_are_shown_in_their_place() {
+fn wrong_keys_sizes_and_names_are_shown_in_their_place() {
     let scratch = Scratch::new("toml");
     let cases: [(&str, &str, &str); 7] = [
         ("image = \"tiny\"\nmemroy = \"64M\"\n", "memroy", "memory"),
@@ -249,7 +249,7 @@ fn keys_sizes_and_names_that_are_wrong_are_shown_in_their_place() {
 }
 
 #[test]
-fn a_duplicate_name() {
+fn duplicate_name_is_refused_and_the_first_vm_stays() {
     let scratch = Scratch::new("names");
     let file = VmFile::new("twin");
     let first = file.start_only(&scratch);
@@ -268,7 +268,7 @@ fn a_duplicate_name() {
 }
 
 #[test]
-fn a_frame_filter_that_no_monitor_started_says_what_to_do() {
+fn frame_filter_that_no_monitor_started_is_refused_with_help() {
     let program = guest_tests::command::binary().with_file_name("mirrorball-shard");
     for words in [&[][..], &["--help"], &["sandbox=on"]] {
         let call = Call::new(&program).args(["--frame-filter"]).args(words);
@@ -282,7 +282,7 @@ fn a_frame_filter_that_no_monitor_started_says_what_to_do() {
 }
 
 #[test]
-fn networks_that_are_not_there() {
+fn missing_taps_passt_and_taken_ports_are_refused() {
     let no_tap = VmFile::new("notap").net("kind = \"tap\"\ntap = \"nosuchtap0\"");
     refused(&no_tap, &["nosuchtap0", "ip tuntap"]);
     let scratch = Scratch::new("nopasst");
@@ -308,7 +308,7 @@ fn networks_that_are_not_there() {
 }
 
 #[test]
-fn vms_that_are_not_there() {
+fn commands_on_a_missing_vm_are_refused_with_its_name() {
     let commands: [&[&str]; 7] = [
         &["exec", "no-such-vm", "--", "true"],
         &["console", "no-such-vm"],
@@ -327,7 +327,7 @@ fn vms_that_are_not_there() {
 }
 
 #[test]
-fn a_command_line_that_is_wrong_is_a_usage_error() {
+fn wrong_command_line_is_a_usage_error() {
     for command in [
         &["no-such-command"][..],
         &["run", "--no-such-option"],
@@ -408,7 +408,7 @@ fn a_snapshot_gets_no_file_of_the_host_that_is_not_named_again() {
 }
 
 #[test]
-fn a_snapshot_that_is_not_what_mirrorball_writes_is_refused_at_once() {
+fn snapshot_with_links_pipes_or_oversized_files_is_refused_at_once() {
     let refused = |change: &dyn Fn(&Path), words: &[&str]| {
         let scratch = Scratch::new("foreign");
         let directory = snapshot(&scratch, r#"{"image": "tiny"}"#);
@@ -456,7 +456,7 @@ fn a_snapshot_that_is_not_what_mirrorball_writes_is_refused_at_once() {
 }
 
 #[test]
-fn scope_is_asked_of_the_service_manager_and_a_host_without_one_is_named_with_help() {
+fn scope_comes_from_the_service_manager_and_a_missing_one_is_reported_with_help() {
     let scratch = Scratch::new("scope");
     let run = ["run", "-d", "--scope", "--kernel", "vmlinux", "--name", "lasting"];
     let path = |call: Call| call.env("PATH", scratch.path()).limit(AT_ONCE);

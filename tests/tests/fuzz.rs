@@ -130,7 +130,7 @@ targets! {
 }
 
 #[test]
-fn every_target_has_a_test_here() {
+fn every_fuzz_target_has_a_test() {
     let files = fs::read_dir(folder().join("src/targets")).expect("the targets");
     let mut found: Vec<String> = files
         .map(|file| file.expect("a file").path())

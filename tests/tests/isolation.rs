@@ -30,7 +30,7 @@ fn seed(number: u64) -> u64 {
 }
 
 #[test]
-fn eight_vms_check_every_read_for_minutes_and_hold_nobody_elses_bytes() {
+fn eight_vms_read_right_data_for_minutes_and_hold_no_other_vms_bytes() {
     let scratch = Scratch::new("isolation");
     let (path, whole) = base(&scratch);
     let policies = ["at-read", "deferred"];

@@ -71,7 +71,7 @@ fn programs(table: &Value) -> i64 {
 }
 
 #[test]
-fn the_columns_add_up_to_what_the_host_loses() {
+fn columns_add_up_to_the_memory_that_the_host_loses() {
     let scratch = Scratch::new("columns");
     let start = |number: u32| VmFile::new(&format!("columns-{number}")).start(&scratch);
     // The programs' own pages, and pages that the kernel keeps for a second time, are there before the check.
@@ -113,7 +113,7 @@ fn the_columns_add_up_to_what_the_host_loses() {
 }
 
 #[test]
-fn what_a_guest_fills_is_its_private_memory() {
+fn memory_that_a_guest_fills_counts_as_its_private_memory() {
     let scratch = Scratch::new("fills");
     let vm = VmFile::new("fills").memory("256M").start(&scratch);
     vm.add_tool();

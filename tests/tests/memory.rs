@@ -210,7 +210,7 @@ fn transparent_pages_are_used_where_the_host_has_them_and_refused_where_not() {
 }
 
 #[test]
-fn without_a_balloon_memory_stays() {
+fn without_a_balloon_freed_memory_stays_with_the_vm() {
     let scratch = Scratch::new("control");
     let vm = VmFile::new("control")
         .memory("512M")

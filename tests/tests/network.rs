@@ -188,7 +188,7 @@ fn has_carrier(vm: &Vm) -> bool {
 }
 
 #[test]
-fn a_frame_filter_that_is_killed_takes_its_card_down_and_no_more() {
+fn killed_frame_filter_takes_down_its_card_and_nothing_else() {
     let scratch = Scratch::new("cut");
     let before = Traces::now();
     let (vm, _) = user_vm("cut", "", &scratch);

@@ -144,7 +144,7 @@ fn of_vm(events: &[Value], vm: &Vm) -> Vec<String> {
 }
 
 #[test]
-fn events_tell_the_life_of_a_vm_and_of_its_cell_from_a_token_on() {
+fn events_list_the_life_of_a_vm_and_of_its_cell_from_a_token_on() {
     let scratch = Scratch::new("events");
     let cluster = Cluster::up(&scratch);
     let mut follower = mirrorball(["events"]).limit(Duration::from_secs(300)).spawn();

@@ -316,7 +316,7 @@ fn killed_keeper_leaves_nothing() {
 }
 
 #[test]
-fn vm_keeps_what_it_has_without_a_cell() {
+fn vm_keeps_its_resources_without_a_cell() {
     let cells = Cells::up("without-a-cell");
     let disk = cells.scratch.sparse("disk.raw", 4 << 20);
     cells.loan("lend", "64M").ok();

@@ -104,7 +104,7 @@ impl Drop for NoUserNamespaces {
 }
 
 #[test]
-fn without_user_namespaces_require_refuses_and_auto_says_so() {
+fn without_user_namespaces_require_refuses_and_auto_reports_it() {
     let scratch = Scratch::new("nouser");
     let _host = NoUserNamespaces::set();
     let strict = VmFile::new("strict")
@@ -177,7 +177,7 @@ impl User {
 }
 
 #[test]
-fn a_user_that_may_use_kvm_needs_no_more() {
+fn user_who_may_use_kvm_needs_no_other_right() {
     let scratch = Scratch::new("user");
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).expect("our own directory");
     let user = User::new(&scratch);

@@ -241,7 +241,7 @@ fn unit(kind: &str) -> (PathBuf, String) {
 }
 
 #[test]
-fn shipped_units_are_what_systemd_and_the_command_take() {
+fn shipped_units_are_accepted_by_systemd_and_the_command() {
     for kind in ["system", "user"] {
         let (path, text) = unit(kind);
         let mut section = "";

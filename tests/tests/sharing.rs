@@ -179,7 +179,7 @@ fn reads_are_shared_at_once_and_writes_stay_private() {
 }
 
 #[test]
-fn a_vm_whose_base_is_changed_ends_and_says_so() {
+fn vm_whose_base_is_changed_ends_with_the_reason() {
     let scratch = Scratch::new("changed");
     let image = file_system(&scratch);
     let vm = start(&scratch, "changed", &image, "adaptive");

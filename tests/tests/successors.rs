@@ -169,7 +169,7 @@ fn vm_whose_monitor_is_killed_while_it_starts_again_runs_on() {
 }
 
 #[test]
-fn monitor_that_is_asked_to_end_ends_its_vm() {
+fn terminated_monitor_ends_its_vm() {
     let scratch = Scratch::new("asked");
     let before = Traces::now();
     let (vm, mut terminal) = foreground("asked", &scratch);

@@ -48,7 +48,7 @@ fn the_host_is_drawn_with_every_cpu_and_all_its_memory() {
 }
 
 #[test]
-fn what_is_asserted_counts_more_than_what_is_found_and_rules_conclude_from_it() {
+fn asserted_facts_replace_found_ones_and_rules_use_them() {
     let scratch = Scratch::new("asserted");
     let found = mirrorball(["topology", "--facts"]).ok().text();
     let host = found
@@ -84,7 +84,7 @@ fn what_is_asserted_counts_more_than_what_is_found_and_rules_conclude_from_it() 
 }
 
 #[test]
-fn what_is_no_fact_and_no_question_is_named_with_its_place() {
+fn wrong_facts_and_queries_are_reported_with_their_place() {
     let scratch = Scratch::new("wrong");
     let file = scratch.write("wrong.facts", "host(\"a\")\nnode(a, 0)\n");
     let wrong = mirrorball(["topology", "--from"]).args([&file]).run().expect(1);
@@ -115,7 +115,7 @@ fn usable() -> Vec<i64> {
 }
 
 #[test]
-fn what_is_measured_is_kept_and_what_is_asserted_counts_more() {
+fn measurements_are_kept_and_asserted_facts_replace_them() {
     let scratch = Scratch::new("measured");
     let own = |call: guest_tests::command::Call| {
         call.env("MIRRORBALL_RUNTIME", scratch.path())

@@ -93,7 +93,7 @@ fn halted_vcpus_move_and_wake() {
 }
 
 #[test]
-fn a_vm_ends_in_the_midst_of_moves() {
+fn vm_reboots_and_powers_off_in_the_midst_of_moves() {
     let scratch = Scratch::new("midst");
     let before = Traces::now();
     let cluster = Cluster::up(&scratch);

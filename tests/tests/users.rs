@@ -220,7 +220,7 @@ fn a_users_overlay_is_not_committed_into_a_file_of_roots() {
 
 /// A disk of alice's in a directory of mallory's, who decides about the names there.
 #[test]
-fn a_file_in_a_third_users_directory_is_given_to_nobody() {
+fn new_file_in_a_third_users_directory_stays_roots() {
     let host = Host::new("third");
     let home = host.home(MALLORY);
     let (zeroes, disk) = (host.0.sparse("zeroes", 4 << 20), home.join("d.qcow2"));

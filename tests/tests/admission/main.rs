@@ -430,7 +430,7 @@ fn user_who_floods_the_server_keeps_neither_root_nor_other_users_out() {
 }
 
 #[test]
-fn users_word_gives_up_nobody_elses_place_and_names_no_other_user() {
+fn users_request_ends_no_other_users_place_and_names_no_other_user() {
     let host = Host::new("word");
     host.up();
     host.run(ALICE, "web", &[]).ok();

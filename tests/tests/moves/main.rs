@@ -40,7 +40,7 @@ fn whole_storm(name: &str, flags: &[&str]) {
 }
 
 #[test]
-fn the_counting_kernel_is_right_about_kvms_own_controllers() {
+fn every_interrupt_comes_once_with_kvms_own_controllers() {
     whole_storm("storm-kvm", &["--cell", "0"]);
 }
 

@@ -156,7 +156,7 @@ fn shard_that_reports_its_end_and_stays_is_killed_in_time() {
 }
 
 #[test]
-fn shard_that_floods_its_cell_or_answers_what_nobody_asked_gains_nothing() {
+fn shard_that_floods_its_cell_or_answers_without_a_request_gains_nothing() {
     let lies = Lies::up("lies-flood");
     let run = lies.run("lie-order");
     let shard = lies.served("lie-order");

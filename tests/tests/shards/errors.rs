@@ -30,7 +30,7 @@ fn refused(file: &VmFile, scratch: &Scratch, words: &[&str]) {
 }
 
 #[test]
-fn spans_that_can_not_be_are_refused_with_the_mend() {
+fn impossible_spans_are_refused_with_help() {
     let scratch = Scratch::new("refused");
     let without = Traces::now();
     refused(
@@ -113,7 +113,7 @@ fn spans_that_can_not_be_are_refused_with_the_mend() {
 }
 
 #[test]
-fn moves_that_can_not_be_are_refused_and_change_nothing() {
+fn impossible_moves_are_refused_and_change_nothing() {
     let scratch = Scratch::new("moves");
     let _cluster = Cluster::up(&scratch);
     let vm = two_cells("moves").start(&scratch);
@@ -155,7 +155,7 @@ fn moves_that_can_not_be_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn a_span_of_its_own_choice_is_as_small_as_can_be() {
+fn automatic_span_has_the_fewest_cells() {
     let scratch = Scratch::new("auto");
     let cluster = Cluster::up(&scratch);
     let own = |name: &str, memory: &str, cpus: u8| {

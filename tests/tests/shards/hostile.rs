@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const ENDINGS: [i32; 4] = [0, 71, 72, 74];
 
 #[test]
-fn a_guest_that_harasses_its_controllers_harms_only_itself() {
+fn guest_that_floods_its_controllers_harms_only_itself() {
     let scratch = Scratch::new("hostile");
     let before = Traces::now();
     let cluster = Cluster::up(&scratch);

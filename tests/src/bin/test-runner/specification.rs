@@ -2,7 +2,7 @@
 //!
 //! In each table row whose last cell starts with "tested" or "in part", every name with `::` must match a
 //! passed test. A name may omit modules and may be short: `shard block::*`, `endings::five_reboots...`,
-//! `boot::cloud_kernel_with_{one,two}_cpus`. A name without a crate takes the crate of the previous name.
+//! `boot::cloud_kernel_boots_with_{one,two}_cpus`. A name without a crate takes the crate of the previous name.
 
 use crate::campaign::Kept;
 
@@ -139,7 +139,7 @@ mod tests {
     const DOCUMENT: &str = "\
 | promise | proof | status |
 | --- | --- | --- |
-| starts | `boot::cloud_kernel_with_{one,two}_cpus`; `shard block::*`, `net::tests::broken_...`; `make test` | tested |
+| starts | `boot::cloud_kernel_boots_with_{one,two}_cpus`; `shard block::*`, `net::tests::broken_...`; `make test` | tested |
 | later | `boot::no_such_test` | not proven here |
 | ends | `endings::five_reboots...` | in part: five |
 ";
@@ -155,15 +155,15 @@ mod tests {
         assert_eq!(
             told,
             [
-                "boot::cloud_kernel_with_{one,two}_cpus",
+                "boot::cloud_kernel_boots_with_{one,two}_cpus",
                 "shard block::*",
                 "net::tests::broken_...",
                 "endings::five_reboots..."
             ]
         );
         let passed = names(&[
-            "boot::cloud_kernel_with_one_cpus",
-            "boot::cloud_kernel_with_two_cpus",
+            "boot::cloud_kernel_boots_with_one_cpus",
+            "boot::cloud_kernel_boots_with_two_cpus",
             "shard virtio::block::tests::reads",
             "shard virtio::net::tests::broken_chains",
             "endings::five_reboots_in_place",
@@ -175,7 +175,7 @@ mod tests {
     fn a_test_that_did_not_pass_leaves_its_promise_unproven() {
         let promises = promises(DOCUMENT);
         let passed = names(&[
-            "boot::cloud_kernel_with_one_cpus",
+            "boot::cloud_kernel_boots_with_one_cpus",
             "cell block::tests::reads",
             "shard virtio::net::tests::broken_chains",
         ]);
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(
             told,
             [
-                "boot::cloud_kernel_with_{one,two}_cpus",
+                "boot::cloud_kernel_boots_with_{one,two}_cpus",
                 "shard block::*",
                 "endings::five_reboots..."
             ]
