@@ -1,4 +1,5 @@
-//! Risk: VMs of one `run` depend on each other, or what the client held open lives on in their monitors.
+//! Risk: VMs of one `run` depend on each other, or files that the client had open stay open in their
+//! monitors.
 //!
 //! The guests halt at once; monitors, keepers and shards are real. Each test has directories of its own.
 
@@ -13,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getsid};
 use serde_json::Value;
 
-/// Time limit for what takes a moment on a host in software.
+/// Time limit of a short step on an emulated host.
 const SOON: Duration = Duration::from_secs(60);
 
 /// Two VMs that one `run` left running: `a-0` and `a-1`. They end when this is dropped.
@@ -37,7 +38,10 @@ impl Pair {
             &program,
         ];
         let options = "run -d --lab never --net none --memory 64M --cpus 1 --name a --count 2 --kernel";
-        let client = Call::new("sh").args(words).args(options.split(' ')).args([&guest]);
+        let client = Call::new("sh")
+            .args(words)
+            .args(options.split(' '))
+            .args([&guest]);
         pair.with_directories(client).ok();
         pair
     }
@@ -67,7 +71,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         for name in ["a-0", "a-1"] {
-            // One that has ended is no error here.
+            // A VM that has ended is no error here.
             self.with_directories(mirrorball(["kill", name])).run();
         }
     }
@@ -114,7 +118,7 @@ fn monitor_has_none_of_its_clients_files_and_a_session_of_its_own() {
 }
 
 #[test]
-fn monitor_that_is_asked_to_end_ends_its_vm_and_no_other() {
+fn terminated_monitor_ends_its_vm_and_no_other() {
     let pair = Pair::start("monitor-asked");
     let ([monitor, shard], other) = (pair.processes("a-0"), pair.processes("a-1"));
     kill(Pid::from_raw(monitor.cast_signed()), Signal::SIGTERM).expect("our own process");

@@ -2,7 +2,8 @@
 //!
 //! In each table row whose last cell starts with "tested" or "in part", every name with `::` must match a
 //! passed test. A name may omit modules and may be short: `shard block::*`, `endings::five_reboots...`,
-//! `boot::cloud_kernel_boots_with_{one,two}_cpus`. A name without a crate takes the crate of the previous name.
+//! `boot::cloud_kernel_boots_with_{one,two}_cpus`. A name without a crate takes the crate of the previous
+//! name.
 
 use crate::campaign::Kept;
 
