@@ -76,7 +76,7 @@ impl Plot {
 ///
 /// # Errors
 /// The rule that does not hold and the steps before it.
-pub fn tell(cells: &Cells, plot: &Plot, seed: u64) -> Result<Counts, String> {
+pub fn run_story(cells: &Cells, plot: &Plot, seed: u64) -> Result<Counts, String> {
     play(World::new(cells.clone(), Chance::new(!seed)), plot, seed).or_else(|_| {
         // Once more, with a record of the steps.
         let mut world = World::new(cells.clone(), Chance::new(!seed));
@@ -111,9 +111,9 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
             if let Fault::Cut(from, to) = fault
                 && !chance.once_in(3)
             {
-                world.befall(Fault::Cut(to, from), time);
+                world.inject(Fault::Cut(to, from), time);
             }
-            world.befall(fault, time);
+            world.inject(fault, time);
         } else if befalls(&mut chance, plot.loan_once_in) {
             let other = chance.one_of(&numbers).unwrap_or(number);
             let bytes = (1 + chance.below(32)) << 31;
@@ -199,7 +199,7 @@ mod tests {
     fn all(cells: &Cells, plot: &Plot, seeds: std::ops::Range<u64>) -> Counts {
         let mut all = Counts::default();
         for seed in seeds {
-            match tell(cells, plot, seed) {
+            match run_story(cells, plot, seed) {
                 Ok(counts) => {
                     all.hosted += counts.hosted;
                     all.refused += counts.refused;
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn the_same_seed_tells_the_same_story() {
         let cells = Cells::of(&machine(EIGHT), None).unwrap();
-        let [first, second] = [7, 7].map(|seed| tell(&cells, &Plot::ROUGH, seed).unwrap());
+        let [first, second] = [7, 7].map(|seed| run_story(&cells, &Plot::ROUGH, seed).unwrap());
         assert_eq!(
             (first.messages, first.waits_ns),
             (second.messages, second.waits_ns)

@@ -131,7 +131,7 @@ pub struct Counts {
     /// Ends of cells' processes.
     pub deaths: u64,
     /// Deaths of processes that started anew because others took them for dead.
-    pub outcasts: u64,
+    pub evicted: u64,
     /// Cuts, losses of etcd, slow cells and links, dead hosts.
     pub faults: u64,
     /// Names given again while a VM of that name ran of which no cell had a record any more.

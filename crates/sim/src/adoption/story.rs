@@ -68,7 +68,7 @@ impl Plot {
 ///
 /// # Errors
 /// With the rule that does not hold, and the steps that led to it.
-pub fn tell(plot: &Plot, seed: u64, flaw: Option<Flaw>) -> Result<Counts, String> {
+pub fn run_story(plot: &Plot, seed: u64, flaw: Option<Flaw>) -> Result<Counts, String> {
     play(plot, seed, flaw, false).or_else(|first| match play(plot, seed, flaw, true) {
         Ok(_) => Err(format!(
             "{first}; the second time it held, so the story depends on more than its seed"
@@ -86,7 +86,7 @@ fn play(plot: &Plot, seed: u64, flaw: Option<Flaw>, is_traced: bool) -> Result<C
     }
     world.run(chance.below(3 * SECOND))?;
     for _ in 0..plot.steps {
-        befall(&mut world, plot, &mut chance, vms);
+        inject(&mut world, plot, &mut chance, vms);
         world.run(world.now() + chance.below(plot.pause_max))?;
     }
     // The cell dies once more, and meets all VMs that end it. Five such VMs can have it given up again.
@@ -116,7 +116,7 @@ fn play(plot: &Plot, seed: u64, flaw: Option<Flaw>, is_traced: bool) -> Result<C
     Ok(world.counts)
 }
 
-fn befall(world: &mut World, plot: &Plot, chance: &mut Chance, vms: usize) {
+fn inject(world: &mut World, plot: &Plot, chance: &mut Chance, vms: usize) {
     let vm = chance.below(vms as u64) as usize;
     let befalls = |chance: &mut Chance, once_in| once_in > 0 && chance.once_in(once_in);
     if befalls(chance, plot.death_once_in) {

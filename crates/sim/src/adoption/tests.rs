@@ -1,13 +1,13 @@
 //! Stories by seed, and a proof for each rule that it finds its flaw.
 
-use super::story::{Plot, tell};
+use super::story::{Plot, run_story};
 use super::{Counts, Flaw};
 
 #[track_caller]
 fn all(plot: &Plot, seeds: std::ops::Range<u64>) -> Counts {
     let mut all = Counts::default();
     for seed in seeds {
-        let counts = tell(plot, seed, None).unwrap_or_else(|what| panic!("{what}\nseed {seed}"));
+        let counts = run_story(plot, seed, None).unwrap_or_else(|what| panic!("{what}\nseed {seed}"));
         all.add(&counts);
     }
     all
@@ -36,14 +36,14 @@ fn vm_that_ends_two_adopters_is_set_aside_and_no_other() {
 
 #[test]
 fn same_seed_tells_the_same_story() {
-    let [first, second] = [7, 7].map(|seed| tell(&Plot::ROUGH, seed, None).unwrap());
+    let [first, second] = [7, 7].map(|seed| run_story(&Plot::ROUGH, seed, None).unwrap());
     assert_eq!(format!("{first:?}"), format!("{second:?}"));
 }
 
 /// The last line of a story that fails because of this flaw.
 #[track_caller]
 fn ends_badly(plot: &Plot, flaw: Flaw) -> String {
-    let bad = (0..200).find_map(|seed| tell(plot, seed, Some(flaw)).err());
+    let bad = (0..200).find_map(|seed| run_story(plot, seed, Some(flaw)).err());
     let steps = bad.unwrap_or_else(|| panic!("no rule sees {flaw:?}"));
     steps.lines().last().unwrap_or_default().to_owned()
 }

@@ -9,7 +9,7 @@ use knowledge::route::Revocation;
 use knowledge::{Base, fact};
 use sim::adoption;
 use sim::machine::Cells;
-use sim::story::{Plot, tell};
+use sim::story::{Plot, run_story};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -114,7 +114,7 @@ fn adoptions(first: u64, count: u64) -> Result<(), String> {
             &adoption::story::Plot::QUICK,
             &adoption::story::Plot::POISON,
         ] {
-            let counts = adoption::story::tell(plot, seed, None)
+            let counts = adoption::story::run_story(plot, seed, None)
                 .map_err(|what| format!("{what}\nadoption: run it again with --adoptions 1 --seed {seed}"))?;
             all.add(&counts);
         }
@@ -138,7 +138,7 @@ fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
     let failed = |seed| move |trace| format!("{trace}\n{name}: seed {seed}: run it again with --seed {seed}");
     // The times of places in a run without faults.
     let waits_us = |cells: &Cells| {
-        let calm = tell(cells, &Plot::CALM, 1).map_err(failed(1))?;
+        let calm = run_story(cells, &Plot::CALM, 1).map_err(failed(1))?;
         let mut waits = calm.waits_ns;
         waits.sort_unstable();
         let us = |permille: usize| {
@@ -155,7 +155,7 @@ fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
     let end = Instant::now() + Duration::from_secs(cli.seconds);
     let (mut stories, mut deaths, mut messages) = (0_u64, 0, 0);
     for seed in cli.seed.unwrap_or(0).. {
-        let counts = tell(cells, &Plot::ROUGH, seed).map_err(failed(seed))?;
+        let counts = run_story(cells, &Plot::ROUGH, seed).map_err(failed(seed))?;
         stories += 1;
         deaths += counts.deaths;
         messages += counts.messages;

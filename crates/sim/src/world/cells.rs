@@ -132,7 +132,7 @@ impl World {
     /// Has a cell that was taken for dead start anew.
     fn start_anew(&mut self, cell: CellId, why: &str) {
         self.say(|| format!("{cell} starts anew: {why}"));
-        self.counts.outcasts += 1;
+        self.counts.evicted += 1;
         let started = self
             .processes
             .get(&cell.number)

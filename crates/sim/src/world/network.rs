@@ -55,7 +55,7 @@ fn one_less<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K) {
 
 impl World {
     /// Begins a fault, for a time.
-    pub fn befall(&mut self, fault: Fault, time: Time) {
+    pub fn inject(&mut self, fault: Fault, time: Time) {
         self.say(|| format!("for {} ms: {fault:?}", time / MILLISECOND));
         self.counts.faults += 1;
         match fault {

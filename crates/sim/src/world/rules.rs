@@ -43,7 +43,7 @@ impl World {
             }
             let acts = process.state.asked(Client::MAX, CellRequest::Status);
             let [Act::Answer(_, CellResponse::Status(status))] = &acts[..] else {
-                return self.fail(format!("cell {number} tells nothing"));
+                return self.fail(format!("cell {number} has not reported its table"));
             };
             for cell in &status.cells {
                 if cell.cordoned != self.cordoned.contains_key(&cell.plan.number) {

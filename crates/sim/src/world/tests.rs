@@ -25,9 +25,9 @@ fn first_lives(world: &World) -> usize {
 }
 
 fn cut(world: &mut World, both_ways: bool, time: Time) {
-    world.befall(Fault::Cut(0, 1), time);
+    world.inject(Fault::Cut(0, 1), time);
     if both_ways {
-        world.befall(Fault::Cut(1, 0), time);
+        world.inject(Fault::Cut(1, 0), time);
     }
 }
 
@@ -57,7 +57,7 @@ fn a_short_silence_kills_nobody() {
 fn without_etcd_nobody_dies() {
     for seed in 0..SEEDS {
         let mut world = two(seed);
-        world.befall(Fault::NoEtcd, 19 * SECOND);
+        world.inject(Fault::NoEtcd, 19 * SECOND);
         cut(&mut world, seed % 2 == 0, SECOND);
         world.run(19 * SECOND).unwrap();
         assert_eq!(first_lives(&world), 2, "seed {seed}");
@@ -74,12 +74,12 @@ fn lost_keys_of_etcd_kill_nobody_and_no_life_is_given_twice() {
         let mut world = two(seed);
         // One that has just entered may be unknown to the other still; then one of them starts anew.
         world.run(3 * SECOND).unwrap();
-        world.befall(Fault::LostKeys, 0);
+        world.inject(Fault::LostKeys, 0);
         world.run(5 * SECOND).unwrap();
         assert_eq!(first_lives(&world), 2, "seed {seed}");
         // Again and again, while each cell may be writing its entry back.
         for part in 0..20 {
-            world.befall(Fault::LostKeys, 0);
+            world.inject(Fault::LostKeys, 0);
             world.run((5000 + 37 * part) * MILLISECOND).unwrap();
         }
         world.run(15 * SECOND).unwrap();
@@ -94,7 +94,7 @@ fn of_two_that_lose_sight_of_each_other_and_etcds_keys_not_both_live_on_apart() 
         let mut world = two(seed);
         cut(&mut world, seed % 2 == 0, SECOND);
         world.run(SECOND + seed * 3 * MILLISECOND).unwrap();
-        world.befall(Fault::LostKeys, 0);
+        world.inject(Fault::LostKeys, 0);
         world.run(9 * SECOND).unwrap();
         assert!(first_lives(&world) < 2, "seed {seed}");
         world.rest().unwrap();
@@ -127,7 +127,7 @@ fn name_of_a_host_that_was_put_off_is_free_once_it_is_forgotten_and_never_runs_t
         // While its host runs, it is not forgotten.
         world.command(0, CellRequest::Forget { cells: vec![1] });
         world.run(3 * SECOND).unwrap();
-        world.befall(Fault::Down(1), 20 * SECOND);
+        world.inject(Fault::Down(1), 20 * SECOND);
         world.run(10 * SECOND + seed * MILLISECOND).unwrap();
         world.ask_for_place(0, vm_for(0, "web"));
         world.run(12 * SECOND).unwrap();
