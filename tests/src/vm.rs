@@ -428,7 +428,7 @@ impl Drop for Vm {
                 .limit(Duration::from_secs(20))
                 .run();
             eprintln!(
-                "--- {}: what inspect tells, logs and console\n{}{}\n{}\n---",
+                "--- {}: output of inspect, logs and console\n{}{}\n{}\n---",
                 self.name,
                 known.text(),
                 known.errors(),

@@ -40,7 +40,10 @@ fn copies_of_the_memory_are_one_memory() {
     assert_eq!(shards.len(), 2, "{told:#}");
     for shard in shards {
         let waits = ["read", "write", "upgrade"].map(|kind| shard["faults"][kind]["count"].as_u64());
-        assert!(waits.iter().flatten().sum::<u64>() > 0, "nobody waited: {told:#}");
+        assert!(
+            waits.iter().flatten().sum::<u64>() > 0,
+            "no thread waited: {told:#}"
+        );
         assert!(shard["pages"].as_u64() > Some(0), "no page was sent: {told:#}");
     }
     assert!(!told["heat"].as_array().expect("pages").is_empty(), "{told:#}");
@@ -272,7 +275,7 @@ fn pages_that_linux_frees_or_its_balloon_takes_leave_both_copies() {
         (resident(&vm) + FILLED / 2 <= full).then_some(())
     });
     // The guest's own report comes by the balloon's statistics.
-    wait::until("what the guest says of itself", LIMIT, || {
+    wait::until("the guest's own figures", LIMIT, || {
         let free = vm.counters("balloon").pointer("/guest/free_bytes")?.as_u64()?;
         (free > 0 && free < 512 * MIB).then_some(())
     });
@@ -319,7 +322,7 @@ fn vm_ends_with_any_of_its_shards_and_names_it() {
         };
         assert!(
             reasons.iter().any(|reason| told.contains(reason)),
-            "which shard it was is not told:\n{told}"
+            "the shard is not named:\n{told}"
         );
         host::wait_gone(&shards, SOON);
         cells_are_empty(&cluster);

@@ -87,7 +87,7 @@ fn ps_inspect_and_logs_show_a_running_vm() {
     assert_eq!(whole["name"], vm.name(), "{whole:#}");
     assert!(
         whole.get("sandbox_missing").is_some(),
-        "inspect tells nothing of the sandbox: {whole:#}"
+        "inspect lacks the sandbox: {whole:#}"
     );
     for pid in [vm.monitor(), vm.shard()] {
         assert!(

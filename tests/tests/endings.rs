@@ -64,7 +64,7 @@ fn panic_is_reported_with_the_last_lines_of_the_console() {
     let seen = Foreground::start(&VmFile::new("panic"), &scratch).ends_by("echo c > /proc/sysrq-trigger", 70);
     let (_, told) = seen
         .split_once("kernel panicked")
-        .unwrap_or_else(|| panic!("the reason is not told:\n{seen}"));
+        .unwrap_or_else(|| panic!("the reason is not reported:\n{seen}"));
     assert!(
         told.contains("sysrq") || told.contains("panic"),
         "the console's last lines are not shown:\n{seen}"
@@ -106,7 +106,10 @@ fn triple_fault_is_reported_with_its_status() {
     let before = Traces::now();
     let vm = Foreground::start(&VmFile::new("triple"), &scratch);
     let seen = vm.ends_by("echo triple > /sys/kernel/reboot/type && reboot -f", 71);
-    assert!(seen.contains("triple fault"), "the reason is not told:\n{seen}");
+    assert!(
+        seen.contains("triple fault"),
+        "the reason is not reported:\n{seen}"
+    );
     before.expect_unchanged("a triple fault");
 }
 
@@ -146,7 +149,10 @@ fn instruction_that_kvm_can_not_emulate_is_reported() {
     let before = Traces::now();
     let run = mirrorball(["run", "--net", "none", "--name", "t-emulation", "--kernel"]);
     let told = run.args([&kernel]).limit(SOON).run().expect(72);
-    assert!(told.errors().contains("KVM"), "the reason is not told:\n{told}");
+    assert!(
+        told.errors().contains("KVM"),
+        "the reason is not reported:\n{told}"
+    );
     before.expect_unchanged("a failure of KVM");
 }
 
@@ -157,7 +163,7 @@ fn kill_is_reported_with_its_status() {
     let running = Foreground::start(&VmFile::new("kill"), &scratch);
     running.vm.kill();
     let seen = running.ends(74);
-    assert!(seen.contains("killed"), "the reason is not told:\n{seen}");
+    assert!(seen.contains("killed"), "the reason is not reported:\n{seen}");
     before.expect_unchanged("a kill");
 }
 
@@ -173,7 +179,7 @@ fn a_guest_deaf_to_the_power_button_is_killed_after_the_limit() {
     let ended = mirrorball(["stop", vm.name(), "--limit", "3"]).run().expect(124);
     assert!(
         ended.errors().contains("did not power off within 3 s"),
-        "the reason is not told:\n{ended}"
+        "the reason is not reported:\n{ended}"
     );
     vm.wait_ended(SOON);
     before.expect_unchanged("a stop by force");
@@ -232,7 +238,7 @@ fn a_killed_shard_takes_down_its_own_vm_only() {
     let ended = call.wait().expect(73);
     assert!(
         !ended.errors().trim().is_empty(),
-        "the reason is not told:\n{ended}"
+        "the reason is not reported:\n{ended}"
     );
     assert_eq!(other.boot_id(), boot);
     assert_eq!(other.sh("echo $((6 * 7))").trim(), "42");

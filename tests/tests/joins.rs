@@ -162,7 +162,7 @@ fn host_joins_a_cluster_that_runs_gets_a_vm_and_leaves_while_another_vm_runs_on(
     lab.on("gamma", &["cluster", "leave", "--stop"]).ok();
     for host in ["alpha", "beta"] {
         wait::until(
-            &format!("{host} knows two cells"),
+            &format!("{host} has a record of two cells"),
             SILENCE + COMMAND_LIMIT,
             || (cells(&lab, host) == before).then_some(()),
         );

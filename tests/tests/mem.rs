@@ -88,8 +88,9 @@ fn columns_add_up_to_the_memory_that_the_host_loses() {
     let kernel = grown("kvm_page_tables_bytes") + grown("kernel_bytes");
     let told =
         grown("vms_bytes") + grown("files_unmapped_bytes") + kernel - (programs(&after) - programs(&before));
-    let report =
-        format!("lost {lost}, told {told}, of it the kernel's {kernel}\nbefore {before:#}\nafter {after:#}");
+    let report = format!(
+        "lost {lost}, reported {told}, of it the kernel's {kernel}\nbefore {before:#}\nafter {after:#}"
+    );
     assert!(lost > 3 * 40 * MIB, "three guests take more than that: {report}");
     assert!(kernel < 3 * 8 * MIB, "so much is not the VMs': {report}");
     assert!(
@@ -130,7 +131,7 @@ fn memory_that_a_guest_fills_counts_as_its_private_memory() {
         "{before:#} {full:#}"
     );
     // The guest reports the same, once its balloon has counted.
-    wait::until("what the guest says of itself", SOON, || {
+    wait::until("the guest's own figures", SOON, || {
         let used = row(&mem(), &vm)["guest_used_bytes"].as_i64()?;
         (8 * MIB..256 * MIB).contains(&used).then_some(())
     });

@@ -101,7 +101,7 @@ fn one_asserted_fact_has_run_place_the_next_vm_elsewhere_while_the_cells_run() {
     // Cell 0 has a VM more.
     cells.expect_placed("b", 1);
     cells.expect_placed("c", 0);
-    cells.assert("cell_vcpus(0, 0)  # somebody says that nothing runs there\n");
+    cells.assert("cell_vcpus(0, 0)  # the user asserts that nothing runs there\n");
     cells.expect_placed("d", 0);
     cells.assert("cell_cpus(1, 9)\n");
     cells.expect_placed("e", 1);

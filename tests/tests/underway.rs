@@ -118,7 +118,7 @@ fn vm_reboots_and_powers_off_in_the_midst_of_moves() {
             });
             std::thread::sleep(Duration::from_secs(1));
             vm.last_words(end);
-            moves.join().expect("said above");
+            moves.join().expect("an error above");
         });
         if reboots {
             wait::until("it is up again", LIMIT, || {

@@ -28,7 +28,7 @@ pub fn poll<T>(mut look: impl FnMut() -> Option<T>) -> Outcome<T> {
             spin_loop();
         }
         if Instant::now() > *end.get_or_insert_with(|| Instant::now() + LIMIT) {
-            return Err("the other side says nothing".into());
+            return Err("the other side does not answer".into());
         }
     }
 }

@@ -158,7 +158,7 @@ fn agreed_ms(cluster: &Cluster, signal: Signal) -> Outcome<f64> {
     for connection in &mut others {
         while cluster::lives(connection, 2)? {
             if start.elapsed() > LIMIT {
-                return Err(format!("nobody notices the end of a host\n{}", cluster.logs()).into());
+                return Err(format!("no cell notices the end of a host\n{}", cluster.logs()).into());
             }
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -155,7 +155,7 @@ impl Builds {
             let heat = build.after.since(&build.before);
             let heat = heat.ok_or("`before` is not of the same VM before `after`; record both again")?;
             if heat.shards.len() < 2 {
-                return Err("a VM of one shard waits for nobody; record one of two".into());
+                return Err("a VM of one shard has no waits; record one of two".into());
             }
             each.push((build, heat));
         }

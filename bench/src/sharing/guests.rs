@@ -87,7 +87,7 @@ impl Guests {
             let consoles = self.consoles()?;
             let answers: Vec<Value> = consoles.iter().filter_map(|text| answer(text)).collect();
             if let Some(error) = answers.iter().find_map(|answer| answer["error"].as_str()) {
-                return Err(format!("a guest says: {error}").into());
+                return Err(format!("error of a guest: {error}").into());
             }
             if answers.len() == consoles.len() {
                 let sums: Vec<&Value> = answers.iter().map(|answer| &answer["sum"]).collect();

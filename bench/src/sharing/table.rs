@@ -52,7 +52,7 @@ impl Table {
     pub fn print(&self) {
         println!("{}", self.machine);
         self.one("host memory lost (MemFree), MB", |sample| sample.drop_mb);
-        self.one("the same without page cache that nobody maps, MB", |sample| {
+        self.one("the same without unmapped page cache, MB", |sample| {
             sample.kept_mb
         });
         self.one("PSS of all processes, MB", |sample| sample.pss_mb);

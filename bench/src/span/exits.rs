@@ -32,7 +32,7 @@ impl Exits {
             None => exits.add(&status["exits"]),
         }
         if exits.0.is_empty() {
-            return Err(format!("the VM tells no exits: {status}").into());
+            return Err(format!("the VM's status has no exits: {status}").into());
         }
         Ok(exits)
     }

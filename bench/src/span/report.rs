@@ -134,7 +134,7 @@ impl<'a> Report<'a> {
             for (list, all) in samples.iter().zip(&mut all) {
                 for sample in list {
                     let missing =
-                        || format!("{}: the guest says nothing of it: {}", figure.what, sample.guest);
+                        || format!("{}: the guest has no such figure: {}", figure.what, sample.guest);
                     all.extend(figure.of(sample).ok_or_else(missing)?);
                 }
             }

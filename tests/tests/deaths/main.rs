@@ -25,7 +25,7 @@ fn ends_with_shard(number: usize, reason: &str) {
     let status = terminal.wait(SOON);
     let told = terminal.seen();
     assert_eq!(status, 73, "exit status; the terminal:\n{told}");
-    assert!(told.contains(reason), "the reason is not told:\n{told}");
+    assert!(told.contains(reason), "the reason is not reported:\n{told}");
     host::wait_gone(&shards, SOON);
     assert!(vm.listed().is_none(), "{} is still listed", vm.name());
     cells_are_empty(&cluster);

@@ -377,7 +377,7 @@ fn the_last_host_is_lost(lab: &Lab, mut guest: Guest, before: &[Traces]) {
     let told = guest.terminal.seen();
     assert_eq!(status, 73, "exit status; the terminal:\n{told}");
     let place = format!("on host {last}");
-    assert!(told.contains(&place), "who it was is not told:\n{told}");
+    assert!(told.contains(&place), "the host is not named:\n{told}");
     guest.told(&format!("it has ended with the part {place}"));
     for (host, before) in lab.hosts.iter().zip(before) {
         expect_nothing_left(lab, host, before);

@@ -255,7 +255,7 @@ impl Drop for Guest<'_> {
             let known = self.lab.on("alpha", &["inspect", &self.name]).run();
             let seen = tail(&self.terminal.seen(), 80);
             eprintln!(
-                "--- {}: what inspect tells, and its terminal\n{}\n{seen}\n---",
+                "--- {}: output of inspect, and its terminal\n{}\n{seen}\n---",
                 self.name,
                 known.text()
             );

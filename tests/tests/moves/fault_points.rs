@@ -137,7 +137,7 @@ fn vm_ends_with_a_shard_that_dies_at_any_point_of_a_move() {
             assert_eq!(status, FAILED, "{point}, exit status; the terminal:\n{told}");
             assert!(
                 told.contains("SIGKILL"),
-                "{point}: the reason is not told:\n{told}"
+                "{point}: the reason is not reported:\n{told}"
             );
             let moved = call.wait();
             assert!([0, 1].contains(&moved.status), "{moved}");

@@ -57,7 +57,9 @@ impl Cell {
                     self.link.send(&message)?;
                 }
                 Effect::Won(_) | Effect::Heard(_) => done += 1,
-                Effect::Lost { .. } | Effect::Inherited(_) => return Err("a claim is lost to nobody".into()),
+                Effect::Lost { .. } | Effect::Inherited(_) => {
+                    return Err("a claim is lost without a winner".into());
+                }
             }
         }
         Ok(done)

@@ -73,7 +73,7 @@ impl Link {
     /// The next message; none when the other side is gone.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Outcome<Option<T>> {
         while let Ok(part) = self.inbox.recv(self.end) {
-            let part = part.ok_or("the other process says nothing")?;
+            let part = part.ok_or("the other process does not answer")?;
             if let Some((_, bytes)) = self.assembly.add(&part)? {
                 return Ok(Some(rmp_serde::from_slice(bytes)?));
             }

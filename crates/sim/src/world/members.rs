@@ -285,7 +285,7 @@ impl World {
                 let runs = self.monitors.values().find(|vm| vm.runs && vm.cell == number);
                 if let Some(vm) = runs {
                     self.broken = Some(format!(
-                        "{at} hears that cell {number} has lapsed, in which {} runs",
+                        "{at} receives that cell {number} has lapsed, in which {} runs",
                         vm.host.name
                     ));
                 }
@@ -293,7 +293,7 @@ impl World {
             }
         };
         if self.etcd.has(cell) {
-            self.broken = Some(format!("{at} hears that {cell} is over, which has its entry"));
+            self.broken = Some(format!("{at} receives that {cell} is over, which has its entry"));
         }
     }
 }

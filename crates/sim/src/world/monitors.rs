@@ -186,12 +186,12 @@ impl World {
             }
             if let Some(witness) = self.witness_of(other, at) {
                 self.broken = Some(format!(
-                    "{at} hosts {name}, which runs in cell {cell}, as {witness} knows"
+                    "{at} hosts {name}, which runs in cell {cell}, of which {witness} has a record"
                 ));
                 return;
             }
             self.counts.forgotten += 1;
-            self.say(|| format!("{name} runs in cell {cell}, and nobody knows"));
+            self.say(|| format!("{name} runs in cell {cell}, and no cell has a record"));
         }
         self.add_witnesses(at, client);
         let Some(monitor) = self.monitors.get_mut(&client) else {

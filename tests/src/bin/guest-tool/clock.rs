@@ -40,7 +40,7 @@ struct Seen {
 pub fn hand_over(cpus: usize, count: u64) -> Result<String, Fault> {
     alarm_after(LIMIT_S);
     if cpus < 2 {
-        return Err("one CPU has nobody to hand over to".into());
+        return Err("one CPU has no other to hand over to".into());
     }
     let baton = Baton {
         given: (0..cpus).map(|_| AtomicU32::new(0)).collect(),

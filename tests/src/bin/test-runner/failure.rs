@@ -72,7 +72,7 @@ mod tests {
             Kind::Ours
         );
         assert_eq!(
-            of_test("the agent of t-boot-7: not within 120s\n--- t-boot-7: what inspect tells"),
+            of_test("the agent of t-boot-7: not within 120s\n--- t-boot-7: output of inspect"),
             Kind::Late
         );
         let console =

@@ -264,7 +264,10 @@ impl Lab {
                 let status = last
                     .strip_prefix(worker::END)
                     .and_then(|status| status.trim().parse().ok());
-                status.map_or(End::LabLost(format!("its worker said {last:?}")), End::Exited)
+                status.map_or(
+                    End::LabLost(format!("the last line of its worker: {last:?}")),
+                    End::Exited,
+                )
             }
             Collected::Over => End::OverLimit(limit),
             Collected::Closed => {
