@@ -117,6 +117,9 @@ pub(crate) struct LeftShard {
     /// The incarnation that the monitor's orders have.
     incarnation: u64,
     sandbox: SandboxLaunch,
+    /// It acknowledges the order to quit. A program of the release before does not say so.
+    #[serde(default)]
+    acknowledges_quit: bool,
 }
 
 impl LeftShard {
@@ -127,6 +130,7 @@ impl LeftShard {
             control: leaving.add(shard.link.socket())?,
             incarnation: shard.link.incarnation(),
             sandbox: shard.sandbox.clone(),
+            acknowledges_quit: shard.acknowledges_quit(),
         })
     }
 
@@ -146,6 +150,7 @@ impl LeftShard {
             process: files.take(self.process)?,
             link: ShardLink::adopt(files.take(self.control)?, self.incarnation + 1),
             sandbox: self.sandbox,
+            acknowledges_quit: self.acknowledges_quit,
         };
         Ok(ShardProcess::adopt(left, keeper, program, log))
     }

@@ -25,7 +25,7 @@ use crate::console::Console;
 use crate::frozen::Freezable;
 use crate::recorder::Recorder;
 use crate::remote::clock::leader::Step;
-pub use crate::shard_process::QUIT_LIMIT;
+pub use crate::shard_process::{ACKNOWLEDGEMENT_LIMIT, QUIT_LIMIT};
 
 /// How long a guest may take to end before the power button is pressed again.
 const PRESS_INTERVAL: Duration = Duration::from_secs(3);
@@ -346,18 +346,33 @@ impl Handle {
         }
         // The VM may be between two boots.
         self.changed();
-        let _ = self.order(&Order::Quit);
-        let state = self.wait(QUIT_LIMIT, |state| state.over);
+        let _ = self.state().order_to_quit();
+        let state = self.wait_to_quit(|state| state.over);
         state.home.iter().for_each(|home| home.cut_off());
         drop(state);
         drop(self.wait(QUIT_LIMIT, |state| state.over));
     }
 
+    /// Waits until the shard has obeyed an order to quit, for [`State::quit_limit`] at most.
+    fn wait_to_quit(&self, has_obeyed: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let begun = Instant::now();
+        let is_slow = |state: &State| state.quit_limit() > ACKNOWLEDGEMENT_LIMIT;
+        let state = self.wait(ACKNOWLEDGEMENT_LIMIT, |state| {
+            has_obeyed(state) || is_slow(state)
+        });
+        if !is_slow(&state) {
+            return state;
+        }
+        drop(state);
+        self.wait(QUIT_LIMIT.saturating_sub(begun.elapsed()), has_obeyed)
+    }
+
     /// The VM is to end because of something beside it: by order, and if it does not obey in time, by force.
     pub(crate) fn quit(&self) {
         self.changed();
-        if self.order(&Order::Quit).is_ok() {
-            let state = self.wait(QUIT_LIMIT, |state| state.orders.is_none());
+        let ordered = self.state().order_to_quit();
+        if ordered.is_ok() {
+            let state = self.wait_to_quit(|state| state.orders.is_none());
             state.orders.iter().for_each(|home| home.cut_off());
         }
     }
@@ -463,7 +478,9 @@ mod tests {
 
     use serde_json::json;
     use shard_api::control::ControlSocket;
-    use shard_api::launch::NumberedOrder;
+    use shard_api::launch::{NumberedOrder, OrderId};
+    use shard_api::version::VERSIONS;
+    use urpc::version::Versions;
 
     use super::*;
     use crate::shard_process::ShardProcess;
@@ -522,11 +539,66 @@ mod tests {
         std::thread::scope(|scope| {
             let ended = scope.spawn(|| {
                 // Later than the limit within which it would kill the shard itself.
-                std::thread::sleep(QUIT_LIMIT + Duration::from_millis(200));
+                std::thread::sleep(ACKNOWLEDGEMENT_LIMIT + Duration::from_millis(200));
                 end(&handle, &shard)
             });
             handle.quit();
             assert_eq!(ended.join().unwrap(), "its process was ended by SIGKILL");
+        });
+    }
+
+    /// How long `kill` lets a shard live that obeys no order. Once it has read the order to quit, `played`
+    /// plays its part with the order's number.
+    fn killed_after(versions: Versions, played: impl FnOnce(&Handle, OrderId) + Send) -> Duration {
+        let (handle, shard, orders) = hung();
+        handle.state().runs = true;
+        shard.note_versions(versions);
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| {
+                let NumberedOrder { id, order } = next_order(&orders).unwrap();
+                assert_eq!(order, Order::Quit);
+                played(&handle, id);
+                while !shard.has_ended() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let took = begun.elapsed();
+                end(&handle, &shard);
+                took
+            });
+            handle.kill();
+            ended.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn shard_that_does_not_acknowledge_its_end_is_killed_within_a_second() {
+        let took = killed_after(VERSIONS, |_, _| ());
+        assert!((ACKNOWLEDGEMENT_LIMIT..Duration::from_secs(1)).contains(&took), "{took:?}");
+        // An answer to another order is no acknowledgement.
+        let took = killed_after(VERSIONS, |handle, id| {
+            let to = OrderId {
+                request: id.request + 1,
+                ..id
+            };
+            handle.state().note_answer(to, Answer::Done);
+            handle.changed();
+        });
+        assert!(took < Duration::from_secs(1), "{took:?}");
+    }
+
+    #[test]
+    fn shard_that_flushes_its_disks_or_is_of_the_release_before_has_5_s() {
+        let acknowledged = |handle: &Handle, id| {
+            handle.state().note_answer(id, Answer::Done);
+            handle.changed();
+        };
+        std::thread::scope(|scope| {
+            let flushes = scope.spawn(|| killed_after(VERSIONS, acknowledged));
+            let of_version_1 = killed_after(Versions::FIRST, |_, _| ());
+            for took in [flushes.join().unwrap(), of_version_1] {
+                assert!((QUIT_LIMIT..QUIT_LIMIT + ACKNOWLEDGEMENT_LIMIT * 2).contains(&took), "{took:?}");
+            }
         });
     }
 

@@ -204,6 +204,7 @@ mod tests {
             Some(Report::Ended(Ending::ShardFailed { detail }))
         );
         let running = |missing: &str, note: &str| Report::Running {
+            versions: urpc::version::Versions::FIRST,
             sandbox_missing: vec![missing.to_owned()],
             sandbox_notes: vec![note.to_owned()],
         };

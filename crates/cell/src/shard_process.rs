@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,8 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, geteuid};
 use shard_api::launch::{Ending, Order, OrderId, SandboxLaunch, SandboxPolicy};
+use shard_api::version::acknowledges_quit;
+use urpc::version::Versions;
 
 use crate::identity::Given;
 use crate::link::ShardLink;
@@ -19,8 +22,12 @@ use crate::pidfd;
 use crate::programs::{self, BuildProgram};
 use crate::shard_log::ShardLog;
 
-/// How long a shard may take to end when it is told to; disks finish what is under way.
+/// How long a shard may take to end that has acknowledged the order to quit: its disks write what they have
+/// acknowledged to the guest.
 pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
+/// How long a shard may take to acknowledge the order to quit, and to exit after its last report. A thread of
+/// its own acknowledges it, whatever the shard does.
+pub const ACKNOWLEDGEMENT_LIMIT: Duration = Duration::from_millis(500);
 
 /// How long a shard may take to end that has closed its control socket.
 const SILENCE_LIMIT: Duration = Duration::from_millis(200);
@@ -50,6 +57,8 @@ pub struct ShardProcess {
     parent: Parent,
     /// What it did wrong, if it was killed for that: a predicate.
     fault: OnceLock<&'static str>,
+    /// It acknowledges the order to quit. Known once it runs.
+    acknowledges_quit: AtomicBool,
     /// How it ended, once it was waited for. Its id may be another's from then on.
     ended: Mutex<Option<End>>,
 }
@@ -189,6 +198,7 @@ impl ShardProcess {
             process: spawned.pidfd,
             parent: Parent::Keeper(keeper.clone()),
             fault: OnceLock::new(),
+            acknowledges_quit: AtomicBool::new(false),
             ended: Mutex::new(None),
         })
     }
@@ -209,6 +219,7 @@ impl ShardProcess {
             process: left.process,
             parent: Parent::Keeper(keeper),
             fault: OnceLock::new(),
+            acknowledges_quit: AtomicBool::new(left.acknowledges_quit),
             ended: Mutex::new(None),
         }
     }
@@ -230,6 +241,17 @@ impl ShardProcess {
     /// The descriptor of the process.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.process.as_fd()
+    }
+
+    /// Notes the versions that it names in the report that it runs.
+    pub(crate) fn note_versions(&self, versions: Versions) {
+        let acknowledges = acknowledges_quit(versions);
+        self.acknowledges_quit.store(acknowledges, Ordering::Relaxed);
+    }
+
+    /// Whether it acknowledges the order to quit at once. A shard of the release before does not.
+    pub(crate) fn acknowledges_quit(&self) -> bool {
+        self.acknowledges_quit.load(Ordering::Relaxed)
     }
 
     /// Gives it an order, and never waits. One that has left so many unread that there is no room for another
@@ -280,10 +302,10 @@ impl ShardProcess {
         self.link.shut_down();
     }
 
-    /// Waits until it has ended; one that has reported its end and does not go is killed. Returns what is
-    /// known of its end.
+    /// Waits until it has ended; one that has reported its end, after which it has nothing to write, and does
+    /// not exit within [`ACKNOWLEDGEMENT_LIMIT`] is killed. Returns what is known of its end.
     pub fn wait(&self) -> String {
-        let deadline = Instant::now() + QUIT_LIMIT;
+        let deadline = Instant::now() + ACKNOWLEDGEMENT_LIMIT;
         let mut report_by = None;
         let ended = loop {
             if let Some(ended) = self.look() {
@@ -368,6 +390,8 @@ pub struct LeftShard {
     pub link: ShardLink,
     /// The sandbox, as far as it is made.
     pub sandbox: SandboxLaunch,
+    /// It acknowledges the order to quit.
+    pub acknowledges_quit: bool,
 }
 
 impl Drop for ShardProcess {
@@ -401,6 +425,7 @@ impl ShardProcess {
             sandbox: SandboxLaunch::default(),
             log,
             fault: OnceLock::new(),
+            acknowledges_quit: AtomicBool::new(false),
             ended: Mutex::new(None),
         };
         (process, theirs)
@@ -422,7 +447,7 @@ mod tests {
         let sleeping = process(Command::new("sleep").arg("100"));
         std::thread::scope(|scope| {
             let waiting = [(); 3].map(|()| scope.spawn(|| sleeping.wait()));
-            std::thread::sleep(QUIT_LIMIT / 50);
+            std::thread::sleep(ACKNOWLEDGEMENT_LIMIT / 5);
             assert!(waiting.iter().all(|one| !one.is_finished()), "it runs");
             let killed = "its process was ended by SIGKILL";
             assert_eq!(sleeping.kill(), killed);
@@ -466,7 +491,10 @@ mod tests {
     #[test]
     fn one_that_does_not_go_is_killed() {
         let stays = process(Command::new("sleep").arg("100"));
+        let begun = Instant::now();
         assert_eq!(stays.wait(), "its process was ended by SIGKILL");
+        let took = begun.elapsed();
+        assert!((ACKNOWLEDGEMENT_LIMIT..QUIT_LIMIT).contains(&took), "{took:?}");
     }
 
     #[test]

@@ -490,7 +490,7 @@ pub struct NumberedOrder {
 }
 
 /// Order of the monitor to a running shard. The shard answers with a [`Report::Answer`], except to
-/// [`Order::Reset`] and [`Order::Quit`].
+/// [`Order::Reset`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
@@ -538,7 +538,9 @@ pub enum Order {
     Nmi,
     /// Reset the VM, as a machine's reset button does. Answered by [`Report::Ended`] with [`Ending::Reboot`].
     Reset,
-    /// Stop the vCPUs, flush the disks, and end the shard. Answered by [`Report::Ended`].
+    /// Stop the vCPUs, flush the disks, and end the shard. A shard of version 2 acknowledges the order at
+    /// once with [`Answer::Done`], also while another order is under way or the disks are being flushed.
+    /// [`Report::Ended`] follows.
     Quit,
 }
 
@@ -553,6 +555,9 @@ pub enum Report {
         /// Parts lacking of the layers that `require` does not insist on, one line each.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         sandbox_notes: Vec<String>,
+        /// The versions that the shard's program speaks; the first, if it does not name them.
+        #[serde(default)]
+        versions: Versions,
     },
     /// The answer to an order.
     Answer {

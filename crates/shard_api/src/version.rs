@@ -24,7 +24,18 @@ use crate::launch::Launch;
 use crate::message::{Files, ReceiveError};
 
 /// The versions that this build speaks.
-pub const VERSIONS: Versions = Versions::up_to(1);
+///
+/// Since version 2 a shard acknowledges an order to quit ([`acknowledges_quit`]), and names its versions in
+/// the report that it runs.
+pub const VERSIONS: Versions = Versions::up_to(2);
+
+/// The first version whose shards acknowledge [`crate::launch::Order::Quit`].
+const ACKNOWLEDGES_QUIT: u16 = 2;
+
+/// Whether a shard that speaks these versions acknowledges an order to quit.
+pub fn acknowledges_quit(shard: Versions) -> bool {
+    shard.newest >= ACKNOWLEDGES_QUIT
+}
 
 const PROTOCOL: &str = "the protocol of shards";
 
@@ -117,7 +128,10 @@ mod tests {
     }
 
     /// A message of each kind, as a program of one version sends it.
-    const SAMPLES: [(u16, &str); 1] = [(1, include_str!("version/samples-1.json"))];
+    const SAMPLES: [(u16, &str); 2] = [
+        (1, include_str!("version/samples-1.json")),
+        (2, include_str!("version/samples-2.json")),
+    ];
 
     /// Reads all samples under `key`. Fields that this version does not send are ignored; fields that it
     /// sends are there again.
@@ -186,6 +200,20 @@ mod tests {
             Order::Nmi => "nmi",
             Order::Reset => "reset",
             Order::Quit => "quit",
+        }
+    }
+
+    #[test]
+    fn only_a_shard_that_names_version_2_or_a_later_one_acknowledges_its_end() {
+        let speaks = |report: &str| match serde_json::from_str(report).unwrap() {
+            Report::Running { versions, .. } => acknowledges_quit(versions),
+            other => panic!("{other:?}"),
+        };
+        assert!(!speaks(r#"{"running":{"sandbox_missing":[]}}"#));
+        for (newest, acknowledges) in [(1, false), (2, true), (3, true)] {
+            let versions = serde_json::to_string(&Versions::up_to(newest)).unwrap();
+            let report = format!("{{\"running\":{{\"sandbox_missing\":[],\"versions\":{versions}}}}}");
+            assert_eq!(speaks(&report), acknowledges, "version {newest}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::EventFd;
 use serde_json::Value;
@@ -15,7 +15,7 @@ use crate::control_group::ControlGroup;
 use crate::parts::Parts;
 use crate::pidfd;
 use crate::remote::clock::keeper::Clocks;
-use crate::shard_process::ShardProcess;
+use crate::shard_process::{ACKNOWLEDGEMENT_LIMIT, QUIT_LIMIT, ShardProcess};
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
@@ -69,6 +69,10 @@ pub(crate) struct State {
     pub(crate) helpers: Vec<Helper>,
     /// Shards of it run on other hosts.
     pub(crate) has_remote_parts: bool,
+    /// The last order to quit that the home was given.
+    quit: Option<OrderId>,
+    /// The home has acknowledged an order to quit.
+    is_quitting: bool,
     /// Why it can't go on, if a cell is lost that it uses.
     pub(crate) lost: Option<String>,
 }
@@ -105,6 +109,7 @@ impl State {
         (self.runs, self.is_cut_off, self.status_asked) = (false, false, None);
         (self.asked, self.answer) = (None, None);
         (self.pausing, self.is_paused) = (None, false);
+        (self.quit, self.is_quitting) = (None, false);
         self.starts += 1;
         // One that ended before could only tell that there was no home yet.
         if self.parts.as_ref().is_some_and(Parts::have_ended) {
@@ -170,6 +175,24 @@ impl State {
         Ok(())
     }
 
+    /// Orders the home to quit, and waits for nothing.
+    pub(crate) fn order_to_quit(&mut self) -> io::Result<()> {
+        self.quit = Some(self.order(&Order::Quit)?);
+        Ok(())
+    }
+
+    /// How long the home may take to end after an order to quit: [`QUIT_LIMIT`] if it has acknowledged the
+    /// order, or is of the release before and never does; else [`ACKNOWLEDGEMENT_LIMIT`]. A home whose guest
+    /// has not run yet has nothing to write.
+    pub(super) fn quit_limit(&self) -> Duration {
+        let is_silent = |home: &Arc<ShardProcess>| self.runs && !home.acknowledges_quit();
+        if self.is_quitting || self.home.as_ref().is_some_and(is_silent) {
+            QUIT_LIMIT
+        } else {
+            ACKNOWLEDGEMENT_LIMIT
+        }
+    }
+
     /// Whether this answer pauses the VM (true) or resumes it; none if it answers another order, or refuses.
     pub(crate) fn paused_by(&mut self, to: OrderId, answer: &Answer) -> Option<bool> {
         let (asked, paused) = self.pausing?;
@@ -190,6 +213,10 @@ impl State {
             (self.asked, self.answer) = (None, Some(answer));
             return;
         }
+        if self.quit == Some(to) {
+            self.is_quitting |= answer == Answer::Done;
+            return;
+        }
         if self.status_asked.is_none_or(|(_, asked)| asked != to) {
             return;
         }
@@ -207,9 +234,9 @@ impl State {
         if let (Some(home), false) = (&self.home, self.runs) {
             home.cut_off();
             self.is_cut_off = true;
-        } else if let Some(home) = &self.orders {
+        } else {
             // One that is gone has ended. No order waits, so the lock may be held.
-            let _ = home.order(&Order::Quit);
+            let _ = self.order_to_quit();
         }
     }
 

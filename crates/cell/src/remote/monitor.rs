@@ -42,7 +42,7 @@ use crate::identity::{Given, Place};
 use crate::monitor::raise_file_limit;
 use crate::programs::{ProgramError, Programs};
 use crate::shard_log::ShardLog;
-use crate::shard_process::QUIT_LIMIT;
+use crate::shard_process::ACKNOWLEDGEMENT_LIMIT;
 use crate::shard_process::{self, ShardProcess};
 
 /// How long the home may take to come for a place that it has been given.
@@ -249,7 +249,8 @@ impl Held {
                     // At the end of a boot the home tells all, gone or not: the next boot's shard is not
                     // meant.
                     if order == Order::Quit && shard.is_some() {
-                        deadline = Some(Instant::now() + QUIT_LIMIT);
+                        // It has no disks, so there is nothing that it could have to write.
+                        deadline = Some(Instant::now() + ACKNOWLEDGEMENT_LIMIT);
                     }
                     // One that is gone is told of by its watcher.
                     let told = shard.as_ref().map(|shard| shard.order(&order));

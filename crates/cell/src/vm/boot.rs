@@ -11,7 +11,7 @@ use keeper::client::Keeper;
 use keeper::limits::Limits;
 use keeper::spawn::Namespaces;
 use registry::vms::Record;
-use shard_api::launch::{DiskLaunch, Ending, Fd, Launch, Order, Report};
+use shard_api::launch::{DiskLaunch, Ending, Fd, Launch, Report};
 use shard_api::ports;
 use subnet::HelperProcess;
 
@@ -254,7 +254,10 @@ impl RunningBoot<'_> {
                 Report::Running {
                     sandbox_missing,
                     sandbox_notes,
+                    versions,
                 } => {
+                    // Before the VM is left to a successor, which has to know it.
+                    home.note_versions(versions);
                     self.begin((sandbox_missing, sandbox_notes), progress);
                 }
                 Report::Answer { to, answer } => {
@@ -350,7 +353,7 @@ impl RunningBoot<'_> {
         fault_point!(boot_told);
         // An order to end that came before could not reach the shard.
         if handle.state().is_to_end() {
-            let _ = handle.order(&Order::Quit);
+            let _ = handle.state().order_to_quit();
         }
     }
 

@@ -50,6 +50,7 @@ pub fn run(control: &ControlSocket, home: Home, life: Duration) -> ExitCode {
     let report = |report: Report| control.send(&report, &[]).expect("a monitor");
     report(Report::Running {
         sandbox_missing: Vec::new(),
+        versions: urpc::version::Versions::FIRST,
         sandbox_notes: Vec::new(),
     });
     if is_home {

@@ -86,6 +86,7 @@ pub fn run(control: &ControlSocket) -> ExitCode {
     let report = |report: Report| control.send(&report, &[]).expect("a monitor");
     report(Report::Running {
         sandbox_missing: Vec::new(),
+        versions: urpc::version::Versions::FIRST,
         sandbox_notes: Vec::new(),
     });
     say(boot, &all, shard);

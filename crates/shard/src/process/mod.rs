@@ -8,6 +8,7 @@ mod freeze;
 mod hold;
 mod log;
 mod open;
+pub(crate) mod order_reader;
 mod orders;
 mod part;
 mod status;
@@ -191,8 +192,10 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     let running_report = Report::Running {
         sandbox_missing: closed.missing,
         sandbox_notes: closed.notes,
+        versions: VERSIONS,
     };
     control.send(&running_report, &[])?;
+    let orders = Orders::start(control, &threads)?;
     let (stop_sharing, stopped) = mpsc::channel();
     if let Some(background) = background {
         let quiescer = threads.quiescer().clone();
@@ -202,7 +205,7 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     }
     threads.seal_first()?;
     Ok(Control {
-        orders: Orders::new(control.try_clone()?),
+        orders,
         running,
         vcpus,
         quiescer: threads.quiescer().clone(),

@@ -1,30 +1,25 @@
 //! The monitor's orders as they come, and reports to it.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use serde::Deserialize;
-use serde_json::Value;
-use shard_api::control::{Assembly, ControlSocket, ORDER_BYTES_MAX};
+use shard_api::control::ControlSocket;
 use shard_api::message::ReceiveError;
 use shard_api::version::VERSIONS;
 use tracing::{debug, warn};
 
 use crate::chain::chain;
 use crate::launch::{Answer, Ending, Order, OrderId, Report};
+use crate::sandbox::Threads;
 use crate::span::router::Router;
+
+use super::order_reader::{Arrived, OrderQueue, Received};
 
 /// Has the vCPUs of this shard add more to their host's counter. What makes no sense is left out, and logged.
 pub fn step(router: &Router, offset: u64) {
     if let Err(error) = router.step(offset) {
         warn!("{error}");
     }
-}
-
-/// An order as it arrives: its kind may be unknown to this version.
-#[derive(Deserialize)]
-struct Arrived {
-    id: OrderId,
-    order: Value,
 }
 
 /// Reason for the refusal of an order that is none of this version.
@@ -35,9 +30,10 @@ fn unknown(error: &serde_json::Error) -> String {
     )
 }
 
-/// The socket that orders come over.
+/// The orders as the first thread takes them, and the socket that reports go over.
 pub struct Orders {
     socket: ControlSocket,
+    queue: OrderQueue,
     answered: Answered,
 }
 
@@ -100,17 +96,21 @@ impl Answered {
 
 impl AsFd for Orders {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.queue.as_fd()
     }
 }
 
 impl Orders {
-    /// Nothing has come yet.
-    pub fn new(socket: ControlSocket) -> Self {
-        Self {
-            socket,
+    /// Starts the thread that receives them from the monitor's socket.
+    ///
+    /// # Errors
+    /// If the process has no descriptors or threads left.
+    pub fn start(socket: &ControlSocket, threads: &Threads) -> io::Result<Self> {
+        Ok(Self {
+            socket: socket.try_clone()?,
+            queue: OrderQueue::start(socket.try_clone()?, threads)?,
             answered: Answered::default(),
-        }
+        })
     }
 
     /// Reports something. A monitor that is gone shows at the next order.
@@ -121,25 +121,15 @@ impl Orders {
     /// Receives the next order and obeys it; an ending when one asks for it. A monitor that has died ends
     /// this process at once.
     pub fn receive(&mut self, obey: impl FnOnce(Order) -> Outcome) -> Option<Ending> {
-        let failed = |error: ReceiveError| {
-            let detail = format!("the monitor's order is not understood: {}", chain(&error));
+        let failed = |error: &ReceiveError| {
+            let detail = format!("the monitor's order is not understood: {}", chain(error));
             Some(Ending::ShardFailed { detail })
         };
-        let message = match self.socket.receive_packet(ORDER_BYTES_MAX) {
-            // An order is one packet.
-            Ok(Some(packet)) => Assembly::default().take(&packet),
-            Ok(None) | Err(ReceiveError::Io(_)) => std::process::exit(1),
-            Err(error) => return failed(error),
-        };
-        let message = match message {
-            Ok(Some(message)) => message,
-            // The rest of something whose beginning is gone.
-            Ok(None) => return None,
-            Err(error) => return failed(error),
-        };
-        let Arrived { id: to, order } = match serde_json::from_slice(&message) {
-            Ok(arrived) => arrived,
-            Err(error) => return failed(error.into()),
+        let Arrived { id: to, order } = match self.queue.next() {
+            Received::Order(arrived) => arrived,
+            Received::Rest => return None,
+            Received::Malformed(error) => return failed(&error),
+            Received::MonitorGone => std::process::exit(1),
         };
         let carry_out = || match serde_json::from_value(order) {
             Ok(order) => {
@@ -205,7 +195,7 @@ mod tests {
             let (monitor, shard) = ControlSocket::pair().unwrap();
             Self {
                 monitor,
-                orders: Orders::new(shard),
+                orders: Orders::start(&shard, &Threads::open()).unwrap(),
                 obeyed: Vec::new(),
             }
         }
@@ -324,7 +314,8 @@ mod tests {
         let ended = |message: &serde_json::Value| {
             let (monitor, shard) = ControlSocket::pair().unwrap();
             monitor.try_send(message).unwrap();
-            Orders::new(shard).receive(|order| {
+            let mut orders = Orders::start(&shard, &Threads::open()).unwrap();
+            orders.receive(|order| {
                 assert_eq!(order, Order::Quit);
                 Outcome::End(Ending::Quit)
             })

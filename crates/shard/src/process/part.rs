@@ -6,6 +6,7 @@ use std::sync::Arc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
 use shard_api::control::ControlSocket;
+use shard_api::version::VERSIONS;
 
 use super::Files;
 use super::orders::{Orders, Outcome, step};
@@ -92,11 +93,13 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
     let running = Report::Running {
         sandbox_missing: closed.missing,
         sandbox_notes: closed.notes,
+        versions: VERSIONS,
     };
     control.send(&running, &[])?;
+    let orders = Orders::start(control, &closed.threads)?;
     closed.threads.seal_first()?;
     Ok(Part {
-        orders: Orders::new(control.try_clone()?),
+        orders,
         end,
         kind,
         vcpus,

@@ -181,7 +181,8 @@ pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
         ThreadKind::Control => kvm(&[VCPU_IOCTLS, STILL_IOCTLS]),
         ThreadKind::Lane => dsm::USERFAULT_SERVING.to_vec(),
         ThreadKind::Net => crate::virtio::net::REQUESTS.to_vec(),
-        ThreadKind::Link
+        ThreadKind::Orders
+        | ThreadKind::Link
         | ThreadKind::Pins
         | ThreadKind::Serial
         | ThreadKind::Block
@@ -298,6 +299,7 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_pread64,
             libc::SYS_pwrite64,
         ],
+        ThreadKind::Orders => crate::process::order_reader::SYSCALLS,
         ThreadKind::Vcpu => &[libc::SYS_eventfd2, libc::SYS_sendto],
         ThreadKind::SpanVcpu => &[
             libc::SYS_eventfd2,

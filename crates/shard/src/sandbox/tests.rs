@@ -18,8 +18,9 @@ use super::threads::{ThreadKind, Threads};
 use super::{Closed, SandboxPolicy, capabilities, close, filter, landlock, root};
 use crate::launch::{Identity, SandboxLaunch};
 
-const KINDS: [ThreadKind; 15] = [
+const KINDS: [ThreadKind; 16] = [
     ThreadKind::Control,
+    ThreadKind::Orders,
     ThreadKind::Vcpu,
     ThreadKind::SpanVcpu,
     ThreadKind::Link,

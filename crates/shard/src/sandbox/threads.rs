@@ -16,6 +16,8 @@ const STACK_BYTES: usize = 256 << 10;
 pub enum ThreadKind {
     /// Waits for the monitor and for the end of the VM.
     Control,
+    /// Receives the monitor's orders for the first thread.
+    Orders,
     /// Runs one vCPU.
     Vcpu,
     /// Runs one vCPU of a VM that spans cells.

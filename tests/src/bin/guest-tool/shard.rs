@@ -41,7 +41,9 @@ fn lie(control: Control, vm: &str) -> io::Result<ExitCode> {
         // SAFETY: ignoring a signal runs no code of ours.
         unsafe { signal(ignored, SigHandler::SigIgn) }?;
     }
-    let running = json!({ "running": { "sandbox_missing": [], "sandbox_notes": [] } });
+    // Shards of the second version acknowledge their end.
+    let versions = json!({ "oldest": 1, "newest": 2 });
+    let running = json!({ "running": { "sandbox_missing": [], "sandbox_notes": [], "versions": versions } });
     match lie {
         // The end of a VM that has never run, and is not at its end.
         "early" => control.report(&json!({ "ended": { "how": "power-off" } }))?,
