@@ -4,13 +4,14 @@
 //! starts a successor, which takes it back and goes on where the monitor was.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use keeper::client::Keeper;
 use policy::span::Part;
+use registry::monitor::LeaseOrder;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{Fd, SandboxLaunch};
 
@@ -67,6 +68,9 @@ pub(crate) struct LeftMonitor {
     pub(crate) lease: Fd,
     /// The programs of shards and of keepers, each by the path that it was opened by.
     pub(crate) programs: [(PathBuf, Fd); 2],
+    /// The keeper watches the lease. One of the release before does not.
+    #[serde(default)]
+    pub(crate) keeper_watches_lease: bool,
 }
 
 /// The places of a VM.
@@ -266,14 +270,14 @@ impl MonitorFiles {
         let record = AdoptionRecord {
             boot: boot.transpose()?,
             first: vm.first.clone(),
-            monitor: self.left(vm, &mut leaving)?,
+            monitor: self.left(vm, keeper, &mut leaving)?,
             places: self.places.leave(&mut leaving)?,
             opened: vm.opened.leave(&mut leaving)?,
         };
         leaving.put(record, keeper)
     }
 
-    fn left(&self, vm: &Leave<'_>, leaving: &mut Leaving) -> io::Result<LeftMonitor> {
+    fn left(&self, vm: &Leave<'_>, keeper: &Keeper, leaving: &mut Leaving) -> io::Result<LeftMonitor> {
         let mut program = |program: &BuildProgram| -> io::Result<_> {
             Ok((program.path().to_owned(), leaving.add(program.file())?))
         };
@@ -286,7 +290,17 @@ impl MonitorFiles {
             control: leaving.add(&self.control)?,
             lease: leaving.add(&self.lease)?,
             programs,
+            keeper_watches_lease: keeper.watches(),
         })
+    }
+
+    /// Has a keeper that this process has started watch the client's lease.
+    ///
+    /// # Errors
+    /// If the keeper is gone.
+    pub(crate) fn watch_lease(&self, keeper: &Keeper) -> io::Result<()> {
+        let detach = serde_json::to_string(&LeaseOrder::Detach)?;
+        keeper.watch(self.lease.as_fd(), &format!("{detach}\n"))
     }
 
     /// Whether the VM has a place in a cell of its user's, which is to serve it.

@@ -346,7 +346,14 @@ impl Handle {
         }
         // The VM may be between two boots.
         self.changed();
-        let _ = self.state().order_to_quit();
+        let home = {
+            let mut state = self.state();
+            let _ = state.order_to_quit();
+            state.home.clone()
+        };
+        // A keeper ends a VM that is to end, and whose cell does not end it.
+        let keeper = home.as_ref().and_then(|home| home.keeper());
+        keeper.into_iter().for_each(|keeper| keeper.note_ending());
         let state = self.wait_to_quit(|state| state.over);
         state.home.iter().for_each(|home| home.cut_off());
         drop(state);
@@ -357,9 +364,7 @@ impl Handle {
     fn wait_to_quit(&self, has_obeyed: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
         let begun = Instant::now();
         let is_slow = |state: &State| state.quit_limit() > ACKNOWLEDGEMENT_LIMIT;
-        let state = self.wait(ACKNOWLEDGEMENT_LIMIT, |state| {
-            has_obeyed(state) || is_slow(state)
-        });
+        let state = self.wait(ACKNOWLEDGEMENT_LIMIT, |state| has_obeyed(state) || is_slow(state));
         if !is_slow(&state) {
             return state;
         }
@@ -574,7 +579,10 @@ mod tests {
     #[test]
     fn shard_that_does_not_acknowledge_its_end_is_killed_within_a_second() {
         let took = killed_after(VERSIONS, |_, _| ());
-        assert!((ACKNOWLEDGEMENT_LIMIT..Duration::from_secs(1)).contains(&took), "{took:?}");
+        assert!(
+            (ACKNOWLEDGEMENT_LIMIT..Duration::from_secs(1)).contains(&took),
+            "{took:?}"
+        );
         // An answer to another order is no acknowledgement.
         let took = killed_after(VERSIONS, |handle, id| {
             let to = OrderId {
@@ -597,7 +605,10 @@ mod tests {
             let flushes = scope.spawn(|| killed_after(VERSIONS, acknowledged));
             let of_version_1 = killed_after(Versions::FIRST, |_, _| ());
             for took in [flushes.join().unwrap(), of_version_1] {
-                assert!((QUIT_LIMIT..QUIT_LIMIT + ACKNOWLEDGEMENT_LIMIT * 2).contains(&took), "{took:?}");
+                assert!(
+                    (QUIT_LIMIT..QUIT_LIMIT + ACKNOWLEDGEMENT_LIMIT * 2).contains(&took),
+                    "{took:?}"
+                );
             }
         });
     }

@@ -26,6 +26,8 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time that processes have to end after they were killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time that [`Keeper::note_ending`] waits for another request.
+const NOTE_TIMEOUT: Duration = Duration::from_millis(200);
 const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A process that the keeper has started.
@@ -56,6 +58,8 @@ pub struct Keeper {
     /// The statuses of processes that have ended and are not reaped.
     exits: Mutex<BTreeMap<i32, i32>>,
     is_gone: AtomicBool,
+    /// The keeper watches the client's lease.
+    watches: AtomicBool,
     /// The process of a keeper that this process started.
     child: Option<Child>,
 }
@@ -168,6 +172,7 @@ impl Keeper {
             }),
             exits: Mutex::default(),
             is_gone: AtomicBool::new(false),
+            watches: AtomicBool::new(false),
             child,
         }
     }
@@ -224,6 +229,49 @@ impl Keeper {
     /// If the keeper can't listen, or is gone.
     pub fn listen(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.done(&Message::Listen, &[socket], REPLY_TIMEOUT)
+    }
+
+    /// Has the keeper end the VM when the client closes its `lease`, has not sent `detach`, and no monitor
+    /// reports within [`crate::state::NOTICE_TIMEOUT`] that it ends the VM ([`Keeper::note_ending`]).
+    ///
+    /// # Errors
+    /// If the keeper is gone.
+    pub fn watch(&self, lease: BorrowedFd<'_>, detach: &str) -> io::Result<()> {
+        let detach = detach.to_owned();
+        self.done(&Message::Watch { detach }, &[lease], REPLY_TIMEOUT)?;
+        self.watches.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the keeper watches the lease.
+    pub fn watches(&self) -> bool {
+        self.watches.load(Ordering::Acquire)
+    }
+
+    /// Notes that a former monitor has had the keeper watch the lease. Keepers of the release before do not.
+    pub fn note_watch(&self, watches: bool) {
+        self.watches.store(watches, Ordering::Release);
+    }
+
+    /// Reports to the keeper that this monitor ends the VM. Never waits for the keeper, which may be stopped,
+    /// and for [`NOTE_TIMEOUT`] at most for another thread's request.
+    pub fn note_ending(&self) {
+        if !self.watches() {
+            return;
+        }
+        let deadline = Instant::now() + NOTE_TIMEOUT;
+        let connection = loop {
+            match self.connection.try_lock() {
+                Ok(connection) => break connection,
+                Err(TryLockError::Poisoned(connection)) => break connection.into_inner(),
+                Err(TryLockError::WouldBlock) if Instant::now() > deadline => return,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(END_POLL_INTERVAL),
+            }
+        };
+        if let (Some(socket), Ok(packet)) = (&connection.socket, Message::Ending.write(0)) {
+            // A keeper that is gone has ended the VM; one that reads nothing ends nothing either.
+            let _ = socket.send(&packet, &[]);
+        }
     }
 
     /// Replaces the slot by copies of these descriptors. An empty list empties the slot.

@@ -16,6 +16,7 @@
 //! to 1 s. When a monitor is gone after ten starts within 10 s, the keeper ends the VM.
 
 pub mod client;
+mod lease;
 pub mod limits;
 pub mod message;
 pub mod server;

@@ -60,6 +60,15 @@ pub enum Message {
     /// The monitor leaves the VM to whoever connects, and is not ended: it has other VMs. Reply: `Done`, and
     /// the keeper ends the connection.
     Leave,
+    /// The client's lease: when the client closes it and has not sent `detach`, the keeper ends the VM unless
+    /// the monitor does. Descriptor: the socket, of which the keeper reads nothing. Reply: `Done`.
+    Watch {
+        /// The client's order to detach, as it stands in the socket.
+        detach: String,
+    },
+    /// The monitor is ending the VM. No reply. Sent only to a keeper that was sent `Watch`: others do not
+    /// know this message.
+    Ending,
     /// Request for the slot's descriptors. Reply: one or more of `Slot`.
     Take,
     /// Request to kill all processes of the VM. Reply: `Left`, at once.
@@ -173,6 +182,10 @@ impl Message {
             6 => Self::KillAll,
             7 => Self::Listen,
             8 => Self::Leave,
+            9 => Self::Watch {
+                detach: reader.text()?,
+            },
+            10 => Self::Ending,
             16 => Self::Spawned {
                 pid: reader.i32()?,
                 is_mapped: reader.bool()?,
@@ -227,7 +240,8 @@ impl Message {
             Self::Reap { pid } => packet.extend(pid.to_le_bytes()),
             Self::Put { begin, end } => packet.extend([u8::from(*begin), u8::from(*end)]),
             Self::Successor { words } => put_words(&mut packet, words)?,
-            Self::Take | Self::KillAll | Self::Listen | Self::Leave | Self::Done => {}
+            Self::Take | Self::KillAll | Self::Listen | Self::Leave | Self::Ending | Self::Done => {}
+            Self::Watch { detach } => put_text(&mut packet, detach)?,
             Self::Left { running } => packet.extend(running.to_le_bytes()),
             Self::Spawned { pid, is_mapped } => {
                 packet.extend(pid.to_le_bytes());
@@ -277,6 +291,8 @@ impl Message {
             Self::KillAll => 6,
             Self::Listen => 7,
             Self::Leave => 8,
+            Self::Watch { .. } => 9,
+            Self::Ending => 10,
             Self::Left { .. } => 21,
             Self::Spawned { .. } => 16,
             Self::Failed { .. } => 17,
@@ -406,6 +422,10 @@ mod tests {
             Message::KillAll,
             Message::Listen,
             Message::Leave,
+            Message::Watch {
+                detach: "\"detach\"\n".to_owned(),
+            },
+            Message::Ending,
             Message::Left { running: 3 },
             Message::Spawned {
                 pid: i32::MAX,

@@ -10,6 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use crate::lease::{HANG_UP, Lease};
 use crate::message::{FILES_MAX, Message};
 use crate::socket::{Listener, Packet, Socket};
 use crate::spawn::{self, Argv, NOT_EXECUTED, Spawn};
@@ -57,6 +58,7 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
         slot: Vec::new(),
         incoming: Vec::new(),
         listener: None,
+        lease: None,
         successor: None,
         successor_pid: None,
         leaving: Vec::new(),
@@ -75,10 +77,16 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
         // Others wait in its queue while a monitor is connected.
         let listener = server.listener.iter().filter(|_| server.start_at.is_some());
         polled.extend(listener.map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)));
+        // The last one.
+        let lease = server.lease.as_ref();
+        polled.extend(lease.map(|lease| PollFd::new(lease.as_fd(), HANG_UP)));
         match poll(&mut polled, server.timeout()) {
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
+        // An event that nix does not know is a hang-up.
+        let is_ready_at = |polled: Option<&PollFd<'_>>| polled.is_some_and(|file| file.any().unwrap_or(true));
+        let has_hung_up = server.lease.is_some() && is_ready_at(polled.pop().as_ref());
         let is_ready = polled.get(1).is_some_and(|socket| socket.any().unwrap_or(true));
         // Packets first: a successor that has ended may have left some.
         if is_ready && server.socket.is_some() {
@@ -88,6 +96,12 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
         }
         while ends.read_signal()?.is_some() {}
         server.collect();
+        if has_hung_up {
+            server.end_lease();
+        }
+        server.dispatch(Event::Time {
+            now: server.started.elapsed(),
+        });
         server.start_due();
     }
     Ok(())
@@ -110,6 +124,8 @@ struct Server {
     incoming: Vec<OwnedFd>,
     /// The socket that a cell may connect to while no monitor is connected.
     listener: Option<Listener>,
+    /// The client's lease, until the client closes it.
+    lease: Option<Lease>,
     successor: Option<Successor>,
     /// The latest successor, until it is reaped.
     successor_pid: Option<i32>,
@@ -211,6 +227,17 @@ impl Server {
                     }
                     Err(error) => self.fail(request, &error),
                 }
+            }
+            Message::Watch { detach } => {
+                let socket = files.pop().filter(|_| files.is_empty()).ok_or(Disconnect)?;
+                self.lease = Some(Lease::new(socket, detach));
+                self.send(request, &Message::Done, &[])
+            }
+            Message::Ending if files.is_empty() => {
+                self.dispatch(Event::Ending {
+                    now: self.started.elapsed(),
+                });
+                Ok(())
             }
             Message::Reap { pid } if files.is_empty() => match self.dispatch(Event::Reap { pid }) {
                 Some(errno) => self.fail(request, &io::Error::from_raw_os_error(errno)),
@@ -357,9 +384,20 @@ impl Server {
         refused
     }
 
-    /// The time until the successor's start, in whole milliseconds, and not a part of one less.
+    /// The client has closed its lease.
+    fn end_lease(&mut self) {
+        if self.lease.take().is_some_and(|lease| !lease.is_detached()) {
+            self.dispatch(Event::LeaseEnded {
+                now: self.started.elapsed(),
+            });
+        }
+    }
+
+    /// The time until the successor's start or the VM's end, whichever comes first, in whole milliseconds:
+    /// never a part of one less.
     fn timeout(&self) -> PollTimeout {
-        let Some(at) = self.start_at else {
+        let end_by = self.state.end_by().map(|end_by| self.started + end_by);
+        let Some(at) = self.start_at.into_iter().chain(end_by).min() else {
             return PollTimeout::NONE;
         };
         let left = at.saturating_duration_since(Instant::now());

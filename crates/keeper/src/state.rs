@@ -19,6 +19,12 @@ pub const START_DELAY_MAX: Duration = Duration::from_secs(1);
 /// Time that a cell has to connect when the monitor is gone, before the successor starts. A cell whose
 /// process has died starts again within it on an idle machine.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time that the monitor has to report that it ends the VM after the end of the lease. The keeper ends the VM
+/// of a monitor that is stopped, or has died without a successor.
+pub const NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time that the monitor has to end the VM after it has reported that it does. A shard may take 5 s to flush
+/// its disks.
+pub const END_TIMEOUT: Duration = Duration::from_secs(6);
 /// Children of a keeper at most, so that the reports of all their exits fit the socket of a new monitor.
 pub const CHILDREN_MAX: usize = 64;
 
@@ -59,6 +65,21 @@ pub enum Event {
     Taken,
     /// The connected monitor is gone: its socket is closed, or it has ended.
     MonitorGone {
+        /// The time since the keeper's start.
+        now: Duration,
+    },
+    /// The client closed its lease, and has not detached.
+    LeaseEnded {
+        /// The time since the keeper's start.
+        now: Duration,
+    },
+    /// The monitor reported that it ends the VM.
+    Ending {
+        /// The time since the keeper's start.
+        now: Duration,
+    },
+    /// Time has passed.
+    Time {
         /// The time since the keeper's start.
         now: Duration,
     },
@@ -138,6 +159,8 @@ pub struct State {
     is_listening: bool,
     /// The times of the latest starts of successors. The last one may be still to come.
     starts: VecDeque<Duration>,
+    /// The time since the keeper's start when the VM has to have ended, if it is to end.
+    end_by: Option<Duration>,
 }
 
 impl Default for State {
@@ -150,6 +173,7 @@ impl Default for State {
             has_successor: false,
             is_listening: false,
             starts: VecDeque::new(),
+            end_by: None,
         }
     }
 }
@@ -172,6 +196,22 @@ impl State {
             Event::Listening => {
                 self.is_listening = true;
                 Vec::new()
+            }
+            Event::LeaseEnded { now } => {
+                // The monitor may have noticed it first.
+                self.end_by.get_or_insert(now + NOTICE_TIMEOUT);
+                Vec::new()
+            }
+            Event::Ending { now } => {
+                self.end_by = Some(now + END_TIMEOUT);
+                Vec::new()
+            }
+            Event::Time { now } => {
+                if self.end_by.take_if(|end_by| now >= *end_by).is_none() {
+                    return Vec::new();
+                }
+                // The monitor, or the next one, has the reports of their exits, and ends the VM.
+                self.running().map(|pid| Effect::Kill { pid }).collect()
             }
             Event::KillAll => self.running().map(|pid| Effect::Kill { pid }).collect(),
             Event::Taken => self.reports().collect(),
@@ -206,6 +246,11 @@ impl State {
     pub fn running(&self) -> impl Iterator<Item = i32> {
         let running = self.children.iter().filter(|child| child.exit.is_none());
         running.map(|child| child.pid)
+    }
+
+    /// The time since the keeper's start when it kills its children, if the VM has not ended by then.
+    pub fn end_by(&self) -> Option<Duration> {
+        self.end_by
     }
 
     /// Whether there is room for another child.
@@ -319,6 +364,42 @@ mod tests {
         end: true,
         files: 1,
     };
+
+    #[test]
+    fn vm_whose_monitor_does_not_report_its_end_is_ended_500_ms_after_the_lease() {
+        let ms = Duration::from_millis;
+        let mut state = after(&[
+            WHOLE,
+            Event::Started { pid: 7 },
+            Event::LeaseEnded { now: ms(100) },
+        ]);
+        assert_eq!(state.end_by(), Some(ms(600)));
+        assert_eq!(state.handle(Event::Time { now: ms(599) }), []);
+        assert_eq!(
+            state.handle(Event::Time { now: ms(600) }),
+            [Effect::Kill { pid: 7 }]
+        );
+        assert_eq!(
+            (state.end_by(), state.handle(Event::Time { now: ms(700) })),
+            (None, Vec::new())
+        );
+    }
+
+    #[test]
+    fn monitor_that_reports_the_end_has_6_s_for_it_whichever_comes_first() {
+        let ms = Duration::from_millis;
+        let (lease, ending) = (Event::LeaseEnded { now: ms(100) }, Event::Ending { now: ms(300) });
+        for events in [[lease, ending], [ending, lease]] {
+            let mut state = after(&[WHOLE, Event::Started { pid: 7 }]);
+            events.into_iter().for_each(|event| _ = state.handle(event));
+            assert_eq!(state.handle(Event::Time { now: ms(6299) }), [], "{events:?}");
+            let killed = state.handle(Event::Time { now: ms(6300) });
+            assert_eq!(killed, [Effect::Kill { pid: 7 }], "{events:?}");
+        }
+        // Without a lease's end or a report nothing ends.
+        let mut state = after(&[WHOLE, Event::Started { pid: 7 }]);
+        assert_eq!(state.handle(Event::Time { now: ms(1 << 40) }), []);
+    }
 
     fn after(events: &[Event]) -> State {
         let mut state = State::default();

@@ -292,6 +292,51 @@ fn dropped_keeper_ends_its_process_and_itself_although_it_has_a_slot() {
 }
 
 #[test]
+fn vm_ends_within_a_second_of_its_lease_though_its_monitor_does_nothing() {
+    const DETACH: &str = "\"detach\"\n";
+    let (keeper, (client, lease)) = (keeper(), UnixStream::pair().unwrap());
+    keeper.watch(lease.as_fd(), DETACH).unwrap();
+    let process = sleeper(&keeper);
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(is_running(process.pid), "the client is there");
+    let begun = Instant::now();
+    drop(client);
+    wait_for(SOON, || gone(process.pid));
+    let took = begun.elapsed();
+    assert!(
+        (keeper::state::NOTICE_TIMEOUT..Duration::from_secs(1)).contains(&took),
+        "{took:?}"
+    );
+    // The monitor gets the report of the exit, and the keeper lives on for it.
+    let exit = wait_for(SOON, || keeper.exit_of(process.pid));
+    assert_eq!(exit, Exit::Status(libc::SIGKILL));
+    assert!(keeper.is_alive());
+}
+
+#[test]
+fn keeper_leaves_a_detached_vm_alone_and_one_whose_monitor_ends_it() {
+    const DETACH: &str = "\"detach\"\n";
+    for is_detached in [true, false] {
+        let (keeper, (mut client, lease)) = (keeper(), UnixStream::pair().unwrap());
+        keeper.watch(lease.as_fd(), DETACH).unwrap();
+        let process = sleeper(&keeper);
+        if is_detached {
+            client.write_all(DETACH.as_bytes()).unwrap();
+        } else {
+            keeper.note_ending();
+        }
+        drop(client);
+        std::thread::sleep(keeper::state::NOTICE_TIMEOUT * 3);
+        assert!(is_running(process.pid), "detached: {is_detached}");
+    }
+    // One that does not watch a lease gets no message that a keeper of the release before would refuse.
+    let keeper = keeper();
+    keeper.note_ending();
+    let process = sleeper(&keeper);
+    assert!(is_running(process.pid));
+}
+
+#[test]
 fn monitor_that_is_killed_without_a_slot_takes_process_and_keeper_along() {
     let test = "monitor_that_is_killed_without_a_slot_takes_process_and_keeper_along";
     if let Some(directory) = directory_of("role=monitor") {

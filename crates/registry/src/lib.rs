@@ -8,6 +8,7 @@
 //! | [`monitor`], [`lease`] | the messages on the lease, and the client's end of it |
 //! | [`console`] | the first byte on a VM's console socket |
 //! | [`control`] | requests to a running VM, and their answers |
+//! | [`kill`] | the end of a VM whose process may not answer |
 //! | [`json_line`] | a message as a line of JSON, with the versions that its sender speaks |
 //! | [`idempotency`] | results of requests with an id, for clients that repeat one |
 //! | [`update`] | changes to the host resources of a running VM |
@@ -26,6 +27,7 @@ pub mod control;
 pub mod idempotency;
 pub mod journal;
 pub mod json_line;
+pub mod kill;
 pub mod lease;
 pub mod monitor;
 pub mod runtime;

@@ -97,6 +97,7 @@ fn go_on(
     let files = &mut files;
     let (left, left_places, boot) = (record.monitor, record.places, record.boot);
     let folder = left.folder.clone();
+    keeper.note_watch(left.keeper_watches_lease);
     // A value that is dropped on an error would end the VM, which the next process may be able to take over.
     let programs = adopt_programs(&left, files).or_give_up(&folder);
     if let Err(error) = succeed_by_this_program(&keeper) {

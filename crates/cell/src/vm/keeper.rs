@@ -52,8 +52,9 @@ pub(crate) fn succeed_by_this_program(keeper: &Keeper) -> io::Result<()> {
 /// # Errors
 /// If the keeper is gone, or its socket can't be made.
 pub(crate) fn prepare(vm: Vm<'_>, keeper: Keeper) -> Result<Keeper, RunError> {
-    if vm.monitor.is_some() {
+    if let Some(monitor) = vm.monitor {
         succeed_by_this_program(&keeper)?;
+        monitor.watch_lease(&keeper)?;
     }
     if vm.monitor.is_some_and(MonitorFiles::is_in_cell) {
         let path = vm.folder.join(KEEPER_SOCKET);

@@ -11,6 +11,7 @@ use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::console::{FOLLOW, LOG};
 use registry::control::{Answer, Request, ask};
+use registry::kill::Killed;
 
 use super::execution_site::{Found, find};
 use crate::attach::{AttachEnd, attach, rejoin};
@@ -98,8 +99,15 @@ pub fn stop(name: &str, folder: &Path, limit: u64) -> Result<ExitCode> {
 
 /// Ends a VM at once.
 pub fn kill(name: &str, folder: &Path) -> Result<ExitCode> {
-    let killed = ask(folder, &Request::Kill, None).map_err(|error| unreachable(name, &error))?;
-    done(name, killed)
+    match registry::kill::kill(folder).map_err(|error| unreachable(name, &error))? {
+        Killed::Served(answer) => done(name, answer),
+        Killed::Forced => {
+            eprintln!(
+                "mirrorball: the process that serves {name} does not answer; {name} was killed without it"
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+    }
 }
 
 /// Sets a VM's balloon.

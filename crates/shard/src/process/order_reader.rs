@@ -40,7 +40,7 @@ impl Arrived {
     }
 }
 
-/// What comes over the control socket.
+/// A message of the control socket, or its end.
 #[derive(Debug)]
 pub enum Received {
     /// An order.
