@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use urpc::tls::{KeyFiles, replace_revocation_list};
 
 use super::super::hosts::command_request;
-use super::folder;
+use super::plan::folder;
 
 /// Time limit for a cell to apply a change: its process may just be starting.
 const TAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -57,7 +57,10 @@ pub(super) fn take_from_input() -> Result<ExitCode> {
 /// Applies a change to the cells of this host.
 fn take(change: &Change) -> Result<()> {
     let files = Files::open().into_diagnostic()?;
-    let site = files.site().into_diagnostic()?.ok_or_else(super::one_host)?;
+    let site = files
+        .site()
+        .into_diagnostic()?
+        .ok_or_else(super::cells::one_host)?;
     if let Some(list) = &change.revoked {
         replace_revocation_list(&site.keys, &site.here, list).map_err(|error| miette!("{error}"))?;
     }
@@ -88,7 +91,7 @@ fn take(change: &Change) -> Result<()> {
 fn next_site(site: &Site, spec: &ClusterSpec) -> Result<Site> {
     let next = spec
         .site(&site.here, Path::new("/"))?
-        .ok_or_else(super::one_host)?;
+        .ok_or_else(super::cells::one_host)?;
     let next = Site {
         keys: site.keys.clone(),
         file: site.file.clone(),
@@ -146,7 +149,7 @@ pub(super) fn reach(spec: &ClusterSpec, file: &Path, but: Option<&str>) -> Resul
     let folder = folder(file)?;
     let own = nix::unistd::gethostname().into_diagnostic()?;
     let own = own.to_string_lossy();
-    let keys = spec.keys(&folder).ok_or_else(super::one_host)?;
+    let keys = spec.keys(&folder).ok_or_else(super::cells::one_host)?;
     let has_key = |name: &&str| KeyFiles::of(&keys, name).key.exists() && Some(*name) != but;
     let names = spec.hosts.iter().map(|host| &host.name[..]);
     let mut usable: Vec<&str> = names.filter(has_key).collect();

@@ -8,7 +8,7 @@ use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{CellRequest, CellResponse};
 
-use super::{cells_here, check_is_here};
+use super::cells::{cells_here, check_is_here};
 use crate::commands::hosts;
 
 /// Cordons a cell, or ends its cordon. Returns when all cells have applied it; for a cell of another host the

@@ -16,7 +16,8 @@ use registry::control::{Request, ask};
 use registry::journal::{self, Change};
 use registry::vms::{Record, Registry};
 
-use super::{cells_here, check_is_here, users};
+use super::cells::{cells_here, check_is_here};
+use super::users;
 
 /// Time limit for the VMs that depend on the cell to end.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -13,7 +13,8 @@ use miette::{IntoDiagnostic, Result, miette};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use registry::cluster::files::Files;
 
-use super::{end_cluster, notify};
+use super::down::end_cluster;
+use super::notify;
 
 /// Poll interval for the cluster's state.
 const INTERVAL: Duration = Duration::from_millis(200);

@@ -8,8 +8,8 @@ use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
 use registry::cluster::interface::{CellRequest, CellResponse, SHARD_SEPARATOR};
 
+use super::cells::{cells_here, one_host};
 use super::change::live_cells;
-use super::{cells_here, one_host};
 
 /// Frees the names of the VMs of `name`, whose host is off.
 pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {

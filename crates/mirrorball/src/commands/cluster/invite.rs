@@ -15,7 +15,7 @@ use miette::{IntoDiagnostic, Result, miette};
 use urpc::tls::{Deadline, Exchange, Inviter, authority_digest, has_issued, revocation_list, secret, sign};
 
 use super::change::{Change, members, push, reach, write_file};
-use super::{folder, read};
+use super::plan::{folder, read};
 
 /// Time limit for sending the response.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ const REQUESTS_MAX: usize = 4;
 /// Invites `host` at `address`.
 pub(super) fn invite(file: &Path, host: &str, address: &str, listen: Option<SocketAddr>) -> Result<ExitCode> {
     let (spec, ..) = read(file)?;
-    let keys = spec.keys(&folder(file)?).ok_or_else(super::one_host)?;
+    let keys = spec.keys(&folder(file)?).ok_or_else(super::cells::one_host)?;
     let inviter = Inviter::open(&keys).map_err(|error| {
         miette!(
             help = "give the command where authority.key is, in the folder of keys",
@@ -51,7 +51,7 @@ pub(super) fn invite(file: &Path, host: &str, address: &str, listen: Option<Sock
     plan.text(&[any_cell()])?;
     members(&site)?;
     let own = site.hosts.iter().find(|own| own.name == site.here);
-    let own = own.ok_or_else(super::one_host)?.address;
+    let own = own.ok_or_else(super::cells::one_host)?.address;
     let listen = listen.unwrap_or_else(|| SocketAddr::new(own.ip(), own.port() + CELLS_MAX as u16));
     let listener = TcpListener::bind(listen).map_err(|error| {
         miette!(
@@ -240,7 +240,7 @@ fn welcome(
     let revoked = std::fs::read_to_string(revocation_list(&plan.keys)).into_diagnostic()?;
     let site = spec
         .site(&plan.host, &folder(&plan.file)?)?
-        .ok_or_else(super::one_host)?;
+        .ok_or_else(super::cells::one_host)?;
     let own = site.hosts.iter().find(|host| host.name == plan.host);
     let cells = own.iter().flat_map(|host| &host.cells);
     let cells = cells.map(|cell| format!("cell {cell}")).collect();

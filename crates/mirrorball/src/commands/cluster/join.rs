@@ -11,8 +11,10 @@ use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::files::Files;
 use urpc::tls::{Deadline, Exchange, JoinedTexts, KeyRequest, write_joined};
 
+use super::LabChoice;
 use super::change::write_file;
-use super::{LabChoice, host_nodes, up};
+use super::plan::host_nodes;
+use super::up::up;
 use crate::commands::execution_site::{RequiredIsolation, enter_lab};
 
 /// Time limit for connecting to the inviting host.
@@ -123,9 +125,9 @@ pub(super) fn join(args: &JoinArgs) -> Result<ExitCode> {
 /// Writes the keys and the cluster file.
 fn keep(file: &Path, name: &str, text: &str, key: &str, texts: &JoinedTexts<'_>) -> Result<()> {
     let spec = ClusterSpec::parse(&file.display().to_string(), text)?;
-    let folder = super::folder(file)?;
+    let folder = super::plan::folder(file)?;
     hostfiles::private::directories(&folder).into_diagnostic()?;
-    let keys = spec.keys(&folder).ok_or_else(super::one_host)?;
+    let keys = spec.keys(&folder).ok_or_else(super::cells::one_host)?;
     write_joined(&keys, name, key, texts).map_err(|error| miette!("{error}"))?;
     write_file(file, text)
 }

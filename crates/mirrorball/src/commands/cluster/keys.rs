@@ -10,7 +10,7 @@ use miette::{IntoDiagnostic, Result, miette};
 use urpc::tls::{Identity, KeyFiles, Subject, TlsError, fingerprint};
 
 use super::change::{Change, push, reach, write_file};
-use super::{folder, read};
+use super::plan::{folder, read};
 
 /// Creates missing keys, or new ones for all hosts and etcd.
 pub(super) fn keys(file: &Path, renew: bool) -> Result<ExitCode> {

@@ -15,8 +15,11 @@ use registry::cluster::interface::{CellRequest, CellResponse, SHARD_SEPARATOR, o
 use registry::control::{Request, ask};
 use registry::vms::Registry;
 
+use super::cells::{cells_here, one_host};
 use super::change::{Change, members, own_file, push};
-use super::{cells_here, end_cells, one_host, read, users};
+use super::down::end_cells;
+use super::plan::read;
+use super::users;
 
 /// Poll interval for running VMs.
 const INTERVAL: Duration = Duration::from_millis(200);

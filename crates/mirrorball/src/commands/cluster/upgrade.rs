@@ -14,7 +14,7 @@ use registry::cluster::guard;
 use registry::cluster::interface::{CellRequest, CellResponse, Protocols};
 use urpc::version::VersionMismatch;
 
-use super::cells_here;
+use super::cells::cells_here;
 
 /// Replaces the program of each cell of this host, one after another.
 pub(super) fn upgrade() -> Result<ExitCode> {

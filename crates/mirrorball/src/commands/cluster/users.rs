@@ -14,7 +14,7 @@ use registry::cluster::files::Files;
 use registry::cluster::interface::owner_of;
 use registry::cluster::user_vms::UserVm;
 
-use super::host_nodes;
+use super::plan::host_nodes;
 
 /// Time limit for the admission server to start and to end.
 const LIMIT: Duration = Duration::from_secs(10);

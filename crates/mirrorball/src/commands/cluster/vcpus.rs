@@ -8,7 +8,7 @@ use miette::{IntoDiagnostic, Result};
 use registry::cluster::files::Files;
 use registry::cluster::interface::Vcpu;
 
-use super::cells_here;
+use super::cells::cells_here;
 use crate::failed;
 
 /// Prints the vCPUs in the host's cells.

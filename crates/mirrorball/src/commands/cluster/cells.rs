@@ -1,0 +1,64 @@
+//! The cells of this host, as subcommands find them.
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use config::cluster::CellPlan;
+use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::files::Files;
+
+use crate::commands::execution_site::in_lab;
+
+/// Changes a cell's loans.
+pub(super) fn loan(act: impl FnOnce() -> std::result::Result<(), operations::Failure>) -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    if let ControlFlow::Break(code) = cells_here(&files)? {
+        return Ok(code);
+    }
+    act().map(|()| ExitCode::SUCCESS).map_err(crate::failed)
+}
+
+/// Returns the cells of this host. Without a cluster here, the same command runs in the lab, if one is up;
+/// returns its exit status then.
+pub(super) fn cells_here(files: &Files) -> Result<ControlFlow<ExitCode, Vec<CellPlan>>> {
+    let plan = files.plan().into_diagnostic()?;
+    if !plan.is_empty() {
+        return Ok(ControlFlow::Continue(plan));
+    }
+    in_lab()?.map_or_else(|| Err(no_cluster()), |code| Ok(ControlFlow::Break(code)))
+}
+
+/// Refuses a cell that is not in this host's `plan`.
+pub(super) fn check_is_here(plan: &[CellPlan], number: u16, help: &str) -> Result<()> {
+    if plan.iter().any(|cell| cell.number == number) {
+        return Ok(());
+    }
+    let numbers: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
+    Err(miette!(
+        help = help,
+        "this host has no cell {number}; it has {}",
+        numbers.join(", ")
+    ))
+}
+
+pub(super) fn no_cluster() -> miette::Report {
+    miette!(
+        help = "start one with `mirrorball cluster up`",
+        "no cluster is up here"
+    )
+}
+
+pub(super) fn one_host() -> miette::Report {
+    miette!(
+        help = "name the hosts in the cluster's file, each a [[hosts]] table",
+        "the cluster has this host only"
+    )
+}
+
+pub(super) fn cells(count: usize) -> String {
+    if count == 1 {
+        "one cell".to_owned()
+    } else {
+        format!("{count} cells")
+    }
+}

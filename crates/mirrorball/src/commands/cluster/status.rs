@@ -1,0 +1,126 @@
+//! `mirrorball cluster status`: shows the cells and what runs there.
+
+use std::process::ExitCode;
+
+use cell::cluster::hosts::Hosts;
+use config::cluster::UserPlan;
+use config::cpulist;
+use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::client;
+use registry::cluster::files::Files;
+use registry::cluster::interface::{CellStatus, LentMemory, Status};
+use registry::vms::{Record, Registry};
+
+use super::cells::no_cluster;
+use super::{keys, users};
+use crate::commands::execution_site::in_lab;
+
+pub(super) fn status(json: bool) -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    let known = client::status(&files).map_err(|error| miette!("the cells do not answer: {error}"))?;
+    let Some(status) = known else {
+        if let Some(code) = users::status(json)? {
+            return Ok(code);
+        }
+        if let Some(code) = in_lab()? {
+            return Ok(code);
+        }
+        return Err(no_cluster());
+    };
+    let site = files.site().into_diagnostic()?;
+    if let Some(site) = site.clone() {
+        match Hosts::open(site) {
+            Ok(hosts) => hosts.warning().iter().for_each(|warning| eprintln!("{warning}")),
+            Err(error) => eprintln!("{error}"),
+        }
+    }
+    if json {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&status.cells).into_diagnostic()?
+        );
+    } else {
+        let users = files.users().into_diagnostic()?;
+        print(&status, &users);
+        users::print_use(&users);
+        if let Some(site) = &site {
+            keys::print_fingerprints(&site.keys, [&site.here[..]]);
+        }
+        print_those_without_cell(&status)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the VMs that monitors serve instead of their cells: the cell's process is gone, has given up on the
+/// VM, or has just started.
+fn print_those_without_cell(status: &Status) -> Result<()> {
+    for record in Registry::open().into_diagnostic()?.list().into_diagnostic()? {
+        let Some(number) = record.cell else { continue };
+        let cell = status.cells.iter().find(|cell| cell.plan.number == number);
+        let is_served = cell.is_some_and(|cell| cell.life.is_some() && cell.pid == record.monitor_pid);
+        // A monitor always serves a VM that spans hosts.
+        if !is_served && record.shard_pid.is_some() && !spans_hosts(&record, status) {
+            println!(
+                "{}: served by process {} instead of cell {number}; `mirrorball cluster adopt {}` has the cell serve it",
+                record.name, record.monitor_pid, record.name
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Whether the VM has shards on other hosts than its home.
+fn spans_hosts(record: &Record, status: &Status) -> bool {
+    let host = |number: u16| {
+        let cell = status.cells.iter().find(|cell| cell.plan.number == number);
+        cell.and_then(|cell| cell.plan.host.clone())
+    };
+    record
+        .span
+        .iter()
+        .any(|part| Some(host(part.cell)) != record.cell.map(host))
+}
+
+pub(super) fn print(status: &Status, users: &[UserPlan]) {
+    println!(
+        "{:<5} {:<10} {:<8} {:>8} {:<12} {:<8} {:>8} {:>8} {:>8} {:>6}  VMS",
+        "CELL", "HOST", "STATE", "PID", "CPUS", "NODES", "MEMORY", "GIVEN", "LOANS", "VCPUS"
+    );
+    for cell in &status.cells {
+        println!("{}", line(cell, users));
+    }
+    for cell in &status.cells {
+        for LentMemory { cell: to, bytes } in &cell.lent {
+            println!("cell {} has lent cell {to} {}M", cell.plan.number, bytes >> 20);
+        }
+    }
+}
+
+fn line(cell: &CellStatus, users: &[UserPlan]) -> String {
+    let state = match (cell.failed, cell.life) {
+        (true, _) => "failed",
+        (false, Some(_)) if cell.cordoned => "cordoned",
+        (false, Some(_)) => "runs",
+        (false, None) => "dead",
+    };
+    let nodes: Vec<usize> = cell.plan.nodes.iter().map(|node| *node as usize).collect();
+    let mib = |bytes: u64| format!("{}M", bytes >> 20);
+    let sum = |parts: &[LentMemory]| parts.iter().map(|part| part.bytes).sum::<u64>();
+    let loans = match (sum(&cell.borrowed), sum(&cell.lent)) {
+        (borrowed, lent) if borrowed > lent => format!("+{}", mib(borrowed - lent)),
+        (borrowed, lent) if lent > borrowed => format!("-{}", mib(lent - borrowed)),
+        _ => "-".to_owned(),
+    };
+    format!(
+        "{:<5} {:<10} {state:<8} {:>8} {:<12} {:<8} {:>8} {:>8} {loans:>8} {:>6}  {}",
+        cell.plan.number,
+        cell.plan.host.as_deref().unwrap_or("-"),
+        cell.pid,
+        cpulist::write(&cell.plan.cpus),
+        cpulist::write(&nodes),
+        mib(cell.plan.memory_bytes),
+        mib(cell.given_bytes),
+        cell.vcpus,
+        users::names(&cell.vms, users).join(" ")
+    )
+}
