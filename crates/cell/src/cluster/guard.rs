@@ -56,6 +56,8 @@ pub fn guard(number: u16) -> io::Result<()> {
         })?;
     }
     let own = files.cell(number);
+    // Before the socket, which a second guard would take away.
+    let lock = own.claim_guard(number)?;
     let upgrades = upgrade::listen(&own.guard_socket())?;
     let mut program = Program::default();
     // It goes on when this cell is given up: its VMs run on, and may lose their names later.
@@ -77,26 +79,31 @@ pub fn guard(number: u16) -> io::Result<()> {
         })?;
     }
     let mut lives = Lives::default();
+    // A request to replace the program of a process that did not start.
+    let mut request = None;
     loop {
         if own.has_failed() {
             warn!("the cell has failed, and does not start again");
             // The cluster's etcd and the admission server would end with this process.
-            while (keeps_etcd || keeps_admission) && files.plan().is_ok_and(|plan| !plan.is_empty()) {
+            while (keeps_etcd || keeps_admission) && lock.is_current() {
                 std::thread::sleep(ETCD_PAUSE);
             }
             return Ok(());
         }
         let start = Instant::now();
-        let status = match live(&mut program, &own, number, &upgrades)? {
+        let status = match live(&mut program, &own, number, &upgrades, request.take())? {
             Life::Ended => return Ok(()),
             Life::NotStarted(error) => {
-                // The cluster may have ended meanwhile.
-                if files.plan().is_ok_and(|plan| plan.is_empty()) {
-                    return Ok(());
-                }
                 let pause = lives.not_started();
                 error!(%error, ?pause, "the cell's process does not start, and is started again");
-                std::thread::sleep(pause);
+                request = wait_for_request(&upgrades, pause);
+                // The cluster may have ended meanwhile.
+                if own.is_to_end() || !lock.is_current() {
+                    request
+                        .into_iter()
+                        .for_each(|request| request.answer(Err("the cell has ended by order".to_owned())));
+                    return Ok(());
+                }
                 continue;
             }
             Life::Died(status) => status,
@@ -131,17 +138,42 @@ enum Life {
     NotStarted(io::Error),
 }
 
-/// Starts a process of the cell, and returns when none runs any more.
-fn live(program: &mut Program, own: &CellFiles, number: u16, upgrades: &UnixListener) -> io::Result<Life> {
-    let mut cell = match program.start(number, false) {
-        Ok(cell) => cell,
-        Err(error) => return Ok(Life::NotStarted(error)),
+/// Waits for a request to replace the program, for `limit` at most. One that makes no sense is answered, and
+/// ends the wait.
+fn wait_for_request(upgrades: &UnixListener, limit: Duration) -> Option<Upgrade> {
+    let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+    // A signal to this process shortens the wait.
+    let count = poll(&mut [PollFd::new(upgrades.as_fd(), PollFlags::POLLIN)], limit);
+    count
+        .is_ok_and(|count| count > 0)
+        .then(|| Upgrade::take(upgrades))?
+}
+
+/// Starts a process of the cell, of the program that `request` asks for if there is one. Returns when none
+/// runs any more.
+fn live(
+    program: &mut Program,
+    own: &CellFiles,
+    number: u16,
+    upgrades: &UnixListener,
+    request: Option<Upgrade>,
+) -> io::Result<Life> {
+    let started = match request {
+        Some(request) => program.replace(None, own, number, request)?,
+        None => match program.start(number, false) {
+            Ok(cell) => Replaced::Runs(cell),
+            Err(error) => Replaced::Over(Life::NotStarted(error)),
+        },
+    };
+    let mut cell = match started {
+        Replaced::Runs(cell) => cell,
+        Replaced::Over(life) => return Ok(life),
     };
     loop {
         match wait(&mut cell, own, upgrades)? {
             Happened::Ended(status) if status.success() => return Ok(Life::Ended),
             Happened::Ended(status) => return Ok(Life::Died(status)),
-            Happened::Asked(upgrade) => match program.replace(cell, own, number, upgrade)? {
+            Happened::Asked(upgrade) => match program.replace(Some(cell), own, number, upgrade)? {
                 Replaced::Runs(next) => cell = next,
                 Replaced::Over(life) => return Ok(life),
             },
@@ -176,11 +208,11 @@ impl Program {
             .spawn()
     }
 
-    /// Ends the process `cell` and starts one of a new program, or of the former one if the new one does not
-    /// adopt the VMs.
+    /// Ends the process `cell`, if one runs, and starts one of a new program, or of the former one if the new
+    /// one does not adopt the VMs.
     fn replace(
         &mut self,
-        mut cell: Child,
+        cell: Option<Child>,
         own: &CellFiles,
         number: u16,
         upgrade: Upgrade,
@@ -190,15 +222,20 @@ impl Program {
             Err(error) => {
                 error!(%error, "the cell's program is not replaced");
                 upgrade.answer(Err(format!("the guard can't keep the new program: {error}")));
-                return Ok(Replaced::Runs(cell));
+                return Ok(match cell {
+                    Some(cell) => Replaced::Runs(cell),
+                    None => Replaced::Over(Life::NotStarted(error)),
+                });
             }
         };
         info!("the cell's program is replaced");
-        cell.kill()?;
-        if cell.wait()?.success() {
-            // It had been told to end just before.
-            upgrade.answer(Err("the cell has ended by order".to_owned()));
-            return Ok(Replaced::Over(Life::Ended));
+        if let Some(mut cell) = cell {
+            cell.kill()?;
+            if cell.wait()?.success() {
+                // It had been told to end just before.
+                upgrade.answer(Err("the cell has ended by order".to_owned()));
+                return Ok(Replaced::Over(Life::Ended));
+            }
         }
         self.0.begin(Some(new));
         let tried = self
@@ -365,9 +402,31 @@ mod tests {
         let upgrades = upgrade::listen(&folder.path().join("guard.sock")).unwrap();
         let mut program = Program(Trials::new(Some(broken(folder.path()).into())));
         for _ in 0..2 {
-            let life = live(&mut program, &own, 0, &upgrades).unwrap();
+            let life = live(&mut program, &own, 0, &upgrades, None).unwrap();
             assert!(matches!(life, Life::NotStarted(_)), "{life:?}");
         }
+    }
+
+    #[test]
+    fn upgrade_is_heard_while_the_guard_waits_to_start_its_cell_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = Files::at(folder.path()).cell(0);
+        std::fs::create_dir_all(own.guard_socket().parent().unwrap()).unwrap();
+        let upgrades = upgrade::listen(&own.guard_socket()).unwrap();
+        assert!(wait_for_request(&upgrades, Duration::from_millis(10)).is_none());
+        let new = broken(folder.path());
+        let client = std::thread::spawn({
+            let own = own.clone();
+            move || registry::cluster::guard::upgrade(&own, &new)
+        });
+        let begun = Instant::now();
+        let request = wait_for_request(&upgrades, Duration::from_secs(60));
+        assert!(request.is_some() && begun.elapsed() < Duration::from_secs(30));
+        let mut program = Program(Trials::new(Some(broken(folder.path()).into())));
+        let life = live(&mut program, &own, 0, &upgrades, request).unwrap();
+        assert!(matches!(life, Life::NotStarted(_)), "{life:?}");
+        let why = client.join().unwrap().unwrap_err().to_string();
+        assert!(why.contains("the new program does not start"), "{why}");
     }
 
     #[test]
@@ -390,7 +449,7 @@ mod tests {
         };
         let mut program = Program(Trials::new(Some(broken(folder.path()).into())));
         let cell = Command::new("sleep").arg("60").spawn().unwrap();
-        let replaced = program.replace(cell, &own, 0, upgrade).unwrap();
+        let replaced = program.replace(Some(cell), &own, 0, upgrade).unwrap();
         assert!(
             matches!(replaced, Replaced::Over(Life::NotStarted(_))),
             "{replaced:?}"

@@ -1,6 +1,7 @@
 //! The files of this host's cells: a directory for each below the runtime directory.
 //!
-//! A cell's process holds its directory's lock, so at most one process runs. A file counts its processes; the
+//! A cell's process holds its directory's lock, so at most one process runs. Its guard holds another one, also
+//! while no process starts, so at most one guard does. A file counts its processes; the
 //! count is the cell's incarnation number. The plan lists the cells with their CPUs and memory. It lasts as
 //! long as the cluster, and so does the state that a cell's next process needs: the incarnation number and
 //! the memory that the cell has lent.
@@ -10,6 +11,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use config::cluster::{CellPlan, Site};
@@ -34,6 +36,28 @@ pub struct CellLock {
     /// Number and incarnation of the cell.
     pub id: CellId,
     _lock: Flock<File>,
+}
+
+/// The exclusive right to guard a cell, held until dropped.
+#[derive(Debug)]
+pub struct GuardLock {
+    lock: Flock<File>,
+    path: PathBuf,
+}
+
+impl GuardLock {
+    /// Whether the cell is still the one that the guard began with: its files were not removed, by
+    /// `cluster down`, and not made anew.
+    pub fn is_current(&self) -> bool {
+        let is_same =
+            |now: fs::Metadata, held: fs::Metadata| (now.dev(), now.ino()) == (held.dev(), held.ino());
+        match (fs::metadata(&self.path), self.lock.metadata()) {
+            (Ok(now), Ok(held)) => is_same(now, held),
+            // Without memory or descriptors nothing is known.
+            (Err(error), _) => error.kind() != io::ErrorKind::NotFound,
+            (_, Err(_)) => true,
+        }
+    }
 }
 
 impl Files {
@@ -129,6 +153,16 @@ impl Files {
         CellFiles(self.0.join(number.to_string()))
     }
 
+    /// Cells whose processes run, or whose guards try to start one. The guard of a failed cell starts none.
+    pub fn occupied(&self) -> io::Result<Vec<CellPlan>> {
+        let mut plan = self.plan()?;
+        plan.retain(|cell| {
+            let cell = self.cell(cell.number);
+            cell.runs() || cell.is_guarded() && !cell.has_failed()
+        });
+        Ok(plan)
+    }
+
     /// Cells whose processes run.
     pub fn running(&self) -> io::Result<Vec<CellPlan>> {
         let mut plan = self.plan()?;
@@ -201,12 +235,38 @@ impl CellFiles {
         self.0.join("ends").exists()
     }
 
+    /// Withdraws an order to end, for a guard that is started again.
+    ///
+    /// # Errors
+    /// If the note can't be removed.
+    pub fn begin_again(&self) -> io::Result<()> {
+        remove(&self.0.join("ends"))
+    }
+
     /// Whether the cell's process runs.
     pub fn runs(&self) -> bool {
-        let Ok(lock) = File::open(self.0.join("lock")) else {
-            return false;
-        };
-        !matches!(at_once(lock, Share::Shared), Ok(Some(_)))
+        is_locked(&self.0.join("lock"))
+    }
+
+    /// Whether a guard watches over the cell. A guard of the release before does not show.
+    pub fn is_guarded(&self) -> bool {
+        is_locked(&self.0.join("guard.lock"))
+    }
+
+    /// Makes this process the cell's guard.
+    ///
+    /// # Errors
+    /// `ResourceBusy` if another process guards the cell.
+    pub fn claim_guard(&self, number: u16) -> io::Result<GuardLock> {
+        let path = self.0.join("guard.lock");
+        let lock = at_once(private::lock_file(&path)?, Share::Exclusive)?;
+        let lock = lock.ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                format!("cell {number} has a guard already"),
+            )
+        })?;
+        Ok(GuardLock { lock, path })
     }
 
     /// Incarnation number of the cell's last process; 0 before the first.
@@ -276,6 +336,14 @@ impl CellFiles {
     }
 }
 
+/// Whether another process holds the lock of a file.
+fn is_locked(path: &Path) -> bool {
+    let Ok(lock) = File::open(path) else {
+        return false;
+    };
+    !matches!(at_once(lock, Share::Shared), Ok(Some(_)))
+}
+
 /// Replaces a file whole. Only this user can read it.
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     replace_file(path, private::FILE_MODE, text)
@@ -322,6 +390,38 @@ mod tests {
         assert_eq!(files.cell(1).claim(1).unwrap().id.life, 2);
         files.remove().unwrap();
         files.remove().unwrap();
+    }
+
+    #[test]
+    fn guard_without_a_process_occupies_its_cell_and_keeps_a_second_guard_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        files.create(&plan(), None).unwrap();
+        assert!(!files.cell(1).is_guarded() && files.occupied().unwrap().is_empty());
+        let guard = files.cell(1).claim_guard(1).unwrap();
+        assert!(files.cell(1).is_guarded() && guard.is_current());
+        assert_eq!(files.occupied().unwrap(), plan()[1..]);
+        assert!(files.running().unwrap().is_empty());
+        let busy = files.cell(1).claim_guard(1).unwrap_err();
+        assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);
+        // The guard of a failed cell starts no process.
+        files.cell(1).fail().unwrap();
+        assert!(files.occupied().unwrap().is_empty());
+        drop(guard);
+        assert!(files.cell(1).claim_guard(1).is_ok());
+    }
+
+    #[test]
+    fn guard_of_a_cluster_that_was_ended_notices_another_one_in_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        files.create(&plan(), None).unwrap();
+        let former = files.cell(0).claim_guard(0).unwrap();
+        files.remove().unwrap();
+        assert!(!former.is_current());
+        files.create(&plan(), None).unwrap();
+        let next = files.cell(0).claim_guard(0).unwrap();
+        assert!(!former.is_current() && next.is_current());
     }
 
     #[test]

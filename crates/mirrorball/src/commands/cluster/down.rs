@@ -68,7 +68,8 @@ pub(super) fn end_cluster(files: &Files, leave: bool) -> Result<()> {
 pub(super) fn end_cells(files: &Files) -> Result<()> {
     let deadline = Instant::now() + DOWN_LIMIT;
     loop {
-        let running = files.running().into_diagnostic()?;
+        // A guard that tries to start its cell ends, too.
+        let running = files.occupied().into_diagnostic()?;
         if running.is_empty() {
             return Ok(());
         }

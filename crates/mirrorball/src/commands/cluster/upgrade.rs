@@ -33,6 +33,11 @@ pub(super) fn upgrade() -> Result<ExitCode> {
     // All cells are checked before one is replaced.
     let mut former = Vec::new();
     for cell in &cells {
+        if !files.cell(*cell).runs() && files.cell(*cell).is_guarded() {
+            // Its guard tries to start it, and gives the new program a trial as well.
+            former.push("that does not start".to_owned());
+            continue;
+        }
         let theirs = ask(&files.cell(*cell)).map_err(|error| {
             miette!(
                 help = "see `mirrorball cluster status`",
