@@ -5,6 +5,7 @@
 //! signal that process alone, as `KillMode=process` has it. The guests halt at once.
 
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +15,7 @@ use guest_tests::cluster::allowed_cpus;
 use guest_tests::command::{Call, Running};
 use guest_tests::halting::{end_cells, halting_guest};
 use guest_tests::{Scratch, host, mirrorball, wait};
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -210,20 +212,68 @@ fn killed_unit_ends_no_cell_and_its_next_process_goes_on_with_them() {
     assert_eq!(manager.inspect("web").expect("it runs on")["state"], "running");
 }
 
+/// Kills a cell's process and its guard.
+#[track_caller]
+fn kill_with_guard(pid: &Value) {
+    let pid = pid.as_u64().and_then(|pid| u32::try_from(pid).ok());
+    let pid = pid.expect("a process");
+    let guard = host::parent(pid);
+    host::kill9(guard);
+    host::kill9(pid);
+    host::wait_gone(&[guard, pid], SOON);
+}
+
+#[test]
+fn next_process_of_a_unit_starts_the_missing_cell_of_a_half_running_cluster() {
+    let manager = Manager::new("service-half");
+    let unit = manager.start();
+    let before = manager.pids();
+    host::kill9(unit.pid());
+    host::wait_gone(&[unit.pid()], SOON);
+    drop(unit);
+    kill_with_guard(&before[1]);
+
+    // It is ready when both cells answer.
+    let unit = manager.start();
+    let after = manager.pids();
+    assert_eq!(after[0], before[0], "the cell that ran runs on");
+    assert_ne!(after[1], before[1]);
+    manager.stop(unit);
+}
+
+#[test]
+fn unit_that_is_stopped_while_its_cells_come_up_ends_them_at_once() {
+    let manager = Manager::new("service-early");
+    // No process of cell 1 can make its socket, so the cells never meet.
+    let runtime = manager.scratch.join("runtime");
+    let mut private = fs::DirBuilder::new();
+    private.recursive(true).mode(0o700);
+    private
+        .create(runtime.join("cells/1/cell.sock/taken"))
+        .expect("our own directory");
+    let unit = manager.unit().spawn();
+    wait::until("a cell that runs", SOON, || {
+        let lock = fs::File::open(runtime.join("cells/0/lock")).ok()?;
+        Flock::lock(lock, FlockArg::LockSharedNonblock)
+            .is_err()
+            .then_some(())
+    });
+    let begun = Instant::now();
+    unit.signal(Signal::SIGTERM);
+    let report = manager.report();
+    assert!(report.starts_with("STOPPING=1\n"), "{report}");
+    unit.wait().expect(0);
+    // The cells have 20 s to meet.
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    let gone = manager.call(["cluster", "status"]).run().expect(1);
+    assert!(gone.errors().contains("no cluster is up here"), "{gone}");
+}
+
 #[test]
 fn unit_fails_when_all_cells_end_by_themselves() {
     let manager = Manager::new("service-lost");
     let unit = manager.start();
-    for pid in manager.pids() {
-        let pid = pid
-            .as_u64()
-            .and_then(|pid| u32::try_from(pid).ok())
-            .expect("a process");
-        let guard = host::parent(pid);
-        host::kill9(guard);
-        host::kill9(pid);
-        host::wait_gone(&[guard, pid], SOON);
-    }
+    manager.pids().iter().for_each(kill_with_guard);
     let failed = unit.wait().expect(1);
     assert!(
         failed.errors().contains("no cell of this host runs any more"),

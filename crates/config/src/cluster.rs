@@ -11,7 +11,7 @@ mod overlap;
 mod tests;
 mod users;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -180,6 +180,15 @@ impl ClusterSpec {
     ) -> Result<Vec<CellPlan>, ConfigError> {
         self.plan(host, here)
             .map_err(|fault| ConfigError::from_fault(source_name, text, &fault))
+    }
+
+    /// Numbers of the cells without `memory`, which get a share of their nodes' memory.
+    pub fn cells_with_shares(&self) -> BTreeSet<u16> {
+        let numbered = (0..).zip(&self.cells);
+        numbered
+            .filter(|(_, cell)| cell.memory.is_none())
+            .map(|(number, _)| number)
+            .collect()
     }
 
     fn check(&self) -> Result<(), Fault> {

@@ -29,7 +29,12 @@ extern "C" fn note(_: i32) {
     IS_TO_END.store(true, Ordering::Relaxed);
 }
 
-/// Records SIGTERM and SIGINT for [`stay`].
+/// Whether a signal has asked this foreground process to end.
+pub(super) fn is_to_end() -> bool {
+    IS_TO_END.load(Ordering::Relaxed)
+}
+
+/// Records SIGTERM and SIGINT for [`stay`], and for the waits before it ([`is_to_end`]).
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -47,7 +52,8 @@ pub(super) fn catch_signals() -> Result<()> {
 struct Seen {
     /// Whether a plan exists.
     is_planned: bool,
-    /// Whether a cell runs, or has failed: a failed cell has no process until the next `cluster up`.
+    /// Whether a cell runs, a guard tries to start one, or one has failed: a failed cell has no process until
+    /// the next `cluster up`.
     has_cells: bool,
 }
 
@@ -81,7 +87,7 @@ fn next(seen: Seen, without: Duration) -> Next {
 pub(super) fn stay(files: &Files) -> Result<ExitCode> {
     let mut last_seen = Instant::now();
     loop {
-        if IS_TO_END.load(Ordering::Relaxed) {
+        if is_to_end() {
             return end(files);
         }
         // While `cluster down` removes the files they may be unreadable.
@@ -114,13 +120,13 @@ fn observe(files: &Files) -> std::io::Result<Seen> {
         has_cells: plan
             .iter()
             .map(|cell| files.cell(cell.number))
-            .any(|cell| cell.runs() || cell.has_failed()),
+            .any(|cell| cell.runs() || cell.is_guarded() || cell.has_failed()),
     })
 }
 
 /// Ends the cells as `cluster down --leave` does. Where VMs end with their cells, cells with VMs keep
 /// running.
-fn end(files: &Files) -> Result<ExitCode> {
+pub(super) fn end(files: &Files) -> Result<ExitCode> {
     notify::notify("STOPPING=1\nSTATUS=The cells end; VMs run on.");
     let stops = files
         .site()

@@ -1,5 +1,6 @@
 //! The plan of a cluster for this host: its cells, hosts and users.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use config::cluster::{CellPlan, ClusterSpec, HostNodes, Site, UserPlan};
@@ -10,6 +11,8 @@ use miette::{IntoDiagnostic, Result, miette};
 /// Plan of a cluster for this host.
 pub(super) struct Planned {
     pub(super) cells: Vec<CellPlan>,
+    /// Numbers of the cells whose memory is a share of what their nodes have.
+    pub(super) shares: BTreeSet<u16>,
     /// None if the file names no hosts.
     pub(super) site: Option<Site>,
     /// Users that it admits.
@@ -26,6 +29,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
         };
         return Ok(Planned {
             cells: spec.cells(&host, None, "this host", "")?,
+            shares: spec.cells_with_shares(),
             site: None,
             users: Vec::new(),
         });
@@ -40,6 +44,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
     let here = site.as_ref().map(|site| &site.here[..]);
     Ok(Planned {
         cells: spec.cells(&host, here, &name, &text)?,
+        shares: spec.cells_with_shares(),
         users: spec.users(passwd::uid_of, &name, &text)?,
         site,
     })

@@ -1,12 +1,13 @@
 //! `mirrorball cluster up`: starts the cells of this host.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use cell::cluster::hosts::{Hosts, warning};
 use cell::cluster::membership;
-use config::cluster::{CellPlan, ETCD_KEYS, Site, UserPlan};
+use config::cluster::{CellPlan, ETCD_KEYS, Site};
 use hostinfo::facts;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::Connection;
@@ -44,7 +45,8 @@ pub(super) fn up(
     // The cells have the same environment.
     process_log::Settings::of_environment().into_diagnostic()?;
     let Planned {
-        cells: plan,
+        cells: planned_cells,
+        shares,
         site,
         users,
     } = planned(file, count, name)?;
@@ -58,7 +60,9 @@ pub(super) fn up(
                 .iter()
                 .for_each(|warning| eprintln!("{warning}"));
         }
-        check_age(site)?;
+        if !check_age(site)? {
+            return foreground::end(&Files::open().into_diagnostic()?);
+        }
         hosts.with_shared_memory().map_err(|error| {
             miette!(
                 help = "`shared_memory` is a file that this user may write, of memory that the hosts share, and large enough",
@@ -67,21 +71,33 @@ pub(super) fn up(
         })?;
     }
     let files = Files::open().into_diagnostic()?;
-    let running = files.running().into_diagnostic()?;
-    if running.is_empty() {
-        users::check(&plan, &users)?;
+    let occupied = files.occupied().into_diagnostic()?;
+    let former = files.plan().into_diagnostic()?;
+    let (plan, to_start) = if occupied.is_empty() {
+        users::check(&planned_cells, &users)?;
         files.admit(&users).into_diagnostic()?;
-        files.create(&plan, site.as_ref()).into_diagnostic()?;
-        for cell in &plan {
-            start(&files, cell.number)
-                .map_err(|error| miette!("cell {} does not start: {error}", cell.number))?;
+        files.create(&planned_cells, site.as_ref()).into_diagnostic()?;
+        let all = planned_cells.iter().map(|cell| cell.number).collect();
+        (planned_cells, all)
+    } else {
+        let missing = missing(&files, &former, &occupied);
+        let is_same = is_same_plan(&former, &planned_cells, &shares)
+            && files.site().into_diagnostic()? == site
+            && files.users().into_diagnostic()? == users;
+        if !is_same || !foreground && missing.is_empty() {
+            return Err(miette!(
+                help = "end it with `mirrorball cluster down`",
+                "a cluster of {} is up already",
+                cells(occupied.len())
+            ));
         }
-    } else if !foreground || !is_this_one(&files, &plan, site.as_ref(), &users)? {
-        return Err(miette!(
-            help = "end it with `mirrorball cluster down`",
-            "a cluster of {} is up already",
-            cells(running.len())
-        ));
+        for number in &missing {
+            files.cell(*number).begin_again().into_diagnostic()?;
+        }
+        (former, missing)
+    };
+    for number in to_start {
+        start(&files, number).map_err(|error| miette!("cell {number} does not start: {error}"))?;
     }
     let limit = if site.is_some() { UP_LIMIT_HOSTS } else { UP_LIMIT };
     // A failed cell has no process until the next `up` after `down`.
@@ -89,8 +105,12 @@ pub(super) fn up(
         .into_iter()
         .filter(|cell| !files.cell(cell.number).has_failed())
         .collect();
-    let status = wait_until_met(&files, &met, limit)?;
-    users::wait_until_admitted(&files, &users)?;
+    let Some(status) = wait_until_met(&files, &met, limit)? else {
+        return foreground::end(&files);
+    };
+    if !users::wait_until_admitted(&files, &users)? {
+        return foreground::end(&files);
+    }
     print(&status, &users);
     if let Some(site) = &site {
         keys::print_fingerprints(&site.keys, [&site.here[..]]);
@@ -103,21 +123,42 @@ pub(super) fn up(
         return Ok(ExitCode::SUCCESS);
     }
     notify::notify("READY=1\nSTATUS=The cells run.");
-    vm::start_all();
+    // A start may take long. A VM that is being started when this process ends, ends with it.
+    let starts = std::thread::Builder::new().name("starts".into());
+    starts.spawn(vm::start_all).into_diagnostic()?;
     foreground::stay(&files)
 }
 
-/// Whether the running cluster has this plan: its former foreground process was killed, and this one replaces
-/// it.
-fn is_this_one(files: &Files, plan: &[CellPlan], site: Option<&Site>, users: &[UserPlan]) -> Result<bool> {
-    Ok(files.plan().into_diagnostic()? == plan
-        && files.site().into_diagnostic()?.as_ref() == site
-        && files.users().into_diagnostic()? == users)
+/// Whether the plan of the running cluster is the planned one, so that this process continues with it. The
+/// memory of cells in `shares` is what the host had when they started, which may be a little more or less
+/// than it has now.
+fn is_same_plan(running: &[CellPlan], planned: &[CellPlan], shares: &BTreeSet<u16>) -> bool {
+    let is_same = |(running, planned): (&CellPlan, &CellPlan)| {
+        let memory_bytes = match shares.contains(&planned.number) {
+            true => running.memory_bytes,
+            false => planned.memory_bytes,
+        };
+        let planned = CellPlan {
+            memory_bytes,
+            ..planned.clone()
+        };
+        *running == planned
+    };
+    running.len() == planned.len() && running.iter().zip(planned).all(is_same)
+}
+
+/// Numbers of the cells of a running cluster that have neither a process nor a guard, and have not failed.
+fn missing(files: &Files, plan: &[CellPlan], occupied: &[CellPlan]) -> Vec<u16> {
+    let numbers = plan.iter().map(|cell| cell.number);
+    let is_missing = |number: &u16| {
+        !occupied.iter().any(|cell| cell.number == *number) && !files.cell(*number).has_failed()
+    };
+    numbers.filter(is_missing).collect()
 }
 
 /// Checks that this host has not left the cluster, and that the file lists every live cell: otherwise the
-/// file is outdated.
-fn check_age(site: &Site) -> Result<()> {
+/// file is outdated. False if a signal asked a foreground process to end meanwhile.
+fn check_age(site: &Site) -> Result<bool> {
     // The entries of a host that has just left expire after a while.
     let deadline = Instant::now() + Duration::from_secs(membership::lease_seconds(site.silence_ms) + 1);
     loop {
@@ -133,8 +174,11 @@ fn check_age(site: &Site) -> Result<()> {
             ));
         }
         let Some(unknown) = present.members.keys().find(|cell| site.host_of(**cell).is_none()) else {
-            return Ok(());
+            return Ok(true);
         };
+        if foreground::is_to_end() {
+            return Ok(false);
+        }
         if Instant::now() > deadline {
             return Err(miette!(
                 help = "copy the cluster file from a host that is up: a host has joined since this one was written",
@@ -145,8 +189,9 @@ fn check_age(site: &Site) -> Result<()> {
     }
 }
 
-/// Waits until every cell has a link to all others.
-fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<Status> {
+/// Waits until every cell has a link to all others. None if a signal asked a foreground process to end
+/// meanwhile.
+fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<Option<Status>> {
     let deadline = Instant::now() + limit;
     let met = |cell: &CellPlan| -> Option<Status> {
         let mut connection = Connection::open(&files.cell(cell.number)).ok()?;
@@ -167,7 +212,8 @@ fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<S
             last.is_none()
         });
         match (missing, last) {
-            (None, Some(status)) => return Ok(status),
+            (None, Some(status)) => return Ok(Some(status)),
+            _ if foreground::is_to_end() => return Ok(None),
             (Some(cell), _) if Instant::now() > deadline => {
                 let log = files.cell(cell.number).log();
                 let said = std::fs::read_to_string(&log).unwrap_or_default();
@@ -181,5 +227,50 @@ fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<S
             }
             _ => std::thread::sleep(POLL_INTERVAL),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(number: u16, memory_bytes: u64) -> CellPlan {
+        CellPlan {
+            number,
+            host: None,
+            cpus: vec![usize::from(number)],
+            nodes: vec![0],
+            memory_bytes,
+        }
+    }
+
+    #[test]
+    fn plan_is_the_same_though_the_host_has_another_amount_of_memory() {
+        let running = [cell(0, 1 << 30), cell(1, 2 << 30)];
+        let planned = [cell(0, 1 << 30), cell(1, (2 << 30) - 4096)];
+        assert!(is_same_plan(&running, &planned, &BTreeSet::from([1])));
+        // The file names the amount.
+        assert!(!is_same_plan(&running, &planned, &BTreeSet::from([0])));
+        let mut others = planned.clone();
+        others[1].cpus = vec![7];
+        for other in [&others[..], &planned[..1], &[cell(0, 0), cell(2, 0)]] {
+            assert!(
+                !is_same_plan(&running, other, &BTreeSet::from([0, 1, 2])),
+                "{other:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn missing_cells_have_no_guard_and_have_not_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::at(folder.path());
+        let plan: Vec<CellPlan> = (0..4).map(|number| cell(number, 1 << 30)).collect();
+        files.create(&plan, None).unwrap();
+        let _process = files.cell(0).claim(0).unwrap();
+        let _guard = files.cell(1).claim_guard(1).unwrap();
+        files.cell(2).fail().unwrap();
+        let occupied = files.occupied().unwrap();
+        assert_eq!(missing(&files, &plan, &occupied), [3]);
     }
 }

@@ -59,13 +59,17 @@ fn check_admission(users: &[UserPlan]) -> Result<()> {
     ))
 }
 
-/// Waits until the admission server serves the cluster's users.
-pub(super) fn wait_until_admitted(files: &Files, users: &[UserPlan]) -> Result<()> {
+/// Waits until the admission server serves the cluster's users. False if a signal asked a foreground process
+/// to end meanwhile.
+pub(super) fn wait_until_admitted(files: &Files, users: &[UserPlan]) -> Result<bool> {
     if users.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     let deadline = Instant::now() + LIMIT;
     while !matches!(request(&Request::Status {}), Ok(Some(Reply::Users { .. }))) {
+        if super::foreground::is_to_end() {
+            return Ok(false);
+        }
         if Instant::now() > deadline {
             let said = std::fs::read_to_string(files.admission_log()).unwrap_or_default();
             let said = said.lines().last().unwrap_or("nothing").to_owned();
@@ -77,7 +81,7 @@ pub(super) fn wait_until_admitted(files: &Files, users: &[UserPlan]) -> Result<(
         }
         std::thread::sleep(POLL_INTERVAL);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Waits until the admission server has ended, and removes the socket.
