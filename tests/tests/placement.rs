@@ -9,7 +9,7 @@ use std::time::Duration;
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::command::Call;
 use guest_tests::halting::{end_cells, halting_guest};
-use guest_tests::{Scratch, mirrorball};
+use guest_tests::{Scratch, host, mirrorball, wait};
 use serde_json::Value;
 
 /// Time limit of a short step on an emulated host.
@@ -24,21 +24,30 @@ struct Cells {
 impl Cells {
     #[track_caller]
     fn up(test: &str) -> Self {
+        let cells = Self::down(test);
+        cells.bring_up().ok();
+        cells
+    }
+
+    /// Cells that are not up.
+    #[track_caller]
+    fn down(test: &str) -> Self {
         let scratch = Scratch::new(test);
         let cells = allowed_cpus().map(|cpu| format!("[[cells]]\ncpus = \"{cpu}\"\nmemory = \"768M\"\n"));
         let cells: Vec<String> = cells.take(2).collect();
         assert_eq!(cells.len(), 2, "two cells need two CPUs");
-        let file = scratch.write("cluster.toml", cells.concat());
+        scratch.write("cluster.toml", cells.concat());
         fs::create_dir(scratch.join("data")).expect("our own directory");
         // Ended even if they come up half.
-        let cells = Self {
+        Self {
             guest: scratch.write("guest", halting_guest()),
             scratch,
-        };
-        cells
-            .call(["cluster", "up", file.to_str().expect("UTF-8"), "--lab", "never"])
-            .ok();
-        cells
+        }
+    }
+
+    fn bring_up(&self) -> Call {
+        let file = self.scratch.join("cluster.toml");
+        self.call(["cluster", "up", file.to_str().expect("UTF-8"), "--lab", "never"])
     }
 
     fn call<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Call {
@@ -172,4 +181,40 @@ fn wrong_line_of_asserted_facts_leaves_the_former_ones_in_force() {
         fs::read_to_string(cells.scratch.join(&format!("runtime/cells/{number}/log"))).expect("a log")
     });
     assert!(logs.iter().any(|log| log.contains(said)), "{logs:?}");
+
+    // The cells' next processes go by the former ones, too.
+    let pids = |cells: &Cells| -> Vec<Value> {
+        let status = cells.call(["cluster", "status", "--json"]).ok().json();
+        let status = status.as_array().expect("an array").iter();
+        status.map(|cell| cell["pid"].clone()).collect()
+    };
+    let before = pids(&cells);
+    for pid in &before {
+        host::kill9(
+            pid.as_u64()
+                .and_then(|pid| u32::try_from(pid).ok())
+                .expect("a process"),
+        );
+    }
+    wait::until("the next processes of both cells", SOON, || {
+        let status = cells.call(["cluster", "status", "--json"]).run();
+        let runs = |cell: &Value| cell["life"].is_u64() && !before.contains(&cell["pid"]);
+        (status.status == 0 && status.json().as_array()?.iter().all(runs)).then_some(())
+    });
+    assert_eq!(cells.run("c"), 1);
+}
+
+#[test]
+fn cluster_is_refused_whose_asserted_facts_are_wrong_from_the_start() {
+    let cells = Cells::down("asserted-refused");
+    cells.assert("cell_cordoned(0)\ncell_cpus(1)\n");
+    let refused = cells.bring_up().run().expect(1);
+    let said = "data/asserted.facts: line 2: cell_cpus has 1 terms instead of 2";
+    let errors = refused.errors();
+    let lines: Vec<&str> = errors.lines().filter(|line| line.contains(said)).collect();
+    assert_eq!(lines.len(), 1, "{refused}");
+    assert!(!cells.scratch.join("runtime/cells/plan.json").exists());
+    cells.assert("cell_cordoned(0)\n");
+    cells.bring_up().ok();
+    assert_eq!(cells.run("a"), 1);
 }

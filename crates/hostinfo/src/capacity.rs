@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use knowledge::{Base, Fact, Machine};
 use policy::placement::{Asserted, Assertions, CellCapacity, Verdict, Want, rank};
+use registry::cluster::files::Files;
 use registry::cluster::interface::Status;
 
 use crate::facts::{self, FileError};
@@ -161,12 +162,12 @@ pub fn assertions_in(base: &Base) -> Assertions {
     assertions
 }
 
-/// Returns the assertions on cells' capacity in this host's file of asserted facts.
+/// Returns the assertions on cells' capacity that count in this host's cluster ([`facts::InForce`]).
 ///
 /// # Errors
-/// If a line of the file is no fact.
-pub fn asserted() -> Result<Assertions, FileError> {
-    let facts: Base = facts::asserted()?.into_iter().collect();
+/// If the file of asserted facts is wrong, and there are no former ones.
+pub fn asserted(files: &Files) -> Result<Assertions, FileError> {
+    let facts: Base = facts::InForce::read(files)?.facts.into_iter().collect();
     Ok(assertions_in(&facts))
 }
 
@@ -183,7 +184,11 @@ type Stamp = (SystemTime, u64, u64);
 impl AssertionWatch {
     /// As the file is now.
     pub fn new() -> Self {
-        let file = facts::asserted_file();
+        Self::of(facts::asserted_file())
+    }
+
+    /// The same of another file.
+    pub fn of(file: Option<PathBuf>) -> Self {
         let seen = file.as_deref().and_then(stamp);
         Self { file, seen }
     }

@@ -35,6 +35,14 @@ pub enum FileError {
         /// The reason.
         source: io::Error,
     },
+    /// The file can't be written.
+    #[error("could not write {}: {source}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
     /// A line of the file is no fact.
     #[error("{}: {source}", path.display())]
     Wrong {
@@ -50,13 +58,76 @@ pub enum FileError {
 /// # Errors
 /// If the file of asserted facts is wrong.
 pub fn host() -> Result<Base, FileError> {
+    let mut base = without_asserted();
+    base.learn(asserted()?);
+    Ok(base)
+}
+
+/// The facts of this host that were found, or measured since it started.
+fn without_asserted() -> Base {
     let mut base: Base = topology::discover().into_iter().collect();
     if let Ok(runtime) = runtime::directory() {
         let measured = MeasurementCache::at(&runtime).read(&topology::host_name(), &measure::allowed());
         base.learn(measured.into_iter().flat_map(|measured| measured.facts));
     }
-    base.learn(asserted()?);
-    Ok(base)
+    base
+}
+
+/// The asserted facts that count in this host's cluster.
+#[derive(Debug)]
+pub struct InForce {
+    /// The facts: those of the user's file or, while it is wrong, those that it had before.
+    pub facts: Vec<Fact>,
+    /// The fault of the user's file, if the former facts count.
+    pub fault: Option<FileError>,
+}
+
+impl InForce {
+    /// Reads the user's file.
+    ///
+    /// # Errors
+    /// If the file is wrong, and no cell of the cluster has read a right one before.
+    pub fn read(files: &Files) -> Result<Self, FileError> {
+        Self::of(asserted_file().as_deref(), &files.asserted_facts())
+    }
+
+    /// As [`Self::read`], and keeps a right file for the time when it is wrong.
+    ///
+    /// # Errors
+    /// As [`Self::read`], or if the copy can't be written.
+    pub fn read_and_keep(files: &Files) -> Result<Self, FileError> {
+        let in_force = Self::read(files)?;
+        if in_force.fault.is_none() {
+            keep(&in_force.facts, &files.asserted_facts())?;
+        }
+        Ok(in_force)
+    }
+
+    /// The facts of `file`, of which `kept` is a former copy.
+    fn of(file: Option<&Path>, kept: &Path) -> Result<Self, FileError> {
+        let file = file.filter(|file| file.exists());
+        match file.map_or_else(|| Ok(Vec::new()), read) {
+            Ok(facts) => Ok(Self { facts, fault: None }),
+            Err(fault) => match read(kept) {
+                Ok(facts) => Ok(Self {
+                    facts,
+                    fault: Some(fault),
+                }),
+                Err(_) => Err(fault),
+            },
+        }
+    }
+}
+
+/// Writes facts to a file whole.
+fn keep(facts: &[Fact], file: &Path) -> Result<(), FileError> {
+    let lines: String = facts.iter().map(|fact| format!("{fact}\n")).collect();
+    hostfiles::replace_file(file, hostfiles::private::FILE_MODE, lines.as_bytes()).map_err(|source| {
+        FileError::Unwritable {
+            path: file.to_owned(),
+            source,
+        }
+    })
 }
 
 /// The file with the facts that a user asserts of this machine; there may be none.
@@ -190,13 +261,22 @@ fn sharing(site: &Site, here: &str) -> Vec<Fact> {
     pairs.collect()
 }
 
-/// The facts of this host and of the cluster's cells. A wrong file of asserted facts is reported on standard
-/// error, and then only what was found counts.
+/// The facts of this host and of the cluster's cells. While the file of asserted facts is wrong its former
+/// ones count.
+///
+/// # Errors
+/// If that file is wrong and there are no former ones, or the cells can't be read.
 pub fn all(files: &Files) -> io::Result<Base> {
-    let mut base = host().unwrap_or_else(|error| {
-        eprintln!("{error}");
-        topology::discover().into_iter().collect()
-    });
+    all_with(files, InForce::read(files).map_err(io::Error::other)?.facts)
+}
+
+/// The facts of this host and of the cluster's cells, with these asserted ones.
+///
+/// # Errors
+/// If the cells can't be read.
+pub fn all_with(files: &Files, asserted: Vec<Fact>) -> io::Result<Base> {
+    let mut base = without_asserted();
+    base.learn(asserted);
     base.learn(cluster(files)?);
     Ok(base)
 }
@@ -215,6 +295,37 @@ mod tests {
             nodes: vec![0],
             memory_bytes: 1 << 30,
         }
+    }
+
+    #[test]
+    fn wrong_file_leaves_its_former_facts_in_force_and_is_refused_without_any() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, kept) = (folder.path().join("asserted.facts"), folder.path().join("kept"));
+        let in_force = || InForce::of(Some(&file), &kept);
+        let keep_now = || keep(&in_force().unwrap().facts, &kept).unwrap();
+        std::fs::write(&file, "cell_cordoned(0)\ncell_cpus(1)\n").unwrap();
+        let refused = in_force().unwrap_err().to_string();
+        let begin = format!("{}: line 2: cell_cpus has 1 terms", file.display());
+        assert!(
+            refused.starts_with(&begin) && !refused.contains('\n'),
+            "{refused}"
+        );
+        // Without a file nothing is asserted, which is right.
+        assert!(InForce::of(None, &kept).unwrap().facts.is_empty());
+
+        std::fs::write(&file, "# mine\ncell_cordoned(0)\nnic(\"a \\\"b\", \"eth0\", 1)\n").unwrap();
+        let right = in_force().unwrap();
+        assert!(right.fault.is_none() && right.facts.len() == 2);
+        keep_now();
+        std::fs::write(&file, "cell_cordoned(\n").unwrap();
+        let former = in_force().unwrap();
+        assert_eq!(former.facts, right.facts);
+        assert!(former.fault.unwrap().to_string().contains("line 1"));
+        // A removed file asserts nothing, and that counts then.
+        std::fs::remove_file(&file).unwrap();
+        keep_now();
+        std::fs::write(&file, "x").unwrap();
+        assert!(in_force().unwrap().facts.is_empty());
     }
 
     #[test]

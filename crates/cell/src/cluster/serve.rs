@@ -1,6 +1,7 @@
 //! The process of one cell: everything that happens comes as an event to one thread, which owns the state.
 
 mod adoptions;
+mod assertions;
 mod calls;
 mod clients;
 mod elsewhere;
@@ -17,7 +18,6 @@ use std::time::Duration;
 
 use config::cluster::Site;
 use fault_point::fault_point;
-use hostinfo::{capacity, facts};
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{CellRequest, CellResponse, OF_CELL, owner_of};
@@ -28,6 +28,7 @@ use tracing::{debug, error, info, trace, warn};
 use urpc::host::measure_block_ns;
 
 use self::adoptions::Adoptions;
+use self::assertions::Asserted;
 use self::elsewhere::Elsewhere;
 use super::contacts::{Contacts, Parted, Verdict};
 use super::hosts::Hosts;
@@ -37,7 +38,6 @@ use super::link::{Calling, GATHERS_REPLIES, Link, Sending};
 use super::lost;
 use super::membership::{Membership, News};
 use super::protocols::protocols;
-use super::routes::MulticastRoutes;
 use super::state::{Act, Awaited, CellMessage, Client, State};
 use crate::monitor::raise_file_limit;
 use crate::socket::bind;
@@ -62,6 +62,8 @@ enum Event {
     OrphansLate,
     /// A VM's next process has had its time to come.
     LeftLate(String, u64),
+    /// The asserted facts have changed.
+    Asserted(Box<Asserted>),
     /// What a client asked is known now.
     Known(Client, CellResponse),
     /// No VM of the host depends on this failed cell any more.
@@ -119,8 +121,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
         elsewhere::expected(membership, &hosts.site())
     });
-    let watch = capacity::AssertionWatch::new();
-    let costs = MulticastRoutes::of(&facts::all(&files)?);
+    let (asserted_facts, Asserted { capacity, costs }) = assertions::Reader::start(&files)?;
     if let Some(hosts) = &hosts {
         hosts.take_ways(costs.known());
     }
@@ -134,14 +135,13 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     .with_cordon(own.is_cordoned())
     .with_ways(costs)
     .expecting(expected);
-    // `facts::all` has reported a wrong file.
-    state.assert(capacity::asserted().unwrap_or_default());
+    state.assert(capacity);
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
     // To join may have taken long.
     may_run()?;
-    clients::take(fresh(&own.socket())?, &events)?;
+    clients::take(fresh(&own.socket())?, &events, &asserted_facts)?;
     let others: Vec<u16> = hosts
         .as_ref()
         .map(|hosts| hosts.site().elsewhere().collect())
@@ -163,7 +163,6 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         contacts: Contacts::new(others),
         clients: BTreeMap::new(),
         elsewhere,
-        watch,
         ticking: false,
         events,
     };
@@ -219,8 +218,6 @@ struct Cell {
     clients: BTreeMap<Client, UnixStream>,
     /// The cells of other hosts.
     elsewhere: Option<Elsewhere>,
-    /// Of the file of asserted facts.
-    watch: capacity::AssertionWatch,
     /// There is a tick to come.
     ticking: bool,
     events: Sender<Event>,
@@ -267,12 +264,13 @@ impl Cell {
                     self.answer(client, &CellResponse::Refused { why });
                     return Next::GoOn;
                 }
-                if matches!(ask, CellRequest::AdmitVm(_)) && self.watch.has_changed() {
-                    self.take_facts();
-                }
                 let acts = self.state.asked(client, ask);
                 self.watch(client);
                 acts
+            }
+            Event::Asserted(asserted) => {
+                self.take_facts(*asserted);
+                Vec::new()
             }
             Event::Known(client, answer) => vec![Act::Answer(client, answer)],
             Event::Overdue(client, then) => {
@@ -333,26 +331,13 @@ impl Cell {
         if ends { Next::End } else { Next::GoOn }
     }
 
-    /// Goes by the facts that a user asserts now: where VMs start, by which trees messages go, which
-    /// transport the next links take. While the file is wrong it goes by the former ones.
-    fn take_facts(&mut self) {
-        let read = || -> io::Result<_> {
-            let asserted = capacity::asserted().map_err(io::Error::other)?;
-            Ok((asserted, MulticastRoutes::of(&facts::all(&self.files)?)))
-        };
-        match read() {
-            Ok((asserted, costs)) => {
-                info!("the asserted facts have changed");
-                if let Some(elsewhere) = &self.elsewhere {
-                    elsewhere.take_ways(costs.known());
-                }
-                self.state.assert(asserted);
-                self.state.take_ways(costs);
-            }
-            Err(error) => {
-                warn!(%error, "the asserted facts have changed and can't be used; the former ones count")
-            }
+    /// Goes by the facts that a user asserts now.
+    fn take_facts(&mut self, Asserted { capacity, costs }: Asserted) {
+        if let Some(elsewhere) = &self.elsewhere {
+            elsewhere.take_ways(costs.known());
         }
+        self.state.assert(capacity);
+        self.state.take_ways(costs);
     }
 
     fn write_cordon(&self, cordoned: bool) -> io::Result<()> {

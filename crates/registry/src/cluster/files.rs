@@ -99,6 +99,11 @@ impl Files {
         self.0.join("user-vms")
     }
 
+    /// Copy of the last file of asserted facts that was right: it counts while the user's file is wrong.
+    pub fn asserted_facts(&self) -> PathBuf {
+        self.0.join("asserted.facts")
+    }
+
     /// The log of the admission server.
     pub fn admission_log(&self) -> PathBuf {
         self.0.join("admission.log")

@@ -2,28 +2,33 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use registry::cluster::interface::{CellResponse, OF_CELL};
+use registry::cluster::interface::{CellRequest, CellResponse, OF_CELL};
 
-use super::Event;
+use super::{Event, assertions};
 use crate::cluster::state::Client;
 
 /// Bytes of a client's line at most.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 
-pub(super) fn take(listener: UnixListener, events: &Sender<Event>) -> io::Result<()> {
-    let events = events.clone();
+pub(super) fn take(
+    listener: UnixListener,
+    events: &Sender<Event>,
+    facts: &Arc<assertions::Reader>,
+) -> io::Result<()> {
+    let (events, facts) = (events.clone(), facts.clone());
     std::thread::Builder::new()
         .name("clients".into())
         .spawn(move || {
             for (client, stream) in (0..).zip(listener.incoming().flatten()) {
-                let events = events.clone();
+                let (events, facts) = (events.clone(), facts.clone());
                 // A host without threads to spare loses this client, not the cell.
                 let _ = std::thread::Builder::new().name("client".into()).spawn(move || {
                     // Nobody listens any more when the process ends.
-                    let _ = read(client, stream, &events);
+                    let _ = read(client, stream, &events, &facts);
                     let _ = events.send(Event::Gone(client));
                 });
             }
@@ -32,7 +37,12 @@ pub(super) fn take(listener: UnixListener, events: &Sender<Event>) -> io::Result
 }
 
 /// Passes on what a client asks, until it ends. A line that is no request is refused.
-fn read(client: Client, stream: UnixStream, events: &Sender<Event>) -> io::Result<()> {
+fn read(
+    client: Client,
+    stream: UnixStream,
+    events: &Sender<Event>,
+    facts: &assertions::Reader,
+) -> io::Result<()> {
     stream.set_write_timeout(Some(Duration::from_secs(2)))?;
     let mut lines = BufReader::new(stream.try_clone()?);
     let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
@@ -43,7 +53,12 @@ fn read(client: Client, stream: UnixStream, events: &Sender<Event>) -> io::Resul
             return Ok(());
         }
         let event = match OF_CELL.read(&line) {
-            Ok(ask) => Event::Asked(client, ask),
+            Ok(ask) => {
+                if let CellRequest::AdmitVm(_) = &ask {
+                    facts.send_changes(events);
+                }
+                Event::Asked(client, ask)
+            }
             Err(error) => Event::Known(
                 client,
                 CellResponse::Refused {

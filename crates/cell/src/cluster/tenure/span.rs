@@ -211,7 +211,8 @@ fn chosen(files: &Files, plan: &[CellPlan], spec: &VmSpec) -> Result<Vec<Part>, 
     wait_for_cells(files)?;
     let status = client::status(files)?.ok_or(TenureError::Dead)?;
     let mut rooms = rooms(&status, plan);
-    let asserted = hostinfo::capacity::asserted().map_err(|error| TenureError::Refused(error.to_string()))?;
+    let asserted =
+        hostinfo::capacity::asserted(files).map_err(|error| TenureError::Refused(error.to_string()))?;
     asserted.apply(&mut rooms);
     let cells = choose(&rooms, spec.cpus, spec.memory.0);
     let cells = cells.ok_or_else(|| TenureError::Refused(too_large(&rooms, spec)))?;

@@ -71,6 +71,9 @@ pub(super) fn up(
         })?;
     }
     let files = Files::open().into_diagnostic()?;
+    // A cell that has no former facts would not start with a wrong file.
+    facts::InForce::read(&files)
+        .map_err(|error| miette!(help = "correct the line, or remove the file", "{error}"))?;
     let occupied = files.occupied().into_diagnostic()?;
     let former = files.plan().into_diagnostic()?;
     let (plan, to_start) = if occupied.is_empty() {
