@@ -143,6 +143,11 @@ impl Reports {
         report.ok().flatten()
     }
 
+    /// Waits for something to read, or the end. False if neither has come before `deadline`.
+    pub(crate) fn wait_until(&self, deadline: Instant) -> io::Result<bool> {
+        self.socket.wait_until(deadline)
+    }
+
     /// The next report; none at the end, or when it has not come before `deadline`.
     fn receive(&mut self, deadline: Option<Instant>) -> Result<Option<Report>, ReceiveError> {
         let message = loop {

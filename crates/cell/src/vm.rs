@@ -6,6 +6,7 @@
 
 mod adopted;
 mod boot;
+mod full_disks;
 pub(crate) mod keeper;
 mod namespaces;
 

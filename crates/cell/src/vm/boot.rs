@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 use fault_point::fault_point;
 use keeper::client::Keeper;
@@ -15,6 +16,7 @@ use shard_api::launch::{DiskLaunch, Ending, Fd, Launch, Report};
 use shard_api::ports;
 use subnet::HelperProcess;
 
+use super::full_disks::FullDisks;
 use super::keeper::start_keeper;
 use super::{Booted, IfLost, Progress, RunError, Vm, namespaces};
 use crate::adoption::{Leave, LeaveBoot};
@@ -244,7 +246,20 @@ impl RunningBoot<'_> {
         let home = self.home.clone();
         let ports = ports::Service::start(self.ports.try_clone()?, opened.ports.try_clone()?)?;
         let (mut reported, mut refused, mut is_broken) = (None, None, false);
-        while let Some(report) = self.reports.next_report() {
+        let mut full_disks = FullDisks::default();
+        loop {
+            let now = Instant::now();
+            if let Some(disks) = full_disks.take_due(now) {
+                progress(Progress::FullDisks(disks));
+            }
+            if let Some(due) = full_disks.due(now)
+                && matches!(self.reports.wait_until(due), Ok(false))
+            {
+                continue;
+            }
+            let Some(report) = self.reports.next_report() else {
+                break;
+            };
             match report {
                 // It runs once: a shard that says so again could rewrite the user's journal without end.
                 Report::Running { .. } if self.ran => {
@@ -270,7 +285,7 @@ impl RunningBoot<'_> {
                     handle.changed();
                 }
                 Report::FullDisks { disks } => {
-                    progress(Progress::FullDisks(&names_of_disks(&disks, &opened.launch.disks)));
+                    full_disks.report(names_of_disks(&disks, &opened.launch.disks));
                 }
                 Report::Ended(how) => {
                     reported = Some(how);
