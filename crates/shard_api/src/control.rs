@@ -206,6 +206,18 @@ impl ControlSocket {
         }
     }
 
+    /// Whether the other end is closed, or one end was shut down.
+    fn has_hung_up(&self) -> io::Result<bool> {
+        let mut file = libc::pollfd {
+            fd: self.0.as_raw_fd(),
+            events: libc::POLLRDHUP,
+            revents: 0,
+        };
+        // SAFETY: reads and writes one structure of ours, and does not wait.
+        retry(|| nix::errno::Errno::result(unsafe { libc::poll(&raw mut file, 1, 0) }))?;
+        Ok(file.revents & (libc::POLLRDHUP | libc::POLLHUP) != 0)
+    }
+
     /// The next packet with its files, for which `rights` has room; none at the end.
     fn receive_into(
         &self,
@@ -221,7 +233,11 @@ impl ControlSocket {
             )
         })?;
         if length == 0 {
-            return Ok(None);
+            return match self.has_hung_up()? {
+                true => Ok(None),
+                // A packet without a byte.
+                false => Err(ReceiveError::Packet),
+            };
         }
         if length > max {
             return Err(ReceiveError::Packet);
@@ -340,6 +356,21 @@ mod tests {
         drop(far);
         let refused = near.receive_with_files().err().unwrap();
         assert!(matches!(refused, ReceiveError::Incomplete), "{refused}");
+    }
+
+    #[test]
+    fn packet_without_a_byte_is_malformed_and_no_end() {
+        let (near, far) = ControlSocket::pair().unwrap();
+        nix::sys::socket::send(far.as_fd().as_raw_fd(), &[], MsgFlags::empty()).unwrap();
+        let refused = near.receive_packet(PACKET_BYTES_MAX).unwrap_err();
+        assert!(matches!(refused, ReceiveError::Packet), "{refused}");
+        let (near, far) = ControlSocket::pair().unwrap();
+        drop(far);
+        assert!(near.receive_packet(PACKET_BYTES_MAX).unwrap().is_none());
+        // An end that was shut down, too, though another process has a copy of it.
+        let (near, _far) = ControlSocket::pair().unwrap();
+        near.shut_down();
+        assert!(near.receive_packet(PACKET_BYTES_MAX).unwrap().is_none());
     }
 
     #[test]

@@ -146,6 +146,8 @@ fn expect_one_line(output: &Output, reason: &str) {
 fn shard_whose_reports_make_no_sense_ends_alone_with_a_reason() {
     let lies = Lies::up("lies-reports");
     lies.expect_end("lie-bytes", "sent what is no report and was killed");
+    lies.expect_end("lie-empty", "sent what is no report and was killed");
+    lies.expect_end("lie-unlike", "sent what is no report and was killed");
     lies.expect_end("lie-count", "sent what is no report and was killed");
     lies.expect_end("lie-twice", "sent what is no report and was killed");
     lies.expect_end("lie-closed", "closed its control socket and was killed");

@@ -293,6 +293,7 @@ impl RunningBoot<'_> {
                 }
                 Report::Unlike { versions } => {
                     // Later it makes no sense: then the shard is broken.
+                    is_broken = self.ran;
                     refused = (!self.ran).then(|| home.program.unlike(versions));
                     break;
                 }

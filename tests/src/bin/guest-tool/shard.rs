@@ -68,6 +68,15 @@ fn lie(control: Control, vm: &str) -> io::Result<ExitCode> {
             control.report(&running)?;
             control.packet(b"\x07\0\0\0\0\0\0\0\xff\xfe\x1b[2J\n")?;
         }
+        "empty" => {
+            control.report(&running)?;
+            control.packet(b"")?;
+        }
+        // A refusal of the launch that it carries out.
+        "unlike" => {
+            control.report(&running)?;
+            control.report(&json!({ "unlike": { "versions": versions } }))?;
+        }
         "count" => {
             control.report(&running)?;
             // A message of 4 GiB, of which one byte comes.
