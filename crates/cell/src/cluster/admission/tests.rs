@@ -9,7 +9,7 @@ use super::*;
 /// How long the close of a socket of [`lingering`] blocks.
 const LINGER: Duration = Duration::from_secs(4);
 /// A time in which the close of such a socket does not end.
-const SOON: Duration = Duration::from_secs(2);
+pub(super) const SOON: Duration = Duration::from_secs(2);
 
 fn server(directory: &std::path::Path, users: Vec<UserPlan>) -> Arc<Server> {
     Arc::new(Server {
@@ -41,7 +41,7 @@ fn lingering() -> (TcpStream, TcpListener) {
 
 /// A connection whose client has gone. It has sent `text`, and then a lingering socket, whose only holder is
 /// the connection.
-fn trapped(text: &[u8]) -> (UnixStream, TcpListener) {
+pub(super) fn trapped(text: &[u8]) -> (UnixStream, TcpListener) {
     let (near, mut far) = UnixStream::pair().unwrap();
     far.write_all(text).unwrap();
     let (socket, listener) = lingering();
