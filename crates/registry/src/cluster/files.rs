@@ -1,10 +1,10 @@
 //! The files of this host's cells: a directory for each below the runtime directory.
 //!
-//! A cell's process holds its directory's lock, so at most one process runs. Its guard holds another one, also
-//! while no process starts, so at most one guard does. A file counts its processes; the
-//! count is the cell's incarnation number. The plan lists the cells with their CPUs and memory. It lasts as
-//! long as the cluster, and so does the state that a cell's next process needs: the incarnation number and
-//! the memory that the cell has lent.
+//! A cell's process holds its directory's lock, so at most one process runs. Its guard holds another lock, so
+//! at most one guard runs, whether it has started a process or not. A file counts the processes; the count is
+//! the cell's incarnation number. The plan lists the cells with their CPUs and memory. It lasts as long as
+//! the cluster, and so does the state that a cell's next process needs: the incarnation number and the memory
+//! that the cell has lent.
 //!
 //! `cluster up` writes the plan and `cluster down` removes it. Cells claim their directories. Commands,
 //! monitors, the API and `hostinfo::facts` find cells here.

@@ -4,8 +4,8 @@
 //! connection closes them, too. A TCP socket among them that has `SO_LINGER` (`socket(7)`) blocks its last
 //! closer for as long as the peer chose. A task that exits does not linger (`PF_EXITING` in `inet_release`,
 //! `net/ipv4/af_inet.c` of Linux). So the last holder of the connection is a task that has a copy of the
-//! table of descriptors and exits: a thread (`unshare(2)`, `CLONE_FILES`) or, where that is refused as in some
-//! containers, a child process (`fork(2)`).
+//! table of descriptors and exits: a thread (`unshare(2)`, `CLONE_FILES`) or, where `unshare` is refused as
+//! in some containers, a child process (`fork(2)`).
 
 use std::convert::Infallible;
 use std::io::{self, Write};

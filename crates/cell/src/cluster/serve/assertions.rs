@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::Event;
 use crate::cluster::routes::MulticastRoutes;
 
-/// The asserted facts in force, and what follows from them.
+/// The asserted facts in force, with the costs of messages by them.
 #[derive(Debug)]
 pub(super) struct Asserted {
     /// On the capacity of cells.
