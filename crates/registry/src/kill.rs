@@ -52,16 +52,14 @@ pub fn kill(folder: &Path) -> io::Result<Killed> {
         Event::Alive(ask(folder, &at_once, Some(ANSWER_LIMIT)))
     })?;
     drop(sender);
-    loop {
-        let left = ANSWER_LIMIT.saturating_sub(asked.elapsed());
-        match events.recv_timeout(left) {
-            Ok(Event::Killed(answer)) => return answer.map(Killed::Served),
-            Ok(Event::Alive(answer)) if answer.as_ref().is_err_and(is_late) => break,
-            // An error of another kind is one of the request to kill, too.
-            Ok(Event::Alive(_)) => return served(&events),
-            Err(RecvTimeoutError::Timeout) => break,
-            Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::BrokenPipe.into()),
-        }
+    let left = ANSWER_LIMIT.saturating_sub(asked.elapsed());
+    match events.recv_timeout(left) {
+        Ok(Event::Killed(answer)) => return answer.map(Killed::Served),
+        Ok(Event::Alive(answer)) if answer.as_ref().is_err_and(is_late) => {}
+        // An error of another kind is one of the request to kill, too.
+        Ok(Event::Alive(_)) => return served(&events),
+        Err(RecvTimeoutError::Timeout) => {}
+        Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::BrokenPipe.into()),
     }
     if force(folder)? {
         return Ok(Killed::Forced);
