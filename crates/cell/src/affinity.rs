@@ -1,4 +1,4 @@
-//! The CPUs of the host that the threads of vCPUs run on.
+//! CPU affinity of the threads of vCPUs.
 
 use std::fs;
 use std::io;
@@ -8,16 +8,16 @@ use config::cpulist;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Has vCPU `vcpu` of the shard with the process id `shard` run on these CPUs only, or on all that the VM may
+/// Restricts vCPU `vcpu` of the shard with the process id `shard` to these CPUs, or to all that the VM may
 /// use when `cpus` is empty. `cell` is the vCPU's, of a VM that spans cells, for messages.
 ///
-/// Threads are told apart by their names. A shard that a guest has taken over may change those, which moves
+/// Threads are identified by their names. A shard that a guest has taken over may change those, which moves
 /// its own threads between CPUs that it may use anyway.
 ///
 /// # Errors
 /// If the shard has no such vCPU, or may not use such a CPU.
 pub(crate) fn pin(shard: i32, vcpu: u8, cpus: &[usize], cell: Option<u16>) -> io::Result<()> {
-    // The first thread keeps the CPUs that the shard was started with.
+    // The first thread keeps the CPUs with which the shard was started.
     let own = sched_getaffinity(Pid::from_raw(shard))?;
     let set = if cpus.is_empty() {
         own
@@ -56,22 +56,22 @@ pub(crate) struct VcpuThread {
     pub(crate) ran_ms: u64,
 }
 
-/// The threads of the vCPUs of the shard with the process id `shard`, by their names, as [`pin`] tells them
-/// apart.
+/// The threads of the vCPUs of the shard with the process id `shard`, identified by their names as in
+/// [`pin`].
 ///
 /// # Errors
 /// If the shard has ended.
 pub(crate) fn threads_of(shard: i32) -> io::Result<Vec<VcpuThread>> {
     let mut threads = Vec::new();
     for entry in fs::read_dir(format!("/proc/{shard}/task"))? {
-        // One that ends meanwhile is none.
+        // A thread that ends meanwhile is skipped.
         threads.extend(vcpu_thread(&entry?.path()));
     }
     threads.sort_by_key(|thread| thread.vcpu);
     Ok(threads)
 }
 
-/// What the kernel tells of the thread of a vCPU; nothing of another thread.
+/// State of the thread of a vCPU in `/proc`; none for another thread.
 fn vcpu_thread(thread: &Path) -> Option<VcpuThread> {
     let vcpu = name_of(thread)?.strip_prefix("vcpu")?.parse().ok()?;
     let id = thread.file_name()?.to_str()?.parse().ok()?;

@@ -1,15 +1,15 @@
 //! Several cells that run VMs under one name space: a process for each, nothing but messages between them.
 //!
-//! - [`state`]: what a cell decides and answers, without I/O;
+//! - [`state`]: the decisions and replies of a cell, without I/O;
 //! - [`admission`]: places for other users of the host;
-//! - [`addresses`]: which addresses the cluster's file names;
-//! - [`routes`]: by which cells a message to all goes;
-//! - [`limits`]: how long they wait for one another;
-//! - [`contacts`]: what a cell makes of one that is silent or gone;
+//! - [`addresses`]: the addresses that the cluster's file names;
+//! - [`routes`]: multicast trees between cells;
+//! - [`limits`]: time limits of cells and monitors;
+//! - [`contacts`]: peer table and local failure detection;
 //! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts; [`callers`]: bounds on
 //!   callers;
-//! - [`membership`]: which cells of several hosts live, agreed on by an etcd;
-//! - [`invitation`]: how a further host joins;
+//! - [`membership`]: agreement by an etcd on the live cells of several hosts;
+//! - [`invitation`]: the join of a further host;
 //! - [`lost`]: the end of VMs whose host has lost its membership;
 //! - [`serve`]: the process of one cell;
 //! - [`adoption_table`]: the decisions of that process about the VMs that it adopts;

@@ -1,16 +1,16 @@
-//! The guest's kernel command line: Mirrorball's words, then the image's, then the user's. Of words with one
-//! key Linux takes the last, mostly, so that the user has the last word.
+//! The guest's kernel command line: Mirrorball's parameters, then the image's, then the user's. Of parameters
+//! with one name Linux mostly takes the last, so the user's win.
 
 use config::VmSpec;
 
 use crate::coherence;
 
-/// What Mirrorball says first: where the console is, and that a panic ends the VM.
+/// Mirrorball's parameters: the console is the serial port, and a panic ends the VM.
 const OWN: &str = "console=ttyS0 panic=-1 quiet";
-/// What stands for the words of an image that has none.
+/// Parameters for an image that has none.
 const ROOT: &str = "root=/dev/vda rw";
 
-/// The command line of a VM, with what its image says if it has one.
+/// The command line of a VM, with the parameters of its image if that has some.
 pub fn joined(spec: &VmSpec, image: Option<&str>) -> String {
     let image = image.map(|words| if words.is_empty() { ROOT } else { words });
     let said = [image.unwrap_or_default(), spec.cmdline()];
@@ -54,14 +54,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_coherent_guest_is_told_never_comes_behind_the_user_s_words() {
-        let text = "image = \"x\"\ncpus = 2\nshare = \"never\"\nspan = { cells = [0, 1], memory = \"coherent\" }\n\
+    fn parameters_of_a_coherent_guest_never_come_after_the_users() {
+        let text = "image = \"x\"\ncpus = 2\nshare = \"never\"\n\
+                    span = { cells = [0, 1], memory = \"coherent\" }\n\
                     [kernel]\ncmdline = \"psi=1 -- emergency\"";
         assert_eq!(
             joined(&spec(text), Some("rw skew_tick=0")),
-            "console=ttyS0 panic=-1 quiet maxcpus=1 mirrorball.cpus=late nowatchdog sysctl.vm.stat_interval=60 \
-             sysctl.vm.compaction_proactiveness=0 numa_balancing=disable transparent_hugepage=never \
-             relax_domain_level=3 rw skew_tick=0 psi=1 -- emergency"
+            "console=ttyS0 panic=-1 quiet maxcpus=1 mirrorball.cpus=late nowatchdog \
+             sysctl.vm.stat_interval=60 sysctl.vm.compaction_proactiveness=0 numa_balancing=disable \
+             transparent_hugepage=never relax_domain_level=3 rw skew_tick=0 psi=1 -- emergency"
         );
     }
 }

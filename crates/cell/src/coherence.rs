@@ -1,5 +1,5 @@
-//! What the shards of a VM keep its memory coherent by, where each has a copy: connections between their
-//! lanes, and the right to be told of each other's faults.
+//! Connections between shards that each have a copy of the VM's memory and keep it coherent, and their
+//! permission to handle each other's page faults.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,36 +17,36 @@ use crate::remote::lanes::{Common, LANES_MAX, Place};
 use crate::remote::talk::{Ends, LaneEnds, PartCoherence, Role};
 use crate::spanning::Span;
 
-/// Pages told of as the hottest.
+/// Number of hottest pages that are reported.
 const HOTTEST: usize = 20;
-/// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use
-/// themselves.
+/// Maximum real-time priority of a lane: enough to run before vCPUs, and less than hosts use themselves.
 const PRIORITY_MAX: u64 = 10;
 
-/// What the guest's kernel is told, each for what it saves (`docs/design/coherence.md`, "A guest that needs
-/// less of it").
+/// Parameters of the guest's kernel that save faults (`docs/design/coherence.md`, "A guest that needs less of
+/// it").
 const QUIETER: [&str; 10] = [
-    // While a system boots all its CPUs write the same pages all the time. The others come online when it is
-    // up, by the agent.
+    // While a system boots all its CPUs write the same pages all the time. The agent brings the others online
+    // after the boot.
     "maxcpus=1",
     "mirrorball.cpus=late",
-    // Ticks of all CPUs at one time want the same pages at one time.
+    // Simultaneous ticks of all CPUs want the same pages at once.
     "skew_tick=1",
-    // Timers and threads on each CPU that look at it, or at memory, though nothing happens.
+    // Timers and threads on each CPU that poll the CPU, or memory, though nothing happens.
     "nowatchdog",
     "psi=0",
     "sysctl.vm.stat_interval=60",
     "sysctl.vm.compaction_proactiveness=0",
-    // No page is nearer on another node, and a large one is no larger here than its small ones.
+    // No page is nearer on another node, and a large one is no faster here than its small ones.
     "numa_balancing=disable",
     "transparent_hugepage=never",
-    // A CPU that gets idle does not look for work on other nodes, whose domains have this level at least; the
+    // An idle CPU does not search for work on other nodes, whose domains have this level at least; the
     // periodic balance does.
     "relax_domain_level=3",
 ];
 
-/// A kernel's command line for a guest whose memory is kept coherent. What somebody said of the same stays;
-/// who says how many CPUs boot has no late ones, and who has no late ones boots all.
+/// The kernel's command line for a guest whose memory is kept coherent. A parameter that the user has set
+/// stays. A command line with `maxcpus` has no late CPUs, and one with `mirrorball.cpus` other than `late`
+/// boots all.
 pub fn quieter(cmdline: &str) -> String {
     let are_counted = cmdline::has(cmdline, "maxcpus");
     let are_early = cmdline::value(cmdline, "mirrorball.cpus").is_some_and(|value| value != "late");
@@ -61,12 +61,12 @@ pub fn quieter(cmdline: &str) -> String {
 /// The connections of a lane, by shard, by the shard at the other end: control and bulk.
 type Lane = Vec<Vec<Option<[OwnedFd; 2]>>>;
 
-/// One boot's, of the shards on this host.
+/// Coherence of one boot: resources of the shards on this host.
 #[derive(Debug)]
 pub struct Coherence {
     userfaultfd: Option<OwnedFd>,
     lanes: Vec<Lane>,
-    /// With the shards on other hosts, from the one that is here to the other.
+    /// Shared memory with the shards on other hosts, by the local shard and the other.
     shared: BTreeMap<(usize, usize), Common>,
     names: Vec<String>,
     kernel: Range<u64>,
@@ -74,11 +74,11 @@ pub struct Coherence {
 }
 
 impl Coherence {
-    /// New connections from the shards that are here to all shards of a guest whose kernel lies there, for
-    /// the boot of that number.
+    /// Makes connections from the shards on this host to all shards, for the boot of that number. The guest's
+    /// kernel is at `kernel`.
     ///
     /// # Errors
-    /// When the host has no descriptors left, or another host does not answer.
+    /// If the host has no descriptors left, or another host does not answer.
     pub fn new(span: &Span, boot: u32, kernel: Range<u64>) -> io::Result<Self> {
         let shards = span.cells().len();
         let lanes = lanes(shards, span.cpus());
@@ -118,7 +118,7 @@ impl Coherence {
         })
     }
 
-    /// What the shards on other hosts must have alike.
+    /// The settings that the shards on other hosts must have alike.
     pub fn remote(&self) -> PartCoherence {
         PartCoherence {
             lanes: self.lanes.len() as u8,
@@ -127,7 +127,7 @@ impl Coherence {
         }
     }
 
-    /// What shard `shard` is told; `add` adds a file to its message.
+    /// The launch settings of shard `shard`; `add` adds a file to its message.
     pub fn launch<'a>(&'a self, shard: usize, add: &mut impl FnMut(BorrowedFd<'a>) -> Fd) -> CoherenceLaunch {
         let userfaultfd = self.userfaultfd.as_ref().map(|file| add(file.as_fd()));
         let mut lanes = Vec::with_capacity(self.lanes.len());
@@ -167,19 +167,19 @@ impl Coherence {
     }
 }
 
-/// Where the pipes of so many lanes are.
+/// The positions of the pipes of so many lanes.
 pub(crate) fn pipes_of(place: &Place, lanes: usize) -> Vec<LanePipes> {
     (0..lanes).map(|lane| place.pipes(lane)).collect()
 }
 
-/// What people are told where lanes have to do without memory that there is.
+/// The note for people when lanes work without shared memory that is there.
 pub(crate) fn without_memory(other: &str, why: &str) -> String {
     format!("pages of {other} come by streams: {why}")
 }
 
-/// How many lanes each of so many shards has, whose cells have so many CPUs at most. Page tables are merged
-/// by one alone, which spares a guest more faults than others would serve; shards that are too many to merge
-/// have more.
+/// The number of lanes of each of so many shards, whose cells have so many CPUs at most. Page tables are
+/// merged by one lane alone, which saves a guest more faults than further lanes would serve; shards that are
+/// too many to merge have more.
 fn lanes(shards: usize, cpus: usize) -> usize {
     match shards {
         ..=SHARERS_MAX => 1,
@@ -187,15 +187,15 @@ fn lanes(shards: usize, cpus: usize) -> usize {
     }
 }
 
-/// `/dev/userfaultfd`. Where it can't be had the shard finds another way, or says what is to be done.
+/// Opens `/dev/userfaultfd`. Where that fails the shard uses another way, or reports the help.
 pub(crate) fn userfaultfd() -> Option<OwnedFd> {
     let path = dsm::USERFAULT_DEVICE;
     let device = File::options().read(true).write(true).open(path);
     device.ok().map(OwnedFd::from)
 }
 
-/// The connections of one lane, from each shard that is here to each. `call` makes those from one that is
-/// here to one that is not.
+/// The connections of one lane, from each shard on this host to each shard. `call` makes those from a local
+/// shard to a remote one.
 fn lane(
     is_here: &[bool],
     mut call: impl FnMut(usize, usize) -> io::Result<[OwnedFd; 2]>,
@@ -213,7 +213,7 @@ fn lane(
                 }
                 (true, false) => ends[low][high] = Some(call(low, high)?),
                 (false, true) => ends[high][low] = Some(call(high, low)?),
-                // Their monitors do that.
+                // The monitors of those shards make the connections.
                 (false, false) => {}
             }
         }
@@ -221,8 +221,8 @@ fn lane(
     Ok(ends)
 }
 
-/// The pages that came most often to any shard, by what the shards tell of their own hottest: address, and
-/// how often in all.
+/// The pages that came most often to any shard, by the shards' reports of their own hottest: address, and the
+/// sum of their counts.
 pub fn hottest(shards: &[&Value]) -> Vec<Value> {
     let mut pages = BTreeMap::<&str, u64>::new();
     let lists = shards.iter().filter_map(|shard| shard.get("heat")?.as_array());
@@ -240,14 +240,14 @@ pub fn hottest(shards: &[&Value]) -> Vec<Value> {
     pages.into_iter().map(page).collect()
 }
 
-/// Lets the lanes of a shard that is starting have real-time priority, if this process may: who is left
-/// without serves faults later on a busy host, and says so.
+/// Permits real-time priority for the lanes of a shard that is starting, if this process may. A shard without
+/// it serves faults later on a busy host, and reports that.
 pub fn permit_priority(shard: i32) {
     let limit = libc::rlimit64 {
         rlim_cur: PRIORITY_MAX,
         rlim_max: PRIORITY_MAX,
     };
-    // SAFETY: reads a live limit, and changes that of a process of ours.
+    // SAFETY: reads a live limit, and changes that of a process of this user.
     unsafe { libc::prlimit64(shard, libc::RLIMIT_RTPRIO, &limit, std::ptr::null_mut()) };
 }
 
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_is_told_what_saves_pages_unless_somebody_said_otherwise() {
+    fn guest_gets_parameters_that_save_pages_unless_the_user_has_set_them() {
         assert_eq!(
             quieter("quiet psi=1"),
             "maxcpus=1 mirrorball.cpus=late skew_tick=1 nowatchdog sysctl.vm.stat_interval=60 \
@@ -269,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_no_late_cpus_boots_all() {
+    fn command_line_without_late_cpus_boots_all() {
         for (cmdline, first) in [
             ("mirrorball.cpus=early", "skew_tick=1"),
             ("mirrorball.cpus=", "skew_tick=1"),
             ("mirrorball.cpus=late mirrorball.cpus=early", "skew_tick=1"),
             ("mirrorball.cpus=late", "maxcpus=1"),
             ("mirrorball.cpus=early mirrorball.cpus=late", "maxcpus=1"),
-            // What the init gets is not the agent's.
+            // Parameters for the init program are not the agent's.
             ("quiet -- mirrorball.cpus=early", "maxcpus=1"),
         ] {
             let told = quieter(cmdline);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_as_hot_as_all_shards_together_say() {
+    fn heat_of_a_page_is_the_sum_of_all_shards_reports() {
         let one =
             json!({ "heat": [{ "address": "0x1000", "times": 5 }, { "address": "0x2000", "times": 4 }] });
         let other = json!({ "heat": [{ "address": "0x2000", "times": 3 }] });
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_that_are_here_call_those_that_are_not_and_nobody_calls_for_those() {
+    fn local_shards_call_remote_ones_and_remote_ones_are_not_called_for() {
         let called = std::cell::RefCell::new(Vec::new());
         let call = |from, to| {
             called.borrow_mut().push((from, to));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn every_two_shards_have_a_connection_of_each_kind_and_nobody_one_to_itself() {
+    fn every_two_shards_have_a_connection_of_each_kind_and_none_has_one_to_itself() {
         let ends = lane(&[true; 3], |_, _| panic!("all are here")).unwrap();
         for (from, row) in ends.iter().enumerate() {
             for (to, sockets) in row.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! A VM's serial console: the last bytes are kept, and each listener reads them at its own speed.
 //!
-//! A flooding guest costs bounded memory. A listener that is too slow misses bytes and is told how many; it
-//! never holds the guest or another listener up.
+//! A flooding guest costs bounded memory. A listener that is too slow misses bytes and receives their number;
+//! it never delays the guest or another listener.
 
 mod ring;
 
@@ -17,13 +17,13 @@ use registry::console::{ATTACH, JOIN, LOG};
 use self::ring::Ring;
 use crate::socket::Served;
 
-/// What a new listener is shown of the past.
+/// Number of past bytes that a new listener receives.
 const CONTEXT_BYTES: u64 = 16 << 10;
-/// Bytes handed to a listener at once.
+/// Maximum number of bytes that are sent to a listener at once.
 const CHUNK_BYTES: u64 = 16 << 10;
-/// How long a listener may refuse to read before it is let go.
+/// Time after which a listener that does not read is dropped.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often it is looked whether a listener that waits for bytes has gone.
+/// Interval between two checks whether a listener that waits for bytes has gone.
 const GONE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The console. Cheap to clone; all clones are the same.
@@ -38,11 +38,11 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The bytes kept; none before the first, and on a host that has no file for them.
+    /// The kept bytes; none before the first, and on a host that has no file for them.
     ring: Option<Ring>,
-    /// The VM has ended: nothing more comes.
+    /// Whether the VM has ended: no further byte comes.
     closed: bool,
-    /// Where the guest's input goes, while it runs.
+    /// The socket for the guest's input, while it runs.
     input: Option<UnixStream>,
 }
 
@@ -51,7 +51,7 @@ impl State {
         self.ring.as_ref().map_or(0, Ring::total)
     }
 
-    /// The bytes from number `from` on, `most` at most, and how many before them are lost.
+    /// The bytes from number `from` on, `most` at most, and the number of lost bytes before them.
     fn after(&self, from: u64, most: u64) -> (Vec<u8>, u64) {
         self.ring
             .as_ref()
@@ -72,7 +72,7 @@ impl Console {
         self.0.more.notify_all();
     }
 
-    /// The file of the bytes kept, for a successor of this process.
+    /// The file of the kept bytes, for a successor of this process.
     ///
     /// # Errors
     /// If the host has no files left.
@@ -85,27 +85,27 @@ impl Console {
         state.ring.insert(ring).as_fd().try_clone_to_owned()
     }
 
-    /// Goes on with the bytes that a predecessor kept.
+    /// Takes over the bytes that a predecessor kept.
     ///
     /// # Errors
-    /// If the file is none of a console.
+    /// If the file is not that of a console.
     pub fn adopt(&self, kept: OwnedFd) -> io::Result<()> {
         self.state().ring = Some(Ring::adopt(kept)?);
         Ok(())
     }
 
-    /// Joins the console to the guest's; `None` when the guest is gone.
+    /// Connects the console to the guest's input; `None` when the guest is gone.
     pub fn set_input(&self, input: Option<UnixStream>) {
         self.state().input = input;
     }
 
-    /// Nothing more comes: listeners get the rest and are let go.
+    /// Closes the console: listeners receive the rest and are dropped.
     pub fn close(&self) {
         self.state().closed = true;
         self.0.more.notify_all();
     }
 
-    /// Serves listeners on `listener` until what this returns is dropped.
+    /// Serves listeners on `listener` until the result is dropped.
     ///
     /// # Errors
     /// If the host has no threads or descriptors left.
@@ -116,13 +116,13 @@ impl Console {
         })
     }
 
-    /// The last lines, made safe to print: no control characters but tabs.
+    /// The last lines, made safe to print: without control characters but tabs.
     pub fn last_lines(&self, count: usize) -> Vec<String> {
         let lines = self.lines();
         lines[lines.len().saturating_sub(count)..].to_vec()
     }
 
-    /// `count` lines from the last one with `text` on, or the last ones when there is none.
+    /// `count` lines from the last one with `text` on, or the last ones when no line has it.
     pub fn lines_from(&self, text: &str, count: usize) -> Vec<String> {
         let lines = self.lines();
         let start = lines.iter().rposition(|line| line.contains(text));
@@ -170,7 +170,7 @@ impl Console {
                 return;
             }
         }
-        // The listener went away, or would not read.
+        // The listener went away, or did not read.
         let _ = self.copy_to(&mut client, from, mode[0] != LOG);
         let _ = client.shutdown(std::net::Shutdown::Both);
     }
@@ -185,7 +185,7 @@ impl Console {
                     let waited = self.0.more.wait_timeout(state, GONE_INTERVAL);
                     let (next, wait) = waited.unwrap_or_else(PoisonError::into_inner);
                     state = next;
-                    // A guest may say nothing for days, and many clients may come and go meanwhile.
+                    // A guest may print nothing for days, and many clients may come and go meanwhile.
                     if wait.timed_out() && has_gone(client) {
                         return Ok(());
                     }
@@ -203,7 +203,7 @@ impl Console {
         }
     }
 
-    /// Types what a listener sends.
+    /// Passes a listener's input to the guest.
     fn typist(&self, mut client: UnixStream) {
         let mut buffer = [0; 1024];
         let _ = client.set_read_timeout(None);
@@ -222,7 +222,7 @@ impl Console {
     }
 }
 
-/// Whether the other end of a socket is closed. One that only writes no more has not gone.
+/// Whether the other end of a socket is closed. A listener that has only shut down its writes has not gone.
 fn has_gone(client: &UnixStream) -> bool {
     let mut file = [PollFd::new(client.as_fd(), PollFlags::empty())];
     let ready = poll(&mut file, PollTimeout::ZERO).unwrap_or(0);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn listener_that_goes_while_the_guest_says_nothing_keeps_no_thread() {
+    fn listener_that_goes_while_the_guest_prints_nothing_keeps_no_thread() {
         let console = Console::default();
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         ours.write_all(&[FOLLOW]).unwrap();
@@ -253,7 +253,7 @@ mod tests {
             let console = console.clone();
             std::thread::spawn(move || console.listener(theirs))
         };
-        // It writes no more, and reads on.
+        // It shuts down its writes, and reads on.
         ours.shutdown(std::net::Shutdown::Write).unwrap();
         std::thread::sleep(GONE_INTERVAL * 2);
         assert!(!served.is_finished());
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_ends_with_what_is_there_and_a_slow_listener_is_told_what_it_lost() {
+    fn log_ends_with_the_kept_bytes_and_a_slow_listener_receives_the_number_of_lost_ones() {
         let console = Console::default();
         console.output(b"here");
         let mut text = String::new();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_listener_types_reaches_the_guest() {
+    fn input_of_a_listener_reaches_the_guest() {
         let console = Console::default();
         let (mut guest, input) = UnixStream::pair().unwrap();
         console.set_input(Some(input));

@@ -12,14 +12,14 @@ use registry::control::{Answer, LINE_BYTES_MAX, OF_VM, Request};
 use crate::handle::Handle;
 use crate::socket::Served;
 
-/// How long a client may take to say what it wants.
+/// Time limit for a client's request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often a client that waits is looked at.
+/// Interval between two checks of a client that waits.
 const WAIT_SLICE: Duration = Duration::from_secs(1);
 
-/// Serves requests for `vm` until what this returns is dropped. `balloon_max` is what the VM's balloon can
-/// take, if it has one.
+/// Serves requests for `vm` until the result is dropped. `balloon_max` is the VM's memory, if it has a
+/// balloon.
 ///
 /// # Errors
 /// If the host has no threads or descriptors left.
@@ -32,7 +32,7 @@ pub(crate) fn serve(listener: UnixListener, vm: Handle, balloon_max: Option<Size
 
 fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
-    // A client that does not read its answer must not hold up the VM.
+    // A client that does not read its answer must not delay the VM.
     client.set_write_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new((&client).take(LINE_BYTES_MAX)).read_line(&mut line)?;
@@ -71,8 +71,8 @@ fn obey(vm: &Handle, request: &Request, client: &UnixStream, balloon_max: Option
     })
 }
 
-/// Waits until `ready`, which may wait for the slice that it is given; no longer than `limit_s` seconds, and
-/// not for a client that has gone (none).
+/// Waits until `ready`, which may block for the time that it receives; for `limit_s` seconds at most, and not
+/// for a client that has gone (none).
 fn wait<T>(client: &UnixStream, limit_s: u64, ready: impl Fn(Duration) -> Option<T>) -> Option<Option<T>> {
     let start = Instant::now();
     let limit = Duration::from_secs(limit_s);
@@ -114,7 +114,7 @@ fn carry_out(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answe
             vm.kill();
             return Answer::Ended { killed: true };
         }
-        // Served before.
+        // The caller has served it already.
         Request::Freeze | Request::AwaitRunning { .. } | Request::AwaitEnd { .. } => {
             Err(io::ErrorKind::InvalidInput.into())
         }
@@ -133,7 +133,8 @@ fn carry_out(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answe
         }
         Request::Balloon { bytes } => match balloon_max {
             None => Err(io::Error::other(
-                "the VM has no balloon; start it with `balloon = true`, and not on huge pages of the host's pool",
+                "the VM has no balloon; start it with `balloon = true`, and not on huge pages of the host's \
+                 pool",
             )),
             Some(max) if *bytes > max.0 => Err(io::Error::other(format!(
                 "the VM has {max} in all; ask for that or less"

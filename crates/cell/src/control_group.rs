@@ -2,8 +2,8 @@
 //! shards and cards (passt and frame filters).
 //!
 //! Linux divides a CPU fairly between threads, so that a VM with more vCPUs gets more of it. In a group of
-//! its own a VM gets by its weight, however many they are, and never more than its limit. Memory counts for
-//! the group whose process touches it first.
+//! its own a VM gets a share by its weight, whatever the number of its threads, and never more than its
+//! limit. Memory counts for the group whose process touches it first.
 
 mod devices;
 
@@ -17,28 +17,28 @@ use config::{IoLimitSpec, Size, VmSpec};
 
 pub use self::devices::DevicesError;
 
-/// Where control groups are.
+/// The mount point of the control groups.
 const ROOT: &str = "/sys/fs/cgroup";
-/// Below it, the groups of all VMs.
+/// Folder below [`ROOT`] with the groups of all VMs.
 const OURS: &str = "mirrorball";
-/// The weight of a group that asks for none, the kernel's own default.
+/// The weight of a VM that sets none, the kernel's own default.
 const WEIGHT_DEFAULT: u16 = 100;
-/// Over which a limit holds, microseconds.
+/// Period of a limit, microseconds.
 const PERIOD_US: f64 = 100_000.0;
-/// Processes and threads that a group has at most. Those of a shard can start none once they are sealed; this
-/// bounds passt.
+/// Maximum number of processes and threads in a group. Those of a shard can start none once they are sealed;
+/// this bounds passt.
 const TASKS_MAX: u32 = 2048;
-/// How often, and how long apart, the end of a group is tried: its last process has just ended.
+/// Number and interval of attempts to remove a group whose last process has just ended.
 const END_TRIES: u32 = 50;
 const END_PAUSE: Duration = Duration::from_millis(10);
 
-/// Why a VM can't have one.
+/// The reason why a VM can't have a group.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlGroupError {
-    /// The host does not let this user make groups, or its kernel can't do what is asked of them.
+    /// The host does not let this user make groups, or its kernel lacks a limit that the VM has.
     #[error(
-        "cannot limit what the VM uses of the host: {}: {source}; that needs root, cgroup v2 and its controllers: leave \
-         cpu_weight, cpu_limit, memory_limit and io_limit out elsewhere",
+        "cannot limit what the VM uses of the host: {}: {source}; that needs root, cgroup v2 and its \
+         controllers: leave cpu_weight, cpu_limit, memory_limit and io_limit out elsewhere",
         path.display()
     )]
     Host {
@@ -52,16 +52,16 @@ pub enum ControlGroupError {
     Devices(#[from] DevicesError),
 }
 
-/// A VM's group; ends with it.
+/// A VM's group, which is removed when it is dropped.
 #[derive(Debug)]
 pub struct ControlGroup(PathBuf);
 
 impl ControlGroup {
-    /// The group of the VM called `name`; none if it asks for nothing. `owner` is a process that lives as
-    /// long as the VM; `files` are those of its disks, with the disks' names.
+    /// The group of the VM called `name`; none if its spec has no weight and no limit. `owner` is a process
+    /// that lives as long as the VM; `files` are those of its disks, with the disks' names.
     ///
     /// # Errors
-    /// If the host does not let this user make groups, or a disk's I/O can't be limited that is to be.
+    /// If the host does not let this user make groups, or the I/O of a disk with a limit can't be limited.
     pub fn of<'a>(
         name: &str,
         owner: u32,
@@ -83,20 +83,20 @@ impl ControlGroup {
         Ok(Some(group))
     }
 
-    /// The VM's group that a process of it is in, which a predecessor of this process made; none if it is in
-    /// none.
+    /// The group of the VM that a process of it is in, which a predecessor of this process made; none if it
+    /// is in none.
     pub(crate) fn of_process(pid: i32) -> Option<Self> {
         let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         group_of(&text).map(|name| Self(Path::new(ROOT).join(OURS).join(name)))
     }
 
-    /// A group of the VM called `name`, without limits but that of tasks. `owner` is a process that lives as
-    /// long as the VM.
+    /// A group of the VM called `name`, with a limit of tasks only. `owner` is a process that lives as long
+    /// as the VM.
     ///
     /// # Errors
     /// If the host does not let this user make groups.
     pub(crate) fn make(name: &str, owner: u32, limits_io: bool) -> Result<Self, ControlGroupError> {
-        // Not every kernel has the last.
+        // Not every kernel has the controller `io`.
         let controllers = if limits_io {
             "+cpu +memory +pids +io"
         } else {
@@ -107,17 +107,17 @@ impl ControlGroup {
         make(&ours)?;
         write(&ours.join("cgroup.subtree_control"), controllers)?;
         remove_abandoned(&ours);
-        // By the owner's number, too: other users of this machine's root may have VMs of this name.
+        // The owner's number is part of the name: other users of this machine's root may have VMs of this
+        // name.
         let group = Self(ours.join(format!("{name}.{owner}")));
         make(&group.0)?;
         write(&group.0.join("pids.max"), &TASKS_MAX.to_string())?;
-        // A VM whose cards are gone is of no use.
+        // A VM whose cards were killed is of no use.
         write(&group.0.join("memory.oom.group"), "1")?;
         Ok(group)
     }
 
-    /// Sets the weight and the limits of CPUs and memory that `spec` asks for, and takes away those that it
-    /// does not.
+    /// Sets the weight and the limits of CPUs and memory of `spec`, and removes those that it does not have.
     pub(crate) fn limit(&self, spec: &VmSpec) -> Result<(), ControlGroupError> {
         let most = |bytes: Size| bytes.0.to_string();
         let cpus = |cpus: f64| format!("{:.0} {PERIOD_US:.0}", cpus * PERIOD_US);
@@ -142,7 +142,7 @@ impl ControlGroup {
         Ok(())
     }
 
-    /// Puts a process, and all that it starts, into the group. One that has ended needs no group.
+    /// Adds a process, and all that it starts, to the group. One that has ended is ignored.
     pub fn add(&self, pid: i32) -> Result<(), ControlGroupError> {
         let path = self.0.join("cgroup.procs");
         match put(&path, &pid.to_string()) {
@@ -151,7 +151,7 @@ impl ControlGroup {
         }
     }
 
-    /// How many processes of the group the kernel has killed because it used more memory than it may.
+    /// Number of the group's processes that the kernel has killed because it used more memory than its limit.
     pub fn killed_for_memory(&self) -> u64 {
         fs::read_to_string(self.0.join("memory.events")).map_or(0, |events| killed(&events))
     }
@@ -168,14 +168,14 @@ impl Drop for ControlGroup {
     }
 }
 
-/// The name of the group of ours that a process is in, by its `/proc` file `cgroup`.
+/// The name of the VM's group that a process is in, by its `/proc` file `cgroup`.
 fn group_of(text: &str) -> Option<&str> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let name = path.strip_prefix(OURS)?.strip_prefix('/')?;
     (!name.is_empty() && !name.contains('/')).then_some(name)
 }
 
-/// How many processes were killed for memory, by a group's `memory.events`.
+/// Number of processes that were killed for memory, by a group's `memory.events`.
 fn killed(events: &str) -> u64 {
     let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
     events.lines().find_map(count).unwrap_or(0)
@@ -190,7 +190,7 @@ fn remove_abandoned(ours: &Path) {
             && pid.parse::<u32>().is_ok()
             && !Path::new("/proc").join(pid).exists()
         {
-            // One that still has processes stays.
+            // A group that still has processes stays.
             let _ = fs::remove_dir(entry.path());
         }
     }
@@ -207,7 +207,7 @@ fn write(path: &Path, text: &str) -> Result<(), ControlGroupError> {
     put(path, text).map_err(|error| failed(path, error))
 }
 
-/// Writes to a file that is there: where no cgroup v2 is mounted a new one would limit nothing.
+/// Writes to an existing file: where no cgroup v2 is mounted a new file would limit nothing.
 fn put(path: &Path, text: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).open(path)?;
     file.write_all(text.as_bytes())

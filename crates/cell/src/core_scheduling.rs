@@ -9,47 +9,48 @@ use std::io;
 use libc::{PR_SCHED_CORE, PR_SCHED_CORE_CREATE, PR_SCHED_CORE_GET};
 use libc::{PR_SCHED_CORE_SCOPE_THREAD, PR_SCHED_CORE_SCOPE_THREAD_GROUP};
 
-/// Why a VM can't have cores of its own.
+/// The reason why a VM can't have cores of its own.
 #[derive(Debug, thiserror::Error)]
 pub enum CoreSchedulingError {
-    /// ENODEV.
+    /// `ENODEV`: no CPUs share a core.
     #[error(
-        "core_scheduling: no two CPUs of this host share a core, so there is nothing to keep apart (hyper-threading is off); \
-         help: leave core_scheduling out"
+        "core_scheduling: no two CPUs of this host share a core, so there is nothing to keep apart \
+         (hyper-threading is off); help: leave core_scheduling out"
     )]
     NoSiblings,
-    /// EINVAL.
+    /// `EINVAL`: the kernel lacks core scheduling.
     #[error(
-        "core_scheduling: this host's kernel has no core scheduling; help: boot Linux 5.14 or later with CONFIG_SCHED_CORE, or \
-         turn hyper-threading off (`nosmt`) and leave core_scheduling out"
+        "core_scheduling: this host's kernel has no core scheduling; help: boot Linux 5.14 or later with \
+         CONFIG_SCHED_CORE, or turn hyper-threading off (`nosmt`) and leave core_scheduling out"
     )]
     NotInKernel,
-    /// Another error.
+    /// Another error of the kernel.
     #[error(
-        "core_scheduling: the kernel refuses a cookie for the VM's process: {0}; help: run as root, or leave core_scheduling out"
+        "core_scheduling: the kernel refuses a cookie for the VM's process: {0}; help: run as root, or leave \
+         core_scheduling out"
     )]
     Refused(io::Error),
-    /// It spans hosts.
+    /// The VM spans hosts.
     #[error(
-        "core_scheduling: the VM spans cells of other hosts, whose shards get no cookie; help: name cells of this host, or \
-         leave core_scheduling out"
+        "core_scheduling: the VM spans cells of other hosts, whose shards get no cookie; help: name cells of \
+         this host, or leave core_scheduling out"
     )]
     OtherHosts,
 }
 
-/// What is asked of the kernel.
+/// An operation of the kernel's core scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
-    /// Make a cookie for all threads of a process.
+    /// Makes a cookie for all threads of a process.
     Create,
-    /// Tell the cookie of a thread.
+    /// Reads the cookie of a thread.
     Get,
 }
 
-/// Gives a process, and what it starts from now on, a cookie that no other has; returns it.
+/// Gives a process, and all that it starts from now on, a cookie that no other has; returns it.
 ///
 /// # Errors
-/// When the kernel or the host can't.
+/// If the kernel or the host can't.
 pub fn isolate(pid: i32) -> Result<u64, CoreSchedulingError> {
     isolate_by(pid, ask_kernel)
 }
@@ -65,7 +66,7 @@ fn isolate_by(
     })?;
     let cookie = ask(Operation::Get, pid).map_err(CoreSchedulingError::Refused)?;
     if cookie == 0 {
-        // That of all processes without one of their own.
+        // Zero is the cookie of all processes without one of their own.
         return Err(CoreSchedulingError::Refused(io::Error::other("it made none")));
     }
     Ok(cookie)
@@ -73,7 +74,7 @@ fn isolate_by(
 
 fn ask_kernel(operation: Operation, pid: i32) -> io::Result<u64> {
     let mut cookie = 0_u64;
-    // SAFETY: the kernel writes to `cookie` alone, and only where it is asked for it.
+    // SAFETY: the kernel writes to `cookie` alone, and only for the operation that reads it.
     let result = unsafe {
         match operation {
             Operation::Create => libc::prctl(
@@ -105,7 +106,7 @@ mod tests {
 
     const PID: i32 = 4711;
 
-    /// What becomes of a VM's start where the kernel answers so; and what it was asked.
+    /// The result of a VM's start with these answers of the kernel, and the operations that it received.
     fn isolated(
         create: Result<u64, i32>,
         get: Result<u64, i32>,

@@ -1,4 +1,4 @@
-//! How a VM ended, as an exit status and a line of text; and which of its shards' ends was the reason.
+//! The ending of a VM, as an exit status and a line of text; and the shard whose end was the reason.
 
 use shard_api::launch::Ending;
 
@@ -23,24 +23,25 @@ pub fn reason(ending: &Ending) -> Option<String> {
         Ending::ShardFailed { detail } | Ending::PeerLost { detail } => format!("the shard failed: {detail}"),
         Ending::Quit => "killed".to_owned(),
         Ending::RebootLoop => format!(
-            "the guest reboots too fast: {QUICK_MAX} times in a row within {} s of its start; see its console",
+            "the guest reboots too fast: {QUICK_MAX} times in a row within {} s of its start; see its \
+             console",
             QUICK.as_secs()
         ),
     })
 }
 
-/// Why a VM ends that depended on a cell that has failed.
+/// The reason for the end of a VM that depended on a cell that has failed.
 pub(crate) fn of_failed_cell(cell: u16) -> String {
     format!("cell {cell}, of which the VM used CPUs or memory, has failed")
 }
 
-/// What is known of the end of a shard that had no last word: `gone`, and whether the kernel has killed
-/// processes of its VM's control group for memory.
+/// The ending of a shard without a last report: `gone` describes its end, and `is_out_of_memory` says whether
+/// the kernel has killed processes of its VM's control group for memory.
 fn of_gone(gone: String, is_out_of_memory: bool) -> Ending {
     let detail = if is_out_of_memory {
         format!(
-            "{gone}; the VM used more of the host's memory than its memory_limit; help: raise memory_limit, or have the guest use \
-             less: its temporary overlays count if they lie in memory"
+            "{gone}; the VM used more of the host's memory than its memory_limit; help: raise memory_limit, \
+             or have the guest use less: its temporary overlays count if they lie in memory"
         )
     } else {
         gone
@@ -57,20 +58,20 @@ pub(crate) fn of_silent(gone: String, was_killed: bool, is_out_of_memory: bool) 
     }
 }
 
-/// What ended a VM of several shards, if that was one beside its home: of its home's last word, if it had
-/// one, and what is known of the first of the others that ended, if one did before it was told to.
-/// `was_told`: somebody wanted the end.
+/// The ending of a VM of several shards, if a shard beside its home caused it. `home` is the last report of
+/// the home, if it sent one; `part` is the ending of the first other shard that ended without an order.
+/// `was_told` says whether the VM was to end.
 pub(crate) fn of_part(home: Option<&Ending>, part: Option<Ending>, was_told: bool) -> Option<Ending> {
     let home_has_none = match home {
         Some(Ending::PeerLost { .. }) => true,
         Some(Ending::Quit) => !was_told,
-        // Without a last word it was killed, and its process tells by what.
+        // A home without a last report was killed, and the status of its process names the signal.
         _ => false,
     };
     part.filter(|part| !is_witness(part) || home_has_none)
 }
 
-/// What a shard sees of another's end is no reason: it is the other's end that tells.
+/// Whether an ending only reports the end of another shard, whose own ending is the reason.
 pub(crate) fn is_witness(ending: &Ending) -> bool {
     matches!(ending, Ending::PeerLost { .. })
 }
@@ -110,7 +111,8 @@ mod tests {
         assert_eq!(status(&killed), 73);
         let reason = reason(&killed).unwrap();
         let begin = format!(
-            "the shard failed: {gone}; the VM used more of the host's memory than its memory_limit; help: raise memory_limit"
+            "the shard failed: {gone}; the VM used more of the host's memory than its memory_limit; help: \
+             raise memory_limit"
         );
         assert!(reason.starts_with(&begin), "{reason}");
         assert!(!reason.contains('\n'));
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_home_that_was_killed_is_told_of_by_its_process_and_not_by_who_saw_it() {
+    fn killed_home_is_reported_by_its_process_and_not_by_a_witness() {
         for was_told in [false, true] {
             assert_eq!(of_part(None, Some(witness()), was_told), None);
             assert_eq!(of_part(None, None, was_told), None);
@@ -133,20 +135,20 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_failed_is_the_reason_whatever_the_home_says() {
+    fn failed_part_is_the_reason_whatever_the_home_reports() {
         for home in [None, Some(Ending::Quit), Some(witness()), Some(failed())] {
             assert_eq!(of_part(home.as_ref(), Some(failed()), false), Some(failed()));
         }
     }
 
     #[test]
-    fn a_witness_is_heard_where_nobody_knows_more() {
+    fn report_of_a_witness_counts_where_no_other_is_known() {
         assert_eq!(of_part(Some(&witness()), Some(witness()), true), Some(witness()));
         assert_eq!(
             of_part(Some(&Ending::Quit), Some(witness()), false),
             Some(witness())
         );
-        // Told to end, they see each other go.
+        // Shards that were ordered to end see each other go.
         assert_eq!(of_part(Some(&Ending::Quit), Some(witness()), true), None);
     }
 }

@@ -1,8 +1,8 @@
-//! A VM that was frozen, as the monitors of its clones have it: its spec, and open files of its state, memory
-//! and disks.
+//! A frozen VM, as the monitors of its clones have it: its spec, and open files of its state, memory and
+//! disks.
 //!
-//! A running VM's monitor freezes it when asked over its control socket ([`Freezable`]), and sends the files
-//! along; from then on neither needs the other.
+//! A running VM's monitor freezes it on a request over its control socket ([`Freezable`]), and sends the
+//! files along; from then on neither needs the other.
 
 mod freezable;
 mod handed;
@@ -24,26 +24,26 @@ use shard_api::message::{Files, ReceiveError, receive, send};
 
 pub use self::freezable::Freezable;
 
-/// How long freezing may take: standing still, and copying what the temporary overlays hold.
+/// Time limit for a freeze: the pause, and the copies of the temporary overlays.
 const FREEZE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The first line of the answer to [`Request::Freeze`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum FreezeAnswer {
-    /// Frozen: the files come with this.
+    /// The VM is frozen: the files come with this.
     Frozen(Box<FrozenFiles>),
-    /// It can't be done.
+    /// The VM can't be frozen.
     Refused {
         /// Why.
         why: String,
     },
 }
 
-/// Which file is which.
+/// The descriptors of a frozen VM's files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FrozenFiles {
-    /// What the VM was started from.
+    /// The VM's spec.
     pub spec: VmSpec,
     /// Its share group, which its clones join.
     pub share_group: ShareGroup,
@@ -51,14 +51,14 @@ pub struct FrozenFiles {
     pub resume: ResumeLaunch,
     /// For each disk, its temporary overlays, the newest first.
     pub overlays: Vec<Vec<Fd>>,
-    /// How long the VM stood still, microseconds.
+    /// Time for which the VM was paused, microseconds.
     pub paused_us: u64,
 }
 
 /// A frozen VM.
 #[derive(Debug)]
 pub struct FrozenVm {
-    /// What it was started from.
+    /// The VM's spec.
     pub spec: VmSpec,
     /// The share group that it brings along.
     pub share_group: Option<ShareGroup>,
@@ -68,7 +68,7 @@ pub struct FrozenVm {
     pub memory: Vec<File>,
     /// For each disk, its temporary overlays, the newest first.
     pub overlays: Vec<Vec<File>>,
-    /// How long it stood still, microseconds.
+    /// Time for which the VM was paused, microseconds.
     pub paused_us: u64,
 }
 
@@ -106,8 +106,8 @@ impl FrozenVm {
         })
     }
 
-    /// Lets a VM that was opened from the same spec go on where this one stood: adds its files to `files` and
-    /// names them in `launch`.
+    /// Makes a VM that was opened from the same spec resume from this one's state: adds its files to `files`
+    /// and names them in `launch`.
     pub fn resume(&self, launch: &mut LaunchSpec, files: &mut Vec<OwnedFd>) -> io::Result<()> {
         let mut add = |file: &File| -> io::Result<Fd> {
             files.push(file.try_clone()?.into());
@@ -137,7 +137,7 @@ impl FrozenVm {
     }
 }
 
-/// Why a VM was not frozen, by the error of the socket of a process that takes part in it.
+/// The reason why a VM was not frozen, by the error of the socket of a process that takes part in it.
 fn not_frozen(error: ReceiveError) -> io::Error {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     let has_ended = match &error {
@@ -159,12 +159,12 @@ fn has_overlay(disk: &DiskLaunch) -> bool {
         .is_some_and(|layer| layer.format == DiskFormat::Scratch)
 }
 
-/// What of a running VM others may not share, in one line with the mend; nothing when it can be cloned.
+/// The resource of a running VM that prevents a clone, in one line with the help; none when it can be cloned.
 pub fn obstacle(spec: &VmSpec) -> Option<String> {
     disk_obstacle(spec).or_else(|| card_obstacle(spec))
 }
 
-/// The same of its disks alone.
+/// The same for its disks alone.
 pub fn disk_obstacle(spec: &VmSpec) -> Option<String> {
     if spec.root.persistent {
         return Some(
@@ -175,7 +175,8 @@ pub fn disk_obstacle(spec: &VmSpec) -> Option<String> {
         let path = disk.path.display();
         if disk.persistent && !disk.read_only {
             return Some(format!(
-                "its disk {path} is persistent, and only it may write that; give it the disk without `persistent`"
+                "its disk {path} is persistent, and only it may write that; give it the disk without \
+                 `persistent`"
             ));
         }
         if disk.mode == DiskMode::Exclusive {
@@ -190,7 +191,8 @@ pub fn disk_obstacle(spec: &VmSpec) -> Option<String> {
 fn card_obstacle(spec: &VmSpec) -> Option<String> {
     let tap = spec.nets.iter().flatten().find(|net| net.kind == NetKind::Tap)?;
     Some(format!(
-        "its network card is the TAP device {}, which only one VM can use; give it a card of the kind `user`, or none",
+        "its network card is the TAP device {}, which only one VM can use; give it a card of the kind \
+         `user`, or none",
         tap.tap.as_deref().unwrap_or_default()
     ))
 }
@@ -215,7 +217,7 @@ mod tests {
     const OVERLAY_BYTES: u64 = 2 << 16;
     const MEMORY_BYTES: u64 = 64 << 20;
 
-    /// The files that a shard hands out.
+    /// The files that a shard sends.
     struct Handed {
         state: File,
         memory: File,
@@ -256,8 +258,8 @@ mod tests {
         }
     }
 
-    /// A monitor's answer to a client when its shard hands out these files. The shard keeps its file of the
-    /// disk, and changes it when the client has its own.
+    /// A monitor's answer to a client when its shard sends these files. The shard keeps its file of the disk,
+    /// and changes it when the client has its own.
     fn handed_on(handed: Handed) -> (FreezeAnswer, Files) {
         let (socket, mut shard) = UnixStream::pair().unwrap();
         let shard = thread::spawn(move || {

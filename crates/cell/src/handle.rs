@@ -1,4 +1,5 @@
-//! A running VM as others of its monitor have it: its console, orders to its shards, what they answer.
+//! Handle of a running VM for other parts of its monitor: its console, orders to its shards, and their
+//! answers.
 
 mod memory;
 mod pins;
@@ -27,16 +28,16 @@ use crate::recorder::Recorder;
 use crate::remote::clock::leader::Step;
 pub use crate::shard_process::{ACKNOWLEDGEMENT_LIMIT, QUIT_LIMIT};
 
-/// How long a guest may take to end before the power button is pressed again.
+/// Time for a guest to power off before the power button is pressed again.
 const PRESS_INTERVAL: Duration = Duration::from_secs(3);
-/// How long a shard may take to answer an order; one that moves a vCPU or holds the VM still gives up before.
+/// Time limit for a shard to answer an order; one that moves a vCPU or pauses the VM gives up before.
 const ORDER_LIMIT: Duration = Duration::from_secs(8);
-/// How long a reset VM may take to start again: its memory may have to be allocated first.
+/// Time limit for a reset VM to start again: its memory may have to be allocated first.
 const RESET_LIMIT: Duration = Duration::from_secs(60);
-/// How long a client may take to read its answer when the VM has ended.
+/// Time limit for a client to read its answer when the VM has ended.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// What others may do with a running VM. Cheap to clone; all clones are the same.
+/// Handle of a running VM. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
 pub struct Handle(Arc<Shared>);
 
@@ -44,13 +45,13 @@ pub struct Handle(Arc<Shared>);
 struct Shared {
     console: Console,
     recorder: Recorder,
-    /// Locked while what the VM uses of the host is changed, or a vCPU moves.
+    /// Locked during an update of the VM's host resources, or a move of a vCPU.
     updating: Mutex<()>,
     /// Locked while the VM is being frozen.
     freezable: Mutex<Option<Freezable>>,
     /// The socket that a freeze waits for.
     freezing: Mutex<Option<UnixStream>>,
-    /// Locked while somebody waits for the answer to an order.
+    /// Locked while a client waits for the answer to an order.
     acting: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
@@ -59,7 +60,7 @@ struct Shared {
 /// A vCPU that has moved to another cell.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// How long it stood still, nanoseconds.
+    /// Time for which it stood still, nanoseconds.
     pub still_ns: u64,
     /// The CPUs that it was pinned to, if the move has ended a pin.
     pub dropped_pin: Option<Vec<usize>>,
@@ -86,27 +87,27 @@ impl Handle {
         &self.0.recorder
     }
 
-    /// Gives an order to the shard, and never waits for it.
+    /// Sends an order to the shard, and never blocks.
     pub fn order(&self, order: &Order) -> io::Result<()> {
         self.state().order(order).map(drop)
     }
 
-    /// Has a shard's clock step forward.
+    /// Orders a shard's clock to step forward.
     pub(crate) fn step(&self, step: Step) {
         let Step { shard, offset } = step;
         let order = Order::Step { offset };
-        // One that is gone ends the VM.
+        // A shard that is gone ends the VM.
         let _ = match shard.checked_sub(1) {
             None => self.order(&order),
             Some(index) => {
                 let part = self.state().parts.as_ref().and_then(|parts| parts.get(index));
-                // Not under the lock: one on another host may take a while.
+                // This is not under the lock: a shard on another host may take a while.
                 part.map_or(Ok(()), |part| part.order(&order))
             }
         };
     }
 
-    /// One of the shards beside the home has ended before it was told to.
+    /// One of the shards beside the home has ended without an order.
     pub(crate) fn part_ended(&self) {
         self.state().end_without_part();
     }
@@ -140,10 +141,10 @@ impl Handle {
         }
     }
 
-    /// The VM can be frozen from now on.
+    /// Sets the way to freeze the VM from now on.
     pub(crate) fn set_freezable(&self, freezable: Option<Freezable>) {
         let socket = freezable.as_ref().and_then(|freezable| freezable.socket().ok());
-        // A freeze that nothing could end would hold up the VM's end.
+        // A freeze that can't be ended would delay the VM's end.
         *self.freezable() = freezable.filter(|_| socket.is_some());
         *self.freezing() = socket;
     }
@@ -192,12 +193,12 @@ impl Handle {
         }
     }
 
-    /// Gives an order and waits for its answer; an order that is refused is an error. The shard carries out
+    /// Sends an order and waits for its answer; an order that is refused is an error. The shard carries out
     /// one at a time, and each may take the whole time.
     fn act(&self, order: &Order) -> io::Result<Answer> {
         let _acting = self.0.acting.lock().unwrap_or_else(PoisonError::into_inner);
         let starts = {
-            // No order waits, so the lock may be held: the answer finds what was asked.
+            // Sending never blocks, so the lock may be held: the answer finds the order that it belongs to.
             let mut state = self.state();
             let id = state.order(order)?;
             (state.asked, state.answer) = (Some(id), None);
@@ -222,7 +223,7 @@ impl Handle {
         }
     }
 
-    /// Has the VM stand still until [`Handle::resume`].
+    /// Pauses the VM until [`Handle::resume`].
     pub fn pause(&self) -> io::Result<()> {
         if self.state().ending {
             return Err(io::Error::other("the VM is ending"));
@@ -236,7 +237,7 @@ impl Handle {
         paused
     }
 
-    /// Lets a VM go on that stands still.
+    /// Resumes a paused VM.
     pub fn resume(&self) -> io::Result<()> {
         self.confirm(&Order::Resume)
     }
@@ -246,7 +247,7 @@ impl Handle {
         self.confirm(&Order::Nmi)
     }
 
-    /// Gives an order that is only confirmed. A shard that loads its VM would obey it much later.
+    /// Sends an order that is only confirmed. A shard that loads its VM would obey it much later.
     fn confirm(&self, order: &Order) -> io::Result<()> {
         if !self.state().runs {
             return Err(io::Error::other("the VM does not run yet"));
@@ -283,14 +284,14 @@ impl Handle {
         }
     }
 
-    /// The VM runs, and its client was told so. Whether its keeper has what another process needs to go on
-    /// with it.
+    /// Records that the VM runs and that its client has the report. `is_left` says whether its keeper has all
+    /// that another process needs to serve it.
     pub(crate) fn set_left(&self, is_left: bool) {
         self.state().is_left = is_left;
         self.changed();
     }
 
-    /// Waits until another process can go on with the VM. Returns false when the VM has ended.
+    /// Waits until another process can serve the VM. Returns false when the VM has ended.
     pub(crate) fn wait_until_left(&self) -> bool {
         let mut state = self.state();
         while !state.is_left && !state.over {
@@ -299,7 +300,7 @@ impl Handle {
         !state.over
     }
 
-    /// Does something that does not return, if another process can go on with the VM now.
+    /// Calls `end`, which does not return, if another process can serve the VM now.
     pub(crate) fn if_left(&self, end: impl FnOnce() -> Infallible) {
         let state = self.state();
         if state.is_left {
@@ -338,7 +339,7 @@ impl Handle {
     }
 
     /// Ends the VM now: by order, and if it does not obey, by force. Returns when it has ended. The order
-    /// never waits.
+    /// never blocks.
     pub fn kill(&self) {
         {
             let mut state = self.state();
@@ -382,36 +383,36 @@ impl Handle {
         }
     }
 
-    /// Ends the VM, since a part of what it needs is lost. Its client is told why. No boot follows.
+    /// Ends the VM, since it has lost a part. Its client receives the reason. No boot follows.
     pub(crate) fn end_as_lost(&self, why: String) {
         self.state().lost = Some(why);
         self.quit();
     }
 
-    /// Waits between two boots; less when the VM is to end.
+    /// Pauses between two boots; for a shorter time when the VM is to end.
     pub(crate) fn wait_between_boots(&self, pause: Duration) {
         drop(self.wait(pause, |state| state.ending || state.lost.is_some()));
     }
 
-    /// The home takes no orders any more.
+    /// Records that the home takes no orders any more.
     pub(crate) fn end_orders(&self) {
         self.state().orders = None;
         self.changed();
     }
 
-    /// The VM has ended: nobody waits for it any more.
+    /// Records that the VM has ended, and wakes all that wait for it.
     pub fn over(&self) {
         {
             let mut state = self.state();
             state.over = true;
-            // It can't be full.
+            // The counter can't be full.
             state.over_event.iter().for_each(|event| _ = event.write(1));
         }
         self.0.changed.notify_all();
         self.0.console.close();
     }
 
-    /// A descriptor that can be read once the VM has ended. There is one at most.
+    /// A descriptor that is readable once the VM has ended. There is one at most.
     ///
     /// # Errors
     /// If this process has no descriptors left.
@@ -420,20 +421,21 @@ impl Handle {
         let watched = event.as_fd().try_clone_to_owned()?;
         let mut state = self.state();
         if state.over {
-            // It can't be full.
+            // The counter can't be full.
             let _ = event.write(1);
         }
         state.over_event = Some(event);
         Ok(watched)
     }
 
-    /// Notes that a client waits for an answer.
+    /// Records that a client waits for an answer.
     pub fn asking(&self) -> Asking<'_> {
         self.state().asking += 1;
         Asking(self)
     }
 
-    /// Waits until nobody waits for an answer: a monitor must not end before it has told how its VM did.
+    /// Waits until no client waits for an answer: a monitor must not end before it has reported how its VM
+    /// ended.
     pub fn all_answered(&self) {
         drop(self.wait(ANSWER_LIMIT, |state| state.asking == 0));
     }
@@ -456,7 +458,7 @@ impl Handle {
         state
     }
 
-    /// Something in the state has changed that others may wait for.
+    /// Wakes threads that wait for a change of the state.
     pub(crate) fn changed(&self) {
         self.0.changed.notify_all();
     }
@@ -466,7 +468,7 @@ impl Handle {
     }
 }
 
-/// The time when `limit` will have passed. One that no clock can tell is as good as a year.
+/// The time when `limit` will have passed. A time beyond the clock's range becomes a year.
 fn after(limit: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
     let now = Instant::now();
@@ -490,7 +492,7 @@ mod tests {
     use super::*;
     use crate::shard_process::ShardProcess;
 
-    /// The next order that a shard gets; none at the end.
+    /// The next order that a shard receives; none at the end.
     fn next_order(shard: &ControlSocket) -> Option<NumberedOrder> {
         let (message, _) = shard.receive_with_files().ok()?;
         Some(serde_json::from_slice(&message).expect("an order"))
@@ -526,7 +528,7 @@ mod tests {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             });
-            // A client that asks for the status has to wait no longer than the kill takes.
+            // A client that requests the status waits no longer than the kill takes.
             let asked = scope.spawn(|| handle.status());
             handle.kill();
             assert_eq!(

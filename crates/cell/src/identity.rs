@@ -1,10 +1,10 @@
-//! The user and group that the shards of one VM are outside: numbers of a range, which no other VM and no
-//! daemon has.
+//! The user and group of a VM's shards outside their user namespace: numbers of a range, which no other VM
+//! and no daemon has.
 //!
 //! Root takes the range of the entry `mirrorball` in `/etc/subuid` and `/etc/subgid`; without one, a range
 //! that systemd's list of users and groups leaves unused. Another user takes the range of their own entry,
-//! which `newuidmap` and `newgidmap` (uidmap, shadow-utils) map for them. VMs take numbers from the end of a
-//! range, parts of VMs of other hosts from its beginning.
+//! which `newuidmap` and `newgidmap` (uidmap, shadow-utils) map. VMs take numbers from the end of a range,
+//! parts of VMs of other hosts from its beginning.
 
 use std::fs;
 use std::ops::Range;
@@ -15,26 +15,26 @@ use shard_api::launch::Identity;
 
 /// The entry of root's VMs.
 const ENTRY: &str = "mirrorball";
-/// <https://systemd.io/UIDS-GIDS/>: above the containers' range, below 2^31.
+/// Range without a use in <https://systemd.io/UIDS-GIDS/>: above the containers' range, below 2^31.
 const UNUSED: Range<u32> = 0x7000_0000..0x8000_0000;
-/// The user that a kernel shows for files and processes without one in this namespace.
+/// The user that a kernel shows for files and processes without a mapping in this namespace.
 const NOBODY: u32 = 65_534;
 
-/// Which number of the range a shard takes.
+/// The position of a shard's number in the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// That of a VM, counted by its address on the socket device.
+    /// The number of a VM, counted by its address on the socket device.
     Vm(u32),
-    /// That of a part of another host's VM, counted from 0.
+    /// The number of a part of another host's VM, counted from 0.
     Part(u32),
 }
 
-/// The identity of a shard, and a note about one that it could not get.
+/// The identity of a shard, and a note if it has none of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
     /// The user and group; none where the shard keeps its user's.
     pub identity: Option<Identity>,
-    /// Why they are not its own, if they are not.
+    /// The reason why they are not its own, if they are not.
     pub note: Option<String>,
 }
 
@@ -66,7 +66,8 @@ impl Given {
     }
 }
 
-/// Root's, by the files `/etc/subuid` and `/etc/subgid` and the maps of this user namespace.
+/// The identity of root's shards, by the files `/etc/subuid` and `/etc/subgid` and the maps of this user
+/// namespace.
 fn of_root(place: Place, (uids, gids): (&str, &str), (uid_map, gid_map): (&str, &str)) -> Given {
     let names = [ENTRY.to_owned()];
     let range = |text| entry(text, &names).unwrap_or(UNUSED);
@@ -83,18 +84,19 @@ fn of_root(place: Place, (uids, gids): (&str, &str), (uid_map, gid_map): (&str, 
         };
     }
     let note = format!(
-        "user id of its own: {} and {} are not mapped in this user namespace; name a range `{ENTRY}` in /etc/subuid and /etc/subgid",
+        "user id of its own: {} and {} are not mapped in this user namespace; name a range `{ENTRY}` in \
+         /etc/subuid and /etc/subgid",
         own.uid, own.gid
     );
     Given {
-        // `nobody` may be another's too, but is not root.
+        // `nobody` may belong to other processes too, but is not root.
         identity: Some(nobody).filter(is_mapped),
         note: Some(note),
     }
 }
 
-/// The first range of a file like `/etc/subuid` that is not empty and belongs to one of `names`. Ranges with
-/// root in them, and such that do not fit the numbers of users, are none.
+/// The first range of a file like `/etc/subuid` that is not empty and belongs to one of `names`. Ranges that
+/// contain root, or numbers that no user can have, are skipped.
 fn entry(text: &str, names: &[String]) -> Option<Range<u32>> {
     text.lines().find_map(|line| {
         let mut fields = line.trim().split(':');
@@ -103,7 +105,7 @@ fn entry(text: &str, names: &[String]) -> Option<Range<u32>> {
             return None;
         }
         let (start, count): (u32, u32) = (start.parse().ok()?, count.parse().ok()?);
-        // The last number of all stands for none.
+        // The last of all numbers means no user.
         let end = start.checked_add(count)?;
         (start > 0 && count > 0).then_some(start..end)
     })
@@ -116,7 +118,7 @@ fn identity(place: Place, uids: &Range<u32>, gids: &Range<u32>) -> Identity {
     }
 }
 
-/// The number of `range` at `place`: half of them for VMs. Different for each until all have been used.
+/// The number of `range` at `place`: half of them for VMs. Numbers repeat only after all have been used.
 fn number(place: Place, range: &Range<u32>) -> u32 {
     let count = range.end - range.start;
     let for_parts = count / 2;
@@ -228,7 +230,7 @@ mod tests {
         assert_eq!(number(Place::Part(5), &(7..8)), 7);
     }
 
-    /// A user that is made up for a test, and the ids that it may give to processes.
+    /// A user that a test makes up, and the ids that it may give to processes.
     const MADE_UP: u32 = 61_234;
     const RANGE: std::ops::Range<u32> = 1_950_000_000..1_950_065_536;
     /// Set for the test program when the made-up user runs it.
@@ -319,7 +321,7 @@ mod tests {
             assert!(RANGE.contains(&identity.uid) && RANGE.contains(&identity.gid));
             start_and_look(&namespaces, identity);
         }
-        // The helpers refuse what is not the user's.
+        // The helpers refuse ids that are not the user's.
         let foreign = Identity {
             uid: RANGE.end,
             gid: RANGE.end,
@@ -351,7 +353,7 @@ mod tests {
         })
     }
 
-    /// Starts a process as `identity`, and expects that others see it so.
+    /// Starts a process as `identity`, and checks that others see it so.
     fn start_and_look(namespaces: &Namespaces, identity: Identity) {
         let spawned = start(namespaces, identity).unwrap();
         assert!(spawned.is_mapped);

@@ -1,7 +1,7 @@
-//! Descriptors on their way from a monitor to its successor, with a record of what each is for.
+//! Descriptors on their way from a monitor to its successor, with a record of the purpose of each.
 //!
-//! They go by the VM's keeper, which reads neither. The record is JSON in a file in memory, the first of the
-//! descriptors.
+//! They pass through the VM's keeper, which reads neither. The record is JSON in a file in memory, the first
+//! of the descriptors.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -15,8 +15,8 @@ use serde_json::Value;
 use shard_api::launch::Fd;
 use urpc::version::Versions;
 
-/// The versions of the record that this program reads, and in which it can be read when this program writes
-/// it: a VM goes from a program to the next release's, and back.
+/// The versions of the record that this program reads, and in which others can read its own record: a VM
+/// passes from a program to the next release's, and back.
 pub(crate) const VERSIONS: Versions = Versions::up_to(1);
 
 /// The record, and the versions in which it can be read.
@@ -26,12 +26,12 @@ struct Versioned<T> {
     record: T,
 }
 
-/// Descriptors that are to be left, the record's place first.
+/// Descriptors to leave, the record's position first.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving(Vec<OwnedFd>);
 
 impl Leaving {
-    /// Adds a copy of this one. Returns its place.
+    /// Adds a copy of this descriptor. Returns its position.
     ///
     /// # Errors
     /// If this process has no descriptors left.
@@ -41,7 +41,7 @@ impl Leaving {
         Ok(Fd(self.0.len()))
     }
 
-    /// Gives all to the keeper, with their record, in place of what it had before.
+    /// Gives all descriptors to the keeper, with their record, in place of those that it had before.
     ///
     /// # Errors
     /// If the keeper is gone, or there are no descriptors left.
@@ -61,10 +61,10 @@ impl Leaving {
 pub(crate) struct LeftFiles(Vec<Option<OwnedFd>>);
 
 impl LeftFiles {
-    /// Reads the record among what a keeper had.
+    /// Reads the record among the descriptors that a keeper had.
     ///
     /// # Errors
-    /// If there is none, or it has no version in common with this program.
+    /// If there is no record, or it has no version in common with this program.
     pub(crate) fn read<T: DeserializeOwned>(files: Vec<OwnedFd>) -> io::Result<(T, Self)> {
         let mut left = Self(files.into_iter().map(Some).collect());
         let mut text = Vec::new();
@@ -72,7 +72,7 @@ impl LeftFiles {
         file.rewind()?;
         file.read_to_end(&mut text)?;
         let Versioned { versions, record } = serde_json::from_slice::<Versioned<Value>>(&text)?;
-        // Before the rest, which another version may write in another way.
+        // The versions are checked before the rest, whose form another version may have changed.
         VERSIONS
             .agree(
                 versions,
@@ -83,7 +83,7 @@ impl LeftFiles {
         Ok((serde_json::from_value(record)?, left))
     }
 
-    /// The descriptor at this place.
+    /// The descriptor at this position.
     ///
     /// # Errors
     /// If there is none, or it was taken before.
@@ -127,7 +127,8 @@ mod tests {
         }
         let error = read(&text(Versions::up_to(newest + 2))).unwrap_err().to_string();
         let both = format!(
-            "the program that left the VM speaks versions {} to {} of the record of a running VM, and this program {VERSIONS}; help: ",
+            "the program that left the VM speaks versions {} to {} of the record of a running VM, and this \
+             program {VERSIONS}; help: ",
             newest + 1,
             newest + 2
         );

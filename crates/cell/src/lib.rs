@@ -3,10 +3,10 @@
 //!
 //! [`monitor`] is the monitor's process: it holds the client's lease ([`registry::lease`]) and a thread for
 //! each VM, and enters each VM in the [`registry`]. [`open`] opens a VM's files. [`vm`] runs its shard
-//! ([`programs`], [`spawn`], [`link`]), or its shards ([`spanning`]), through every reboot. Other threads
-//! reach a VM by its [`handle`], and clients by [`console`] and [`control`]. [`frozen`] is a VM that others
-//! go on from, and [`snapshot`] such a VM in a directory. [`cluster`] is several cells under one name space,
-//! and [`remote`] the parts of a VM on other hosts.
+//! ([`programs`], [`link`]), or its shards ([`spanning`]), through every reboot. Other threads reach a VM by
+//! its [`handle`], and clients by [`console`] and [`control`]. [`frozen`] is a VM from which others resume,
+//! and [`snapshot`] such a VM in a directory. [`cluster`] has the cells under one name space, and [`remote`]
+//! the parts of a VM on other hosts.
 
 mod adoption;
 mod affinity;

@@ -1,4 +1,4 @@
-//! The control socket to a shard as its monitor has it: the launch and orders out, reports in.
+//! The monitor's end of the control socket to a shard: sends the launch and orders, receives reports.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,16 +21,17 @@ const FIRST_INCARNATION: u64 = 1;
 #[derive(Debug)]
 pub struct ShardLink {
     socket: ControlSocket,
-    /// That of this monitor. Each successor has a greater one, whose orders a shard prefers.
+    /// The incarnation of this monitor. Each successor has a greater one, whose orders a shard prefers.
     incarnation: u64,
-    /// The launch has been sent. An order before it would be taken for it.
+    /// Whether the launch has been sent. An order before it would be taken for it.
     is_launched: AtomicBool,
-    /// The number of the last order. Held while one is sent, so that they come in the order of their numbers.
+    /// The number of the last order. Locked during a send, so that orders arrive in the order of their
+    /// numbers.
     last: Mutex<u64>,
 }
 
 impl ShardLink {
-    /// Makes one, and the shard's end.
+    /// Makes a link, and the shard's end.
     pub fn pair() -> io::Result<(Self, ControlSocket)> {
         let (socket, theirs) = ControlSocket::pair()?;
         let link = Self {
@@ -42,7 +43,7 @@ impl ShardLink {
         Ok((link, theirs))
     }
 
-    /// Goes on with the link of a predecessor of this process to a shard that has its launch.
+    /// Takes over the link of a predecessor of this process to a shard that has its launch.
     pub fn adopt(socket: OwnedFd, incarnation: u64) -> Self {
         Self {
             socket: socket.into(),
@@ -52,7 +53,7 @@ impl ShardLink {
         }
     }
 
-    /// The incarnation that its orders have.
+    /// The incarnation of its orders.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
@@ -69,7 +70,7 @@ impl ShardLink {
         Ok(())
     }
 
-    /// Sends an order, and never waits: a shard reads its orders or leaves the socket full. Returns the
+    /// Sends an order, and never blocks: a shard reads its orders or leaves the socket full. Returns the
     /// order's number, which its answer has, too.
     ///
     /// # Errors
@@ -78,7 +79,7 @@ impl ShardLink {
         if !self.is_launched.load(Ordering::Acquire) {
             return Err(io::Error::other("the VM is not running just now"));
         }
-        // Each change is whole, whoever panicked.
+        // Each change is whole, whichever thread panicked.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let id = OrderId {
             incarnation: self.incarnation,
@@ -90,12 +91,12 @@ impl ShardLink {
         Ok(id)
     }
 
-    /// What the shard reports, from here on.
+    /// Reports of the shard, from now on.
     pub fn reports(&self) -> io::Result<Reports> {
         self.socket.try_clone().map(Reports::new)
     }
 
-    /// Ends the connection, whoever has the shard's end.
+    /// Ends the connection, whichever process has the shard's end.
     pub fn shut_down(&self) {
         self.socket.shut_down();
     }
@@ -106,7 +107,7 @@ impl ShardLink {
 pub struct Reports {
     socket: ControlSocket,
     assembly: Assembly,
-    /// What came last is no report.
+    /// Whether the last message was no report.
     is_broken: bool,
 }
 
@@ -120,17 +121,17 @@ impl Reports {
         }
     }
 
-    /// Whether the reports have come to their end because the shard sent what is none.
+    /// Whether the reports ended because the shard sent a message that is no report.
     pub fn is_broken(&self) -> bool {
         self.is_broken
     }
 
-    /// The next report; `None` at the end, or when what comes is not a report.
+    /// The next report; `None` at the end, or after a message that is no report.
     pub fn next_report(&mut self) -> Option<Report> {
         self.next(None)
     }
 
-    /// As [`Self::next_report`]; `None`, too, when the whole of it has not come before `deadline`.
+    /// As [`Self::next_report`]; `None`, too, if the report has not arrived whole before `deadline`.
     pub fn next_report_by(&mut self, deadline: Instant) -> Option<Report> {
         self.next(Some(deadline))
     }
@@ -171,7 +172,7 @@ impl Reports {
 
 #[cfg(test)]
 impl ShardLink {
-    /// One whose shard has its launch, and the shard's end.
+    /// A link whose shard has its launch, and the shard's end.
     pub fn of_launched() -> io::Result<(Self, ControlSocket)> {
         let (link, theirs) = Self::pair()?;
         link.is_launched.store(true, Ordering::Release);
@@ -191,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    /// What a monitor takes a shard's message for.
+    /// The report that a monitor decodes from a shard's message.
     fn reported(message: &impl serde::Serialize) -> Option<Report> {
         let (monitor, shard) = ControlSocket::pair().unwrap();
         shard.send(message, &[]).unwrap();
@@ -244,12 +245,12 @@ mod tests {
             reports.next_report().is_none() && !reports.is_broken(),
             "an end is none"
         );
-        // A report that is whole.
+        // A whole report.
         let report = Report::Ended(Ending::PowerOff);
         let bytes = serde_json::to_vec(&report).unwrap();
         let whole = [&(bytes.len() as u32).to_le_bytes()[..], &[0; 4], &bytes].concat();
         assert_eq!(sent_as_packet(&whole, 0), Some(report));
-        // The same with files that nobody asked for, and packets that are no part of a message.
+        // The same with unexpected files, and packets that are no part of a message.
         assert_eq!(sent_as_packet(&whole, 1), None);
         assert_eq!(sent_as_packet(&whole, 253), None);
         for wrong in [
@@ -262,7 +263,7 @@ mod tests {
         }
     }
 
-    /// What a monitor takes a shard's packet for that brings so many files.
+    /// The report that a monitor decodes from a shard's packet with so many files.
     fn sent_as_packet(packet: &[u8], files: usize) -> Option<Report> {
         let (monitor, shard) = ControlSocket::pair().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();

@@ -1,5 +1,5 @@
-//! The files whose pages a VM maps, and which of them another VM may map, too: the monitor finds out, so that
-//! a shard has no table of what runs on the host.
+//! The files whose pages a VM maps, and those of them that another VM may map, too. The monitor finds out, so
+//! that a shard has no table of the host's processes.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -12,19 +12,19 @@ use shard_api::launch::{MappedFile, Order};
 use crate::handle::Handle;
 use crate::share_group::Claims;
 
-/// How often the monitor looks for other VMs: a few system calls.
+/// Interval between two searches for other VMs: a few system calls each.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The files that a VM holds claims on.
 #[derive(Debug)]
 pub(crate) struct MappedFiles {
     claims: Vec<Arc<Claim>>,
-    /// What the shard knows: which of them are shared.
+    /// The state that the shard has: which of the files are shared.
     told: Mutex<Vec<bool>>,
 }
 
 impl MappedFiles {
-    /// Those of `claims`.
+    /// The files of `claims`.
     pub(crate) fn of(claims: &Claims) -> Self {
         Self {
             claims: claims.held().to_vec(),
@@ -32,24 +32,24 @@ impl MappedFiles {
         }
     }
 
-    /// What a shard is told at its start; nothing if this host does not tell.
+    /// The files as a shard receives them at its start; none if this host does not report them.
     pub(crate) fn at_start(&self) -> Vec<MappedFile> {
         let files = self.find().unwrap_or_default();
         *self.told() = files.iter().map(|file| file.is_shared).collect();
         files
     }
 
-    /// Tells the VM's shard of every change, until `over` is closed.
+    /// Sends every change to the VM's shard, until `over` is closed.
     pub(crate) fn watch(&self, handle: &Handle, over: &Receiver<()>) {
         while over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            // Between two boots there is no shard; the next is told at its start.
+            // Between two boots there is no shard; the next one receives the state at its start.
             if self.tell(|order| handle.order(order).is_ok()).is_err() {
                 return;
             }
         }
     }
 
-    /// Tells the shard what has changed since it was told last, by `order`, which is true when the shard has
+    /// Sends the changes since the last report to the shard by `order`, which returns true when the shard has
     /// it.
     fn tell(&self, order: impl FnOnce(&Order) -> bool) -> io::Result<()> {
         let files: Vec<bool> = self.find()?.iter().map(|file| file.is_shared).collect();
@@ -96,7 +96,7 @@ mod tests {
         claims
     }
 
-    /// The order that a shard gets now, if it gets one.
+    /// The order that a shard receives now, if any.
     fn told(mapped: &MappedFiles) -> Option<Vec<bool>> {
         let mut files = None;
         let order = |order: &Order| {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_is_told_which_of_its_files_another_vm_maps_when_that_changes() {
+    fn shard_receives_which_of_its_files_another_vm_maps_when_that_changes() {
         let (kernel, disk) = (NamedTempFile::new().unwrap(), NamedTempFile::new().unwrap());
         let group = ShareGroup::of_run().unwrap();
         let mapped = MappedFiles::of(&claims(&group, &[&kernel, &disk]));
@@ -125,10 +125,14 @@ mod tests {
         let other = claims(&group, &[&disk]);
         mapped.tell(|_| false).unwrap();
         let shared = Some(vec![false, true]);
-        assert_eq!(told(&mapped), shared, "what no shard has heard is told again");
+        assert_eq!(
+            told(&mapped),
+            shared,
+            "a change that reached no shard is sent again"
+        );
         assert_eq!(told(&mapped), None, "nothing has changed");
         drop(other);
-        // A process that another test starts has copies of locks until it runs its program.
+        // A process that another test starts has copies of locks until it executes its program.
         let end = Instant::now() + Duration::from_secs(10);
         let last = loop {
             let last = told(&mapped);

@@ -1,8 +1,8 @@
-//! Whether a VM's memory may lie on some of the host's NUMA nodes.
+//! Whether a VM's memory may be bound to some of the host's NUMA nodes.
 //!
-//! Memory that is bound to nodes is found there or nowhere: where the nodes have no room left, the kernel
-//! ends a process. So the cell looks before it binds. [`HostMemory::read`] reads what the host has, and
-//! [`check`] decides.
+//! Memory that is bound to nodes comes from them alone: where the nodes have no room left, the kernel kills a
+//! process. So the cell checks before it binds. [`HostMemory::read`] reads the host's memory, and [`check`]
+//! decides.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,15 +16,15 @@ use registry::cluster::files::Files;
 use registry::update::MemoryPages;
 use registry::vms::Record;
 
-/// Nodes that a kernel has at most.
+/// Maximum number of nodes of a kernel.
 const NODES_MAX: usize = 1024;
 
 /// A node of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeMemory {
-    /// Bytes in all.
+    /// Size, bytes.
     total: u64,
-    /// Bytes that are free, or hold what files have too.
+    /// Bytes that are free, or that cached files can give up.
     available: u64,
     /// Free huge pages of the VM's page size.
     pool_free: u64,
@@ -38,13 +38,13 @@ pub(crate) struct HostMemory {
     allowed: Vec<u32>,
 }
 
-/// A VM that is to have its memory on some nodes.
+/// A VM whose memory is to be bound to nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     bytes: u64,
     /// The size of a page of the host's pool, if the memory is of one.
     pool_kib: Option<u64>,
-    /// The pages that it has now, if that is known of a running VM.
+    /// The VM's present pages, if they are known of a running VM.
     present: Option<MemoryPages>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Giver {
 }
 
 impl Wanted {
-    /// What a VM wants that has these pages, as far as that is known.
+    /// The request of a VM with these present pages, as far as they are known.
     pub(crate) fn of(spec: &VmSpec, present: Option<MemoryPages>) -> Self {
         Self {
             bytes: spec.memory.0,
@@ -74,7 +74,7 @@ impl Wanted {
         self.pool_kib
     }
 
-    /// Bytes that are to come to these nodes yet.
+    /// Bytes that these nodes must still provide.
     fn to_come(&self, nodes: &[u32]) -> u64 {
         let there = self.present.iter().flat_map(|present| {
             let on_them = present.nodes.iter().filter(|(node, _)| nodes.contains(node));
@@ -88,7 +88,7 @@ impl HostMemory {
     /// The memory of this host for the process `pid`. `pool_kib` is the size of a huge page.
     ///
     /// # Errors
-    /// If the host's kernel knows no nodes, or the process has ended.
+    /// If the host's kernel has no nodes, or the process has ended.
     pub(crate) fn read(pid: i32, pool_kib: Option<u64>) -> io::Result<Self> {
         let folder = Path::new("/sys/devices/system/node");
         let with_memory = fs::read_to_string(folder.join("has_memory"));
@@ -139,10 +139,10 @@ pub(crate) fn givers(record: &Record) -> io::Result<Vec<Giver>> {
     Ok(cells.into_iter().filter_map(giver).collect())
 }
 
-/// Decides whether a VM's memory may lie on the nodes `asked`, and nowhere else.
+/// Decides whether a VM's memory may be bound to the nodes `asked`.
 ///
 /// # Errors
-/// The reason why not, and what helps.
+/// The reason why not, with the help.
 pub(crate) fn check(
     asked: &[u32],
     wanted: &Wanted,
@@ -170,8 +170,8 @@ pub(crate) fn check(
         let free: u64 = nodes().map(|node| node.pool_free).sum();
         if pages > free {
             return Err(format!(
-                "{pages} huge pages of {kib} KiB are to come to nodes {}, where {free} are free; help: add some by \
-                 /sys/devices/system/node/node{}/hugepages/hugepages-{kib}kB/nr_hugepages",
+                "{pages} huge pages of {kib} KiB are to come to nodes {}, where {free} are free; help: add \
+                 some by /sys/devices/system/node/node{}/hugepages/hugepages-{kib}kB/nr_hugepages",
                 written(asked),
                 asked[0]
             ));
@@ -183,14 +183,14 @@ pub(crate) fn check(
         return Err(too_little(wanted.bytes, asked, total));
     }
     let available: u64 = nodes().map(|node| node.available).sum();
-    // A VM that starts takes its memory as its guest does.
+    // A VM that starts takes its memory as its guest touches it.
     if wanted.present.is_some() && to_come > available {
         return Err(too_little(to_come, asked, available));
     }
     Ok(())
 }
 
-/// The cells have promised the memory from their nodes, each its part.
+/// Checks that the nodes are those of the cells, each of which has promised its part of the memory.
 fn check_givers(asked: &[u32], givers: &[Giver]) -> Result<(), String> {
     if givers.is_empty() {
         return Ok(());
@@ -253,7 +253,7 @@ fn node_memory(meminfo: &str) -> NodeMemory {
         let kib = line.and_then(|(_, rest)| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
         kib.unwrap_or(0) << 10
     };
-    // Memory files lie in the page cache, and can't be dropped.
+    // Memory files are in the page cache, and can't be dropped.
     let files = field(" FilePages:").saturating_sub(field(" Shmem:"));
     NodeMemory {
         total: field(" MemTotal:"),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_has_no_room_on_the_nodes_is_refused_but_what_is_there_needs_none() {
+    fn memory_without_room_on_the_nodes_is_refused_and_present_pages_need_none() {
         assert_eq!(
             refused(&[1], &wanted(5 * GIB, &[]), &[]),
             "5G of memory are to come to nodes 1, which have 4G; help: name more nodes, or free memory there"
@@ -328,7 +328,7 @@ mod tests {
             Ok(())
         );
         assert_eq!(check(&[0, 1], &wanted(5 * GIB, &[]), &host(), &[]), Ok(()));
-        // One that starts.
+        // A VM that starts.
         let starts = Wanted {
             present: None,
             ..wanted(4 * GIB, &[])
@@ -379,8 +379,8 @@ mod tests {
 
     #[test]
     fn hosts_files_are_read_as_the_kernel_writes_them() {
-        let meminfo = "Node 0 MemTotal:       8000 kB\nNode 0 MemFree:        1000 kB\nNode 0 FilePages:      700 kB\n\
-                       Node 0 Shmem:          200 kB\n";
+        let meminfo = "Node 0 MemTotal:       8000 kB\nNode 0 MemFree:        1000 kB\n\
+                       Node 0 FilePages:      700 kB\nNode 0 Shmem:          200 kB\n";
         let expected = NodeMemory {
             total: 8000 << 10,
             available: 1500 << 10,

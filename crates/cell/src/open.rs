@@ -1,5 +1,4 @@
-//! Opens everything a VM needs, so that its shard needs to open nothing: spec in, launch spec and open files
-//! out.
+//! Opens all files of a VM, so that its shard needs to open nothing: spec in, launch spec and open files out.
 
 mod egress;
 mod files;
@@ -43,7 +42,7 @@ pub(crate) use self::left::LeftOpened;
 /// The file in the VM's directory that has the log of its home.
 pub(crate) const HOME_LOG: &str = "shard.log";
 
-/// Why a VM can't start: one line, what and how to mend it.
+/// The reason why a VM can't start: one line, with the cause and the help.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// A disk.
@@ -56,22 +55,22 @@ pub enum OpenError {
     #[error(transparent)]
     Net(#[from] subnet::SubnetError),
     /// A file.
-    #[error("{what} {path}: {source}; {mend}")]
+    #[error("{what} {path}: {source}; {help}")]
     File {
         /// The file's use in the VM.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// How to mend it.
-        mend: &'static str,
-        /// Why it failed.
+        /// The remedy.
+        help: &'static str,
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// A file that is mapped as a whole, and that VMs of another share group map.
     #[error(
-        "{what} {path}: VMs of another share group map it, and this VM can't run without; give them one `share_group`, \
-         end them, or let all VMs share (`share_between` in the host's file)"
+        "{what} {path}: VMs of another share group map it, and this VM can't run without; give them one \
+         `share_group`, end them, or let all VMs share (`share_between` in the host's file)"
     )]
     KeptApart {
         /// The file's use in the VM.
@@ -79,22 +78,22 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// Nothing to boot.
+    /// The spec has no kernel.
     #[error("no kernel to boot: name an image that has one, or a kernel file")]
     NoKernel,
-    /// Something else of the host's.
+    /// Another refusal of the host.
     #[error("preparing the VM failed: {0}; see whether the host is out of files or memory")]
     Host(#[from] io::Error),
 }
 
-/// An opened VM. What must live as long as the VM is in here; the files are the shard's.
+/// An opened VM, with all that must live as long as the VM; the files are the shard's.
 #[derive(Debug)]
 pub struct Opened {
     /// The spec that it was opened from, without sharing for files that other groups map.
     pub spec: VmSpec,
     /// Its claims on the files whose pages it maps.
     pub claims: Claims,
-    /// For the shard; its `handover`, `log`, `users` and its vsock's `ports` are for each boot to fill in.
+    /// For the shard; each boot sets its `handover`, `log` and `users`, and its vsock's `ports`.
     pub launch: LaunchSpec,
     /// The files it refers to.
     pub files: Vec<OwnedFd>,
@@ -104,9 +103,9 @@ pub struct Opened {
     pub kernel: PathBuf,
     /// The directory of the host's sockets that the guest may connect to.
     pub ports: File,
-    /// Bytes that a file which the VM's disks write can have at most.
+    /// Maximum length of a file that the VM's disks write, bytes.
     pub disk_file_bytes: u64,
-    /// Something outlives the VM: it must be ended with care.
+    /// Whether a file outlives the VM, which must then be ended with care.
     pub keeps_writes: bool,
     locks: Locks,
     passt: Vec<UserCard>,
@@ -114,17 +113,17 @@ pub struct Opened {
     pub(crate) log: Arc<ShardLog>,
 }
 
-/// What keeps files of the VM from others, until it is dropped. Disks are locked by their files, too.
+/// Locks that keep files of the VM from others, until they are dropped. Disks are locked by their files, too.
 #[derive(Debug)]
 enum Locks {
-    /// As they were taken.
+    /// The locks that this process took.
     Taken {
         _disks: Vec<OpenDisk>,
         originals: Vec<GroupCopy>,
-        /// The image stays in the store as long as the VM runs.
+        /// Keeps the image in the store as long as the VM runs.
         image: Option<Box<Image>>,
     },
-    /// Those of a predecessor of this process.
+    /// The locks of a predecessor of this process.
     Left {
         files: Vec<OwnedFd>,
         _announcements: Vec<Announcement>,
@@ -132,7 +131,7 @@ enum Locks {
 }
 
 impl Locks {
-    /// The open files that are locked, beside those of the disks.
+    /// The open files that are locked, except those of the disks.
     fn files(&self) -> Vec<BorrowedFd<'_>> {
         match self {
             Self::Taken { originals, image, .. } => {
@@ -156,7 +155,7 @@ struct UserCard {
     child: Option<PasstChild>,
 }
 
-/// Opens everything. `folder` is the VM's in the runtime directory; `cid` its address on the socket device;
+/// Opens all files. `folder` is the VM's in the runtime directory; `cid` its address on the socket device;
 /// `claims` those of its share group; `program` that of its shards and of the filters of its cards.
 pub fn open(
     spec: &VmSpec,
@@ -177,7 +176,7 @@ pub fn open(
         .map_err(|source| OpenError::File {
             what: "KVM",
             path: kvm_path.to_owned(),
-            mend: "load the kvm module, join the group `kvm`, or use --lab=always",
+            help: "load the kvm module, join the group `kvm`, or use --lab=always",
             source,
         })?;
     let kvm = files.add(kvm);
@@ -293,7 +292,7 @@ pub fn open(
             allocate_whole(&own.file).map_err(|source| OpenError::File {
                 what: "persistent memory",
                 path: request.path.clone(),
-                mend: "make room for all of the file, or use the disk with `as = \"block\"`",
+                help: "make room for all of the file, or use the disk with `as = \"block\"`",
                 source,
             })?;
         }
@@ -437,7 +436,7 @@ pub fn open(
     })
 }
 
-/// What a user-mode card's passt is started with.
+/// The settings of a user-mode card's passt.
 fn passt_spec(
     net: &NetSpec,
     mac: [u8; 6],
@@ -453,8 +452,7 @@ fn passt_spec(
     })
 }
 
-/// The user and group that the VM's passt and filters are: as its shards are outside. Only root can choose
-/// them.
+/// The user and group of the VM's passt and filters: those of its shards outside. Only root can choose them.
 fn passt_user(cid: u32) -> Option<(u32, u32)> {
     let identity = geteuid()
         .is_root()
@@ -463,7 +461,7 @@ fn passt_user(cid: u32) -> Option<(u32, u32)> {
     identity.map(|identity| (identity.uid, identity.gid))
 }
 
-/// The VM's network cards: one of user-mode networking when it says nothing.
+/// The VM's network cards: one of user-mode networking if the spec has no list.
 fn cards(spec: &VmSpec) -> Vec<NetSpec> {
     spec.nets.clone().unwrap_or_else(|| {
         vec![NetSpec {
@@ -493,7 +491,7 @@ fn on_full(spec: OnFullSpec) -> OnFull {
     }
 }
 
-/// How a disk shares that says `own`.
+/// The sharing mode of a disk with the setting `own`.
 fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
     match own.or(spec.share).unwrap_or_default() {
         ShareSpec::Adaptive => Share::Adaptive,
@@ -507,7 +505,7 @@ impl Opened {
     /// The kernel's file.
     ///
     /// # Errors
-    /// When there are no descriptors left.
+    /// If there are no descriptors left.
     pub fn kernel_file(&self) -> io::Result<File> {
         Ok(self.files[self.launch.kernel.0].try_clone()?.into())
     }
@@ -521,23 +519,23 @@ impl Opened {
         layers.map(|(disk, file)| (disk, self.files[file.0].as_fd()))
     }
 
-    /// The processes beside the shard that work for this VM.
+    /// The processes that serve this VM beside the shard.
     pub fn helpers(&self) -> impl Iterator<Item = &HelperProcess> {
         let children = self.passt.iter().filter_map(|card| card.child.as_ref());
         children.flat_map(PasstChild::helpers)
     }
 
-    /// Frames that the guest's cards were not allowed to send, for each card.
+    /// Number of frames that the guest's cards were not allowed to send, for each card.
     pub(crate) fn filtered(&self) -> Vec<Arc<Count>> {
         let policies = self.passt.iter().filter_map(|card| card.spec.egress.as_ref());
         policies.map(|egress| egress.count.clone()).collect()
     }
 
-    /// Claims the memory of the frozen VM that this one goes on from, and checks that this one may map the
+    /// Claims the memory of the frozen VM from which this one resumes, and checks that this one may map the
     /// same files.
     ///
     /// # Errors
-    /// When VMs of another share group map the memory, or an image that it stands for.
+    /// If VMs of another share group map the memory, or an image that it stands for.
     pub fn claim_frozen(&mut self, memory: &[File]) -> Result<(), OpenError> {
         self.claims.claim(memory, Path::new("of the snapshot"));
         match self.claims.refused().first() {
@@ -549,10 +547,10 @@ impl Opened {
         }
     }
 
-    /// Makes everything ready for another boot of the same VM: disks keep their writes, networks start anew,
+    /// Prepares everything for another boot of the same VM: disks keep their writes, networks start anew,
     /// since a frame may have been cut in two.
     pub fn renew(&mut self) -> Result<(), OpenError> {
-        // A clone that reboots boots, as any VM.
+        // A clone that reboots boots as any VM.
         self.launch.resume = None;
         for fd in [Some(self.launch.kernel), self.launch.initrd]
             .into_iter()
@@ -561,7 +559,7 @@ impl Opened {
             lseek(&self.files[fd.0], 0, Whence::SeekSet).map_err(io::Error::from)?;
         }
         for card in &mut self.passt {
-            // The old one holds the forwarded ports until it is gone.
+            // The old process holds the forwarded ports until it has ended.
             self.files[card.file.0] = File::open("/dev/null")?.into();
             card.child = None;
             let Passt { socket, child } = subnet::passt::start(&card.spec)?;

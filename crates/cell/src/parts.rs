@@ -1,6 +1,6 @@
 //! The processes of a spanning VM's shards beside its home, while it runs.
 //!
-//! Each has a thread that reads what it reports. When one ends before it was told to, the VM ends, and why is
+//! Each has a thread that reads its reports. When one ends without an order, the VM ends, and the reason is
 //! kept.
 
 use std::io;
@@ -16,27 +16,27 @@ use crate::remote::part::Remote;
 use crate::remote::talk::FromPart;
 use crate::shard_process::ShardProcess;
 
-/// How long a shard may take until it is ready.
+/// Time limit for a shard to be ready.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// How long whoever knows why a shard has ended may take to tell, after another has seen it: over hosts the
-/// two come by different connections.
+/// Time limit for the report of a shard that has the cause of an end, after another shard has reported the
+/// end itself: over hosts the two come by different connections.
 const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
-/// One of them, started.
+/// A started shard beside the home.
 #[derive(Debug)]
 pub enum Part {
-    /// On this host.
+    /// The shard is on this host.
     Here {
         /// Its cell.
         cell: u16,
         /// Its process.
         process: ShardProcess,
     },
-    /// On another.
+    /// The shard is on another host.
     There(Arc<Remote>),
 }
 
-/// All of them.
+/// All shards beside the home.
 #[derive(Debug)]
 pub struct Parts {
     running: Vec<Running>,
@@ -52,23 +52,24 @@ struct Running {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// There is a cause.
+    /// Notified when there is a cause.
     caused: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// What each has counted, since it was last asked.
+    /// The counters of each shard, since the last request.
     statuses: Vec<Option<Value>>,
-    /// Why the VM ended, if it was one of them.
+    /// The reason why the VM ended, if it was one of them.
     cause: Option<Ending>,
-    /// They were told to end.
+    /// Whether they were ordered to end.
     ending: bool,
 }
 
 impl Part {
-    /// Waits until the shard says that it is ready; if not, says why. What its sandbox lacks, if its host is
-    /// another than the home's: else the home's lacks it, too.
+    /// Waits until the shard reports that it is ready, or returns the reason why it is not. Returns the
+    /// missing layers of its sandbox if its host is another than the home's: otherwise the home's sandbox
+    /// lacks them, too.
     pub fn wait_until_ready(&self) -> Result<Vec<String>, String> {
         let not_ready = match self {
             Self::Here { process, .. } => {
@@ -98,7 +99,7 @@ impl Part {
         Err(format!("its shard in {}: {not_ready}", self.place()))
     }
 
-    /// Where it is, for people.
+    /// Its cell and host, for people.
     fn place(&self) -> String {
         match self {
             Self::Here { cell, .. } => format!("cell {cell}"),
@@ -106,7 +107,7 @@ impl Part {
         }
     }
 
-    /// Gives it an order. One on this host never lets it wait.
+    /// Sends an order to it. A shard on this host never blocks that.
     pub fn order(&self, order: &Order) -> io::Result<()> {
         match self {
             Self::Here { process, .. } => process.order(order).map(drop),
@@ -114,7 +115,8 @@ impl Part {
         }
     }
 
-    /// Gives what the shard reports to `heard` until it ends. Its last word, or what is known of its end.
+    /// Passes the shard's reports to `heard` until it ends. Returns its last report, or a description of its
+    /// end.
     fn reports(&self, mut heard: impl FnMut(Report)) -> Result<Ending, String> {
         match self {
             Self::Here { process, .. } => {
@@ -123,7 +125,7 @@ impl Part {
                     match reports.next_report() {
                         Some(Report::Ended(ending)) => return Ok(ending),
                         Some(report) => heard(report),
-                        // A broken shard gets no say.
+                        // A broken shard sends no further reports.
                         None => {
                             let gone = process.kill();
                             return process.ending_of_exit(&gone).ok_or(gone);
@@ -156,18 +158,18 @@ impl Part {
         }
     }
 
-    /// Waits until its process has ended, so that whoever reads its reports comes to their end.
+    /// Ends its process and waits for that, so that a reader of its reports comes to their end.
     fn end(&self) {
         if let Self::Here { process, .. } = self {
             process.wait();
-            // Whatever holds its end of the socket: the watcher is to read its end.
+            // The watcher must read the end of the socket, even if another process holds the shard's end.
             process.link.shut_down();
         }
     }
 }
 
 impl Parts {
-    /// Watches them. From other threads, `told` is called when one has answered, `ended` when the VM must end
+    /// Watches them. Other threads call `told` when one has answered, and `ended` when the VM must end
     /// because of one.
     pub fn watch(
         parts: Vec<Part>,
@@ -191,7 +193,7 @@ impl Parts {
         Ok(all)
     }
 
-    /// Those on this host, each with its cell.
+    /// Shards on this host, each with its cell.
     pub(crate) fn here(&self) -> impl Iterator<Item = (u16, &ShardProcess)> {
         self.running.iter().filter_map(|one| match &*one.part {
             Part::Here { cell, process } => Some((*cell, process)),
@@ -199,12 +201,12 @@ impl Parts {
         })
     }
 
-    /// The processes of those on this host.
+    /// The processes of the shards on this host.
     pub fn pids(&self) -> Vec<i32> {
         self.running.iter().filter_map(|one| one.part.pid()).collect()
     }
 
-    /// Whether one has ended before it was told to.
+    /// Whether one has ended without an order.
     pub fn have_ended(&self) -> bool {
         self.shared.lock().cause.is_some()
     }
@@ -214,18 +216,19 @@ impl Parts {
         Some(self.running.get(index)?.part.clone())
     }
 
-    /// Forgets their last status, and returns all, for the next order.
+    /// Drops their last status, and returns all, for the next order.
     pub fn begin_status(&self) -> Vec<Arc<Part>> {
         self.shared.lock().statuses.fill(None);
         self.running.iter().map(|one| one.part.clone()).collect()
     }
 
-    /// What they have counted, when all have said so.
+    /// Their counters, when all have reported them.
     pub fn statuses(&self) -> Option<Vec<Value>> {
         self.shared.lock().statuses.iter().cloned().collect()
     }
 
-    /// The VM has ended, and the home's last word is this: ends them all. Returns why, if it was one of them.
+    /// Ends all shards, since the VM has ended with this last report of the home. Returns the reason, if it
+    /// was one of them.
     pub fn end(mut self, home: Option<&Ending>) -> Option<Ending> {
         if home.is_some_and(is_witness) {
             self.shared.wait_for_cause();
@@ -266,7 +269,7 @@ impl Drop for Parts {
 impl Shared {
     fn watch(&self, index: usize, part: &Part, told: &impl Fn(), ended: &impl Fn()) {
         let ending = part.reports(|report| {
-            // All ask for it as one, so the number does not matter.
+            // All receive the request as one, so the number does not matter.
             let Report::Answer { answer, .. } = report else {
                 return;
             };
@@ -285,7 +288,7 @@ impl Shared {
             },
             Ok(ending) => ending,
         };
-        // The first, but who has only seen another's end may have told before that one.
+        // The first one counts; a shard that has only seen another's end may have reported before that one.
         if state.cause.as_ref().is_none_or(is_witness) {
             state.cause = Some(cause);
         }

@@ -1,4 +1,4 @@
-//! A process by its descriptor, which is never another's, whoever waits for its end.
+//! A process by its descriptor, which never names another process, whichever process waits for its end.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -1,8 +1,8 @@
-//! Whether a VM starts again, and how fast.
+//! Whether and when a VM starts again.
 //!
 //! Each boot is a process, with its sandbox and its networks: a guest that reboots as soon as it runs keeps
-//! the host busy. Reboots within seconds of their boot are put off longer and longer, and at last end the VM.
-//! So are starts after a failure.
+//! the host busy. Reboots within seconds of their boot are delayed longer and longer, and at last end the VM.
+//! The same holds for starts after a failure.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(50);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// Whether a VM starts again that has ended so. `Quit` was somebody's wish.
+/// Whether a VM with this ending starts again. `Quit` is an order to end.
 pub fn starts_again(restart: RestartSpec, ending: &Ending) -> bool {
     match ending {
         Ending::Reboot => true,

@@ -1,4 +1,4 @@
-//! The record of a running VM in the registry, which several threads bring up to date.
+//! The record of a running VM in the registry, which several threads update.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ struct Recorded {
     record: Record,
 }
 
-/// The VM has its entry while this lives.
+/// Keeps the VM's entry while it lives.
 pub(crate) struct Recording<'a>(&'a Recorder);
 
 impl Recorder {
@@ -29,8 +29,8 @@ impl Recorder {
         Ok(Recording(self))
     }
 
-    /// Changes the record. One that can't be written is true again with the next change: it is for people,
-    /// and a VM runs without.
+    /// Changes the record. A change that can't be written is written with the next one: the record is for
+    /// people, and a VM runs without.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Record)) {
         if let Some(recorded) = &mut *self.lock() {
             change(&mut recorded.record);

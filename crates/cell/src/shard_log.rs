@@ -1,4 +1,4 @@
-//! The log of a shard, with its standard output and standard error: bounded, whatever the shard writes.
+//! The log of a shard, with its standard output and standard error: bounded, however much the shard writes.
 //!
 //! A shard gets the write end of a pipe, never a file: it may be in a guest's hands, and a guest makes
 //! devices complain and reboots as often as it likes. The monitor reads the pipe, and keeps the first and the
@@ -21,23 +21,23 @@ use shard_api::launch::Fd;
 use crate::left::{Leaving, LeftFiles};
 use crate::text::printable;
 
-/// Bytes kept from the beginning: how the VM started.
+/// Number of bytes kept from the beginning, which shows the VM's start.
 const HEAD_BYTES: usize = 64 << 10;
-/// Bytes kept from the end, which has the errors.
+/// Number of bytes kept from the end, which has the errors.
 const TAIL_BYTES: usize = 16 << 10;
-/// Bytes of the file at most, with the line of those left out.
+/// Maximum length of the file, with the line about omitted bytes.
 const FILE_BYTES_MAX: u64 = (HEAD_BYTES + TAIL_BYTES + 64) as u64;
 /// Bytes read from the pipe at once: a pipe's default capacity.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Bytes read at most to find the last line. A shard can enlarge its pipe to 1 MiB
 /// (`/proc/sys/fs/pipe-max-size`).
 const LATE_BYTES_MAX: usize = 2 << 20;
-/// Pause between two reads once the beginning is full: a shard that floods its log then waits instead of the
+/// Pause between two reads once the beginning is full: a shard that floods its log then blocks instead of the
 /// monitor.
 const FLOOD_PAUSE: Duration = Duration::from_millis(10);
-/// The beginning of a line that the monitor adds. A shard that writes it hides its own line.
+/// The prefix of a line that the monitor adds. A shard that writes it hides its own line.
 const NOTE: &str = "monitor: ";
-/// Characters of the last line at most.
+/// Maximum length of the last line, in characters.
 const LINE_CHARS_MAX: usize = 500;
 
 /// The log of one shard of a VM, through every reboot.
@@ -70,7 +70,7 @@ struct Reading {
 struct Kept {
     head: Vec<u8>,
     tail: VecDeque<u8>,
-    /// Bytes between the two.
+    /// Number of bytes between the two.
     left_out: u64,
 }
 
@@ -85,7 +85,7 @@ impl ShardLog {
             .mode(0o600)
             .open(path)?;
         let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        // Only this end: a shard that writes may wait.
+        // Only this end is non-blocking: a shard that writes may block.
         fcntl(&read_end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let left = LeftLog {
             file: file.into(),
@@ -95,7 +95,7 @@ impl ShardLog {
         Ok(Self::of(left, Kept::default()))
     }
 
-    /// Goes on with the log of a predecessor.
+    /// Takes over the log of a predecessor.
     ///
     /// # Errors
     /// If the host has no files left.
@@ -152,8 +152,8 @@ impl ShardLog {
         }
     }
 
-    /// Has a thread read what the shard writes, until no process can write any more. Of all processes that
-    /// have the log only the one that serves the VM reads.
+    /// Starts a thread that reads the shard's output, until no process can write any more. Of all processes
+    /// that have the log only the one that serves the VM reads.
     ///
     /// # Errors
     /// If the host has no threads or files left.
@@ -166,7 +166,7 @@ impl ShardLog {
             .map(drop)
     }
 
-    /// Adds a line of the monitor's own, and never waits for the shard.
+    /// Adds a line of the monitor's own, without waiting for the shard.
     pub(crate) fn note(&self, line: &str) {
         let mut reading = lock(&self.reading);
         let begin = if reading.kept.is_at_a_line() { "" } else { "\n" };
@@ -243,7 +243,7 @@ impl Reading {
         let _ = self.write(head_bytes);
     }
 
-    /// Brings the file up to date, whose first bytes are in it already.
+    /// Updates the file, which has the first `head_bytes` already.
     fn write(&self, head_bytes: usize) -> io::Result<()> {
         let Kept { head, tail, left_out } = &self.kept;
         self.file.write_all_at(&head[head_bytes..], head_bytes as u64)?;
@@ -261,7 +261,7 @@ impl Reading {
 }
 
 impl Kept {
-    /// Those that a file has. A shard that writes the line of bytes left out itself hides some of its own.
+    /// The bytes of a file. A shard that writes the line about omitted bytes itself hides some of its own.
     fn of_file(text: &[u8]) -> Self {
         let (head, rest) = text.split_at(text.len().min(HEAD_BYTES));
         let left_out = left_out_of(rest);
@@ -301,7 +301,7 @@ impl Kept {
     }
 }
 
-/// The number in a line of bytes left out, and what follows the line.
+/// The number in a line about omitted bytes, and the text after the line.
 fn left_out_of(rest: &[u8]) -> Option<(u64, &[u8])> {
     let number = rest.strip_prefix(b"\n[")?;
     let digits = number.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_floods_its_log_takes_no_more_than_the_bounds() {
+    fn flood_of_a_shard_keeps_its_log_within_the_bounds() {
         let (directory, log, mut shard) = started();
         let path = directory.path().join("shard.log");
         shard.write_all(b"first\n").unwrap();
@@ -366,8 +366,8 @@ mod tests {
                 log.last_line();
             }
             let before = std::fs::read(&path).unwrap();
-            // With a pipe of its own: the thread of the first log, which a killed monitor would not have,
-            // reads the other.
+            // The second log has a pipe of its own: the thread of the first log, which a killed monitor would
+            // not have, reads the other.
             let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
             let mut shard = File::from(write_end.try_clone().unwrap());
             let left = LeftLog {

@@ -1,4 +1,5 @@
-//! The files that a VM shares with its group: claims on them, and a VM's spec without what it may not share.
+//! The files that a VM shares with its group: claims on them, and a VM's spec without the files that it may
+//! not share.
 //!
 //! [`registry::share_group`] names the groups.
 
@@ -29,7 +30,7 @@ impl Claims {
         }
     }
 
-    /// Those of a predecessor of this process.
+    /// The claims of a predecessor of this process.
     pub(crate) fn adopt(group: ShareGroup, held: Vec<Arc<Claim>>, refused: Vec<PathBuf>) -> Self {
         Self { group, held, refused }
     }
@@ -66,8 +67,8 @@ impl Claims {
     }
 }
 
-/// Whether the VM's disks map pages of files that they share. Memory of the host's pool and that of a VM that
-/// spans cells is made of no such pages.
+/// Whether the VM's disks map pages of files that they share. Memory of the host's pool, and that of a VM
+/// that spans cells, has no such pages.
 pub fn maps_pages(spec: &VmSpec) -> bool {
     let pool = matches!(spec.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
     spec.span.is_none() && !pool
@@ -86,12 +87,12 @@ pub struct Apart {
 
 impl Apart {
     /// The spec of the VM as it runs: these parts share nothing, the others share as before. Its clones have
-    /// the same.
+    /// the same spec.
     pub fn spec(&self, spec: &VmSpec) -> VmSpec {
         let mut spec = spec.clone();
         if self.boot {
-            // Kernel and initramfs share as the VM does; disks that relied on that have the setting
-            // themselves now.
+            // Kernel and initramfs share as the VM does; disks that relied on that now have the setting
+            // themselves.
             let inherited = spec.share.unwrap_or_default();
             spec.root.share.get_or_insert(inherited);
             for disk in &mut spec.disks {
@@ -147,7 +148,8 @@ mod tests {
     #[test]
     fn the_spec_of_a_vm_that_was_kept_apart_says_what_it_does_not_share() {
         let disks = "[[disks]]\npath = \"a\"\n[[disks]]\npath = \"b\"\nshare = \"at-read\"\n\
-                     [[disks]]\npath = \"c\"\nmode = \"exclusive\"\npersistent = true\n[[disks]]\npath = \"d\"\nas = \"pmem\"";
+                     [[disks]]\npath = \"c\"\nmode = \"exclusive\"\npersistent = true\n\
+                     [[disks]]\npath = \"d\"\nas = \"pmem\"";
         let spec = spec(&format!("image = \"debian-12\"\nshare = \"deferred\"\n{disks}"));
         let shares = |apart: Apart| {
             let spec = apart.spec(&spec);

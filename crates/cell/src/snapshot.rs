@@ -1,18 +1,19 @@
-//! A frozen VM in a directory: what `mirrorball snapshot` writes and `mirrorball restore` goes on from.
+//! A frozen VM in a directory, which `mirrorball snapshot` writes and `mirrorball restore` resumes.
 //!
 //! ```text
-//! snapshot.json       version of this format, what the VM was started from, length of every other file
+//! snapshot.json       version of this format, spec of the VM, length of every other file
 //! state.json          the machine (`shard::snapshot::MachineState`, which has a version of its own)
-//! memory              guest page g at offset g; holes where a page is nothing, or stands for an image's page
-//! disk-D-N.overlay    the N-th temporary overlay of disk D, the newest first (`diskstore::disk::Format::Scratch`)
+//! memory              guest page g at offset g; holes where a page is zero, or stands for an image's page
+//! disk-D-N.overlay    the N-th temporary overlay of disk D, the newest first
+//!                     (`diskstore::disk::Format::Scratch`)
 //! working-set.json    after the first restore: the pages that restores touch in their first seconds
 //! ```
 //!
-//! Restores of one snapshot touch nearly the same pages, scattered all over: so the set is read as a whole
-//! when the next one starts, instead of page by page when it faults.
+//! Restores of one snapshot touch nearly the same pages, scattered over all memory. So the set is read as a
+//! whole when the next one starts, instead of page by page at each fault.
 //!
-//! Images, kernel and initramfs are not in it: it goes on only where they are the same files, unchanged. The
-//! directory appears whole or not at all.
+//! Images, kernel and initramfs are not in it: the VM is resumed only where they are the same files,
+//! unchanged. The directory appears whole or not at all.
 //!
 //! A snapshot may be another user's work: [`directory`] opens its files, [`trust`] decides which other files
 //! of the host it gets.
@@ -46,26 +47,26 @@ const VERSION: u32 = 1;
 const MANIFEST: &str = "snapshot.json";
 const STATE: &str = "state.json";
 const MEMORY: &str = "memory";
-/// Temporary overlays that a snapshot has at most, of all disks: a shard takes no more files.
+/// Maximum number of temporary overlays in a snapshot, of all disks: the number of files that a shard takes.
 const OVERLAYS_MAX: usize = FILES_MAX;
-/// Copied at once.
+/// Bytes that are copied at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Why a directory is no snapshot to go on from.
+/// The reason why a directory is no snapshot to resume.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// Something is there already.
+    /// The directory exists already.
     #[error("{0} exists; name a directory that does not")]
     Exists(PathBuf),
-    /// Not a snapshot.
+    /// The directory is no snapshot.
     #[error("{path} is not a snapshot: {why}; name a directory made by `mirrorball snapshot`")]
     Foreign {
         /// The directory.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect.
         why: String,
     },
-    /// Another version's.
+    /// The snapshot has another version.
     #[error("{path} has version {version}; this program reads version {VERSION}: make it anew")]
     Version {
         /// The directory.
@@ -73,28 +74,28 @@ pub enum SnapshotError {
         /// Its version.
         version: u32,
     },
-    /// Cut off.
+    /// The file has another length than the manifest says.
     #[error(
         "{path} has {bytes} bytes instead of {wanted}: the snapshot was cut off or changed; make it anew"
     )]
     Length {
         /// The file.
         path: PathBuf,
-        /// What it has.
+        /// The file's length, bytes.
         bytes: u64,
-        /// What it had.
+        /// The length in the manifest, bytes.
         wanted: u64,
     },
-    /// A link, or not in the directory.
+    /// The path is a link, or not in the directory.
     #[error("{0} is a link or lies outside of the snapshot; name a directory made by `mirrorball snapshot`")]
     Outside(PathBuf),
-    /// A pipe, a device, a directory.
+    /// The path is a pipe, a device or a directory.
     #[error("{0} is no regular file; name a directory made by `mirrorball snapshot`")]
     Kind(PathBuf),
-    /// Another user's.
+    /// The file is another user's.
     #[error(
-        "{path} belongs to user {user}, who could change it under the running VM; copy the snapshot (`cp -r --sparse=always`) \
-         and restore the copy"
+        "{path} belongs to user {user}, who could change it under the running VM; copy the snapshot (`cp -r \
+         --sparse=always`) and restore the copy"
     )]
     Owner {
         /// The file.
@@ -102,12 +103,13 @@ pub enum SnapshotError {
         /// The user.
         user: u32,
     },
-    /// Others than its owner may write it.
+    /// Other users than its owner may write the file.
     #[error(
-        "{0} can be changed by others than its owner under the running VM; take that right away (`chmod -R go-w`)"
+        "{0} can be changed by others than its owner under the running VM; take that right away (`chmod -R \
+         go-w`)"
     )]
     Writable(PathBuf),
-    /// More than a snapshot has.
+    /// The file is longer than any of a snapshot.
     #[error("{path} is longer than {limit} bytes; name a directory made by `mirrorball snapshot`")]
     TooLong {
         /// The file.
@@ -115,7 +117,7 @@ pub enum SnapshotError {
         /// The limit.
         limit: u64,
     },
-    /// The host refused.
+    /// The host refused the access.
     #[error("{path}: {source}")]
     Host {
         /// The file.
@@ -135,9 +137,9 @@ struct Manifest {
     /// The share group of the VM.
     #[serde(default)]
     share_group: Option<ShareGroup>,
-    /// For each disk, how many overlays.
+    /// Number of overlays of each disk.
     overlays: Vec<usize>,
-    /// Each file's length.
+    /// Length of each file.
     files: Vec<(String, u64)>,
 }
 
@@ -153,7 +155,7 @@ fn overlay_name(disk: usize, number: usize) -> String {
     format!("disk-{disk}-{number}.overlay")
 }
 
-/// Writes a frozen VM, called `name`, into a new directory; how many bytes that took.
+/// Writes a frozen VM, called `name`, into a new directory. Returns the bytes that it takes.
 pub fn write(vm: &FrozenVm, name: &str, directory: &Path) -> Result<u64, SnapshotError> {
     if directory.exists() {
         return Err(SnapshotError::Exists(directory.to_owned()));
@@ -171,7 +173,7 @@ pub fn write(vm: &FrozenVm, name: &str, directory: &Path) -> Result<u64, Snapsho
             .map_err(at(directory))
     });
     if written.is_err() {
-        // What can't be removed is named so that nobody takes it for a snapshot.
+        // A part that can't be removed is named, so that it is not taken for a snapshot.
         let _ = fs::remove_dir_all(&partial);
     }
     written
@@ -222,7 +224,7 @@ fn write_all(vm: &FrozenVm, name: &str, directory: &Path) -> Result<u64, Snapsho
     Ok(taken)
 }
 
-/// Makes a file that is its owner's alone, whatever the umask is.
+/// Makes a file that only its owner can open, whatever the umask is.
 fn create(path: &Path) -> io::Result<File> {
     File::options()
         .read(true)
@@ -232,7 +234,7 @@ fn create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Writes what is in no image: of the memory's own file what nothing lies over, and the layers.
+/// Writes the memory that is in no image: the memory's own file where no layer covers it, and the layers.
 fn write_memory(vm: &FrozenVm, map: &FrozenMap, to: &File) -> io::Result<()> {
     let own = vm.memory.first().ok_or(io::ErrorKind::InvalidInput)?;
     let bytes = own.metadata()?.len();
@@ -379,7 +381,7 @@ pub fn open(directory: &Directory) -> Result<FrozenVm, SnapshotError> {
     prefetch(directory, &memory);
     Ok(FrozenVm {
         spec: manifest.spec,
-        // Other groups' names are no secrets, so a snapshot of somebody else's may not bring one.
+        // Names of other groups are no secrets, so a snapshot of another user may not choose one.
         share_group: manifest.share_group.filter(ShareGroup::is_of_run),
         state: take(STATE)?,
         memory: vec![memory],
@@ -438,7 +440,9 @@ mod tests {
     fn a_manifest_with_a_bad_name_or_too_many_overlays_is_refused() {
         let refused = |name: &str, overlays: &[usize]| {
             let spec = serde_json::json!({ "image": "tiny" });
-            let manifest = serde_json::json!({ "version": 1, "name": name, "spec": spec, "overlays": overlays, "files": [] });
+            let manifest = serde_json::json!({
+                "version": 1, "name": name, "spec": spec, "overlays": overlays, "files": []
+            });
             let error = parse_manifest(Path::new("snap"), manifest.to_string().as_bytes()).unwrap_err();
             let text = error.to_string();
             assert!(!text.contains(['\n', '\u{1b}']), "{text:?}");

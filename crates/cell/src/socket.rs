@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
 
-/// Time between two tries to accept a client, when this process has too many open files.
+/// Pause between two attempts to accept a client, when this process has too many open files.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Listens on a socket that only this user may connect to.
@@ -20,13 +20,13 @@ pub(crate) fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// A socket whose clients are served until this is dropped, though other processes have the socket open.
+/// A socket whose clients are served until it is dropped, though other processes have the socket open.
 #[derive(Debug)]
 pub(crate) struct Served(UnixListener);
 
 impl Served {
-    /// Has a thread called `name` accept clients, and a thread for each client call `serve`. Its name is
-    /// `client`.
+    /// Starts a thread called `name` that accepts clients, and a thread called `client` for each, which calls
+    /// `serve`.
     ///
     /// # Errors
     /// If the host has no threads or descriptors left.
@@ -40,7 +40,7 @@ impl Served {
             loop {
                 let stream = match listener.accept() {
                     Ok((stream, _)) => stream,
-                    // It was shut down.
+                    // The socket was shut down.
                     Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
                     Err(_) => {
                         std::thread::sleep(ACCEPT_INTERVAL);
@@ -86,7 +86,7 @@ mod tests {
         client.read_to_string(&mut text).unwrap();
         assert_eq!(text, "served");
         drop(served.unwrap());
-        // The threads have ended, with what they had.
+        // The threads have ended, and their values are dropped.
         assert_eq!(
             ended.recv_timeout(Duration::from_secs(20)),
             Err(mpsc::RecvTimeoutError::Disconnected)

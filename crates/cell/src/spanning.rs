@@ -1,5 +1,5 @@
-//! A VM that spans cells, as the process sees it that serves the VM: a place in each cell, and the hosts of
-//! those that are elsewhere. [`boot`] is one start of its shards.
+//! A VM that spans cells, in the process that serves the VM: a place in each cell, and the connections to the
+//! hosts of remote ones. [`boot`] is one start of its shards.
 
 pub mod boot;
 
@@ -27,19 +27,19 @@ use crate::remote::lanes::Common;
 use crate::remote::part::Remote;
 use crate::remote::talk::Role;
 
-/// The places of all shards, the home's first: a cell each, and what of the VM starts there.
+/// The places of all shards, the home's first: a cell each, and the part of the VM that starts there.
 #[derive(Debug)]
 pub struct Span {
     places: Vec<(PartPlace, Part)>,
-    /// Where some of the places are on other hosts.
+    /// The resources for places on other hosts, if there are any.
     over: Option<Over>,
-    /// So far.
+    /// Number of boots so far.
     boots: AtomicU32,
     platform: Platform,
 }
 
 impl Span {
-    /// Asks for the places of a VM; none for one that does not span cells.
+    /// Requests the places of a VM; none for one that does not span cells.
     pub fn begin(name: &str, spec: &VmSpec, platform: Platform) -> Result<Option<Self>, TenureError> {
         let places = begin_span(name, spec)?;
         if places.is_empty() {
@@ -60,7 +60,7 @@ impl Span {
         }
     }
 
-    /// Goes on with the places that a predecessor of this process had, which left them to a successor.
+    /// Takes over the places of a predecessor of this process, which left them to a successor.
     ///
     /// # Errors
     /// If the host has no threads left.
@@ -78,13 +78,13 @@ impl Span {
         })
     }
 
-    /// The places on this host, for others.
+    /// Handles of the places on this host, for other parts of the monitor.
     pub(crate) fn handles(&self) -> Vec<(TenureHandle, Part)> {
         let here = |(place, part): &(PartPlace, Part)| Some((place.here()?.handle(), part.clone()));
         self.places.iter().filter_map(here).collect()
     }
 
-    /// Where the kernel in `file` is to lie in guest memory; empty if the kernel decides that itself.
+    /// The range of the kernel in `file` in guest memory; empty if the kernel decides that itself.
     pub(crate) fn kernel_image(&self, file: &mut File) -> Range<u64> {
         (self.platform.kernel_image)(file)
     }
@@ -94,12 +94,12 @@ impl Span {
         self.places.first()?.0.here()
     }
 
-    /// What of the VM starts where.
+    /// The part of the VM in each cell.
     pub fn parts(&self) -> Vec<Part> {
         self.places.iter().map(|(_, part)| part.clone()).collect()
     }
 
-    /// The VM has ended.
+    /// Frees the places of a VM that has ended.
     pub fn leave(self) {
         leave_span(self.places);
     }
@@ -115,19 +115,19 @@ impl Span {
         self.places.iter().map(|(place, _)| place.cell()).collect()
     }
 
-    /// Why one of its places is lost for good, if one is.
+    /// The reason why one of its places is lost for good, if one is.
     pub fn lost(&self) -> Option<String> {
         self.places.iter().find_map(|(place, _)| place.lost())
     }
 
-    /// Keeps the calling thread, and the processes that it starts, to the cell of that shard, if it is on
+    /// Binds the calling thread, and the processes that it starts, to the cell of that shard, if it is on
     /// this host.
     pub fn settle(&self, shard: usize) -> Result<(), TenureError> {
         let place = self.places.get(shard).and_then(|(place, _)| place.here());
         place.map_or(Ok(()), Tenure::settle)
     }
 
-    /// Where each shard is, for people: its cell, and its host if the VM is over several.
+    /// The cell of each shard, for people, and its host if the VM is over several.
     pub(crate) fn places(&self) -> Vec<String> {
         let name = |place: &PartPlace| match (place, &self.over) {
             (PartPlace::There(remote), _) => remote.reach().to_string(),
@@ -139,20 +139,20 @@ impl Span {
         self.places.iter().map(|(place, _)| name(place)).collect()
     }
 
-    /// Whether threads of other processes encrypt what shards say to those on other hosts.
+    /// Whether threads of other processes encrypt the data that shards send to those on other hosts.
     pub(crate) fn is_encrypted(&self) -> bool {
         let way = self.over.as_ref().map(|over| over.hosts.site().spans);
         way == Some(SpanTransport::Tls)
     }
 
-    /// Calls the monitor of a shard on another host.
+    /// Connects to the monitor of a shard on another host.
     pub(crate) fn call(&self, shard: usize, role: Role) -> io::Result<OwnedFd> {
         let called = self.remote(shard).zip(self.over.as_ref());
         let (remote, over) = called.ok_or(io::ErrorKind::NotFound)?;
         connect(&over.hosts, remote.reach(), role)
     }
 
-    /// The same from a shard that is here, for the first connection of their lanes.
+    /// The same from a shard on this host, for the first connection of their lanes.
     pub(crate) fn call_first(&self, from: usize, shard: usize, role: Role) -> io::Result<(OwnedFd, Common)> {
         let called = self.remote(shard).zip(self.over.as_ref());
         let ((remote, over), (here, _)) = called.zip(self.places.get(from)).ok_or(io::ErrorKind::NotFound)?;
@@ -174,10 +174,10 @@ impl Span {
     }
 }
 
-/// What a VM over several hosts has besides.
+/// Additional resources of a VM over several hosts.
 #[derive(Debug)]
 struct Over {
-    /// The cluster's.
+    /// The hosts of the cluster.
     hosts: Hosts,
     /// The processor that the guest finds.
     guest: GuestProcessor,

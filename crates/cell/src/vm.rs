@@ -1,7 +1,7 @@
 //! One VM under its monitor: starts its shard, watches it, starts it again after a reboot.
 //!
 //! The shard is a child of the VM's keeper ([`::keeper`]), and dies with it. A VM on one host outlives its
-//! monitor: each time that the VM starts, the monitor leaves to a successor what that needs
+//! monitor: each time that the VM starts, the monitor leaves to a successor all that it needs
 //! ([`crate::adoption`]).
 
 mod adopted;
@@ -37,27 +37,30 @@ use crate::reboot::{Next, Reboots, starts_again};
 use crate::shard_log::ShardLog;
 use crate::spanning::Span;
 
-/// Why a VM did not run.
+/// The reason why a VM did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Its files.
+    /// Its files can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Its process.
-    #[error("the shard cannot be started: {0}{mend}", mend = mend(.0))]
+    /// Its process can't be started.
+    #[error("the shard cannot be started: {0}{help}", help = help(.0))]
     Start(#[from] io::Error),
-    /// Its keeper.
-    #[error("the VM's keeper {} does not start: {source}; help: install it from the same build as `mirrorball`", path.display())]
+    /// Its keeper can't be started.
+    #[error(
+        "the VM's keeper {} does not start: {source}; help: install it from the same build as `mirrorball`",
+        path.display()
+    )]
     Keeper {
         /// The keeper's program.
         path: std::path::PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The shard's program is of another build.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The shard says that it can't make this VM.
+    /// The shard reports that it can't make this VM.
     #[error("the VM cannot start with the kernel {kernel}: {detail}")]
     Refused {
         /// The kernel's file.
@@ -65,60 +68,60 @@ pub enum RunError {
         /// The shard's words.
         detail: String,
     },
-    /// One of its cells.
+    /// One of its cells can't take it.
     #[error(transparent)]
     Tenure(#[from] TenureError),
-    /// What it asks for of the host.
+    /// A limit or weight of the host's resources can't be set.
     #[error(transparent)]
     ControlGroup(#[from] ControlGroupError),
-    /// The nodes of its memory.
+    /// Its memory can't be bound to its nodes.
     #[error("its memory cannot lie where `memory_nodes` says: {0}")]
     MemoryNodes(String),
-    /// Cores of its own.
+    /// It can't have cores of its own.
     #[error(transparent)]
     CoreScheduling(#[from] CoreSchedulingError),
-    /// The sandbox is required.
+    /// The sandbox is incomplete and required.
     #[error("the sandbox is incomplete ({0}); run with --sandbox=auto to go on without it")]
     Sandbox(String),
 }
 
-/// What a person can do about an error of the start, to go behind it.
-fn mend(error: &io::Error) -> &'static str {
+/// The help for an error of the start, appended to it.
+fn help(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => "; raise the limit of open files (`ulimit -Hn`)",
         _ => "",
     }
 }
 
-/// What a VM's shard reports while it runs.
+/// A report of a VM's shard while it runs.
 pub enum Progress<'a> {
     /// Its vCPUs are about to run; again after each reboot.
     Booted(Booted<'a>),
-    /// The disks whose writes wait for room on the host are these now, by name.
+    /// The names of the disks whose writes wait for room on the host now.
     FullDisks(&'a [String]),
-    /// Whether it stands still by order.
+    /// Whether the VM is paused by order.
     Paused(bool),
-    /// It has ended so, and starts again.
+    /// The VM has ended so, and starts again.
     StartsAgain(&'a Ending),
 }
 
-/// What a VM's shard told when it started.
+/// The report of a VM's shard when it starts.
 pub struct Booted<'a> {
     /// The shard's process.
     pub pid: i32,
-    /// Its keeper's.
+    /// The process of its keeper.
     pub keeper: i32,
-    /// Those of its cards.
+    /// The processes of its cards.
     pub cards: &'a [u32],
-    /// Those of its other shards.
+    /// The processes of its other shards.
     pub parts: &'a [i32],
-    /// What of the sandbox could not be applied.
+    /// Layers of the sandbox that could not be applied.
     pub sandbox_missing: &'a [String],
     /// Missing layers that `require` does not insist on.
     pub sandbox_notes: &'a [String],
-    /// The kernel's marks of the VM's cores, one for each shard; none without core scheduling.
+    /// The kernel's cookies of the VM's cores, one for each shard; none without core scheduling.
     pub core_cookies: &'a [u64],
-    /// Its keeper has what another process needs to go on with it.
+    /// Whether its keeper has all that another process needs to serve the VM.
     pub is_left: bool,
 }
 
@@ -129,17 +132,17 @@ pub struct Vm<'a> {
     pub name: &'a str,
     /// Its directory.
     pub folder: &'a Path,
-    /// What its keeper and its shards execute.
+    /// The programs of its keeper and its shards.
     pub programs: &'a Programs,
-    /// How others reach it.
+    /// Its handle.
     pub handle: &'a Handle,
     /// Its cells, if it spans several.
     pub span: Option<&'a Span>,
-    /// What the monitor leaves of its own to a successor; none for a VM that ends with its monitor.
+    /// The descriptors that the monitor leaves to a successor; none for a VM that ends with its monitor.
     pub monitor: Option<&'a MonitorFiles>,
 }
 
-/// What the next process does with a VM if this one ends before the next boot runs.
+/// The action of the next process if this one ends before the next boot runs.
 #[derive(Clone, Debug)]
 enum IfLost {
     /// There is no next process: the VM ends.
@@ -151,7 +154,7 @@ enum IfLost {
 }
 
 /// Runs an opened VM until it ends, from its first boot or from where a predecessor of this process left it.
-/// `progress` is called with what its shard reports.
+/// `progress` receives the reports of its shard.
 pub fn run(
     vm: Vm<'_>,
     mut opened: Opened,
@@ -172,7 +175,7 @@ pub fn run(
             if first.has_begun {
                 opened.renew()?;
             }
-            // The state that a VM goes on from is read once.
+            // The state from which a VM resumes is read once.
             let if_lost = match opened.launch.resume {
                 Some(_) => IfLost::End,
                 None => IfLost::FirstBoot(FirstBoot {
@@ -209,20 +212,20 @@ pub fn run(
     });
     handle.console().set_input(None);
     fault_point!(vm_ended);
-    // From now on this process tells how the VM ended.
+    // From now on this process reports the end of the VM.
     handle.set_left(false);
-    // It has copies of the VM's descriptors, with their locks.
+    // The keeper has copies of the VM's descriptors, with their locks.
     keeper.end();
     let group = handle.state().group.take();
-    // With our copies of the guest's end closed, the console ends after its last byte. The processes of cards
-    // end too, and only then the group can.
+    // With this process's copies of the guest's end closed, the console ends after its last byte. The
+    // processes of cards end too, and only then the group can be removed.
     drop(opened);
     drop(group);
     let _ = pump.join();
     ended
 }
 
-/// Has others see what the VM consists of, before they reach it.
+/// Publishes the parts of the VM in its handle, before clients reach it.
 fn begin(handle: &Handle, opened: &Opened, span: Option<&Span>) -> io::Result<()> {
     let helpers = opened.helpers().map(Helper::of).collect::<io::Result<_>>()?;
     {
@@ -255,7 +258,7 @@ fn every_boot(
     logs.iter().try_for_each(|log| log.begin_to_read())?;
     let mut reboots = Reboots::default();
     loop {
-        // They are new after each reboot.
+        // The processes of cards are new after each reboot.
         let helpers = opened.helpers().map(Helper::of).collect::<io::Result<Vec<_>>>()?;
         let group = {
             let mut state = handle.state();
@@ -328,7 +331,7 @@ fn watch_cells(span: &Span, handle: &Handle, over: &AtomicBool) {
     }
 }
 
-/// Moves the console's output.
+/// Starts a thread that copies the guest's output to the console.
 fn pump(mut from: UnixStream, console: Console) -> io::Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new().name("pump".into()).spawn(move || {
         let mut buffer = [0; 4096];

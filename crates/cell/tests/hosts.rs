@@ -1,7 +1,8 @@
 //! A VM over two hosts, alpha and beta: processes on the loopback with runtime directories of their own.
 //! Beta's cell, the command that starts a part, the part's monitor and the shards are this same program,
-//! started again. Everything between the hosts is real, and so are KVM and userfaultfd; only the cells' links
-//! to one another are not there, so each knows itself alone. In one story these are real, too, with an etcd.
+//! started again. Everything between the hosts is real, and so are KVM and userfaultfd. Only the links of the
+//! cells are missing, so each cell takes itself for the only one. In one story these are real, too, with an
+//! etcd.
 
 mod hosts {
     pub mod beta;
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let done = match arguments.get(1).map(String::as_str) {
         Some(name) if arguments[0] == programs::SHARD => {
-            // SAFETY: who started this has put the control socket there, and nothing else here knows it.
+            // SAFETY: the parent has put the control socket there, and nothing else here uses it.
             let control = ControlSocket::from(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
             if let Some((home, life)) = hosts::deaf::kind(name) {
                 return hosts::deaf::run(&control, home, life);

@@ -1,24 +1,24 @@
 //! The admission server: gives users whom root's cluster admits places in its cells.
 //!
-//! It is a process of its own beside the cells, since anybody on the host may connect to it: no flood reaches
-//! a cell, and no fault in it is a cell's. It asks the cells for places as a monitor does, under names that
-//! have the owner's id ([`registry::cluster::interface::owned_name`]), and holds a place as long as the
-//! user's connection lasts.
+//! It is a separate process beside the cells, since any process on the host may connect to it: a flood
+//! reaches no cell, and a fault in it stops no cell. It requests places from the cells as a monitor does,
+//! under names that have the owner's id ([`registry::cluster::interface::owned_name`]), and holds a place as
+//! long as the user's connection lasts.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `quota` | what each user has and may have |
+//! | `quota` | the VMs and the limits of each user |
 //! | `callers` | bounds on connections |
-//! | `closing` | the close of a connection, which waits for nobody |
-//! | `peer` | who is at the other end, by the kernel |
+//! | `closing` | the close of a connection, which never blocks |
+//! | `peer` | identity of a connection's other end, by the kernel |
 //! | `groups` | the control groups of users' VMs |
 //! | `lines` | requests of bounded length, in bounded time |
 //! | `end` | the end of a user's VM when a cell fails |
 //!
-//! What users cause is logged at the level `debug` only: no user fills root's log.
+//! Events that users cause are logged at the level `debug` only, so that no user fills root's log.
 //!
 //! The server opens no path of a user's, writes in no directory of a user's, and serves no VM: monitor,
-//! keeper and shard are the user's own processes. What must outlive the server is in
+//! keeper and shard are the user's own processes. State that must outlive the server is in
 //! [`registry::cluster::user_vms`].
 
 mod callers;
@@ -65,17 +65,17 @@ use crate::monitor::raise_file_limit;
 
 pub use self::end::end;
 
-/// Time for a connection without a place to send a request.
+/// Time limit for a request on a connection that has no place.
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
-/// Time for a reply to be taken.
+/// Time limit for a peer to receive a reply.
 const REPLY_LIMIT: Duration = Duration::from_secs(2);
-/// Between two looks at groups that are to go.
+/// Interval between two removals of groups without places.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// After a refusal by the cells, before the same user's next request to them.
+/// Pause after a refusal by the cells, before the same user's next request to them.
 const REFUSED_PAUSE: Duration = Duration::from_millis(20);
-/// How long the state of the cells is good for users who look at it.
+/// Age up to which a report of the cells' state is used for users' status requests.
 const STATUS_AGE_MAX: Duration = Duration::from_millis(200);
-/// Before another try to accept, when this process has too many open files.
+/// Pause before the next `accept` when this process has too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 const STACK_BYTES: usize = 256 << 10;
 
@@ -111,7 +111,7 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// The socket, which all users may connect to, and the right to have it.
+/// The socket, which all users may connect to, and the lock that gives the right to have it.
 fn listen() -> io::Result<(UnixListener, Flock<File>)> {
     let directory = directory();
     make_directory(&directory)?;
@@ -121,7 +121,7 @@ fn listen() -> io::Result<(UnixListener, Flock<File>)> {
         io::Error::new(io::ErrorKind::ResourceBusy, why)
     })?;
     let path = socket_in(&directory);
-    // Of a server that has died.
+    // The socket of a server that has died.
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path)?;
     fs::set_permissions(&path, Permissions::from_mode(0o666))?;
@@ -161,7 +161,7 @@ struct Server {
     callers: Mutex<Callers>,
     /// The places, by the connections that hold them.
     places: Mutex<BTreeMap<Holder, Placed>>,
-    /// For each user: one request to the cells at a time.
+    /// One lock for each user: one request to the cells at a time.
     turns: BTreeMap<u32, Mutex<()>>,
     status: Mutex<Option<(Instant, Status)>>,
 }
@@ -204,7 +204,8 @@ impl Server {
         })
     }
 
-    /// Has a thread forget VMs of the last process that do not come, and groups that nothing is in.
+    /// Starts a thread that forgets VMs of the last process whose monitors do not come, and removes empty
+    /// groups.
     fn begin_upkeep(self: &Arc<Self>) -> io::Result<()> {
         let server = self.clone();
         let upkeep = move || {
@@ -233,14 +234,14 @@ impl Server {
         let mut quotas = lock(&self.quotas);
         quotas.lapse();
         for vm in self.files.user_vms().unwrap_or_default() {
-            // Of a user who is not admitted any more, too.
+            // This includes users who are not admitted any more.
             if quotas.holder(vm.uid, &vm.name).is_none() {
                 self.forget(vm.uid, &vm.name);
             }
         }
     }
 
-    /// Has a thread serve a connection, if its user has room for it.
+    /// Starts a thread that serves a connection, if its user has room for it.
     fn take(self: Arc<Self>, stream: UnixStream, number: Holder) -> io::Result<()> {
         let uid = Peer::uid(&stream)?;
         let vcpus = lock(&self.quotas).plan(uid).map(|plan| plan.vcpus);
@@ -249,13 +250,13 @@ impl Server {
                 Some(_) => refused("you have too many connections to the cluster; try again in a moment"),
                 None => Reply::NotAdmitted,
             };
-            // Never waited for: the socket's buffer is empty.
+            // The write does not block: the socket's buffer is empty.
             let answered = answer(&stream, &reply);
             closing::close(stream);
             return answered;
         }
         let server = self.clone();
-        // The thread is the only holder: another one that were the last would close in its place.
+        // The thread is the only holder: any other last holder would close the connection in its place.
         let (give, take) = mpsc::sync_channel::<UnixStream>(1);
         let serve = move || {
             let Ok(stream) = take.recv() else { return };
@@ -263,7 +264,7 @@ impl Server {
                 debug!(uid, %error, "a connection ends");
             }
             server.leave(number);
-            // The close may wait for what the peer has passed along. The connection counts until then.
+            // The close may block on what the peer has passed along. The connection counts until then.
             drop(stream);
             lock(&server.callers).end(uid);
         };
@@ -272,7 +273,7 @@ impl Server {
             .stack_size(STACK_BYTES)
             .spawn(serve);
         match begun {
-            // It waits for just this.
+            // The thread receives only this connection.
             Ok(_) => give.send(stream).map_err(io::Error::other),
             Err(error) => {
                 lock(&self.callers).end(uid);
@@ -282,12 +283,12 @@ impl Server {
         }
     }
 
-    /// Answers what a user asks on a connection, until it ends.
+    /// Answers the requests of a user on a connection, until it ends.
     fn serve(&self, stream: &UnixStream, uid: u32, number: Holder) -> io::Result<()> {
         stream.set_write_timeout(Some(REPLY_LIMIT))?;
         let mut lines = Lines::new(stream);
         loop {
-            // The place lasts as long as the connection, which says nothing more as a rule.
+            // The place lasts as long as the connection, which usually sends nothing more.
             let limit = (!lock(&self.places).contains_key(&number)).then_some(REQUEST_LIMIT);
             let Some(line) = lines.next(limit)? else {
                 return Ok(());
@@ -387,8 +388,8 @@ impl Server {
         }
     }
 
-    /// Puts the user's process into the group of its place, and writes the place down. Otherwise gives it
-    /// back; an error is one line.
+    /// Puts the user's process into the group of its place, and records the place. If that fails, gives the
+    /// place back; an error is one line.
     fn settle(
         &self,
         tenure: Tenure,
@@ -428,7 +429,7 @@ impl Server {
                 debug!(uid = user.uid, vm = request.name, %error, "a place is not given");
                 match stream.try_clone() {
                     Ok(stream) => self.give_back(placed(stream)),
-                    // The cell takes the end of its connection for that of this process, and waits for a
+                    // The cell takes the end of its connection for the end of this process, and waits for a
                     // while.
                     Err(_) => self.forget(user.uid, &request.name),
                 }
@@ -437,7 +438,7 @@ impl Server {
         }
     }
 
-    /// The place of a connection, if it has one, is free when this returns.
+    /// Frees the place of a connection, if it has one, before it returns.
     fn leave(&self, number: Holder) {
         let placed = lock(&self.places).remove(&number);
         if let Some(placed) = placed {
@@ -449,7 +450,7 @@ impl Server {
     }
 
     fn give_back(&self, placed: Placed) {
-        // A cell that starts again must not find it.
+        // The cell's next process must not find it.
         self.forget(placed.uid, &placed.name);
         if let (Some(groups), Some(group)) = (&self.groups, &placed.group) {
             groups.part(placed.uid, group, &placed.name);
@@ -464,7 +465,7 @@ impl Server {
         }
     }
 
-    /// Why the cells give no place, for a user, who can start cells nowhere.
+    /// The reason why the cells give no place, for a user, who cannot start cells.
     fn why(&self, error: &TenureError) -> String {
         match error {
             TenureError::Refused(why) => why.clone(),
@@ -495,7 +496,7 @@ impl Server {
         }
     }
 
-    /// The state of the cells, which are asked rarely, however often users ask.
+    /// The state of the cells. It is cached, so that users' requests do not load the cells.
     fn cells(&self) -> io::Result<Status> {
         let mut known = lock(&self.status);
         if let Some((when, status)) = &*known
@@ -508,7 +509,7 @@ impl Server {
         Ok(status)
     }
 
-    /// What the cells of this host that take VMs have to give.
+    /// Capacity of the cells of this host that take VMs.
     fn rooms(&self, status: &Status) -> Vec<CellRoom> {
         let is_here = |cell: &&CellStatus| self.plan.iter().any(|own| own.number == cell.plan.number);
         let living = status
@@ -519,7 +520,7 @@ impl Server {
     }
 }
 
-/// What a cell has to give: of its own memory and of what it has borrowed.
+/// Free resources of a cell, its borrowed memory included.
 fn room(cell: &CellStatus) -> CellRoom {
     let sum = |parts: &[LentMemory]| parts.iter().map(|part| part.bytes).sum::<u64>();
     let bytes = cell.plan.memory_bytes.saturating_add(sum(&cell.borrowed));

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Adoptions that may fail before the VM is set aside.
 pub const FAILURES_MAX: u32 = 2;
 
-/// Adoptions of a VM in a row that were begun and not completed. A file in the VM's directory has the number.
+/// Adoptions of a VM in a row that began and did not complete. A file in the VM's directory has the number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failures(u32);
 
 impl Failures {
-    /// As many as set a VM aside.
+    /// The number that sets a VM aside.
     pub const SET_ASIDE: Self = Self(FAILURES_MAX);
 
     /// Reads the number of a file. A text without a number sets the VM aside.

@@ -1,8 +1,8 @@
 //! Bounds on connections from callers that have not proven yet which host they are.
 //!
-//! Anybody on the network can open connections. A new caller therefore never waits for a place: when its
+//! Any machine on the network can open connections. A new caller therefore never waits for a slot: when its
 //! address, or the whole listener, has too many, the oldest of them is closed. A host proves itself within
-//! milliseconds, and leaves its place then; one that takes longer than [`HANDSHAKE_LIMIT`] is closed in any
+//! milliseconds, and leaves its slot then; one that takes longer than [`HANDSHAKE_LIMIT`] is closed in any
 //! case. Callers that have proven who they are don't count here.
 
 use std::collections::BTreeMap;
@@ -11,11 +11,12 @@ use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a caller may take for the handshake and its first message together.
+/// Time limit for the handshake and the first message of a caller together.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
-/// Unproven callers at once.
+/// Maximum number of unproven callers.
 const UNPROVEN_MAX: usize = 256;
-/// Of them, from one address. Fewer than all, so that no address takes the places of the others.
+/// Maximum number of unproven callers from one address. It is less than [`UNPROVEN_MAX`], so that no address
+/// takes the slots of the others.
 const UNPROVEN_OF_ADDRESS_MAX: usize = 64;
 
 /// The unproven callers of one listener.
@@ -25,11 +26,11 @@ pub struct Callers(Arc<Mutex<Waiting>>);
 #[derive(Debug, Default)]
 struct Waiting {
     next: u64,
-    /// Oldest first.
+    /// The callers, oldest first.
     callers: BTreeMap<u64, (IpAddr, TcpStream)>,
 }
 
-/// A caller's place until it has proven which host it is. Dropping it frees the place.
+/// A caller's slot until it has proven which host it is. Dropping it frees the slot.
 #[derive(Debug)]
 pub struct Unproven {
     callers: Callers,
@@ -37,7 +38,7 @@ pub struct Unproven {
 }
 
 impl Callers {
-    /// Takes a place for a new caller. The connection whose place it takes, if any, is closed.
+    /// Takes a slot for a new caller. The connection whose slot it takes, if any, is closed.
     ///
     /// # Errors
     /// If the caller is gone, or this process has no file descriptor left.
@@ -70,8 +71,8 @@ impl Drop for Unproven {
     }
 }
 
-/// Which caller has to leave for a new one from `new`: the oldest from that address if it has its share, the
-/// oldest of all if there is no place left. `callers` are sorted, the oldest first.
+/// The caller that is closed for a new one from `new`: the oldest from that address if the address has its
+/// maximum, the oldest of all if no slot is left. `callers` are sorted, the oldest first.
 fn surplus(callers: impl Iterator<Item = (u64, IpAddr)>, new: IpAddr) -> Option<u64> {
     let (mut all, mut same) = (0, 0);
     let (mut oldest, mut oldest_same) = (None, None);
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_connection_whose_place_is_taken_is_closed_and_places_are_given_back() {
+    fn connection_whose_slot_is_taken_is_closed_and_slots_are_given_back() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let callers = Callers::default();

@@ -1,9 +1,8 @@
-//! To which cells this one has links, and what it makes of one that is silent, gone or over. Without I/O,
-//! clock or threads; the simulator runs the same.
+//! Peer table and local failure detection. Without I/O, clock or threads; the simulator runs the same.
 //!
-//! Of the cells of its own host a cell judges by itself: the kernel tells the end of a process at once. Of
-//! those of other hosts it only says that there is no more to be had from them; who of two has died is for
-//! all to agree on ([`super::membership`]).
+//! A cell judges the cells of its own host by itself, since the kernel reports the end of a process at once.
+//! For a cell of another host the kernel only reports that the connection has ended; all cells agree on its
+//! death ([`super::membership`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,38 +10,38 @@ use protocol::CellId;
 
 use super::membership::News;
 
-/// Links, by the lives at their other ends. `L` is what sends.
+/// The peers of a cell, with the links to them, by incarnation. `L` is the sending end of a link.
 #[derive(Debug)]
 pub struct Contacts<L> {
     links: BTreeMap<CellId, L>,
-    /// Cells of other hosts.
+    /// Numbers of the cells of other hosts.
     elsewhere: BTreeSet<u16>,
-    /// Cells whose calls are awaited. None: not known yet, or all have come.
+    /// Cells whose calls are awaited. None: not known yet, or all have called.
     awaited: Option<BTreeSet<u16>>,
 }
 
-/// About a cell from which there is no more to be had. Its link is dropped.
+/// The decision about a cell that has failed to answer, or whose link has ended. Its link is dropped.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// It is dead.
+    /// The cell is dead.
     Dead,
-    /// Its entry among the members is to be removed.
+    /// The cell is suspected: its entry among the members is to be removed.
     Suspect,
 }
 
-/// After a look whether a cell that has ended its link lives.
+/// The result of a check whether a cell that has ended its link lives.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Parted {
-    /// It died, or there is a new link.
+    /// The cell is dead, or has a new link.
     Settled,
-    /// Its next life takes a moment to be told from it: to be looked at once more.
+    /// The cell may have been restarted a moment ago: it must be checked once more.
     LooksAlive,
-    /// It takes this cell for dead, so this one has to be.
+    /// The cell takes this one for dead, so this one must start anew.
     StartsAnew,
 }
 
 impl<L> Contacts<L> {
-    /// No links yet.
+    /// A table without links.
     pub fn new(elsewhere: impl IntoIterator<Item = u16>) -> Self {
         Self {
             links: BTreeMap::new(),
@@ -51,7 +50,7 @@ impl<L> Contacts<L> {
         }
     }
 
-    /// There are further cells of other hosts. Those of hosts that have left are of other hosts as ever.
+    /// Adds cells of other hosts. A cell of a host that has left stays in the table.
     pub fn learn(&mut self, elsewhere: impl IntoIterator<Item = u16>) {
         self.elsewhere.extend(elsewhere);
     }
@@ -61,29 +60,29 @@ impl<L> Contacts<L> {
         self.links.get_mut(&cell)
     }
 
-    /// Whether there is a link to this life of a cell.
+    /// Whether there is a link to this incarnation of a cell.
     pub fn has(&self, cell: CellId) -> bool {
         self.links.contains_key(&cell)
     }
 
-    /// The lives to which there are links.
+    /// The incarnations to which there are links.
     pub fn peers(&self) -> impl Iterator<Item = CellId> + '_ {
         self.links.keys().copied()
     }
 
-    /// Whether there is a link to a later life of that cell: one that was made before it comes too late.
+    /// Whether there is a link to a later incarnation of that cell, so that a link to `peer` comes too late.
     pub fn is_outlived(&self, peer: CellId) -> bool {
         let mut peers = self.peers();
         peers.any(|known| known.number == peer.number && known.life > peer.life)
     }
 
-    /// There is a link, in the place of any to another life of that cell.
+    /// Adds a link, which replaces a link to another incarnation of that cell.
     pub fn linked(&mut self, peer: CellId, link: L) {
         self.links.retain(|known, _| known.number != peer.number);
         self.links.insert(peer, link);
     }
 
-    /// There is no more to be had from a cell: it has been silent for too long, or its link has ended.
+    /// Decides about a cell that has been silent for too long, or whose link has ended.
     pub fn give_up(&mut self, cell: CellId) -> Verdict {
         self.links.remove(&cell);
         if self.elsewhere.contains(&cell.number) {
@@ -93,12 +92,13 @@ impl<L> Contacts<L> {
         }
     }
 
-    /// Whether to look in a moment if a cell that ends its link died, or takes this one for dead.
+    /// Whether to check in a moment if a cell that ended its link died, or takes this one for dead.
     pub fn looks_after(&self, cell: CellId) -> bool {
         self.has(cell) && !self.elsewhere.contains(&cell.number)
     }
 
-    /// A look at a cell that ended its link: whether this life of it runs, and did when last looked at.
+    /// The result of such a check: `runs` says whether this incarnation runs, and `ran` whether it did at the
+    /// check before.
     pub fn parted(&self, cell: CellId, runs: bool, ran: bool) -> Parted {
         match runs && !self.has(cell) {
             false => Parted::Settled,
@@ -107,10 +107,10 @@ impl<L> Contacts<L> {
         }
     }
 
-    /// What all have agreed on. The cell that is dead by it; its link is dropped.
+    /// Applies an event on which all cells agreed. Returns the cell that is dead by it; its link is dropped.
     pub fn over(&mut self, news: News) -> Option<CellId> {
         match news {
-            // Those of this host see each other's ends themselves.
+            // Cells of this host detect each other's end themselves.
             News::Over(cell) if self.elsewhere.contains(&cell.number) => {
                 self.links.remove(&cell);
                 Some(cell)
@@ -119,12 +119,12 @@ impl<L> Contacts<L> {
         }
     }
 
-    /// These are still to call; everybody else that is there has a link.
+    /// Awaits the calls of these cells. Every other cell that runs has a link.
     pub fn wait_for(&mut self, cells: impl IntoIterator<Item = u16>) {
         self.awaited = Some(cells.into_iter().collect());
     }
 
-    /// Whether the last one that was awaited has come; true once after each [`Contacts::wait_for`].
+    /// Whether the last awaited cell has called; true once after each [`Contacts::wait_for`].
     pub fn has_met(&mut self) -> bool {
         let linked = |number: &u16| self.links.keys().any(|cell| cell.number == *number);
         let has_met = self
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn who_of_this_host_is_silent_is_dead_and_of_another_only_suspected() {
+    fn silent_cell_of_this_host_is_dead_and_one_of_another_host_is_only_suspected() {
         let mut contacts = Contacts::new([2]);
         contacts.linked(id(1, 1), ());
         contacts.linked(id(2, 1), ());
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_lives_and_has_ended_its_link_takes_this_one_for_dead() {
+    fn live_cell_that_has_ended_its_link_takes_this_one_for_dead() {
         let mut contacts = Contacts::new([]);
         assert_eq!(contacts.parted(id(1, 1), false, false), Parted::Settled);
         assert_eq!(contacts.parted(id(1, 1), true, false), Parted::LooksAlive);

@@ -1,8 +1,9 @@
-//! Between the hosts of a cluster: links of cells, and commands that one host's user has another host run.
+//! Connections between the hosts of a cluster: links of cells, and commands that one host's user runs on
+//! another host.
 //!
 //! Every connection is a TLS stream whose ends have proven which hosts they are. The caller's first message
 //! names its request. Only the hosts in the cluster's file are served, whatever other keys their authority
-//! has signed. A host runs for another only this program: a process with the key of a host has the rights of
+//! has signed. A host runs only this program for another: a process with the key of a host has the rights of
 //! the cells' user on all of them.
 
 use std::io;
@@ -29,36 +30,36 @@ use super::link::{self, Answer, Calling, Link, PATIENCE, VERSIONS, stream};
 #[cfg(test)]
 mod tests;
 
-/// Commands that run for other hosts at once.
+/// Maximum number of commands that run for other hosts.
 const COMMANDS_MAX: usize = 256;
-/// How long before the end of the host's certificate warnings begin.
+/// Time before the end of the host's certificate at which warnings begin.
 const WARN_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Serialize, Deserialize)]
 enum Wish {
     /// A link with a cell.
     Link {
         /// The cell that calls.
         cell: CellId,
-        /// The versions that it speaks.
+        /// The protocol versions of the caller.
         versions: Versions,
-        /// The number that it has left in memory which both hosts may see.
+        /// The number that the caller has left in memory which both hosts may see.
         number: Option<u64>,
     },
     /// A command of this program.
     Command,
 }
 
-/// The answer to one who wants channels.
+/// The reply to a request for channels.
 #[derive(Debug, Serialize, Deserialize)]
 struct Reply {
     answer: Answer,
-    /// The number is there.
+    /// Whether the number was found in shared memory.
     is_shared: bool,
 }
 
-/// A call's first message and a reply to one, read and written again, for `fuzz/`.
+/// Decodes and encodes a call's first message and a reply to one, for `fuzz/`.
 #[cfg(fuzzing)]
 pub fn read_again(bytes: &[u8]) -> [Option<Vec<u8>>; 2] {
     let wish = decode::<Wish>(bytes).ok();
@@ -69,19 +70,19 @@ pub fn read_again(bytes: &[u8]) -> [Option<Vec<u8>>; 2] {
     ]
 }
 
-/// This host among the others.
+/// The view of this host on the other hosts of its cluster.
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    /// What is known of them, for all clones: hosts come and go while a cell runs.
+    /// Site of the cluster, shared by all clones: hosts come and go while a cell runs.
     site: Arc<RwLock<Arc<Site>>>,
     memory: Option<SharedMemory>,
-    /// What is known of the ways between cells, for all clones.
+    /// Costs of routes between cells, shared by all clones.
     costs: Arc<RwLock<Arc<knowledge::RouteCosts>>>,
     identity: Identity,
 }
 
 impl Hosts {
-    /// With the keys of this host.
+    /// Opens the keys of this host.
     ///
     /// # Errors
     /// [`TlsError::Keys`].
@@ -96,17 +97,17 @@ impl Hosts {
         })
     }
 
-    /// What is known of the hosts now.
+    /// The current site of the cluster.
     pub fn site(&self) -> Arc<Site> {
         self.site.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Goes on with other hosts: one that is not there any more is served no longer.
+    /// Replaces the site. A host that is not in it any more is not served.
     pub fn take_site(&self, site: Site) {
         *self.site.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(site);
     }
 
-    /// Goes by these ways between cells from the next link on.
+    /// Sets the route costs, which count from the next link on.
     pub fn take_ways(&self, costs: Arc<knowledge::RouteCosts>) {
         *self.costs.write().unwrap_or_else(PoisonError::into_inner) = costs;
     }
@@ -125,7 +126,7 @@ impl Hosts {
         warning(&self.site().here, self.identity.end())
     }
 
-    /// With links through the memory that this host shares with others, if it does.
+    /// The same, with links through the memory that this host shares with others, if it does.
     ///
     /// # Errors
     /// As [`SharedMemory::open`].
@@ -134,7 +135,7 @@ impl Hosts {
         Ok(Self { memory, ..self })
     }
 
-    /// Where this host's cell is called.
+    /// Listens on the address of this host's cell.
     ///
     /// # Errors
     /// If the port is taken or the address is not this host's.
@@ -146,7 +147,7 @@ impl Hosts {
             .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))
     }
 
-    /// Calls a cell of another host; none if that is calling this one just now.
+    /// Calls a cell of another host; none if that cell is calling this one at the moment.
     pub fn call(&self, me: CellId, cell: u16, calling: &Calling) -> io::Result<Option<Link>> {
         calling.during(cell, || {
             let offer = self
@@ -174,7 +175,7 @@ impl Hosts {
         })
     }
 
-    /// A connection over which a cell's host runs a command of this program, as the agent's protocol says.
+    /// A connection over which a cell's host runs a command of this program, in the agent's protocol.
     ///
     /// # Errors
     /// If the host can't be reached.
@@ -182,22 +183,22 @@ impl Hosts {
         self.reach(cell, &Wish::Command)
     }
 
-    /// A connection to `address`, which proves that it is this host.
+    /// A connection to `address`, whose peer proves that it is the host `host`.
     ///
     /// # Errors
-    /// If it can't be reached, or is another.
+    /// If the address can't be reached, or is another host's.
     pub(crate) fn connect(&self, address: SocketAddr, host: &str) -> io::Result<UnixStream> {
         let reached = self.identity.connect(address, host, PATIENCE);
         reached.map_err(|error| io::Error::new(io::ErrorKind::NotConnected, format!("host {host}: {error}")))
     }
 
-    /// The connection of a caller, and who it has proven to be.
+    /// The connection of a caller, and the identity that it has proven.
     ///
     /// # Errors
     /// If it is no host of the cluster's file, or the deadline passes.
     pub(crate) fn accept(&self, tcp: TcpStream, deadline: Deadline) -> io::Result<(UnixStream, Peer)> {
         let (stream, peer) = self.identity.accept(tcp, deadline).map_err(io::Error::other)?;
-        // The key of a host that has left the cluster, or etcd's, is one of the same authority.
+        // The key of a host that has left the cluster, or etcd's, is of the same authority.
         let is_member = self.site().hosts.iter().any(|host| peer.is(&host.name));
         match is_member {
             true => Ok((stream, peer)),
@@ -213,7 +214,7 @@ impl Hosts {
         Ok(stream)
     }
 
-    /// Takes connections until the process ends.
+    /// Accepts connections until the process ends.
     pub fn take(
         &self,
         listener: &TcpListener,
@@ -225,7 +226,7 @@ impl Hosts {
             let Ok(place) = callers.admit(&tcp) else { continue };
             let (hosts, calling, linked) = (self.clone(), calling.clone(), linked.clone());
             let commands = commands.clone();
-            // One that takes its time keeps nobody else waiting; one that makes no sense is dropped.
+            // A slow caller blocks no other one. A caller that breaks the protocol is dropped.
             let _ = std::thread::Builder::new().name("caller".into()).spawn(move || {
                 if let Ok(Some(link)) = hosts.take_one(tcp, place, &calling, &commands) {
                     linked(link);
@@ -295,13 +296,14 @@ impl Hosts {
     }
 }
 
-/// A line about the key of a host or of etcd, if its end is near.
+/// A warning about the key of a host or of etcd, if its end is near.
 pub fn warning(name: &str, end: SystemTime) -> Option<String> {
     let left = end.duration_since(SystemTime::now()).unwrap_or_default();
     (left < WARN_BEFORE).then(|| {
         format!(
-            "the key of {name} ends in {} days; help: run `mirrorball cluster keys FILE --renew` where authority.key is, give \
-             each host its new keys, then `mirrorball cluster down --leave` and `up` there",
+            "the key of {name} ends in {} days; help: run `mirrorball cluster keys FILE --renew` where \
+             authority.key is, give each host its new keys, then `mirrorball cluster down --leave` and `up` \
+             there",
             in_days(left)
         )
     })
@@ -316,10 +318,10 @@ fn reply(stream: &mut UnixStream, answer: Answer, is_shared: bool) -> io::Result
     stream::write(stream, &encode(&Reply { answer, is_shared })?)
 }
 
-/// The name under which another host asks for this program.
+/// The name under which another host requests this program.
 pub const PROGRAM: &str = "mirrorball";
 
-/// Lets only this program be run, and from where there is such a directory as the caller's.
+/// Checks that the request is for this program, and takes the caller's directory if it exists here.
 fn own_program(request: &mut ExecRequest) -> Result<(), String> {
     if request.argv.first().map(String::as_str) != Some(PROGRAM) {
         return Err(format!("only {PROGRAM} is run for other hosts"));

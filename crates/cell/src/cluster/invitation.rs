@@ -1,8 +1,10 @@
-//! The invitation of a further host: what it says to the host with the authority's key, and what follows.
+//! The invitation of a further host: the token, the request of the host that joins, and the reply of the host
+//! with the authority's key.
 //!
 //! A token is for one host, one use and 15 minutes. It has the digest of the authority's certificate, by
-//! which the host that joins knows the other side, and a secret, by which the other side knows the host. The
-//! private key of the host never leaves it. What is asked and answered goes over [`urpc::tls::Exchange`].
+//! which the host that joins authenticates the other side, and a secret, by which the other side
+//! authenticates the host. The private key of the host never leaves it. Request and reply go over
+//! [`urpc::tls::Exchange`].
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,29 +17,29 @@ use config::cluster::CellSpec;
 use serde::{Deserialize, Serialize};
 use urpc::tls::KeyRequest;
 
-/// How long a token is valid.
+/// Time for which a token is valid.
 pub const VALID: Duration = Duration::from_secs(15 * 60);
-/// How far the clocks of hosts may differ. Certificates are valid from a day before they are made.
+/// Maximum difference between the clocks of hosts. Certificates are valid from a day before they are made.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(3600);
 /// The version of tokens and messages.
 const VERSION: u8 = 1;
 
-/// What a person carries to the host that joins.
+/// The text that a person copies to the host that joins.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Token {
     version: u8,
     /// The digest of the authority's certificate.
     pub authority: [u8; 32],
-    /// Known to nobody else.
+    /// Secret that only the two hosts have.
     pub secret: [u8; 16],
-    /// Where the host is asked to call.
+    /// Address that the host calls.
     pub address: SocketAddr,
-    /// The host that is invited.
+    /// Name of the host that is invited.
     pub host: String,
 }
 
 impl Token {
-    /// A token.
+    /// A token of these parts.
     pub fn new(authority: [u8; 32], secret: [u8; 16], address: SocketAddr, host: String) -> Self {
         Self {
             version: VERSION,
@@ -55,21 +57,21 @@ impl fmt::Display for Token {
         bytes.extend_from_slice(&self.authority);
         bytes.extend_from_slice(&self.secret);
         bytes.extend_from_slice(format!("{} {}", self.address, self.host).as_bytes());
-        // By its length a token that was cut is told from a whole one. Names of hosts have 63 bytes at most.
+        // A cut token has another length than a whole one. Names of hosts have 63 bytes at most.
         bytes[1] = u8::try_from(bytes.len()).map_err(|_| fmt::Error)?;
         out.write_str(&URL_SAFE_NO_PAD.encode(bytes))
     }
 }
 
-/// Why a text is no token.
+/// The reason why a text is no token.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum TokenError {
-    /// It is cut, or something else.
+    /// The text is cut, or no token.
     #[error(
-        "this is no token: it is not whole, or something else; copy all that `mirrorball cluster invite` printed"
+        "this is no token: it is cut, or something else; copy all that `mirrorball cluster invite` printed"
     )]
     Nonsense,
-    /// Another version made it.
+    /// Another version of this program made the token.
     #[error("the token is of another version of this program; run the same on both hosts")]
     Version,
 }
@@ -88,7 +90,7 @@ impl FromStr for Token {
     }
 }
 
-/// The token that these bytes are; they begin with the version.
+/// Parses the bytes of a token; they begin with the version.
 fn read(bytes: &[u8]) -> Option<Token> {
     let (head, rest) = bytes.split_at_checked(2)?;
     let (authority, rest) = rest.split_first_chunk()?;
@@ -98,20 +100,20 @@ fn read(bytes: &[u8]) -> Option<Token> {
     (usize::from(head[1]) == bytes.len()).then_some(token)
 }
 
-/// What the host that joins asks.
+/// The request of the host that joins.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JoinRequest {
     /// The token's secret.
     pub secret: [u8; 16],
     /// The host's name.
     pub host: String,
-    /// Its public key.
+    /// The host's public key.
     pub public_key: Vec<u8>,
-    /// The proof that it has the private one ([`KeyRequest`]); bound to the secret.
+    /// The proof that the host has the private key ([`KeyRequest`]); bound to the secret.
     pub proof: Vec<u8>,
-    /// Its time, in seconds since 1970.
+    /// The host's time, in seconds since 1970.
     pub unix_s: u64,
-    /// Its cells.
+    /// The host's cells.
     pub cells: Vec<CellSpec>,
 }
 
@@ -128,13 +130,13 @@ impl JoinRequest {
 /// The answer to a [`JoinRequest`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum JoinAnswer {
-    /// Not now, or never, and why.
+    /// The host is refused, with the reason.
     Refused(String),
-    /// The host is one of the cluster's.
+    /// The host is a member of the cluster.
     Welcome {
-        /// Its certificate, as PEM.
+        /// The host's certificate, as PEM.
         certificate: String,
-        /// The authority's, as PEM.
+        /// The authority's certificate, as PEM.
         authority: String,
         /// The list of revoked certificates, as PEM.
         revoked: String,
@@ -161,7 +163,7 @@ impl Invitation {
         }
     }
 
-    /// Whether a request has the token's secret. The time that this takes says nothing of the secret.
+    /// Whether a request has the token's secret, compared in constant time.
     ///
     /// # Errors
     /// With the reason, in words for the person at the other host.
@@ -173,11 +175,12 @@ impl Invitation {
         Ok(())
     }
 
-    /// Whether a request is this invitation's. `age` is the token's, `unix_s` this host's time in seconds
+    /// Whether a request is for this invitation. `age` is the token's, `unix_s` this host's time in seconds
     /// since 1970.
     ///
     /// # Errors
-    /// With the reason, in words for the person at the other host. A wrong secret learns nothing else.
+    /// With the reason, in words for the person at the other host. A caller with a wrong secret learns
+    /// nothing else.
     pub fn admit(&self, request: &JoinRequest, age: Duration, unix_s: u64) -> Result<(), String> {
         self.recognize(request)?;
         if self.is_used {
@@ -207,7 +210,7 @@ impl Invitation {
         Ok(())
     }
 
-    /// The host has got its certificate.
+    /// Records that the host has its certificate.
     pub fn used(&mut self) {
         self.is_used = true;
     }

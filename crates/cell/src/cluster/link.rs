@@ -1,8 +1,9 @@
-//! Channels between two cells, one each way. Whoever sends or receives can't tell by which of three ways:
-//! rings ([`ring`]) in memory of a host ([`local`]) or in memory that hosts share ([`shared`]), or a stream
-//! between hosts ([`stream`]).
+//! Channels between two cells, one in each direction. Sender and receiver are the same over each of three
+//! transports: rings ([`ring`]) in memory of a host ([`local`]) or in memory that hosts share ([`shared`]),
+//! or a stream between hosts ([`stream`]).
 //!
-//! A cell that starts dials all that run. Two that start at once dial each other; the lower-numbered one's
+//! A cell that starts calls all that run. Two that start at once call each other; the lower-numbered one's
+//! call goes through.
 //! call goes through.
 
 pub mod encoding;
@@ -27,19 +28,19 @@ use urpc::version::{VersionMismatch, Versions};
 
 use super::state::CellMessage;
 
-/// Bytes of what one cell tells another at once, at most: a table of some ten thousand VMs.
+/// Maximum length of a message between cells, in bytes: a table of some ten thousand VMs.
 pub const MESSAGE_BYTES_MAX: usize = 2 << 20;
-/// How long another cell may take to answer a call, or to take a message.
+/// Time limit for another cell to answer a call, or to receive a message.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The versions of the cells' protocol that this program speaks: [`CellMessage`], and the calls by which a
 /// link begins.
 ///
-/// From version [`GATHERS_REPLIES`] on relays of multicast trees gather replies.
+/// From version [`GATHERS_REPLIES`] on, relays of multicast trees gather replies.
 pub const VERSIONS: Versions = Versions::up_to(2);
 /// The first version with [`protocol::multicast::Packet::Replies`] and
-/// [`protocol::agreement::Message::Again`]. While a cell has a link of an older version, its trees gather
-/// nothing.
+/// [`protocol::agreement::Message::Again`]. While a cell has a link of an older version, its trees gather no
+/// replies.
 pub const GATHERS_REPLIES: u16 = 2;
 
 /// Compares the versions of the cell `peer` with those of this one.
@@ -77,7 +78,8 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// The cell that a link is made to, and the version that the two speak; none if the cell calls this one.
+    /// The cell at the other end of the link, and the version that the two speak; none if the cell calls this
+    /// one.
     ///
     /// # Errors
     /// [`VersionMismatch`] if the two cells have no version in common.
@@ -96,17 +98,18 @@ pub trait SendBytes: Debug + Send {
     /// Sends bytes as one message.
     ///
     /// # Errors
-    /// `BrokenPipe` if the other cell has ended the link, `TimedOut` if it has taken nothing for two seconds.
+    /// `BrokenPipe` if the other cell has ended the link, `TimedOut` if it has received nothing for two
+    /// seconds.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
 /// The receiving end of a channel.
 pub trait ReceiveBytes: Debug + Send {
-    /// Gives every message's bytes to `heard`, until that fails or the other cell is dead.
+    /// Passes every message's bytes to `heard`, until that fails or the other cell is dead.
     fn run(self: Box<Self>, heard: &mut dyn FnMut(&[u8]) -> io::Result<()>);
 }
 
-/// By which way messages go. In docs and rules: `ring`, `shared`, `tls`.
+/// The transport of a link. In docs and rules: `ring`, `shared`, `tls`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
     /// Memory of this host.
@@ -130,15 +133,15 @@ impl fmt::Display for Way {
 /// Both channels to another cell.
 #[derive(Debug)]
 pub struct Link {
-    /// Who is at the other end.
+    /// The cell at the other end.
     pub peer: CellId,
     /// The version of the cells' protocol that both speak.
     pub version: u16,
-    /// How it is reached.
+    /// The transport.
     pub way: Way,
-    /// To it.
+    /// Channel to the other cell.
     pub sending: Sending,
-    /// From it.
+    /// Channel from the other cell.
     pub receiving: Receiving,
 }
 
@@ -166,7 +169,7 @@ impl Link {
         }
     }
 
-    /// The same link, whose ends speak this version.
+    /// The same link, with this version of the protocol.
     #[must_use]
     pub fn speaking(self, version: u16) -> Self {
         Self { version, ..self }
@@ -188,7 +191,7 @@ impl Sending {
 }
 
 impl Receiving {
-    /// Gives every message to `heard`, and returns when the other cell is dead or makes no sense.
+    /// Passes every message to `heard`, and returns when the other cell is dead or sends an invalid message.
     pub fn run(self, mut heard: impl FnMut(CellMessage)) {
         self.0.run(&mut |bytes| {
             heard(encoding::decode(bytes)?);
@@ -197,10 +200,10 @@ impl Receiving {
     }
 }
 
-/// Whom this cell calls and who has called it, so that two cells have one link, whichever of their calls
+/// The calls that this cell makes and has received, so that two cells have one link, whichever of their calls
 /// comes first.
 ///
-/// A cell calls when it starts, and never again in the same life.
+/// A cell calls when it starts, and never again in the same incarnation.
 #[derive(Debug)]
 pub struct Calling {
     me: CellId,
@@ -215,7 +218,7 @@ struct Met {
 }
 
 impl Calling {
-    /// Nobody yet.
+    /// A record without calls.
     pub fn new(me: CellId) -> Self {
         Self {
             me,
@@ -223,8 +226,8 @@ impl Calling {
         }
     }
 
-    /// Calls a cell by `call`, unless it has called this one already; then gives none, as for a call that
-    /// crosses another.
+    /// Calls a cell by `call`, unless that cell has called this one already. Returns none then, as for a call
+    /// that crosses another.
     ///
     /// # Errors
     /// Those of `call`.

@@ -1,7 +1,7 @@
 //! The end of VMs whose host has lost its membership, where the cluster's file says `on_lost = "stop"`.
 //!
-//! A cell notes each time at which etcd has said that it is a member: the time of the question, not of the
-//! answer. When the last of these times is as long ago as a lease lasts, the cell's guard ends the cell's
+//! A cell records each time at which etcd has confirmed that it is a member: the time of the request, not of
+//! the answer. When the last of these times is as long ago as a lease lasts, the cell's guard ends the cell's
 //! VMs, whether the cell's process runs, hangs or is dead. The other cells free the VMs' names when they have
 //! seen the cell absent for that time and a margin ([`super::membership::LAPSE_MARGIN`]). Both are intervals
 //! on one host's clock each (leases, Gray and Cheriton, SOSP '89), so hosts need not agree on the time of
@@ -22,15 +22,15 @@ use tracing::{error, warn};
 use super::membership::lease_seconds;
 use crate::pidfd;
 
-/// Interval between two looks at the cell's note.
+/// Interval between two reads of the cell's record.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit for a VM to end by order. Then its keeper is killed.
 const KILL_LIMIT: Duration = Duration::from_secs(1);
 
-/// Notes that the cell was a member at `at`.
+/// Records that the cell was a member at `at`.
 ///
 /// # Errors
-/// If the note can't be written.
+/// If the record can't be written.
 pub fn note(cell: &CellFiles, at: Instant) -> io::Result<()> {
     let past = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
     cell.note_member(uptime_ms()?.saturating_sub(past))
@@ -93,7 +93,7 @@ fn end_if_lost(cell: &CellFiles, number: u16, site: &Site) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends a VM, by the process that serves it or without.
+/// Ends a VM, through the process that serves it or by killing it.
 fn end(folder: &Path, record: &Record) {
     let (send, ended) = mpsc::channel();
     let asked = folder.to_owned();
@@ -105,7 +105,7 @@ fn end(folder: &Path, record: &Record) {
     }
     let is_same = |now: Record| now.cid == record.cid && now.keeper_pid == record.keeper_pid;
     for pid in [record.keeper_pid, record.shard_pid].into_iter().flatten() {
-        // Whether the number is still that process's is looked at when the descriptor is open.
+        // The identity of the process is checked after its descriptor is open.
         if let Ok(process) = pidfd::open(pid)
             && read(folder).is_ok_and(is_same)
         {

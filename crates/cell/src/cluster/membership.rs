@@ -1,13 +1,13 @@
-//! Which cells of several hosts live: agreed on by an etcd.
+//! Membership of cells on several hosts: agreed on by an etcd.
 //!
-//! A cell that starts enters itself under a life that no cell has had, and keeps the entry by a lease. Who
-//! finds that another host's cell has fallen silent removes that cell's entry, if it is still of this life;
-//! and whose entry is gone is dead: all others see it there, and the cell itself, if it runs after all,
-//! starts anew. So of two that lose sight of each other exactly one dies. While etcd does not answer, no cell
-//! dies and none joins, and VMs run on. When etcd has lost the entries, cells that have their leases and
-//! links write them back.
+//! A cell that starts enters itself under an incarnation that no cell has had, and keeps the entry by a
+//! lease. A cell that finds another host's cell silent removes that cell's entry, if it is still of this
+//! incarnation. A cell whose entry is gone is dead: all others see that in etcd, and the cell itself, if it
+//! still runs, starts anew. So of two cells that lose sight of each other exactly one dies. While etcd does
+//! not answer, no cell dies and none joins, and VMs run on. When etcd has lost the entries, cells that have
+//! their leases and links write them back.
 //!
-//! What is asked of etcd and what follows is decided in [`member`]; here it is asked.
+//! [`member`] decides the requests to etcd and their consequences; this module sends them.
 
 mod etcd;
 pub mod member;
@@ -28,34 +28,34 @@ pub use member::Records;
 use member::{Answer, Joining, Member, Progress, Question, RETIRED};
 use urpc::tls::KeyFiles;
 
-/// Where all is kept.
+/// Prefix of all keys.
 const PREFIX: &str = "/mirrorball/";
-/// Below it, the entries.
+/// Prefix of the entries, below [`PREFIX`].
 const CELLS: &str = "cells/";
-/// The last life of each cell.
+/// Prefix of the last incarnation of each cell.
 const LIVES: &str = "lives/";
-/// Of each cell the last life that another one has removed.
+/// Prefix of the last incarnation of each cell that another cell has removed.
 const REMOVED: &str = "removed/";
-/// How long an entry outlasts its cell's last word to etcd, at least; three times as long as a cell may be
-/// silent.
+/// Minimum time for which an entry outlasts its cell's last request to etcd, in seconds; otherwise it is
+/// three times as long as a cell may be silent.
 const LEASE_SECONDS_MIN: u64 = 5;
 /// Minimum interval between two reads of the members.
 pub const LOOK: Duration = Duration::from_millis(100);
-/// How long the host of a lost cell may take to end its VMs once the lease would have ended. Its guard looks
+/// Time limit for the host of a lost cell to end its VMs once the lease would have ended. Its guard checks
 /// every 100 ms, and a VM that does not end by order is killed after 1 s.
 pub const LAPSE_MARGIN: Duration = Duration::from_secs(5);
 /// Number of reads of the members in the silence that a cell is allowed.
 const LOOKS_IN_SILENCE: u64 = 20;
 
-/// The cells that live, and their lives.
+/// The live cells, and their incarnations.
 pub type Members = BTreeMap<u16, u32>;
 
-/// What has changed.
+/// A change of the membership.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum News {
-    /// This life of a cell is over.
+    /// This incarnation of a cell is dead.
     Over(CellId),
-    /// This cell's own.
+    /// This cell itself has been removed.
     Outcast,
     /// A cell has been no member for so long that its host has ended its VMs, where hosts do so
     /// ([`super::lost`]).
@@ -69,20 +69,21 @@ pub struct Membership {
     lease: Lease,
     lease_seconds: u64,
     look: Duration,
-    /// Who this is.
+    /// This cell.
     pub me: CellId,
-    /// Who else lives.
+    /// The other live cells.
     pub members: Members,
-    /// The last life of each cell.
+    /// The last incarnation of each cell.
     pub lives: Members,
     lapse: Option<Duration>,
-    /// When this life was a member for certain: the time of the question to which etcd said so.
+    /// The last time at which this incarnation was a member for certain: the time of the request that etcd
+    /// confirmed.
     pub since: Instant,
 }
 
 impl Membership {
-    /// Enters a cell, in a life after `floor`; waits for as long as etcd does not answer, unless the cell
-    /// `is_to_end`. None then.
+    /// Enters a cell, in an incarnation after `floor`. Blocks while etcd does not answer, unless the cell
+    /// `is_to_end`; returns none then.
     ///
     /// # Errors
     /// If the host's keys can't be read.
@@ -125,8 +126,8 @@ impl Membership {
         }
     }
 
-    /// Keeps the entry, removes those of `suspects`, and tells `news`, until the other end of `suspects` is
-    /// dropped. `confirmed` is told of each time at which this life was a member for certain.
+    /// Keeps the entry, removes those of `suspects`, and reports `news`, until the other end of `suspects` is
+    /// dropped. `confirmed` receives each time at which this incarnation was a member for certain.
     pub fn run(
         self,
         suspects: &Receiver<CellId>,
@@ -166,7 +167,7 @@ pub fn members(site: &Site) -> io::Result<Members> {
     Ok(present(site)?.members)
 }
 
-/// All that etcd has now.
+/// All records of etcd.
 ///
 /// # Errors
 /// As [`members`].
@@ -174,8 +175,8 @@ pub fn present(site: &Site) -> io::Result<Records> {
     records(&Etcd::new(&site.etcd, &KeyFiles::of(&site.keys, &site.here))?)
 }
 
-/// Ends the membership of cells whose host leaves the cluster, for good: their lives are over, and they get
-/// no further one. So such a cell accuses no other when links to it are refused.
+/// Ends the membership of cells whose host leaves the cluster for good: they get no further incarnation. So
+/// such a cell accuses no other when links to it are refused.
 ///
 /// # Errors
 /// If the host's keys can't be read, or etcd does not answer.
@@ -194,14 +195,14 @@ pub fn retire(site: &Site, cells: &[u16]) -> io::Result<()> {
     Ok(())
 }
 
-/// How long a cell is no member until nothing of it runs, by the cluster's file; none where VMs of lost hosts
-/// run on.
+/// Time after which nothing of a cell that is no member runs, by the cluster's file; none where VMs of lost
+/// hosts run on.
 pub fn lapse(site: &Site) -> Option<Duration> {
     let stops = site.on_lost == OnLost::Stop;
     stops.then(|| Duration::from_secs(lease_seconds(site.silence_ms)) + LAPSE_MARGIN)
 }
 
-/// How long an entry outlasts its cell's last word to etcd.
+/// Time for which an entry outlasts its cell's last request to etcd, in seconds.
 pub const fn lease_seconds(silence_ms: u64) -> u64 {
     let least = 3 * silence_ms / 1000;
     if least > LEASE_SECONDS_MIN {
@@ -290,7 +291,7 @@ fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result
     })
 }
 
-/// The key of a cell's entry, life or removal.
+/// The key of a cell's entry, incarnation or removal.
 fn at(what: &str, number: u16) -> String {
     format!("{PREFIX}{what}{number}")
 }
@@ -312,7 +313,7 @@ pub fn listed(answer: &serde_json::Value) -> io::Result<[Members; 3]> {
 }
 
 fn read((all, revision): (BTreeMap<String, String>, u64)) -> Records {
-    // What is none of this program's is left alone.
+    // Keys that are not this program's are left alone.
     let of = |what: &str| {
         let parsed = all
             .iter()

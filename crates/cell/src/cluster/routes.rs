@@ -1,4 +1,4 @@
-//! By which cells a message to all goes: a tree by what messages between them cost, as far as that is known.
+//! Multicast trees between cells, from the measured costs of messages as far as they are known.
 //!
 //! [`MulticastRoutes::tree`] decides it, and [`MulticastRoutes::costs`] has the costs of messages.
 
@@ -12,12 +12,13 @@ use protocol::multicast::Hop;
 #[cfg(test)]
 mod tests;
 
-/// What a message costs its sender before the next if the receiver has blocked, which it has unless it just
-/// heard something: beside posting it, the system call that wakes; measured.
+/// Additional cost for the sender of a message if the receiver has blocked, in ns: the system call that wakes
+/// it; measured.
 pub const CALL_NS: u64 = 1_000;
-/// Waking a receiver that has blocked, measured: half of a round trip between two that block at once.
+/// Time to wake a receiver that has blocked, in ns; measured: half of a round trip between two that block at
+/// once.
 pub const WAKE_NS: u64 = 12_000;
-/// What any message costs its receiver beside what it sends then; assumed.
+/// Cost of any message for its receiver before it sends messages on, in ns; assumed.
 pub const HANDLE_NS: u64 = 2_000;
 
 /// Plans multicast trees by the message costs between cells.
@@ -34,7 +35,7 @@ impl Default for MulticastRoutes {
 }
 
 impl MulticastRoutes {
-    /// What facts say of this host, its cells and those of others.
+    /// Plans from the facts on this host, its cells and those of others.
     pub fn of(base: &Base) -> Self {
         Self {
             known: Arc::new(knowledge::RouteCosts::of(base)),
@@ -42,7 +43,7 @@ impl MulticastRoutes {
         }
     }
 
-    /// The same, as if no cell could pass a message on in time.
+    /// The same, as if no cell could pass a message on in time, so that trees have no relays.
     #[must_use]
     pub fn one_by_one(self) -> Self {
         Self {
@@ -51,30 +52,30 @@ impl MulticastRoutes {
         }
     }
 
-    /// What is known of the ways, for a choice of transport.
+    /// The known costs of routes, for a choice of transport.
     pub fn known(&self) -> Arc<knowledge::RouteCosts> {
         self.known.clone()
     }
 
-    /// From the send of a message to its receipt by one who polls.
+    /// Time from the send of a message to its receipt by a cell that polls.
     pub fn latency_ns(&self, from: u16, to: u16) -> u64 {
         self.known.fastest_ns(from, to)
     }
 
-    /// What a message costs its sender before the next.
+    /// Time that a message costs its sender before the next.
     pub fn send_ns(&self) -> u64 {
         CALL_NS + self.known.send_ns()
     }
 
     /// The tree by which the first of these cells sends to the others, and the costs that it follows from.
     ///
-    /// This is the one decision: cells send along it, and `mirrorball knowledge route` shows it.
+    /// Cells send along it, and `mirrorball knowledge route` shows it.
     pub fn tree(&self, cells: &[u16]) -> (Tree, Costs) {
         let costs = self.costs(cells);
         (Tree::best(&costs, 0), costs)
     }
 
-    /// What messages between these cells cost.
+    /// The costs of messages between these cells.
     pub fn costs(&self, cells: &[u16]) -> Costs {
         Costs {
             send_ns: self.send_ns(),
@@ -94,7 +95,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// By what is known of the ways.
+    /// A route from these costs.
     pub fn new(costs: MulticastRoutes) -> Self {
         Self {
             costs,
@@ -102,17 +103,17 @@ impl Route {
         }
     }
 
-    /// The cells that it was made for.
+    /// The cells of the route.
     pub fn cells(&self) -> &[CellId] {
         &self.cells
     }
 
-    /// Each cell before those below it.
+    /// The hops, each cell before those below it.
     pub fn hops(&self) -> &[Hop] {
         &self.hops
     }
 
-    /// Makes it for other cells; `own` is the one that sends.
+    /// Plans the route anew for other cells; `own` is the one that sends.
     pub fn lead(&mut self, own: u16, cells: Vec<CellId>) {
         let numbers: Vec<u16> = [own]
             .into_iter()

@@ -1,4 +1,4 @@
-//! The process of one cell: everything that happens comes as an event to one thread, which owns the state.
+//! The process of one cell: every event goes to one thread, which owns the state.
 
 mod adoptions;
 mod assertions;
@@ -44,7 +44,7 @@ use crate::socket::bind;
 
 enum Event {
     Linked(Box<Link>),
-    /// Of those that were calling this cell, these are awaited; none: no more are.
+    /// The cells among those that were calling this one which are awaited; empty: no further one.
     Called(Vec<u16>),
     Waited,
     Heard(CellId, CellMessage),
@@ -52,15 +52,15 @@ enum Event {
     Came(Client, UnixStream),
     Asked(Client, CellRequest),
     Gone(Client),
-    /// Does this client still wait for these?
+    /// Whether this client still waits for these cells.
     Overdue(Client, Awaited),
-    /// Has this cell said hello?
+    /// Whether this cell has sent its hello.
     HelloDue(CellId),
-    /// This cell ended its link some time ago. Whether it was seen to live since: its next life takes a
-    /// moment to be told from it.
+    /// This cell ended its link some time ago. Says whether it was seen to live since: its next incarnation
+    /// takes a moment to be told apart.
     Parted(CellId, bool),
     OrphansLate,
-    /// A VM's next process has had its time to come.
+    /// Time is up for a VM's next process to come.
     LeftLate(String, u64),
     /// The asserted facts have changed.
     Asserted(Box<Asserted>),
@@ -71,12 +71,12 @@ enum Event {
     Tick,
     /// A cell of this host has no version in common with this one.
     Unlike(String),
-    /// Of the cells of all hosts.
+    /// The membership of the cells of all hosts has changed.
     Changed(News),
 }
 
-/// Is the cell until it is told to end. On trial it sets no VM aside that it can't adopt: its guard goes back
-/// to the former program. `platform` is asked for what only KVM knows of the cell's VMs.
+/// Runs the cell until it is ordered to end. On trial it sets no VM aside that it can't adopt: its guard goes
+/// back to the former program. `platform` answers what only KVM can about the cell's VMs.
 ///
 /// # Errors
 /// If the cell runs already, there is no such cell, or its sockets can't be made.
@@ -88,7 +88,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let plan = files.plan()?.into_iter().find(|cell| cell.number == number);
     let plan = plan.ok_or_else(|| io::Error::other(format!("the cluster has no cell {number}")))?;
     let claim = own.claim(number)?;
-    // Whoever has it fail may have found no process just before.
+    // The process that marks the cell as failed may have found no process just before.
     let may_run = || match own.has_failed() {
         true => Err(io::Error::other(format!("cell {number} has failed"))),
         false => Ok(()),
@@ -99,7 +99,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         .site()?
         .map(|site| Hosts::open(site).map_err(io::Error::other)?.with_shared_memory())
         .transpose()?;
-    // Others call as soon as they know of it.
+    // Other cells call as soon as the socket is there.
     let listener = hosts.as_ref().map(|hosts| hosts.listen(number)).transpose()?;
     if let Some(warning) = hosts.as_ref().and_then(Hosts::warning) {
         warn!("{warning}");
@@ -139,7 +139,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
-    // To join may have taken long.
+    // Joining may have taken long.
     may_run()?;
     clients::take(fresh(&own.socket())?, &events, &asserted_facts)?;
     let others: Vec<u16> = hosts
@@ -166,7 +166,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         ticking: false,
         events,
     };
-    // Those that failed while this cell had no process, too.
+    // Cells that failed while this cell had no process are included.
     let failed: Vec<u16> = cell.failed_here();
     let acts = failed
         .into_iter()
@@ -199,12 +199,12 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     Ok(())
 }
 
-/// What comes after an event.
+/// The next step after an event.
 #[derive(Debug, PartialEq)]
 enum Next {
     GoOn,
     End,
-    /// Another cell takes this one for dead, so it has to be one.
+    /// Another cell takes this one for dead, so it must die.
     StartAnew(String),
 }
 
@@ -258,7 +258,7 @@ impl Cell {
                 if let CellRequest::Cordon { cordoned } = &ask
                     && let Err(error) = self.write_cordon(*cordoned)
                 {
-                    // No other cell may know of a cordon that the next process would not have.
+                    // Other cells must not learn of a cordon that the next process would not have.
                     let why =
                         format!("the cordon can't be written down: {error}; see whether the disk is full");
                     self.answer(client, &CellResponse::Refused { why });
@@ -352,7 +352,7 @@ impl Cell {
         Ok(())
     }
 
-    /// Goes on with the hosts that the cell's files name now.
+    /// Takes the hosts that the cell's files name now.
     fn take_hosts(&mut self, client: Client) -> Vec<Act> {
         let refused = |why: String| vec![Act::Answer(client, CellResponse::Refused { why })];
         let Some(elsewhere) = &self.elsewhere else {
@@ -375,7 +375,7 @@ impl Cell {
         acts
     }
 
-    /// There is no more to be had from a cell. One of another host is dead only when all agree.
+    /// Drops a cell that has failed to answer. One of another host is dead only when all agree.
     fn give_up(&mut self, cell: CellId) -> Vec<Act> {
         if self.contacts.has(cell) {
             warn!("no link to cell {cell}");
@@ -391,18 +391,19 @@ impl Cell {
         }
     }
 
-    /// A cell has ended its link: looks in a moment whether it died, or takes this one for dead.
+    /// Handles the end of a cell's link: checks after a while whether the cell died, or takes this one for
+    /// dead.
     fn parted(&self, cell: CellId) {
         if self.contacts.looks_after(cell) {
             let _ = later(LOOK_AFTER, Event::Parted(cell, false), &self.events);
         }
     }
 
-    /// Looks after a while whether a client's question is still not answered.
+    /// Checks after a while whether a client's request is still not answered.
     fn watch(&self, client: Client) {
         let awaited = self.state.awaited(client);
         if !awaited.is_empty() {
-            // Without a thread to spare nobody is hurried.
+            // Without a thread to spare no check is made.
             let _ = later(WORD_LIMIT, Event::Overdue(client, awaited), &self.events);
         }
     }
@@ -433,7 +434,7 @@ impl Cell {
         info!("linked to cell {peer} by {way}");
         self.contacts.linked(peer, sending);
         let _ = later(HELLO_LIMIT, Event::HelloDue(peer), &self.events);
-        // It may know of VMs here that nobody has.
+        // The cell may have a record of VMs here that no process holds.
         let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);
         self.state.linked(peer, version >= GATHERS_REPLIES)
     }
@@ -441,8 +442,8 @@ impl Cell {
     fn dead(&mut self, cell: CellId) -> Vec<Act> {
         warn!("cell {cell} is dead");
         let mut acts = self.state.dead(cell);
-        // The dead one may have failed, or have been to end the VMs of one that has. Failures on another host
-        // are seen there.
+        // The dead cell may have failed, or have been the one to end the VMs of a failed one. Failures on
+        // another host are handled there.
         for failed in self.failed_here() {
             acts.extend(self.state.failed(failed));
         }
@@ -480,15 +481,16 @@ impl Cell {
                     }
                     Act::Keep(lent) => {
                         if let Err(error) = self.own.keep_lent(&lent) {
-                            // What follows must not be done; nothing of it is known if this process ends
-                            // here.
-                            error!(%error, "what is lent cannot be put in writing");
+                            // The effects that follow must not happen. If the process ends here, no other
+                            // process has seen any of them.
+                            error!(%error, "the record of lent memory cannot be written");
                             std::process::exit(1);
                         }
                     }
                     Act::Answer(client, answer) => {
                         if matches!(answer, CellResponse::Hosted(_)) && self.may_have_lost_names() {
-                            // The process may have stood still while its claim won. What follows is not done.
+                            // The process may have been suspended while its claim won. The effects that
+                            // follow do not happen.
                             error!(
                                 "the cell has not been a member for too long to give names, and starts anew"
                             );
@@ -561,7 +563,7 @@ impl Cell {
             fault_point!(place_given);
         }
         if let Ok(line) = OF_CELL.write(answer) {
-            // A client that does not read its answer has gone, and is seen to.
+            // A client that does not read its answer has disconnected, and its event follows.
             let _ = stream.write_all(&line);
         }
     }
@@ -573,7 +575,7 @@ fn names(site: &Site) -> String {
     names.join(", ")
 }
 
-/// A socket in the place of what a dead process left.
+/// A socket in place of the one that a dead process left.
 fn fresh(path: &Path) -> io::Result<UnixListener> {
     let _ = std::fs::remove_file(path);
     bind(path)

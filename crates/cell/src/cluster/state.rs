@@ -1,4 +1,4 @@
-//! What a cell decides and answers: which VM runs where, and who may. Without I/O, clock or threads.
+//! The decisions and replies of a cell: placement and names of VMs. Without I/O, clock or threads.
 //!
 //! Every cell has a copy of the table of cells and VMs ([`protocol::agreement`]). A VM's name is claimed from
 //! all cells before it starts. Only the cell that is to run it promises its memory, so no two can promise the
@@ -30,7 +30,7 @@ mod places;
 pub(in crate::cluster) mod tests;
 mod view;
 
-/// What an entry of the table is about.
+/// Key of an entry of the table.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub enum Key {
     /// A cell.
@@ -39,81 +39,82 @@ pub enum Key {
     Vm(String),
 }
 
-/// What the table says of it.
+/// Value of an entry of the table.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Value {
     /// Of a cell.
     Cell {
         /// The id of its process.
         pid: u32,
-        /// What the cell has.
+        /// The cell's CPUs, nodes and memory.
         plan: CellPlan,
-        /// What of its memory it has lent.
+        /// Memory that the cell has lent, by borrower.
         lent: Amounts,
-        /// Whether it takes no new VM.
+        /// Whether the cell takes no new VM.
         #[serde(default)]
         is_cordoned: bool,
     },
     /// Of a VM.
     Vm {
-        /// The part of a cell that it takes.
+        /// The part of a cell that the VM takes.
         share: VmShare,
-        /// What of its memory is not its cell's, by lender.
+        /// The VM's memory that is not its cell's, by lender.
         borrowed: Vec<LentMemory>,
     },
 }
 
-/// VMs just sent on that are remembered. One that was refused there is forgotten by this alone.
+/// Number of VMs just sent on that are remembered. One that was refused there is forgotten by this limit
+/// alone.
 const SENT_ON_MAX: usize = 16;
 
-/// What cells send one another.
+/// A packet between cells.
 pub type CellMessage = Packet<Said>;
 
-/// What one cell tells another, by whichever way.
+/// A message between cells, over whichever transport.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Said {
-    /// Of the table that all have.
+    /// About the table that all cells have.
     Table(Message<Key, Value>),
-    /// Of memory that one has from another.
+    /// About memory that one cell has from another.
     Grant(grant::Message),
 }
 
 /// A connection of a VM's monitor or a command.
 pub type Client = u64;
 
-/// Cells whose word is waited for, and how many messages each has sent so far.
+/// Cells whose answer is awaited, and how many messages each has sent so far.
 pub type Awaited = BTreeMap<CellId, u64>;
 
-/// What a cell is to do.
+/// An effect that the caller of a state carries out.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Act {
-    /// Put in writing what is lent, all of it, before what follows is done.
+    /// Writes the amounts that are lent, all of them, before the effects that follow.
     Keep(Amounts),
-    /// Send to a cell.
+    /// Sends a message to a cell.
     Send(CellId, CellMessage),
-    /// Answer a client.
+    /// Answers a client.
     Answer(Client, CellResponse),
-    /// Serve a VM of this cell, and answer the client that asks for it; also one that was set aside, if this
-    /// says so.
+    /// Serves a VM of this cell, and answers the client that requests it; also one that was set aside, if
+    /// this says so.
     Adopt(Client, String, bool),
-    /// Tell a client where the vCPUs of the cell's VMs are.
+    /// Reports to a client where the vCPUs of the cell's VMs are.
     TellVcpus(Client),
-    /// Tell a client which protocols this program speaks.
+    /// Reports to a client the protocols that this program speaks.
     TellProtocols(Client),
-    /// Tell a client when the VMs of the cell's last process are adopted.
+    /// Reports to a client when the VMs of the cell's last process are adopted.
     TellAdopted(Client),
-    /// End a VM that depends on a failed cell, in which it may have run.
+    /// Ends a VM that depends on a failed cell, in which it may have run.
     EndVm {
         /// The VM.
         name: String,
         /// The cell.
         failed: u16,
     },
-    /// Give a VM that was left up after a while, unless its next process has come ([`State::give_up`]).
+    /// Gives a VM that was left up after a while, unless its next process has come ([`State::give_up`]).
     AwaitLeft(String, u64),
-    /// Tell when the host has no VM any more that depends on this cell ([`State::bury`]).
+    /// Reports when the host has no VM any more that depends on this cell ([`State::bury`]).
     AwaitEnd(u16),
-    /// End the process.
+    /// Ends the process.
     End,
 }
 
@@ -126,53 +127,53 @@ pub struct State {
     multicast: Multicast<Said>,
     route: Route,
     pid: u32,
-    /// It takes no new VM.
+    /// Whether it takes no new VM.
     is_cordoned: bool,
-    /// The memory that is this cell's, and what it is used for.
+    /// The memory that is this cell's, and its use.
     ledger: Ledger,
     loans: Loans,
-    /// Whose VM each client's is, by name.
+    /// The client of each VM of this cell, by the VM's name.
     tenants: BTreeMap<String, Client>,
-    /// Claims under way, for a client, if it is still there.
+    /// Claims under way, for a client, if it is still connected.
     claims: BTreeMap<u64, (Option<Client>, String, VmShare)>,
-    /// Who waits until all have heard of a change.
+    /// Clients that wait until all cells have received a change.
     leaving: BTreeMap<u64, Client>,
     /// VMs that this cell's last process had, whose monitors have not come yet.
     orphans: BTreeSet<String>,
-    /// VMs that their process has left for its next one, which has not come yet. Each has a number, by which
-    /// one that is left again in the meantime gets its whole time again.
+    /// VMs that their process has left for its next one, which has not come yet. The number identifies the
+    /// departure: a VM that is left again in the meantime gets its whole time again.
     left: BTreeMap<String, u64>,
-    /// The number of the last that was left.
+    /// The number of the last departure.
     last_left: u64,
-    /// VMs that wait until this cell has met the others. Alone, it would take any name for free.
+    /// VMs that wait until this cell has links to the others. Alone, it would take any name for free.
     early: Option<Vec<(Client, AdmitVm)>>,
-    /// Clients that wait until this cell has met the others, and its VMs are adopted.
+    /// Clients that wait until this cell has links to the others, and its VMs are adopted.
     trials: Vec<Client>,
     has_met: bool,
-    /// VMs that were sent to other cells, and are not in the table yet: the last few.
+    /// The last few VMs that were sent to other cells and are not in the table yet.
     sent_on: VecDeque<(String, u16, VmShare)>,
     /// Cells of this host that have failed.
     failures: BTreeMap<u16, Failure>,
-    /// VMs that a process hands over, which may end its connection before the next one has another.
+    /// VMs that a process hands over; it may end its connection before the next one has another.
     handed: BTreeSet<String>,
-    /// Messages that have come from each cell.
+    /// Number of messages received from each cell.
     words: BTreeMap<CellId, u64>,
-    /// The last life of each cell that this one knows to be dead.
+    /// The last incarnation of each cell that this one has found dead.
     dead: BTreeMap<u16, u32>,
-    /// Cells of other hosts that have said nothing to this life yet, where VMs of lost hosts end
+    /// Cells of other hosts that have sent nothing to this incarnation yet, where VMs of lost hosts end
     /// ([`State::expecting`]). Until they have, or have lapsed, no name is claimed: it may be that of a VM
     /// that is only just ending.
     expected: BTreeSet<u16>,
     /// Cells whose hosts have left the cluster.
     departed: BTreeSet<u16>,
-    /// What a user of this host asserts of cells' rooms.
+    /// Facts that a user of this host asserts on cells' capacity.
     assertions: Assertions,
 }
 
 impl State {
-    /// A cell without links. `pid` is its process; `lent` is what its last process had in writing, if it lent
-    /// anything; `running` are the VMs that the host has: a cell that is the first to start again has nobody
-    /// to ask.
+    /// A cell without links. `pid` is its process; `lent` is what its last process had on record, if it lent
+    /// memory; `running` are the VMs of the host: the first cell to start again has no other to learn them
+    /// from.
     pub fn new(
         me: CellId,
         pid: u32,
@@ -194,7 +195,7 @@ impl State {
             let (share, borrowed) = (vm.share, vm.borrowed);
             node.find(Key::Vm(vm.name), vm.cell, Value::Vm { share, borrowed });
         }
-        // Without links there is nobody to ask.
+        // Without links there is no other cell to wait for.
         let value = Value::Cell {
             pid,
             plan: plan.clone(),
@@ -234,7 +235,7 @@ impl State {
         }
     }
 
-    /// What is known of the ways to other cells.
+    /// The same, with known route costs to other cells.
     #[must_use]
     pub fn with_ways(self, costs: MulticastRoutes) -> Self {
         Self {
@@ -243,12 +244,12 @@ impl State {
         }
     }
 
-    /// Goes by these ways to other cells from now on: multicast trees, from the next message to all.
+    /// Sets the route costs for multicast trees, from the next message to all on.
     pub fn take_ways(&mut self, costs: MulticastRoutes) {
         self.route = Route::new(costs);
     }
 
-    /// There are links to all cells that ran when this one started, or they don't answer.
+    /// Records that there are links to all cells that ran when this one started, or that they don't answer.
     pub fn met(&mut self) -> Vec<Act> {
         self.has_met = true;
         let effects = self.node.has_met();
@@ -257,8 +258,8 @@ impl State {
         acts
     }
 
-    /// Lets in those that came early, once all that was there to hear has been heard: what this cell's VMs
-    /// have of its memory.
+    /// Handles VMs and clients that came early, once the memory that this cell's VMs use is known from all
+    /// other cells.
     fn release(&mut self) -> Vec<Act> {
         if !self.has_met || !self.node.is_ready() || !self.ledger.is_ready() {
             return Vec::new();
@@ -278,7 +279,7 @@ impl State {
         acts
     }
 
-    /// There is a link to a cell. An earlier life of it is dead. `gathers` says whether the cell knows
+    /// Records a link to a cell. An earlier incarnation of it is dead. `gathers` says whether the cell speaks
     /// packets of replies.
     pub fn linked(&mut self, cell: CellId, gathers: bool) -> Vec<Act> {
         let earlier: Vec<CellId> = self
@@ -286,7 +287,7 @@ impl State {
             .links()
             .filter(|known| known.number == cell.number)
             .collect();
-        // First the new one, whose word counts, before what waited for the old one goes on.
+        // First the new incarnation, whose vote counts, before claims that waited for the old one go on.
         self.multicast.link(cell, gathers);
         let effects = self.node.link(cell);
         let mut acts = self.acts(effects);
@@ -298,7 +299,7 @@ impl State {
         acts
     }
 
-    /// A cell is dead.
+    /// Records that a cell is dead.
     pub fn dead(&mut self, cell: CellId) -> Vec<Act> {
         self.words.remove(&cell);
         let last = self.dead.entry(cell.number).or_default();
@@ -313,7 +314,7 @@ impl State {
         acts
     }
 
-    /// Something has come over the link from a cell.
+    /// Handles a message from a cell.
     pub fn heard(&mut self, from: CellId, message: CellMessage) -> Vec<Act> {
         *self.words.entry(from).or_default() += 1;
         let mut acts = Vec::new();
@@ -321,7 +322,7 @@ impl State {
             match effect {
                 multicast::Effect::Send(to, packet) => acts.push(Act::Send(to, packet)),
                 multicast::Effect::Deliver(source, message, path) => {
-                    // A relay brings what another cell has sent, which that cell lived to do.
+                    // A relay brings a message that another cell has sent, so that cell lived then.
                     if source != from {
                         *self.words.entry(source).or_default() += 1;
                     }
@@ -332,7 +333,7 @@ impl State {
         acts
     }
 
-    /// A message to a cell could not be sent: there is no link to it.
+    /// Handles a message that could not be sent: there is no link to the cell.
     pub fn unsent(&mut self, to: CellId, message: CellMessage) -> Vec<Act> {
         posted(self.multicast.unsent(to, message)).collect()
     }
@@ -342,7 +343,7 @@ impl State {
         self.multicast.needs_tick() || self.node.needs_tick()
     }
 
-    /// That time has passed.
+    /// Handles that tick.
     pub fn tick(&mut self) -> Vec<Act> {
         let mut acts: Vec<Act> = posted(self.multicast.tick()).collect();
         let effects = self.node.tick();
@@ -350,7 +351,7 @@ impl State {
         acts
     }
 
-    /// A cell has said something, by whichever way.
+    /// Handles a message of a cell, over whichever transport.
     fn told(&mut self, from: CellId, said: Said, path: Option<ReplyPath>) -> Vec<Act> {
         let mut acts = match said {
             Said::Table(message) => {
@@ -365,7 +366,7 @@ impl State {
                 self.lending_acts(effects)
             }
         };
-        // One that has got there is in the table from now on, until it ends.
+        // A VM that has got there is in the table from now on, until it ends.
         let node = &self.node;
         self.sent_on
             .retain(|(name, _, _)| node.owner(&Key::Vm(name.clone())).is_none());
@@ -373,7 +374,7 @@ impl State {
         acts
     }
 
-    /// A client asks.
+    /// Handles a client's request.
     pub fn asked(&mut self, client: Client, ask: CellRequest) -> Vec<Act> {
         match ask {
             CellRequest::AdmitVm(host) => self.host(client, host),
@@ -397,7 +398,7 @@ impl State {
         }
     }
 
-    /// The process that serves a VM wants to hand it over.
+    /// Hands a VM over from the process that serves it.
     fn adopt(&mut self, client: Client, name: String, again: bool) -> Act {
         if self.tenants.contains_key(&name) {
             self.handed.insert(name.clone());
@@ -407,7 +408,7 @@ impl State {
         Act::Answer(client, CellResponse::Refused { why })
     }
 
-    /// A client's connection has ended, and with it its VM.
+    /// Handles the end of a client's connection, which ends its VM.
     pub fn gone(&mut self, client: Client) -> Vec<Act> {
         self.leaving.retain(|_, waits| *waits != client);
         for (waits, _, _) in self.claims.values_mut() {
@@ -421,7 +422,7 @@ impl State {
             return Vec::new();
         };
         self.tenants.remove(&name);
-        // The admission server holds the places of users' VMs, and says when one has ended.
+        // The admission server holds the places of users' VMs, and reports when one has ended.
         if self.handed.remove(&name) || owner_of(&name).is_some() {
             self.last_left += 1;
             self.left.insert(name.clone(), self.last_left);
@@ -435,13 +436,13 @@ impl State {
         self.orphans.contains(name) || self.left.contains_key(name)
     }
 
-    /// The process of a VM has come.
+    /// Records that the process of a VM has come.
     fn has_come(&mut self, name: &str) {
         self.orphans.remove(name);
         self.left.remove(name);
     }
 
-    /// A VM that was left has ended, if its next process has not come by now.
+    /// Frees the place of a VM that was left, if its next process has not come by now.
     pub fn give_up(&mut self, name: &str, number: u64) -> Vec<Act> {
         if self.left.get(name) != Some(&number) {
             return Vec::new();
@@ -450,7 +451,7 @@ impl State {
         self.remove(name).1
     }
 
-    /// The VMs of the last process whose monitors have not come by now have ended.
+    /// Frees the places of VMs of the last process whose monitors have not come by now.
     pub fn give_up_orphans(&mut self) -> Vec<Act> {
         let mut acts = Vec::new();
         for name in std::mem::take(&mut self.orphans) {
@@ -459,12 +460,12 @@ impl State {
         acts
     }
 
-    /// Whether a cell has not said hello yet.
+    /// Whether a cell has not sent its hello yet.
     pub fn is_unheard(&self, cell: CellId) -> bool {
         self.node.awaits_hello(cell)
     }
 
-    /// Whose word a client's question waits for; empty if it is answered.
+    /// The cells whose answer a client's request waits for; empty if it is answered.
     pub fn awaited(&self, client: Client) -> Awaited {
         let words = |cell: CellId| (cell, self.words.get(&cell).copied().unwrap_or(0));
         let claiming = self.claims.values().any(|(waits, _, _)| *waits == Some(client));
@@ -474,8 +475,8 @@ impl State {
         self.node.awaited().into_iter().map(words).collect()
     }
 
-    /// Those of `then`, which [`State::awaited`] told a while ago, that the question still waits for and that
-    /// have said nothing at all since.
+    /// Those of `then`, which [`State::awaited`] returned a while ago, that the request still waits for and
+    /// that have sent no message since.
     pub fn silent_since(&self, client: Client, then: &Awaited) -> Vec<CellId> {
         let now = self.awaited(client);
         let silent = then.iter().filter(|(cell, words)| now.get(cell) == Some(words));
@@ -493,7 +494,7 @@ impl State {
         acts
     }
 
-    /// Removes a VM from the table. The change's number, unless all have heard of it already.
+    /// Removes a VM from the table. Returns the change's number, unless all cells have received it already.
     fn remove(&mut self, name: &str) -> (Option<u64>, Vec<Act>) {
         match self.node.change(&Key::Vm(name.to_owned()), None) {
             Some((change, effects)) => {
@@ -531,7 +532,7 @@ impl State {
         posted(told.effects)
     }
 
-    /// What the table's effects mean for clients.
+    /// Translates the table's effects for clients and cells.
     fn acts(&mut self, effects: Vec<Effect<Key, Value>>) -> Vec<Act> {
         let mut acts = Vec::new();
         for effect in effects {
@@ -550,11 +551,11 @@ impl State {
                 Effect::Won(claim) => match self.claims.remove(&claim) {
                     Some((Some(client), name, _)) => {
                         acts.push(Act::Answer(client, CellResponse::Hosted(self.place(&name))));
-                        // The last process may have had one of that name, as another cell has just said.
+                        // The last process may have had one of that name, as another cell has just reported.
                         self.has_come(&name);
                         self.tenants.insert(name, client);
                     }
-                    // Nobody wants it any more.
+                    // The client is gone.
                     Some((None, name, _)) => acts.extend(self.remove(&name).1),
                     None => {}
                 },
@@ -570,7 +571,8 @@ impl State {
                 }
                 Effect::Heard(change) => acts.extend(self.all_heard(change)),
                 Effect::Inherited(Key::Vm(name)) => {
-                    // One that is about to start keeps what it has: what others say may be of an earlier VM.
+                    // A VM that is about to start keeps its memory: reports of others may be of an earlier
+                    // VM.
                     if self.ledger.parts(&name).is_none() {
                         self.inherit(&name);
                     }
@@ -586,11 +588,11 @@ impl State {
     }
 }
 
-/// What goes over links of what [`protocol::multicast`] wants done.
+/// The messages for links among the effects of [`protocol::multicast`].
 fn posted(effects: Vec<multicast::Effect<Said>>) -> impl Iterator<Item = Act> {
     effects.into_iter().filter_map(|effect| match effect {
         multicast::Effect::Send(to, packet) => Some(Act::Send(to, packet)),
-        // Only what has come is delivered.
+        // Only received messages are delivered.
         multicast::Effect::Deliver(..) => None,
     })
 }

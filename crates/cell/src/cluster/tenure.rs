@@ -1,7 +1,8 @@
 //! A VM's place in a cell, held by the process that serves the VM.
 //!
-//! The place is the VM's as long as a connection to the cell lasts. When the cell's process dies, the VM runs
-//! on, and the process that serves it then connects to the cell's next process and says so.
+//! The VM keeps the place as long as a connection to the cell lasts. When the cell's process dies, the VM
+//! runs on, and the process that serves it then connects to the cell's next process and claims the place
+//! again.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -27,54 +28,58 @@ mod span;
 
 pub use span::{PartPlace, begin_part, begin_span, foresee, leave_span};
 
-/// Between two tries to reach a cell that is starting anew, at most.
+/// Maximum interval between two attempts to reach a cell that is restarting.
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// How long the first of a cluster's cells may take to start again.
+/// Time limit for the first of a cluster's cells to start again.
 const RESTART_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long the admission server of the host's cluster may take to start again.
+/// Time limit for the admission server of the host's cluster to start again.
 const ADMISSION_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long a cell may take to take a VM back before it counts as lost: longer than
+/// Time limit for a cell to take a VM back before it counts as lost: longer than
 /// [`super::limits::ORPHANS_LIMIT`], and than its guard takes to start it again.
 const LOST_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why a VM has no place.
+/// The reason why a VM has no place.
 #[derive(Debug, thiserror::Error)]
 pub enum TenureError {
-    /// It is to run in a cell, and there is none.
+    /// The VM names a cell, and there is no cluster.
     #[error(
-        "cell {0} is asked for, and no cluster is up here; start one with `mirrorball cluster up`, or leave `cell` out"
+        "the VM names cell {0}, and no cluster is up here; start one with `mirrorball cluster up`, or leave \
+         `cell` out"
     )]
     NoCluster(u16),
-    /// It is to run in a cell, and the host's cluster is another user's.
+    /// The VM names a cell, and the host's cluster is another user's.
     #[error(
-        "cell {0} is asked for, and the cluster of this host does not admit you; ask its administrator for a `[[users]]` entry, \
-         or leave `cell` out"
+        "the VM names cell {0}, and the cluster of this host does not admit you; ask its administrator for a \
+         `[[users]]` entry, or leave `cell` out"
     )]
     NotAdmitted(u16),
-    /// It is to span cells, and there are none.
+    /// The VM is to span cells, and there are none.
     #[error(
-        "a span is asked for, and no cluster is up here; start one with `mirrorball cluster up`, or leave `span` out"
+        "the VM has a span, and no cluster is up here; start one with `mirrorball cluster up`, or leave \
+         `span` out"
     )]
     NothingToSpan,
     /// There is a cluster, and none of its cells runs.
     #[error(
-        "none of the cluster's cells runs; start them again with `mirrorball cluster up`, or end it with `mirrorball cluster down`"
+        "none of the cluster's cells runs; start them again with `mirrorball cluster up`, or end it with \
+         `mirrorball cluster down`"
     )]
     Dead,
-    /// Hosts have no memory in common.
+    /// The VM spans hosts without coherent memory; hosts have no memory in common.
     #[error(
-        "it spans cell {cell} on host {host}, and hosts have no memory in common: write `memory = \"coherent\"` in `span` \
-         (`--span-memory coherent`), so that each cell keeps a copy of all of it, or name cells of this host"
+        "it spans cell {cell} on host {host}, and hosts have no memory in common: write \
+         `memory = \"coherent\"` in `span` (`--span-memory coherent`), so that each cell keeps a copy of all \
+         of it, or name cells of this host"
     )]
     NotCoherent {
-        /// The first cell that is not here.
+        /// The first cell on another host.
         cell: u16,
         /// Its host.
         host: String,
     },
-    /// There is room, but what the VM is made of is here.
+    /// Only another host has room, and the VM's files are on this one.
     #[error("only cell {cell}, on host {host}, has room for it; run it there with `--cell {cell}`")]
     OtherHost {
         /// The cell.
@@ -82,10 +87,10 @@ pub enum TenureError {
         /// Its host.
         host: String,
     },
-    /// The cells say so.
+    /// The cells refuse.
     #[error("{0}")]
     Refused(String),
-    /// A cell that was asked does not answer.
+    /// A cell does not answer.
     #[error("cell {cell} does not answer: {source}; see `mirrorball cluster status`")]
     Silent {
         /// The cell.
@@ -96,9 +101,10 @@ pub enum TenureError {
     /// The cluster does not answer.
     #[error("the cluster does not answer: {0}; see `mirrorball cluster status`")]
     Broken(#[from] io::Error),
-    /// The host does not let it run there.
+    /// The host does not allow the binding.
     #[error(
-        "cannot keep the VM to the {what} of cell {cell}: {source}; a container needs the capability SYS_NICE for it"
+        "cannot keep the VM to the {what} of cell {cell}: {source}; a container needs the capability \
+         SYS_NICE for it"
     )]
     Settle {
         /// CPUs, or memory.
@@ -110,14 +116,14 @@ pub enum TenureError {
     },
 }
 
-/// A place.
+/// A place in a cell.
 #[derive(Debug)]
 pub struct Tenure {
     place: VmPlacement,
     authority: Authority,
-    /// Who holds the VM to the place; none in a cluster of its user's.
+    /// The limits of the host's cluster; none in a cluster of the VM's user.
     limits: Option<Limits>,
-    /// What the VM's cell is asked for when it has lost sight of the VM.
+    /// The request to the VM's cell after it has lost the VM.
     host: AdmitVm,
     held: Arc<Mutex<Held>>,
 }
@@ -127,14 +133,14 @@ pub struct Tenure {
 pub(crate) struct LeftTenure {
     host: AdmitVm,
     place: VmPlacement,
-    /// Who holds the VM to the place, if it is in the host's cluster.
+    /// The limits of the host's cluster, if the place is in it.
     #[serde(default)]
     limits: Option<Limits>,
     /// The connection, which the cell takes for the monitor's.
     stream: Option<Fd>,
 }
 
-/// A place as others of its monitor have it. Cheap to clone.
+/// A place for other parts of its monitor. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct TenureHandle {
     host: AdmitVm,
@@ -169,13 +175,13 @@ impl TenureHandle {
 struct Held {
     /// The connection, while there is one.
     stream: Option<UnixStream>,
-    /// Since when the cell has it no more, while it has not and there is a cluster.
+    /// The time since which the cell has not had the VM, if there is a cluster.
     away: Option<Instant>,
     /// The VM has ended.
     over: bool,
 }
 
-/// Asks for a place: of the user's own cluster, else of the host's if that admits the user; none without
+/// Requests a place: of the user's own cluster, else of the host's if that admits the user; none without
 /// either.
 pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
     let files = Files::open()?;
@@ -197,10 +203,10 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
     begin_of_cells(&files, &host).map(Some)
 }
 
-/// Asks the host's cluster for a place of a user's VM.
+/// Requests a place for a user's VM from the host's cluster.
 ///
 /// # Errors
-/// If the cluster is not there, does not run or refuses.
+/// If there is no cluster, it does not run, or it refuses.
 pub(in crate::cluster) fn begin_for_user(
     files: &Files,
     uid: u32,
@@ -220,15 +226,15 @@ pub(in crate::cluster) fn begin_for_user(
     begin_of_cells(files, &host)
 }
 
-/// Asks for a place in a cluster, which has cells.
+/// Requests a place in a cluster that has cells.
 fn begin_of_cells(files: &Files, host: &AdmitVm) -> Result<Tenure, TenureError> {
     let mut running = wait_for_cells(files)?;
-    // The VM's own cell knows it: another one would count its memory as used by somebody else.
+    // The VM's own cell has a record of it: another one would count its memory as used by another VM.
     running.sort_by_key(|cell| Some(cell.number) != host.only);
     let mut silent = TenureError::Dead;
     for first in running {
         match ask(files, first.number, host) {
-            // One that hangs does not keep the others from it.
+            // A cell that hangs does not keep the others from it.
             Err(error @ (TenureError::Silent { .. } | TenureError::Broken(_))) => silent = error,
             other => return other,
         }
@@ -236,7 +242,7 @@ fn begin_of_cells(files: &Files, host: &AdmitVm) -> Result<Tenure, TenureError> 
     Err(silent)
 }
 
-/// Asks the cluster of root's for a place; none where there is none, or it does not admit this user.
+/// Requests a place from root's cluster; none where there is none, or it does not admit this user.
 fn begin_at_host(host: &AdmitVm) -> Result<Option<Tenure>, TenureError> {
     let alone = |error: TenureError| host.only.map_or(Ok(None), |_| Err(error));
     // Root's own cluster is the host's.
@@ -260,7 +266,7 @@ fn begin_at_host(host: &AdmitVm) -> Result<Option<Tenure>, TenureError> {
                 let cell = host.only.unwrap_or_default();
                 return alone(TenureError::NoCluster(cell));
             }
-            // It may be starting again. A cluster that is out of order keeps no user from a VM outside it.
+            // It may be restarting. A cluster that is out of order keeps no user from a VM outside it.
             Err(error) if Instant::now() > deadline => return alone(TenureError::Broken(error)),
             Err(_) => std::thread::sleep(RETRY),
         }
@@ -296,7 +302,7 @@ fn wait_for_cells(files: &Files) -> Result<Vec<CellPlan>, TenureError> {
     }
 }
 
-/// Asks a cell, and those that it names.
+/// Requests the place from a cell, and from those that it names.
 fn ask(files: &Files, first: u16, host: &AdmitVm) -> Result<Tenure, TenureError> {
     let (mut cell, mut host) = (first, host.clone());
     let authority = Authority::Own(files.clone());
@@ -371,8 +377,8 @@ impl Tenure {
         })
     }
 
-    /// Goes on with the place that a predecessor of this process had for a VM that runs. Where the connection
-    /// has ended, the cell is told again, as when the cell starts again.
+    /// Takes over the place that a predecessor of this process had for a VM that runs. Where the connection
+    /// has ended, the cell receives the claim again, as after its restart.
     ///
     /// # Errors
     /// If the descriptor is missing, or the host has no threads left.
@@ -413,7 +419,7 @@ impl Tenure {
         })
     }
 
-    /// The place, for others.
+    /// A handle of the place, for other parts of the monitor.
     pub(crate) fn handle(&self) -> TenureHandle {
         TenureHandle {
             host: self.host.clone(),
@@ -423,7 +429,7 @@ impl Tenure {
         }
     }
 
-    /// Who holds the VM to the place, if it is in the host's cluster and not in one of its user's.
+    /// The limits of the host's cluster; none if the place is in a cluster of its user's.
     pub fn limits_of_host(&self) -> Option<Limits> {
         self.limits
     }
@@ -443,17 +449,17 @@ impl Tenure {
         self.place.plan.number
     }
 
-    /// Of the VM's memory, what is other cells'.
+    /// The VM's memory that is other cells'.
     pub fn borrowed(&self) -> &[LentMemory] {
         &self.place.borrowed
     }
 
-    /// How many CPUs the cell has.
+    /// Number of the cell's CPUs.
     pub fn cpus(&self) -> usize {
         self.place.plan.cpus.len()
     }
 
-    /// The host's nodes that its memory there comes from.
+    /// The host's nodes of its memory in the cell.
     pub fn nodes(&self) -> &[u32] {
         &self.place.plan.nodes
     }
@@ -471,7 +477,7 @@ impl Tenure {
             .is_some_and(|since| since.elapsed() >= limit)
     }
 
-    /// Keeps the calling thread, and the processes that it starts, to the cell's CPUs and memory.
+    /// Binds the calling thread, and the processes that it starts, to the cell's CPUs and memory.
     pub fn settle(&self) -> Result<(), TenureError> {
         let failed = |what| {
             move |source: io::Error| TenureError::Settle {
@@ -489,11 +495,11 @@ impl Tenure {
         keep_to_nodes(&self.place.plan.nodes).map_err(failed("memory"))
     }
 
-    /// The VM has ended: returns when all cells have heard of it, or none is there to hear.
+    /// Frees the place of a VM that has ended: returns when all cells have received that, or none runs.
     pub fn leave(self) {
         // The other side may end the connection now.
         lock(&self.held).over = true;
-        // A cell that is starting anew misses the VM and frees its name by itself.
+        // A cell that is restarting misses the VM and frees its name by itself.
         let _ = self.authority.leave(self.place.plan.number, &self.host.name);
     }
 }
@@ -557,8 +563,8 @@ impl Reconnector {
     }
 }
 
-/// Binds what the calling thread and its children allocate to these nodes. On a host with one node there is
-/// nothing to bind.
+/// Binds the allocations of the calling thread and its children to these nodes. On a host with one node there
+/// is nothing to bind.
 fn keep_to_nodes(nodes: &[u32]) -> io::Result<()> {
     if std::fs::metadata("/sys/devices/system/node/node1").is_err() {
         return Ok(());
@@ -568,7 +574,7 @@ fn keep_to_nodes(nodes: &[u32]) -> io::Result<()> {
     for node in nodes {
         mask[*node as usize / BITS] |= 1 << (*node as usize % BITS);
     }
-    // The kernel takes one bit less than it is told.
+    // The kernel reads one bit less than the length that it receives.
     let bits = mask.len() * BITS + 1;
     // SAFETY: the mask has that many bits and lives through the call, which changes no memory of this
     // process.

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The bytes are written before the total that counts them, so a monitor that is killed in between loses
-//! those bytes alone. The file has holes where no byte has been, and so takes as much memory as bytes have
-//! come.
+//! those bytes alone. The file has holes where no byte has been written, so it takes as much memory as bytes
+//! have come.
 
 use std::fs::File;
 use std::io;
@@ -15,21 +15,21 @@ use std::os::unix::fs::FileExt;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// Bytes kept.
+/// Number of kept bytes.
 pub(super) const KEPT_BYTES: u64 = 1 << 20;
-/// Where the bytes begin in the file.
+/// Offset of the bytes in the file.
 const BYTES_AT: u64 = size_of::<u64>() as u64;
 
 /// The last [`KEPT_BYTES`] of a console.
 #[derive(Debug)]
 pub(super) struct Ring {
     file: File,
-    /// Bytes that ever came.
+    /// Number of bytes that ever came.
     total: u64,
 }
 
 impl Ring {
-    /// Makes an empty one.
+    /// Makes an empty ring.
     ///
     /// # Errors
     /// If the host has no files left.
@@ -53,7 +53,7 @@ impl Ring {
         })
     }
 
-    /// Bytes that ever came.
+    /// Number of bytes that ever came.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
@@ -78,7 +78,7 @@ impl Ring {
         let _ = self.file.write_all_at(&total.to_le_bytes(), 0);
     }
 
-    /// The bytes from number `from` on, `most` at most, and how many before them are lost.
+    /// The bytes from number `from` on, `most` at most, and the number of lost bytes before them.
     pub(super) fn after(&self, from: u64, most: u64) -> (Vec<u8>, u64) {
         let start = from.max(self.oldest()).min(self.total);
         let count = most.min(self.total - start);
@@ -100,7 +100,7 @@ impl AsFd for Ring {
     }
 }
 
-/// The runs of `count` bytes from number `start` on that lie in one piece in the file: one, or two.
+/// The runs of `count` bytes from number `start` on that are contiguous in the file: one, or two.
 fn pieces(start: u64, count: u64) -> impl Iterator<Item = std::ops::Range<u64>> {
     let wrap = (start / KEPT_BYTES + 1) * KEPT_BYTES;
     let (end, middle) = (start + count, wrap.min(start + count));

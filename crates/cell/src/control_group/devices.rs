@@ -1,4 +1,4 @@
-//! The block devices whose I/O a VM's limit is for: those that hold its disks.
+//! The block devices to which a VM's I/O limit applies: those that hold its disks.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::path::Path;
 use config::IoLimitSpec;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 
-/// Where the kernel lists devices by their numbers.
+/// The folder in which the kernel lists devices by their numbers.
 const BY_NUMBER: &str = "/sys/dev/block";
 
 /// A block device by its numbers, as control groups name it.
@@ -27,14 +27,14 @@ impl fmt::Display for Device {
     }
 }
 
-/// Where the bytes of a file are.
+/// The storage of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Backing {
-    /// On a device: the file's own, or that of its file system.
+    /// A device: the file's own, or that of its file system.
     Device(Device),
-    /// In memory: no device does any I/O.
+    /// Memory: no device does any I/O.
     Memory,
-    /// On a file system that names no device.
+    /// A file system that names no device.
     Elsewhere,
 }
 
@@ -46,7 +46,7 @@ impl Device {
         }
     }
 
-    /// The device that limits apply to: of a partition, the disk that it is of. `by_number` has a link for
+    /// The device that limits apply to: for a partition, the disk that has it. `by_number` has a link for
     /// each device.
     fn whole(self, by_number: &Path) -> io::Result<Self> {
         let directory = by_number.join(self.to_string()).canonicalize()?;
@@ -87,21 +87,23 @@ fn backing(file: BorrowedFd<'_>) -> io::Result<Backing> {
     })
 }
 
-/// Why a limit can't be kept.
+/// The reason why a limit can't be kept.
 #[derive(Debug, thiserror::Error)]
 pub enum DevicesError {
-    /// No device's number is known.
+    /// The number of the device is unknown.
     #[error(
-        "io_limit: {0} lies on a file system that names no block device (as btrfs, overlayfs, NFS, 9p), so its I/O cannot be \
-         limited; help: put the disk and MIRRORBALL_SCRATCH on ext4 or XFS, or leave io_limit out"
+        "io_limit: {0} lies on a file system that names no block device (as btrfs, overlayfs, NFS, 9p), so \
+         its I/O cannot be limited; help: put the disk and MIRRORBALL_SCRATCH on ext4 or XFS, or leave \
+         io_limit out"
     )]
     Elsewhere(String),
     /// All disks are in memory.
     #[error(
-        "io_limit: the VM has no disk on a device (tmpfs is memory), so there is no I/O to limit; help: leave io_limit out"
+        "io_limit: the VM has no disk on a device (tmpfs is memory), so there is no I/O to limit; help: \
+         leave io_limit out"
     )]
     NoDevice,
-    /// The host does not say.
+    /// The host does not report the device.
     #[error("io_limit: the device of {disk} cannot be told: {source}; help: see whether /sys is mounted")]
     Host {
         /// The disk.
@@ -111,7 +113,7 @@ pub enum DevicesError {
     },
 }
 
-/// The devices that hold the files of disks, which are given with the disks' names; each once.
+/// The devices that hold the files of disks, which come with the disks' names; each device once.
 pub(super) fn of_disks<'a>(
     files: impl Iterator<Item = (&'a str, BorrowedFd<'a>)>,
 ) -> Result<BTreeSet<Device>, DevicesError> {

@@ -22,7 +22,7 @@ use super::{FREEZE_LIMIT, FreezeAnswer, FrozenFiles, has_overlay, not_frozen, ob
 use crate::open::{Opened, scratch_directory};
 use crate::text::printable;
 
-/// What a monitor needs to freeze its running VM.
+/// The files and the socket by which a monitor freezes its running VM.
 #[derive(Debug)]
 pub struct Freezable {
     pub(super) socket: UnixStream,
@@ -32,7 +32,7 @@ pub struct Freezable {
     pub(super) share_group: ShareGroup,
     /// Length of the memory's file, and of each layer.
     pub(super) memory_bytes: u64,
-    /// Those of each disk that has any.
+    /// The overlays of each disk that has any.
     pub(super) overlays: Vec<Option<Overlays>>,
 }
 
@@ -66,7 +66,7 @@ impl Overlays {
 }
 
 impl Freezable {
-    /// For the VM `opened`, whose shard listens at the other end of `socket`.
+    /// The freezable VM of `opened`, whose shard listens at the other end of `socket`.
     pub fn new(opened: &Opened, socket: UnixStream) -> io::Result<Self> {
         socket.set_write_timeout(Some(FREEZE_LIMIT))?;
         let launch = &opened.launch;
@@ -86,7 +86,7 @@ impl Freezable {
         })
     }
 
-    /// As [`Self::new`], for a shard that a predecessor of this process may have asked for something.
+    /// As [`Self::new`], for a shard to which a predecessor of this process may have sent a request.
     pub fn adopt(opened: &Opened, socket: UnixStream) -> io::Result<Self> {
         let own = Self::new(opened, socket)?;
         Ok(Self {
@@ -95,12 +95,12 @@ impl Freezable {
         })
     }
 
-    /// The spec that VMs which go on from here have.
+    /// Sets the spec of VMs that are resumed from here.
     pub(crate) fn set_spec(&mut self, spec: VmSpec) {
         self.spec = spec;
     }
 
-    /// The socket that a freeze waits for: shut down, it makes the freeze fail.
+    /// The socket that a freeze waits for: shutting it down makes the freeze fail.
     pub fn socket(&self) -> io::Result<UnixStream> {
         self.socket.try_clone()
     }
@@ -137,7 +137,7 @@ impl Freezable {
             Ok((HandoverReply::Refused { why }, _)) => Err(io::Error::other(printable(&why))),
             Ok(answer) => Ok(answer),
             Err(error) => {
-                // A late answer would be taken for that to the next request.
+                // A late reply would be taken for that to the next request.
                 let _ = self.socket.shutdown(Shutdown::Both);
                 Err(not_frozen(error))
             }
@@ -157,7 +157,7 @@ impl Freezable {
             }
         };
         asked.and_then(|()| skip()).map_err(|error| {
-            // What comes later would be taken for an answer.
+            // A later reply would be taken for another request's.
             let _ = self.socket.shutdown(Shutdown::Both);
             io::Error::other(error)
         })

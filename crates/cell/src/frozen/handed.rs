@@ -1,7 +1,7 @@
-//! Files that a shard hands out for clones, made safe to pass on.
+//! Checks files that a shard sends for clones, so that they are safe to pass on.
 //!
-//! A guest may have taken its shard over. So the monitor believes no shard's report about a file: it checks
-//! the file, and no clone gets a file that this shard, or another clone, can change afterwards.
+//! A guest may have taken its shard over. So the monitor trusts no shard's report about a file: it checks the
+//! file, and no clone gets a file that this shard, or another clone, can change afterwards.
 
 use std::fs::File;
 use std::io;
@@ -11,10 +11,10 @@ use std::path::Path;
 
 use diskstore::disk::{copy_scratch, nameless_file};
 
-/// Why a file of a shard is not passed on.
+/// The reason why a file of a shard is not passed on.
 #[derive(Debug, thiserror::Error)]
 pub enum HandedError {
-    /// A pipe, a device, a directory.
+    /// The file is a pipe, a device or a directory.
     #[error("the shard hands out {what} that is no regular file; kill the VM and start it again")]
     Kind {
         /// The file's use in the VM.
@@ -26,7 +26,7 @@ pub enum HandedError {
         /// The file's use in the VM.
         what: &'static str,
     },
-    /// Cut off, or another file.
+    /// The file was cut off, or is another one.
     #[error("the shard hands out {what} of {bytes} bytes, which cannot be; kill the VM and start it again")]
     Length {
         /// The file's use in the VM.
@@ -34,7 +34,7 @@ pub enum HandedError {
         /// Its length.
         bytes: u64,
     },
-    /// The host refused.
+    /// The host refused an access.
     #[error(
         "{what} cannot be made safe to share: {source}; see whether the host is out of files or disk space"
     )]
@@ -47,7 +47,8 @@ pub enum HandedError {
     },
 }
 
-/// Checks that nothing can change `file`, a file in memory, any more, and that its length is one of `bytes`.
+/// Checks that no process can change `file`, a file in memory, any more, and that its length is one of
+/// `bytes`.
 pub fn check_sealed(file: &File, what: &'static str, bytes: RangeInclusive<u64>) -> Result<(), HandedError> {
     check(file, what, bytes)?;
     let wanted = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -78,7 +79,7 @@ pub fn for_reading(
         copy_scratch(&reader, &copy).map_err(host)?;
         reopen(&copy).map_err(host)?
     };
-    // A shard that kept the file could cut it off until now.
+    // Until now a shard that kept the file could have cut it off.
     check(&settled, what, bytes..=bytes)?;
     Ok(settled)
 }
@@ -106,7 +107,7 @@ fn reopen(file: &File) -> io::Result<File> {
 /// returned at once. False, too, on file systems without leases. Not for files of `memfd_create`, whose first
 /// writer the kernel does not count.
 fn has_no_writer(reader: &File) -> bool {
-    /// Of Linux; the crate `libc` has no name for it.
+    /// A constant of Linux; the crate `libc` has no name for it.
     const F_SETSIG: libc::c_int = 10;
     let set = |command, value: libc::c_int| {
         // SAFETY: takes no pointers.
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_a_shard_kept_does_not_reach_what_is_handed_on() {
+    fn writer_that_a_shard_kept_does_not_reach_the_file_of_a_clone() {
         let directory = tempfile::tempdir().unwrap();
         let file = filled(directory.path());
         let kept = file.try_clone().unwrap();

@@ -1,8 +1,8 @@
 //! The host's NUMA nodes that a running VM's memory lies on.
 //!
-//! The shard binds its memory and moves it, step by step, by orders; `shard::memory::nodes` says why. Orders
-//! of others come in between. What lies where is read from the host afterwards, since a shard in a guest's
-//! hands may report anything.
+//! The shard binds its memory and moves it, step by step, by orders; `shard::memory::nodes` has the reasons.
+//! Orders of other clients come in between. The position of the memory is read from the host afterwards,
+//! since a shard in a guest's hands may report anything.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -15,15 +15,15 @@ use shard_api::launch::{Answer, Order};
 use super::{Handle, not_an_answer};
 use crate::memory_nodes::{HostMemory, Wanted, check, givers};
 
-/// How long a move may take: 600 GiB at 1 GiB/s.
+/// Time limit for a move: 600 GiB at 1 GiB/s.
 const MOVE_LIMIT: Duration = Duration::from_secs(600);
 
 impl Handle {
     /// Binds the memory of a VM to these nodes, or to none in particular, moves it there, and records that.
-    /// Returns where its pages are.
+    /// Returns the nodes of its pages.
     ///
     /// # Errors
-    /// If the VM's memory may not lie there, or the VM ends meanwhile. Memory that was bound stays so.
+    /// If the VM's memory may not be there, or the VM ends meanwhile. Memory that was bound stays so.
     pub(super) fn place_memory(&self, record: &Record, nodes: &[u32]) -> io::Result<MemoryReport> {
         let shard = {
             let state = self.state();
@@ -59,7 +59,8 @@ impl Handle {
                 }
                 Some(_) if Instant::now() >= deadline => {
                     return Err(io::Error::other(format!(
-                        "its memory is bound, and not all of it has moved within {} s; help: repeat the command",
+                        "its memory is bound, and not all of it has moved within {} s; help: repeat the \
+                         command",
                         MOVE_LIMIT.as_secs()
                     )));
                 }

@@ -1,9 +1,9 @@
-//! Pins: vCPUs that run on some of the CPUs only that their VM may use.
+//! Pins: vCPUs that run only on some of their VM's CPUs.
 //!
 //! A pin is the affinity of the vCPU's thread, set from outside its shard. A VM that spans cells has a thread
 //! for each vCPU in each shard, and the thread in the vCPU's cell runs it. So a pin of such a VM belongs to a
-//! cell: it ends when the vCPU moves to another one, whose CPUs are others, and it holds after a reboot if
-//! the vCPU starts in that cell. The record says why a pin ended.
+//! cell: it ends when the vCPU moves to another one, which has other CPUs, and it holds after a reboot if the
+//! vCPU starts in that cell. The record has the reason why a pin ended.
 
 use std::io;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
@@ -17,12 +17,11 @@ use registry::vms::Record;
 use super::Handle;
 use crate::affinity;
 
-/// How often, and how long apart, the threads of vCPUs are looked for that have just started: each names
-/// itself.
+/// Number and interval of attempts to find the threads of vCPUs that have just started: each names itself.
 const NAME_TRIES: u32 = 50;
 const NAME_PAUSE: Duration = Duration::from_millis(10);
 
-/// The cell that a vCPU is in, of those that its VM spans, and its shard's process there.
+/// The cell of a vCPU, of those that its VM spans, and its shard's process there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seat {
     pub(super) cell: u16,
@@ -30,7 +29,7 @@ pub(super) struct Seat {
 }
 
 impl Handle {
-    /// The seats of the vCPUs of a VM that spans cells of this host, by vCPU.
+    /// The cells and shards of the vCPUs of a VM that spans cells of this host, by vCPU.
     ///
     /// # Errors
     /// If the VM does not run, or does not report where its vCPUs are.
@@ -51,8 +50,8 @@ impl Handle {
         seats.ok_or_else(|| io::Error::other("it does not report where its vCPUs are"))
     }
 
-    /// Ends pins of vCPUs that have left their cell by a move that took too long to be answered. Needs
-    /// [`Handle::begin_update`], since before the seats were read.
+    /// Ends pins of vCPUs that have left their cell by a move whose answer came too late. Needs
+    /// [`Handle::begin_update`], since before `seats` was read.
     pub(super) fn end_late_pins(&self, seats: &[Seat]) {
         for (vcpu, seat) in (0_u8..).zip(seats) {
             self.end_pin_elsewhere(vcpu, seat.cell);
@@ -96,7 +95,8 @@ impl Handle {
                 }
                 Some((pinned_in, starts_in)) => {
                     let why = format!(
-                        "CPUs {} of cell {pinned_in}; the VM rebooted, and vCPU {} started in cell {starts_in}",
+                        "CPUs {} of cell {pinned_in}; the VM rebooted, and vCPU {} started in cell \
+                         {starts_in}",
                         cpulist::write(&pin.cpus),
                         pin.vcpu
                     );
@@ -130,7 +130,7 @@ impl Handle {
         dropped
     }
 
-    /// Keeps pins and moves of this VM apart, while the result lives.
+    /// Excludes pins and moves of this VM from one another, while the result lives.
     pub(super) fn begin_update(&self) -> MutexGuard<'_, ()> {
         self.0.updating.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,7 +155,8 @@ impl Handle {
     }
 }
 
-/// Tries until the thread has its name. The host may have lost a CPU since: then the vCPU runs on the others.
+/// Retries until the thread has its name. The host may have lost a CPU since: then the vCPU runs on the
+/// others.
 fn retry(pin: impl Fn() -> io::Result<()>) {
     for _ in 0..NAME_TRIES {
         if pin().is_ok() {
@@ -179,7 +180,7 @@ fn note(record: &mut Record, pin: &Pin, cell: Option<u16>) {
     }
 }
 
-/// Records that a vCPU is pinned no more, and why. Returns the CPUs of its pin.
+/// Records that a vCPU is not pinned any more, and why. Returns the CPUs of its pin.
 fn drop_pin(record: &mut Record, vcpu: u8, why: String) -> Option<Vec<usize>> {
     let cpus = record.pins.remove(&vcpu)?;
     record.pin_cells.remove(&vcpu);
@@ -187,7 +188,7 @@ fn drop_pin(record: &mut Record, vcpu: u8, why: String) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// A pin, and where its VM spans cells the pin's cell and the cell that the vCPU starts in.
+/// A pin; where its VM spans cells, also the pin's cell and the cell that the vCPU starts in.
 type PinAtBoot = (Pin, Option<(u16, u16)>);
 
 /// The pins when a VM has started.
@@ -201,7 +202,7 @@ fn at_boot(record: &Record) -> Vec<PinAtBoot> {
     record.pins.iter().map(with_cells).collect()
 }
 
-/// The cell that a vCPU of a VM starts in which spans cells.
+/// The cell in which a vCPU of a VM that spans cells starts.
 fn first_cell(span: &[Part], vcpu: u8) -> Option<u16> {
     let part = span.iter().find(|part| part.vcpus.contains(&vcpu))?;
     Some(part.cell)

@@ -1,4 +1,4 @@
-//! What a monitor knows of a VM while its shards start, run and end.
+//! State of a VM in its monitor while its shards start, run and end.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,37 +19,37 @@ use crate::shard_process::{ACKNOWLEDGEMENT_LIMIT, QUIT_LIMIT, ShardProcess};
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Where orders go, while the home takes them.
+    /// The home's socket for orders, while the home takes them.
     pub(crate) orders: Option<Arc<ShardProcess>>,
     /// The home's process, while it runs.
     pub(crate) home: Option<Arc<ShardProcess>>,
-    /// The home has said that it runs: from then on it looks at orders.
+    /// Whether the home has reported that it runs: from then on it reads orders.
     pub(crate) runs: bool,
-    /// The home was killed because a part ended.
+    /// Whether the home was killed because a part ended.
     pub(crate) is_cut_off: bool,
-    /// The home's last status, or why it has none.
+    /// The home's last status, or the reason why it has none.
     pub(super) status: Option<Result<Value, String>>,
-    /// When the home was asked for its status, and by which order, if it has not answered yet.
+    /// Time and number of the order for the home's status that is not answered yet.
     pub(super) status_asked: Option<(Instant, OrderId)>,
-    /// The VM has run, its client was told so, and its keeper has what another process needs to go on with
-    /// it.
+    /// Whether the VM has run, its client has the report, and its keeper has all that another process needs
+    /// to serve it.
     pub(super) is_left: bool,
-    /// No shard starts any more.
+    /// Whether no shard starts any more.
     pub(super) over: bool,
-    /// Readable once that is so.
+    /// Event that is readable from then on.
     pub(super) over_event: Option<EventFd>,
-    /// Somebody wants the end: a reboot ends it too.
+    /// Whether the VM is to end: a reboot ends it too.
     pub(crate) ending: bool,
-    /// The VM is to end at once. While a stop waits for the guest, an end of its shard has a cause of its
-    /// own.
+    /// Whether the VM is to end at once. While a stop waits for the guest, an end of its shard has a cause of
+    /// its own.
     pub(crate) is_killed: bool,
-    /// Clients that wait for an answer.
+    /// Number of clients that wait for an answer.
     pub(super) asking: usize,
     /// The cells of a VM that spans them, in the order of its shards.
     pub(crate) cells: Vec<u16>,
-    /// Frames that its cards were not allowed to send, for each card.
+    /// Number of frames that its cards were not allowed to send, for each card.
     pub(crate) filtered: Vec<Arc<Count>>,
-    /// Of a VM over several hosts.
+    /// The clocks of a VM over several hosts.
     pub(crate) clocks: Option<Clocks>,
     /// Its shards beside the home, while they run.
     pub(crate) parts: Option<Parts>,
@@ -57,17 +57,17 @@ pub(crate) struct State {
     pub(super) asked: Option<OrderId>,
     /// The answer to that order, once it has come.
     pub(super) answer: Option<Answer>,
-    /// The VM stands still by order.
+    /// Whether the VM is paused by order.
     pub(super) is_paused: bool,
     /// The order that pauses the VM (true) or resumes it, until it is answered.
     pub(super) pausing: Option<(OrderId, bool)>,
-    /// How often a home has started.
+    /// Number of starts of a home.
     pub(super) starts: u64,
     /// The control group of its processes, if it has one.
     pub(crate) group: Option<Arc<ControlGroup>>,
     /// The processes of its cards, in this boot. One that has ended is still among them.
     pub(crate) helpers: Vec<Helper>,
-    /// Shards of it run on other hosts.
+    /// Whether shards of it run on other hosts.
     pub(crate) has_remote_parts: bool,
     /// The last order to quit that the home was given.
     quit: Option<OrderId>,
@@ -77,7 +77,7 @@ pub(crate) struct State {
     pub(crate) lost: Option<String>,
 }
 
-/// A process that works for one of the VM's cards.
+/// A process that serves one of the VM's cards.
 #[derive(Clone, Debug)]
 pub(crate) struct Helper {
     pid: i32,
@@ -96,14 +96,14 @@ impl Helper {
         })
     }
 
-    /// Its process id, which may be another's once it has ended.
+    /// Its process id, which may be another process's once it has ended.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 }
 
 impl State {
-    /// The home's process has started.
+    /// Records that the home's process has started.
     pub(crate) fn start(&mut self, home: Arc<ShardProcess>, parts: Option<Parts>) {
         (self.home, self.orders, self.parts) = (Some(home.clone()), Some(home), parts);
         (self.runs, self.is_cut_off, self.status_asked) = (false, false, None);
@@ -111,13 +111,13 @@ impl State {
         (self.pausing, self.is_paused) = (None, false);
         (self.quit, self.is_quitting) = (None, false);
         self.starts += 1;
-        // One that ended before could only tell that there was no home yet.
+        // A part that ended before could only report that there was no home yet.
         if self.parts.as_ref().is_some_and(Parts::have_ended) {
             self.end_without_part();
         }
     }
 
-    /// The home that has just started runs since before.
+    /// Records that the home that has just started has run since before.
     pub(crate) fn go_on(&mut self, is_paused: bool) {
         (self.runs, self.is_paused) = (true, is_paused);
     }
@@ -160,7 +160,7 @@ impl State {
         }
     }
 
-    /// Gives an order to the home, and never waits. Returns the order's number.
+    /// Sends an order to the home, and never blocks. Returns the order's number.
     pub(super) fn order(&self, order: &Order) -> io::Result<OrderId> {
         match &self.orders {
             Some(home) => home.order(order),
@@ -168,7 +168,7 @@ impl State {
         }
     }
 
-    /// Orders the home to go on, and waits for nothing.
+    /// Orders the home to resume, without waiting for the answer.
     pub(super) fn order_to_resume(&mut self) -> io::Result<()> {
         let id = self.order(&Order::Resume)?;
         self.pausing = Some((id, false));
@@ -206,8 +206,7 @@ impl State {
         })
     }
 
-    /// Notes an answer of the home, which may be in a guest's hands: one to nothing that was asked is left
-    /// out.
+    /// Takes an answer of the home, which may be in a guest's hands: an answer to no order is dropped.
     pub(crate) fn note_answer(&mut self, to: OrderId, answer: Answer) {
         if self.asked == Some(to) {
             (self.asked, self.answer) = (None, Some(answer));
@@ -228,8 +227,8 @@ impl State {
         self.status_asked = None;
     }
 
-    /// A part has ended before it was told to, and the home must end too. While it is being loaded it looks
-    /// at no orders, and may wait for memory that the part had.
+    /// Ends the home after a part has ended without an order. While the home is being loaded it reads no
+    /// orders, and may wait for memory that the part had.
     pub(super) fn end_without_part(&mut self) {
         if let (Some(home), false) = (&self.home, self.runs) {
             home.cut_off();
@@ -254,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_to_another_order_than_was_asked_is_left_out() {
+    fn answer_to_another_order_is_dropped() {
         let id = |request| OrderId {
             incarnation: 1,
             request,
@@ -275,7 +274,7 @@ mod tests {
             let why = "no".to_owned();
             state.note_answer(to, Answer::Refused { why });
         }
-        // Of the right order, and of the wrong kind.
+        // The answer is for the right order, and of the wrong kind.
         state.note_answer(id(3), moved());
         state.note_answer(id(3), Answer::Done);
         assert_eq!((&state.status, &state.answer), (&None, &None));
@@ -324,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_the_answer_to_what_was_asked() {
+    fn refusal_is_the_answer_to_the_order() {
         let id = OrderId::default();
         let refused = || Answer::Refused { why: "no".to_owned() };
         let mut state = State {

@@ -1,4 +1,4 @@
-//! What the shards of a VM counted.
+//! The counters of a VM's shards.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,32 +10,33 @@ use super::Handle;
 use super::state::State;
 use crate::parts::Parts;
 
-/// How long a shard may take to say what it counted.
+/// Time limit for a shard to report its counters.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
 
 impl Handle {
-    /// What the shards counted.
+    /// The shards' counters.
     pub fn status(&self) -> io::Result<Value> {
         let now = Instant::now();
         let (parts, clocks) = {
             let mut state = self.state();
-            // One order for all that ask meanwhile: many of them would fill the socket of a shard that is
-            // busy for a while.
+            // One order serves all clients that request the status meanwhile: many orders would fill the
+            // socket of a shard that is busy for a while.
             let is_asked = |(at, _)| now.saturating_duration_since(at) < STATUS_LIMIT;
             let mut parts = Vec::new();
             if state.orders.is_none() || !state.status_asked.is_some_and(is_asked) {
-                // No order waits, so the lock may be held: an answer finds what was asked.
+                // Sending never blocks, so the lock may be held: an answer finds the order that it belongs
+                // to.
                 let id = state.order(&Order::Status)?;
                 (state.status, state.status_asked) = (None, Some((now, id)));
                 parts = state.parts.as_ref().map_or_else(Vec::new, Parts::begin_status);
             }
             (parts, state.clocks.clone())
         };
-        // Not under the lock: the keeper of the clocks gives orders under its own, and a part on another host
-        // may take a while.
+        // This is not under the lock: the keeper of the clocks sends orders under its own, and a part on
+        // another host may take a while.
         let clocks = clocks.map_or_else(Vec::new, |clocks| clocks.status());
         for part in parts {
-            // One that is gone ends the VM.
+            // A shard that is gone ends the VM.
             let _ = part.order(&Order::Status);
         }
         let all = |state: &State| {
@@ -60,8 +61,8 @@ impl Handle {
     }
 }
 
-/// Adds to the home's status how many frames of all cards were kept from the host and the cluster. A filter
-/// that a guest has taken over may count anything.
+/// Adds to the home's status the number of frames of all cards that were kept from the host and the cluster.
+/// A filter that a guest has taken over may count anything.
 fn add_filtered(status: &mut Value, frames: impl Iterator<Item = u64>) {
     let frames = frames.fold(0, u64::saturating_add);
     if let Some(status) = status.as_object_mut() {
@@ -69,7 +70,7 @@ fn add_filtered(status: &mut Value, frames: impl Iterator<Item = u64>) {
     }
 }
 
-/// Adds to the home's status where each vCPU is, and what the other shards counted.
+/// Adds to the home's status the cell of each vCPU, and the counters of the other shards.
 fn add_span(status: &mut Value, cells: &[u16], clocks: Vec<Value>, parts: Vec<Value>) {
     let Some(status) = status.as_object_mut() else {
         return;
@@ -115,7 +116,7 @@ fn add_span(status: &mut Value, cells: &[u16], clocks: Vec<Value>, parts: Vec<Va
     status.insert("span".to_owned(), span);
 }
 
-/// What a shard counted of its coherent memory. One that did not answer has told nothing.
+/// The counters of a shard's coherent memory; none if the shard did not answer.
 fn coherence_of(shard: &Value) -> Option<&Value> {
     shard.get("coherence").filter(|coherence| coherence.is_object())
 }
@@ -141,7 +142,8 @@ mod tests {
         add_span(&mut status, &[3, 5], clocks, vec![part]);
         let shards = json!([
             { "cell": 3, "exits": [1], "clock": { "steps": { "ordered": 2 } } },
-            { "cell": 5, "exits": [2], "clock": { "error_ns": 15_000, "steps": { "ordered": 5, "made": 4, "late": 1 } } },
+            { "cell": 5, "exits": [2], "clock": { "error_ns": 15_000, "steps": { "ordered": 5, "made": 4,
+            "late": 1 } } },
         ]);
         assert_eq!(
             status["span"],

@@ -1,4 +1,4 @@
-//! Changes to what a running VM uses of its host.
+//! Changes to a running VM's use of its host.
 
 use std::io;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::Handle;
 use crate::control_group::{ControlGroup, ControlGroupError};
 
 impl Handle {
-    /// Changes what the VM uses of its host. An error leaves the changes before it as they are: limits come
-    /// first, then one pin after another, then the memory, of which the result says where it lies.
+    /// Changes the VM's use of its host. An error leaves the changes before it as they are: limits come
+    /// first, then one pin after another, then the memory, whose nodes the result names.
     ///
     /// # Errors
     /// If a VM file may not say that, the host does not let this user limit anything, the VM has no such
-    /// vCPU, or its vCPUs are on several hosts, or its memory may not lie where it is to.
+    /// vCPU, its vCPUs are on several hosts, or its memory may not be bound to these nodes.
     pub fn update(&self, update: &Update) -> io::Result<Option<MemoryReport>> {
         let _updating = self.begin_update();
         let now = self.recorder().read(Record::clone);
@@ -26,8 +26,8 @@ impl Handle {
         let has_remote_parts = self.state().has_remote_parts;
         if has_remote_parts && !update.pins.is_empty() {
             return Err(io::Error::other(
-                "vCPUs of a VM on several hosts keep to the CPUs of their cell: only the cells of this host can pin its threads; \
-                 `mirrorball move` takes a vCPU to another cell",
+                "vCPUs of a VM on several hosts keep to the CPUs of their cell: only the cells of this host \
+                 can pin its threads; `mirrorball move` takes a vCPU to another cell",
             ));
         }
         if has_remote_parts && update.changes_limits() {

@@ -12,7 +12,7 @@ impl Handle {
     /// thread for each vCPU: the thread in the vCPU's cell runs it.
     ///
     /// # Errors
-    /// If the VM does not run, is in no cell, or does not say where its vCPUs are.
+    /// If the VM does not run, is in no cell, or does not report where its vCPUs are.
     pub(crate) fn vcpus(&self) -> io::Result<Vec<Vcpu>> {
         let (shards, cells) = {
             let state = self.state();

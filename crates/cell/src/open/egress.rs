@@ -1,4 +1,4 @@
-//! The egress policy of a user-mode card: what its filter's process is, and where it is heard.
+//! The egress policy of a user-mode card: the process of its filter, and the log of its end.
 
 use std::ffi::OsString;
 use std::io;
@@ -38,7 +38,7 @@ pub(super) fn egress(
     })
 }
 
-/// The line of a log for a card that was cut off. What its filter said may be a guest's words.
+/// The line of a log for a card that was cut off. The filter's message may be a guest's.
 fn cut_off_line(id: &str, why: &str) -> String {
     let why = printable(why);
     format!("{id}: {why}; the card's link is down until the VM boots again")

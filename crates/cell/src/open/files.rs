@@ -1,4 +1,4 @@
-//! The files that a VM uses: those of its share group, and where its scratch files go.
+//! The files that a VM uses: those of its share group, and the directory of its scratch files.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use shard_api::launch::Fd;
 
 use super::OpenError;
 
-/// The open files of a launch spec, which names them by their place.
+/// The open files of a launch spec, which names them by their position.
 pub(super) struct Files(pub(super) Vec<OwnedFd>);
 
 impl Files {
@@ -26,7 +26,7 @@ pub(super) fn readable(what: &'static str, path: &Path) -> Result<File, OpenErro
     File::open(path).map_err(|source| OpenError::File {
         what,
         path: path.to_owned(),
-        mend: "name a file that this user may read",
+        help: "name a file that this user may read",
         source,
     })
 }
@@ -51,7 +51,7 @@ impl GroupFiles<'_> {
                 GroupCopyError::Copy(source) => OpenError::File {
                     what,
                     path: path.to_owned(),
-                    mend: "make room for the share group's own copy, or leave out `share_group`",
+                    help: "make room for the share group's own copy, or leave out `share_group`",
                     source,
                 },
             })?;
@@ -61,8 +61,8 @@ impl GroupFiles<'_> {
     }
 }
 
-/// Where the writes of non-persistent disks go: `$MIRRORBALL_SCRATCH`, else `$TMPDIR`, else `/var/tmp`. Files
-/// there have no names, so nothing is left whatever ends.
+/// The directory for the writes of non-persistent disks: `$MIRRORBALL_SCRATCH`, else `$TMPDIR`, else
+/// `/var/tmp`. Files there have no names, so nothing is left however a process ends.
 pub fn scratch_directory() -> PathBuf {
     let named = std::env::var_os("MIRRORBALL_SCRATCH").or_else(|| std::env::var_os("TMPDIR"));
     named.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)

@@ -22,8 +22,8 @@ use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
 use crate::share_group::Claims;
 
-/// Everything of an [`Opened`] but its spec, which is in the VM's record. Descriptors are places among those
-/// that are left.
+/// Everything of an [`Opened`] but its spec, which is in the VM's record. Descriptors are positions among
+/// those that are left.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LeftOpened {
     launch: LaunchSpec,
@@ -48,7 +48,7 @@ struct Card {
     number: usize,
     /// Its socket among the VM's files.
     file: Fd,
-    /// Its processes; none where it could not be started again.
+    /// Its processes; none if they could not be started again.
     passt: Option<Process>,
     filter: Option<Filter>,
     count: Option<Fd>,

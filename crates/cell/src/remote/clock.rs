@@ -1,7 +1,7 @@
-//! Rounds between two hosts by which their time-stamp counters are related ([`shard_api::relation`]): who
-//! asks sends eight bytes, and gets them back with what the other counter reads. They go on as long as the VM
-//! lives: [`drift`] says what they tell, [`leader`] what follows for the guest's clock, and [`keeper`] does
-//! it.
+//! Rounds between two hosts that relate their time-stamp counters ([`shard_api::relation`]): the caller sends
+//! eight bytes, and receives them back with the other counter's reading. Rounds go on as long as the VM
+//! lives: [`drift`] computes estimates from them, [`leader`] decides the steps of the guest's clocks, and
+//! [`keeper`] carries them out.
 
 pub mod drift;
 pub mod keeper;
@@ -15,25 +15,25 @@ use std::time::{Duration, Instant};
 
 use shard_api::relation::{Relation, Round};
 
-/// Rounds: of so many one is as quick as can be, where the hosts have anything else to do.
+/// Number of rounds in which, by experience, one is as quick as possible on busy hosts, too.
 const ROUNDS: usize = 400;
-/// How long they may take together. With some of them it is known, too, only worse.
+/// Time limit for all rounds together. With fewer rounds the relation is known as well, with a greater error.
 const LIMIT: Duration = Duration::from_millis(500);
-/// What was sent, and what the other counter reads.
+/// Bytes of an answer: the request, and the other counter's reading.
 const ANSWER_BYTES: usize = 16;
 
-/// The asking side of a connection to another host's monitor, whose reads don't wait for ever.
+/// The calling side of a connection to another host's monitor, whose reads have a time limit.
 #[derive(Debug)]
 pub struct Rounds {
-    /// Whatever kind of stream it is.
+    /// The connection, a stream of any kind.
     socket: UnixStream,
-    /// Of an answer that has not come whole.
+    /// Bytes of an answer that has not arrived whole.
     answer: [u8; ANSWER_BYTES],
     filled: usize,
 }
 
 impl Rounds {
-    /// Over a connection.
+    /// Rounds over a connection.
     pub fn new(socket: OwnedFd) -> Self {
         Self {
             socket: socket.into(),
@@ -42,12 +42,13 @@ impl Rounds {
         }
     }
 
-    /// What ends them from another thread.
+    /// A handle that ends the rounds from another thread.
     pub fn end(&self) -> io::Result<End> {
         self.socket.try_clone().map(End)
     }
 
-    /// One round; none if its answer has not come in time. If that comes later it is known, and left out.
+    /// Makes one round; none if its answer has not arrived in time. An answer that arrives later is
+    /// recognized and dropped.
     ///
     /// # Errors
     /// If the other side is gone.
@@ -83,13 +84,13 @@ impl Rounds {
     }
 }
 
-/// Ends rounds that another thread makes.
+/// Ends rounds of another thread, when it is dropped.
 #[derive(Debug)]
 pub struct End(UnixStream);
 
 impl Drop for End {
     fn drop(&mut self) {
-        // One that is gone has ended.
+        // A connection that is gone has ended.
         let _ = self.0.shutdown(Shutdown::Both);
     }
 }
@@ -107,7 +108,7 @@ pub fn relate(rounds: &mut Rounds) -> io::Result<Relation> {
     Relation::of(made).ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
-/// Answers until the other side ends the connection.
+/// Answers rounds until the other side ends the connection.
 pub fn answer(socket: impl Read + Write) -> io::Result<()> {
     answer_by(socket, counter)
 }
@@ -122,7 +123,7 @@ fn answer_by(mut socket: impl Read + Write, counter: impl Fn() -> u64) -> io::Re
     }
 }
 
-/// This host's.
+/// The time-stamp counter of this host.
 pub fn counter() -> u64 {
     // SAFETY: reads a counter that every x86-64 processor has.
     unsafe { std::arch::x86_64::_rdtsc() }
@@ -152,7 +153,7 @@ mod tests {
         assert!(relate(&mut Rounds::new(alone.into())).is_err());
     }
 
-    /// An answer that comes in pieces, and after the next was asked for, is of no round.
+    /// An answer that arrives in pieces, and after the next request, is of no round.
     #[test]
     fn late_answers_are_left_out() {
         let (near, far) = UnixStream::pair().unwrap();
@@ -167,7 +168,7 @@ mod tests {
         far.write_all(&echo[5..]).unwrap();
         far.write_all(&7_u64.to_le_bytes()).unwrap();
         let answering = std::thread::spawn(|| answer_by(far, || 9));
-        // Where the machine is busy, that may be late, too.
+        // On a busy machine that answer may be late, too.
         let round = (0..500).find_map(|_| rounds.round().unwrap()).unwrap();
         assert_eq!(round.read, 9);
         drop(rounds);

@@ -1,9 +1,9 @@
-//! The connections of one VM's part on another host: made by [`connect`], taken by [`Connections`].
+//! The connections of one VM's part on another host: made by [`connect`], accepted by [`Connections`].
 //!
 //! Each is a TLS stream whose ends have proven which hosts they are, as the links of cells. A thread of the
-//! monitor that has it encrypts, so what a shard is given is a plain socket without keys. Where the cluster's
-//! file says `spans = "plain"`, the connections of shards are TCP as it is: only the first message, with the
-//! part's token, says who calls.
+//! monitor that has it encrypts, so a shard receives a plain socket without keys. Where the cluster's file
+//! says `spans = "plain"`, the connections of shards are plain TCP: only the first message, with the part's
+//! token, identifies the caller.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, ErrorKind, Read, Write};
@@ -25,19 +25,19 @@ use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{PATIENCE, stream};
 use crate::remote::lanes::LANES_MAX;
 
-/// Connections that a part has in one boot at most: control, clock, and with each other part a link and two
-/// for each lane.
+/// Maximum number of a part's connections in one boot: control, clock, and with each other part a link and
+/// two for each lane.
 const ADMITTED_MAX: usize = 2 + 63 * (1 + 2 * LANES_MAX);
-/// The first byte of a connection without TLS, whose first one is 22.
+/// The first byte of a connection without TLS; that of a connection with TLS is 22.
 const PLAIN: u8 = b'p';
 
 impl Role {
-    /// It carries what shards say.
+    /// Whether it carries data of shards.
     fn is_data(self) -> bool {
         self != Self::Control
     }
 
-    /// Of an earlier boot.
+    /// Whether it is of an earlier boot.
     fn is_before(self, boot: u32) -> bool {
         match self {
             Self::Control => false,
@@ -48,13 +48,13 @@ impl Role {
     }
 }
 
-/// Calls a part's monitor. The socket waits for as long as it must, but one for the clock.
+/// Connects to a part's monitor. Reads of the socket have no time limit, except for the clock.
 pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
     call(hosts, to, role, None).map(|(socket, _)| socket)
 }
 
-/// The same for the first connection of the lanes of two shards, by which they find out what memory they have
-/// in common. This one is in cell `me`.
+/// The same for the first connection of the lanes of two shards, which finds out the memory that the hosts
+/// share. This one is in cell `me`.
 pub fn connect_first(hosts: &Hosts, me: u16, to: &Reach, role: Role) -> io::Result<(OwnedFd, Common)> {
     let shared = Place::hold(&hosts.site(), me, to.cell);
     let place = shared.as_ref().ok().and_then(Option::as_ref);
@@ -69,7 +69,7 @@ pub fn connect_first(hosts: &Hosts, me: u16, to: &Reach, role: Role) -> io::Resu
     Ok((socket, shared))
 }
 
-/// The socket, and whether the memory that is offered is shared.
+/// Returns the socket, and whether the offered memory is shared.
 fn call(hosts: &Hosts, to: &Reach, role: Role, offer: Option<Offer>) -> io::Result<(OwnedFd, bool)> {
     let failed = |error: io::Error| io::Error::new(error.kind(), format!("{to}: {error}"));
     let hello = Hello {
@@ -104,7 +104,7 @@ fn call(hosts: &Hosts, to: &Reach, role: Role, offer: Option<Offer>) -> io::Resu
     Ok((socket.into(), is_shared))
 }
 
-/// Those that call a part's monitor.
+/// The connections to a part's monitor.
 #[derive(Debug)]
 pub struct Connections {
     port: u16,
@@ -122,15 +122,15 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Arrived {
-    /// Not taken yet.
+    /// Connections that were not taken yet.
     waiting: HashMap<Role, (OwnedFd, Common)>,
-    /// Of this boot.
+    /// Number of connections of this boot.
     admitted: HashSet<Role>,
     boot: u32,
 }
 
 impl Connections {
-    /// Listens at this host's address until the process ends.
+    /// Accepts connections at this host's address until the process ends.
     pub fn listen(hosts: Hosts, request: &PartRequest) -> io::Result<Self> {
         let site = hosts.site();
         let host = site.host_of(request.cell).ok_or(ErrorKind::NotFound)?;
@@ -150,12 +150,12 @@ impl Connections {
         Ok(Self { port, shared })
     }
 
-    /// Where.
+    /// The port at which it listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// A boot begins: connections of earlier ones come too late.
+    /// Begins a boot: connections of earlier ones come too late.
     pub fn begin(&self, boot: u32) {
         let mut arrived = self.shared.lock();
         arrived.boot = boot;
@@ -166,7 +166,7 @@ impl Connections {
     /// Waits for a connection, and takes it.
     ///
     /// # Errors
-    /// `TimedOut`.
+    /// `TimedOut` when none has come within the limit.
     pub fn take(&self, role: Role, limit: Duration) -> io::Result<OwnedFd> {
         self.take_first(role, limit).map(|(socket, _)| socket)
     }
@@ -174,7 +174,7 @@ impl Connections {
     /// The same for the first connection of the lanes of two shards ([`connect_first`]).
     ///
     /// # Errors
-    /// `TimedOut`.
+    /// `TimedOut` when none has come within the limit.
     pub fn take_first(&self, role: Role, limit: Duration) -> io::Result<(OwnedFd, Common)> {
         let deadline = Instant::now() + limit;
         let mut arrived = self.shared.lock();
@@ -199,7 +199,7 @@ impl Shared {
                 continue;
             };
             let own = shared.clone();
-            // One that makes no sense, or has no business here, is dropped.
+            // A caller that breaks the protocol, or is not allowed here, is dropped.
             let caller = move || drop(own.take_one(tcp, place));
             let _ = std::thread::Builder::new().name("caller".into()).spawn(caller);
         }
@@ -246,7 +246,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Each is let in once.
+    /// Admits a connection. Each is admitted once.
     fn admit(&self, hello: &Hello, is_allowed: bool) -> io::Result<()> {
         let is_mine = |ends: Ends| ends.to == self.request.part && ends.from != ends.to;
         let has_use = match hello.role {
@@ -267,7 +267,7 @@ impl Shared {
         }
     }
 
-    /// The memory that an admitted caller offers, if that is here too.
+    /// The memory that an admitted caller offers, if it is on this host too.
     fn shared(&self, hello: &Hello) -> Common {
         match (&hello.offer, hello.role) {
             (Some(offer), Role::Coherence(LaneEnds { lane: 0, .. })) => {
@@ -290,12 +290,12 @@ impl Shared {
     }
 }
 
-/// Sends a message as it is sent on the control connection, too.
+/// Sends a message in the form of the control connection.
 pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     stream::write(stream, &serde_json::to_vec(message)?)
 }
 
-/// Receives one; empty ones are beats.
+/// Receives a message; empty ones are heartbeats.
 pub fn receive<M: DeserializeOwned>(stream: &mut impl Read) -> io::Result<M> {
     let mut bytes = Vec::new();
     while bytes.is_empty() {
@@ -304,12 +304,12 @@ pub fn receive<M: DeserializeOwned>(stream: &mut impl Read) -> io::Result<M> {
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-/// It may come, and this is whether the memory that it offers is shared.
+/// Tells the caller that it is admitted, and whether the memory that it offers is shared.
 fn answer(stream: &mut impl Write, shared: &Common) -> io::Result<()> {
     send(stream, &matches!(shared, Ok(Some(_))))
 }
 
-/// Who may not come is not told why.
+/// Reads that answer. A caller that is not admitted receives no reason.
 fn welcome(stream: &mut impl Read) -> io::Result<bool> {
     match receive(stream) {
         Ok(is_shared) => Ok(is_shared),

@@ -1,30 +1,30 @@
-//! The processor that a guest over several hosts finds: what all of them can do (CPUID), and the home's
-//! frequency of the time-stamp counter. Pure.
+//! The processor that a guest over several hosts finds: the features that all hosts have (CPUID), and the
+//! frequency of the home's time-stamp counter. Pure.
 
 use shard_api::cpuid::common;
 use shard_api::launch::Leaf;
 use shard_api::platform::HostProcessor;
 use shard_api::relation::Ratio;
 
-/// It.
+/// The guest's processor, and its relation to each host's.
 #[derive(Debug)]
 pub struct GuestProcessor {
-    /// What the guest is told of the processor.
+    /// The CPUID leaves of the guest.
     pub leaves: Vec<Leaf>,
     /// Ticks of its counter in a millisecond.
     pub khz: u32,
-    /// Whether the kernels of all hosts but the home's take their time from theirs.
+    /// Whether the kernels of all hosts but the home's take their time from their counters.
     pub is_relied_on: bool,
-    /// What each shard's host multiplies its own counter by.
+    /// The factor of each shard's host for its own counter.
     pub ratios: Vec<Ratio>,
 }
 
 impl GuestProcessor {
-    /// Of the home's host and those of all shards, in their order: where each is, and what it has. None
-    /// stands for the home's.
+    /// The guest's processor on the home's host and those of all shards, in their order: the place of each,
+    /// and its processor. None stands for the home's.
     ///
     /// # Errors
-    /// One line, if the guest could not tell what it would find on which.
+    /// One line, if the guest would find differences between the hosts.
     pub fn of<'a>(
         home: &HostProcessor,
         shards: impl IntoIterator<Item = Option<(String, &'a HostProcessor)>>,
@@ -41,12 +41,12 @@ impl GuestProcessor {
                 continue;
             };
             all.is_relied_on &= host.relies_on_counter;
-            let mend = "name cells of hosts with processors alike";
+            let help = "name cells of hosts with processors alike";
             let ratio = Ratio::of(host.counter, all.khz);
             all.ratios
-                .push(ratio.map_err(|error| format!("{place}: {error}; {mend}"))?);
+                .push(ratio.map_err(|error| format!("{place}: {error}; {help}"))?);
             let leaves = common(&all.leaves, &host.leaves);
-            all.leaves = leaves.map_err(|error| format!("{place} and the home's host: {error}; {mend}"))?;
+            all.leaves = leaves.map_err(|error| format!("{place} and the home's host: {error}; {help}"))?;
         }
         Ok(all)
     }
@@ -102,8 +102,8 @@ mod tests {
         };
         assert_eq!(
             refused(host(2_000_000, None, 1)),
-            "cell 1 on host b: its time-stamp counter runs at 2000000 kHz, the home's at 3000000 kHz, and its processor cannot scale \
-             it; name cells of hosts with processors alike"
+            "cell 1 on host b: its time-stamp counter runs at 2000000 kHz, the home's at 3000000 kHz, and \
+             its processor cannot scale it; name cells of hosts with processors alike"
         );
         let mut foreign = host(3_000_000, None, 1);
         foreign.leaves[0].registers[1] = u32::from_le_bytes(*b"Genu");

@@ -1,18 +1,20 @@
 //! The memory that two hosts share, as the lanes of a VM's shards use it: pipes beside their connections.
 //!
-//! After the places of the links of cells there is one for each pair of cells of different hosts:
+//! After the slots of the links of cells there is one for each pair of cells of different hosts:
 //!
 //! ```text
 //! proof     a page
-//! lane 0    control from the lower-numbered cell, control from the other, bulk from the lower-numbered one, bulk from the other
+//! lane 0    four pipes: control from the lower-numbered cell, control from the higher-numbered one,
+//!           bulk from the lower-numbered cell, bulk from the higher-numbered one
 //! lane 1    ...
 //! ```
 //!
-//! A place is one VM's at a time on each host. Who has it holds a lock on a byte of the file, one for each
-//! host of the two as a test may have both on one machine. The lock is of the open file, which the shard maps
-//! its pipes from: it lasts until nobody can reach them any more. Who calls takes the place, leaves a number
-//! in the proof, and says it with the first connection of the two shards. Who is called takes it too, looks
-//! for the number, empties the pipes, and answers that it did. Without that the connections carry everything.
+//! A slot is used by one VM at a time on each host. Its user holds a lock on a byte of the file; there is one
+//! byte for each host of the two, as a test may have both on one machine. The lock is of the open file
+//! description, which the shard maps its pipes from: it lasts until no process can reach them any more. The
+//! caller takes the slot, writes a number into the proof, and sends it with the first connection of the two
+//! shards. The callee takes the slot too, checks the number, empties the pipes, and confirms that. Without
+//! the confirmation the connections carry everything.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -30,38 +32,38 @@ use urpc::pipe::Pipe;
 use crate::cluster::link::proof::{self, Proof};
 use crate::cluster::link::shared::links_bytes;
 
-/// Lanes of a shard at most: each is a thread, beside those of the vCPUs.
+/// Maximum number of a shard's lanes: each is a thread, in addition to those of the vCPUs.
 pub(crate) const LANES_MAX: usize = 4;
 const PAGE_BYTES: u64 = 4096;
 /// 16 KiB: 1,000 messages.
 const CONTROL_WORDS: usize = 1 << 11;
-/// 128 KiB: 31 pages, more than are asked for ahead at once.
+/// 128 KiB: 31 pages, more than are prefetched at once.
 const BULK_WORDS: usize = 1 << 14;
 const LANE_BYTES: u64 = 2 * (room(CONTROL_WORDS) + room(BULK_WORDS));
 const PLACE_BYTES: u64 = proof::BYTES + LANES_MAX as u64 * LANE_BYTES;
-/// How long a place is waited for: what had it before may be about to end.
+/// Time limit for a slot to be free: its last user may be about to end.
 const PATIENCE: Duration = Duration::from_millis(200);
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// What a pipe takes, from where a page begins.
+/// Bytes of a pipe, which begins at a page.
 const fn room(words: usize) -> u64 {
     (Pipe::bytes(words) as u64).next_multiple_of(PAGE_BYTES)
 }
 
-/// What two shards have of such memory: a place if they have it in common, none where the cluster's file
-/// names none, or why they do without.
+/// The shared memory of two shards: a slot if both have the memory, none where the cluster's file names none,
+/// or the reason why they use none.
 pub type Common = Result<Option<Place>, String>;
 
-/// What a caller says of the memory.
+/// A caller's offer of shared memory.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Offer {
     /// The caller's cell.
     cell: u16,
-    /// What it has left in the proof.
+    /// The number that the caller has written into the proof.
     number: u64,
 }
 
-/// The place of two cells, used by nobody else of this host.
+/// The slot of two cells, which no other VM of this host uses.
 #[derive(Debug)]
 pub struct Place {
     memory: File,
@@ -71,7 +73,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Takes the place of this host's cell `me` and `peer`.
+    /// Takes the slot of this host's cell `me` and `peer`.
     pub fn hold(site: &Site, me: u16, peer: u16) -> Common {
         let pairs = site.sharing_pairs();
         let pair = [me.min(peer), me.max(peer)];
@@ -93,7 +95,7 @@ impl Place {
             start: start(pairs - 1),
             is_lower,
         };
-        // The last one shows whether there is room for all.
+        // The last slot shows whether there is room for all.
         if let Err(error) = place.last_pipe() {
             let needed = start(pairs);
             return Err(format!(
@@ -141,17 +143,17 @@ impl Place {
         SharedPipe::at(&self.memory, outgoing.max(incoming), words)
     }
 
-    /// As the caller of cell `me`: what to say.
+    /// Makes the offer of the caller, of cell `me`.
     ///
     /// # Errors
-    /// When the host has no memory left to map it.
+    /// If the host has no memory left to map the slot.
     pub fn offer(&self, me: u16) -> io::Result<Offer> {
         let number = self.proof().map_err(io::Error::other)?.leave();
         Ok(Offer { cell: me, number })
     }
 
-    /// As cell `me`, which was called: takes the place with the caller's, if both see the same memory, and
-    /// empties its pipes.
+    /// Handles an offer in the callee, of cell `me`: takes the slot with the caller's, if both see the same
+    /// memory, and empties its pipes.
     pub fn accept(site: &Site, me: u16, offer: &Offer) -> Common {
         let Some(place) = Self::hold(site, me, offer.cell)? else {
             return Ok(None);
@@ -177,7 +179,7 @@ impl Place {
         Ok(true)
     }
 
-    /// Where a lane's pipes are, as this host's cell uses them.
+    /// The positions of a lane's pipes, as this host's cell uses them.
     pub fn pipes(&self, lane: usize) -> LanePipes {
         let mut at = self.start + proof::BYTES + lane as u64 * LANE_BYTES;
         let mut both = |words: usize| {
@@ -199,12 +201,12 @@ impl Place {
         }
     }
 
-    /// What to map them from. It keeps the place.
+    /// The file to map the pipes from. It keeps the slot.
     pub fn memory(&self) -> &File {
         &self.memory
     }
 
-    /// The same, with the place.
+    /// The same file, with the slot.
     pub fn into_memory(self) -> File {
         self.memory
     }

@@ -11,16 +11,16 @@ use std::time::Duration;
 
 use registry::lease::OWN_PROGRAM;
 
-/// The command, as the home asks for it.
+/// The command's name, by which the home requests it.
 pub const COMMAND: &str = "part";
-/// The monitor, as the command starts it.
+/// The monitor's name, by which the command starts it.
 pub const MONITOR: &str = "part-monitor";
-/// Bytes of a request at most: a VM's file, more or less.
+/// Maximum length of a request, in bytes: that of a VM's file, with some room.
 const REQUEST_BYTES_MAX: u64 = 1 << 20;
-/// How long the monitor may take to have its place, or not; longer than a cell may take to answer.
+/// Time limit for the monitor to have its place, or not; longer than a cell may take to answer.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 
-/// Starts the monitor of the part that `input` asks for, and gives its answer to `output`.
+/// Starts the monitor of the part that `input` requests, and writes its answer to `output`.
 ///
 /// # Errors
 /// If it can't be started, or ends without an answer.
@@ -39,7 +39,7 @@ pub fn launch(input: impl Read, mut output: impl Write) -> io::Result<()> {
             Ok(())
         })
     };
-    // Not waited for: it outlives this command.
+    // It is not waited for: it outlives this command.
     command.spawn()?;
     drop(command);
     socket.write_all(&request)?;

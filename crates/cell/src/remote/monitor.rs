@@ -45,20 +45,20 @@ use crate::shard_log::ShardLog;
 use crate::shard_process::ACKNOWLEDGEMENT_LIMIT;
 use crate::shard_process::{self, ShardProcess};
 
-/// How long the home may take to come for a place that it has been given.
+/// Time limit for the home to connect after its part has a place.
 const HOME_LIMIT: Duration = Duration::from_secs(10);
-/// How long the other shards' monitors may take to call.
+/// Time limit for the other shards' monitors to connect.
 const LINKS_LIMIT: Duration = Duration::from_secs(10);
-/// How often the place is looked at.
+/// Interval between two checks of the place.
 const LOOK: Duration = Duration::from_millis(200);
-/// Bytes of the home's request at most.
+/// Maximum length of the home's request, in bytes.
 const REQUEST_BYTES_MAX: u64 = 1 << 20;
 
-/// Is the monitor of the part that is asked for over `asked`, until that has ended. `platform` is asked for
-/// the processor; shards are started by `programs`.
+/// Runs the monitor of the part that the request on `asked` describes, until the part has ended. `platform`
+/// describes the processor; `programs` starts shards.
 ///
 /// # Errors
-/// If what is asked makes no sense.
+/// If the request is invalid.
 pub fn run(
     mut asked: UnixStream,
     platform: Platform,
@@ -100,21 +100,21 @@ struct Held {
     log: Arc<ShardLog>,
     record: Record,
     tenure: Tenure,
-    /// Of this part among those that this host has had.
+    /// The number of this part among those that this host has had.
     number: u32,
 }
 
-/// What happens.
+/// An event of the monitor.
 enum Event {
     Told(ToPart),
-    /// The home is gone.
+    /// The connection to the home has ended.
     Alone,
     /// The shard's process has ended.
     Gone,
 }
 
 impl Held {
-    /// Takes everything that the part needs of this host; an error is one line.
+    /// Takes all resources that the part needs of this host; an error is one line.
     fn take(request: PartRequest, platform: Platform, programs: Programs) -> Result<Self, String> {
         let line = |error: &dyn std::error::Error| chain(error);
         let files = Files::open().map_err(|error| line(&error))?;
@@ -165,7 +165,8 @@ impl Held {
         })
     }
 
-    /// Does what the home says until it has no more to say. Then nothing of the part is left.
+    /// Carries out the home's orders until there are no further ones. Nothing of the part is left when it
+    /// returns.
     fn serve(self) -> io::Result<()> {
         let (events, happened) = mpsc::channel();
         let home = self.listen(&events);
@@ -174,17 +175,17 @@ impl Held {
             Ok(home) => self.obey(home, &happened, &events, &mut shard),
             Err(error) => Err(error.kind().into()),
         };
-        // However that ended: its watcher has it, too, and would let it run on in a place that is another's
-        // by then.
+        // In any case the shard ends: its watcher has it, too, and would let it run on in a place that is
+        // another VM's by then.
         shard.iter().for_each(|shard| _ = shard.kill());
         drop(self.entry);
         self.tenure.leave();
-        // The home takes the end of the connection for the end of it all.
+        // The end of the connection tells the home that all of the part has ended.
         drop(home);
         served
     }
 
-    /// Waits for the home, and has what it says come as events.
+    /// Accepts the home's connection, and turns its messages into events.
     fn listen(&self, events: &Sender<Event>) -> io::Result<Arc<Mutex<UnixStream>>> {
         let socket = UnixStream::from(self.connections.take(Role::Control, HOME_LIMIT)?);
         let silence = Duration::from_millis(self.hosts.site().silence_ms);
@@ -206,7 +207,7 @@ impl Held {
         Ok(sending)
     }
 
-    /// Does what comes, until there is no more; the shard may still run then.
+    /// Handles events, until there are no further ones; the shard may still run then.
     fn obey(
         &self,
         home: &Arc<Mutex<UnixStream>>,
@@ -214,7 +215,7 @@ impl Held {
         events: &Sender<Event>,
         shard: &mut Option<Arc<ShardProcess>>,
     ) -> io::Result<()> {
-        // By when one that was told to end must have.
+        // The deadline of a shard that was ordered to end.
         let mut deadline: Option<Instant> = None;
         loop {
             let event = match happened.recv_timeout(LOOK) {
@@ -246,13 +247,13 @@ impl Held {
                 },
                 Event::Told(ToPart::Start(_)) => return Err(io::ErrorKind::InvalidData.into()),
                 Event::Told(ToPart::Order(order)) => {
-                    // At the end of a boot the home tells all, gone or not: the next boot's shard is not
-                    // meant.
+                    // At the end of a boot the home orders all shards to end, running or not: the next boot's
+                    // shard is not meant.
                     if order == Order::Quit && shard.is_some() {
                         // It has no disks, so there is nothing that it could have to write.
                         deadline = Some(Instant::now() + ACKNOWLEDGEMENT_LIMIT);
                     }
-                    // One that is gone is told of by its watcher.
+                    // A shard that is gone is reported by its watcher.
                     let told = shard.as_ref().map(|shard| shard.order(&order));
                     drop(told);
                 }
@@ -265,9 +266,9 @@ impl Held {
         }
     }
 
-    /// Has the record say which process is the shard.
+    /// Records the process of the shard.
     fn note(&self, shard_pid: Option<i32>) {
-        // It is for people, and for cells that start anew, which don't need that.
+        // The entry is for people, and for cells that start anew, which don't need it.
         let _ = self.entry.write(&Record {
             shard_pid,
             ..self.record.clone()
@@ -284,7 +285,7 @@ impl Held {
         };
         let log = self.log.clone();
         let vm = &self.request.vm;
-        // It has the CPUs and the nodes of this thread, and the shard those of the keeper.
+        // The keeper has the CPUs and the nodes of this thread, and the shard has those of the keeper.
         let keeper = Keeper::start(self.programs.keeper.file().as_fd(), vm).map_err(failed)?;
         let start_of_shard = shard_process::Start {
             keeper: &Arc::new(keeper),
@@ -314,15 +315,15 @@ impl Held {
         passed.extend([self.kvm.as_fd(), process.log.as_fd()]);
         match process.link.launch(&Launch::Part(Box::new(launch)), &passed) {
             Err(error @ ReceiveError::TooManyFiles(_)) => Err(format!("{error}; span fewer cells")),
-            // One that dies at once breaks the socket; its log says why.
+            // A shard that dies at once breaks the socket; its log has the reason.
             _ => Ok(process),
         }
     }
 }
 
 impl Held {
-    /// What the shard of one boot is told of the others, with the connections to them; its files are added to
-    /// `files`.
+    /// The description of the other shards for the shard of one boot, with the connections to them; its files
+    /// are added to `files`.
     fn span(&self, start: &PartStart, files: &mut Vec<OwnedFd>) -> Result<SpanLaunch, String> {
         let mut add = |file: OwnedFd| {
             files.push(file);
@@ -348,7 +349,7 @@ impl Held {
                         let (socket, found) = self.meet_first(start.boot, other, control)?;
                         match found {
                             Ok(Some(place)) => {
-                                // The place is the shard's from now on.
+                                // The slot is the shard's from now on.
                                 let pipes = pipes_of(&place, start.coherence.lanes.into());
                                 let memory = add(place.into_memory().into());
                                 shared[shard] = Some(SharedLanes { memory, lanes: pipes });
@@ -390,7 +391,7 @@ impl Held {
         })
     }
 
-    /// The connection with another shard for this role: this monitor calls, or is called.
+    /// The connection with another shard for this role: this monitor calls, or accepts the call.
     fn meet(&self, boot: u32, other: &Other, role: impl Fn(Ends) -> Role) -> Result<OwnedFd, String> {
         let met = match self.call(boot, other, role) {
             (Some(reach), role) => connect(&self.hosts, reach, role),
@@ -399,7 +400,7 @@ impl Held {
         met.map_err(|error| format!("no connection with {}: {error}", other.place))
     }
 
-    /// The same for the first one of their lanes.
+    /// The same for the first connection of their lanes.
     fn meet_first(
         &self,
         boot: u32,
@@ -413,7 +414,7 @@ impl Held {
         met.map_err(|error| format!("no connection with {}: {error}", other.place))
     }
 
-    /// Whom to call for it, if this monitor calls, and what it is for.
+    /// The endpoint to call, if this monitor calls, and the role of the connection.
     fn call<'a>(
         &self,
         boot: u32,
@@ -429,7 +430,7 @@ impl Held {
     }
 }
 
-/// Tells the home what a shard reports, and at last how it ended.
+/// Passes a shard's reports to the home, and at last its end.
 fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sender<Event>) -> io::Result<()> {
     let mut reports = process.link.reports()?;
     std::thread::Builder::new().name("shard".into()).spawn(move || {
@@ -439,7 +440,7 @@ fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sende
                 unlike = Some(process.program.unlike(*versions).to_string());
                 break;
             }
-            // The home asks for nothing that this answers.
+            // The home sends no request that this answers.
             if let Report::Answer {
                 answer: Answer::Done, ..
             } = report
@@ -451,11 +452,11 @@ fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sende
                 break;
             }
         }
-        // A broken shard gets no say.
+        // A broken shard sends no further reports.
         let gone = if has_ended { process.wait() } else { process.kill() };
         let gone = unlike.unwrap_or(gone);
         drop(process);
-        // First this side, so that the next boot finds it done.
+        // This side is first, so that the next boot finds it done.
         let _ = events.send(Event::Gone);
         let _ = tell(&home, &FromPart::Gone(gone));
     })?;
@@ -466,7 +467,7 @@ fn tell(home: &Mutex<UnixStream>, said: &FromPart) -> io::Result<()> {
     write_to(home, &serde_json::to_vec(said)?)
 }
 
-/// For a cell that starts anew, and for people.
+/// The record, for a cell that starts anew, and for people.
 fn record(request: &PartRequest) -> Record {
     let name = shard_name(&request.vm, usize::from(request.part));
     Record {

@@ -22,15 +22,15 @@ use crate::cluster::hosts::{Hosts, PROGRAM};
 use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::tenure::TenureError;
 
-/// Reports that are not looked at yet: each shard answers one order at a time.
+/// Maximum number of reports that are not read yet: each shard answers one order at a time.
 const HEARD_MAX: usize = 64;
-/// How long the other host may take to start the part's monitor and pass on its answer: longer than that may
-/// take.
+/// Time limit for the other host to start the part's monitor and pass on its answer: longer than the
+/// monitor's own limit.
 const ASK_LIMIT: Duration = launch::ANSWER_LIMIT.saturating_add(Duration::from_secs(10));
-/// How long the other host may take to give the place back.
+/// Time limit for the other host to give the place back.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
-/// It. Dropped, it ends the part, whatever that does.
+/// Proxy for a part of a VM on another host. Dropping it ends the part, whatever its state is.
 #[derive(Debug)]
 pub struct Remote {
     reach: Reach,
@@ -106,7 +106,7 @@ impl Remote {
                 match receive(&mut incoming) {
                     Ok(FromPart::Lost(why)) => break why,
                     Ok(other) => {
-                        // Nobody hears any more: it is over.
+                        // The receiver is gone: the part has ended.
                         if said.send(other).is_err() {
                             return;
                         }
@@ -131,17 +131,17 @@ impl Remote {
         })
     }
 
-    /// What its host has.
+    /// The processor of its host.
     pub fn processor(&self) -> &HostProcessor {
         &self.processor
     }
 
-    /// Where it is, and how others call it.
+    /// Its place, and the endpoint at which others call it.
     pub fn reach(&self) -> &Reach {
         &self.reach
     }
 
-    /// Why it is lost for good, if it is.
+    /// The reason why it is lost for good, if it is.
     pub fn lost(&self) -> Option<String> {
         lock(&self.lost).clone()
     }
@@ -151,12 +151,13 @@ impl Remote {
         self.tell(&ToPart::Start(Box::new(start)))
     }
 
-    /// Gives an order to its shard.
+    /// Sends an order to its shard.
     pub fn order(&self, order: &Order) -> io::Result<()> {
         self.tell(&ToPart::Order(order.clone()))
     }
 
-    /// What comes of its shard next, within the time; none when nothing will. The last is [`FromPart::Gone`].
+    /// The next message of its shard, within the time; none when no further one can come. The last is
+    /// [`FromPart::Gone`].
     pub fn next(&self, limit: Option<Duration>) -> Option<FromPart> {
         let heard = lock(&self.heard);
         match limit {
@@ -165,7 +166,7 @@ impl Remote {
         }
     }
 
-    /// The VM has ended: returns when the place is free, or the other host is gone.
+    /// Frees the place of a VM that has ended: returns when the place is free, or the other host is gone.
     pub fn leave(&self) {
         if self.tell(&ToPart::Leave).is_ok() {
             while self.lost().is_none() && self.next(Some(LEAVE_LIMIT)).is_some() {}
@@ -183,7 +184,7 @@ impl Drop for Remote {
     }
 }
 
-/// Has the part's monitor started; an error is one line.
+/// Requests the start of the part's monitor; an error is one line.
 fn ask(hosts: &Hosts, request: &PartRequest) -> Result<PartAnswer, String> {
     let stream = hosts.command(request.cell).map_err(|error| error.to_string())?;
     let command = ExecRequest {
@@ -228,7 +229,7 @@ fn output_within(
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is whole, whoever panicked.
+    // Each change is whole, whichever thread panicked.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -259,13 +260,13 @@ mod tests {
     }
 
     #[test]
-    fn who_answers_is_heard() {
+    fn answer_of_a_command_is_received() {
         let (output, said) = ended("cat; echo out >&2", Duration::from_secs(20)).unwrap();
         assert_eq!((&output[..], &said[..]), (&b"in"[..], &b"out\n"[..]));
     }
 
     #[test]
-    fn who_does_not_answer_keeps_nobody_waiting() {
+    fn command_that_does_not_answer_fails_at_the_limit() {
         let since = Instant::now();
         let why = ended("sleep 60", Duration::from_secs(1)).unwrap_err();
         assert!(why.starts_with("it has not answered for 1 s"), "{why}");

@@ -1,4 +1,4 @@
-//! What is said between the monitors of a VM's home and of its parts on other hosts.
+//! The messages between the monitors of a VM's home and of its parts on other hosts.
 
 use std::fmt;
 use std::fs::File;
@@ -16,7 +16,7 @@ use urpc::version::Versions;
 
 use super::lanes::Offer;
 
-/// The protocol of a part as the home speaks it. The shards of a VM exchange packets and pages too, whose
+/// The protocol of a part as the home speaks it. The shards of a VM also exchange packets and pages, whose
 /// form has no version of its own: it changes with this version, and older ones are refused.
 pub const OF_HOME: Protocol = Protocol {
     name: "the protocol of VMs over several hosts",
@@ -29,15 +29,15 @@ pub const OF_PART: Protocol = Protocol {
     ..OF_HOME
 };
 
-/// Bytes of what tells the connections of one VM's part from all others.
+/// Bytes of the secret that distinguishes the connections of one VM's part from all others.
 const TOKEN_BYTES: usize = 16;
 
-/// A secret of a part's monitor and those that it is to be connected with.
+/// A secret of a part's monitor and its peers.
 #[derive(Clone, Copy, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Token([u8; TOKEN_BYTES]);
 
 impl Token {
-    /// One that nobody can guess.
+    /// A random token.
     pub fn new() -> io::Result<Self> {
         let mut bytes = [0; TOKEN_BYTES];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -51,26 +51,25 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What the home asks of another host. The first line to the part's monitor.
+/// The home's request to another host. The first line to the part's monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PartRequest {
     /// The VM's name. Here it names files and a control group.
     #[serde(deserialize_with = "vm_name")]
     pub vm: String,
-    /// Which of its parts: the number of the shard.
+    /// The number of the part's shard.
     pub part: u8,
-    /// In which cell.
+    /// The part's cell.
     pub cell: u16,
-    /// What the VM was started from, with the vCPUs of this part only. Its memory is all of it: each part has
-    /// a copy.
+    /// The VM's spec, with the vCPUs of this part only. Its memory is all of it: each part has a copy.
     pub spec: VmSpec,
     /// The home's host.
     pub home: String,
-    /// What all its connections have to know.
+    /// The secret of all its connections.
     pub token: Token,
 }
 
-/// A name that a VM can have: the other host may have been broken into.
+/// A name that a VM can have. It is checked, since the other host may have been broken into.
 fn vm_name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let name = String::deserialize(from)?;
     match config::is_name(&name) {
@@ -79,34 +78,34 @@ fn vm_name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     }
 }
 
-/// The answer.
+/// The answer to a request for a part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum PartAnswer {
-    /// The place is taken, until the home has not come for some seconds, or the control connection ends.
+    /// The place is taken, until the home has not connected for some seconds, or the control connection ends.
     Holds {
-        /// Where its monitor is reached.
+        /// The port of its monitor.
         port: u16,
-        /// What its host has.
+        /// The processor of its host.
         processor: HostProcessor,
     },
-    /// It can't be.
+    /// The part is refused.
     Refused {
-        /// Why, and what to do about it.
+        /// The reason, and the help.
         why: String,
     },
 }
 
-/// Where a part's monitor is reached.
+/// The endpoint of a part's monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Reach {
-    /// The host, as its key says.
+    /// The host, as its certificate names it.
     pub host: String,
     /// The part's cell.
     pub cell: u16,
     /// Its address.
     pub address: SocketAddr,
-    /// What it wants to hear.
+    /// The secret that its monitor requires.
     pub token: Token,
 }
 
@@ -116,17 +115,16 @@ impl fmt::Display for Reach {
     }
 }
 
-/// What a connection to a part's monitor is for.
+/// The role of a connection to a part's monitor.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Role {
     /// Orders and reports, for as long as the VM lives.
     Control,
     /// The channel of two shards, for one boot of the VM.
     Link(Ends),
-    /// Answers with what the host's time-stamp counter reads, before this boot of the VM and as long as it
-    /// lasts.
+    /// Reads of the host's time-stamp counter, before this boot of the VM and as long as it lasts.
     Clock(u32),
-    /// For coherent memory: requests and what they cause, without pages.
+    /// For coherent memory: requests and replies, without pages.
     Coherence(LaneEnds),
     /// For coherent memory: pages.
     Pages(LaneEnds),
@@ -135,7 +133,7 @@ pub enum Role {
 /// A pair of shards in one boot of a VM.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Ends {
-    /// Counts the VM's boots.
+    /// Number of the VM's boot.
     pub boot: u32,
     /// The shard whose monitor calls: the home's, for all shards that it has itself, or else the lower
     /// number.
@@ -147,20 +145,20 @@ pub struct Ends {
 /// One of the lanes between two shards.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct LaneEnds {
-    /// Which shards, and when.
+    /// The shards, and the boot.
     pub ends: Ends,
-    /// Its number.
+    /// The lane's number.
     pub lane: u8,
 }
 
 /// The first message on each connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// Of the part that is called.
+    /// The secret of the part that is called.
     pub token: Token,
-    /// What for.
+    /// The role of the connection.
     pub role: Role,
-    /// Memory that both hosts may share, with the first connection of two shards' lanes. The answer is
+    /// Memory that both hosts may share, with the first connection of two shards' lanes. The answer says
     /// whether they do.
     pub offer: Option<Offer>,
 }
@@ -171,7 +169,7 @@ pub struct Hello {
 pub enum ToPart {
     /// Start the shard.
     Start(Box<PartStart>),
-    /// For the shard.
+    /// An order for the shard.
     Order(Order),
     /// The VM has ended: give the place back.
     Leave,
@@ -181,45 +179,45 @@ pub enum ToPart {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FromPart {
-    /// Of the shard.
+    /// A report of the shard.
     Report(Report),
-    /// The shard's process has ended, or did not start: what is known of that.
+    /// The shard's process has ended, or did not start, for this reason.
     Gone(String),
-    /// The place is lost: why.
+    /// The place is lost, for this reason.
     Lost(String),
 }
 
-/// One boot of a VM, as the monitor of a part on another host is told of it.
+/// One boot of a VM, for the monitor of a part on another host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PartStart {
-    /// Counts the VM's boots.
+    /// Number of the VM's boot.
     pub boot: u32,
     /// The shard of each vCPU at the start.
     pub vcpus: Vec<u8>,
     /// The whole VM's memory.
     pub memory: MemoryLaunch,
-    /// How the shards' copies of it are kept coherent.
+    /// Settings by which the shards' copies of it are kept coherent.
     pub coherence: PartCoherence,
-    /// What of it is each shard's, bytes.
+    /// Each shard's share of the memory, bytes.
     pub shares: Vec<u64>,
     /// As in [`shard_api::launch::LaunchSpec`].
     pub sandbox: SandboxPolicy,
     /// The guest's time-stamp counter.
     pub tsc: TscLaunch,
-    /// What the guest is told of the processor.
+    /// The CPUID leaves of the guest.
     pub cpuid: Vec<Leaf>,
     /// The other shards.
     pub others: Vec<Other>,
 }
 
-/// What all shards of a VM must have alike of the coherence of its memory.
+/// Settings of coherent memory that all shards of a VM must have alike.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PartCoherence {
-    /// How many lanes each shard has.
+    /// Number of each shard's lanes.
     pub lanes: u8,
-    /// The shards as people know them, in their order.
+    /// Names of the shards for people, in their order.
     pub names: Vec<String>,
-    /// Where the guest's kernel lies, if it does not unpack itself; else empty.
+    /// The range of the guest's kernel, if it does not unpack itself; else empty.
     pub kernel: Range<u64>,
 }
 
@@ -228,9 +226,9 @@ pub struct PartCoherence {
 pub struct Other {
     /// Its number.
     pub shard: u8,
-    /// Where it is, for people.
+    /// Its cell and host, for people.
     pub place: String,
-    /// Where to call it; none if it calls.
+    /// The endpoint to call; none if the other shard calls.
     pub reach: Option<Reach>,
 }
 

@@ -1,7 +1,7 @@
-//! The directory of a snapshot, as something that another user may have made.
+//! The directory of a snapshot, which another user may have made.
 //!
 //! Files are opened beneath it and through no link, and only if no user but the caller or root can change
-//! them: a VM goes on from them without a copy, so a change would reach its memory while it runs.
+//! them: a VM is resumed from them without a copy, so a change would reach its memory while it runs.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -13,7 +13,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
 use super::{SnapshotError, at};
 
-/// The manifest and the working set are no longer than this.
+/// Maximum length of the manifest and of the working set, in bytes.
 pub const TEXT_BYTES_MAX: u64 = 32 << 20;
 
 const OTHERS_WRITE: u32 = 0o022;
@@ -24,7 +24,7 @@ const STICKY: u32 = 0o1000;
 pub struct Directory {
     path: PathBuf,
     file: File,
-    /// Users whose files it takes, beside root's.
+    /// Users whose files it takes, in addition to root's.
     owners: Vec<u32>,
 }
 
@@ -51,7 +51,7 @@ impl Directory {
         &self.path
     }
 
-    /// The path of the file `name` for messages, without anything that a terminal would obey.
+    /// The path of the file `name` for messages, without characters that a terminal would obey.
     pub fn path_of(&self, name: &str) -> PathBuf {
         self.path.join(name.escape_debug().to_string())
     }
@@ -134,7 +134,7 @@ impl Directory {
     }
 }
 
-/// Opens `path` for reading beneath `directory`, through no link. A pipe does not make this wait.
+/// Opens `path` for reading beneath `directory`, through no link. A pipe does not block this.
 pub fn beneath(directory: &File, path: &Path) -> nix::Result<File> {
     let how = OpenHow::new()
         .flags(OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_change_is_refused() {
+    fn file_that_other_users_can_change_is_refused() {
         let folder = new();
         let path = write(&folder, "memory", b"x");
         fs::set_permissions(&path, Permissions::from_mode(0o620)).unwrap();
@@ -221,12 +221,12 @@ mod tests {
     }
 
     #[test]
-    fn what_another_user_owns_is_refused() {
+    fn file_that_another_user_owns_is_refused() {
         let folder = new();
         write(&folder, "memory", b"x");
         let mut directory = open(&folder);
         directory.owners = vec![caller() + 1];
-        // As root the files are root's, which are always taken.
+        // For root the files are root's, which are always taken.
         if caller() == 0 {
             nix::unistd::chown(&folder.path().join("memory"), Some(1.into()), None).unwrap();
         }

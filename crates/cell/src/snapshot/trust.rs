@@ -2,9 +2,9 @@
 //! who restores it decides.
 //!
 //! A snapshot holds a running guest beside its manifest. The author of the directory has code that uses a
-//! disk as soon as the VM goes on, so nothing in it is believed: it gets images of the caller's store, files
-//! of its own directory, and files that the caller names. Resources of the host have their rules in
-//! [`Resources`].
+//! disk as soon as the VM is resumed, so nothing in it is trusted: it gets images of the caller's store,
+//! files of its own directory, and files that the caller names. [`Resources`] has the rules for resources of
+//! the host.
 
 mod resources;
 #[cfg(test)]
@@ -27,21 +27,21 @@ pub use self::resources::Resources;
 /// The caller's permissions for a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed {
-    /// Disks by their place in the manifest's list, from 0, and the file that each is to be.
+    /// Disks by their place in the manifest's list, from 0, and the file for each.
     pub disks: BTreeMap<usize, PathBuf>,
     /// The kernel's file.
     pub kernel: Option<PathBuf>,
     /// The initramfs.
     pub initrd: Option<PathBuf>,
-    /// How strict the sandbox is at least.
+    /// Minimum strictness of the sandbox.
     pub sandbox: SandboxSpec,
-    /// TAP devices, ports and nodes of the host, as the manifest has them.
+    /// Whether it gets the TAP devices, ports and nodes of the host that the manifest names.
     pub as_is: bool,
     /// Resources of the host.
     pub resources: Resources,
 }
 
-/// Where files may be that the caller did not name.
+/// The folders of files that the caller did not name.
 #[derive(Debug)]
 pub struct Places<'a> {
     /// The snapshot.
@@ -53,7 +53,7 @@ pub struct Places<'a> {
 /// The decision about a snapshot.
 #[derive(Clone, Debug)]
 pub struct Granted {
-    /// Its VM.
+    /// The spec of its VM.
     pub spec: VmSpec,
     /// Files and devices of the host that it opens, and shares of the host that it takes, one line each.
     pub opens: Vec<String>,
@@ -61,45 +61,49 @@ pub struct Granted {
     pub withheld: Vec<String>,
 }
 
-/// Why a snapshot is not restored.
+/// The reason why a snapshot is not restored.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// It wants files, or a share group, that the caller did not allow.
-    #[error("{}; if it may have that, add {}", .0.iter().map(Wanted::text).collect::<Vec<_>>().join(", "), .0.iter().map(Wanted::flag).collect::<Vec<_>>().join(" "))]
+    /// The snapshot needs files, or a share group, that the caller did not allow.
+    #[error(
+        "{}; if it may have that, add {}",
+        .0.iter().map(Wanted::text).collect::<Vec<_>>().join(", "),
+        .0.iter().map(Wanted::flag).collect::<Vec<_>>().join(" ")
+    )]
     Unnamed(Vec<Wanted>),
-    /// It has fewer disks.
+    /// The snapshot has fewer disks.
     #[error("--disk {number}: the snapshot has {there_are}; disks are counted from 0")]
     NoDisk {
         /// The disk that the caller names.
         number: usize,
-        /// How many there are, in words.
+        /// The number of its disks, in words.
         there_are: String,
     },
-    /// It has no such file.
+    /// The snapshot has no such file.
     #[error("{0}: the snapshot's VM was not started from a kernel's file; leave the flag out")]
     NoKernel(&'static str),
-    /// It is in another share group, or in none.
+    /// The snapshot is in another share group, or in none.
     #[error("--share-group {named}: the snapshot's VM {}", in_group(there.as_deref()))]
     NoShareGroup {
         /// The group that the caller names.
         named: String,
-        /// The manifest's.
+        /// The group in the manifest, if it has one.
         there: Option<String>,
     },
-    /// A card on a TAP device.
+    /// The snapshot needs a card on a TAP device.
     #[error("its network card wants the TAP device {0} of this host; if it may have that, add --as-is")]
     Tap(String),
-    /// Only one VM can have it.
+    /// The snapshot has a resource that only one VM can use.
     #[error("{0}")]
     Obstacle(String),
-    /// It was never frozen.
+    /// A VM that spans cells was never frozen.
     #[error(
         "its VM spans cells, of which no snapshot can be made; name a directory made by `mirrorball snapshot`"
     )]
     Spans,
 }
 
-/// A file or a share group that a snapshot wants.
+/// A file or a share group that a snapshot needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The file, or the name of the group, and its use in the VM.
@@ -139,7 +143,7 @@ impl Wanted {
     }
 }
 
-/// The share group of a snapshot's VM, and what to do with the flag that names another.
+/// The share group of a snapshot's VM, and the help for a flag that names another.
 fn in_group(there: Option<&str>) -> String {
     match there {
         Some(group) => format!("was in the group {}; name that one", group.escape_debug()),
@@ -147,7 +151,7 @@ fn in_group(there: Option<&str>) -> String {
     }
 }
 
-/// A path without anything that a terminal would obey.
+/// A path without characters that a terminal would obey.
 fn shown(path: &Path) -> String {
     path.display().to_string().escape_debug().to_string()
 }
@@ -193,10 +197,10 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
     })
 }
 
-/// Takes away the settings by which a card of a foreign snapshot would reach the host, and lists them.
+/// Removes the settings by which a card of a foreign snapshot would reach the host, and lists them.
 ///
 /// **Every setting of [`NetSpec`] by which a guest reaches the host, or is reached through it, belongs
-/// here**, and into [`host_doors`], which lists those that are left.
+/// here**, and into [`host_doors`], which lists those that remain.
 fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
     let NetSpec {
         // Without `--as-is` there is no TAP device.
@@ -204,7 +208,7 @@ fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
         tap: _,
         forward,
         host,
-        // Of the guest.
+        // The setting is the guest's own.
         mac: _,
         queues: _,
     } = card;
@@ -222,10 +226,10 @@ fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
     withheld
 }
 
-/// Gives each file its place, and lists the files that are opened.
+/// Chooses the file of each disk and of the kernel, and lists the files that are opened.
 ///
 /// # Errors
-/// All files, and the share group, that the caller has not named and must.
+/// All files, and the share group, that the caller must name and has not.
 fn files(spec: &mut VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Vec<String>, TrustError> {
     let (mut opens, mut unnamed) = (Vec::new(), Vec::new());
     if let Some(image) = &spec.image {
@@ -314,7 +318,7 @@ fn host_doors(spec: &VmSpec) -> Vec<String> {
 }
 
 impl Places<'_> {
-    /// The file at `path` where a snapshot may have one without being asked, or why it may not.
+    /// The file at `path` where a snapshot may have one without permission, or the reason why it may not.
     fn find(&self, path: &Path, is_raw: bool) -> Result<PathBuf, &'static str> {
         const OUTSIDE: &str = "which is neither in the image store nor in the snapshot";
         let (file, found) = if let Some(name) = self.directory.name_of(path) {
@@ -342,7 +346,7 @@ impl Places<'_> {
     }
 }
 
-/// Whether a disk file names no other: a qcow2 file may have one below it, anywhere.
+/// Whether a disk file names no other: a qcow2 file may have a backing file anywhere.
 fn stands_alone(file: &File) -> io::Result<bool> {
     const MAGIC: &[u8] = b"QFI\xfb";
     let mut start = [0; 16];
@@ -351,7 +355,7 @@ fn stands_alone(file: &File) -> io::Result<bool> {
     Ok(read < start.len() || magic != MAGIC || backing == [0; 8])
 }
 
-/// The stricter of two.
+/// The stricter of two sandboxes.
 fn stronger(one: SandboxSpec, other: SandboxSpec) -> SandboxSpec {
     let strength = |sandbox: &SandboxSpec| match sandbox {
         SandboxSpec::Off => 0,

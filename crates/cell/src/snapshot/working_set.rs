@@ -1,4 +1,4 @@
-//! The pages that restores of a snapshot have touched, which the next restore has the host read ahead.
+//! The pages that restores of a snapshot have touched, which the host reads ahead for the next restore.
 
 use std::fs::File;
 use std::io;
@@ -11,11 +11,11 @@ use super::directory::{Directory, caller};
 
 /// The set's file in a snapshot's directory.
 const WORKING_SET: &str = "working-set.json";
-/// Runs of a working set at most: a set that is more scattered is not worth its requests.
+/// Maximum number of runs of a working set: a set that is more scattered is not worth its requests.
 const RUNS_MAX: usize = 64 << 10;
 
-/// Adds what a restore has touched to the working set: runs of pages by their first and their number, in
-/// order.
+/// Adds the pages that a restore has touched to the working set: runs of pages by their first and their
+/// number, in order.
 pub fn record(directory: &Path, runs: &[(u64, u64)]) -> io::Result<()> {
     let path = directory.join(WORKING_SET);
     let set = union(working_set(directory).unwrap_or_default(), runs);
@@ -49,7 +49,7 @@ fn union(mut runs: Vec<(u64, u64)>, more: &[(u64, u64)]) -> Vec<(u64, u64)> {
     all
 }
 
-/// Has the host read the working set of a snapshot's memory, without waiting for it.
+/// Requests that the host reads the working set of a snapshot's memory, without waiting for it.
 pub(super) fn prefetch(directory: &Directory, memory: &File) {
     for (start, pages) in working_set_in(directory)
         .unwrap_or_default()
@@ -85,7 +85,7 @@ mod tests {
         record(directory.path(), &[(0, 2), (12, 10), (101, 4)]).unwrap();
         let wanted = vec![(0, 2), (10, 12), (100, 5)];
         assert_eq!(working_set(directory.path()), Some(wanted));
-        // A damaged one counts as none, and the next is whole again.
+        // A damaged set counts as none, and the next is whole again.
         fs::write(directory.path().join(WORKING_SET), "[[1,").unwrap();
         assert_eq!(working_set(directory.path()), None);
         record(directory.path(), &[(7, 1)]).unwrap();

@@ -1,5 +1,5 @@
-//! One boot of a VM that spans cells: the memory and the channels that its shards share, and what each shard
-//! is told of them.
+//! One boot of a VM that spans cells: the memory and the channels that its shards share, and the launch
+//! settings of each shard.
 
 use std::io;
 use std::ops::Range;
@@ -21,20 +21,21 @@ use crate::remote::clock::{Rounds, counter, relate};
 use crate::remote::connections::connect;
 use crate::remote::talk::{Ends, Other, PartStart, Role};
 
-/// What the shards of one boot share.
+/// Resources that the shards of one boot share.
 #[derive(Debug)]
 pub struct Boot {
     number: u32,
     vcpus: Vec<u8>,
     memory: Vec<(u64, Vec<u32>, Option<OwnedFd>)>,
     coherence: Option<Coherence>,
-    /// From each shard to each: a ring where both are here, a connection where the first one is.
+    /// Channels from each shard to each: a ring where both are on this host, a connection where only the
+    /// first one is.
     channels: Vec<Vec<Option<Channel>>>,
-    /// Of each shard.
+    /// The time-stamp counter of each shard.
     clocks: Vec<TscLaunch>,
-    /// Where that is to be kept.
+    /// The clocks that must be kept together, if there are several.
     timing: Option<Timing>,
-    /// What the guest is told of the processor, if not all that there is.
+    /// The CPUID leaves of the guest, if they are fewer than the host's.
     cpuid: Vec<Leaf>,
 }
 
@@ -42,7 +43,7 @@ pub struct Boot {
 #[derive(Debug)]
 struct Timing {
     clocks: Clocks,
-    /// With each other host, until somebody makes them.
+    /// The rounds with each other host, until a thread makes them.
     rounds: Mutex<Vec<(usize, Rounds)>>,
 }
 
@@ -53,11 +54,11 @@ enum Channel {
 }
 
 impl Boot {
-    /// New memory and channels. Each shard has a copy of the memory where `coherent` says where the guest's
-    /// kernel lies in it.
+    /// Makes the memory and the channels. If `coherent` has the range of the guest's kernel, each shard has a
+    /// copy of the memory.
     ///
     /// # Errors
-    /// When the host has no memory or descriptors left, or another host does not answer.
+    /// If the host has no memory or descriptors left, or another host does not answer.
     pub fn new(span: &Span, memory: &MemoryLaunch, coherent: Option<Range<u64>>) -> io::Result<Self> {
         let number = span.boots.fetch_add(1, Ordering::Relaxed);
         let coherence = coherent.map(|kernel| Coherence::new(span, number, kernel));
@@ -72,7 +73,7 @@ impl Boot {
                 .then(|| shard_api::memory::file_of_shard(memory.pages, memory.bytes))
                 .transpose()
                 .map_err(io::Error::other)?;
-            // What is another host's may lie anywhere here.
+            // Memory of another host's share may come from any node here.
             let nodes = place
                 .here()
                 .map_or_else(Vec::new, |tenure| tenure.nodes().to_vec());
@@ -106,8 +107,8 @@ impl Boot {
         self.timing.as_ref().map(|timing| &timing.clocks)
     }
 
-    /// Keeps them together, as long as the result lives, by what it gives to `order`. Once.
-    ///
+    /// Keeps the clocks together, as long as the result lives, by the steps that it passes to `order`. It can
+    /// be called once.
     /// # Errors
     /// If the host has no threads left.
     pub fn keep_time(&self, order: impl Fn(Step) + Clone + Send + 'static) -> io::Result<Option<Keeper>> {
@@ -118,7 +119,7 @@ impl Boot {
         self.timing.as_ref().map(keep).transpose()
     }
 
-    /// What shard `shard` is told; the files that it is sent are added to `files`.
+    /// The launch settings of shard `shard`; the files that it is sent are added to `files`.
     pub fn launch<'a>(&'a self, shard: usize, files: &mut Vec<BorrowedFd<'a>>) -> SpanLaunch {
         let mut add = |file: BorrowedFd<'a>| {
             files.push(file);
@@ -162,7 +163,7 @@ impl Boot {
         }
     }
 
-    /// What the monitor of a shard on another host is told; none without coherent memory.
+    /// The message for the monitor of a shard on another host; none without coherent memory.
     pub fn remote(&self, span: &Span, shard: usize, home: &LaunchSpec) -> Option<PartStart> {
         let coherence = self.coherence.as_ref()?.remote();
         let numbered = (0..)
@@ -171,7 +172,7 @@ impl Boot {
         let others = numbered.map(|(number, ((place, _), named))| Other {
             shard: number,
             place: named,
-            // The lower number calls, and the home's monitor for all that are there.
+            // The lower number calls, and the home's monitor calls for all shards on its host.
             reach: match place {
                 PartPlace::There(remote) if shard < usize::from(number) => Some(remote.reach().clone()),
                 _ => None,
@@ -190,7 +191,7 @@ impl Boot {
         })
     }
 
-    /// What a shard that is not the home is started with, and its files: `kvm`, `log`, and those of
+    /// The launch of a shard that is not the home, and its files: `kvm`, `log`, and those of
     /// [`Boot::launch`].
     pub fn part<'a>(
         &'a self,
@@ -231,7 +232,8 @@ fn channel(span: &Span, boot: u32, from: usize, to: usize) -> io::Result<Option<
     Ok(Some(Channel::Stream(socket, remote.reach().to_string())))
 }
 
-/// How each shard's counter becomes the guest's, which is this host's and `offset`; and what keeps it so.
+/// The mapping from each shard's counter to the guest's, which is this host's and `offset`; and the clocks
+/// that keep it so.
 fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Option<Timing>)> {
     let here = TscLaunch {
         offset,

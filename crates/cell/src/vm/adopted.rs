@@ -32,7 +32,7 @@ pub enum Adopted {
     Before(Arc<Keeper>, FirstBoot),
 }
 
-/// The running boot of a VM, and what of it is a monitor's.
+/// The running boot of a VM, and its resources in the monitor.
 #[derive(Debug)]
 pub struct AdoptedBoot {
     /// The VM's keeper.
@@ -41,22 +41,22 @@ pub struct AdoptedBoot {
     pub(crate) home: Arc<ShardProcess>,
     /// Its shards beside the home, until they are watched.
     pub(crate) parts: Vec<Part>,
-    /// The logs of these.
+    /// The logs of these shards.
     pub(crate) part_logs: Vec<Arc<ShardLog>>,
     /// The socket that freezes go over.
     pub(crate) handover: UnixStream,
-    /// The socket that asks for ports of the host.
+    /// The socket by which the guest requests ports of the host.
     pub(crate) ports: OwnedFd,
-    /// Processes of the VM that were killed for memory before this boot.
+    /// Number of the VM's processes that were killed for memory before this boot.
     pub(crate) killed_before: u64,
-    /// How long it has run.
+    /// Time since the start of the boot.
     pub(crate) ran: Duration,
-    /// It stands still by order.
+    /// Whether the VM is paused by order.
     pub(crate) is_paused: bool,
 }
 
 impl AdoptedBoot {
-    /// Has others reach the VM `opened`, and leaves it to a next successor.
+    /// Makes the VM `opened` reachable for clients, and leaves it to a next successor.
     ///
     /// # Errors
     /// If the keeper is gone, or this process has no descriptors left.

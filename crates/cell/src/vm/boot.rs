@@ -47,15 +47,15 @@ pub(super) struct NewBoot<'a> {
     pub(super) if_lost: IfLost,
 }
 
-/// What is known of a boot before its home runs.
+/// The state of a boot before its home runs.
 #[derive(Default)]
 pub(super) struct Prepared {
     /// Keeps the clocks of a VM on several hosts.
     clock_keeper: Option<ClockKeeper>,
     part_pids: Vec<i32>,
-    /// What the sandboxes of parts on other hosts lack.
+    /// Missing layers of the sandboxes of parts on other hosts.
     missing_elsewhere: Vec<String>,
-    /// The kernel's mark of the cores of each shard.
+    /// The kernel's cookie of each shard's cores.
     cookies: Vec<u64>,
 }
 
@@ -70,9 +70,9 @@ pub(super) struct RunningBoot<'a> {
     pub(super) handover: UnixStream,
     pub(super) ports: OwnedFd,
     pub(super) prepared: Prepared,
-    /// Processes of the VM that were killed for memory before this boot.
+    /// Number of the VM's processes that were killed for memory before this boot.
     pub(super) killed_before: u64,
-    /// The vCPUs run.
+    /// Whether the vCPUs run.
     pub(super) ran: bool,
 }
 
@@ -103,7 +103,7 @@ impl NewBoot<'_> {
             let start = |shard| self.start_shard(shard, &cookies);
             let (started, missing) = start_parts(opened, start, span, boot)?;
             missing_elsewhere = missing;
-            // The home may not be there yet, or no longer.
+            // The home may not be there yet, or not any more.
             let watched = Parts::watch(started, move || told.changed(), move || home.part_ended());
             parts = Some(watched?);
             span.settle(0)?;
@@ -132,14 +132,14 @@ impl NewBoot<'_> {
         launch.sandbox = home.sandbox.clone();
         let reports = home.link.reports()?;
         handle.state().start(home.clone(), parts);
-        // One that was made while these started did not find them.
+        // A group that was made while these processes started did not find them.
         let group = handle.state().group.clone();
         if let Some(group) = group {
             std::iter::once(home.pid)
                 .chain(part_pids.iter().copied())
                 .try_for_each(|pid| group.add(pid))?;
         }
-        // One that dies at once breaks the socket; its log says why.
+        // A shard that dies at once breaks the socket; its log has the reason.
         if home.link.launch(&Launch::Vm(Box::new(launch)), &files).is_ok() {
             handle.set_freezable(freezable);
         }
@@ -164,7 +164,7 @@ impl NewBoot<'_> {
         running.follow(progress)
     }
 
-    /// Has the keeper's slot name no boot, since the end of the last one has been dealt with.
+    /// Records in the keeper's slot that no boot runs, since the end of the last one has been handled.
     fn leave_between_boots(&self) -> io::Result<()> {
         let (monitor, first) = match &self.if_lost {
             IfLost::End => (None, None),
@@ -186,8 +186,7 @@ impl NewBoot<'_> {
         Ok(())
     }
 
-    /// The host's nodes that the VM's memory is to lie on, by its record: they may have been changed since
-    /// its start.
+    /// The host's nodes for the VM's memory, by its record: they may have been changed since its start.
     fn memory_nodes(&self) -> Result<Vec<u32>, RunError> {
         let record = self.vm.handle.recorder().read(Record::clone);
         let Some(record) = record.filter(|record| !record.spec.memory_nodes.is_empty()) else {
@@ -207,7 +206,7 @@ impl NewBoot<'_> {
         let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
         // Only the home has disks.
         let disk_file_bytes = if shard == 0 { opened.disk_file_bytes } else { 0 };
-        // A part takes the CPUs and the nodes of its keeper, which has those of this thread.
+        // A part has the CPUs and the nodes of its keeper, which has those of this thread.
         let own_keeper = (shard > 0)
             .then(|| start_keeper(vm.programs, vm.name).map(Arc::new))
             .transpose()?;
@@ -232,7 +231,7 @@ impl NewBoot<'_> {
             coherence::permit_priority(process.pid);
         }
         if opened.spec.core_scheduling {
-            // Its one thread waits for its launch: those that it starts have the cookie too.
+            // Its one thread waits for its launch: the threads that it starts have the cookie too.
             cookies.borrow_mut().push(core_scheduling::isolate(process.pid)?);
         }
         Ok(process)
@@ -240,7 +239,7 @@ impl NewBoot<'_> {
 }
 
 impl RunningBoot<'_> {
-    /// Receives what the home reports until it has ended. Returns how the VM ended.
+    /// Receives the home's reports until it has ended. Returns the ending of the VM.
     pub(super) fn follow(mut self, progress: &mut impl FnMut(Progress<'_>)) -> Result<Ending, RunError> {
         let (opened, Vm { handle, .. }) = (self.opened, self.vm);
         let home = self.home.clone();
@@ -261,7 +260,7 @@ impl RunningBoot<'_> {
                 break;
             };
             match report {
-                // It runs once: a shard that says so again could rewrite the user's journal without end.
+                // A shard runs once: one that reports it again could rewrite the user's journal without end.
                 Report::Running { .. } if self.ran => {
                     is_broken = true;
                     break;
@@ -303,7 +302,7 @@ impl RunningBoot<'_> {
         drop(self.prepared.clock_keeper.take());
         handle.end_freezable();
         handle.end_orders();
-        // A broken shard gets no say.
+        // A broken shard sends no further reports.
         let gone = if reported.is_none() {
             home.end_without_report(is_broken || self.reports.is_broken())
         } else {
@@ -313,7 +312,7 @@ impl RunningBoot<'_> {
         self.ending(reported, refused, gone)
     }
 
-    /// The vCPUs are about to run.
+    /// Handles the report that the vCPUs are about to run.
     fn begin(
         &mut self,
         (mut missing, notes): (Vec<String>, Vec<String>),
@@ -339,7 +338,7 @@ impl RunningBoot<'_> {
             boot: Some(boot),
             first: None,
         };
-        // Before the client hears that the VM runs, and lets it outlive this process.
+        // This is before the client learns that the VM runs, and lets it outlive this process.
         let left = self.vm.monitor.map(|monitor| monitor.leave(&what, self.keeper));
         let is_left = matches!(left, Some(Ok(())));
         fault_point!(boot_left);
@@ -347,7 +346,7 @@ impl RunningBoot<'_> {
             let line =
                 format!("the VM will end with this process, which can't leave it to a successor: {error}");
             self.opened.log.note(&line);
-            // What it has of the time before this boot would have a successor boot the VM again.
+            // With the record of the time before this boot a successor would boot the VM again.
             if let Err(error) = self.keeper.clear() {
                 self.opened
                     .log
@@ -373,7 +372,7 @@ impl RunningBoot<'_> {
         }
     }
 
-    /// How the VM ended whose home reported this, and is gone so.
+    /// The ending of a VM whose home sent this last report, and whose process ended so.
     fn ending(
         self,
         reported: Option<Ending>,
@@ -381,7 +380,7 @@ impl RunningBoot<'_> {
         gone: String,
     ) -> Result<Ending, RunError> {
         let (Vm { handle, .. }, ran) = (self.vm, self.ran);
-        // Before it ran its status may be another program's.
+        // Before the shard ran, the status may be another program's.
         let mut ending = reported.or_else(|| self.home.ending_of_exit(&gone).filter(|_| ran));
         let is_out_of_memory = killed_for_memory(handle) > self.killed_before;
         let (parts, was_told, was_killed) = {
@@ -412,21 +411,21 @@ impl RunningBoot<'_> {
     }
 }
 
-/// How many processes of the VM the kernel has killed for the VM's limit of memory.
+/// Number of the VM's processes that the kernel has killed for the VM's limit of memory.
 pub(super) fn killed_for_memory(handle: &Handle) -> u64 {
     let group = handle.state().group.clone();
     group.map_or(0, |group| group.killed_for_memory())
 }
 
-/// The names of the disks with these numbers. A shard in a guest's hands may report any.
+/// The names of the disks with these numbers. A shard in a guest's hands may report any number.
 fn names_of_disks(numbers: &[u16], disks: &[DiskLaunch]) -> Vec<String> {
     let is_named = |number: &usize| numbers.iter().any(|named| usize::from(*named) == *number);
     let named = disks.iter().enumerate().filter(|(number, _)| is_named(number));
     named.map(|(_, disk)| disk.id.clone()).collect()
 }
 
-/// Starts the shards beside the home, each in its cell, and waits until they are ready. Returns what the
-/// sandboxes of those on other hosts lack, too.
+/// Starts the shards beside the home, each in its cell, and waits until they are ready. Returns the missing
+/// layers of the sandboxes on other hosts, too.
 fn start_parts(
     opened: &Opened,
     start: impl Fn(usize) -> Result<ShardProcess, RunError>,
@@ -455,7 +454,7 @@ fn start_parts(
         let kvm = opened.files[opened.launch.kvm.0].as_fd();
         let sandbox = process.sandbox.clone();
         let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log.as_fd(), sandbox);
-        // One that dies at once breaks the socket; its log says why.
+        // A shard that dies at once breaks the socket; its log has the reason.
         let _ = process.link.launch(&Launch::Part(Box::new(launch)), &files);
         let part = Part::Here { cell, process };
         part.wait_until_ready().map_err(refused)?;

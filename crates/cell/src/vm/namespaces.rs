@@ -7,8 +7,8 @@ use shard_api::launch::SandboxPolicy;
 
 use super::RunError;
 
-/// Starts a process in all namespaces that the host has. Most hosts refuse none, and to find that out takes
-/// as long as to make them, so that the host is asked only after a refusal.
+/// Starts a process in all namespaces that the host has. Most hosts refuse none, and finding that out takes
+/// as long as making them, so the host is probed only after a refusal.
 ///
 /// # Errors
 /// That of `start`, and [`RunError::Sandbox`] if some namespaces are missing and the sandbox is required.
@@ -23,7 +23,7 @@ pub(super) fn with_those_of_host<T>(
         Ok(started) => return Ok(started),
         Err(error) => error,
     };
-    // A host that is short of something for a moment refuses no namespace.
+    // A host that lacks a resource for a moment refuses no namespace.
     if matches!(
         refused.kind(),
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory

@@ -1,5 +1,5 @@
-//! A host: it takes connections of other hosts, and its cells answer monitors. Alpha's is a thread, beta's a
-//! process, which ends with its standard input.
+//! A host: it accepts connections of other hosts, and its cells answer monitors. Alpha's is a thread, beta's
+//! a process, which ends with its standard input.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
@@ -14,7 +14,7 @@ use registry::cluster::interface::{CellRequest, CellResponse, CellStatus};
 use super::site::plan;
 use super::two::READY;
 
-/// Is the host of these cells, in the runtime directory of the environment.
+/// Serves as the host of these cells, in the runtime directory of the environment.
 pub fn serve(cells: &[u16]) -> io::Result<()> {
     let files = Files::open()?;
     let site = files.site()?.ok_or(io::ErrorKind::NotFound)?;
@@ -56,7 +56,7 @@ pub fn answer(files: &Files, number: u16) -> io::Result<CellLock> {
                         if let Act::Answer(_, answer) = act {
                             let mut line = serde_json::to_vec(&knowing_of_all(answer)).expect("JSON");
                             line.push(b'\n');
-                            // Who asked may have gone.
+                            // The client may have gone.
                             let _ = lines.get_mut().write_all(&line);
                         }
                     }
@@ -68,7 +68,7 @@ pub fn answer(files: &Files, number: u16) -> io::Result<CellLock> {
     Ok(claim)
 }
 
-/// As if the cells had links: each knows that the others live.
+/// Changes the answer as if the cells had links: each has a record that the others live.
 fn knowing_of_all(answer: CellResponse) -> CellResponse {
     let CellResponse::Status(mut status) = answer else {
         return answer;

@@ -1,5 +1,5 @@
-//! What stands in for the shards of a VM: a home that is loaded for ever, as one that waits for a page that
-//! nobody has any more, or one that has seen a part end, and parts that are killed after a while.
+//! Replacement for the shards of a VM: a home that loads for ever, as one that waits for a page that no shard
+//! has any more, or one that has seen a part end; and parts that are killed after a while.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use shard::launch::{Ending, Launch, Report};
 use shard_api::control::ControlSocket;
 
-/// What a home does.
+/// The behaviour of a home.
 #[derive(Clone, Copy)]
 pub enum Home {
     /// Loads for ever.
@@ -17,7 +17,7 @@ pub enum Home {
 }
 
 impl Home {
-    /// Before the milliseconds that a part lives.
+    /// The prefix of the name, before the milliseconds that a part lives.
     fn prefix(self) -> &'static str {
         match self {
             Self::Deaf => "deaf-",
@@ -31,14 +31,14 @@ pub fn name(home: Home, life_ms: u64) -> String {
     format!("{}{life_ms}", home.prefix())
 }
 
-/// The home of the VM of that name, and how long its parts live, if it is such a one.
+/// The kind of home that the name stands for, and the lifetime of its parts, if it is such a name.
 pub fn kind(name: &str) -> Option<(Home, Duration)> {
     let known = |home: Home| Some((home, name.strip_prefix(home.prefix())?.parse().ok()?));
     let (home, life_ms) = [Home::Deaf, Home::Witness].into_iter().find_map(known)?;
     Some((home, Duration::from_millis(life_ms)))
 }
 
-/// Is one of its shards.
+/// Runs as one of its shards.
 pub fn run(control: &ControlSocket, home: Home, life: Duration) -> ExitCode {
     let (launch, _files) = shard::process::receive_launch(control).expect("a launch");
     let is_home = matches!(launch, Launch::Vm(_));

@@ -1,13 +1,13 @@
-//! An etcd on the loopback, by which cells agree that they live.
+//! An etcd on the loopback, by which cells agree on their membership.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
-/// It, until dropped.
+/// An etcd, which ends when it is dropped.
 pub struct Etcd {
     /// Its process.
     pub child: Child,
-    /// Where it is asked.
+    /// The URL for its clients.
     pub url: String,
 }
 

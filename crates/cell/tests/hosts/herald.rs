@@ -1,5 +1,5 @@
-//! What stands in for the parts of a VM where it is told what their connections are. Each shard says on all
-//! of them what it takes them for, and its monitor is told what it has heard.
+//! Replacement for the parts of a VM that checks their connections. Each shard sends on every connection
+//! which one it is, and reports the received texts to its monitor.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use shard_api::control::{ControlSocket, ORDER_BYTES_MAX};
 
 /// A VM whose parts are heralds.
 pub const NAME: &str = "herald";
-/// Bytes of all that is said.
+/// Bytes of each text.
 const BYTES: usize = 64;
 
 /// One connection of a shard.
@@ -23,7 +23,7 @@ pub struct Heard {
     other: usize,
 }
 
-/// All that a shard has, by lane, by other shard; `take` gives a file.
+/// All connections of a shard, by lane and by other shard; `take` returns a file.
 pub fn connections(launch: &CoherenceLaunch, mut take: impl FnMut(Fd) -> File) -> Vec<Heard> {
     let mut all = Vec::new();
     for (lane, row) in launch.lanes.iter().enumerate() {
@@ -43,7 +43,7 @@ pub fn connections(launch: &CoherenceLaunch, mut take: impl FnMut(Fd) -> File) -
     all
 }
 
-/// What is heard on a connection from the other shard, if it is the right one.
+/// The text that a connection from the other shard must carry.
 pub fn expected(boot: u64, one: &Heard, shard: usize) -> String {
     text(boot, one, one.other, shard)
 }
@@ -52,7 +52,7 @@ fn text(boot: u64, one: &Heard, from: usize, to: usize) -> String {
     format!("boot {boot} lane {} {} from {from} to {to}", one.lane, one.kind)
 }
 
-/// Says on all what they are.
+/// Sends on each connection which one it is.
 pub fn say(boot: u64, all: &[Heard], shard: usize) {
     for one in all {
         let said = text(boot, one, shard, one.other);
@@ -61,7 +61,7 @@ pub fn say(boot: u64, all: &[Heard], shard: usize) {
     }
 }
 
-/// What comes on each.
+/// The text that each connection carries.
 pub fn hear(all: &[Heard]) -> Vec<String> {
     let one = |one: &Heard| {
         let mut bytes = [0; BYTES];
@@ -71,7 +71,8 @@ pub fn hear(all: &[Heard]) -> Vec<String> {
     all.iter().map(one).collect()
 }
 
-/// Is one of its shards, until it is given an order. Where the guest's kernel begins stands for the boot.
+/// Runs as one of its shards, until it receives an order. The start of the guest's kernel stands for the
+/// boot.
 pub fn run(control: &ControlSocket) -> ExitCode {
     let (launch, mut files) = shard::process::receive_launch(control).expect("a launch");
     let Launch::Part(part) = launch else {

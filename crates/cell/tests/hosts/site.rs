@@ -1,4 +1,4 @@
-//! The two hosts, as their files say.
+//! The two hosts, as in the cluster's file.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -7,32 +7,32 @@ use config::cluster::{CellPlan, ETCD_KEYS, HostPlan, Site, SpanTransport};
 use registry::cluster::files::Files;
 use urpc::tls::Subject;
 
-/// What each cell has.
+/// Memory of each cell, bytes.
 pub const CELL_BYTES: u64 = 512 << 20;
 
-/// What they share: enough for links and lanes of all their cells.
+/// Memory that the hosts share, bytes: enough for links and lanes of all their cells.
 const MEMORY_BYTES: u64 = 8 << 20;
 
 /// Alpha's cells.
 pub const ALPHA: [u16; 2] = [0, 3];
 
-/// Where beta's processes keep their files.
+/// The folder of beta's processes.
 pub fn beta(folder: &Path) -> PathBuf {
     folder.join("beta")
 }
 
-/// What alpha and beta see as memory that they share, if they do.
+/// The memory that alpha and beta share by the cluster's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     None,
-    /// They do.
+    /// Both see the same file.
     Same,
-    /// They are told so, and don't.
+    /// Both have a file by that name, and see different ones.
     Different,
 }
 
 impl Memory {
-    /// Makes it.
+    /// Makes the files.
     fn files(self, folder: &Path) -> std::io::Result<[Option<PathBuf>; 2]> {
         let file = |name: &str| {
             let path = folder.join(name);

@@ -1,4 +1,4 @@
-//! What is told of the two hosts. Each story is a process of its own, whose runtime directory is alpha's.
+//! Stories of the two hosts. Each is a separate process, whose runtime directory is alpha's.
 
 mod boots;
 mod ends;
@@ -17,10 +17,11 @@ use super::etcd::Etcd;
 use super::site::{self, Memory};
 use super::two::Two;
 
-/// As the cluster's file says; more where the machine is busy with other tests.
+/// The time after which a silent host is dead, by the cluster's file; longer than usual, since other tests
+/// keep the machine busy.
 const SILENCE_MS: u64 = 4000;
 
-/// Longer where cells watch one another, too, and whoever takes another for dead is right for good.
+/// The same where cells watch one another, too, and a suspicion is final.
 const REAL_SILENCE_MS: u64 = 20_000;
 /// The story with real cells.
 const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_them";
@@ -32,7 +33,7 @@ const SHARING: [&str; 4] = [
     "by_shared_memory_a_part_runs_again_and_again_and_leaves_nothing",
     "a_place_in_shared_memory_is_one_vms_at_a_time",
 ];
-/// The one whose hosts are told so, and don't.
+/// The story whose hosts are configured to share memory, and do not.
 const NOT_SHARING: &str = "pages_come_by_streams_where_hosts_see_different_memory";
 
 type Story = (&'static str, SpanTransport, fn(&Two));
@@ -146,7 +147,7 @@ const STORIES: [Story; 26] = [
     (NOT_SHARING, SpanTransport::Tls, pages::pages_come_without_memory),
 ];
 
-/// Tells all stories, or those whose names have `part` in them.
+/// Runs all stories, or those whose names have `part` in them.
 pub fn tell_all(part: Option<&str>) -> ExitCode {
     for device in ["/dev/kvm", USERFAULT_DEVICE] {
         if let Err(error) = File::options().read(true).write(true).open(device) {
@@ -189,7 +190,7 @@ pub fn tell_all(part: Option<&str>) -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// Tells one of them, in a process that has alpha's runtime directory.
+/// Runs one story, in a process that has alpha's runtime directory.
 pub fn tell(name: &str) -> ExitCode {
     let Some((_, _, story)) = STORIES.iter().find(|story| story.0 == name) else {
         return ExitCode::FAILURE;

@@ -1,4 +1,4 @@
-//! Both hosts as stories have them: what runs on them, and a VM with a part on each.
+//! Both hosts as stories have them: their processes, and a VM with a part on each.
 
 use std::cell::RefCell;
 use std::io::{self, BufRead, BufReader, Read};
@@ -25,20 +25,20 @@ use shard::launch::{Ending, Order, Report};
 
 use super::{beta, site};
 
-/// How long anything may take that is awaited.
+/// Time limit of all waits.
 pub const SOON: Duration = Duration::from_secs(30);
 /// The program of shards: this one.
 pub const PROGRAM: &str = "/proc/self/exe";
-/// What a process says that others wait for.
+/// The line that a process prints when it is ready.
 pub const READY: &str = "ready";
 
 /// Both hosts.
 pub struct Two {
-    /// Of both.
+    /// The folder of both.
     pub folder: PathBuf,
     /// A VM with a part on each.
     pub spec: VmSpec,
-    /// What runs, by what it is.
+    /// The running processes, by name.
     running: RefCell<Vec<(&'static str, Child)>>,
     _claims: Vec<CellLock>,
 }
@@ -53,13 +53,14 @@ impl Drop for Two {
 }
 
 impl Two {
-    /// Their files, as the environment says, and nothing that runs.
+    /// The hosts that the environment describes, without processes.
     fn of_environment() -> Self {
         let alpha = alpha();
         let folder = alpha.parent().expect("of both").to_owned();
         std::fs::write(folder.join("kernel"), "none").expect("a file");
         let text = format!(
-            "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\nspan = {{ cells = [0, 1], memory = \"coherent\" }}\n[kernel]\npath = {:?}\n",
+            "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\n\
+             span = {{ cells = [0, 1], memory = \"coherent\" }}\n[kernel]\npath = {:?}\n",
             folder.join("kernel")
         );
         Self {
@@ -70,7 +71,7 @@ impl Two {
         }
     }
 
-    /// Starts what they run beside VMs.
+    /// Starts their processes, except for VMs.
     pub fn up(has_real_cells: bool) -> Self {
         let (mut two, alpha) = (Self::of_environment(), alpha());
         if has_real_cells {
@@ -88,7 +89,7 @@ impl Two {
         two
     }
 
-    /// Starts a home on alpha, in a process of its own; returns when its part runs.
+    /// Starts a home on alpha, in a separate process; returns when its part runs.
     pub fn start_home(&self) {
         self.start("home", &["home"], &alpha(), Stdio::piped());
         self.wait_until_ready("home");
@@ -106,7 +107,7 @@ impl Two {
         self.running.borrow_mut().push((what, child.expect("a process")));
     }
 
-    /// Waits until a process that was started says that it is ready.
+    /// Waits until a process that was started prints that it is ready.
     fn wait_until_ready(&self, what: &str) {
         let mut running = self.running.borrow_mut();
         let mut of = running.iter_mut().filter(|(of, _)| *of == what);
@@ -135,7 +136,7 @@ impl Two {
         child.wait().expect("its end");
     }
 
-    /// Whether real cells know of one another.
+    /// Whether each real cell has a record of the other.
     pub fn both_live(&self) -> bool {
         let files = [Files::open().expect("alpha's"), self.beta_files()];
         files.iter().all(|files| {
@@ -157,7 +158,7 @@ impl Two {
         self.opened_as("big", &self.spec)
     }
 
-    /// Those of another VM.
+    /// The files of another VM.
     pub fn opened_as(&self, name: &str, spec: &VmSpec) -> Opened {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder).expect("a directory");
@@ -165,7 +166,7 @@ impl Two {
         open(spec, name, &folder, 7, claims, &programs().shard).expect("its files, and KVM")
     }
 
-    /// Beta's.
+    /// The files of beta.
     pub fn beta_files(&self) -> Files {
         Files::at(&site::beta(&self.folder))
     }
@@ -226,12 +227,12 @@ fn vms_of(files: &Files) -> Vec<String> {
     cells.flat_map(|cell| cell.vms).collect()
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 #[track_caller]
 pub fn wait(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + SOON;
     while !is_so() {
-        assert!(Instant::now() < deadline, "it does not come to be");
+        assert!(Instant::now() < deadline, "the condition does not hold in time");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -269,7 +270,7 @@ pub fn remote(span: &Span) -> &Remote {
     span.remote(1).expect("a part on beta")
 }
 
-/// How its shard ended, which is the next that it says.
+/// The end of its shard, which is the next report.
 #[track_caller]
 pub fn gone(remote: &Remote) -> String {
     match remote.next(Some(SOON)) {
@@ -278,7 +279,8 @@ pub fn gone(remote: &Remote) -> String {
     }
 }
 
-/// Has the part's shard end, as its home's monitor does at the end of a boot. How its process ended.
+/// Orders the end of the part's shard, as its home's monitor does at the end of a boot. Returns the end of
+/// its process.
 #[track_caller]
 pub fn quit(remote: &Remote) -> String {
     remote.order(&Order::Quit).expect("an order");
@@ -295,7 +297,7 @@ pub fn kill_process(pid: i32) {
     kill(Pid::from_raw(pid), Signal::SIGKILL).expect("a process");
 }
 
-/// Is the home of the VM, in a process of alpha's, until its standard input ends.
+/// Runs as the home of the VM, in a process of alpha's, until its standard input ends.
 pub fn home() -> io::Result<()> {
     let two = Two::of_environment();
     let (span, opened) = (two.span(), two.opened());

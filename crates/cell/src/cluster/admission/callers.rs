@@ -1,11 +1,11 @@
 //! Bounds on connections, by the users that the kernel names. Without I/O, clock or threads.
 //!
 //! Each admitted user has connections of their own, one for each VM and some more. All others share a few, so
-//! that nobody takes an admitted user's.
+//! that they never take an admitted user's.
 
 use std::collections::BTreeMap;
 
-/// Connections of an admitted user beside one for each vCPU that the user may have.
+/// Connections of an admitted user, in addition to one for each vCPU that the user may have.
 const SPARE: u32 = 16;
 /// Connections of one user who is not admitted.
 const STRANGER_MAX: u32 = 4;

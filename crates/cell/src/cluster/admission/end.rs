@@ -1,10 +1,10 @@
-//! The end of a user's VM by root: nothing is asked of the user's processes, and nothing that they say is
-//! believed.
+//! Ends a user's VM by root's means alone: sends no request to the user's processes, and trusts no report of
+//! theirs.
 //!
-//! A process is killed if the kernel says that it is the user's, and that it is in the session or the control
-//! group that asked for the place. First the keeper of the VM alone, since one command may have several VMs;
-//! then, if the place is still held, all of them. The kernel ends the control group as a whole, so that
-//! processes with subordinate ids of the user's (`subuid(5)`) end as well.
+//! A process is killed if the kernel reports that it is the user's, and that it is in the session or the
+//! control group that requested the place. The keeper of the VM is killed first, since one command may have
+//! several VMs; then, if the place is still held, all of them. The kernel ends the control group as a whole,
+//! so that processes with subordinate ids of the user's (`subuid(5)`) end as well.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ const KEEPER: &[u8] = crate::programs::KEEPER.as_bytes();
 const KEEPER_LIMIT: Duration = Duration::from_secs(2);
 /// Time for all processes of the session and the group to end.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Time between two looks.
+/// Interval between two checks.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Ends a user's VM, and returns when it holds no place any more.
+/// Ends a user's VM, and returns when it has no place any more.
 pub fn end(files: &Files, vm: &UserVm) {
     let group = vm.group.as_deref();
     end_with(
@@ -65,7 +65,7 @@ fn end_with(files: &Files, vm: &UserVm, group: Option<RecordedGroup>) {
         left.into_iter().for_each(|pid| end_if_of(pid, vm.uid));
         std::thread::sleep(INTERVAL);
     }
-    // The admission server may be gone. One that it has written since is another VM.
+    // The admission server may be gone. A record that it has written since is of another VM.
     if files.has_user_vm(vm) {
         let _ = files.remove_user_vm(vm.uid, &vm.name);
     }
@@ -86,7 +86,7 @@ fn processes(vm: &UserVm, group: Option<&RecordedGroup>) -> Vec<i32> {
     numbers.filter(belongs).collect()
 }
 
-/// Whether a process says that it is the keeper of a VM of this name.
+/// Whether a process's command line names it as the keeper of a VM of this name.
 fn is_keeper_of(pid: i32, name: &str) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0);
@@ -167,7 +167,7 @@ mod tests {
     fn process_in_the_group_ends_whatever_its_user_id_is() {
         let (directory, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let files = Files::at(directory.path());
-        // In the group, and not known by its user id or its session.
+        // The process is in the group, and is not known by its user id or its session.
         let mut child = started("helper", "60");
         let mut held = vm(0, "web");
         let path = PathBuf::from(format!("mirrorball-users/{}/4.7", held.uid));

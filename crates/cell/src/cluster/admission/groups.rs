@@ -1,8 +1,8 @@
-//! The control groups (cgroup v2) of users' VMs: one for each process that asks for places, below one for
+//! The control groups (cgroup v2) of users' VMs: one for each process that requests places, below one for
 //! each user.
 //!
 //! A process is in its group before it has its place, so keeper and shard, which it starts afterwards, are in
-//! it too. The groups are root's, so nothing of a user's leaves one. A group has the CPUs and the nodes of
+//! it too. The groups are root's, so no process of a user leaves one. A group has the CPUs and the nodes of
 //! its places' cells, and their memory. A user's group has the user's limits.
 //!
 //! Work on the groups of one user may take long: the kernel moves pages when the nodes of a group change. So
@@ -22,18 +22,18 @@ use registry::cluster::interface::{VmPlacement, VmShare};
 use super::lock;
 use super::peer::{self, Peer, Process};
 
-/// Where control groups are.
+/// The mount point of the control groups.
 const ROOT: &str = "/sys/fs/cgroup";
-/// Below it, the groups of all users.
+/// Folder below [`ROOT`] with the groups of all users.
 const OURS: &str = "mirrorball-users";
 const CONTROLLERS: &str = "+cpuset +cpu +memory +pids";
-/// Microseconds over which a limit of CPU time holds.
+/// Period of a limit of CPU time, in microseconds.
 const PERIOD_US: u64 = 100_000;
 /// Memory of a VM's processes beside the guest's, in bytes: monitor, keeper, shard, page tables, cards.
 const OVERHEAD_BYTES: u64 = 256 << 20;
 /// Processes and threads of one user's VMs, for each vCPU.
 const TASKS_OF_VCPU: u64 = 256;
-/// Time that processes may go on after their last place was given back.
+/// Time that processes may run on after their last place was given back.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// The groups of all users that the cluster admits, or that have groups of an earlier server.
@@ -51,13 +51,13 @@ struct UserGroups {
 struct Group {
     uid: u32,
     places: BTreeMap<String, Held>,
-    /// Since when it has no place.
+    /// The time since which it has no place.
     left: Option<Instant>,
-    /// An earlier server made it. That knew all places of the group, so its limits stay.
+    /// An earlier server made the group. That server had a record of all its places, so its limits stay.
     is_found: bool,
 }
 
-/// What a place adds to its group.
+/// The resources that a place adds to its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Held {
     cpus: Vec<usize>,
@@ -65,7 +65,7 @@ struct Held {
     memory_bytes: u64,
 }
 
-/// What a group holds its processes to.
+/// The limits of a group.
 #[derive(Debug, PartialEq, Eq)]
 struct Bounds {
     cpus: String,
@@ -282,7 +282,7 @@ impl UserGroups {
 
     fn add(&self, group: &Path, peer: &Peer) -> io::Result<()> {
         let folder = self.root.join(group);
-        // Whoever held the lock before may have taken long.
+        // The holder of the lock before may have kept it for long.
         if !peer.lives() {
             return Err(io::ErrorKind::NotFound.into());
         }

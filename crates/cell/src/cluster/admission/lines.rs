@@ -1,4 +1,4 @@
-//! Lines of a user's: each has a greatest length, and all of it comes within a limit.
+//! Reads lines of a user's connection: each has a maximum length, and is received whole within a time limit.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -9,12 +9,12 @@ use registry::cluster::admission::REQUEST_BYTES_MAX;
 /// The lines of a connection.
 pub(super) struct Lines<'a> {
     stream: &'a UnixStream,
-    /// What has come and was not looked at.
+    /// Received bytes that are not parsed yet.
     bytes: Vec<u8>,
 }
 
 impl<'a> Lines<'a> {
-    /// All that comes from now on.
+    /// Lines that are received from now on.
     pub(super) fn new(stream: &'a UnixStream) -> Self {
         Self {
             stream,
@@ -22,8 +22,8 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// The next line, without its end; none at the end of the connection. With a `limit` it is there within
-    /// that time, however it is sent.
+    /// The next line, without its end; none at the end of the connection. With a `limit` the whole line must
+    /// arrive within that time, in however many pieces.
     ///
     /// # Errors
     /// If it is too late or too long.
@@ -86,7 +86,7 @@ mod tests {
     fn line_without_end_is_refused() {
         let (mut theirs, ours) = UnixStream::pair().unwrap();
         let writer = std::thread::spawn(move || {
-            // Until the other end is closed.
+            // The limit holds until the other end is closed.
             while theirs.write_all(&[b'x'; 512]).is_ok() {}
         });
         let error = Lines::new(&ours).next(Some(LONG)).unwrap_err();

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, by the kernel alone.
+//! Identity of the process at the other end of a connection, from the kernel alone.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 pub(super) struct Peer {
     /// The user's id.
     pub(super) uid: u32,
-    /// The process id, which is the process's as long as [`Peer::lives`].
+    /// The process id, which names this process as long as [`Peer::lives`].
     pub(super) pid: i32,
     process: OwnedFd,
 }
@@ -27,7 +27,7 @@ impl Peer {
     /// The user's id at the other end of a connection.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If the kernel does not report it.
     pub(super) fn uid(stream: &UnixStream) -> io::Result<u32> {
         Ok(getsockopt(stream, sockopt::PeerCredentials)?.uid())
     }
@@ -62,7 +62,7 @@ impl Peer {
     }
 }
 
-/// What the kernel says of a process.
+/// The kernel's record of a process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Process {
     /// The real user's id.
@@ -74,10 +74,10 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// What is known of the process with this id now.
+    /// The record of the process that has this id now.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such process.
     pub(super) fn of(pid: i32) -> io::Result<Self> {
         let folder = Path::new("/proc").join(pid.to_string());
         let stat = fs::read(folder.join("stat"))?;
@@ -86,8 +86,8 @@ impl Process {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// By the process's files `stat` and `status` (`proc(5)`). The process chose its name, which may hold
-    /// anything.
+    /// Parses the process's files `stat` and `status` (`proc(5)`). The process chose its name, which may hold
+    /// any bytes.
     fn read(stat: &str, status: &str) -> Option<Self> {
         let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
         // The third field of the file is the first here.

@@ -1,4 +1,4 @@
-//! What each admitted user has, and may have. Without I/O, clock or threads.
+//! VMs and limits of each admitted user. Without I/O, clock or threads.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,24 +22,24 @@ struct User {
     vms: BTreeMap<String, Held>,
 }
 
-/// A VM that counts.
+/// A VM that counts against its user's limits.
 #[derive(Debug)]
 struct Held {
     share: VmShare,
-    /// None while the cells are asked.
+    /// None while the request to the cells is under way.
     cell: Option<u16>,
     /// None for a VM of the server's last process, whose monitor has not come yet.
     holder: Option<Holder>,
 }
 
-/// Why a VM may have no place.
+/// The reason why a VM may have no place.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The cluster does not admit the user.
     NotAdmitted,
     /// The user has a VM of this name.
     Taken(String),
-    /// No VM takes so little.
+    /// The VM has no vCPU or no memory.
     Nothing,
     /// The VM needs more vCPUs than the user has left.
     Cpus { wanted: u32, left: u32, most: u32 },
@@ -60,13 +60,13 @@ impl fmt::Display for Refusal {
             Self::Nothing => write!(out, "a VM needs a vCPU and memory"),
             Self::Cpus { wanted, left, most } => write!(
                 out,
-                "the cluster lets you have {most} vCPUs, {left} more than your VMs have, and the VM needs {wanted}; give \
-                 it less, or end another VM"
+                "the cluster lets you have {most} vCPUs, {left} more than your VMs have, and the VM needs \
+                 {wanted}; give it less, or end another VM"
             ),
             Self::Memory { wanted, left, most } => write!(
                 out,
-                "the cluster lets you have {} of memory, {} more than your VMs have, and the VM needs {}; give it less, or \
-                 end another VM",
+                "the cluster lets you have {} of memory, {} more than your VMs have, and the VM needs {}; \
+                 give it less, or end another VM",
                 size(*most),
                 size(*left),
                 size(*wanted)
@@ -76,7 +76,7 @@ impl fmt::Display for Refusal {
 }
 
 impl Quotas {
-    /// Nobody has a VM yet.
+    /// Quotas without VMs.
     pub(super) fn new(users: Vec<UserPlan>) -> Self {
         let user = |plan: UserPlan| {
             let vms = BTreeMap::new();
@@ -85,12 +85,12 @@ impl Quotas {
         Self(users.into_iter().map(user).collect())
     }
 
-    /// What the cluster file says of a user; none if the user is not admitted.
+    /// The entry of a user in the cluster's file; none if the user is not admitted.
     pub(super) fn plan(&self, uid: u32) -> Option<&UserPlan> {
         self.0.get(&uid).map(|user| &user.plan)
     }
 
-    /// A VM had a place in the server's last process. It counts until its monitor comes, or
+    /// Records a VM that had a place in the server's last process. It counts until its monitor comes, or
     /// [`Quotas::lapse`].
     pub(super) fn expect(&mut self, uid: u32, name: String, share: VmShare, cell: u16) {
         if let Some(user) = self.0.get_mut(&uid) {
@@ -103,10 +103,10 @@ impl Quotas {
         }
     }
 
-    /// Counts a VM of `holder`'s, whose place is asked for.
+    /// Counts a VM of `holder`'s, before its place is requested.
     ///
     /// # Errors
-    /// If the user may not have it.
+    /// If the user's limits do not allow it.
     pub(super) fn reserve(
         &mut self,
         uid: u32,
@@ -121,7 +121,7 @@ impl Quotas {
         if user.vms.get(name).is_some_and(|held| held.holder.is_some()) {
             return Err(Refusal::Taken(name.to_owned()));
         }
-        // One that comes back is no second one.
+        // A VM that comes back is not counted twice.
         let used = user.used(|other| other != name);
         let left = user.plan.vcpus.saturating_sub(used.vcpus);
         if share.vcpus > left {
@@ -148,7 +148,7 @@ impl Quotas {
         Ok(())
     }
 
-    /// A VM that was reserved has its place.
+    /// Records that a reserved VM has its place.
     pub(super) fn placed(&mut self, uid: u32, name: &str, cell: u16) {
         let user = self.0.get_mut(&uid);
         if let Some(held) = user.and_then(|user| user.vms.get_mut(name)) {
@@ -161,7 +161,7 @@ impl Quotas {
         self.0.get(&uid)?.vms.get(name)?.holder
     }
 
-    /// A VM counts no more, if `holder` holds it.
+    /// Stops counting a VM, if `holder` holds it.
     pub(super) fn release(&mut self, uid: u32, name: &str, holder: Holder) {
         if let Some(user) = self.0.get_mut(&uid)
             && let Entry::Occupied(held) = user.vms.entry(name.to_owned())
@@ -171,7 +171,7 @@ impl Quotas {
         }
     }
 
-    /// The VMs of the server's last process whose monitors have not come count no more. Returns them.
+    /// Stops counting the VMs of the server's last process whose monitors have not come. Returns them.
     pub(super) fn lapse(&mut self) -> Vec<(u32, String)> {
         let mut lapsed = Vec::new();
         for (uid, user) in &mut self.0 {
@@ -182,19 +182,19 @@ impl Quotas {
         lapsed
     }
 
-    /// What a user has and may have; none if the user is not admitted.
+    /// Use and limits of a user; none if the user is not admitted.
     pub(super) fn use_of(&self, uid: u32, limits: Limits) -> Option<UserUse> {
         self.0.get(&uid).map(|user| user.describe(limits))
     }
 
-    /// What all users have.
+    /// Use and limits of all users.
     pub(super) fn all(&self, limits: Limits) -> Vec<UserUse> {
         self.0.values().map(|user| user.describe(limits)).collect()
     }
 }
 
 impl User {
-    /// What those of the user's VMs have whose name `counts`.
+    /// Total of the user's VMs whose name `counts`.
     fn used(&self, counts: impl Fn(&str) -> bool) -> VmShare {
         let counted = self.vms.iter().filter(|(name, _)| counts(name));
         counted.fold(
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn vms_of_a_user_have_no_more_than_the_limits_together() {
+    fn vms_of_a_user_are_bounded_by_the_limits_together() {
         let mut quotas = quotas();
         quotas.reserve(ALICE, "a", share(3, 4), 1).unwrap();
         let error = quotas.reserve(ALICE, "b", share(2, 1), 2).unwrap_err();
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(quotas.holder(ALICE, "web"), Some(1));
         assert_eq!(quotas.holder(BOB, "web"), Some(2));
         assert_eq!(quotas.holder(7, "web"), None);
-        // The end of one connection is not that of another.
+        // The end of one connection does not release a VM that another one holds.
         quotas.release(ALICE, "web", 2);
         assert_eq!(quotas.holder(ALICE, "web"), Some(1));
     }
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(quotas.lapse(), [(ALICE, "gone".to_owned())]);
         quotas.reserve(ALICE, "new", share(1, 1), 3).unwrap();
         assert_eq!(quotas.lapse(), []);
-        // One of a user who is not admitted any more counts for nobody.
+        // A VM of a user who is not admitted any more counts against no limit.
         quotas.expect(7, "web".to_owned(), share(1, 1), 0);
         assert_eq!(quotas.lapse(), []);
     }

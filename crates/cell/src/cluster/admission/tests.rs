@@ -6,7 +6,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 
 use super::*;
 
-/// How long the close of a socket of [`lingering`] blocks.
+/// Time for which the close of a socket of [`lingering`] blocks.
 const LINGER: Duration = Duration::from_secs(4);
 /// A time in which the close of such a socket does not end.
 pub(super) const SOON: Duration = Duration::from_secs(2);
@@ -24,7 +24,7 @@ fn server(directory: &std::path::Path, users: Vec<UserPlan>) -> Arc<Server> {
     })
 }
 
-/// A TCP socket whose last close blocks, since the peer takes no more. The listener and the peer are to be
+/// A TCP socket whose last close blocks, since the peer receives nothing. The listener and the peer must be
 /// kept until then.
 fn lingering() -> (TcpStream, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -89,7 +89,7 @@ fn connection_counts_until_its_close_has_ended() {
         memory_bytes: 1 << 30,
     };
     let server = server(directory.path(), vec![user]);
-    // As much as the server reads at once. The answer to it fails, so the socket behind it is never read.
+    // As much as the server reads at once. The reply to it fails, so the socket behind it is never read.
     let request = [b"x".repeat(511), b"\n".to_vec()].concat();
     let (connection, _listener) = trapped(&request);
     server.clone().take(connection, 1).unwrap();

@@ -11,7 +11,7 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Alpha with cell 0 and beta with cell 1. Dropped, their keys go.
+/// Alpha with cell 0 and beta with cell 1. Dropping it removes their keys.
 struct Two {
     alpha: Hosts,
     beta: Hosts,
@@ -59,7 +59,7 @@ fn id(number: u16) -> CellId {
     CellId { number, life: 1 }
 }
 
-/// Beta takes connections; its links come here.
+/// Accepts connections of beta; its links go to the receiver.
 fn serve(beta: &Hosts) -> mpsc::Receiver<Link> {
     let listener = beta.listen(1).unwrap();
     let (send, receive) = mpsc::channel();
@@ -72,7 +72,7 @@ fn serve(beta: &Hosts) -> mpsc::Receiver<Link> {
 }
 
 #[test]
-fn cells_of_two_hosts_are_linked_and_nobody_can_be_a_cell_of_another_host() {
+fn cells_of_two_hosts_are_linked_and_no_host_can_be_a_cell_of_another_host() {
     let Two {
         alpha,
         beta,
@@ -80,13 +80,10 @@ fn cells_of_two_hosts_are_linked_and_nobody_can_be_a_cell_of_another_host() {
     } = two();
     let links = serve(&beta);
     let calling = Calling::new(id(0));
-    let near = alpha
-        .call(id(0), 1, &calling)
-        .unwrap()
-        .expect("nobody calls back");
+    let near = alpha.call(id(0), 1, &calling).unwrap().expect("no call back");
     let far = links.recv_timeout(LIMIT).unwrap();
     assert_eq!((near.peer, far.peer), (id(1), id(0)));
-    // Alpha's key does not make it cell 1, nor a cell that there is not.
+    // Alpha's key proves neither that it is cell 1, nor a cell that does not exist.
     for wrong in [1, 7] {
         assert!(alpha.call(id(wrong), 1, &Calling::new(id(wrong))).is_err());
     }
@@ -95,12 +92,14 @@ fn cells_of_two_hosts_are_linked_and_nobody_can_be_a_cell_of_another_host() {
     assert!(error.to_string().starts_with("host alpha: "), "{error}");
 }
 
-/// Two hosts that see the same file go by it, until one of them has a fact by which the stream is faster.
+/// Two hosts that see the same file link through it, until one of them has a fact by which the stream is
+/// faster.
 #[test]
-fn one_asserted_fact_has_a_link_go_by_the_stream_in_place_of_shared_memory() {
+fn one_asserted_fact_makes_a_link_use_the_stream_in_place_of_shared_memory() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
-    let stream_is_faster = "cell(0, \"alpha\")\ncell(1, \"beta\")\nhost_latency_ns(\"alpha\", \"beta\", \"tls\", 100)\n\
+    let stream_is_faster = "cell(0, \"alpha\")\ncell(1, \"beta\")\n\
+        host_latency_ns(\"alpha\", \"beta\", \"tls\", 100)\n\
         host_latency_ns(\"alpha\", \"beta\", \"shared\", ";
     let known = |shared_ns: &str| {
         let facts = knowledge::fact::parse(&format!("{stream_is_faster}{shared_ns})")).unwrap();
@@ -122,7 +121,7 @@ fn one_asserted_fact_has_a_link_go_by_the_stream_in_place_of_shared_memory() {
         let links = serve(&two.beta);
         let near = two.alpha.call(id(0), 1, &Calling::new(id(0))).unwrap();
         let far = links.recv_timeout(LIMIT).unwrap();
-        let ways = [near.expect("nobody calls back").way, far.way];
+        let ways = [near.expect("no call back").way, far.way];
         assert_eq!(ways, [way; 2], "{alpha_ns:?} {beta_ns:?}");
     }
 }
@@ -188,7 +187,7 @@ fn a_removed_hosts_link_ends_within_a_second_and_no_other_is_made() {
     let links = serve(&beta);
     let near = alpha.call(id(0), 1, &Calling::new(id(0))).unwrap();
     let far = links.recv_timeout(LIMIT).unwrap();
-    let _near = near.expect("nobody calls back");
+    let _near = near.expect("no call back");
     urpc::tls::revoke(keys.path(), "alpha").unwrap();
     let since = Instant::now();
     far.receiving.run(|message| panic!("{message:?}"));
@@ -211,7 +210,7 @@ fn silent_connections_keep_no_host_from_its_links() {
     alpha
         .call(id(0), 1, &Calling::new(id(0)))
         .unwrap()
-        .expect("nobody calls back");
+        .expect("no call back");
     assert!(
         since.elapsed() < HANDSHAKE_LIMIT,
         "only when the others were closed"
@@ -221,7 +220,7 @@ fn silent_connections_keep_no_host_from_its_links() {
 }
 
 #[test]
-fn a_host_that_proves_itself_and_then_says_nothing_is_closed_at_the_deadline() {
+fn host_that_proves_itself_and_then_sends_nothing_is_closed_at_the_deadline() {
     let Two {
         alpha,
         beta,

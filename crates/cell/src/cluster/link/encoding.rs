@@ -1,5 +1,5 @@
 //! The bytes of a message between cells: MessagePack with the names of fields and kinds, so that a cell of
-//! the release before reads a message that has more fields than it knows ([`urpc::version`]).
+//! the release before decodes a message with new fields ([`urpc::version`]).
 
 use std::io::{self, Cursor};
 
@@ -14,11 +14,11 @@ pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     rmp_serde::to_vec_named(message).map_err(io::Error::other)
 }
 
-/// The message that these bytes are; none may be left.
+/// Decodes the bytes of one message; none may be left over.
 ///
 /// # Errors
-/// `InvalidData` if they are none. Lengths within the bytes that are greater than what follows take no
-/// memory.
+/// `InvalidData` if the bytes are no message. Lengths within the bytes that are greater than what follows
+/// take no memory.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     let mut reader = rmp_serde::Deserializer::new(Cursor::new(bytes));
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);

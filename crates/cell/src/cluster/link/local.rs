@@ -1,5 +1,5 @@
-//! Links within a host: a ring each way in memory that one side makes and gives to the other, and a socket
-//! whose end tells that the other process died.
+//! Links within a host: a ring in each direction, in memory that one side makes and sends to the other, and a
+//! socket whose end reports the death of the other process.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -22,25 +22,25 @@ use super::{Answer, Calling, Link, PATIENCE, VERSIONS, Way, agree, is_unlike};
 #[derive(Serialize, Deserialize)]
 struct Hail {
     cell: CellId,
-    /// The versions that it speaks.
+    /// The protocol versions of the caller.
     versions: Versions,
     /// The ring to the caller.
     to: Fd,
-    /// The ring from it.
+    /// The ring from the caller.
     from: Fd,
 }
 
 /// Calls between the cells of a host.
 #[derive(Clone, Debug)]
 pub struct Calls {
-    /// Whose.
+    /// The cell that calls.
     pub me: CellId,
     block_ns: u64,
     calling: Arc<Calling>,
 }
 
 impl Calls {
-    /// None under way. `block_ns` as for [`urpc::host::BlockingReceiver::new`].
+    /// Calls of the cell `me`. `block_ns` as for [`urpc::host::BlockingReceiver::new`].
     pub fn new(me: CellId, block_ns: u64, calling: Arc<Calling>) -> Self {
         Self {
             me,
@@ -49,7 +49,7 @@ impl Calls {
         }
     }
 
-    /// Calls every other cell of the host that runs. Returns those that are calling this one just now.
+    /// Calls every other cell of the host that runs. Returns those that are calling this one at the moment.
     ///
     /// # Errors
     /// If the plan can't be read, or a cell that runs has no version in common with this one.
@@ -94,10 +94,10 @@ impl Calls {
         }
     }
 
-    /// Takes calls until the process ends.
+    /// Accepts calls until the process ends.
     pub fn take(&self, listener: &UnixListener, linked: impl Fn(Link)) {
         for socket in listener.incoming().flatten() {
-            // A caller that makes no sense has no link.
+            // A caller that breaks the protocol gets no link.
             if let Ok(Some(link)) = self.take_one(socket) {
                 linked(link);
             }
@@ -139,7 +139,7 @@ impl Calls {
             socket.try_clone()?,
         );
         let watch = move || {
-            // A process that is killed ends no channel; the kernel ends its sockets.
+            // A process that is killed closes no channel; the kernel closes its sockets.
             let _ = (&watched).read(&mut [0]);
             end(&ring, &Block::Futex);
         };

@@ -1,5 +1,5 @@
-//! A page by which two hosts find out whether they see the same memory: who calls leaves a random number
-//! there and says it over another way; who is called looks whether it is there.
+//! A page by which two hosts find out whether they see the same memory. The caller writes a random number
+//! into the page and sends the number over another transport; the callee checks whether the page has it.
 
 use std::fs::File;
 
@@ -8,7 +8,7 @@ use urpc::{Message, Receiver, Ring, Sender};
 
 /// A ring for one message.
 const LINES: usize = 2;
-/// What it takes, from where a page begins.
+/// Bytes of the page, which begins at a multiple of them.
 pub const BYTES: u64 = 4096;
 const _: () = assert!(Ring::bytes(LINES) as u64 <= BYTES);
 
@@ -17,7 +17,7 @@ const _: () = assert!(Ring::bytes(LINES) as u64 <= BYTES);
 pub struct Proof(SharedRing);
 
 impl Proof {
-    /// That at `offset`, where a page begins.
+    /// The page at `offset` of the memory.
     ///
     /// # Errors
     /// As [`SharedRing::at`].
@@ -25,16 +25,16 @@ impl Proof {
         SharedRing::at(memory, offset, LINES).map(Self)
     }
 
-    /// Leaves a number that only who sees it knows.
+    /// Writes a random number into the page. Only a process that sees the page can know it.
     pub fn leave(&mut self) -> u64 {
         self.0.clear();
         let number = fastrand::u64(..);
-        // If it can't be left, as somebody else writes here, nobody finds it.
+        // If the write fails, as another process writes here, the peer does not find the number.
         let _ = Sender::new(&*self.0).post(&message(number));
         number
     }
 
-    /// Whether that number is there.
+    /// Whether the page has that number.
     pub fn has(&self, number: u64) -> bool {
         Receiver::new(&*self.0).take() == Ok(Some(message(number)))
     }

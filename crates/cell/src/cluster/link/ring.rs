@@ -1,5 +1,5 @@
-//! Channels through rings: one each way in memory that both processes map, whoever shares it, and a socket
-//! whose end is the end of both.
+//! Channels through rings: one in each direction in memory that both processes map, and a socket whose end is
+//! the end of both.
 
 use std::any::Any;
 use std::io;
@@ -17,28 +17,28 @@ use super::{Link, MESSAGE_BYTES_MAX, PATIENCE, ReceiveBytes, SendBytes, Way};
 
 /// Messages that a channel holds.
 pub const LINES: usize = 1024;
-/// All messages are of one kind.
+/// Port of the messages, all of which are of one kind.
 const PORT: u16 = 0;
 
 /// The rings of a link.
 #[derive(Debug)]
 pub struct Rings {
-    /// To the other cell.
+    /// Ring to the other cell.
     pub outgoing: SharedRing,
-    /// From it.
+    /// Ring from the other cell.
     pub incoming: SharedRing,
-    /// How this side waits.
+    /// The way in which this side blocks.
     pub block: Block,
     /// As for [`BlockingReceiver::new`].
     pub block_ns: u64,
-    /// Lives as long as either half of the link.
+    /// Value that lives as long as either half of the link.
     pub keep: Arc<dyn Any + Send + Sync>,
 }
 
 #[derive(Debug)]
 struct ToRing {
     outbox: BlockingSender,
-    /// Ends the other half, too.
+    /// Socket whose shutdown ends the other half, too.
     socket: UnixStream,
     _keep: Arc<dyn Any + Send + Sync>,
 }
@@ -52,8 +52,8 @@ struct FromRing {
 }
 
 impl Rings {
-    /// The link to `peer` through them. `watch` looks, on a thread of its own, at what `socket` says, and
-    /// closes the incoming ring when that has ended.
+    /// The link to `peer` through the rings. `watch` reads `socket` on its own thread, and closes the
+    /// incoming ring when that has ended.
     pub fn link(
         self,
         peer: CellId,
@@ -78,7 +78,8 @@ impl Rings {
 
 impl SendBytes for ToRing {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // Set when it is needed: most messages find room, and the clock costs as much as a message.
+        // The deadline is set when it is needed: most messages find room, and the clock costs as much as a
+        // message.
         let mut deadline = None;
         for part in Parts::of(PORT, bytes) {
             if self.outbox.post(&part).is_err() {
@@ -98,7 +99,7 @@ impl SendBytes for ToRing {
 
 impl Drop for ToRing {
     fn drop(&mut self) {
-        // The other half, here and there, reads its end.
+        // The other half, here and there, reads the end of its channel.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }
@@ -107,7 +108,7 @@ impl ReceiveBytes for FromRing {
     fn run(self: Box<Self>, heard: &mut dyn FnMut(&[u8]) -> io::Result<()>) {
         let Self {
             peer,
-            // Until the inbox is gone, which comes after it.
+            // Until the receiver of the messages is gone, which is dropped after this thread.
             keep: _keep,
             mut inbox,
             watch,

@@ -1,10 +1,10 @@
-//! Links between hosts that share memory: a ring each way in it, beside the stream of [`super::stream`].
+//! Links between hosts that share memory: a ring in each direction, beside the stream of [`super::stream`].
 //!
-//! Every pair of cells has a place of its own in that memory. Who calls clears it, leaves a random number
-//! there, and says the number over the stream: who finds it sees the same memory. From then on messages go
-//! through the rings. The stream carries beats, by which the death of a host is told, and calls to a side
-//! that is blocked, as hosts share no futex. A place that an earlier link of this process still uses is left
-//! alone: the new link does without.
+//! Every pair of cells has a slot in that memory. The caller clears the slot, writes a random number there,
+//! and sends the number over the stream. A callee that finds the number sees the same memory, and messages
+//! then go through the rings. The stream carries heartbeats, which detect the death of a host, and doorbells
+//! to a side that is blocked, as hosts share no futex. A slot that an earlier link of this process still uses
+//! is left alone: the new link uses the stream alone.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -23,50 +23,50 @@ use super::proof::{self, Proof};
 use super::ring::{LINES, Rings};
 use super::{Link, Way, stream};
 
-/// Where a ring may begin.
+/// Alignment of a ring, in bytes.
 const PAGE_BYTES: usize = 4096;
 const RING_BYTES: u64 = Ring::bytes(LINES).next_multiple_of(PAGE_BYTES) as u64;
-/// Of a pair.
+/// Bytes of a pair's slot.
 const PLACE_BYTES: u64 = proof::BYTES + 2 * RING_BYTES;
-/// About what it takes until the other side is awake: a message through TLS and two threads.
+/// Assumed time until the other side is awake: a message through TLS and two threads.
 const CALL_NS: u64 = 50_000;
-/// What calls a side that is blocked.
+/// The message that wakes a side that is blocked.
 const CALL: &[u8] = b"call";
 
 /// The memory that this host shares with others.
 #[derive(Clone, Debug)]
 pub struct SharedMemory {
     file: Arc<File>,
-    /// Whose place each is.
+    /// The pair of cells of each slot.
     pairs: Arc<Vec<[u16; 2]>>,
     used: Arc<Mutex<BTreeSet<usize>>>,
 }
 
-/// The place of a pair, used by nobody else in this process.
+/// The slot of a pair, used by no other link of this process.
 #[derive(Debug)]
 pub struct Place {
     proof: Proof,
     outgoing: SharedRing,
     incoming: SharedRing,
-    /// The incoming one once more, to be closed when the other side is gone.
+    /// The incoming ring once more, to be closed when the other side is gone.
     watched: SharedRing,
     user: User,
 }
 
-/// As long as it lives the place is in use.
+/// Marks a slot as used for as long as it lives.
 #[derive(Debug)]
 struct User {
     used: Arc<Mutex<BTreeSet<usize>>>,
     place: usize,
 }
 
-/// What the links of so many pairs of cells take, from the beginning of the memory.
+/// Bytes of the links of so many pairs of cells, from the beginning of the memory.
 pub(crate) fn links_bytes(pairs: usize) -> u64 {
     pairs as u64 * PLACE_BYTES
 }
 
 impl SharedMemory {
-    /// That of the host that `site` is for; none if it shares none.
+    /// Opens the shared memory of the host that `site` is for; none if it shares none.
     ///
     /// # Errors
     /// If it can't be opened or is too small.
@@ -86,7 +86,7 @@ impl SharedMemory {
             pairs: Arc::new(pairs),
             used: Arc::default(),
         };
-        // The last one shows whether there is room for all.
+        // The last slot shows whether there is room for all.
         if let Some(last) = memory.pairs.len().checked_sub(1)
             && let Err(error) = memory.ring(last, Part::FromHigher)
         {
@@ -98,8 +98,8 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// The place of two cells, cleared, and a number that only who sees it knows. None if they have none, or
-    /// an earlier link uses it still.
+    /// Clears the slot of two cells and writes a number that only a process which sees it can know. None if
+    /// the pair has no slot, or an earlier link still uses it.
     pub fn offer(&self, me: u16, peer: u16) -> Option<(Place, u64)> {
         let mut place = self.place(me, peer)?;
         place.outgoing.clear();
@@ -108,7 +108,7 @@ impl SharedMemory {
         Some((place, number))
     }
 
-    /// The place of two cells, if that number is there.
+    /// The slot of two cells, if it has that number.
     pub fn accept(&self, me: u16, peer: u16, number: u64) -> Option<Place> {
         let place = self.place(me, peer)?;
         place.proof.has(number).then_some(place)
@@ -151,17 +151,17 @@ impl SharedMemory {
     }
 }
 
-/// The rings of a place, after its proof.
+/// The rings of a slot, after its proof.
 #[derive(Clone, Copy)]
 enum Part {
     /// The ring from the lower-numbered cell.
     FromLower,
-    /// That from the other.
+    /// The ring from the higher-numbered cell.
     FromHigher,
 }
 
 impl Place {
-    /// The link to `peer`, beside `stream`; `silence` is how long the stream may say nothing.
+    /// The link to `peer`, beside `stream`; `silence` is the time after which a silent stream counts as dead.
     pub fn link(self, peer: CellId, stream: UnixStream, silence: Duration) -> io::Result<Link> {
         let socket = stream.try_clone()?;
         let (writing, mut reading) = stream::beating(peer, stream, silence)?;

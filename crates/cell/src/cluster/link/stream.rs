@@ -1,7 +1,7 @@
-//! Channels between hosts: one stream for both, on which each message follows its length.
+//! Channels between hosts: one stream for both directions, on which each message follows its length.
 //!
-//! A host that is cut off ends no stream. So each side sends an empty message now and then, and takes one who
-//! has sent nothing for longer than the cluster's file allows for dead.
+//! A host that is cut off ends no stream. So each side sends an empty message periodically, and takes a peer
+//! for dead that has sent nothing for longer than the cluster's file allows.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -13,7 +13,7 @@ use protocol::CellId;
 
 use super::{Link, MESSAGE_BYTES_MAX, PATIENCE, ReceiveBytes, SendBytes, Way};
 
-/// Empty messages within the time after which silence is death.
+/// Number of empty messages within the time after which a silent peer counts as dead.
 const BEATS: u32 = 4;
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ struct ToStream(Arc<Mutex<UnixStream>>);
 #[derive(Debug)]
 struct FromStream(UnixStream);
 
-/// The link to `peer` over a stream; `silence` is how long it may say nothing.
+/// The link to `peer` over a stream; `silence` is the time after which it counts as dead.
 pub fn link(peer: CellId, stream: UnixStream, silence: Duration) -> io::Result<Link> {
     let (sending, stream) = beating(peer, stream, silence)?;
     Ok(Link::new(
@@ -33,8 +33,8 @@ pub fn link(peer: CellId, stream: UnixStream, silence: Duration) -> io::Result<L
     ))
 }
 
-/// The two halves of a stream on which this side beats, as long as the first one lives, and the other may not
-/// be silent for longer than `silence`.
+/// The two halves of a stream. This side sends heartbeats as long as the first half lives; the other side
+/// counts as dead after `silence`.
 pub fn beating(
     peer: CellId,
     stream: UnixStream,
@@ -63,7 +63,7 @@ fn beat(peer: CellId, sending: Weak<Mutex<UnixStream>>, interval: Duration) -> i
     Ok(())
 }
 
-/// Writes a message from whichever thread.
+/// Writes a message, from any thread.
 pub fn write_to(stream: &Mutex<UnixStream>, bytes: &[u8]) -> io::Result<()> {
     write(&mut *stream.lock().unwrap_or_else(PoisonError::into_inner), bytes)
 }
@@ -131,7 +131,7 @@ mod tests {
         (link(CellId { number: 1, life: 1 }, near, silence).unwrap(), far)
     }
 
-    /// What came until the link's end.
+    /// The messages until the end of the link.
     fn heard(link: Link) -> mpsc::Receiver<Vec<u8>> {
         let (send, receive) = mpsc::channel();
         std::thread::spawn(move || {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_whole_and_beats_are_not_heard() {
+    fn messages_arrive_whole_and_heartbeats_are_not_delivered() {
         let (link, mut far) = pair(LIMIT);
         let heard = heard(link);
         for bytes in [&b"one"[..], b"", b"two"] {
@@ -153,7 +153,7 @@ mod tests {
         }
         assert_eq!(heard.recv_timeout(LIMIT).unwrap(), b"one");
         assert_eq!(heard.recv_timeout(LIMIT).unwrap(), b"two");
-        // This side beats.
+        // This side sends heartbeats.
         let mut bytes = vec![1];
         read(&mut far, &mut bytes).unwrap();
         assert!(bytes.is_empty());
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_is_dead() {
+    fn silent_peer_is_dead_after_the_allowed_silence() {
         let (link, _far) = pair(Duration::from_millis(100));
         let heard = heard(link);
         assert_eq!(

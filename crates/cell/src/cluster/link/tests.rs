@@ -1,4 +1,4 @@
-//! The same over every way: whoever has a link can't tell which.
+//! The same tests over every transport, since users of a link depend on none.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, mpsc};
@@ -25,7 +25,7 @@ fn links(way: Way) -> [Link; 2] {
             let (linked, far) = mpsc::channel();
             let calls = |me| Calls::new(me, 1000, Arc::new(Calling::new(me)));
             thread::spawn(move || calls(HIGHER).take(&listener, |link| _ = linked.send(link)));
-            let near = calls(LOWER).call(&path).unwrap().expect("nobody calls back");
+            let near = calls(LOWER).call(&path).unwrap().expect("no call back");
             [near, far.recv_timeout(LIMIT).unwrap()]
         }
         Way::Stream => {
@@ -54,7 +54,7 @@ fn shared_links(near: &SharedMemory, far: &SharedMemory) -> Option<[Link; 2]> {
     Some([near.link(HIGHER, here, LIMIT), far.link(LOWER, there, LIMIT)].map(Result::unwrap))
 }
 
-/// What comes until the end of the link.
+/// The messages until the end of the link.
 fn heard(receiving: Receiving) -> mpsc::Receiver<Vec<u8>> {
     let (send, receive) = mpsc::channel();
     thread::spawn(move || {
@@ -65,7 +65,7 @@ fn heard(receiving: Receiving) -> mpsc::Receiver<Vec<u8>> {
     receive
 }
 
-/// From nothing to more than a ring holds.
+/// Lengths from zero to more than a ring holds.
 fn message(number: usize) -> Vec<u8> {
     let length = [1, 40, 64, 5000, 200_000][number % 5];
     (0..length).map(|at| (at * 7 + number) as u8).collect()
@@ -151,7 +151,7 @@ fn the_end_of_one_half_is_the_end_of_both_sides() {
         assert_eq!(heard_near.recv_timeout(LIMIT), over, "by {way}");
         let start = Instant::now();
         while sending.0.send(b"nobody listens").is_ok() {
-            assert!(start.elapsed() < LIMIT, "sent to nobody by {way}");
+            assert!(start.elapsed() < LIMIT, "sent to a closed link by {way}");
         }
     });
 }

@@ -1,4 +1,4 @@
-//! What membership needs of etcd, by its HTTP interface (`/v3`, JSON).
+//! The requests of the membership to etcd, by its HTTP interface (`/v3`, JSON).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 use urpc::tls::KeyFiles;
 
-/// How long an answer may take.
+/// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// An etcd.
+/// A client of an etcd.
 #[derive(Debug)]
 pub struct Etcd {
     urls: Vec<String>,
     agent: ureq::Agent,
 }
 
-/// Something that ends unless it is kept.
+/// A lease of etcd, which ends unless it is kept.
 #[derive(Clone, Debug)]
 pub struct Lease(String);
 
@@ -33,13 +33,13 @@ pub struct Put<'a> {
     pub key: &'a str,
     /// Its value.
     pub value: &'a str,
-    /// Ends with it.
+    /// The lease with which the key ends.
     pub lease: Option<&'a Lease>,
 }
 
 impl Etcd {
-    /// One whose members answer at these URLs. Where they have TLS, both sides prove themselves by these keys
-    /// and their authority.
+    /// A client of the etcd whose members answer at these URLs. Where they have TLS, both sides prove
+    /// themselves by these keys and their authority.
     ///
     /// # Errors
     /// If the keys can't be read.
@@ -55,7 +55,7 @@ impl Etcd {
         })
     }
 
-    /// A lease that lasts for this long after each [`Etcd::keep`].
+    /// Requests a lease that lasts for this long after each [`Etcd::keep`].
     pub fn lease(&self, seconds: u64) -> io::Result<Lease> {
         let answer = self.ask("lease/grant", &json!({ "TTL": seconds.to_string() }))?;
         let id = answer["ID"].as_str().ok_or_else(strange)?;
@@ -89,7 +89,7 @@ impl Etcd {
         text(entry).map(Some)
     }
 
-    /// Writes `puts` if `key` still has this value, or still has none; whether it had.
+    /// Writes `puts` if `key` still has this value, or still has none; returns whether it did.
     pub fn put_if(&self, key: &str, value: Option<&str>, puts: &[Put<'_>]) -> io::Result<bool> {
         let compare = match value {
             Some(value) => has(key, value),
@@ -99,7 +99,7 @@ impl Etcd {
     }
 
     /// Writes `puts` if no key that begins with `prefix` has been written since this number of changes;
-    /// whether none had.
+    /// returns whether it did.
     pub fn put_if_unchanged(&self, prefix: &str, revision: u64, puts: &[Put<'_>]) -> io::Result<bool> {
         let (begin, end) = range(prefix)?;
         let compare = json!([{
@@ -109,7 +109,7 @@ impl Etcd {
         self.commit(&compare, &written(puts))
     }
 
-    /// Removes `key` and writes `mark` if `key` and `other` still have these values; whether they had.
+    /// Removes `key` and writes `mark` if `key` and `other` still have these values; returns whether it did.
     pub fn remove_if(
         &self,
         (key, value): (&str, &str),
@@ -121,7 +121,7 @@ impl Etcd {
         self.commit(&json!([has(key, value), has(other.0, other.1)]), &success)
     }
 
-    /// Writes `mark` if there is no `key` and the others have these values; whether that was so.
+    /// Writes `mark` if there is no `key` and the others have these values; returns whether it did.
     pub fn mark_if_absent(&self, key: &str, others: &[(&str, &str)], mark: &Put<'_>) -> io::Result<bool> {
         let others = others.iter().map(|(key, value)| has(key, value));
         let compare: Vec<Value> = std::iter::once(is_absent(key)).chain(others).collect();
@@ -140,7 +140,7 @@ impl Etcd {
         Ok(answer["succeeded"] == true)
     }
 
-    /// Asks the members in turn until one answers.
+    /// Sends a request to the members in turn until one answers.
     pub(super) fn ask(&self, what: &str, body: &Value) -> io::Result<Value> {
         let mut last = io::Error::from(io::ErrorKind::NotConnected);
         for url in &self.urls {
@@ -154,7 +154,7 @@ impl Etcd {
     }
 }
 
-/// How etcd and this side prove themselves.
+/// TLS settings by which etcd and this side prove themselves.
 fn tls(keys: &KeyFiles) -> io::Result<TlsConfig> {
     let read = |path: &Path| {
         std::fs::read(path)
@@ -192,12 +192,12 @@ fn written(puts: &[Put<'_>]) -> Vec<Value> {
     puts.iter().map(write).collect()
 }
 
-/// That there is no such key.
+/// The condition that there is no such key.
 fn is_absent(key: &str) -> Value {
     json!({ "key": STANDARD.encode(key), "target": "VERSION", "result": "EQUAL", "version": "0" })
 }
 
-/// That a key has a value.
+/// The condition that a key has a value.
 fn has(key: &str, value: &str) -> Value {
     json!({
         "key": STANDARD.encode(key), "target": "VALUE", "result": "EQUAL", "value": STANDARD.encode(value)
@@ -218,7 +218,7 @@ pub(super) fn listed(answer: &Value, prefix: &str) -> io::Result<(BTreeMap<Strin
     ))
 }
 
-/// 64-bit numbers are strings in its JSON.
+/// Parses a 64-bit number, which is a string in etcd's JSON.
 fn number(value: &Value) -> u64 {
     value.as_str().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
@@ -233,6 +233,6 @@ fn text(value: &Value) -> io::Result<String> {
 fn strange() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        "etcd answered something else than it was asked",
+        "etcd's answer does not fit the request",
     )
 }

@@ -1,14 +1,14 @@
-//! What a cell asks of etcd, and what follows from the answers: to enter, and then to stay. Without I/O,
-//! clock or threads; the simulator drives the same.
+//! The requests of a cell to etcd, to enter and then to stay, and the consequences of the answers. Without
+//! I/O, clock or threads; the simulator drives the same.
 //!
-//! One question is under way at a time. `None` for an answer: etcd did not answer in time, and what was asked
-//! may have happened or not.
+//! One request is under way at a time. The answer `None` means that etcd did not answer in time, and that the
+//! request may have taken effect or not.
 //!
-//! **Lost entries.** A cell's entry goes in one of three ways: its lease ends, a later life takes the key, or
-//! another cell removes it, which leaves a mark ([`Records::removed`]). A cell whose entry is missing without
-//! any of them takes that for a fault of etcd, as long as it has links to all members that it knew. It writes
-//! the entry back, if no cell that it does not know has entered since, and waits a while for the others to do
-//! the same before it takes them for dead.
+//! **Lost entries.** A cell's entry goes in one of three ways: its lease ends, a later incarnation takes the
+//! key, or another cell removes it, which leaves a mark ([`Records::removed`]). A cell whose entry is missing
+//! without any of them takes that for a fault of etcd, as long as it has links to all members that it had
+//! seen. It writes the entry back, if no cell that it has not seen has entered since, and waits a while for
+//! the others to do the same before it takes them for dead.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -20,11 +20,11 @@ use super::{Members, News};
 #[cfg(test)]
 mod tests;
 
-/// The last life of a cell that gets no further one, since its host has left the cluster.
+/// The last incarnation of a cell that gets no further one, since its host has left the cluster.
 pub const RETIRED: u32 = u32::MAX;
-/// Between two words to etcd that keep the entry.
+/// Interval between two requests to etcd that keep the entry.
 const KEEP: Duration = Duration::from_secs(1);
-/// How long the others may take to write their entries back after etcd has lost this cell's.
+/// Time limit for the others to write their entries back after etcd has lost this cell's.
 const GRACE: Duration = Duration::from_secs(5);
 /// Attempts in one round to write the entry back. One fails only when another cell's has succeeded.
 const ATTEMPTS: u32 = 100;
@@ -32,13 +32,13 @@ const ATTEMPTS: u32 = 100;
 /// The contents of etcd at one time.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Records {
-    /// The cells that have entries, and their lives.
+    /// The cells that have entries, and their incarnations.
     pub members: Members,
-    /// The last life of each cell.
+    /// The last incarnation of each cell.
     pub lives: Members,
-    /// Of each cell the last life that another cell has removed.
+    /// Of each cell the last incarnation that another cell has removed.
     pub removed: Members,
-    /// Counts the changes so far.
+    /// Number of changes so far.
     pub revision: u64,
 }
 
@@ -49,48 +49,49 @@ impl Records {
     }
 }
 
-/// What is asked. `L` is a lease.
+/// A request to etcd. `L` is a lease.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Question<L> {
-    /// The last life of this cell.
+    /// Reads the last incarnation of this cell.
     LastLife(u16),
-    /// A lease.
+    /// Requests a lease.
     Lease,
-    /// This life is the cell's last, and has an entry by the lease, if `last` is still its last one.
+    /// Makes this incarnation the cell's last, with an entry by the lease, if `last` is still its last one.
     Enter {
-        /// The life.
+        /// The new incarnation.
         me: CellId,
-        /// The one before, if any.
+        /// The incarnation before it, if any.
         last: Option<u32>,
         /// The lease.
         lease: L,
     },
-    /// All that is kept.
+    /// Reads all records.
     Records,
-    /// The lease goes on.
+    /// Keeps the lease.
     Keep(L),
-    /// The entry of `cell` goes, if it is of this life and `accuser` has one. A mark remains, also where
-    /// there was no entry.
+    /// Removes the entry of `cell`, if it is of this incarnation and `accuser` has one. A mark remains, also
+    /// where there was no entry.
     Remove {
-        /// Whose.
+        /// The cell whose entry is removed.
         cell: CellId,
-        /// Who says so.
+        /// The cell that removes it.
         accuser: CellId,
     },
-    /// The entry of `me` and these last lives are there again, if nothing has been written since `revision`.
+    /// Writes the entry of `me` and these last incarnations again, if nothing has been written since
+    /// `revision`.
     Restore {
-        /// Whose entry.
+        /// The cell whose entry is written.
         me: CellId,
-        /// Its lease.
+        /// The lease of the entry.
         lease: L,
-        /// The last lives of all cells.
+        /// The last incarnations of all cells.
         lives: Members,
         /// [`Records::revision`] of the records in which the entry is missing.
         revision: u64,
     },
 }
 
-/// What etcd answers.
+/// An answer of etcd.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Answer<L> {
     /// To [`Question::LastLife`].
@@ -107,11 +108,11 @@ pub enum Answer<L> {
     Done,
 }
 
-/// A cell that wants to enter.
+/// A cell that enters.
 #[derive(Clone, Debug)]
 pub struct Joining<L> {
     number: u16,
-    /// The last life that is known here, whatever etcd knows.
+    /// The last incarnation that this host has on record, whatever etcd has.
     floor: u32,
     step: Step<L>,
 }
@@ -124,26 +125,26 @@ enum Step<L> {
     Look { me: CellId, lease: L },
 }
 
-/// How far it has come.
+/// The progress of a cell that enters.
 #[derive(Debug)]
 pub enum Progress<L> {
-    /// There is another question.
+    /// The next request is ready.
     GoesOn,
-    /// There is, after a while: etcd does not answer.
+    /// The next request is ready, to be sent after a while: etcd does not answer.
     Waits,
-    /// It is in: its life, its lease, and the members, of which it is one.
+    /// The cell has entered: its incarnation, its lease, and the members, of which it is one.
     In(CellId, L, Records),
 }
 
 impl<L: Clone> Joining<L> {
-    /// The cell of this number. Its host knows of its lives up to `floor`: an etcd that has lost its count
-    /// gives none of them out again.
+    /// The cell of this number. Its host has a record of its incarnations up to `floor`, so that an etcd that
+    /// has lost its count gives none of them out again.
     pub fn new(number: u16, floor: u32) -> Self {
         let step = Step::Count;
         Self { number, floor, step }
     }
 
-    /// What it asks.
+    /// The next request.
     pub fn question(&self) -> Question<L> {
         match &self.step {
             Step::Count => Question::LastLife(self.number),
@@ -157,11 +158,11 @@ impl<L: Clone> Joining<L> {
         }
     }
 
-    /// The answer has come.
+    /// Takes the answer to the request.
     pub fn answered(&mut self, answer: Option<Answer<L>>) -> Progress<L> {
-        // Whatever goes wrong, it begins again: a life that may have been entered is never taken twice.
+        // After any failure it begins again: an incarnation that may have been entered is never taken twice.
         match (std::mem::replace(&mut self.step, Step::Count), answer) {
-            // Its number is nobody's any more.
+            // The cell's host has left the cluster.
             (Step::Count, Some(Answer::LastLife(Some(RETIRED)))) => return Progress::Waits,
             (Step::Count, Some(Answer::LastLife(last))) => self.step = Step::Lease { last },
             (Step::Lease { last }, Some(Answer::Lease(lease))) => {
@@ -201,11 +202,11 @@ pub struct Member<L> {
     me: CellId,
     lease: L,
     lease_state: LeaseState,
-    /// Who lived by the last list.
+    /// The members by the last list.
     known: Members,
-    /// The last life of each cell, as far as this one has ever seen.
+    /// The last incarnation of each cell that this one has ever seen.
     lives: Members,
-    /// Lives that were reported as over.
+    /// Incarnations that were reported as dead.
     over: Members,
     /// Cells without a link, whose entries are to be removed.
     suspects: Vec<CellId>,
@@ -213,34 +214,34 @@ pub struct Member<L> {
     accused: Vec<CellId>,
     /// Suspects that have been in no list: they came after the last one, and may be gone before the next.
     unlisted: BTreeSet<CellId>,
-    /// How long the others may still take to write back their entries.
+    /// Time that the others still have to write back their entries.
     grace: Option<Duration>,
-    /// Those that have not.
+    /// Cells that have not written theirs back.
     missing: BTreeSet<CellId>,
     attempts: u32,
-    /// How long a cell is no member until nothing of it runs; none where VMs of lost hosts run on.
+    /// Time after which nothing of a cell that is no member runs; none where VMs of lost hosts run on.
     lapse: Option<Duration>,
     /// Cells that are no members.
     absent: BTreeMap<u16, Absence>,
     since_kept: Duration,
-    /// Of this round, the first one being asked.
+    /// The requests of this round; the first one is under way.
     questions: VecDeque<Question<L>>,
 }
 
 /// A cell that is no member.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Absence {
-    /// Its last life.
+    /// Its last incarnation.
     life: u32,
     /// The time since the first list without it; none in the round of that list. It is never more than the
     /// true time.
     lasts: Option<Duration>,
-    /// It has been told that it lapsed.
+    /// Whether its lapse was reported.
     is_told: bool,
 }
 
 impl<L: Clone> Member<L> {
-    /// One that has entered among these just now.
+    /// A cell that has entered among these just now.
     pub fn new(me: CellId, lease: L, members: &Members) -> Self {
         Self {
             me,
@@ -268,7 +269,7 @@ impl<L: Clone> Member<L> {
         Self { lapse, ..self }
     }
 
-    /// There is no more to be had from a cell of another host.
+    /// Suspects a cell of another host.
     pub fn suspect(&mut self, cell: CellId) {
         self.suspects.push(cell);
         if self.known.get(&cell.number) != Some(&cell.life) {
@@ -276,7 +277,7 @@ impl<L: Clone> Member<L> {
         }
     }
 
-    /// A round begins; so much time has passed since the last one began.
+    /// Begins a round; `passed` is the time since the last one began.
     pub fn begin_round(&mut self, passed: Duration) {
         self.attempts = ATTEMPTS;
         self.since_kept += passed;
@@ -290,7 +291,7 @@ impl<L: Clone> Member<L> {
         self.grace = left.filter(|left| !left.is_zero());
         // The mark ends a cell that writes its entry back later.
         let late = self.missing.iter().filter(|_| self.grace.is_none());
-        // Who is dead itself accuses nobody: it was cut off, and they weren't.
+        // A dead cell accuses no other: it was cut off, and they weren't.
         let accuser = self.me;
         let removals = self
             .suspects
@@ -301,12 +302,12 @@ impl<L: Clone> Member<L> {
         self.questions.push_back(Question::Records);
     }
 
-    /// What it asks; nothing when the round is over.
+    /// The next request; none when the round is over.
     pub fn question(&self) -> Option<Question<L>> {
         self.questions.front().cloned()
     }
 
-    /// The answer has come: what is new.
+    /// Takes the answer to the request, and returns the events that follow.
     pub fn answered(&mut self, answer: Option<Answer<L>>) -> Vec<News> {
         match (self.questions.pop_front(), answer) {
             (Some(Question::Keep(_)), Some(Answer::Kept(lives))) => {
@@ -322,7 +323,7 @@ impl<L: Clone> Member<L> {
                 self.accused.push(cell);
             }
             (Some(Question::Restore { .. }), Some(Answer::Entered(_))) => self.look_again(),
-            // Its lease may have ended.
+            // The lease may have ended.
             (Some(Question::Restore { .. }), None) => self.lease_state = LeaseState::Unknown,
             (Some(Question::Records), Some(Answer::Records(records))) => return self.look(&records),
             _ => {}
@@ -335,7 +336,8 @@ impl<L: Clone> Member<L> {
             let last = self.lives.entry(*number).or_default();
             *last = (*last).max(*life);
         }
-        // A dead cell must not take others for dead and go on without their votes: it hears of nothing else.
+        // A dead cell must not take others for dead and go on without their votes, so no other event is
+        // reported.
         if records.members.get(&self.me.number) != Some(&self.me.life) {
             return self.look_without_entry(records);
         }
@@ -374,7 +376,7 @@ impl<L: Clone> Member<L> {
                 *last = (*last).max(cell.life);
             }
         }
-        // There is no link to one that comes back, and one of the two has to start anew.
+        // There is no link to a cell that comes back, and one of the two has to start anew.
         for (number, life) in now {
             let cell = CellId {
                 number: *number,
@@ -390,7 +392,7 @@ impl<L: Clone> Member<L> {
     }
 
     /// The cells that have been no members for long enough, as of the list that [`Member::known`] is of. An
-    /// entry that etcd may have lost counts as there.
+    /// entry that etcd may have lost counts as present.
     fn lapsed(&mut self) -> Vec<News> {
         let Some(lapse) = self.lapse else {
             return Vec::new();
@@ -409,7 +411,7 @@ impl<L: Clone> Member<L> {
                 is_told: false,
             };
             let absence = self.absent.entry(*number).or_insert(begun);
-            // It was a member in between.
+            // The cell was a member in between.
             if absence.life != *life {
                 *absence = begun;
             }
@@ -450,7 +452,7 @@ impl<L: Clone> Member<L> {
         Vec::new()
     }
 
-    /// Within this round, while attempts are left.
+    /// Reads the records again within this round, while attempts are left.
     fn look_again(&mut self) {
         if let Some(left) = self.attempts.checked_sub(1) {
             self.attempts = left;
@@ -459,7 +461,7 @@ impl<L: Clone> Member<L> {
     }
 }
 
-/// Whether a life is over for certain: others have removed it, or there is a later one.
+/// Whether an incarnation is dead for certain: others have removed it, or there is a later one.
 fn is_over(cell: CellId, records: &Records) -> bool {
     let has = |lives: &Members, least: u32| lives.get(&cell.number).is_some_and(|life| *life >= least);
     has(&records.removed, cell.life) || has(&records.lives, cell.life + 1)

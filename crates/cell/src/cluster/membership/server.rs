@@ -9,9 +9,9 @@ use std::time::Duration;
 use config::cluster::ETCD_KEYS;
 use urpc::tls::{KeyFiles, Stamp, revocation_list};
 
-/// Its socket for other servers, in its own folder: it has none.
+/// The address of its socket for other servers, of which there are none, in its own folder.
 const PEERS: &str = "unix://peers:0";
-/// Interval between two looks at etcd's process and at the list of revoked certificates.
+/// Interval between two checks of etcd's process and of the list of revoked certificates.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The list of revoked certificates, as it was when an etcd started.
@@ -31,7 +31,7 @@ pub enum Ended {
 }
 
 impl RevocationWatch {
-    /// Begins before etcd starts.
+    /// Reads the list before etcd starts.
     ///
     /// # Errors
     /// Those of the kernel.

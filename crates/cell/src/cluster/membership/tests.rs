@@ -14,7 +14,7 @@ use super::etcd::Etcd as Client;
 use super::*;
 use loopback::Etcd;
 
-/// That of the stories of two hosts, too.
+/// Etcd on the loopback, for the tests of two hosts, too.
 #[path = "../../../tests/hosts/etcd.rs"]
 mod loopback;
 
@@ -59,7 +59,7 @@ fn server_called(name: &str) -> Server {
     }
 }
 
-/// Enters a cell whose host knows of no earlier life.
+/// Enters a cell whose host has no record of an earlier incarnation.
 fn join(site: &Site, number: u16) -> Membership {
     Membership::join(site, number, 0, || false).unwrap().unwrap()
 }
@@ -72,7 +72,7 @@ fn run(membership: Membership) -> (Sender<CellId>, Receiver<News>) {
 }
 
 #[test]
-fn one_that_is_suspected_is_over_for_all_and_knows_it() {
+fn suspected_cell_is_dead_for_all_and_learns_it_itself() {
     let server = server();
     let first = join(&server.site, 0);
     let second = join(&server.site, 1);
@@ -97,7 +97,7 @@ fn one_that_is_suspected_is_over_for_all_and_knows_it() {
     assert_eq!(first_news.recv_timeout(LIMIT), Ok(News::Over(victim)));
     assert_eq!(third_news.recv_timeout(LIMIT), Ok(News::Over(victim)));
     assert_eq!(second_news.recv_timeout(LIMIT), Ok(News::Outcast));
-    // The dead accuse nobody.
+    // A dead cell accuses no other.
     accuse.send(CellId { number: 0, life: 1 }).unwrap();
     assert!(third_news.recv_timeout(LOOK * 5).is_err());
     let again = join(&server.site, 1);
@@ -105,7 +105,7 @@ fn one_that_is_suspected_is_over_for_all_and_knows_it() {
 }
 
 #[test]
-fn one_that_says_no_more_is_over_after_its_lease_and_a_new_life_ends_the_old_one() {
+fn silent_cell_dies_after_its_lease_and_a_new_incarnation_ends_the_old_one() {
     let server = server();
     let first = join(&server.site, 0);
     let silent = join(&server.site, 1);
@@ -117,7 +117,7 @@ fn one_that_says_no_more_is_over_after_its_lease_and_a_new_life_ends_the_old_one
     };
     let (_suspect, news) = run(first);
     let (_keep, old_news) = run(replaced);
-    // It goes on: the silent one alone is over at the end of its lease.
+    // It goes on: the silent one alone is dead at the end of its lease.
     let (_keep_new, _) = run(join(&server.site, 2));
     assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(old)));
     assert_eq!(old_news.recv_timeout(LIMIT), Ok(News::Outcast));
@@ -125,7 +125,7 @@ fn one_that_says_no_more_is_over_after_its_lease_and_a_new_life_ends_the_old_one
 }
 
 #[test]
-fn without_etcd_nobody_dies_and_who_joins_waits() {
+fn without_etcd_no_cell_dies_and_a_cell_that_joins_waits() {
     let server = server();
     let first = join(&server.site, 0);
     let second = join(&server.site, 1);
@@ -169,10 +169,10 @@ fn everything() -> Value {
     json!({ "key": STANDARD.encode(PREFIX), "range_end": STANDARD.encode(end) })
 }
 
-/// A member's channels: lost links go in, news comes out.
+/// A member's channels: lost links go in, events come out.
 type Ends = (Sender<CellId>, Receiver<News>);
 
-/// Three cells that know one another, and their news.
+/// Three cells that are linked, and their events.
 fn three(server: &Server) -> ([CellId; 3], Vec<Ends>) {
     let cells = [0, 1, 2].map(|number| join(&server.site, number));
     let members = cells[2].members.clone();
@@ -241,8 +241,8 @@ fn cells_outlive_the_loss_of_all_their_entries_and_no_life_is_given_twice() {
         }
         no_news(&watched);
     }
-    // A cell that was not there when the entries were lost gets no life that it had before: its host knows
-    // that one, and the others have written back all that they know.
+    // A cell that was not there when the entries were lost gets no incarnation that it had before: its host
+    // has a record of that one, and the others have written back all that they have.
     let again = join(&server.site, 1);
     assert_eq!(again.me.life, lives[1].life + 1);
     assert_eq!(again.members, [(0, 1), (1, 2), (2, 1)].into());
@@ -283,7 +283,7 @@ fn once_up<T>(mut call: impl FnMut() -> io::Result<T>) -> T {
 }
 
 #[test]
-fn etcd_is_asked_by_the_host_name_of_its_certificate_and_refused_by_any_other() {
+fn etcd_is_reached_by_the_host_name_of_its_certificate_and_refused_under_any_other() {
     let server = server_called("localhost");
     let keys = KeyFiles::of(&server.site.keys, "here");
     let by_name = |server: &Server| vec![server.etcd.url.replace("127.0.0.1", "localhost")];
@@ -359,7 +359,7 @@ fn a_removed_host_is_refused_by_etcd_at_once_and_its_connections_end_with_etcds_
 }
 
 #[test]
-fn retired_cell_is_over_for_all_accuses_none_and_is_let_in_no_more() {
+fn retired_cell_is_dead_for_all_accuses_none_and_cannot_join_again() {
     let server = server();
     let [first, second] = [0, 1].map(|number| join(&server.site, number));
     let left = second.me;

@@ -1,4 +1,4 @@
-//! Which trees follow from what is known.
+//! The trees that follow from known costs.
 
 use knowledge::Fact;
 
@@ -22,7 +22,7 @@ fn known(facts: impl IntoIterator<Item = Fact>) -> MulticastRoutes {
     MulticastRoutes::of(&facts.into_iter().collect())
 }
 
-/// The tree of cell 0 of so many: whom it sends to, and how many are below each.
+/// The tree of cell 0 of so many: the cells that it sends to, and how many are below each.
 fn tree(costs: MulticastRoutes, count: u16) -> Vec<(u16, u16)> {
     let mut route = Route::new(costs);
     route.lead(0, (1..count).map(|number| CellId { number, life: 1 }).collect());
@@ -34,13 +34,13 @@ fn tree(costs: MulticastRoutes, count: u16) -> Vec<(u16, u16)> {
 }
 
 #[test]
-fn a_few_cells_of_one_host_are_told_one_by_one() {
+fn few_cells_of_one_host_receive_a_message_without_relays() {
     assert!(
         tree(known(cells("a", 0..4)), 4)
             .iter()
             .all(|(_, below)| *below == 0)
     );
-    // So are those of which nothing is known.
+    // The same holds for cells without known costs.
     assert_eq!(tree(MulticastRoutes::default(), 4).len(), 3);
 }
 
@@ -77,14 +77,14 @@ fn boards_have_relays_by_the_distances_of_their_nodes() {
 
 /// Cells send along the tree that `knowledge route` shows, and one asserted fact changes both.
 #[test]
-fn one_asserted_fact_has_another_cell_relay() {
+fn one_asserted_fact_makes_another_cell_the_relay() {
     let relays = |costs: MulticastRoutes| {
         let relays: Vec<u16> = tree(costs.clone(), 64)
             .into_iter()
             .filter(|(_, below)| *below > 0)
             .map(|(cell, _)| cell)
             .collect();
-        // The command's call.
+        // The command calls the same function.
         let (shown, _) = costs.tree(&(0..64).collect::<Vec<_>>());
         let shown = shown.children[0]
             .iter()

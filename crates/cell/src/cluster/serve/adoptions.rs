@@ -1,6 +1,6 @@
 //! The VMs of the cell that this process serves, each on a thread of its own.
 //!
-//! An error in an adoption ends the process, as a fault would: values that it had taken can't be let go
+//! An error in an adoption ends the process, as a fault would: values that it had taken can't be released
 //! without an end of the VM. A VM whose adoption has ended two processes of the cell in a row is set aside:
 //! its keeper has a monitor serve it. The count is a file in the VM's directory, from the time on when its
 //! keeper has accepted the cell until clients are served.
@@ -29,13 +29,13 @@ use crate::vm::keeper::KEEPER_SOCKET;
 
 /// The file with the number of adoptions that were begun and not completed.
 const BEGUN: &str = "adoptions";
-/// Time that a VM has to be adopted before it is ended in another way.
+/// Time limit for a VM to be adopted before it is ended in another way.
 const ADOPTION_LIMIT: Duration = Duration::from_secs(5);
-/// Time that the VMs of an earlier process have to be adopted.
+/// Time limit for the VMs of an earlier process to be adopted.
 const FIRST_LIMIT: Duration = Duration::from_secs(25);
-/// Time between two looks whether it is.
+/// Interval between two checks whether a VM is adopted.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// Time that a VM has to end that another process serves.
+/// Time limit for a VM to end that another process serves.
 const KILL_LIMIT: Duration = Duration::from_secs(30);
 
 /// Adopts the cell's VMs. Cheap to clone; all clones are the same.
@@ -74,8 +74,8 @@ impl Adoptions {
         let registry = Registry::open()?;
         for record in registry.list()? {
             let folder = registry.folder_of(&record.name)?;
-            // One over several hosts has none, and one whose monitor still opens its files is adopted when
-            // that monitor asks.
+            // A VM over several hosts has no keeper, and a VM whose monitor still opens its files is adopted
+            // when that monitor requests it.
             if record.cell != Some(self.cell) || !folder.join(KEEPER_SOCKET).exists() {
                 continue;
             }
@@ -95,8 +95,8 @@ impl Adoptions {
         changed
     }
 
-    /// Has a thread wait until the VMs are adopted that an earlier process of the cell left. Refuses if one
-    /// can't be, or it takes longer than [`FIRST_LIMIT`].
+    /// Starts a thread that waits until the VMs are adopted that an earlier process of the cell left. Refuses
+    /// if one can't be, or it takes longer than [`FIRST_LIMIT`].
     ///
     /// # Errors
     /// If the host has no threads left.
@@ -129,8 +129,8 @@ impl Adoptions {
         CellResponse::Refused { why }
     }
 
-    /// Has the VM's keeper wait for the end of the process that serves it now, and serves it from then on;
-    /// `again`, if it was set aside.
+    /// Orders the VM's keeper to wait for the end of the process that serves it now, and serves the VM from
+    /// then on; `again`, if it was set aside.
     ///
     /// # Errors
     /// If the VM is not of this cell, was set aside, or its keeper can't be reached.
@@ -146,8 +146,8 @@ impl Adoptions {
         self.begin_in(&folder, &record)
     }
 
-    /// Has a thread list the vCPUs of the VMs that are served: a spanning VM's shards have seconds to say
-    /// where theirs are.
+    /// Starts a thread that lists the vCPUs of the VMs that are served: a spanning VM's shards have seconds
+    /// to report where theirs are.
     ///
     /// # Errors
     /// If the host has no threads left.
@@ -159,7 +159,7 @@ impl Adoptions {
         let list = move || {
             let (mut vcpus, mut missing) = (Vec::new(), Vec::new());
             for vm in vms {
-                // One that has ended has no name any more.
+                // A VM that has ended has no name any more.
                 let Some(name) = vm.recorder().read(|record| record.name.clone()) else {
                     continue;
                 };
@@ -176,7 +176,7 @@ impl Adoptions {
             .map(drop)
     }
 
-    /// Ends a VM because of a failed cell. Its own cell may be the failed one. Nothing waits for its end.
+    /// Ends a VM because of a failed cell, which may be its own. Does not wait for its end.
     pub(super) fn end(&self, name: &str, failed: u16) {
         let end = || {
             let folder = Registry::open()?.folder_of(name)?;
@@ -191,13 +191,14 @@ impl Adoptions {
         }
     }
 
-    /// Ends the VM of `record`; adopts it first if no process serves it, so that its client learns why.
+    /// Ends the VM of `record`; adopts it first if no process serves it, so that its client receives the
+    /// reason.
     fn end_now(&self, record: &Record, folder: &Path, why: &str) {
-        // One that can't be adopted is ended below.
+        // A VM that can't be adopted is ended below.
         let _ = self.begin_in(folder, record);
         let deadline = Instant::now() + ADOPTION_LIMIT;
         while Instant::now() < deadline {
-            // The table is unlocked again before the VM ends, which may take seconds.
+            // The table is unlocked before the VM ends, which may take seconds.
             let vm = self.table().get(record.cid).map(|vm| vm.cloned());
             match vm {
                 Some(Some(vm)) => return vm.end_as_lost(why.to_owned()),
@@ -231,14 +232,14 @@ impl Adoptions {
         begun.map(drop)
     }
 
-    /// Serves a VM, until it has ended or another process has to.
+    /// Serves a VM, until it has ended or another process has to serve it.
     fn serve(&self, keeper: OwnedFd, folder: &Path, name: &str, cid: u32) {
         let _over = Over(self, cid);
         match Accepted::by(keeper) {
             Ok(vm) => self.adopt(vm, folder, name, cid),
             Err(error) => {
                 warn!(vm = name, %error, "the VM is not adopted");
-                // No later try goes better, but one of the former program.
+                // A later attempt of this program would fail as well; the former program's may not.
                 if error.kind() == io::ErrorKind::InvalidData {
                     let why = format!("VM {name}: {error}");
                     if self.change(|table| table.is_unreadable(why)) == Unreadable::SetAside {
@@ -295,7 +296,8 @@ fn failures(folder: &Path) -> io::Result<Failures> {
     };
     if failures.is_set_aside() {
         return Err(io::Error::other(format!(
-            "the VM was set aside, since its adoption failed {} times; help: `mirrorball cluster adopt VM` tries again",
+            "the VM was set aside, since its adoption failed {} times; help: `mirrorball cluster adopt VM` \
+             tries again",
             failures.count()
         )));
     }
@@ -308,7 +310,7 @@ fn count(folder: &Path, failures: Failures) -> io::Result<()> {
     hostfiles::replace_volatile_file(&folder.join(BEGUN), private::FILE_MODE, text.as_bytes())
 }
 
-/// The adoption did not fail, and those before it count no longer.
+/// Records that the adoption did not fail: those before it count no longer.
 fn end_attempt(folder: &Path) {
     // Without a file none was counted.
     let _ = fs::remove_file(folder.join(BEGUN));

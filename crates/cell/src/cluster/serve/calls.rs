@@ -1,4 +1,4 @@
-//! Links to the other cells, as they come to be: who calls this one, and whom it calls.
+//! Links to the other cells as they are made: calls that this cell receives, and calls that it makes.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -13,7 +13,7 @@ use super::elsewhere::Elsewhere;
 use crate::cluster::link::local::Calls;
 use crate::cluster::link::{Calling, is_unlike};
 
-/// How long a cell that is calling this one may take.
+/// Time limit for the call of a cell that is calling this one.
 const CROSSED_LIMIT: Duration = Duration::from_secs(2);
 
 pub(super) fn take(listener: UnixListener, calls: &Calls, events: &Sender<Event>) -> io::Result<()> {

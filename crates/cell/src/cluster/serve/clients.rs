@@ -1,4 +1,4 @@
-//! Clients: commands and monitors, each with lines of questions.
+//! Clients: commands and monitors, each with lines of requests.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,7 +11,7 @@ use registry::cluster::interface::{CellRequest, CellResponse, OF_CELL};
 use super::{Event, assertions};
 use crate::cluster::state::Client;
 
-/// Bytes of a client's line at most.
+/// Maximum length of a client's line, in bytes.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 
 pub(super) fn take(

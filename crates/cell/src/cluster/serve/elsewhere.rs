@@ -15,16 +15,16 @@ use crate::cluster::link::{Calling, Link, is_unlike};
 use crate::cluster::lost;
 use crate::cluster::membership::Membership;
 
-/// The cells of other hosts, and who says which of them live.
+/// The cells of other hosts, and the thread that reports their membership.
 #[derive(Clone)]
 pub(super) struct Elsewhere {
     hosts: Hosts,
-    /// Of them, those that lived when this one joined.
+    /// Those of them that lived when this one joined.
     members: Arc<Vec<CellId>>,
     pub suspects: Sender<CellId>,
 }
 
-/// The cells whose VMs' names this one does not know before it hears from them, where VMs of lost hosts end.
+/// The cells whose VMs' names this one does not have before their hello, where VMs of lost hosts end.
 pub(super) fn expected(membership: &Membership, site: &Site) -> Vec<u16> {
     let had_lives = membership.lives.keys().copied();
     let elsewhere = had_lives.filter(|cell| site.is_elsewhere(*cell));
@@ -77,22 +77,23 @@ impl Elsewhere {
         })
     }
 
-    /// What this host knows of all hosts.
+    /// The current site of the cluster.
     pub(super) fn site(&self) -> Arc<Site> {
         self.hosts.site()
     }
 
-    /// Goes on with other hosts.
+    /// Replaces the site.
     pub(super) fn take_site(&self, site: Site) {
         self.hosts.take_site(site);
     }
 
-    /// Goes by these ways between cells from the next link on.
+    /// Sets the route costs, which count from the next link on.
     pub(super) fn take_ways(&self, costs: Arc<knowledge::RouteCosts>) {
         self.hosts.take_ways(costs);
     }
 
-    /// Calls every cell that lived when this one joined. Those that are calling this one just now.
+    /// Calls every cell that lived when this one joined. Returns those that are calling this one at the
+    /// moment.
     ///
     /// # Errors
     /// If one of them has no version in common with this cell, which is no reason to take it for dead.

@@ -1,4 +1,4 @@
-//! What the host's registry says of places: those that a cell finds taken when it starts.
+//! Places in the host's registry: those that a cell finds taken when it starts.
 
 use std::io;
 

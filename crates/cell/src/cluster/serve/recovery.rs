@@ -9,10 +9,10 @@ use tracing::error;
 
 use crate::cluster::admission;
 
-/// Time between two looks.
+/// Interval between two checks.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Has a thread call `told` once the host has no VM that depends on the cell.
+/// Starts a thread that calls `told` once the host has no VM that depends on the cell.
 ///
 /// # Errors
 /// If the host has no threads left.
@@ -30,8 +30,8 @@ pub(super) fn await_end(files: &Files, failed: u16, told: impl FnOnce() + Send +
         .map(drop)
 }
 
-/// Has a thread end a VM of another user, by its name in the cluster. That user's processes are killed, and
-/// asked nothing.
+/// Starts a thread that ends a VM of another user, by its name in the cluster. That user's processes are
+/// killed, and receive no request.
 pub(super) fn end_user_vm(files: &Files, name: String) {
     let files = files.clone();
     let end = move || {
@@ -45,7 +45,7 @@ pub(super) fn end_user_vm(files: &Files, name: String) {
     }
 }
 
-/// Whether no VM depends on the cell; not if it can't be known now.
+/// Whether no VM depends on the cell; false if that can't be found out now.
 fn has_ended(files: &Files, cell: u16) -> bool {
     let records = Registry::open().and_then(|registry| registry.list());
     let users = files.user_vms();

@@ -1,8 +1,8 @@
 //! Cordons: a cordoned cell takes no new VM, and no part of one. VMs that run in it run on, come back after
-//! the restart of its process, and start again in place. Memory is lent and reclaimed as ever.
+//! the restart of its process, and start again in place. Memory is lent and reclaimed as before.
 //!
-//! Each cell knows from the table which others are cordoned, so it sends no VM there. The cell itself has the
-//! last word.
+//! Each cell has the cordons of the others in its table, so it sends no VM there. The cell itself has the
+//! final decision.
 
 use protocol::agreement::Effect;
 use registry::cluster::interface::CellResponse;
@@ -14,13 +14,13 @@ impl State {
     #[must_use]
     pub fn with_cordon(mut self, is_cordoned: bool) -> Self {
         if is_cordoned {
-            // Without links there is no cell to tell.
+            // Without links there is no cell to inform.
             let _ = self.set_cordon(true);
         }
         self
     }
 
-    /// A client cordons the cell, or ends its cordon. Answered when all cells know.
+    /// Cordons the cell for a client, or ends its cordon. The answer is sent when all cells have the change.
     pub(super) fn cordon(&mut self, client: Client, is_cordoned: bool) -> Vec<Act> {
         let Some((change, effects)) = self.set_cordon(is_cordoned) else {
             return vec![Act::Answer(client, CellResponse::Done)];
@@ -41,7 +41,7 @@ impl State {
     }
 }
 
-/// Why a cordoned cell does not take a VM that names it. It is cordoned by a command, or by an asserted fact.
+/// The reason why a cordoned cell does not take a VM that names it: a command or an asserted fact.
 pub(super) fn refusal(cell: u16, by_command: bool) -> String {
     let end = match by_command {
         true => format!("end the cordon with `mirrorball cluster uncordon {cell}`"),

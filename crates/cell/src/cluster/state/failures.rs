@@ -1,16 +1,17 @@
 //! Recovery from the failure of a cell of this host (Cellular Disco, SOSP '99, section 6): its CPUs and its
 //! memory are lost, not only its process.
 //!
-//! 1. Which cells live is known to each cell by its links, whose ends the host's kernel tells at once. That a
-//!    dead cell has failed is a mark in its directory, which is made before its process ends: so all
-//!    survivors go by the same set.
-//! 2. What waits for the dead cell is settled, as at each death of a process ([`State::dead`]).
+//! 1. Each cell detects which cells live by its links, whose ends the host's kernel reports at once. A mark
+//!    in a dead cell's directory, made before its process ends, says that the cell has failed, so all
+//!    survivors have the same set.
+//! 2. Claims and changes that wait for the dead cell are settled, as at each death of a process
+//!    ([`State::dead`]).
 //! 3. The VMs that depend on the failed cell end: those that run in it, those with a part in it, and those
 //!    that have borrowed its memory. Each survivor ends its own. The *heir*, the survivor with the lowest
-//!    number, ends those of the failed cell. No memory is scanned: what a VM uses of other cells is in its
-//!    entry.
+//!    number, ends those of the failed cell. No memory is scanned: the memory that a VM uses of other cells
+//!    is in its entry.
 //! 4. When the host has none of these VMs any more, the failed cell is *buried*: its VMs' names are free, and
-//!    what it had borrowed is its lenders' again.
+//!    the memory that it had borrowed is its lenders' again.
 
 use std::collections::BTreeSet;
 
@@ -18,24 +19,24 @@ use registry::cluster::interface::{CellResponse, SHARD_SEPARATOR};
 
 use super::{Act, Client, Key, State};
 
-/// What is left to do about a failed cell.
+/// The recovery from a failed cell.
 #[derive(Debug, Default)]
 pub(super) struct Failure {
     /// Clients that wait until it is buried.
     waiting: Vec<Client>,
-    /// The end of its VMs is awaited.
+    /// Whether the end of its VMs is awaited.
     is_awaited: bool,
     is_buried: bool,
 }
 
 impl State {
-    /// A cell of this host has failed, and its process is dead. May be told again.
+    /// Records that a cell of this host has failed, and that its process is dead. Repeated calls are allowed.
     pub fn failed(&mut self, cell: u16) -> Vec<Act> {
         if cell == self.me.number {
             return Vec::new();
         }
         self.failures.entry(cell).or_default();
-        // Of an earlier one this cell may be the heir since.
+        // This cell may have become the heir of an earlier failure.
         let open: Vec<u16> = self.open_failures().collect();
         let mut acts = Vec::new();
         for failed in open {
@@ -53,7 +54,7 @@ impl State {
         acts
     }
 
-    /// No VM of this host depends on the failed cell any more.
+    /// Buries a failed cell, on which no VM of this host depends any more.
     pub fn bury(&mut self, cell: u16) -> Vec<Act> {
         let Some(failure) = self.failures.get_mut(&cell).filter(|failure| !failure.is_buried) else {
             return Vec::new();
@@ -71,7 +72,7 @@ impl State {
         acts
     }
 
-    /// A client wants to know when a failed cell is buried.
+    /// Answers a client when a failed cell is buried.
     pub(super) fn recover(&mut self, client: Client, cell: u16) -> Vec<Act> {
         let refused = |why| vec![Act::Answer(client, CellResponse::Refused { why })];
         if cell == self.me.number || self.life(cell).is_some() {

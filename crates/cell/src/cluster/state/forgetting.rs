@@ -1,9 +1,9 @@
-//! Names of VMs of lost hosts: when they are free again.
+//! Names of VMs of lost hosts, and when they are free again.
 //!
-//! The names of a dead cell stay taken, since its host may only be cut off, and its VMs run. They are free in
-//! two cases:
+//! The names of a dead cell stay taken, since its host may only be cut off, with its VMs running. They are
+//! free in two cases:
 //!
-//! 1. A person has put the host off (fenced it), and gives the command `cluster forget`.
+//! 1. A person has powered the host off (fenced it), and gives the command `cluster forget`.
 //! 2. The cluster's file says `on_lost = "stop"`, and the cell has not been a member for longer than its host
 //!    may let VMs run ([`crate::cluster::lost`]).
 
@@ -13,17 +13,17 @@ use registry::cluster::interface::CellResponse;
 use super::{Act, Client, Key, State};
 
 impl State {
-    /// A client has it that nothing of these cells runs any more.
+    /// Forgets cells of which, by a client's word, nothing runs any more.
     pub(super) fn forget(&mut self, client: Client, cells: &[u16]) -> Vec<Act> {
         let lives = |cell: &&u16| self.life(**cell).is_some();
         if let Some(cell) = cells.iter().find(lives) {
             let why = format!("cell {cell} runs, and so may its VMs; end its host first");
             return vec![Act::Answer(client, CellResponse::Refused { why })];
         }
-        // Its kind of message came with version 2 of the cells' protocol, as gathered replies did.
+        // Version 2 of the cells' protocol added this message, and gathered replies.
         if !self.multicast.all_gather() {
-            let why = "a cell of the former release runs, which does not know the request; help: `mirrorball cluster upgrade` on its \
-                       host, by this release";
+            let why = "a cell of the former release runs, which does not know the request; help: `mirrorball \
+                       cluster upgrade` on its host, by this release";
             return vec![Act::Answer(client, CellResponse::Refused { why: why.to_owned() })];
         }
         let changes = cells.iter().filter_map(|number| {
@@ -41,7 +41,8 @@ impl State {
         self.acts(effects)
     }
 
-    /// A cell has not been a member for so long that its host has ended its VMs, by `on_lost = "stop"`.
+    /// Frees the names of a cell that has not been a member for so long that its host has ended its VMs, by
+    /// `on_lost = "stop"`.
     pub fn lapsed(&mut self, cell: u16) -> Vec<Act> {
         if self.life(cell).is_none() {
             self.node.forget(cell, |key| matches!(key, Key::Vm(_)));
@@ -50,8 +51,8 @@ impl State {
         self.release()
     }
 
-    /// A cell's host has left the cluster. The cell is shown no more once it is dead and has no VM. Names of
-    /// VMs that may run on there stay taken, as those of every dead cell.
+    /// Records that a cell's host has left the cluster. The cell is not shown any more once it is dead and
+    /// has no VM. Names of VMs that may run on there stay taken, as those of every dead cell.
     pub fn departed(&mut self, cell: u16) -> Vec<Act> {
         self.departed.insert(cell);
         self.drop_departed();
@@ -67,8 +68,8 @@ impl State {
         }
     }
 
-    /// Claims no names until each of these cells has said which VMs it has, or has lapsed. A cell that starts
-    /// does not know which names the VMs of a lost host have.
+    /// Claims no names until each of these cells has reported its VMs, or has lapsed. A cell that starts does
+    /// not have the names of a lost host's VMs.
     #[must_use]
     pub fn expecting(mut self, cells: impl IntoIterator<Item = u16>) -> Self {
         self.expected = cells.into_iter().collect();
@@ -80,7 +81,8 @@ impl State {
         let early = self.early.as_mut().map(std::mem::take).unwrap_or_default();
         let cells: Vec<String> = self.expected.iter().map(u16::to_string).collect();
         let why = format!(
-            "cell {} has just started, and waits until all VMs of lost cells have ended (cell {}); try again in some seconds",
+            "cell {} has just started, and waits until all VMs of lost cells have ended (cell {}); try again \
+             in some seconds",
             self.me.number,
             cells.join(", ")
         );

@@ -1,8 +1,8 @@
-//! Memory that cells of one host lend one another: what is asked for, what comes of it, and what VMs have of
-//! it.
+//! Memory that cells of one host lend one another: requests for loans, their results, and the VMs that use
+//! them.
 //!
-//! The count of two cells is theirs alone ([`protocol::grant`]). In the table, where all cells see it, each
-//! says what it has lent.
+//! The count of two cells is theirs alone ([`protocol::grant`]). Each cell publishes the amounts that it has
+//! lent in the table, which all cells have.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,8 +13,8 @@ use registry::cluster::interface::{CellResponse, LentMemory, RunningVm, VmPlacem
 use super::view::{KnownCell, list};
 use super::{Act, Client, Key, Said, State, Value};
 
-/// Who waits for a cell to have memory or to give it back, in the order of its answers: the client, and the
-/// bytes.
+/// Clients that wait for a cell to receive memory or to give it back, in the order of its answers, each with
+/// the bytes.
 #[derive(Debug, Default)]
 pub(super) struct Loans(BTreeMap<u16, VecDeque<(Client, u64)>>);
 
@@ -26,7 +26,7 @@ pub(super) fn parts(cell: u16, share: VmShare, borrowed: &[LentMemory]) -> Amoun
     [own].into_iter().chain(others).collect()
 }
 
-/// What the VMs of other cells have of this one.
+/// The memory that the VMs of other cells have of this one.
 pub(super) fn used(running: &[RunningVm], home: u16) -> Amounts {
     let mut used = Amounts::new();
     for vm in running {
@@ -52,7 +52,7 @@ impl State {
             let recalled = self.ledger.recall(from, bytes);
             recalled.map_err(|refusal| match refusal {
                 Refusal::Short(lent) => format!(
-                    "cell {from} has only {} MiB of cell {}'s memory; reclaim no more than that",
+                    "cell {from} has only {} MiB of cell {}'s memory; reclaim at most that",
                     lent >> 20,
                     self.me.number
                 ),
@@ -78,7 +78,7 @@ impl State {
         }
     }
 
-    /// What is wrong with a loan between this cell and another one, before its amount is looked at.
+    /// The reason why there can be no loan between this cell and another one, whatever its amount.
     fn check_loan(&self, other: u16, bytes: u64) -> Result<(), String> {
         let me = self.me.number;
         if self.early.is_some() {
@@ -117,7 +117,7 @@ impl State {
         }
     }
 
-    /// What the ledger's effects mean.
+    /// Translates the ledger's effects for clients and cells.
     pub(super) fn lending_acts(&mut self, effects: Vec<Effect>) -> Vec<Act> {
         let mut acts = Vec::new();
         for effect in effects {
@@ -168,20 +168,22 @@ impl State {
         };
         let lent = self.ledger.given().get(&by).copied().unwrap_or(0);
         format!(
-            "cell {by} cannot give {} MiB back: of cell {me}'s memory it has {} MiB, of which {names} uses {} MiB; end that, or \
-             reclaim less",
+            "cell {by} cannot give {} MiB back: of cell {me}'s memory it has {} MiB, of which {names} uses \
+             {} MiB; end that, or reclaim less",
             bytes >> 20,
             lent >> 20,
             used >> 20
         )
     }
 
-    /// A cell has died. What it was asked is open: what it had it has, and its next life may have it all.
+    /// Answers clients that wait for a cell that has died. The result of its request is open: the cell keeps
+    /// its memory, and its next incarnation may report all of it.
     pub(super) fn lender_waits_in_vain(&mut self, dead: CellId) -> Vec<Act> {
         let waiting = self.loans.0.remove(&dead.number).unwrap_or_default();
         let refused = |(client, _)| {
             let why = format!(
-                "cell {} died before it answered; `mirrorball cluster status` shows what it has when it runs again",
+                "cell {} died before it answered; `mirrorball cluster status` shows what it has when it runs \
+                 again",
                 dead.number
             );
             Act::Answer(client, CellResponse::Refused { why })
@@ -189,7 +191,7 @@ impl State {
         waiting.into_iter().map(refused).collect()
     }
 
-    /// For whose word a client waits that lends or reclaims.
+    /// The cells whose answer a client waits for that lends or reclaims.
     pub(super) fn lender_waits_for(&self, client: Client) -> impl Iterator<Item = CellId> {
         let waiting = self.loans.0.iter().filter(move |(_, waiting)| {
             let mut waiting = waiting.iter();
@@ -204,7 +206,7 @@ impl State {
         })
     }
 
-    /// A VM's place in this cell: with the nodes of those whose memory it has.
+    /// A VM's place in this cell, with the nodes of the cells that lend it memory.
     pub(super) fn place(&self, name: &str) -> VmPlacement {
         let mut borrowed = self.ledger.parts(name).cloned().unwrap_or_default();
         borrowed.remove(&self.me.number);
@@ -220,7 +222,7 @@ impl State {
         }
     }
 
-    /// The last process gave a VM its place here.
+    /// Takes over a VM to which the last process gave its place here.
     pub(super) fn inherit(&mut self, name: &str) {
         let own = self.vms().find(|vm| vm.cell == self.me.number && vm.name == name);
         if let Some(parts) = own.map(|vm| parts(vm.cell, vm.share, vm.borrowed)) {
@@ -228,7 +230,7 @@ impl State {
         }
     }
 
-    /// The memory that a cell has to give to VMs: its own and what living ones have lent it.
+    /// The memory that a cell has for VMs: its own and what living ones have lent it.
     pub(super) fn memory_of(&self, cell: &KnownCell<'_>) -> u64 {
         let lent: u64 = cell.lent.values().sum();
         let lenders = self.cells().filter(|lender| self.life(lender.number).is_some());
@@ -236,7 +238,7 @@ impl State {
         (cell.plan.memory_bytes + borrowed).saturating_sub(lent)
     }
 
-    /// What a cell has borrowed, from whom.
+    /// The memory that a cell has borrowed, by lender.
     pub(super) fn borrowed_by(&self, borrower: u16) -> Vec<LentMemory> {
         let of = |lender: KnownCell<'_>| {
             let bytes = *lender.lent.get(&borrower)?;

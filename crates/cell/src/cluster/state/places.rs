@@ -1,4 +1,4 @@
-//! Where a VM goes.
+//! Placement of VMs.
 
 use policy::placement::{Assertions, CellCapacity, Want, place, refusals};
 use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner_of};
@@ -6,12 +6,12 @@ use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
 impl State {
-    /// Goes by these assertions of cells' rooms from now on.
+    /// Applies these assertions on cells' capacity from now on.
     pub fn assert(&mut self, assertions: Assertions) {
         self.assertions = assertions;
     }
 
-    /// A client asks for a place for its VM.
+    /// Handles a client's request for a place for its VM.
     pub(super) fn host(&mut self, client: Client, host: AdmitVm) -> Vec<Act> {
         let refused = |why: String| vec![Act::Answer(client, CellResponse::Refused { why })];
         let name = host.name.clone();
@@ -42,7 +42,7 @@ impl State {
                 Err(why) => return refused(why),
             }
         }
-        // One of that name that runs here, or is about to, keeps what it has.
+        // A VM of that name that runs here, or is about to, keeps its memory.
         if self.ledger.parts(&name).is_some() {
             return refused(taken(&name, self.me.number));
         }
@@ -65,14 +65,14 @@ impl State {
         self.acts(effects)
     }
 
-    /// Whether this is a user's VM that had a place here when the admission server ended. What the server is
-    /// told then is a user's word: only the same share is believed.
+    /// Whether this is a user's VM that had a place here when the admission server ended. The server then
+    /// repeats a user's own claim, so only the same share is accepted.
     fn comes_back(&self, host: &AdmitVm) -> bool {
         let is_same = |vm: super::view::KnownVm<'_>| vm.name == host.name && vm.share == host.share;
         owner_of(&host.name).is_some() && self.is_awaited(&host.name) && self.vms().any(is_same)
     }
 
-    /// The cell for a VM, as far as this one knows.
+    /// Chooses the cell for a VM, as far as this one's table shows.
     fn choose(&self, host: &AdmitVm) -> Result<u16, String> {
         let mut rooms = self.rooms();
         if let Some(only) = host.only {
@@ -90,7 +90,7 @@ impl State {
             }
         }
         let want = want(host);
-        // Two that know different things would send it to and fro.
+        // Two cells with different tables would send it back and forth.
         let here = rooms.iter().find(|room| room.cell == self.me.number);
         if host.sent && here.is_some_and(|room| place(&[*room], want).is_some()) {
             return Ok(self.me.number);
@@ -98,7 +98,7 @@ impl State {
         place(&rooms, want).ok_or_else(|| too_large(host, &rooms))
     }
 
-    /// What each cell that lives has to give.
+    /// Capacity of each live cell.
     pub(super) fn rooms(&self) -> Vec<CellCapacity> {
         let mut rooms: Vec<CellCapacity> = self
             .cells()
@@ -109,7 +109,7 @@ impl State {
                 vcpus: 0,
                 free_bytes: self.memory_of(&cell),
                 is_cordoned: cell.is_cordoned,
-                // What a VM is made of is on the host where it was asked for.
+                // The files of a VM are on the host where it was started.
                 is_here: cell.plan.host == self.plan.host,
             })
             .collect();
@@ -120,12 +120,12 @@ impl State {
                 room.free_bytes = room.free_bytes.saturating_sub(share.memory_bytes);
             }
         }
-        // What it has itself, it knows exactly.
+        // The cell's own free memory is exact.
         if let Some(own) = rooms.iter_mut().find(|room| room.cell == self.me.number) {
             own.free_bytes = self.ledger.free();
         }
-        // Several that come at once must not all go to the cell that was the emptiest before. It counts its
-        // memory itself.
+        // Several VMs that come at once must not all go to the cell that was the emptiest before. That cell
+        // counts its memory itself.
         for (_, cell, share) in &self.sent_on {
             if let Some(room) = rooms.iter_mut().find(|room| room.cell == *cell) {
                 room.vcpus = room.vcpus.saturating_add(share.vcpus);
@@ -143,27 +143,29 @@ fn want(host: &AdmitVm) -> Want {
     }
 }
 
-/// Why a VM can't have its name. A user has chosen it among that user's own VMs.
+/// The reason why a VM can't have its name. A user has chosen it among that user's own VMs.
 pub(super) fn taken(name: &str, cell: u16) -> String {
     let name = owner_of(name).map_or(name, |(_, name)| name);
     if let Some((vm, _)) = name.split_once(SHARD_SEPARATOR) {
         return format!("a part of an earlier VM named {vm} is still in cell {cell}; try again in a moment");
     }
     format!(
-        "a VM named {name} is running already, in cell {cell}; choose another name, or end it with `mirrorball stop {name}`"
+        "a VM named {name} is running already, in cell {cell}; choose another name, or end it with \
+         `mirrorball stop {name}`"
     )
 }
 
-/// Why a part of a VM has no place in the one cell that will do.
+/// The reason why a part of a VM has no place in the only eligible cell.
 fn too_large_for_its_own(host: &AdmitVm, cell: u16, free_bytes: u64) -> String {
     format!(
-        "cell {cell} has {} MiB of its own memory, and {} MiB are needed there; give the VM less, end another one, or span other cells",
+        "cell {cell} has {} MiB of its own memory, and {} MiB are needed there; give the VM less, end \
+         another one, or span other cells",
         free_bytes >> 20,
         host.share.memory_bytes >> 20
     )
 }
 
-/// Why a VM has no place.
+/// The reason why a VM has no place.
 fn too_large(host: &AdmitVm, rooms: &[CellCapacity]) -> String {
     format!(
         "no cell has {} MiB for it: {}; give it less, or end another VM",

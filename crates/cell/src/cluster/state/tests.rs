@@ -1,4 +1,4 @@
-//! Cells that talk over links in order, and the clients that ask them.
+//! Cells that exchange messages over links in order, and their clients.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,13 +18,13 @@ pub(in crate::cluster) struct World {
     pub(in crate::cluster) cells: BTreeMap<CellId, State>,
     links: VecDeque<(CellId, CellId, CellMessage)>,
     answers: BTreeMap<(u16, Client), CellResponse>,
-    /// What each has in writing.
+    /// The amounts that each cell has recorded as lent.
     lent: BTreeMap<u16, Amounts>,
-    /// Cells that have a cordon in writing.
+    /// Cells that have recorded a cordon.
     cordoned: BTreeSet<u16>,
     /// VMs that a cell was to end.
     ended: Vec<(u16, String)>,
-    /// What the host says that runs.
+    /// The VMs that the host's registry reports as running.
     pub(in crate::cluster) running: Vec<RunningVm>,
 }
 
@@ -152,7 +152,7 @@ impl World {
         self.answers.remove(&(at.number, client)).expect("an answer")
     }
 
-    /// Asks the first cell, and the one that it names.
+    /// Sends a request to the first cell, and to the one that it names.
     fn host(&mut self, client: Client, host: AdmitVm) -> CellResponse {
         let first = *self.cells.keys().next().expect("a cell");
         match self.ask(first, client, CellRequest::AdmitVm(host.clone())) {
@@ -175,7 +175,8 @@ impl World {
         }
     }
 
-    /// Asks the first of two cells for places for four VMs at once; how many it sends to the other.
+    /// Requests places for four VMs at once from the first of two cells; returns how many it sends to the
+    /// other.
     fn sent_of_four(&mut self) -> usize {
         for client in 0..4 {
             let host = vm(&format!("vm{client}"), 64);
@@ -218,7 +219,7 @@ fn vms_that_come_at_once_are_spread_too() {
 }
 
 #[test]
-fn vms_that_have_ended_count_no_more() {
+fn vms_that_have_ended_do_not_count_any_more() {
     let mut world = World::new(2);
     for round in 0..3 {
         for client in 0..2 {
@@ -254,11 +255,11 @@ fn a_name_is_taken_in_the_whole_cluster_until_its_vm_has_ended() {
 }
 
 #[test]
-fn what_fits_nowhere_is_refused_with_what_there_is() {
+fn vm_that_fits_nowhere_is_refused_with_the_free_memory_of_each_cell() {
     let mut world = World::new(2);
     assert!(matches!(world.host(1, vm("a", 700)), CellResponse::Hosted(_)));
     let CellResponse::Refused { why } = world.host(2, vm("b", 1100)) else {
-        panic!("more than there is");
+        panic!("a VM got more memory than the cells have");
     };
     assert!(why.contains("cell 0 has 324 MiB, cell 1 has 1024 MiB"), "{why}");
     let nowhere = AdmitVm {
@@ -313,14 +314,14 @@ fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
         world.ask(id(1, 2), 5, CellRequest::AdmitVm(back)),
         CellResponse::Hosted(_)
     ));
-    // The other one's monitor does not come: it has ended meanwhile.
+    // The monitor of the other VM does not come: the VM has ended meanwhile.
     world.act(id(1, 2), State::give_up_orphans);
     world.settle();
     world.vms(&[&["c"], &["a"]]);
 }
 
 #[test]
-fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
+fn cell_takes_only_running_vms_before_it_has_links_to_the_others() {
     let running = [RunningVm {
         name: "b".to_owned(),
         cell: 0,
@@ -392,7 +393,7 @@ fn the_first_to_start_again_knows_what_the_host_has() {
     );
 }
 
-/// The process that serves a VM ends its connection, and the next one comes with another.
+/// The process that serves a VM ends its connection, and the next one connects later.
 #[test]
 fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     let mut world = World::new(2);
@@ -428,7 +429,7 @@ fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     world.vms(&[&[], &[]]);
 }
 
-/// Names are per owner.
+/// Names are unique for each owner.
 #[test]
 fn one_name_of_three_owners_is_three_vms() {
     let mut world = World::new(2);
@@ -469,7 +470,7 @@ fn vm_that_is_left_has_its_whole_time_whatever_else_is_given_up_meanwhile() {
             [Act::AwaitLeft("1001:web".to_owned(), client)]
         );
     }
-    // The time of orphans of a start, and of the first time that it was left.
+    // The time of orphans of a start, and the time of the first departure.
     world.act(cell, State::give_up_orphans);
     world.act(cell, |state| state.give_up("1001:web", 1));
     world.vms(&[&["1001:web"]]);
@@ -477,7 +478,7 @@ fn vm_that_is_left_has_its_whole_time_whatever_else_is_given_up_meanwhile() {
     world.vms(&[&[]]);
 }
 
-/// The admission server ends, and its next process asks for the place as the user says.
+/// The admission server ends, and its next process requests the place that the user claims.
 #[test]
 fn place_of_a_users_vm_outlives_the_connection_unless_it_is_given_back() {
     let mut world = World::new(1);
@@ -489,7 +490,7 @@ fn place_of_a_users_vm_outlives_the_connection_unless_it_is_given_back() {
     ));
     let state = world.cells.get_mut(&cell).expect("lives");
     assert_eq!(state.gone(1), [Act::AwaitLeft("1001:web".to_owned(), 1)]);
-    // Another VM does not get the memory meanwhile, and more than it had is a new VM.
+    // Another VM does not get the memory meanwhile, and a request for more than it had is a new VM.
     assert!(matches!(
         world.ask(cell, 2, CellRequest::AdmitVm(in_cell(0, "1002:web", 600))),
         CellResponse::Refused { .. }

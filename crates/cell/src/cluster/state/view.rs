@@ -1,4 +1,4 @@
-//! What the table says, as cells and VMs.
+//! The table of a cell, as cells and VMs.
 
 use config::cluster::CellPlan;
 use protocol::grant::Amounts;
@@ -6,13 +6,13 @@ use registry::cluster::interface::{CellStatus, LentMemory, Status, VmShare};
 
 use super::{Key, State, Value};
 
-/// Amounts by cell, as clients get them.
+/// Amounts by cell, in the form for clients.
 pub(super) fn list(amounts: &Amounts) -> Vec<LentMemory> {
     let parts = amounts.iter().map(|(cell, bytes)| (*cell, *bytes));
     parts.map(|(cell, bytes)| LentMemory { cell, bytes }).collect()
 }
 
-/// A cell, as the table has it.
+/// A cell in the table.
 pub(super) struct KnownCell<'a> {
     pub(super) number: u16,
     pub(super) pid: u32,
@@ -21,7 +21,7 @@ pub(super) struct KnownCell<'a> {
     pub(super) is_cordoned: bool,
 }
 
-/// A VM, as the table has it.
+/// A VM in the table.
 pub(super) struct KnownVm<'a> {
     pub(super) name: &'a str,
     pub(super) cell: u16,
@@ -76,7 +76,7 @@ impl State {
         self.node.owns(&Key::Vm(name.to_owned()))
     }
 
-    /// A cell's life, if it lives.
+    /// A cell's incarnation, if it lives.
     pub(super) fn life(&self, number: u16) -> Option<u32> {
         let mut known = self.node.links().chain([self.me]);
         known.find(|cell| cell.number == number).map(|cell| cell.life)

@@ -1,5 +1,5 @@
-//! Who gives a place: the cells of the user's own cluster, or the host's cluster, which is root's, by its
-//! admission server.
+//! The authority for places: the cells of the user's own cluster, or the host's cluster, which is root's,
+//! through its admission server.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse};
 
-/// Who gives a place, and is told when it is free again.
+/// The authority that gives a place, and receives the report when it is free again.
 #[derive(Clone, Debug)]
 pub(super) enum Authority {
     /// The cells of this user's cluster.
@@ -18,10 +18,10 @@ pub(super) enum Authority {
 }
 
 impl Authority {
-    /// Asks for a place in a cell. The connection holds it.
+    /// Requests a place in a cell. The connection holds it.
     ///
     /// # Errors
-    /// If nobody answers.
+    /// If the authority does not answer.
     pub(super) fn ask(&self, cell: u16, host: &AdmitVm) -> io::Result<(Connection, CellResponse)> {
         match self {
             Self::Own(files) => {
@@ -42,10 +42,10 @@ impl Authority {
         }
     }
 
-    /// A VM has ended. Returns when its name is free.
+    /// Reports the end of a VM. Returns when its name is free.
     ///
     /// # Errors
-    /// If nobody answers.
+    /// If the authority does not answer.
     pub(super) fn leave(&self, cell: u16, name: &str) -> io::Result<()> {
         let name = name.to_owned();
         match self {
@@ -59,7 +59,7 @@ impl Authority {
         Ok(())
     }
 
-    /// Whether the cluster is up. One that can't be read is.
+    /// Whether the cluster is up; true if its state can't be read.
     pub(super) fn is_up(&self) -> bool {
         match self {
             Self::Own(files) => !files.plan().is_ok_and(|plan| plan.is_empty()),

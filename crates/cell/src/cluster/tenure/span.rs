@@ -19,15 +19,15 @@ use crate::cluster::hosts::Hosts;
 use crate::cluster::limits::RETRY;
 use crate::remote::part::Remote;
 
-/// Choices of cells, each by what is free then: others start VMs too.
+/// Maximum number of choices of cells, each by the capacity that is free then: others start VMs too.
 const CHOICES_MAX: usize = 4;
 
-/// Where a part of a VM has its place.
+/// The place of a part of a VM.
 #[derive(Debug)]
 pub enum PartPlace {
-    /// On this host.
+    /// The place is on this host.
     Here(Box<Tenure>),
-    /// On another.
+    /// The place is on another host.
     There(Arc<Remote>),
 }
 
@@ -40,7 +40,7 @@ impl PartPlace {
         }
     }
 
-    /// The place on this host, if it is.
+    /// The place, if it is on this host.
     pub fn here(&self) -> Option<&Tenure> {
         match self {
             Self::Here(tenure) => Some(tenure),
@@ -48,7 +48,7 @@ impl PartPlace {
         }
     }
 
-    /// Why it is lost for good, if it is.
+    /// The reason why the place is lost for good, if it is.
     pub fn lost(&self) -> Option<String> {
         match self {
             Self::Here(tenure) => tenure.lost().then(|| {
@@ -67,21 +67,21 @@ impl PartPlace {
     }
 }
 
-/// Asks for the places of a VM that spans cells, its home's first; none for one that does not.
+/// Requests the places of a VM that spans cells, its home's first; none for one that does not.
 ///
 /// # Errors
-/// If a part has no place. What the others were given is given back then.
+/// If a part has no place. The places of the others are given back then.
 pub fn begin_span(name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, Part)>, TenureError> {
     begin_in(&Files::open()?, name, spec)
 }
 
-/// The VM has ended: returns when all cells have heard of it, or none is there to hear. Its name is the last
-/// to be free.
+/// Frees the places of a VM that has ended, its name last: returns when all cells have received that, or none
+/// runs.
 pub fn leave_span(span: Vec<(PartPlace, Part)>) {
     span.into_iter().rev().for_each(|(place, _)| place.leave());
 }
 
-/// Asks for the place of one part in a cell of this host.
+/// Requests the place of one part in a cell of this host.
 ///
 /// # Errors
 /// If there is none.
@@ -116,7 +116,7 @@ fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, 
     }
 }
 
-/// What a VM would be divided into now; none if it does not span cells, or no cluster is up.
+/// The parts into which a VM would be divided now; none if it does not span cells, or no cluster is up.
 ///
 /// # Errors
 /// If there are no such cells, or no cells with the room.
@@ -147,8 +147,8 @@ fn divided(
     }
 }
 
-/// The cells that are named, the first of them this host's, where the VM's devices are. Of other hosts only
-/// if the memory is coherent.
+/// The cells that are named, the first of them this host's, where the VM's devices are. Cells of other hosts
+/// are allowed only if the memory is coherent.
 fn named(
     files: &Files,
     plan: &[CellPlan],
@@ -159,7 +159,7 @@ fn named(
     let own = |cell: u16| plan.iter().find(|own| own.number == cell);
     let host_of = |cell: u16| site.as_ref().and_then(|site| site.host_of(cell));
     let mut rooms = Vec::with_capacity(cells.len());
-    // Only asked for where it is needed: a cell that hangs keeps nobody waiting else.
+    // The status is requested only where it is needed: a cell that hangs blocks no other VM.
     let mut status = None;
     for cell in cells {
         if let Some(own) = own(*cell) {
@@ -197,7 +197,8 @@ fn named(
             .find(|other| other.plan.number == *cell);
         let found = found.ok_or_else(|| {
             TenureError::Refused(format!(
-                "cell {cell} on host {} does not run; start it again with `mirrorball cluster up` there, or span other cells",
+                "cell {cell} on host {} does not run; start it again with `mirrorball cluster up` there, or \
+                 span other cells",
                 host.name
             ))
         })?;
@@ -206,7 +207,7 @@ fn named(
     Ok(rooms)
 }
 
-/// What a VM would be divided into, in cells that have the room.
+/// The parts into which a VM would be divided, in cells that have the room.
 fn chosen(files: &Files, plan: &[CellPlan], spec: &VmSpec) -> Result<Vec<Part>, TenureError> {
     wait_for_cells(files)?;
     let status = client::status(files)?.ok_or(TenureError::Dead)?;
@@ -233,8 +234,8 @@ fn room(plan: &CellPlan, vcpus: u32, taken_bytes: u64) -> CellCapacity {
     }
 }
 
-/// What this host's cells that live have to give of their own memory, at least: their VMs may have some of
-/// other cells'.
+/// Minimum capacity of this host's live cells, from their own memory: their VMs may have some of other
+/// cells'.
 fn rooms(status: &Status, plan: &[CellPlan]) -> Vec<CellCapacity> {
     let cells = status.cells.iter().filter(|cell| cell.life.is_some());
     cells
@@ -262,7 +263,7 @@ fn too_large(rooms: &[CellCapacity], spec: &VmSpec) -> String {
     )
 }
 
-/// Takes all places, or none. Each is to have a copy of all memory, if the VM's is coherent.
+/// Takes all places, or none. Each cell must have room for a copy of all memory, if the VM's is coherent.
 fn hold(
     files: &Files,
     name: &str,
@@ -319,7 +320,7 @@ fn begin_part_in(
             memory_bytes,
         },
         only: Some(cell),
-        // The guest takes it for near.
+        // The guest assumes that memory is near.
         own: true,
         sent: false,
         runs: false,
@@ -328,7 +329,7 @@ fn begin_part_in(
     ask_once_it_runs(files, cell, &host)
 }
 
-/// Asks one cell, which may be starting anew just now.
+/// Requests a place from one cell, which may be restarting.
 fn ask_once_it_runs(files: &Files, cell: u16, host: &AdmitVm) -> Result<Tenure, TenureError> {
     let deadline = Instant::now() + RESTART_LIMIT;
     loop {
@@ -339,7 +340,8 @@ fn ask_once_it_runs(files: &Files, cell: u16, host: &AdmitVm) -> Result<Tenure, 
                     continue;
                 }
                 return Err(TenureError::Refused(format!(
-                    "cell {cell} does not run; start it again with `mirrorball cluster up`, or span other cells"
+                    "cell {cell} does not run; start it again with `mirrorball cluster up`, or span other \
+                     cells"
                 )));
             }
             other => return other,
@@ -347,7 +349,7 @@ fn ask_once_it_runs(files: &Files, cell: u16, host: &AdmitVm) -> Result<Tenure, 
     }
 }
 
-/// Nobody listens there, or who did has died.
+/// Whether no process listens there, or the one that did has died.
 fn is_absence(kind: ErrorKind) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
     matches!(

@@ -1,57 +1,57 @@
-//! How another host's time-stamp counter runs against this one's: how far it is ahead, how fast that changes,
-//! and how wrong both may be. Pure.
+//! Offset and rate of another host's time-stamp counter against this one's, with the error of both. Pure.
 //!
-//! [`shard_api::relation`] says what one round tells. Many say more: the shortest of each few seconds are
-//! kept, as the minimum filters of NTP (RFC 5905, section 10) and PTP do, since what a round took longer than
-//! another it spent in queues. Two of them tell the rate, and by the rate an old short round can be better
-//! than a new long one.
+//! [`shard_api::relation`] computes the relation of one round. Many rounds give a better one: the shortest of
+//! each few seconds are kept, as the minimum filters of NTP (RFC 5905, section 10) and PTP do, since the
+//! additional time of a longer round was spent in queues. Two of them give the rate, and by the rate an old
+//! short round can be better than a new long one.
 //!
-//! The bound that is told holds if the counters' rates differ by [`RATE_MAX_PPB`] at most, and if that
-//! difference stays the same to within [`WANDER_PPB`] as long as rounds are kept, about a minute. What
-//! contradicts that is refused, and if it keeps on, believed: then one of the counters was set, or stood
-//! still, and all that was known is forgotten.
+//! The reported bound holds if the counters' rates differ by [`RATE_MAX_PPB`] at most, and if that difference
+//! stays the same to within [`WANDER_PPB`] as long as rounds are kept, about a minute. A round that
+//! contradicts this is refused. If such rounds continue, they are accepted: then one of the counters was set,
+//! or stopped, and all earlier rounds are dropped.
 
 use shard_api::relation::{Ratio, Relation, Round};
 
-/// Counters whose rates differ by more are no clocks, parts of a thousand millions: what Linux and NTP
-/// correct at most (RFC 5905, section 7.1). KVM takes frequencies for equal that are 250 parts of a million
-/// apart; crystals add 100 at most.
+/// Maximum difference of two counters' rates, parts of a thousand millions: the most that Linux and NTP
+/// correct (RFC 5905, section 7.1). KVM treats frequencies as equal that are 250 parts of a million apart;
+/// crystals add 100 at most.
 pub const RATE_MAX_PPB: u64 = 500_000;
-/// By how much the difference of two rates changes in a minute, parts of a thousand millions: a crystal's by
-/// some tenths of a part of a million for each degree.
+/// Maximum change in a minute of the difference of two rates, parts of a thousand millions: a crystal's
+/// changes by some tenths of a part of a million for each degree.
 pub const WANDER_PPB: u64 = 500;
-/// Nobody's clock jumps further, seconds: a host that stood still for longer is given up by then.
+/// Maximum jump of a clock, seconds: a host that stood still for longer is given up by then.
 pub const JUMP_MAX_S: u64 = 10;
-/// Rounds are kept for so many times [`SLOT_MS`].
+/// Number of kept rounds, each of [`SLOT_MS`].
 const SLOTS: usize = 32;
-/// Of so long a time the best round is kept.
+/// Time of which the best round is kept, milliseconds.
 const SLOT_MS: u64 = 2_000;
-/// So many rounds in a row that contradict what was known, and agree with one another, are believed.
+/// Number of rounds in a row that contradict the estimate, and agree with one another, after which they are
+/// accepted.
 const DOUBTS: u32 = 8;
 
 const BILLION: f64 = 1e9;
 
-/// What is known of another host's counter.
+/// Estimate of another host's counter.
 #[derive(Clone, Debug)]
 pub struct Drift {
     /// Ticks in a millisecond.
     khz: u64,
-    /// What the other counter is multiplied by.
+    /// The factor of the other counter.
     ratio: Ratio,
-    /// The first slot begins then.
+    /// The time at which the first slot begins.
     start: u64,
-    /// By time; never empty.
+    /// The kept rounds, by time; never empty.
     kept: Vec<Point>,
     rate: Rate,
     doubt: Option<(Point, u32)>,
 }
 
-/// What one round tells.
+/// The relation that one round gives.
 #[derive(Clone, Copy, Debug)]
 struct Point {
-    /// When, by this host's counter.
+    /// The time, by this host's counter.
     at: u64,
-    /// What the other's read more then.
+    /// The other counter's lead at that time, ticks.
     ahead: i64,
     error: u64,
 }
@@ -63,29 +63,29 @@ struct Rate {
     error_ppb: f64,
 }
 
-/// What is known for one moment.
+/// The estimate for one moment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Estimate {
-    /// What the other counter, scaled, reads more than this one, ticks; less if negative.
+    /// Lead of the other counter, scaled, over this one, ticks; negative if it is behind.
     pub ahead: i64,
-    /// By how much that is wrong at most, ticks.
+    /// Maximum error of the lead, ticks.
     pub error: u64,
-    /// By how much faster it runs, parts of a thousand millions.
+    /// Difference of the rates, parts of a thousand millions; positive if the other counter is faster.
     pub rate_ppb: i64,
-    /// By how much that is wrong at most.
+    /// Maximum error of that difference.
     pub rate_error_ppb: u64,
 }
 
-/// Why a round is not believed.
+/// The reason why a round is refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Refused {
-    /// It says nothing about the time at which it was made.
+    /// The round took too long to show when the counter was read.
     #[error("a round took {0} ms")]
     Long(u64),
-    /// Either the other host lies, or it was away for longer than anybody waits.
+    /// The other host lies, or it was away for longer than any peer waits.
     #[error("its counter reads {0} ms off what it must read; it stood still, was set, or lies")]
     Far(i64),
-    /// Not what the rounds before have shown.
+    /// The reading contradicts the rounds before.
     #[error("its counter reads {0} us off what it must read by the rounds before")]
     Odd(i64),
 }
@@ -104,7 +104,7 @@ impl Point {
         now.wrapping_sub(self.at) as i64
     }
 
-    /// Moved to another moment.
+    /// The lead and its error at another moment.
     fn moved(&self, now: u64, rate: Rate) -> (i64, u64) {
         let age = self.age(now) as f64;
         let ahead = self.ahead.wrapping_add((age * rate.ppb / BILLION) as i64);
@@ -119,7 +119,7 @@ impl Rate {
         error_ppb: RATE_MAX_PPB as f64,
     };
 
-    /// By the two points that tell it best.
+    /// The rate by the two points that give it best.
     fn of(points: &[Point]) -> Self {
         let mut best = Self::UNKNOWN;
         for (index, old) in points.iter().enumerate() {
@@ -138,7 +138,8 @@ impl Rate {
 }
 
 impl Drift {
-    /// Known by one relation of a host's counter to this one, which has so many ticks in a millisecond.
+    /// The estimate after one relation of a host's counter to this one, which has so many ticks in a
+    /// millisecond.
     pub fn new(relation: Relation, ratio: Ratio, khz: u32) -> Self {
         let point = Point::of(relation, ratio);
         Self {
@@ -151,7 +152,7 @@ impl Drift {
         }
     }
 
-    /// For the moment at which this host's counter reads `now`.
+    /// The estimate for the moment at which this host's counter reads `now`.
     pub fn at(&self, now: u64) -> Estimate {
         let moved = self.kept.iter().map(|point| point.moved(now, self.rate));
         let (ahead, error) = moved.min_by_key(|(_, error)| *error).unwrap_or((0, u64::MAX));
@@ -163,10 +164,10 @@ impl Drift {
         }
     }
 
-    /// A round has come back.
+    /// Takes the result of a round.
     ///
     /// # Errors
-    /// If it can't be. Then it changes nothing, unless it is one of many that agree.
+    /// If the round is impossible. Then it changes nothing, unless it is one of many that agree.
     pub fn learn(&mut self, round: Round) -> Result<(), Refused> {
         let trip_ms = round.answered.wrapping_sub(round.asked) / self.khz;
         if trip_ms > 1_000 * JUMP_MAX_S {
@@ -185,13 +186,13 @@ impl Drift {
         Ok(())
     }
 
-    /// Keeps a point if it is worth it.
+    /// Keeps a point if it improves the estimate.
     fn keep(&mut self, point: Point) -> bool {
         let slot = SLOT_MS * self.khz;
         let number = |at: u64| (at.wrapping_sub(self.start) as i64).div_euclid(slot as i64);
         match &mut self.kept[..] {
-            // Of the same time, and by now worth less. The first is left alone: at the beginning it tells the
-            // rate.
+            // The point is of the same time, and by now worth less. The first is left alone: at the beginning
+            // it gives the rate.
             [_, .., last] if number(last.at) == number(point.at) => {
                 if point.error > last.moved(point.at, self.rate).1 {
                     return false;

@@ -1,5 +1,5 @@
 //! Keeps the clocks of a VM's shards together while it runs: a thread for each other host makes rounds, and
-//! one has those step that are behind.
+//! one orders steps of the shards that are behind.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use super::leader::{Leader, Step};
 use super::{End, Rounds, counter};
 
-/// Rounds at one look. The first is slow, as whoever has been asleep is.
+/// Rounds in one measurement. The first is slow, as a thread that has just been woken is.
 const ROUNDS: usize = 4;
 
-/// Of one boot. Cheap to clone; all clones are the same.
+/// The clocks of one boot. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug)]
 pub struct Clocks(Arc<Shared>);
 
@@ -27,7 +27,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     leader: Leader,
-    /// Why there are no more rounds with a shard's host.
+    /// The reason why the rounds with a shard's host have ended.
     lost: Vec<Option<String>>,
     phase: Phase,
 }
@@ -40,7 +40,7 @@ enum Phase {
     Over,
 }
 
-/// Keeps them from its begin until it is dropped.
+/// Keeps the clocks from its begin until it is dropped.
 #[derive(Debug)]
 pub struct Keeper {
     clocks: Clocks,
@@ -49,7 +49,7 @@ pub struct Keeper {
 }
 
 impl Clocks {
-    /// Those that the leader knows.
+    /// The clocks of a leader.
     pub fn new(leader: Leader) -> Self {
         let lost = vec![None; leader.clocks().len()];
         Self(Arc::new(Shared {
@@ -62,7 +62,7 @@ impl Clocks {
         }))
     }
 
-    /// What is known of each shard's clock; null on the home's host, which has the guest's.
+    /// The state of each shard's clock; null on the home's host, which has the guest's.
     pub fn status(&self) -> Vec<Value> {
         let (state, now) = (self.lock(), counter());
         let leader = &state.leader;
@@ -88,7 +88,8 @@ impl Clocks {
         told.collect()
     }
 
-    /// Gives every shard that is behind to `order`. In how much time to look again; none when it is over.
+    /// Passes a step for every shard that is behind to `order`. Returns the time until the next call; none
+    /// when the clocks have ended.
     fn look(&self, order: &impl Fn(Step)) -> Option<Duration> {
         let mut state = self.lock();
         if state.phase == Phase::Over {
@@ -99,14 +100,14 @@ impl Clocks {
         Some(Duration::from_nanos(state.leader.look_ns(counter())))
     }
 
-    /// Waits until it begins; false when it is over.
+    /// Blocks until the clocks begin; false when they have ended.
     fn wait_for_begin(&self) -> bool {
         let is_early = |state: &mut State| state.phase == Phase::Waiting;
         let waited = self.0.changed.wait_while(self.lock(), is_early);
         waited.unwrap_or_else(PoisonError::into_inner).phase == Phase::Going
     }
 
-    /// Waits for so long; false when it is over.
+    /// Blocks for so long; false when the clocks have ended.
     fn wait(&self, time: Duration) -> bool {
         let is_going = |state: &mut State| state.phase == Phase::Going;
         let waited = self.0.changed.wait_timeout_while(self.lock(), time, is_going);
@@ -132,7 +133,7 @@ impl Clocks {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change is whole, whoever panicked.
+        // Each change is whole, whichever thread panicked.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -162,7 +163,7 @@ impl Keeper {
                     }
                 })?);
         }
-        // A round may take long, and what is known by then still holds.
+        // A round may take long, and the estimate still holds meanwhile.
         keeper.threads.push(thread("clocks".to_owned()).spawn(move || {
             let mut is_going = clocks.wait_for_begin();
             while is_going {
@@ -172,7 +173,7 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// The shards take orders.
+    /// Begins: the shards take orders.
     pub fn begin(&self) {
         self.clocks.enter(Phase::Going);
     }

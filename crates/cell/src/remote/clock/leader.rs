@@ -1,66 +1,66 @@
-//! Who of a VM's hosts has the fastest clock, and by what steps the others follow it. Pure.
+//! Decides which of a VM's hosts has the fastest clock, and the steps by which the others follow it. Pure.
 //!
-//! The guest's counter at a shard is the host's, scaled, and an offset. Hosts drift apart, and what keeps the
-//! guest's counters together is that the offsets of those that are behind grow: a guest bears a counter that
-//! jumps ahead by a microsecond, none that goes back. So the guest's time runs as fast as the fastest host's
-//! counter. To slow that one down instead its frequency would have to be set, and KVM takes those for equal
-//! that are 250 parts of a million apart.
+//! The guest's counter at a shard is the host's, scaled, and an offset. Hosts drift apart, and the guest's
+//! counters stay together because the offsets of those that are behind grow: a guest tolerates a counter that
+//! jumps ahead by a microsecond, and none that goes back. So the guest's time runs as fast as the fastest
+//! host's counter. Slowing that one down instead would take a new frequency, and KVM treats frequencies as
+//! equal that are 250 parts of a million apart.
 //!
-//! One decides for all, the home's monitor: it asks every other host, and those don't ask one another. Were
-//! each to follow whoever it takes to be ahead, errors would add up in circles, and the guest's time would
-//! run away. What it decides holds at once for what it decides next; the shards come after by the time that
-//! an order takes.
+//! The home's monitor decides for all: it makes rounds with every other host, and those make none with one
+//! another. If each host followed the one that it measures to be ahead, errors would add up in circles, and
+//! the guest's time would run away. A decision counts at once for the next decision; the shards follow after
+//! the time that an order takes.
 //!
-//! What two shards of different hosts read at the same moment differs by what is not known of them
-//! ([`Estimate::error`] of each), by a step that is not worth its cost yet ([`Leader::worth`]), and by what
-//! they drift while an order is on its way.
+//! The readings of two shards on different hosts at the same moment differ by the errors of their estimates
+//! ([`Estimate::error`] of each), by a step that is not worth its cost yet ([`Leader::worth`]), and by their
+//! drift while an order is on its way.
 
 use shard_api::relation::{Ratio, Relation, Round};
 
 use super::drift::{Drift, Estimate, JUMP_MAX_S, Refused};
 
-/// Steps that are shorter are left for later, nanoseconds: each stops the vCPUs of a shard for some ten
+/// Minimum step, nanoseconds; shorter ones are left for later: each stops the vCPUs of a shard for some ten
 /// microseconds.
 pub const STEP_NS: u64 = 1_000;
-/// How long a look at the clocks holds, nanoseconds, at least and at most.
+/// Minimum and maximum time until the clocks are compared again, nanoseconds.
 pub const LOOK_NS: std::ops::RangeInclusive<u64> = 10_000_000..=250_000_000;
 
 /// The clocks of a VM's shards.
 #[derive(Clone, Debug)]
 pub struct Leader {
-    /// Ticks of the guest's in a millisecond.
+    /// Ticks of the guest's counter in a millisecond.
     khz: u64,
     shards: Vec<Clock>,
 }
 
-/// One shard's.
+/// The clock of one shard.
 #[derive(Clone, Debug)]
 pub struct Clock {
-    /// What is added to its host's counter.
+    /// The offset to its host's counter, ticks.
     pub offset: u64,
-    /// How its host's counter runs; none on the home's host.
+    /// Drift of its host's counter; none on the home's host.
     pub drift: Option<Drift>,
-    /// How often it was ordered forward,
+    /// Number of steps that it was ordered to make.
     pub steps: u64,
-    /// by how many ticks in all.
+    /// Sum of these steps, ticks.
     pub stepped: u64,
-    /// Rounds that were not believed,
+    /// Number of rounds that were refused.
     pub refused: u64,
-    /// and why the last one was not.
+    /// The reason for the last refusal.
     pub why: Option<Refused>,
 }
 
-/// A shard is to add more to its host's counter from now on.
+/// The order that a shard adds another offset to its host's counter from now on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Step {
-    /// Which.
+    /// The shard's number.
     pub shard: usize,
-    /// How much.
+    /// The new offset, ticks.
     pub offset: u64,
 }
 
 impl Clock {
-    /// A shard's, to which that is added.
+    /// The clock of a shard with that offset.
     pub fn new(offset: u64, drift: Option<Drift>) -> Self {
         Self {
             offset,
@@ -72,7 +72,8 @@ impl Clock {
         }
     }
 
-    /// Of a shard on another host: so that the guest reads the same there as here, where `offset` is added.
+    /// The clock of a shard on another host, so that the guest reads the same there as here, where `offset`
+    /// is added.
     pub fn there(relation: Relation, offset: u64, ratio: Ratio, khz: u32) -> Self {
         let drift = Drift::new(relation, ratio, khz);
         Self::new(relation.offset(offset, ratio), Some(drift))
@@ -80,7 +81,7 @@ impl Clock {
 }
 
 impl Leader {
-    /// Of all shards, the home's first. The guest's counter has so many ticks in a millisecond.
+    /// The clocks of all shards, the home's first. The guest's counter has so many ticks in a millisecond.
     pub fn new(khz: u32, shards: Vec<Clock>) -> Self {
         Self {
             khz: u64::from(khz.max(1)),
@@ -93,8 +94,8 @@ impl Leader {
         &self.shards
     }
 
-    /// By what the guest's counter at a shard is ahead of the home's, and what is known of its host's; all
-    /// that is known when the home's host's counter reads `now`.
+    /// The lead of the guest's counter at a shard over the home's, with the estimate for its host, when the
+    /// home's host's counter reads `now`.
     pub fn lead(&self, shard: usize, now: u64) -> Estimate {
         let known = |clock: &Clock| clock.drift.as_ref().map(|drift| drift.at(now));
         let (home, clock) = (self.shards.first(), self.shards.get(shard));
@@ -113,12 +114,12 @@ impl Leader {
         }
     }
 
-    /// The shortest step that is worth its cost where that much is not known, ticks.
+    /// The shortest step that is worth its cost with that error, ticks.
     pub fn worth(&self, error: u64) -> u64 {
         (self.ticks(STEP_NS)).max(error / 8)
     }
 
-    /// A round with a shard's host has come back.
+    /// Takes the result of a round with a shard's host.
     pub fn learn(&mut self, shard: usize, round: Round) {
         let Some(clock) = self.shards.get_mut(shard) else {
             return;
@@ -129,7 +130,7 @@ impl Leader {
         }
     }
 
-    /// Who is to step, when the home's host's counter reads `now`.
+    /// The steps to make when the home's host's counter reads `now`.
     pub fn steps(&mut self, now: u64) -> Vec<Step> {
         let leads: Vec<Estimate> = (0..self.shards.len())
             .map(|shard| self.lead(shard, now))
@@ -140,7 +141,7 @@ impl Leader {
         let mut steps = Vec::new();
         for (shard, lead) in leads.iter().enumerate() {
             let behind = first.ahead.wrapping_sub(lead.ahead).unsigned_abs();
-            // Two jumps, of two hosts, and no more: what counters read was looked at before.
+            // At most two jumps, of two hosts: impossible readings were refused before.
             if behind < self.worth(lead.error.max(first.error))
                 || behind > self.ticks(2_000_000_000 * JUMP_MAX_S)
             {
@@ -156,7 +157,7 @@ impl Leader {
         steps
     }
 
-    /// In how many nanoseconds to look again: before the counters can have drifted apart by a step.
+    /// Nanoseconds until the next comparison: before the counters can have drifted apart by a step.
     pub fn look_ns(&self, now: u64) -> u64 {
         let rates = (0..self.shards.len()).map(|shard| self.lead(shard, now));
         let rate = rates
@@ -167,7 +168,7 @@ impl Leader {
         look_ns.clamp(shortest, longest)
     }
 
-    /// Ticks as nanoseconds.
+    /// Converts ticks to nanoseconds.
     pub fn nanoseconds(&self, ticks: i64) -> i64 {
         (i128::from(ticks) * 1_000_000 / i128::from(self.khz)) as i64
     }

@@ -4,7 +4,7 @@ use config::cluster::{HostPlan, SpanTransport};
 
 use super::*;
 
-/// What alpha and beta know, of two cells each, which see the files of these names.
+/// The sites of alpha and beta, with two cells each, which see the files of these names.
 fn sites(folder: &Path, memories: [&str; 2]) -> [Site; 2] {
     let host = |name: &str, cells: [u16; 2], memory: &str| HostPlan {
         name: name.to_owned(),
@@ -90,13 +90,13 @@ fn a_place_is_one_vms_until_nobody_can_reach_it() {
         path.display()
     );
     assert_eq!(why(&meet(&sites, 0, 1)[0]), taken);
-    // What a shard has mapped keeps it, as the file alone does.
+    // A mapping of a shard keeps the slot, as the file alone does.
     let at = near.pipes(0).bulk;
     let mapped = SharedPipe::at(near.memory(), at.outgoing, at.words).unwrap();
     drop(near);
     assert_eq!(why(&meet(&sites, 0, 1)[0]), taken);
     drop(mapped);
-    // Now the caller's host has it, and the other not yet.
+    // Now the caller's host has the slot, and the other one not yet.
     let file = far.into_memory();
     let [near, refused] = meet(&sites, 0, 1);
     assert!(near.unwrap().is_some());
@@ -108,7 +108,7 @@ fn a_place_is_one_vms_until_nobody_can_reach_it() {
 
 /// A shard that was about to end may have written there since.
 #[test]
-fn who_is_called_finds_its_pipes_empty() {
+fn callee_finds_its_pipes_empty() {
     let folder = tempfile::tempdir().unwrap();
     memory(folder.path(), "memory", needed());
     let sites = sites(folder.path(), ["memory", "memory"]);

@@ -1,7 +1,8 @@
-//! The host's resources that a snapshot's VM gets: its manifest only asks.
+//! The host's resources that a snapshot's VM gets.
 //!
-//! A limit takes from the VM alone, so a manifest may have one. A part of what other VMs use, a place, and a
-//! share group are the caller's to give. Core scheduling is isolation: the stronger wins, as for the sandbox.
+//! A limit takes from the VM alone, so a manifest may have one. A share of resources that other VMs use, a
+//! place, and a share group are given by the caller only. Core scheduling is isolation: the stronger setting
+//! wins, as for the sandbox.
 
 use config::vm::{NodeSpec, RestartSpec, RootSpec};
 use config::{IoLimitSpec, Size, VmSpec};
@@ -11,7 +12,7 @@ use super::TrustError;
 /// The host's resources that the caller gives a snapshot's VM, and their limits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resources {
-    /// Its part of CPUs that VMs share. The manifest's counts for nothing.
+    /// Its weight among VMs that share CPUs. The manifest's is ignored.
     pub cpu_weight: Option<u16>,
     /// The limit of CPUs; the manifest's when absent.
     pub cpu_limit: Option<f64>,
@@ -25,21 +26,21 @@ pub struct Resources {
     pub core_scheduling: bool,
     /// The share group that it may join: the manifest's, named again.
     pub share_group: Option<String>,
-    /// The cell to run in. The manifest's counts for nothing.
+    /// The cell to run in. The manifest's is ignored.
     pub cell: Option<u16>,
 }
 
 /// The outcome of [`Resources::apply`], one line each.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Applied {
-    /// What the VM takes of the host.
+    /// Resources of the host that the VM takes.
     pub takes: Vec<String>,
     /// Requests of the manifest that are refused.
     pub withheld: Vec<String>,
 }
 
 impl Resources {
-    /// Gives `spec` what the caller gives, and takes away what only the manifest asks for. `as_is` leaves it
+    /// Applies the caller's settings to `spec`, and removes those that only the manifest has. `as_is` keeps
     /// the nodes of the host.
     ///
     /// The patterns name every key of a spec, so that a new key does not compile until it has a rule.
@@ -65,7 +66,7 @@ impl Resources {
                     persistent: _,
                     // How pages are shared; with whom is the share group's.
                     share: _,
-                    // It can only hold up the VM itself.
+                    // It can only delay the VM itself.
                     on_full: _,
                 },
             // The guest runs on them: no restore can change them.
@@ -138,7 +139,7 @@ impl Resources {
             }
         }
         for NodeSpec {
-            // Of the guest.
+            // The setting is the guest's own.
             cpus: _,
             memory: _,
             distances: _,

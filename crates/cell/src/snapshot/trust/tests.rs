@@ -1,4 +1,4 @@
-//! What a snapshot of somebody else may use, and what it may not.
+//! The resources that a snapshot of another user may use, and those that it may not.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -69,7 +69,7 @@ fn a_file_that_the_caller_did_not_name_is_refused() {
         why.contains("--kernel /etc/shadow --initrd /etc/gshadow"),
         "{why}"
     );
-    // Read-only, it is as secret.
+    // A disk that is only read is as secret.
     host.refusal(json!({ "image": "tiny", "disks": [{ "path": "/dev/sda", "read_only": true }] }));
 }
 
@@ -93,8 +93,8 @@ fn a_disk_in_the_snapshot_is_granted_unless_it_leads_elsewhere() {
     let host = Host::new();
     let path = host.write("base.raw", &[7; 512]);
     let disk = |path: &str| json!({ "image": "tiny", "disks": [{ "path": path }] });
-    // The test's directory for temporary files may be one that others can replace: then the caller has to
-    // name it.
+    // The test's directory for temporary files may be one that other users can replace: then the caller has
+    // to name it.
     let directory = Directory::open(host.snapshot.path(), &[caller()]).unwrap();
     match host.grant(disk(&path), &Allowed::default()) {
         Ok(granted) => assert_eq!(granted.spec.disks[0].path, Path::new(&path)),
@@ -143,7 +143,7 @@ fn a_disk_that_stands_on_another_file_has_a_name_for_it_at_its_start() {
 }
 
 #[test]
-fn what_only_one_vm_can_have_is_refused_even_when_it_is_named() {
+fn resource_that_only_one_vm_can_use_is_refused_even_when_it_is_named() {
     let host = Host::new();
     let mut allowed = Allowed {
         as_is: true,
@@ -261,7 +261,7 @@ fn a_weight_a_cell_and_a_node_of_the_host_come_from_the_caller_alone() {
     assert_eq!(granted.spec.nodes[0].host_node, Some(1));
     assert_eq!(granted.opens, ["the image tiny", "memory of the host's node 1"]);
     assert_eq!(granted.withheld.len(), 2, "{:?}", granted.withheld);
-    // Nothing is reported where the manifest asks for nothing, or for the same.
+    // Nothing is reported where the manifest requests nothing, or the same.
     for asked in [json!({}), json!({ "cpu_weight": 50, "cell": 1 })] {
         let mut spec = json!({ "image": "tiny" });
         spec.as_object_mut()

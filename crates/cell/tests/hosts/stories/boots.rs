@@ -1,4 +1,4 @@
-//! Parts that run, again and again: what they are told, what they tell, and whom they are connected with.
+//! Parts that run, again and again: their launch messages, their reports, and their connections.
 
 use std::fs::File;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub fn again_and_again(two: &Two) {
     again_and_again_by(two, "streams");
 }
 
-/// Each boot finds the place free again.
+/// Each boot finds the slot free again.
 pub fn again_and_again_by_memory(two: &Two) {
     again_and_again_by(two, "shared");
 }
@@ -35,7 +35,7 @@ fn again_and_again_by(two: &Two, way: &str) {
         let remote = remote(&span);
         keep_time(&boot);
         let start = boot.remote(&span, 1, &opened.launch).expect("coherent memory");
-        // Forward, and what is left out: back.
+        // A step forward; then a step back, which is refused.
         for offset in [start.tsc.offset.wrapping_add(1_000), start.tsc.offset] {
             remote.order(&Order::Step { offset }).expect("an order");
         }
@@ -71,14 +71,14 @@ fn again_and_again_by(two: &Two, way: &str) {
     two.wait_until_free();
 }
 
-/// Rounds with beta go on after the boot, however long that took, until nobody wants them.
+/// Rounds with beta go on after the boot, however long that took, until the clocks are dropped.
 fn keep_time(boot: &Boot) {
     let clocks = boot.clocks().expect("those of two hosts");
     let keeper = boot.keep_time(|_| ()).expect("threads").expect("two hosts");
-    // Longer than anybody waits for a first message.
+    // Longer than the time limit for a first message.
     std::thread::sleep(Duration::from_millis(2_500));
     let rate_error = || clocks.status()[1]["rate_error_ppb"].as_u64();
-    assert_eq!(rate_error(), Some(500_000), "nobody has begun");
+    assert_eq!(rate_error(), Some(500_000), "no clock has begun");
     keeper.begin();
     wait(|| rate_error().is_some_and(|ppb| ppb < 500_000));
     let told = clocks.status();
@@ -89,7 +89,7 @@ fn keep_time(boot: &Boot) {
     );
 }
 
-/// What beta's parts say of themselves, for `mem`.
+/// The records of beta's parts, for `mem`.
 fn noted(two: &Two) -> Vec<Record> {
     let parts = Registry::at(&site::beta(&two.folder).join("parts")).and_then(|registry| registry.list());
     parts.expect("a directory")
@@ -101,7 +101,7 @@ pub fn late_order(two: &Two) {
     two.shards().into_iter().for_each(kill_process);
     gone(remote(&span));
     drop(boot);
-    // As the home's monitor tells all parts at the end of each boot.
+    // As the home's monitor orders all parts at the end of each boot.
     remote(&span).order(&Order::Quit).expect("an order");
     let _boot = started(two, &span, &opened);
     let said = remote(&span).next(Some(QUIT_LIMIT + Duration::from_secs(2)));
@@ -131,7 +131,7 @@ pub fn two_parts(two: &Two) {
             "{said:?}"
         );
     }
-    // The first ends, and the second misses it, though the home has a link to each.
+    // The first ends, and the second loses it, though the home has a link to each.
     parts[0].order(&Order::Quit).expect("an order");
     match parts[1].next(Some(SOON)) {
         Some(FromPart::Report(Report::Ended(Ending::PeerLost { detail }))) => {
@@ -204,21 +204,21 @@ pub fn all_meet(two: &Two) {
                 ..
             })) = remote.next(Some(SOON))
             else {
-                panic!("it has not heard all");
+                panic!("it has not received all texts");
             };
             assert_eq!(status["heard"], status["expected"]);
             assert_eq!(status["heard"].as_array().map(Vec::len), Some(6), "{status}");
             assert_eq!(status["names"], serde_json::json!(names));
             assert_eq!(status["kernel"]["start"], number);
             assert_eq!(status["device"], true, "its host's");
-            // Beta's processes may do what this one may.
+            // Beta's processes have the permissions of this one.
             if setrlimit(Resource::RLIMIT_RTPRIO, 10, 10).is_ok() {
                 assert_eq!(status["priority"], 10, "its lanes may have some");
             }
             quit(remote);
         }
     }
-    // Who comes for a boot that is over is too late.
+    // A connection for a boot that is over comes too late.
     let files = Files::open().expect("files");
     let hosts = Hosts::open(files.site().expect("files").expect("hosts")).expect("keys");
     let of = |boot| LaneEnds {

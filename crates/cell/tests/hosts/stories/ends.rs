@@ -1,4 +1,4 @@
-//! Ends of shards, monitors, homes and hosts: who is told, why, and what is left.
+//! Ends of shards, monitors, homes and hosts: the reports of their reasons, and their remains.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -139,7 +139,7 @@ pub fn witness_home(two: &Two) {
     two.wait_until_free();
 }
 
-/// Why a VM that spans these cells ended.
+/// The reason for the end of a VM that spans these cells.
 fn failure(two: &Two, name: &str, cells: &[u16], progress: fn(vm::Progress<'_>)) -> String {
     let mut spec = two.spec.clone();
     spec.span = Some(config::SpanSpec::Coherent(cells.to_vec()));

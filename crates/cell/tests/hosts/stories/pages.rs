@@ -24,14 +24,14 @@ pub fn pages_come_by_memory(two: &Two) {
 }
 
 pub fn pages_come_without_memory(two: &Two) {
-    let note = "pages of the shard in cell 1 on host beta come by streams: cell 1 on host beta does not see this host's shared \
-                memory, or uses it for another VM";
+    let note = "pages of the shard in cell 1 on host beta come by streams: cell 1 on host beta does not see \
+                this host's shared memory, or uses it for another VM";
     pages_come_by(two, "streams", Some(note));
 }
 
-/// The home's memory is served by this process. What its lanes go by, and what is noted of that.
+/// This process serves the home's memory. Checks the transport of its lanes, and the note about it.
 fn pages_come_by(two: &Two, way: &str, note: Option<&str>) {
-    /// Pages that are beta's at first.
+    /// Number of pages that are beta's at first.
     const PAGES: u64 = 200;
     let (span, opened) = (two.span(), two.opened());
     let boot = started(two, &span, &opened);
@@ -49,7 +49,7 @@ fn pages_come_by(two: &Two, way: &str, note: Option<&str>) {
     let end = Arc::new(EndSignal::new().expect("an event"));
     let coherence = replica.start(&Threads::open(), &end).expect("lanes");
 
-    // Who waits for a page that never comes waits for ever.
+    // A thread that waits for a page that never comes waits for ever.
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
         let since = Instant::now();

@@ -1,4 +1,4 @@
-//! What is asked of the hosts before anything runs: places, names, and who is let in.
+//! Requests to the hosts before anything runs: places, names, and the admission of connections.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub fn not_coherent(two: &Two) {
     );
     assert!(!why.contains('\n'), "{why}");
     assert!(two.at_beta().is_empty());
-    // Nobody was asked for a place: no monitor has ever been there.
+    // No place was requested: no monitor has ever been there.
     assert!(!site::beta(&two.folder).join("parts").exists());
 }
 
@@ -81,7 +81,7 @@ pub fn strangers(two: &Two) {
     let first = connect(&hosts, known, link).expect("a link");
     assert!(connect(&hosts, known, link).is_err(), "there is one already");
     drop(first);
-    // Each lane has its own.
+    // Each lane has its own connections.
     for role in [
         Role::Coherence(lane(0, 1, 0)),
         Role::Coherence(lane(0, 1, 3)),
@@ -97,7 +97,7 @@ pub fn strangers(two: &Two) {
         .expect_err("no room")
         .to_string();
     assert!(why.contains("of its own memory"), "{why}");
-    // Alpha's cell has been asked first: nothing is kept there, either.
+    // Alpha's cell received a request first: nothing is kept there, either.
     large.memory = config::Size(site::CELL_BYTES);
     let held = Span::begin("big", &large, shard::PLATFORM)
         .expect("places")
@@ -129,7 +129,7 @@ pub fn real_cells(two: &Two) {
     };
     let all = ["big", "big/1"];
     assert_eq!(vms(&two.beta_files()), all);
-    // Both cells have the name: nobody gets it again, on either host.
+    // Both cells have the name: no other VM gets it, on either host.
     let twice = Span::begin("big", &two.spec, shard::PLATFORM)
         .expect_err("it is taken")
         .to_string();
@@ -137,7 +137,7 @@ pub fn real_cells(two: &Two) {
     two.kill("1");
     two.start("1", &["cell", "1"], &site::beta(&two.folder), Stdio::null());
     wait(|| two.both_live());
-    // Longer than orphans may take to be found by their monitors.
+    // Longer than the time limit for monitors to find orphans.
     std::thread::sleep(Duration::from_secs(6));
     assert_eq!(vms(&two.beta_files()), all);
     assert_eq!(span.lost(), None);
@@ -148,8 +148,8 @@ pub fn real_cells(two: &Two) {
     two.wait_until_free();
 }
 
-/// Two VMs over the same cells; the second one has to do without, until the first one is gone from both
-/// hosts.
+/// Two VMs over the same cells; the second one works without shared memory, until the first one is gone from
+/// both hosts.
 pub fn one_vm_at_a_time(two: &Two) {
     let opened = two.opened();
     let boot_of = |span: &Span| Boot::new(span, &opened.launch.memory, Some(0..0)).expect("links and lanes");

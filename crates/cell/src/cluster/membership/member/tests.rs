@@ -6,7 +6,7 @@ const ME: CellId = CellId { number: 0, life: 3 };
 const OTHER: CellId = CellId { number: 1, life: 5 };
 const LOOK: Duration = Duration::from_millis(100);
 
-/// All is as it should be: two cells.
+/// The records of two cells that live.
 fn good() -> Records {
     let both = Members::from([(0, 3), (1, 5)]);
     Records {
@@ -24,7 +24,7 @@ fn lost() -> Records {
     }
 }
 
-/// One that has seen [`good`].
+/// A member that has seen [`good`].
 fn member() -> Member<u8> {
     let mut member = Member::new(ME, 1, &good().members);
     assert_eq!(round(&mut member, &good()), []);
@@ -58,7 +58,7 @@ fn restore() -> Option<Question<u8>> {
 }
 
 #[test]
-fn a_cell_writes_its_entry_back_when_all_are_lost_and_takes_nobody_for_dead() {
+fn cell_writes_its_entry_back_when_all_are_lost_and_takes_no_other_for_dead() {
     let mut member = member();
     assert_eq!(round(&mut member, &lost()), []);
     assert_eq!(member.question(), restore());
@@ -144,14 +144,14 @@ fn a_cell_without_its_links_writes_nothing_back() {
 
 #[test]
 fn a_life_that_may_be_given_out_again_is_not_written_back() {
-    // A later life has entered.
+    // A later incarnation has entered.
     let mut member = member();
     let later = Records {
         lives: [(0, 4)].into(),
         ..lost()
     };
     assert_eq!(round(&mut member, &later), [News::Outcast]);
-    // A cell that is not known here has entered the empty etcd, and takes itself for alone.
+    // A cell that is unknown here has entered the empty etcd, and takes itself for the only one.
     for stranger in [(2, 1), (1, 6), (0, 4)] {
         let mut member = self::member();
         let entered = Records {
@@ -187,7 +187,7 @@ fn another_cell_that_was_quicker_is_looked_at_before_the_next_attempt() {
 }
 
 #[test]
-fn a_life_that_was_over_and_comes_back_is_accused() {
+fn dead_incarnation_that_comes_back_is_accused() {
     let mut member = member();
     let alone = Records {
         members: [(0, 3)].into(),
@@ -204,7 +204,7 @@ fn a_life_that_was_over_and_comes_back_is_accused() {
 }
 
 #[test]
-fn a_host_that_knows_of_a_life_gives_it_out_to_nobody_again() {
+fn host_with_a_record_of_an_incarnation_gives_it_out_to_no_other_cell() {
     let mut joining = Joining::new(0, 3);
     joining.answered(Some(Answer::LastLife(None)));
     joining.answered(Some(Answer::Lease(1_u8)));
@@ -221,7 +221,7 @@ fn a_host_that_knows_of_a_life_gives_it_out_to_nobody_again() {
     enter(&joining, 5);
 }
 
-/// The records without the other cell, after its lives up to `life`.
+/// The records without the other cell, after its incarnations up to `life`.
 fn without_other(life: u32) -> Records {
     let mut records = good();
     records.members.remove(&OTHER.number);
@@ -299,7 +299,7 @@ fn no_cell_lapses_while_etcd_does_not_answer_or_has_lost_its_keys_or_where_vms_r
 }
 
 #[test]
-fn cell_whose_host_has_left_is_over_for_all_and_gets_no_further_life() {
+fn cell_whose_host_has_left_is_dead_for_all_and_gets_no_further_incarnation() {
     let mut member = member();
     let mut retired = good();
     retired.members.remove(&OTHER.number);

@@ -1,4 +1,4 @@
-//! What the host's registry says of places.
+//! Places in the host's registry.
 
 use registry::vms::State as VmState;
 

@@ -53,7 +53,7 @@ fn cordoned_cell_takes_no_vm_and_every_cell_places_around_it() {
         ));
     }
     world.vms(&[&["a", "c"], &["runs"], &["b", "d"]]);
-    // A part of a spanning VM, and a VM that another cell sent before it knew.
+    // A part of a spanning VM, and a VM that another cell sent before it had the cordon.
     world.refused(
         id(1, 1),
         CellRequest::AdmitVm(AdmitVm {
@@ -96,7 +96,7 @@ fn cordon_outlives_the_cells_process_and_its_vms_come_back_to_it() {
         CellResponse::Hosted(_)
     ));
     world.refused(id(1, 2), CellRequest::AdmitVm(in_cell(1, "b", 64)), "cordoned");
-    // A cell that starts anew elsewhere is told.
+    // A cell that starts anew elsewhere receives the cordon.
     world.die(id(0, 1));
     world.start(id(0, 2));
     world.cordoned_as_all_know(&[false, true]);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The VM `name` over these cells, as its home holds a place in each.
+/// A VM `name` over these cells; its home holds a place in each.
 fn span(world: &mut World, client: Client, name: &str, cells: &[u16]) {
     for (part, cell) in cells.iter().enumerate() {
         let name = registry::cluster::interface::shard_name(name, part);
@@ -17,7 +17,7 @@ fn span(world: &mut World, client: Client, name: &str, cells: &[u16]) {
 }
 
 impl World {
-    /// The process of a cell dies, and each other is told that the cell has failed.
+    /// Ends the process of a cell, and reports its failure to each other cell.
     fn fail(&mut self, cell: CellId) {
         self.die(cell);
         let survivors: Vec<CellId> = self.cells.keys().copied().collect();
@@ -35,7 +35,7 @@ impl World {
         self.settle();
     }
 
-    /// The VMs that were to end since the last look, and by whom.
+    /// The VMs that were ended since the last call, each with the cell that ended it.
     fn ended(&mut self) -> Vec<(u16, String)> {
         let mut ended = std::mem::take(&mut self.ended);
         ended.sort();

@@ -35,7 +35,7 @@ fn names_of_a_lost_host_are_free_in_all_cells_once_it_is_forgotten() {
         let free = claim(&mut world, id(cell, 1), 20 + u64::from(cell), name);
         assert!(matches!(free, CellResponse::Hosted(_)), "{free:?}");
     }
-    // Its cells are shown no more, until they come back.
+    // Its cells are not shown any more, until they come back.
     world.vms(&[&["vm2"], &["vm3"]]);
     world.start(id(2, 2));
     world.vms(&[&["vm2"], &["vm3"], &[]]);

@@ -20,7 +20,7 @@ impl World {
         }
     }
 
-    /// What cell 0 has lent cell 1, as all that live know it.
+    /// Checks the amount that cell 0 has lent cell 1, in the tables of all live cells.
     #[track_caller]
     fn lent_mib(&mut self, expected: u64) {
         let cells: Vec<CellId> = self.cells.keys().copied().collect();
@@ -52,7 +52,7 @@ fn a_vm_that_needs_a_loan_has_it_from_the_lenders_nodes() {
     assert_eq!(place.plan.nodes, [0, 1]);
     assert_eq!(place.borrowed, [part(0, 176)]);
     world.lent_mib(512);
-    // What is lent is no VM's of the lender, and what a VM has is not given back.
+    // Lent memory is free for no VM of the lender, and memory that a VM uses is not given back.
     world.refused(
         id(0, 1),
         CellRequest::AdmitVm(in_cell(0, "b", 600)),
@@ -77,7 +77,7 @@ fn a_vm_that_needs_a_loan_has_it_from_the_lenders_nodes() {
 }
 
 #[test]
-fn what_fits_its_own_cell_takes_nothing_of_others() {
+fn vm_that_fits_its_own_cell_takes_no_borrowed_memory() {
     let mut world = World::new(2);
     assert_eq!(world.ask(id(0, 1), 1, lend(1, 512)), CellResponse::Done);
     let CellResponse::Hosted(place) = world.host(2, in_cell(1, "a", 1024)) else {
@@ -88,7 +88,7 @@ fn what_fits_its_own_cell_takes_nothing_of_others() {
 }
 
 #[test]
-fn a_loan_that_can_not_be_is_refused_with_what_can() {
+fn impossible_loan_is_refused_with_what_is_possible() {
     let mut world = World::new(2);
     let other = CellPlan {
         host: Some("beta".to_owned()),
@@ -120,7 +120,7 @@ fn a_loan_that_can_not_be_is_refused_with_what_can() {
 }
 
 #[test]
-fn who_waits_for_a_cell_that_dies_is_told() {
+fn client_that_waits_for_a_cell_that_dies_receives_an_error() {
     let mut world = World::new(2);
     world.act(id(0, 1), |state| state.asked(1, lend(1, 100)));
     let awaited = world.cells[&id(0, 1)].awaited(1);
@@ -131,14 +131,14 @@ fn who_waits_for_a_cell_that_dies_is_told() {
         panic!("no answer");
     };
     assert!(why.contains("cell 1 died before it answered"), "{why}");
-    // It was in writing: the next life has it.
+    // The loan was on record: the next incarnation has it.
     world.start(id(1, 2));
     world.lent_mib(100);
     assert_eq!(world.ask(id(0, 1), 2, reclaim(1, 100)), CellResponse::Done);
     world.lent_mib(0);
 }
 
-/// Whoever dies, alone or with the other: the loan is what it was, and the VM has what it had.
+/// Whichever cell dies, alone or with the other: the loan and the VM's memory stay as they were.
 #[test]
 fn a_loan_and_its_vm_outlive_both_cells() {
     for dead in [vec![0], vec![1], vec![0, 1], vec![1, 0]] {
@@ -182,9 +182,9 @@ fn a_loan_and_its_vm_outlive_both_cells() {
     }
 }
 
-/// A cluster that comes up under VMs that were left has lent what they have.
+/// A cluster that comes up under VMs that were left has lent the memory that they use.
 #[test]
-fn what_vms_have_of_other_cells_is_lent_by_a_new_cluster() {
+fn memory_that_vms_use_of_other_cells_is_lent_by_a_new_cluster() {
     let mut world = World::new(0);
     world.running = vec![RunningVm {
         name: "a".to_owned(),
@@ -200,7 +200,7 @@ fn what_vms_have_of_other_cells_is_lent_by_a_new_cluster() {
     assert_eq!(world.ask(id(0, 1), 1, reclaim(1, 176)), CellResponse::Done);
 }
 
-/// A VM of the name of one that runs takes nothing from it, and leaves nothing behind.
+/// A VM with the name of one that runs takes nothing from it, and leaves nothing behind.
 #[test]
 fn a_name_that_is_taken_costs_no_memory() {
     let mut world = World::new(2);
@@ -224,9 +224,9 @@ fn a_name_that_is_taken_costs_no_memory() {
     ));
 }
 
-/// The host's registry may not know of a VM that was about to start.
+/// The host's registry may have no record of a VM that was about to start.
 #[test]
-fn what_the_others_say_runs_in_a_cell_takes_its_memory() {
+fn vm_that_others_report_in_a_cell_takes_its_memory() {
     let mut world = World::new(2);
     world.host_borrowing();
     world.die(id(1, 1));
@@ -241,7 +241,7 @@ fn what_the_others_say_runs_in_a_cell_takes_its_memory() {
 }
 
 #[test]
-fn a_loan_is_used_when_it_has_come_and_not_when_it_is_heard_of() {
+fn loan_is_used_when_it_has_arrived_and_not_when_it_is_announced() {
     let mut world = World::new(2);
     world.act(id(0, 1), |state| state.asked(1, lend(1, 512)));
     let (from, to, message) = world.links.pop_front().expect("told");

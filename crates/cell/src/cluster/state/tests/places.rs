@@ -1,4 +1,4 @@
-//! Where VMs start, and that `mirrorball knowledge place` knows it before.
+//! Placement of VMs, as `mirrorball knowledge place` predicts it.
 
 use hostinfo::capacity;
 use knowledge::{Base, Fact};
@@ -13,15 +13,15 @@ fn asserted(facts: &str) -> Base {
 }
 
 impl World {
-    /// Has all cells go by these facts.
+    /// Applies these facts in all cells.
     fn assert(&mut self, facts: &Base) {
         for state in self.cells.values_mut() {
             state.assert(capacity::assertions_in(facts));
         }
     }
 
-    /// The cell that `knowledge place` names first, by a cell's report and the facts: as the command makes
-    /// it.
+    /// The cell that `knowledge place` names first, by a cell's report and the facts, computed as the command
+    /// does.
     fn foreseen(&mut self, at: CellId, host: &AdmitVm, facts: &Base) -> Option<u16> {
         let status = self.status(at);
         let known = capacity::merge(facts, capacity::of_status(&status, |_| true));
@@ -41,7 +41,7 @@ fn one_asserted_fact_changes_the_cell_of_the_next_vm() {
         ("cell_vcpus(0, 1)", 1),
         ("cell_cpus(1, 3)\ncell_vcpus(1, 0)\ncell_vcpus(0, 1)", 1),
         ("cell_free_bytes(0, 1000000)", 1),
-        // An assertion makes no memory.
+        // An assertion creates no memory.
         ("cell_free_bytes(1, 9000000000)", 0),
         ("cell_free_bytes(7, 9000000000)\ncell_runs(7)", 0),
     ] {
@@ -64,7 +64,8 @@ fn one_asserted_fact_changes_the_cell_of_the_next_vm() {
 fn refusal_of_a_cell_that_a_fact_cordons_names_the_fact() {
     let mut world = World::new(2);
     world.assert(&asserted("cell_cordoned(1)"));
-    let why = "cell 1 is cordoned and takes no new VM; name another cell, or remove `cell_cordoned(1)` from asserted.facts";
+    let why = "cell 1 is cordoned and takes no new VM; name another cell, or remove `cell_cordoned(1)` from \
+               asserted.facts";
     world.refused(id(0, 1), CellRequest::AdmitVm(in_cell(1, "a", 64)), why);
     world.assert(&asserted("cell_cordoned(0)\ncell_free_bytes(1, 1048576)"));
     let why =
@@ -75,8 +76,8 @@ fn refusal_of_a_cell_that_a_fact_cordons_names_the_fact() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// VMs come to any cells of a cluster, some of which are cordoned, lend memory, or are said to have other
-    /// room than they have. `run` places each where `knowledge place` says.
+    /// VMs come to any cells of a cluster, some of which are cordoned, lend memory, or are asserted to have
+    /// other capacity than they have. `run` places each where `knowledge place` says.
     #[test]
     fn run_places_each_vm_where_knowledge_place_says(
         count in 1..5_u16,

@@ -1,4 +1,4 @@
-//! Spans of real cells' states behind real sockets; what is between the cells is in memory.
+//! Spans of real cells' states behind real sockets; the links between the cells are in memory.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -23,7 +23,7 @@ struct Cluster {
     directory: tempfile::TempDir,
     files: Files,
     world: Arc<Mutex<World>>,
-    /// Of each cell that runs: its lock, and the ends of its clients' connections.
+    /// The lock of each running cell, and the ends of its clients' connections.
     runs: BTreeMap<u16, (CellLock, Connections)>,
     clients: Arc<AtomicU64>,
 }
@@ -83,7 +83,7 @@ impl Cluster {
         });
     }
 
-    /// A cell's process dies.
+    /// Ends a cell's process.
     fn kill(&mut self, number: u16) {
         std::fs::remove_file(self.files.cell(number).socket()).unwrap();
         let (claim, streams) = self.runs.remove(&number).unwrap();
@@ -93,7 +93,7 @@ impl Cluster {
         }
     }
 
-    /// It starts again.
+    /// Starts it again.
     fn start(&mut self, number: u16) {
         self.listen(number);
         let cell = self.runs[&number].0.id;
@@ -122,7 +122,7 @@ impl Cluster {
         }
     }
 
-    /// Waits for what other threads do.
+    /// Waits for the work of other threads.
     #[track_caller]
     fn wait(&self, what: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(5);
@@ -206,8 +206,8 @@ fn one_part_without_room_gives_all_others_back() {
         6,
         1536,
         cells(&[0, 1, 2]),
-        "cell 2 has 324 MiB of its own memory, and 512 MiB are needed there; give the VM less, end another one, or span other \
-         cells",
+        "cell 2 has 324 MiB of its own memory, and 512 MiB are needed there; give the VM less, end another \
+         one, or span other cells",
     );
     cluster.world().vms(&[&[], &[], &["b"]]);
     assert_eq!(cluster.begin("x", 6, 900, cells(&[0, 1, 2])).unwrap().len(), 3);
@@ -223,15 +223,16 @@ fn cordoned_cell_gets_no_part() {
         assert_eq!(answer, CellResponse::Done);
     };
     cordon(1, true);
-    let why = "cell 1 is cordoned and takes no new VM; name another cell, or end the cordon with `mirrorball cluster uncordon 1`";
+    let why = "cell 1 is cordoned and takes no new VM; name another cell, or end the cordon with `mirrorball \
+               cluster uncordon 1`";
     cluster.refused(2, 256, cells(&[0, 1]), why);
     cluster.world().vms(&[&[], &[], &[]]);
     let held = cluster.begin("x", 4, 1024, SpanSpec::Auto).unwrap();
     assert_eq!(parts(&held), [part(0, 0..2, 512), part(2, 2..4, 512)]);
     cordon(0, true);
     cordon(2, true);
-    let why = "no cells of this host have 256M of memory for 2 vCPUs together: cell 0 is cordoned, cell 1 is cordoned, cell 2 is \
-               cordoned; give it less, or end another VM";
+    let why = "no cells of this host have 256M of memory for 2 vCPUs together: cell 0 is cordoned, cell 1 is \
+               cordoned, cell 2 is cordoned; give it less, or end another VM";
     cluster.refused(2, 256, SpanSpec::Auto, why);
     cordon(1, false);
     assert_eq!(cluster.begin("y", 2, 256, cells(&[1])).unwrap().len(), 1);
@@ -249,11 +250,11 @@ fn parts_borrow_nothing() {
         2,
         1200,
         cells(&[1]),
-        "cell 1 has 1024 MiB of its own memory, and 1200 MiB are needed there; give the VM less, end another one, or span other \
-         cells",
+        "cell 1 has 1024 MiB of its own memory, and 1200 MiB are needed there; give the VM less, end another \
+         one, or span other cells",
     );
-    let why = "no cells of this host have 1600M of memory for 4 vCPUs together: cell 0 has 512 MiB, cell 1 has 1024 MiB; give it \
-               less, or end another VM";
+    let why = "no cells of this host have 1600M of memory for 4 vCPUs together: cell 0 has 512 MiB, cell 1 \
+               has 1024 MiB; give it less, or end another VM";
     cluster.refused(4, 1600, SpanSpec::Auto, why);
 }
 
@@ -263,7 +264,8 @@ fn a_name_is_taken_by_all_of_it() {
     let _held = cluster.begin("x", 2, 256, cells(&[0, 1])).unwrap();
     let taken = |cell| {
         format!(
-            "a VM named x is running already, in cell {cell}; choose another name, or end it with `mirrorball stop x`"
+            "a VM named x is running already, in cell {cell}; choose another name, or end it with \
+             `mirrorball stop x`"
         )
     };
     cluster.refused(1, 64, cells(&[0]), &taken(0));
@@ -272,7 +274,7 @@ fn a_name_is_taken_by_all_of_it() {
 }
 
 #[test]
-fn a_part_that_is_left_of_an_earlier_vm_is_told_from_a_vm() {
+fn part_that_is_left_of_an_earlier_vm_is_distinguished_from_a_vm() {
     let cluster = Cluster::up(2);
     let left = AdmitVm {
         only: Some(1),
@@ -308,16 +310,18 @@ fn two_hosts() -> Site {
 #[test]
 fn several_hosts_need_coherent_memory() {
     let cluster = Cluster::up_with(2, Some(&two_hosts()));
-    let why = "it spans cell 2 on host beta, and hosts have no memory in common: write `memory = \"coherent\"` in `span` \
-               (`--span-memory coherent`), so that each cell keeps a copy of all of it, or name cells of this host";
+    let why = "it spans cell 2 on host beta, and hosts have no memory in common: write \
+               `memory = \"coherent\"` in `span` (`--span-memory coherent`), so that each cell keeps a copy \
+               of all of it, or name cells of this host";
     cluster.refused(2, 256, cells(&[0, 2]), why);
     cluster.world().vms(&[&[], &[]]);
 }
 
 #[test]
-fn cells_that_are_not_there() {
+fn span_over_missing_or_stopped_cells_is_refused() {
     let mut cluster = Cluster::up_with(2, Some(&two_hosts()));
-    let why = "cell 2 on host beta does not run; start it again with `mirrorball cluster up` there, or span other cells";
+    let why = "cell 2 on host beta does not run; start it again with `mirrorball cluster up` there, or span \
+               other cells";
     cluster.refused(2, 256, SpanSpec::Coherent(vec![0, 2]), why);
     let why = "its home, cell 2, is on host beta; start it there, or name a cell of this host first: 0, 1";
     cluster.refused(2, 256, cells(&[2, 0]), why);
@@ -337,10 +341,11 @@ fn cells_that_are_not_there() {
 }
 
 #[test]
-fn no_cluster() {
+fn span_without_a_cluster_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let error = begin_in(&Files::at(directory.path()), "a", &spec(2, 256, SpanSpec::Auto)).unwrap_err();
-    let why = "a span is asked for, and no cluster is up here; start one with `mirrorball cluster up`, or leave `span` out";
+    let why = "the VM has a span, and no cluster is up here; start one with `mirrorball cluster up`, or \
+               leave `span` out";
     assert_eq!(error.to_string(), why);
 }
 
@@ -369,7 +374,7 @@ fn a_cell_that_comes_back_has_its_part_again() {
     cluster.kill(1);
     cluster.wait(|| here(&held[1]).is_away_for(Duration::from_millis(50)));
     assert!(held[1].0.lost().is_none() && !here(&held[0]).is_away_for(now));
-    // As the host's registry says.
+    // As the host's registry reports.
     cluster.world().running = vec![running("a", 0), running("a/1", 1)];
     cluster.start(1);
     cluster.wait(|| !here(&held[1]).is_away_for(now));

@@ -5,7 +5,7 @@ use super::*;
 const KHZ: u32 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// At `at` the other counter read `at`, and `ahead` more; the round took `trip`.
+/// A round: at `at` the other counter read `at`, and `ahead` more; the round took `trip`.
 fn round(at: u64, ahead: u64, trip: u64) -> Round {
     Round {
         asked: at.wrapping_sub(trip / 2),
@@ -39,7 +39,7 @@ fn the_rate_is_as_good_as_two_rounds_are_short_and_far_apart() {
     // 40 parts of a million.
     for second in 1..=50 {
         let way = round(second * SECOND, second * 40_000, 2_000);
-        drift.learn(way).expect("as it must be");
+        drift.learn(way).expect("a valid round");
     }
     let known = drift.at(60 * SECOND);
     assert_eq!(known.rate_ppb, 40_000);
@@ -49,7 +49,7 @@ fn the_rate_is_as_good_as_two_rounds_are_short_and_far_apart() {
     assert_eq!(known.error, 1_000 + 540 * 10);
 }
 
-/// A long round after a short one tells nothing; of two long ones the later is as good.
+/// A long round after a short one improves nothing; of two long ones the later is as good.
 #[test]
 fn the_shortest_of_some_rounds_counts_until_it_is_too_old() {
     let mut drift = drift(0, 10);
@@ -58,16 +58,20 @@ fn the_shortest_of_some_rounds_counts_until_it_is_too_old() {
     }
     let known = drift.at(4 * SECOND);
     // Asymmetric by all that it may be.
-    drift.learn(round(4 * SECOND, 4_000, 8_200)).expect("it may be");
+    drift
+        .learn(round(4 * SECOND, 4_000, 8_200))
+        .expect("a possible round");
     assert_eq!(drift.at(4 * SECOND).error, known.error);
     assert_eq!(drift.at(4 * SECOND).ahead, 0);
     // Much later, all that is left of the short ones is worse.
-    drift.learn(round(200 * SECOND, 4_000, 8_200)).expect("it may be");
+    drift
+        .learn(round(200 * SECOND, 4_000, 8_200))
+        .expect("a possible round");
     assert_eq!(drift.at(200 * SECOND).ahead, 4_000);
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn impossible_round_is_refused_and_changes_nothing() {
     let mut drift = drift(0, 100);
     let known = drift.at(SECOND);
     assert_eq!(
@@ -95,7 +99,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn what_is_odd_is_believed_when_it_keeps_on_and_not_when_it_changes() {
+fn contradicting_round_is_accepted_when_it_continues_and_not_when_it_changes() {
     let mut drift = drift(0, 100);
     for number in 0..100 {
         // No two agree.
@@ -120,10 +124,10 @@ fn what_is_odd_is_believed_when_it_keeps_on_and_not_when_it_changes() {
     assert_eq!(drift.at(start).ahead, 3 * SECOND as i64);
     drift
         .learn(round(start + 10_000_000, 3 * SECOND, 10))
-        .expect("it is so");
+        .expect("the counter was set");
 }
 
-/// Counters wrap, and may be any far apart.
+/// Counters wrap, and may be any distance apart.
 #[test]
 fn nothing_depends_on_where_counters_began() {
     let mut drifts = [0, 1 << 63, u64::MAX - 5 * SECOND].map(|start| {
@@ -144,7 +148,7 @@ fn nothing_depends_on_where_counters_began() {
             let at = start.wrapping_add(tenth * SECOND / 10);
             let mut way = round(at, 0, 200);
             way.read = (*start / 4).wrapping_add(tenth * SECOND / 5);
-            drift.learn(way).expect("as it must be");
+            drift.learn(way).expect("a valid round");
         }
         let known = drift.at(start.wrapping_add(10 * SECOND));
         assert_eq!(known.rate_ppb, 0, "{start}");

@@ -1,4 +1,4 @@
-//! Another host whose counter this process makes up, and real rounds with it.
+//! Another host whose counter this process simulates, and real rounds with it.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// This host's counter is taken for one of so many ticks in a millisecond, whatever it is.
+/// This host's counter is assumed to have so many ticks in a millisecond, whatever its frequency is.
 const KHZ: u32 = 2_000_000;
 
 /// A counter that runs faster by so many parts of a million, and was so far ahead at `start`.
@@ -43,7 +43,7 @@ fn offsets(clocks: &Clocks) -> Vec<u64> {
 
 /// The home is slower by 400 parts of a million, and follows.
 #[test]
-fn a_home_that_falls_behind_is_told_to_step_until_nobody_keeps_time() {
+fn home_that_falls_behind_is_ordered_to_step_until_the_clocks_end() {
     let their = made_up(counter(), 1 << 40, 400);
     let (clocks, rounds) = two(their);
     let first = offsets(&clocks);
@@ -51,7 +51,7 @@ fn a_home_that_falls_behind_is_told_to_step_until_nobody_keeps_time() {
     let keeper = Keeper::start(clocks.clone(), rounds, move |step| _ = told.send(step)).unwrap();
     assert!(
         orders.recv_timeout(Duration::from_millis(50)).is_err(),
-        "nobody takes orders yet"
+        "no shard takes orders yet"
     );
     keeper.begin();
     let mut offsets = first.clone();
@@ -62,10 +62,10 @@ fn a_home_that_falls_behind_is_told_to_step_until_nobody_keeps_time() {
         assert!((step.offset.wrapping_sub(*offset) as i64) > 0, "time goes on");
         *offset = step.offset;
     }
-    // By what is not known the other may step, too, where the machine is busy.
+    // By the error of the estimate the other may step, too, where the machine is busy.
     let gone = |shard: usize| offsets[shard].wrapping_sub(first[shard]);
     assert!(gone(0) > gone(1), "the other leads");
-    // What the two read now is as near as is said.
+    // The two readings differ by the reported error at most.
     let (here, there) = (
         counter().wrapping_add(offsets[0]),
         their().wrapping_add(offsets[1]),
@@ -89,7 +89,7 @@ fn a_home_that_falls_behind_is_told_to_step_until_nobody_keeps_time() {
     );
 }
 
-/// What another host makes up moves nobody's clock, and it is told why.
+/// Invalid readings of another host move no clock, and are reported with a reason.
 #[test]
 fn garbage_is_refused_with_a_reason() {
     let is_mad = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -118,9 +118,9 @@ fn garbage_is_refused_with_a_reason() {
     drop(keeper);
 }
 
-/// A host that ends rounds is told of; the others go on.
+/// A host that ends its rounds is reported; the others go on.
 #[test]
-fn a_host_that_answers_no_more_is_told_of() {
+fn host_that_does_not_answer_any_more_is_reported() {
     let (near, mut far) = UnixStream::pair().unwrap();
     let answering = std::thread::spawn(move || -> io::Result<()> {
         for _ in 0..500 {

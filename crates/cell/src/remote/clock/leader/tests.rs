@@ -11,21 +11,21 @@ const SECOND: u64 = 1_000 * MS;
 /// Nanoseconds times hertz, in parts of a thousand millions, to ticks. One division: of 128 bits they take
 /// most of the time here.
 const HZ_TO_TICKS: u128 = 1_000_000_000_000_000;
-/// What a step takes to reach a shard, nanoseconds, at most.
+/// Maximum time of a step on its way to a shard, nanoseconds.
 const ORDER_NS: u64 = 2 * MS;
-/// Rounds at one look.
+/// Rounds in one measurement.
 const ROUNDS: usize = 4;
 
-/// A host, as nobody in it can see it.
+/// A host with its true state, which no process in it can see.
 struct Host {
     khz: u64,
-    /// By how much faster its crystal is than one that is right, parts of a thousand millions.
+    /// Deviation of its crystal from the nominal frequency, parts of a thousand millions.
     ppb: i64,
     ratio: Ratio,
     start: u64,
-    /// Its counter stood still for so long, nanoseconds.
+    /// Time for which its counter stood still, nanoseconds.
     stood: u64,
-    /// What its shard adds: since when, and how much.
+    /// The offsets of its shard, each with the time of the change.
     orders: Vec<(u64, u64)>,
     offset: u64,
 }
@@ -46,7 +46,7 @@ impl Host {
     }
 }
 
-/// Hosts and the way between them.
+/// Hosts and the network between them.
 struct World {
     random: Rng,
     now: u64,
@@ -54,17 +54,17 @@ struct World {
     leader: Leader,
     /// The fastest message, nanoseconds.
     fastest: u64,
-    /// What most take longer at most.
+    /// Maximum additional time of most messages, nanoseconds.
     jitter: u64,
-    /// Nothing is bound before this: a counter has just stood still.
+    /// No bound is checked before this time: a counter has just stood still.
     unbound_until: u64,
-    /// Of each shard but the home.
+    /// The round of each shard but the home that is under way.
     under_way: Vec<UnderWay>,
-    /// The next look at the clocks.
+    /// Time of the next comparison of the clocks.
     look_at: u64,
 }
 
-/// A round.
+/// A round under way.
 struct UnderWay {
     round: Round,
     due: u64,
@@ -133,12 +133,12 @@ impl World {
             let (round, due) = world.round(shard, world.now);
             world.under_way.push(UnderWay { round, due, count: 0 });
         }
-        // Until the guest begins, nobody steps.
+        // Until the guest begins, no clock steps.
         world.unbound_until = world.now + SECOND;
         world
     }
 
-    /// What a message takes: a little more than the fastest, or much, or a host is busy.
+    /// Time of a message: a little more than the fastest, or much, or that of a busy host.
     fn way(&mut self) -> u64 {
         let more = match self.random.u64(..100) {
             0 => 50 * MS,
@@ -148,7 +148,7 @@ impl World {
         self.fastest + self.random.u64(..more)
     }
 
-    /// A round that begins at this time, and when it is over.
+    /// A round that begins at this time, and the time of its end.
     fn round(&mut self, shard: usize, begin: u64) -> (Round, u64) {
         let (there, back) = (self.way(), self.way());
         let round = Round {
@@ -159,7 +159,7 @@ impl World {
         (round, begin + there + back)
     }
 
-    /// To the next round that comes back, or the next look at the clocks.
+    /// Advances to the next round that comes back, or the next comparison of the clocks.
     fn next(&mut self) {
         let rounds = self.under_way.iter().enumerate();
         let (first, due) = rounds
@@ -198,8 +198,8 @@ impl World {
         self.leader.look_ns(self.hosts[0].counter(self.now))
     }
 
-    /// What two hosts' guests read at this moment is as far apart as is said, and no message is seen before
-    /// it was sent.
+    /// Checks that the readings of two hosts' guests differ by the bound at most, and that no message is seen
+    /// before it was sent.
     fn check(&mut self) {
         let now = self.now;
         let counter = self.hosts[0].counter(now);
@@ -216,7 +216,7 @@ impl World {
                 let error = leads[one].error + leads[other].error;
                 let rate = leads[one].rate_ppb.abs() + leads[other].rate_ppb.abs();
                 let rate = rate as u64 + leads[one].rate_error_ppb + leads[other].rate_error_ppb;
-                // Since the last look, and while orders are on their way.
+                // Since the last comparison, and while orders are on their way.
                 let waited = self.leader.look_ns(counter) + ORDER_NS;
                 let drifted = u128::from(waited * 2) * u128::from(rate) / 1_000_000_000;
                 let bound = error + 2 * self.leader.worth(error) + drifted as u64 * 2;
@@ -250,8 +250,7 @@ impl World {
         self.hosts.iter_mut().map(|host| (host.guest(now), now)).collect()
     }
 
-    /// By how much faster than the fastest host's counter the guest's time has run, parts of a thousand
-    /// millions.
+    /// Excess of the guest's time over the fastest host's counter, parts of a thousand millions.
     fn excess_ppb(&self, time: u64) -> i64 {
         let hosts = self.hosts.iter();
         let fastest = hosts.map(|host| host.ppb).max().expect("hosts");
@@ -261,8 +260,8 @@ impl World {
     }
 }
 
-/// How long the guest lives: a day with the first seed and an hour with others, and less where nothing is
-/// optimised.
+/// Lifetime of the guest: a day with the first seed and an hour with others, and less in a build without
+/// optimisation.
 fn life(seed: u64) -> u64 {
     match (cfg!(debug_assertions), seed) {
         (true, _) => 40 * SECOND,
@@ -278,15 +277,15 @@ fn counters_of_hosts_that_drift_apart_stay_together_for_a_day() {
         world.run(life(seed));
         let refused: u64 = world.leader.clocks().iter().map(|clock| clock.refused).sum();
         assert_eq!(refused, 0, "seed {seed}");
-        // What is not known makes steps that are too long: some parts of ten millions, in the long run, and
-        // some hundred microseconds at the beginning.
+        // The error of estimates makes steps too long: some parts of ten millions, in the long run, and some
+        // hundred microseconds at the beginning.
         let excess_ppb = world.excess_ppb(life(seed));
         let limit_ppb = if cfg!(debug_assertions) { 30_000 } else { 300 };
         assert!(excess_ppb.abs() < limit_ppb, "seed {seed}: {excess_ppb}");
     }
 }
 
-/// One host answers nobody for seconds, while its counter and its vCPUs run on.
+/// One host answers no rounds for seconds, while its counter and its vCPUs run on.
 #[test]
 fn a_host_that_does_not_answer_keeps_its_time() {
     for seed in 10..18 {
@@ -301,7 +300,7 @@ fn a_host_that_does_not_answer_keeps_its_time() {
 }
 
 /// A host stands still with its counter, as a virtual machine may: a part's falls behind, the home's finds
-/// all others ahead. All catch up, and nobody is turned back.
+/// all others ahead. All catch up, and no counter goes back.
 #[test]
 fn a_host_whose_counter_stood_still_catches_up() {
     for seed in 20..28 {
@@ -318,20 +317,20 @@ fn a_host_whose_counter_stood_still_catches_up() {
             world.unbound_until = world.now + 2 * SECOND;
             world.run(20 * SECOND);
             let refused: u64 = world.leader.clocks().iter().map(|clock| clock.refused).sum();
-            assert!(refused > 0, "it was not believed at once");
+            assert!(refused > 0, "its rounds were refused at first");
         }
     }
 }
 
-/// Two clocks alike: who is believed to be ahead a little has no step worth its cost.
+/// Two equal clocks: a small estimated lead is worth no step.
 #[test]
-fn what_is_not_known_to_be_behind_does_not_step() {
+fn clock_that_may_not_be_behind_does_not_step() {
     let relation = |here, there, error| Relation { here, there, error };
     let leader = |error| {
         let there = Clock::there(relation(1_000, 1_000, error), 0, Ratio::ONE, KHZ);
         Leader::new(KHZ, vec![Clock::new(0, None), there])
     };
-    // One microsecond, or an eighth of what is not known.
+    // One microsecond, or an eighth of the error.
     for (error, worth) in [(0, 2_000), (16_000, 2_000), (80_000, 10_000)] {
         let mut exact = leader(error);
         assert_eq!(exact.worth(error), worth);
@@ -345,6 +344,6 @@ fn what_is_not_known_to_be_behind_does_not_step() {
                 offset: worth
             }]
         );
-        assert_eq!(exact.steps(1_000), [], "it was told");
+        assert_eq!(exact.steps(1_000), [], "the step was ordered");
     }
 }
