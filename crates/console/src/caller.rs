@@ -149,7 +149,8 @@ mod tests {
 
     fn record(member: Option<u32>) -> Record {
         let record = serde_json::json!({
-            "name": "a", "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": 0, "boots": 1, "cid": 3,
+            "name": "a", "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": 0,
+            "boots": 1, "cid": 3,
             "sandbox_missing": [], "member": member, "spec": { "name": "a", "image": "tiny" },
         });
         serde_json::from_value(record).unwrap()

@@ -74,7 +74,8 @@ pub struct Copies {
 }
 
 /// Makes running copies of a running VM. Responds when they run.
-#[utoipa::path(post, path = "/v1/vms/{name}/clone", params(("name" = String, Path)), request_body = CloneOrder, responses(
+#[utoipa::path(post, path = "/v1/vms/{name}/clone", params(("name" = String, Path)),
+    request_body = CloneOrder, responses(
     (status = 201, body = Copies), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 404, body = Problem), (status = 422, body = Problem, description = "It can't be cloned."),
     (status = 429, body = Problem)))]
@@ -115,7 +116,8 @@ pub struct Reported {
 }
 
 /// Writes a running VM into a new directory of the host. The VM continues; responds when all is written.
-#[utoipa::path(post, path = "/v1/vms/{name}/snapshot", params(("name" = String, Path)), request_body = SnapshotOrder, responses(
+#[utoipa::path(post, path = "/v1/vms/{name}/snapshot", params(("name" = String, Path)),
+    request_body = SnapshotOrder, responses(
     (status = 201, body = Reported), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 404, body = Problem),
     (status = 422, body = Problem, description = "No snapshot can be made of it, or not there."),
@@ -232,7 +234,8 @@ impl RestoreOrder {
 /// Starts VMs from a snapshot. Responds when they run.
 #[utoipa::path(post, path = "/v1/snapshots/restore", request_body = RestoreOrder, responses(
     (status = 201, body = Copies), (status = 400, body = Problem), (status = 403, body = Problem),
-    (status = 422, body = Problem, description = "It is no snapshot, or wants what the request does not allow."),
+    (status = 422, body = Problem,
+        description = "It is no snapshot, or wants what the request does not allow."),
     (status = 429, body = Problem)))]
 pub(crate) async fn restore(
     State(context): State<Context>,
@@ -368,7 +371,8 @@ mod tests {
     #[test]
     fn values_of_a_restore_are_never_flags_of_the_command() {
         let restore: RestoreOrder = serde_json::from_value(serde_json::json!({
-            "directory": "/srv/--as-is", "name": "--as-is", "disks": {"0": "/d --as-is"}, "sandbox": "--as-is", "cpu_limit": 1.5,
+            "directory": "/srv/--as-is", "name": "--as-is", "disks": {"0": "/d --as-is"},
+            "sandbox": "--as-is", "cpu_limit": 1.5,
             "cell": 1, "count": 2,
         }))
         .unwrap();

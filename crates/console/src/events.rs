@@ -125,7 +125,8 @@ impl Begin {
 /// `id`. A client that reconnects with `Last-Event-ID` receives the events of the journal since then, and
 /// only later changes of VMs and cells.
 #[utoipa::path(get, path = "/v1/events", params(
-    ("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event that the client has.")),
+    ("Last-Event-ID" = Option<String>, Header,
+        description = "The `id` of the last event that the client has.")),
     responses((status = 200, content_type = "text/event-stream", body = Change, description =
         "A `data:` line of JSON for each. Those of the journal have the type `journal` and an `id`."),
         (status = 429, body = Problem, description = "The user has as many streams as one user may have.")))]

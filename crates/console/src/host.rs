@@ -44,7 +44,8 @@ pub struct Moved {
 }
 
 /// Moves a vCPU of a VM that spans cells to another of them.
-#[utoipa::path(post, path = "/v1/vms/{name}/move", params(("name" = String, Path)), request_body = Move, responses(
+#[utoipa::path(post, path = "/v1/vms/{name}/move", params(("name" = String, Path)), request_body = Move,
+    responses(
     (status = 200, body = Moved), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 404, body = Problem), (status = 409, body = Problem)))]
 pub(crate) async fn move_vcpu(
@@ -73,7 +74,8 @@ pub(crate) async fn move_vcpu(
 
 /// Host memory that running VMs use, as `mirrorball mem --json`.
 #[utoipa::path(get, path = "/v1/memory", responses(
-    (status = 200, body = Object, description = "VMs, files and the host, in bytes."), (status = 429, body = Problem)))]
+    (status = 200, body = Object, description = "VMs, files and the host, in bytes."),
+    (status = 429, body = Problem)))]
 pub(crate) async fn memory(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
@@ -172,8 +174,10 @@ pub struct Loan {
 }
 
 /// Lends memory of a cell to another cell of this host.
-#[utoipa::path(post, path = "/v1/cells/{number}/lend", params(("number" = u16, Path)), request_body = Loan, responses(
-    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem), (status = 404, body = Problem),
+#[utoipa::path(post, path = "/v1/cells/{number}/lend", params(("number" = u16, Path)), request_body = Loan,
+    responses(
+    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem),
+    (status = 404, body = Problem),
     (status = 409, body = Problem), (status = 429, body = Problem), (status = 504, body = Problem)))]
 pub(crate) async fn lend(
     State(context): State<Context>,
@@ -185,8 +189,10 @@ pub(crate) async fn lend(
 }
 
 /// Reclaims lent memory of a cell, as far as no VM uses it.
-#[utoipa::path(post, path = "/v1/cells/{number}/reclaim", params(("number" = u16, Path)), request_body = Loan, responses(
-    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem), (status = 404, body = Problem),
+#[utoipa::path(post, path = "/v1/cells/{number}/reclaim", params(("number" = u16, Path)), request_body = Loan,
+    responses(
+    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem),
+    (status = 404, body = Problem),
     (status = 409, body = Problem), (status = 429, body = Problem), (status = 504, body = Problem)))]
 pub(crate) async fn reclaim(
     State(context): State<Context>,
@@ -215,7 +221,8 @@ async fn change_loan(
 /// Makes a cell fail as if its CPUs and memory were lost. Responds when the VMs that depend on it have ended.
 #[utoipa::path(post, path = "/v1/cells/{number}/fail", params(("number" = u16, Path)), responses(
     (status = 200, body = Reported), (status = 403, body = Problem), (status = 404, body = Problem),
-    (status = 422, body = Problem, description = "It has failed already, or does not end."), (status = 429, body = Problem)))]
+    (status = 422, body = Problem, description = "It has failed already, or does not end."),
+    (status = 429, body = Problem)))]
 pub(crate) async fn fail(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,

@@ -97,7 +97,8 @@ pub(crate) fn describe(document: &mut OpenApi) {
                 .parameter_in(ParameterIn::Header)
                 .required(Required::False)
                 .description(Some(
-                    "The client's id of this request: made again within 10 minutes, it gets the first answer and has no second effect.",
+                    "The client's id of this request: made again within 10 minutes, it gets the first answer \
+                     and has no second effect.",
                 ))
                 .schema(Some(ObjectBuilder::new().schema_type(Type::String)))
                 .build();
@@ -166,7 +167,8 @@ async fn carry_out(
             Ok(answer.into_response())
         }
         Lookup::Done(None) => Err(conflict(
-            "the request with this key was carried out, and its answer was too long to be kept; use another key",
+            "the request with this key was carried out, and its answer was too long to be kept; use another \
+             key",
         )),
         Lookup::InProgress => Err(conflict(
             "the request with this key is under way; ask again in a second for its answer",
@@ -174,8 +176,8 @@ async fn carry_out(
         Lookup::Lost(came_unix_s) => match started(caller, is_start, &body, came_unix_s).await {
             Some(vm) => Ok((StatusCode::CREATED, [(REPEATED, "true")], axum::Json(vm)).into_response()),
             None => Err(conflict(
-                "the process that carried out the request with this key ended before its answer; see whether it took effect, \
-                 and use another key to make it again",
+                "the process that carried out the request with this key ended before its answer; see whether \
+                 it took effect, and use another key to make it again",
             )),
         },
         Lookup::Different => Err(Problem::new(
@@ -184,7 +186,8 @@ async fn carry_out(
         )),
         Lookup::Full => Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
-            "this user has made too many requests with keys in ten minutes; wait, or leave out Idempotency-Key",
+            "this user has made too many requests with keys in ten minutes; wait, or leave out \
+             Idempotency-Key",
         )),
     }
 }

@@ -24,7 +24,8 @@ pub fn check(path: &Path, owner: u32) -> Result<(), String> {
         let about = directory.metadata().map_err(failed)?;
         if !is_owners(&about, owner) {
             return Err(format!(
-                "others may change the directory {}; members' files must lie where only the API's owner may write",
+                "others may change the directory {}; members' files must lie where only the API's owner may \
+                 write",
                 directory.display()
             ));
         }

@@ -187,7 +187,8 @@ fn fetch(api: &Api, request: &[u8]) -> (String, Vec<u8>, bool) {
 
 fn put(api: &Api, path: &str, bytes: &[u8]) -> (String, Vec<u8>) {
     let head = format!(
-        "PUT /v1/vms/a/files?path={path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "PUT /v1/vms/a/files?path={path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n",
         bytes.len()
     );
     let (head, body, _) = fetch(api, &[head.as_bytes(), bytes].concat());

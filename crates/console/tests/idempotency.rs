@@ -159,7 +159,8 @@ fn keys_are_a_users_own_and_bounded() {
     let _vm = FakeVm::start(api.place.path(), "a", Some(MEMBER));
     let request = |key: &str, body: &str| {
         format!(
-            "POST /v1/vms/a/wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\nidempotency-key: {key}\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST /v1/vms/a/wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             idempotency-key: {key}\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )
     };

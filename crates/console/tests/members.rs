@@ -72,7 +72,8 @@ fn members_use_the_guests_of_the_vms_that_they_started_and_copy_or_place_none() 
             // Waiting and reading change nothing.
             let wait = "{\"for\": \"running\"}";
             let wait = format!(
-                "POST /v1/vms/{vm}/wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{wait}",
+                "POST /v1/vms/{vm}/wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+                 content-length: {}\r\n\r\n{wait}",
                 wait.len()
             );
             assert_eq!(api.send_as(MEMBER, &wait).0, 200);
@@ -111,7 +112,8 @@ fn one_members_long_requests_are_bounded_and_end_with_their_clients() {
     let _vm = FakeVm::start(api.place.path(), "a", None);
     let request = |body: &str| {
         format!(
-            "POST /v1/vms/a/wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST /v1/vms/a/wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n{body}",
             body.len()
         )
     };

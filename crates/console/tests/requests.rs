@@ -197,7 +197,8 @@ fn ten_thousand_malformed_requests_do_not_disturb_the_api() {
     let api = Api::start();
     let seeds = [
         "GET /v1/vms HTTP/1.1\r\nhost: x\r\n\r\n",
-        "POST /v1/vms HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 30\r\n\r\n{\"name\": \"a\", \"memory\": \"64M\"}",
+        "POST /v1/vms HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+         content-length: 30\r\n\r\n{\"name\": \"a\", \"memory\": \"64M\"}",
         "POST /v1/vms/a/stop HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
         "PUT /v1/vms/%00/balloon HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\n{\"bytes\":1}",
         "GET /metrics HTTP/1.0\r\n\r\n",

@@ -27,8 +27,9 @@ use miette::{Result, miette};
     name = "mirrorball",
     version,
     about = "Runs Linux virtual machines that share what they can",
-    after_help = "Exit status of run: 0 power-off, the command's own with a command, 1 bad input, 2 usage, 70 panic, \
-                  71 triple fault, 72 KVM failed, 73 shard failed, 74 killed, 75 reboots too fast, 124 a limit ran out, 125 the lab died."
+    after_help = "Exit status of run: 0 power-off, the command's own with a command, 1 bad input, 2 usage, \
+                  70 panic, 71 triple fault, 72 KVM failed, 73 shard failed, 74 killed, 75 reboots too fast, \
+                  124 a limit ran out, 125 the lab died."
 )]
 struct Cli {
     #[command(subcommand)]

@@ -46,8 +46,8 @@ pub enum MessageError {
     VersionMismatch(#[from] VersionMismatch),
     /// The line is no message of this version.
     #[error(
-        "{peer} sent what is no message of {name}, of which this program speaks {ours} ({error}); help: where another release of \
-         this program runs, upgrade the older one"
+        "{peer} sent what is no message of {name}, of which this program speaks {ours} ({error}); help: \
+         where another release of this program runs, upgrade the older one"
     )]
     Unknown {
         /// Sender.

@@ -403,8 +403,8 @@ fn mark(vms: &Path) -> io::Result<()> {
         // Another process may have marked it meanwhile, and created an entry.
         if ![MARKER, GUARD, LAST_CID].iter().any(|own| name == **own) && !is_marked()? {
             let why = format!(
-                "{} has entries and was not made by mirrorball, which removes what it does not need there; help: set {} to \
-                 another directory, or, if this one is left from an older version, remove it",
+                "{} has entries and was not made by mirrorball, which removes what it does not need there; \
+                 help: set {} to another directory, or, if this one is left from an older version, remove it",
                 vms.display(),
                 runtime::VARIABLE
             );

@@ -67,10 +67,12 @@ pub struct Executed {
 }
 
 /// Runs a program in a VM by its agent. Waits for a guest that still boots.
-#[utoipa::path(post, path = "/v1/vms/{name}/exec", params(("name" = String, Path)), request_body = Exec, responses(
+#[utoipa::path(post, path = "/v1/vms/{name}/exec", params(("name" = String, Path)), request_body = Exec,
+    responses(
     (status = 200, body = Executed), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 404, body = Problem),
-    (status = 409, body = Problem, description = "The VM is paused or has ended, or there is no such program."),
+    (status = 409, body = Problem,
+        description = "The VM is paused or has ended, or there is no such program."),
     (status = 429, body = Problem),
     (status = 504, body = Problem, description = "No agent answers in the guest.")))]
 pub(crate) async fn exec(

@@ -69,7 +69,8 @@ fn words(uri: &Uri) -> Result<Words> {
 /// A file out of a VM. The stream breaks off if the file's SHA-256 differs from the guest's.
 #[utoipa::path(get, path = "/v1/vms/{name}/files", params(("name" = String, Path), Words), responses(
     (status = 200, content_type = "application/octet-stream", body = Vec<u8>,
-     headers(("mirrorball-mode" = String, description = "The permission bits in the guest, in octal digits."))),
+     headers(("mirrorball-mode" = String,
+        description = "The permission bits in the guest, in octal digits."))),
     (status = 400, body = Problem), (status = 403, body = Problem), (status = 404, body = Problem),
     (status = 409, body = Problem, description = "The VM is paused or has ended, or there is no such file."),
     (status = 429, body = Problem),
@@ -159,7 +160,8 @@ impl Read for Upload {
     request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
     (status = 200, body = Received), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 404, body = Problem),
-    (status = 409, body = Problem, description = "The VM is paused or has ended, or the file can't be written."),
+    (status = 409, body = Problem,
+        description = "The VM is paused or has ended, or the file can't be written."),
     (status = 429, body = Problem),
     (status = 504, body = Problem, description = "No agent answers in the guest.")))]
 pub(crate) async fn put_file(

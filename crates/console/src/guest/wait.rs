@@ -60,7 +60,8 @@ pub struct Waited {
 }
 
 /// Waits until a VM has ended, its vCPUs run, or the agent in its guest answers.
-#[utoipa::path(post, path = "/v1/vms/{name}/wait", params(("name" = String, Path)), request_body = Wait, responses(
+#[utoipa::path(post, path = "/v1/vms/{name}/wait", params(("name" = String, Path)), request_body = Wait,
+    responses(
     (status = 200, body = Waited), (status = 404, body = Problem),
     (status = 409, body = Problem, description = "It ended before it ran or its agent answered."),
     (status = 429, body = Problem)))]

@@ -109,7 +109,8 @@ impl Api {
     pub fn ask(&self, method: &str, path: &str, more: &str, body: &str) -> (u16, String, String) {
         let length = body.len();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n{more}\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             content-length: {length}\r\n{more}\r\n{body}"
         );
         let answer = String::from_utf8(self.send(request.as_bytes(), LIMIT, false)).unwrap();
         let (head, body) = answer
@@ -126,7 +127,8 @@ impl Api {
     /// Posts a VM as the user `uid`, with this process's groups. Returns the status and the problem's detail.
     pub fn start_vm_as(&self, uid: u32, spec: &str) -> (u16, String) {
         let request = format!(
-            "POST /v1/vms HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{spec}",
+            "POST /v1/vms HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n{spec}",
             spec.len()
         );
         self.send_as(uid, &request)

@@ -44,8 +44,10 @@ impl FakeVm {
         let entry = registry.claim(name).unwrap();
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
         let record = json!({
-            "name": name, "state": "running", "monitor_pid": std::process::id(), "shard_pid": 2, "started_unix_s": now, "boots": 1,
-            "cid": registry.next_cid().unwrap(), "sandbox_missing": [], "member": member, "spec": { "name": name, "image": "tiny" },
+            "name": name, "state": "running", "monitor_pid": std::process::id(), "shard_pid": 2,
+            "started_unix_s": now, "boots": 1,
+            "cid": registry.next_cid().unwrap(), "sandbox_missing": [], "member": member,
+            "spec": { "name": name, "image": "tiny" },
         });
         let state = Arc::new(State::default());
         let served = state.clone();

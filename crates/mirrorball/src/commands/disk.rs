@@ -174,7 +174,8 @@ impl DataDirectory {
         let base = maintenance::base(overlay, format).map_err(with_help)?;
         if let Some(image) = self.image_of(&base) {
             return Err(miette!(
-                help = "commit into a new file (--to FILE), and make an image of that: mirrorball image import FILE",
+                help = "commit into a new file (--to FILE), and make an image of that: mirrorball image \
+                        import FILE",
                 "{} is of the image {image}, which is never changed",
                 base.display()
             ));

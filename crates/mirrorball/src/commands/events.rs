@@ -177,10 +177,13 @@ mod tests {
 
     #[test]
     fn line_names_the_token_and_the_subject_and_carries_no_terminal_escapes() {
-        let ended = json!({ "unix_ms": 1, "event": "vm-ended", "vm": "web", "status": 70, "why": "\u{1b}[31mpanic\n" });
+        let ended = json!({
+            "unix_ms": 1, "event": "vm-ended", "vm": "web", "status": 70, "why": "\u{1b}[31mpanic\n"
+        });
         assert_eq!(
             line(&entry(ended)),
-            "1970-01-01T00:00:00.001Z  1f-2-300  vm-ended         web                  status: 70, why:  [31mpanic"
+            "1970-01-01T00:00:00.001Z  1f-2-300  vm-ended         web                  status: 70, why:  \
+             [31mpanic"
         );
         let up = json!({ "unix_ms": 1, "event": "cell-up", "cell": 3, "life": 2 });
         assert!(line(&entry(up)).ends_with("cell-up          cell 3               life: 2"));

@@ -96,7 +96,8 @@ pub fn enter_lab(choice: LabChoice, demand: RequiredIsolation) -> Result<Option<
             lab::auto::enter(&argv_os()).map(Some).into_diagnostic()
         }
         Decision::Refuse(what, why) => Err(miette!(
-            help = "use a machine with KVM; for an experiment, --lab=always runs them in the lab, which isolates nothing",
+            help = "use a machine with KVM; for an experiment, --lab=always runs them in the lab, which \
+                    isolates nothing",
             "{what} need isolation, and this machine can't give it: {why}"
         )),
     }

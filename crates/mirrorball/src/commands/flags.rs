@@ -13,7 +13,9 @@ use super::execution_site::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart", "scratch_limit", "label"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk", "net",
+        "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight",
+        "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart", "scratch_limit", "label"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -35,7 +37,8 @@ pub struct RunArgs {
     #[arg(long, default_value = "512M")]
     pub memory: Size,
     /// The host's NUMA nodes that guest memory is bound to, as 0 or 0-1,3
-    #[arg(long, value_name = "NODES", value_parser = host_nodes, default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "NODES", value_parser = host_nodes, default_value = "",
+        hide_default_value = true)]
     pub memory_nodes: HostNodes,
     /// A disk: PATH[:private|exclusive][:persistent]
     #[arg(long)]
@@ -180,7 +183,8 @@ fn net(text: &str) -> Result<Option<NetSpec>> {
             Some(tap) => (card.kind, card.tap) = (NetKind::Tap, Some(tap.to_owned())),
             None => {
                 return Err(miette!(
-                    "--net {text}: use user[,host][,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] or none"
+                    "--net {text}: use user[,host][,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] \
+                     or none"
                 ));
             }
         },

@@ -65,8 +65,8 @@ fn man(command: Command, directory: &Path) -> Result<()> {
 /// A section for each command, with its usage and a table of its arguments.
 fn reference(mut command: Command) -> String {
     let mut text = String::from(
-        "# Commands and flags\n\nGenerated from the definitions of the command line by `mirrorball generate reference`. \
-         [cli.md](cli.md)\nexplains them.\n",
+        "# Commands and flags\n\nGenerated from the definitions of the command line by `mirrorball generate \
+         reference`. [cli.md](cli.md)\nexplains them.\n",
     );
     command.build();
     section(&mut text, &command, NAME);

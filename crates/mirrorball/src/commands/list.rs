@@ -134,7 +134,8 @@ mod tests {
 
     fn record(name: &str) -> Record {
         serde_json::from_value(json!({
-            "name": name, "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": 0, "boots": 1, "cid": 3,
+            "name": name, "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": 0,
+            "boots": 1, "cid": 3,
             "sandbox_missing": [], "spec": { "image": "tiny" },
         }))
         .unwrap()

@@ -99,7 +99,8 @@ fn next_site(site: &Site, spec: &ClusterSpec) -> Result<Site> {
     };
     site.may_become(&next).map_err(|why| {
         miette!(
-            help = "only hosts come and go while a cluster runs; all else changes by `mirrorball cluster down` and `up` on all hosts",
+            help = "only hosts come and go while a cluster runs; all else changes by `mirrorball cluster \
+                    down` and `up` on all hosts",
             "host {} does not take the cluster file: {why}",
             site.here
         )
@@ -256,7 +257,8 @@ pub(super) fn own_file(site: &Site) -> Result<PathBuf> {
     site.file.clone().ok_or_else(|| {
         miette!(
             help = "take the cells down with --leave, and up again by the file",
-            "an older version of this program has brought the cells up, without the path of the cluster's file"
+            "an older version of this program has brought the cells up, without the path of the cluster's \
+             file"
         )
     })
 }

@@ -162,7 +162,8 @@ fn ask(token: &Token, request: &JoinRequest) -> Result<JoinAnswer> {
     let exchange = Exchange::call(address, token.authority, CALL_LIMIT).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => miette!("{address} is not called: {error}"),
         _ => miette!(
-            help = "the token has been used or has expired, `cluster invite` has ended there, or a firewall closes the port",
+            help = "the token has been used or has expired, `cluster invite` has ended there, or a firewall \
+                    closes the port",
             "no invitation answers at {address}: {error}"
         ),
     })?;

@@ -74,7 +74,8 @@ pub(super) fn remove(file: &Path, host: &str) -> Result<ExitCode> {
     let (spec, keys) = spec_and_keys(file)?;
     if host == ETCD_KEYS {
         return Err(miette!(
-            help = "move the folder of keys away, and make a new authority and keys with `mirrorball cluster keys`",
+            help = "move the folder of keys away, and make a new authority and keys with `mirrorball cluster \
+                    keys`",
             "the key of etcd is not revoked: etcd is a client of itself by it"
         ));
     }

@@ -81,13 +81,15 @@ pub(super) fn leave(within: Duration, stop: bool) -> Result<ExitCode> {
     files.remove().into_diagnostic()?;
     if failed.is_empty() {
         println!(
-            "{here} has left; `mirrorball cluster remove FILE {here}`, where authority.key is, revokes its key, too"
+            "{here} has left; `mirrorball cluster remove FILE {here}`, where authority.key is, revokes its \
+             key, too"
         );
         return Ok(ExitCode::SUCCESS);
     }
     for (name, why) in &failed {
         eprintln!(
-            "mirrorball: host {name} has not taken {here} out of its file: {why}; copy the file from a host that has"
+            "mirrorball: host {name} has not taken {here} out of its file: {why}; copy the file from a host \
+             that has"
         );
     }
     Ok(ExitCode::FAILURE)

@@ -53,7 +53,8 @@ pub(super) fn upgrade() -> Result<ExitCode> {
         guard::upgrade(&files.cell(*cell), &program).map_err(|error| match done {
             0 => miette!("cell {cell} goes on with release {theirs}: {error}"),
             _ => miette!(
-                help = "cells one release apart work together; `cluster upgrade` by the former program takes the others back",
+                help = "cells one release apart work together; `cluster upgrade` by the former program takes \
+                        the others back",
                 "cell {cell} goes on with release {theirs}, and the {done} before it with {ours}: {error}"
             ),
         })?;

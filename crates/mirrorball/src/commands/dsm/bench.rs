@@ -397,7 +397,8 @@ impl Figures {
         }
         println!();
         println!(
-            "a read fetch takes {:.2} x the best bare fault and request (goal: at most {GOAL}), {:.2} x the bare fault by a thread on the same CPU and request",
+            "a read fetch takes {:.2} x the best bare fault and request (goal: at most {GOAL}), {:.2} x the \
+             bare fault by a thread on the same CPU and request",
             self.fetch_ratio, self.fetch_ratio_same_way
         );
     }

@@ -229,7 +229,8 @@ impl Programs {
     /// Prints a table.
     pub fn print(&self) {
         println!(
-            "program           size   one node, ms   all nodes, ms   speed-up   messages   MB sent   (results equal)"
+            "program           size   one node, ms   all nodes, ms   speed-up   messages   MB sent   \
+             (results equal)"
         );
         for program in &self.programs {
             println!(
@@ -261,7 +262,8 @@ impl Records {
     /// Prints the sums of each run as a table.
     pub fn print(&self) {
         println!(
-            "program           size   one node's CPU, ms   {} nodes: CPU at most, ms   reads   writes   upgrades   messages",
+            "program           size   one node's CPU, ms   {} nodes: CPU at most, ms   reads   writes   \
+             upgrades   messages",
             self.nodes
         );
         for record in &self.programs {

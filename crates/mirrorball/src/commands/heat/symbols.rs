@@ -75,7 +75,8 @@ impl Symbols {
                     return Err(Fault {
                         line: number,
                         what: format!("{shown:?} is no symbol"),
-                        help: "a System.map or a guest's /proc/kallsyms has lines as `ffffffff82a07000 D jiffies`",
+                        help: "a System.map or a guest's /proc/kallsyms has lines as `ffffffff82a07000 D \
+                               jiffies`",
                     });
                 }
             }

@@ -225,9 +225,11 @@ mod tests {
     fn record() -> Record {
         let part = |cell, vcpus, mib: u64| json!({ "cell": cell, "vcpus": vcpus, "memory_bytes": mib << 20 });
         let record = json!({
-            "name": "big", "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": 0, "boots": 1, "cid": 3,
+            "name": "big", "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": 0,
+            "boots": 1, "cid": 3,
             "sandbox_missing": [],
-            "span": [part(0, json!({ "start": 0, "end": 1 }), 3584), part(2, json!({ "start": 1, "end": 2 }), 512)],
+            "span": [part(0, json!({ "start": 0, "end": 1 }), 3584),
+                part(2, json!({ "start": 1, "end": 2 }), 512)],
             "spec": { "name": "big", "image": "tiny", "cpus": 2, "memory": "4G" },
         });
         serde_json::from_value(record).unwrap()
@@ -238,9 +240,11 @@ mod tests {
             let stalls = |count: u64, seconds: f64| json!({ "count": count, "seconds": seconds });
             json!({
                 "cell": cell,
-                "faults": { "read": stalls(reads, 0.5), "write": stalls(0, 0.0), "upgrade": stalls(4, 0.002) },
+                "faults": { "read": stalls(reads, 0.5), "write": stalls(0, 0.0),
+                    "upgrade": stalls(4, 0.002) },
                 "messages": 40, "pages": 9, "bytes": 38_000, "landed": 1, "heat": [],
-                "ahead": { "pages": 5, "joined": 2, "declined": 1, "filled": 2 }, "tables": { "merged": 3, "unmerged": 1, "words": 70, "conflicts": 0 },
+                "ahead": { "pages": 5, "joined": 2, "declined": 1, "filled": 2 },
+                "tables": { "merged": 3, "unmerged": 1, "words": 70, "conflicts": 0 },
             })
         };
         let page = |address: u64, times: u64| json!({ "address": format!("{address:#x}"), "times": times });

@@ -136,8 +136,8 @@ mod tests {
         let store = Store(directory.path().join("data/vms"));
         assert!(store.read().unwrap().vms.is_empty());
         let lock = store.lock().unwrap();
-        let more = "cpus = 2\nafter = [\"db\"]\nlabels = { team = \"web\" }\n[[disks]]\npath = \"/d\"\n[[nets]]\nkind = \"user\"\n\
-                    forward = [\"80:80\"]\n";
+        let more = "cpus = 2\nafter = [\"db\"]\nlabels = { team = \"web\" }\n\
+                    [[disks]]\npath = \"/d\"\n[[nets]]\nkind = \"user\"\nforward = [\"80:80\"]\n";
         let web = spec("web.1", more);
         store.write("web.1", &web).unwrap();
         store.write("db", &spec("db", "")).unwrap();
