@@ -5,7 +5,7 @@
 //! - [`addresses`]: the addresses that the cluster's file names;
 //! - [`routes`]: multicast trees between cells;
 //! - [`limits`]: time limits of cells and monitors;
-//! - [`contacts`]: peer table and local failure detection;
+//! - [`peer_table`]: peer table and local failure detection;
 //! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts; [`callers`]: bounds on
 //!   callers;
 //! - [`membership`]: agreement by an etcd on the live cells of several hosts;
@@ -22,7 +22,6 @@ pub mod addresses;
 pub mod admission;
 pub mod adoption_table;
 pub mod callers;
-pub mod contacts;
 pub mod guard;
 pub mod hosts;
 pub mod invitation;
@@ -30,6 +29,7 @@ pub mod limits;
 pub mod link;
 pub mod lost;
 pub mod membership;
+pub mod peer_table;
 pub mod protocols;
 pub mod routes;
 pub mod serve;

@@ -17,7 +17,7 @@ pub fn joined(spec: &VmSpec, image: Option<&str>) -> String {
     let said = said.into_iter().filter(|words| !words.is_empty());
     let mut cmdline = said.collect::<Vec<_>>().join(" ");
     if spec.is_coherent() {
-        cmdline = coherence::quieter(&cmdline);
+        cmdline = coherence::coherent_cmdline(&cmdline);
     }
     format!("{OWN} {cmdline}").trim_end().to_owned()
 }

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use shard_api::cmdline;
 use shard_api::launch::{CoherenceLaunch, Fd, LanePipes, LaneSockets, SharedLanes};
 
-use crate::remote::lanes::{Common, LANES_MAX, Place};
-use crate::remote::talk::{Ends, LaneEnds, PartCoherence, Role};
+use crate::remote::protocol::{Ends, LaneEnds, PartCoherence, Role};
+use crate::remote::shared_memory::{LANES_MAX, ShmSlot, SlotResult};
 use crate::spanning::Span;
 
 /// Number of hottest pages that are reported.
@@ -24,7 +24,7 @@ const PRIORITY_MAX: u64 = 10;
 
 /// Parameters of the guest's kernel that save faults (`docs/design/coherence.md`, "A guest that needs less of
 /// it").
-const QUIETER: [&str; 10] = [
+const COHERENT_CMDLINE: [&str; 10] = [
     // While a system boots all its CPUs write the same pages all the time. The agent brings the others online
     // after the boot.
     "maxcpus=1",
@@ -47,7 +47,7 @@ const QUIETER: [&str; 10] = [
 /// The kernel's command line for a guest whose memory is kept coherent. A parameter that the user has set
 /// stays. A command line with `maxcpus` has no late CPUs, and one with `mirrorball.cpus` other than `late`
 /// boots all.
-pub fn quieter(cmdline: &str) -> String {
+pub fn coherent_cmdline(cmdline: &str) -> String {
     let are_counted = cmdline::has(cmdline, "maxcpus");
     let are_early = cmdline::value(cmdline, "mirrorball.cpus").is_some_and(|value| value != "late");
     let is_wanted = |word: &&str| match *word {
@@ -55,7 +55,7 @@ pub fn quieter(cmdline: &str) -> String {
         "mirrorball.cpus=late" => !are_counted,
         _ => true,
     };
-    cmdline::before(QUIETER.into_iter().filter(is_wanted), cmdline)
+    cmdline::before(COHERENT_CMDLINE.into_iter().filter(is_wanted), cmdline)
 }
 
 /// The connections of a lane, by shard, by the shard at the other end: control and bulk.
@@ -67,7 +67,7 @@ pub struct Coherence {
     userfaultfd: Option<OwnedFd>,
     lanes: Vec<Lane>,
     /// Shared memory with the shards on other hosts, by the local shard and the other.
-    shared: BTreeMap<(usize, usize), Common>,
+    shared: BTreeMap<(usize, usize), SlotResult>,
     names: Vec<String>,
     kernel: Range<u64>,
     encrypted: bool,
@@ -168,7 +168,7 @@ impl Coherence {
 }
 
 /// The positions of the pipes of so many lanes.
-pub(crate) fn pipes_of(place: &Place, lanes: usize) -> Vec<LanePipes> {
+pub(crate) fn pipes_of(place: &ShmSlot, lanes: usize) -> Vec<LanePipes> {
     (0..lanes).map(|lane| place.pipes(lane)).collect()
 }
 
@@ -258,12 +258,12 @@ mod tests {
     #[test]
     fn guest_gets_parameters_that_save_pages_unless_the_user_has_set_them() {
         assert_eq!(
-            quieter("quiet psi=1"),
+            coherent_cmdline("quiet psi=1"),
             "maxcpus=1 mirrorball.cpus=late skew_tick=1 nowatchdog sysctl.vm.stat_interval=60 \
              sysctl.vm.compaction_proactiveness=0 numa_balancing=disable transparent_hugepage=never \
              relax_domain_level=3 quiet psi=1"
         );
-        let own = quieter("maxcpus=4");
+        let own = coherent_cmdline("maxcpus=4");
         assert!(own.starts_with("skew_tick=1 nowatchdog psi=0 "), "{own}");
         assert!(own.ends_with(" relax_domain_level=3 maxcpus=4"), "{own}");
     }
@@ -279,7 +279,7 @@ mod tests {
             // Parameters for the init program are not the agent's.
             ("quiet -- mirrorball.cpus=early", "maxcpus=1"),
         ] {
-            let told = quieter(cmdline);
+            let told = coherent_cmdline(cmdline);
             assert_eq!(told.split(' ').next(), Some(first), "{told}");
             assert!(told.ends_with(cmdline), "{told}");
         }

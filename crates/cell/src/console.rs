@@ -22,7 +22,7 @@ const CONTEXT_BYTES: u64 = 16 << 10;
 /// Maximum number of bytes that are sent to a listener at once.
 const CHUNK_BYTES: u64 = 16 << 10;
 /// Time after which a listener that does not read is dropped.
-const PATIENCE: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between two checks whether a listener that waits for bytes has gone.
 const GONE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -147,9 +147,9 @@ impl Console {
     fn listener(&self, mut client: UnixStream) {
         let mut mode = [0];
         let asked = client
-            .set_read_timeout(Some(PATIENCE))
+            .set_read_timeout(Some(READ_TIMEOUT))
             .and_then(|()| client.read_exact(&mut mode));
-        if asked.is_err() || client.set_write_timeout(Some(PATIENCE)).is_err() {
+        if asked.is_err() || client.set_write_timeout(Some(READ_TIMEOUT)).is_err() {
             return;
         }
         let from = match mode[0] {

@@ -13,7 +13,7 @@ use crate::handle::Handle;
 use crate::socket::Served;
 
 /// Time limit for a client's request.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval between two checks of a client that waits.
 const WAIT_SLICE: Duration = Duration::from_secs(1);
@@ -31,9 +31,9 @@ pub(crate) fn serve(listener: UnixListener, vm: Handle, balloon_max: Option<Size
 }
 
 fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Result<()> {
-    client.set_read_timeout(Some(PATIENCE))?;
+    client.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     // A client that does not read its answer must not delay the VM.
-    client.set_write_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let mut line = String::new();
     BufReader::new((&client).take(LINE_BYTES_MAX)).read_line(&mut line)?;
     let _asking = vm.asking();

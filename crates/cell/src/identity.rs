@@ -22,7 +22,7 @@ const NOBODY: u32 = 65_534;
 
 /// The position of a shard's number in the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum IdOwner {
     /// The number of a VM, counted by its address on the socket device.
     Vm(u32),
     /// The number of a part of another host's VM, counted from 0.
@@ -40,7 +40,7 @@ pub struct Given {
 
 impl Given {
     /// The identity for the shards at `place`, on this host.
-    pub fn of(place: Place) -> Self {
+    pub fn of(place: IdOwner) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let (uids, gids) = (read("/etc/subuid"), read("/etc/subgid"));
         if geteuid().is_root() {
@@ -68,7 +68,7 @@ impl Given {
 
 /// The identity of root's shards, by the files `/etc/subuid` and `/etc/subgid` and the maps of this user
 /// namespace.
-fn of_root(place: Place, (uids, gids): (&str, &str), (uid_map, gid_map): (&str, &str)) -> Given {
+fn of_root(place: IdOwner, (uids, gids): (&str, &str), (uid_map, gid_map): (&str, &str)) -> Given {
     let names = [ENTRY.to_owned()];
     let range = |text| entry(text, &names).unwrap_or(UNUSED);
     let own = identity(place, &range(uids), &range(gids));
@@ -111,7 +111,7 @@ fn entry(text: &str, names: &[String]) -> Option<Range<u32>> {
     })
 }
 
-fn identity(place: Place, uids: &Range<u32>, gids: &Range<u32>) -> Identity {
+fn identity(place: IdOwner, uids: &Range<u32>, gids: &Range<u32>) -> Identity {
     Identity {
         uid: number(place, uids),
         gid: number(place, gids),
@@ -119,12 +119,12 @@ fn identity(place: Place, uids: &Range<u32>, gids: &Range<u32>) -> Identity {
 }
 
 /// The number of `range` at `place`: half of them for VMs. Numbers repeat only after all have been used.
-fn number(place: Place, range: &Range<u32>) -> u32 {
+fn number(place: IdOwner, range: &Range<u32>) -> u32 {
     let count = range.end - range.start;
     let for_parts = count / 2;
     match place {
-        Place::Part(part) if for_parts > 0 => range.start + part % for_parts,
-        Place::Vm(number) | Place::Part(number) => range.end - 1 - number % (count - for_parts),
+        IdOwner::Part(part) if for_parts > 0 => range.start + part % for_parts,
+        IdOwner::Vm(number) | IdOwner::Part(number) => range.end - 1 - number % (count - for_parts),
     }
 }
 
@@ -166,20 +166,20 @@ mod tests {
     #[test]
     fn each_vm_of_root_has_a_number_of_its_own_which_is_no_daemons() {
         let given = |place| of_root(place, ("", ""), WHOLE);
-        let places = (3..2003).map(Place::Vm).chain((0..2000).map(Place::Part));
+        let places = (3..2003).map(IdOwner::Vm).chain((0..2000).map(IdOwner::Part));
         let mut uids: Vec<u32> = places.map(|place| uid(&given(place))).collect();
         assert!(uids.iter().all(|uid| UNUSED.contains(uid)));
         uids.sort_unstable();
         uids.dedup();
         assert_eq!(uids.len(), 4000);
-        assert_eq!(given(Place::Vm(3)).note, None);
+        assert_eq!(given(IdOwner::Vm(3)).note, None);
     }
 
     #[test]
     fn root_takes_the_range_that_the_host_names() {
         let subuid = "alice:100000:65536\nmirrorball:500000:100\n";
         let subgid = "mirrorball:700000:10";
-        let given = of_root(Place::Vm(3), (subuid, subgid), WHOLE);
+        let given = of_root(IdOwner::Vm(3), (subuid, subgid), WHOLE);
         assert_eq!(
             given.identity,
             Some(Identity {
@@ -187,20 +187,20 @@ mod tests {
                 gid: 700_006
             })
         );
-        let part = of_root(Place::Part(1), (subuid, subgid), WHOLE);
+        let part = of_root(IdOwner::Part(1), (subuid, subgid), WHOLE);
         assert_eq!(uid(&part), 500_001);
     }
 
     #[test]
     fn numbers_that_are_not_mapped_make_nobody_and_are_reported_and_never_root() {
         let container = "0 100000 65536\n";
-        let given = of_root(Place::Vm(3), ("", ""), (container, container));
+        let given = of_root(IdOwner::Vm(3), ("", ""), (container, container));
         assert_eq!(uid(&given), NOBODY);
         assert!(given.note.is_some_and(|note| note.contains("not mapped")));
-        let alone = of_root(Place::Vm(3), ("", ""), ("0 1000 1", "0 1000 1"));
+        let alone = of_root(IdOwner::Vm(3), ("", ""), ("0 1000 1", "0 1000 1"));
         assert!(alone.identity.is_none() && alone.note.is_some());
         let inside = of_root(
-            Place::Vm(3),
+            IdOwner::Vm(3),
             ("mirrorball:60000:500", "mirrorball:60000:500"),
             (container, container),
         );
@@ -227,7 +227,7 @@ mod tests {
             entry("a:1:1\n mirrorball:7:2 \nmirrorball:9:1", &names),
             Some(7..9)
         );
-        assert_eq!(number(Place::Part(5), &(7..8)), 7);
+        assert_eq!(number(IdOwner::Part(5), &(7..8)), 7);
     }
 
     /// A user that a test makes up, and the ids that it may give to processes.
@@ -312,7 +312,7 @@ mod tests {
             "this test needs newuidmap and newgidmap (Debian: uidmap)"
         );
         let identities = [3, 4].map(|cid| {
-            let given = Given::of(Place::Vm(cid));
+            let given = Given::of(IdOwner::Vm(cid));
             assert_eq!(given.note, None);
             given.identity.unwrap()
         });

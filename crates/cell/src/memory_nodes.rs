@@ -50,7 +50,7 @@ pub(crate) struct Wanted {
 
 /// A cell that gives a VM memory, and its nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Giver {
+pub(crate) struct Lender {
     cell: u16,
     nodes: Vec<u32>,
 }
@@ -122,7 +122,7 @@ impl HostMemory {
 ///
 /// # Errors
 /// If the cluster's plan can't be read.
-pub(crate) fn givers(record: &Record) -> io::Result<Vec<Giver>> {
+pub(crate) fn lenders(record: &Record) -> io::Result<Vec<Lender>> {
     let Some(own) = record.cell else {
         return Ok(Vec::new());
     };
@@ -131,12 +131,12 @@ pub(crate) fn givers(record: &Record) -> io::Result<Vec<Giver>> {
     let lenders = record.borrowed.iter().map(|part| part.cell);
     let cells: Vec<u16> = has_own.then_some(own).into_iter().chain(lenders).collect();
     let plan = Files::open()?.plan()?;
-    let giver = |cell: u16| {
+    let lender = |cell: u16| {
         let plan = plan.iter().find(|plan| plan.number == cell)?;
         let nodes = plan.nodes.clone();
-        Some(Giver { cell, nodes })
+        Some(Lender { cell, nodes })
     };
-    Ok(cells.into_iter().filter_map(giver).collect())
+    Ok(cells.into_iter().filter_map(lender).collect())
 }
 
 /// Decides whether a VM's memory may be bound to the nodes `asked`.
@@ -147,7 +147,7 @@ pub(crate) fn check(
     asked: &[u32],
     wanted: &Wanted,
     host: &HostMemory,
-    givers: &[Giver],
+    lenders: &[Lender],
 ) -> Result<(), String> {
     let known: Vec<u32> = host.nodes.keys().copied().collect();
     if let Some(node) = asked.iter().find(|node| !known.contains(node)) {
@@ -162,7 +162,7 @@ pub(crate) fn check(
             written(&host.allowed)
         ));
     }
-    check_givers(asked, givers)?;
+    check_lenders(asked, lenders)?;
     let nodes = || asked.iter().filter_map(|node| host.nodes.get(node));
     let to_come = wanted.to_come(asked);
     if let Some(kib) = wanted.pool_kib {
@@ -191,11 +191,11 @@ pub(crate) fn check(
 }
 
 /// Checks that the nodes are those of the cells, each of which has promised its part of the memory.
-fn check_givers(asked: &[u32], givers: &[Giver]) -> Result<(), String> {
-    if givers.is_empty() {
+fn check_lenders(asked: &[u32], lenders: &[Lender]) -> Result<(), String> {
+    if lenders.is_empty() {
         return Ok(());
     }
-    let mut theirs: Vec<u32> = givers.iter().flat_map(|giver| giver.nodes.clone()).collect();
+    let mut theirs: Vec<u32> = lenders.iter().flat_map(|lender| lender.nodes.clone()).collect();
     theirs.sort_unstable();
     theirs.dedup();
     if let Some(node) = asked.iter().find(|node| !theirs.contains(node)) {
@@ -204,8 +204,8 @@ fn check_givers(asked: &[u32], givers: &[Giver]) -> Result<(), String> {
             written(&theirs)
         ));
     }
-    let gives_none = |giver: &&Giver| !giver.nodes.iter().any(|node| asked.contains(node));
-    if let Some(Giver { cell, nodes }) = givers.iter().find(gives_none) {
+    let gives_none = |lender: &&Lender| !lender.nodes.iter().any(|node| asked.contains(node));
+    if let Some(Lender { cell, nodes }) = lenders.iter().find(gives_none) {
         return Err(format!(
             "a part of its memory is promised by cell {cell}; help: name a node of that cell too, of {}",
             written(nodes)
@@ -292,8 +292,8 @@ mod tests {
         }
     }
 
-    fn refused(asked: &[u32], wanted: &Wanted, givers: &[Giver]) -> String {
-        let why = check(asked, wanted, &host(), givers).unwrap_err();
+    fn refused(asked: &[u32], wanted: &Wanted, lenders: &[Lender]) -> String {
+        let why = check(asked, wanted, &host(), lenders).unwrap_err();
         assert!(why.contains("; help: "), "{why}");
         why
     }
@@ -358,18 +358,18 @@ mod tests {
 
     #[test]
     fn nodes_of_a_place_are_those_of_the_cells_that_promised_the_memory_and_each_gives_its_part() {
-        let giver = |cell, nodes: &[u32]| Giver {
+        let lender = |cell, nodes: &[u32]| Lender {
             cell,
             nodes: nodes.to_vec(),
         };
         let small = wanted(GIB, &[]);
-        let own = [giver(4, &[0])];
+        let own = [lender(4, &[0])];
         assert_eq!(check(&[0], &small, &host(), &own), Ok(()));
         assert_eq!(
             refused(&[1], &small, &own),
             "node 1 is not of the VM's place in the cluster; help: name some of 0"
         );
-        let with_lender = [giver(4, &[0]), giver(5, &[1])];
+        let with_lender = [lender(4, &[0]), lender(5, &[1])];
         assert_eq!(check(&[0, 1], &small, &host(), &with_lender), Ok(()));
         assert_eq!(
             refused(&[0], &small, &with_lender),

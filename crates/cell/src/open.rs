@@ -30,7 +30,7 @@ use subnet::process::Count;
 use self::egress::egress;
 use self::files::{Files, GroupFiles, mappable, readable};
 use crate::cmdline;
-use crate::identity::{Given, Place};
+use crate::identity::{Given, IdOwner};
 use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
 use crate::share_group::{Apart, Claims, maps_pages};
@@ -456,7 +456,7 @@ fn passt_spec(
 fn passt_user(cid: u32) -> Option<(u32, u32)> {
     let identity = geteuid()
         .is_root()
-        .then(|| Given::of(Place::Vm(cid)).identity)
+        .then(|| Given::of(IdOwner::Vm(cid)).identity)
         .flatten();
     identity.map(|identity| (identity.uid, identity.gid))
 }

@@ -12,8 +12,8 @@ use serde_json::Value;
 use shard_api::launch::{Answer, Ending, Order, Report};
 
 use crate::ending::is_witness;
-use crate::remote::part::Remote;
-use crate::remote::talk::FromPart;
+use crate::remote::part::RemotePart;
+use crate::remote::protocol::FromPart;
 use crate::shard_process::ShardProcess;
 
 /// Time limit for a shard to be ready.
@@ -33,7 +33,7 @@ pub enum Part {
         process: ShardProcess,
     },
     /// The shard is on another host.
-    There(Arc<Remote>),
+    There(Arc<RemotePart>),
 }
 
 /// All shards beside the home.
@@ -103,7 +103,7 @@ impl Part {
     fn place(&self) -> String {
         match self {
             Self::Here { cell, .. } => format!("cell {cell}"),
-            Self::There(remote) => remote.reach().to_string(),
+            Self::There(remote) => remote.endpoint().to_string(),
         }
     }
 

@@ -9,8 +9,8 @@
 //!                                                         lanes ════════════ two for each lane of a pair
 //! ```
 //!
-//! - [`talk`]: the messages over these connections; [`connections`]: how they are made and accepted;
-//! - [`lanes`]: the memory that two hosts share, which lanes use beside their connections;
+//! - [`protocol`]: the messages over these connections; [`connections`]: how they are made and accepted;
+//! - [`shared_memory`]: the memory that two hosts share, which lanes use beside their connections;
 //! - [`clock`]: rounds that measure the other host's time-stamp counter, and the steps of the guest's;
 //! - [`guest_processor`]: the processor that the guest finds on all hosts;
 //! - [`part`]: the home's side; [`monitor`]: the part's side, in a separate process, so that a cell's death
@@ -23,8 +23,8 @@
 pub mod clock;
 pub mod connections;
 pub mod guest_processor;
-pub mod lanes;
 pub mod launch;
 pub mod monitor;
 pub mod part;
-pub mod talk;
+pub mod protocol;
+pub mod shared_memory;

@@ -23,16 +23,16 @@ use crate::cluster::tenure::{
 use crate::left::LeftFiles;
 use crate::remote::connections::{connect, connect_first};
 use crate::remote::guest_processor::GuestProcessor;
-use crate::remote::lanes::Common;
-use crate::remote::part::Remote;
-use crate::remote::talk::Role;
+use crate::remote::part::RemotePart;
+use crate::remote::protocol::Role;
+use crate::remote::shared_memory::SlotResult;
 
 /// The places of all shards, the home's first: a cell each, and the part of the VM that starts there.
 #[derive(Debug)]
 pub struct Span {
     places: Vec<(PartPlace, Part)>,
     /// The resources for places on other hosts, if there are any.
-    over: Option<Over>,
+    over: Option<MultiHost>,
     /// Number of boots so far.
     boots: AtomicU32,
     platform: Platform,
@@ -46,7 +46,10 @@ impl Span {
             return Ok(None);
         }
         let leaves_host = places.iter().any(|(place, _)| place.here().is_none());
-        match leaves_host.then(|| Over::open(&places, platform)).transpose() {
+        match leaves_host
+            .then(|| MultiHost::open(&places, platform))
+            .transpose()
+        {
             Ok(over) => Ok(Some(Self {
                 places,
                 over,
@@ -130,7 +133,7 @@ impl Span {
     /// The cell of each shard, for people, and its host if the VM is over several.
     pub(crate) fn places(&self) -> Vec<String> {
         let name = |place: &PartPlace| match (place, &self.over) {
-            (PartPlace::There(remote), _) => remote.reach().to_string(),
+            (PartPlace::There(remote), _) => remote.endpoint().to_string(),
             (PartPlace::Here(tenure), Some(over)) => {
                 format!("cell {} on host {}", tenure.cell(), over.hosts.site().here)
             }
@@ -149,14 +152,19 @@ impl Span {
     pub(crate) fn call(&self, shard: usize, role: Role) -> io::Result<OwnedFd> {
         let called = self.remote(shard).zip(self.over.as_ref());
         let (remote, over) = called.ok_or(io::ErrorKind::NotFound)?;
-        connect(&over.hosts, remote.reach(), role)
+        connect(&over.hosts, remote.endpoint(), role)
     }
 
     /// The same from a shard on this host, for the first connection of their lanes.
-    pub(crate) fn call_first(&self, from: usize, shard: usize, role: Role) -> io::Result<(OwnedFd, Common)> {
+    pub(crate) fn call_first(
+        &self,
+        from: usize,
+        shard: usize,
+        role: Role,
+    ) -> io::Result<(OwnedFd, SlotResult)> {
         let called = self.remote(shard).zip(self.over.as_ref());
         let ((remote, over), (here, _)) = called.zip(self.places.get(from)).ok_or(io::ErrorKind::NotFound)?;
-        connect_first(&over.hosts, here.cell(), remote.reach(), role)
+        connect_first(&over.hosts, here.cell(), remote.endpoint(), role)
     }
 
     /// Whether a part of it is on another host.
@@ -166,7 +174,7 @@ impl Span {
     }
 
     /// The place of a shard on another host.
-    pub fn remote(&self, shard: usize) -> Option<&Arc<Remote>> {
+    pub fn remote(&self, shard: usize) -> Option<&Arc<RemotePart>> {
         match self.places.get(shard) {
             Some((PartPlace::There(remote), _)) => Some(remote),
             _ => None,
@@ -176,21 +184,21 @@ impl Span {
 
 /// Additional resources of a VM over several hosts.
 #[derive(Debug)]
-struct Over {
+struct MultiHost {
     /// The hosts of the cluster.
     hosts: Hosts,
     /// The processor that the guest finds.
     guest: GuestProcessor,
 }
 
-impl Over {
+impl MultiHost {
     fn open(places: &[(PartPlace, Part)], platform: Platform) -> Result<Self, TenureError> {
         let site = Files::open()?.site()?;
         let hosts = site.map(Hosts::open).transpose().map_err(io::Error::other)?;
         let home = (platform.processor)()?;
         let shards = places.iter().map(|(place, _)| match place {
             PartPlace::Here(_) => None,
-            PartPlace::There(remote) => Some((remote.reach().to_string(), remote.processor())),
+            PartPlace::There(remote) => Some((remote.endpoint().to_string(), remote.processor())),
         });
         Ok(Self {
             hosts: hosts.ok_or(io::Error::from(io::ErrorKind::NotFound))?,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cell::cluster::membership::Members;
-use cell::cluster::membership::member::{Answer, Question, Records};
+use cell::cluster::membership::member::{EtcdAnswer, EtcdRequest, Records};
 use protocol::CellId;
 
 use crate::Time;
@@ -40,16 +40,16 @@ impl Etcd {
     }
 
     /// Carries out a request.
-    pub fn ask(&mut self, now: Time, question: Question<Lease>) -> Answer<Lease> {
+    pub fn ask(&mut self, now: Time, question: EtcdRequest<Lease>) -> EtcdAnswer<Lease> {
         self.expire(now);
         match question {
-            Question::LastLife(number) => Answer::LastLife(self.lives.get(&number).copied()),
-            Question::Lease => {
+            EtcdRequest::LastLife(number) => EtcdAnswer::LastLife(self.lives.get(&number).copied()),
+            EtcdRequest::Lease => {
                 self.lease_next += 1;
                 self.leases.insert(self.lease_next, now + self.lease_ns);
-                Answer::Lease(self.lease_next)
+                EtcdAnswer::Lease(self.lease_next)
             }
-            Question::Enter { me, last, lease } => {
+            EtcdRequest::Enter { me, last, lease } => {
                 // A lease that has ended in the meantime makes it fail.
                 let enters = self.lives.get(&me.number).copied() == last && self.leases.contains_key(&lease);
                 if enters {
@@ -57,19 +57,19 @@ impl Etcd {
                     self.lives.insert(me.number, me.life);
                     self.entries.insert(me.number, (me.life, lease));
                 }
-                Answer::Entered(enters)
+                EtcdAnswer::Entered(enters)
             }
-            Question::Records => Answer::Records(Records {
+            EtcdRequest::Records => EtcdAnswer::Records(Records {
                 members: self.members(),
                 lives: self.lives.clone(),
                 removed: self.removed.clone(),
                 revision: self.revision,
             }),
-            Question::Keep(lease) => {
+            EtcdRequest::Keep(lease) => {
                 let end = self.leases.get_mut(&lease);
-                Answer::Kept(end.map(|end| *end = now + self.lease_ns).is_some())
+                EtcdAnswer::Kept(end.map(|end| *end = now + self.lease_ns).is_some())
             }
-            Question::Remove { cell, accuser } => {
+            EtcdRequest::Remove { cell, accuser } => {
                 let is_absent = !self.entries.contains_key(&cell.number)
                     && self.lives.get(&cell.number) == Some(&cell.life);
                 if self.has(accuser) && (self.has(cell) || is_absent) {
@@ -77,9 +77,9 @@ impl Etcd {
                     self.entries.remove(&cell.number);
                     self.removed.insert(cell.number, cell.life);
                 }
-                Answer::Done
+                EtcdAnswer::Done
             }
-            Question::Restore {
+            EtcdRequest::Restore {
                 me,
                 lease,
                 lives,
@@ -91,7 +91,7 @@ impl Etcd {
                     self.lives.extend(lives);
                     self.entries.insert(me.number, (me.life, lease));
                 }
-                Answer::Entered(restores)
+                EtcdAnswer::Entered(restores)
             }
         }
     }

@@ -17,9 +17,9 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cell::cluster::membership::News;
+use cell::cluster::membership::MembershipEvent;
 use cell::cluster::membership::lease_seconds;
-use cell::cluster::membership::member::{Answer, Question};
+use cell::cluster::membership::member::{EtcdAnswer, EtcdRequest};
 use cell::cluster::routes::HANDLE_NS;
 use cell::cluster::state::{Awaited, CellMessage, Client};
 use protocol::CellId;
@@ -64,9 +64,9 @@ enum Event {
     /// A cell reads the members.
     Round(CellId),
     /// A request reaches etcd.
-    Question(Asker, Question<Lease>),
+    EtcdRequest(Asker, EtcdRequest<Lease>),
     /// Its reply, if any.
-    Answer(Asker, Option<Answer<Lease>>),
+    Answer(Asker, Option<EtcdAnswer<Lease>>),
     /// A fault of the network or a cell is over.
     Heal(Fault),
     /// The time at which a cell was last known to be a member, if it has not been since: its guard ends its
@@ -88,10 +88,10 @@ enum Input {
     Gone(Client),
     Overdue(Client, Awaited),
     HelloDue(CellId),
-    Parted(CellId, bool),
+    LinkEnded(CellId, bool),
     Orphans,
     Tick,
-    Changed(News),
+    Changed(MembershipEvent),
 }
 
 /// A temporary fault. Hosts by their numbers.
@@ -270,7 +270,7 @@ impl World {
             Event::Restart(number) => self.start(number),
             Event::Call(cell, members, since) => self.call(cell, members, since),
             Event::Round(cell) => self.begin_round(cell),
-            Event::Question(asker, question) => self.question(asker, question),
+            Event::EtcdRequest(asker, question) => self.request(asker, question),
             Event::Answer(asker, answer) => self.answered(asker, answer),
             Event::Heal(fault) => self.heal(fault),
             Event::Lost(number, at) => self.end_if_lost(number, at),

@@ -4,7 +4,7 @@ use cell::cluster::hosts::read_again;
 use cell::cluster::link::MESSAGE_BYTES_MAX;
 use cell::cluster::link::encoding::{decode, encode};
 use cell::cluster::membership;
-use cell::cluster::state::{Act, CellMessage, State};
+use cell::cluster::state::{Action, CellMessage, State};
 use config::cluster::CellPlan;
 use protocol::CellId;
 use registry::cluster::interface::{CellRequest, CellResponse};
@@ -27,7 +27,7 @@ fn table(mut bytes: &[u8]) {
     let mut state = State::new(cell(0), 1, plan, None, []);
     state.linked(cell(1), true);
     state.linked(cell(2), true);
-    state.met();
+    state.handle_all_linked();
     while let [from, length, rest @ ..] = bytes {
         let (message, after) = rest.split_at(usize::from(*length).min(rest.len()));
         bytes = after;
@@ -36,8 +36,8 @@ fn table(mut bytes: &[u8]) {
         };
         let written = encode(&message).expect("a message");
         assert_eq!(decode::<CellMessage>(&written).expect("the same"), message);
-        for act in state.heard(cell(1 + u16::from(from % 2)), message) {
-            if let Act::Send(to, message) = act {
+        for act in state.handle_message(cell(1 + u16::from(from % 2)), message) {
+            if let Action::Send(to, message) = act {
                 assert_ne!(to.number, 0, "{message:?} to itself");
                 let written = encode(&message).expect("a message");
                 assert!(written.len() < MESSAGE_BYTES_MAX);

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 
 use cell::remote::connections::{receive, send};
-use cell::remote::talk::{FromPart, Hello, PartAnswer, PartRequest, ToPart};
+use cell::remote::protocol::{FromPart, Hello, PartAnswer, PartRequest, ToPart};
 use serde::{Serialize, de::DeserializeOwned};
 use shard::span::device_proxy_server::IO_REQUESTS_MAX;
 use shard::span::link::{Receiving, stream};

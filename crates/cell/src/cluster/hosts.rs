@@ -24,8 +24,8 @@ use urpc::version::Versions;
 
 use super::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
 use super::link::encoding::{decode, encode};
-use super::link::shared::{Place, SharedMemory};
-use super::link::{self, Answer, Calling, Link, PATIENCE, VERSIONS, stream};
+use super::link::shared::{LinkSlot, SharedMemory};
+use super::link::{self, CallAnswer, CallTable, Link, MESSAGE_TIMEOUT, VERSIONS, stream};
 
 #[cfg(test)]
 mod tests;
@@ -37,7 +37,7 @@ const WARN_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The purpose of a connection.
 #[derive(Debug, Serialize, Deserialize)]
-enum Wish {
+enum ConnectionPurpose {
     /// A link with a cell.
     Link {
         /// The cell that calls.
@@ -54,7 +54,7 @@ enum Wish {
 /// The reply to a request for channels.
 #[derive(Debug, Serialize, Deserialize)]
 struct Reply {
-    answer: Answer,
+    answer: CallAnswer,
     /// Whether the number was found in shared memory.
     is_shared: bool,
 }
@@ -62,7 +62,7 @@ struct Reply {
 /// Decodes and encodes a call's first message and a reply to one, for `fuzz/`.
 #[cfg(fuzzing)]
 pub fn read_again(bytes: &[u8]) -> [Option<Vec<u8>>; 2] {
-    let wish = decode::<Wish>(bytes).ok();
+    let wish = decode::<ConnectionPurpose>(bytes).ok();
     let reply = decode::<Reply>(bytes).ok();
     [
         wish.and_then(|wish| encode(&wish).ok()),
@@ -103,12 +103,12 @@ impl Hosts {
     }
 
     /// Replaces the site. A host that is not in it any more is not served.
-    pub fn take_site(&self, site: Site) {
+    pub fn set_site(&self, site: Site) {
         *self.site.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(site);
     }
 
     /// Sets the route costs, which count from the next link on.
-    pub fn take_ways(&self, costs: Arc<knowledge::RouteCosts>) {
+    pub fn set_route_costs(&self, costs: Arc<knowledge::RouteCosts>) {
         *self.costs.write().unwrap_or_else(PoisonError::into_inner) = costs;
     }
 
@@ -148,19 +148,19 @@ impl Hosts {
     }
 
     /// Calls a cell of another host; none if that cell is calling this one at the moment.
-    pub fn call(&self, me: CellId, cell: u16, calling: &Calling) -> io::Result<Option<Link>> {
+    pub fn call(&self, me: CellId, cell: u16, calling: &CallTable) -> io::Result<Option<Link>> {
         calling.during(cell, || {
             let offer = self
                 .memory_between(me.number, cell)
                 .and_then(|memory| memory.offer(me.number, cell));
             let (place, number) = offer.unzip();
-            let wish = Wish::Link {
+            let wish = ConnectionPurpose::Link {
                 cell: me,
                 versions: VERSIONS,
                 number,
             };
             let mut stream = self.reach(cell, &wish)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
             let mut bytes = Vec::new();
             stream::read(&mut stream, &mut bytes)?;
             let reply: Reply = decode(&bytes)?;
@@ -180,7 +180,7 @@ impl Hosts {
     /// # Errors
     /// If the host can't be reached.
     pub fn command(&self, cell: u16) -> io::Result<UnixStream> {
-        self.reach(cell, &Wish::Command)
+        self.reach(cell, &ConnectionPurpose::Command)
     }
 
     /// A connection to `address`, whose peer proves that it is the host `host`.
@@ -188,7 +188,7 @@ impl Hosts {
     /// # Errors
     /// If the address can't be reached, or is another host's.
     pub(crate) fn connect(&self, address: SocketAddr, host: &str) -> io::Result<UnixStream> {
-        let reached = self.identity.connect(address, host, PATIENCE);
+        let reached = self.identity.connect(address, host, MESSAGE_TIMEOUT);
         reached.map_err(|error| io::Error::new(io::ErrorKind::NotConnected, format!("host {host}: {error}")))
     }
 
@@ -206,7 +206,7 @@ impl Hosts {
         }
     }
 
-    fn reach(&self, cell: u16, wish: &Wish) -> io::Result<UnixStream> {
+    fn reach(&self, cell: u16, wish: &ConnectionPurpose) -> io::Result<UnixStream> {
         let site = self.site();
         let host = site.host_of(cell).ok_or(io::ErrorKind::NotFound)?;
         let mut stream = self.connect(host.address_of(cell), &host.name)?;
@@ -218,7 +218,7 @@ impl Hosts {
     pub fn take(
         &self,
         listener: &TcpListener,
-        calling: &Arc<Calling>,
+        calling: &Arc<CallTable>,
         linked: impl Fn(Link) + Clone + Send + 'static,
     ) {
         let (callers, commands) = (Callers::default(), Arc::<AtomicUsize>::default());
@@ -240,23 +240,23 @@ impl Hosts {
         &self,
         tcp: TcpStream,
         place: Unproven,
-        calling: &Calling,
+        calling: &CallTable,
         commands: &AtomicUsize,
     ) -> io::Result<Option<Link>> {
         let deadline = Deadline::after(HANDSHAKE_LIMIT);
         let (mut stream, peer) = self.accept(tcp, deadline)?;
         let mut bytes = Vec::new();
         stream::read(&mut deadline.over(&stream), &mut bytes)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
         drop(place);
         match decode(&bytes)? {
-            Wish::Link {
+            ConnectionPurpose::Link {
                 cell,
                 versions,
                 number,
             } if self.is_of(&peer, cell.number) => {
                 let answer = calling.answer(cell, versions);
-                let Answer::Welcome { cell: me, .. } = answer else {
+                let CallAnswer::Welcome { cell: me, .. } = answer else {
                     reply(&mut stream, answer, false)?;
                     return Ok(None);
                 };
@@ -267,8 +267,8 @@ impl Hosts {
                 let link = self.link(cell, stream, place)?;
                 Ok(Some(link.speaking(version)))
             }
-            Wish::Link { .. } => Err(io::ErrorKind::PermissionDenied.into()),
-            Wish::Command => {
+            ConnectionPurpose::Link { .. } => Err(io::ErrorKind::PermissionDenied.into()),
+            ConnectionPurpose::Command => {
                 let served = if commands.fetch_add(1, Ordering::Relaxed) < COMMANDS_MAX {
                     run_command(stream)
                 } else {
@@ -287,7 +287,7 @@ impl Hosts {
             .is_some_and(|host: &HostPlan| peer.is(&host.name))
     }
 
-    fn link(&self, peer: CellId, stream: UnixStream, place: Option<Place>) -> io::Result<Link> {
+    fn link(&self, peer: CellId, stream: UnixStream, place: Option<LinkSlot>) -> io::Result<Link> {
         let silence = Duration::from_millis(self.site().silence_ms);
         match place {
             Some(place) => place.link(peer, stream, silence),
@@ -314,7 +314,7 @@ fn run_command(stream: UnixStream) -> io::Result<()> {
     agent::server::serve_programs(stream, own_program)
 }
 
-fn reply(stream: &mut UnixStream, answer: Answer, is_shared: bool) -> io::Result<()> {
+fn reply(stream: &mut UnixStream, answer: CallAnswer, is_shared: bool) -> io::Result<()> {
     stream::write(stream, &encode(&Reply { answer, is_shared })?)
 }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 pub const ORPHANS_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for another cell's answer that a client waits for. A cell that takes longer hangs, and counts
 /// as dead.
-pub const WORD_LIMIT: Duration = Duration::from_secs(4);
-/// Time limit for the hello of a cell. It is shorter than [`WORD_LIMIT`]: a cell that waits for a hello does
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
+/// Time limit for the hello of a cell. It is shorter than [`ANSWER_TIMEOUT`]: a cell that waits for a hello does
 /// not vote, and must not count as hanging itself.
-pub const HELLO_LIMIT: Duration = Duration::from_secs(2);
+pub const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between the end of a link and a check whether the other cell lives, and between that and a second
 /// check.
-pub const LOOK_AFTER: Duration = Duration::from_millis(100);
+pub const LINK_END_CHECK_DELAY: Duration = Duration::from_millis(100);
 /// Interval of [`protocol::multicast`]'s ticks, while a message is unconfirmed. A cell below a relay that
 /// hangs receives its messages directly after three ticks, soon enough that no waiting cell counts as hanging
 /// too.

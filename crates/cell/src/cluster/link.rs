@@ -31,7 +31,7 @@ use super::state::CellMessage;
 /// Maximum length of a message between cells, in bytes: a table of some ten thousand VMs.
 pub const MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// Time limit for another cell to answer a call, or to receive a message.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The versions of the cells' protocol that this program speaks: [`CellMessage`], and the calls by which a
 /// link begins.
@@ -52,13 +52,13 @@ pub fn agree(theirs: Versions, peer: CellId) -> Result<u16, VersionMismatch> {
 }
 
 /// Whether no link was made because the two cells have no version in common.
-pub fn is_unlike(error: &io::Error) -> bool {
+pub fn is_version_mismatch(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<VersionMismatch>())
 }
 
 /// The answer to a call.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub enum Answer {
+pub enum CallAnswer {
     /// The link is made.
     Welcome {
         /// The cell that answers.
@@ -77,7 +77,7 @@ pub enum Answer {
     },
 }
 
-impl Answer {
+impl CallAnswer {
     /// The cell at the other end of the link, and the version that the two speak; none if the cell calls this
     /// one.
     ///
@@ -111,7 +111,7 @@ pub trait ReceiveBytes: Debug + Send {
 
 /// The transport of a link. In docs and rules: `ring`, `shared`, `tls`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Way {
+pub enum Transport {
     /// Memory of this host.
     Ring,
     /// Memory that hosts share.
@@ -120,7 +120,7 @@ pub enum Way {
     Stream,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Transport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Ring => "ring",
@@ -138,7 +138,7 @@ pub struct Link {
     /// The version of the cells' protocol that both speak.
     pub version: u16,
     /// The transport.
-    pub way: Way,
+    pub transport: Transport,
     /// Channel to the other cell.
     pub sending: Sending,
     /// Channel from the other cell.
@@ -156,14 +156,14 @@ pub struct Receiving(Box<dyn ReceiveBytes>);
 impl Link {
     fn new(
         peer: CellId,
-        way: Way,
+        transport: Transport,
         sending: impl SendBytes + 'static,
         receiving: impl ReceiveBytes + 'static,
     ) -> Self {
         Self {
             peer,
             version: VERSIONS.oldest,
-            way,
+            transport,
             sending: Sending(Box::new(sending)),
             receiving: Receiving(Box::new(receiving)),
         }
@@ -205,19 +205,19 @@ impl Receiving {
 ///
 /// A cell calls when it starts, and never again in the same incarnation.
 #[derive(Debug)]
-pub struct Calling {
+pub struct CallTable {
     me: CellId,
-    met: Mutex<Met>,
+    met: Mutex<CallsSoFar>,
 }
 
 #[derive(Debug, Default)]
-struct Met {
+struct CallsSoFar {
     under_way: BTreeSet<u16>,
     /// One call has gone through.
     linked: BTreeSet<CellId>,
 }
 
-impl Calling {
+impl CallTable {
     /// A record without calls.
     pub fn new(me: CellId) -> Self {
         Self {
@@ -252,22 +252,22 @@ impl Calling {
     }
 
     /// The answer to a cell that calls, and speaks these versions. After a welcome the two have a link.
-    pub fn answer(&self, caller: CellId, theirs: Versions) -> Answer {
+    pub fn answer(&self, caller: CellId, theirs: Versions) -> CallAnswer {
         let (cell, versions) = (self.me, VERSIONS);
         if let Err(unlike) = agree(theirs, caller) {
             tracing::warn!("no link: {unlike}");
-            return Answer::Unlike { cell, versions };
+            return CallAnswer::Unlike { cell, versions };
         }
         let mut met = self.met();
         let mine_goes_through = self.me.number < caller.number && met.under_way.contains(&caller.number);
         if mine_goes_through || !met.linked.insert(caller) {
-            Answer::Crossed
+            CallAnswer::Crossed
         } else {
-            Answer::Welcome { cell, versions }
+            CallAnswer::Welcome { cell, versions }
         }
     }
 
-    fn met(&self) -> MutexGuard<'_, Met> {
+    fn met(&self) -> MutexGuard<'_, CallsSoFar> {
         self.met.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -25,7 +25,7 @@ use protocol::CellId;
 
 use etcd::{Etcd, Lease, Put};
 pub use member::Records;
-use member::{Answer, Joining, Member, Progress, Question, RETIRED};
+use member::{EtcdAnswer, EtcdRequest, Joining, Member, Progress, RETIRED};
 use urpc::tls::KeyFiles;
 
 /// Prefix of all keys.
@@ -40,23 +40,23 @@ const REMOVED: &str = "removed/";
 /// three times as long as a cell may be silent.
 const LEASE_SECONDS_MIN: u64 = 5;
 /// Minimum interval between two reads of the members.
-pub const LOOK: Duration = Duration::from_millis(100);
+pub const POLL_INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Time limit for the host of a lost cell to end its VMs once the lease would have ended. Its guard checks
 /// every 100 ms, and a VM that does not end by order is killed after 1 s.
 pub const LAPSE_MARGIN: Duration = Duration::from_secs(5);
 /// Number of reads of the members in the silence that a cell is allowed.
-const LOOKS_IN_SILENCE: u64 = 20;
+const POLLS_IN_SILENCE: u64 = 20;
 
 /// The live cells, and their incarnations.
 pub type Members = BTreeMap<u16, u32>;
 
 /// A change of the membership.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum News {
+pub enum MembershipEvent {
     /// This incarnation of a cell is dead.
-    Over(CellId),
+    Died(CellId),
     /// This cell itself has been removed.
-    Outcast,
+    Evicted,
     /// A cell has been no member for so long that its host has ended its VMs, where hosts do so
     /// ([`super::lost`]).
     Lapsed(u16),
@@ -99,7 +99,7 @@ impl Membership {
         let mut told = false;
         loop {
             let asked = Instant::now();
-            let answer = ask(&etcd, joining.question(), lease_seconds);
+            let answer = ask(&etcd, joining.request(), lease_seconds);
             if let Err(error) = &answer
                 && !std::mem::replace(&mut told, true)
             {
@@ -108,13 +108,13 @@ impl Membership {
             match joining.answered(answer.ok()) {
                 Progress::GoesOn => {}
                 Progress::Waits if is_to_end() => return Ok(None),
-                Progress::Waits => std::thread::sleep(LOOK),
+                Progress::Waits => std::thread::sleep(POLL_INTERVAL_MIN),
                 Progress::In(me, lease, records) => {
                     return Ok(Some(Self {
                         etcd,
                         lease,
                         lease_seconds,
-                        look: look(site.silence_ms),
+                        look: poll_interval(site.silence_ms),
                         me,
                         members: records.members,
                         lives: records.lives,
@@ -131,7 +131,7 @@ impl Membership {
     pub fn run(
         self,
         suspects: &Receiver<CellId>,
-        mut news: impl FnMut(News),
+        mut news: impl FnMut(MembershipEvent),
         mut confirmed: impl FnMut(Instant),
     ) {
         confirmed(self.since);
@@ -145,10 +145,10 @@ impl Membership {
             }
             member.begin_round(begun.elapsed());
             begun = Instant::now();
-            while let Some(question) = member.question() {
+            while let Some(question) = member.request() {
                 let asked = Instant::now();
                 let answer = ask(&self.etcd, question, self.lease_seconds);
-                if let Ok(Answer::Records(records)) = &answer
+                if let Ok(EtcdAnswer::Records(records)) = &answer
                     && records.members.get(&self.me.number) == Some(&self.me.life)
                 {
                     confirmed(asked);
@@ -214,23 +214,23 @@ pub const fn lease_seconds(silence_ms: u64) -> u64 {
 
 /// Interval between two reads of the members. Each costs etcd a linearizable read, and more of them detect no
 /// death sooner where a long silence is allowed.
-pub fn look(silence_ms: u64) -> Duration {
-    LOOK.max(Duration::from_millis(silence_ms / LOOKS_IN_SILENCE))
+pub fn poll_interval(silence_ms: u64) -> Duration {
+    POLL_INTERVAL_MIN.max(Duration::from_millis(silence_ms / POLLS_IN_SILENCE))
 }
 
-fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result<Answer<Lease>> {
+fn ask(etcd: &Etcd, question: EtcdRequest<Lease>, lease_seconds: u64) -> io::Result<EtcdAnswer<Lease>> {
     Ok(match question {
-        Question::LastLife(number) => {
+        EtcdRequest::LastLife(number) => {
             let last = etcd.get(&at(LIVES, number))?;
-            Answer::LastLife(
+            EtcdAnswer::LastLife(
                 last.as_deref()
                     .map(str::parse)
                     .transpose()
                     .map_err(io::Error::other)?,
             )
         }
-        Question::Lease => Answer::Lease(etcd.lease(lease_seconds)?),
-        Question::Enter { me, last, lease } => {
+        EtcdRequest::Lease => EtcdAnswer::Lease(etcd.lease(lease_seconds)?),
+        EtcdRequest::Enter { me, last, lease } => {
             let counter = at(LIVES, me.number);
             let (key, value) = entry(me);
             let puts = [
@@ -246,11 +246,11 @@ fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result
                 },
             ];
             let last = last.map(|life| life.to_string());
-            Answer::Entered(etcd.put_if(&counter, last.as_deref(), &puts)?)
+            EtcdAnswer::Entered(etcd.put_if(&counter, last.as_deref(), &puts)?)
         }
-        Question::Records => Answer::Records(records(etcd)?),
-        Question::Keep(lease) => Answer::Kept(etcd.keep(&lease)?),
-        Question::Remove { cell, accuser } => {
+        EtcdRequest::Records => EtcdAnswer::Records(records(etcd)?),
+        EtcdRequest::Keep(lease) => EtcdAnswer::Kept(etcd.keep(&lease)?),
+        EtcdRequest::Remove { cell, accuser } => {
             let ((key, life), (own_key, own_life)) = (entry(cell), entry(accuser));
             let mark_key = at(REMOVED, cell.number);
             let mark = Put {
@@ -263,9 +263,9 @@ fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result
                 let counter = at(LIVES, cell.number);
                 etcd.mark_if_absent(&key, &[own, (&counter, &life)], &mark)?;
             }
-            Answer::Done
+            EtcdAnswer::Done
         }
-        Question::Restore {
+        EtcdRequest::Restore {
             me,
             lease,
             lives,
@@ -286,7 +286,7 @@ fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result
                     lease: *lease,
                 })
                 .collect();
-            Answer::Entered(etcd.put_if_unchanged(PREFIX, revision, &puts)?)
+            EtcdAnswer::Entered(etcd.put_if_unchanged(PREFIX, revision, &puts)?)
         }
     })
 }

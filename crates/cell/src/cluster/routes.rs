@@ -53,7 +53,7 @@ impl MulticastRoutes {
     }
 
     /// The known costs of routes, for a choice of transport.
-    pub fn known(&self) -> Arc<knowledge::RouteCosts> {
+    pub fn route_costs(&self) -> Arc<knowledge::RouteCosts> {
         self.known.clone()
     }
 

@@ -4,9 +4,9 @@ mod adoptions;
 mod assertions;
 mod calls;
 mod clients;
-mod elsewhere;
 mod places;
 mod recovery;
+mod remote_cells;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -29,16 +29,16 @@ use urpc::host::measure_block_ns;
 
 use self::adoptions::Adoptions;
 use self::assertions::Asserted;
-use self::elsewhere::Elsewhere;
-use super::contacts::{Contacts, Parted, Verdict};
+use self::remote_cells::RemoteCells;
 use super::hosts::Hosts;
-use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, TICK, WORD_LIMIT};
-use super::link::local::Calls;
-use super::link::{Calling, GATHERS_REPLIES, Link, Sending};
+use super::limits::{ANSWER_TIMEOUT, HELLO_TIMEOUT, LINK_END_CHECK_DELAY, ORPHANS_LIMIT, TICK};
+use super::link::local::LocalCalls;
+use super::link::{CallTable, GATHERS_REPLIES, Link, Sending};
 use super::lost;
-use super::membership::{Membership, News};
+use super::membership::{Membership, MembershipEvent};
+use super::peer_table::{EndedLink, PeerTable, Verdict};
 use super::protocols::protocols;
-use super::state::{Act, Awaited, CellMessage, Client, State};
+use super::state::{Action, Awaited, CellMessage, Client, State};
 use crate::monitor::raise_file_limit;
 use crate::socket::bind;
 
@@ -47,32 +47,32 @@ enum Event {
     /// The cells among those that were calling this one which are awaited; empty: no further one.
     Called(Vec<u16>),
     Waited,
-    Heard(CellId, CellMessage),
+    Received(CellId, CellMessage),
     Dead(CellId),
-    Came(Client, UnixStream),
-    Asked(Client, CellRequest),
-    Gone(Client),
+    Connected(Client, UnixStream),
+    Requested(Client, CellRequest),
+    Disconnected(Client),
     /// Whether this client still waits for these cells.
     Overdue(Client, Awaited),
     /// Whether this cell has sent its hello.
     HelloDue(CellId),
     /// This cell ended its link some time ago. Says whether it was seen to live since: its next incarnation
     /// takes a moment to be told apart.
-    Parted(CellId, bool),
+    LinkEnded(CellId, bool),
     OrphansLate,
     /// Time is up for a VM's next process to come.
     LeftLate(String, u64),
     /// The asserted facts have changed.
     Asserted(Box<Asserted>),
     /// What a client asked is known now.
-    Known(Client, CellResponse),
+    Responded(Client, CellResponse),
     /// No VM of the host depends on this failed cell any more.
     NoDependents(u16),
     Tick,
     /// A cell of this host has no version in common with this one.
-    Unlike(String),
+    VersionMismatch(String),
     /// The membership of the cells of all hosts has changed.
-    Changed(News),
+    Changed(MembershipEvent),
 }
 
 /// Runs the cell until it is ordered to end. On trial it sets no VM aside that it can't adopt: its guard goes
@@ -119,11 +119,11 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     own.set_life(me.life)?;
     let expected = membership.as_ref().zip(hosts.as_ref());
     let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
-        elsewhere::expected(membership, &hosts.site())
+        remote_cells::expected(membership, &hosts.site())
     });
     let (asserted_facts, Asserted { capacity, costs }) = assertions::Reader::start(&files)?;
     if let Some(hosts) = &hosts {
-        hosts.take_ways(costs.known());
+        hosts.set_route_costs(costs.route_costs());
     }
     let mut state = State::new(
         me,
@@ -133,11 +133,11 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         places::running(&files)?,
     )
     .with_cordon(own.is_cordoned())
-    .with_ways(costs)
+    .with_route_costs(costs)
     .expecting(expected);
     state.assert(capacity);
-    let calling = Arc::new(Calling::new(me));
-    let calls = Calls::new(me, measure_block_ns(), calling.clone());
+    let calling = Arc::new(CallTable::new(me));
+    let calls = LocalCalls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
     // Joining may have taken long.
     may_run()?;
@@ -146,13 +146,13 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         .as_ref()
         .map(|hosts| hosts.site().elsewhere().collect())
         .unwrap_or_default();
-    let mut elsewhere = None;
+    let mut remote_cells = None;
     if let (Some(hosts), Some(listener), Some(membership)) = (hosts, listener, membership) {
-        elsewhere = Some(Elsewhere::start(
+        remote_cells = Some(RemoteCells::start(
             hosts, &own, listener, membership, &calling, &events,
         )?);
     }
-    calls::call_others(files.clone(), calls, elsewhere.clone(), calling, &events)?;
+    calls::call_others(files.clone(), calls, remote_cells.clone(), calling, &events)?;
     later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
     let mut cell = Cell {
         number,
@@ -160,9 +160,9 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         files,
         state,
         adoptions: Adoptions::new(number, is_on_trial, platform),
-        contacts: Contacts::new(others),
+        peers: PeerTable::new(others),
         clients: BTreeMap::new(),
-        elsewhere,
+        remote_cells,
         ticking: false,
         events,
     };
@@ -214,10 +214,10 @@ struct Cell {
     files: Files,
     state: State,
     adoptions: Adoptions,
-    contacts: Contacts<Sending>,
+    peers: PeerTable<Sending>,
     clients: BTreeMap<Client, UnixStream>,
     /// The cells of other hosts.
-    elsewhere: Option<Elsewhere>,
+    remote_cells: Option<RemoteCells>,
     /// There is a tick to come.
     ticking: bool,
     events: Sender<Event>,
@@ -226,35 +226,37 @@ struct Cell {
 impl Cell {
     fn take(&mut self, event: Event) -> Next {
         match &event {
-            Event::Asked(client, ask) => debug!(client, ?ask, "a client asks"),
-            Event::Heard(from, message) => trace!(%from, ?message, "a message has come"),
+            Event::Requested(client, ask) => debug!(client, ?ask, "a client asks"),
+            Event::Received(from, message) => trace!(%from, ?message, "a message has come"),
             _ => {}
         }
         let acts = match event {
             Event::Linked(link) => self.linked(*link),
             Event::Called(awaited) => {
-                self.contacts.wait_for(awaited);
+                self.peers.await_calls(awaited);
                 Vec::new()
             }
             Event::Waited => {
-                self.contacts.wait_for([]);
+                self.peers.await_calls([]);
                 Vec::new()
             }
-            Event::Heard(from, message) => self.state.heard(from, message),
+            Event::Received(from, message) => self.state.handle_message(from, message),
             Event::Dead(cell) => {
                 self.parted(cell);
                 self.give_up(cell)
             }
-            Event::Came(client, stream) => {
+            Event::Connected(client, stream) => {
                 self.clients.insert(client, stream);
                 Vec::new()
             }
-            Event::Asked(client, CellRequest::Recover { cell }) if !self.files.cell(cell).has_failed() => {
+            Event::Requested(client, CellRequest::Recover { cell })
+                if !self.files.cell(cell).has_failed() =>
+            {
                 let why = format!("cell {cell} has not failed");
-                vec![Act::Answer(client, CellResponse::Refused { why })]
+                vec![Action::Answer(client, CellResponse::Refused { why })]
             }
-            Event::Asked(client, CellRequest::TakeHosts) => self.take_hosts(client),
-            Event::Asked(client, ask) => {
+            Event::Requested(client, CellRequest::TakeHosts) => self.take_hosts(client),
+            Event::Requested(client, ask) => {
                 if let CellRequest::Cordon { cordoned } = &ask
                     && let Err(error) = self.write_cordon(*cordoned)
                 {
@@ -264,7 +266,7 @@ impl Cell {
                     self.answer(client, &CellResponse::Refused { why });
                     return Next::GoOn;
                 }
-                let acts = self.state.asked(client, ask);
+                let acts = self.state.handle_request(client, ask);
                 self.watch(client);
                 acts
             }
@@ -272,7 +274,7 @@ impl Cell {
                 self.take_facts(*asserted);
                 Vec::new()
             }
-            Event::Known(client, answer) => vec![Act::Answer(client, answer)],
+            Event::Responded(client, answer) => vec![Action::Answer(client, answer)],
             Event::Overdue(client, then) => {
                 let silent = self.state.silent_since(client, &then);
                 let acts = silent.into_iter().flat_map(|cell| self.give_up(cell)).collect();
@@ -281,21 +283,23 @@ impl Cell {
             }
             Event::HelloDue(cell) if self.state.is_unheard(cell) => self.give_up(cell),
             Event::HelloDue(_) => Vec::new(),
-            Event::Parted(cell, ran) => {
+            Event::LinkEnded(cell, ran) => {
                 let other = self.files.cell(cell.number);
                 let runs = other.runs() && other.life() == cell.life;
-                match self.contacts.parted(cell, runs, ran) {
-                    Parted::Settled => {}
-                    Parted::LooksAlive => _ = later(LOOK_AFTER, Event::Parted(cell, true), &self.events),
-                    Parted::StartsAnew => {
+                match self.peers.check_end(cell, runs, ran) {
+                    EndedLink::Settled => {}
+                    EndedLink::LooksAlive => {
+                        _ = later(LINK_END_CHECK_DELAY, Event::LinkEnded(cell, true), &self.events)
+                    }
+                    EndedLink::StartsAnew => {
                         return Next::StartAnew(format!("cell {cell} takes this one for dead"));
                     }
                 }
                 Vec::new()
             }
-            Event::Gone(client) => {
+            Event::Disconnected(client) => {
                 self.clients.remove(&client);
-                self.state.gone(client)
+                self.state.handle_disconnect(client)
             }
             Event::OrphansLate => self.state.give_up_orphans(),
             Event::LeftLate(name, number) => self.state.give_up(&name, number),
@@ -307,22 +311,22 @@ impl Cell {
                 self.ticking = false;
                 self.state.tick()
             }
-            Event::Unlike(why) => return Next::StartAnew(why),
-            Event::Changed(News::Outcast) => {
+            Event::VersionMismatch(why) => return Next::StartAnew(why),
+            Event::Changed(MembershipEvent::Evicted) => {
                 return Next::StartAnew("the other hosts take this cell for dead".to_owned());
             }
-            Event::Changed(News::Lapsed(cell)) => {
+            Event::Changed(MembershipEvent::Lapsed(cell)) => {
                 info!("the names of cell {cell}'s VMs are free: its host has ended them");
                 self.state.lapsed(cell)
             }
             Event::Changed(news) => self
-                .contacts
-                .over(news)
+                .peers
+                .apply(news)
                 .map_or_else(Vec::new, |cell| self.dead(cell)),
         };
         let mut ends = self.act(acts);
-        if self.contacts.has_met() {
-            let acts = self.state.met();
+        if self.peers.have_all_called() {
+            let acts = self.state.handle_all_linked();
             ends |= self.act(acts);
         }
         if !self.ticking && self.state.needs_tick() {
@@ -333,11 +337,11 @@ impl Cell {
 
     /// Goes by the facts that a user asserts now.
     fn take_facts(&mut self, Asserted { capacity, costs }: Asserted) {
-        if let Some(elsewhere) = &self.elsewhere {
-            elsewhere.take_ways(costs.known());
+        if let Some(remote_cells) = &self.remote_cells {
+            remote_cells.set_route_costs(costs.route_costs());
         }
         self.state.assert(capacity);
-        self.state.take_ways(costs);
+        self.state.set_route_costs(costs);
     }
 
     fn write_cordon(&self, cordoned: bool) -> io::Result<()> {
@@ -353,9 +357,9 @@ impl Cell {
     }
 
     /// Takes the hosts that the cell's files name now.
-    fn take_hosts(&mut self, client: Client) -> Vec<Act> {
-        let refused = |why: String| vec![Act::Answer(client, CellResponse::Refused { why })];
-        let Some(elsewhere) = &self.elsewhere else {
+    fn take_hosts(&mut self, client: Client) -> Vec<Action> {
+        let refused = |why: String| vec![Action::Answer(client, CellResponse::Refused { why })];
+        let Some(remote_cells) = &self.remote_cells else {
             return refused("the cluster has this host only".to_owned());
         };
         let next = match self.files.site() {
@@ -363,28 +367,28 @@ impl Cell {
             Ok(None) => return refused("the cluster has this host only".to_owned()),
             Err(error) => return refused(format!("the cluster's hosts can't be read: {error}")),
         };
-        let left = elsewhere.site().cells_without(&next);
+        let left = remote_cells.site().cells_without(&next);
         info!("goes on with hosts {}", names(&next));
-        self.contacts.learn(next.elsewhere());
-        elsewhere.take_site(next);
-        let mut acts: Vec<Act> = left
+        self.peers.add_remote(next.elsewhere());
+        remote_cells.set_site(next);
+        let mut acts: Vec<Action> = left
             .into_iter()
             .flat_map(|cell| self.state.departed(cell))
             .collect();
-        acts.extend(self.state.asked(client, CellRequest::TakeHosts));
+        acts.extend(self.state.handle_request(client, CellRequest::TakeHosts));
         acts
     }
 
     /// Drops a cell that has failed to answer. One of another host is dead only when all agree.
-    fn give_up(&mut self, cell: CellId) -> Vec<Act> {
-        if self.contacts.has(cell) {
+    fn give_up(&mut self, cell: CellId) -> Vec<Action> {
+        if self.peers.has(cell) {
             warn!("no link to cell {cell}");
         }
-        match self.contacts.give_up(cell) {
+        match self.peers.lose(cell) {
             Verdict::Dead => self.dead(cell),
             Verdict::Suspect => {
-                if let Some(elsewhere) = &self.elsewhere {
-                    let _ = elsewhere.suspects.send(cell);
+                if let Some(remote_cells) = &self.remote_cells {
+                    let _ = remote_cells.suspects.send(cell);
                 }
                 Vec::new()
             }
@@ -394,8 +398,8 @@ impl Cell {
     /// Handles the end of a cell's link: checks after a while whether the cell died, or takes this one for
     /// dead.
     fn parted(&self, cell: CellId) {
-        if self.contacts.looks_after(cell) {
-            let _ = later(LOOK_AFTER, Event::Parted(cell, false), &self.events);
+        if self.peers.must_check_end(cell) {
+            let _ = later(LINK_END_CHECK_DELAY, Event::LinkEnded(cell, false), &self.events);
         }
     }
 
@@ -404,18 +408,18 @@ impl Cell {
         let awaited = self.state.awaited(client);
         if !awaited.is_empty() {
             // Without a thread to spare no check is made.
-            let _ = later(WORD_LIMIT, Event::Overdue(client, awaited), &self.events);
+            let _ = later(ANSWER_TIMEOUT, Event::Overdue(client, awaited), &self.events);
         }
     }
 
-    fn linked(&mut self, link: Link) -> Vec<Act> {
+    fn linked(&mut self, link: Link) -> Vec<Action> {
         let peer = link.peer;
-        if self.contacts.is_outlived(peer) {
+        if self.peers.has_later(peer) {
             return Vec::new();
         }
         let Link {
             version,
-            way,
+            transport,
             sending,
             receiving,
             ..
@@ -425,21 +429,21 @@ impl Cell {
             .name(format!("from {peer}"))
             .spawn(move || {
                 // The main thread ends with the process.
-                receiving.run(|message| _ = heard.send(Event::Heard(peer, message)));
+                receiving.run(|message| _ = heard.send(Event::Received(peer, message)));
                 let _ = dead.send(Event::Dead(peer));
             });
         if reader.is_err() {
             return Vec::new();
         }
-        info!("linked to cell {peer} by {way}");
-        self.contacts.linked(peer, sending);
-        let _ = later(HELLO_LIMIT, Event::HelloDue(peer), &self.events);
+        info!("linked to cell {peer} by {transport}");
+        self.peers.linked(peer, sending);
+        let _ = later(HELLO_TIMEOUT, Event::HelloDue(peer), &self.events);
         // The cell may have a record of VMs here that no process holds.
         let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);
         self.state.linked(peer, version >= GATHERS_REPLIES)
     }
 
-    fn dead(&mut self, cell: CellId) -> Vec<Act> {
+    fn dead(&mut self, cell: CellId) -> Vec<Action> {
         warn!("cell {cell} is dead");
         let mut acts = self.state.dead(cell);
         // The dead cell may have failed, or have been the one to end the VMs of a failed one. Failures on
@@ -459,13 +463,13 @@ impl Cell {
             .collect()
     }
 
-    fn act(&mut self, mut acts: Vec<Act>) -> bool {
+    fn act(&mut self, mut acts: Vec<Action>) -> bool {
         while !acts.is_empty() {
             let mut next = Vec::new();
             for act in acts {
                 match act {
-                    Act::Send(to, message) => {
-                        let link = self.contacts.link(to);
+                    Action::Send(to, message) => {
+                        let link = self.peers.link(to);
                         let sent = link.map(|link| link.send(&message));
                         if let Some(Err(error)) = &sent {
                             warn!(%error, "a message to cell {to} was not sent");
@@ -476,10 +480,10 @@ impl Cell {
                         }
                         fault_point!(message_sent);
                         if !matches!(sent, Some(Ok(()))) {
-                            next.extend(self.state.unsent(to, message));
+                            next.extend(self.state.handle_unsent(to, message));
                         }
                     }
-                    Act::Keep(lent) => {
+                    Action::PersistLent(lent) => {
                         if let Err(error) = self.own.keep_lent(&lent) {
                             // The effects that follow must not happen. If the process ends here, no other
                             // process has seen any of them.
@@ -487,7 +491,7 @@ impl Cell {
                             std::process::exit(1);
                         }
                     }
-                    Act::Answer(client, answer) => {
+                    Action::Answer(client, answer) => {
                         if matches!(answer, CellResponse::Hosted(_)) && self.may_have_lost_names() {
                             // The process may have been suspended while its claim won. The effects that
                             // follow do not happen.
@@ -498,7 +502,7 @@ impl Cell {
                         }
                         self.answer(client, &answer);
                     }
-                    Act::Adopt(client, name, again) => {
+                    Action::Adopt(client, name, again) => {
                         let answer = match self.adoptions.begin(&name, again) {
                             Ok(()) => CellResponse::Done,
                             Err(error) => CellResponse::Refused {
@@ -507,41 +511,43 @@ impl Cell {
                         };
                         self.answer(client, &answer);
                     }
-                    Act::TellVcpus(client) => {
+                    Action::ReportVcpus(client) => {
                         let events = self.events.clone();
-                        let told = move |answer| _ = events.send(Event::Known(client, answer));
+                        let told = move |answer| _ = events.send(Event::Responded(client, answer));
                         if let Err(error) = self.adoptions.begin_to_list_vcpus(told) {
                             let why = error.to_string();
                             self.answer(client, &CellResponse::Refused { why });
                         }
                     }
-                    Act::TellProtocols(client) => self.answer(client, &CellResponse::Protocols(protocols())),
-                    Act::TellAdopted(client) => {
+                    Action::ReportProtocols(client) => {
+                        self.answer(client, &CellResponse::Protocols(protocols()))
+                    }
+                    Action::ReportAdopted(client) => {
                         let events = self.events.clone();
-                        let told = move |answer| _ = events.send(Event::Known(client, answer));
+                        let told = move |answer| _ = events.send(Event::Responded(client, answer));
                         if let Err(error) = self.adoptions.begin_to_await_first(told) {
                             let why = error.to_string();
                             self.answer(client, &CellResponse::Refused { why });
                         }
                     }
-                    Act::AwaitLeft(name, number) => {
+                    Action::AwaitLeft(name, number) => {
                         let _ = later(ORPHANS_LIMIT, Event::LeftLate(name, number), &self.events);
                     }
-                    Act::EndVm { name, failed } => {
+                    Action::EndVm { name, failed } => {
                         warn!(vm = name, "the VM ends, since cell {failed} has failed");
                         match owner_of(&name) {
                             None => self.adoptions.end(&name, failed),
                             Some(_) => recovery::end_user_vm(&self.files, name),
                         }
                     }
-                    Act::AwaitEnd(failed) => {
+                    Action::AwaitEnd(failed) => {
                         let events = self.events.clone();
                         let told = move || _ = events.send(Event::NoDependents(failed));
                         if let Err(error) = recovery::await_end(&self.files, failed, told) {
                             error!(%error, "the ends of the VMs of the failed cell {failed} are not awaited");
                         }
                     }
-                    Act::End => return true,
+                    Action::End => return true,
                 }
             }
             acts = next;
@@ -551,8 +557,8 @@ impl Cell {
 
     /// Whether other cells may have given names of this one to their VMs, by `on_lost = "stop"`.
     fn may_have_lost_names(&self) -> bool {
-        let elsewhere = self.elsewhere.as_ref();
-        elsewhere.is_some_and(|elsewhere| lost::is_past_lease(&self.own, &elsewhere.site()))
+        let remote_cells = self.remote_cells.as_ref();
+        remote_cells.is_some_and(|remote_cells| lost::is_past_lease(&self.own, &remote_cells.site()))
     }
 
     fn answer(&mut self, client: Client, answer: &CellResponse) {

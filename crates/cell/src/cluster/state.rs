@@ -68,11 +68,11 @@ pub enum Value {
 const SENT_ON_MAX: usize = 16;
 
 /// A packet between cells.
-pub type CellMessage = Packet<Said>;
+pub type CellMessage = Packet<CellPayload>;
 
 /// A message between cells, over whichever transport.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum Said {
+pub enum CellPayload {
     /// About the table that all cells have.
     Table(Message<Key, Value>),
     /// About memory that one cell has from another.
@@ -87,9 +87,9 @@ pub type Awaited = BTreeMap<CellId, u64>;
 
 /// An effect that the caller of a state carries out.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Act {
+pub enum Action {
     /// Writes the amounts that are lent, all of them, before the effects that follow.
-    Keep(Amounts),
+    PersistLent(Amounts),
     /// Sends a message to a cell.
     Send(CellId, CellMessage),
     /// Answers a client.
@@ -98,11 +98,11 @@ pub enum Act {
     /// this says so.
     Adopt(Client, String, bool),
     /// Reports to a client where the vCPUs of the cell's VMs are.
-    TellVcpus(Client),
+    ReportVcpus(Client),
     /// Reports to a client the protocols that this program speaks.
-    TellProtocols(Client),
+    ReportProtocols(Client),
     /// Reports to a client when the VMs of the cell's last process are adopted.
-    TellAdopted(Client),
+    ReportAdopted(Client),
     /// Ends a VM that depends on a failed cell, in which it may have run.
     EndVm {
         /// The VM.
@@ -124,7 +124,7 @@ pub struct State {
     me: CellId,
     plan: CellPlan,
     node: Node<Key, Value>,
-    multicast: Multicast<Said>,
+    multicast: Multicast<CellPayload>,
     route: Route,
     pid: u32,
     /// Whether it takes no new VM.
@@ -237,7 +237,7 @@ impl State {
 
     /// The same, with known route costs to other cells.
     #[must_use]
-    pub fn with_ways(self, costs: MulticastRoutes) -> Self {
+    pub fn with_route_costs(self, costs: MulticastRoutes) -> Self {
         Self {
             route: Route::new(costs),
             ..self
@@ -245,12 +245,12 @@ impl State {
     }
 
     /// Sets the route costs for multicast trees, from the next message to all on.
-    pub fn take_ways(&mut self, costs: MulticastRoutes) {
+    pub fn set_route_costs(&mut self, costs: MulticastRoutes) {
         self.route = Route::new(costs);
     }
 
     /// Records that there are links to all cells that ran when this one started, or that they don't answer.
-    pub fn met(&mut self) -> Vec<Act> {
+    pub fn handle_all_linked(&mut self) -> Vec<Action> {
         self.has_met = true;
         let effects = self.node.has_met();
         let mut acts = self.acts(effects);
@@ -260,12 +260,12 @@ impl State {
 
     /// Handles VMs and clients that came early, once the memory that this cell's VMs use is known from all
     /// other cells.
-    fn release(&mut self) -> Vec<Act> {
+    fn release(&mut self) -> Vec<Action> {
         if !self.has_met || !self.node.is_ready() || !self.ledger.is_ready() {
             return Vec::new();
         }
         let trials = std::mem::take(&mut self.trials);
-        let mut acts: Vec<Act> = trials.into_iter().map(Act::TellAdopted).collect();
+        let mut acts: Vec<Action> = trials.into_iter().map(Action::ReportAdopted).collect();
         if !self.expected.is_empty() {
             acts.extend(self.refuse_early());
             return acts;
@@ -281,7 +281,7 @@ impl State {
 
     /// Records a link to a cell. An earlier incarnation of it is dead. `gathers` says whether the cell speaks
     /// packets of replies.
-    pub fn linked(&mut self, cell: CellId, gathers: bool) -> Vec<Act> {
+    pub fn linked(&mut self, cell: CellId, gathers: bool) -> Vec<Action> {
         let earlier: Vec<CellId> = self
             .node
             .links()
@@ -300,7 +300,7 @@ impl State {
     }
 
     /// Records that a cell is dead.
-    pub fn dead(&mut self, cell: CellId) -> Vec<Act> {
+    pub fn dead(&mut self, cell: CellId) -> Vec<Action> {
         self.words.remove(&cell);
         let last = self.dead.entry(cell.number).or_default();
         *last = (*last).max(cell.life);
@@ -315,18 +315,18 @@ impl State {
     }
 
     /// Handles a message from a cell.
-    pub fn heard(&mut self, from: CellId, message: CellMessage) -> Vec<Act> {
+    pub fn handle_message(&mut self, from: CellId, message: CellMessage) -> Vec<Action> {
         *self.words.entry(from).or_default() += 1;
         let mut acts = Vec::new();
         for effect in self.multicast.take(from, message) {
             match effect {
-                multicast::Effect::Send(to, packet) => acts.push(Act::Send(to, packet)),
+                multicast::Effect::Send(to, packet) => acts.push(Action::Send(to, packet)),
                 multicast::Effect::Deliver(source, message, path) => {
                     // A relay brings a message that another cell has sent, so that cell lived then.
                     if source != from {
                         *self.words.entry(source).or_default() += 1;
                     }
-                    acts.extend(self.told(source, message, path));
+                    acts.extend(self.receive(source, message, path));
                 }
             }
         }
@@ -334,7 +334,7 @@ impl State {
     }
 
     /// Handles a message that could not be sent: there is no link to the cell.
-    pub fn unsent(&mut self, to: CellId, message: CellMessage) -> Vec<Act> {
+    pub fn handle_unsent(&mut self, to: CellId, message: CellMessage) -> Vec<Action> {
         posted(self.multicast.unsent(to, message)).collect()
     }
 
@@ -344,24 +344,24 @@ impl State {
     }
 
     /// Handles that tick.
-    pub fn tick(&mut self) -> Vec<Act> {
-        let mut acts: Vec<Act> = posted(self.multicast.tick()).collect();
+    pub fn tick(&mut self) -> Vec<Action> {
+        let mut acts: Vec<Action> = posted(self.multicast.tick()).collect();
         let effects = self.node.tick();
         acts.extend(self.acts(effects));
         acts
     }
 
     /// Handles a message of a cell, over whichever transport.
-    fn told(&mut self, from: CellId, said: Said, path: Option<ReplyPath>) -> Vec<Act> {
+    fn receive(&mut self, from: CellId, said: CellPayload, path: Option<ReplyPath>) -> Vec<Action> {
         let mut acts = match said {
-            Said::Table(message) => {
+            CellPayload::Table(message) => {
                 if matches!(message, Message::Hello { .. }) {
                     self.expected.remove(&from.number);
                 }
                 let effects = self.node.take(from, message, path);
                 self.acts(effects)
             }
-            Said::Grant(message) => {
+            CellPayload::Grant(message) => {
                 let effects = self.ledger.take(from, message);
                 self.lending_acts(effects)
             }
@@ -375,7 +375,7 @@ impl State {
     }
 
     /// Handles a client's request.
-    pub fn asked(&mut self, client: Client, ask: CellRequest) -> Vec<Act> {
+    pub fn handle_request(&mut self, client: Client, ask: CellRequest) -> Vec<Action> {
         match ask {
             CellRequest::AdmitVm(host) => self.host(client, host),
             CellRequest::Leave { name } => self.leave(client, &name),
@@ -385,31 +385,31 @@ impl State {
             CellRequest::Cordon { cordoned } => self.cordon(client, cordoned),
             CellRequest::Recover { cell } => self.recover(client, cell),
             CellRequest::Forget { cells } => self.forget(client, &cells),
-            CellRequest::Ping | CellRequest::TakeHosts => vec![Act::Answer(client, CellResponse::Done)],
-            CellRequest::Vcpus => vec![Act::TellVcpus(client)],
-            CellRequest::Protocols => vec![Act::TellProtocols(client)],
-            CellRequest::Trial if self.early.is_none() => vec![Act::TellAdopted(client)],
+            CellRequest::Ping | CellRequest::TakeHosts => vec![Action::Answer(client, CellResponse::Done)],
+            CellRequest::Vcpus => vec![Action::ReportVcpus(client)],
+            CellRequest::Protocols => vec![Action::ReportProtocols(client)],
+            CellRequest::Trial if self.early.is_none() => vec![Action::ReportAdopted(client)],
             CellRequest::Trial => {
                 self.trials.push(client);
                 self.release()
             }
-            CellRequest::Status => vec![Act::Answer(client, CellResponse::Status(self.status()))],
-            CellRequest::End => vec![Act::Answer(client, CellResponse::Done), Act::End],
+            CellRequest::Status => vec![Action::Answer(client, CellResponse::Status(self.status()))],
+            CellRequest::End => vec![Action::Answer(client, CellResponse::Done), Action::End],
         }
     }
 
     /// Hands a VM over from the process that serves it.
-    fn adopt(&mut self, client: Client, name: String, again: bool) -> Act {
+    fn adopt(&mut self, client: Client, name: String, again: bool) -> Action {
         if self.tenants.contains_key(&name) {
             self.handed.insert(name.clone());
-            return Act::Adopt(client, name, again);
+            return Action::Adopt(client, name, again);
         }
         let why = format!("VM {name} has no place in cell {}", self.me.number);
-        Act::Answer(client, CellResponse::Refused { why })
+        Action::Answer(client, CellResponse::Refused { why })
     }
 
     /// Handles the end of a client's connection, which ends its VM.
-    pub fn gone(&mut self, client: Client) -> Vec<Act> {
+    pub fn handle_disconnect(&mut self, client: Client) -> Vec<Action> {
         self.leaving.retain(|_, waits| *waits != client);
         for (waits, _, _) in self.claims.values_mut() {
             *waits = waits.filter(|waits| *waits != client);
@@ -426,7 +426,7 @@ impl State {
         if self.handed.remove(&name) || owner_of(&name).is_some() {
             self.last_left += 1;
             self.left.insert(name.clone(), self.last_left);
-            return vec![Act::AwaitLeft(name, self.last_left)];
+            return vec![Action::AwaitLeft(name, self.last_left)];
         }
         self.remove(&name).1
     }
@@ -443,7 +443,7 @@ impl State {
     }
 
     /// Frees the place of a VM that was left, if its next process has not come by now.
-    pub fn give_up(&mut self, name: &str, number: u64) -> Vec<Act> {
+    pub fn give_up(&mut self, name: &str, number: u64) -> Vec<Action> {
         if self.left.get(name) != Some(&number) {
             return Vec::new();
         }
@@ -452,7 +452,7 @@ impl State {
     }
 
     /// Frees the places of VMs of the last process whose monitors have not come by now.
-    pub fn give_up_orphans(&mut self) -> Vec<Act> {
+    pub fn give_up_orphans(&mut self) -> Vec<Action> {
         let mut acts = Vec::new();
         for name in std::mem::take(&mut self.orphans) {
             acts.extend(self.remove(&name).1);
@@ -483,19 +483,19 @@ impl State {
         silent.map(|(cell, _)| *cell).collect()
     }
 
-    fn leave(&mut self, client: Client, name: &str) -> Vec<Act> {
+    fn leave(&mut self, client: Client, name: &str) -> Vec<Action> {
         self.tenants.remove(name);
         self.handed.remove(name);
         let (change, mut acts) = self.remove(name);
         match change {
             Some(change) => _ = self.leaving.insert(change, client),
-            None => acts.push(Act::Answer(client, CellResponse::Done)),
+            None => acts.push(Action::Answer(client, CellResponse::Done)),
         }
         acts
     }
 
     /// Removes a VM from the table. Returns the change's number, unless all cells have received it already.
-    fn remove(&mut self, name: &str) -> (Option<u64>, Vec<Act>) {
+    fn remove(&mut self, name: &str) -> (Option<u64>, Vec<Action>) {
         match self.node.change(&Key::Vm(name.to_owned()), None) {
             Some((change, effects)) => {
                 self.ledger.vacate(name);
@@ -506,26 +506,26 @@ impl State {
         }
     }
 
-    fn all_heard(&mut self, change: u64) -> Option<Act> {
+    fn all_heard(&mut self, change: u64) -> Option<Action> {
         let client = self.leaving.remove(&change)?;
-        Some(Act::Answer(client, CellResponse::Done))
+        Some(Action::Answer(client, CellResponse::Done))
     }
 
-    fn say(&mut self, to: CellId, said: Said) -> impl Iterator<Item = Act> + use<> {
+    fn say(&mut self, to: CellId, said: CellPayload) -> impl Iterator<Item = Action> + use<> {
         posted(self.multicast.send(to, said))
     }
 
     /// Sends to all cells, along the tree that is best for those that can be in one. Its relays gather the
     /// replies.
-    fn tell(&mut self, message: Message<Key, Value>) -> impl Iterator<Item = Act> + use<> {
+    fn tell(&mut self, message: Message<Key, Value>) -> impl Iterator<Item = Action> + use<> {
         let fit: Vec<CellId> = self.multicast.fit().collect();
         if fit != self.route.cells() {
             self.route.lead(self.me.number, fit);
         }
         let request = message.request();
-        let told = self
-            .multicast
-            .send_to_all(&Said::Table(message), self.route.hops(), request.is_some());
+        let told =
+            self.multicast
+                .send_to_all(&CellPayload::Table(message), self.route.hops(), request.is_some());
         if let Some(request) = request {
             self.node.gathered(request, told.gathered);
         }
@@ -533,11 +533,11 @@ impl State {
     }
 
     /// Translates the table's effects for clients and cells.
-    fn acts(&mut self, effects: Vec<Effect<Key, Value>>) -> Vec<Act> {
+    fn acts(&mut self, effects: Vec<Effect<Key, Value>>) -> Vec<Action> {
         let mut acts = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Send(to, message) => acts.extend(self.say(to, Said::Table(message))),
+                Effect::Send(to, message) => acts.extend(self.say(to, CellPayload::Table(message))),
                 Effect::Tell(message) => acts.extend(self.tell(message)),
                 Effect::Reply {
                     to,
@@ -545,12 +545,12 @@ impl State {
                     path,
                     at_once,
                 } => {
-                    let said = Said::Table(message);
+                    let said = CellPayload::Table(message);
                     acts.extend(posted(self.multicast.reply(to, path, at_once, said)));
                 }
                 Effect::Won(claim) => match self.claims.remove(&claim) {
                     Some((Some(client), name, _)) => {
-                        acts.push(Act::Answer(client, CellResponse::Hosted(self.place(&name))));
+                        acts.push(Action::Answer(client, CellResponse::Hosted(self.place(&name))));
                         // The last process may have had one of that name, as another cell has just reported.
                         self.has_come(&name);
                         self.tenants.insert(name, client);
@@ -567,7 +567,7 @@ impl State {
                     self.ledger.vacate(&name);
                     self.inherit(&name);
                     let why = places::taken(&name, to);
-                    acts.extend(client.map(|client| Act::Answer(client, CellResponse::Refused { why })));
+                    acts.extend(client.map(|client| Action::Answer(client, CellResponse::Refused { why })));
                 }
                 Effect::Heard(change) => acts.extend(self.all_heard(change)),
                 Effect::Inherited(Key::Vm(name)) => {
@@ -589,9 +589,9 @@ impl State {
 }
 
 /// The messages for links among the effects of [`protocol::multicast`].
-fn posted(effects: Vec<multicast::Effect<Said>>) -> impl Iterator<Item = Act> {
+fn posted(effects: Vec<multicast::Effect<CellPayload>>) -> impl Iterator<Item = Action> {
     effects.into_iter().filter_map(|effect| match effect {
-        multicast::Effect::Send(to, packet) => Some(Act::Send(to, packet)),
+        multicast::Effect::Send(to, packet) => Some(Action::Send(to, packet)),
         // Only received messages are delivered.
         multicast::Effect::Deliver(..) => None,
     })

@@ -13,7 +13,7 @@ use registry::vms::Record;
 use shard_api::launch::{Answer, Order};
 
 use super::{Handle, not_an_answer};
-use crate::memory_nodes::{HostMemory, Wanted, check, givers};
+use crate::memory_nodes::{HostMemory, Wanted, check, lenders};
 
 /// Time limit for a move: 600 GiB at 1 GiB/s.
 const MOVE_LIMIT: Duration = Duration::from_secs(600);
@@ -34,7 +34,7 @@ impl Handle {
             let present = numa_maps::guest_pages(shard).ok();
             let wanted = Wanted::of(&record.spec, present);
             let host = HostMemory::read(shard, wanted.pool_kib())?;
-            check(nodes, &wanted, &host, &givers(record)?).map_err(io::Error::other)?;
+            check(nodes, &wanted, &host, &lenders(record)?).map_err(io::Error::other)?;
         }
         let deadline = Instant::now() + MOVE_LIMIT;
         let mut from = 0;

@@ -23,7 +23,7 @@ const NAME_PAUSE: Duration = Duration::from_millis(10);
 
 /// The cell of a vCPU, of those that its VM spans, and its shard's process there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct VcpuLocation {
     pub(super) cell: u16,
     pub(super) shard: i32,
 }
@@ -33,7 +33,7 @@ impl Handle {
     ///
     /// # Errors
     /// If the VM does not run, or does not report where its vCPUs are.
-    pub(super) fn seats(&self) -> io::Result<Vec<Seat>> {
+    pub(super) fn locations(&self) -> io::Result<Vec<VcpuLocation>> {
         let shards = self.state().shards_of_cells();
         if shards.is_empty() {
             return Err(io::Error::other("not all of its shards run"));
@@ -41,20 +41,20 @@ impl Handle {
         let status = self.status()?;
         let cells = status["span"]["vcpus"].as_array();
         let cells = cells.into_iter().flatten();
-        let seat = |cell: &serde_json::Value| {
+        let location = |cell: &serde_json::Value| {
             let cell = cell.as_u64().and_then(|cell| u16::try_from(cell).ok());
             let found = shards.iter().find(|(known, _)| Some(*known) == cell);
-            found.map(|&(cell, shard)| Seat { cell, shard })
+            found.map(|&(cell, shard)| VcpuLocation { cell, shard })
         };
-        let seats: Option<Vec<Seat>> = cells.map(seat).collect();
-        seats.ok_or_else(|| io::Error::other("it does not report where its vCPUs are"))
+        let locations: Option<Vec<VcpuLocation>> = cells.map(location).collect();
+        locations.ok_or_else(|| io::Error::other("it does not report where its vCPUs are"))
     }
 
     /// Ends pins of vCPUs that have left their cell by a move whose answer came too late. Needs
-    /// [`Handle::begin_update`], since before `seats` was read.
-    pub(super) fn end_late_pins(&self, seats: &[Seat]) {
-        for (vcpu, seat) in (0_u8..).zip(seats) {
-            self.end_pin_elsewhere(vcpu, seat.cell);
+    /// [`Handle::begin_update`], since before `locations` was read.
+    pub(super) fn end_late_pins(&self, locations: &[VcpuLocation]) {
+        for (vcpu, location) in (0_u8..).zip(locations) {
+            self.end_pin_elsewhere(vcpu, location.cell);
         }
     }
 
@@ -65,13 +65,13 @@ impl Handle {
     pub(super) fn pin(&self, pin: &Pin) -> io::Result<()> {
         let spans = !self.state().cells.is_empty();
         let cell = if spans {
-            let seats = self.seats()?;
-            self.end_late_pins(&seats);
-            let seat = seats
+            let locations = self.locations()?;
+            self.end_late_pins(&locations);
+            let location = locations
                 .get(usize::from(pin.vcpu))
                 .ok_or_else(|| io::Error::other(format!("the VM has no vCPU {}", pin.vcpu)))?;
-            affinity::pin(seat.shard, pin.vcpu, &pin.cpus, Some(seat.cell))?;
-            Some(seat.cell)
+            affinity::pin(location.shard, pin.vcpu, &pin.cpus, Some(location.cell))?;
+            Some(location.cell)
         } else {
             self.pin_in_one_cell(pin)?;
             None

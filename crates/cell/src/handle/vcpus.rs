@@ -33,13 +33,13 @@ impl Handle {
             return threads(*shard, home);
         }
         let updating = self.try_begin_update();
-        let seats = self.seats()?;
+        let locations = self.locations()?;
         if updating.is_some() {
-            self.end_late_pins(&seats);
+            self.end_late_pins(&locations);
         }
         let mut vcpus = Vec::new();
-        for (number, seat) in (0_u8..).zip(&seats) {
-            let threads = threads(seat.shard, seat.cell)?.into_iter();
+        for (number, location) in (0_u8..).zip(&locations) {
+            let threads = threads(location.shard, location.cell)?.into_iter();
             vcpus.extend(threads.filter(|vcpu| vcpu.vcpu == number));
         }
         Ok(vcpus)

@@ -18,12 +18,12 @@ use serde::de::DeserializeOwned;
 use urpc::tls::Deadline;
 
 use super::clock;
-use super::lanes::{Common, Offer, Place};
-use super::talk::{Ends, Hello, LaneEnds, PartRequest, Reach, Role};
+use super::protocol::{Endpoint, Ends, Hello, LaneEnds, PartRequest, Role};
+use super::shared_memory::{Offer, ShmSlot, SlotResult};
 use crate::cluster::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
 use crate::cluster::hosts::Hosts;
-use crate::cluster::link::{PATIENCE, stream};
-use crate::remote::lanes::LANES_MAX;
+use crate::cluster::link::{MESSAGE_TIMEOUT, stream};
+use crate::remote::shared_memory::LANES_MAX;
 
 /// Maximum number of a part's connections in one boot: control, clock, and with each other part a link and
 /// two for each lane.
@@ -49,14 +49,14 @@ impl Role {
 }
 
 /// Connects to a part's monitor. Reads of the socket have no time limit, except for the clock.
-pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
+pub fn connect(hosts: &Hosts, to: &Endpoint, role: Role) -> io::Result<OwnedFd> {
     call(hosts, to, role, None).map(|(socket, _)| socket)
 }
 
 /// The same for the first connection of the lanes of two shards, which finds out the memory that the hosts
 /// share. This one is in cell `me`.
-pub fn connect_first(hosts: &Hosts, me: u16, to: &Reach, role: Role) -> io::Result<(OwnedFd, Common)> {
-    let shared = Place::hold(&hosts.site(), me, to.cell);
+pub fn connect_first(hosts: &Hosts, me: u16, to: &Endpoint, role: Role) -> io::Result<(OwnedFd, SlotResult)> {
+    let shared = ShmSlot::hold(&hosts.site(), me, to.cell);
     let place = shared.as_ref().ok().and_then(Option::as_ref);
     let offer = place.map(|place| place.offer(me)).transpose()?;
     let (socket, is_shared) = call(hosts, to, role, offer)?;
@@ -70,19 +70,19 @@ pub fn connect_first(hosts: &Hosts, me: u16, to: &Reach, role: Role) -> io::Resu
 }
 
 /// Returns the socket, and whether the offered memory is shared.
-fn call(hosts: &Hosts, to: &Reach, role: Role, offer: Option<Offer>) -> io::Result<(OwnedFd, bool)> {
+fn call(hosts: &Hosts, to: &Endpoint, role: Role, offer: Option<Offer>) -> io::Result<(OwnedFd, bool)> {
     let failed = |error: io::Error| io::Error::new(error.kind(), format!("{to}: {error}"));
     let hello = Hello {
         token: to.token,
         role,
         offer,
     };
-    let patience = matches!(role, Role::Clock(_)).then_some(PATIENCE);
+    let patience = matches!(role, Role::Clock(_)).then_some(MESSAGE_TIMEOUT);
     if role.is_data() && hosts.site().spans == SpanTransport::Plain {
-        let mut tcp = TcpStream::connect_timeout(&to.address, PATIENCE).map_err(failed)?;
+        let mut tcp = TcpStream::connect_timeout(&to.address, MESSAGE_TIMEOUT).map_err(failed)?;
         let mut greet = || {
             tcp.set_nodelay(true)?;
-            limit(&tcp, Some(PATIENCE))?;
+            limit(&tcp, Some(MESSAGE_TIMEOUT))?;
             tcp.write_all(&[PLAIN])?;
             send(&mut tcp, &hello)?;
             let is_shared = welcome(&mut tcp)?;
@@ -94,7 +94,7 @@ fn call(hosts: &Hosts, to: &Reach, role: Role, offer: Option<Offer>) -> io::Resu
     }
     let mut socket = hosts.connect(to.address, &to.host)?;
     let mut greet = || {
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
         send(&mut socket, &hello)?;
         let is_shared = welcome(&mut socket)?;
         socket.set_read_timeout(patience)?;
@@ -123,7 +123,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Arrived {
     /// Connections that were not taken yet.
-    waiting: HashMap<Role, (OwnedFd, Common)>,
+    waiting: HashMap<Role, (OwnedFd, SlotResult)>,
     /// Number of connections of this boot.
     admitted: HashSet<Role>,
     boot: u32,
@@ -175,7 +175,7 @@ impl Connections {
     ///
     /// # Errors
     /// `TimedOut` when none has come within the limit.
-    pub fn take_first(&self, role: Role, limit: Duration) -> io::Result<(OwnedFd, Common)> {
+    pub fn take_first(&self, role: Role, limit: Duration) -> io::Result<(OwnedFd, SlotResult)> {
         let deadline = Instant::now() + limit;
         let mut arrived = self.shared.lock();
         loop {
@@ -218,7 +218,7 @@ impl Shared {
             let is_allowed = hello.role.is_data() && self.hosts.site().spans == SpanTransport::Plain;
             self.admit(&hello, is_allowed)?;
             drop(place);
-            limit(&tcp, Some(PATIENCE))?;
+            limit(&tcp, Some(MESSAGE_TIMEOUT))?;
             let shared = self.shared(&hello);
             answer(&mut tcp, &shared)?;
             limit(&tcp, None)?;
@@ -268,16 +268,16 @@ impl Shared {
     }
 
     /// The memory that an admitted caller offers, if it is on this host too.
-    fn shared(&self, hello: &Hello) -> Common {
+    fn shared(&self, hello: &Hello) -> SlotResult {
         match (&hello.offer, hello.role) {
             (Some(offer), Role::Coherence(LaneEnds { lane: 0, .. })) => {
-                Place::accept(&self.hosts.site(), self.request.cell, offer)
+                ShmSlot::accept(&self.hosts.site(), self.request.cell, offer)
             }
             _ => Ok(None),
         }
     }
 
-    fn keep(&self, role: Role, socket: OwnedFd, shared: Common) {
+    fn keep(&self, role: Role, socket: OwnedFd, shared: SlotResult) {
         let mut arrived = self.lock();
         if !role.is_before(arrived.boot) {
             arrived.waiting.insert(role, (socket, shared));
@@ -305,7 +305,7 @@ pub fn receive<M: DeserializeOwned>(stream: &mut impl Read) -> io::Result<M> {
 }
 
 /// Tells the caller that it is admitted, and whether the memory that it offers is shared.
-fn answer(stream: &mut impl Write, shared: &Common) -> io::Result<()> {
+fn answer(stream: &mut impl Write, shared: &SlotResult) -> io::Result<()> {
     send(stream, &matches!(shared, Ok(Some(_))))
 }
 

@@ -29,16 +29,16 @@ use shard_api::message::ReceiveError;
 use shard_api::platform::HostProcessor;
 
 use super::connections::{Connections, connect, connect_first, receive};
-use super::lanes::Common;
-use super::talk::{
-    Ends, FromPart, LaneEnds, OF_PART, Other, PartAnswer, PartRequest, PartStart, Reach, Role, ToPart,
+use super::protocol::{
+    Endpoint, Ends, FromPart, LaneEnds, OF_PART, Other, PartAnswer, PartRequest, PartStart, Role, ToPart,
 };
+use super::shared_memory::SlotResult;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::tenure::{Tenure, begin_part};
 use crate::coherence::{self, pipes_of, without_memory};
 use crate::control_group::ControlGroup;
-use crate::identity::{Given, Place};
+use crate::identity::{Given, IdOwner};
 use crate::monitor::raise_file_limit;
 use crate::programs::{ProgramError, Programs};
 use crate::shard_log::ShardLog;
@@ -294,7 +294,7 @@ impl Held {
             file_bytes: Limits::new(start.memory.bytes, 0).file_bytes,
             policy: start.sandbox,
             namespaces,
-            given: &Given::of(Place::Part(self.number)),
+            given: &Given::of(IdOwner::Part(self.number)),
         };
         let process = ShardProcess::start(start_of_shard, log).map_err(failed)?;
         if let Some(group) = &self.group {
@@ -406,7 +406,7 @@ impl Held {
         boot: u32,
         other: &Other,
         role: impl Fn(Ends) -> Role,
-    ) -> Result<(OwnedFd, Common), String> {
+    ) -> Result<(OwnedFd, SlotResult), String> {
         let met = match self.call(boot, other, role) {
             (Some(reach), role) => connect_first(&self.hosts, self.request.cell, reach, role),
             (None, role) => self.connections.take_first(role, LINKS_LIMIT),
@@ -420,7 +420,7 @@ impl Held {
         boot: u32,
         other: &'a Other,
         role: impl Fn(Ends) -> Role,
-    ) -> (Option<&'a Reach>, Role) {
+    ) -> (Option<&'a Endpoint>, Role) {
         let (me, shard) = (self.request.part, other.shard);
         let (from, to) = match other.reach {
             Some(_) => (me, shard),

@@ -17,7 +17,7 @@ use shard_api::platform::HostProcessor;
 
 use super::connections::{connect, receive};
 use super::launch;
-use super::talk::{FromPart, OF_HOME, PartAnswer, PartRequest, PartStart, Reach, Role, ToPart, Token};
+use super::protocol::{Endpoint, FromPart, OF_HOME, PartAnswer, PartRequest, PartStart, Role, ToPart, Token};
 use crate::cluster::hosts::{Hosts, PROGRAM};
 use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::tenure::TenureError;
@@ -32,15 +32,15 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Proxy for a part of a VM on another host. Dropping it ends the part, whatever its state is.
 #[derive(Debug)]
-pub struct Remote {
-    reach: Reach,
+pub struct RemotePart {
+    endpoint: Endpoint,
     sending: Arc<Mutex<UnixStream>>,
     heard: Mutex<Receiver<FromPart>>,
     lost: Arc<Mutex<Option<String>>>,
     processor: HostProcessor,
 }
 
-impl Remote {
+impl RemotePart {
     /// Takes a part's place on the host of its cell, with room for a copy of all memory.
     ///
     /// # Errors
@@ -71,15 +71,15 @@ impl Remote {
             Ok(PartAnswer::Refused { why }) => return Err(refused(why)),
             Err(why) => return Err(refused(why)),
         };
-        let reach = Reach {
+        let endpoint = Endpoint {
             host: host.name.clone(),
             cell: part.cell,
             address: SocketAddr::new(host.address.ip(), port),
             token: request.token,
         };
-        let socket = UnixStream::from(connect(hosts, &reach, Role::Control)?);
+        let socket = UnixStream::from(connect(hosts, &endpoint, Role::Control)?);
         Ok(Self::over(
-            reach,
+            endpoint,
             processor,
             socket,
             Duration::from_millis(hosts.site().silence_ms),
@@ -87,19 +87,19 @@ impl Remote {
     }
 
     fn over(
-        reach: Reach,
+        endpoint: Endpoint,
         processor: HostProcessor,
         socket: UnixStream,
         silence: Duration,
     ) -> io::Result<Self> {
         let peer = CellId {
-            number: reach.cell,
+            number: endpoint.cell,
             life: 0,
         };
         let (sending, incoming) = beating(peer, socket, silence)?;
         let (said, heard) = mpsc::sync_channel(HEARD_MAX);
         let lost = Arc::new(Mutex::new(None));
-        let (losing, place) = (lost.clone(), reach.to_string());
+        let (losing, place) = (lost.clone(), endpoint.to_string());
         std::thread::Builder::new().name("remote".into()).spawn(move || {
             let mut incoming = BufReader::new(incoming);
             let why = loop {
@@ -123,7 +123,7 @@ impl Remote {
             lock(&losing).get_or_insert(why);
         })?;
         Ok(Self {
-            reach,
+            endpoint,
             sending,
             heard: Mutex::new(heard),
             lost,
@@ -137,8 +137,8 @@ impl Remote {
     }
 
     /// Its place, and the endpoint at which others call it.
-    pub fn reach(&self) -> &Reach {
-        &self.reach
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
     /// The reason why it is lost for good, if it is.
@@ -178,7 +178,7 @@ impl Remote {
     }
 }
 
-impl Drop for Remote {
+impl Drop for RemotePart {
     fn drop(&mut self) {
         let _ = lock(&self.sending).shutdown(Shutdown::Both);
     }

@@ -12,14 +12,14 @@ use shard_api::launch::{
     SpanLaunch, TscLaunch,
 };
 
-use super::{Over, Span};
+use super::{MultiHost, Span};
 use crate::cluster::tenure::PartPlace;
 use crate::coherence::Coherence;
-use crate::remote::clock::keeper::{Clocks, Keeper};
+use crate::remote::clock::keeper::{ClockKeeper, Clocks};
 use crate::remote::clock::leader::{Clock, Leader, Step};
 use crate::remote::clock::{Rounds, counter, relate};
 use crate::remote::connections::connect;
-use crate::remote::talk::{Ends, Other, PartStart, Role};
+use crate::remote::protocol::{Ends, Other, PartStart, Role};
 
 /// Resources that the shards of one boot share.
 #[derive(Debug)]
@@ -111,10 +111,13 @@ impl Boot {
     /// be called once.
     /// # Errors
     /// If the host has no threads left.
-    pub fn keep_time(&self, order: impl Fn(Step) + Clone + Send + 'static) -> io::Result<Option<Keeper>> {
+    pub fn keep_time(
+        &self,
+        order: impl Fn(Step) + Clone + Send + 'static,
+    ) -> io::Result<Option<ClockKeeper>> {
         let keep = |timing: &Timing| {
             let mut rounds = timing.rounds.lock().unwrap_or_else(PoisonError::into_inner);
-            Keeper::start(timing.clocks.clone(), std::mem::take(&mut rounds), order)
+            ClockKeeper::start(timing.clocks.clone(), std::mem::take(&mut rounds), order)
         };
         self.timing.as_ref().map(keep).transpose()
     }
@@ -174,7 +177,7 @@ impl Boot {
             place: named,
             // The lower number calls, and the home's monitor calls for all shards on its host.
             reach: match place {
-                PartPlace::There(remote) if shard < usize::from(number) => Some(remote.reach().clone()),
+                PartPlace::There(remote) if shard < usize::from(number) => Some(remote.endpoint().clone()),
                 _ => None,
             },
         });
@@ -229,7 +232,7 @@ fn channel(span: &Span, boot: u32, from: usize, to: usize) -> io::Result<Option<
         to: to as u8,
     };
     let socket = span.call(to, Role::Link(ends))?;
-    Ok(Some(Channel::Stream(socket, remote.reach().to_string())))
+    Ok(Some(Channel::Stream(socket, remote.endpoint().to_string())))
 }
 
 /// The mapping from each shard's counter to the guest's, which is this host's and `offset`; and the clocks
@@ -241,7 +244,7 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Op
         khz: None,
         is_relied_on: true,
     };
-    let Some(Over { hosts, guest }) = &span.over else {
+    let Some(MultiHost { hosts, guest }) = &span.over else {
         return Ok((vec![here; span.places.len()], None));
     };
     let here = TscLaunch {
@@ -252,7 +255,7 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Op
     let (mut launches, mut clocks, mut all_rounds) = (Vec::new(), Vec::new(), Vec::new());
     for (shard, ((place, _), ratio)) in span.places.iter().zip(&guest.ratios).enumerate() {
         let clock = if let PartPlace::There(remote) = place {
-            let mut rounds = Rounds::new(connect(hosts, remote.reach(), Role::Clock(boot))?);
+            let mut rounds = Rounds::new(connect(hosts, remote.endpoint(), Role::Clock(boot))?);
             let relation = relate(&mut rounds)?;
             all_rounds.push((shard, rounds));
             Clock::there(relation, offset, *ratio, guest.khz)

@@ -25,13 +25,13 @@ use crate::core_scheduling;
 use crate::ending::{of_part, of_silent};
 use crate::frozen::Freezable;
 use crate::handle::Handle;
-use crate::identity::{Given, Place};
+use crate::identity::{Given, IdOwner};
 use crate::link::Reports;
 use crate::memory_nodes::{self, HostMemory, Wanted};
 use crate::open::Opened;
 use crate::parts::{Part, Parts};
 use crate::programs::ProgramError;
-use crate::remote::clock::keeper::Keeper as ClockKeeper;
+use crate::remote::clock::keeper::ClockKeeper;
 use crate::shard_log::ShardLog;
 use crate::shard_process::{self, ShardProcess};
 use crate::spanning::Span;
@@ -194,9 +194,9 @@ impl NewBoot<'_> {
         };
         let wanted = Wanted::of(&record.spec, None);
         let host = HostMemory::read(self.keeper.pid(), wanted.pool_kib())?;
-        let givers = memory_nodes::givers(&record)?;
+        let lenders = memory_nodes::lenders(&record)?;
         let nodes = record.spec.memory_nodes;
-        memory_nodes::check(&nodes, &wanted, &host, &givers).map_err(RunError::MemoryNodes)?;
+        memory_nodes::check(&nodes, &wanted, &host, &lenders).map_err(RunError::MemoryNodes)?;
         Ok(nodes)
     }
 
@@ -218,7 +218,7 @@ impl NewBoot<'_> {
                 file_bytes: Limits::new(opened.launch.memory.bytes, disk_file_bytes).file_bytes,
                 policy: opened.launch.sandbox.policy,
                 namespaces,
-                given: &Given::of(Place::Vm(cid)),
+                given: &Given::of(IdOwner::Vm(cid)),
             };
             ShardProcess::start(start, self.logs[shard].clone())
         };
@@ -439,7 +439,7 @@ fn start_parts(
             detail,
         };
         if let Some(remote) = span.remote(shard) {
-            let place = remote.reach().to_string();
+            let place = remote.endpoint().to_string();
             let told = boot.remote(span, shard, &opened.launch);
             let told = told.ok_or_else(|| refused(format!("{place}: it has no coherent memory")))?;
             let started = remote.start(told);

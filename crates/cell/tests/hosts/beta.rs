@@ -6,8 +6,8 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
 use cell::cluster::hosts::Hosts;
-use cell::cluster::link::Calling;
-use cell::cluster::state::{Act, State};
+use cell::cluster::link::CallTable;
+use cell::cluster::state::{Action, State};
 use registry::cluster::files::{CellLock, Files};
 use registry::cluster::interface::{CellRequest, CellResponse, CellStatus};
 
@@ -27,7 +27,7 @@ pub fn serve(cells: &[u16]) -> io::Result<()> {
             number: *number,
             life: 1,
         };
-        std::thread::spawn(move || hosts.take(&listener, &Arc::new(Calling::new(me)), drop));
+        std::thread::spawn(move || hosts.take(&listener, &Arc::new(CallTable::new(me)), drop));
     }
     println!("{READY}");
     io::stdout().flush()?;
@@ -39,7 +39,7 @@ pub fn answer(files: &Files, number: u16) -> io::Result<CellLock> {
     let own = files.cell(number);
     let claim = own.claim(number)?;
     let mut state = State::new(claim.id, std::process::id(), plan(number), None, []);
-    state.met();
+    state.handle_all_linked();
     let state = Arc::new(Mutex::new(state));
     let listener = UnixListener::bind(own.socket())?;
     std::thread::spawn(move || {
@@ -51,9 +51,9 @@ pub fn answer(files: &Files, number: u16) -> io::Result<CellLock> {
                 while lines.read_line(&mut line).is_ok_and(|count| count > 0) {
                     let ask: CellRequest = serde_json::from_str(&line).expect("a question");
                     line.clear();
-                    let acts = state.lock().expect("no panic").asked(client, ask);
+                    let acts = state.lock().expect("no panic").handle_request(client, ask);
                     for act in acts {
-                        if let Act::Answer(_, answer) = act {
+                        if let Action::Answer(_, answer) = act {
                             let mut line = serde_json::to_vec(&knowing_of_all(answer)).expect("JSON");
                             line.push(b'\n');
                             // The client may have gone.
@@ -61,7 +61,7 @@ pub fn answer(files: &Files, number: u16) -> io::Result<CellLock> {
                         }
                     }
                 }
-                state.lock().expect("no panic").gone(client);
+                state.lock().expect("no panic").handle_disconnect(client);
             });
         }
     });

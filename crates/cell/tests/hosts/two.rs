@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use cell::open::{Opened, open};
 use cell::programs::{self, BuildProgram, Programs};
-use cell::remote::part::Remote;
-use cell::remote::talk::FromPart;
+use cell::remote::part::RemotePart;
+use cell::remote::protocol::FromPart;
 use cell::share_group::Claims;
 use cell::spanning::Span;
 use cell::spanning::boot::Boot;
@@ -266,13 +266,13 @@ pub fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
 }
 
 /// The part on beta.
-pub fn remote(span: &Span) -> &Remote {
+pub fn remote(span: &Span) -> &RemotePart {
     span.remote(1).expect("a part on beta")
 }
 
 /// The end of its shard, which is the next report.
 #[track_caller]
-pub fn gone(remote: &Remote) -> String {
+pub fn gone(remote: &RemotePart) -> String {
     match remote.next(Some(SOON)) {
         Some(FromPart::Gone(why)) => why,
         other => panic!("{other:?}"),
@@ -282,7 +282,7 @@ pub fn gone(remote: &Remote) -> String {
 /// Orders the end of the part's shard, as its home's monitor does at the end of a boot. Returns the end of
 /// its process.
 #[track_caller]
-pub fn quit(remote: &Remote) -> String {
+pub fn quit(remote: &RemotePart) -> String {
     remote.order(&Order::Quit).expect("an order");
     let ended = remote.next(Some(SOON));
     assert!(

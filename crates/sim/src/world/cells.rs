@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use cell::cluster::contacts::{Contacts, Parted, Verdict};
-use cell::cluster::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, RETRY, TICK, WORD_LIMIT};
-use cell::cluster::membership::News;
-use cell::cluster::state::{Act, Client, State};
+use cell::cluster::limits::{
+    ANSWER_TIMEOUT, HELLO_TIMEOUT, LINK_END_CHECK_DELAY, ORPHANS_LIMIT, RETRY, TICK,
+};
+use cell::cluster::membership::MembershipEvent;
+use cell::cluster::peer_table::{EndedLink, PeerTable, Verdict};
+use cell::cluster::state::{Action, Client, State};
 use protocol::CellId;
 use registry::cluster::interface::{CellRequest, CellResponse, RunningVm};
 
@@ -32,7 +34,7 @@ pub(super) struct Process {
     /// Inputs that are not handled yet. If it is not empty, a turn is due.
     inbox: VecDeque<Input>,
     /// Its state of the other cells.
-    pub(super) contacts: Contacts<()>,
+    pub(super) peers: PeerTable<()>,
     /// Lives to which its end of a link is open.
     pub(super) wires: BTreeSet<CellId>,
     /// Its watch over the cells of other hosts; none if there are none.
@@ -82,7 +84,7 @@ impl World {
         let process = Process {
             state: State::new(id, u32::from(id.number), plan, lent, running.collect::<Vec<_>>())
                 .with_cordon(self.cordoned.contains_key(&id.number))
-                .with_ways(self.cells.known.clone())
+                .with_route_costs(self.cells.known.clone())
                 .expecting(expected),
             id,
             started: self.now,
@@ -90,7 +92,7 @@ impl World {
             stopped_until: self.now,
             slowness: 1,
             inbox: VecDeque::new(),
-            contacts: Contacts::new(elsewhere),
+            peers: PeerTable::new(elsewhere),
             wires: BTreeSet::new(),
             watch,
             ticking: false,
@@ -235,11 +237,11 @@ impl World {
             return;
         };
         let acts = match input {
-            Input::Linked(peer) if process.contacts.is_outlived(peer) => return self.close(cell, peer),
+            Input::Linked(peer) if process.peers.has_later(peer) => return self.close(cell, peer),
             Input::Linked(peer) => {
-                process.contacts.linked(peer, ());
+                process.peers.linked(peer, ());
                 let acts = process.state.linked(peer, true);
-                self.to(cell, self.now + nanos(HELLO_LIMIT), Input::HelloDue(peer));
+                self.to(cell, self.now + nanos(HELLO_TIMEOUT), Input::HelloDue(peer));
                 self.to(cell, self.now + nanos(ORPHANS_LIMIT), Input::Orphans);
                 acts
             }
@@ -250,39 +252,47 @@ impl World {
                 return;
             }
             Input::Called => {
-                process.contacts.wait_for([]);
+                process.peers.await_calls([]);
                 return;
             }
             Input::Heard(from, message) => {
-                let acts = process.state.heard(from, message.clone());
+                let acts = process.state.handle_message(from, message.clone());
                 self.witness(cell, from, &message);
                 acts
             }
             Input::Ended(peer) => {
-                if process.contacts.looks_after(peer) {
-                    self.to(cell, self.now + nanos(LOOK_AFTER), Input::Parted(peer, false));
+                if process.peers.must_check_end(peer) {
+                    self.to(
+                        cell,
+                        self.now + nanos(LINK_END_CHECK_DELAY),
+                        Input::LinkEnded(peer, false),
+                    );
                 }
                 self.give_up(cell, peer);
                 return;
             }
-            Input::Parted(peer, ran) => {
+            Input::LinkEnded(peer, ran) => {
                 let runs = self
                     .processes
                     .get(&peer.number)
                     .is_some_and(|other| other.id == peer);
-                let parted = self.processes[&cell.number].contacts.parted(peer, runs, ran);
+                let parted = self.processes[&cell.number].peers.check_end(peer, runs, ran);
                 match parted {
-                    Parted::Settled => {}
-                    Parted::LooksAlive => {
-                        self.to(cell, self.now + nanos(LOOK_AFTER), Input::Parted(peer, true));
+                    EndedLink::Settled => {}
+                    EndedLink::LooksAlive => {
+                        self.to(
+                            cell,
+                            self.now + nanos(LINK_END_CHECK_DELAY),
+                            Input::LinkEnded(peer, true),
+                        );
                     }
-                    Parted::StartsAnew => self.start_anew(cell, &format!("{peer} takes it for dead")),
+                    EndedLink::StartsAnew => self.start_anew(cell, &format!("{peer} takes it for dead")),
                 }
                 return;
             }
-            Input::Changed(News::Outcast) => return self.start_anew(cell, "all take it for dead"),
-            Input::Changed(News::Lapsed(number)) => process.state.lapsed(number),
-            Input::Changed(news) => match process.contacts.over(news) {
+            Input::Changed(MembershipEvent::Evicted) => return self.start_anew(cell, "all take it for dead"),
+            Input::Changed(MembershipEvent::Lapsed(number)) => process.state.lapsed(number),
+            Input::Changed(news) => match process.peers.apply(news) {
                 Some(dead) => return self.dead(cell, dead),
                 None => return,
             },
@@ -303,11 +313,11 @@ impl World {
                     }
                     _ => {}
                 }
-                let acts = process.state.asked(client, ask);
+                let acts = process.state.handle_request(client, ask);
                 self.watch(cell, client);
                 acts
             }
-            Input::Gone(client) => process.state.gone(client),
+            Input::Gone(client) => process.state.handle_disconnect(client),
             Input::Overdue(client, then) => {
                 let silent = process.state.silent_since(client, &then);
                 silent.into_iter().for_each(|silent| self.give_up(cell, silent));
@@ -327,9 +337,9 @@ impl World {
     fn meet(&mut self, cell: CellId) {
         let alive = |process: &&mut Process| process.id == cell;
         if let Some(process) = self.processes.get_mut(&cell.number).filter(alive)
-            && process.contacts.has_met()
+            && process.peers.have_all_called()
         {
-            let acts = process.state.met();
+            let acts = process.state.handle_all_linked();
             self.act(cell, acts);
         }
     }
@@ -337,7 +347,7 @@ impl World {
     fn watch(&mut self, cell: CellId, client: Client) {
         let awaited = self.processes[&cell.number].state.awaited(client);
         if !awaited.is_empty() {
-            let at = self.now + nanos(WORD_LIMIT);
+            let at = self.now + nanos(ANSWER_TIMEOUT);
             self.to(cell, at, Input::Overdue(client, awaited));
         }
     }
@@ -347,7 +357,7 @@ impl World {
         let Some(process) = self.processes.get_mut(&at.number) else {
             return;
         };
-        match process.contacts.give_up(silent) {
+        match process.peers.lose(silent) {
             Verdict::Dead => self.dead(at, silent),
             Verdict::Suspect => {
                 self.close(at, silent);
@@ -374,7 +384,7 @@ impl World {
         }
     }
 
-    fn act(&mut self, at: CellId, acts: Vec<Act>) {
+    fn act(&mut self, at: CellId, acts: Vec<Action>) {
         let mut sent: Time = 0;
         let slowness = self
             .processes
@@ -384,28 +394,28 @@ impl World {
         while let Some(act) = acts.pop_front() {
             let process = self.processes.get_mut(&at.number);
             match act {
-                Act::Send(to, message) => match process {
-                    Some(process) if process.contacts.has(to) => {
+                Action::Send(to, message) => match process {
+                    Some(process) if process.peers.has(to) => {
                         sent += slowness;
                         self.send(at, to, sent, message);
                     }
-                    Some(process) => acts.extend(process.state.unsent(to, message)),
+                    Some(process) => acts.extend(process.state.handle_unsent(to, message)),
                     None => {}
                 },
-                Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
-                Act::Answer(client, CellResponse::Hosted(_)) if self.must_not_host(at, client) => {
+                Action::PersistLent(lent) => _ = self.lent.insert(at.number, lent),
+                Action::Answer(client, CellResponse::Hosted(_)) if self.must_not_host(at, client) => {
                     return self.start_anew(at, "its names may be others'");
                 }
-                Act::Answer(client, answer) => self.answer(at, client, answer),
+                Action::Answer(client, answer) => self.answer(at, client, answer),
                 // Monitors serve its VMs.
-                Act::Adopt(..)
-                | Act::TellVcpus(_)
-                | Act::TellAdopted(_)
-                | Act::TellProtocols(_)
-                | Act::AwaitLeft(..)
-                | Act::EndVm { .. }
-                | Act::AwaitEnd(_)
-                | Act::End => {}
+                Action::Adopt(..)
+                | Action::ReportVcpus(_)
+                | Action::ReportAdopted(_)
+                | Action::ReportProtocols(_)
+                | Action::AwaitLeft(..)
+                | Action::EndVm { .. }
+                | Action::AwaitEnd(_)
+                | Action::End => {}
             }
         }
         if let Some(process) = self.processes.get_mut(&at.number) {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use cell::cluster::link::PATIENCE;
-use cell::cluster::membership::member::{Answer, Joining, Member, Progress, Question};
-use cell::cluster::membership::{LOOK, Members, News, look};
+use cell::cluster::link::MESSAGE_TIMEOUT;
+use cell::cluster::membership::member::{EtcdAnswer, EtcdRequest, Joining, Member, Progress};
+use cell::cluster::membership::{Members, MembershipEvent, POLL_INTERVAL_MIN, poll_interval};
 use protocol::CellId;
 
 use super::network::HOP_NS;
@@ -60,7 +60,7 @@ impl Watch {
             member: Member::new(me, lease, members).with_lapse(lapse),
             begun: now,
             asked: now,
-            due: Some(now + nanos(look(SILENCE_MS))),
+            due: Some(now + nanos(poll_interval(SILENCE_MS))),
         }
     }
 }
@@ -70,7 +70,7 @@ impl World {
     pub(super) fn join(&mut self, number: u16) {
         let start = self.chance.below(u64::MAX);
         let joining = Joining::new(number, self.lives[usize::from(number)]);
-        let question = joining.question();
+        let question = joining.request();
         let joiner = Joiner {
             start,
             joining,
@@ -80,7 +80,7 @@ impl World {
         self.ask(Asker::Joiner(number, start), question, 0);
     }
 
-    fn ask(&mut self, asker: Asker, question: Question<Lease>, pause: Time) {
+    fn ask(&mut self, asker: Asker, question: EtcdRequest<Lease>, pause: Time) {
         let asked = self.now + pause;
         match asker {
             Asker::Joiner(number, _) => {
@@ -95,10 +95,10 @@ impl World {
             }
         }
         let at = asked + HOP_NS + self.chance.below(MILLISECOND);
-        self.queue.put(at, Event::Question(asker, question));
+        self.queue.put(at, Event::EtcdRequest(asker, question));
     }
 
-    pub(super) fn question(&mut self, asker: Asker, question: Question<Lease>) {
+    pub(super) fn request(&mut self, asker: Asker, question: EtcdRequest<Lease>) {
         let number = match asker {
             Asker::Joiner(number, _) => number,
             Asker::Member(cell) => cell.number,
@@ -110,7 +110,7 @@ impl World {
             self.queue.put(at, Event::Answer(asker, None));
             return;
         }
-        if !matches!(question, Question::Records | Question::Keep(_)) {
+        if !matches!(question, EtcdRequest::Records | EtcdRequest::Keep(_)) {
             self.say(|| format!("cell {number} asks etcd: {question:?}"));
         }
         let answer = self.etcd.ask(self.now, question);
@@ -122,7 +122,7 @@ impl World {
         self.queue.put(at, Event::Answer(asker, answer));
     }
 
-    pub(super) fn answered(&mut self, asker: Asker, answer: Option<Answer<Lease>>) {
+    pub(super) fn answered(&mut self, asker: Asker, answer: Option<EtcdAnswer<Lease>>) {
         match asker {
             Asker::Joiner(number, start) => self.go_on_joining(number, start, answer),
             Asker::Member(cell) => {
@@ -132,7 +132,7 @@ impl World {
                 }
                 let now = self.now;
                 let Some(watch) = self.watch_of(cell) else { return };
-                if let Some(Answer::Records(records)) = &answer
+                if let Some(EtcdAnswer::Records(records)) = &answer
                     && records.members.get(&cell.number) == Some(&cell.life)
                 {
                     let asked = watch.asked;
@@ -140,10 +140,10 @@ impl World {
                 }
                 let Some(watch) = self.watch_of(cell) else { return };
                 let news = watch.member.answered(answer);
-                match watch.member.question() {
+                match watch.member.request() {
                     Some(question) => self.ask(asker, question, 0),
                     None => {
-                        let at = now + nanos(look(SILENCE_MS));
+                        let at = now + nanos(poll_interval(SILENCE_MS));
                         watch.due = Some(at);
                         self.queue.put(at, Event::Round(cell));
                     }
@@ -156,14 +156,14 @@ impl World {
         }
     }
 
-    fn go_on_joining(&mut self, number: u16, start: u64, answer: Option<Answer<Lease>>) {
+    fn go_on_joining(&mut self, number: u16, start: u64, answer: Option<EtcdAnswer<Lease>>) {
         let joiner = self.joiners.get_mut(&number);
         let Some(joiner) = joiner.filter(|joiner| joiner.start == start) else {
             return;
         };
         let pause = match joiner.joining.answered(answer) {
             Progress::GoesOn => 0,
-            Progress::Waits => nanos(LOOK),
+            Progress::Waits => nanos(POLL_INTERVAL_MIN),
             Progress::In(me, lease, records) => {
                 let asked = joiner.asked;
                 self.joiners.remove(&number);
@@ -175,7 +175,7 @@ impl World {
                 self.begin(me, Some(watch), expected);
                 self.confirm(me, asked);
                 self.queue
-                    .put(self.now + nanos(look(SILENCE_MS)), Event::Round(me));
+                    .put(self.now + nanos(poll_interval(SILENCE_MS)), Event::Round(me));
                 let others = members
                     .into_iter()
                     .filter(|(other, _)| !self.are_near(number, *other));
@@ -185,7 +185,7 @@ impl World {
                 return;
             }
         };
-        let question = joiner.joining.question();
+        let question = joiner.joining.request();
         self.ask(Asker::Joiner(number, start), question, pause);
     }
 
@@ -208,7 +208,7 @@ impl World {
         watch.due = None;
         watch.member.begin_round(Duration::from_nanos(now - watch.begun));
         watch.begun = now;
-        if let Some(question) = watch.member.question() {
+        if let Some(question) = watch.member.request() {
             self.ask(Asker::Member(cell), question, 0);
         }
     }
@@ -257,7 +257,7 @@ impl World {
                 self.accuse(cell, callee);
                 Some(way)
             }
-            _ if self.now - since > nanos(PATIENCE) => {
+            _ if self.now - since > nanos(MESSAGE_TIMEOUT) => {
                 self.accuse(cell, callee);
                 Some(0)
             }
@@ -277,11 +277,11 @@ impl World {
     }
 
     /// Checks that a cell's view of the members is etcd's.
-    fn check_news(&mut self, at: CellId, news: News) {
+    fn check_news(&mut self, at: CellId, news: MembershipEvent) {
         let cell = match news {
-            News::Over(cell) => cell,
-            News::Outcast => at,
-            News::Lapsed(number) => {
+            MembershipEvent::Died(cell) => cell,
+            MembershipEvent::Evicted => at,
+            MembershipEvent::Lapsed(number) => {
                 let runs = self.monitors.values().find(|vm| vm.runs && vm.cell == number);
                 if let Some(vm) = runs {
                     self.broken = Some(format!(

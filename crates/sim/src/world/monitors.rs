@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cell::cluster::limits::{HOPS_MAX, RETRY};
 use cell::cluster::routes::WAKE_NS;
-use cell::cluster::state::{CellMessage, Client, Key, Said};
+use cell::cluster::state::{CellMessage, CellPayload, Client, Key};
 use protocol::CellId;
 use protocol::agreement::Message;
 use protocol::multicast::Packet;
@@ -214,7 +214,7 @@ impl World {
     fn add_witnesses(&mut self, at: CellId, client: Client) {
         let process = self.processes.get(&at.number);
         let peers: Vec<CellId> = process
-            .map(|process| process.contacts.peers().collect())
+            .map(|process| process.peers.peers().collect())
             .unwrap_or_default();
         if let Some(monitor) = self.monitors.get_mut(&client) {
             monitor.witnesses.extend(peers.into_iter().chain([at]));
@@ -224,7 +224,7 @@ impl World {
     /// A live cell that has a record of a VM, and has a link to this cell, or is it.
     fn witness_of(&self, client: Client, at: CellId) -> Option<CellId> {
         let process = self.processes.get(&at.number)?;
-        let mut asked = process.contacts.peers().chain([at]);
+        let mut asked = process.peers.peers().chain([at]);
         let monitor = self.monitors.get(&client)?;
         asked.find(|cell| monitor.witnesses.contains(cell))
     }
@@ -232,7 +232,7 @@ impl World {
     /// A cell that receives another's VMs when they meet has a record of them from then on.
     pub(super) fn witness(&mut self, at: CellId, from: CellId, message: &CellMessage) {
         let Packet::Direct {
-            body: Said::Table(Message::Hello { mine, yours }),
+            body: CellPayload::Table(Message::Hello { mine, yours }),
             ..
         } = message
         else {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cell::cluster::membership::Members;
-use cell::cluster::state::{Act, Client};
+use cell::cluster::state::{Action, Client};
 use protocol::grant::Amounts;
 use registry::cluster::interface::{CellRequest, CellResponse};
 
@@ -37,12 +37,12 @@ impl World {
             let Some(process) = self.processes.get_mut(&number) else {
                 return self.fail(format!("cell {number} is dead at rest"));
             };
-            if process.contacts.peers().count() != links {
-                let peers: Vec<String> = process.contacts.peers().map(|peer| peer.to_string()).collect();
+            if process.peers.peers().count() != links {
+                let peers: Vec<String> = process.peers.peers().map(|peer| peer.to_string()).collect();
                 return self.fail(format!("cell {number} has links to {} only", peers.join(", ")));
             }
-            let acts = process.state.asked(Client::MAX, CellRequest::Status);
-            let [Act::Answer(_, CellResponse::Status(status))] = &acts[..] else {
+            let acts = process.state.handle_request(Client::MAX, CellRequest::Status);
+            let [Action::Answer(_, CellResponse::Status(status))] = &acts[..] else {
                 return self.fail(format!("cell {number} has not reported its table"));
             };
             for cell in &status.cells {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use agent::client::{ClientError, output};
 
-use super::super::link::Way;
+use super::super::link::Transport;
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -65,7 +65,7 @@ fn serve(beta: &Hosts) -> mpsc::Receiver<Link> {
     let (send, receive) = mpsc::channel();
     let beta = beta.clone();
     std::thread::spawn(move || {
-        let calling = Arc::new(Calling::new(id(1)));
+        let calling = Arc::new(CallTable::new(id(1)));
         beta.take(&listener, &calling, move |link| _ = send.send(link));
     });
     receive
@@ -79,16 +79,16 @@ fn cells_of_two_hosts_are_linked_and_no_host_can_be_a_cell_of_another_host() {
         keys: _keys,
     } = two();
     let links = serve(&beta);
-    let calling = Calling::new(id(0));
+    let calling = CallTable::new(id(0));
     let near = alpha.call(id(0), 1, &calling).unwrap().expect("no call back");
     let far = links.recv_timeout(LIMIT).unwrap();
     assert_eq!((near.peer, far.peer), (id(1), id(0)));
     // Alpha's key proves neither that it is cell 1, nor a cell that does not exist.
     for wrong in [1, 7] {
-        assert!(alpha.call(id(wrong), 1, &Calling::new(id(wrong))).is_err());
+        assert!(alpha.call(id(wrong), 1, &CallTable::new(id(wrong))).is_err());
     }
     assert!(links.try_recv().is_err());
-    let error = beta.call(id(1), 0, &Calling::new(id(1))).unwrap_err();
+    let error = beta.call(id(1), 0, &CallTable::new(id(1))).unwrap_err();
     assert!(error.to_string().starts_with("host alpha: "), "{error}");
 }
 
@@ -106,22 +106,22 @@ fn one_asserted_fact_makes_a_link_use_the_stream_in_place_of_shared_memory() {
         Arc::new(knowledge::RouteCosts::of(&facts.into_iter().collect()))
     };
     for (alpha_ns, beta_ns, way) in [
-        (None, None, Way::Shared),
-        (Some("100"), None, Way::Shared),
-        (Some("101"), None, Way::Stream),
-        (None, Some("101"), Way::Stream),
+        (None, None, Transport::Shared),
+        (Some("100"), None, Transport::Shared),
+        (Some("101"), None, Transport::Stream),
+        (None, Some("101"), Transport::Stream),
     ] {
         let mut two = two();
         for (hosts, ns) in [(&mut two.alpha, alpha_ns), (&mut two.beta, beta_ns)] {
             hosts.memory = Some(SharedMemory::of(file.path(), vec![[0, 1]]).unwrap());
             if let Some(ns) = ns {
-                hosts.take_ways(known(ns));
+                hosts.set_route_costs(known(ns));
             }
         }
         let links = serve(&two.beta);
-        let near = two.alpha.call(id(0), 1, &Calling::new(id(0))).unwrap();
+        let near = two.alpha.call(id(0), 1, &CallTable::new(id(0))).unwrap();
         let far = links.recv_timeout(LIMIT).unwrap();
-        let ways = [near.expect("no call back").way, far.way];
+        let ways = [near.expect("no call back").transport, far.transport];
         assert_eq!(ways, [way; 2], "{alpha_ns:?} {beta_ns:?}");
     }
 }
@@ -174,7 +174,7 @@ fn keys_of_a_host_that_is_not_in_the_clusters_file_run_no_commands() {
         // With TLS 1.3 a caller's handshake ends before the other side has looked at its certificate.
         let answer = stranger.command(1).map(|stream| output(stream, &request, &[]));
         assert!(!matches!(answer, Ok(Ok(_))), "{name}: {answer:?}");
-        assert!(stranger.call(id(0), 1, &Calling::new(id(0))).is_err());
+        assert!(stranger.call(id(0), 1, &CallTable::new(id(0))).is_err());
     }
     assert!(links.try_recv().is_err());
     let (status, _, _) = output(alpha.command(1).unwrap(), &request, &[]).unwrap();
@@ -185,14 +185,14 @@ fn keys_of_a_host_that_is_not_in_the_clusters_file_run_no_commands() {
 fn a_removed_hosts_link_ends_within_a_second_and_no_other_is_made() {
     let Two { alpha, beta, keys } = two();
     let links = serve(&beta);
-    let near = alpha.call(id(0), 1, &Calling::new(id(0))).unwrap();
+    let near = alpha.call(id(0), 1, &CallTable::new(id(0))).unwrap();
     let far = links.recv_timeout(LIMIT).unwrap();
     let _near = near.expect("no call back");
     urpc::tls::revoke(keys.path(), "alpha").unwrap();
     let since = Instant::now();
     far.receiving.run(|message| panic!("{message:?}"));
     assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
-    assert!(alpha.call(id(0), 1, &Calling::new(id(0))).is_err());
+    assert!(alpha.call(id(0), 1, &CallTable::new(id(0))).is_err());
     assert!(links.try_recv().is_err());
 }
 
@@ -208,7 +208,7 @@ fn silent_connections_keep_no_host_from_its_links() {
     let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
     let since = Instant::now();
     alpha
-        .call(id(0), 1, &Calling::new(id(0)))
+        .call(id(0), 1, &CallTable::new(id(0)))
         .unwrap()
         .expect("no call back");
     assert!(
@@ -276,8 +276,8 @@ fn host_that_has_left_is_served_no_longer_and_one_that_has_joined_is() {
             .to_string()
     };
     assert!(ask().contains("only mirrorball is run"), "{}", ask());
-    beta.take_site(alone);
+    beta.set_site(alone);
     assert!(!ask().contains("only mirrorball is run"), "{}", ask());
-    beta.take_site((*both).clone());
+    beta.set_site((*both).clone());
     assert!(ask().contains("only mirrorball is run"), "{}", ask());
 }

@@ -16,11 +16,11 @@ use urpc::host::{Block, SharedRing, end};
 use urpc::version::Versions;
 
 use super::ring::{LINES, Rings};
-use super::{Answer, Calling, Link, PATIENCE, VERSIONS, Way, agree, is_unlike};
+use super::{CallAnswer, CallTable, Link, MESSAGE_TIMEOUT, Transport, VERSIONS, agree, is_version_mismatch};
 
 /// A call from one cell to another.
 #[derive(Serialize, Deserialize)]
-struct Hail {
+struct CallMessage {
     cell: CellId,
     /// The protocol versions of the caller.
     versions: Versions,
@@ -32,16 +32,16 @@ struct Hail {
 
 /// Calls between the cells of a host.
 #[derive(Clone, Debug)]
-pub struct Calls {
+pub struct LocalCalls {
     /// The cell that calls.
     pub me: CellId,
     block_ns: u64,
-    calling: Arc<Calling>,
+    calling: Arc<CallTable>,
 }
 
-impl Calls {
+impl LocalCalls {
     /// Calls of the cell `me`. `block_ns` as for [`urpc::host::BlockingReceiver::new`].
-    pub fn new(me: CellId, block_ns: u64, calling: Arc<Calling>) -> Self {
+    pub fn new(me: CellId, block_ns: u64, calling: Arc<CallTable>) -> Self {
         Self {
             me,
             block_ns,
@@ -64,7 +64,7 @@ impl Calls {
                 Ok(Some(link)) => linked(link),
                 Ok(None) => _ = crossed.insert(cell.number),
                 // Two cells of a host without a link would give one name twice.
-                Err(error) if is_unlike(&error) => return Err(error),
+                Err(error) if is_version_mismatch(&error) => return Err(error),
                 // It does not run, and calls when it starts.
                 Err(_) => {}
             }
@@ -74,10 +74,10 @@ impl Calls {
 
     pub(super) fn call(&self, socket: &std::path::Path) -> io::Result<Option<Link>> {
         let mut socket = UnixStream::connect(socket)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
         let (outgoing, theirs) = SharedRing::create(LINES).map_err(io::Error::other)?;
         let (incoming, ours) = SharedRing::create(LINES).map_err(io::Error::other)?;
-        let hail = Hail {
+        let hail = CallMessage {
             cell: self.me,
             versions: VERSIONS,
             from: Fd(0),
@@ -85,7 +85,7 @@ impl Calls {
         };
         send(&mut socket, &hail, &[theirs.as_fd(), ours.as_fd()]).map_err(io::Error::other)?;
         let (answer, _) = receive(&mut socket).map_err(io::Error::other)?;
-        match Answer::peer(answer).map_err(io::Error::other)? {
+        match CallAnswer::peer(answer).map_err(io::Error::other)? {
             None => Ok(None),
             Some((peer, version)) => {
                 let link = self.link(peer, outgoing, incoming, &ours, socket)?;
@@ -105,10 +105,10 @@ impl Calls {
     }
 
     fn take_one(&self, mut socket: UnixStream) -> io::Result<Option<Link>> {
-        socket.set_read_timeout(Some(PATIENCE))?;
-        let (hail, mut files) = receive::<Hail>(&mut socket).map_err(io::Error::other)?;
+        socket.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+        let (hail, mut files) = receive::<CallMessage>(&mut socket).map_err(io::Error::other)?;
         let answer = self.calling.answer(hail.cell, hail.versions);
-        if !matches!(answer, Answer::Welcome { .. }) {
+        if !matches!(answer, CallAnswer::Welcome { .. }) {
             send(&mut socket, &answer, &[]).map_err(io::Error::other)?;
             return Ok(None);
         }
@@ -150,6 +150,6 @@ impl Calls {
             block_ns: self.block_ns,
             keep: Arc::new(()),
         };
-        Ok(rings.link(peer, Way::Ring, socket, watch))
+        Ok(rings.link(peer, Transport::Ring, socket, watch))
     }
 }

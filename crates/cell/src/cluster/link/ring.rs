@@ -13,7 +13,7 @@ use urpc::SendError;
 use urpc::fragment::{Assembly, Parts};
 use urpc::host::{Block, BlockingReceiver, BlockingSender, SharedRing};
 
-use super::{Link, MESSAGE_BYTES_MAX, PATIENCE, ReceiveBytes, SendBytes, Way};
+use super::{Link, MESSAGE_BYTES_MAX, MESSAGE_TIMEOUT, ReceiveBytes, SendBytes, Transport};
 
 /// Messages that a channel holds.
 pub const LINES: usize = 1024;
@@ -57,7 +57,7 @@ impl Rings {
     pub fn link(
         self,
         peer: CellId,
-        way: Way,
+        way: Transport,
         socket: UnixStream,
         watch: impl FnOnce() + Send + 'static,
     ) -> Link {
@@ -83,7 +83,7 @@ impl SendBytes for ToRing {
         let mut deadline = None;
         for part in Parts::of(PORT, bytes) {
             if self.outbox.post(&part).is_err() {
-                let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+                let deadline = *deadline.get_or_insert_with(|| Instant::now() + MESSAGE_TIMEOUT);
                 self.outbox
                     .send(&part, Some(deadline))
                     .map_err(|error| match error {

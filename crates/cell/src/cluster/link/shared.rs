@@ -21,13 +21,13 @@ use urpc::host::{Block, Doorbell, SharedRing, end};
 
 use super::proof::{self, Proof};
 use super::ring::{LINES, Rings};
-use super::{Link, Way, stream};
+use super::{Link, Transport, stream};
 
 /// Alignment of a ring, in bytes.
 const PAGE_BYTES: usize = 4096;
 const RING_BYTES: u64 = Ring::bytes(LINES).next_multiple_of(PAGE_BYTES) as u64;
 /// Bytes of a pair's slot.
-const PLACE_BYTES: u64 = proof::BYTES + 2 * RING_BYTES;
+const SLOT_BYTES: u64 = proof::BYTES + 2 * RING_BYTES;
 /// Assumed time until the other side is awake: a message through TLS and two threads.
 const CALL_NS: u64 = 50_000;
 /// The message that wakes a side that is blocked.
@@ -44,7 +44,7 @@ pub struct SharedMemory {
 
 /// The slot of a pair, used by no other link of this process.
 #[derive(Debug)]
-pub struct Place {
+pub struct LinkSlot {
     proof: Proof,
     outgoing: SharedRing,
     incoming: SharedRing,
@@ -62,7 +62,7 @@ struct User {
 
 /// Bytes of the links of so many pairs of cells, from the beginning of the memory.
 pub(crate) fn links_bytes(pairs: usize) -> u64 {
-    pairs as u64 * PLACE_BYTES
+    pairs as u64 * SLOT_BYTES
 }
 
 impl SharedMemory {
@@ -100,7 +100,7 @@ impl SharedMemory {
 
     /// Clears the slot of two cells and writes a number that only a process which sees it can know. None if
     /// the pair has no slot, or an earlier link still uses it.
-    pub fn offer(&self, me: u16, peer: u16) -> Option<(Place, u64)> {
+    pub fn offer(&self, me: u16, peer: u16) -> Option<(LinkSlot, u64)> {
         let mut place = self.place(me, peer)?;
         place.outgoing.clear();
         place.incoming.clear();
@@ -109,12 +109,12 @@ impl SharedMemory {
     }
 
     /// The slot of two cells, if it has that number.
-    pub fn accept(&self, me: u16, peer: u16, number: u64) -> Option<Place> {
+    pub fn accept(&self, me: u16, peer: u16, number: u64) -> Option<LinkSlot> {
         let place = self.place(me, peer)?;
         place.proof.has(number).then_some(place)
     }
 
-    fn place(&self, me: u16, peer: u16) -> Option<Place> {
+    fn place(&self, me: u16, peer: u16) -> Option<LinkSlot> {
         let pair = [me.min(peer), me.max(peer)];
         let number = self.pairs.iter().position(|known| *known == pair)?;
         let [outgoing, incoming] = if me < peer {
@@ -124,8 +124,8 @@ impl SharedMemory {
         };
         let user = self.user(number)?;
         let ring = |part| self.ring(number, part).ok();
-        Some(Place {
-            proof: Proof::at(&self.file, number as u64 * PLACE_BYTES).ok()?,
+        Some(LinkSlot {
+            proof: Proof::at(&self.file, number as u64 * SLOT_BYTES).ok()?,
             outgoing: ring(outgoing)?,
             incoming: ring(incoming)?,
             watched: ring(incoming)?,
@@ -147,7 +147,7 @@ impl SharedMemory {
                 Part::FromLower => 0,
                 Part::FromHigher => RING_BYTES,
             };
-        SharedRing::at(&self.file, place as u64 * PLACE_BYTES + offset, LINES).map_err(io::Error::other)
+        SharedRing::at(&self.file, place as u64 * SLOT_BYTES + offset, LINES).map_err(io::Error::other)
     }
 }
 
@@ -160,7 +160,7 @@ enum Part {
     FromHigher,
 }
 
-impl Place {
+impl LinkSlot {
     /// The link to `peer`, beside `stream`; `silence` is the time after which a silent stream counts as dead.
     pub fn link(self, peer: CellId, stream: UnixStream, silence: Duration) -> io::Result<Link> {
         let socket = stream.try_clone()?;
@@ -184,7 +184,7 @@ impl Place {
             block_ns: CALL_NS,
             keep: Arc::new(self.user),
         };
-        Ok(rings.link(peer, Way::Shared, socket, watch))
+        Ok(rings.link(peer, Transport::Shared, socket, watch))
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use protocol::CellId;
 
-use super::{Link, MESSAGE_BYTES_MAX, PATIENCE, ReceiveBytes, SendBytes, Way};
+use super::{Link, MESSAGE_BYTES_MAX, MESSAGE_TIMEOUT, ReceiveBytes, SendBytes, Transport};
 
 /// Number of empty messages within the time after which a silent peer counts as dead.
 const BEATS: u32 = 4;
@@ -27,7 +27,7 @@ pub fn link(peer: CellId, stream: UnixStream, silence: Duration) -> io::Result<L
     let (sending, stream) = beating(peer, stream, silence)?;
     Ok(Link::new(
         peer,
-        Way::Stream,
+        Transport::Stream,
         ToStream(sending),
         FromStream(stream),
     ))
@@ -40,7 +40,7 @@ pub fn beating(
     stream: UnixStream,
     silence: Duration,
 ) -> io::Result<(Arc<Mutex<UnixStream>>, UnixStream)> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
     stream.set_read_timeout(Some(silence))?;
     let sending = Arc::new(Mutex::new(stream.try_clone()?));
     beat(peer, Arc::downgrade(&sending), silence / BEATS)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use protocol::CellId;
 
-use super::local::Calls;
+use super::local::LocalCalls;
 use super::shared::SharedMemory;
 use super::*;
 
@@ -16,23 +16,23 @@ const LOWER: CellId = CellId { number: 3, life: 1 };
 const HIGHER: CellId = CellId { number: 5, life: 2 };
 
 /// The link as the lower-numbered cell sees it, which called, and as the other does.
-fn links(way: Way) -> [Link; 2] {
+fn links(way: Transport) -> [Link; 2] {
     match way {
-        Way::Ring => {
+        Transport::Ring => {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("link");
             let listener = UnixListener::bind(&path).unwrap();
             let (linked, far) = mpsc::channel();
-            let calls = |me| Calls::new(me, 1000, Arc::new(Calling::new(me)));
+            let calls = |me| LocalCalls::new(me, 1000, Arc::new(CallTable::new(me)));
             thread::spawn(move || calls(HIGHER).take(&listener, |link| _ = linked.send(link)));
             let near = calls(LOWER).call(&path).unwrap().expect("no call back");
             [near, far.recv_timeout(LIMIT).unwrap()]
         }
-        Way::Stream => {
+        Transport::Stream => {
             let (near, far) = UnixStream::pair().unwrap();
             [stream::link(HIGHER, near, LIMIT), stream::link(LOWER, far, LIMIT)].map(Result::unwrap)
         }
-        Way::Shared => {
+        Transport::Shared => {
             let [near, far] = memories(1 << 20);
             shared_links(&near, &far).expect("the same memory")
         }
@@ -72,8 +72,8 @@ fn message(number: usize) -> Vec<u8> {
 }
 
 #[track_caller]
-fn on_every_way(test: fn(Way)) {
-    for way in [Way::Ring, Way::Shared, Way::Stream] {
+fn on_every_way(test: fn(Transport)) {
+    for way in [Transport::Ring, Transport::Shared, Transport::Stream] {
         eprintln!("by {way}");
         test(way);
     }
@@ -84,7 +84,7 @@ fn messages_of_all_sizes_come_whole_and_in_order_both_ways_at_once() {
     on_every_way(|way| {
         let [near, far] = links(way);
         assert_eq!(
-            (near.peer, far.peer, near.way, far.way),
+            (near.peer, far.peer, near.transport, far.transport),
             (HIGHER, LOWER, way, way)
         );
         let sides = [(near.sending, far.receiving), (far.sending, near.receiving)];
@@ -202,17 +202,17 @@ fn memory_that_is_not_the_same_or_too_small_is_noticed() {
 
 #[test]
 fn two_cells_have_one_link_whichever_calls_first() {
-    let callings = || [LOWER, HIGHER].map(Calling::new);
-    let calls = |calling: &Calling, peer: CellId, meanwhile: &dyn Fn()| {
+    let callings = || [LOWER, HIGHER].map(CallTable::new);
+    let calls = |calling: &CallTable, peer: CellId, meanwhile: &dyn Fn()| {
         let called = calling.during(peer.number, || {
             meanwhile();
-            let [near, far] = links(Way::Stream);
+            let [near, far] = links(Transport::Stream);
             Ok(Some(if peer == HIGHER { near } else { far }))
         });
         called.unwrap().is_some()
     };
     let is_welcome =
-        |calling: &Calling, caller| matches!(calling.answer(caller, VERSIONS), Answer::Welcome { .. });
+        |calling: &CallTable, caller| matches!(calling.answer(caller, VERSIONS), CallAnswer::Welcome { .. });
 
     // One after the other.
     for (first, second) in [(LOWER, HIGHER), (HIGHER, LOWER)] {

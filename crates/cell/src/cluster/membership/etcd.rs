@@ -13,7 +13,7 @@ use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 use urpc::tls::KeyFiles;
 
 /// Time limit for an answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A client of an etcd.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Etcd {
     /// # Errors
     /// If the keys can't be read.
     pub fn new(urls: &[String], keys: &KeyFiles) -> io::Result<Self> {
-        let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE));
+        let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_TIMEOUT));
         let config = match urls.iter().any(|url| url.starts_with("https:")) {
             true => config.tls_config(tls(keys)?),
             false => config,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use protocol::CellId;
 
-use super::{Members, News};
+use super::{Members, MembershipEvent};
 
 #[cfg(test)]
 mod tests;
@@ -51,7 +51,7 @@ impl Records {
 
 /// A request to etcd. `L` is a lease.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Question<L> {
+pub enum EtcdRequest<L> {
     /// Reads the last incarnation of this cell.
     LastLife(u16),
     /// Requests a lease.
@@ -93,18 +93,18 @@ pub enum Question<L> {
 
 /// An answer of etcd.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Answer<L> {
-    /// To [`Question::LastLife`].
+pub enum EtcdAnswer<L> {
+    /// To [`EtcdRequest::LastLife`].
     LastLife(Option<u32>),
-    /// To [`Question::Lease`].
+    /// To [`EtcdRequest::Lease`].
     Lease(L),
-    /// To [`Question::Enter`] and [`Question::Restore`]: false if another cell was quicker.
+    /// To [`EtcdRequest::Enter`] and [`EtcdRequest::Restore`]: false if another cell was quicker.
     Entered(bool),
-    /// To [`Question::Records`].
+    /// To [`EtcdRequest::Records`].
     Records(Records),
-    /// To [`Question::Keep`]: false if the lease has ended.
+    /// To [`EtcdRequest::Keep`]: false if the lease has ended.
     Kept(bool),
-    /// To [`Question::Remove`].
+    /// To [`EtcdRequest::Remove`].
     Done,
 }
 
@@ -145,27 +145,27 @@ impl<L: Clone> Joining<L> {
     }
 
     /// The next request.
-    pub fn question(&self) -> Question<L> {
+    pub fn request(&self) -> EtcdRequest<L> {
         match &self.step {
-            Step::Count => Question::LastLife(self.number),
-            Step::Lease { .. } => Question::Lease,
-            Step::Enter { me, last, lease } => Question::Enter {
+            Step::Count => EtcdRequest::LastLife(self.number),
+            Step::Lease { .. } => EtcdRequest::Lease,
+            Step::Enter { me, last, lease } => EtcdRequest::Enter {
                 me: *me,
                 last: *last,
                 lease: lease.clone(),
             },
-            Step::Look { .. } => Question::Records,
+            Step::Look { .. } => EtcdRequest::Records,
         }
     }
 
     /// Takes the answer to the request.
-    pub fn answered(&mut self, answer: Option<Answer<L>>) -> Progress<L> {
+    pub fn answered(&mut self, answer: Option<EtcdAnswer<L>>) -> Progress<L> {
         // After any failure it begins again: an incarnation that may have been entered is never taken twice.
         match (std::mem::replace(&mut self.step, Step::Count), answer) {
             // The cell's host has left the cluster.
-            (Step::Count, Some(Answer::LastLife(Some(RETIRED)))) => return Progress::Waits,
-            (Step::Count, Some(Answer::LastLife(last))) => self.step = Step::Lease { last },
-            (Step::Lease { last }, Some(Answer::Lease(lease))) => {
+            (Step::Count, Some(EtcdAnswer::LastLife(Some(RETIRED)))) => return Progress::Waits,
+            (Step::Count, Some(EtcdAnswer::LastLife(last))) => self.step = Step::Lease { last },
+            (Step::Lease { last }, Some(EtcdAnswer::Lease(lease))) => {
                 let me = CellId {
                     number: self.number,
                     life: last.unwrap_or(0).max(self.floor) + 1,
@@ -173,11 +173,11 @@ impl<L: Clone> Joining<L> {
                 self.floor = me.life;
                 self.step = Step::Enter { me, last, lease };
             }
-            (Step::Enter { me, lease, .. }, Some(Answer::Entered(true))) => {
+            (Step::Enter { me, lease, .. }, Some(EtcdAnswer::Entered(true))) => {
                 self.step = Step::Look { me, lease };
             }
-            (Step::Enter { .. }, Some(Answer::Entered(false))) => {}
-            (Step::Look { me, lease }, Some(Answer::Records(records)))
+            (Step::Enter { .. }, Some(EtcdAnswer::Entered(false))) => {}
+            (Step::Look { me, lease }, Some(EtcdAnswer::Records(records)))
                 if records.members.get(&me.number) == Some(&me.life) =>
             {
                 return Progress::In(me, lease, records);
@@ -225,7 +225,7 @@ pub struct Member<L> {
     absent: BTreeMap<u16, Absence>,
     since_kept: Duration,
     /// The requests of this round; the first one is under way.
-    questions: VecDeque<Question<L>>,
+    questions: VecDeque<EtcdRequest<L>>,
 }
 
 /// A cell that is no member.
@@ -263,7 +263,7 @@ impl<L: Clone> Member<L> {
         }
     }
 
-    /// Reports cells that have been no members for this long ([`News::Lapsed`]).
+    /// Reports cells that have been no members for this long ([`MembershipEvent::Lapsed`]).
     #[must_use]
     pub fn with_lapse(self, lapse: Option<Duration>) -> Self {
         Self { lapse, ..self }
@@ -285,7 +285,7 @@ impl<L: Clone> Member<L> {
             absence.lasts = Some(absence.lasts.map_or(Duration::ZERO, |lasts| lasts + passed));
         }
         if self.since_kept >= KEEP {
-            self.questions.push_back(Question::Keep(self.lease.clone()));
+            self.questions.push_back(EtcdRequest::Keep(self.lease.clone()));
         }
         let left = self.grace.map(|left| left.saturating_sub(passed));
         self.grace = left.filter(|left| !left.is_zero());
@@ -297,20 +297,20 @@ impl<L: Clone> Member<L> {
             .suspects
             .iter()
             .chain(late)
-            .map(|cell| Question::Remove { cell: *cell, accuser });
+            .map(|cell| EtcdRequest::Remove { cell: *cell, accuser });
         self.questions.extend(removals);
-        self.questions.push_back(Question::Records);
+        self.questions.push_back(EtcdRequest::Records);
     }
 
     /// The next request; none when the round is over.
-    pub fn question(&self) -> Option<Question<L>> {
+    pub fn request(&self) -> Option<EtcdRequest<L>> {
         self.questions.front().cloned()
     }
 
     /// Takes the answer to the request, and returns the events that follow.
-    pub fn answered(&mut self, answer: Option<Answer<L>>) -> Vec<News> {
+    pub fn answered(&mut self, answer: Option<EtcdAnswer<L>>) -> Vec<MembershipEvent> {
         match (self.questions.pop_front(), answer) {
-            (Some(Question::Keep(_)), Some(Answer::Kept(lives))) => {
+            (Some(EtcdRequest::Keep(_)), Some(EtcdAnswer::Kept(lives))) => {
                 self.since_kept = Duration::ZERO;
                 self.lease_state = if lives {
                     LeaseState::Lives
@@ -318,20 +318,20 @@ impl<L: Clone> Member<L> {
                     LeaseState::Ended
                 };
             }
-            (Some(Question::Remove { cell, .. }), Some(_)) if self.suspects.contains(&cell) => {
+            (Some(EtcdRequest::Remove { cell, .. }), Some(_)) if self.suspects.contains(&cell) => {
                 self.suspects.retain(|suspect| *suspect != cell);
                 self.accused.push(cell);
             }
-            (Some(Question::Restore { .. }), Some(Answer::Entered(_))) => self.look_again(),
+            (Some(EtcdRequest::Restore { .. }), Some(EtcdAnswer::Entered(_))) => self.look_again(),
             // The lease may have ended.
-            (Some(Question::Restore { .. }), None) => self.lease_state = LeaseState::Unknown,
-            (Some(Question::Records), Some(Answer::Records(records))) => return self.look(&records),
+            (Some(EtcdRequest::Restore { .. }), None) => self.lease_state = LeaseState::Unknown,
+            (Some(EtcdRequest::Records), Some(EtcdAnswer::Records(records))) => return self.look(&records),
             _ => {}
         }
         Vec::new()
     }
 
-    fn look(&mut self, records: &Records) -> Vec<News> {
+    fn look(&mut self, records: &Records) -> Vec<MembershipEvent> {
         for (number, life) in records.lives.iter().chain(&records.members) {
             let last = self.lives.entry(*number).or_default();
             *last = (*last).max(*life);
@@ -363,15 +363,15 @@ impl<L: Clone> Member<L> {
                 known.insert(cell.number, cell.life);
             } else if cell.number != self.me.number {
                 self.missing.remove(&cell);
-                news.push(News::Over(cell));
+                news.push(MembershipEvent::Died(cell));
             }
         }
         let live_on = |cell: &CellId| now.get(&cell.number).is_some_and(|life| *life <= cell.life);
         let (unlisted, gone) = std::mem::take(&mut self.unlisted).into_iter().partition(live_on);
         self.unlisted = unlisted;
-        news.extend(BTreeSet::into_iter(gone).map(News::Over));
+        news.extend(BTreeSet::into_iter(gone).map(MembershipEvent::Died));
         for change in &news {
-            if let News::Over(cell) = change {
+            if let MembershipEvent::Died(cell) = change {
                 let last = self.over.entry(cell.number).or_default();
                 *last = (*last).max(cell.life);
             }
@@ -393,7 +393,7 @@ impl<L: Clone> Member<L> {
 
     /// The cells that have been no members for long enough, as of the list that [`Member::known`] is of. An
     /// entry that etcd may have lost counts as present.
-    fn lapsed(&mut self) -> Vec<News> {
+    fn lapsed(&mut self) -> Vec<MembershipEvent> {
         let Some(lapse) = self.lapse else {
             return Vec::new();
         };
@@ -417,14 +417,14 @@ impl<L: Clone> Member<L> {
             }
             if !absence.is_told && absence.lasts.is_some_and(|lasts| lasts >= lapse) {
                 absence.is_told = true;
-                news.push(News::Lapsed(*number));
+                news.push(MembershipEvent::Lapsed(*number));
             }
         }
         news
     }
 
     /// Decides whether this cell is dead, or etcd has lost its entry.
-    fn look_without_entry(&mut self, records: &Records) -> Vec<News> {
+    fn look_without_entry(&mut self, records: &Records) -> Vec<MembershipEvent> {
         self.suspects.append(&mut self.accused);
         let mut entered = records.members.iter();
         let has_strangers = entered.any(|(number, life)| self.known.get(number) != Some(life));
@@ -433,11 +433,11 @@ impl<L: Clone> Member<L> {
             || !self.suspects.is_empty()
             || self.lease_state == LeaseState::Ended;
         if is_dead {
-            return vec![News::Outcast];
+            return vec![MembershipEvent::Evicted];
         }
         self.grace = Some(GRACE);
         match self.lease_state {
-            LeaseState::Lives => self.questions.push_back(Question::Restore {
+            LeaseState::Lives => self.questions.push_back(EtcdRequest::Restore {
                 me: self.me,
                 lease: self.lease.clone(),
                 // All of them: etcd may lose its present entries before they are written.
@@ -445,7 +445,7 @@ impl<L: Clone> Member<L> {
                 revision: records.revision,
             }),
             _ => {
-                self.questions.push_back(Question::Keep(self.lease.clone()));
+                self.questions.push_back(EtcdRequest::Keep(self.lease.clone()));
                 self.look_again();
             }
         }
@@ -456,7 +456,7 @@ impl<L: Clone> Member<L> {
     fn look_again(&mut self) {
         if let Some(left) = self.attempts.checked_sub(1) {
             self.attempts = left;
-            self.questions.push_back(Question::Records);
+            self.questions.push_back(EtcdRequest::Records);
         }
     }
 }

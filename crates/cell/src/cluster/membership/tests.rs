@@ -64,7 +64,7 @@ fn join(site: &Site, number: u16) -> Membership {
     Membership::join(site, number, 0, || false).unwrap().unwrap()
 }
 
-fn run(membership: Membership) -> (Sender<CellId>, Receiver<News>) {
+fn run(membership: Membership) -> (Sender<CellId>, Receiver<MembershipEvent>) {
     let (suspect, suspects) = mpsc::channel();
     let (tell, news) = mpsc::channel();
     std::thread::spawn(move || membership.run(&suspects, |changed| _ = tell.send(changed), |_| ()));
@@ -90,16 +90,16 @@ fn suspected_cell_is_dead_for_all_and_learns_it_itself() {
     let (_keep_third, third_news) = run(third);
     suspect.send(CellId { number: 1, life: 7 }).unwrap();
     assert!(
-        first_news.recv_timeout(LOOK * 5).is_err(),
+        first_news.recv_timeout(POLL_INTERVAL_MIN * 5).is_err(),
         "another life is not meant"
     );
     suspect.send(victim).unwrap();
-    assert_eq!(first_news.recv_timeout(LIMIT), Ok(News::Over(victim)));
-    assert_eq!(third_news.recv_timeout(LIMIT), Ok(News::Over(victim)));
-    assert_eq!(second_news.recv_timeout(LIMIT), Ok(News::Outcast));
+    assert_eq!(first_news.recv_timeout(LIMIT), Ok(MembershipEvent::Died(victim)));
+    assert_eq!(third_news.recv_timeout(LIMIT), Ok(MembershipEvent::Died(victim)));
+    assert_eq!(second_news.recv_timeout(LIMIT), Ok(MembershipEvent::Evicted));
     // A dead cell accuses no other.
     accuse.send(CellId { number: 0, life: 1 }).unwrap();
-    assert!(third_news.recv_timeout(LOOK * 5).is_err());
+    assert!(third_news.recv_timeout(POLL_INTERVAL_MIN * 5).is_err());
     let again = join(&server.site, 1);
     assert_eq!((again.me.life, again.members.len()), (2, 3));
 }
@@ -119,9 +119,9 @@ fn silent_cell_dies_after_its_lease_and_a_new_incarnation_ends_the_old_one() {
     let (_keep, old_news) = run(replaced);
     // It goes on: the silent one alone is dead at the end of its lease.
     let (_keep_new, _) = run(join(&server.site, 2));
-    assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(old)));
-    assert_eq!(old_news.recv_timeout(LIMIT), Ok(News::Outcast));
-    assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(over)));
+    assert_eq!(news.recv_timeout(LIMIT), Ok(MembershipEvent::Died(old)));
+    assert_eq!(old_news.recv_timeout(LIMIT), Ok(MembershipEvent::Evicted));
+    assert_eq!(news.recv_timeout(LIMIT), Ok(MembershipEvent::Died(over)));
 }
 
 #[test]
@@ -153,14 +153,14 @@ fn without_etcd_no_cell_dies_and_a_cell_that_joins_waits() {
     assert!(news.recv_timeout(Duration::from_secs(2)).is_err());
     assert!(joined.try_recv().is_err());
     stop("-CONT");
-    assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(victim)));
+    assert_eq!(news.recv_timeout(LIMIT), Ok(MembershipEvent::Died(victim)));
     assert_eq!(joined.recv_timeout(LIMIT), Ok(CellId { number: 2, life: 1 }));
 }
 
 #[test]
 fn a_cell_looks_less_often_where_silence_may_last_long() {
-    assert_eq!(look(200), LOOK);
-    assert_eq!(look(20_000), Duration::from_secs(1));
+    assert_eq!(poll_interval(200), POLL_INTERVAL_MIN);
+    assert_eq!(poll_interval(20_000), Duration::from_secs(1));
 }
 
 /// A request that deletes all keys of cells.
@@ -170,7 +170,7 @@ fn everything() -> Value {
 }
 
 /// A member's channels: lost links go in, events come out.
-type Ends = (Sender<CellId>, Receiver<News>);
+type Ends = (Sender<CellId>, Receiver<MembershipEvent>);
 
 /// Three cells that are linked, and their events.
 fn three(server: &Server) -> ([CellId; 3], Vec<Ends>) {
@@ -186,7 +186,7 @@ fn three(server: &Server) -> ([CellId; 3], Vec<Ends>) {
     (lives, cells.into_iter().map(run_among).collect())
 }
 
-fn no_news(watched: &[(Sender<CellId>, Receiver<News>)]) {
+fn no_news(watched: &[(Sender<CellId>, Receiver<MembershipEvent>)]) {
     for (_, news) in watched {
         assert_eq!(news.try_recv(), Err(mpsc::TryRecvError::Empty));
     }
@@ -237,7 +237,7 @@ fn cells_outlive_the_loss_of_all_their_entries_and_no_life_is_given_twice() {
         let deadline = Instant::now() + LIMIT;
         while client.list(PREFIX).unwrap().0 != before {
             assert!(Instant::now() < deadline);
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL_MIN);
         }
         no_news(&watched);
     }
@@ -246,8 +246,11 @@ fn cells_outlive_the_loss_of_all_their_entries_and_no_life_is_given_twice() {
     let again = join(&server.site, 1);
     assert_eq!(again.me.life, lives[1].life + 1);
     assert_eq!(again.members, [(0, 1), (1, 2), (2, 1)].into());
-    assert_eq!(watched[0].1.recv_timeout(LIMIT), Ok(News::Over(lives[1])));
-    assert_eq!(watched[1].1.recv_timeout(LIMIT), Ok(News::Outcast));
+    assert_eq!(
+        watched[0].1.recv_timeout(LIMIT),
+        Ok(MembershipEvent::Died(lives[1]))
+    );
+    assert_eq!(watched[1].1.recv_timeout(LIMIT), Ok(MembershipEvent::Evicted));
     let known_by_its_host = Membership::join(&server.site, 7, 4, || false).unwrap().unwrap();
     assert_eq!(known_by_its_host.me.life, 5);
 }
@@ -278,7 +281,7 @@ fn once_up<T>(mut call: impl FnMut() -> io::Result<T>) -> T {
             Ok(value) => return value,
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL_MIN);
     }
 }
 
@@ -370,10 +373,10 @@ fn retired_cell_is_dead_for_all_accuses_none_and_cannot_join_again() {
     let (_keep, first_news) = run(first);
     let (accuse, second_news) = run(second);
     retire(&server.site, &[1]).unwrap();
-    assert_eq!(first_news.recv_timeout(LIMIT), Ok(News::Over(left)));
-    assert_eq!(second_news.recv_timeout(LIMIT), Ok(News::Outcast));
+    assert_eq!(first_news.recv_timeout(LIMIT), Ok(MembershipEvent::Died(left)));
+    assert_eq!(second_news.recv_timeout(LIMIT), Ok(MembershipEvent::Evicted));
     accuse.send(CellId { number: 0, life: 1 }).unwrap();
-    assert!(first_news.recv_timeout(LOOK * 5).is_err());
+    assert!(first_news.recv_timeout(POLL_INTERVAL_MIN * 5).is_err());
     let looks = std::cell::Cell::new(0);
     let is_to_end = || looks.replace(looks.get() + 1) == 3;
     assert!(Membership::join(&server.site, 1, 0, is_to_end).unwrap().is_none());

@@ -28,7 +28,7 @@ use crate::monitor::Accepted;
 use crate::vm::keeper::KEEPER_SOCKET;
 
 /// The file with the number of adoptions that were begun and not completed.
-const BEGUN: &str = "adoptions";
+const ATTEMPTS_FILE: &str = "adoptions";
 /// Time limit for a VM to be adopted before it is ended in another way.
 const ADOPTION_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for the VMs of an earlier process to be adopted.
@@ -234,7 +234,7 @@ impl Adoptions {
 
     /// Serves a VM, until it has ended or another process has to serve it.
     fn serve(&self, keeper: OwnedFd, folder: &Path, name: &str, cid: u32) {
-        let _over = Over(self, cid);
+        let _over = AdoptionGuard(self, cid);
         match Accepted::by(keeper) {
             Ok(vm) => self.adopt(vm, folder, name, cid),
             Err(error) => {
@@ -272,9 +272,9 @@ impl Adoptions {
 }
 
 /// The adoption of a VM by a thread, which is over when this is dropped: others may wait for it.
-struct Over<'a>(&'a Adoptions, u32);
+struct AdoptionGuard<'a>(&'a Adoptions, u32);
 
-impl Drop for Over<'_> {
+impl Drop for AdoptionGuard<'_> {
     fn drop(&mut self) {
         self.0.change(|table| table.is_over(self.1));
     }
@@ -289,7 +289,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// # Errors
 /// If it was set aside for them.
 fn failures(folder: &Path) -> io::Result<Failures> {
-    let failures = match fs::read_to_string(folder.join(BEGUN)) {
+    let failures = match fs::read_to_string(folder.join(ATTEMPTS_FILE)) {
         Ok(text) => Failures::read(&text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Failures::default(),
         Err(error) => return Err(error),
@@ -307,13 +307,13 @@ fn failures(folder: &Path) -> io::Result<Failures> {
 /// Sets the number of adoptions that have failed in a row. One that begins counts until its end.
 fn count(folder: &Path, failures: Failures) -> io::Result<()> {
     let text = failures.count().to_string();
-    hostfiles::replace_volatile_file(&folder.join(BEGUN), private::FILE_MODE, text.as_bytes())
+    hostfiles::replace_volatile_file(&folder.join(ATTEMPTS_FILE), private::FILE_MODE, text.as_bytes())
 }
 
 /// Records that the adoption did not fail: those before it count no longer.
 fn end_attempt(folder: &Path) {
     // Without a file none was counted.
-    let _ = fs::remove_file(folder.join(BEGUN));
+    let _ = fs::remove_file(folder.join(ATTEMPTS_FILE));
 }
 
 #[cfg(test)]
@@ -334,7 +334,7 @@ mod tests {
         assert!(error.contains("set aside") && error.contains("help: "), "{error}");
         end_attempt(directory.path());
         begin().unwrap();
-        fs::write(directory.path().join(BEGUN), "x").unwrap();
+        fs::write(directory.path().join(ATTEMPTS_FILE), "x").unwrap();
         assert!(begin().is_err(), "a count that makes no sense");
     }
 }

@@ -152,7 +152,7 @@ mod tests {
                         std::thread::sleep(std::time::Duration::from_millis(100));
                         in_force(file)
                     });
-                    events.send(Event::Gone(client)).unwrap();
+                    events.send(Event::Disconnected(client)).unwrap();
                 });
             }
         });
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(
             happened
                 .try_iter()
-                .filter(|event| matches!(event, Event::Gone(_)))
+                .filter(|event| matches!(event, Event::Disconnected(_)))
                 .count(),
             2
         );

@@ -9,14 +9,14 @@ use std::time::Duration;
 use registry::cluster::files::Files;
 
 use super::Event;
-use super::elsewhere::Elsewhere;
-use crate::cluster::link::local::Calls;
-use crate::cluster::link::{Calling, is_unlike};
+use super::remote_cells::RemoteCells;
+use crate::cluster::link::local::LocalCalls;
+use crate::cluster::link::{CallTable, is_version_mismatch};
 
 /// Time limit for the call of a cell that is calling this one.
 const CROSSED_LIMIT: Duration = Duration::from_secs(2);
 
-pub(super) fn take(listener: UnixListener, calls: &Calls, events: &Sender<Event>) -> io::Result<()> {
+pub(super) fn take(listener: UnixListener, calls: &LocalCalls, events: &Sender<Event>) -> io::Result<()> {
     let (calls, events) = (calls.clone(), events.clone());
     std::thread::Builder::new()
         .name("calls".into())
@@ -26,24 +26,24 @@ pub(super) fn take(listener: UnixListener, calls: &Calls, events: &Sender<Event>
 
 pub(super) fn call_others(
     files: Files,
-    calls: Calls,
-    elsewhere: Option<Elsewhere>,
-    calling: Arc<Calling>,
+    calls: LocalCalls,
+    remote_cells: Option<RemoteCells>,
+    calling: Arc<CallTable>,
     events: &Sender<Event>,
 ) -> io::Result<()> {
     let events = events.clone();
     std::thread::Builder::new().name("caller".into()).spawn(move || {
         let linked = |link| _ = events.send(Event::Linked(Box::new(link)));
         let here = calls.call_all(&files, &linked);
-        let there = elsewhere.map(|elsewhere| elsewhere.call_all(calls.me, &calling, &linked));
+        let there = remote_cells.map(|remote_cells| remote_cells.call_all(calls.me, &calling, &linked));
         let mut crossed = Vec::new();
         for called in [
             here.map(|cells| cells.into_iter().collect()),
             there.unwrap_or(Ok(Vec::new())),
         ] {
             match called {
-                Err(error) if is_unlike(&error) => {
-                    let _ = events.send(Event::Unlike(error.to_string()));
+                Err(error) if is_version_mismatch(&error) => {
+                    let _ = events.send(Event::VersionMismatch(error.to_string()));
                     return;
                 }
                 called => crossed.extend(called.unwrap_or_default()),

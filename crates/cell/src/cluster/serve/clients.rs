@@ -29,7 +29,7 @@ pub(super) fn take(
                 let _ = std::thread::Builder::new().name("client".into()).spawn(move || {
                     // Nobody listens any more when the process ends.
                     let _ = read(client, stream, &events, &facts);
-                    let _ = events.send(Event::Gone(client));
+                    let _ = events.send(Event::Disconnected(client));
                 });
             }
         })?;
@@ -46,7 +46,7 @@ fn read(
     stream.set_write_timeout(Some(Duration::from_secs(2)))?;
     let mut lines = BufReader::new(stream.try_clone()?);
     let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-    events.send(Event::Came(client, stream)).map_err(gone)?;
+    events.send(Event::Connected(client, stream)).map_err(gone)?;
     loop {
         let mut line = String::new();
         if Read::take(&mut lines, LINE_BYTES_MAX).read_line(&mut line)? == 0 {
@@ -57,9 +57,9 @@ fn read(
                 if let CellRequest::AdmitVm(_) = &ask {
                     facts.send_changes(events);
                 }
-                Event::Asked(client, ask)
+                Event::Requested(client, ask)
             }
-            Err(error) => Event::Known(
+            Err(error) => Event::Responded(
                 client,
                 CellResponse::Refused {
                     why: error.to_string(),

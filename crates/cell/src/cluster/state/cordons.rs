@@ -7,7 +7,7 @@
 use protocol::agreement::Effect;
 use registry::cluster::interface::CellResponse;
 
-use super::{Act, Client, Key, State, Value};
+use super::{Action, Client, Key, State, Value};
 
 impl State {
     /// The cell as its last process left it.
@@ -21,9 +21,9 @@ impl State {
     }
 
     /// Cordons the cell for a client, or ends its cordon. The answer is sent when all cells have the change.
-    pub(super) fn cordon(&mut self, client: Client, is_cordoned: bool) -> Vec<Act> {
+    pub(super) fn cordon(&mut self, client: Client, is_cordoned: bool) -> Vec<Action> {
         let Some((change, effects)) = self.set_cordon(is_cordoned) else {
-            return vec![Act::Answer(client, CellResponse::Done)];
+            return vec![Action::Answer(client, CellResponse::Done)];
         };
         self.leaving.insert(change, client);
         self.acts(effects)

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 
 use registry::cluster::interface::{CellResponse, SHARD_SEPARATOR};
 
-use super::{Act, Client, Key, State};
+use super::{Action, Client, Key, State};
 
 /// The recovery from a failed cell.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ pub(super) struct Failure {
 
 impl State {
     /// Records that a cell of this host has failed, and that its process is dead. Repeated calls are allowed.
-    pub fn failed(&mut self, cell: u16) -> Vec<Act> {
+    pub fn failed(&mut self, cell: u16) -> Vec<Action> {
         if cell == self.me.number {
             return Vec::new();
         }
@@ -42,20 +42,20 @@ impl State {
         for failed in open {
             for (name, home) in self.dependents(failed) {
                 if home == self.me.number || (home == failed && self.is_heir_of(failed)) {
-                    acts.push(Act::EndVm { name, failed });
+                    acts.push(Action::EndVm { name, failed });
                 }
             }
         }
         if let Some(failure) = self.failures.get_mut(&cell)
             && !std::mem::replace(&mut failure.is_awaited, true)
         {
-            acts.push(Act::AwaitEnd(cell));
+            acts.push(Action::AwaitEnd(cell));
         }
         acts
     }
 
     /// Buries a failed cell, on which no VM of this host depends any more.
-    pub fn bury(&mut self, cell: u16) -> Vec<Act> {
+    pub fn bury(&mut self, cell: u16) -> Vec<Action> {
         let Some(failure) = self.failures.get_mut(&cell).filter(|failure| !failure.is_buried) else {
             return Vec::new();
         };
@@ -67,14 +67,14 @@ impl State {
         acts.extend(
             waiting
                 .into_iter()
-                .map(|client| Act::Answer(client, CellResponse::Done)),
+                .map(|client| Action::Answer(client, CellResponse::Done)),
         );
         acts
     }
 
     /// Answers a client when a failed cell is buried.
-    pub(super) fn recover(&mut self, client: Client, cell: u16) -> Vec<Act> {
-        let refused = |why| vec![Act::Answer(client, CellResponse::Refused { why })];
+    pub(super) fn recover(&mut self, client: Client, cell: u16) -> Vec<Action> {
+        let refused = |why| vec![Action::Answer(client, CellResponse::Refused { why })];
         if cell == self.me.number || self.life(cell).is_some() {
             return refused(format!("cell {cell} runs"));
         }
@@ -82,7 +82,7 @@ impl State {
             return refused(format!("there is no cell {cell}"));
         }
         match self.failures.get_mut(&cell) {
-            Some(failure) if failure.is_buried => vec![Act::Answer(client, CellResponse::Done)],
+            Some(failure) if failure.is_buried => vec![Action::Answer(client, CellResponse::Done)],
             Some(failure) => {
                 failure.waiting.push(client);
                 Vec::new()

@@ -10,21 +10,24 @@
 use protocol::CellId;
 use registry::cluster::interface::CellResponse;
 
-use super::{Act, Client, Key, State};
+use super::{Action, Client, Key, State};
 
 impl State {
     /// Forgets cells of which, by a client's word, nothing runs any more.
-    pub(super) fn forget(&mut self, client: Client, cells: &[u16]) -> Vec<Act> {
+    pub(super) fn forget(&mut self, client: Client, cells: &[u16]) -> Vec<Action> {
         let lives = |cell: &&u16| self.life(**cell).is_some();
         if let Some(cell) = cells.iter().find(lives) {
             let why = format!("cell {cell} runs, and so may its VMs; end its host first");
-            return vec![Act::Answer(client, CellResponse::Refused { why })];
+            return vec![Action::Answer(client, CellResponse::Refused { why })];
         }
         // Version 2 of the cells' protocol added this message, and gathered replies.
         if !self.multicast.all_gather() {
             let why = "a cell of the former release runs, which does not know the request; help: `mirrorball \
                        cluster upgrade` on its host, by this release";
-            return vec![Act::Answer(client, CellResponse::Refused { why: why.to_owned() })];
+            return vec![Action::Answer(
+                client,
+                CellResponse::Refused { why: why.to_owned() },
+            )];
         }
         let changes = cells.iter().filter_map(|number| {
             let life = self.dead.get(number).copied().unwrap_or(0);
@@ -35,7 +38,7 @@ impl State {
         // Messages to a cell stay in order: the receipts for the last change are the last ones.
         match changes.last() {
             Some((last, _)) => _ = self.leaving.insert(*last, client),
-            None => return vec![Act::Answer(client, CellResponse::Done)],
+            None => return vec![Action::Answer(client, CellResponse::Done)],
         }
         let effects = changes.into_iter().flat_map(|(_, effects)| effects).collect();
         self.acts(effects)
@@ -43,7 +46,7 @@ impl State {
 
     /// Frees the names of a cell that has not been a member for so long that its host has ended its VMs, by
     /// `on_lost = "stop"`.
-    pub fn lapsed(&mut self, cell: u16) -> Vec<Act> {
+    pub fn lapsed(&mut self, cell: u16) -> Vec<Action> {
         if self.life(cell).is_none() {
             self.node.forget(cell, |key| matches!(key, Key::Vm(_)));
         }
@@ -53,7 +56,7 @@ impl State {
 
     /// Records that a cell's host has left the cluster. The cell is not shown any more once it is dead and
     /// has no VM. Names of VMs that may run on there stay taken, as those of every dead cell.
-    pub fn departed(&mut self, cell: u16) -> Vec<Act> {
+    pub fn departed(&mut self, cell: u16) -> Vec<Action> {
         self.departed.insert(cell);
         self.drop_departed();
         Vec::new()
@@ -77,7 +80,7 @@ impl State {
     }
 
     /// Refuses VMs that came early, while VMs of lost hosts may run.
-    pub(super) fn refuse_early(&mut self) -> Vec<Act> {
+    pub(super) fn refuse_early(&mut self) -> Vec<Action> {
         let early = self.early.as_mut().map(std::mem::take).unwrap_or_default();
         let cells: Vec<String> = self.expected.iter().map(u16::to_string).collect();
         let why = format!(
@@ -86,7 +89,7 @@ impl State {
             self.me.number,
             cells.join(", ")
         );
-        let refused = |(client, _)| Act::Answer(client, CellResponse::Refused { why: why.clone() });
+        let refused = |(client, _)| Action::Answer(client, CellResponse::Refused { why: why.clone() });
         early.into_iter().map(refused).collect()
     }
 }

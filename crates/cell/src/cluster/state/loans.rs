@@ -11,7 +11,7 @@ use protocol::grant::{Amounts, Effect, Refusal};
 use registry::cluster::interface::{CellResponse, LentMemory, RunningVm, VmPlacement, VmShare};
 
 use super::view::{KnownCell, list};
-use super::{Act, Client, Key, Said, State, Value};
+use super::{Action, CellPayload, Client, Key, State, Value};
 
 /// Clients that wait for a cell to receive memory or to give it back, in the order of its answers, each with
 /// the bytes.
@@ -38,7 +38,7 @@ pub(super) fn used(running: &[RunningVm], home: u16) -> Amounts {
 }
 
 impl State {
-    pub(super) fn lend(&mut self, client: Client, to: u16, bytes: u64) -> Vec<Act> {
+    pub(super) fn lend(&mut self, client: Client, to: u16, bytes: u64) -> Vec<Action> {
         let given = self.check_loan(to, bytes).and_then(|()| {
             self.ledger
                 .give(to, bytes)
@@ -47,7 +47,7 @@ impl State {
         self.began(client, to, bytes, given)
     }
 
-    pub(super) fn reclaim(&mut self, client: Client, from: u16, bytes: u64) -> Vec<Act> {
+    pub(super) fn reclaim(&mut self, client: Client, from: u16, bytes: u64) -> Vec<Action> {
         let recalled = self.check_loan(from, bytes).and_then(|()| {
             let recalled = self.ledger.recall(from, bytes);
             recalled.map_err(|refusal| match refusal {
@@ -68,13 +68,13 @@ impl State {
         other: u16,
         bytes: u64,
         effects: Result<Vec<Effect>, String>,
-    ) -> Vec<Act> {
+    ) -> Vec<Action> {
         match effects {
             Ok(effects) => {
                 self.loans.0.entry(other).or_default().push_back((client, bytes));
                 self.lending_acts(effects)
             }
-            Err(why) => vec![Act::Answer(client, CellResponse::Refused { why })],
+            Err(why) => vec![Action::Answer(client, CellResponse::Refused { why })],
         }
     }
 
@@ -118,12 +118,12 @@ impl State {
     }
 
     /// Translates the ledger's effects for clients and cells.
-    pub(super) fn lending_acts(&mut self, effects: Vec<Effect>) -> Vec<Act> {
+    pub(super) fn lending_acts(&mut self, effects: Vec<Effect>) -> Vec<Action> {
         let mut acts = Vec::new();
         for effect in effects {
             match effect {
                 Effect::Keep(lent) => {
-                    acts.push(Act::Keep(lent.clone()));
+                    acts.push(Action::PersistLent(lent.clone()));
                     let value = Value::Cell {
                         pid: self.pid,
                         plan: self.plan.clone(),
@@ -134,7 +134,7 @@ impl State {
                     let (_, effects) = told.unwrap_or_default();
                     acts.extend(self.acts(effects));
                 }
-                Effect::Send(to, message) => acts.extend(self.say(to, Said::Grant(message))),
+                Effect::Send(to, message) => acts.extend(self.say(to, CellPayload::Grant(message))),
                 Effect::Taken(by) | Effect::Back(by) => {
                     acts.extend(self.answer_lender(by, |_, _| CellResponse::Done));
                 }
@@ -147,9 +147,9 @@ impl State {
         acts
     }
 
-    fn answer_lender(&mut self, by: u16, answer: impl FnOnce(&Self, u64) -> CellResponse) -> Option<Act> {
+    fn answer_lender(&mut self, by: u16, answer: impl FnOnce(&Self, u64) -> CellResponse) -> Option<Action> {
         let (client, bytes) = self.loans.0.get_mut(&by)?.pop_front()?;
-        Some(Act::Answer(client, answer(self, bytes)))
+        Some(Action::Answer(client, answer(self, bytes)))
     }
 
     fn why_kept(&self, by: u16, bytes: u64) -> String {
@@ -178,7 +178,7 @@ impl State {
 
     /// Answers clients that wait for a cell that has died. The result of its request is open: the cell keeps
     /// its memory, and its next incarnation may report all of it.
-    pub(super) fn lender_waits_in_vain(&mut self, dead: CellId) -> Vec<Act> {
+    pub(super) fn lender_waits_in_vain(&mut self, dead: CellId) -> Vec<Action> {
         let waiting = self.loans.0.remove(&dead.number).unwrap_or_default();
         let refused = |(client, _)| {
             let why = format!(
@@ -186,7 +186,7 @@ impl State {
                  again",
                 dead.number
             );
-            Act::Answer(client, CellResponse::Refused { why })
+            Action::Answer(client, CellResponse::Refused { why })
         };
         waiting.into_iter().map(refused).collect()
     }

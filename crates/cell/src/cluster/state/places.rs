@@ -3,7 +3,7 @@
 use policy::placement::{Assertions, CellCapacity, Want, place, refusals};
 use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner_of};
 
-use super::{Act, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
+use super::{Action, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
 impl State {
     /// Applies these assertions on cells' capacity from now on.
@@ -12,14 +12,14 @@ impl State {
     }
 
     /// Handles a client's request for a place for its VM.
-    pub(super) fn host(&mut self, client: Client, host: AdmitVm) -> Vec<Act> {
-        let refused = |why: String| vec![Act::Answer(client, CellResponse::Refused { why })];
+    pub(super) fn host(&mut self, client: Client, host: AdmitVm) -> Vec<Action> {
+        let refused = |why: String| vec![Action::Answer(client, CellResponse::Refused { why })];
         let name = host.name.clone();
         if (host.runs || self.comes_back(&host)) && self.owns(&name) && !self.tenants.contains_key(&name) {
             self.has_come(&name);
             let place = self.place(&name);
             self.tenants.insert(name, client);
-            return vec![Act::Answer(client, CellResponse::Hosted(place))];
+            return vec![Action::Answer(client, CellResponse::Hosted(place))];
         }
         if let (Some(early), false) = (&mut self.early, host.runs) {
             early.push((client, host));
@@ -37,7 +37,7 @@ impl State {
                         self.sent_on.pop_front();
                     }
                     self.sent_on.push_back((name, cell, host.share));
-                    return vec![Act::Answer(client, CellResponse::Elsewhere { cell })];
+                    return vec![Action::Answer(client, CellResponse::Elsewhere { cell })];
                 }
                 Err(why) => return refused(why),
             }

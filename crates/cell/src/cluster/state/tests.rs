@@ -107,24 +107,24 @@ impl World {
             self.act(cell, |state| state.linked(other, true));
             self.act(other, |state| state.linked(cell, true));
         }
-        self.act(cell, State::met);
+        self.act(cell, State::handle_all_linked);
         self.settle();
     }
 
-    pub(in crate::cluster) fn act(&mut self, at: CellId, act: impl FnOnce(&mut State) -> Vec<Act>) {
+    pub(in crate::cluster) fn act(&mut self, at: CellId, act: impl FnOnce(&mut State) -> Vec<Action>) {
         for act in act(self.cells.get_mut(&at).expect("lives")) {
             match act {
-                Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
-                Act::Send(to, message) => self.links.push_back((at, to, message)),
-                Act::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
-                Act::EndVm { name, .. } => self.ended.push((at.number, name)),
-                Act::AwaitEnd(_)
-                | Act::AwaitLeft(..)
-                | Act::Adopt(..)
-                | Act::TellVcpus(_)
-                | Act::TellAdopted(_)
-                | Act::TellProtocols(_)
-                | Act::End => {}
+                Action::PersistLent(lent) => _ = self.lent.insert(at.number, lent),
+                Action::Send(to, message) => self.links.push_back((at, to, message)),
+                Action::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
+                Action::EndVm { name, .. } => self.ended.push((at.number, name)),
+                Action::AwaitEnd(_)
+                | Action::AwaitLeft(..)
+                | Action::Adopt(..)
+                | Action::ReportVcpus(_)
+                | Action::ReportAdopted(_)
+                | Action::ReportProtocols(_)
+                | Action::End => {}
             }
         }
     }
@@ -132,7 +132,7 @@ impl World {
     pub(in crate::cluster) fn settle(&mut self) {
         while let Some((from, to, message)) = self.links.pop_front() {
             if self.cells.contains_key(&to) {
-                self.act(to, |state| state.heard(from, message));
+                self.act(to, |state| state.handle_message(from, message));
             }
         }
     }
@@ -147,7 +147,7 @@ impl World {
     }
 
     pub(in crate::cluster) fn ask(&mut self, at: CellId, client: Client, ask: CellRequest) -> CellResponse {
-        self.act(at, |state| state.asked(client, ask));
+        self.act(at, |state| state.handle_request(client, ask));
         self.settle();
         self.answers.remove(&(at.number, client)).expect("an answer")
     }
@@ -180,7 +180,9 @@ impl World {
     fn sent_of_four(&mut self) -> usize {
         for client in 0..4 {
             let host = vm(&format!("vm{client}"), 64);
-            self.act(id(0, 1), |state| state.asked(client, CellRequest::AdmitVm(host)));
+            self.act(id(0, 1), |state| {
+                state.handle_request(client, CellRequest::AdmitVm(host))
+            });
         }
         let elsewhere = CellResponse::Elsewhere { cell: 1 };
         self.answers
@@ -228,7 +230,7 @@ fn vms_that_have_ended_do_not_count_any_more() {
         }
         for cell in [id(0, 1), id(1, 1)] {
             for client in 0..2 {
-                world.act(cell, |state| state.gone(client));
+                world.act(cell, |state| state.handle_disconnect(client));
             }
         }
         world.settle();
@@ -249,7 +251,7 @@ fn a_name_is_taken_in_the_whole_cluster_until_its_vm_has_ended() {
         panic!("two of one name");
     };
     assert!(why.contains("running already, in cell 1"), "{why}");
-    world.act(id(1, 1), |state| state.gone(1));
+    world.act(id(1, 1), |state| state.handle_disconnect(1));
     world.settle();
     assert!(matches!(world.host(3, vm("a", 64)), CellResponse::Hosted(_)));
 }
@@ -277,7 +279,7 @@ fn leaving_is_answered_when_all_have_heard() {
     let mut world = World::new(3);
     assert!(matches!(world.host(1, vm("a", 64)), CellResponse::Hosted(_)));
     let leave = CellRequest::Leave { name: "a".to_owned() };
-    world.act(id(0, 1), |state| state.asked(2, leave));
+    world.act(id(0, 1), |state| state.handle_request(2, leave));
     assert!(world.answers.is_empty());
     world.settle();
     assert_eq!(world.answers[&(0, 2)], CellResponse::Done);
@@ -329,19 +331,23 @@ fn cell_takes_only_running_vms_before_it_has_links_to_the_others() {
         borrowed: Vec::new(),
     }];
     let mut state = State::new(id(0, 1), 1, plan(0), None, running);
-    assert!(state.asked(1, CellRequest::AdmitVm(vm("a", 64))).is_empty());
+    assert!(
+        state
+            .handle_request(1, CellRequest::AdmitVm(vm("a", 64)))
+            .is_empty()
+    );
     let runs = AdmitVm {
         runs: true,
         ..vm("b", 64)
     };
-    let acts = state.asked(2, CellRequest::AdmitVm(runs));
+    let acts = state.handle_request(2, CellRequest::AdmitVm(runs));
     assert!(
-        matches!(acts[..], [Act::Answer(2, CellResponse::Hosted(_))]),
+        matches!(acts[..], [Action::Answer(2, CellResponse::Hosted(_))]),
         "{acts:?}"
     );
-    let acts = state.met();
+    let acts = state.handle_all_linked();
     assert!(
-        matches!(acts[..], [Act::Answer(1, CellResponse::Hosted(_))]),
+        matches!(acts[..], [Action::Answer(1, CellResponse::Hosted(_))]),
         "{acts:?}"
     );
 }
@@ -350,9 +356,9 @@ fn cell_takes_only_running_vms_before_it_has_links_to_the_others() {
 fn a_client_that_goes_while_its_name_is_claimed_leaves_nothing() {
     let mut world = World::new(2);
     world.act(id(0, 1), |state| {
-        state.asked(1, CellRequest::AdmitVm(vm("a", 64)))
+        state.handle_request(1, CellRequest::AdmitVm(vm("a", 64)))
     });
-    world.act(id(0, 1), |state| state.gone(1));
+    world.act(id(0, 1), |state| state.handle_disconnect(1));
     world.settle();
     world.vms(&[&[], &[]]);
 }
@@ -370,14 +376,14 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         borrowed: Vec::new(),
     });
     let mut state = State::new(id(0, 2), 1, plan(0), None, running);
-    state.met();
+    state.handle_all_linked();
     for (name, mib, why) in [
         ("a", 64, "in cell 0"),
         ("b", 64, "in cell 1"),
         ("c", 400, "has 324 MiB"),
     ] {
-        let acts = state.asked(1, CellRequest::AdmitVm(vm(name, mib)));
-        let [Act::Answer(1, CellResponse::Refused { why: said })] = &acts[..] else {
+        let acts = state.handle_request(1, CellRequest::AdmitVm(vm(name, mib)));
+        let [Action::Answer(1, CellResponse::Refused { why: said })] = &acts[..] else {
             panic!("{name}: {acts:?}");
         };
         assert!(said.contains(why), "{said}");
@@ -386,9 +392,9 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         runs: true,
         ..vm("a", 700)
     };
-    let acts = state.asked(2, CellRequest::AdmitVm(back));
+    let acts = state.handle_request(2, CellRequest::AdmitVm(back));
     assert!(
-        matches!(acts[..], [Act::Answer(2, CellResponse::Hosted(_))]),
+        matches!(acts[..], [Action::Answer(2, CellResponse::Hosted(_))]),
         "{acts:?}"
     );
 }
@@ -405,8 +411,11 @@ fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     };
     world.refused(owner, adopt("b"), "VM b has no place in cell 1");
     let state = world.cells.get_mut(&owner).expect("lives");
-    assert_eq!(state.asked(2, adopt("a")), [Act::Adopt(2, "a".to_owned(), false)]);
-    assert_eq!(state.gone(1), [Act::AwaitLeft("a".to_owned(), 1)]);
+    assert_eq!(
+        state.handle_request(2, adopt("a")),
+        [Action::Adopt(2, "a".to_owned(), false)]
+    );
+    assert_eq!(state.handle_disconnect(1), [Action::AwaitLeft("a".to_owned(), 1)]);
     let back = AdmitVm {
         runs: true,
         ..in_cell(1, "a", 64)
@@ -418,12 +427,12 @@ fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
     world.act(owner, give_up_left);
     world.vms(&[&[], &["a"]]);
     // The next process ends without handing it over, and the one after that does not come.
-    world.act(owner, |state| state.gone(3));
+    world.act(owner, |state| state.handle_disconnect(3));
     world.settle();
     world.vms(&[&[], &[]]);
     world.ask(owner, 4, CellRequest::AdmitVm(in_cell(1, "c", 64)));
-    world.act(owner, |state| state.asked(5, adopt("c")));
-    world.act(owner, |state| state.gone(4));
+    world.act(owner, |state| state.handle_request(5, adopt("c")));
+    world.act(owner, |state| state.handle_disconnect(4));
     world.act(owner, give_up_left);
     world.settle();
     world.vms(&[&[], &[]]);
@@ -447,7 +456,7 @@ fn one_name_of_three_owners_is_three_vms() {
 }
 
 /// Gives up the VMs that were left, as when their time is over.
-fn give_up_left(state: &mut State) -> Vec<Act> {
+fn give_up_left(state: &mut State) -> Vec<Action> {
     let left = state.left.clone();
     left.iter()
         .flat_map(|(name, number)| state.give_up(name, *number))
@@ -466,8 +475,8 @@ fn vm_that_is_left_has_its_whole_time_whatever_else_is_given_up_meanwhile() {
         ));
         let state = world.cells.get_mut(&cell).expect("lives");
         assert_eq!(
-            state.gone(client),
-            [Act::AwaitLeft("1001:web".to_owned(), client)]
+            state.handle_disconnect(client),
+            [Action::AwaitLeft("1001:web".to_owned(), client)]
         );
     }
     // The time of orphans of a start, and the time of the first departure.
@@ -489,7 +498,10 @@ fn place_of_a_users_vm_outlives_the_connection_unless_it_is_given_back() {
         CellResponse::Hosted(_)
     ));
     let state = world.cells.get_mut(&cell).expect("lives");
-    assert_eq!(state.gone(1), [Act::AwaitLeft("1001:web".to_owned(), 1)]);
+    assert_eq!(
+        state.handle_disconnect(1),
+        [Action::AwaitLeft("1001:web".to_owned(), 1)]
+    );
     // Another VM does not get the memory meanwhile, and a request for more than it had is a new VM.
     assert!(matches!(
         world.ask(cell, 2, CellRequest::AdmitVm(in_cell(0, "1002:web", 600))),

@@ -17,7 +17,7 @@ use registry::cluster::interface::{AdmitVm, Status, VmShare, shard_name};
 use super::{RESTART_LIMIT, Tenure, TenureError, ask, wait_for_cells};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::limits::RETRY;
-use crate::remote::part::Remote;
+use crate::remote::part::RemotePart;
 
 /// Maximum number of choices of cells, each by the capacity that is free then: others start VMs too.
 const CHOICES_MAX: usize = 4;
@@ -28,7 +28,7 @@ pub enum PartPlace {
     /// The place is on this host.
     Here(Box<Tenure>),
     /// The place is on another host.
-    There(Arc<Remote>),
+    There(Arc<RemotePart>),
 }
 
 impl PartPlace {
@@ -36,7 +36,7 @@ impl PartPlace {
     pub fn cell(&self) -> u16 {
         match self {
             Self::Here(tenure) => tenure.cell(),
-            Self::There(remote) => remote.reach().cell,
+            Self::There(remote) => remote.endpoint().cell,
         }
     }
 
@@ -291,7 +291,7 @@ fn hold(
                     .map_err(io::Error::other)?;
             }
             let hosts = hosts.as_ref().ok_or(io::Error::from(ErrorKind::NotFound))?;
-            let remote = Remote::begin(hosts, name, spec, number as u8, part)?;
+            let remote = RemotePart::begin(hosts, name, spec, number as u8, part)?;
             Ok(PartPlace::There(Arc::new(remote)))
         };
         match take() {

@@ -42,7 +42,7 @@ enum Phase {
 
 /// Keeps the clocks from its begin until it is dropped.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct ClockKeeper {
     clocks: Clocks,
     ends: Vec<End>,
     threads: Vec<JoinHandle<()>>,
@@ -138,7 +138,7 @@ impl Clocks {
     }
 }
 
-impl Keeper {
+impl ClockKeeper {
     /// Keeps the clocks, by rounds with the hosts of these shards. `order` is called from several threads,
     /// one at a time.
     pub fn start(
@@ -179,7 +179,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for ClockKeeper {
     fn drop(&mut self) {
         self.clocks.enter(Phase::Over);
         self.ends.clear();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cell::cluster::hosts::Hosts;
 use cell::handle::QUIT_LIMIT;
 use cell::remote::connections::connect;
-use cell::remote::talk::{Ends, FromPart, LaneEnds, Role};
+use cell::remote::protocol::{Ends, FromPart, LaneEnds, Role};
 use cell::spanning::Span;
 use cell::spanning::boot::Boot;
 use hostinfo::memory_use;
@@ -225,7 +225,7 @@ pub fn all_meet(two: &Two) {
         ends: Ends { boot, from: 0, to: 1 },
         lane: 0,
     };
-    let reach = remote(&span).reach();
+    let reach = remote(&span).endpoint();
     assert!(connect(&hosts, reach, Role::Pages(of(0))).is_err());
     assert!(connect(&hosts, reach, Role::Pages(of(2))).is_ok(), "the next one");
     span.leave();

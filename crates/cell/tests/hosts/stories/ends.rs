@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cell::handle::Handle;
-use cell::remote::talk::FromPart;
+use cell::remote::protocol::FromPart;
 use cell::spanning::Span;
 use cell::vm::{self, Vm};
 use nix::errno::Errno;

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use cell::remote::talk::FromPart;
+use cell::remote::protocol::FromPart;
 use serde_json::{Value, json};
 use shard::arch::x86_64::layout::Layout;
 use shard::ending::EndSignal;

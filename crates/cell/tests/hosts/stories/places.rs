@@ -6,7 +6,7 @@ use std::time::Duration;
 use cell::cluster::hosts::Hosts;
 use cell::handle::Handle;
 use cell::remote::connections::connect;
-use cell::remote::talk::{Ends, LaneEnds, Role, Token};
+use cell::remote::protocol::{Ends, LaneEnds, Role, Token};
 use cell::spanning::Span;
 use cell::spanning::boot::Boot;
 use cell::vm::{self, Vm};
@@ -57,7 +57,7 @@ pub fn strangers(two: &Two) {
     let span = two.span();
     let files = Files::open().expect("files");
     let hosts = Hosts::open(files.site().expect("files").expect("hosts")).expect("keys");
-    let known = remote(&span).reach();
+    let known = remote(&span).endpoint();
     let mut unknown = known.clone();
     unknown.token = Token::new().expect("random bytes");
     let ends = |from, to| Ends { boot: 0, from, to };

@@ -130,7 +130,7 @@ fn cordoned_cell_lends_and_says_so_when_nothing_else_has_room() {
 fn cordon_is_answered_when_all_cells_know() {
     let mut world = World::new(3);
     world.act(id(0, 1), |state| {
-        state.asked(2, CellRequest::Cordon { cordoned: true })
+        state.handle_request(2, CellRequest::Cordon { cordoned: true })
     });
     assert_eq!(world.cells[&id(0, 1)].awaited(2).len(), 2);
     assert!(world.answers.is_empty());

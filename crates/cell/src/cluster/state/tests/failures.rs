@@ -114,8 +114,12 @@ fn client_that_asks_for_recovery_waits_until_the_vms_have_ended() {
     let mut world = World::new(2);
     world.ask(id(1, 1), 1, CellRequest::AdmitVm(in_cell(1, "a", 64)));
     world.fail(id(1, 1));
-    world.act(id(0, 1), |state| state.asked(7, CellRequest::Recover { cell: 1 }));
-    world.act(id(0, 1), |state| state.asked(8, CellRequest::Recover { cell: 1 }));
+    world.act(id(0, 1), |state| {
+        state.handle_request(7, CellRequest::Recover { cell: 1 })
+    });
+    world.act(id(0, 1), |state| {
+        state.handle_request(8, CellRequest::Recover { cell: 1 })
+    });
     assert_eq!(world.answers.get(&(0, 7)), None);
     world.bury(1);
     assert_eq!(world.answers.get(&(0, 7)), Some(&CellResponse::Done));

@@ -72,9 +72,9 @@ fn cell_that_starts_gives_no_names_before_it_knows_those_of_all_cells_that_may_r
     let state = State::new(id(0, 2), 1, plan(0), None, []).expecting([1, 2]);
     world.cells.insert(id(0, 2), state);
     world.act(id(0, 2), |state| {
-        state.asked(1, CellRequest::AdmitVm(vm("early", 64)))
+        state.handle_request(1, CellRequest::AdmitVm(vm("early", 64)))
     });
-    world.act(id(0, 2), State::met);
+    world.act(id(0, 2), State::handle_all_linked);
     let why = "waits until all VMs of lost cells have ended (cell 1, 2)";
     assert!(
         matches!(&world.answers[&(0, 1)], CellResponse::Refused { why: told } if told.contains(why)),

@@ -66,7 +66,7 @@ fn a_vm_that_needs_a_loan_has_it_from_the_lenders_nodes() {
     world.lent_mib(512);
     assert_eq!(world.ask(id(0, 1), 3, reclaim(1, 300)), CellResponse::Done);
     world.lent_mib(212);
-    world.act(id(1, 1), |state| state.gone(2));
+    world.act(id(1, 1), |state| state.handle_disconnect(2));
     world.settle();
     assert_eq!(world.ask(id(0, 1), 4, reclaim(1, 212)), CellResponse::Done);
     world.lent_mib(0);
@@ -112,8 +112,8 @@ fn impossible_loan_is_refused_with_what_is_possible() {
     world.die(id(1, 1));
     world.refused(home, lend(1, 1), "cell 1 does not run");
     let mut alone = State::new(home, 1, plan(0), None, []);
-    let acts = alone.asked(1, lend(1, 1));
-    let [Act::Answer(1, CellResponse::Refused { why })] = &acts[..] else {
+    let acts = alone.handle_request(1, lend(1, 1));
+    let [Action::Answer(1, CellResponse::Refused { why })] = &acts[..] else {
         panic!("{acts:?}");
     };
     assert!(why.contains("only starting"), "{why}");
@@ -122,7 +122,7 @@ fn impossible_loan_is_refused_with_what_is_possible() {
 #[test]
 fn client_that_waits_for_a_cell_that_dies_receives_an_error() {
     let mut world = World::new(2);
-    world.act(id(0, 1), |state| state.asked(1, lend(1, 100)));
+    world.act(id(0, 1), |state| state.handle_request(1, lend(1, 100)));
     let awaited = world.cells[&id(0, 1)].awaited(1);
     assert_eq!(awaited.keys().collect::<Vec<_>>(), [&id(1, 1)]);
     world.links.clear();
@@ -168,7 +168,7 @@ fn a_loan_and_its_vm_outlive_both_cells() {
         }
         world.refused(home, reclaim(1, 512), "of which a uses 176 MiB");
         world.refused(home, lend(1, 513), "has only 512 MiB");
-        world.act(holder, |state| state.gone(2));
+        world.act(holder, |state| state.handle_disconnect(2));
         world.settle();
         assert_eq!(world.ask(home, 3, reclaim(1, 512)), CellResponse::Done);
         assert!(matches!(
@@ -243,21 +243,21 @@ fn vm_that_others_report_in_a_cell_takes_its_memory() {
 #[test]
 fn loan_is_used_when_it_has_arrived_and_not_when_it_is_announced() {
     let mut world = World::new(2);
-    world.act(id(0, 1), |state| state.asked(1, lend(1, 512)));
+    world.act(id(0, 1), |state| state.handle_request(1, lend(1, 512)));
     let (from, to, message) = world.links.pop_front().expect("told");
     assert!(
         matches!(
             message,
             Packet::Direct {
-                body: Said::Table(_),
+                body: CellPayload::Table(_),
                 ..
             }
         ),
         "{message:?}"
     );
-    world.act(to, |state| state.heard(from, message));
+    world.act(to, |state| state.handle_message(from, message));
     world.act(id(1, 1), |state| {
-        state.asked(2, CellRequest::AdmitVm(in_cell(1, "a", 1200)))
+        state.handle_request(2, CellRequest::AdmitVm(in_cell(1, "a", 1200)))
     });
     let Some(CellResponse::Refused { why }) = world.answers.remove(&(1, 2)) else {
         panic!("it has no loan yet");

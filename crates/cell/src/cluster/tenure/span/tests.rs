@@ -75,7 +75,7 @@ impl Cluster {
                     }
                     let mut world = world.lock().unwrap();
                     if world.cells.contains_key(&cell) {
-                        world.act(cell, |state| state.gone(client));
+                        world.act(cell, |state| state.handle_disconnect(client));
                         world.settle();
                     }
                 });

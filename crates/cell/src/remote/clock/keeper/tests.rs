@@ -48,7 +48,7 @@ fn home_that_falls_behind_is_ordered_to_step_until_the_clocks_end() {
     let (clocks, rounds) = two(their);
     let first = offsets(&clocks);
     let (told, orders) = mpsc::channel();
-    let keeper = Keeper::start(clocks.clone(), rounds, move |step| _ = told.send(step)).unwrap();
+    let keeper = ClockKeeper::start(clocks.clone(), rounds, move |step| _ = told.send(step)).unwrap();
     assert!(
         orders.recv_timeout(Duration::from_millis(50)).is_err(),
         "no shard takes orders yet"
@@ -101,7 +101,7 @@ fn garbage_is_refused_with_a_reason() {
     let first = offsets(&clocks);
     is_mad.store(true, std::sync::atomic::Ordering::SeqCst);
     let (told, orders) = mpsc::channel();
-    let keeper = Keeper::start(clocks.clone(), rounds, move |step| _ = told.send(step)).unwrap();
+    let keeper = ClockKeeper::start(clocks.clone(), rounds, move |step| _ = told.send(step)).unwrap();
     keeper.begin();
     let deadline = Instant::now() + SOON;
     while clocks.status()[1]["refused"].as_u64().unwrap() < 40 {
@@ -135,7 +135,7 @@ fn host_that_does_not_answer_any_more_is_reported() {
     let relation = relate(&mut rounds).unwrap();
     let there = Clock::there(relation, 0, Ratio::ONE, KHZ);
     let clocks = Clocks::new(Leader::new(KHZ, vec![Clock::new(0, None), there]));
-    let keeper = Keeper::start(clocks.clone(), vec![(1, rounds)], |_| ()).unwrap();
+    let keeper = ClockKeeper::start(clocks.clone(), vec![(1, rounds)], |_| ()).unwrap();
     keeper.begin();
     answering.join().unwrap().unwrap();
     let deadline = Instant::now() + SOON;

@@ -14,7 +14,7 @@ use shard_api::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLau
 use shard_api::platform::HostProcessor;
 use urpc::version::Versions;
 
-use super::lanes::Offer;
+use super::shared_memory::Offer;
 
 /// The protocol of a part as the home speaks it. The shards of a VM also exchange packets and pages, whose
 /// form has no version of its own: it changes with this version, and older ones are refused.
@@ -98,7 +98,7 @@ pub enum PartAnswer {
 
 /// The endpoint of a part's monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Reach {
+pub struct Endpoint {
     /// The host, as its certificate names it.
     pub host: String,
     /// The part's cell.
@@ -109,7 +109,7 @@ pub struct Reach {
     pub token: Token,
 }
 
-impl fmt::Display for Reach {
+impl fmt::Display for Endpoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "cell {} on host {}", self.cell, self.host)
     }
@@ -229,7 +229,7 @@ pub struct Other {
     /// Its cell and host, for people.
     pub place: String,
     /// The endpoint to call; none if the other shard calls.
-    pub reach: Option<Reach>,
+    pub reach: Option<Endpoint>,
 }
 
 #[cfg(test)]

@@ -34,19 +34,19 @@ fn memory(folder: &Path, name: &str, bytes: u64) {
 }
 
 fn needed() -> u64 {
-    links_bytes(4) + 4 * PLACE_BYTES
+    links_bytes(4) + 4 * SLOT_BYTES
 }
 
 /// Cell `me` of alpha calls cell `peer` of beta.
-fn meet(sites: &[Site; 2], me: u16, peer: u16) -> [Common; 2] {
-    let near = Place::hold(&sites[0], me, peer);
+fn meet(sites: &[Site; 2], me: u16, peer: u16) -> [SlotResult; 2] {
+    let near = ShmSlot::hold(&sites[0], me, peer);
     let offer = near.as_ref().ok().and_then(Option::as_ref);
     let offer = offer.map(|place| place.offer(me).unwrap());
-    let far = offer.map_or(Ok(None), |offer| Place::accept(&sites[1], peer, &offer));
+    let far = offer.map_or(Ok(None), |offer| ShmSlot::accept(&sites[1], peer, &offer));
     [near, far]
 }
 
-fn why(common: &Common) -> &str {
+fn why(common: &SlotResult) -> &str {
     common.as_ref().unwrap_err()
 }
 
@@ -112,13 +112,13 @@ fn callee_finds_its_pipes_empty() {
     let folder = tempfile::tempdir().unwrap();
     memory(folder.path(), "memory", needed());
     let sites = sites(folder.path(), ["memory", "memory"]);
-    let near = Place::hold(&sites[0], 0, 1).unwrap().unwrap();
+    let near = ShmSlot::hold(&sites[0], 0, 1).unwrap().unwrap();
     let offer = near.offer(0).unwrap();
     let at = near.pipes(LANES_MAX - 1).bulk;
     for offset in [at.outgoing, at.incoming] {
         near.memory().write_at(&[0xff; 64], offset).unwrap();
     }
-    assert!(Place::accept(&sites[1], 1, &offer).unwrap().is_some());
+    assert!(ShmSlot::accept(&sites[1], 1, &offer).unwrap().is_some());
     let mut bytes = [1; 64];
     for offset in [at.outgoing, at.incoming] {
         near.memory().read_exact_at(&mut bytes, offset).unwrap();

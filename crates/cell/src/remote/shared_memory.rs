@@ -40,10 +40,10 @@ const CONTROL_WORDS: usize = 1 << 11;
 /// 128 KiB: 31 pages, more than are prefetched at once.
 const BULK_WORDS: usize = 1 << 14;
 const LANE_BYTES: u64 = 2 * (room(CONTROL_WORDS) + room(BULK_WORDS));
-const PLACE_BYTES: u64 = proof::BYTES + LANES_MAX as u64 * LANE_BYTES;
+const SLOT_BYTES: u64 = proof::BYTES + LANES_MAX as u64 * LANE_BYTES;
 /// Time limit for a slot to be free: its last user may be about to end.
-const PATIENCE: Duration = Duration::from_millis(200);
-const AGAIN: Duration = Duration::from_millis(10);
+const SLOT_TIMEOUT: Duration = Duration::from_millis(200);
+const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Bytes of a pipe, which begins at a page.
 const fn room(words: usize) -> u64 {
@@ -52,7 +52,7 @@ const fn room(words: usize) -> u64 {
 
 /// The shared memory of two shards: a slot if both have the memory, none where the cluster's file names none,
 /// or the reason why they use none.
-pub type Common = Result<Option<Place>, String>;
+pub type SlotResult = Result<Option<ShmSlot>, String>;
 
 /// A caller's offer of shared memory.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -65,16 +65,16 @@ pub struct Offer {
 
 /// The slot of two cells, which no other VM of this host uses.
 #[derive(Debug)]
-pub struct Place {
+pub struct ShmSlot {
     memory: File,
     start: u64,
     /// Whether this host's cell has the lower number.
     is_lower: bool,
 }
 
-impl Place {
+impl ShmSlot {
     /// Takes the slot of this host's cell `me` and `peer`.
-    pub fn hold(site: &Site, me: u16, peer: u16) -> Common {
+    pub fn hold(site: &Site, me: u16, peer: u16) -> SlotResult {
         let pairs = site.sharing_pairs();
         let pair = [me.min(peer), me.max(peer)];
         let here = site.hosts.iter().find(|host| host.name == site.here);
@@ -89,7 +89,7 @@ impl Place {
 
     fn take(path: &Path, pairs: usize, number: usize, is_lower: bool) -> Result<Self, String> {
         let open = OpenOptions::new().read(true).write(true).open(path);
-        let start = |number: usize| links_bytes(pairs) + number as u64 * PLACE_BYTES;
+        let start = |number: usize| links_bytes(pairs) + number as u64 * SLOT_BYTES;
         let mut place = Self {
             memory: open.map_err(|error| error.to_string())?,
             start: start(pairs - 1),
@@ -103,12 +103,12 @@ impl Place {
             ));
         }
         place.start = start(number);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SLOT_TIMEOUT;
         loop {
             match place.lock() {
                 Ok(()) => return Ok(place),
                 Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < deadline => {
-                    std::thread::sleep(AGAIN);
+                    std::thread::sleep(SLOT_POLL_INTERVAL);
                 }
                 Err(Errno::EAGAIN | Errno::EACCES) => {
                     return Err("another VM of these two cells uses it".into());
@@ -154,7 +154,7 @@ impl Place {
 
     /// Handles an offer in the callee, of cell `me`: takes the slot with the caller's, if both see the same
     /// memory, and empties its pipes.
-    pub fn accept(site: &Site, me: u16, offer: &Offer) -> Common {
+    pub fn accept(site: &Site, me: u16, offer: &Offer) -> SlotResult {
         let Some(place) = Self::hold(site, me, offer.cell)? else {
             return Ok(None);
         };

@@ -8,14 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use protocol::CellId;
 
-use super::membership::News;
+use super::membership::MembershipEvent;
 
 /// The peers of a cell, with the links to them, by incarnation. `L` is the sending end of a link.
 #[derive(Debug)]
-pub struct Contacts<L> {
+pub struct PeerTable<L> {
     links: BTreeMap<CellId, L>,
     /// Numbers of the cells of other hosts.
-    elsewhere: BTreeSet<u16>,
+    remote: BTreeSet<u16>,
     /// Cells whose calls are awaited. None: not known yet, or all have called.
     awaited: Option<BTreeSet<u16>>,
 }
@@ -31,7 +31,7 @@ pub enum Verdict {
 
 /// The result of a check whether a cell that has ended its link lives.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Parted {
+pub enum EndedLink {
     /// The cell is dead, or has a new link.
     Settled,
     /// The cell may have been restarted a moment ago: it must be checked once more.
@@ -40,19 +40,19 @@ pub enum Parted {
     StartsAnew,
 }
 
-impl<L> Contacts<L> {
+impl<L> PeerTable<L> {
     /// A table without links.
-    pub fn new(elsewhere: impl IntoIterator<Item = u16>) -> Self {
+    pub fn new(remote: impl IntoIterator<Item = u16>) -> Self {
         Self {
             links: BTreeMap::new(),
-            elsewhere: elsewhere.into_iter().collect(),
+            remote: remote.into_iter().collect(),
             awaited: None,
         }
     }
 
     /// Adds cells of other hosts. A cell of a host that has left stays in the table.
-    pub fn learn(&mut self, elsewhere: impl IntoIterator<Item = u16>) {
-        self.elsewhere.extend(elsewhere);
+    pub fn add_remote(&mut self, remote: impl IntoIterator<Item = u16>) {
+        self.remote.extend(remote);
     }
 
     /// The link to a cell.
@@ -71,7 +71,7 @@ impl<L> Contacts<L> {
     }
 
     /// Whether there is a link to a later incarnation of that cell, so that a link to `peer` comes too late.
-    pub fn is_outlived(&self, peer: CellId) -> bool {
+    pub fn has_later(&self, peer: CellId) -> bool {
         let mut peers = self.peers();
         peers.any(|known| known.number == peer.number && known.life > peer.life)
     }
@@ -83,9 +83,9 @@ impl<L> Contacts<L> {
     }
 
     /// Decides about a cell that has been silent for too long, or whose link has ended.
-    pub fn give_up(&mut self, cell: CellId) -> Verdict {
+    pub fn lose(&mut self, cell: CellId) -> Verdict {
         self.links.remove(&cell);
-        if self.elsewhere.contains(&cell.number) {
+        if self.remote.contains(&cell.number) {
             Verdict::Suspect
         } else {
             Verdict::Dead
@@ -93,39 +93,39 @@ impl<L> Contacts<L> {
     }
 
     /// Whether to check in a moment if a cell that ended its link died, or takes this one for dead.
-    pub fn looks_after(&self, cell: CellId) -> bool {
-        self.has(cell) && !self.elsewhere.contains(&cell.number)
+    pub fn must_check_end(&self, cell: CellId) -> bool {
+        self.has(cell) && !self.remote.contains(&cell.number)
     }
 
     /// The result of such a check: `runs` says whether this incarnation runs, and `ran` whether it did at the
     /// check before.
-    pub fn parted(&self, cell: CellId, runs: bool, ran: bool) -> Parted {
+    pub fn check_end(&self, cell: CellId, runs: bool, ran: bool) -> EndedLink {
         match runs && !self.has(cell) {
-            false => Parted::Settled,
-            true if ran => Parted::StartsAnew,
-            true => Parted::LooksAlive,
+            false => EndedLink::Settled,
+            true if ran => EndedLink::StartsAnew,
+            true => EndedLink::LooksAlive,
         }
     }
 
     /// Applies an event on which all cells agreed. Returns the cell that is dead by it; its link is dropped.
-    pub fn over(&mut self, news: News) -> Option<CellId> {
+    pub fn apply(&mut self, news: MembershipEvent) -> Option<CellId> {
         match news {
             // Cells of this host detect each other's end themselves.
-            News::Over(cell) if self.elsewhere.contains(&cell.number) => {
+            MembershipEvent::Died(cell) if self.remote.contains(&cell.number) => {
                 self.links.remove(&cell);
                 Some(cell)
             }
-            News::Over(_) | News::Outcast | News::Lapsed(_) => None,
+            MembershipEvent::Died(_) | MembershipEvent::Evicted | MembershipEvent::Lapsed(_) => None,
         }
     }
 
     /// Awaits the calls of these cells. Every other cell that runs has a link.
-    pub fn wait_for(&mut self, cells: impl IntoIterator<Item = u16>) {
+    pub fn await_calls(&mut self, cells: impl IntoIterator<Item = u16>) {
         self.awaited = Some(cells.into_iter().collect());
     }
 
-    /// Whether the last awaited cell has called; true once after each [`Contacts::wait_for`].
-    pub fn has_met(&mut self) -> bool {
+    /// Whether the last awaited cell has called; true once after each [`PeerTable::await_calls`].
+    pub fn have_all_called(&mut self) -> bool {
         let linked = |number: &u16| self.links.keys().any(|cell| cell.number == *number);
         let has_met = self
             .awaited
@@ -148,56 +148,52 @@ mod tests {
 
     #[test]
     fn silent_cell_of_this_host_is_dead_and_one_of_another_host_is_only_suspected() {
-        let mut contacts = Contacts::new([2]);
-        contacts.linked(id(1, 1), ());
-        contacts.linked(id(2, 1), ());
-        assert!(contacts.looks_after(id(1, 1)) && !contacts.looks_after(id(2, 1)));
-        assert_eq!(contacts.give_up(id(1, 1)), Verdict::Dead);
-        assert_eq!(contacts.give_up(id(2, 1)), Verdict::Suspect);
-        assert_eq!(contacts.peers().count(), 0);
-        assert_eq!(contacts.over(News::Over(id(1, 1))), None);
-        assert_eq!(contacts.over(News::Over(id(2, 1))), Some(id(2, 1)));
+        let mut peers = PeerTable::new([2]);
+        peers.linked(id(1, 1), ());
+        peers.linked(id(2, 1), ());
+        assert!(peers.must_check_end(id(1, 1)) && !peers.must_check_end(id(2, 1)));
+        assert_eq!(peers.lose(id(1, 1)), Verdict::Dead);
+        assert_eq!(peers.lose(id(2, 1)), Verdict::Suspect);
+        assert_eq!(peers.peers().count(), 0);
+        assert_eq!(peers.apply(MembershipEvent::Died(id(1, 1))), None);
+        assert_eq!(peers.apply(MembershipEvent::Died(id(2, 1))), Some(id(2, 1)));
     }
 
     #[test]
     fn cell_of_a_host_that_has_joined_is_only_suspected() {
-        let mut contacts = Contacts::new([2]);
-        contacts.learn([2, 3]);
-        contacts.linked(id(3, 1), ());
-        assert_eq!(contacts.give_up(id(3, 1)), Verdict::Suspect);
-        assert_eq!(contacts.give_up(id(1, 1)), Verdict::Dead);
+        let mut peers = PeerTable::new([2]);
+        peers.add_remote([2, 3]);
+        peers.linked(id(3, 1), ());
+        assert_eq!(peers.lose(id(3, 1)), Verdict::Suspect);
+        assert_eq!(peers.lose(id(1, 1)), Verdict::Dead);
     }
 
     #[test]
     fn live_cell_that_has_ended_its_link_takes_this_one_for_dead() {
-        let mut contacts = Contacts::new([]);
-        assert_eq!(contacts.parted(id(1, 1), false, false), Parted::Settled);
-        assert_eq!(contacts.parted(id(1, 1), true, false), Parted::LooksAlive);
-        assert_eq!(contacts.parted(id(1, 1), true, true), Parted::StartsAnew);
-        contacts.linked(id(1, 1), ());
-        assert_eq!(contacts.parted(id(1, 1), true, true), Parted::Settled);
+        let mut peers = PeerTable::new([]);
+        assert_eq!(peers.check_end(id(1, 1), false, false), EndedLink::Settled);
+        assert_eq!(peers.check_end(id(1, 1), true, false), EndedLink::LooksAlive);
+        assert_eq!(peers.check_end(id(1, 1), true, true), EndedLink::StartsAnew);
+        peers.linked(id(1, 1), ());
+        assert_eq!(peers.check_end(id(1, 1), true, true), EndedLink::Settled);
     }
 
     #[test]
     fn a_link_to_an_earlier_life_comes_too_late() {
-        let mut contacts = Contacts::new([2]);
-        contacts.linked(id(2, 3), ());
-        assert!(contacts.is_outlived(id(2, 2)));
-        assert!(
-            !contacts.is_outlived(id(2, 3))
-                && !contacts.is_outlived(id(2, 4))
-                && !contacts.is_outlived(id(1, 1))
-        );
+        let mut peers = PeerTable::new([2]);
+        peers.linked(id(2, 3), ());
+        assert!(peers.has_later(id(2, 2)));
+        assert!(!peers.has_later(id(2, 3)) && !peers.has_later(id(2, 4)) && !peers.has_later(id(1, 1)));
     }
 
     #[test]
     fn all_have_met_once_the_last_call_has_come() {
-        let mut contacts = Contacts::new([]);
-        assert!(!contacts.has_met());
-        contacts.wait_for([1, 2]);
-        contacts.linked(id(1, 1), ());
-        assert!(!contacts.has_met());
-        contacts.linked(id(2, 5), ());
-        assert!(contacts.has_met() && !contacts.has_met());
+        let mut peers = PeerTable::new([]);
+        assert!(!peers.have_all_called());
+        peers.await_calls([1, 2]);
+        peers.linked(id(1, 1), ());
+        assert!(!peers.have_all_called());
+        peers.linked(id(2, 5), ());
+        assert!(peers.have_all_called() && !peers.have_all_called());
     }
 }

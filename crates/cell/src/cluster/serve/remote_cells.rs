@@ -11,13 +11,13 @@ use registry::cluster::files::CellFiles;
 
 use super::Event;
 use crate::cluster::hosts::Hosts;
-use crate::cluster::link::{Calling, Link, is_unlike};
+use crate::cluster::link::{CallTable, Link, is_version_mismatch};
 use crate::cluster::lost;
 use crate::cluster::membership::Membership;
 
 /// The cells of other hosts, and the thread that reports their membership.
 #[derive(Clone)]
-pub(super) struct Elsewhere {
+pub(super) struct RemoteCells {
     hosts: Hosts,
     /// Those of them that lived when this one joined.
     members: Arc<Vec<CellId>>,
@@ -27,17 +27,17 @@ pub(super) struct Elsewhere {
 /// The cells whose VMs' names this one does not have before their hello, where VMs of lost hosts end.
 pub(super) fn expected(membership: &Membership, site: &Site) -> Vec<u16> {
     let had_lives = membership.lives.keys().copied();
-    let elsewhere = had_lives.filter(|cell| site.is_elsewhere(*cell));
-    elsewhere.filter(|_| site.on_lost == OnLost::Stop).collect()
+    let remote_cells = had_lives.filter(|cell| site.is_elsewhere(*cell));
+    remote_cells.filter(|_| site.on_lost == OnLost::Stop).collect()
 }
 
-impl Elsewhere {
+impl RemoteCells {
     pub(super) fn start(
         hosts: Hosts,
         own: &CellFiles,
         listener: TcpListener,
         membership: Membership,
-        calling: &Arc<Calling>,
+        calling: &Arc<CallTable>,
         events: &Sender<Event>,
     ) -> io::Result<Self> {
         let of_others = |(number, life): (&u16, &u32)| {
@@ -83,13 +83,13 @@ impl Elsewhere {
     }
 
     /// Replaces the site.
-    pub(super) fn take_site(&self, site: Site) {
-        self.hosts.take_site(site);
+    pub(super) fn set_site(&self, site: Site) {
+        self.hosts.set_site(site);
     }
 
     /// Sets the route costs, which count from the next link on.
-    pub(super) fn take_ways(&self, costs: Arc<knowledge::RouteCosts>) {
-        self.hosts.take_ways(costs);
+    pub(super) fn set_route_costs(&self, costs: Arc<knowledge::RouteCosts>) {
+        self.hosts.set_route_costs(costs);
     }
 
     /// Calls every cell that lived when this one joined. Returns those that are calling this one at the
@@ -100,7 +100,7 @@ impl Elsewhere {
     pub(super) fn call_all(
         &self,
         me: CellId,
-        calling: &Calling,
+        calling: &CallTable,
         linked: &impl Fn(Link),
     ) -> io::Result<Vec<u16>> {
         let mut crossed = Vec::new();
@@ -108,7 +108,7 @@ impl Elsewhere {
             match self.hosts.call(me, cell.number, calling) {
                 Ok(Some(link)) => linked(link),
                 Ok(None) => crossed.push(cell.number),
-                Err(error) if is_unlike(&error) => return Err(error),
+                Err(error) if is_version_mismatch(&error) => return Err(error),
                 // One of the two is cut off.
                 Err(error) => {
                     tracing::warn!(%error, "no link to cell {cell}");
