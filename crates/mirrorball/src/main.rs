@@ -61,7 +61,7 @@ enum Command {
         /// Give the program no terminal
         #[arg(long, short = 'T')]
         no_tty: bool,
-        /// Seconds the guest's agent may take to answer: 20 as a rule, more while the guest boots
+        /// Time limit for the guest's agent to answer, in seconds: 20 by default, more while the guest boots
         #[arg(long, value_name = "SECONDS")]
         wait: Option<u64>,
         /// The program and its arguments
@@ -79,7 +79,7 @@ enum Command {
     Stop {
         #[command(flatten)]
         vms: Selection,
-        /// Seconds the guest may take
+        /// Time limit for the guest, in seconds
         #[arg(long, default_value_t = 30)]
         limit: u64,
         #[command(flatten)]
@@ -92,17 +92,17 @@ enum Command {
         #[command(flatten)]
         request: RequestArgs,
     },
-    /// Have a VM stand still until it is resumed
+    /// Pause a VM until it is resumed
     Pause {
         #[command(flatten)]
         vms: Selection,
     },
-    /// Let a VM go on that stands still
+    /// Resume a paused VM
     Resume {
         #[command(flatten)]
         vms: Selection,
     },
-    /// Start a VM again without asking its guest, as by a machine's reset button
+    /// Start a VM again without a request to its guest, as by a machine's reset button
     Reset {
         #[command(flatten)]
         vms: Selection,
@@ -125,24 +125,24 @@ enum Command {
         #[arg(long, value_name = "SECONDS")]
         limit: Option<u64>,
     },
-    /// Print what a VM's console said
+    /// Print the output of a VM's console
     Logs {
         /// The VM
         vm: String,
-        /// Go on as it says more
+        /// Print further output as it comes
         #[arg(long, short)]
         follow: bool,
     },
-    /// Print all that is known of a VM, as JSON
+    /// Print a VM's record and counters, as JSON
     Inspect {
         /// The VM
         vm: String,
     },
-    /// Print what happens to VMs and cells of this host, from now on or from a token
+    /// Print the events of VMs and cells of this host, from now on or from a token
     Events(events::EventsArgs),
-    /// Show what a VM with coherent memory waits for, and its hottest pages
+    /// Show the page-fault stalls of a VM with coherent memory, and its hottest pages
     Heat(heat::HeatArgs),
-    /// Show what VMs take of the host's memory, and what of it they share
+    /// Show the host memory that VMs use, and how much of it they share
     Mem {
         /// As JSON
         #[arg(long)]
@@ -153,7 +153,7 @@ enum Command {
     },
     /// Make running copies of a running VM, which share its memory and disks until they write
     Clone(clone::CloneArgs),
-    /// Write a running VM into a directory; it goes on
+    /// Write a running VM into a directory; it runs on
     Snapshot {
         /// The VM
         vm: String,
@@ -162,16 +162,16 @@ enum Command {
         #[command(flatten)]
         request: RequestArgs,
     },
-    /// Start VMs that go on from a snapshot
+    /// Start VMs that resume from a snapshot
     Restore(clone::RestoreArgs),
-    /// Ask a VM to give memory back, or let it have it again
+    /// Have a VM return memory to the host, or give it back to the VM
     Balloon {
         /// The VM
         vm: String,
-        /// How much it is to give back, as 256M; 0M for none
+        /// Amount to return, as 256M; 0M for none
         size: Size,
     },
-    /// Change what a running VM uses of its host
+    /// Change a running VM's limits, pins and memory nodes
     Update(update::UpdateArgs),
     /// Move a vCPU of a VM that spans cells to another of them
     Move {
@@ -180,7 +180,7 @@ enum Command {
         /// Its number
         #[arg(long)]
         vcpu: u8,
-        /// Where it is to run
+        /// The cell to run in
         #[arg(long)]
         cell: u16,
     },
@@ -192,10 +192,10 @@ enum Command {
     },
     /// Draw this machine: nodes, CPUs, caches, memory, distances, devices
     Topology(topology::TopologyArgs),
-    /// Ask what is known of this machine
+    /// Query the facts on this machine
     #[command(subcommand)]
     Knowledge(knowledge::KnowledgeCommand),
-    /// Tell whether this machine's KVM can run guests
+    /// Check whether this machine's KVM can run guests
     Probe,
     /// Several cells under one name space
     #[command(subcommand)]

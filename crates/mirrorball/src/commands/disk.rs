@@ -66,7 +66,7 @@ pub enum DiskCommand {
 pub struct DiskArgs {
     /// A file, or the overlay VM/DISK that a VM left, or VM if it left one
     disk: String,
-    /// The file's format, when it is not to be told by its content
+    /// The file's format, if it must not be detected by its content
     #[arg(long)]
     format: Option<FormatArg>,
 }

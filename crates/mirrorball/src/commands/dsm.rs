@@ -20,7 +20,7 @@ use nix::unistd::Pid;
 pub enum DsmCommand {
     /// Be a node of a shared memory, for one `dsm bench` or `dsm litmus` that names this host
     Serve(ServeArgs),
-    /// Time what the shared memory does, between processes on this host or with other hosts
+    /// Measure the shared memory, between processes on this host or with other hosts
     Bench(bench::BenchArgs),
     /// Look for outcomes that x86's memory order forbids, between threads of different nodes
     Litmus(litmus::LitmusArgs),
@@ -42,7 +42,7 @@ pub struct ServeArgs {
 /// Polling mode of page servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Poll {
-    /// For a while after whatever was served
+    /// For a while after any request was served
     #[default]
     Always,
     /// While a thread waits for a page, as for a VM with one vCPU on each node

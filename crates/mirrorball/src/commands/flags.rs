@@ -58,7 +58,7 @@ pub struct RunArgs {
     /// How memory read from images is shared: adaptive, deferred, at-read or never
     #[arg(long)]
     pub share: Option<String>,
-    /// The group of VMs that share memory with one another and with nobody else
+    /// The group of VMs that share memory with one another and with no other VM
     #[arg(long)]
     pub share_group: Option<String>,
     /// Its part of CPUs that VMs share, 1 to 10000; 100 is ordinary
@@ -95,7 +95,7 @@ pub struct RunArgs {
     /// 4K, thp, 2M or 1G
     #[arg(long, default_value = "4K")]
     pub pages: String,
-    /// How long a guest may take until its agent answers, in seconds
+    /// Time limit until a guest's agent answers, in seconds
     #[arg(long, default_value_t = BOOT_LIMIT_S)]
     pub boot_limit: u64,
     /// Whether to run in the lab

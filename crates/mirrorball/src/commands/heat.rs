@@ -29,8 +29,7 @@ const SYMBOLS_MAX_BYTES: u64 = 64 << 20;
 pub struct HeatArgs {
     /// The VM
     vm: String,
-    /// Name what is in the pages: the guest kernel's System.map, or the guest's /proc/kallsyms as root reads
-    /// it
+    /// Symbols for the pages: the guest kernel's System.map, or the guest's /proc/kallsyms as read by root
     #[arg(long, value_name = "FILE")]
     symbols: Option<PathBuf>,
     /// As JSON

@@ -85,7 +85,7 @@ enum Kernel {
 /// Arguments of `import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// A disk or a kernel, told by its content
+    /// A disk or a kernel, detected by its content
     file: Option<PathBuf>,
     /// Kernel to go with it
     #[arg(long)]

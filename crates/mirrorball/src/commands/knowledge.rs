@@ -24,10 +24,10 @@ use super::topology::FactsArgs;
 /// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum KnowledgeCommand {
-    /// Ask a question in Datalog, as 'near(Host, 0, Node)' or 'big(N) <- memory_bytes(_, N, B), B >
+    /// Evaluate a query in Datalog, as 'near(Host, 0, Node)' or 'big(N) <- memory_bytes(_, N, B), B >
     /// 1000000000'
     Query {
-        /// The question
+        /// The query
         question: String,
         /// As JSON: an array for each answer
         #[arg(long)]
@@ -38,7 +38,7 @@ pub enum KnowledgeCommand {
         #[command(flatten)]
         facts: FactsArgs,
     },
-    /// Tell where `run` would place a VM: all cells, the best first, each with the reason
+    /// Show where `run` would place a VM: all cells, the best first, each with the reason
     Place {
         /// Its vCPUs
         #[arg(long, default_value_t = 1)]
