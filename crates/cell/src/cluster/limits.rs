@@ -7,8 +7,8 @@ pub const ORPHANS_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for another cell's answer that a client waits for. A cell that takes longer hangs, and counts
 /// as dead.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
-/// Time limit for the hello of a cell. It is shorter than [`ANSWER_TIMEOUT`]: a cell that waits for a hello does
-/// not vote, and must not count as hanging itself.
+/// Time limit for the hello of a cell. It is shorter than [`ANSWER_TIMEOUT`]: a cell that waits for a hello
+/// does not vote, and must not count as hanging itself.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between the end of a link and a check whether the other cell lives, and between that and a second
 /// check.
