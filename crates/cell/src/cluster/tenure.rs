@@ -121,7 +121,7 @@ pub enum TenureError {
 pub struct Tenure {
     place: VmPlacement,
     authority: Authority,
-    /// The limits of the host's cluster; none in a cluster of the VM's user.
+    /// Enforcement of the place's limits by the host's cluster; none in a cluster of the VM's user.
     limits: Option<Limits>,
     /// The request to the VM's cell after it has lost the VM.
     host: AdmitVm,
@@ -133,7 +133,7 @@ pub struct Tenure {
 pub(crate) struct LeftTenure {
     host: AdmitVm,
     place: VmPlacement,
-    /// The limits of the host's cluster, if the place is in it.
+    /// Enforcement of the place's limits, if the place is in the host's cluster.
     #[serde(default)]
     limits: Option<Limits>,
     /// The connection, which the cell takes for the monitor's.
@@ -429,7 +429,8 @@ impl Tenure {
         }
     }
 
-    /// The limits of the host's cluster; none if the place is in a cluster of its user's.
+    /// Enforcement of the place's limits by the host's cluster; none if the place is in a cluster of its
+    /// user's.
     pub fn limits_of_host(&self) -> Option<Limits> {
         self.limits
     }

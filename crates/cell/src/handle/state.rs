@@ -19,7 +19,7 @@ use crate::shard_process::{ACKNOWLEDGEMENT_LIMIT, QUIT_LIMIT, ShardProcess};
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// The home's socket for orders, while the home takes them.
+    /// The home's process, while it takes orders.
     pub(crate) orders: Option<Arc<ShardProcess>>,
     /// The home's process, while it runs.
     pub(crate) home: Option<Arc<ShardProcess>>,

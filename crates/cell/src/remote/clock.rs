@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use shard_api::relation::{Relation, Round};
 
-/// Number of rounds in which, by experience, one is as quick as possible on busy hosts, too.
+/// Number of rounds in a series: of so many one is as quick as possible, on busy hosts too.
 const ROUNDS: usize = 400;
 /// Time limit for all rounds together. With fewer rounds the relation is known as well, with a greater error.
 const LIMIT: Duration = Duration::from_millis(500);

@@ -124,7 +124,7 @@ struct Shared {
 struct Arrived {
     /// Connections that were not taken yet.
     waiting: HashMap<Role, (OwnedFd, SlotResult)>,
-    /// Number of connections of this boot.
+    /// Roles of the connections that were admitted in this boot.
     admitted: HashSet<Role>,
     boot: u32,
 }

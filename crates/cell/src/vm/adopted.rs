@@ -1,4 +1,4 @@
-//! What a process has of a VM when it begins to serve it.
+//! The state of a VM that a process takes over when it begins to serve the VM.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -43,7 +43,7 @@ pub struct AdoptedBoot {
     pub(crate) parts: Vec<Part>,
     /// The logs of these shards.
     pub(crate) part_logs: Vec<Arc<ShardLog>>,
-    /// The socket that freezes go over.
+    /// The socket for freezes.
     pub(crate) handover: UnixStream,
     /// The socket by which the guest requests ports of the host.
     pub(crate) ports: OwnedFd,

@@ -28,7 +28,7 @@ const PAGE_BYTES: usize = 4096;
 const RING_BYTES: u64 = Ring::bytes(LINES).next_multiple_of(PAGE_BYTES) as u64;
 /// Bytes of a pair's slot.
 const SLOT_BYTES: u64 = proof::BYTES + 2 * RING_BYTES;
-/// Assumed time until the other side is awake: a message through TLS and two threads.
+/// Approximate time until the other side is awake: a message through TLS and two threads.
 const CALL_NS: u64 = 50_000;
 /// The message that wakes a side that is blocked.
 const CALL: &[u8] = b"call";
