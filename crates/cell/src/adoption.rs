@@ -1,7 +1,7 @@
-//! What a monitor leaves to its successor.
+//! The resources that a monitor leaves to its successor.
 //!
-//! The monitor gives it to the VM's keeper each time that the VM starts. When the monitor is gone, the keeper
-//! starts a successor, which takes it back and goes on where the monitor was.
+//! The monitor gives them to the VM's keeper each time that the VM starts. When the monitor is gone, the
+//! keeper starts a successor, which takes them back and serves the VM from then on.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,7 +25,7 @@ use crate::programs::{BuildProgram, Programs};
 use crate::shard_log::ShardLog;
 use crate::shard_process::{self, ShardProcess};
 
-/// Requests that a monitor sends a keeper at most.
+/// Maximum number of requests that a monitor sends to a keeper.
 const REQUESTS_MAX: u64 = 1 << 32;
 
 /// The purpose of each descriptor that a monitor leaves.
@@ -36,22 +36,22 @@ pub(crate) struct AdoptionRecord {
     pub(crate) opened: LeftOpened,
     /// The boot that runs; none between two boots, and before the first.
     pub(crate) boot: Option<LeftBoot>,
-    /// What is to be done at the first boot, before it.
+    /// The steps before the first boot, if the VM has not been started yet.
     pub(crate) first: Option<FirstBoot>,
 }
 
 /// A VM that has not been started yet.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FirstBoot {
-    /// How long the VM that it goes on from stood still for it, in microseconds.
+    /// Time for which the VM that it resumes from was paused, in microseconds.
     pub(crate) paused_us: Option<u64>,
-    /// The snapshot's directory that learns which pages a restored VM touches.
+    /// The snapshot's directory, in which the pages that a restored VM touches are recorded.
     pub(crate) record_in: Option<PathBuf>,
-    /// A process has begun it, and may have ended in its midst.
+    /// Whether a process has begun it, and may have ended during it.
     pub(crate) has_begun: bool,
 }
 
-/// Descriptors of the monitor's own, beside the VM's files.
+/// Descriptors of the monitor's own, in addition to the VM's files.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LeftMonitor {
     /// The VM's directory.
@@ -76,9 +76,9 @@ pub(crate) struct LeftMonitor {
 /// The places of a VM.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Places<T> {
-    /// That of a VM in one cell.
+    /// The place of a VM in one cell.
     pub(crate) own: Option<T>,
-    /// Those of a VM that spans cells, the home's first.
+    /// The places of a VM that spans cells, the home's first.
     pub(crate) span: Vec<(T, Part)>,
 }
 
@@ -105,9 +105,9 @@ pub(crate) struct LeftBoot {
     pub(crate) parts: Vec<LeftPart>,
     /// Processes of the VM that were killed for memory before this boot.
     pub(crate) killed_before: u64,
-    /// The monitor's end of the socket that freezes go over.
+    /// The monitor's end of the socket for freezes.
     pub(crate) handover: Fd,
-    /// The monitor's end of the socket that asks for ports of the host.
+    /// The monitor's end of the socket by which the guest requests ports of the host.
     pub(crate) ports: Fd,
 }
 
@@ -118,7 +118,7 @@ pub(crate) struct LeftShard {
     process: Fd,
     /// The monitor's end of the control socket.
     control: Fd,
-    /// The incarnation that the monitor's orders have.
+    /// The incarnation of the monitor's orders.
     incarnation: u64,
     sandbox: SandboxLaunch,
     /// It acknowledges the order to quit. A program of the release before does not say so.
@@ -203,7 +203,7 @@ impl LeftPart {
     }
 }
 
-/// Descriptors of a monitor that it leaves to a successor, beside the VM's files.
+/// Descriptors that a monitor leaves to a successor, in addition to the VM's files.
 #[derive(Debug)]
 pub struct MonitorFiles {
     /// The VM's directory.
@@ -219,18 +219,18 @@ pub struct MonitorFiles {
     pub(crate) places: Places<TenureHandle>,
 }
 
-/// A VM as its monitor leaves it.
+/// A VM at the moment when its monitor leaves it.
 pub(crate) struct Leave<'a> {
     pub(crate) handle: &'a Handle,
     pub(crate) programs: &'a Programs,
     pub(crate) opened: &'a Opened,
     /// The boot that runs; none between two boots, and before the first.
     pub(crate) boot: Option<LeaveBoot<'a>>,
-    /// What is to be done at the first boot, before it.
+    /// The steps before the first boot, if the VM has not been started yet.
     pub(crate) first: Option<FirstBoot>,
 }
 
-/// A running boot as its monitor leaves it.
+/// A running boot at the moment when its monitor leaves it.
 pub(crate) struct LeaveBoot<'a> {
     pub(crate) home: &'a ShardProcess,
     /// Processes of the VM that were killed for memory before this boot.
@@ -260,7 +260,7 @@ impl LeaveBoot<'_> {
 }
 
 impl MonitorFiles {
-    /// Leaves the VM to a successor of this process, in place of what it left before.
+    /// Leaves the VM to a successor of this process, in place of the state that it left before.
     ///
     /// # Errors
     /// If the keeper is gone, or there are no descriptors left.

@@ -57,9 +57,9 @@ use crate::{control, ending, open, snapshot};
 
 /// Lines of the console that go with an ending.
 const LAST_LINES: usize = 8;
-/// How long after a restore its pages are looked at: by then it has answered whoever waited for it.
+/// Time after a restore at which its pages are recorded: by then it has answered all waiting clients.
 const RECORD_AFTER: Duration = Duration::from_secs(5);
-/// What a Linux kernel says first when it panics.
+/// The first words of a Linux kernel that panics.
 const PANIC_TEXT: &str = "Kernel panic";
 
 /// Settings of all VMs of a batch.
@@ -87,16 +87,16 @@ impl Terms {
         })
     }
 
-    /// The share group of a VM; one that goes on where another stood has that one's, with which it has its
-    /// memory in common.
+    /// The share group of a VM. A VM that resumes from another has that one's group, with which it shares its
+    /// memory.
     fn share_group(&self, spec: &VmSpec, frozen: Option<&FrozenVm>) -> ShareGroup {
         let brought = frozen.and_then(|frozen| frozen.share_group.clone());
         brought.unwrap_or_else(|| self.grouping.of(spec))
     }
 }
 
-/// Serves the VM `name` from its start to its end, or until its cell serves it. `source` is the state that it
-/// resumes from, and the snapshot's directory that learns which pages it touches.
+/// Serves the VM `name` from its start to its end, or until its cell serves it. `source` is the state from
+/// which it resumes, and the snapshot's directory in which the pages that it touches are recorded.
 fn serve_new(
     name: &str,
     spec: &VmSpec,
@@ -121,14 +121,14 @@ fn fail(lease: &Lease, name: String, why: String) {
     tell(lease, &Event::Failed { name, why });
 }
 
-/// Every VM takes some dozens of this process' open files. The usual limit, 1024, is for programs that use
-/// `select`; each may raise it as far as the host lets it.
+/// Raises the limit of open files as far as the host permits: every VM takes some dozens. The usual limit,
+/// 1024, is for programs that use `select`.
 pub(crate) fn raise_file_limit() -> io::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
-/// Starts the VM and serves it, or has its cell do so; an error is one line.
+/// Starts the VM and serves it, or orders its cell to do so; an error is one line.
 fn start_and_serve(
     name: &str,
     spec: &VmSpec,
@@ -162,7 +162,7 @@ fn start_and_serve(
             limits,
         })
     });
-    // Cells of this user's, which serve the VM, and which it depends on.
+    // Cells of this user's cluster, which serve the VM, and on which it depends.
     let place = place.filter(|place| place.is_own());
     record.cell = place.map(Tenure::cell);
     record.borrowed = place.map_or_else(Vec::new, |place| place.borrowed().to_vec());
@@ -174,8 +174,8 @@ fn start_and_serve(
     let lock = entry.lock().try_clone_to_owned().map_err(|error| line(&error))?;
     let recording = recorder.begin(entry, record).map_err(|error| line(&error))?;
     events::starting(name, cell);
-    // Its record was there first: either this process sees that the cell failed, or the cells see that a VM
-    // is to end.
+    // The record was there first: either this process sees that the cell failed, or the cells see that a VM
+    // must end.
     if let Some(failed) = failed_cell(handle).map_err(|error| line(&error))? {
         return Err(has_failed(failed));
     }
@@ -241,7 +241,7 @@ fn start_and_serve(
     begun.run(opened, Adopted::New(keeper), &terms.programs, handle, lease)
 }
 
-/// A cell that has failed, and that the VM would use by its record.
+/// The cell of the VM's record that has failed, if one has.
 fn failed_cell(handle: &Handle) -> io::Result<Option<u16>> {
     let files = Files::open()?;
     let depends = |cell: u16| handle.recorder().read(|record| record.depends_on(cell)) == Some(true);
@@ -265,12 +265,12 @@ struct Begun<'a> {
     span: Option<Span>,
     recording: Recording<'a>,
     monitor: MonitorFiles,
-    /// How long the VM that it goes on from stood still for it, in microseconds.
+    /// Time for which the VM that it resumes from was paused, in microseconds.
     paused_us: Option<u64>,
 }
 
 impl Begun<'_> {
-    /// Serves console and controls until what this returns is dropped.
+    /// Serves console and controls until the result is dropped.
     fn serve(&self, handle: &Handle, spec: &VmSpec) -> io::Result<[Served; 2]> {
         let console = handle.console().serve(self.monitor.console.try_clone()?)?;
         let balloon_max = spec.has_balloon().then_some(spec.memory);
@@ -282,7 +282,7 @@ impl Begun<'_> {
         self.span.as_ref().is_some_and(Span::has_remote_parts)
     }
 
-    /// Has the VM's cell start it and serve it, and ends this process. An error is one line, and ends the VM.
+    /// Orders the VM's cell to start and serve it, and ends this process. An error is one line, and ends the VM.
     fn hand_over(
         self,
         keeper: Keeper,
@@ -313,7 +313,7 @@ impl Begun<'_> {
                 None => Ok(()),
             }
         })?;
-        // A keeper that is gone has ended the VM, and the cell tells that.
+        // A keeper that is gone has ended the VM, and the cell reports that.
         let _ = keeper.leave();
         // SAFETY: ends the process; no destructor runs, since some end the VM, and the cell has all of it.
         unsafe { libc::_exit(0) }
@@ -344,7 +344,7 @@ impl Begun<'_> {
         let progress = |progress: vm::Progress<'_>| self.note(progress, keeps_writes, handle, lease);
         let vm = self.vm(programs, handle);
         let ran = vm::run(vm, opened, adopted, progress);
-        // Nothing of the VM is left when its end is told.
+        // Nothing of the VM is left when its end is reported.
         drop((self.recording, self.monitor));
         self.tenure.into_iter().for_each(Tenure::leave);
         self.span.into_iter().for_each(Span::leave);
@@ -367,7 +367,7 @@ impl Begun<'_> {
         Ok(())
     }
 
-    /// Brings the record up to date, and tells the client.
+    /// Updates the record, and reports to the client.
     fn note(&self, progress: vm::Progress<'_>, keeps_writes: bool, handle: &Handle, lease: &Lease) {
         let (name, recorder) = (self.name.to_owned(), handle.recorder());
         let booted = match progress {
@@ -424,8 +424,8 @@ impl Begun<'_> {
 }
 
 impl FirstBoot {
-    /// Has a thread look in a while which pages a restored VM has touched. It never holds up the end of the
-    /// VM.
+    /// Starts a thread that records after a while which pages a restored VM has touched. It never delays the
+    /// end of the VM.
     fn begin_to_record(self, handle: &Handle) {
         let Some(directory) = self.record_in else { return };
         let handle = handle.clone();
@@ -435,7 +435,7 @@ impl FirstBoot {
                 .touched()
                 .and_then(|runs| snapshot::record(&directory, &runs));
         };
-        // Without it the next restore is slower, no more.
+        // Without the record the next restore is only slower.
         let _ = std::thread::Builder::new().name("recorder".into()).spawn(record);
     }
 }
@@ -445,7 +445,7 @@ fn unix_now() -> Duration {
     since.unwrap_or(Duration::ZERO)
 }
 
-/// Opens what a monitor has beside the VM's files: the sockets of its console and its controls.
+/// Opens a monitor's own files, in addition to the VM's: the sockets of its console and its controls.
 fn listen(
     folder: &Path,
     entry: OwnedFd,

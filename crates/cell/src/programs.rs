@@ -10,10 +10,10 @@ use std::sync::Arc;
 use shard_api::version::agree_with_shard;
 use urpc::version::{VersionMismatch, Versions};
 
-/// The name of the file of the program of shards, beside that of `mirrorball`; and the first word of a
-/// shard's command line.
+/// File name of the program of shards, in the directory of `mirrorball`; also the first word of a shard's
+/// command line.
 pub const SHARD: &str = "mirrorball-shard";
-/// The same of keepers.
+/// The same for keepers.
 pub const KEEPER: &str = "mirrorball-keeper";
 
 /// Reason for a program that is not used. One line, with help.
@@ -27,7 +27,7 @@ pub enum ProgramError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         why: String,
     },
     /// The program has no version in common with this monitor.
@@ -38,14 +38,14 @@ pub enum ProgramError {
 /// The open programs.
 #[derive(Debug)]
 pub struct Programs {
-    /// That of shards.
+    /// The program of shards.
     pub shard: Arc<BuildProgram>,
-    /// That of keepers.
+    /// The program of keepers.
     pub keeper: BuildProgram,
 }
 
 impl Programs {
-    /// Opens those that belong to the running `mirrorball`, which are in the same directory.
+    /// Opens the programs of the running `mirrorball`, which are in the same directory.
     ///
     /// # Errors
     /// If one is missing, or may not be executed.
@@ -70,7 +70,7 @@ impl BuildProgram {
     /// Opens the program at `path`.
     ///
     /// # Errors
-    /// If there is no such file, or none that may be executed.
+    /// If there is no such file, or it may not be executed.
     pub fn open(path: &Path) -> Result<Self, ProgramError> {
         let unusable = |why: &dyn ToString| ProgramError::Unusable {
             path: path.to_owned(),
@@ -97,7 +97,7 @@ impl BuildProgram {
         &self.file
     }
 
-    /// The path that it was opened by, for messages.
+    /// The path by which it was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -188,7 +188,7 @@ mod tests {
             VERSIONS.newest + 2
         );
         assert!(line.starts_with(&begin) && !line.contains('\n'), "{line}");
-        // A shard that lies about its versions is not believed.
+        // A shard that lies about its versions is not trusted.
         let line = program.unlike(VERSIONS).to_string();
         assert!(
             line.contains("it refuses version") && !line.contains('\n'),

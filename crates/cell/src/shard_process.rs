@@ -29,18 +29,18 @@ pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
 /// its own acknowledges it, whatever the shard does.
 pub const ACKNOWLEDGEMENT_LIMIT: Duration = Duration::from_millis(500);
 
-/// How long a shard may take to end that has closed its control socket.
+/// Time limit for a shard to end after it has closed its control socket.
 const SILENCE_LIMIT: Duration = Duration::from_millis(200);
-/// How long the keeper may take to report the exit of a process that has ended. One that never reports is
+/// Time limit for the keeper to report the exit of a process that has ended. A keeper that never reports is
 /// stopped, or was taken over.
 const REPORT_LIMIT: Duration = Duration::from_secs(5);
-/// How often a process that has ended is looked for in what its keeper reports.
+/// Interval between two reads of the keeper's reports about a process that has ended.
 const REPORT_POLL_INTERVAL: Duration = Duration::from_micros(100);
-/// Milliseconds after which a process that is waited for is looked at again.
+/// Interval between two checks of a process that is waited for, in milliseconds.
 const LOOK_MS: u8 = 5;
 
-/// A shard's process, which waits for what it is to run. Killed when this is dropped before it has ended.
-/// Several threads may wait for its end, or kill it; each is told how it ended.
+/// A shard's process, which waits for its launch. It is killed when this is dropped before it has ended.
+/// Several threads may wait for its end, or kill it; each receives how it ended.
 #[derive(Debug)]
 pub struct ShardProcess {
     /// Its process id, as the monitor sees it.
@@ -51,11 +51,11 @@ pub struct ShardProcess {
     pub link: ShardLink,
     /// The sandbox, as far as it is made.
     pub sandbox: SandboxLaunch,
-    /// Where it writes what it has to say.
+    /// The log of its output.
     pub log: Arc<ShardLog>,
     process: OwnedFd,
     parent: Parent,
-    /// What it did wrong, if it was killed for that: a predicate.
+    /// The fault for which it was killed, if any: a predicate.
     fault: OnceLock<&'static str>,
     /// It acknowledges the order to quit. Known once it runs.
     acknowledges_quit: AtomicBool,
@@ -73,24 +73,24 @@ enum Parent {
     This,
 }
 
-/// How a process ended.
+/// The way in which a process ended.
 #[derive(Clone, Copy, Debug)]
 enum End {
     /// With this status.
     Status(WaitStatus),
-    /// With its keeper, which knew the status.
+    /// With its keeper, which had the status.
     WithKeeper,
-    /// So that its keeper has not reported it.
+    /// In a way that its keeper has not reported.
     Unreported,
 }
 
 impl Parent {
-    /// How the child `pid` ended, if it has.
+    /// The way in which the child `pid` ended, if it has.
     fn end_of(&self, pid: i32) -> Option<End> {
         let status = match self {
             Self::Keeper(keeper) => match keeper.exit_of(pid)? {
-                // It is acknowledged with the next boot: until then a successor of this process has to learn
-                // it.
+                // The report is acknowledged with the next boot: until then a successor of this process has
+                // to receive it.
                 Exit::Status(status) => WaitStatus::from_raw(Pid::from_raw(pid), status),
                 Exit::KeeperGone => return Some(End::WithKeeper),
             },
@@ -112,7 +112,7 @@ impl Parent {
     }
 }
 
-/// What a shard is started by.
+/// The settings of a shard's start.
 #[derive(Clone, Copy, Debug)]
 pub struct Start<'a> {
     /// The process that becomes its parent.
@@ -121,9 +121,9 @@ pub struct Start<'a> {
     pub program: &'a Arc<BuildProgram>,
     /// The VM's name.
     pub name: &'a str,
-    /// Bytes that a file which it writes can have at most.
+    /// Maximum length of a file that it writes, bytes.
     pub file_bytes: u64,
-    /// How strictly its sandbox is closed.
+    /// Strictness of its sandbox.
     pub policy: SandboxPolicy,
     /// The namespaces that it gets.
     pub namespaces: &'a Namespaces,
@@ -132,7 +132,7 @@ pub struct Start<'a> {
 }
 
 impl ShardProcess {
-    /// Starts one, which logs to `log`.
+    /// Starts a shard, which logs to `log`.
     pub fn start(start: Start<'_>, log: Arc<ShardLog>) -> io::Result<Self> {
         let (link, theirs) = ShardLink::pair()?;
         let Start {
@@ -203,7 +203,7 @@ impl ShardProcess {
         })
     }
 
-    /// Goes on with a shard that a predecessor of this process started.
+    /// Takes over a shard that a predecessor of this process started.
     pub fn adopt(
         left: LeftShard,
         keeper: Arc<Keeper>,
@@ -271,7 +271,7 @@ impl ShardProcess {
         sent
     }
 
-    /// Ends it, whatever it does. Returns what is known of its end.
+    /// Kills it, whatever its state is. Returns the known cause of its end.
     pub fn kill(&self) -> String {
         self.cut_off();
         self.wait()
@@ -281,12 +281,12 @@ impl ShardProcess {
     /// then. Returns the known cause of its end. `is_broken`: it sent a message that is no report.
     pub fn end_without_report(&self, is_broken: bool) -> String {
         let deadline = Instant::now() + SILENCE_LIMIT;
-        // One that dies closes its socket first.
+        // A process that dies closes its socket first.
         while !is_broken && !self.has_ended() && Instant::now() < deadline {
             pidfd::ends_within(self.pidfd(), PollTimeout::from(LOOK_MS));
         }
         if !self.has_ended() {
-            // The first fault is the one that it is killed for.
+            // The first fault is the reason for which it is killed.
             let _ = self.fault.set(match is_broken {
                 true => "sent what is no report",
                 false => "closed its control socket",
@@ -295,7 +295,7 @@ impl ShardProcess {
         self.kill()
     }
 
-    /// Has it killed, and does not wait until it is.
+    /// Kills it without waiting for its end.
     pub fn cut_off(&self) {
         pidfd::kill(self.pidfd());
         // Readers of its reports come to an end even if it gave its end of the socket away.
@@ -325,7 +325,7 @@ impl ShardProcess {
         self.why(ended)
     }
 
-    /// The ending that its exit status names, once it has left by itself: for one without a last report.
+    /// The ending that its exit status names, once it has ended by itself: for one without a last report.
     pub fn ending_of_exit(&self, why: &str) -> Option<Ending> {
         match *self.ended() {
             Some(End::Status(WaitStatus::Exited(_, status))) => Ending::of_exit_status(status, why),
@@ -359,7 +359,7 @@ impl ShardProcess {
         }
     }
 
-    /// How it ended, if it has.
+    /// The way in which it ended, if it has.
     fn look(&self) -> Option<End> {
         let mut ended = self.ended();
         if ended.is_none() {
@@ -374,7 +374,7 @@ impl ShardProcess {
     }
 
     fn ended(&self) -> MutexGuard<'_, Option<End>> {
-        // Each change is whole, whoever panicked.
+        // Each change is whole, whichever thread panicked.
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -457,7 +457,7 @@ mod tests {
         });
         let left = process(Command::new("sh").args(["-c", "exit 3"]));
         assert_eq!(left.wait(), "its process left with status 3");
-        // Its number may be another's by now.
+        // Its number may be another process's by now.
         assert_eq!(left.kill(), "its process left with status 3");
         let unable = process(Command::new("sh").args(["-c", "exit 127"]));
         assert!(

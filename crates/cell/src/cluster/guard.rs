@@ -1,6 +1,6 @@
-//! Starts a cell's process, and starts it again when it dies. One that does not answer is killed. The guard
-//! of the cell on whose host the cluster's own etcd runs starts that, too, and the guard of a host's first
-//! cell the admission server.
+//! Starts a cell's process, and starts it again when it dies. A process that does not answer is killed. The
+//! guard of the cell on whose host the cluster's own etcd runs starts that, too, and the guard of a host's
+//! first cell the admission server.
 //!
 //! A host that can't start a process, as without memory, may do so later: the guard tries again ([`lives`]).
 
@@ -31,16 +31,16 @@ pub mod lives;
 pub mod trials;
 mod upgrade;
 
-/// Before etcd is started again.
+/// Pause before etcd is started again.
 const ETCD_PAUSE: Duration = Duration::from_secs(1);
-/// Before the admission server is started again.
+/// Pause before the admission server is started again.
 const ADMISSION_PAUSE: Duration = Duration::from_millis(200);
-/// Between two questions to the cell. Each has 10 s for its answer ([`Connection::ask`]).
+/// Interval between two requests to the cell. Each has 10 s for its answer ([`Connection::ask`]).
 const PING_INTERVAL_MS: u16 = 2000;
-/// Before another try to watch a process.
+/// Pause before another attempt to watch a process.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
 
-/// Returns when the cell was told to end, or can't be.
+/// Guards the cell. Returns when the cell has ended by order, or is given up.
 pub fn guard(number: u16) -> io::Result<()> {
     let files = Files::open()?;
     let is_first = |site: &Site| {
@@ -127,14 +127,14 @@ pub fn guard(number: u16) -> io::Result<()> {
     }
 }
 
-/// The life of a cell's process, and of those that took its place by request.
+/// The life of a cell's process, and of those that replaced it by request.
 #[derive(Debug)]
 enum Life {
     /// It has ended by order.
     Ended,
     /// It has died.
     Died(ExitStatus),
-    /// It has not begun, or a process was ended and no other one started.
+    /// No process has begun, or a process was ended and no other one started.
     NotStarted(io::Error),
 }
 
@@ -181,7 +181,7 @@ fn live(
     }
 }
 
-/// What follows a request to replace the program.
+/// The result of a request to replace the program.
 #[derive(Debug)]
 enum Replaced {
     /// This process of the new program or of the former one runs.
@@ -195,7 +195,7 @@ enum Replaced {
 struct Program(Trials<Option<OwnedFd>>);
 
 impl Program {
-    /// Starts a process of the cell. One that is on trial says whether it has adopted the VMs of the last
+    /// Starts a process of the cell. A process on trial reports whether it has adopted the VMs of the last
     /// process.
     fn start(&self, number: u16, is_on_trial: bool) -> io::Result<Child> {
         let path = self.0.program().as_ref().map(upgrade::path_of);
@@ -270,16 +270,16 @@ impl Program {
     }
 }
 
-/// What ends a wait for a cell's process.
+/// The event that ends a wait for a cell's process.
 enum Happened {
     /// The process has ended.
     Ended(ExitStatus),
-    /// A client wants another program in its place.
+    /// A client requests another program.
     Asked(Upgrade),
 }
 
-/// Waits for the end of the cell's process, or a request; kills the process if it hangs. Until it takes
-/// questions it may wait for others as long as it wants.
+/// Waits for the end of the cell's process, or a request; kills the process if it hangs. Until it accepts
+/// requests it may wait for other cells without a limit.
 fn wait(cell: &mut Child, files: &CellFiles, upgrades: &UnixListener) -> io::Result<Happened> {
     let process = loop {
         match pidfd::of_child(cell) {
@@ -354,7 +354,7 @@ fn start_admission(files: &Files) -> io::Result<Child> {
     command.spawn()
 }
 
-/// Has the process of `command` end with the thread that spawns it, which lives as long as the guard.
+/// Makes the process of `command` end with the thread that spawns it, which lives as long as the guard.
 fn end_with_guard(command: &mut Command) {
     // SAFETY: prctl is async-signal-safe.
     unsafe {

@@ -1,5 +1,4 @@
-//! A process that goes on with a VM where another was that has ended: a monitor, or the process of the VM's
-//! cell.
+//! A process that serves a VM after its predecessor has ended: a monitor, or the process of the VM's cell.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -27,11 +26,11 @@ use crate::spanning::Span;
 use crate::vm::keeper::succeed_by_this_program;
 use crate::vm::{Adopted, AdoptedBoot};
 
-/// Goes on with the VM whose keeper is at the other end of `keeper`, where a predecessor of this process was;
-/// returns when it has ended. `platform` is asked for what only KVM knows.
+/// Serves the VM whose keeper is at the other end of `keeper`, in place of a predecessor of this process;
+/// returns when the VM has ended. `platform` answers what only KVM can.
 ///
 /// # Errors
-/// If the keeper has nothing that its predecessor left.
+/// If the keeper has nothing that a predecessor left.
 pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
     raise_file_limit()?;
     let (keeper, files) = Keeper::adopt(keeper)?;
@@ -45,7 +44,7 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
     Ok(())
 }
 
-/// A VM that this process has to go on with: its keeper waits for nobody else.
+/// A VM that this process has to serve: its keeper waits for no other process.
 pub(crate) struct Accepted {
     keeper: Keeper,
     record: AdoptionRecord,
@@ -53,8 +52,8 @@ pub(crate) struct Accepted {
 }
 
 impl Accepted {
-    /// Waits until the process on ends that serves the VM now, for 20 s at most. `keeper` is a connection to
-    /// its keeper.
+    /// Waits until the process that serves the VM now has ended, for 20 s at most. `keeper` is a connection
+    /// to its keeper.
     ///
     /// # Errors
     /// If that process does not end in time, or the keeper has nothing that it left to a program of this
@@ -74,8 +73,8 @@ impl Accepted {
         }
     }
 
-    /// Goes on with the VM in the process of a cell, which has other VMs; returns when it has ended. `served`
-    /// is called when clients can reach it again. An error ends this process, and no VM.
+    /// Serves the VM in the process of a cell, which has other VMs; returns when it has ended. `served` is
+    /// called when clients can reach it again. An error ends this process, and no VM.
     pub(crate) fn serve(self, platform: Platform, served: impl FnOnce(&Handle)) {
         let begin_serving = |lease: &Lease, handle: Handle| {
             hold_one(lease, handle.clone())?;
@@ -86,7 +85,7 @@ impl Accepted {
     }
 }
 
-/// Goes on with the VM that was left so, for its client and as `begin_serving` does, until it has ended.
+/// Serves the VM that was left so, for its client and as `begin_serving` says, until it has ended.
 fn go_on(
     keeper: Keeper,
     record: AdoptionRecord,
@@ -107,8 +106,8 @@ fn go_on(
     let tenure = left_places.own.map(|place| Tenure::adopt(place, files));
     let tenure = tenure.transpose().or_give_up(&folder);
     if let Some(place) = &tenure {
-        // What this thread starts for the VM stays in its cell; without the right to say so it is in all of
-        // this process's CPUs.
+        // Processes that this thread starts for the VM stay in its cell; without the right to bind them they
+        // use all of this process's CPUs.
         let _ = place.settle();
     }
     let span = (!left_places.span.is_empty()).then(|| Span::adopt(left_places.span, files, platform));
@@ -129,7 +128,7 @@ fn go_on(
             Adopted::Boot(boot.or_give_up(&folder))
         }
         None => {
-            // The predecessor may have started the next one, and died before that ran.
+            // The predecessor may have started the next boot, and died before that ran.
             keeper.kill_all().or_give_up(&folder);
             keeper.reap_all();
             match record.first.clone() {
@@ -138,7 +137,7 @@ fn go_on(
             }
         }
     };
-    // The predecessor may have died before it wrote that the VM runs.
+    // The predecessor may have died before it recorded that the VM runs.
     let runs = match &adopted {
         Adopted::Boot(boot) => Some(boot.home.pid),
         Adopted::New(_) | Adopted::Between(_) | Adopted::Before(..) => None,
@@ -178,8 +177,8 @@ fn go_on(
         paused_us: record.first.as_ref().and_then(|first| first.paused_us),
     };
     if let Adopted::Boot(boot) = &mut adopted {
-        // Before a client's order reaches the shard: a next successor must not number its own like this
-        // one's.
+        // This comes before a client's order reaches the shard: a next successor must not number its own like
+        // this one's.
         let began = boot.begin(begun.vm(&programs, &handle), &opened);
         began.or_give_up(&folder);
     }
@@ -191,7 +190,7 @@ fn go_on(
         first.begin_to_record(&handle);
     }
     if runs.is_some() {
-        // The predecessor may have died before it told the client.
+        // The predecessor may have died before it reported to the client.
         tell(&lease, &running);
         handle.set_left(true);
     }
@@ -221,7 +220,7 @@ fn take_boot(
     let (program, log) = (programs.shard.clone(), opened.log.clone());
     let begun_unix_s = about.boot.begun_unix_s.unwrap_or(about.started_unix_s);
     Ok(AdoptedBoot {
-        // The last: one that is dropped ends the VM.
+        // This is the last step: a dropped shard ends the VM.
         home: Arc::new(boot.home.take(files, keeper.clone(), program, log)?),
         parts,
         part_logs,
@@ -236,7 +235,7 @@ fn take_boot(
 
 /// A result without which the VM can't be taken over.
 trait OrGiveUp<T> {
-    /// The value. An error ends this process, be it a monitor's or a cell's, and no VM: no value is dropped,
+    /// The value. An error ends this process, whether a monitor or a cell, and no VM: no value is dropped,
     /// since some end the VM. The next process tries again. The reason is in the log of the VM, whose
     /// directory is `folder`.
     fn or_give_up(self, folder: &Path) -> T;
@@ -254,10 +253,10 @@ fn give_up(folder: Option<&Path>, error: &dyn Display) -> ! {
             // A monitor has no log of its own: then the VM's log alone has the reason.
             tracing::error!(%error, "a VM cannot be taken over");
             let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
-            // Without a log nobody learns the reason, and the VM runs on all the same.
+            // Without a log the reason is lost, and the VM runs on all the same.
             let _ = log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
         }
-        // What a monitor that knows no VM says is on its terminal, if it has one.
+        // The output of a monitor without a VM goes to its terminal, if it has one.
         None => eprintln!("a VM cannot be taken over: {error}"),
     }
     // SAFETY: ends the process; no destructor runs, and none is needed.

@@ -1,4 +1,4 @@
-//! The events of a VM that the process which serves it notes in the host's journal ([`registry::journal`]).
+//! The events of a VM that the process which serves it writes to the host's journal ([`registry::journal`]).
 
 use registry::journal::{Change, note};
 use shard_api::launch::Ending;
@@ -26,7 +26,7 @@ pub(super) fn booted(vm: &str, boots: u32) {
     });
 }
 
-/// The VM stands still by order, or goes on.
+/// The VM was paused by order, or resumed.
 pub(super) fn paused(vm: &str, is_paused: bool) {
     let vm = vm.to_owned();
     note(match is_paused {
@@ -35,7 +35,7 @@ pub(super) fn paused(vm: &str, is_paused: bool) {
     });
 }
 
-/// These disks wait for room on the host now.
+/// These disks now wait for room on the host.
 pub(super) fn full_disks(vm: &str, disks: &[String]) {
     note(Change::VmFullDisks {
         vm: vm.to_owned(),

@@ -1,4 +1,4 @@
-//! A monitor hands a VM over to its cell, whose process serves it from then on.
+//! Hands a VM over from a monitor to its cell, whose process serves it from then on.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use crate::cluster::limits::RETRY;
 use crate::ending::of_failed_cell;
 use crate::handle::Handle;
 
-/// Time that a cell has to take a VM that is to start.
+/// Time limit for a cell to take a VM that is to start.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Time between two tries, while a cell's process does not run or does not want the VM.
+/// Interval between two attempts, while a cell's process does not run or does not take the VM.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Has the cell connect to the keeper of a VM that was left to it, and that it is to start. `may_start` is
-/// asked before each try.
+/// Orders the cell to connect to the keeper of a VM that was left to it, and to start the VM. `may_start` is
+/// checked before each attempt.
 ///
 /// # Errors
 /// If the VM may not start, or the cell refuses it or does not answer for [`LIMIT`]. An error is one line.
@@ -36,7 +36,7 @@ pub(super) fn to_cell(
             Ok(other) => format!("an answer to another question: {other:?}"),
             Err(error) => error.to_string(),
         };
-        // Its process may have died since it gave the VM a place, and start again.
+        // Its process may have died since it gave the VM a place, and may be restarting.
         if Instant::now() > deadline {
             return Err(format!(
                 "cell {cell} does not take the VM: {why}; see `mirrorball cluster status`"
@@ -46,17 +46,17 @@ pub(super) fn to_cell(
     }
 }
 
-/// Has a thread hand the VM over to its cell once it runs. This process ends then, as if it were killed: what
-/// the cell needs to go on is the keeper's.
+/// Starts a thread that hands the VM over to its cell once it runs. This process ends then, as if it were
+/// killed: the keeper has all that the cell needs.
 pub(super) fn begin(vm: Handle) -> io::Result<()> {
     let hand_over = move || {
         if !vm.wait_until_left() {
             return;
         }
-        // One outside a cluster stays here.
+        // A VM outside a cluster stays here.
         while let Some((name, Some(cell))) = vm.recorder().read(|record| (record.name.clone(), record.cell)) {
             if matches!(ask(&name, cell), Ok(CellResponse::Done)) {
-                // Otherwise it is ending, and this process tells how.
+                // Otherwise the VM is ending, and this process reports how.
                 // SAFETY: ends the process; no destructor runs, so that nothing of the VM ends.
                 vm.if_left(|| unsafe { libc::_exit(0) });
             } else if let Ok(Some(failed)) = failed_cell(&vm) {
@@ -71,7 +71,7 @@ pub(super) fn begin(vm: Handle) -> io::Result<()> {
         .map(drop)
 }
 
-/// Asks a cell to serve a VM from the time on when this process no longer does.
+/// Requests that a cell serve a VM from the time on when this process does not any more.
 fn ask(name: &str, cell: u16) -> io::Result<CellResponse> {
     let name = name.to_owned();
     Connection::open(&Files::open()?.cell(cell))?.ask(&CellRequest::Adopt { name, again: false })

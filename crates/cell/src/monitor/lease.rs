@@ -17,9 +17,9 @@ use registry::monitor::{Event, LeaseOrder};
 
 use crate::handle::Handle;
 
-/// Bytes of the order to detach at most.
+/// Maximum length of the order to detach, in bytes.
 const DETACH_BYTES_MAX: usize = 64;
-/// How often, and how long apart, the rest of an order is looked for that has come in part.
+/// Number and interval of reads for the rest of an order that has arrived in part.
 const DETACH_POLLS_MAX: u32 = 1000;
 const DETACH_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -49,7 +49,7 @@ pub(super) fn first_line(mut lease: &UnixStream) -> io::Result<String> {
 /// The descriptor that [`note_termination`] writes to.
 static ASKED: AtomicI32 = AtomicI32::new(-1);
 
-/// Notes that this process is asked to end.
+/// Handles the signal that orders this process to end.
 extern "C" fn note_termination(_: libc::c_int) {
     let one = 1_u64;
     // SAFETY: a signal's handler may call write, which reads eight bytes of ours, and keeps the errno of the
@@ -66,7 +66,7 @@ extern "C" fn note_termination(_: libc::c_int) {
     }
 }
 
-/// A descriptor that can be read once this process is asked to end (SIGTERM). The signal is not blocked,
+/// A descriptor that is readable once this process was ordered to end (SIGTERM). The signal is not blocked,
 /// since the processes that this one starts would inherit that.
 fn termination() -> io::Result<OwnedFd> {
     let asked = OwnedFd::from(EventFd::from_flags(
@@ -82,21 +82,21 @@ fn termination() -> io::Result<OwnedFd> {
     Ok(watched)
 }
 
-/// Waits on a thread of its own, and ends the VM when its client is gone that has not detached, or when this
-/// process is asked to end.
+/// Starts a thread that ends the VM when its client is gone without detaching, or when this process is
+/// ordered to end.
 pub(super) fn hold(lease: &Lease, handle: Handle) -> io::Result<()> {
     hold_until(lease, handle, Until::Asked(termination()?))
 }
 
-/// The same in a process that has other VMs, which outlive this one. A request to end is not this VM's.
+/// The same in a process that has other VMs, which outlive this one. An order to end is not this VM's.
 pub(super) fn hold_one(lease: &Lease, handle: Handle) -> io::Result<()> {
     let over = handle.over_event()?;
     hold_until(lease, handle, Until::Over(over))
 }
 
-/// What is waited for beside the client.
+/// The second event of a wait, beside the end of the client.
 enum Until<T = OwnedFd> {
-    /// This process is asked to end.
+    /// This process was ordered to end.
     Asked(T),
     /// The VM has ended, or its client has detached.
     Over(T),
@@ -105,7 +105,7 @@ enum Until<T = OwnedFd> {
 fn hold_until(lease: &Lease, handle: Handle, until: Until) -> io::Result<()> {
     let lease = lease.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
     let hold = move || {
-        // A kernel that refuses to wait leaves no other way to end the VM with its client.
+        // If the kernel refuses to wait, there is no other way to end the VM with its client.
         if wait(&lease, &until) != Ok(Over::Lease) {
             handle.kill();
         }
@@ -119,14 +119,14 @@ fn hold_until(lease: &Lease, handle: Handle, until: Until) -> io::Result<()> {
 /// The end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Over {
-    /// The VMs are to end.
+    /// The VM is to end.
     Vms,
     /// There is no client to wait for any more, or no VM.
     Lease,
 }
 
-/// Waits for the end of the client that has not detached, or for what `until` says. What the client has said
-/// stays in the socket, for each successor of this process.
+/// Waits for the end of a client that has not detached, or for the event `until`. The client's messages stay
+/// in the socket, for each successor of this process.
 fn wait(lease: &UnixStream, until: &Until<impl AsFd>) -> nix::Result<Over> {
     let (Until::Asked(event) | Until::Over(event)) = until;
     let (mut is_detached, mut partial_polls) = (false, 0);
@@ -159,18 +159,18 @@ fn wait(lease: &UnixStream, until: &Until<impl AsFd>) -> nix::Result<Over> {
     }
 }
 
-/// What a client has said on its lease.
+/// The message of a client on its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
-    /// The VMs outlive it.
+    /// The VMs outlive the client.
     Detach,
     /// The beginning of an order. The rest is on its way, or the client is gone.
     Partial,
-    /// Nothing, and it is gone; or no order.
+    /// No message, and the client is gone; or a message that is no order.
     None,
 }
 
-/// What the client has said on a lease that can be read.
+/// The message of the client on a lease that is readable.
 fn word(lease: &UnixStream) -> Word {
     let mut line = [0; DETACH_BYTES_MAX];
     let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
@@ -188,7 +188,7 @@ pub(super) fn tell(lease: &Lease, event: &Event) {
         return;
     };
     line.push(b'\n');
-    // A command that has gone needs no telling.
+    // A command that has gone needs no report.
     let _ = lease
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -201,7 +201,7 @@ mod tests {
 
     /// Whether the VMs of this lease are to end within a moment.
     fn ends(lease: &UnixStream) -> bool {
-        // One that is never asked to end.
+        // This process is never ordered to end.
         let (_asks, signals) = UnixStream::pair().unwrap();
         let lease = lease.try_clone().unwrap();
         let waiting = std::thread::spawn(move || wait(&lease, &Until::Asked(signals)));

@@ -37,13 +37,14 @@ const PANICKED: i32 = 101;
 /// Highest descriptor of the standard streams.
 const STANDARD_FDS: RawFd = 2;
 
-/// Starts a monitor for each VM of `batch`. `platform` is asked for what only KVM knows.
+/// Starts a monitor for each VM of `batch`. `platform` answers what only KVM can.
 ///
 /// Each monitor has a session of its own, so the terminal's signals don't reach it. Other threads of the
-/// caller may only wait: what they hold is held for ever in a monitor.
+/// caller may only wait: a lock that they hold stays held for ever in a monitor.
 ///
 /// # Errors
-/// If the host is out of descriptors, threads or processes. What VMs lack themselves is reported as an event.
+/// If the host is out of descriptors, threads or processes. Resources that single VMs lack are reported as
+/// events.
 pub fn start(batch: Batch, platform: Platform) -> io::Result<ClientLease> {
     keep_stacks_small();
     let of_client = open_descriptors()?;
@@ -55,7 +56,7 @@ pub fn start(batch: Batch, platform: Platform) -> io::Result<ClientLease> {
     Ok(ClientLease::of_monitors(socket, has_ended))
 }
 
-/// The same in a process that a client started for that, and whose standard input is the lease; the batch
+/// The same in a process that a client started for this, and whose standard input is the lease; the batch
 /// comes over it first.
 ///
 /// # Errors
@@ -92,7 +93,7 @@ fn fork_monitors(
             return Ok(Vec::new());
         }
     };
-    // One of several that start alike records its pages for all.
+    // One of several VMs that start alike records its pages for all.
     let mut record_in = batch.source.as_ref().and_then(Source::directory);
     let mut monitors = Vec::new();
     for (name, spec) in &vms {
@@ -113,7 +114,7 @@ fn fork_monitors(
     Ok(monitors)
 }
 
-/// Opens the state that VMs resume from.
+/// Opens the state from which VMs resume.
 fn open_source(source: &Source) -> io::Result<FrozenVm> {
     match source {
         Source::Running(folder) => FrozenVm::of(folder),
@@ -132,7 +133,7 @@ fn fork_monitor(name: &str, foreign: &[RawFd], serve: impl FnOnce() -> io::Resul
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
             let serve = || become_monitor(name, foreign).and_then(|()| serve());
-            // Nothing of the client's goes on here, a panic neither.
+            // No code of the client's runs on here, not even after a panic.
             let status = match catch_unwind(AssertUnwindSafe(serve)) {
                 Ok(Ok(())) => 0,
                 Ok(Err(error)) => {
@@ -190,8 +191,8 @@ fn is_open(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// Waits for the monitors on a thread, and notes in `has_ended` once one of them has ended. Without a wait, a
-/// long-lived client would collect zombies.
+/// Starts a thread that waits for the monitors, and sets `has_ended` once one of them has ended. Without a
+/// wait, a long-lived client would collect zombies.
 fn reap(monitors: Vec<Pid>, has_ended: Arc<AtomicBool>) -> io::Result<()> {
     let open = |pid: Pid| Ok((pid, pidfd::open(pid.as_raw())?));
     let mut running: Vec<(Pid, OwnedFd)> = monitors.into_iter().map(open).collect::<io::Result<_>>()?;

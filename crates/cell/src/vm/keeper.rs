@@ -31,14 +31,14 @@ impl VmKeeper {
     /// Empties the keeper's slot, and lets the keeper end.
     pub(super) fn end(&mut self) {
         if let Some(keeper) = self.0.take() {
-            // One that was killed has nothing any more.
+            // A keeper that was killed has nothing any more.
             let _ = keeper.clear();
         }
     }
 }
 
-/// Has the keeper start this process's program when no process serves the VM. The program reads the record
-/// that this process leaves; that of a former process may be too old after upgrades.
+/// Orders the keeper to start this process's program when no process serves the VM. The program reads the
+/// record that this process leaves; that of a former process may be too old after upgrades.
 ///
 /// # Errors
 /// If the keeper is gone, or a process has no descriptors left.
@@ -47,7 +47,8 @@ pub(crate) fn succeed_by_this_program(keeper: &Keeper) -> io::Result<()> {
     keeper.succeed_by(command.as_fd(), &["mirrorball", "adopt"])
 }
 
-/// Prepares a new keeper of the VM for the end of this process: it knows who serves the VM then.
+/// Prepares a new keeper of the VM for the end of this process: the keeper knows which process serves the VM
+/// then.
 ///
 /// # Errors
 /// If the keeper is gone, or its socket can't be made.
@@ -58,7 +59,7 @@ pub(crate) fn prepare(vm: Vm<'_>, keeper: Keeper) -> Result<Keeper, RunError> {
     }
     if vm.monitor.is_some_and(MonitorFiles::is_in_cell) {
         let path = vm.folder.join(KEEPER_SOCKET);
-        // That of a keeper that was killed.
+        // The socket of a keeper that was killed.
         let _ = std::fs::remove_file(&path);
         keeper.listen(Socket::bind(&path)?.as_fd())?;
     }

@@ -1,12 +1,12 @@
-//! When the guard starts the next process of its cell. Without I/O, clock or threads.
+//! The time at which the guard starts the next process of its cell. Without I/O, clock or threads.
 
 use std::time::Duration;
 
-/// A process that lived shorter than this died of its start, maybe.
+/// A process that lived for a shorter time may have died of its start.
 pub const SHORT: Duration = Duration::from_secs(10);
 /// Short lives in a row, after which the cell is given up.
 pub const SHORT_LIVES_MAX: u32 = 10;
-/// Before another try, times the short lives so far.
+/// Pause before another attempt, for each of the short lives so far.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Longest pause after starts that failed.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -21,15 +21,15 @@ pub struct Lives {
 }
 
 impl Lives {
-    /// A process has died. Returns the pause before the next start; none if the cell is given up.
+    /// Records the death of a process. Returns the pause before the next start; none if the cell is given up.
     pub fn died(&mut self, lived: Duration) -> Option<Duration> {
         self.failed_starts = 0;
         self.short = if lived < SHORT { self.short + 1 } else { 0 };
         (self.short < SHORT_LIVES_MAX).then(|| PAUSE * self.short)
     }
 
-    /// The host has started no process, as without memory. Returns the pause before the next start: the host
-    /// may have room later, so the cell is never given up for that.
+    /// Records that the host has started no process, as without memory. Returns the pause before the next
+    /// start: the host may have room later, so the cell is never given up for that.
     pub fn not_started(&mut self) -> Duration {
         let pause = PAUSE.saturating_mul(1 << self.failed_starts.min(16));
         self.failed_starts = self.failed_starts.saturating_add(1);

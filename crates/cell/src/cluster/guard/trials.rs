@@ -1,4 +1,4 @@
-//! Which program a cell's processes execute. Without I/O, clock or threads.
+//! The program that a cell's processes execute. Without I/O, clock or threads.
 
 /// The program of a cell's processes, and the one before while it is on trial.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ impl<P> Trials<P> {
     /// Puts a new program in the place of the former one, on trial. [`Self::end`] follows.
     pub fn begin(&mut self, new: P) {
         let former = std::mem::replace(&mut self.program, new);
-        // One on trial is no program to go back to.
+        // A program on trial is none to go back to.
         self.former.get_or_insert(former);
     }
 

@@ -1,7 +1,7 @@
 //! The replacement of a cell's program while its VMs run (`docs/guide/clusters.md`, "Upgrades").
 //!
-//! The guard itself is not replaced: it starts processes and asks whether they live, and its requests only
-//! grow.
+//! The guard itself is not replaced: it starts processes and checks that they live, and its protocol is only
+//! extended.
 
 use std::fs::File;
 use std::io;
@@ -24,11 +24,11 @@ use tracing::warn;
 
 use crate::socket::bind;
 
-/// How long a client may take to send its request.
+/// Time limit for a client's request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
-/// How long the first process of a new program may take to adopt the cell's VMs.
+/// Time limit for the first process of a new program to adopt the cell's VMs.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
-/// Between two tries to reach it.
+/// Interval between two attempts to reach it.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Listens for requests to replace the program.
@@ -42,7 +42,7 @@ pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// A client that wants the program replaced.
+/// A client that requests another program.
 #[derive(Debug)]
 pub(super) struct Upgrade {
     client: UnixStream,
@@ -51,7 +51,7 @@ pub(super) struct Upgrade {
 }
 
 impl Upgrade {
-    /// Takes the next request, if one waits. One that makes no sense is answered, and none.
+    /// Accepts the next request, if one waits. An invalid request is answered, and returns none.
     pub(super) fn take(listener: &UnixListener) -> Option<Self> {
         let (mut client, _) = listener.accept().ok()?;
         match received(&mut client) {
@@ -94,7 +94,7 @@ fn received(client: &mut UnixStream) -> io::Result<File> {
     Ok(program)
 }
 
-/// Whether a descriptor is a program that nobody but root and this user can change.
+/// Checks that a descriptor is a program that only root and this user can change.
 fn check(program: &File) -> Result<(), String> {
     let help = "help: run `cluster upgrade` by an installed `mirrorball`";
     let metadata = program.metadata().map_err(|error| error.to_string())?;
@@ -145,7 +145,7 @@ pub(super) fn try_out(cell: &mut Child, files: &CellFiles) -> Result<(), String>
         match answer {
             Ok(CellResponse::Done) => return Ok(()),
             Ok(CellResponse::Refused { why }) => return Err(why),
-            // It has just started, or ends.
+            // The process has just started, or ends.
             Ok(_) | Err(_) => std::thread::sleep(INTERVAL),
         }
     }
