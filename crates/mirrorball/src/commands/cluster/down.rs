@@ -41,8 +41,8 @@ pub(super) fn end_cluster(files: &Files, leave: bool) -> Result<()> {
     let users = files.users().into_diagnostic()?;
     if !leave && !vms.is_empty() {
         return Err(miette!(
-            help = "stop them with --stop, end those of other users with `mirrorball cluster evict USER:VM`, or add --leave to \
-                    let them run on alone",
+            help = "stop them with --stop, end those of other users with `mirrorball cluster evict USER:VM`, \
+                    or add --leave to let them run on alone",
             "VMs run in the cluster: {}",
             users::names(&vms, &users).join(", ")
         ));

@@ -61,7 +61,8 @@ fn print_those_without_cell(status: &Status) -> Result<()> {
         // A monitor always serves a VM that spans hosts.
         if !is_served && record.shard_pid.is_some() && !spans_hosts(&record, status) {
             println!(
-                "{}: served by process {} instead of cell {number}; `mirrorball cluster adopt {}` has the cell serve it",
+                "{}: served by process {} instead of cell {number}; `mirrorball cluster adopt {}` has the \
+                 cell serve it",
                 record.name, record.monitor_pid, record.name
             );
         }

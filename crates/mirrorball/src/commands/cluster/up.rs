@@ -65,7 +65,8 @@ pub(super) fn up(
         }
         hosts.with_shared_memory().map_err(|error| {
             miette!(
-                help = "`shared_memory` is a file that this user may write, of memory that the hosts share, and large enough",
+                help = "`shared_memory` is a file that this user may write, of memory that the hosts share, \
+                        and large enough",
                 "{error}"
             )
         })?;
@@ -184,7 +185,8 @@ fn check_age(site: &Site) -> Result<bool> {
         }
         if Instant::now() > deadline {
             return Err(miette!(
-                help = "copy the cluster file from a host that is up: a host has joined since this one was written",
+                help = "copy the cluster file from a host that is up: a host has joined since this one was \
+                        written",
                 "the cluster has a cell {unknown}, and this cluster file does not"
             ));
         }
