@@ -373,7 +373,7 @@ impl Handle {
         self.wait(QUIT_LIMIT.saturating_sub(begun.elapsed()), has_obeyed)
     }
 
-    /// The VM is to end because of something beside it: by order, and if it does not obey in time, by force.
+    /// Ends the VM for an external reason: by order, and if it does not obey in time, by force.
     pub(crate) fn quit(&self) {
         self.changed();
         let ordered = self.state().order_to_quit();
@@ -545,7 +545,7 @@ mod tests {
         let (handle, shard, _unread) = hung();
         std::thread::scope(|scope| {
             let ended = scope.spawn(|| {
-                // Later than the limit within which it would kill the shard itself.
+                // Later than the limit after which it would kill the shard itself.
                 std::thread::sleep(ACKNOWLEDGEMENT_LIMIT + Duration::from_millis(200));
                 end(&handle, &shard)
             });
@@ -554,8 +554,8 @@ mod tests {
         });
     }
 
-    /// How long `kill` lets a shard live that obeys no order. Once it has read the order to quit, `played`
-    /// plays its part with the order's number.
+    /// Time for which `kill` lets a shard live that obeys no order. Once the shard has read the order to
+    /// quit, `played` plays its part with the order's number.
     fn killed_after(versions: Versions, played: impl FnOnce(&Handle, OrderId) + Send) -> Duration {
         let (handle, shard, orders) = hung();
         handle.state().runs = true;

@@ -149,7 +149,7 @@ impl Reports {
         self.socket.wait_until(deadline)
     }
 
-    /// The next report; none at the end, or when it has not come before `deadline`.
+    /// The next report; none at the end, or if it has not arrived before `deadline`.
     fn receive(&mut self, deadline: Option<Instant>) -> Result<Option<Report>, ReceiveError> {
         let message = loop {
             if let Some(deadline) = deadline

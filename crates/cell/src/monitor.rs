@@ -282,7 +282,8 @@ impl Begun<'_> {
         self.span.as_ref().is_some_and(Span::has_remote_parts)
     }
 
-    /// Orders the VM's cell to start and serve it, and ends this process. An error is one line, and ends the VM.
+    /// Orders the VM's cell to start and serve it, and ends this process. An error is one line, and ends the
+    /// VM.
     fn hand_over(
         self,
         keeper: Keeper,

@@ -22,11 +22,11 @@ use crate::pidfd;
 use crate::programs::{self, BuildProgram};
 use crate::shard_log::ShardLog;
 
-/// How long a shard may take to end that has acknowledged the order to quit: its disks write what they have
-/// acknowledged to the guest.
+/// Time limit for a shard to end after it has acknowledged the order to quit: its disks write the data that
+/// they have acknowledged to the guest.
 pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
-/// How long a shard may take to acknowledge the order to quit, and to exit after its last report. A thread of
-/// its own acknowledges it, whatever the shard does.
+/// Time limit for a shard to acknowledge the order to quit, and to exit after its last report. A separate
+/// thread acknowledges it, whatever the other threads do.
 pub const ACKNOWLEDGEMENT_LIMIT: Duration = Duration::from_millis(500);
 
 /// Time limit for a shard to end after it has closed its control socket.

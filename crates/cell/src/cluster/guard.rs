@@ -232,7 +232,7 @@ impl Program {
         if let Some(mut cell) = cell {
             cell.kill()?;
             if cell.wait()?.success() {
-                // It had been told to end just before.
+                // The process was ordered to end just before.
                 upgrade.answer(Err("the cell has ended by order".to_owned()));
                 return Ok(Replaced::Over(Life::Ended));
             }

@@ -64,7 +64,7 @@ enum Event {
     LeftLate(String, u64),
     /// The asserted facts have changed.
     Asserted(Box<Asserted>),
-    /// What a client asked is known now.
+    /// The response to a client's request is ready.
     Responded(Client, CellResponse),
     /// No VM of the host depends on this failed cell any more.
     NoDependents(u16),
@@ -218,7 +218,7 @@ struct Cell {
     clients: BTreeMap<Client, UnixStream>,
     /// The cells of other hosts.
     remote_cells: Option<RemoteCells>,
-    /// There is a tick to come.
+    /// Whether a tick is scheduled.
     ticking: bool,
     events: Sender<Event>,
 }
@@ -335,7 +335,7 @@ impl Cell {
         if ends { Next::End } else { Next::GoOn }
     }
 
-    /// Goes by the facts that a user asserts now.
+    /// Applies the facts that a user asserts now.
     fn take_facts(&mut self, Asserted { capacity, costs }: Asserted) {
         if let Some(remote_cells) = &self.remote_cells {
             remote_cells.set_route_costs(costs.route_costs());

@@ -69,11 +69,11 @@ pub(crate) struct State {
     pub(crate) helpers: Vec<Helper>,
     /// Whether shards of it run on other hosts.
     pub(crate) has_remote_parts: bool,
-    /// The last order to quit that the home was given.
+    /// The last order to quit that the home received.
     quit: Option<OrderId>,
-    /// The home has acknowledged an order to quit.
+    /// Whether the home has acknowledged an order to quit.
     is_quitting: bool,
-    /// Why it can't go on, if a cell is lost that it uses.
+    /// The reason why it can't run on, if a cell is lost that it uses.
     pub(crate) lost: Option<String>,
 }
 
@@ -181,7 +181,7 @@ impl State {
         Ok(())
     }
 
-    /// How long the home may take to end after an order to quit: [`QUIT_LIMIT`] if it has acknowledged the
+    /// Time limit for the home to end after an order to quit: [`QUIT_LIMIT`] if it has acknowledged the
     /// order, or is of the release before and never does; else [`ACKNOWLEDGEMENT_LIMIT`]. A home whose guest
     /// has not run yet has nothing to write.
     pub(super) fn quit_limit(&self) -> Duration {
@@ -234,7 +234,7 @@ impl State {
             home.cut_off();
             self.is_cut_off = true;
         } else {
-            // One that is gone has ended. No order waits, so the lock may be held.
+            // A home that is gone has ended. Sending never blocks, so the lock may be held.
             let _ = self.order_to_quit();
         }
     }

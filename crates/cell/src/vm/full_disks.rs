@@ -1,4 +1,4 @@
-//! How often the record of a VM says which of its disks are full. Without I/O, clock or threads.
+//! Rate limit on updates of a VM's record about its full disks. Without I/O, clock or threads.
 //!
 //! A shard may be in a guest's hands. One that reports other disks again and again would have the record and
 //! the user's journal written each time.

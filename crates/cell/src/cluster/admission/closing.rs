@@ -40,8 +40,8 @@ fn close_held(stream: UnixStream, hold: impl FnOnce() -> io::Result<Sender<Infal
         drop(stream);
         holder.end();
     } else if WAITING.take() {
-        // Another thread waits instead. Without one for it, as without memory, this process serves nobody
-        // anyway.
+        // Another thread waits instead. Without one for it, as without memory, this process serves no
+        // client anyway.
         let close = move || {
             drop(stream);
             WAITING.give_back();

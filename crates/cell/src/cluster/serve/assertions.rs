@@ -1,9 +1,10 @@
-//! The facts that a user asserts, as a cell goes by them: where VMs start, by which trees messages go, which
-//! transport the next links take.
+//! The facts that a user asserts, as a cell applies them: to the placement of VMs, to multicast trees, and to
+//! the transport of the next links.
 //!
-//! The file is read when the cell starts, and again when it has changed and a client asks for a place: by the
-//! client's thread, so that a slow disk holds up that client alone. The facts reach the thread of events
-//! before the client's request does. While the file is wrong the former facts count.
+//! The file is read when the cell starts, and again when it has changed and a client requests a place: by the
+//! client's thread, so that a slow disk delays that client alone. The facts reach the thread of events
+//! before the client's request does. While the file is wrong the former facts stay in
+//! force.
 
 use std::io;
 use std::sync::mpsc::Sender;
@@ -21,9 +22,9 @@ use crate::cluster::routes::MulticastRoutes;
 /// The asserted facts in force, with the costs of messages by them.
 #[derive(Debug)]
 pub(super) struct Asserted {
-    /// On the capacity of cells.
+    /// Facts on the capacity of cells.
     pub(super) capacity: Assertions,
-    /// What messages between cells cost.
+    /// Costs of messages between cells.
     pub(super) costs: MulticastRoutes,
 }
 

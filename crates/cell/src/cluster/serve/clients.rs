@@ -27,7 +27,7 @@ pub(super) fn take(
                 let (events, facts) = (events.clone(), facts.clone());
                 // A host without threads to spare loses this client, not the cell.
                 let _ = std::thread::Builder::new().name("client".into()).spawn(move || {
-                    // Nobody listens any more when the process ends.
+                    // The receiver is gone when the process ends.
                     let _ = read(client, stream, &events, &facts);
                     let _ = events.send(Event::Disconnected(client));
                 });
@@ -36,7 +36,7 @@ pub(super) fn take(
     Ok(())
 }
 
-/// Passes on what a client asks, until it ends. A line that is no request is refused.
+/// Passes on the requests of a client, until it ends. A line that is no request is refused.
 fn read(
     client: Client,
     stream: UnixStream,
