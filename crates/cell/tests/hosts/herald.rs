@@ -74,7 +74,7 @@ pub fn hear(all: &[Heard]) -> Vec<String> {
 /// Is one of its shards, until it is given an order. Where the guest's kernel begins stands for the boot.
 pub fn run(control: &ControlSocket) -> ExitCode {
     let (launch, mut files) = shard::process::receive_launch(control).expect("a launch");
-    let Launch::Part(part) = launch else {
+    let Launch::Secondary(part) = launch else {
         panic!("a part");
     };
     let launch = part.span.coherence.expect("coherent memory");
