@@ -20,8 +20,8 @@ use crate::sandbox::{Syscall, ThreadKind, Threads};
 /// The system calls that the thread makes beyond those of every thread.
 pub const SYSCALLS: &[Syscall] = &[libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_sendmsg];
 
-/// Greatest number of orders that wait for the first thread. Further ones wait in the socket, where the monitor
-/// notices a shard that does not read them.
+/// Greatest number of orders that wait for the first thread. Further ones wait in the socket, where the
+/// monitor notices a shard that does not read them.
 const WAITING_ORDERS_MAX: usize = 64;
 
 /// An order as it arrives: its kind may be unknown to this version.
