@@ -1,10 +1,9 @@
-//! The host's side.
+//! The host's side of the protocol.
 //!
-//! The guest may be hostile, so nothing its agent says is believed: a handshake that does not come is an
-//! error after half a minute, frames and collected output are bounded, a file is written only to the caller's
-//! descriptor and only while its file system has room, and text for a person has its control characters
-//! removed. A program may run for as long as it likes and say nothing; it ends with the connection at the
-//! latest.
+//! The guest may be hostile, so data of its agent are untrusted. A missing handshake is an error after half a
+//! minute. Frames and collected output are bounded. A file is written only to the caller's descriptor, and
+//! only while its file system has room. Text for people has its control characters removed. A program may run
+//! for any time without output; it ends with the connection at the latest.
 
 mod connect;
 mod exec;
@@ -21,29 +20,29 @@ pub use file::{Copied, GuestFile, Place, Sent, get, put, put_all};
 pub use terminal::{RawMode, window_size};
 
 use crate::protocol::{Frame, Identity, Kind, Ready, Request};
-use crate::wire::{PATIENCE, Wire};
+use crate::wire::{PEER_TIMEOUT, Wire};
 
-/// Why a request failed.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nothing answers on the agent's port.
+    /// No agent answers on the port.
     #[error("no agent answers in the guest")]
     NoAgent,
-    /// The agent said no: its words.
+    /// The agent refused, with this reason.
     #[error("{0}")]
     Refused(String),
-    /// The other side does not keep to the protocol.
+    /// The agent violated the protocol.
     #[error("the guest's agent broke the protocol: {0}")]
     Protocol(String),
     /// The connection broke.
     #[error("the connection to the guest's agent broke")]
     Io(#[from] io::Error),
-    /// A file or terminal of this side failed.
+    /// A file or terminal of the host failed.
     #[error("{what}")]
     Local {
-        /// What was being done.
+        /// The failed operation.
         what: &'static str,
-        /// Why it failed.
+        /// Reason of the failure.
         source: io::Error,
     },
 }
@@ -52,7 +51,7 @@ pub enum ClientError {
 pub trait Stream: io::Read + io::Write + AsFd + Send {}
 impl<T: io::Read + io::Write + AsFd + Send> Stream for T {}
 
-/// The agent's version: the guest is up.
+/// Returns the agent's version, which shows that the guest is up.
 pub fn ping(stream: impl Stream) -> Result<String, ClientError> {
     let mut wire = Wire::new(&stream)?;
     let ready = open(&mut wire, &Request::Ping)?;
@@ -64,13 +63,13 @@ pub fn ping(stream: impl Stream) -> Result<String, ClientError> {
         .collect())
 }
 
-/// Makes the guest who `identity` says.
+/// Gives the guest another identity.
 pub fn identify(stream: impl Stream, identity: &Identity) -> Result<(), ClientError> {
     let mut wire = Wire::new(&stream)?;
     open(&mut wire, &Request::Identify(identity.clone())).map(|_| ())
 }
 
-/// Sends the request and waits for the agent to agree.
+/// Sends the request and waits for the agent to accept it.
 fn open(wire: &mut Wire, request: &Request) -> Result<Ready, ClientError> {
     wire.send_json(Kind::Request, request)?;
     let frame = answer(wire)?;
@@ -82,9 +81,9 @@ fn open(wire: &mut Wire, request: &Request) -> Result<Ready, ClientError> {
     }
 }
 
-/// Waits a bounded time for one frame.
+/// Waits for one frame, up to a time limit.
 fn answer(wire: &mut Wire) -> Result<Frame, ClientError> {
-    match wire.wait_frame(Some(Instant::now() + PATIENCE)) {
+    match wire.wait_frame(Some(Instant::now() + PEER_TIMEOUT)) {
         Ok(Some(frame)) => checked(frame),
         Ok(None) => Err(gone()),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(ClientError::NoAgent),
@@ -92,7 +91,7 @@ fn answer(wire: &mut Wire) -> Result<Frame, ClientError> {
     }
 }
 
-/// Turns a refusal into its error.
+/// Converts a refusal into its error.
 fn checked(frame: Frame) -> Result<Frame, ClientError> {
     match frame.kind {
         Kind::Refused => Err(ClientError::Refused(frame.text())),
@@ -111,7 +110,7 @@ fn gone() -> ClientError {
     ClientError::Io(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Bytes as hexadecimal digits.
+/// Returns bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,9 +1,9 @@
-//! What a panic does to the programs of Mirrorball.
+//! Handling of panics in the programs of Mirrorball.
 
-/// From now on a panic in any thread ends the process, after it was told: no thread goes on with what another
-/// left half done.
+/// Makes a panic in any thread end the process after a report: no thread continues with state that another
+/// left incomplete.
 ///
-/// `panic = "abort"` in the release profile would say the same, but tests have to unwind: all crates would be
+/// `panic = "abort"` in the release profile would do the same, but tests have to unwind: all crates would be
 /// compiled for each of the two.
 pub fn ends_the_process() {
     let tell = std::panic::take_hook();
@@ -21,14 +21,14 @@ mod tests {
     const CHILD: &str = "MIRRORBALL_TEST_PANICS";
 
     #[test]
-    fn a_panic_in_any_thread_is_told_and_ends_the_process() {
+    fn panic_in_any_thread_is_reported_and_ends_the_process() {
         if std::env::var_os(CHILD).is_some() {
             super::ends_the_process();
             let _ = std::thread::spawn(|| panic!("of a thread")).join();
             return;
         }
         let tests = std::env::current_exe().unwrap();
-        let filter = "a_panic_in_any_thread_is_told";
+        let filter = "panic_in_any_thread_is_reported";
         let child = Command::new(tests)
             .args([filter, "--nocapture"])
             .env(CHILD, "1")

@@ -1,4 +1,4 @@
-//! What goes over the wire.
+//! The messages of the protocol.
 //!
 //! A connection is a sequence of frames in both directions, each a kind, a length and that many bytes
 //! (`frame`). The client opens with a [`Request`]; the server answers it with [`Kind::Ready`] or
@@ -12,7 +12,7 @@
 //! | get | | data, and at last end |
 //! | identify | | |
 //!
-//! `Refused` may come instead of anything the server sends, and is its last frame.
+//! `Refused` may replace any frame of the server, and is its last frame.
 
 pub mod frame;
 
@@ -20,17 +20,17 @@ use serde::{Deserialize, Serialize};
 
 pub use frame::{Decoder, FRAME_BYTES_MAX, Frame, FrameError, HEADER_BYTES, Kind};
 
-/// What the client asks; the first frame of a connection.
+/// Request of the client; the first frame of a connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "op")]
 pub enum Request {
-    /// Answers with the agent's version: the guest is up.
+    /// Returns the agent's version, which shows that the guest is up.
     Ping,
     /// Runs a program.
     Exec(ExecRequest),
     /// Receives a file from the client (`cp host → guest`).
     Put {
-        /// Absolute path in the guest; a directory gets `name` in it.
+        /// Absolute path in the guest; a directory receives the file under `name`.
         path: String,
         /// The source's file name.
         name: String,
@@ -42,30 +42,30 @@ pub enum Request {
         /// Absolute path in the guest.
         path: String,
     },
-    /// Makes the guest somebody else than the one it was copied from; answered when it is.
+    /// Gives the guest another identity than its parent's; the reply follows the change.
     Identify(Identity),
 }
 
-/// What makes a clone different.
+/// The identity of a clone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The host's name.
+    /// Name of the guest.
     pub hostname: String,
-    /// Hardware addresses: for each network card, what it was and what it becomes.
+    /// For each network card, its old and new hardware address.
     pub cards: Vec<CardAddress>,
-    /// Bytes that only this guest gets, for the kernel's generator of random numbers; from then on it gives
-    /// others than its parent's.
+    /// Seed of the kernel's random number generator, unique to this guest. From then on the numbers differ
+    /// from the parent's.
     pub seed: Vec<u8>,
-    /// What time it is, nanoseconds since 1970.
+    /// Current time, nanoseconds since 1970.
     pub unix_ns: u64,
 }
 
 /// A network card's new hardware address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardAddress {
-    /// What it was.
+    /// Old address.
     pub from: [u8; 6],
-    /// What it becomes.
+    /// New address.
     pub to: [u8; 6],
 }
 
@@ -78,19 +78,19 @@ pub struct ExecRequest {
     pub env: Vec<(String, String)>,
     /// Working directory; the root when absent.
     pub cwd: Option<String>,
-    /// Give the program a terminal of this size.
+    /// Size of a terminal to run the program in; without it the program has pipes.
     pub tty: Option<WindowSize>,
 }
 
-/// The server agrees to do what was asked.
+/// The server accepts the request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ready {
     /// The agent's version.
     pub version: String,
-    /// Get: the file's size in bytes, when it has one (files of `/proc` have none).
+    /// For get: size of the file in bytes, if it has one (files of `/proc` have none).
     #[serde(default)]
     pub size: Option<u64>,
-    /// Get: the file's permission bits.
+    /// For get: permission bits of the file.
     #[serde(default)]
     pub mode: Option<u32>,
 }
@@ -98,33 +98,33 @@ pub struct Ready {
 /// The end of a file's data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct End {
-    /// Bytes sent.
+    /// Number of bytes sent.
     pub bytes: u64,
-    /// Their SHA-256, in hexadecimal.
+    /// SHA-256 of the bytes, in hexadecimal.
     pub sha256: String,
 }
 
 /// Size of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowSize {
-    /// Rows.
+    /// Number of rows.
     pub rows: u16,
-    /// Columns.
+    /// Number of columns.
     pub cols: u16,
 }
 
-/// How a program ended.
+/// End of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExitStatus {
-    /// Its exit status.
+    /// Exit status.
     Code(u8),
-    /// The signal that killed it.
+    /// Number of the signal that killed it.
     Signal(u8),
 }
 
 impl ExitStatus {
-    /// As a shell gives it: 128 plus the signal.
+    /// Returns the exit status of a shell: for a signal, 128 plus its number.
     pub fn code(self) -> u8 {
         match self {
             Self::Code(code) => code,

@@ -1,7 +1,7 @@
-//! The guest's side: serves one connection.
+//! The guest's side of the protocol: serves one connection.
 //!
 //! A connection holds at most one frame of the client's bytes and one of the program's output, whatever
-//! either does; a client that goes away takes its program with it.
+//! either does. If the client disconnects, its program is ended.
 
 pub mod affinity;
 mod exec;
@@ -15,18 +15,18 @@ use std::time::{Duration, Instant};
 
 use crate::client::Stream;
 use crate::protocol::{ExecRequest, Kind, Ready, Request};
-use crate::wire::{PATIENCE, Received, Wire};
+use crate::wire::{PEER_TIMEOUT, Received, Wire};
 
-/// Serves the one request of `stream`, and returns when it is done or the client is gone.
+/// Serves the one request of `stream`. Returns when it is complete or the client is gone.
 pub fn serve(stream: impl Stream) -> io::Result<()> {
     let mut wire = Wire::new(&stream)?;
     match first(&mut wire)? {
-        Some(request) => obey(&mut wire, request),
+        Some(request) => handle(&mut wire, request),
         None => Ok(()),
     }
 }
 
-/// As [`serve`], but only runs programs, and only those that `check` lets through; it may change the request.
+/// Works as [`serve`], but runs only programs that `check` accepts; `check` may change the request.
 pub fn serve_programs(
     stream: impl Stream,
     check: impl FnOnce(&mut ExecRequest) -> Result<(), String>,
@@ -34,7 +34,7 @@ pub fn serve_programs(
     let mut wire = Wire::new(&stream)?;
     match first(&mut wire)? {
         Some(Request::Exec(mut request)) => match check(&mut request) {
-            Ok(()) => obey(&mut wire, Request::Exec(request)),
+            Ok(()) => handle(&mut wire, Request::Exec(request)),
             Err(why) => refuse(&mut wire, &why),
         },
         Some(_) => refuse(&mut wire, "only programs are run here"),
@@ -42,9 +42,9 @@ pub fn serve_programs(
     }
 }
 
-/// The request; none if it makes no sense, or nobody asks.
+/// Receives the request; returns none if it is invalid, or the client sends none.
 fn first(wire: &mut Wire) -> io::Result<Option<Request>> {
-    let Some(first) = wire.wait_frame(Some(Instant::now() + PATIENCE))? else {
+    let Some(first) = wire.wait_frame(Some(Instant::now() + PEER_TIMEOUT))? else {
         return Ok(None);
     };
     match (first.kind, first.json::<Request>()) {
@@ -53,7 +53,7 @@ fn first(wire: &mut Wire) -> io::Result<Option<Request>> {
     }
 }
 
-fn obey(wire: &mut Wire, request: Request) -> io::Result<()> {
+fn handle(wire: &mut Wire, request: Request) -> io::Result<()> {
     match request {
         Request::Ping => ready(wire)?,
         Request::Exec(request) => exec::serve(wire, &request)?,
@@ -72,7 +72,7 @@ fn ready(wire: &Wire) -> io::Result<()> {
     ready_to_send(wire, None, None)
 }
 
-/// Agrees to send a file of this size and with these permission bits.
+/// Accepts to send a file of this size and with these permission bits.
 fn ready_to_send(wire: &Wire, size: Option<u64>, mode: Option<u32>) -> io::Result<()> {
     wire.send_json(
         Kind::Ready,
@@ -84,15 +84,15 @@ fn ready_to_send(wire: &Wire, size: Option<u64>, mode: Option<u32>) -> io::Resul
     )
 }
 
-/// Tells the client why not, which ends the request.
+/// Sends the reason of a refusal to the client, which ends the request.
 fn refuse(wire: &mut Wire, reason: &str) -> io::Result<()> {
     let reason: String = reason.chars().take(1000).collect();
-    wire.send_frame(Kind::Refused, reason.as_bytes(), Some(PATIENCE))?;
+    wire.send_frame(Kind::Refused, reason.as_bytes(), Some(PEER_TIMEOUT))?;
     linger(wire);
     Ok(())
 }
 
-/// Lets the client read what was sent: closing a TCP socket that has unread input would throw that away.
+/// Lets the client read the sent bytes: closing a TCP socket with unread input would discard them.
 fn linger(wire: &mut Wire) {
     wire.finish();
     let deadline = Instant::now() + Duration::from_secs(10);

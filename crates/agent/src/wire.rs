@@ -1,7 +1,7 @@
 //! A connected socket that carries frames, used by both sides.
 //!
-//! Works on the socket's file descriptor with `send` and `recv`, so that one side can be polled with other
-//! descriptors, and so that a broken connection is an error and never a `SIGPIPE`.
+//! It uses the socket's file descriptor with `send` and `recv`, so that one side can poll it with other
+//! descriptors, and a broken connection is an error instead of a `SIGPIPE`.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::protocol::{Decoder, Frame, HEADER_BYTES, Kind, frame};
 
-/// A socket and what has been received from it but not yet used.
+/// A socket with the bytes that were received but not used yet.
 #[derive(Debug)]
 pub(crate) struct Wire {
     socket: OwnedFd,
@@ -21,19 +21,19 @@ pub(crate) struct Wire {
     buffer: Vec<u8>,
 }
 
-/// What one non-blocking receive gave.
+/// Result of one nonblocking receive.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// Some bytes: frames may be there.
+    /// Bytes were received; frames may be complete.
     Some,
-    /// Nothing yet.
+    /// No bytes are available.
     Nothing,
-    /// The other side is gone.
+    /// The other side has closed.
     Closed,
 }
 
 impl Wire {
-    /// Takes its own descriptor of `stream`'s socket.
+    /// Duplicates the descriptor of `stream`'s socket.
     pub fn new(stream: &impl AsFd) -> io::Result<Self> {
         let socket = stream.as_fd().try_clone_to_owned()?;
         Ok(Self {
@@ -43,15 +43,15 @@ impl Wire {
         })
     }
 
-    /// The next frame already received.
+    /// Returns the next frame that was received already.
     pub fn next_frame(&mut self) -> io::Result<Option<Frame>> {
         self.decoder
             .next_frame()
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Receives what is there without waiting. Call it only when `next_frame` has no more: the decoder then
-    /// holds less than a frame.
+    /// Receives available bytes without blocking. Must be called only after `next_frame` has returned none:
+    /// the decoder then holds less than a frame.
     pub fn receive(&mut self) -> io::Result<Received> {
         match recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
             Ok(0) => Ok(Received::Closed),
@@ -65,7 +65,7 @@ impl Wire {
         }
     }
 
-    /// Waits for a frame; `None` when the other side is gone; `TimedOut` at the deadline.
+    /// Waits for a frame; returns `None` if the other side has closed. Fails with `TimedOut` at the deadline.
     pub fn wait_frame(&mut self, deadline: Option<Instant>) -> io::Result<Option<Frame>> {
         loop {
             if let Some(frame) = self.next_frame()? {
@@ -78,7 +78,7 @@ impl Wire {
         }
     }
 
-    /// Sends as much of `bytes` as goes without waiting.
+    /// Sends as many of `bytes` as possible without blocking.
     pub fn send_some(&self, bytes: &[u8]) -> io::Result<usize> {
         match send(
             self.socket.as_raw_fd(),
@@ -91,15 +91,16 @@ impl Wire {
         }
     }
 
-    /// Sends all of `bytes`, waiting for room; `TimedOut` when there is no room at all for `patience`.
-    pub fn send_all(&self, mut bytes: &[u8], patience: Option<Duration>) -> io::Result<()> {
+    /// Sends all of `bytes`, and waits for room. Fails with `TimedOut` if there is no room at all for
+    /// `timeout`.
+    pub fn send_all(&self, mut bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
         while !bytes.is_empty() {
             let sent = self.send_some(bytes)?;
             bytes = &bytes[sent..];
             if sent == 0 {
                 self.wait(
                     PollFlags::POLLOUT,
-                    patience.map(|patience| Instant::now() + patience),
+                    timeout.map(|timeout| Instant::now() + timeout),
                 )?;
             }
         }
@@ -107,10 +108,10 @@ impl Wire {
     }
 
     /// Sends one frame.
-    pub fn send_frame(&self, kind: Kind, payload: &[u8], patience: Option<Duration>) -> io::Result<()> {
+    pub fn send_frame(&self, kind: Kind, payload: &[u8], timeout: Option<Duration>) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
         frame::encode(kind, payload, &mut bytes);
-        self.send_all(&bytes, patience)
+        self.send_all(&bytes, timeout)
     }
 
     /// Sends one frame of JSON.
@@ -122,10 +123,10 @@ impl Wire {
                 "the request is longer than 64 KiB",
             ));
         }
-        self.send_all(&bytes, Some(PATIENCE))
+        self.send_all(&bytes, Some(PEER_TIMEOUT))
     }
 
-    /// Waits for some bytes and throws them away.
+    /// Waits for some bytes and discards them.
     pub fn discard(&mut self, deadline: Instant) -> io::Result<Received> {
         self.wait(PollFlags::POLLIN, Some(deadline))?;
         match recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
@@ -136,15 +137,15 @@ impl Wire {
         }
     }
 
-    /// True when something can be received at once.
+    /// Returns whether bytes can be received at once.
     pub fn readable(&self) -> bool {
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut fds, PollTimeout::ZERO), Ok(ready) if ready > 0)
     }
 
-    /// Nothing more will be sent.
+    /// Announces that no further bytes will be sent.
     pub fn finish(&self) {
-        // The connection may be gone already; there is nobody to tell.
+        // The connection may be gone already; then there is no receiver.
         let _ = nix::sys::socket::shutdown(self.socket.as_raw_fd(), nix::sys::socket::Shutdown::Write);
     }
 
@@ -157,7 +158,7 @@ impl Wire {
                     if left.is_zero() {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
-                    // Rounded up, so that the last millisecond is waited for and not spun through.
+                    // Rounded up, so that the last millisecond is waited for instead of spinning.
                     PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
                 }
             };
@@ -177,5 +178,5 @@ impl AsFd for Wire {
     }
 }
 
-/// How long a side waits for the other to take a frame of a handshake or an answer to it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for the other side to receive a frame of a handshake, or to reply to it.
+pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(30);

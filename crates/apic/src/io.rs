@@ -30,9 +30,9 @@ const LOGICAL: u64 = 1 << 11;
 const REMOTE_IRR: u64 = 1 << 14;
 const LEVEL: u64 = 1 << 15;
 const MASKED: u64 = 1 << 16;
-/// Vector, delivery mode, destination mode, polarity, trigger mode, mask, destination. Not the delivery
-/// status (bit 12), which is always 0, since a message leaves at once; nor the remote IRR. Both can only be
-/// read.
+/// Writable bits: vector, delivery mode, destination mode, polarity, trigger mode, mask, destination. The
+/// delivery status (bit 12), which is always 0 since a message is sent at once, and the remote IRR are
+/// read-only.
 const WRITABLE: u64 = 0xFF00_0000_0001_AFFF;
 
 /// An IOAPIC with 24 pins.
@@ -169,8 +169,8 @@ fn delivery(entry: u64) -> Option<Delivery> {
     Delivery::of_bits((entry >> 8) as u32).filter(|&delivery| delivery != Delivery::Startup)
 }
 
-/// Only what has a vector has an end of service; all else is sent as an edge, as the datasheet has it for
-/// NMIs.
+/// Returns whether an entry is level-triggered. Only an interrupt with a vector has an end; all others are
+/// sent as edges, as the datasheet requires for NMIs.
 fn is_level(entry: u64) -> bool {
     entry & LEVEL != 0 && delivery(entry).is_some_and(Delivery::has_vector)
 }

@@ -33,7 +33,7 @@ impl std::error::Error for GeneralProtection {}
 /// Effect of a register write outside of this APIC.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Written {
-    /// Nothing.
+    /// The write has no such effect.
     Nothing,
     /// To be delivered, by [`targets`](crate::targets); the sender may be among the destinations, and is then
     /// to [`accept`](LocalApic::accept) it as the others do.
@@ -226,8 +226,8 @@ impl LocalApic {
         }
     }
 
-    /// The vector to inject now: the highest requested, if its class is above the processor's (SDM 11.8.3.1).
-    /// One that is disabled by software still serves what it had accepted (SDM 11.4.7.2).
+    /// Returns the vector to inject now: the highest requested one, if its class is above the processor's
+    /// (SDM 11.8.3.1). An APIC that software has disabled still serves accepted interrupts (SDM 11.4.7.2).
     pub fn next(&self) -> Option<u8> {
         let highest = self.requested.highest()?;
         (class(highest) > class(self.processor_priority())).then_some(highest)
@@ -256,7 +256,8 @@ impl LocalApic {
         highest.is_some_and(|vector| !self.level.contains(vector)) && self.requested.is_empty()
     }
 
-    /// The TSC at which the timer's interrupt comes, whatever its mode; `None` if it is not armed or masked.
+    /// Returns the TSC at which the timer's interrupt is due in any mode; `None` if it is not armed or
+    /// masked.
     pub fn timer_due(&self) -> Option<u64> {
         self.timer.due()
     }
@@ -285,8 +286,8 @@ impl LocalApic {
         self.task_priority = value;
     }
 
-    /// Can this state have come about by the functions above? For one that another process has sent. The id
-    /// is not checked.
+    /// Returns whether the functions above can produce this state, which another process may have sent. The
+    /// id is not checked.
     pub fn is_sane(&self) -> bool {
         let sets = [self.requested, self.in_service, self.level];
         let vectors = sets

@@ -189,7 +189,8 @@ impl Timer {
     }
 
     fn mode(&self) -> Mode {
-        // Never of the reserved mode; only a state from elsewhere that is not sane gets the default.
+        // The mode is never the reserved one, except in an invalid state from another process, which gets the
+        // default.
         Mode::of(self.lvt).unwrap_or(Mode::OneShot)
     }
 

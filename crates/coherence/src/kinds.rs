@@ -7,7 +7,9 @@
 /// catch-all arm, a kind that is added to the list and forgotten there does not compile either.
 #[macro_export]
 macro_rules! wire_kinds {
-    ($(#[$about:meta])* $sight:vis enum $name:ident { $($(#[$doc:meta])* $kind:ident = $byte:literal,)+ }) => {
+    ($(#[$about:meta])* $sight:vis enum $name:ident {
+        $($(#[$doc:meta])* $kind:ident = $byte:literal,)+
+    }) => {
         $(#[$about])*
         #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
         #[repr(u8)]

@@ -19,23 +19,23 @@ wire_kinds! {
     /// Kind of a message: the byte at [`KIND_AT`]. A driver may use the bytes from 0x80 on for frames of its
     /// own.
     pub enum Kind {
-        /// [`Body::Request`].
+        /// Kind of [`Body::Request`].
         Request = 0x01,
-        /// [`Body::Forward`].
+        /// Kind of [`Body::Forward`].
         Forward = 0x02,
-        /// [`Body::Copy`].
+        /// Kind of [`Body::Copy`].
         Copy = 0x03,
-        /// [`Body::Ownership`].
+        /// Kind of [`Body::Ownership`].
         Ownership = 0x04,
-        /// [`Body::Invalidate`].
+        /// Kind of [`Body::Invalidate`].
         Invalidate = 0x05,
-        /// [`Body::Acknowledge`].
+        /// Kind of [`Body::Acknowledge`].
         Acknowledge = 0x06,
-        /// [`Body::Prefetch`].
+        /// Kind of [`Body::Prefetch`].
         Prefetch = 0x11,
-        /// [`Body::ForwardPrefetch`].
+        /// Kind of [`Body::ForwardPrefetch`].
         ForwardPrefetch = 0x12,
-        /// [`Body::Nack`].
+        /// Kind of [`Body::Nack`].
         Nack = 0x13,
     }
 }

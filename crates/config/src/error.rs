@@ -98,7 +98,7 @@ impl ConfigError {
     }
 }
 
-/// The flag of `run` that sets what is at `path` in a spec.
+/// Returns the flag of `run` that sets the field at `path` in a spec.
 fn flag_of(path: &[String]) -> Option<String> {
     let flag = match path.first()?.as_str() {
         "kernel" => match path.get(1).map(String::as_str) {

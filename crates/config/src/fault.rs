@@ -1,6 +1,6 @@
 //! A fault in a spec, before its place in a text is known.
 
-/// A fault in a spec: its path (keys and indices), what is wrong, and how to fix it.
+/// A fault in a spec: its path (keys and indices), its description, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub(crate) path: Vec<String>,

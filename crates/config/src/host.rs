@@ -22,7 +22,7 @@ pub struct HostFacts {
 /// The access that a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reading.
+    /// Access for reading.
     Read,
     /// Reading and writing.
     Write,

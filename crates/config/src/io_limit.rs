@@ -80,7 +80,8 @@ impl FromStr for IoLimitSpec {
                 Some(("writes", requests)) => limit.writes = Some(number(requests)?),
                 _ => {
                     return Err(format!(
-                        "{part:?} is no limit of I/O: write read_bytes=SIZE, write_bytes=SIZE, reads=NUMBER or writes=NUMBER"
+                        "{part:?} is no limit of I/O: write read_bytes=SIZE, write_bytes=SIZE, \
+                         reads=NUMBER or writes=NUMBER"
                     ));
                 }
             }
@@ -101,7 +102,8 @@ mod tests {
     #[test]
     fn a_flag_has_the_same_keys_as_the_file() {
         let limit = checked("read_bytes=100M,write_bytes=64K,reads=10,writes=500").unwrap();
-        let file = "image = \"x\"\n[io_limit]\nread_bytes = \"100M\"\nwrite_bytes = \"64K\"\nreads = 10\nwrites = 500\n";
+        let file = "image = \"x\"\n[io_limit]\nread_bytes = \"100M\"\nwrite_bytes = \"64K\"\nreads = 10\n\
+            writes = 500\n";
         assert_eq!(crate::parse("vm.toml", file).unwrap().io_limit, Some(limit));
         for (text, why) in [
             ("reads=many", "\"many\" is no number"),

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_as_bad_as_its_file_says() {
+    fn link_has_the_delay_and_loss_of_its_file() {
         let hosts = "[[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"b\"\n";
         let links =
             "links = [{ hosts = [\"a\", \"b\"], delay = \"2ms\", loss = \"1%\" }, { hosts = [\"a\"] }]\n";

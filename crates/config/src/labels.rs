@@ -21,7 +21,8 @@ const WORD_MAX: usize = 63;
 /// Maximum length of a key's prefix, in bytes.
 const PREFIX_MAX: usize = 253;
 
-const KEY_HELP: &str = "letters, digits, `-`, `_` and `.`, 63 at most, with a letter or digit at both ends; before it, if \
+const KEY_HELP: &str = "letters, digits, `-`, `_` and `.`, 63 at most, with a letter or digit at both \
+    ends; before it, if \
                         anything, a lower-case domain and `/`";
 const VALUE_HELP: &str =
     "letters, digits, `-`, `_` and `.`, 63 at most, with a letter or digit at both ends, or nothing";

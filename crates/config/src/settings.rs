@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vms_of_root_and_of_the_api_share_within_a_group_unless_the_file_says_otherwise() {
+    fn vms_of_root_and_of_the_api_share_within_a_group_by_default() {
         let between = |text: &str| {
             let settings = Settings::parse("host.toml", text).unwrap();
             [Starter::Root, Starter::Api, Starter::User].map(|starter| settings.share_between(starter))

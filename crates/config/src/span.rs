@@ -168,7 +168,8 @@ impl utoipa::PartialSchema for SpanSpec {
             .property("memory", memory);
         OneOfBuilder::new()
             .description(Some(
-                "Cells to span: `\"auto\"`, as few as have the room, or a table with their numbers, the VM's home first.",
+                "Cells to span: `\"auto\"`, as few as have the room, or a table with their numbers, the \
+                 VM's home first.",
             ))
             .item(auto)
             .item(cells)

@@ -170,9 +170,12 @@ mod tests {
     proptest! {
         /// Each graph has an order in which all VMs come after those that they name, or a cycle of its edges.
         #[test]
-        fn order_respects_every_edge_and_a_reported_cycle_exists(edges in prop::collection::vec((0..8_usize, 0..8_usize), 0..14)) {
+        fn order_respects_every_edge_and_a_reported_cycle_exists(
+            edges in prop::collection::vec((0..8_usize, 0..8_usize), 0..14)
+        ) {
             let name = |number: usize| format!("v{number}");
-            let mut all: BTreeMap<String, VmSpec> = (0..8).map(|number| (name(number), spec(&name(number), &[]))).collect();
+            let vm = |number| (name(number), spec(&name(number), &[]));
+            let mut all: BTreeMap<String, VmSpec> = (0..8).map(vm).collect();
             for (vm, after) in edges.into_iter().filter(|(vm, after)| vm != after) {
                 all.get_mut(&name(vm)).expect("there").after.push(name(after));
             }

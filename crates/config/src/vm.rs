@@ -261,9 +261,9 @@ pub struct DiskSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DiskFormatSpec {
-    /// Raw.
+    /// The bytes of the disk, in order.
     Raw,
-    /// qcow2.
+    /// QEMU's copy-on-write format, version 2 or 3.
     Qcow2,
 }
 
@@ -284,10 +284,10 @@ pub enum DiskMode {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DiskDevice {
-    /// virtio-block.
+    /// A virtio-block device.
     #[default]
     Block,
-    /// virtio-pmem.
+    /// A virtio-pmem device.
     Pmem,
 }
 

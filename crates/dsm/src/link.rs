@@ -88,15 +88,15 @@ impl Link {
     }
 
     /// Prepares to wait on the streams. Returns whether nothing has arrived that they don't report.
-    /// [`Link::awake`] must follow.
+    /// [`Link::unblocked`] must follow.
     pub fn prepare_to_sleep(&mut self) -> bool {
         self.control.prepare_to_sleep() && self.bulk.prepare_to_sleep()
     }
 
     /// Ends the wait.
-    pub fn awake(&self) {
-        self.control.awake();
-        self.bulk.awake();
+    pub fn unblocked(&self) {
+        self.control.unblocked();
+        self.bulk.unblocked();
     }
 
     /// Returns whether bytes were received and not taken, of which the kernel will not report again.

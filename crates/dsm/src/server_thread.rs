@@ -29,7 +29,8 @@ pub fn prepare_server_thread(cpu: Option<usize>, realtime: bool) -> Option<Strin
         if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) } != 0 {
             let error = std::io::Error::last_os_error();
             return Some(format!(
-                "real-time priority is refused ({error}): a busy host serves faults late; run as root or raise RLIMIT_RTPRIO"
+                "real-time priority is refused ({error}): a busy host serves faults late; run as root or \
+                 raise RLIMIT_RTPRIO"
             ));
         }
     }

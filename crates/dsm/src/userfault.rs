@@ -153,7 +153,8 @@ pub enum FaultDelivery {
 pub enum UserfaultError {
     /// Neither the system call nor the device is permitted.
     #[error(
-        "userfaultfd is refused ({0}); run as root, give access to /dev/userfaultfd, or set sysctl vm.unprivileged_userfaultfd=1"
+        "userfaultfd is refused ({0}); run as root, give access to /dev/userfaultfd, or set sysctl \
+         vm.unprivileged_userfaultfd=1"
     )]
     Refused(io::Error),
     /// The kernel is too old.

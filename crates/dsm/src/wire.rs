@@ -91,7 +91,7 @@ impl Wire {
     }
 
     /// Prepares to wait on the socket. Returns whether nothing has arrived; the sender then rings the
-    /// doorbell. [`Wire::awake`] must follow.
+    /// doorbell. [`Wire::unblocked`] must follow.
     pub fn prepare_to_sleep(&mut self) -> bool {
         match &mut self.shm {
             // A read reports the error.
@@ -101,9 +101,9 @@ impl Wire {
     }
 
     /// Ends the wait.
-    pub fn awake(&self) {
+    pub fn unblocked(&self) {
         if let Some(shm) = &self.shm {
-            shm.awake();
+            shm.unblocked();
         }
     }
 

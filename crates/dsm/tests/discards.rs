@@ -289,7 +289,8 @@ fn prefetched_pages_are_discarded_and_never_read_again() {
                 let full: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
                 let ahead: u64 = memory.nodes.iter().map(|node| node.meter().ahead).sum();
                 println!(
-                    "{method:?}, {nodes}: {turn} turns, {gone} without a page left; {full} pages read, {ahead} were prefetched"
+                    "{method:?}, {nodes}: {turn} turns, {gone} without a page left; {full} pages read, \
+                     {ahead} were prefetched"
                 );
                 assert!(full > 1000 && ahead > 100);
             });

@@ -34,7 +34,8 @@ pub enum Share {
 /// A lock was not acquired within the limit.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{} has been locked for more than {} s by {holder}; help: wait until that process has ended, or end it, and try again",
+    "{} has been locked for more than {} s by {holder}; help: wait until that process has ended, or end \
+     it, and try again",
     path.display(),
     limit.as_secs_f32()
 )]

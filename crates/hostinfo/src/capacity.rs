@@ -74,9 +74,9 @@ pub fn facts(capacities: &[CellCapacity]) -> Vec<Fact> {
     facts.collect()
 }
 
-/// The rooms of the cells that run, as `base` has them. A cell without a fact of its free memory has none,
-/// one without a fact of its CPUs has those of `cell_cpu`. The VM is requested on this host or, if `base`
-/// does not have it, on the first host there.
+/// Returns the capacities of the cells that run, as in `base`. A cell without a fact of its free memory has
+/// none, and one without a fact of its CPUs has those of `cell_cpu`. The VM is requested on this host or, if
+/// `base` does not have it, on the first host there.
 pub fn of_facts(base: &Base) -> Vec<CellCapacity> {
     let asserted = assertions_in(base).0;
     let here = here(base);

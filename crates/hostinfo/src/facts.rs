@@ -261,19 +261,19 @@ fn sharing(site: &Site, here: &str) -> Vec<Fact> {
     pairs.collect()
 }
 
-/// The facts of this host and of the cluster's cells. While the file of asserted facts is wrong its former
-/// ones count.
+/// Returns the facts of this host and of the cluster's cells. While the file of asserted facts is invalid,
+/// its former facts count.
 ///
 /// # Errors
-/// If that file is wrong and there are no former ones, or the cells can't be read.
+/// Fails if that file is invalid and there are no former facts, or the cells can't be read.
 pub fn all(files: &Files) -> io::Result<Base> {
     all_with(files, InForce::read(files).map_err(io::Error::other)?.facts)
 }
 
-/// The facts of this host and of the cluster's cells, with these asserted ones.
+/// Returns the facts of this host and of the cluster's cells, with these asserted facts.
 ///
 /// # Errors
-/// If the cells can't be read.
+/// Fails if the cells can't be read.
 pub fn all_with(files: &Files, asserted: Vec<Fact>) -> io::Result<Base> {
     let mut base = without_asserted();
     base.learn(asserted);
@@ -364,7 +364,8 @@ mod tests {
         let file = folder.path().join("wrong.facts");
         fs::write(&file, "# mine\nlatency_ns(\"box\", 0, 1, 300)\n").expect("written");
         let error = read(&file).expect_err("wrong").to_string();
-        let said = "wrong.facts: line 2: latency_ns has 4 terms instead of 5; write `latency_ns(Host, From, To, Transport, Value)`";
+        let said = "wrong.facts: line 2: latency_ns has 4 terms instead of 5; write `latency_ns(Host, \
+            From, To, Transport, Value)`";
         assert!(error.ends_with(said), "{error}");
         let error = read(Path::new("/nowhere")).expect_err("missing").to_string();
         assert!(error.starts_with("could not read /nowhere: "), "{error}");

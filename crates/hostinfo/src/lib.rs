@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`topology`] | nodes, CPUs, caches and devices, from sysfs |
 //! | [`measure`] | the cost of messages between CPUs and to other hosts |
-//! | [`facts`] | all facts together: found, measured, asserted, and the cluster's cells |
+//! | [`facts`] | all facts: found, measured and asserted ones, and those of the cluster's cells |
 //! | [`capacity`] | the free capacity of cells, from their reports, facts and assertions |
 //! | [`nodes`] | the NUMA nodes of a spanning VM's guest |
 //! | [`memory_use`] | what running VMs take of the host's memory |

@@ -6,8 +6,8 @@
 //! - `cache`: the results, kept until the host starts again.
 //!
 //! The process `mirrorball measure`, which `cluster up` starts, and `mirrorball topology --measure` call this
-//! through [`crate::facts::measure`]. Only CPUs that this process may use are measured, and what can't be
-//! measured is left out. `knowledge::pairs` orders the pairs. The time for all is bounded ([`LIMIT`]), and
+//! through [`crate::facts::measure`]. Only CPUs that this process may use are measured, and pairs that can't
+//! be measured are omitted. `knowledge::pairs` orders the pairs. The time for all is bounded ([`LIMIT`]), and
 //! pairs share it equally.
 
 mod cache;

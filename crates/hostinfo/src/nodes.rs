@@ -155,7 +155,8 @@ mod tests {
     fn latency_and_bandwidth_are_reported_for_the_reader() {
         let measured = |from, to, ns, mb_s| {
             format!(
-                "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", {ns})\nbandwidth_mb_s(\"{HOST}\", {from}, {to}, \"copy\", {mb_s})\n"
+                "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", {ns})\nbandwidth_mb_s(\"{HOST}\", {from}, \
+                 {to}, \"copy\", {mb_s})\n"
             )
         };
         let near = measured(0, 1, 90, 16_000) + &measured(4, 5, 95, 15_000);
@@ -180,7 +181,8 @@ mod tests {
     fn software_coherent_memory_is_always_far() {
         let measured = |from, to| {
             format!(
-                "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", 90)\nbandwidth_mb_s(\"{HOST}\", {from}, {to}, \"copy\", 16000)\n"
+                "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", 90)\nbandwidth_mb_s(\"{HOST}\", {from}, \
+                 {to}, \"copy\", 16000)\n"
             )
         };
         let pairs = [(0, 1), (4, 5), (0, 4), (4, 0)];

@@ -1,6 +1,6 @@
 //! A monitor's side of its keeper.
 //!
-//! There is no thread: each call receives what has come meanwhile.
+//! There is no thread: each call receives the packets that have arrived meanwhile.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -102,29 +102,29 @@ impl Keeper {
         match keeper.take_slot() {
             Ok(slot) => Ok((keeper, slot)),
             Err(error) => {
-                // Not the VM's end: the keeper may have a monitor that goes on.
+                // Releasing does not end the VM: the keeper may have a monitor that continues.
                 keeper.release();
                 Err(error)
             }
         }
     }
 
-    /// Goes on with the connection that a former monitor had to the keeper with process id `pid`. The former
+    /// Resumes the connection that a former monitor had to the keeper with process id `pid`. The former
     /// monitor has sent fewer than `requests` requests.
     ///
     /// # Errors
     /// If the descriptor is no keeper's socket, or the keeper is gone.
     pub fn resume(socket: OwnedFd, pid: i32, requests: u64) -> io::Result<Self> {
         let keeper = Self::new(pid, Socket::take(socket)?, requests, None);
-        // The reports that the former monitor has received come again.
+        // The reports that the former monitor has received are sent again.
         keeper.take_slot()?;
         Ok(keeper)
     }
 
-    /// Lets the VM go on without this process: the keeper has the next cell or successor serve it.
+    /// Lets the VM outlive this process: the keeper has the next cell or successor serve it.
     pub fn release(self) {
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        // What ends the VM is a message.
+        // Only a message ends the VM.
         connection.socket = None;
     }
 
@@ -141,7 +141,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// The connection, for a successor that goes on with it ([`Keeper::resume`]).
+    /// Returns the connection, for a successor that resumes it ([`Keeper::resume`]).
     ///
     /// # Errors
     /// If this process has no descriptors left, or the keeper is gone.
@@ -305,13 +305,13 @@ impl Keeper {
 
     /// The end of a process, if it has ended. Never waits.
     pub fn exit_of(&self, pid: i32) -> Option<Exit> {
-        // Another call that holds the connection receives what has come.
+        // Another call that holds the connection receives the packets.
         match self.connection.try_lock() {
             Ok(connection) => self.drain(&connection),
             Err(TryLockError::Poisoned(connection)) => self.drain(&connection.into_inner()),
             Err(TryLockError::WouldBlock) => {}
         }
-        // Read before the table, which has every report that came before the keeper's end.
+        // Read before the table, which has every report that preceded the keeper's end.
         let is_gone = self.is_gone.load(Ordering::Acquire);
         let status = self.exits().get(&pid).copied();
         status
@@ -395,7 +395,7 @@ impl Keeper {
                     }
                 }
                 Err(error) if is_end(&error) => {
-                    // Reports that came before the end.
+                    // Reports that preceded the end.
                     self.drain(&connection);
                     return Err(self.gone());
                 }
@@ -430,12 +430,12 @@ impl Keeper {
         }
     }
 
-    /// Receives a packet, or none if none has come.
+    /// Receives a packet, or none if none has arrived.
     fn receive(&self, socket: &Socket) -> io::Result<Option<Packet>> {
         match socket.receive() {
             Ok(Some(packet)) => Ok(Some(packet)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            // The peer left packets unread: this error comes once, before the packets that it sent.
+            // The peer left packets unread: this error occurs once, before the packets that it sent.
             Err(error) if error.raw_os_error() == Some(libc::ECONNRESET) => match socket.receive() {
                 Ok(Some(packet)) => Ok(Some(packet)),
                 _ => Err(self.gone()),
@@ -444,7 +444,7 @@ impl Keeper {
         }
     }
 
-    /// Receives all reports that have come.
+    /// Receives all reports that have arrived.
     fn drain(&self, connection: &Connection) {
         let Some(socket) = &connection.socket else { return };
         while let Ok(Some(packet)) = self.receive(socket) {

@@ -1,4 +1,4 @@
-//! Limits of a shard's files: a shard that a guest has taken over can make files in memory and on disk.
+//! Limits of a shard's files: a shard that a guest has compromised can create files in memory and on disk.
 
 use std::io;
 

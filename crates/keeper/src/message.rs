@@ -14,9 +14,9 @@ use crate::spawn::{Identity, Namespaces};
 pub const VERSION: u16 = 1;
 /// Bytes of a packet at most, its header included.
 pub const PACKET_BYTES_MAX: usize = 4096;
-/// Descriptors of a packet at most: as many as Linux sends at once.
+/// Greatest number of descriptors of a packet: the most that Linux sends at once.
 pub const FILES_MAX: usize = 253;
-/// Words of a command line at most.
+/// Greatest number of words of a command line.
 pub const WORDS_MAX: usize = 64;
 const HEADER_BYTES: usize = 16;
 /// Bytes of an error's text at most; the rest is left out.
@@ -36,7 +36,7 @@ pub enum Message {
         /// The command line, beginning with the program's name.
         words: Vec<String>,
     },
-    /// Acknowledgement of an exit: the keeper gives the process id back. Reply: `Done` or `Failed`.
+    /// Acknowledgement of an exit: the keeper reaps the process. Reply: `Done` or `Failed`.
     Reap {
         /// The process.
         pid: i32,
@@ -57,8 +57,8 @@ pub enum Message {
     /// The socket that a cell may connect to when the monitor is gone. Descriptor: a bound socket that does
     /// not listen yet. Reply: `Done` or `Failed`.
     Listen,
-    /// The monitor leaves the VM to whoever connects, and is not ended: it has other VMs. Reply: `Done`, and
-    /// the keeper ends the connection.
+    /// The monitor leaves the VM to the next connection, and is not ended: it has other VMs. Reply: `Done`,
+    /// and the keeper ends the connection.
     Leave,
     /// The client's lease: when the client closes it and has not sent `detach`, the keeper ends the VM unless
     /// the monitor does. Descriptor: the socket, of which the keeper reads nothing. Reply: `Done`.

@@ -30,7 +30,7 @@ pub(crate) const BLOCKED: [Signal; 7] = [
 /// Time that a killed monitor has to go before the next one starts.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 const KILL_POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Packets that are read before the ends of children are looked at again.
+/// Greatest number of packets that are read between two checks for the ends of children.
 const PACKETS_AT_ONCE: usize = 64;
 /// The highest number of a signal.
 const SIGNALS_MAX: c_int = 64;
@@ -468,7 +468,7 @@ impl Server {
     }
 }
 
-/// Gives all signals their default effects back, and unblocks them.
+/// Resets all signals to their default effects, and unblocks them.
 ///
 /// # Safety
 /// Only in a process just cloned.
@@ -506,8 +506,8 @@ fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
 fn open_parent(socket: &Socket) -> Option<OwnedFd> {
     let monitor = socket.maker().ok()?;
     let pidfd = pidfd_open(monitor).ok()?;
-    // A process whose parent has ended gets another parent, which may be any. Checked after the open, since
-    // the number of a parent is not another process's as long as it is the parent.
+    // A process whose parent has ended gets another, arbitrary parent. Checked after the open, since the
+    // number of a parent belongs to no other process as long as it is the parent.
     (nix::unistd::getppid().as_raw() == monitor).then_some(pidfd)
 }
 

@@ -79,7 +79,7 @@ impl Socket {
         Ok(end)
     }
 
-    /// Takes over an end that another process made. Standard input is replaced by `/dev/null`.
+    /// Adopts an end that another process created. Standard input is replaced by `/dev/null`.
     ///
     /// # Errors
     /// If the descriptor is none of a `SOCK_SEQPACKET` socket.
@@ -202,8 +202,8 @@ impl Socket {
         }))
     }
 
-    /// Waits until there is a packet or the peer is gone, or where `for_room` until there is room for a
-    /// packet. Returns whether that came before the deadline.
+    /// Waits until there is a packet or the peer is gone, or, with `for_room`, until there is room for a
+    /// packet. Returns whether that happened before the deadline.
     ///
     /// # Errors
     /// Those of `poll`.
@@ -239,7 +239,7 @@ impl AsFd for Socket {
 pub struct Listener(OwnedFd);
 
 impl Listener {
-    /// Listens on a bound socket. To whoever connects, this process is the peer from now on.
+    /// Listens on a bound socket. From now on this process is the peer of each connecting process.
     ///
     /// # Errors
     /// If the descriptor is none of a bound `SOCK_SEQPACKET` socket.

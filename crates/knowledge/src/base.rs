@@ -36,7 +36,7 @@ impl Base {
         self.beginning(name, &[])
     }
 
-    /// The fact of this name that gives the value of these terms.
+    /// Returns the fact of this name that has a value for these terms.
     pub(crate) fn value_of<'a>(&'a self, name: &'a str, key: &'a [Term]) -> Option<&'a Fact> {
         let mut of_key = self.beginning(name, key);
         of_key.find(|fact| fact.terms.len() == key.len() + 1)
@@ -103,10 +103,12 @@ mod tests {
             let fact = |(from, to, value): &(i64, i64, i64)| {
                 Fact::new("distance", ["a".into(), (*from).into(), (*to).into(), (*value).into()])
             };
-            let others = ["distanc", "distance_"].map(|name| Fact::new(name, ["a".into(), 0.into(), 0.into(), 0.into()]));
+            let terms = || ["a".into(), 0.into(), 0.into(), 0.into()];
+            let others = ["distanc", "distance_"].map(|name| Fact::new(name, terms()));
             let mut base: Base = others.into_iter().collect();
             base.learn(values.iter().map(fact));
-            let last: BTreeMap<_, _> = values.iter().map(|(from, to, value)| ((*from, *to), *value)).collect();
+            let entry = |(from, to, value): &(i64, i64, i64)| ((*from, *to), *value);
+            let last: BTreeMap<_, _> = values.iter().map(entry).collect();
             let known: BTreeMap<_, _> = base
                 .named("distance")
                 .map(|fact| ((fact.number(1).unwrap(), fact.number(2).unwrap()), fact.number(3).unwrap()))

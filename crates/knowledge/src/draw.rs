@@ -130,8 +130,8 @@ fn latency(host: &Host, from: usize, to: usize) -> Option<String> {
     }
 }
 
-/// A picture: each host a box of nodes, beside it the distances as shades, and what messages were measured to
-/// take.
+/// Returns a picture: each host as a box of nodes, beside it the distances as shades, and the measured costs
+/// of messages.
 pub fn svg(machine: &Machine) -> String {
     const BOX: usize = 150;
     const ROW: usize = 74;
@@ -201,7 +201,9 @@ pub fn svg(machine: &Machine) -> String {
                     let ends = [from, to].map(|at| host.nodes[at].number);
                     let _ = writeln!(
                         body,
-                        "<rect x=\"{x}\" y=\"{y}\" width=\"{cell}\" height=\"{CELL}\" style=\"fill:rgb({shade},{shade},255)\"><title>{} to {}: {value}{unit}</title></rect>",
+                        "<rect x=\"{x}\" y=\"{y}\" width=\"{cell}\" height=\"{CELL}\" \
+                         style=\"fill:rgb({shade},{shade},255)\">\
+                         <title>{} to {}: {value}{unit}</title></rect>",
                         ends[0], ends[1]
                     );
                     if cell == CELL_WIDE {
@@ -216,7 +218,8 @@ pub fn svg(machine: &Machine) -> String {
     }
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{}\">\n\
-         <style>rect{{fill:#eef;stroke:#557}}text{{font:11px sans-serif}}.host{{font:bold 13px sans-serif}}</style>\n{body}</svg>\n",
+         <style>rect{{fill:#eef;stroke:#557}}text{{font:11px sans-serif}}.host{{font:bold 13px \
+         sans-serif}}</style>\n{body}</svg>\n",
         top + 10
     )
 }

@@ -29,7 +29,7 @@ impl fmt::Display for Term {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(number) => write!(out, "{number}"),
-            // The escapes that the parser below knows are those of Rust that can come of it.
+            // The parser below decodes all escapes of Rust that can occur here.
             Self::Text(text) => write!(out, "\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")),
         }
     }
@@ -174,7 +174,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn printed_facts_parse_to_the_same_facts(terms in prop::collection::vec(prop_oneof![any::<i64>().prop_map(Term::Number), "[ -~]{0,20}".prop_map(Term::Text)], 1..6)) {
+        fn printed_facts_parse_to_the_same_facts(
+            terms in prop::collection::vec(
+                prop_oneof![
+                    any::<i64>().prop_map(Term::Number),
+                    "[ -~]{0,20}".prop_map(Term::Text)
+                ],
+                1..6
+            )
+        ) {
             let fact = Fact { name: "some_fact2".into(), terms };
             prop_assert_eq!(parse(&format!("# facts\n\n  {fact};  # so it is\n")), Ok(vec![fact]));
         }

@@ -17,7 +17,7 @@ pub struct Machine {
 /// A host: one machine under one Linux.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Host {
-    /// Name.
+    /// Name of the host.
     pub name: String,
     /// NUMA nodes by number.
     pub nodes: Vec<Node>,

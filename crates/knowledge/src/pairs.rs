@@ -88,10 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn nodes_come_before_the_caches_within_them() {
+    fn nodes_precede_the_caches_within_them() {
         let cpus = (0..4).map(|cpu| {
             let node = cpu / 2;
-            format!("cpu(\"a\", {cpu}, {node})\ncache(\"a\", \"L3-{cpu}\", 3, \"Unified\", 1)\ncached(\"a\", {cpu}, \"L3-{cpu}\")\n")
+            format!(
+                "cpu(\"a\", {cpu}, {node})\ncache(\"a\", \"L3-{cpu}\", 3, \"Unified\", 1)\n\
+                cached(\"a\", {cpu}, \"L3-{cpu}\")\n"
+            )
         });
         let host = host(&format!(
             "host(\"a\")\nnode(\"a\", 0)\nnode(\"a\", 1)\n{}",
@@ -135,7 +138,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_allowed_cpus_are_paired_each_pair_once(allowed in prop::collection::btree_set(0..20_i64, 0..16)) {
+        fn only_allowed_cpus_are_paired_each_pair_once(
+            allowed in prop::collection::btree_set(0..20_i64, 0..16)
+        ) {
             let measured = pairs(&two_sockets(), &allowed);
             let there: BTreeSet<i64> = allowed.into_iter().filter(|cpu| *cpu < 16).collect();
             let mut sorted = measured.clone();

@@ -30,8 +30,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Of these cells, by what is known of the ways: `cells[i]` is the cell `i` of costs and trees. Relays
-    /// send at once.
+    /// Returns the costs between these cells by the measured route costs: `cells[i]` is the cell `i` of costs
+    /// and trees. Relays forward at once.
     pub fn of(costs: &RouteCosts, cells: &[u16]) -> Self {
         let row = |from: &u16| cells.iter().map(|to| costs.fastest_ns(*from, *to)).collect();
         let mut nodes = BTreeMap::new();
@@ -66,12 +66,12 @@ impl Tree {
         Self { children }
     }
 
-    /// The source sends to one cell of each node, and to those of its own.
+    /// Returns the tree in which the source sends to one cell of each node, and to those of its own node.
     pub fn multicast(costs: &Costs, source: usize) -> Self {
         Self::by_group(costs, source, &costs.node)
     }
 
-    /// The source sends to one cell of each group, and to those of its own.
+    /// Returns the tree in which the source sends to one cell of each group, and to those of its own group.
     fn by_group<G: Copy + Ord>(costs: &Costs, source: usize, group: &[G]) -> Self {
         let count = costs.node.len();
         let mut groups: BTreeMap<G, Vec<usize>> = BTreeMap::new();
@@ -138,7 +138,7 @@ impl Tree {
         arrivals
     }
 
-    /// When the last one has it.
+    /// Returns the time at which the last cell has the message.
     pub fn last_ns(&self, costs: &Costs, source: usize) -> u64 {
         self.arrivals_ns(costs, source).into_iter().max().unwrap_or(0)
     }
@@ -180,8 +180,8 @@ impl Revocation {
 }
 
 impl Tree {
-    /// When the source has the replies of all, if each relay gathers those of the cells below it. A relay
-    /// blocks again before the first of them comes.
+    /// Returns the time at which the source has the replies of all cells, if each relay gathers those of the
+    /// cells below it. A relay blocks again before the first of them arrives.
     pub fn replied_ns(&self, costs: &Costs, source: usize) -> u64 {
         let take_ns = costs.take_ns;
         let wake_ns = costs.relay_ns.saturating_sub(take_ns);
@@ -217,8 +217,8 @@ fn broadcast_ns(costs: &Costs, source: usize) -> Vec<u64> {
     fetched
 }
 
-/// When a receiver that is busy at first has taken what comes at these times, each of which costs it
-/// `take_ns`.
+/// Returns the time at which a receiver that is busy at first has taken the messages that arrive at these
+/// times, each of which costs it `take_ns`.
 fn one_after_another(busy_ns: u64, mut come: Vec<u64>, take_ns: u64) -> u64 {
     come.sort_unstable();
     come.into_iter().fold(busy_ns, |free, at| free.max(at) + take_ns)
@@ -280,7 +280,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tree_reaches_every_cell_once(nodes in 1..9_u32, cells in 1..9_u32, source in 0..64_usize, far in 100..2000_u64) {
+        fn tree_reaches_every_cell_once(
+            nodes in 1..9_u32,
+            cells in 1..9_u32,
+            source in 0..64_usize,
+            far in 100..2000_u64
+        ) {
             let costs = costs(nodes, cells, 100, far, 50);
             let count = costs.node.len();
             let source = source % count;
@@ -295,7 +300,12 @@ mod tests {
         }
 
         #[test]
-        fn best_tree_completes_no_later_than_either_alternative(nodes in 1..9_u32, cells in 1..9_u32, far in 100..2000_u64, send in 1..500_u64) {
+        fn best_tree_completes_no_later_than_either_alternative(
+            nodes in 1..9_u32,
+            cells in 1..9_u32,
+            far in 100..2000_u64,
+            send in 1..500_u64
+        ) {
             let costs = costs(nodes, cells, 100, far, send);
             let best = Tree::best(&costs, 0).replied_ns(&costs, 0);
             prop_assert!(best <= Tree::unicast(&costs, 0).replied_ns(&costs, 0));

@@ -5,9 +5,10 @@
 //! ```
 //!
 //! reads: `From` and `To` are near on `Host` if their distance is a `D` of at most 20. Names that begin with
-//! a capital stand for anything, the same in a whole rule; `_` for anything at all. A question is a rule,
-//! whose heads are the answers, or one fact with names in it. Comparisons are `=`, `!=`, `<`, `<=`, `>`,
-//! `>=`; `not` before a fact says that there is none like it. A name in either must be in a fact before it.
+//! a capital letter are variables, with the same value in a whole rule; `_` matches anything. A question is a
+//! rule, whose heads are the answers, or one fact with variables in it. Comparisons are `=`, `!=`, `<`, `<=`,
+//! `>`, `>=`; `not` before a fact means that there is no such fact. A variable in either must occur in a fact
+//! before it.
 //!
 //! Rules are applied until nothing new follows, those on which a `not` depends first. Nothing makes new
 //! values, so that ends. (No library that is kept up takes rules at run time, but for one that brings the
@@ -23,7 +24,7 @@ use crate::fact::Term;
 pub use evaluate::{RuleError, ask};
 pub use parse::{ParseError, parse};
 
-/// The rules that come with Mirrorball.
+/// The rules that are part of Mirrorball.
 pub const BUILT_IN: &str = include_str!("rules/built_in.rules");
 
 /// A Datalog rule.
@@ -36,7 +37,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The names of the facts that it asks for.
+    /// Returns the names of the facts that the rule reads.
     fn names(&self) -> impl Iterator<Item = &str> {
         self.body.iter().filter_map(|literal| match literal {
             Literal::Holds(atom) | Literal::Absent(atom) => Some(&atom.name[..]),
@@ -77,7 +78,7 @@ enum Comparison {
 }
 
 impl Comparison {
-    /// Texts are ordered as texts, and numbers come before them.
+    /// Texts are ordered as texts, and numbers precede them.
     fn holds(self, left: &Term, right: &Term) -> bool {
         match self {
             Self::Equal => left == right,

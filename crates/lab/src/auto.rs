@@ -1,4 +1,4 @@
-//! The lab that `mirrorball run` uses by itself where this machine's KVM can't run guests.
+//! The lab that `mirrorball run` starts automatically where this machine's KVM can't run guests.
 //!
 //! Each user has one; it is started when first needed and goes away when no session and no VM has used it for
 //! a while. A session is a shared lock on one file; the lab ends only under the exclusive one.
@@ -25,8 +25,8 @@ const IDLE_VARIABLE: &str = "MIRRORBALL_LAB_IDLE_S";
 /// Time limit for another process that starts or ends the lab.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Runs `mirrorball ARGV` (without the program's name) in the automatic lab, which is started if need be,
-/// with this process's directory, environment, terminal and standard streams. Gives its exit status; 125 when
+/// Runs `mirrorball ARGV` (without the program's name) in the automatic lab, which is started if necessary,
+/// with this process's directory, environment, terminal and standard streams. Returns its exit status; 125 if
 /// the lab died.
 pub fn enter(argv: &[OsString]) -> Result<ExitCode, LabError> {
     if inside() {

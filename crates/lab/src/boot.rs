@@ -14,9 +14,9 @@ pub const TOKEN_BYTES: usize = 32;
 /// Path of the program inside a host.
 pub const PROGRAM: &str = "/run/lab/mirrorball";
 
-/// Files of the programs that the program itself starts: those of shards and of keepers. They lie beside the
-/// program inside a host, as outside, and at the root of the initramfs. One that the program which starts the
-/// lab does not have beside it is absent.
+/// Files of the programs that the program itself starts: those of shards and of keepers. They are beside the
+/// program inside a host, as outside, and at the root of the initramfs. A program is absent if the program
+/// that starts the lab does not have it beside itself.
 pub const BESIDE: [&str; 2] = ["mirrorball-shard", "mirrorball-keeper"];
 
 /// Console line that reports that a host is up.

@@ -60,14 +60,14 @@ enum LabCommand {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// Says how the link between two hosts of a running lab is, or changes it, both ways.
+    /// Shows the state of the link between two hosts of a running lab, or changes it, in both directions.
     Link {
         /// The lab's name.
         #[arg(long = "lab", default_value = "lab")]
         lab: String,
         /// A host.
         one: String,
-        /// Another.
+        /// The other host.
         other: String,
         /// Delay of each frame in one direction, as 2ms; stays when absent.
         #[arg(long)]
@@ -78,7 +78,7 @@ enum LabCommand {
         /// Nothing passes.
         #[arg(long, conflicts_with = "loss")]
         down: bool,
-        /// As the lab's file has it again.
+        /// Restore the link of the lab's file.
         #[arg(long, conflicts_with_all = ["delay", "loss", "down"])]
         restore: bool,
     },
@@ -96,7 +96,7 @@ enum LabCommand {
     },
 }
 
-/// Runs a subcommand; gives the program's exit status. Prints its own errors.
+/// Runs a subcommand; returns the program's exit status. Prints its own errors.
 pub fn run(args: LabArgs) -> ExitCode {
     let result = match args.command {
         LabCommand::Run {

@@ -1,4 +1,4 @@
-//! The rate of this machine's time stamp counter, which QEMU gives to its CPUs as it is.
+//! Rate of this machine's time stamp counter, which QEMU passes to its CPUs unchanged.
 
 use std::time::{Duration, Instant};
 

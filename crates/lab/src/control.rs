@@ -24,10 +24,10 @@ const SOCKET_TIMEOUT: Duration = Duration::from_secs(10);
 /// A question's length in bytes, at most.
 const REQUEST_BYTES_MAX: u64 = 4 << 10;
 
-/// How to change a link; nothing in it asks what the link is.
+/// Change of a link. An empty change only queries the link.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Change {
-    /// As the lab's file has it, before anything else.
+    /// Whether to restore the link of the lab's file first.
     pub restore: bool,
     /// Stays as it is when absent.
     pub delay: Option<Delay>,
@@ -60,7 +60,7 @@ fn path(directory: &File) -> PathBuf {
     format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()).into()
 }
 
-/// Answers for as long as the process lives, on a thread of its own.
+/// Serves requests as long as the process lives, on a separate thread.
 pub fn serve(directory: &Path, links: Links) -> Result<(), LabError> {
     let what = || format!("could not listen in {}", directory.display());
     let _ = fs::remove_file(directory.join(SOCKET));
@@ -109,7 +109,8 @@ pub fn request_change(
     };
     request_change().context(|| {
         format!(
-            "the lab in {} does not take orders: end it with `mirrorball lab down`, and start it again by this program",
+            "the lab in {} does not take orders: end it with `mirrorball lab down`, and start it again by \
+             this program",
             directory.display()
         )
     })

@@ -39,7 +39,7 @@ impl<W: Write> Archive<W> {
         self.entry(name, REGULAR | mode, (0, 0), content)
     }
 
-    /// Ends the archive and gives the output back.
+    /// Ends the archive and returns the output.
     pub fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.entry(TRAILER, 0, (0, 0), &[])?;
@@ -106,7 +106,10 @@ mod tests {
     proptest! {
         #[test]
         fn archive_reads_back_as_written(
-            files in prop::collection::vec(("[a-z/._-]{1,40}", 0u32..0o1000, prop::collection::vec(any::<u8>(), 0..200)), 0..20)
+            files in prop::collection::vec(
+                ("[a-z/._-]{1,40}", 0u32..0o1000, prop::collection::vec(any::<u8>(), 0..200)),
+                0..20
+            )
         ) {
             let mut archive = Archive::new(Vec::new());
             archive.directory("dev").unwrap();

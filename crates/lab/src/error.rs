@@ -10,13 +10,13 @@ pub enum LabError {
     /// QEMU is missing.
     #[error("qemu-system-x86_64 was not found: install it with `apt-get install qemu-system-x86`")]
     NoQemu,
-    /// No host kernel, and no way to get one.
+    /// There is no host kernel, and no means to get one.
     #[error(
         "no kernel for the lab's hosts: {reason}. Give one with MIRRORBALL_LAB_KERNEL=/path/to/vmlinuz and \
          MIRRORBALL_LAB_MODULES=/path/to/lib/modules/VERSION"
     )]
     NoKernel {
-        /// Reason.
+        /// Reason of the failure.
         reason: String,
     },
     /// A kernel module that a host needs isn't there.
@@ -24,11 +24,14 @@ pub enum LabError {
     NoModule {
         /// Its name.
         name: String,
-        /// Where it was looked for.
+        /// Directory in which it was searched.
         directory: PathBuf,
     },
     /// A host ended by itself.
-    #[error("the lab died: host {host} ended by itself ({status}); its console is in {}{tail}", console.display())]
+    #[error(
+        "the lab died: host {host} ended by itself ({status}); its console is in {}{tail}",
+        console.display()
+    )]
     Died {
         /// The host.
         host: String,
@@ -40,7 +43,10 @@ pub enum LabError {
         tail: String,
     },
     /// A host hangs.
-    #[error("the lab died: host {host} has not answered for {limit:?}; its console is in {}{tail}", console.display())]
+    #[error(
+        "the lab died: host {host} has not answered for {limit:?}; its console is in {}{tail}",
+        console.display()
+    )]
     Silent {
         /// The host.
         host: String,
@@ -51,7 +57,7 @@ pub enum LabError {
         /// The console's last lines, each after a line break.
         tail: String,
     },
-    /// A host did not come up in time.
+    /// A host was not up in time.
     #[error("host {host} was not up after {limit:?}; its console is in {}{tail}", console.display())]
     NotUp {
         /// The host.
@@ -64,7 +70,8 @@ pub enum LabError {
         tail: String,
     },
     /// The run took longer than its limit.
-    #[error("the run took longer than its limit of {limit:?} and was killed; host {host}'s console is in {}{tail}",
+    #[error("the run took longer than its limit of {limit:?} and was killed; host {host}'s console is in \
+        {}{tail}",
         console.display())]
     TimeLimit {
         /// The limit.
@@ -134,9 +141,9 @@ pub enum LabError {
     Qemu {
         /// The host.
         host: String,
-        /// Its last words.
+        /// Last line of its output.
         reason: String,
-        /// All its words.
+        /// File of its output.
         log: PathBuf,
     },
     /// An argument, path or variable isn't UTF-8.
@@ -174,9 +181,9 @@ impl LabError {
     }
 }
 
-/// Adds what was tried to an I/O error.
+/// Adds the attempted operation to an I/O error.
 pub(crate) trait Context<T> {
-    /// With words.
+    /// Returns the error with this text.
     fn context(self, what: impl FnOnce() -> String) -> Result<T, LabError>;
 
     /// With a verb and a path.

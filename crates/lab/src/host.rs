@@ -23,7 +23,7 @@ use crate::registry::Claim;
 use crate::session::HostAccess;
 use crate::{clock, initramfs, qmp, registry};
 
-/// How long a host may take to come up; measured 5 s on 2 idle cores.
+/// Time limit for a host to be up; measured 5 s on 2 idle cores.
 const UP_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of restarts of a lab in which a host hangs or dies before it is up. Emulated hosts
 /// sometimes hang there, and no program has run in them yet.
@@ -48,7 +48,7 @@ pub struct Lab {
 pub struct Host {
     /// Its name.
     pub name: String,
-    /// How to get in.
+    /// Access to the host.
     pub access: HostAccess,
     console: PathBuf,
     child: Child,
@@ -314,7 +314,7 @@ impl Host {
         match qmp::forwarded_port(&host.monitor, crate::boot::PORT) {
             Ok(port) => host.access.port = port,
             Err(error) => {
-                // Its words come before its end.
+                // Its output precedes its end.
                 std::thread::sleep(Duration::from_millis(100));
                 let log = directory.join(format!("{}.qemu", spec.name));
                 let words = fs::read_to_string(&log).unwrap_or_default();
@@ -386,8 +386,8 @@ fn cpus(spec: &HostSpec) -> u16 {
     }
 }
 
-/// Three quarters of what is available, over the hosts, 64 GiB at most: QEMU takes only what the host
-/// touches.
+/// Returns three quarters of the available memory, divided among the hosts, at most 64 GiB: QEMU uses only
+/// what the host touches.
 fn memory_bytes(spec: &HostSpec, hosts: usize) -> u64 {
     let nodes: u64 = spec.nodes.iter().map(|node| node.memory.0).sum();
     if let Some(memory) = spec.memory {

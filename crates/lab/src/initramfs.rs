@@ -1,5 +1,5 @@
-//! A lab host's initramfs: the running program as `/init`, the programs beside it, the modules, and
-//! what only this boot knows.
+//! A lab host's initramfs: the running program as `/init`, the programs beside it, the modules, and the
+//! parameters of this boot.
 //!
 //! It lives in a memfd, so nothing is left over however the lab ends, and the token in it can't be read by
 //! others.

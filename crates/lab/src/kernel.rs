@@ -1,6 +1,6 @@
 //! The lab hosts' kernel: Debian's generic one, fetched once by any user and kept in the cache directory.
 //!
-//! A fetch works in a directory of its own and is renamed into place when all of it is there.
+//! A fetch works in a separate directory, which is renamed into place when it is complete.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -14,7 +14,7 @@ use crate::module;
 /// A kernel and its modules.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// bzImage.
+    /// File of the kernel, a bzImage.
     pub image: PathBuf,
     /// `lib/modules/VERSION`, or as much of it as a lab host needs.
     pub modules: PathBuf,
@@ -75,7 +75,7 @@ fn fetch(cache: &Path) -> Result<PathBuf, LabError> {
     result
 }
 
-/// The newest of the packages that are known to work, else what the distribution has.
+/// Returns the newest of the packages that are known to work, else the distribution's.
 fn package() -> Result<String, LabError> {
     let known = run(Command::new("apt-cache").args(["pkgnames", SERIES_PREFIX]))?;
     if let Some(name) = newest(&known) {
@@ -131,7 +131,7 @@ fn fetch_into(work: &Path, package: &str, place: &Path) -> Result<PathBuf, LabEr
     fs::copy(image, &target).on("write", &target)?;
     match fs::rename(&ready, place) {
         Ok(()) => {}
-        // Somebody else was faster.
+        // Another process was faster.
         Err(_) if place.join("vmlinuz").exists() => {}
         Err(error) => return Err(error).on("make", place),
     }
@@ -179,7 +179,8 @@ fn run(command: &mut Command) -> Result<String, LabError> {
 mod tests {
     #[test]
     fn newest_plain_kernel_of_the_series_is_selected() {
-        let names = "linux-image-6.1.0-9-amd64\nlinux-image-6.1.0-56-cloud-amd64\nlinux-image-6.1.0-56-amd64\n\
+        let names = "linux-image-6.1.0-9-amd64\nlinux-image-6.1.0-56-cloud-amd64\n\
+            linux-image-6.1.0-56-amd64\n\
                      linux-image-6.1.0-56-amd64-dbg\nlinux-image-6.1.0-50-rt-amd64\n";
         assert_eq!(
             super::newest(names).as_deref(),

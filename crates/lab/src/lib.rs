@@ -2,9 +2,9 @@
 //! for tests that need several hosts, NUMA nodes or distances.
 //!
 //! A lab host's root is this machine's `/`, so every path means the same inside and outside. Its initramfs
-//! holds the running program itself as `/init`, the programs of shards and keepers beside it, the kernel
-//! modules it needs, and nothing else. [`take_over`] must be the first call in `main`: it becomes the host's
-//! first process, or the hidden supervisor, when the program was started as one.
+//! has the running program itself as `/init`, the programs of shards and keepers beside it, the necessary
+//! kernel modules, and nothing else. [`take_over`] must be the first call in `main`: it becomes the host's
+//! first process, or the hidden supervisor, if the program was started as one.
 
 pub mod auto;
 pub mod boot;

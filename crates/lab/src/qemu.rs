@@ -15,11 +15,11 @@ pub struct Machine<'a> {
     pub spec: &'a HostSpec,
     /// CPUs, without the spare one.
     pub cpus: u16,
-    /// Memory.
+    /// Memory of the host, bytes.
     pub memory_bytes: u64,
     /// The rate of the time stamp counter.
     pub tsc_khz: u64,
-    /// Kernel.
+    /// Kernel of the host.
     pub kernel: &'a Kernel,
     /// The initramfs, open in QEMU.
     pub initramfs: RawFd,
@@ -46,49 +46,49 @@ pub const SPARE_CPUS: u16 = 1;
 /// kernel sometimes fails to measure it against emulated timers, and a guest's clock ran ten times too fast
 /// there: every limit passed as early.
 ///
-/// `highres=off` makes timers wait for the host's next tick. When QEMU's CPU takes an interrupt request just
+/// `highres=off` makes timers wait for the host's next tick. If QEMU's CPU takes an interrupt request just
 /// after the host put an interrupt into a guest, it can deliver the guest's interrupt twice (7.2 and 10.0:
-/// `helper_vmrun` leaves `exception_index` set), which a guest that has not yet changed to its kernel's GS
-/// base does not survive. With fine timers such requests come at any time, with ticks hardly ever then.
-/// Guests run faster, too.
+/// `helper_vmrun` leaves `exception_index` set). A guest that has not yet changed to its kernel's GS base
+/// does not survive that. With fine timers such requests arrive at any time, with ticks hardly ever in that
+/// moment. Guests run faster, too.
 ///
 /// `nohz=off` keeps each CPU's timer periodic. At each exit of a guest QEMU clears a bit among the CPU's
-/// pending interrupts without a lock (`do_vmexit`), and an interrupt that comes in between is lost. A lost
-/// tick of a periodic timer costs 4 ms; a timer that is set anew by its own interrupt never comes again, and
-/// what waits for it on that CPU hangs.
+/// pending interrupts without a lock (`do_vmexit`), and an interrupt that arrives in between is lost. A lost
+/// tick of a periodic timer costs 4 ms. A timer that its own interrupt rearms never fires again, and threads
+/// that wait for it on that CPU hang.
 ///
-/// `maxcpus=1` starts the kernel on the first CPU; [`crate::init`] brings the others online when the drivers
-/// are loaded. Two faults hang a host that starts on all its CPUs. The kernel patches its code many times
-/// while it starts (`sched_clock_tick` of each tick among it), and a CPU that runs such code meanwhile can
-/// keep a translation of the patch's breakpoint (see `init/kvm.rs`). And QEMU 7.2 gives all CPUs a new memory
-/// map at once, where a driver enables a device, but has each forget addresses of the old one later: until
-/// then a CPU's access to its interrupt controller can go to another device, and an interrupt whose end is
-/// lost so blocks those after it for ever.
+/// `maxcpus=1` starts the kernel on the first CPU; [`crate::init`] brings the others online once the drivers
+/// are loaded. Two faults hang a host that starts on all its CPUs. First, the kernel patches its code many
+/// times while it starts (`sched_clock_tick` of each tick among it), and a CPU that runs such code meanwhile
+/// can keep a translation of the patch's breakpoint (see `init/kvm.rs`). Second, QEMU 7.2 gives all CPUs a
+/// new memory map at once, when a driver enables a device, but makes each CPU drop addresses of the old one
+/// later. Until then a CPU's access to its interrupt controller can reach another device, and an interrupt
+/// whose end is lost so blocks those after it for ever.
 ///
-/// A host that is stuck for 40 s all the same dies, with the stacks of all CPUs on the console, instead of
-/// going on until a limit.
+/// A host that is stuck for 40 s nevertheless dies, with the stacks of all CPUs on the console, instead of
+/// running until a limit.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check random.trust_cpu=on \
                             8250.nr_uarts=1 maxcpus=1 cryptomgr.notests mitigations=off highres=off nohz=off \
                             softlockup_panic=1 softlockup_all_cpu_backtrace=1 watchdog_thresh=20";
 
-/// A host's CPU. QEMU emulates a string instruction step by step: without the flags of fast byte strings the
-/// host and its guests clear and copy memory by words of eight bytes instead of by bytes, which halves the
-/// time that a VM takes to start.
+/// CPU of a host. QEMU emulates a string instruction step by step: without the flags of fast byte strings the
+/// host and its guests clear and copy memory in words of eight bytes instead of bytes, which halves the time
+/// that a VM takes to start.
 const CPU: &str = "EPYC-Milan,+svm,+npt,+nrip-save,-erms,-fsrm";
 
-/// QEMU's own filter of system calls: no program is started, no right gained, no old call used. It does not
-/// make the emulation a boundary of security; it takes from a fault in a device what QEMU never needs.
+/// QEMU's own system call filter: it starts no program, gains no rights and makes no obsolete call. It does
+/// not make the emulation a security boundary; it takes calls that QEMU never needs from a faulty device.
 const FILTER: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
 /// QEMU's arguments.
 ///
-/// The first CPU is a spare one: the host's first process keeps off it, and with it every program. In QEMU
-/// (7.2 and 10.0), every CPU that loads floating-point state, as each switch of tasks does, reads, changes
-/// and writes back the flags of the *first* CPU without a lock (`cpu_clear_ignne`: FERR#, a pin of the PC of
-/// 1981). Among these flags are SVM's: whether interrupts are open and whether addresses are a guest's. A
-/// change that the first CPU makes meanwhile is lost, so a first CPU that runs guests now and then comes back
-/// from one with a guest's page tables or with its interrupts open, and the host panics or the guest ends in
-/// a triple fault. Without guests, its flags do not change.
+/// Returns QEMU's arguments. The first CPU is a spare one: the host's first process keeps off it, and with it
+/// every program. In QEMU (7.2 and 10.0), every CPU that loads floating-point state, as each task switch
+/// does, reads, changes and writes back the flags of the *first* CPU without a lock (`cpu_clear_ignne`:
+/// FERR#, a pin of the PC of 1981). Among these flags are SVM's: whether interrupts are enabled and whether
+/// addresses are a guest's. A change by the first CPU meanwhile is lost. A first CPU that runs guests
+/// therefore sometimes returns from one with a guest's page tables or with interrupts enabled, and the host
+/// panics or the guest ends in a triple fault. Without guests, its flags do not change.
 pub fn arguments(machine: &Machine) -> Vec<OsString> {
     let mut list: Vec<OsString> = Vec::new();
     let mut add = |flag: &str, value: String| list.extend([flag.into(), value.into()]);
@@ -158,7 +158,7 @@ pub fn arguments(machine: &Machine) -> Vec<OsString> {
             "-object",
             format!("memory-backend-ram,id=node{index},size={}", node.memory.0),
         );
-        // QEMU wants every CPU to be on a node, the spare one too.
+        // QEMU requires every CPU to be on a node, the spare one too.
         let count = node.cpus + if index == 0 { SPARE_CPUS } else { 0 };
         let cpus = if count == 0 {
             String::new()

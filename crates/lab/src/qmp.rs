@@ -86,7 +86,8 @@ fn ask(
 mod tests {
     #[test]
     fn forwarded_port_is_parsed() {
-        let text = "Hub -1 (n0):\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\n  \
+        let text = "Hub -1 (n0):\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port \
+            RecvQ SendQ\n  \
                     TCP[HOST_FORWARD]  12       127.0.0.1 35677       10.0.2.15  1024     0     0\n";
         assert_eq!(super::parse_usernet(text, 1024), Some(35677));
         assert_eq!(super::parse_usernet("nonsense", 1024), None);

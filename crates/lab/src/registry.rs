@@ -120,7 +120,7 @@ pub fn directory(name: &str) -> Result<PathBuf, LabError> {
     Ok(labs()?.join(name))
 }
 
-/// The file that those who use the lab `name` hold a shared lock on. It outlives the lab.
+/// Returns the file on which the users of the lab `name` hold a shared lock. It outlives the lab.
 pub fn sessions(name: &str) -> Result<PathBuf, LabError> {
     check(name)?;
     Ok(cache()?.join(format!("{name}.sessions")))
@@ -228,11 +228,11 @@ impl Claim {
         let _ = fs::write(self.directory.join("died"), why);
     }
 
-    /// Moves the files of a lab that did not come up to a directory of their own, which is kept as long as a
-    /// dead lab's, and returns it.
+    /// Moves the files of a lab that did not start to a separate directory, which is kept as long as a dead
+    /// lab's, and returns it.
     pub fn set_aside(&self, why: &str) -> Result<PathBuf, LabError> {
         let labs = labs()?;
-        // The prefix keeps it out of the list of dead labs: this one goes on.
+        // The prefix keeps it out of the list of dead labs: this lab continues.
         let name = |number: u32| labs.join(format!("{RUN_PREFIX}{}-start-{number}", std::process::id()));
         let kept = (1..).map(name).find(|path| !path.exists());
         let kept = kept.expect("numbers do not run out");

@@ -23,8 +23,8 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval after a heartbeat without a reply.
 const HEARTBEAT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Outer settings that mean nothing inside: below `/run` everything is new there, and running VMs are looked
-/// for there.
+/// Outer settings that have no meaning inside: below `/run` all files are new there, and running VMs are
+/// looked up there.
 const NOT_CARRIED: &[&str] = &[
     "MIRRORBALL_RUNTIME",
     "XDG_RUNTIME_DIR",

@@ -25,7 +25,7 @@ use crate::{LabError, SUPERVISOR_ARGUMENT, control, kernel};
 struct Launch {
     name: String,
     spec: LabSpec,
-    /// End after so many seconds without a session or a VM.
+    /// Number of seconds without a session or a VM after which the lab ends.
     idle_s: Option<u64>,
 }
 

@@ -98,7 +98,7 @@ impl Switch {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends what a host writes, until it is gone.
+    /// Forwards the frames that a host writes, until it is gone.
     fn read_all(&self, from: usize, ports: usize, mut port: impl Read) {
         while let Ok(frame) = read_frame(&mut port) {
             let frame = Arc::new(frame);

@@ -127,13 +127,11 @@ pub fn await_agent(folder: &Path, limit: Duration, goes_on: &dyn Fn() -> bool) -
 /// Converts an error of the agent's client to a failure.
 pub fn explain(name: &str, error: ClientError) -> Failure {
     match error {
-        ClientError::NoAgent => Failure::new(
-            Kind::Late,
-            format!("{name}: no agent answers in the guest"),
-        )
-        .help(
-            "images built by `mirrorball image build` have the agent; in others install mirrorball-agent and start it as root",
-        ),
+        ClientError::NoAgent => Failure::new(Kind::Late, format!("{name}: no agent answers in the guest"))
+            .help(
+                "images built by `mirrorball image build` have the agent; in others install mirrorball-agent \
+             and start it as root",
+            ),
         other => Failure::new(Kind::Refused, format!("{name}: {}", chain(&other))),
     }
 }
@@ -159,7 +157,8 @@ mod tests {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let boot = serde_json::json!({ "limit_s": limit_s, "begun_unix_s": rebooted_s.map(|ago| now - ago) });
         serde_json::from_value(serde_json::json!({
-            "name": "a", "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": now - age_s, "boots": 1,
+            "name": "a", "state": "running", "monitor_pid": 1, "shard_pid": 2,
+            "started_unix_s": now - age_s, "boots": 1,
             "cid": 3, "sandbox_missing": [], "boot": boot, "spec": { "image": "tiny" },
         }))
         .unwrap()

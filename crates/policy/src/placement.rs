@@ -293,8 +293,14 @@ mod tests {
     proptest! {
         /// With VMs of one size, equal cells differ by at most one VM.
         #[test]
-        fn equal_cells_are_filled_evenly(cells in 1..9_u16, cpus in 1..9_u32, vcpus in 1..5_u32, count in 0..40_u32) {
-            let mut capacities: Vec<CellCapacity> = (0..cells).map(|cell| room(cell, cpus, 0, 1 << 20)).collect();
+        fn equal_cells_are_filled_evenly(
+            cells in 1..9_u16,
+            cpus in 1..9_u32,
+            vcpus in 1..5_u32,
+            count in 0..40_u32
+        ) {
+            let mut capacities: Vec<CellCapacity> =
+                (0..cells).map(|cell| room(cell, cpus, 0, 1 << 20)).collect();
             for _ in 0..count {
                 let cell = place(&capacities, vcpus, 64 << 20).expect("memory for all");
                 capacities[usize::from(cell)].vcpus += vcpus;

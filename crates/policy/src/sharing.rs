@@ -1,8 +1,8 @@
 //! When a page read from an image is shared (SOSP '97, section 4.3.3: the global buffer cache).
 //!
 //! Mapping costs more time than copying and saves memory: a page copied costs 0.5 us, a page mapped alone 6.5
-//! us, a page of a mapped run of 32 about 2 us. So copy at once, and let the background replace copies by
-//! mappings, unless memory is what the host is short of.
+//! us, a page of a mapped run of 32 about 2 us. So reads copy at once, and the background replaces copies by
+//! mappings, unless the host is short of memory.
 
 /// Inputs of the sharing decision for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +35,9 @@ pub enum SharingMode {
 pub const SHORT_PERMILLE: u32 = 125;
 /// Available memory below which saving memory outweighs any time, in thousandths.
 pub const SCARCE_PERMILLE: u32 = 50;
-/// The shortest run that is mapped in the background while there is plenty of memory. Of what a Debian guest
-/// reads as it boots and compiles, three of four runs are one page long and hold a quarter of the pages:
-/// without them, sharing costs a third.
+/// The shortest run that is mapped in the background while there is plenty of memory. Of the reads of a
+/// Debian guest that boots and compiles, three of four runs are one page long and have a quarter of the
+/// pages: without them, sharing costs a third.
 pub const RUN_PAGES_PLENTY: u64 = 2;
 /// The shortest run that is mapped when memory is short: 32 KiB, where a mapped page costs about six times a
 /// copied one.

@@ -138,10 +138,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn message_of_a_line_is_what_a_person_reads_and_of_any_other_line_the_line() {
+    fn message_of_a_log_line_is_extracted_and_other_lines_are_unchanged() {
         for line in [
             "2026-11-26T18:19:39.634637Z  WARN shard::process: no room: 5 bytes",
-            r#"{"timestamp":"2026-11-26T18:19:39Z","level":"WARN","message":"no room: 5 bytes","target":"shard"}"#,
+            concat!(
+                r#"{"timestamp":"2026-11-26T18:19:39Z","level":"WARN","#,
+                r#""message":"no room: 5 bytes","target":"shard"}"#
+            ),
             "no room: 5 bytes",
         ] {
             assert_eq!(message_of(line), "no room: 5 bytes");

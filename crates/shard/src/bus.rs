@@ -1,17 +1,18 @@
 //! Sends a vCPU's access to a port or an address to the device that claims it.
 //!
-//! Built once, before the vCPUs run, and then only read: no lock on the way to a device. What nobody claims,
-//! and what crosses the end of a claim, reads as all ones and ignores writes, as an empty bus does.
+//! The bus is built once, before the vCPUs run, and only read afterwards, so that an access takes no lock. As
+//! on an empty bus, unclaimed addresses and accesses across the end of a claim read as all ones, and ignore
+//! writes.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A device on a bus. `offset` counts from the start of the device's range; the access ends inside the range.
-/// Any size may come: a device answers sizes it does not know with all ones.
+/// A device on a bus. `offset` counts from the start of the device's range, and the access ends inside the
+/// range. Accesses have any size: a device answers a size that it does not support with all ones.
 pub trait BusDevice: Send + Sync {
-    /// Fills `data`.
+    /// Reads registers into `data`.
     fn read(&self, offset: u64, data: &mut [u8]);
-    /// Takes `data`.
+    /// Writes `data` to registers.
     fn write(&self, offset: u64, data: &[u8]);
 }
 
@@ -21,7 +22,7 @@ pub struct Bus {
     claims: Vec<(Range<u64>, Arc<dyn BusDevice>)>,
 }
 
-/// Two devices claim the same address.
+/// Error: two devices claim the same address.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("two devices claim addresses {start:#x} to {end:#x}")]
 pub struct Overlap {
@@ -30,7 +31,7 @@ pub struct Overlap {
 }
 
 impl Bus {
-    /// Gives `range` to `device`.
+    /// Claims `range` for `device`.
     pub fn claim(&mut self, range: Range<u64>, device: Arc<dyn BusDevice>) -> Result<(), Overlap> {
         let place = self
             .claims
@@ -50,7 +51,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Reads; false when nobody answers, with `data` all ones.
+    /// Reads; returns false with `data` all ones if no device claims the address.
     pub fn read(&self, address: u64, data: &mut [u8]) -> bool {
         data.fill(0xFF);
         let Some((offset, device)) = self.find(address, data.len()) else {
@@ -60,7 +61,7 @@ impl Bus {
         true
     }
 
-    /// Writes; false when nobody takes it.
+    /// Writes; returns false if no device claims the address.
     pub fn write(&self, address: u64, data: &[u8]) -> bool {
         let Some((offset, device)) = self.find(address, data.len()) else {
             return false;

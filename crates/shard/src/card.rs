@@ -1,10 +1,11 @@
-//! The process of a card's frame filter: the relay of [`subnet::relay`] on one sealed thread, with no shard
-//! around it.
+//! The process of a card's frame filter: it runs the relay of [`subnet::relay`] on one sealed thread, without
+//! a shard.
 //!
-//! It parses frames of a guest, so it has no rights: no capabilities, no files by name, no sockets but those
-//! that it was given. It keeps the host's namespaces, in which none of its calls names anything.
+//! It parses frames of a guest and has no rights: no capabilities, no files by name, and no sockets but those
+//! that it received. It keeps the host's namespaces, in which none of its system calls names an object.
 //!
-//! It ends with its sockets, not with its starter: a VM that outlives its monitor keeps its cards.
+//! It ends when its sockets are closed, not when the process that started it ends: a VM that outlives its
+//! monitor keeps its cards.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,35 +19,34 @@ use subnet::relay::End;
 use crate::launch::{Identity, SandboxPolicy};
 use crate::sandbox::{SandboxError, Syscall, ThreadKind, seal_alone};
 
-/// What the relay's thread may ask of the kernel, beyond what every thread may: frames, lists, the count of
-/// dropped frames.
+/// System calls of the relay's thread beyond those of every thread: frames, lists, the count of dropped
+/// frames.
 pub const SYSCALLS: &[Syscall] = &[libc::SYS_recvfrom, libc::SYS_sendto, libc::SYS_pwrite64];
 
-/// Bytes of memory of its own that the process may have: some hundreds of KiB for buffers, and as much as the
-/// program brings.
+/// Limit of the process's own data, bytes: some hundreds of KiB of buffers, and the program's data.
 const DATA_BYTES_MAX: u64 = 16 << 20;
-/// Bytes of address space: the program's file, and memory that the limit above leaves out.
+/// Limit of address space, bytes: the program's file, and memory that the limit above does not count.
 const SPACE_BYTES_MAX: u64 = 256 << 20;
-/// Descriptors that it may have: its standard ones, its sockets, and some for the seal.
+/// Limit of descriptors: the standard ones, the sockets, and some for the seal.
 const FILES_MAX: u64 = 16;
-/// Exit status of a process that no monitor has started.
+/// Exit status of a process that was not started by a monitor.
 const USAGE: u8 = 2;
 
-/// Reason for a filter's process that did not begin, or could not go on.
+/// Reason why a filter's process did not begin, or could not continue.
 #[derive(Debug, thiserror::Error)]
 enum CardError {
     /// The kernel refused something.
     #[error("{0}")]
     Host(#[from] io::Error),
-    /// The sandbox is required.
+    /// The sandbox is required and can't be set up.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
 }
 
-/// Runs as a filter's process when the program was started as one, and returns its exit status; returns
-/// nothing otherwise.
+/// Runs the frame filter if the program was started as one, and returns its exit status; otherwise returns
+/// none.
 ///
-/// Call it before any thread is started.
+/// Must be called before any thread is started.
 pub fn take_over() -> Option<ExitCode> {
     let mut words = std::env::args_os().skip(1);
     let is_filter = words.next()? == FLAG;
@@ -69,7 +69,7 @@ fn run(words: impl Iterator<Item = String>) -> ExitCode {
         .and_then(|lists| serve(lists, &arguments))
     {
         Ok(end) => {
-            // A monitor that has adopted this process does not learn its exit status.
+            // A monitor that has adopted this process does not receive its exit status.
             eprintln!("{}", end.words());
             ExitCode::from(end.status())
         }
@@ -86,7 +86,7 @@ fn run(words: impl Iterator<Item = String>) -> ExitCode {
     }
 }
 
-/// Bounds what the process can take of the host.
+/// Limits the process's use of the host's resources.
 fn limit() -> io::Result<()> {
     for (resource, most) in [
         (Resource::RLIMIT_DATA, DATA_BYTES_MAX),
@@ -101,9 +101,10 @@ fn limit() -> io::Result<()> {
 
 /// Receives the sockets, seals this thread and moves frames until one side ends.
 fn serve(lists: OwnedFd, arguments: &Arguments) -> Result<End, CardError> {
-    // The name is for people.
+    // The name is for people who list threads.
     let _ = set_name(c"card-filter");
-    // Its maps of addresses take random numbers from the kernel, once a thread: before the seal.
+    // The relay's maps of addresses request random numbers from the kernel once per thread, so they are
+    // created before the seal.
     let mut relay = receive(lists, arguments)?;
     let identity = arguments.user.map(|(uid, gid)| Identity { uid, gid });
     seal_alone(ThreadKind::Relay, policy(arguments.seal), identity)?;

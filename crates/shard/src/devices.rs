@@ -1,7 +1,7 @@
-//! The VM's devices on the PCI bus: one for each entry of the [`LaunchSpec`], in its order.
+//! The VM's devices on the PCI bus, one for each entry of the [`LaunchSpec`], in its order.
 //!
-//! Files are taken from the monitor's message before the sandbox closes ([`DeviceFiles::take`]); the devices,
-//! which start threads, are made after ([`build`]).
+//! [`DeviceFiles::take`] receives their files from the monitor's message before the sandbox closes. [`build`]
+//! creates the devices, which start threads, afterwards.
 
 use std::fs::File;
 use std::io;
@@ -31,7 +31,7 @@ use crate::virtio::rng::Rng;
 use crate::virtio::transport::{Log, VirtioPci};
 use crate::virtio::vsock::Vsock;
 
-/// Why a device could not be made.
+/// Error: a device could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make the device {id}")]
 pub struct DevicesError {
@@ -48,7 +48,7 @@ pub struct DeviceFiles {
     ports: Option<Ports>,
 }
 
-/// A format of the launch message, as the disk store has it.
+/// Converts a disk format of the launch message into the disk store's.
 fn format_of(format: DiskFormat) -> Format {
     match format {
         DiskFormat::Raw => Format::Raw,
@@ -58,7 +58,7 @@ fn format_of(format: DiskFormat) -> Format {
 }
 
 impl DeviceFiles {
-    /// Takes the devices' files out of the monitor's message.
+    /// Takes the devices' files from the monitor's message.
     pub fn take(spec: &LaunchSpec, files: &mut Files) -> Result<Self, ReceiveError> {
         let mut disks = Vec::with_capacity(spec.disks.len());
         for disk in &spec.disks {
@@ -99,7 +99,7 @@ impl DeviceFiles {
         })
     }
 
-    /// Sizes of the regions of persistent memory, in the order of the spec.
+    /// Returns the sizes of the regions of persistent memory, in the order of the spec.
     pub fn pmem_bytes(&self, spec: &LaunchSpec) -> io::Result<Vec<u64>> {
         let disks = spec
             .disks
@@ -114,14 +114,15 @@ impl DeviceFiles {
             .collect()
     }
 
-    /// The files of disks that nobody writes, whose pages may be shared; each with how its disk shares.
+    /// Returns the files of disks that have no writer and whose pages may be shared, each with its disk's
+    /// sharing mode.
     pub fn images(&self, spec: &LaunchSpec) -> io::Result<Vec<(File, Share)>> {
         let mut images = Vec::new();
         for (launch, layers) in spec.disks.iter().zip(&self.disks) {
             if launch.pmem || launch.share == Share::Never {
                 continue;
             }
-            // Only the top layer is ever written.
+            // Only the top layer is written.
             for (file, _) in layers.iter().skip(usize::from(!launch.read_only)) {
                 images.push((file.try_clone()?, launch.share));
             }
@@ -129,7 +130,7 @@ impl DeviceFiles {
         Ok(images)
     }
 
-    /// The temporary overlay of each disk that has one.
+    /// Returns the temporary overlay of each disk that has one.
     pub fn overlays(&self) -> io::Result<Vec<Option<File>>> {
         let overlay = |layers: &Vec<(File, Format)>| match layers.first() {
             Some((file, Format::Scratch)) => file.try_clone().map(Some),
@@ -146,24 +147,24 @@ fn failed(id: &str) -> impl Fn(io::Error) -> DevicesError {
     }
 }
 
-/// What the devices are made with.
-pub struct Parts<'a> {
-    /// The machine they belong to.
+/// Context for the creation of devices.
+pub struct DeviceContext<'a> {
+    /// Machine of the devices.
     pub machine: &'a Machine,
-    /// The kind of VM.
+    /// Kind of VM.
     pub kind: &'a ServedKind,
-    /// Starts their threads.
+    /// Starts the devices' threads.
     pub threads: &'a Threads,
-    /// The bus they go on.
+    /// Bus for the devices.
     pub bus: &'a PciBus,
-    /// Their interrupts.
+    /// Interrupts of the devices.
     pub interrupts: &'a Arc<Interrupts>,
-    /// Where their complaints go.
+    /// Log of the devices' warnings.
     pub log: &'a Log,
 }
 
-impl Parts<'_> {
-    /// Puts a device that may touch `memory` on the bus.
+impl DeviceContext<'_> {
+    /// Puts a device on the bus that may access `memory`.
     fn add(
         &self,
         id: &str,
@@ -202,9 +203,9 @@ impl Parts<'_> {
         Ok(block)
     }
 
-    /// How the disk shares, if its files and the VM's memory let it.
+    /// Returns the sharing of a disk, if its files and the VM's memory allow it.
     fn sharing(&self, launch: &DiskLaunch, store: &dyn Store) -> Option<DiskSharing> {
-        let Sharing { mapper, situations } = self.kind.sharing()?;
+        let Sharing { mapper, pressure } = self.kind.sharing()?;
         let files = store.files();
         let bases = store.bases();
         let image = |index: usize| {
@@ -213,14 +214,14 @@ impl Parts<'_> {
         };
         (launch.share != Share::Never).then(|| DiskSharing {
             mapper: mapper.clone(),
-            situations: situations.clone(),
+            pressure: pressure.clone(),
             share: launch.share,
             images: (0..files.len()).map(image).collect(),
         })
     }
 
-    /// The base alone, mapped: shared if it may be written, which an exclusive persistent disk's may; else
-    /// privately.
+    /// Creates persistent memory of the disk's base. The mapping is shared if the disk may be written
+    /// (exclusive and persistent), else private.
     fn pmem(
         &self,
         launch: &DiskLaunch,
@@ -250,35 +251,40 @@ impl Parts<'_> {
     }
 }
 
-/// What the first thread keeps of the devices.
-pub struct Built {
-    /// The balloon, if there is one.
+/// State of the devices that the first thread uses.
+pub struct BuiltDevices {
+    /// The balloon, if the VM has one.
     pub balloon: Option<BalloonHandle>,
-    /// The bases of the disks.
+    /// Watch of the disks' bases.
     pub watch: BaseWatch,
-    /// The disks whose writes wait for room.
+    /// Disks whose writes wait for room on the host.
     pub full: FullDisks,
 }
 
-/// Puts every device of `spec` on the bus.
-pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result<Built, DevicesError> {
+/// Creates every device of `spec` and puts it on the bus.
+pub fn build(
+    spec: &LaunchSpec,
+    files: DeviceFiles,
+    context: &DeviceContext<'_>,
+) -> Result<BuiltDevices, DevicesError> {
     let mut watch = BaseWatch::default();
     let mut full = FullDisks::default();
-    // What the devices may touch: RAM and, mapped before any device has its memory, persistent memory.
-    let mut memory = parts.machine.memory.clone();
-    let mut regions = parts.machine.layout.pmem.iter();
+    // Memory that devices may access: RAM and persistent memory, which is mapped before any device receives
+    // its memory.
+    let mut memory = context.machine.memory.clone();
+    let mut regions = context.machine.layout.pmem.iter();
     let mut disks = Vec::with_capacity(spec.disks.len());
     for ((number, launch), layers) in (0..).zip(&spec.disks).zip(files.disks) {
         disks.push(match launch.pmem.then(|| regions.next()).flatten() {
             Some(region) => {
-                let device = parts
+                let device = context
                     .pmem(launch, layers, region.start, &mut watch)
                     .map_err(failed(&launch.id))?;
                 memory = device.region().join(&memory).map_err(failed(&launch.id))?;
                 DiskDevice::Pmem(device)
             }
             None => {
-                let block = parts.block(launch, layers, &mut watch);
+                let block = context.block(launch, layers, &mut watch);
                 let block = block.map_err(failed(&launch.id))?;
                 if launch.on_full == OnFull::Pause {
                     full.watch(number, block.metrics());
@@ -289,33 +295,33 @@ pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result
     }
     for (launch, disk) in spec.disks.iter().zip(disks) {
         match disk {
-            DiskDevice::Pmem(pmem) => parts.add(&launch.id, &memory, Ok(pmem))?,
-            DiskDevice::Block(block) => parts.add(&launch.id, &memory, Ok(block))?,
+            DiskDevice::Pmem(pmem) => context.add(&launch.id, &memory, Ok(pmem))?,
+            DiskDevice::Block(block) => context.add(&launch.id, &memory, Ok(block))?,
         }
     }
     for (launch, backend) in spec.nets.iter().zip(files.nets) {
-        let net = Net::new(parts.threads, &launch.id, launch.mac, backend);
-        parts.add(&launch.id, &memory, net)?;
+        let net = Net::new(context.threads, &launch.id, launch.mac, backend);
+        context.add(&launch.id, &memory, net)?;
     }
     if let (Some(launch), Some(listener)) = (&spec.vsock, files.vsock) {
-        let vsock = Vsock::new(parts.threads, launch.cid, listener, files.ports);
-        parts.add("vsock", &memory, vsock)?;
+        let vsock = Vsock::new(context.threads, launch.cid, listener, files.ports);
+        context.add("vsock", &memory, vsock)?;
     }
-    parts.add("rng", &memory, Rng::new(parts.threads))?;
+    context.add("rng", &memory, Rng::new(context.threads))?;
     if !spec.balloon {
         let balloon = None;
-        return Ok(Built { balloon, watch, full });
+        return Ok(BuiltDevices { balloon, watch, full });
     }
-    let release = Release(match parts.kind {
+    let release = Release(match context.kind {
         VmKind::Plain(sharing) => VmKind::Plain(sharing.as_ref().map(|sharing| sharing.mapper.clone())),
         VmKind::SharedSpan(_) => VmKind::SharedSpan(()),
         VmKind::CoherentSpan(_, coherence) => VmKind::CoherentSpan((), *coherence),
     });
-    let balloon = Balloon::new(parts.threads, spec.memory.bytes, release);
+    let balloon = Balloon::new(context.threads, spec.memory.bytes, release);
     let handle = balloon.as_ref().ok().map(Balloon::handle);
-    // RAM alone: a file's pages are not the guest's to give back.
-    parts.add("balloon", &parts.machine.memory, balloon)?;
-    Ok(Built {
+    // RAM alone: the guest can't release pages of a file.
+    context.add("balloon", &context.machine.memory, balloon)?;
+    Ok(BuiltDevices {
         balloon: handle,
         watch,
         full,

@@ -1,6 +1,6 @@
-//! How a VM's end travels from whoever causes it (a vCPU, a power register) to the thread that waits for it.
+//! Signal of a VM's end, from its cause (a vCPU, a power register) to the thread that waits for the end.
 //!
-//! The first cause wins, except that a panic is kept even when the kernel resets the machine right after.
+//! The first cause wins. A panic is kept even if the kernel resets the machine right after it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::launch::Ending;
 
-/// The place where the cause of the end is left.
+/// The cause of the VM's end, with an event file that wakes the waiting thread.
 pub struct EndSignal {
     cause: Mutex<Option<Ending>>,
     panicked: AtomicBool,
@@ -20,7 +20,7 @@ pub struct EndSignal {
 }
 
 impl EndSignal {
-    /// Nothing has ended yet.
+    /// Creates the signal of a VM that runs.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             cause: Mutex::new(None),
@@ -30,7 +30,7 @@ impl EndSignal {
         })
     }
 
-    /// The guest's kernel says that it panics: a reset or power-off from here on is the panic's.
+    /// Records that the guest's kernel panics: a later reset or power-off counts as the panic's.
     pub fn panicked(&self) {
         self.panicked.store(true, Ordering::Relaxed);
     }
@@ -47,16 +47,16 @@ impl EndSignal {
             .unwrap_or_else(PoisonError::into_inner)
             .get_or_insert(ending);
         self.stopping.store(true, Ordering::Release);
-        // The counter can't overflow: nobody writes 2^64 ends.
+        // The counter can't overflow: that would take 2^64 ends.
         let _ = self.event.write(1);
     }
 
-    /// Whether vCPUs must stop.
+    /// Returns whether vCPUs must stop.
     pub fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Why the VM ended, once it has.
+    /// Returns the cause of the VM's end, if it has ended.
     pub fn cause(&self) -> Option<Ending> {
         self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,6 +1,6 @@
-//! The devices' handlers without their threads, for `fuzz/`: a run is a function of its input, and fast.
+//! The devices' handlers without their threads, for `fuzz/`: a run is fast and depends on its input only.
 //!
-//! Compiled under `cfg(fuzzing)` only, which `scripts/fuzz.sh` sets.
+//! It is compiled under `cfg(fuzzing)` only, which `scripts/fuzz.sh` sets.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use crate::ports::Ports;
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, DeviceError, balloon, block, net, pmem, rng, vsock};
 
-/// A device's handler, driven by hand as [`crate::virtio::worker::Worker`] would.
+/// A device's handler, driven directly instead of by a [`crate::virtio::worker::Worker`].
 pub struct Bare {
     handler: Box<dyn Handler>,
     sources: Sources,
@@ -30,37 +30,37 @@ impl Bare {
         })
     }
 
-    /// One queue of a block device.
+    /// Creates a block device with one queue.
     pub fn block(store: Arc<dyn Store>, read_only: bool) -> io::Result<Self> {
         Self::new(block::bare(store, read_only))
     }
 
-    /// A network card on a stream socket.
+    /// Creates a network card on a stream socket.
     pub fn net(socket: OwnedFd) -> io::Result<Self> {
         Self::new(net::bare(socket))
     }
 
-    /// A socket device.
+    /// Creates a socket device.
     pub fn vsock(cid: u64, listener: UnixListener, ports: Ports) -> io::Result<Self> {
         Self::new(vsock::bare(cid, listener, ports)?)
     }
 
-    /// An entropy source.
+    /// Creates an entropy source.
     pub fn rng() -> io::Result<Self> {
         Self::new(rng::bare())
     }
 
-    /// The balloon of a guest with `ram_bytes` of memory.
+    /// Creates the balloon of a guest with `ram_bytes` of memory.
     pub fn balloon(ram_bytes: u64) -> io::Result<Self> {
         Self::new(balloon::bare(ram_bytes)?)
     }
 
-    /// Persistent memory that syncs `file`.
+    /// Creates persistent memory that syncs `file`.
     pub fn pmem(file: File) -> io::Result<Self> {
         Self::new(pmem::bare(file))
     }
 
-    /// The driver is ready.
+    /// Activates the device, as a driver that is ready does.
     pub fn start(&mut self, activation: Activation) {
         self.stop();
         self.running = true;
@@ -68,26 +68,26 @@ impl Bare {
         self.stop_on_error(result);
     }
 
-    /// The driver notified a queue.
+    /// Serves a notification of a queue by the driver.
     pub fn notified(&mut self, queue: u16) {
         self.handle(Event::Queue(queue));
     }
 
-    /// Serves the device's own files that are ready; false when none was.
+    /// Serves the device's own files that are ready; returns false if none was.
     pub fn serve_files(&mut self) -> bool {
         let ready = self.sources.ready().unwrap_or_default();
         ready.iter().for_each(|token| self.handle(Event::Source(*token)));
         !ready.is_empty()
     }
 
-    /// A reset.
+    /// Resets the device.
     pub fn stop(&mut self) {
         if std::mem::take(&mut self.running) {
             self.handler.stop(&self.sources);
         }
     }
 
-    /// Whether it is between an activation and a reset or a broken queue.
+    /// Returns whether the device is between an activation and a reset or a broken queue.
     pub fn is_running(&self) -> bool {
         self.running
     }

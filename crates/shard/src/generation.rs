@@ -1,6 +1,6 @@
-//! The VM's generation id (Microsoft, "Virtual Machine Generation ID"): 16 bytes of guest memory that differ
-//! whenever the VM goes on from a state that others may go on from too. A kernel with its driver then draws
-//! new random numbers.
+//! The VM's generation id (Microsoft, "Virtual Machine Generation ID"): 16 bytes of guest memory. The id
+//! changes whenever the VM continues from a state from which other VMs may continue too. A kernel with a
+//! driver for it then draws new random numbers.
 
 use std::io;
 
@@ -12,16 +12,16 @@ use crate::memory::GuestRam;
 
 const ID_BYTES: usize = 16;
 
-/// The id and the interrupt that tells of its change.
+/// The id, and the interrupt that reports its change.
 pub struct Generation(EventFd);
 
 impl Generation {
-    /// The interrupt alone.
+    /// Creates the interrupt alone.
     pub fn new() -> io::Result<Self> {
         EventFd::new(EFD_NONBLOCK).map(Self)
     }
 
-    /// Gives the VM with this memory its id: one that no other has.
+    /// Writes an id that no other VM has.
     pub fn write(&self, memory: &GuestRam) -> io::Result<()> {
         let mut id = [0; ID_BYTES];
         // SAFETY: fills a live buffer of that length; requests this small are never cut short.
@@ -34,12 +34,12 @@ impl Generation {
             .map_err(io::Error::other)
     }
 
-    /// What to register as irqfd.
+    /// Returns the event file to register as irqfd.
     pub fn event(&self) -> &EventFd {
         &self.0
     }
 
-    /// Tells the guest that the id is not the one it knows.
+    /// Notifies the guest that the id has changed.
     pub fn changed(&self) -> io::Result<()> {
         self.0.write(1)
     }

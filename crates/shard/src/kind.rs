@@ -1,16 +1,16 @@
 //! The kind of VM that a shard serves.
 //!
-//! The launch message decides the kind once ([`VmKind::of`], [`VmKind::of_span`]). The shard's start then
-//! turns the data of the variant into those of the next step, and never asks the message again:
+//! The launch message decides the kind once ([`VmKind::of`], [`VmKind::of_span`]). Each step of the shard's
+//! start converts the variant's data into those of the next step, without reading the message again:
 //!
 //! | step | plain | spanning | with coherent memory, beside that |
 //! | --- | --- | --- | --- |
-//! | launch | what it goes on from | [`SpanLaunch`] | [`CoherenceLaunch`] |
-//! | [`OpenedKind`] | the same, open | channels to the other shards | the copy, not served yet |
-//! | [`BuiltKind`] | what it shares | its home | the copy, not served yet |
-//! | [`ServedKind`] | what it shares | its home | the copy |
-//! | [`ReadyKind`] | [`PlainVm`] | its home | the copy |
-//! | [`RunningKind`] | [`PlainVm`] | the way to the other shards | the copy |
+//! | launch | state to resume from | [`SpanLaunch`] | [`CoherenceLaunch`] |
+//! | [`OpenedKind`] | the same, open | channels to the other shards | the replica, not served yet |
+//! | [`BuiltKind`] | its page sharing | its home | the replica, not served yet |
+//! | [`ServedKind`] | its page sharing | its home | the replica |
+//! | [`ReadyKind`] | [`PlainVm`] | its home | the replica |
+//! | [`RunningKind`] | [`PlainVm`] | the router to the other shards | the replica |
 //!
 //! A shard without devices takes the same steps as a [`SpanKind`].
 
@@ -27,48 +27,47 @@ use crate::sharing::Sharing;
 use crate::span::machine::{HomeShard, SpanSetup};
 use crate::span::router::Router;
 
-/// The kind of VM that a shard serves. `P` is what a plain VM has, `S` what a spanning VM has, `C` its
+/// The kind of VM that a shard serves. `P` is the data of a plain VM, `S` that of a spanning VM, `C` its
 /// coherent memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmKind<P, S, C> {
-    /// The shard is the whole VM: KVM has the interrupt controllers, and pages of memory may stand for those
-    /// of images.
+    /// The shard is the whole VM: KVM has the interrupt controllers, and memory may map pages of images.
     Plain(P),
-    /// One of several shards, which have the interrupt controllers and map the same memory.
+    /// One of several shards that emulate the interrupt controllers and map the same memory.
     SharedSpan(S),
-    /// One of several shards, which have the interrupt controllers and each a copy of the memory. They keep
-    /// the copies coherent.
+    /// One of several shards that emulate the interrupt controllers. Each has a replica of the memory, and
+    /// they keep the replicas coherent.
     CoherentSpan(S, C),
 }
 
 /// The kind of a VM that spans cells.
 pub type SpanKind<S, C> = VmKind<Infallible, S, C>;
 
-/// The files of the launch message are open.
+/// Kind of a VM whose launch files are open.
 pub type OpenedKind<P = Option<Resume>> = VmKind<P, SpanSetup, Box<Replica>>;
 
-/// The machine is built. A plain VM shares nothing if its pages are too large.
+/// Kind of a VM whose machine is built. A plain VM has no sharing if its pages are too large.
 pub type BuiltKind = VmKind<Option<Sharing>, HomeShard, Box<Replica>>;
 
-/// The memory can be used.
+/// Kind of a VM whose memory can be used.
 pub type ServedKind = VmKind<Option<Sharing>, HomeShard, &'static Coherence>;
 
-/// The vCPUs are made.
+/// Kind of a VM whose vCPUs exist.
 pub type ReadyKind = VmKind<PlainVm, HomeShard, &'static Coherence>;
 
-/// The guest runs.
+/// Kind of a VM whose guest runs.
 pub type RunningKind = VmKind<PlainVm, Arc<Router>, &'static Coherence>;
 
-/// A launch message that has a VM both span cells and go on from a frozen state.
+/// Error: the launch message has a VM both span cells and resume a frozen state.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the launch message resumes a VM that spans cells; help: resume VMs without `span` only")]
 pub struct ResumedSpan;
 
 impl<'a> VmKind<Option<&'a ResumeLaunch>, &'a SpanLaunch, &'a CoherenceLaunch> {
-    /// The kind of a VM that has these in its launch message.
+    /// Returns the kind of a VM with these entries in its launch message.
     ///
     /// # Errors
-    /// If it has both.
+    /// Fails if both are present.
     pub fn of(span: Option<&'a SpanLaunch>, resume: Option<&'a ResumeLaunch>) -> Result<Self, ResumedSpan> {
         match (span, resume) {
             (None, resume) => Ok(Self::Plain(resume)),
@@ -79,7 +78,7 @@ impl<'a> VmKind<Option<&'a ResumeLaunch>, &'a SpanLaunch, &'a CoherenceLaunch> {
 }
 
 impl<'a, P> VmKind<P, &'a SpanLaunch, &'a CoherenceLaunch> {
-    /// The kind of a VM that spans cells.
+    /// Returns the kind of a VM that spans cells.
     pub fn of_span(span: &'a SpanLaunch) -> Self {
         match &span.coherence {
             None => Self::SharedSpan(span),
@@ -89,7 +88,7 @@ impl<'a, P> VmKind<P, &'a SpanLaunch, &'a CoherenceLaunch> {
 }
 
 impl<P, S, C> VmKind<P, S, C> {
-    /// The same kind, with other data of a plain VM.
+    /// Returns the same kind with converted data of a plain VM.
     pub fn map_plain<Q>(self, map: impl FnOnce(P) -> Q) -> VmKind<Q, S, C> {
         match self {
             Self::Plain(plain) => VmKind::Plain(map(plain)),
@@ -98,10 +97,10 @@ impl<P, S, C> VmKind<P, S, C> {
         }
     }
 
-    /// The same kind, with other data of a spanning VM, if these can be made.
+    /// Returns the same kind with converted data of a spanning VM.
     ///
     /// # Errors
-    /// Those of `map`.
+    /// Returns the error of `map`.
     pub fn try_map_span<T, E>(self, map: impl FnOnce(S) -> Result<T, E>) -> Result<VmKind<P, T, C>, E> {
         Ok(match self {
             Self::Plain(plain) => VmKind::Plain(plain),
@@ -110,7 +109,7 @@ impl<P, S, C> VmKind<P, S, C> {
         })
     }
 
-    /// What CPUID says of which vCPUs belong together, when vCPU v is in node `nodes[v]`.
+    /// Returns the groups of vCPUs in CPUID, when vCPU v is in node `nodes[v]`.
     pub fn groups(&self, nodes: &[u8]) -> Groups {
         match self {
             Self::Plain(_) | Self::SharedSpan(_) => Groups::of(nodes),
@@ -120,7 +119,7 @@ impl<P, S, C> VmKind<P, S, C> {
 }
 
 impl<S, C> VmKind<Option<Sharing>, S, C> {
-    /// What the VM shares memory by, if it is plain and its pages are small enough.
+    /// Returns the page sharing of a plain VM whose pages are small enough.
     pub fn sharing(&self) -> Option<&Sharing> {
         match self {
             Self::Plain(sharing) => sharing.as_ref(),
@@ -130,10 +129,10 @@ impl<S, C> VmKind<Option<Sharing>, S, C> {
 }
 
 impl<P, S: AsRef<Router>> VmKind<P, S, Box<Replica>> {
-    /// Serves a copy of the memory until the process ends. From then on packets to other shards come after
-    /// what this shard changed in merged page tables.
+    /// Starts to serve a replica, until the process ends. From then on packets to other shards are causal:
+    /// they follow this shard's changes of merged page tables.
     ///
-    /// # Errors
+    /// Fails as [`Replica::start`].
     /// As [`Replica::start`].
     pub fn serve(
         self,
@@ -155,7 +154,7 @@ impl<P, S: AsRef<Router>> VmKind<P, S, Box<Replica>> {
 }
 
 impl<P> VmKind<P, Arc<Router>, &'static Coherence> {
-    /// Has no thread wait for another shard any more: the VM ends.
+    /// Stops all waits for other shards; the VM ends.
     pub fn end(&self) {
         match self {
             Self::Plain(_) => {}
@@ -163,8 +162,8 @@ impl<P> VmKind<P, Arc<Router>, &'static Coherence> {
         }
     }
 
-    /// Whether all memory can still be reached. A thread that waits for a page that comes no more waits for
-    /// ever.
+    /// Returns whether all memory is still available. A thread that waits for a page of a lost shard waits
+    /// for ever.
     pub fn memory_is_whole(&self) -> bool {
         match self {
             Self::Plain(_) | Self::SharedSpan(_) => true,
@@ -174,7 +173,7 @@ impl<P> VmKind<P, Arc<Router>, &'static Coherence> {
 }
 
 impl<S, C> SpanKind<S, C> {
-    /// What both kinds have.
+    /// Returns the data that both spanning kinds have.
     pub fn span(&self) -> &S {
         match self {
             Self::SharedSpan(span) | Self::CoherentSpan(span, _) => span,
@@ -184,7 +183,7 @@ impl<S, C> SpanKind<S, C> {
 }
 
 impl<S, C: Copy> SpanKind<S, C> {
-    /// The same kind, with something else that both kinds have.
+    /// Returns the same kind with other data.
     pub fn with_span<T>(&self, span: T) -> SpanKind<T, C> {
         match self {
             Self::SharedSpan(_) => SpanKind::SharedSpan(span),
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_is_of_one_kind_and_a_resumed_span_of_none() {
+    fn launch_has_one_kind_and_a_resumed_span_is_refused() {
         let resume = ResumeLaunch {
             state: Fd(0),
             memory: vec![Fd(1)],
@@ -281,7 +280,7 @@ mod tests {
                 Ok(VmKind::CoherentSpan(12, 3))
             ]
         );
-        // A plain VM has nothing to fail with.
+        // The map of spanning data is not called for a plain VM.
         let failed = kinds.map(|kind| kind.try_map_span(|_| Err::<u8, _>("refused")));
         assert_eq!(failed, [Ok(VmKind::Plain(1)), Err("refused"), Err("refused")]);
     }

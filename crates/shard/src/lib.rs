@@ -1,4 +1,4 @@
-//! One VM's part in one cell: guest memory, vCPUs, devices, sandbox.
+//! The shard: one VM, or its share in one cell, with guest memory, vCPUs, devices and sandbox.
 
 pub mod arch;
 pub mod bus;
@@ -31,7 +31,7 @@ use std::io;
 
 pub use shard_api::{chain, cmdline, launch, ports};
 
-/// What a monitor asks of this crate.
+/// Functions of this crate that a monitor uses.
 pub const PLATFORM: shard_api::Platform = shard_api::Platform {
     processor: || span::host::read().map_err(io::Error::other),
     kernel_image: arch::x86_64::kernel::image,

@@ -1,5 +1,5 @@
-//! Assembles a VM from its [`LaunchSpec`]: memory, KVM, devices, vCPUs, kernel. Nothing runs yet when
-//! [`Machine::build`] is done, and every file the VM will ever need is open.
+//! Assembles a VM from its [`LaunchSpec`]: memory, KVM, devices, vCPUs, kernel. After [`Machine::build`]
+//! nothing runs yet, and every file that the VM will need is open.
 
 mod error;
 mod kvm_vm;
@@ -30,7 +30,7 @@ use crate::memory::nodes::MemoryNodes;
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::sandbox::Threads;
 use crate::serial::{Console, SERIAL_PORTS};
-use crate::sharing::{Mapper, Sharing, Situations};
+use crate::sharing::{Mapper, PressureMonitor, Sharing};
 use crate::snapshot::MachineState;
 use crate::span::host::cpuid;
 use crate::span::machine::HomeShard;
@@ -44,7 +44,7 @@ pub use ready::{PlainVm, Ready, Running};
 use vcpus::node_of_each;
 pub use vcpus::{leaves_of_vcpu, prepare_vcpu};
 
-/// The files that building consumes, already open.
+/// Open files that the build consumes.
 pub struct BootFiles {
     /// The kernel.
     pub kernel: File,
@@ -54,25 +54,25 @@ pub struct BootFiles {
 
 /// A VM that is ready to run.
 pub struct Machine {
-    /// KVM's side.
+    /// KVM's VM.
     pub vm: Arc<VmFd>,
-    /// Where everything is.
+    /// Address map of the guest.
     pub layout: Layout,
     /// Guest memory.
     pub memory: GuestRam,
-    /// How the devices' interrupts reach the vCPUs.
+    /// Delivery of the devices' interrupts to the vCPUs.
     pub wiring: Arc<dyn Wiring>,
     /// I/O ports. Devices may be added until [`Machine::into_vcpus`].
     pub ports: Bus,
     /// Addresses outside RAM.
     pub mmio: Bus,
-    /// COM1.
+    /// The serial port COM1.
     pub console: Arc<Console>,
     /// The power button.
     pub button: PowerButton,
     /// The generation id.
     generation: Generation,
-    /// How the VM ends.
+    /// Signal of the VM's end.
     pub end: Arc<EndSignal>,
     start: Start,
     register_numbers: Vec<u32>,
@@ -81,32 +81,32 @@ pub struct Machine {
     memory_mapping: MemoryMapping,
 }
 
-/// How the vCPUs start.
+/// State in which the vCPUs start.
 enum Start {
-    /// The first at the kernel's entry.
-    Boot { cpuid: CpuId, load: Load },
-    /// All where they stood.
+    /// The first vCPU starts at the kernel's entry.
+    Boot { cpuid: CpuId, load: KernelLoad },
+    /// All vCPUs continue from a saved state.
     Resume(Box<MachineState>),
 }
 
-/// The kernel's way into memory.
-enum Load {
-    /// It is there, and is entered here.
-    Done(Entry),
-    /// Once the memory is served.
-    Later { files: BootFiles, cmdline: String },
+/// Whether the kernel is loaded.
+enum KernelLoad {
+    /// The kernel is in memory, with this entry.
+    Loaded(Entry),
+    /// The kernel is loaded once the memory is served.
+    Deferred { files: BootFiles, cmdline: String },
 }
 
-/// A frozen VM to go on from.
+/// A frozen VM to resume from.
 pub struct Resume {
-    /// Its state.
+    /// Saved state of the machine.
     pub state: MachineState,
-    /// The layers over its memory.
+    /// Layers over the VM's memory.
     pub layers: Vec<File>,
 }
 
 impl Machine {
-    /// Makes the VM of `spec`, of the kind that is open, with `memory` at `layout`. Pages of `images` may be
+    /// Builds the VM of `spec`, of the opened kind, with `memory` at `layout`. Pages of `images` may be
     /// shared.
     pub fn build(
         kvm_fd: &Kvm,
@@ -146,7 +146,7 @@ impl Machine {
                         let entry = load(&memory, &layout, spec, &spec.cmdline, &mut files, mapper)?;
                         Start::Boot {
                             cpuid,
-                            load: Load::Done(entry),
+                            load: KernelLoad::Loaded(entry),
                         }
                     }
                 };
@@ -156,8 +156,8 @@ impl Machine {
             VmKind::SharedSpan(setup) => {
                 let cmdline = setup.cmdline(kvm_fd, &spec.cmdline)?;
                 let cpuid = setup.cpuid(kvm_fd)?;
-                // What one shard lays over memory, another does not see.
-                let load = Load::Done(load(&memory, &layout, spec, &cmdline, &mut files, None)?);
+                // Mappings that one shard puts over memory are invisible to another shard.
+                let load = KernelLoad::Loaded(load(&memory, &layout, spec, &cmdline, &mut files, None)?);
                 generation.write(&memory)?;
                 let home = HomeShard::new(&vm, setup, &mut ports, &mut mmio)?;
                 (Start::Boot { cpuid, load }, VmKind::SharedSpan(home))
@@ -165,8 +165,8 @@ impl Machine {
             VmKind::CoherentSpan(setup, replica) => {
                 let cmdline = setup.cmdline(kvm_fd, &spec.cmdline)?;
                 let cpuid = setup.cpuid(kvm_fd)?;
-                // Nobody may touch the memory before it is served.
-                let load = Load::Later { files, cmdline };
+                // The memory must not be accessed before it is served.
+                let load = KernelLoad::Deferred { files, cmdline };
                 let home = HomeShard::new(&vm, setup, &mut ports, &mut mmio)?;
                 (Start::Boot { cpuid, load }, VmKind::CoherentSpan(home, replica))
             }
@@ -209,7 +209,7 @@ impl Machine {
         Ok((machine, kind))
     }
 
-    /// Has a copy of the memory served from now on, and fills it, which could not be done before.
+    /// Starts to serve a replica of the memory, and loads the kernel, which was not possible before.
     pub fn serve_memory(
         &mut self,
         kind: BuiltKind,
@@ -220,17 +220,17 @@ impl Machine {
         if let VmKind::CoherentSpan(..) = kind {
             self.generation.write(&self.memory)?;
         }
-        // Only such memory has the kernel come later.
+        // Only with such memory is the kernel loaded late.
         if let Start::Boot { load: state, .. } = &mut self.start
-            && let Load::Later { files, cmdline } = state
+            && let KernelLoad::Deferred { files, cmdline } = state
         {
-            *state = Load::Done(load(&self.memory, &self.layout, spec, cmdline, files, None)?);
+            *state = KernelLoad::Loaded(load(&self.memory, &self.layout, spec, cmdline, files, None)?);
         }
         Ok(kind)
     }
 
-    /// What guest memory shares: pages of `images`, then of the kernel, then of the initramfs. None when the
-    /// memory's pages are too large for that.
+    /// Returns the sharing of guest memory: pages of `images`, then of the kernel, then of the initramfs.
+    /// Returns none if the memory's pages are too large for that.
     fn sharing(
         spec: &LaunchSpec,
         memory: &GuestRam,
@@ -246,14 +246,15 @@ impl Machine {
         }
         let mapper = Mapper::new(memory, images, spec.memory.pages == Pages::Transparent);
         Ok(mapper.map(|mapper| Sharing {
-            situations: Arc::new(Situations::open(mapper.images(), &spec.mapped)),
+            pressure: Arc::new(PressureMonitor::open(mapper.images(), &spec.mapped)),
             mapper,
         }))
     }
 
-    /// Shows a region of persistent memory to the guest. Each of `layout.pmem` once.
+    /// Maps a region of persistent memory into the guest. Must be called once for each region of
+    /// `layout.pmem`.
     pub fn map_pmem(&self, region: PmemRegion) -> io::Result<()> {
-        // RAM has the first slots, one a region.
+        // RAM has the first slots, one per region.
         let index = self
             .layout
             .pmem

@@ -1,7 +1,7 @@
-//! The guest's memory: one file (memfd) per VM with page g at offset g (DESIGN, "Memory"), mapped once per
-//! RAM region.
+//! Guest memory: one file (memfd) per VM with page g at offset g (ARCHITECTURE.md), mapped once per RAM
+//! region.
 //!
-//! [`create`] checks the request against what the host has and says in words what is missing.
+//! [`create`] checks the request against the host's resources and reports which of them is missing.
 
 pub mod nodes;
 mod placement;
@@ -32,19 +32,20 @@ pub use spanning::{create_coherent, create_shared};
 /// The guest's memory as every device sees it. Cheap to clone; the mapping lives as long as the last clone.
 pub type GuestRam = Arc<GuestMemoryMmap<()>>;
 
-/// Why the guest can't have its memory.
+/// Reason why guest memory can't be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The host is too small.
+    /// The host has too little memory.
     #[error(
-        "the VM wants {wanted_mib} MiB of memory, but the host has {host_mib} MiB{which}; make `memory` smaller"
+        "the VM wants {wanted_mib} MiB of memory, but the host has {host_mib} MiB{which}; make `memory` \
+         smaller"
     )]
     TooMuch {
-        /// What the VM wants.
+        /// Memory that the VM requests, MiB.
         wanted_mib: u64,
-        /// What there is.
+        /// Memory of the host, MiB.
         host_mib: u64,
-        /// Of what.
+        /// Which memory of the host is counted, for the error text.
         which: &'static str,
     },
     /// The host's pool of huge pages is too small.
@@ -55,38 +56,38 @@ pub enum MemoryError {
     HugePages {
         /// Pages wanted.
         wanted: u64,
-        /// Pages that nobody uses or has reserved.
+        /// Pages that are neither used nor reserved.
         free: u64,
-        /// How many the pool must have in all.
+        /// Size that the pool must have, pages.
         enough: u64,
         /// Size of a page, KiB.
         size_kib: u64,
     },
     /// Memory files get no transparent huge pages.
     #[error(
-        "this host gives memory files no transparent huge pages; `echo advise >{SHMEM_ENABLED}` lets it, or use \
-         `pages = \"4K\"`"
+        "this host gives memory files no transparent huge pages; `echo advise >{SHMEM_ENABLED}` lets it, \
+         or use `pages = \"4K\"`"
     )]
     NoTransparentPages,
-    /// The host refused.
+    /// The host refused an operation.
     #[error("{what}")]
     Host {
-        /// What was being done.
+        /// The refused operation.
         what: &'static str,
-        /// Why it failed.
+        /// Reason of the refusal.
         #[source]
         source: io::Error,
     },
-    /// The regions don't make a memory; a bug of the layout.
+    /// The regions overlap; a bug of the layout.
     #[error("the regions of memory overlap")]
     Regions,
 }
 
-/// The host's word on transparent huge pages in memory files. Most hosts say `never`.
+/// The host's setting of transparent huge pages in memory files. Most hosts have `never`.
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Makes the memory of `layout`, backed and bound to host nodes as `launch` and `nodes` say. With a `frozen`
-/// file of another VM's memory it holds what that holds, and shares each page until it is written.
+/// Creates the memory of `layout`, with the pages and host nodes of `launch` and `nodes`. With a `frozen`
+/// file of another VM's memory it has that file's contents, and shares each page until it is written.
 pub fn create(
     layout: &Layout,
     launch: &MemoryLaunch,
@@ -107,7 +108,7 @@ pub fn create(
     MemoryNodes::new(launch, nodes).bind(&memory, layout)?;
     if launch.prefault && !private {
         for region in memory.iter() {
-            // Present from now on; the guest's first touch costs a nested fault only.
+            // The pages are present from now on, so that the guest's first access costs a nested fault only.
             advise(
                 region,
                 libc::MADV_POPULATE_WRITE,
@@ -118,7 +119,7 @@ pub fn create(
     Ok(Arc::new(memory))
 }
 
-/// The guest-physical ranges of memory in parts of that many bytes, filled from address 0 in their order.
+/// Returns the guest-physical ranges of memory in parts of these sizes, filled from address 0 in their order.
 pub fn part_ranges(layout: &Layout, parts: impl Iterator<Item = u64>) -> Vec<Vec<Range<u64>>> {
     let mut free = layout.ram.iter().cloned();
     let mut current = free.next();
@@ -150,7 +151,7 @@ fn check_host(launch: &MemoryLaunch) -> Result<(), MemoryError> {
         Pages::Huge1G => 1 << 20,
         Pages::Transparent => {
             let refused = |text: String| text.contains("[never]") || text.contains("[deny]");
-            // A kernel without the file refuses the advice later.
+            // On a kernel without the file, the advice itself is refused later.
             if std::fs::read_to_string(SHMEM_ENABLED).is_ok_and(refused) {
                 return Err(MemoryError::NoTransparentPages);
             }
@@ -158,7 +159,7 @@ fn check_host(launch: &MemoryLaunch) -> Result<(), MemoryError> {
         }
         Pages::Small => return check_meminfo(launch),
     };
-    // A pool that is not there has no pages.
+    // A missing pool has no pages.
     let pool = |name| {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-{size_kib}kB/{name}");
         let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -179,7 +180,7 @@ fn check_host(launch: &MemoryLaunch) -> Result<(), MemoryError> {
 
 fn check_meminfo(launch: &MemoryLaunch) -> Result<(), MemoryError> {
     let Ok(meminfo) = std::fs::read_to_string("/proc/meminfo") else {
-        // Without /proc the host's own refusal must do.
+        // Without /proc, the check is left to the host's own refusal.
         return Ok(());
     };
     let (key, which) = if launch.prefault {
@@ -218,8 +219,8 @@ fn map(
 ) -> Result<GuestRegionMmap<()>, MemoryError> {
     let reserve = match pages {
         Pages::Small | Pages::Transparent => libc::MAP_NORESERVE,
-        // The host reserves the pool's pages now: one that is not there at the guest's touch would end the
-        // VM.
+        // The host reserves the pool's pages now. Without that, a page that is missing at the guest's first
+        // access would end the VM.
         Pages::Huge2M | Pages::Huge1G => 0,
     };
     let kind = if private {
@@ -248,7 +249,7 @@ fn map(
             "the host has no transparent huge pages; use `pages = \"4K\"`",
         )?;
     }
-    // A core dump of the shard must not carry its guest's secrets.
+    // A core dump of the shard must not contain its guest's secrets.
     advise(
         &region,
         libc::MADV_DONTDUMP,

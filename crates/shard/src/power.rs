@@ -10,7 +10,7 @@ use crate::bus::BusDevice;
 use crate::ending::EndSignal;
 use crate::launch::Ending;
 
-/// SLP_TYP of `\_S5` (soft off), as the DSDT says.
+/// SLP_TYP of `\_S5` (soft off), as in the DSDT.
 pub const SLEEP_TYPE_OFF: u8 = 5;
 /// SLP_EN of the sleep control register (ACPI 6.5, 4.8.3.7).
 const SLEEP_ENABLE: u8 = 1 << 5;
@@ -40,11 +40,10 @@ impl BusDevice for PowerRegisters {
     }
 }
 
-/// The command port of a keyboard controller that is not there but for its reset line: a kernel's last
-/// resort.
+/// The command port of a keyboard controller of which only the reset line exists: a kernel's last resort.
 pub struct KeyboardReset(pub Arc<EndSignal>);
 
-/// Where that port is.
+/// Address of that port.
 pub const KEYBOARD_COMMAND_PORT: u16 = 0x64;
 
 impl BusDevice for KeyboardReset {
@@ -57,13 +56,13 @@ impl BusDevice for KeyboardReset {
     }
 }
 
-/// pvpanic (QEMU's `docs/specs/pvpanic`): bit 0 of a write says that the kernel panicked and does nothing
-/// more.
+/// pvpanic (QEMU's `docs/specs/pvpanic`). Bit 0 of a write reports a panic of the kernel and has no other
+/// effect.
 pub struct Pvpanic(pub Arc<EndSignal>);
 
 /// The kernel panicked.
 const PANICKED: u8 = 1;
-/// The kernel panicked and goes on with a crash kernel.
+/// The kernel panicked and continues with a crash kernel.
 const CRASH_LOADED: u8 = 2;
 
 impl BusDevice for Pvpanic {
@@ -88,12 +87,12 @@ impl BusDevice for Pvpanic {
 pub struct PowerButton(EventFd);
 
 impl PowerButton {
-    /// A button; the caller connects [`Self::event`] to its interrupt.
+    /// Creates a button; the caller connects [`Self::event`] to its interrupt.
     pub fn new() -> io::Result<Self> {
         EventFd::new(EFD_NONBLOCK).map(Self)
     }
 
-    /// What to register as irqfd.
+    /// Returns the event file to register as irqfd.
     pub fn event(&self) -> &EventFd {
         &self.0
     }
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn pvpanic_with_crash_kernel_goes_on() {
+    fn pvpanic_with_a_crash_kernel_does_not_end_the_vm() {
         let end = Arc::new(EndSignal::new().unwrap());
         Pvpanic(end.clone()).write(0, &[CRASH_LOADED]);
         assert_eq!(end.cause(), None);
@@ -160,7 +159,7 @@ mod tests {
             let end = Arc::new(EndSignal::new().unwrap());
             Pvpanic(end.clone()).write(0, &[written]);
             assert_eq!(end.cause(), ending, "{written:#x}");
-            // What says nothing of a panic makes no reset one.
+            // A write that reports no panic leaves the reset a reset.
             end.end(Ending::Reboot);
             let reset = ending.unwrap_or(Ending::Reboot);
             assert_eq!(end.cause(), Some(reset), "{written:#x}");

@@ -1,9 +1,9 @@
 //! Decides whether this machine's KVM can run guests, within 300 ms.
 //!
-//! Some machines offer a KVM without hardware support behind it: VMs can be created, but kernel-mode code is
-//! emulated at a few per cent of native speed and `lock cmpxchg16b` fails. So the probe runs a tiny long-mode
-//! program: that instruction, then a counted loop, which is compared with the same loop on this CPU (a ratio:
-//! it holds in a lab host too, where everything is slow alike).
+//! Some machines offer a KVM without hardware support: VMs can be created, but kernel-mode code is emulated
+//! at a few per cent of native speed and `lock cmpxchg16b` fails. The probe therefore runs a tiny long-mode
+//! program: that instruction, then a counted loop. It compares the loop's time with that of the same loop on
+//! this CPU. The ratio is also valid in a lab host, where both are slow.
 
 use std::fmt;
 use std::io;
@@ -13,35 +13,35 @@ use std::time::{Duration, Instant};
 use kvm_bindings::{kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd};
 
-/// What the probe found.
+/// Result of the probe.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// Guests run.
+    /// Guests can run.
     Usable,
     /// There is no `/dev/kvm`.
     Missing,
-    /// There is one, and this user may not open it.
+    /// `/dev/kvm` exists, and this user may not open it.
     NoPermission,
-    /// Guest code runs, this many times slower than the same code outside.
+    /// Guest code runs this many times slower than the same code on the host.
     TooSlow {
         /// Guest time over native time.
         ratio: f64,
     },
-    /// Something that guests need isn't there.
+    /// KVM lacks a feature that guests need.
     Incomplete {
-        /// What.
+        /// The missing feature.
         what: String,
     },
 }
 
 impl fmt::Display for Verdict {
-    /// One line, with the mend where there is one.
+    /// Writes one line, with the fix where there is one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usable => f.write_str("this machine's KVM can run guests"),
             Self::Missing => f.write_str("this machine has no KVM (/dev/kvm is missing)"),
             Self::NoPermission => f.write_str(
-                "this user may not use /dev/kvm (mend: `sudo usermod -aG kvm $USER`, then log in again)",
+                "this user may not use /dev/kvm (help: `sudo usermod -aG kvm $USER`, then log in again)",
             ),
             Self::TooSlow { ratio } => write!(
                 f,
@@ -55,13 +55,13 @@ impl fmt::Display for Verdict {
 /// Loop iterations of one measurement: two instructions each, about 1 ms on hardware.
 const ITERATIONS: u32 = 1_000_000;
 
-/// Slower than this is emulation. Hardware gives about 1, nested paging under emulation 1 to 3.
+/// Ratio above which KVM emulates. Hardware gives about 1, nested paging under emulation 1 to 3.
 const RATIO_MAX: f64 = 8.0;
 
-/// A guest that has not finished by then is stopped.
-const GUEST_MAX: Duration = Duration::from_millis(200);
+/// Time after which an unfinished guest is stopped.
+const GUEST_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Capabilities without which a guest can't be run.
+/// Capabilities that every guest needs.
 const NEEDED: &[(Cap, &str)] = &[
     (Cap::UserMemory, "user memory"),
     (Cap::Irqchip, "interrupt chip"),
@@ -129,9 +129,8 @@ fn run(kvm: &Kvm) -> io::Result<Verdict> {
 }
 
 fn measure(vcpu: &mut VcpuFd) -> io::Result<Verdict> {
-    let alarm = Alarm::start(GUEST_MAX)?;
-    // The program reports by writes to port 0x10: once after cmpxchg16b, once after a warm-up, once after the
-    // loop.
+    let alarm = Alarm::start(GUEST_TIMEOUT)?;
+    // The program reports by writes to port 0x10: after cmpxchg16b, after a warm-up, and after the loop.
     let mut reports = Vec::new();
     while reports.len() < 3 {
         match vcpu.run() {
@@ -145,7 +144,7 @@ fn measure(vcpu: &mut VcpuFd) -> io::Result<Verdict> {
             }
             Ok(other) => return Ok(incomplete(format!("a test program ended with {other:?}"))),
             Err(error) if error.errno() == libc::EINTR && alarm.rang() => {
-                let ratio = GUEST_MAX.as_secs_f64() / native().as_secs_f64().max(1e-6);
+                let ratio = GUEST_TIMEOUT.as_secs_f64() / native().as_secs_f64().max(1e-6);
                 return Ok(Verdict::TooSlow { ratio });
             }
             Err(error) if error.errno() == libc::EINTR || error.errno() == libc::EAGAIN => {}
@@ -160,8 +159,8 @@ fn measure(vcpu: &mut VcpuFd) -> io::Result<Verdict> {
     })
 }
 
-/// The guest's loop on this CPU: the slower of two goes is a disturbance, so the faster one... is not taken:
-/// the guest had one go as well.
+/// Returns the time of the loop on this CPU. The loop runs once, as in the guest: the faster of two runs
+/// would make KVM look slow if the guest's only run was disturbed.
 fn native() -> Duration {
     let start = Instant::now();
     // SAFETY: the block counts a register down and touches nothing else.
@@ -272,7 +271,7 @@ extern "C" fn ring(_: libc::c_int) {
     RANG.store(true, Ordering::Relaxed);
 }
 
-/// A timer that interrupts `KVM_RUN`, again and again once it is over time; stopped on drop.
+/// A timer that interrupts `KVM_RUN` repeatedly once its time is over; stopped on drop.
 struct Alarm(libc::sigaction);
 
 impl Alarm {
@@ -324,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_probe_ends_in_time_whatever_this_machine_is() {
+    fn probe_ends_in_time_on_any_machine() {
         let start = Instant::now();
         let verdict = probe();
         println!("{verdict} ({verdict:?}) after {:?}", start.elapsed());

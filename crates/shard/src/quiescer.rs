@@ -24,7 +24,7 @@ const DRAIN_INTERVAL: Duration = Duration::from_micros(100);
 pub struct Quiescer {
     devices: RwLock<()>,
     /// Number of I/Os of the kernel into guest memory that are in flight without their device's thread.
-    under_way: AtomicUsize,
+    in_flight: AtomicUsize,
     /// Whether devices must start no new I/O.
     draining: AtomicBool,
     pausing: AtomicBool,
@@ -67,12 +67,12 @@ impl Quiescer {
     /// Records the start of an I/O of the kernel into guest memory. The caller holds the guard of
     /// [`Quiescer::work`].
     pub fn io_started(&self) {
-        self.under_way.fetch_add(1, Ordering::AcqRel);
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Records the completion of an I/O.
     pub fn io_done(&self) {
-        self.under_way.fetch_sub(1, Ordering::AcqRel);
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Returns whether a device's thread must defer new I/O, because a pause waits for the I/O in flight.
@@ -103,7 +103,7 @@ impl Quiescer {
             return None;
         }
         let devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        if self.under_way.load(Ordering::Acquire) > 0 {
+        if self.in_flight.load(Ordering::Acquire) > 0 {
             return None;
         }
         let deadline = Instant::now() + PAUSE_LIMIT;

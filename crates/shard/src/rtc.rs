@@ -1,12 +1,12 @@
-//! The real-time clock of an MC146818 (Motorola, 1984): the host's time, for guests that have no paravirtual
-//! clock to read it from. Its alarm, its interrupts and its memory are not there; the guest can't set it.
+//! The real-time clock of an MC146818 (Motorola, 1984). It returns the host's time, for guests without a
+//! paravirtual clock. It has no alarm, interrupts or memory; the guest can't set it.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::bus::BusDevice;
 
-/// Index and data port.
+/// Number of ports: index and data.
 pub const RTC_PORTS: u64 = 2;
 
 const SECONDS: u8 = 0x00;
@@ -19,11 +19,11 @@ const YEAR: u8 = 0x09;
 const STATUS_A: u8 = 0x0A;
 const STATUS_B: u8 = 0x0B;
 const STATUS_D: u8 = 0x0D;
-/// Where PCs keep it.
+/// Index of the century on PCs.
 const CENTURY: u8 = 0x32;
-/// The usual time base and rate; no update is under way.
+/// The usual time base and rate; no update is in progress.
 const TIME_BASE: u8 = 0x26;
-/// Binary numbers, 24 hours.
+/// Binary numbers, 24-hour format.
 const BINARY_24_HOURS: u8 = 0x06;
 const POWER_IS_GOOD: u8 = 0x80;
 
@@ -33,7 +33,7 @@ pub struct Rtc {
     index: AtomicU8,
 }
 
-/// A moment, UTC.
+/// A moment in UTC.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Moment {
     year: u64,
@@ -44,11 +44,11 @@ struct Moment {
 }
 
 impl Moment {
-    /// Of seconds since 1970, by H. Hinnant's days-to-civil algorithm: years begin in March, so that a leap
-    /// day is a year's last.
+    /// Converts seconds since 1970 by H. Hinnant's days-to-civil algorithm: years begin in March, so that a
+    /// leap day is a year's last day.
     fn of(unix_s: u64) -> Self {
         let days = unix_s / 86_400;
-        // Day 0 of its calendar is 0000-03-01.
+        // Day 0 of the algorithm's calendar is 0000-03-01.
         let shifted = days + 719_468;
         let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
         let year_of_era =
@@ -106,7 +106,7 @@ impl BusDevice for Rtc {
     }
 }
 
-/// A timer chip that is not there, to a kernel that would wait for it to count: it reads as standing at zero.
+/// Ports of an absent timer chip. Its counters read as zero, so that a kernel does not wait for them.
 pub struct NoTimer;
 
 /// Ports of the 8254.
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_those_of_the_calendar() {
+    fn moments_match_the_calendar() {
         is(0, (1970, 1, 1), 5, [0, 0, 0]);
         is(951_782_399, (2000, 2, 28), 2, [23, 59, 59]);
         is(951_782_400, (2000, 2, 29), 3, [0, 0, 0]);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_reads_it_through_an_index() {
+    fn guest_reads_the_clock_through_an_index() {
         let rtc = Rtc::default();
         rtc.write(0, &[0x80 | STATUS_D]);
         let mut data = [0xFF];
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn each_index_leads_to_its_part_of_the_date() {
+    fn each_index_selects_its_part_of_the_date() {
         let moment = Moment::of(1_795_564_800);
         let read = |indices: [u8; 4]| indices.map(|index| moment.register(index));
         assert_eq!(read([CENTURY, YEAR, MONTH, DAY]), [20, 26, 11, 25]);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn months_end_where_those_of_the_calendar_do() {
+    fn months_end_as_in_the_calendar() {
         let lengths = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
         let mut unix_s = 1_798_761_600;
         for (month, length) in (1..).zip(lengths) {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_that_is_not_there_stands_at_zero() {
+    fn absent_timer_reads_as_zero() {
         let mut data = [0xFF; 2];
         NoTimer.write(0, &[0x34]);
         NoTimer.read(0, &mut data);

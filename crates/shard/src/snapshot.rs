@@ -1,7 +1,7 @@
-//! The state of a machine that was frozen: everything another shard needs to go on where it stood, but for
-//! the content of its memory and disks, which are in files of their own.
+//! The state of a frozen machine: all data that another shard needs to continue it, except the contents of
+//! its memory and disks, which are in separate files.
 //!
-//! JSON, with a version: a shard refuses what another version wrote.
+//! The format is JSON with a version: a shard refuses a state of another version.
 
 use std::fs::File;
 use std::io;
@@ -14,10 +14,10 @@ pub use shard_api::saved::{STATE_BYTES_MAX, VERSION};
 use crate::arch::x86_64::state::{ChipState, VcpuState};
 use crate::serial::UartState;
 
-/// The machine.
+/// State of the machine.
 #[derive(Serialize, Deserialize)]
 pub struct MachineState {
-    /// [`VERSION`] when it was written.
+    /// Value of [`VERSION`] when it was written.
     pub version: u32,
     /// The vCPUs in the order of their numbers.
     pub vcpus: Vec<VcpuState>,
@@ -27,7 +27,7 @@ pub struct MachineState {
     pub console: UartState,
     /// The functions of the PCI bus in the order of their slots.
     pub functions: Vec<Value>,
-    /// Where each page of memory is.
+    /// Place of each page of memory.
     pub memory: FrozenMap,
 }
 
@@ -35,7 +35,7 @@ impl MachineState {
     /// Reads a state.
     ///
     /// # Errors
-    /// As [`saved::read`].
+    /// Fails as [`saved::read`].
     pub fn read(file: &File) -> io::Result<Self> {
         saved::read(file)
     }
@@ -43,15 +43,15 @@ impl MachineState {
     /// Reads a state from its text.
     ///
     /// # Errors
-    /// As [`saved::parse`].
+    /// Fails as [`saved::parse`].
     pub fn parse(text: &[u8]) -> io::Result<Self> {
         saved::parse(text)
     }
 
-    /// Writes it.
+    /// Writes the state.
     ///
     /// # Errors
-    /// As [`saved::write`].
+    /// Fails as [`saved::write`].
     pub fn write(&self, file: &mut File) -> io::Result<()> {
         saved::write(self, file)
     }
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_state_that_is_too_long_is_refused_before_it_is_read() {
-        // A terabyte of nothing, which takes no space: reading it would end the process.
+        // A terabyte of zeroes, which takes no space: reading it would end the process.
         let why = refusal(&file(1 << 40, b"{"));
         assert!(why.contains("1099511627776 bytes"), "{why}");
         let why = refusal(&file(STATE_BYTES_MAX + 1, b"{"));

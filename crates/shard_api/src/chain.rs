@@ -1,8 +1,8 @@
-//! An error with its causes, in one line: what a process says of it to the one that started it.
+//! An error with its causes in one line, as a process reports it to the process that started it.
 
 use std::error::Error;
 
-/// The line. A cause that an error's own words have already is not said again.
+/// Returns the line. A cause that an error's own text has already is not repeated.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -31,7 +31,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cause_is_said_once() {
+    fn each_cause_is_named_once() {
         for (what, line) in [
             ("cannot read it", "cannot read it: disk gone"),
             (

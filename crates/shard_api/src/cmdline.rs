@@ -1,28 +1,28 @@
-//! A guest's kernel command line as Linux reads it (`kernel/params.c`): words between blanks, a blank between
-//! double quotes being none; what is behind `--` is the init's. Of words with one key the last counts, for
-//! most keys.
+//! A guest's kernel command line as Linux reads it (`kernel/params.c`): words between blanks, where a blank
+//! between double quotes does not count. Words after `--` are for init. Of several words with one key, the
+//! last counts for most keys.
 
-/// `cmdline` with `words` before it, so that what it says itself comes later; but for those whose keys it
-/// has, as of a few keys the first counts, or all.
+/// Returns `cmdline` with `words` before it, so that its own words are later. Omits words whose keys it has,
+/// because for a few keys the first word counts, or all do.
 pub fn before<'a>(words: impl IntoIterator<Item = &'a str>, cmdline: &str) -> String {
     let mut all: Vec<&str> = words.into_iter().filter(|word| !has(cmdline, word)).collect();
     all.extend((!cmdline.is_empty()).then_some(cmdline));
     all.join(" ")
 }
 
-/// Whether `cmdline` has a word with the key of `word`, whatever both say of it.
+/// Returns whether `cmdline` has a word with the key of `word`, with any value.
 pub fn has(cmdline: &str, word: &str) -> bool {
     words(cmdline).any(|other| key(other) == key(word))
 }
 
-/// What the last word with that key says, of those that have a `=`.
+/// Returns the value of the last word with that key and a `=`.
 pub fn value<'a>(cmdline: &'a str, of: &str) -> Option<&'a str> {
     let values = words(cmdline).filter(|word| key(word) == key(of));
     let said = values.filter_map(|word| Some(word.split_once('=')?.1));
     said.last().map(|value| value.trim_matches('"'))
 }
 
-/// Those that the kernel reads.
+/// Returns the words that the kernel reads.
 fn words(cmdline: &str) -> impl Iterator<Item = &str> {
     let mut is_quoted = false;
     let words = cmdline.split(move |character: char| {
@@ -32,16 +32,16 @@ fn words(cmdline: &str) -> impl Iterator<Item = &str> {
     words.take_while(|word| *word != "--")
 }
 
-/// A word's key in one of the ways in which it can be written: `-` is as good as `_`, and in names of sysctls
-/// `/` as `.`.
+/// Returns a normalized form of a word's key: `-` equals `_`, and in names of sysctls `/` equals `.`.
 fn key(word: &str) -> String {
     let bare = word.trim_start_matches('"');
     let key = bare.split('=').next().unwrap_or(bare);
     key.replace('-', "_").replace('/', ".")
 }
 
-/// A command line for a guest without KVM's clock, which is told what its TSC counts. It would measure that,
-/// slowly and badly, and, unless it may rely on it, watch it by counting ticks, of which it may miss some.
+/// Adds the frequency of the TSC to the command line of a guest without KVM's clock. Otherwise the guest
+/// would measure it, slowly and inaccurately. Unless the guest may rely on the TSC, it would also check the
+/// TSC by counting ticks, some of which it may miss.
 pub fn with_tsc(cmdline: &str, is_relied_on: bool, khz: u32) -> String {
     let reliable = is_relied_on.then_some("tsc=reliable");
     let khz = format!("tsc_early_khz={khz}");
@@ -53,14 +53,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_come_first_and_not_those_of_which_something_is_said() {
+    fn added_words_come_first_and_omit_keys_that_are_present() {
         assert_eq!(before(["a=1", "b", "c=2"], "c=3 d"), "a=1 b c=3 d");
         assert_eq!(before(["a=1"], ""), "a=1");
         assert_eq!(before(["a=1", "b"], "b=0 a"), "b=0 a");
     }
 
     #[test]
-    fn a_guest_is_told_of_its_tsc_unless_somebody_said_otherwise() {
+    fn tsc_words_are_added_unless_the_command_line_has_them() {
         assert_eq!(
             with_tsc("quiet", true, 2500),
             "tsc=reliable tsc_early_khz=2500 quiet"
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn of_words_with_one_key_the_last_tells_its_value() {
+    fn last_word_with_a_key_has_its_value() {
         for (cmdline, expected) in [
             ("quiet a.b=1 a.b=2 -- a.b=3", Some("2")),
             ("a/b=1 a.b", Some("1")),
@@ -92,13 +92,13 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_known_in_whatever_way_linux_takes_it() {
+    fn keys_are_equal_in_each_spelling_that_linux_accepts() {
         for (cmdline, word, expected) in [
             ("quiet skew-tick=0", "skew_tick=1", true),
             ("sysctl.vm/stat_interval=1", "sysctl.vm.stat_interval=60", true),
             ("\"psi=1\" quiet", "psi=0", true),
             ("a\t psi", "psi=0", true),
-            // A part of a value, of another key, and of what the init gets.
+            // A part of a value, of another key, and of init's words.
             ("dyndbg=\"file x psi=1 +p\" quiet", "psi=0", false),
             ("psi_x=1 xpsi=1 x=psi", "psi=0", false),
             ("quiet -- psi=1", "psi=0", false),

@@ -1,12 +1,12 @@
 //! The control socket between a monitor and a shard: orders one way, reports the other, each as JSON.
 //!
 //! It is a pair of `SOCK_SEQPACKET` sockets: a packet is whole or absent. A message is one packet, or several
-//! where it is longer than a packet may be: [`Assembly`] joins them. A launch may be longer (a VM with many
+//! if it is longer than a packet may be: [`Assembly`] joins them. A launch may be longer (a VM with many
 //! disks or NUMA nodes), and so may the status of a VM with many vCPUs or devices; an order never is. Files
 //! go with a message's first packet.
 //!
-//! Several readers may use one socket after each other. One that died in the middle of a message has taken
-//! its first packets; the next reader leaves the rest out, and begins with the next message.
+//! Several readers may use one socket in succession. A reader that died in the middle of a message has
+//! received its first packets. The next reader skips the rest and begins with the next message.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -22,30 +22,31 @@ use serde::Serialize;
 
 use crate::message::{FILES_MAX, Files, ReceiveError};
 
-/// Bytes of a packet at most, its header included. Linux refuses one that is longer than the sender's buffer,
-/// which has 208 KiB where nothing else is configured, and finds memory for this much in pieces.
+/// Greatest size of a packet, bytes, header included. Linux refuses a packet that is longer than the sender's
+/// buffer, which has 208 KiB by default, and can allocate this size in pieces.
 pub const PACKET_BYTES_MAX: usize = 64 << 10;
-/// Bytes of a message at most.
+/// Greatest size of a message, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// Bytes of an order at most, as a packet.
+/// Greatest size of an order's packet, bytes.
 pub const ORDER_BYTES_MAX: usize = 4096;
-/// The length of the message, then the place of the packet's bytes in it, 32 bits each, little-endian.
-/// The same in all versions, so that each can tell another its own.
+/// Length of the header: the length of the message, then the offset of the packet's bytes in it, 32 bits
+/// each, little-endian. It is the same in all versions, so that each can report its own.
 const HEADER_BYTES: usize = 8;
 
 /// Joins the packets of messages.
 #[derive(Debug, Default)]
 pub struct Assembly {
-    /// The length of the message whose first packets have come.
+    /// Length of the message whose first packets have arrived.
     total: usize,
     bytes: Vec<u8>,
 }
 
 impl Assembly {
-    /// Takes a packet, and gives the message that it completes.
+    /// Adds a packet, and returns the message that it completes.
     ///
     /// # Errors
-    /// [`ReceiveError::Packet`] if the packet is none of a message, or does not follow the one before.
+    /// Fails with [`ReceiveError::Packet`] if the packet is not part of a message, or does not follow the
+    /// last one.
     pub fn take(&mut self, packet: &[u8]) -> Result<Option<Vec<u8>>, ReceiveError> {
         let header = packet.split_first_chunk::<HEADER_BYTES>();
         let (&[a, b, c, d, e, f, g, h], bytes) = header.ok_or(ReceiveError::Packet)?;
@@ -58,11 +59,11 @@ impl Assembly {
             return Err(ReceiveError::Packet);
         }
         if offset == 0 {
-            // The sender may have died in the middle of the message before.
+            // The sender may have died in the middle of the last message.
             self.bytes.clear();
             self.total = total;
         } else if self.bytes.is_empty() {
-            // The rest of a message whose first packets another reader took.
+            // The rest of a message whose first packets another reader received.
             return Ok(None);
         } else if (offset, total) != (self.bytes.len(), self.total) {
             return Err(ReceiveError::Packet);
@@ -72,7 +73,7 @@ impl Assembly {
     }
 }
 
-/// The bytes of a packet, and the files that came with it.
+/// The bytes of a packet, and its files.
 type Packet = (Vec<u8>, Vec<File>);
 
 /// One end of a control socket.
@@ -92,29 +93,29 @@ impl AsFd for ControlSocket {
 }
 
 impl ControlSocket {
-    /// Makes both ends.
+    /// Creates both ends.
     pub fn pair() -> io::Result<(Self, Self)> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let (near, far) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
         Ok((Self(near), Self(far)))
     }
 
-    /// The same end once more.
+    /// Duplicates this end.
     pub fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }
 
-    /// Ends the connection for both ends, whoever has copies of them. What was sent before can still be
-    /// received.
+    /// Ends the connection for both ends, including all their copies. Messages that were sent before can
+    /// still be received.
     pub fn shut_down(&self) {
-        // One that the other end has closed has nothing more to end.
+        // A connection that the other end has closed is ended already.
         let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
     }
 
     /// Sends a message with files, whose indices the message uses. Waits for room.
     ///
     /// # Errors
-    /// [`ReceiveError::TooLong`] and [`ReceiveError::TooManyFiles`] before anything is sent.
+    /// Fails with [`ReceiveError::TooLong`] or [`ReceiveError::TooManyFiles`] before anything is sent.
     pub fn send(&self, message: &impl Serialize, files: &[BorrowedFd<'_>]) -> Result<(), ReceiveError> {
         if files.len() > FILES_MAX {
             return Err(ReceiveError::TooManyFiles(files.len()));
@@ -132,10 +133,10 @@ impl ControlSocket {
         Ok(())
     }
 
-    /// Sends a message that fits in one packet of [`ORDER_BYTES_MAX`], and never waits.
+    /// Sends a message that fits in one packet of [`ORDER_BYTES_MAX`]; never blocks.
     ///
     /// # Errors
-    /// `WouldBlock` if there is no room, `InvalidInput` if the message is too long.
+    /// Fails with `WouldBlock` if there is no room, and `InvalidInput` if the message is too long.
     pub fn try_send(&self, message: &impl Serialize) -> io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
         if bytes.len() > ORDER_BYTES_MAX - HEADER_BYTES {
@@ -164,16 +165,17 @@ impl ControlSocket {
         retry(|| sendmsg::<()>(self.0.as_raw_fd(), &parts, rights, flags, None)).map(drop)
     }
 
-    /// Receives the next packet, of `max` bytes at most; none at the end. Files that come with it are closed.
+    /// Receives the next packet, of at most `max` bytes; returns none at the end. Files of the packet are
+    /// closed.
     ///
     /// # Errors
-    /// [`ReceiveError::Packet`] if it is longer, or brings files.
+    /// Fails with [`ReceiveError::Packet`] if the packet is longer, or has files.
     pub fn receive_packet(&self, max: usize) -> Result<Option<Vec<u8>>, ReceiveError> {
-        // Without room for them the kernel closes files that come along, and says so.
+        // Without room for them the kernel closes the files and reports it.
         Ok(self.receive_into(max, None)?.map(|(packet, _)| packet))
     }
 
-    /// Receives a message and its files: the first, which comes from a monitor.
+    /// Receives a message and its files: the first message, from a monitor.
     pub fn receive_with_files(&self) -> Result<(Vec<u8>, Files), ReceiveError> {
         let mut rights = nix::cmsg_space!([RawFd; FILES_MAX]);
         let first = self.receive_into(PACKET_BYTES_MAX, Some(&mut rights))?;
@@ -188,14 +190,14 @@ impl ControlSocket {
         }
     }
 
-    /// Waits until a packet can be received, or the end. False if none came before `deadline`.
+    /// Waits for a packet or the end. Returns false if neither arrived before `deadline`.
     pub fn wait_until(&self, deadline: Instant) -> io::Result<bool> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(false);
             }
-            // Rounded up, so that it does not spin through the last millisecond.
+            // Rounded up, so that the last millisecond is waited for instead of spinning.
             let limit = left + Duration::from_micros(999);
             let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
             match poll(&mut [PollFd::new(self.as_fd(), PollFlags::POLLIN)], limit) {
@@ -206,25 +208,25 @@ impl ControlSocket {
         }
     }
 
-    /// Whether the other end is closed, or one end was shut down.
+    /// Returns whether the other end is closed, or one end was shut down.
     fn has_hung_up(&self) -> io::Result<bool> {
         let mut file = libc::pollfd {
             fd: self.0.as_raw_fd(),
             events: libc::POLLRDHUP,
             revents: 0,
         };
-        // SAFETY: reads and writes one structure of ours, and does not wait.
+        // SAFETY: reads and writes one local structure, and does not block.
         retry(|| nix::errno::Errno::result(unsafe { libc::poll(&raw mut file, 1, 0) }))?;
         Ok(file.revents & (libc::POLLRDHUP | libc::POLLHUP) != 0)
     }
 
-    /// The next packet with its files, for which `rights` has room; none at the end.
+    /// Returns the next packet with its files, for which `rights` has room; none at the end.
     fn receive_into(
         &self,
         max: usize,
         mut rights: Option<&mut [u8]>,
     ) -> Result<Option<Packet>, ReceiveError> {
-        // Its length, so that no packet takes more memory than it has bytes.
+        // The length, so that no packet takes more memory than its bytes.
         let length = retry(|| {
             recv(
                 self.0.as_raw_fd(),
@@ -235,7 +237,7 @@ impl ControlSocket {
         if length == 0 {
             return match self.has_hung_up()? {
                 true => Ok(None),
-                // A packet without a byte.
+                // An empty packet.
                 false => Err(ReceiveError::Packet),
             };
         }
@@ -243,16 +245,16 @@ impl ControlSocket {
             return Err(ReceiveError::Packet);
         }
         let mut packet = vec![0; length];
-        // A packet is there, so this does not wait.
+        // A packet is available, so this does not block.
         let (bytes, flags, files) = retry(|| {
             let mut parts = [IoSliceMut::new(&mut packet)];
             let flags = MsgFlags::MSG_CMSG_CLOEXEC;
             let message = recvmsg::<()>(self.0.as_raw_fd(), &mut parts, rights.as_deref_mut(), flags)?;
             let mut files = Vec::new();
-            // Those that were cut show in the flags.
+            // The flags report files that were cut off.
             for control in message.cmsgs().into_iter().flatten() {
                 if let ControlMessageOwned::ScmRights(fds) = control {
-                    // SAFETY: the kernel has just given us these descriptors; nobody else knows them.
+                    // SAFETY: the kernel has just returned these descriptors, which have no other owner.
                     files.extend(fds.into_iter().map(|fd| unsafe { File::from_raw_fd(fd) }));
                 }
             }
@@ -265,8 +267,8 @@ impl ControlSocket {
     }
 }
 
-/// Calls again what a signal has interrupted, and what tells that the other end is gone: where packets in
-/// that end had not been received, the kernel says so once, before it gives what that end has sent.
+/// Repeats a call that a signal interrupted, or that reports that the other end is gone. If that end had
+/// unread packets, the kernel reports this once, before it returns the packets that the end has sent.
 fn retry<T>(mut call: impl FnMut() -> nix::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -288,7 +290,7 @@ mod tests {
         [&total.to_le_bytes(), &offset.to_le_bytes(), bytes].concat()
     }
 
-    /// All messages that come until the other end is closed.
+    /// Returns all messages until the other end is closed.
     fn received(socket: &ControlSocket) -> Vec<Vec<u8>> {
         let (mut assembly, mut messages) = (Assembly::default(), Vec::new());
         while let Some(packet) = socket.receive_packet(PACKET_BYTES_MAX).unwrap() {
@@ -336,7 +338,7 @@ mod tests {
     #[test]
     fn reader_after_one_that_died_in_the_middle_begins_with_the_next_message() {
         let (near, far) = ControlSocket::pair().unwrap();
-        // With the next it fits the socket: nothing receives meanwhile.
+        // It fits into the socket with the next message: nothing is received meanwhile.
         far.send(&"x".repeat(2 * PACKET_BYTES_MAX), &[]).unwrap();
         far.send(&"next", &[]).unwrap();
         drop(far);
@@ -350,7 +352,7 @@ mod tests {
         let mut assembly = Assembly::default();
         assert_eq!(assembly.take(&packet(10, 0, b"abc")).unwrap(), None);
         assert_eq!(assembly.take(&packet(2, 0, b"{}")).unwrap(), Some(b"{}".to_vec()));
-        // Without any other the first is incomplete.
+        // Without a further message the first is incomplete.
         let (near, far) = ControlSocket::pair().unwrap();
         far.send_packet(10, 0, b"abc", &[], MsgFlags::empty()).unwrap();
         drop(far);
@@ -367,14 +369,14 @@ mod tests {
         let (near, far) = ControlSocket::pair().unwrap();
         drop(far);
         assert!(near.receive_packet(PACKET_BYTES_MAX).unwrap().is_none());
-        // An end that was shut down, too, though another process has a copy of it.
+        // Also an end that was shut down, although another process has a copy of it.
         let (near, _far) = ControlSocket::pair().unwrap();
         near.shut_down();
         assert!(near.receive_packet(PACKET_BYTES_MAX).unwrap().is_none());
     }
 
     #[test]
-    fn packets_that_make_no_sense_are_refused() {
+    fn invalid_packets_are_refused() {
         let too_long = MESSAGE_BYTES_MAX as u32 + 1;
         for wrong in [
             vec![],
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn last_message_comes_though_its_sender_left_others_unread() {
+    fn last_message_arrives_although_its_sender_left_others_unread() {
         let (near, far) = ControlSocket::pair().unwrap();
         near.try_send(&"unread").unwrap();
         far.send(&"last", &[]).unwrap();
@@ -406,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn files_come_with_the_first_packet_of_a_long_message_and_where_none_are_wanted_are_closed() {
+    fn files_arrive_with_the_first_packet_and_are_closed_if_not_expected() {
         let (near, far) = ControlSocket::pair().unwrap();
         let text = "x".repeat(2 * PACKET_BYTES_MAX);
         let (seen, passed) = ControlSocket::pair().unwrap();
@@ -425,7 +427,11 @@ mod tests {
         drop(passed);
         let refused = near.receive_packet(PACKET_BYTES_MAX).unwrap_err();
         assert!(matches!(refused, ReceiveError::Packet), "{refused}");
-        assert_eq!(received(&seen), Vec::<Vec<u8>>::new(), "no copy is left");
+        assert_eq!(
+            received(&seen),
+            Vec::<Vec<u8>>::new(),
+            "a copy of the file is left"
+        );
     }
 
     #[test]

@@ -1,41 +1,40 @@
-//! What the processors of several hosts have in common, as CPUID says it to a guest that runs on all of them
-//! (Intel SDM, volume 2, CPUID; AMD APM, volume 3, appendix E). Pure.
+//! The CPUID of a guest that runs on several hosts: the features that their processors have in common (Intel
+//! SDM, volume 2, CPUID; AMD APM, volume 3, appendix E). Pure.
 //!
-//! What says what a processor can is cut down to what both can; what a guest can't be told two ways, and
-//! nothing can mend, is an error that names it. What only describes (model, caches, brand) is the first
-//! host's for all.
+//! Features are reduced to those of both processors. A difference that no reduction hides from the guest is
+//! an error that names it. Descriptive leaves (model, caches, brand) are the first host's for all.
 
 use serde::{Deserialize, Serialize};
 
 /// One entry of CPUID.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Leaf {
-    /// The function.
+    /// Number of the function (EAX).
     pub function: u32,
-    /// The index within it.
+    /// Index within the function (ECX).
     pub index: u32,
-    /// As KVM has them.
+    /// Flags of KVM.
     pub flags: u32,
-    /// The first register, and those after it in alphabetical order.
+    /// Registers EAX, EBX, ECX and EDX.
     pub registers: [u32; 4],
 }
 
-/// Why a guest can't run on both.
+/// Error: a guest can't run on both processors.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("their processors differ in {0}")]
 pub struct Unlike(pub String);
 
-/// How two values of a register become one.
+/// Rule that combines two values of a register.
 #[derive(Clone, Copy)]
 enum Rule {
-    /// The first host's.
+    /// The first host's value.
     First,
-    /// Bits of what both can.
+    /// Bits of features: those of both.
     Both,
     /// The lower number.
     Least,
-    /// As [`Rule::Both`], but for these bits, which say what a processor lacks: what one lacks, the guest
-    /// lacks.
+    /// As [`Rule::Both`], except for these bits, which report missing features: a feature that one processor
+    /// lacks is missing for the guest.
     BothOrLacking(u32),
     /// Numbers of eight bits each: the lower ones.
     LeastBytes,
@@ -45,14 +44,14 @@ use Rule::{Both, BothOrLacking, First, Least, LeastBytes};
 
 /// x87 exceptions update the FPU's data pointer only, and its segments are zero (leaf 7, EBX).
 const LACKS_FPU_POINTERS: u32 = 1 << 6 | 1 << 13;
-/// A register says which side channels the processor lacks (leaf 7, EDX).
+/// A register lists the side channels that the processor is free of (leaf 7, EDX).
 const ARCH_CAPABILITIES: u32 = 1 << 29;
-/// Components of XSAVE from this one on have a place of their own.
+/// First component of XSAVE with a separate offset.
 const XSAVE_FIRST: u32 = 2;
-/// Bytes of the legacy area and the header.
+/// Size of the legacy area and the header, bytes.
 const XSAVE_HEADER_END: u32 = 576;
 
-/// The rules of a leaf whose registers are features or limits; none for others.
+/// Returns the rules of a leaf whose registers are features or limits; none for others.
 fn rules(function: u32, index: u32) -> Option<[Rule; 4]> {
     Some(match (function, index) {
         (0 | 0x8000_0000, _) => [Least, First, First, First],
@@ -65,7 +64,7 @@ fn rules(function: u32, index: u32) -> Option<[Rule; 4]> {
         (0x8000_0007, _) => [First, Both, First, Both],
         (0x8000_0008, _) => [LeastBytes, Both, First, First],
         (0x4000_0001, _) => [Both, First, First, Both],
-        // Model, caches, topology, clocks, brand: they describe.
+        // Model, caches, topology, clocks, brand: descriptive leaves.
         (2..=5 | 0xB | 0x15 | 0x16 | 0x1A | 0x1F | 0x4000_0000, _)
         | (0x8000_0002..=0x8000_0006 | 0x8000_0019 | 0x8000_001A | 0x8000_001D | 0x8000_001E, _) => {
             [First, First, First, First]
@@ -74,10 +73,10 @@ fn rules(function: u32, index: u32) -> Option<[Rule; 4]> {
     })
 }
 
-/// What a guest is told that runs on `first` and on `other`.
+/// Returns the CPUID of a guest that runs on `first` and on `other`.
 ///
 /// # Errors
-/// If one of them has what a guest that is told of it can't do without on the other.
+/// Fails if one processor requires a feature of the guest that the other lacks.
 pub fn common(first: &[Leaf], other: &[Leaf]) -> Result<Vec<Leaf>, Unlike> {
     let find = |leaves: &[Leaf], function, index| -> Option<Leaf> {
         let mut leaves = leaves.iter();
@@ -102,11 +101,11 @@ pub fn common(first: &[Leaf], other: &[Leaf]) -> Result<Vec<Leaf>, Unlike> {
                     *place = one(rule, pair);
                 }
             }
-            // It describes, and is asked for whatever the other has.
+            // A descriptive leaf, which is read whether or not the other has it.
             (Some([First, First, First, First]), None) => {}
             (Some(_), None) => continue,
             (None, Some(theirs)) if theirs.registers == leaf.registers => {}
-            // Of no use in part: processor trace, performance counters, enclaves.
+            // Useless in part: processor trace, performance counters, enclaves.
             (None, _) if leaf.function != 0xD => common.registers = [0; 4],
             (None, _) => {}
         }
@@ -119,7 +118,7 @@ pub fn common(first: &[Leaf], other: &[Leaf]) -> Result<Vec<Leaf>, Unlike> {
         0x8000_0000.. => leaf.function <= limits[1],
         _ => true,
     });
-    // What a processor is safe from is known of its model only.
+    // Immunity to side channels is known of this model only.
     let models = [first, other].map(|leaves| find(leaves, 1, 0).map(|leaf| leaf.registers[0]));
     if models[0] != models[1] {
         let seven = leaves
@@ -129,7 +128,7 @@ pub fn common(first: &[Leaf], other: &[Leaf]) -> Result<Vec<Leaf>, Unlike> {
             .into_iter()
             .for_each(|leaf| leaf.registers[3] &= !ARCH_CAPABILITIES);
     }
-    settle_xsave(&mut leaves, other)?;
+    reduce_xsave(&mut leaves, other)?;
     Ok(leaves)
 }
 
@@ -146,7 +145,7 @@ fn one(rule: Rule, (first, other): (u32, u32)) -> u32 {
     }
 }
 
-/// What can't differ, whatever the guest is told.
+/// Checks values that may not differ, whatever CPUID the guest has.
 fn check(
     first: Option<Leaf>,
     other: Option<Leaf>,
@@ -172,9 +171,8 @@ fn check(
     Ok(())
 }
 
-/// Keeps the components of XSAVE that both have, if they lie alike, and makes the area as large as these
-/// need.
-fn settle_xsave(leaves: &mut Vec<Leaf>, other: &[Leaf]) -> Result<(), Unlike> {
+/// Keeps the components of XSAVE that both have, if they have the same layout, and sizes the area for these.
+fn reduce_xsave(leaves: &mut Vec<Leaf>, other: &[Leaf]) -> Result<(), Unlike> {
     let is_main = |leaf: &&mut Leaf| (leaf.function, leaf.index) == (0xD, 0);
     let Some(main) = leaves.iter_mut().find(is_main) else {
         return Ok(());
@@ -246,7 +244,7 @@ mod tests {
         let mut leaves = host();
         let mut all = leaves.iter_mut();
         let found = all.find(|leaf| (leaf.function, leaf.index) == (function, index));
-        change(&mut found.expect("it is there").registers);
+        change(&mut found.expect("the leaf exists").registers);
         leaves
     }
 
@@ -257,12 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_alike_stays() {
+    fn equal_leaves_are_unchanged() {
         assert_eq!(common(&host(), &host()), Ok(host()));
     }
 
     #[test]
-    fn the_guest_is_told_what_both_can() {
+    fn guest_has_the_features_of_both_hosts() {
         for (function, at, mine, theirs, both) in [
             (1, 2, 0b1111, 0b1001, 0b1001),
             (1, 3, 0b1010, 0b0110, 0b0010),
@@ -272,28 +270,31 @@ mod tests {
             (0x8000_0021, 0, 0b110, 0b100, 0b100),
             // Addresses of 48 bits here, 46 there.
             (0x8000_0008, 0, 0x3030, 0x392E, 0x302E),
-            // It describes.
+            // A descriptive leaf.
             (0x8000_0002, 1, 66, 77, 66),
-            // Nobody knows what this is.
+            // A leaf of unknown meaning.
             (0xF, 0, 7, 6, 0),
         ] {
             let other = changed(function, 0, |registers| registers[at] = theirs);
             let common = common(&host(), &other).expect("alike enough");
-            let found = registers(&common, function, 0).expect("it is told")[at];
+            let found = registers(&common, function, 0).expect("the guest has the leaf")[at];
             assert_eq!(found, both, "leaf {function:#x}, register {at}");
-            assert_eq!(registers(&host(), function, 0).expect("it is there")[at], mine);
+            assert_eq!(
+                registers(&host(), function, 0).expect("the host has the leaf")[at],
+                mine
+            );
         }
     }
 
     #[test]
-    fn what_one_lacks_the_guest_lacks() {
+    fn feature_that_one_host_lacks_is_missing_for_the_guest() {
         let other = changed(7, 0, |registers| registers[1] = 0b0100 | 1 << 6);
         let seven = registers(&common(&host(), &other).expect("alike enough"), 7, 0);
-        assert_eq!(seven.expect("it is told")[1], 0b0100 | 1 << 6);
+        assert_eq!(seven.expect("the guest has the leaf")[1], 0b0100 | 1 << 6);
     }
 
     #[test]
-    fn leaves_that_one_has_not_are_not_told() {
+    fn leaves_that_one_host_lacks_are_missing_for_the_guest() {
         let mut other = changed(0x8000_0000, 0, |registers| registers[0] = 0x8000_0008);
         other.retain(|leaf| leaf.function != 7);
         let common = common(&host(), &other).expect("alike enough");
@@ -303,29 +304,29 @@ mod tests {
     }
 
     #[test]
-    fn another_model_is_not_trusted_to_be_safe() {
+    fn another_model_is_not_assumed_immune() {
         let safe = |other: &[Leaf]| {
             let common = common(&host(), other).expect("alike enough");
-            registers(&common, 7, 0).expect("it is told")[3] & ARCH_CAPABILITIES != 0
+            registers(&common, 7, 0).expect("the guest has the leaf")[3] & ARCH_CAPABILITIES != 0
         };
         assert!(safe(&host()));
         assert!(!safe(&changed(1, 0, |registers| registers[0] += 1)));
     }
 
     #[test]
-    fn the_area_of_xsave_is_as_large_as_what_both_have() {
+    fn area_of_xsave_has_the_size_of_the_common_components() {
         let mut other = changed(0xD, 0, |registers| registers[0] = 0b111);
         other.retain(|leaf| leaf.index != 9);
         for (first, other) in [(host(), other.clone()), (other, host())] {
             let common = common(&first, &other).expect("alike enough");
-            let main = registers(&common, 0xD, 0).expect("it is told");
+            let main = registers(&common, 0xD, 0).expect("the guest has the leaf");
             assert_eq!((main[0], main[2]), (0b111, 832));
             assert!(registers(&common, 0xD, 2).is_some() && registers(&common, 0xD, 9).is_none());
         }
     }
 
     #[test]
-    fn what_nothing_can_mend_is_named() {
+    fn difference_that_cannot_be_hidden_is_named() {
         let unlike = |other: Vec<Leaf>| common(&host(), &other).expect_err("unlike").to_string();
         let [b, c, d] = maker(b"GenuineIntel");
         let intel = changed(0, 0, |registers| *registers = [0x10, b, c, d]);
@@ -338,7 +339,7 @@ mod tests {
             unlike(line),
             "their processors differ in the line that CLFLUSH writes back: 64 and 128 bytes"
         );
-        // Intel has the keys at another place than AMD, and so may the next model.
+        // Intel has the keys at another offset than AMD, and so may the next model.
         let moved = changed(0xD, 9, |registers| registers[1] = 2688);
         assert_eq!(
             unlike(moved),

@@ -1,4 +1,4 @@
-//! Where everything is: the guest's physical addresses, I/O ports and interrupt numbers.
+//! The guest's address map: physical addresses, I/O ports and interrupt numbers.
 //!
 //! ```text
 //! 0               real-mode area, boot data: GDT, zero page, page tables, command line
@@ -15,22 +15,22 @@
 //! [`Layout::mmio64`] PCI memory window, 64 bits                           64 GiB
 //! ```
 //!
-//! The memory's file has page g at offset g (DESIGN, "Memory"), so the file has the same holes.
+//! The memory's file has page g at offset g (ARCHITECTURE.md), so the file has the same holes.
 
 use std::ops::Range;
 
-/// First byte past what low RAM may fill; the rest continues at [`HIGH_RAM_START`].
+/// End of the range for low RAM; the rest continues at [`HIGH_RAM_START`].
 pub const LOW_RAM_END: u64 = MMIO32_START;
-/// Where RAM goes on that does not fit below the hole.
+/// Start of the RAM that does not fit below the hole.
 pub const HIGH_RAM_START: u64 = 1 << 32;
 
-/// Memory BARs that need a 32-bit address.
+/// Start of the window for memory BARs with 32-bit addresses.
 pub const MMIO32_START: u64 = 0xC000_0000;
 /// Size of the 32-bit window, bytes.
 pub const MMIO32_BYTES: u64 = 512 << 20;
 /// Memory-mapped PCI configuration space: bus 0 of segment 0.
 pub const ECAM_START: u64 = 0xE000_0000;
-/// 32 devices of 8 functions of 4 KiB.
+/// Size of 32 devices of 8 functions of 4 KiB, bytes.
 pub const ECAM_BYTES: u64 = 1 << 20;
 /// The I/O interrupt controller (KVM's own).
 pub const IOAPIC_START: u64 = 0xFEC0_0000;
@@ -42,20 +42,20 @@ pub const IDENTITY_MAP_START: u64 = 0xFFFB_C000;
 pub const TSS_START: u64 = 0xFFFB_D000;
 /// Size of the 64-bit window, bytes.
 pub const MMIO64_BYTES: u64 = 64 << 30;
-/// Alignment of what lies above RAM: lets the guest map it with the largest pages.
+/// Alignment of ranges above RAM, bytes: the guest can map them with the largest pages.
 pub const ABOVE_RAM_ALIGN: u64 = 1 << 30;
 
 /// End of conventional memory: below is RAM, above the legacy hole.
 pub const LEGACY_HOLE_START: u64 = 0x000A_0000;
 /// End of the legacy hole.
 pub const LEGACY_HOLE_END: u64 = 0x0010_0000;
-/// ACPI tables, the RSDP first (the BIOS area, where a kernel without another hint looks).
+/// ACPI tables, the RSDP first (the BIOS area, which a kernel without another hint searches).
 pub const ACPI_START: u64 = 0x000E_0000;
 /// Room for ACPI tables.
 pub const ACPI_BYTES: u64 = GENERATION_ID - ACPI_START;
 /// The VM's generation id, 16 bytes.
 pub const GENERATION_ID: u64 = RESET_VECTOR - 16;
-/// Where a kernel jumps in real mode to restart the machine when it trusts nothing else.
+/// Address of the jump by which a kernel restarts the machine in real mode, as its last resort.
 pub const RESET_VECTOR: u64 = 0x000F_FFF0;
 
 /// The global descriptor table.
@@ -74,12 +74,12 @@ pub const PAGE_TABLES_START: u64 = 0x9000;
 pub const CMDLINE_START: u64 = 0x2_0000;
 /// Longest command line with its final zero byte; a kernel may allow less.
 pub const CMDLINE_BYTES_MAX: usize = 64 << 10;
-/// Where a kernel that does not say is loaded.
+/// Load address of a kernel that does not request one.
 pub const KERNEL_START: u64 = LEGACY_HOLE_END;
 
 /// First serial port, 8 ports.
 pub const COM1_PORT: u16 = 0x3F8;
-/// The 8254 timer's ports, 4: no timer is there.
+/// Ports of the 8254 timer, 4: no timer exists.
 pub const TIMER_PORT: u16 = 0x40;
 /// The real-time clock of VMs that span cells: index, data.
 pub const RTC_PORT: u16 = 0x70;
@@ -87,7 +87,7 @@ pub const RTC_PORT: u16 = 0x70;
 pub const PCI_CONFIG_PORT: u16 = 0xCF8;
 /// Ports of configuration mechanism 1.
 pub const PCI_CONFIG_PORTS: u16 = 8;
-/// pvpanic: a write tells that the guest's kernel panicked.
+/// pvpanic: a write reports a panic of the guest's kernel.
 pub const PVPANIC_PORT: u16 = 0x505;
 /// ACPI sleep control register (one byte).
 pub const SLEEP_CONTROL_PORT: u16 = 0x600;
@@ -95,7 +95,7 @@ pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 pub const SLEEP_STATUS_PORT: u16 = 0x601;
 /// ACPI reset register (one byte).
 pub const RESET_PORT: u16 = 0x602;
-/// What the guest writes to the reset register.
+/// Value that the guest writes to the reset register.
 pub const RESET_VALUE: u8 = 0x42;
 /// I/O ports that PCI BARs could use; no device here has one.
 pub const PCI_IO_PORTS: Range<u16> = 0x1000..0x1100;
@@ -104,9 +104,9 @@ pub const PCI_IO_PORTS: Range<u16> = 0x1000..0x1100;
 pub const SERIAL_GSI: u32 = 4;
 /// The ACPI generic event device's interrupt, on the IOAPIC.
 pub const EVENT_GSI: u32 = 5;
-/// The interrupt that says that the VM's generation id has changed, on the IOAPIC.
+/// The interrupt that reports a change of the VM's generation id, on the IOAPIC.
 pub const GENERATION_GSI: u32 = 6;
-/// Pins of the IOAPIC; routes of numbers from here on are MSIs.
+/// Pins of the IOAPIC; numbers from here on are routes of MSIs.
 pub const IOAPIC_PINS: u32 = 24;
 /// The first interrupt number of MSI routes.
 pub const MSI_GSI_START: u32 = IOAPIC_PINS;
@@ -125,8 +125,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The map of a VM with `ram_bytes` of memory and persistent memory regions of `pmem_bytes`.
-    /// `None` when it does not fit in 52 bits of address.
+    /// Returns the map of a VM with `ram_bytes` of memory and persistent memory regions of `pmem_bytes`.
+    /// Returns `None` if it does not fit into 52 bits of address.
     pub fn new(ram_bytes: u64, pmem_bytes: &[u64]) -> Option<Self> {
         let ram = ram_regions(ram_bytes)?;
         let mut next = ram
@@ -144,12 +144,12 @@ impl Layout {
         (mmio64.end <= 1 << 52).then_some(Self { ram, pmem, mmio64 })
     }
 
-    /// One past the highest address of RAM: the size of the memory's file.
+    /// Returns the end of RAM, which is the size of the memory's file.
     pub fn ram_end(&self) -> u64 {
         self.ram.last().map_or(0, |last| last.end)
     }
 
-    /// Address bits that the guest must have to reach everything.
+    /// Returns the number of address bits with which the guest can reach everything.
     pub fn address_bits(&self) -> u32 {
         u64::BITS - (self.mmio64.end - 1).leading_zeros()
     }

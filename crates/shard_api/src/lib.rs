@@ -1,10 +1,10 @@
-//! What a monitor and a shard say to each other, and what both compute from it.
+//! Interface between a monitor and a shard: messages, and calculations that both sides make.
 //!
-//! [`launch`] defines the messages; [`control`], [`message`] and [`ports`] carry them; [`version`] keeps
-//! different builds apart. [`layout`], [`cpuid`] and [`relation`] are calculations that both sides must agree
-//! on. [`saved`] is a frozen machine as the monitor reads it. Neither KVM nor guest memory is in here, so
-//! that a monitor, a cell and the simulator compile without them; [`Platform`] is what a monitor asks of them
-//! all the same.
+//! [`launch`] defines the messages; [`control`], [`message`] and [`ports`] carry them; [`version`] refuses
+//! builds without a common version. [`layout`], [`cpuid`] and [`relation`] are calculations on which both
+//! sides must agree. [`saved`] is a frozen machine as the monitor reads it. This crate uses neither KVM nor
+//! guest memory, so that a monitor, a cell and the simulator compile without them; [`Platform`] has the few
+//! functions of a monitor that need them.
 
 pub mod chain;
 pub mod cmdline;

@@ -1,4 +1,4 @@
-//! Memory that a monitor makes for shards: files of guest memory, and rings between two shards.
+//! Memory that a monitor creates for shards: files of guest memory, and rings between two shards.
 
 use std::fs::File;
 use std::io;
@@ -9,24 +9,24 @@ use urpc::host::{MemoryError, SharedRing};
 use crate::launch::Pages;
 use crate::layout::Layout;
 
-/// Messages that a channel between two shards holds: several travelling vCPUs.
+/// Number of messages that a channel between two shards holds: several migrating vCPUs.
 pub const RING_LINES: usize = 1024;
 
-/// Why a file of guest memory can't be made.
+/// Reason why a file of guest memory can't be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct GuestFileError {
-    /// What was being done.
+    /// The failed operation.
     pub what: &'static str,
-    /// Why it failed.
+    /// Reason of the failure.
     #[source]
     pub source: io::Error,
 }
 
-/// Makes a file for `bytes` of guest memory.
+/// Creates a file for `bytes` of guest memory.
 ///
 /// # Errors
-/// When the host has no such memory.
+/// Fails if the host has no such memory.
 pub fn guest_file(pages: Pages, bytes: u64) -> Result<File, GuestFileError> {
     let failed = |what| move |source| GuestFileError { what, source };
     let huge = match pages {
@@ -50,10 +50,10 @@ pub fn guest_file(pages: Pages, bytes: u64) -> Result<File, GuestFileError> {
     Ok(file)
 }
 
-/// Makes the file for one shard's part of the memory of a VM of `ram_bytes`.
+/// Creates the file for one shard's part of the memory of a VM of `ram_bytes`.
 ///
 /// # Errors
-/// When the host has no such memory, or no address space has room for it.
+/// Fails if the host has no such memory, or the address space has no room for it.
 pub fn file_of_shard(pages: Pages, ram_bytes: u64) -> Result<File, GuestFileError> {
     let layout = Layout::new(ram_bytes, &[]).ok_or_else(|| GuestFileError {
         what: "the regions of memory overlap",
@@ -62,10 +62,10 @@ pub fn file_of_shard(pages: Pages, ram_bytes: u64) -> Result<File, GuestFileErro
     guest_file(pages, layout.ram_end())
 }
 
-/// Makes the memory of one channel between two shards of a host.
+/// Creates the memory of one channel between two shards of a host.
 ///
 /// # Errors
-/// As [`SharedRing::create`].
+/// Fails as [`SharedRing::create`].
 pub fn channel() -> Result<OwnedFd, MemoryError> {
     SharedRing::create(RING_LINES).map(|(_, file)| file)
 }
@@ -82,7 +82,7 @@ mod tests {
             file.metadata().unwrap().len()
         };
         assert_eq!(bytes(gib), gib);
-        // What does not fit below 3 GiB lies from 4 GiB on.
+        // Memory that does not fit below 3 GiB continues at 4 GiB.
         assert_eq!(bytes(4 * gib), 5 * gib);
     }
 }

@@ -1,7 +1,7 @@
 //! Messages with files over stream sockets: a line of JSON, with the files that it names by number as
 //! SCM_RIGHTS.
 //!
-//! They ask a shard to freeze its VM, and bring what it froze. The launch goes by the [control
+//! They request a freeze from a shard, and return the frozen state. The launch uses the [control
 //! socket](crate::control).
 
 use std::fs::File;
@@ -18,43 +18,43 @@ use serde::de::DeserializeOwned;
 
 use crate::launch::Fd;
 
-/// Files that one message can carry (SCM_MAX_FD of Linux).
+/// Greatest number of files of one message (SCM_MAX_FD of Linux).
 pub const FILES_MAX: usize = 253;
-/// Longest message, bytes.
+/// Greatest length of a message, bytes.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Why a message is no good.
+/// Reason why a message is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
     /// The socket broke.
     #[error("cannot exchange a message between monitor and shard")]
     Io(#[from] io::Error),
-    /// The monitor went away, or its message never ends.
+    /// The monitor is gone, or its message never ends.
     #[error("a message between monitor and shard is incomplete")]
     Incomplete,
-    /// More than one message may have.
+    /// The message is longer than the limit.
     #[error("a message between monitor and shard has {0} bytes, more than it may have")]
     TooLong(usize),
-    /// No part of a message, or files where none may be.
+    /// The packet is not part of a message, or has files that are not allowed.
     #[error("a packet between monitor and shard is not understood")]
     Packet,
-    /// Not what was expected.
+    /// The message is not valid JSON of its type.
     #[error("a message between monitor and shard is not understood")]
     Json(#[from] serde_json::Error),
-    /// A file that was not passed, or is used twice.
+    /// A file was not passed, or is used twice.
     #[error("the message names file {0}, which was not passed or is used already")]
     NoFile(usize),
-    /// More files than a message carries.
+    /// The message has more files than allowed.
     #[error("the VM needs {0} open files; a shard takes {FILES_MAX}")]
     TooManyFiles(usize),
 }
 
-/// The files of the message, each to be taken once.
+/// The files of a message, each of which can be taken once.
 #[derive(Debug, Default)]
 pub struct Files(Vec<Option<File>>);
 
 impl Files {
-    /// The files of a message, by their indices in it.
+    /// Creates the files of a message, by their indices in it.
     pub(crate) fn of(files: Vec<File>) -> Self {
         Self(files.into_iter().map(Some).collect())
     }
@@ -68,7 +68,7 @@ impl Files {
     }
 }
 
-/// Sends `message` and `files`, whose indices the message uses: the other side of [`receive`].
+/// Sends `message` and `files`, whose indices the message uses: the counterpart of [`receive`].
 pub fn send(
     socket: &mut UnixStream,
     message: &impl Serialize,
@@ -93,13 +93,14 @@ pub fn send(
     Ok(())
 }
 
-/// Receives a message and its files. Whoever sends one sends nothing more before it has an answer, so what
-/// comes until then is the line.
+/// Receives a message and its files. A sender waits for the answer before it sends again, so all bytes until
+/// then are the line.
 pub fn receive<M: DeserializeOwned>(socket: &mut UnixStream) -> Result<(M, Files), ReceiveError> {
     receive_until(socket, None)
 }
 
-/// The same, of a sender that may be in a guest's hands: the whole message comes before `deadline`.
+/// Works as [`receive`] for a sender that a guest may control: the whole message must arrive before
+/// `deadline`.
 pub fn receive_by<M: DeserializeOwned>(
     socket: &mut UnixStream,
     deadline: Instant,
@@ -107,7 +108,7 @@ pub fn receive_by<M: DeserializeOwned>(
     receive_until(socket, Some(deadline))
 }
 
-/// Limits the next read to what is left of the time.
+/// Limits the next read to the remaining time.
 fn limit(socket: &UnixStream, deadline: Option<Instant>) -> io::Result<()> {
     let Some(deadline) = deadline else { return Ok(()) };
     match deadline.saturating_duration_since(Instant::now()) {
@@ -128,7 +129,7 @@ fn receive_until<M: DeserializeOwned>(
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
         let message = loop {
             match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut rights), flags) {
-                // The kernel does not go on by itself if the socket has a time limit (`signal(7)`).
+                // The kernel does not continue by itself if the socket has a time limit (`signal(7)`).
                 Err(Errno::EINTR) => limit(socket, deadline)?,
                 received => break received.map_err(io::Error::from)?,
             }
@@ -136,7 +137,7 @@ fn receive_until<M: DeserializeOwned>(
         let mut files = Vec::new();
         for control in message.cmsgs().map_err(|_| ReceiveError::Incomplete)? {
             if let ControlMessageOwned::ScmRights(fds) = control {
-                // SAFETY: the kernel has just given us these descriptors; nobody else knows them.
+                // SAFETY: the kernel has just returned these descriptors, which have no other owner.
                 files.extend(fds.into_iter().map(|fd| unsafe { File::from_raw_fd(fd) }));
             }
         }
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_that_comes_byte_by_byte_is_not_waited_for_beyond_the_deadline() {
+    fn message_that_arrives_byte_by_byte_times_out_at_the_deadline() {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn message_is_received_although_a_signal_comes_meanwhile() {
+    fn message_is_received_despite_a_signal() {
         extern "C" fn nothing(_: nix::libc::c_int) {}
         let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
         // SAFETY: the handler does nothing, and no other test uses the signal.

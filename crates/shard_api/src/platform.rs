@@ -1,4 +1,4 @@
-//! Questions of a monitor about KVM and a kernel's file. The program hands it the functions that answer them.
+//! Functions of KVM and kernel files that a monitor calls. The program passes them to it.
 
 use std::fs::File;
 use std::io;
@@ -14,17 +14,18 @@ use crate::relation::Counter;
 pub struct Platform {
     /// Reads this host's processor from KVM.
     pub processor: fn() -> io::Result<HostProcessor>,
-    /// Finds where the kernel in a file is to lie in guest memory; empty if the kernel decides that itself.
+    /// Returns the addresses in guest memory that the kernel in a file requests; empty if the kernel decides
+    /// that itself.
     pub kernel_image: fn(&mut File) -> Range<u64>,
 }
 
-/// What a host's processor has that the shards of a VM on several hosts must agree on.
+/// Properties of a host's processor on which the shards of a VM on several hosts must agree.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HostProcessor {
-    /// What KVM supports of CPUID.
+    /// CPUID leaves that KVM supports.
     pub leaves: Vec<Leaf>,
     /// The time-stamp counter.
     pub counter: Counter,
-    /// Whether the host's kernel takes its time from it.
+    /// Whether the host's kernel uses this counter as its clock source.
     pub relies_on_counter: bool,
 }

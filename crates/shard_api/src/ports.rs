@@ -1,17 +1,16 @@
-//! Sockets of the host that a guest may connect to: the shard asks for one by its port, the monitor connects
-//! to it.
+//! Sockets of the host that a guest may connect to: the shard requests one by its port, and the monitor
+//! connects to it.
 //!
-//! A shard may neither make nor connect a socket. The monitor owns the directory of ports; it connects to the
-//! socket that the port's number names there, and sends the connected file. Each boot has a pair of sockets
-//! that keep messages apart:
+//! A shard may neither create nor connect a socket. The monitor owns the directory of ports. It connects to
+//! the socket there whose name is the port's number, and sends the connected file. Each boot has a pair of
+//! sockets that keep messages apart:
 //!
 //! ```text
 //!   shard ── port (4 bytes) ──────────────────────► monitor
 //!   shard ◄─ port (4 bytes), and a file if it is open ── monitor
 //! ```
-//!
-//! Answers come in the order of the questions. The monitor never waits for a shard: it ends the service of
-//! one that leaves answers unread until the socket is full.
+//! Answers have the order of the requests. The monitor never waits for a shard: it ends the service of a
+//! shard that leaves answers unread until the socket is full.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -24,16 +23,16 @@ use nix::sys::socket::{
     UnixAddr,
 };
 
-/// Questions that a shard has open at once; it refuses further ones of its guest.
+/// Greatest number of pending requests of a shard; it refuses further ones of its guest.
 pub const PENDING_MAX: usize = 64;
-/// The service makes a few system calls only.
+/// Stack size of the service, bytes: it makes a few system calls only.
 const STACK_BYTES: usize = 64 << 10;
 const MESSAGE_BYTES: usize = size_of::<u32>();
 
-/// The monitor's end and the shard's.
+/// Returns the monitor's end and the shard's.
 ///
 /// # Errors
-/// When the host has no files left.
+/// Fails if the host has no descriptors left.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socket::socketpair(
         AddressFamily::Unix,
@@ -50,32 +49,32 @@ pub struct Ports(OwnedFd);
 /// The monitor's answer.
 #[derive(Debug)]
 pub struct Answer {
-    /// The port that was asked for.
+    /// The requested port.
     pub port: u32,
-    /// A non-blocking socket that is connected to it, if a server listens there.
+    /// A nonblocking socket that is connected to it, if a server listens there.
     pub stream: Option<UnixStream>,
 }
 
 impl Ports {
-    /// Asks over `socket`, the shard's end of [`pair`].
+    /// Sends requests over `socket`, the shard's end of [`pair`].
     pub fn new(socket: OwnedFd) -> Self {
         Self(socket)
     }
 
-    /// Asks for a connection to `port`.
+    /// Requests a connection to `port`.
     ///
     /// # Errors
-    /// When the monitor is gone or has too many questions unread.
-    pub fn ask(&self, port: u32) -> io::Result<()> {
+    /// Fails if the monitor is gone or has too many unread requests.
+    pub fn request(&self, port: u32) -> io::Result<()> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         socket::send(self.0.as_raw_fd(), &port.to_le_bytes(), flags)?;
         Ok(())
     }
 
-    /// The next answer; none if no answer has come.
+    /// Returns the next answer; none if no answer has arrived.
     ///
     /// # Errors
-    /// When the monitor ended the service.
+    /// Fails if the monitor ended the service.
     pub fn answer(&self) -> io::Result<Option<Answer>> {
         let mut bytes = [0; MESSAGE_BYTES];
         let mut rights = nix::cmsg_space!([RawFd; 1]);
@@ -108,12 +107,12 @@ impl AsFd for Ports {
     }
 }
 
-/// Answers the next question of a shard: waits for it as `socket` does.
+/// Serves the next request of a shard; waits for it if `socket` is blocking.
 ///
 /// # Errors
-/// When the shard is gone, asks what is not understood, or reads no answers.
+/// Fails if the shard is gone, sends an invalid request, or reads no answers.
 pub fn serve_one(socket: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
-    // One byte more shows a message that is too long.
+    // One byte more reveals a message that is too long.
     let mut bytes = [0; MESSAGE_BYTES + 1];
     let count = loop {
         match socket::recv(socket.as_raw_fd(), &mut bytes, MsgFlags::empty()) {
@@ -147,8 +146,7 @@ fn connect(directory: BorrowedFd<'_>, port: u32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Connects ports for one boot of a shard, on a thread of its own. Ends with the shard, or when this is
-/// dropped.
+/// Connects ports for one boot of a shard, on its own thread. Ends with the shard, or when this is dropped.
 #[derive(Debug)]
 pub struct Service {
     socket: OwnedFd,
@@ -156,10 +154,10 @@ pub struct Service {
 }
 
 impl Service {
-    /// Answers over `socket`, the monitor's end of [`pair`], by the sockets in `directory`.
+    /// Serves `socket`, the monitor's end of [`pair`], by the sockets in `directory`.
     ///
     /// # Errors
-    /// When the host has no files or threads left.
+    /// Fails if the host has no descriptors or threads left.
     pub fn start(socket: OwnedFd, directory: File) -> io::Result<Self> {
         let own = socket.try_clone()?;
         let thread = std::thread::Builder::new()
@@ -213,7 +211,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("4294967295")).unwrap();
         let (ports, _service) = served(directory.path());
-        ports.ask(u32::MAX).unwrap();
+        ports.request(u32::MAX).unwrap();
         let answer = answer(&ports).unwrap();
         assert_eq!(answer.port, u32::MAX);
         let mut stream = answer.stream.unwrap();
@@ -233,7 +231,7 @@ mod tests {
         std::fs::write(directory.path().join("3"), b"").unwrap();
         let (ports, _service) = served(directory.path());
         for port in [1, 3, 2] {
-            ports.ask(port).unwrap();
+            ports.request(port).unwrap();
         }
         let opened = [1, 3, 2].map(|port| {
             let answer = answer(&ports).unwrap();
@@ -245,19 +243,19 @@ mod tests {
 
     /// A server that accepts nothing has a backlog that fills.
     #[test]
-    fn a_server_that_does_not_accept_holds_nothing_up() {
+    fn server_that_does_not_accept_blocks_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("1")).unwrap();
         nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(1).unwrap()).unwrap();
         let (ports, _service) = served(directory.path());
         let mut streams = Vec::new();
         loop {
-            ports.ask(1).unwrap();
+            ports.request(1).unwrap();
             match answer(&ports).unwrap().stream {
                 Some(stream) => streams.push(stream),
                 None => break,
             }
-            assert!(streams.len() < 10, "the backlog does not end");
+            assert!(streams.len() < 10, "the backlog has no limit");
         }
         assert!(!streams.is_empty());
     }
@@ -269,7 +267,7 @@ mod tests {
         // More than both sockets hold.
         let deadline = Instant::now() + Duration::from_secs(30);
         let ended = loop {
-            match ports.ask(1) {
+            match ports.request(1) {
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => break true,
                 _ if Instant::now() > deadline => break false,
                 _ => {}
@@ -283,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_answers_as_a_shard_may_ask_for_fit_the_socket() {
+    fn socket_has_room_for_the_answers_to_all_pending_requests() {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("7")).unwrap();
         let accepts = std::thread::spawn(move || {
@@ -292,7 +290,7 @@ mod tests {
         });
         let (ports, _service) = served(directory.path());
         for _ in 0..PENDING_MAX {
-            ports.ask(7).unwrap();
+            ports.request(7).unwrap();
         }
         std::thread::sleep(Duration::from_millis(200));
         let opened = (0..PENDING_MAX).filter(|_| answer(&ports).unwrap().stream.is_some());
@@ -306,8 +304,8 @@ mod tests {
         let (ports, _service) = served(directory.path());
         socket::send(ports.0.as_raw_fd(), b"longer", MsgFlags::empty()).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
-        while ports.ask(1).is_ok() {
-            assert!(Instant::now() < deadline, "it goes on");
+        while ports.request(1).is_ok() {
+            assert!(Instant::now() < deadline, "the service did not end");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

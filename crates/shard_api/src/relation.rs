@@ -1,71 +1,71 @@
-//! How the clocks of two hosts go together: their time-stamp counters' frequencies and what one reads when
-//! the other does. Pure.
+//! Relation between the clocks of two hosts: the frequencies of their time-stamp counters, and the difference
+//! of their values. Pure.
 //!
-//! The home asks and notes when it asked and when it was answered, by its own counter; the other answers with
-//! what its counter reads. It read that at some time between the two: the middle is wrong by half of the
-//! round trip at most (F. Cristian, "Probabilistic clock synchronization", 1989), and by less if the ways are
-//! alike: with `there` and `back` the times on the way, the error is `(there - back) / 2`. Of many rounds the
-//! shortest is the best.
+//! The home sends a request and records the times of request and reply by its own counter. The other host
+//! replies with the value of its counter, which it read at some time between the two. The middle is wrong by
+//! at most half of the round trip (F. Cristian, "Probabilistic clock synchronization", 1989), and by less if
+//! both directions are alike: with the times `there` and `back` of the directions, the error is `(there -
+//! back) / 2`. The shortest of many rounds is the best.
 //!
-//! **What of the error a guest can see.** x86 promises nothing of counters on two CPUs, but software takes it
-//! for granted that time does not run backwards from cause to effect. A cause on one host has an effect on
-//! the other by a message between the hosts only, for a page of memory is one, too. Let D be the time of the
-//! fastest one. The effect is seen by its host's counter at least D after the cause, and that counter is
-//! behind by the error at most; so time is seen to run backwards only if the error is larger than D. The
-//! error is `(there - back) / 2 <= (round trip) / 2 - D`, as neither way is shorter than D. So nothing is
-//! seen unless the shortest round trip took longer than 4 D: two ways, each at twice the best. The rounds go
-//! the same way, by the same kind of connection, as what the shards say to one another, and are shorter than
-//! that; the best of hundreds is near 2 D. Between two parts both errors add up, and nothing is seen if each
-//! of the rounds took no longer than 3 D.
+//! **The part of the error that a guest can see.** x86 guarantees nothing for counters on two CPUs, but
+//! software relies on a time that does not run backwards from cause to effect. A cause on one host has an
+//! effect on the other only by a message between the hosts; a page of memory is one, too. Let D be the time
+//! of the fastest message. The effect is seen at least D after the cause by its host's counter, which is
+//! behind by at most the error. So time is seen to run backwards only if the error is larger than D. The
+//! error is `(there - back) / 2 <= (round trip) / 2 - D`, as neither direction takes less than D. So nothing
+//! is seen unless the shortest round trip took longer than 4 D: two directions, each at twice the best. The
+//! rounds use the same path and kind of connection as the shards' messages, and are shorter than those; the
+//! best of hundreds is near 2 D. Between two secondary shards both errors add up, and nothing is seen if each
+//! of the rounds took at most 3 D.
 //!
-//! That holds when it is measured. Counters of two hosts are driven by two crystals, whose frequencies differ
-//! by some parts of a million: each such part adds a microsecond of error in a second. So the home's monitor
-//! goes on with rounds as long as the VM lives, and has the shards that fall behind step forward
-//! (`shard::span::tsc_step_barrier`).
+//! That holds at the time of the measurement. Two crystals drive the counters of two hosts, and their
+//! frequencies differ by some parts in a million: each such part adds a microsecond of error per second. The
+//! home's monitor therefore continues the rounds as long as the VM lives, and steps the shards that fall
+//! behind forward (`shard::span::tsc_step_barrier`).
 
 use serde::{Deserialize, Serialize};
 
-/// KVM takes frequencies for equal that differ by less, parts of a million (`tsc_tolerance_ppm` of its
-/// module, as it is by default), and changes nothing then.
+/// Difference of frequencies below which KVM treats them as equal and changes nothing, parts per million
+/// (default of `tsc_tolerance_ppm` of its module).
 const TOLERANCE_PPM: u64 = 250;
 
 /// One round, in ticks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Round {
-    /// When this host asked.
+    /// This host's counter at the request.
     pub asked: u64,
-    /// What the other host's counter read.
+    /// The other host's counter.
     pub read: u64,
-    /// When this host was answered.
+    /// This host's counter at the reply.
     pub answered: u64,
 }
 
 impl Round {
-    /// How long it took.
+    /// Returns the length of the round.
     pub fn trip(&self) -> u64 {
         self.answered.wrapping_sub(self.asked)
     }
 }
 
-/// What is known of two counters.
+/// Measured relation of two counters.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Relation {
-    /// What this host's read,
+    /// Value of this host's counter.
     pub here: u64,
-    /// when the other's read this.
+    /// Value of the other host's counter at the same time.
     pub there: u64,
-    /// By how many ticks of this host's that may be wrong.
+    /// Greatest error, ticks of this host's counter.
     pub error: u64,
 }
 
 impl Relation {
-    /// By the shortest of some rounds; none without any.
+    /// Returns the relation by the shortest of some rounds; none without rounds.
     pub fn of(rounds: impl IntoIterator<Item = Round>) -> Option<Self> {
         rounds.into_iter().min_by_key(Round::trip).map(Self::from)
     }
 
-    /// What is to be added to the other host's counter, scaled, so that the guest reads the same there as
-    /// here, where `offset` is added.
+    /// Returns the offset to add to the other host's counter, scaled, so that the guest reads the same there
+    /// as here, where `offset` is added.
     pub fn offset(self, offset: u64, ratio: Ratio) -> u64 {
         let guest = self.here.wrapping_add(offset);
         guest.wrapping_sub(ratio.scaled(self.there))
@@ -73,7 +73,7 @@ impl Relation {
 }
 
 impl From<Round> for Relation {
-    /// By one round.
+    /// Returns the relation by one round.
     fn from(round: Round) -> Self {
         let trip = round.trip();
         Self {
@@ -84,8 +84,7 @@ impl From<Round> for Relation {
     }
 }
 
-/// What a host's counter is multiplied by for the guest: a number with so many binary digits behind the
-/// point.
+/// Factor of a host's counter for the guest, as a binary fixed-point number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
     multiplier: u64,
@@ -95,13 +94,13 @@ pub struct Ratio {
 /// A host's time-stamp counter.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Counter {
-    /// Ticks in a millisecond.
+    /// Frequency, kHz.
     pub khz: u32,
-    /// Binary digits of the ratio by which the processor scales it for guests; none if it can't.
+    /// Binary digits after the point of the processor's scaling factor for guests; none if it can't scale.
     pub digits: Option<u32>,
 }
 
-/// Two counters whose frequencies can't be made one.
+/// Error: the frequencies of two counters can't be made equal.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "its time-stamp counter runs at {there} kHz, the home's at {here} kHz, and its processor cannot scale it"
@@ -112,17 +111,17 @@ pub struct Apart {
 }
 
 impl Ratio {
-    /// As it is.
+    /// The counter without scaling.
     pub const ONE: Self = Self {
         multiplier: 1,
         digits: 0,
     };
 
-    /// By what KVM multiplies the counter of a host, told that the guest's is to run at `khz` (`set_tsc_khz`
-    /// in Linux's `arch/x86/kvm/x86.c`).
+    /// Returns the factor that KVM uses for the counter of a host if the guest's is to run at `khz`
+    /// (`set_tsc_khz` in Linux's `arch/x86/kvm/x86.c`).
     ///
     /// # Errors
-    /// If it can't.
+    /// Fails if the processor can't scale to that frequency.
     pub fn of(counter: Counter, khz: u32) -> Result<Self, Apart> {
         let host = u64::from(counter.khz);
         let tolerance = host * TOLERANCE_PPM / 1_000_000;
@@ -139,7 +138,7 @@ impl Ratio {
         Ok(Self { multiplier, digits })
     }
 
-    /// What becomes of a counter.
+    /// Returns the scaled value of a counter.
     pub fn scaled(self, ticks: u64) -> u64 {
         ((u128::from(ticks) * u128::from(self.multiplier)) >> self.digits) as u64
     }
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_round_counts_and_its_half_bounds_the_error() {
+    fn shortest_round_counts_and_its_half_bounds_the_error() {
         let rounds = [
             round(100, 7000, 300),
             round(400, 7251, 501),
@@ -174,8 +173,8 @@ mod tests {
         assert_eq!((around.here, around.error), (0, 10));
     }
 
-    /// Whatever the way takes in either direction: the error is within the bound, and so is what a message
-    /// shows.
+    /// With any times of both directions the error is within the bound, and no message is seen before it was
+    /// sent.
     #[test]
     fn no_message_is_seen_to_arrive_before_it_was_sent() {
         let mut random = fastrand();
@@ -194,7 +193,7 @@ mod tests {
                 .collect();
             let relation = Relation::of(rounds).expect("some rounds");
             let offset = relation.offset(0, Ratio::ONE);
-            // What the guest reads there at the home's time zero: the error.
+            // The guest's time there at the home's time zero: the error.
             let error = offset.wrapping_add(true_offset) as i64;
             assert!(error.unsigned_abs() <= relation.error, "{error} {relation:?}");
             assert!(
@@ -204,7 +203,7 @@ mod tests {
         }
     }
 
-    /// xorshift64*.
+    /// The generator xorshift64*.
     fn fastrand() -> impl FnMut() -> u64 {
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         move || {
@@ -230,7 +229,7 @@ mod tests {
             for ms in [0, 1, 1000, 3_600_000] {
                 let at_home = here + ms * u64::from(here_khz) + home;
                 let at_part = ratio.scaled(there + ms * u64::from(there_khz)).wrapping_add(part);
-                // The ratio is cut off, by less than one part of a thousand millions.
+                // The ratio is truncated, by less than one part in 10^9.
                 let off = at_home.abs_diff(at_part);
                 assert!(off <= 2 + at_home / 1_000_000_000, "{digits} {ms} {off}");
             }
@@ -238,14 +237,15 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_that_nothing_can_make_one_are_refused() {
+    fn frequencies_that_cannot_be_made_equal_are_refused() {
         let counter = |khz, digits| Counter { khz, digits };
         assert_eq!(Ratio::of(counter(2_000_000, None), 2_000_500), Ok(Ratio::ONE));
         assert_eq!(Ratio::of(counter(2_000_000, Some(32)), 1_999_500), Ok(Ratio::ONE));
         let apart = Ratio::of(counter(2_000_000, None), 2_000_501).expect_err("apart");
         assert_eq!(
             apart.to_string(),
-            "its time-stamp counter runs at 2000000 kHz, the home's at 2000501 kHz, and its processor cannot scale it"
+            "its time-stamp counter runs at 2000000 kHz, the home's at 2000501 kHz, and its processor \
+             cannot scale it"
         );
         assert!(Ratio::of(counter(0, Some(48)), 1).is_err());
         assert!(Ratio::of(counter(1, Some(48)), u32::MAX).is_err());

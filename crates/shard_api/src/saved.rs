@@ -39,7 +39,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The part of this run from its page `skip` on, of `pages` pages.
+    /// Returns the part of this run from its page `skip` on, of `pages` pages.
     pub fn part(&self, skip: u64, pages: u64) -> Self {
         Self {
             pages,
@@ -48,7 +48,7 @@ impl Run {
         }
     }
 
-    /// Whether `next` goes on where this run ends.
+    /// Returns whether `next` continues where this run ends.
     pub fn goes_on_with(&self, next: &Self) -> bool {
         self.image == next.image && self.first + self.pages == next.first
     }
@@ -69,7 +69,7 @@ impl ImageName {
     /// Identity of an open file.
     ///
     /// # Errors
-    /// When `fstat` fails.
+    /// Fails if `fstat` fails.
     pub fn of(file: &File) -> io::Result<Self> {
         let about = fstat(file)?;
         Ok(Self {
@@ -82,7 +82,7 @@ impl ImageName {
     }
 }
 
-/// Where each page of frozen memory is.
+/// Place of each page of frozen memory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FrozenMap {
     /// The images that runs name by their number.
@@ -100,11 +100,11 @@ pub struct SavedMachine {
     chips: Box<RawValue>,
     console: Box<RawValue>,
     functions: Box<RawValue>,
-    /// Where each page of memory is.
+    /// Place of each page of memory.
     pub memory: FrozenMap,
 }
 
-/// The field that is read before anything else of a state is believed.
+/// The field that is checked before the rest of a state is parsed.
 #[derive(Deserialize)]
 struct Version {
     version: u32,
@@ -113,7 +113,7 @@ struct Version {
 /// Reads a state from the beginning of a file: other readers may use the same open file.
 ///
 /// # Errors
-/// When the state is not whole, longer than [`STATE_BYTES_MAX`], or of another version.
+/// Fails if the state is incomplete, longer than [`STATE_BYTES_MAX`], or of another version.
 pub fn read<S: DeserializeOwned>(file: &File) -> io::Result<S> {
     let bytes = file.metadata()?.len();
     if bytes > STATE_BYTES_MAX {
@@ -129,7 +129,7 @@ pub fn read<S: DeserializeOwned>(file: &File) -> io::Result<S> {
 /// Reads a state from its text.
 ///
 /// # Errors
-/// When the state is not whole, or of another version.
+/// Fails if the state is incomplete, or of another version.
 pub fn parse<S: DeserializeOwned>(text: &[u8]) -> io::Result<S> {
     let not_whole = |error| invalid(format!("the saved state is not whole: {error}"));
     let Version { version } = serde_json::from_slice(text).map_err(not_whole)?;
@@ -144,7 +144,7 @@ pub fn parse<S: DeserializeOwned>(text: &[u8]) -> io::Result<S> {
 /// Writes a state.
 ///
 /// # Errors
-/// When the state is longer than [`STATE_BYTES_MAX`], or the host refuses the write.
+/// Fails if the state is longer than [`STATE_BYTES_MAX`], or the host refuses the write.
 pub fn write(state: &impl Serialize, file: &mut File) -> io::Result<()> {
     let text = serde_json::to_vec(state)?;
     if text.len() as u64 > STATE_BYTES_MAX {
@@ -164,7 +164,11 @@ fn invalid(why: String) -> io::Error {
 mod tests {
     use super::*;
 
-    const STATE: &str = r#"{"version":1,"vcpus":[{"id": 0, "rip": 18446744073709551615}],"chips":{"pic":[1,2]},"console":null,"functions":[0.5],"memory":{"images":[],"runs":[[7,{"pages":2,"image":65535,"first":7}],[9,{"pages":1,"image":3,"first":0}]]}}"#;
+    const STATE: &str = concat!(
+        r#"{"version":1,"vcpus":[{"id": 0, "rip": 18446744073709551615}],"chips":{"pic":[1,2]},"#,
+        r#""console":null,"functions":[0.5],"memory":{"images":[],"#,
+        r#""runs":[[7,{"pages":2,"image":65535,"first":7}],[9,{"pages":1,"image":3,"first":0}]]}}"#
+    );
 
     #[test]
     fn parts_of_a_state_that_a_monitor_does_not_interpret_are_copied_to_the_byte() {
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_another_version_is_refused_whatever_else_it_holds() {
+    fn state_of_another_version_is_refused_with_any_other_contents() {
         let refused = |text: &str| parse::<SavedMachine>(text.as_bytes()).unwrap_err().to_string();
         let why = refused(r#"{"version":2}"#);
         assert!(why.contains("version 2; this program reads version 1"), "{why}");

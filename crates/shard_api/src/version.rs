@@ -1,17 +1,18 @@
 //! The versions of the protocol between a monitor and a shard. They go with the first message, and the shard
 //! checks them before it parses anything else.
 //!
-//! Monitor and shard are programs of their own. A shard lives as long as its VM, whatever replaces the
-//! monitor meanwhile, so a monitor also starts, reboots and serves shards of the release before. Launches,
-//! orders and reports only grow from one version to the next ([`urpc::version`]), with two rules:
+//! Monitor and shard are separate programs. A shard lives as long as its VM, whatever replaces the monitor
+//! meanwhile. So a monitor also starts, reboots and serves shards of the previous release. Launches, orders
+//! and reports only grow from one version to the next ([`urpc::version`]), with two rules:
 //!
-//! - A shard sends a report of a new kind, or an answer of one, only in answer to an order of a new kind.
-//! - What both sides calculate alike (guest-physical addresses in [`crate::layout`], the guest's CPUID, its
-//!   TSC, port numbers) does not change between two versions that work together. A release that changes it
+//! - A shard sends a report of a new kind, or an answer of a new kind, only in reply to an order of a new
+//!   kind.
+//! - Values that both sides calculate (guest-physical addresses in [`crate::layout`], the guest's CPUID, its
+//!   TSC, port numbers) do not change between two versions that work together. A release that changes them
 //!   speaks no older version.
 //!
-//! The samples beside this file hold a message of each kind as each version has it. A test reads them, so
-//! that a change which an older program's messages don't survive is noticed before it is released.
+//! The samples beside this file have a message of each kind in the form of each version. A test reads them,
+//! so that an incompatible change is noticed before it is released.
 
 use std::os::fd::BorrowedFd;
 
@@ -53,10 +54,10 @@ struct Received {
     launch: Box<RawValue>,
 }
 
-/// Reason for a launch that a shard does not carry out.
+/// Reason for a launch that a shard does not perform.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The message did not arrive whole, or makes no sense.
+    /// The message did not arrive whole, or is invalid.
     #[error(transparent)]
     Receive(#[from] ReceiveError),
     /// The monitor has no version in common with the shard.
@@ -67,12 +68,12 @@ pub enum LaunchError {
 /// Compares the versions of a shard's program with those of this monitor.
 ///
 /// # Errors
-/// If they have none in common. `program` names that program.
+/// Fails if they have none in common. `program` names that program.
 pub fn agree_with_shard(theirs: Versions, program: &str) -> Result<u16, VersionMismatch> {
     VERSIONS.agree(theirs, PROTOCOL, program)
 }
 
-/// Sends the first message to a shard: the other side of [`receive_launch`].
+/// Sends the first message to a shard: the counterpart of [`receive_launch`].
 pub fn send_launch(
     socket: &ControlSocket,
     launch: &Launch,
@@ -119,7 +120,7 @@ mod tests {
             matches!(refused, Some(LaunchError::VersionMismatch(_))),
             "{refused:?}"
         );
-        // The same launch of the next version is parsed, and makes no sense.
+        // The same launch of the next version is parsed, and is invalid.
         let refused = received(&message(Versions::up_to(VERSIONS.newest + 1))).err();
         assert!(
             matches!(refused, Some(LaunchError::Receive(ReceiveError::Json(_)))),
@@ -133,8 +134,8 @@ mod tests {
         (2, include_str!("version/samples-2.json")),
     ];
 
-    /// Reads all samples under `key`. Fields that this version does not send are ignored; fields that it
-    /// sends are there again.
+    /// Reads all samples under `key`. Fields that this version does not have are ignored; its own fields must
+    /// reappear.
     fn read_all<T: DeserializeOwned + Serialize>(samples: &Value, key: &str) -> Vec<T> {
         let samples = samples[key].as_array().unwrap();
         let read = |sample: &Value| {
@@ -147,7 +148,7 @@ mod tests {
         samples.iter().map(read).collect()
     }
 
-    /// Whether each value of `part` is in `whole`, which may have more fields.
+    /// Returns whether each value of `part` is in `whole`, which may have more fields.
     fn contains(whole: &Value, part: &Value) -> bool {
         match (whole, part) {
             (Value::Object(whole), Value::Object(part)) => part
@@ -160,7 +161,7 @@ mod tests {
         }
     }
 
-    /// The names of a message's kinds among `samples`. Each is the only key of an object, or a word.
+    /// Returns the names of a message's kinds among `samples`. Each is the only key of an object, or a word.
     fn kinds(samples: &Value, key: &str) -> BTreeSet<String> {
         let name = |sample: &Value| match sample {
             Value::Object(fields) => fields.keys().next().cloned().unwrap(),
@@ -184,8 +185,8 @@ mod tests {
         }
     }
 
-    /// The name of an order. A new kind does not compile until it is here, and fails until the samples have
-    /// it.
+    /// Returns the name of an order. A new kind does not compile until it is added here, and fails until the
+    /// samples have it.
     fn name_of(order: &Order) -> &'static str {
         match order {
             Order::PowerButton => "power-button",

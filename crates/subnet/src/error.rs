@@ -1,21 +1,20 @@
-//! What can go wrong with a network, each in one line with its mend.
+//! Errors of a network, each in one line with its help.
 
 use std::io;
 
-/// Why a network is not there.
+/// Reason why a network can't be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SubnetError {
-    /// No `/dev/net/tun`.
+    /// `/dev/net/tun` does not exist.
     #[error("this host has no /dev/net/tun; load the tun module (modprobe tun) or use --net user")]
     NoTun,
     /// `/dev/net/tun` may not be opened.
     #[error("no permission to open /dev/net/tun; run as a user who may, or use --net user")]
     TunPermission(#[source] io::Error),
-    /// The TAP device does not exist and this user may not create one, or it exists and belongs to someone
-    /// else.
+    /// The TAP device does not exist and this user may not create one, or it belongs to another user.
     #[error("there is no TAP device {0}; create it with: ip tuntap add {0} mode tap{1} user $USER")]
     NoSuchTap(String, &'static str),
-    /// The TAP device is not this user's.
+    /// The TAP device belongs to another user.
     #[error(
         "no permission to use TAP device {0}; give it to this user: ip tuntap add {0} mode tap user $USER"
     )]
@@ -23,34 +22,35 @@ pub enum SubnetError {
     /// Another process has the device open.
     #[error("TAP device {0} is in use by another process; choose another device for this VM")]
     TapBusy(String),
-    /// The device's kind or its number of queues is not what was asked.
+    /// The device has another kind or number of queues than requested.
     #[error("TAP device {0} cannot have {1} queue pairs; create it with: ip tuntap add {0} mode tap{2}")]
     TapKind(String, u16, &'static str),
     /// The name cannot be a device's name.
     #[error("{0:?} is no name of a network device; use 1 to 15 characters without '/' or spaces")]
     TapName(String),
-    /// Anything else with TAP.
+    /// Another operation on a TAP device failed.
     #[error("TAP device {name}: {what}")]
     Tap {
         /// The device.
         name: String,
-        /// What failed.
+        /// The failed operation.
         what: &'static str,
-        /// Why.
+        /// Reason of the failure.
         #[source]
         source: io::Error,
     },
     /// passt is not installed.
     #[error(
-        "user-mode networking needs passt, which is not installed; install Debian's package: apt install passt"
+        "user-mode networking needs passt, which is not installed; install Debian's package: apt install \
+         passt"
     )]
     NoPasst,
-    /// A port of the host is taken.
+    /// A port of the host is in use.
     #[error("host port {port}/{protocol} is in use; forward another one, or stop what uses it")]
     PortInUse {
         /// The port.
         port: u16,
-        /// `tcp` or `udp`.
+        /// Protocol, `tcp` or `udp`.
         protocol: &'static str,
     },
     /// A port of the host may not be used by this user.
@@ -60,17 +60,18 @@ pub enum SubnetError {
     PortPermission {
         /// The port.
         port: u16,
-        /// `tcp` or `udp`.
+        /// Protocol, `tcp` or `udp`.
         protocol: &'static str,
     },
     /// The text of a forwarded port is wrong.
     #[error(
-        "{text:?} is no port forwarding: {what}; write HOST:GUEST, tcp:HOST:GUEST or udp:HOST:GUEST, as in 8080:80"
+        "{text:?} is no port forwarding: {what}; write HOST:GUEST, tcp:HOST:GUEST or udp:HOST:GUEST, as in \
+         8080:80"
     )]
     Forward {
-        /// What was written.
+        /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The error in it.
         what: &'static str,
     },
     /// The text of a card's address is wrong.
@@ -84,9 +85,9 @@ pub enum SubnetError {
     /// The host could not start passt.
     #[error("cannot start passt: {what}")]
     Passt {
-        /// What failed.
+        /// The failed operation.
         what: &'static str,
-        /// Why.
+        /// Reason of the failure.
         #[source]
         source: io::Error,
     },

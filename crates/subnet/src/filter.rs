@@ -1,8 +1,8 @@
-//! Which frames of a guest may leave its card: not those to the host, to the cluster's hosts, or to
-//! link-local addresses.
+//! Decides which frames of a guest may leave its card. It refuses frames to the host, to the cluster's hosts,
+//! and to link-local addresses.
 //!
-//! The decision is pure. A guest may still answer datagrams of a forwarded port, get its address by DHCP,
-//! find its neighbours, and ask the name servers that passt hands out.
+//! The decision is pure. A guest may still reply to datagrams of a forwarded port, get its address by DHCP,
+//! find its neighbours, and query the name servers that passt offers.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,35 +17,34 @@ const DHCP_PORTS: (u16, u16) = (68, 67);
 /// Ports of DHCPv6, likewise, and the address of all its servers.
 const DHCPV6_PORTS: (u16, u16) = (546, 547);
 const DHCPV6_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
-/// Types of ICMPv6 by which neighbours and routers are found, and multicast groups joined. passt answers them
-/// itself.
+/// Types of ICMPv6 that find neighbours and routers, and join multicast groups. passt replies to them itself.
 const NEIGHBOR_DISCOVERY: std::ops::RangeInclusive<u8> = 133..=136;
 const MULTICAST_REPORTS: [u8; 4] = [130, 131, 132, 143];
-/// UDP peers that are remembered, and how long after their last datagram they may be answered.
+/// Greatest number of UDP peers, and the time after their last datagram within which replies are allowed.
 const PEERS_MAX: usize = 1024;
 const ANSWER_LIMIT: Duration = Duration::from_secs(180);
 
-/// Addresses that a guest may not reach, besides those that are barred by their kind.
+/// Addresses that a guest may not reach, in addition to those that are barred by their kind.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Barred {
-    /// This host's own.
+    /// Addresses of this host.
     pub own: HashSet<IpAddr>,
-    /// Those of the cluster: its hosts' and its etcd's.
+    /// Addresses of the cluster: its hosts' and its etcd's.
     pub cluster: HashSet<IpAddr>,
 }
 
-/// The name servers that passt hands out.
+/// The name servers that passt offers.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Resolvers {
-    /// Servers that the guest asks at their own addresses.
+    /// Servers that the guest queries at their own addresses.
     pub direct: Vec<IpAddr>,
-    /// The host's own one on its loopback, which passt offers at the gateway's address.
+    /// Whether passt offers the host's own server on its loopback at the gateway's address.
     pub at_gateway: bool,
 }
 
 impl Resolvers {
-    /// Those of a `resolv.conf`, as passt reads it, but for those that are one of `gateways`: passt may take
-    /// these for the host.
+    /// Returns the servers of a `resolv.conf`, as passt reads it. Omits those at one of `gateways`: passt may
+    /// take these for the host.
     pub fn of(resolv_conf: &str, gateways: &[IpAddr]) -> Self {
         let servers = resolv_conf
             .lines()
@@ -62,28 +61,28 @@ impl Resolvers {
     }
 }
 
-/// UDP peers whose datagrams came in at a forwarded port: the guest may answer them, whatever their address.
+/// UDP peers whose datagrams arrived at a forwarded port: the guest may reply to them at any address.
 #[derive(Debug, Default)]
 pub struct Peers {
-    /// The guest's forwarded ports.
+    /// Forwarded ports of the guest.
     ports: Vec<u16>,
-    /// When each last sent: its address and port, and the guest's port.
+    /// Time of each peer's last datagram, by its address and port, and the guest's port.
     seen: HashMap<(IpAddr, u16, u16), Instant>,
 }
 
 impl Peers {
-    /// Without peers; `ports` of the guest are forwarded.
+    /// Creates an empty table; `ports` of the guest are forwarded.
     pub fn new(ports: Vec<u16>) -> Self {
         let seen = HashMap::new();
         Self { ports, seen }
     }
 
-    /// Whether any port is forwarded.
+    /// Returns whether any port is forwarded.
     pub fn are_possible(&self) -> bool {
         !self.ports.is_empty()
     }
 
-    /// Notes the sender of a frame that is on its way to the guest.
+    /// Records the sender of a frame to the guest.
     pub fn note(&mut self, frame: &[u8], now: Instant) {
         let Some(Packet::Ip(Datagram {
             source: address,
@@ -106,14 +105,14 @@ impl Peers {
         self.seen.insert(peer, now);
     }
 
-    /// Whether a datagram from the guest's port answers `address` and `port`.
+    /// Returns whether a datagram from the guest's port is a reply to `address` and `port`.
     fn may_be_answered(&self, (address, port): (IpAddr, u16), from: u16, now: Instant) -> bool {
         let seen = self.seen.get(&(address, port, from));
         seen.is_some_and(|seen| now.saturating_duration_since(*seen) < ANSWER_LIMIT)
     }
 }
 
-/// Whether a frame of the guest may go on to passt.
+/// Returns whether a frame of the guest may be sent to passt.
 pub fn admits(frame: &[u8], barred: &Barred, resolvers: &Resolvers, peers: &Peers, now: Instant) -> bool {
     match parse(frame) {
         None => false,
@@ -128,8 +127,8 @@ pub fn admits(frame: &[u8], barred: &Barred, resolvers: &Resolvers, peers: &Peer
     }
 }
 
-/// passt takes the source of any frame for the guest's address, and connects to that when the guest names the
-/// gateway.
+/// Returns whether the guest may use this source address. passt takes the source of any frame for the guest's
+/// address, and connects to that when the guest names the gateway.
 fn is_plausible_source(source: IpAddr, barred: &Barred) -> bool {
     let is_another_hosts = barred.cluster.contains(&source) && !barred.own.contains(&source);
     let is_odd = match source {
@@ -157,7 +156,7 @@ fn is_barred(address: IpAddr, barred: &Barred) -> bool {
 fn is_barred_by_kind(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
-            // Linux takes 0.0.0.0 for the loopback.
+            // Linux treats 0.0.0.0 as the loopback.
             address.octets()[0] == 0
                 || address.is_loopback()
                 || address.is_link_local()
@@ -175,12 +174,12 @@ fn is_barred_by_kind(address: IpAddr) -> bool {
     }
 }
 
-/// Multicast, or broadcast on this link.
+/// Returns whether the address is multicast, or broadcast on this link.
 fn is_group(address: Ipv4Addr) -> bool {
     address.is_multicast() || address.is_broadcast()
 }
 
-/// The IPv4 address that a translator on the way makes of an address of 64:ff9b::/96.
+/// Returns the IPv4 address that a translator on the path derives from an address of 64:ff9b::/96.
 fn translated(address: Ipv6Addr) -> Option<IpAddr> {
     let [0x64, 0xff9b, 0, 0, 0, 0, high, low] = address.segments() else {
         return None;
@@ -189,7 +188,8 @@ fn translated(address: Ipv6Addr) -> Option<IpAddr> {
     Some(Ipv4Addr::new(a, b, c, d).into())
 }
 
-/// Whether a guest needs this for its addresses and routes; passt answers it without the host.
+/// Returns whether a guest needs the datagram for its addresses and routes; passt replies to it without the
+/// host.
 fn is_configuration(datagram: &Datagram) -> bool {
     match (datagram.destination, datagram.payload) {
         (IpAddr::V4(to), Payload::Udp { source, destination }) => {
@@ -211,14 +211,14 @@ fn asks_a_resolver(datagram: &Datagram, resolvers: &Resolvers) -> bool {
         Payload::Tcp { destination, .. } => (destination, false),
         _ => return false,
     };
-    // passt hands on datagrams to the resolver, but connects to port 53 of 127.0.0.1, which may be another
+    // passt forwards datagrams to the resolver, but connects to port 53 of 127.0.0.1, which may be another
     // program.
     let is_gateways = resolvers.at_gateway && is_udp && datagram.destination == IpAddr::V4(GATEWAY);
     port == DNS_PORT && (is_gateways || resolvers.direct.contains(&datagram.destination))
 }
 
-/// Whether this belongs to a connection or exchange that the other side began. passt ignores TCP segments of
-/// connections that it does not know.
+/// Returns whether the datagram belongs to a connection or exchange that the other side began. passt ignores
+/// TCP segments of unknown connections.
 fn answers(datagram: &Datagram, peers: &Peers, now: Instant) -> bool {
     match datagram.payload {
         Payload::Tcp { opens, .. } => !opens,

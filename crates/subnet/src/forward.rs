@@ -8,14 +8,14 @@ use crate::SubnetError;
 /// A transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// TCP.
+    /// Transmission Control Protocol.
     Tcp,
-    /// UDP.
+    /// User Datagram Protocol.
     Udp,
 }
 
 impl Protocol {
-    /// `tcp` or `udp`.
+    /// Returns `tcp` or `udp`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -24,10 +24,10 @@ impl Protocol {
     }
 }
 
-/// One port of the host that leads to a port of the guest.
+/// A port of the host that is forwarded to a port of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortForward {
-    /// The protocol.
+    /// Protocol of both ports.
     pub protocol: Protocol,
     /// Port on the host, not 0.
     pub host: u16,
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_says_what_is_wrong_with_a_port() {
+    fn error_names_what_is_wrong_with_a_port() {
         for (text, what) in [
             ("65536:1", "ports end at 65535"),
             ("1:99999999999", "ports end at 65535"),

@@ -1,7 +1,7 @@
 //! A parser of Ethernet frames for the filter: their addresses and payload.
 //!
-//! The parser is strict. It reads no frame with VLAN tags, no IPv6 extension header and no fragment, because
-//! the bytes behind those could be judged wrongly. It never reads past the length that the headers announce,
+//! The parser is strict. It refuses frames with VLAN tags, IPv6 extension headers and fragments, because the
+//! bytes behind those could be judged wrongly. It never reads past the length that the headers announce,
 //! allocates nothing and has no loops.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,7 +19,7 @@ const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
-/// Next headers of IPv6 that are extension headers, and not the payload.
+/// Next headers of IPv6 that are extension headers instead of the payload.
 const EXTENSIONS: [u8; 11] = [0, 43, 44, 50, 51, 60, 135, 139, 140, 253, 254];
 
 /// The content of a frame.
@@ -34,11 +34,11 @@ pub enum Packet {
 /// An IP packet, whole.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Datagram {
-    /// Where it claims to come from.
+    /// Source address, which may be forged.
     pub source: IpAddr,
-    /// Where it is to go.
+    /// Destination address.
     pub destination: IpAddr,
-    /// Its payload.
+    /// Payload of the packet.
     pub payload: Payload,
 }
 
@@ -51,7 +51,7 @@ pub enum Payload {
         source: u16,
         /// The receiver's port.
         destination: u16,
-        /// The segment asks for a new connection: SYN without ACK.
+        /// Whether the segment requests a new connection: SYN without ACK.
         opens: bool,
     },
     /// A UDP datagram.
@@ -63,14 +63,14 @@ pub enum Payload {
     },
     /// An ICMP message of the packet's IP version.
     Icmp {
-        /// Its type.
+        /// Type of the message.
         kind: u8,
     },
     /// A packet of another protocol.
     Other,
 }
 
-/// Reads a frame's headers; nothing where they cannot be judged.
+/// Reads a frame's headers; returns none for frames that cannot be judged.
 pub fn parse(frame: &[u8]) -> Option<Packet> {
     let packet = frame.get(ETHERNET_BYTES..)?;
     match u16_at(frame, 12)? {
@@ -85,7 +85,7 @@ fn ipv4(packet: &[u8]) -> Option<Datagram> {
     let header: &[u8; IPV4_BYTES] = packet.first_chunk()?;
     let header_bytes = usize::from(header[0] & 0x0f) * 4;
     let total_bytes = usize::from(u16_at(header, 2)?);
-    // More fragments, or a place that is not the first.
+    // The flag of more fragments, or an offset that is not zero.
     let is_fragment = u16_at(header, 6)? & 0x3fff != 0;
     if header[0] >> 4 != 4 || header_bytes < IPV4_BYTES || is_fragment {
         return None;

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Time that an adopted process may take to end after `SIGKILL`.
+/// Time limit for an adopted process to end after `SIGKILL`.
 pub const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// A process that a predecessor of this monitor started, and that is still there.
+/// A process that a predecessor of this monitor started, and that still runs.
 #[derive(Debug)]
 pub struct LeftProcess {
     /// Process id.
@@ -45,7 +45,7 @@ impl HelperProcess {
     /// Takes a child that was not waited for.
     ///
     /// # Errors
-    /// If this process may have no more descriptors. The child is ended then.
+    /// Fails if this process has no descriptors left. The child is ended then.
     pub fn of_child(mut child: Child) -> io::Result<Self> {
         let pid = child.id();
         match open(pid) {
@@ -63,7 +63,7 @@ impl HelperProcess {
         }
     }
 
-    /// Takes over a process that a predecessor started.
+    /// Adopts a process that a predecessor started.
     pub fn adopt(left: LeftProcess) -> Self {
         let LeftProcess { pid, pidfd } = left;
         Self {
@@ -73,21 +73,21 @@ impl HelperProcess {
         }
     }
 
-    /// Process id. Another process may get the number of an adopted process after its end.
+    /// Returns the process id. Another process may get the number of an adopted process after its end.
     pub fn id(&self) -> u32 {
         self.pid
     }
 
-    /// pidfd of the process.
+    /// Returns the pidfd of the process.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    /// Kills the process unless it has ended, and waits for its end. Returns the exit status of a child; one
-    /// that is ending by itself keeps its own. The status of an adopted process is unknown.
+    /// Kills the process unless it has ended, and waits for its end. Returns the exit status of a child; a
+    /// child that was ending by itself keeps its own status. The status of an adopted process is unknown.
     ///
     /// # Errors
-    /// If an adopted process is still there after [`END_LIMIT`].
+    /// Fails if an adopted process still runs after [`END_LIMIT`].
     pub fn end(&self) -> io::Result<Option<ExitStatus>> {
         // It may have ended by itself.
         let _ = kill(&self.pidfd);
@@ -103,7 +103,7 @@ impl HelperProcess {
 
 impl Drop for HelperProcess {
     fn drop(&mut self) {
-        // One that outlives a SIGKILL waits for the kernel, and can do nothing.
+        // A process that outlives a SIGKILL waits for the kernel, and has no effects.
         let _ = self.end();
     }
 }
@@ -157,7 +157,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A second handle of a process, as a successor of its starter has it.
+    /// Duplicates the handle of a process, as a successor of its starter has it.
     pub(crate) fn left(process: &HelperProcess) -> LeftProcess {
         LeftProcess {
             pid: process.id(),
@@ -189,7 +189,7 @@ pub(crate) mod tests {
         assert_eq!(process.end().unwrap(), None);
         assert!(begun.elapsed() < END_LIMIT);
         assert!(starter.wait().unwrap().success());
-        // Its process id is free by now, and the second end reaches no other process.
+        // Its process id is free by now, and the second end affects no other process.
         assert_eq!(process.end().unwrap(), None);
     }
 

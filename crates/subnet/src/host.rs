@@ -1,4 +1,4 @@
-//! The addresses by which this host is reached.
+//! The addresses of this host.
 
 use std::collections::HashSet;
 use std::io;
@@ -7,11 +7,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 
-/// Those of all interfaces in this thread's network namespace, with their broadcast addresses, and the
-/// gateways of the IPv6 default routes, which passt may take for the loopback.
+/// Returns the addresses of all interfaces in this thread's network namespace, their broadcast addresses, and
+/// the gateways of the IPv6 default routes, which passt may take for the loopback.
 ///
 /// # Errors
-/// If the kernel does not list them.
+/// Fails if the kernel does not list them.
 pub fn addresses() -> io::Result<HashSet<IpAddr>> {
     let mut addresses = HashSet::new();
     for interface in getifaddrs()? {
@@ -22,7 +22,7 @@ pub fn addresses() -> io::Result<HashSet<IpAddr>> {
     Ok(addresses)
 }
 
-/// The gateways of this host's IPv6 default routes.
+/// Returns the gateways of this host's IPv6 default routes.
 pub fn ipv6_gateways() -> Vec<IpAddr> {
     // A kernel without IPv6 has no such table.
     let routes = std::fs::read_to_string("/proc/thread-self/net/ipv6_route").unwrap_or_default();
@@ -34,7 +34,8 @@ fn ip(address: SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| Some(address.as_sockaddr_in6()?.ip().into()))
 }
 
-/// The next hops of default routes. A line has destination, prefix, source, prefix, next hop, and more.
+/// Returns the next hops of default routes. A line has destination, prefix, source, prefix, next hop, and
+/// more.
 fn gateways(routes: &str) -> impl Iterator<Item = IpAddr> + '_ {
     routes.lines().filter_map(|line| {
         let fields: Vec<_> = line.split_whitespace().collect();

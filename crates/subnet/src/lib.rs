@@ -1,8 +1,8 @@
 //! Networks: TAP devices and unprivileged user-mode networking.
 //!
-//! The monitor calls this before a shard starts, and gets back open files, which are all that a shard needs.
-//! Between a user-mode card and its passt, a [`process`] of its own runs the [`relay`], which drops frames to
-//! the host and the cluster, as [`filter`] decides.
+//! The monitor calls this before a shard starts, and receives open files, which are all that a shard needs.
+//! Between a user-mode card and its passt, a separate [`process`] runs the [`relay`], which drops frames to
+//! the host and the cluster by the decisions of [`filter`].
 
 mod error;
 pub mod filter;

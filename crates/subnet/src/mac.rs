@@ -1,9 +1,9 @@
-//! Addresses of network cards.
+//! Hardware addresses of network cards.
 
 use crate::SubnetError;
 
-/// A locally administered unicast address for card `index` of the VM `name`: the same for the same name, on
-/// any host.
+/// Returns a locally administered unicast address for card `index` of the VM `name`. The same name has the
+/// same address on any host.
 pub fn mac_address(name: &str, index: usize) -> [u8; 6] {
     // FNV-1a, 64 bits: a fixed, published function, unlike the standard library's hashers.
     let bytes = name.bytes().chain([0]).chain((index as u64).to_le_bytes());
@@ -14,7 +14,7 @@ pub fn mac_address(name: &str, index: usize) -> [u8; 6] {
     [(a & 0xfc) | 0x02, b, c, d, e, f]
 }
 
-/// Parses `52:54:00:12:34:56`; a multicast address or all zeroes is no card's.
+/// Parses `52:54:00:12:34:56`; refuses a multicast address and all zeroes.
 pub fn parse_mac(text: &str) -> Result<[u8; 6], SubnetError> {
     let wrong = || SubnetError::Mac(text.to_owned());
     let mut address = [0_u8; 6];

@@ -1,19 +1,19 @@
 //! Unprivileged networking through passt.
 //!
-//! passt (Debian 12 has 0.0~git20230309) gets one end of a socket pair as its standard input (`--fd 0`). It
-//! ends when the other end closes: when the shard that holds it ends, or its monitor before handing it over.
-//! A parent-death signal is not used: it would fire at the end of the thread that started passt, and is lost
-//! when passt drops root.
+//! passt (Debian 12 has 0.0~git20230309) receives one end of a socket pair as its standard input (`--fd 0`).
+//! It ends when the other end closes: when the shard that holds it ends, or its monitor before handing it
+//! over. A parent-death signal is not used: it would fire at the end of the thread that started passt, and is
+//! lost when passt drops root.
 //!
-//! The guest always sees the same network: 10.0.2.15/24, with the way out at 10.0.2.2. passt wants a host
-//! interface with a default route as a template for IPv4; on a host without any (a lab), `lo` serves, and the
-//! guest reaches the host at most. As root, passt changes to the user that it is told, or to `nobody`, and
+//! The guest always has the same network: 10.0.2.15/24, with the gateway 10.0.2.2. passt requires a host
+//! interface with a default route as a template for IPv4. On a host without one (a lab), `lo` serves, and the
+//! guest reaches at most the host. If root starts it, passt changes to the given user, or to `nobody`, and
 //! cannot bind ports below 1024.
 //!
-//! passt connects its guest to whatever the host reaches, and takes the gateway's address for the host's
-//! loopback. A [`FilterProcess`] in front of it keeps both from the guest unless the card asks for them.
-//! passt is told not to map the gateway either (`--no-map-gw`), except where it needs that: without it, passt
-//! 2023 can neither hand back answers to UDP clients on the host's loopback nor offer a resolver there.
+//! passt connects its guest to everything that the host reaches, and takes the gateway's address for the
+//! host's loopback. A [`FilterProcess`] in front of it blocks both, unless the card allows them. passt also
+//! receives the option not to map the gateway (`--no-map-gw`), except where it needs that: without it, passt
+//! 2023 can neither return replies to UDP clients on the host's loopback nor offer a resolver there.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -30,43 +30,43 @@ use crate::helper::{HelperProcess, LeftProcess};
 use crate::process::{Arguments, Egress, FilterProcess, LeftFilter};
 use crate::{PortForward, Protocol, SubnetError, host};
 
-/// The guest's address, given by DHCP.
+/// The guest's address, assigned by DHCP.
 pub const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-/// The gateway. A guest that may reach the host names it so, too.
+/// The gateway. A guest that may reach the host uses this address for it.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
-/// The gateway's card.
+/// Hardware address of the gateway.
 const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
-/// How long passt may take to answer its first frame. On a machine with six times as much to do as it has
-/// CPUs, 5 s were not enough. One that ends closes the socket and is told at once.
+/// Time limit for passt's reply to its first frame. On a machine with six times as much work as CPUs, 5 s
+/// were not enough. A passt that ends closes the socket, which is noticed at once.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// What to start.
+/// Parameters of a passt to start.
 #[derive(Clone, Debug, Default)]
 pub struct PasstSpec {
-    /// The guest card's address, for the first frame.
+    /// Hardware address of the guest's card, for the first frame.
     pub mac: [u8; 6],
-    /// Ports of the host that lead to the guest, on every address of the host.
+    /// Ports of the host that are forwarded to the guest, on every address of the host.
     pub forward: Vec<PortForward>,
-    /// The wall between the guest and the host and the cluster; without one the guest reaches both.
+    /// Policy that blocks the host and the cluster; without one the guest reaches both.
     pub egress: Option<Egress>,
-    /// The user and group that passt and the filter run as, which only root may choose. Without it passt that
-    /// root starts is `nobody`.
+    /// User and group of passt and the filter, which only root may choose. Without them, a passt that root
+    /// starts runs as `nobody`.
     pub user: Option<(u32, u32)>,
 }
 
 /// A running passt. Dropping it ends passt and its filter.
 #[derive(Debug)]
 pub struct Passt {
-    /// The guest's side: each frame after its length, four bytes, big endian.
+    /// The guest's side of the stream: each frame after its length, four bytes, big endian.
     pub socket: OwnedFd,
-    /// The processes.
+    /// The processes of the card.
     pub child: PasstChild,
 }
 
 /// The processes of a card that a predecessor of this monitor started.
 #[derive(Debug)]
 pub struct LeftCard {
-    /// passt.
+    /// The process of passt.
     pub passt: LeftProcess,
     /// The filter in front of passt, for a card that may reach neither the host nor the cluster.
     pub filter: Option<LeftFilter>,
@@ -81,11 +81,11 @@ pub struct PasstChild {
 }
 
 impl PasstChild {
-    /// Takes over the processes of a card that `spec` describes.
+    /// Adopts the processes of a card that `spec` describes.
     ///
     /// # Errors
-    /// If only one of `left` and `spec` has a filter, or the host has no more threads. The processes are
-    /// ended then.
+    /// Fails if only one of `left` and `spec` has a filter, or the host has no threads left. The processes
+    /// are ended then.
     pub fn adopt(left: LeftCard, spec: &PasstSpec) -> std::io::Result<Self> {
         // Processes that are not adopted end with these two.
         let process = HelperProcess::adopt(left.passt);
@@ -103,29 +103,29 @@ impl PasstChild {
         Ok(Self { filter, process })
     }
 
-    /// The process of passt.
+    /// Returns the process of passt.
     pub fn passt(&self) -> &HelperProcess {
         &self.process
     }
 
-    /// The filter in front of passt.
+    /// Returns the filter in front of passt.
     pub fn filter(&self) -> Option<&FilterProcess> {
         self.filter.as_ref()
     }
 
-    /// The processes of passt and of the filter in front of it.
+    /// Returns the processes of passt and of the filter in front of it.
     pub fn helpers(&self) -> impl Iterator<Item = &HelperProcess> {
         let filter = self.filter.iter().map(FilterProcess::process);
         std::iter::once(&self.process).chain(filter)
     }
 
-    /// The process id of passt.
+    /// Returns the process id of passt.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 }
 
-/// Starts passt, and the filter in front of it, and waits until passt answers.
+/// Starts passt and the filter in front of it, and waits until passt replies.
 pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
     spec.forward.iter().try_for_each(check_free)?;
     let failed = |what| move |source| SubnetError::Passt { what, source };
@@ -182,13 +182,13 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
     })
 }
 
-/// The guest's ports that UDP is forwarded to.
+/// Returns the guest's ports to which UDP is forwarded.
 fn udp_ports(forward: &[PortForward]) -> Vec<u16> {
     let udp = forward.iter().filter(|forward| forward.protocol == Protocol::Udp);
     udp.map(|forward| forward.guest).collect()
 }
 
-/// passt's command line.
+/// Returns passt's command line.
 fn arguments(spec: &PasstSpec, default_route: bool, maps_gateway: bool) -> Vec<String> {
     let (address, gateway) = (GUEST_ADDRESS.to_string(), GATEWAY.to_string());
     let mut arguments: Vec<String> = ["--foreground", "--quiet", "--stderr", "--fd", "0"]
@@ -221,13 +221,13 @@ fn arguments(spec: &PasstSpec, default_route: bool, maps_gateway: bool) -> Vec<S
     arguments
 }
 
-/// Whether the host has an IPv4 default route.
+/// Returns whether the host has an IPv4 default route.
 fn has_default_route() -> bool {
-    // This thread's network namespace is the one passt will be in.
+    // passt will be in the network namespace of this thread.
     std::fs::read_to_string("/proc/thread-self/net/route").is_ok_and(|table| names_default_route(&table))
 }
 
-/// Whether a table has a route with destination and mask zero. Its lines have interface, destination,
+/// Returns whether a table has a route with destination and mask zero. Its lines have interface, destination,
 /// gateway, flags, reference count, use, metric and mask.
 fn names_default_route(table: &str) -> bool {
     table.lines().skip(1).any(|line| {
@@ -249,14 +249,14 @@ fn check_free(forward: &PortForward) -> Result<(), SubnetError> {
     }
 }
 
-/// What passt said, as an error.
+/// Converts passt's output into an error.
 fn explain(text: &str) -> SubnetError {
     let noise = |line: &str| line.starts_with("Failed to send") || line.starts_with("Don't run as root");
     let line = text
         .lines()
         .find(|line| !noise(line))
         .unwrap_or("it ended, or did not answer, without a word");
-    // "Failed to bind any port for '-t 8080:80', exiting": free a moment ago.
+    // "Failed to bind any port for '-t 8080:80', exiting": the port was free a moment ago.
     if let Some((_, rest)) = line.split_once("Failed to bind any port for '-") {
         let protocol = if rest.starts_with('u') { "udp" } else { "tcp" };
         let digits: String = rest
@@ -275,7 +275,7 @@ fn explain(text: &str) -> SubnetError {
     SubnetError::PasstFailed(line.to_owned())
 }
 
-/// Asks for the gateway's card and takes the answer from the socket.
+/// Sends an ARP request for the gateway and reads the reply from the socket.
 fn answers(socket: &mut UnixStream, mac: [u8; 6]) -> bool {
     let mut request = Vec::with_capacity(46);
     request.extend(42_u32.to_be_bytes());

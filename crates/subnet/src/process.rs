@@ -1,15 +1,15 @@
-//! The process of a card's frame filter, as its starter sees it, and what it is told.
+//! The process of a card's frame filter, from the starter's side, and the messages to it.
 //!
 //! The process runs a [`Relay`] between a card and its passt. Its standard input is a socket of packets. The
-//! first packet brings the descriptors of both sides and of the [`Count`], the next ones lists of barred
-//! addresses. The process asks for a list when it has frames to judge and its list is old; without an answer
-//! its list stays as it is.
+//! first packet has the descriptors of both sides and of the [`Count`]; the next ones are lists of barred
+//! addresses. The process requests a list when it has frames to judge and its list is old; without a reply
+//! its list stays unchanged.
 //!
 //! It ends when the card's socket or passt's closes; before it has received them, when its standard input
 //! ends. No signal ties it to its starter: a VM that outlives its monitor keeps its cards, and the monitor's
-//! successor adopts the filter. A guest may have taken the process over. The monitor reads the count, which
+//! successor adopts the filter. A guest may have compromised the process. The monitor reads the count, which
 //! is a number, and the last line that the process wrote before it failed or ended, as text for people. It
-//! leaves the contents of packets unread.
+//! does not read the contents of packets.
 
 mod arguments;
 mod count;
@@ -48,33 +48,33 @@ use crate::helper::{HelperProcess, LeftProcess};
 use crate::host;
 use crate::relay::{End, Relay, Sockets};
 
-/// The argument that makes the program of shards run as a filter's process. No VM has such a name, which is a
+/// Argument that makes the program of shards run as a filter's process. No VM has such a name, which is a
 /// shard's argument.
 pub const FLAG: &str = "--frame-filter";
-/// Bytes that a filter's process may write into a file: what it says when it fails or ends.
+/// Greatest size of a file that a filter's process may write, bytes: its log of a failure or end.
 pub const FILE_BYTES_MAX: u64 = 4096;
-/// Time between two answers, less than the age that a relay's list may have: a process that a guest has taken
-/// over asks as often as it likes.
+/// Least interval of two replies, shorter than the greatest age of a relay's list: a compromised process
+/// sends requests without limit.
 const ANSWER_INTERVAL: Duration = Duration::from_millis(500);
-/// The contents of the first packet, which is there for its descriptors.
+/// Contents of the first packet, which is sent for its descriptors.
 const SOCKETS: [u8; 1] = [b's'];
 const TOO_MANY: &str = "this host and its cluster have more addresses than a frame filter can have; \
                         help: set `host = true` for the card, or use TAP";
 
-/// The egress policy of one card: it reaches neither the host nor the cluster.
+/// Egress policy of one card: it reaches neither the host nor the cluster.
 #[derive(Clone)]
 pub struct Egress {
-    /// Lists the cluster's addresses as they are now. Called about once a second while the guest sends.
+    /// Returns the current addresses of the cluster. Called about once a second while the guest sends.
     pub cluster: Arc<dyn Fn() -> HashSet<IpAddr> + Send + Sync>,
-    /// Frames that were dropped.
+    /// Number of dropped frames.
     pub count: Arc<Count>,
-    /// The filter's program, open, so that a file which is replaced meanwhile changes nothing.
+    /// Program of the filter, open, so that a replacement of the file has no effect.
     pub program: Arc<File>,
-    /// The first words of its command line: its name, then arguments.
+    /// First words of its command line: its name, then arguments.
     pub words: Vec<OsString>,
     /// How strictly the filter's process seals itself.
     pub seal: Seal,
-    /// Receives a line when the card is cut off before its end.
+    /// Receives a line if the card is cut off before its end.
     pub cut_off: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -102,15 +102,15 @@ pub struct LeftFilter {
     pub process: LeftProcess,
     /// Socket by which it receives its lists.
     pub lists: OwnedFd,
-    /// File in memory that it writes into when it fails or ends.
+    /// File in memory into which it writes when it fails or ends.
     pub log: OwnedFd,
 }
 
-/// A running filter's process. Dropping it ends the process, and with that the card's connection and passt's.
+/// A running filter's process. Dropping it ends the process, and with it the card's connection and passt's.
 #[derive(Debug)]
 pub struct FilterProcess {
     shared: Arc<Shared>,
-    /// Answers the process.
+    /// Thread that serves the process.
     server: Option<JoinHandle<()>>,
 }
 
@@ -118,9 +118,9 @@ pub struct FilterProcess {
 struct Shared {
     process: HelperProcess,
     lists: OwnedFd,
-    /// What the process said.
+    /// Output of the process.
     log: File,
-    /// The card is to end.
+    /// Whether the card is to end.
     is_ending: AtomicBool,
 }
 
@@ -128,18 +128,18 @@ impl FilterProcess {
     /// Starts the process between the card's socket and passt's.
     ///
     /// # Errors
-    /// If the host has no more processes, threads or files, or does not list its addresses.
+    /// Fails if the host has no processes, threads or files left, or does not list its addresses.
     pub fn start(egress: &Egress, arguments: &Arguments, card: OwnedFd, passt: OwnedFd) -> io::Result<Self> {
         let barred = egress.barred()?;
         let shared = Shared::start(egress, arguments, [card, passt], &barred)?;
         Self::serve(shared, egress, Some(barred))
     }
 
-    /// Takes over a process that a predecessor started. The process receives a whole list at once: the
-    /// predecessor may have ended between a question and its answer, and a process asks once only.
+    /// Adopts a process that a predecessor started. The process receives a whole list at once: the
+    /// predecessor may have ended between a request and its reply, and a process sends one request only.
     ///
     /// # Errors
-    /// If the host has no more threads. The process is ended then.
+    /// Fails if the host has no threads left. The process is ended then.
     pub fn adopt(left: LeftFilter, egress: &Egress) -> io::Result<Self> {
         let LeftFilter { process, lists, log } = left;
         let shared = Shared {
@@ -151,7 +151,7 @@ impl FilterProcess {
         Self::serve(shared, egress, None)
     }
 
-    /// Starts the thread that answers the process. `sent` is the list that the process has, if it is known.
+    /// Starts the thread that serves the process. `sent` is the process's list, if it is known.
     fn serve(shared: Shared, egress: &Egress, sent: Option<Barred>) -> io::Result<Self> {
         let shared = Arc::new(shared);
         let mut process = Self {
@@ -177,28 +177,28 @@ impl FilterProcess {
         Ok(process)
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.shared.process.id()
     }
 
-    /// The process itself.
+    /// Returns the process itself.
     pub fn process(&self) -> &HelperProcess {
         &self.shared.process
     }
 
-    /// Socket by which the process receives its lists.
+    /// Returns the socket by which the process receives its lists.
     pub fn lists(&self) -> BorrowedFd<'_> {
         self.shared.lists.as_fd()
     }
 
-    /// File in memory that the process writes into when it fails or ends.
+    /// Returns the file in memory into which the process writes when it fails or ends.
     pub fn log(&self) -> BorrowedFd<'_> {
         self.shared.log.as_fd()
     }
 
-    /// Ends the process, whose card was not served. Returns what is known of its failure, if it has failed by
-    /// itself; of an adopted process nothing is.
+    /// Ends the process, whose card was not served. Returns the reason of its failure if it has failed by
+    /// itself; the reason is unknown for an adopted process.
     pub fn failure(&self) -> Option<String> {
         self.shared.is_ending.store(true, Ordering::Release);
         let status = self.shared.process.end().ok()??;
@@ -216,10 +216,10 @@ impl Drop for FilterProcess {
         self.shared.is_ending.store(true, Ordering::Release);
         // It may have ended by itself.
         let _ = self.shared.process.end();
-        // Whatever else holds the process's end for a moment.
+        // Another holder may keep the process's end open for a moment.
         let _ = shutdown(self.shared.lists.as_raw_fd(), Shutdown::Both);
         if let Some(server) = self.server.take() {
-            // One that panicked answers no more.
+            // A thread that panicked does not serve any longer.
             let _ = server.join();
         }
     }
@@ -241,7 +241,7 @@ impl Shared {
         )?;
         let [card, passt] = sockets;
         begin(&lists, &card, &passt, &egress.count, barred)?;
-        // The process alone has them from now on.
+        // Only the process holds them from now on.
         drop((card, passt));
         let log = File::from(memfd_create(c"card", MFdFlags::MFD_CLOEXEC)?);
         let (name, words) = egress.words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
@@ -271,8 +271,8 @@ impl Shared {
     }
 }
 
-/// Answers a filter's process, which has the list `sent`, until it has ended. A process whose list is unknown
-/// receives one that it did not ask for.
+/// Serves a filter's process, which has the list `sent`, until it has ended. A process whose list is unknown
+/// receives one without a request.
 fn serve(shared: &Shared, egress: &Egress, mut sent: Option<Barred>) -> Result<(), &'static str> {
     let lists = &shared.lists;
     if sent.is_none() && !answer(lists, egress, &mut sent)? {
@@ -294,8 +294,8 @@ fn serve(shared: &Shared, egress: &Egress, mut sent: Option<Barred>) -> Result<(
     }
 }
 
-/// Sends the list of now to a filter's process, or that it is still `sent`. Returns whether the process takes
-/// messages.
+/// Sends the current list to a filter's process, or that the list is still `sent`. Returns whether the
+/// process receives messages.
 fn answer(lists: &OwnedFd, egress: &Egress, sent: &mut Option<Barred>) -> Result<bool, &'static str> {
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
     let message = match egress.barred() {
@@ -304,19 +304,19 @@ fn answer(lists: &OwnedFd, egress: &Egress, sent: &mut Option<Barred>) -> Result
             *sent = Some(barred);
             list
         }
-        // A host that is out of files for a moment keeps the last list, rather than the guest losing its
+        // If the host is out of files for a moment, the last list stays valid, so that the guest keeps its
         // network.
         _ => Message::SAME.to_vec(),
     };
     match send(lists.as_raw_fd(), &message, flags) {
         Ok(_) => Ok(true),
         Err(Errno::EMSGSIZE) => Err(TOO_MANY),
-        // It reads no answers, so it has no use for others.
+        // A process that does not read replies needs no others.
         Err(_) => Ok(false),
     }
 }
 
-/// Whether the other end of a socket closes within `limit`.
+/// Returns whether the other end of a socket closes within `limit`.
 fn is_gone(socket: &OwnedFd, limit: Duration) -> bool {
     // The end of the other side is always reported.
     let mut files = [PollFd::new(socket.as_fd(), PollFlags::empty())];
@@ -340,7 +340,7 @@ fn wait_for_question(socket: &OwnedFd) -> bool {
 /// Sends the first packets of a filter's process by a new socket: its sockets, and a list.
 ///
 /// # Errors
-/// If the list is too long, or the socket has no room.
+/// Fails if the list is too long, or the socket has no room.
 pub fn begin(
     lists: &OwnedFd,
     card: &impl AsRawFd,
@@ -357,10 +357,10 @@ pub fn begin(
     Ok(())
 }
 
-/// Makes the relay of a filter's process from the packets that [`begin`] sends.
+/// Creates the relay of a filter's process from the packets of [`begin`].
 ///
 /// # Errors
-/// If this is no such socket, or its sender is gone.
+/// Fails if this is no such socket, or its sender is gone.
 pub fn receive(lists: OwnedFd, arguments: &Arguments) -> io::Result<Relay> {
     let [card, passt, count] = receive_sockets(&lists)?;
     let sockets = Sockets {
@@ -400,7 +400,7 @@ fn end_of(status: ExitStatus) -> Option<End> {
     status.code().and_then(End::of_status)
 }
 
-/// Why a process with this status, which is unknown of an adopted one, has cut off its card; none if its card
+/// Returns why a process with this status (unknown for an adopted one) has cut off its card; none if its card
 /// has ended.
 fn describe(status: Option<ExitStatus>, said: &str) -> Option<String> {
     let last = said.lines().rev().find(|line| !line.trim().is_empty());

@@ -1,6 +1,6 @@
-//! The relay between a card and its passt, which drops frames that the guest may not send.
+//! Relay between a card and its passt, which drops frames that the guest may not send.
 //!
-//! It has a process of its own ([`crate::process`]) with one thread. No socket blocks that thread: each
+//! It has a separate process ([`crate::process`]) with one thread. No socket blocks that thread: each
 //! direction has a buffer for two frames of the largest size, and reads more once the buffer's whole frames
 //! are sent. The end of either side ends the relay.
 
@@ -29,16 +29,16 @@ pub enum End {
     Card,
     /// passt's socket has closed.
     Passt,
-    /// The card's stream has a length that no frame has.
+    /// The card's stream has an impossible length of a frame.
     CardBroken,
-    /// passt's stream has a length that no frame has.
+    /// passt's stream has an impossible length of a frame.
     PasstBroken,
 }
 
 impl End {
     const ALL: [Self; 4] = [Self::Card, Self::Passt, Self::CardBroken, Self::PasstBroken];
 
-    /// The exit status of a relay's process that ended so.
+    /// Returns the exit status of a relay's process with this end.
     pub fn status(self) -> u8 {
         match self {
             Self::Card => 0,
@@ -48,14 +48,15 @@ impl End {
         }
     }
 
-    /// The end that `status` stands for; none of a process that failed.
+    /// Returns the end with this `status`; none for a process that failed.
     pub fn of_status(status: i32) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|end| i32::from(end.status()) == status)
     }
 
-    /// The words that a relay's process writes at this end, for a reader that does not learn its exit status.
+    /// Returns the text that a relay's process writes at this end, for a reader that does not receive its
+    /// exit status.
     pub fn words(self) -> &'static str {
         match self {
             Self::Card => "the card has ended",
@@ -65,7 +66,7 @@ impl End {
         }
     }
 
-    /// The end that `words` stand for; none of a process that failed.
+    /// Returns the end with this text; none for a process that failed.
     pub fn of_words(words: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|end| end.words() == words)
     }
@@ -78,35 +79,35 @@ pub struct Sockets {
     pub card: OwnedFd,
     /// Stream to passt.
     pub passt: OwnedFd,
-    /// The lists of barred addresses come by this one.
+    /// Socket of the lists of barred addresses.
     pub lists: OwnedFd,
     /// Number of dropped frames, eight bytes, little endian.
     pub count: File,
 }
 
-/// A relay with its unfinished bytes of both directions.
+/// A relay with the incomplete bytes of both directions.
 #[derive(Debug)]
 pub struct Relay {
     sockets: Sockets,
-    /// Whether lists may still come.
+    /// Whether lists may still arrive.
     has_lists: bool,
     listing: Listing,
     resolvers: Resolvers,
     peers: Peers,
-    /// From the card to passt.
+    /// Bytes from the card to passt.
     outgoing: Frames,
-    /// From passt to the card.
+    /// Bytes from passt to the card.
     incoming: Frames,
-    /// Frames that were dropped, those before this relay's start included.
+    /// Number of dropped frames, including those before this relay's start.
     dropped: u64,
     message: Vec<u8>,
 }
 
 impl Relay {
-    /// A relay that begins with the list `barred`. `udp_ports` of the guest are forwarded.
+    /// Creates a relay that begins with the list `barred`. `udp_ports` of the guest are forwarded.
     pub fn new(sockets: Sockets, barred: Barred, resolvers: Resolvers, udp_ports: Vec<u16>) -> Self {
         let mut dropped = [0; 8];
-        // A count that cannot be read begins anew.
+        // A count that cannot be read restarts at 0.
         let _ = sockets.count.read_exact_at(&mut dropped, 0);
         Self {
             sockets,
@@ -124,7 +125,7 @@ impl Relay {
     /// Moves frames until one side ends.
     ///
     /// # Errors
-    /// If the kernel does not wait for the sockets.
+    /// Fails if the kernel does not wait for the sockets.
     pub fn run(&mut self) -> io::Result<End> {
         loop {
             let now = Instant::now();
@@ -138,13 +139,13 @@ impl Relay {
         }
     }
 
-    /// Sends the card's frames to passt as far as it takes them, one with each call: passt loses its place
-    /// when it finds a part of a frame, and the kernel takes a small message whole or not at all.
+    /// Sends the card's frames to passt as far as it has room, one per call: passt loses its position if it
+    /// receives a part of a frame, and the kernel takes a small message whole or not at all.
     fn send_out(&mut self, now: Instant) -> Result<(), End> {
         let before = self.dropped;
         let moved = self.send_admitted(now);
         if self.dropped != before {
-            // The count is for people; frames go on without it.
+            // The count is for people; frames are sent without it.
             let _ = self.sockets.count.write_all_at(&self.dropped.to_le_bytes(), 0);
         }
         moved
@@ -176,16 +177,16 @@ impl Relay {
         }
     }
 
-    /// Asks for the list of now.
+    /// Requests the current list.
     fn ask(&mut self, now: Instant) {
         self.listing.asked(now);
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        // Without an answer the list stays as it is.
+        // Without a reply the list stays unchanged.
         let _ = send(self.sockets.lists.as_raw_fd(), &[ASK], flags);
     }
 
-    /// Sends passt's frames to the card as far as it takes them, and notes those that come in at forwarded
-    /// UDP ports.
+    /// Sends passt's frames to the card as far as it has room, and records those that arrive at forwarded UDP
+    /// ports.
     fn send_in(&mut self, now: Instant) -> Result<(), End> {
         let notes = self.peers.are_possible();
         while let Some(frame) = self.incoming.next_frame().map_err(|_| End::PasstBroken)? {
@@ -199,7 +200,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Waits until there is something to do, and reads what has come.
+    /// Waits for events, and reads the available bytes.
     fn wait(&mut self, now: Instant) -> io::Result<Option<End>> {
         let wanted = |is_wanted: bool, flag: PollFlags| if is_wanted { flag } else { PollFlags::empty() };
         let held = match self.listing.freshness(now) {
@@ -243,7 +244,7 @@ impl Relay {
         Ok(None)
     }
 
-    /// Takes a list that has come. Without a sender the last one stays.
+    /// Receives an available list. Without a sender the last one stays.
     fn receive_list(&mut self, now: Instant) {
         match recv(
             self.sockets.lists.as_raw_fd(),
@@ -254,7 +255,7 @@ impl Relay {
             Ok(bytes) => match Message::read(&self.message[..bytes]) {
                 Some(Message::Same) => self.listing.is_confirmed(now),
                 Some(Message::List(barred)) => self.listing.replace(barred, now),
-                // No sender of ours.
+                // The sender is not the monitor.
                 None => self.has_lists = false,
             },
             Err(Errno::EAGAIN | Errno::EINTR) => {}
@@ -268,7 +269,7 @@ const GONE: PollFlags = PollFlags::POLLHUP
     .union(PollFlags::POLLERR)
     .union(PollFlags::POLLNVAL);
 
-/// The time to wait at most: until `held` frames go on without an answer.
+/// Returns the longest time to wait: until `held` frames are sent without a reply.
 fn limit(held: Option<Instant>, now: Instant) -> PollTimeout {
     held.map_or(PollTimeout::NONE, |until| {
         let milliseconds = until.saturating_duration_since(now).as_millis() + 1;

@@ -17,7 +17,7 @@ pub fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// An IP packet in a frame to everybody.
+/// Returns an IP packet in a broadcast frame.
 pub fn frame(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -66,12 +66,12 @@ pub fn udp(from: u16, to: u16, data: &[u8]) -> Vec<u8> {
     datagram
 }
 
-/// A frame as passt's stream has it.
+/// Returns a frame in the format of passt's stream.
 pub fn message(frame: &[u8]) -> Vec<u8> {
     [&(frame.len() as u32).to_be_bytes()[..], frame].concat()
 }
 
-/// Takes this thread's effective capabilities; it stays root by number.
+/// Drops this thread's effective capabilities; it stays root by number.
 pub fn drop_capabilities() {
     // Version 3 of the interface, this thread; effective, permitted and inheritable sets, twice 32 bits.
     let header = [0x2008_0522_u32, 0];

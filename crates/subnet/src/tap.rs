@@ -22,16 +22,16 @@ mod ioctls {
 /// Bytes of the header before each frame (`virtio_net_hdr_v1`).
 const HEADER_BYTES: libc::c_int = 12;
 
-/// Opens the existing TAP device `name`, one file for each queue pair: non-blocking, each frame after a
+/// Opens the existing TAP device `name`, one file for each queue pair: nonblocking, each frame after a
 /// virtio-net header of 12 bytes. Never creates a device.
 pub fn open(name: &str, queue_pairs: u16) -> Result<Vec<OwnedFd>, SubnetError> {
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['/', ' ', '%', '\0']) {
         return Err(SubnetError::TapName(name.to_owned()));
     }
     let multi = queue_pairs > 1;
-    // Before the device is looked for: without tun none can be there.
+    // Before the device is looked up: without tun it can't exist.
     let first = open_tun()?;
-    // TUNSETIFF creates what does not exist, for who may; so look first.
+    // TUNSETIFF creates a missing device if the user may, so the device is looked up first.
     if !interface_exists(name) {
         return Err(SubnetError::NoSuchTap(name.to_owned(), multi_flag(multi)));
     }
@@ -59,7 +59,8 @@ fn open_tun() -> Result<File, SubnetError> {
         })
 }
 
-/// Whether the network namespace of this thread has the interface (`/sys` may show another namespace's).
+/// Returns whether the network namespace of this thread has the interface (`/sys` may show another
+/// namespace's).
 fn interface_exists(name: &str) -> bool {
     nix::net::if_::if_nametoindex(name).is_ok()
 }

@@ -1,7 +1,7 @@
 //! Fragmentation of byte strings into messages.
 //!
-//! All parts of a string follow one another in a channel. A message's kind says whose it is and how much of
-//! it counts:
+//! The parts of a string are consecutive in a channel. The kind of each message has the string's port and the
+//! number of payload bytes in use:
 //!
 //! ```text
 //! bits 0-15   port: purpose of the string; the same in all its parts
@@ -13,7 +13,7 @@ use crate::message::{Message, PAYLOAD_BYTES};
 
 const MORE: u32 = 1 << 24;
 
-/// The parts of a byte string, as messages, in the order to send them.
+/// The parts of a byte string as messages, in the order of sending.
 #[derive(Clone, Debug)]
 pub struct Parts<'a> {
     port: u16,
@@ -21,7 +21,7 @@ pub struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Of `bytes`, for `port`. An empty string is one empty part.
+    /// Divides `bytes` into parts for `port`. An empty string is one empty part.
     pub fn of(port: u16, bytes: &'a [u8]) -> Self {
         Self {
             port,
@@ -29,7 +29,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// How many messages are left.
+    /// Returns the number of messages left.
     pub fn count_left(&self) -> usize {
         self.rest
             .map_or(0, |rest| rest.len().div_ceil(PAYLOAD_BYTES).max(1))
@@ -48,19 +48,19 @@ impl Iterator for Parts<'_> {
     }
 }
 
-/// An invalid part. The channel is unusable afterwards, since the start of the next string is unknown.
+/// Error: an invalid part. The channel is unusable afterwards, since the start of the next string is unknown.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(feature = "host", derive(thiserror::Error))]
 pub enum FragmentError {
-    /// The string is longer than what this side takes.
+    /// The string exceeds this side's limit.
     #[cfg_attr(feature = "host", error("a message of more than {0} bytes"))]
     TooLong(usize),
-    /// The part's kind is none that [`Parts`] makes.
+    /// The part's kind is impossible for [`Parts`].
     #[cfg_attr(feature = "host", error("a part of kind {0:#x}"))]
     BadPart(u32),
 }
 
-/// Puts parts together again, in `B`'s memory, which bounds what the other side can send.
+/// Reassembles the parts in `B`'s memory, which bounds what the other side can send.
 #[derive(Debug)]
 pub struct Assembly<B> {
     buffer: B,
@@ -69,7 +69,7 @@ pub struct Assembly<B> {
 }
 
 impl<B: AsMut<[u8]>> Assembly<B> {
-    /// An empty one.
+    /// Creates an empty assembly.
     pub fn new(buffer: B) -> Self {
         Self {
             buffer,
@@ -78,10 +78,10 @@ impl<B: AsMut<[u8]>> Assembly<B> {
         }
     }
 
-    /// Takes the next part; gives the port and the string when it is whole.
+    /// Adds the next part; returns the port and the string once it is whole.
     ///
     /// # Errors
-    /// If the part does not fit those before, or they are too long together.
+    /// Fails if the part does not fit the previous ones, or the string exceeds the limit.
     pub fn add(&mut self, part: &Message) -> Result<Option<(u16, &[u8])>, FragmentError> {
         let port = part.kind as u16;
         let bytes = (part.kind >> 16 & 0xff) as usize;
@@ -118,7 +118,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn strings_survive_fragmentation(strings in prop::collection::vec((any::<u16>(), prop::collection::vec(any::<u8>(), 0..500)), 1..20)) {
+        fn strings_survive_fragmentation(
+            strings in prop::collection::vec(
+                (any::<u16>(), prop::collection::vec(any::<u8>(), 0..500)),
+                1..20
+            )
+        ) {
             let mut assembly = Assembly::new([0; 500]);
             for (port, bytes) in &strings {
                 let parts = Parts::of(*port, bytes);
@@ -135,10 +140,12 @@ mod tests {
         }
 
         #[test]
-        fn any_message_sequence_is_handled_without_panic(kinds in prop::collection::vec(any::<u32>(), 1..100)) {
+        fn any_message_sequence_is_handled_without_panic(
+            kinds in prop::collection::vec(any::<u32>(), 1..100)
+        ) {
             let mut assembly = Assembly::new([0; 300]);
             for kind in kinds {
-                // Most kinds are refused at once; these bits lead further.
+                // Most kinds are refused at once; these bits reach further code.
                 let kind = kind & (MORE | 0x3f_0001);
                 if let Ok(Some((_, bytes))) = assembly.add(&Message { words: [7; 7], kind }) {
                     prop_assert!(bytes.len() <= 300);

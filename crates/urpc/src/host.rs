@@ -1,8 +1,8 @@
 //! Channels between threads and processes of one host, and hosts that share memory.
 //!
 //! - [`memory`]: a ring or a pipe in a memory file, or in a part of a device's memory;
-//! - [`channel`]: sending and receiving that may wait: first by polling, then blocked;
-//! - [`block`]: how a blocked side waits and is woken, and what that costs here.
+//! - [`channel`]: blocking send and receive, which poll before they block;
+//! - [`block`]: how a blocked side waits and is woken, and the measured cost of that.
 
 pub mod block;
 pub mod channel;

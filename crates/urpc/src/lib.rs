@@ -4,7 +4,7 @@
 //!
 //! - [`message`]: the 64 bytes;
 //! - [`ring`]: a channel in shared memory, tuned to the cache-coherence protocol;
-//! - [`pipe`]: bytes in shared memory, one way, for who has a way of its own to be woken;
+//! - [`pipe`]: bytes in shared memory, in one direction, for users with their own means to wake a side;
 //! - [`fragment`]: longer byte strings as several messages;
 //! - [`poll`]: how long a reader polls before it blocks, as a pure decision;
 //! - `host` (feature `host`): rings in memory that processes share, and blocking;

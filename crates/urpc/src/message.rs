@@ -15,7 +15,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// A message of up to [`PAYLOAD_BYTES`] bytes; the rest is zero. `None` if there are more.
+    /// Returns a message of up to [`PAYLOAD_BYTES`] bytes; the rest is zero. `None` if there are more.
     pub fn from_bytes(kind: u32, bytes: &[u8]) -> Option<Self> {
         let mut whole = [0; PAYLOAD_BYTES];
         whole.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -26,7 +26,7 @@ impl Message {
         Some(Self { words, kind })
     }
 
-    /// The payload as bytes, in the order in which [`Message::from_bytes`] got them.
+    /// Returns the payload as bytes, in the order of [`Message::from_bytes`].
     pub fn bytes(&self) -> [u8; PAYLOAD_BYTES] {
         let mut whole = [0; PAYLOAD_BYTES];
         for (bytes, word) in whole.as_chunks_mut::<8>().0.iter_mut().zip(self.words) {

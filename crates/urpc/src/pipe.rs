@@ -1,10 +1,10 @@
 //! A pipe in shared memory: bytes from one writer to one reader, in words of eight.
 //!
 //! ```text
-//! Pipe   head    how many words were written                     written by the writer
-//!        tail    how many were taken                             written by the reader, now and then
-//!        reader  does it sleep?                                  written by both, rarely
-//!        writer  does it wait for room?                          written by both, rarely
+//! Pipe   head    number of words written                         written by the writer
+//!        tail    number of words taken                           written by the reader, once per half pipe
+//!        reader  whether the reader sleeps                       written by both, rarely
+//!        writer  whether the writer waits for room               written by both, rarely
 //!        words   word n at n, modulo their number
 //! ```
 //!
@@ -17,7 +17,7 @@
 //! 4. All accesses are atomic, so no write of another process makes a data race. An invalid position is an
 //!    error; none leads outside, since the index is taken modulo the number of words.
 //!
-//! It knows nothing of an end: a pipe is used beside something that does.
+//! A pipe does not report the end of the other side: another connection of the two sides must.
 
 mod reader;
 #[cfg(test)]
@@ -30,25 +30,25 @@ use crate::sync::{AtomicU64, Ordering};
 pub use reader::Reader;
 pub use writer::Writer;
 
-/// Bytes of a word. Reads and writes are multiples of it.
+/// Bytes of a word. Lengths of reads and writes are multiples of it.
 pub const WORD_BYTES: usize = 8;
-/// The words of a pipe, at least.
+/// Least number of words of a pipe.
 pub const WORDS_MIN: usize = 2;
-/// The words of a pipe, at most: 8 MiB.
+/// Greatest number of words of a pipe: 8 MiB.
 pub const WORDS_MAX: usize = 1 << 20;
 
-/// The other side claims to have written or taken what can't be.
+/// Error: the other side published an impossible position.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(feature = "host", derive(thiserror::Error))]
 #[cfg_attr(feature = "host", error("the other side of a pipe breaks the protocol"))]
 pub struct Corrupt;
 
-/// How many words, so far.
+/// Number of words so far.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Position(AtomicU64);
 
-/// The memory of a pipe. All zero is an empty one.
+/// Memory of a pipe. All zeroes are an empty pipe.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Pipe<W: ?Sized = [AtomicU64]> {
@@ -63,7 +63,7 @@ pub struct Pipe<W: ?Sized = [AtomicU64]> {
 const _: () = assert!(size_of::<Pipe<[AtomicU64; 8]>>() == Pipe::bytes(8));
 
 impl Pipe {
-    /// Bytes of a pipe with that many words.
+    /// Returns the number of bytes of a pipe with that many words.
     pub const fn bytes(words: usize) -> usize {
         4 * 64 + words * WORD_BYTES
     }
@@ -72,17 +72,16 @@ impl Pipe {
         self.words.len() as u64
     }
 
-    /// The words from position `from` on, `count` of them at most, before they go round and after.
+    /// Returns at most `count` words from position `from` on, those before the wrap and those after it.
     fn run(&self, from: u64, count: usize) -> [&[AtomicU64]; 2] {
-        // The number of words is a power of two: new() of both sides sees to that.
+        // The number of words is a power of two: new() of both sides checks it.
         let start = from as usize & (self.words.len() - 1);
         let (before, after) = (&self.words[..start], &self.words[start..]);
         let first = count.min(after.len());
         [&after[..first], &before[..(count - first).min(start)]]
     }
 
-    /// Panics unless the pipe has a usable number of words; that is the doing of who made it, not of the
-    /// other side.
+    /// Panics unless the number of words is valid. Only this side's creator sets it, never the peer.
     fn check(&self) {
         let words = self.words.len();
         assert!(
@@ -92,7 +91,7 @@ impl Pipe {
     }
 }
 
-/// How many words a part of what is to be copied has.
+/// Returns the number of words of a part to copy.
 fn words_of(bytes: usize) -> usize {
     assert!(bytes.is_multiple_of(WORD_BYTES), "{bytes} bytes are no words");
     bytes / WORD_BYTES
@@ -103,7 +102,7 @@ impl Position {
         self.0.store(position, Ordering::Release);
     }
 
-    fn look(&self) -> u64 {
+    fn position(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 }

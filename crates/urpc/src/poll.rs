@@ -76,7 +76,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn polling_is_3_competitive_after_the_first_short_waits(waits in prop::collection::vec(0..20_000u64, 1..400)) {
+        fn polling_is_3_competitive_after_the_first_short_waits(
+            waits in prop::collection::vec(0..20_000u64, 1..400)
+        ) {
             let mut poll = PollTime::new(BLOCK_NS);
             let (mut paid, mut best, mut surprises) = (0, 0, 0);
             for wait in waits {
@@ -108,8 +110,8 @@ mod tests {
         assert_eq!(poll.poll_ns(), BLOCKS * BLOCK_NS);
     }
 
-    /// Whether two that answer one another at once, both blocked at first, poll in the end. Each wait
-    /// includes the other's wake-up until neither blocks any more.
+    /// Returns whether two peers that reply to each other at once, both blocked at first, poll in the end.
+    /// Each wait includes the other's wake-up until neither blocks.
     fn stop_blocking(real_block_ns: u64) -> bool {
         let mut sides = [PollTime::new(BLOCK_NS), PollTime::new(BLOCK_NS)];
         for side in &mut sides {
@@ -118,7 +120,7 @@ mod tests {
         let mut blocked = [true, true];
         for turn in 0..20 {
             let (mine, other) = (turn % 2, 1 - turn % 2);
-            // The other side wakes, if it must, and answers.
+            // The other side wakes, if it must, and replies.
             let wait = if blocked[other] { real_block_ns } else { 0 } + 300;
             blocked[other] = false;
             blocked[mine] = wait > sides[mine].poll_ns();
@@ -133,7 +135,7 @@ mod tests {
         assert!(stop_blocking(BLOCK_NS));
         assert!(stop_blocking(BLOCK_NS / 20));
         assert!(stop_blocking(BLOCK_NS * 14 / 10));
-        // Why the measured cost must be that of waking another CPU.
+        // This is why the measured cost must be that of waking another CPU.
         assert!(!stop_blocking(BLOCK_NS * 20));
     }
 }

@@ -1,8 +1,8 @@
 //! A channel in shared memory: a ring of lines, written by one side and read by the other.
 //!
 //! ```text
-//! Ring   credit    how many messages the receiver has taken          written by the receiver, now and then
-//!        receiver  is it blocked? has it closed?                     written by both, rarely
+//! Ring   credit    number of messages that the receiver has taken    written by the receiver, per half ring
+//!        receiver  whether it is blocked, whether it has closed      written by both, rarely
 //!        sender    the same of the sender                            written by both, rarely
 //!        line 0    7 words of payload, then kind and sequence        written by the sender
 //!        line 1    ...
@@ -31,9 +31,9 @@ pub use crate::side::{ASLEEP, Side};
 pub use receiver::{Receiver, RecvError};
 pub use sender::{SendError, Sender};
 
-/// The lines of a ring, at least. Half of them are one credit.
+/// Least number of lines of a ring. Half of them are one credit.
 pub const LINES_MIN: usize = 2;
-/// The lines of a ring, at most: 4 MiB.
+/// Greatest number of lines of a ring: 4 MiB.
 pub const LINES_MAX: usize = 1 << 16;
 
 /// A message in memory.
@@ -50,7 +50,7 @@ pub struct Line {
 #[repr(C, align(64))]
 struct Credit(AtomicU64);
 
-/// The memory of a channel. All zero is an empty ring.
+/// Memory of a channel. All zeroes are an empty ring.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ring<L: ?Sized = [Line]> {
@@ -67,17 +67,17 @@ const _: () = {
 };
 
 impl Ring {
-    /// Bytes of a ring with that many lines.
+    /// Returns the number of bytes of a ring with that many lines.
     pub const fn bytes(lines: usize) -> usize {
         3 * 64 + lines * 64
     }
 
-    /// The state of the receiving side.
+    /// Returns the state of the receiving side.
     pub fn receiver(&self) -> &Side {
         &self.receiver
     }
 
-    /// The state of the sending side.
+    /// Returns the state of the sending side.
     pub fn sender(&self) -> &Side {
         &self.sender
     }
@@ -89,7 +89,7 @@ impl Ring {
     }
 
     fn line(&self, number: u64) -> &Line {
-        // The number of lines is a power of two: new() of both sides sees to that.
+        // The number of lines is a power of two: new() of both sides checks it.
         &self.lines[number as usize & (self.lines.len() - 1)]
     }
 

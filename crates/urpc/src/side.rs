@@ -11,13 +11,13 @@ use crate::sync::{AtomicU32, Ordering, fence};
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Side {
-    /// [`AWAKE`] or [`ASLEEP`]. The futex of a blocked side.
+    /// [`AWAKE`] or [`ASLEEP`]; the futex of a blocked side.
     asleep: AtomicU32,
     closed: AtomicU32,
 }
 
 const AWAKE: u32 = 0;
-/// The value of a blocked side's word, for `futex`.
+/// Value of a blocked side's futex.
 pub const ASLEEP: u32 = 1;
 
 impl Side {
@@ -25,7 +25,7 @@ impl Side {
     /// [`Side::stay`] or block.
     pub(crate) fn prepare(&self) {
         self.asleep.store(ASLEEP, Ordering::Relaxed);
-        // Before the load of the other side's position.
+        // The fence precedes the load of the other side's position.
         fence(Ordering::SeqCst);
     }
 
@@ -34,9 +34,10 @@ impl Side {
         self.asleep.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// Whether this side is blocked and the caller has to wake it. Called after a publication for this side.
+    /// Returns whether this side is blocked and the caller has to wake it. Called after a publication for
+    /// this side.
     pub(crate) fn must_wake(&self) -> bool {
-        // After the publication.
+        // The fence follows the publication.
         fence(Ordering::SeqCst);
         self.asleep.load(Ordering::Relaxed) == ASLEEP && self.asleep.swap(AWAKE, Ordering::AcqRel) == ASLEEP
     }
@@ -49,7 +50,7 @@ impl Side {
         self.closed.store(1, Ordering::Release);
     }
 
-    /// The word to wait on while it is [`ASLEEP`].
+    /// Returns the futex to wait on while it is [`ASLEEP`].
     pub fn word(&self) -> &AtomicU32 {
         &self.asleep
     }

@@ -1,7 +1,8 @@
 //! Byte streams between hosts: TCP with TLS, with mutual authentication of the hosts.
 //!
-//! A stream appears on either side as a socket of this host; a thread for each moves bytes between it and the
-//! network. So users of a stream are location-transparent, and see the end of the other process, or of its
+//! A stream appears on either side as a socket of this host; a thread on each side moves bytes between the
+//! socket and the network. So users of a stream are location-transparent, and see the end of the other
+//! process, or of its host, as the end of the socket.
 //! host, as the end of the socket.
 
 mod deadline;
@@ -42,15 +43,15 @@ pub use revocation::{Stamp, list as revocation_list, replace as replace_revocati
 
 use revocation::{Revocations, Revoked};
 
-/// Why there is no stream.
+/// Reason why a stream could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file of keys is missing or makes no sense.
+    /// A file of keys is missing or invalid.
     #[error("{}: {why}; make keys with `mirrorball cluster keys`", path.display())]
     Keys {
         /// The file.
         path: PathBuf,
-        /// Problem.
+        /// Problem of the file.
         why: String,
     },
     /// The own certificate is no longer valid.
@@ -58,7 +59,7 @@ pub enum TlsError {
     Ended {
         /// The certificate.
         path: PathBuf,
-        /// For how many days it has been invalid.
+        /// Number of days since its end.
         days: u64,
     },
     /// The other side's certificate is no longer valid.
@@ -75,29 +76,31 @@ pub enum TlsError {
         /// The name.
         name: String,
     },
-    /// A request for a certificate that makes no sense.
+    /// A request for a certificate is invalid.
     #[error("the request for a certificate is refused: {0}")]
     Request(String),
-    /// Not a name that a host can have.
+    /// The text is no name that a host can have.
     #[error("{0:?} is no name of a host")]
     Name(String),
-    /// The network, or the other side, which may have no key or another's.
+    /// The network failed, or the other side, which may have no key or a foreign one.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 /// Advice about a certificate that has ended.
-const RENEW: &str = "help: run `mirrorball cluster keys FILE --renew` where authority.key is, and give each host its new keys";
+const RENEW: &str = "help: run `mirrorball cluster keys FILE --renew` where authority.key is, and give \
+    each host its new keys";
 
 /// Advice about a certificate that was revoked.
-const REVOKED: &str = "help: if the host is to stay, run `mirrorball cluster keys FILE` where authority.key is, and give it the new keys";
+const REVOKED: &str = "help: if the host is to stay, run `mirrorball cluster keys FILE` where \
+    authority.key is, and give it the new keys";
 /// Advice about a name without certificates.
 const UNKNOWN: &str = "check the name, and give the command where authority.key is";
 
 /// Credentials of a host, and the authority that verifies its peers.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The own certificate's file, and until when it is valid.
+    /// File of the own certificate; the next field is the end of its validity.
     certificate: PathBuf,
     end: SystemTime,
     client: Arc<ClientConfig>,
@@ -105,15 +108,15 @@ pub struct Identity {
     revocations: Arc<Revocations>,
 }
 
-/// The other side's proof.
+/// Certificate by which the other side was authenticated.
 #[derive(Clone, Debug)]
 pub struct Peer(CertificateDer<'static>);
 
 impl Identity {
-    /// A host's, from a folder that [`make`] made.
+    /// Loads the identity of a host from a folder that [`make`] created.
     ///
     /// # Errors
-    /// [`TlsError::Keys`], [`TlsError::Ended`], [`TlsError::Revoked`].
+    /// Fails with [`TlsError::Keys`], [`TlsError::Ended`] or [`TlsError::Revoked`].
     pub fn load(folder: &Path, host: &str) -> Result<Self, TlsError> {
         let files = KeyFiles::of(folder, host);
         let (authority, own, path) = (files.authority, files.certificate, files.key);
@@ -147,7 +150,7 @@ impl Identity {
                     .with_single_cert(chain.clone(), key.clone_key())
             })
             .map_err(|error| wrong(&own, error))?;
-        // Nothing is resumed.
+        // Sessions are not resumed.
         server.send_tls13_tickets = 0;
         let client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(versions)
@@ -168,12 +171,12 @@ impl Identity {
         Ok(identity)
     }
 
-    /// Until when the own certificate is valid.
+    /// Returns the end of the own certificate's validity.
     pub fn end(&self) -> SystemTime {
         self.end
     }
 
-    /// The other side refuses a certificate that has ended, and does not report why.
+    /// Checks the own certificate: the other side refuses an ended one without reporting the reason.
     fn check_end(&self) -> Result<(), TlsError> {
         let Ok(past) = SystemTime::now().duration_since(self.end) else {
             return Ok(());
@@ -184,10 +187,10 @@ impl Identity {
         })
     }
 
-    /// A stream to `host` at `address`, which proves that it is that host within `limit`.
+    /// Opens a stream to `host` at `address`, which must prove within `limit` that it is that host.
     ///
     /// # Errors
-    /// [`TlsError::Io`], [`TlsError::Name`], [`TlsError::Ended`], [`TlsError::PeerEnded`],
+    /// Fails with [`TlsError::Io`], [`TlsError::Name`], [`TlsError::Ended`], [`TlsError::PeerEnded`] or
     /// [`TlsError::Revoked`].
     pub fn connect(&self, address: SocketAddr, host: &str, limit: Duration) -> Result<UnixStream, TlsError> {
         self.check_end()?;
@@ -201,10 +204,10 @@ impl Identity {
         Ok(stream)
     }
 
-    /// The stream of a caller who proves before `deadline` who it is.
+    /// Accepts the stream of a caller, which must authenticate itself before `deadline`.
     ///
     /// # Errors
-    /// [`TlsError::Io`], [`TlsError::Ended`], [`TlsError::PeerEnded`], [`TlsError::Revoked`].
+    /// Fails with [`TlsError::Io`], [`TlsError::Ended`], [`TlsError::PeerEnded`] or [`TlsError::Revoked`].
     pub fn accept(&self, tcp: TcpStream, deadline: Deadline) -> Result<(UnixStream, Peer), TlsError> {
         self.check_end()?;
         let tls = ServerConnection::new(self.server.clone()).map_err(io::Error::other)?;
@@ -224,7 +227,7 @@ impl Identity {
         while tls.is_handshaking() {
             tls.complete_io(&mut timed)?;
         }
-        // The last of a client's handshake.
+        // Sends the last part of a client's handshake.
         while tls.wants_write() {
             tls.write_tls(&mut timed)?;
         }
@@ -241,7 +244,7 @@ impl Identity {
 /// Returns unpredictable bytes.
 ///
 /// # Errors
-/// If this host has no randomness.
+/// Fails if this host has no randomness.
 pub fn secret() -> io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     let filled = provider().secure_random.fill(&mut bytes);
@@ -249,12 +252,12 @@ pub fn secret() -> io::Result<[u8; 16]> {
     Ok(bytes)
 }
 
-/// The cryptography of all TLS of this program.
+/// Returns the cryptography of all TLS of this program.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// The error of a handshake with a host.
+/// Converts the error of a handshake with a host.
 fn of_peer(host: &str, error: io::Error) -> TlsError {
     let cause = error.get_ref();
     let tls = cause.and_then(|cause| cause.downcast_ref());
@@ -268,7 +271,7 @@ fn of_peer(host: &str, error: io::Error) -> TlsError {
 }
 
 impl Peer {
-    /// Whether it is this host.
+    /// Returns whether the peer is this host.
     pub fn is(&self, host: &str) -> bool {
         let Ok(name) = ServerName::try_from(host) else {
             return false;

@@ -1,9 +1,9 @@
 //! Protocol versions, and their negotiation between two programs.
 //!
-//! A release speaks its own version of each protocol and the one before, so that the programs of a cluster
+//! A release speaks its own version of each protocol and the previous one, so that the programs of a cluster
 //! can be replaced one after another. Within these two versions a protocol only grows: a receiver ignores
-//! fields that it does not know, gives fields that are missing a default, and answers a request of an unknown
-//! kind by a refusal. Any other change takes a new version, and drops the one before the last.
+//! unknown fields, gives missing fields a default, and refuses a request of an unknown kind. Any other change
+//! takes a new version, and drops the one before the previous.
 
 use std::fmt;
 
@@ -12,17 +12,17 @@ use serde::{Deserialize, Serialize};
 /// The versions of one protocol that a program speaks: all from the oldest to the newest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Versions {
-    /// The oldest one.
+    /// The oldest version.
     pub oldest: u16,
-    /// The newest one.
+    /// The newest version.
     pub newest: u16,
 }
 
 impl Versions {
-    /// The first version of each protocol, which a program that names none speaks.
+    /// The first version of each protocol. A program that sends no version speaks it.
     pub const FIRST: Self = Self { oldest: 1, newest: 1 };
 
-    /// A program's version and the one before.
+    /// Returns a program's version and the previous one.
     pub const fn up_to(newest: u16) -> Self {
         let oldest = if newest > 1 { newest - 1 } else { 1 };
         Self { oldest, newest }
@@ -31,8 +31,8 @@ impl Versions {
     /// Returns the greatest version that both speak.
     ///
     /// # Errors
-    /// [`VersionMismatch`] if there is none. `protocol` names the protocol for a person, as "the cells'
-    /// protocol"; `peer` the program that speaks `theirs`, as "cell 1".
+    /// Fails with [`VersionMismatch`] if there is none. `protocol` names the protocol for people, such as
+    /// "the cells' protocol", and `peer` the program that speaks `theirs`, such as "cell 1".
     pub fn agree(
         self,
         theirs: Self,
@@ -67,16 +67,17 @@ impl fmt::Display for Versions {
     }
 }
 
-/// Two programs have no version of a protocol in common. One line, with help.
+/// Error: two programs have no version of a protocol in common. One line, with help.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "{peer} speaks {theirs} of {protocol}, and this program {ours}; help: programs one release apart work together, so upgrade the \
+    "{peer} speaks {theirs} of {protocol}, and this program {ours}; help: programs one release apart work \
+     together, so upgrade the \
      older one by one release at a time"
 )]
 pub struct VersionMismatch {
-    /// The other program.
+    /// Name of the other program.
     pub peer: String,
-    /// The protocol.
+    /// Name of the protocol.
     pub protocol: &'static str,
     /// The versions of the other program.
     pub theirs: Versions,

@@ -1,4 +1,4 @@
-//! Connecting to a guest's port through its VM's vsock socket.
+//! Connections to a guest's port through its VM's vsock socket.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 use super::ClientError;
 
-/// The longest time to wait.
+/// Longest time to wait.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long one attempt may take: a guest whose driver is not up yet lets it wait.
+/// Time limit of one attempt: a guest whose driver is not up yet does not answer.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
 /// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The longest answer line: `OK 4294967295\n`.
+/// Longest answer line: `OK 4294967295\n`.
 const ANSWER_BYTES_MAX: usize = 32;
 
-/// Connects to `port` of the guest behind the vsock socket `path` (`CONNECT <port>\n`, `OK <port>\n`),
-/// trying again until `limit` when nobody listens yet.
+/// Connects to `port` of the guest through the vsock socket `path` (`CONNECT <port>\n`, `OK <port>\n`).
+/// Retries until `limit` while the port has no listener.
 pub fn connect_vsock(path: &Path, port: u32, limit: Duration) -> Result<UnixStream, ClientError> {
     connect_vsock_while(path, port, limit, || true)
 }
 
-/// Connects like [`connect_vsock`], and gives up early when `goes_on` returns false.
+/// Connects like [`connect_vsock`], and stops early when `goes_on` returns false.
 pub fn connect_vsock_while(
     path: &Path,
     port: u32,
@@ -32,7 +32,7 @@ pub fn connect_vsock_while(
     goes_on: impl Fn() -> bool,
 ) -> Result<UnixStream, ClientError> {
     let now = Instant::now();
-    // A limit that no clock can tell is as good as a year.
+    // A limit beyond the clock's range counts as a year.
     let deadline = now.checked_add(limit).unwrap_or(now + YEAR);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -45,13 +45,13 @@ pub fn connect_vsock_while(
     }
 }
 
-fn attempt(path: &Path, port: u32, patience: Duration) -> io::Result<UnixStream> {
-    let deadline = Instant::now() + patience;
+fn attempt(path: &Path, port: u32, limit: Duration) -> io::Result<UnixStream> {
+    let deadline = Instant::now() + limit;
     let mut stream = UnixStream::connect(path)?;
-    stream.set_write_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(limit))?;
     stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
     let mut line = Vec::new();
-    // Byte by byte: what follows the line belongs to the agent.
+    // Byte by byte: the bytes after the line belong to the agent.
     while line.last() != Some(&b'\n') {
         if line.len() == ANSWER_BYTES_MAX {
             return Err(io::ErrorKind::InvalidData.into());

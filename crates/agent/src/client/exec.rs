@@ -1,7 +1,7 @@
-//! Running a program in the guest: one poll loop over standard input and the connection.
+//! Runs a program in the guest: one poll loop over standard input and the connection.
 //!
-//! Standard input is read only when the last of it has been sent, so at most one read is lost when the
-//! program ends, and an idle standard input keeps nothing alive.
+//! Standard input is read only after its last bytes were sent. So at most one read is lost when the program
+//! ends, and an idle standard input keeps nothing alive.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,27 +15,28 @@ use super::{ClientError, Stream, broken, checked, gone, open};
 use crate::protocol::{ExecRequest, ExitStatus, Frame, Kind, Request, WindowSize, frame};
 use crate::wire::{Received, Wire};
 
-/// How often the terminal's size is looked at. Looking costs less than owning the process's SIGWINCH handler.
+/// Interval of the checks of the terminal's size. A check costs less than owning the process's SIGWINCH
+/// handler.
 const WINDOW_POLL: Duration = Duration::from_millis(250);
 
-/// The most output `output` collects, in bytes, of each stream.
+/// Greatest size of each stream that `output` collects, bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
 
-/// Where a program's output goes and its input comes from.
+/// Destination of a program's output and source of its input.
 trait Terminal {
-    /// The descriptor to wait on for input; `None` when there is no more or it needs no waiting.
+    /// Returns the descriptor to poll for input; `None` at the end of the input, or if it never blocks.
     fn input_fd(&self) -> Option<BorrowedFd<'_>>;
-    /// Some input; 0 is its end.
+    /// Reads some input; 0 is its end.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
-    /// True while there may be more input.
+    /// Returns whether there may be further input.
     fn has_input(&self) -> bool;
-    /// The size of the terminal, when it changed.
+    /// Returns the size of the terminal if it changed.
     fn resized(&mut self) -> Option<WindowSize>;
-    /// Takes output; false when its reader is gone.
+    /// Writes output; returns false if its reader is gone.
     fn write(&mut self, kind: Kind, bytes: &[u8]) -> Result<bool, ClientError>;
-    /// How long to wait before `resized` should be asked again.
-    fn patience(&self) -> PollTimeout;
-    /// Whether to go on waiting for the program's end.
+    /// Returns the time until the next call of `resized`.
+    fn poll_timeout(&self) -> PollTimeout;
+    /// Returns whether to continue to wait for the program's end.
     fn goes_on(&self) -> bool {
         true
     }
@@ -63,8 +64,8 @@ pub fn exec(stream: impl Stream, request: &ExecRequest) -> Result<ExitStatus, Cl
     status
 }
 
-/// Runs a program and collects its output: status, standard output, standard error. More than 64 MiB of
-/// either is an error.
+/// Runs a program and returns its status, standard output and standard error. Fails if either has more than
+/// 64 MiB.
 pub fn output(
     stream: impl Stream,
     request: &ExecRequest,
@@ -81,31 +82,31 @@ pub fn output(
     Ok((status, memory.stdout, memory.stderr))
 }
 
-/// The limits of a program whose output is collected.
+/// Limits of a program whose output is collected.
 pub struct Bounds<'a> {
-    /// Bytes of standard output and of standard errors that are kept, each.
+    /// Bytes of standard output and of standard error that are kept, each.
     pub output_bytes: usize,
-    /// When the program is ended at the latest.
+    /// Time at which the program is ended at the latest.
     pub deadline: Instant,
-    /// Whether the caller still waits; asked every 250 ms.
+    /// Returns whether the caller still waits; called every 250 ms.
     pub goes_on: &'a dyn Fn() -> bool,
 }
 
 /// The output of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collected {
-    /// How it ended; none if it was ended at its deadline, or since its caller does not wait any more.
+    /// Status of the program; none if it was ended at its deadline, or because its caller stopped waiting.
     pub status: Option<ExitStatus>,
     /// The first bytes of its standard output.
     pub stdout: Vec<u8>,
-    /// The first bytes of its standard errors.
+    /// The first bytes of its standard error.
     pub stderr: Vec<u8>,
-    /// Whether it wrote more of either.
+    /// Whether it wrote more bytes to either.
     pub is_truncated: bool,
 }
 
-/// Runs a program and collects the first bytes of its output. The agent ends a program that has not ended by
-/// the deadline.
+/// Runs a program and returns the first bytes of its output. The agent ends a program that runs beyond the
+/// deadline.
 pub fn collect(
     stream: impl Stream,
     request: &ExecRequest,
@@ -135,7 +136,7 @@ pub fn collect(
     Ok(output)
 }
 
-/// Streams in memory, of which the first bytes are kept.
+/// Streams in memory, whose first bytes are kept.
 struct Bounded<'a> {
     input: Option<&'a [u8]>,
     bounds: &'a Bounds<'a>,
@@ -170,7 +171,7 @@ impl Terminal for Bounded<'_> {
         Ok(true)
     }
 
-    fn patience(&self) -> PollTimeout {
+    fn poll_timeout(&self) -> PollTimeout {
         let left = self.bounds.deadline.saturating_duration_since(Instant::now());
         // At least a millisecond, so that the loop does not spin at the end.
         let left = left.clamp(Duration::from_millis(1), WINDOW_POLL);
@@ -182,7 +183,7 @@ impl Terminal for Bounded<'_> {
     }
 }
 
-/// Reads of an input in memory, which ends with its last byte.
+/// Reads from an input in memory, which ends with its last byte.
 fn read_memory(input: &mut Option<&[u8]>, buffer: &mut [u8]) -> io::Result<usize> {
     let Some(bytes) = input else {
         return Ok(0);
@@ -194,7 +195,7 @@ fn read_memory(input: &mut Option<&[u8]>, buffer: &mut [u8]) -> io::Result<usize
     Ok(length)
 }
 
-/// Moves bytes both ways until the program's exit status arrives.
+/// Moves bytes in both directions until the program's exit status arrives.
 fn converse(wire: &mut Wire, terminal: &mut impl Terminal) -> Result<ExitStatus, ClientError> {
     let mut outgoing: Vec<u8> = Vec::new();
     let mut buffer = vec![0; 16 << 10];
@@ -225,7 +226,7 @@ fn converse(wire: &mut Wire, terminal: &mut impl Terminal) -> Result<ExitStatus,
             let timeout = if immediate {
                 PollTimeout::ZERO
             } else {
-                terminal.patience()
+                terminal.poll_timeout()
             };
             match poll(&mut fds, timeout) {
                 Ok(_) | Err(Errno::EINTR) => {}
@@ -253,19 +254,19 @@ fn converse(wire: &mut Wire, terminal: &mut impl Terminal) -> Result<ExitStatus,
         if sendable {
             match wire.send_some(&outgoing) {
                 Ok(sent) => drop(outgoing.drain(..sent)),
-                // The exit status may be among what is still to be read; its absence is found there.
+                // The exit status may be among the unread frames; the read detects its absence.
                 Err(_) => {
                     outgoing.clear();
                     input_open = false;
                 }
             }
         }
-        // What was received is looked at first: a program that has ended takes no more input.
+        // Received frames are processed first: a program that has ended takes no input.
         if input && !received {
             let length = match terminal.read(&mut buffer) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // A terminal that was hung up has no more input.
+                // A terminal that was hung up has no further input.
                 Err(_) => 0,
             };
             if length == 0 {
@@ -278,13 +279,14 @@ fn converse(wire: &mut Wire, terminal: &mut impl Terminal) -> Result<ExitStatus,
     }
 }
 
-/// Acts on one frame; the status when it is the last.
+/// Processes one frame; returns the status if it is the last frame.
 fn deliver(frame: Frame, terminal: &mut impl Terminal) -> Result<Option<ExitStatus>, ClientError> {
     let frame = checked(frame)?;
     match frame.kind {
         Kind::Stdout | Kind::Stderr => {
             if !terminal.write(frame.kind, &frame.payload)? {
-                // As a local program would end whose reader is gone. The connection's end tells the guest.
+                // A local program without a reader would end so. The end of the connection ends the program
+                // in the guest.
                 return Ok(Some(ExitStatus::Signal(libc::SIGPIPE as u8)));
             }
             Ok(None)
@@ -297,11 +299,11 @@ fn deliver(frame: Frame, terminal: &mut impl Terminal) -> Result<Option<ExitStat
     }
 }
 
-/// This process's standard streams.
+/// The standard streams of this process.
 struct OwnTerminal {
     stdin: io::Stdin,
     open: bool,
-    /// The size the program knows, when it has a terminal.
+    /// The program's terminal size, if it has a terminal.
     size: Option<WindowSize>,
 }
 
@@ -311,7 +313,7 @@ impl Terminal for OwnTerminal {
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // Not through `Stdin`, whose buffer would take more than is sent.
+        // Not through `Stdin`, whose buffer would read more than is sent.
         let length = nix::unistd::read(&self.stdin, buffer)?;
         self.open = length > 0;
         Ok(length)
@@ -343,7 +345,7 @@ impl Terminal for OwnTerminal {
         }
     }
 
-    fn patience(&self) -> PollTimeout {
+    fn poll_timeout(&self) -> PollTimeout {
         match self.size {
             Some(_) => PollTimeout::try_from(WINDOW_POLL).unwrap_or(PollTimeout::NONE),
             None => PollTimeout::NONE,
@@ -388,7 +390,7 @@ impl Terminal for Unbounded<'_> {
         Ok(true)
     }
 
-    fn patience(&self) -> PollTimeout {
+    fn poll_timeout(&self) -> PollTimeout {
         PollTimeout::NONE
     }
 }

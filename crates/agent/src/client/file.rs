@@ -1,4 +1,4 @@
-//! Copying files to and from the guest.
+//! Copies files to and from the guest.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -10,12 +10,13 @@ use sha2::{Digest, Sha256};
 
 use super::{ClientError, Stream, answer, broken, checked, gone, hex, open};
 use crate::protocol::{End, Kind, Request};
-use crate::wire::{PATIENCE, Wire};
+use crate::wire::{PEER_TIMEOUT, Wire};
 
-/// How long a peer that takes or gives no byte of a file is waited for.
+/// Time limit for a peer to send or receive the next byte of a file.
 const STALL_MAX: Duration = Duration::from_secs(120);
 
-/// Copies `source` into the guest; `progress` is called with the bytes so far. Returns the bytes copied.
+/// Copies `source` into the guest; calls `progress` with the number of bytes so far. Returns the number of
+/// copied bytes.
 pub fn put(
     stream: impl Stream,
     source: &mut File,
@@ -32,28 +33,28 @@ pub fn put(
     put_all(stream, source, place, progress).map(|sent| sent.bytes)
 }
 
-/// The place of a file in the guest.
+/// Place of a file in the guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
-    /// The absolute path.
+    /// Absolute path of the file.
     pub path: &'a str,
-    /// The file's name, if the path is that of a directory.
+    /// Name of the file, if the path is that of a directory.
     pub name: &'a str,
-    /// The permission bits.
+    /// Permission bits.
     pub mode: u32,
 }
 
-/// The end of a file that the guest has received.
+/// End of a file that the guest has received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// Its length.
+    /// Length, bytes.
     pub bytes: u64,
-    /// Its SHA-256 in hexadecimal digits. The guest has computed the same.
+    /// SHA-256 in hexadecimal digits. The guest has computed the same.
     pub sha256: String,
 }
 
-/// Copies all that `source` gives into the guest; `progress` is called with the bytes so far. A source that
-/// fails leaves no file in the guest.
+/// Copies all bytes of `source` into the guest; calls `progress` with the number of bytes so far. A source
+/// that fails leaves no file in the guest.
 pub fn put_all(
     stream: impl Stream,
     source: &mut dyn Read,
@@ -81,7 +82,7 @@ pub fn put_all(
         };
         hash.update(&buffer[..length]);
         let sent = wire.send_frame(Kind::Data, &buffer[..length], Some(STALL_MAX));
-        // The agent says something before the end only when something is wrong.
+        // The agent sends a frame before the end only to report an error.
         if sent.is_err() || wire.readable() {
             answer(&mut wire)?;
             sent?;
@@ -119,15 +120,15 @@ fn unwritable(source: io::Error) -> ClientError {
 /// A file that was copied from a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {
-    /// Its length.
+    /// Length, bytes.
     pub bytes: u64,
-    /// What its owner, its group and others may do with it in the guest. An agent of an older image does not
-    /// say, and then only the owner reads and writes it.
+    /// Permission bits of owner, group and others in the guest. An agent of an older image does not send
+    /// them; then only the owner may read and write the file.
     pub mode: u32,
 }
 
-/// Copies a guest's file into `target`; `progress` is called with the bytes so far. Refused when the file is
-/// larger than the room the target's file system has.
+/// Copies a guest's file into `target`; calls `progress` with the number of bytes so far. Refuses a file that
+/// is larger than the room of the target's file system.
 pub fn get(
     stream: impl Stream,
     path: &str,
@@ -158,7 +159,7 @@ pub struct GuestFile {
 }
 
 impl GuestFile {
-    /// Has the agent open the file at the absolute path `path`.
+    /// Requests the agent to open the file at the absolute path `path`.
     pub fn open(stream: impl Stream, path: &str) -> Result<Self, ClientError> {
         let mut wire = Wire::new(&stream)?;
         let ready = open(&mut wire, &Request::Get { path: path.into() })?;
@@ -169,19 +170,19 @@ impl GuestFile {
         })
     }
 
-    /// The length in bytes that the agent claims; none of a file without one, as those of `/proc`.
+    /// Returns the length in bytes that the agent claims; none for a file without one, such as those of
+    /// `/proc`.
     pub fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// The permission bits of its owner, its group and others in the guest.
+    /// Returns the permission bits of its owner, its group and others in the guest.
     pub fn mode(&self) -> u32 {
         self.mode
     }
 
-    /// Receives the file, part by part, and checks its length and its SHA-256. No more than its size, and no
-    /// more than `most` bytes if it has none, are taken. The parts are not to be trusted before this returns
-    /// without an error.
+    /// Receives the file in parts, and checks its length and its SHA-256. Receives at most its size, or
+    /// `most` bytes if it has none. The parts are not trustworthy before this returns without an error.
     pub fn receive(
         mut self,
         most: u64,
@@ -191,7 +192,7 @@ impl GuestFile {
         let mut hash = Sha256::new();
         let mut bytes = 0u64;
         loop {
-            let deadline = std::time::Instant::now() + STALL_MAX.max(PATIENCE);
+            let deadline = std::time::Instant::now() + STALL_MAX.max(PEER_TIMEOUT);
             let frame = self
                 .wire
                 .wait_frame(Some(deadline))

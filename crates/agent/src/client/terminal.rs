@@ -1,4 +1,4 @@
-//! This process's terminal in raw mode, for as long as a value lives.
+//! Raw mode of this process's terminal, as long as a value lives.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -7,13 +7,13 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::protocol::WindowSize;
 
-/// Raw mode; dropping it gives the terminal back as it was.
+/// Raw mode; dropping it restores the terminal's former mode.
 pub struct RawMode {
     before: Termios,
 }
 
 impl RawMode {
-    /// `None` when standard input is no terminal.
+    /// Enters raw mode; returns `None` if standard input is no terminal.
     pub fn enter() -> io::Result<Option<Self>> {
         let stdin = io::stdin();
         let Ok(before) = tcgetattr(&stdin) else {
@@ -33,7 +33,7 @@ impl Drop for RawMode {
     }
 }
 
-/// The size of the terminal `fd`, when it is one.
+/// Returns the size of the terminal `fd`; none if it is no terminal.
 pub fn window_size(fd: BorrowedFd) -> Option<WindowSize> {
     let mut size = libc::winsize {
         ws_row: 0,

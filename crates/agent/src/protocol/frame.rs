@@ -1,17 +1,17 @@
 //! Frames: a kind (1 byte), a length (4 bytes, little endian), and that many bytes of payload.
 //!
-//! A payload is at most [`FRAME_BYTES_MAX`] long, so neither side ever holds more than one frame of the
-//! other's. The decoder takes bytes as they come and gives whole frames; what it refuses ends the connection.
+//! A payload is at most [`FRAME_BYTES_MAX`] long, so neither side holds more than one frame of the other's.
+//! The decoder receives bytes and returns whole frames; a refused frame ends the connection.
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The longest payload, in bytes.
+/// Greatest length of a payload, bytes.
 pub const FRAME_BYTES_MAX: usize = 64 << 10;
 
-/// Kind and length, in bytes.
+/// Length of kind and length, bytes.
 pub const HEADER_BYTES: usize = 5;
 
-/// What a frame carries.
+/// Kind of a frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -64,19 +64,19 @@ impl Kind {
     }
 }
 
-/// What is wrong with the bytes received.
+/// Reason why received bytes are refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// A kind this version does not know.
+    /// A kind that this version does not have.
     #[error("unknown frame kind {0}")]
     UnknownKind(u8),
     /// A payload above the limit.
     #[error("a frame of {0} bytes; {FRAME_BYTES_MAX} is the limit")]
     TooLong(u32),
-    /// A payload that does not say what its kind must.
+    /// A payload that is invalid for its kind.
     #[error("a {kind:?} frame that can't be understood")]
     Payload {
-        /// The frame's kind.
+        /// Kind of the frame.
         kind: Kind,
     },
 }
@@ -84,20 +84,20 @@ pub enum FrameError {
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it carries.
+    /// Kind of the payload.
     pub kind: Kind,
     /// The payload.
     pub payload: Vec<u8>,
 }
 
 impl Frame {
-    /// The payload as JSON.
+    /// Parses the payload as JSON.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, FrameError> {
         serde_json::from_slice(&self.payload).map_err(|_| FrameError::Payload { kind: self.kind })
     }
 
-    /// The payload as text for a person: control characters replaced, so that a guest can't drive a terminal
-    /// with it.
+    /// Returns the payload as text for people: control characters are replaced, so that a guest can't control
+    /// a terminal with it.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.payload)
             .chars()
@@ -116,7 +116,7 @@ pub fn encode(kind: Kind, payload: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(payload);
 }
 
-/// Appends a frame whose payload is `value` as JSON; false when that is longer than a frame may be.
+/// Appends a frame whose payload is `value` as JSON; returns false if that is longer than a frame may be.
 pub fn encode_json<T: Serialize>(kind: Kind, value: &T, out: &mut Vec<u8>) -> bool {
     match serde_json::to_vec(value) {
         Ok(payload) if payload.len() <= FRAME_BYTES_MAX => {
@@ -127,7 +127,7 @@ pub fn encode_json<T: Serialize>(kind: Kind, value: &T, out: &mut Vec<u8>) -> bo
     }
 }
 
-/// Turns received bytes into frames, holding one frame and one read of bytes at most.
+/// Converts received bytes into frames; holds at most one frame and one read of bytes.
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
@@ -142,7 +142,7 @@ impl Decoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole frame, if its bytes are all there.
+    /// Returns the next frame, if all its bytes have arrived.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let unread = &self.bytes[self.start..];
         let Some((header, rest)) = unread.split_at_checked(HEADER_BYTES) else {
@@ -196,7 +196,9 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_refused_or_decoded_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+        fn any_bytes_are_refused_or_decoded_without_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..2000)
+        ) {
             let mut decoder = Decoder::default();
             decoder.feed(&bytes);
             while let Ok(Some(_)) = decoder.next_frame() {}

@@ -1,4 +1,4 @@
-//! The agent's own CPUs, which are not its commands'.
+//! The agent's own CPUs, which differ from those of its commands.
 
 use std::io;
 use std::sync::OnceLock;
@@ -6,14 +6,15 @@ use std::sync::OnceLock;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// What commands get, once the agent is kept to less.
+/// CPUs of commands, once the agent is bound to fewer.
 static COMMANDS: OnceLock<CpuSet> = OnceLock::new();
 
-/// Keeps the calling thread, and those that it starts later, to some CPUs. Commands get all, also those that
-/// come online later, of which the kernel does not tell whether this thread had them.
+/// Binds the calling thread, and the threads that it starts later, to some CPUs. Commands may use all CPUs,
+/// including those that come online later, for which the kernel does not report whether this thread could use
+/// them.
 ///
 /// # Errors
-/// When none of them is online, or may be used.
+/// Fails if none of the CPUs is online, or may be used.
 pub fn keep_to(cpus: &CpuSet) -> io::Result<()> {
     let mut all = CpuSet::new();
     for cpu in 0..CpuSet::count() {
@@ -24,7 +25,7 @@ pub fn keep_to(cpus: &CpuSet) -> io::Result<()> {
     Ok(())
 }
 
-/// For a command that is about to begin. Async-signal-safe: one system call.
+/// Restores the CPUs for a command that is about to begin. Async-signal-safe: one system call.
 pub(super) fn restore() -> io::Result<()> {
     match COMMANDS.get() {
         Some(all) => sched_setaffinity(Pid::from_raw(0), all).map_err(io::Error::from),
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_may_run_where_the_agent_may_not() {
+    fn commands_may_run_on_cpus_that_the_agent_may_not_use() {
         let this = Pid::from_raw(0);
         restore().expect("nothing to do");
         let before = sched_getaffinity(this).expect("its CPUs");
@@ -54,7 +55,7 @@ mod tests {
         let (kept, restored, after) = child.join().expect("it ends");
         restored.expect("they may be used");
         assert_eq!(kept, Ok(only));
-        // All that there are, if this test had all.
+        // All existing CPUs, if this test could use all.
         let after = after.expect("its CPUs");
         assert!(
             (0..CpuSet::count()).all(|cpu| after.is_set(cpu) == Ok(true) || before.is_set(cpu) == Ok(false))

@@ -1,9 +1,9 @@
 //! Runs a program for a client: pipes or a terminal, until the program ends or the client is gone.
 //!
-//! One thread, one poll loop. Output is read only when the last of it has been sent, input only when the last
-//! of it has been written, so a slow side stops the other and nothing piles up. When the program has ended,
-//! what it wrote is sent first and its status last; programs it left in the background may hold its output
-//! open, and are not waited for.
+//! One thread runs one poll loop. Output is read only after its last bytes were sent, and input after its
+//! last bytes were written, so that a slow side stops the other and nothing accumulates. When the program has
+//! ended, its output is sent first and its status last. Programs that it left in the background may hold its
+//! output open, and are not waited for.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,14 +24,13 @@ use super::{affinity, ready, refuse};
 use crate::protocol::{ExecRequest, ExitStatus, Frame, Kind, WindowSize, frame};
 use crate::wire::{Received, Wire};
 
-/// Where programs are found when the agent itself was started without a PATH.
+/// Search path for programs if the agent itself was started without a PATH.
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How long a program whose client is gone may take to end after SIGHUP.
+/// Time limit for a program whose client is gone to end after SIGHUP.
 const HANG_UP_GRACE: Duration = Duration::from_secs(2);
 
-/// How long output may still come after the program ended, from programs it left behind or through the
-/// terminal.
+/// Time for output after the program's end, from programs that it left behind or through the terminal.
 const DRAIN_GRACE: Duration = Duration::from_millis(100);
 
 /// Serves an exec request up to its exit frame.
@@ -45,17 +44,17 @@ pub(super) fn serve(wire: &mut Wire, request: &ExecRequest) -> io::Result<()> {
 
 struct Session {
     child: Child,
-    /// Readable when the child has ended; absent on kernels without pidfds.
+    /// Readable once the child has ended; absent on kernels without pidfds.
     ended: Option<OwnedFd>,
     stdin: Option<File>,
-    /// Client's bytes that the program has not taken yet.
+    /// Bytes of the client that the program has not read yet.
     input: Vec<u8>,
-    /// Close stdin when `input` is written.
+    /// Whether standard input is closed once `input` is written.
     input_ends: bool,
     stdout: Output,
     stderr: Output,
     tty: bool,
-    /// The child's number is free again.
+    /// Whether the child was reaped, so that its number may be reused.
     reaped: bool,
 }
 
@@ -63,7 +62,7 @@ struct Session {
 struct Output {
     kind: Kind,
     file: Option<File>,
-    /// Set when the program has ended: bytes that were in the pipe by then and must be sent.
+    /// Set when the program has ended: bytes in the pipe at that time, which must be sent.
     owed: usize,
 }
 
@@ -79,7 +78,7 @@ impl Session {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(cwd);
         for (name, default) in [("PATH", PATH_DEFAULT), ("HOME", "/root")] {
-            // Set even when inherited: with PATH set, the program is looked up on the PATH it will see.
+            // Set even if inherited: with PATH set, the program is looked up on the PATH that it will see.
             let value = std::env::var_os(name).unwrap_or_else(|| OsStr::new(default).to_owned());
             command.env(name, value);
         }
@@ -191,7 +190,7 @@ impl Session {
         }
     }
 
-    /// Moves bytes until the program has ended and its output is sent; `None` when the client is gone.
+    /// Moves bytes until the program has ended and its output is sent; returns `None` if the client is gone.
     fn pump(&mut self, wire: &mut Wire) -> io::Result<Option<ExitStatus>> {
         ready(wire)?;
         let mut outgoing: Vec<u8> = Vec::new();
@@ -248,8 +247,8 @@ impl Session {
     fn take(&mut self, frame: Frame) -> io::Result<()> {
         match frame.kind {
             Kind::Stdin => self.input = frame.payload,
-            // A terminal's input has no end; its end-of-file character says the same to a program that reads
-            // lines.
+            // A terminal's input has no end; its end-of-file character has the same meaning for a program
+            // that reads lines.
             Kind::StdinEnd if self.tty => self.input = vec![0x04],
             Kind::StdinEnd => self.stdin = None,
             Kind::WindowSize => {
@@ -302,7 +301,7 @@ impl Session {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
-        // nix does not know POLLRDHUP: flags that hold it come as `None`.
+        // nix has no POLLRDHUP: flags that include it are returned as `None`.
         let client = fds[0].revents();
         let gone = client.is_none_or(|flags| flags.intersects(PollFlags::POLLHUP | PollFlags::POLLERR));
         let client = client.unwrap_or(PollFlags::empty());
@@ -324,7 +323,7 @@ impl Session {
             Ok(written) => drop(self.input.drain(..written)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => {
-                // The program closed its input: the rest is thrown away, as a broken pipe would.
+                // The program closed its input: the rest is discarded, as by a broken pipe.
                 self.stdin = None;
                 self.input.clear();
             }
@@ -336,18 +335,18 @@ impl Session {
             // The number may belong to another group by now.
             return;
         }
-        // A group that is gone needs no signal.
+        // A group that has ended needs no signal.
         let _ = kill(Pid::from_raw(-(self.child.id() as i32)), signal);
     }
 
-    /// Ends the program and what it started: its client is gone.
+    /// Ends the program and its descendants, because its client is gone.
     fn hang_up(&mut self) {
         if self.reaped {
             return;
         }
         self.signal_group(Signal::SIGHUP);
         self.signal_group(Signal::SIGCONT);
-        // Its output has nowhere to go.
+        // Its output has no destination.
         self.stdin = None;
         self.stdout.file = None;
         self.stderr.file = None;
@@ -364,14 +363,14 @@ impl Session {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        // The leader is not reaped yet, so the group is still this one.
+        // The leader is not reaped yet, so the group is still the same.
         self.signal_group(Signal::SIGKILL);
         let _ = self.child.wait();
     }
 }
 
 impl Output {
-    /// The program has ended: notes how much of its output is still in the pipe.
+    /// Records how much output is still in the pipe when the program has ended.
     fn settle(&mut self) {
         let Some(file) = &self.file else { return };
         let mut bytes: libc::c_int = 0;
@@ -398,7 +397,7 @@ impl Output {
             {
                 self.owed = 0;
             }
-            // The end; a terminal says it with an error.
+            // The end of the output; a terminal reports it by an error.
             _ => {
                 self.file = None;
                 self.owed = 0;

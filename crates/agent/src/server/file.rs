@@ -1,4 +1,4 @@
-//! Files to and from the client, with checksums; a file that arrives appears whole or not at all.
+//! Receives and sends files, with checksums. A received file appears whole or not at all.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -21,7 +21,7 @@ pub(super) fn receive(wire: &mut Wire, path: &str, name: &str, mode: u32) -> io:
     };
     ready(wire)?;
     loop {
-        // A client may take as long as it likes; one that dies closes the connection.
+        // A client may take any time; the end of a client closes its connection.
         let Some(frame) = wire.wait_frame(None)? else {
             return Ok(());
         };
@@ -37,14 +37,15 @@ pub(super) fn receive(wire: &mut Wire, path: &str, name: &str, mode: u32) -> io:
             kind => Err(format!("unexpected {kind:?} frame in a file")),
         };
         if let Err(reason) = step {
-            // Who reads the answer finds nothing left over.
+            // The temporary file is removed before the client reads the answer.
             drop(incoming);
             return refuse(wire, &reason);
         }
     }
 }
 
-/// A file on its way in: written beside its place under a name of its own, and removed unless finished.
+/// A file that is being received: written beside its place under a temporary name, and removed unless
+/// finished.
 struct Incoming {
     file: File,
     temporary: PathBuf,
@@ -71,7 +72,7 @@ impl Incoming {
         } else if path.ends_with('/') {
             return Err(format!("{path}: no such directory"));
         }
-        // Through symbolic links, as writing to the file would go.
+        // Through symbolic links, as a write to the file would go.
         if let Ok(real) = place.canonicalize() {
             place = real;
         }
@@ -131,7 +132,7 @@ impl Incoming {
 impl Drop for Incoming {
     fn drop(&mut self) {
         if !self.finished {
-            // Best effort: there is nobody left to tell.
+            // Best effort: no receiver of an error is left.
             let _ = fs::remove_file(&self.temporary);
         }
     }
@@ -143,7 +144,7 @@ pub(super) fn send(wire: &mut Wire, path: &str) -> io::Result<()> {
         Ok(file) => file,
         Err(reason) => return refuse(wire, &reason),
     };
-    // Files of /proc and the like say 0 and have more.
+    // Files of /proc and the like report size 0 and have more bytes.
     let about = file.metadata()?;
     let size = Some(about.len()).filter(|&size| size > 0);
     ready_to_send(wire, size, Some(about.permissions().mode() & 0o7777))?;
@@ -151,7 +152,7 @@ pub(super) fn send(wire: &mut Wire, path: &str) -> io::Result<()> {
     let mut hash = Sha256::new();
     let mut bytes = 0u64;
     loop {
-        // No more than was promised, should the file grow meanwhile.
+        // At most the announced size, should the file grow meanwhile.
         let room = size
             .map_or(buffer.len() as u64, |size| size - bytes)
             .min(buffer.len() as u64) as usize;
@@ -181,7 +182,7 @@ fn open_to_send(path: &str) -> Result<File, String> {
         return Err(format!("{path}: not an absolute path"));
     }
     let open = || -> io::Result<File> {
-        // Non-blocking, so that opening a pipe nobody writes to does not wait for ever.
+        // Nonblocking, so that opening a pipe without a writer does not wait for ever.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)

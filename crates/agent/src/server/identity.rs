@@ -1,6 +1,6 @@
-//! Makes a clone's guest somebody else than its parent: name, hardware addresses, random numbers, time.
+//! Gives a clone's guest another identity than its parent's: name, hardware addresses, random numbers, time.
 //!
-//! A kernel with the driver of the virtual machine generation id draws new random numbers by itself; Debian's
+//! A kernel with a driver for the virtual machine generation id draws new random numbers by itself. Debian's
 //! cloud kernel has none, so the agent does it for every kernel.
 
 use std::fs::{self, File};
@@ -13,14 +13,14 @@ use nix::time::{ClockId, clock_settime};
 
 use crate::protocol::{CardAddress, Identity};
 
-/// Most bytes of seed that are taken.
+/// Greatest size of a seed, bytes.
 const SEED_BYTES_MAX: usize = 256;
-/// From `linux/random.h`: `RNDADDENTROPY` and `RNDRESEEDCRNG`.
+/// Requests `RNDADDENTROPY` and `RNDRESEEDCRNG` of `linux/random.h`.
 const ADD_ENTROPY: libc::Ioctl = 0x4008_5203;
 const RESEED: libc::Ioctl = 0x5207;
 
-/// Takes the identity over. Random numbers first: whatever goes wrong later, those are no longer the
-/// parent's.
+/// Applies the identity. Random numbers are first: they then differ from the parent's even if a later step
+/// fails.
 pub fn assume(identity: &Identity) -> io::Result<()> {
     seed(&identity.seed)?;
     clock_settime(
@@ -31,11 +31,11 @@ pub fn assume(identity: &Identity) -> io::Result<()> {
     identity.cards.iter().try_for_each(readdress)
 }
 
-/// Mixes bytes into the kernel's generator, and has it use them at once.
+/// Mixes bytes into the kernel's generator, and makes it use them at once.
 fn seed(bytes: &[u8]) -> io::Result<()> {
     let bytes = &bytes[..bytes.len().min(SEED_BYTES_MAX)];
     let random = File::options().write(true).open("/dev/random")?;
-    // struct rand_pool_info: bits, bytes, then the bytes.
+    // struct rand_pool_info: number of bits, number of bytes, then the bytes.
     let length = bytes.len() as i32;
     let mut pool = Vec::with_capacity(8 + bytes.len());
     pool.extend((length * 8).to_ne_bytes());
@@ -50,7 +50,7 @@ fn seed(bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the host's name, and for the next boot the file it comes from, if there is one.
+/// Sets the guest's name, and the file of the name for the next boot, if it exists.
 fn rename(name: &str) -> io::Result<()> {
     nix::unistd::sethostname(name)?;
     if fs::exists("/etc/hostname")? {
@@ -59,7 +59,8 @@ fn rename(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the interface with the old address the new one. A card that has none (no driver) keeps what it has.
+/// Sets the new address of the interface with the old one. A card without an interface (no driver) keeps its
+/// address.
 fn readdress(card: &CardAddress) -> io::Result<()> {
     // SAFETY: makes a new descriptor.
     let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };

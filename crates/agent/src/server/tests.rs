@@ -1,4 +1,4 @@
-//! Server and client against each other, and each against a peer that misbehaves, over socket pairs.
+//! Tests of server and client with each other, and of each with a faulty peer, over socket pairs.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ fn connect() -> UnixStream {
     ours
 }
 
-/// A client's connection to a server that sends `bytes` and then closes its side, or stays silent.
+/// Returns a client's connection to a server that sends `bytes` and then closes its side, or stays silent.
 fn liar(bytes: Vec<u8>, stay: bool) -> UnixStream {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     thread::spawn(move || {
@@ -62,7 +62,7 @@ fn gone_within(limit: Duration, pid: i32) -> bool {
 }
 
 #[test]
-fn ping_tells_the_version() {
+fn ping_returns_the_version() {
     assert_eq!(client::ping(connect()).unwrap(), crate::VERSION);
 }
 
@@ -75,7 +75,7 @@ fn exit_codes_and_signals_pass_through() {
 }
 
 #[test]
-fn binary_input_comes_back_whole_and_output_is_drained_before_the_status() {
+fn binary_input_returns_whole_and_output_precedes_the_status() {
     let input: Vec<u8> = (0..3_000_000u32)
         .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
@@ -102,7 +102,7 @@ fn a_background_process_that_holds_the_output_does_not_hang_the_client() {
 }
 
 #[test]
-fn environment_and_directory_are_those_asked_for() {
+fn environment_and_directory_are_those_requested() {
     let mut request = shell("echo $MARK; pwd; command -v ls >/dev/null && echo path");
     request.env.push(("MARK".into(), "set".into()));
     request.cwd = Some("/usr".into());
@@ -111,7 +111,7 @@ fn environment_and_directory_are_those_asked_for() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_with_a_reason() {
+fn program_that_cannot_run_is_refused_with_a_reason() {
     let mut request = shell("");
     request.argv = vec!["no-such-program".into()];
     let error = client::output(connect(), &request, b"").unwrap_err();
@@ -177,7 +177,7 @@ fn a_resized_terminal_and_a_signal_reach_the_program() {
 }
 
 #[test]
-fn a_client_that_goes_away_takes_its_program_with_it() {
+fn program_ends_when_its_client_disconnects() {
     for script in [
         "echo $$; exec sleep 30",
         "trap '' HUP; echo $$; while :; do sleep 1; done",
@@ -245,7 +245,7 @@ fn a_file_goes_there_and_back_unchanged() {
 }
 
 #[test]
-fn a_copied_file_is_never_set_user_id_and_private_when_the_agent_does_not_say_its_mode() {
+fn copied_file_is_never_set_user_id_and_private_when_the_agent_sends_no_mode() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("program");
     fs::write(&path, "x").unwrap();
@@ -274,7 +274,7 @@ fn files_without_a_size_are_read_to_their_end() {
 }
 
 #[test]
-fn copying_to_or_from_what_is_no_file_is_refused() {
+fn copying_to_or_from_a_path_that_is_no_regular_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().to_str().unwrap();
     let target = tempfile::tempfile().unwrap();
@@ -348,7 +348,7 @@ fn a_wrong_checksum_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_lying_agent_is_an_error_and_never_a_hang() {
+fn malicious_agent_causes_an_error_and_never_a_hang() {
     let mut cases = vec![
         Vec::new(),
         b"HTTP/1.1 200 OK\r\n\r\n".to_vec(),
@@ -416,7 +416,7 @@ fn a_file_larger_than_announced_or_with_a_wrong_checksum_is_an_error() {
 }
 
 #[test]
-fn a_file_said_to_be_larger_than_the_disk_is_not_begun() {
+fn copy_of_a_file_larger_than_the_disk_is_not_begun() {
     let mut bytes = Vec::new();
     frame::encode(
         Kind::Ready,
@@ -429,7 +429,7 @@ fn a_file_said_to_be_larger_than_the_disk_is_not_begun() {
 }
 
 #[test]
-fn a_client_that_speaks_nonsense_is_dropped() {
+fn client_that_violates_the_protocol_is_dropped() {
     for bytes in [
         &b"GET / HTTP/1.0\r\n\r\n"[..],
         &[1, 2, 0, 0, 0, b'{', b'}'],
@@ -468,7 +468,7 @@ fn collected_output_keeps_the_first_bytes_of_each_stream_and_reports_the_cut() {
         (&b"input"[..], &b"problem\n"[..])
     );
     assert!(!all.is_truncated);
-    // The program writes all that it has, and its status comes.
+    // The program writes all its output, and its status arrives.
     let cut = collect("head -c 300000 /dev/zero; exit 4", 1000);
     assert_eq!(cut.status, Some(ExitStatus::Code(4)));
     assert_eq!((cut.stdout.len(), cut.is_truncated), (1000, true));

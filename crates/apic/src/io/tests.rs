@@ -173,8 +173,8 @@ fn ioapic_destinations_have_8_bits() {
     );
 }
 
-/// 82093AA 3.2.4, delivery mode: 011 and 110 are reserved; NMI and the like are edges, whatever the entry
-/// says.
+/// 82093AA 3.2.4, delivery mode: 011 and 110 are reserved; NMI and similar modes are edges, whatever the
+/// entry has.
 #[test]
 fn delivery_modes_without_a_vector_are_edge_triggered() {
     let modes = [

@@ -75,7 +75,10 @@ fn level_deassert_is_no_interrupt() {
 
 proptest! {
     #[test]
-    fn decoding_accepts_any_write_without_panic(address in prop_oneof![any::<u64>(), 0xFEDF_0000..0xFEF1_0000_u64], data: u32) {
+    fn decoding_accepts_any_write_without_panic(
+        address in prop_oneof![any::<u64>(), 0xFEDF_0000..0xFEF1_0000_u64],
+        data: u32
+    ) {
         if let Some(interrupt) = message(address, data) {
             prop_assert!((0xFEE0_0000..=0xFEEF_FFFF).contains(&address));
             prop_assert_eq!(interrupt.vector, data as u8);

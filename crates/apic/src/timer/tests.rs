@@ -49,8 +49,8 @@ fn one_shot_timer_expires_once() {
     assert_eq!(timer.initial_count(), 5);
 }
 
-/// SDM 11.5.4: the timer counts by a clock of its own, whatever the guest makes of the TSC; a deadline is a
-/// value of that.
+/// SDM 11.5.4: the timer counts by its own clock, whatever the guest writes to the TSC; a deadline is a value
+/// of that clock.
 #[test]
 fn tsc_step_keeps_the_count_and_approaches_a_deadline() {
     for by in [1000_u64, 90_u64.wrapping_neg()] {
@@ -67,7 +67,7 @@ fn tsc_step_keeps_the_count_and_approaches_a_deadline() {
     }
 }
 
-/// SDM 11.5.4: reloaded when it reaches 0; a new initial count starts anew, 0 stops.
+/// SDM 11.5.4: the count is reloaded when it reaches 0; a new initial count restarts it, and 0 stops it.
 #[test]
 fn periodic_timer_reloads() {
     let mut timer = timer(PERIODIC);
@@ -133,7 +133,7 @@ fn registers_of_the_other_timer_mode_read_zero() {
     assert_eq!((timer.due(), timer.deadline(0)), (Some(200), 0));
 }
 
-/// SDM 11.5.4.1: 0 disarms, one in the past is due at once, and the register is 0 from then on.
+/// SDM 11.5.4.1: 0 disarms; a deadline in the past is due at once, and the register is 0 from then on.
 #[test]
 fn deadline_expires_once() {
     let mut timer = timer(DEADLINE);

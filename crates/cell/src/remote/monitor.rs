@@ -22,7 +22,7 @@ use registry::vms::{Entry, Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::{
-    Answer, CoherenceLaunch, Fd, LaneSockets, Launch, Order, PartLaunch, Report, SandboxPolicy,
+    Answer, CoherenceLaunch, Fd, LaneSockets, Launch, Order, Report, SandboxPolicy, SecondaryLaunch,
     ShardChannels, ShardMemory, SharedLanes, SpanLaunch,
 };
 use shard_api::message::ReceiveError;
@@ -304,7 +304,7 @@ impl Held {
         let mut files: Vec<OwnedFd> = Vec::new();
         let span = self.span(start, &mut files)?;
         let count = files.len();
-        let launch = PartLaunch {
+        let launch = SecondaryLaunch {
             kvm: Fd(count),
             memory: start.memory.clone(),
             span,
@@ -313,7 +313,7 @@ impl Held {
         };
         let mut passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         passed.extend([self.kvm.as_fd(), process.log.as_fd()]);
-        match process.link.launch(&Launch::Part(Box::new(launch)), &passed) {
+        match process.link.launch(&Launch::Secondary(Box::new(launch)), &passed) {
             Err(error @ ReceiveError::TooManyFiles(_)) => Err(format!("{error}; span fewer cells")),
             // A shard that dies at once breaks the socket; its log has the reason.
             _ => Ok(process),

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use shard_api::launch::{
-    Fd, LaunchSpec, Leaf, MemoryLaunch, PartLaunch, Ratio, SandboxLaunch, ShardChannels, ShardMemory,
+    Fd, LaunchSpec, Leaf, MemoryLaunch, Ratio, SandboxLaunch, SecondaryLaunch, ShardChannels, ShardMemory,
     SpanLaunch, TscLaunch,
 };
 
@@ -203,9 +203,9 @@ impl Boot {
         kvm: BorrowedFd<'a>,
         log: BorrowedFd<'a>,
         sandbox: SandboxLaunch,
-    ) -> (PartLaunch, Vec<BorrowedFd<'a>>) {
+    ) -> (SecondaryLaunch, Vec<BorrowedFd<'a>>) {
         let mut files = vec![kvm, log];
-        let part = PartLaunch {
+        let part = SecondaryLaunch {
             kvm: Fd(0),
             log: Fd(1),
             memory: home.memory.clone(),

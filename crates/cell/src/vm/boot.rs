@@ -455,7 +455,7 @@ fn start_parts(
         let sandbox = process.sandbox.clone();
         let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log.as_fd(), sandbox);
         // A shard that dies at once breaks the socket; its log has the reason.
-        let _ = process.link.launch(&Launch::Part(Box::new(launch)), &files);
+        let _ = process.link.launch(&Launch::Secondary(Box::new(launch)), &files);
         let part = Part::Here { cell, process };
         part.wait_until_ready().map_err(refused)?;
         parts.push(part);

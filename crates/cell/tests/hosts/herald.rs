@@ -75,7 +75,7 @@ pub fn hear(all: &[Heard]) -> Vec<String> {
 /// boot.
 pub fn run(control: &ControlSocket) -> ExitCode {
     let (launch, mut files) = shard::process::receive_launch(control).expect("a launch");
-    let Launch::Part(part) = launch else {
+    let Launch::Secondary(part) = launch else {
         panic!("a part");
     };
     let launch = part.span.coherence.expect("coherent memory");

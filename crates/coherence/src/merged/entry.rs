@@ -20,7 +20,7 @@ pub fn root(cr3: u64) -> Option<Page> {
 impl Entry {
     /// Present: the entry translates.
     pub const PRESENT: u64 = 1 << 0;
-    /// Writable.
+    /// Bit of a writable entry.
     pub const WRITABLE: u64 = 1 << 1;
     /// Accessed. The hardware sets it before it caches the translation.
     pub const ACCESSED: u64 = 1 << 5;

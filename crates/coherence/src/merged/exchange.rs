@@ -69,7 +69,7 @@ pub struct MergeMessage {
     pub page: Page,
     /// Round of the page: how often its manager has merged it. 0 before there is a round.
     pub round: u64,
-    /// Operation.
+    /// Operation on the page.
     pub op: MergeOp,
 }
 

@@ -14,31 +14,31 @@ use crate::{Malformed, NodeId, Page, wire_kinds};
 wire_kinds! {
     /// Kind of a [`MergeMessage`]: its [`MergeOp`].
     enum MergeOpKind {
-        /// [`MergeOp::Propose`].
+        /// Kind of [`MergeOp::Propose`].
         Propose = 1,
-        /// [`MergeOp::Offer`].
+        /// Kind of [`MergeOp::Offer`].
         Offer = 2,
-        /// [`MergeOp::Accept`].
+        /// Kind of [`MergeOp::Accept`].
         Accept = 3,
-        /// [`MergeOp::Refuse`].
+        /// Kind of [`MergeOp::Refuse`].
         Refuse = 4,
-        /// [`MergeOp::Begin`].
+        /// Kind of [`MergeOp::Begin`].
         Begin = 5,
-        /// [`MergeOp::Withdraw`].
+        /// Kind of [`MergeOp::Withdraw`].
         Withdraw = 6,
-        /// [`MergeOp::Leave`].
+        /// Kind of [`MergeOp::Leave`].
         Leave = 7,
-        /// [`MergeOp::Loaded`].
+        /// Kind of [`MergeOp::Loaded`].
         Loaded = 8,
-        /// [`MergeOp::Kept`].
+        /// Kind of [`MergeOp::Kept`].
         Kept = 9,
-        /// [`MergeOp::Drop`].
+        /// Kind of [`MergeOp::Drop`].
         Drop = 10,
-        /// [`MergeOp::Dropped`].
+        /// Kind of [`MergeOp::Dropped`].
         Dropped = 11,
-        /// [`MergeOp::Settled`].
+        /// Kind of [`MergeOp::Settled`].
         Settled = 12,
-        /// [`MergeOp::Left`].
+        /// Kind of [`MergeOp::Left`].
         Left = 13,
     }
 }

@@ -174,7 +174,8 @@ mod tests {
 
     const TWO: &str = "# Two hosts.\n[[hosts]]\nname = \"alpha\"\naddress = \"10.0.0.1:7400\"\n\
                        [[hosts]]\nname = \"beta\"\naddress = \"10.0.0.2:7400\"\n\
-                       [[cells]]\nhost = \"alpha\"\n[[cells]]\nhost = \"beta\"\n[membership]\nsilence_ms = 300\n";
+                       [[cells]]\nhost = \"alpha\"\n[[cells]]\nhost = \"beta\"\n[membership]\nsilence_ms = \
+                       300\n";
 
     fn cell(cpus: &str) -> CellSpec {
         CellSpec {

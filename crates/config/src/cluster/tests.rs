@@ -117,7 +117,7 @@ const TWO_HOSTS: &str = "[[hosts]]\nname = \"a\"\naddress = \"10.0.0.1:7400\"\n\
     [[hosts]]\nname = \"b\"\naddress = \"10.0.0.2:7400\"\n";
 
 #[test]
-fn cells_share_cpus_only_where_the_file_says_so() {
+fn cells_share_cpus_only_if_the_file_allows_it() {
     let cells = "[[cells]]\ncpus = \"1-2\"\n[[cells]]\ncpus = \"2\"\n[[cells]]\nnodes = [0]\n";
     let (why, place) = refused(cells);
     assert_eq!((&why[..], &place[..]), ("CPU 2 is in cell 0 already", "\"2\""));
@@ -127,9 +127,10 @@ fn cells_share_cpus_only_where_the_file_says_so() {
 }
 
 #[test]
-fn each_host_plans_its_own_cells_and_knows_the_others() {
+fn each_host_plans_its_own_cells_and_lists_the_others() {
     let text = format!(
-        "{TWO_HOSTS}[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\ncpus = \"1\"\n[[cells]]\nhost = \"b\"\ncpus = \"2\"\n"
+        "{TWO_HOSTS}[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\ncpus = \"1\"\n[[cells]]\nhost = \
+         \"b\"\ncpus = \"2\"\n"
     );
     let spec = ClusterSpec::parse("cluster.toml", &text).unwrap();
     let cells = |here| spec.cells(&host(), Some(here), "cluster.toml", &text).unwrap();

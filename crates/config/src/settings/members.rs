@@ -359,7 +359,8 @@ fn owners(key: &str) -> Fault {
 fn overlay(at: &[&str]) -> Fault {
     refused(
         at,
-        "members' VMs may not keep the writes of a private disk: the overlay is found by the VM's name, also another user's",
+        "members' VMs may not keep the writes of a private disk: the overlay is found by the VM's name, \
+         also another user's",
         "drop `persistent`, or use a disk with `mode = \"exclusive\"`",
     )
 }
@@ -368,7 +369,8 @@ fn overlay(at: &[&str]) -> Fault {
 mod tests {
     use super::*;
 
-    const POLICY: &str = "[members]\nimages = [\"debian-12\"]\npaths = [\"/srv/vms\"]\nmemory = \"2G\"\ncpus = 4\n\
+    const POLICY: &str = "[members]\nimages = [\"debian-12\"]\npaths = [\"/srv/vms\"]\nmemory = \"2G\"\n\
+        cpus = 4\n\
                           share_groups = [\"lessons\"]\n";
 
     fn policy(text: &str) -> MemberPolicy {
@@ -385,10 +387,13 @@ mod tests {
         let policy = policy(POLICY);
         for text in [
             "image = \"debian-12\"\nsandbox = \"require\"",
-            "image = \"debian-12\"\nsandbox = \"require\"\nshare_group = \"lessons\"\ncpus = 4\nmemory = \"2G\"",
-            "image = \"debian-12\"\nsandbox = \"require\"\npages = \"thp\"\ncpu_limit = 0.5\nnets = []\nio_limit.reads = 100",
+            "image = \"debian-12\"\nsandbox = \"require\"\nshare_group = \"lessons\"\ncpus = 4\nmemory = \
+             \"2G\"",
+            "image = \"debian-12\"\nsandbox = \"require\"\npages = \"thp\"\ncpu_limit = 0.5\nnets = []\n\
+             io_limit.reads = 100",
             "sandbox = \"require\"\nkernel.path = \"/srv/vms/k\"\nkernel.initrd = \"/srv/vms/a/i\"",
-            "image = \"debian-12\"\nsandbox = \"require\"\n[[disks]]\npath = \"/srv/vms/d\"\nmode = \"exclusive\"\npersistent = true",
+            "image = \"debian-12\"\nsandbox = \"require\"\n[[disks]]\npath = \"/srv/vms/d\"\nmode = \
+             \"exclusive\"\npersistent = true",
         ] {
             assert_eq!(policy.admit(&spec(text), Usage::default()), Ok(()), "{text}");
         }

@@ -236,7 +236,7 @@ host = true
 }
 
 #[test]
-fn a_user_card_reaches_the_host_only_when_asked() {
+fn user_card_reaches_the_host_only_on_request() {
     let card = |more: &str| {
         let text = format!("image = \"debian-12\"\n[[nets]]\nkind = \"user\"\n{more}");
         crate::parse("vm.toml", &text).unwrap().nets.unwrap()[0].host
@@ -268,9 +268,8 @@ queues = 2
 
 #[test]
 fn five_network_cards_are_refused() {
-    let text = r#"nets = [{ kind = "user" }, { kind = "user" }, { kind = "user" }, { kind = "user" }, { kind = "user" }]
-image = "debian-12"
-"#;
+    let card = r#"{ kind = "user" }"#;
+    let text = format!("nets = [{}]\nimage = \"debian-12\"\n", [card; 5].join(", "));
     let shown = r#"
   × 5 network cards
    ╭─[vm.toml:1:8]
@@ -281,5 +280,5 @@ image = "debian-12"
    ╰────
   help: 4 at most
 "#;
-    assert_eq!(refused(text), shown);
+    assert_eq!(refused(&text), shown);
 }

@@ -135,7 +135,7 @@ fn kernel_that_may_not_be_read_is_refused() {
 }
 
 #[test]
-fn a_kernel_that_is_a_directory() {
+fn kernel_that_is_a_directory_is_refused() {
     let shown = r#"
   × kernel "vmlinuz": is a directory
    ╭─[vm.toml:2:8]
@@ -151,7 +151,7 @@ fn a_kernel_that_is_a_directory() {
 }
 
 #[test]
-fn a_kernel_that_is_a_block_device() {
+fn kernel_that_is_a_block_device_is_refused() {
     let shown = r#"
   × kernel "vmlinuz": is not a file
    ╭─[vm.toml:2:8]
@@ -199,7 +199,7 @@ fn disk_that_may_not_be_written_is_refused() {
 }
 
 #[test]
-fn a_disk_that_is_a_pipe() {
+fn disk_that_is_a_pipe_is_refused() {
     let shown = r#"
   × disk "d": is not a file
    ╭─[vm.toml:4:8]

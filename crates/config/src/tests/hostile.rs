@@ -98,7 +98,7 @@ proptest! {
 }
 
 #[test]
-fn a_list_of_cpus_that_runs_backwards_is_none() {
+fn list_of_cpus_in_descending_order_is_refused() {
     assert_eq!(cpulist::parse("5-4"), None);
     assert_eq!(cpulist::parse("4,0-1"), Some(vec![0, 1, 4]));
 }

@@ -37,7 +37,7 @@ fn ends(key: &str, within: &[&str], beyond: &[&str]) {
 }
 
 #[test]
-fn numbers_end_where_the_documentation_says() {
+fn numbers_have_the_documented_limits() {
     ends("cpus", &["1", "254"], &["0", "255"]);
     ends("cpu_weight", &["1", "10000"], &["0", "10001"]);
     ends("cpu_limit", &["0.01", "1024"], &["0.009", "1024.1"]);
@@ -50,7 +50,7 @@ fn numbers_end_where_the_documentation_says() {
 }
 
 #[test]
-fn a_limit_of_memory_has_room_for_what_is_beside_the_guests() {
+fn limit_of_memory_has_room_for_the_shards_own_memory() {
     let text = |limit| format!("image = \"debian-12\"\nmemory = \"128M\"\nmemory_limit = \"{limit}\"\n");
     assert!(taken("memory_limit", &text("192M")));
     assert!(!taken("memory_limit", &text("191M")));
@@ -72,7 +72,7 @@ fn restart_and_a_command_are_refused_together() {
 }
 
 #[test]
-fn names_and_command_lines_end_where_the_documentation_says() {
+fn names_and_command_lines_have_the_documented_limits() {
     let quoted = |length: usize| format!("\"{}\"", "x".repeat(length));
     ends("name", &[&quoted(1), &quoted(63)], &[&quoted(0), &quoted(64)]);
     ends(
@@ -84,7 +84,7 @@ fn names_and_command_lines_end_where_the_documentation_says() {
 }
 
 #[test]
-fn queue_pairs_of_a_card_end_where_the_documentation_says() {
+fn queue_pairs_of_a_card_have_the_documented_limit() {
     let text = |kind: &str, queues| format!("image = \"debian-12\"\n[[nets]]\n{kind}\nqueues = {queues}\n");
     let tap = "kind = \"tap\"\ntap = \"tap0\"";
     for (queues, is_taken) in [(0, false), (1, true), (8, true), (9, false)] {

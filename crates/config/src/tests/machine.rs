@@ -340,7 +340,7 @@ memory = "256M"
 }
 
 #[test]
-fn a_list_of_cpus_that_is_none() {
+fn invalid_list_of_cpus_is_refused() {
     let text = r#"image = "debian-12"
 
 [[nodes]]

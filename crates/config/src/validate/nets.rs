@@ -104,7 +104,7 @@ fn tap_name_is_valid(name: &str) -> bool {
 pub enum Transport {
     /// TCP, also the default.
     Tcp,
-    /// UDP.
+    /// UDP, only if the text names it.
     Udp,
 }
 

@@ -71,7 +71,8 @@ pub(super) fn check_group(spec: &VmSpec) -> Result<(), Fault> {
     if spec.root.persistent || spec.disks.iter().any(kept) {
         return Err(fault(
             &["share_group"],
-            "a share group, and a private disk that keeps its writes: they would stand on the group's copy of the image",
+            "a share group, and a private disk that keeps its writes: they would stand on the group's copy \
+             of the image",
             "leave out `persistent`, or give the VM an exclusive disk",
         ));
     }

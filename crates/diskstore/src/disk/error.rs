@@ -35,7 +35,7 @@ pub enum DiskError {
         path: PathBuf,
         /// Operation that failed.
         doing: &'static str,
-        /// Cause.
+        /// Cause of the failure.
         #[source]
         source: io::Error,
     },
@@ -77,7 +77,8 @@ pub enum DiskError {
     },
     /// A file detected as qcow2 refers to other files, and the user did not state that it is qcow2.
     #[error(
-        "disk {path}: looks like qcow2 and refers to {backing}; if that is meant, say so with format = \"qcow2\""
+        "disk {path}: looks like qcow2 and refers to {backing}; if that is meant, say so with format = \
+         \"qcow2\""
     )]
     UntrustedBacking {
         /// The file.
@@ -97,7 +98,8 @@ pub enum DiskError {
     },
     /// The overlay's base has changed since the overlay was made.
     #[error(
-        "overlay {path}: its base {base} was written since, so that the two are no longer one disk; put the base back as it \
+        "overlay {path}: its base {base} was written since, so that the two are no longer one disk; put \
+         the base back as it \
          was, or, if its content is, remove the overlay's mark: setfattr -x user.mirrorball.base {path}"
     )]
     BaseChanged {

@@ -28,14 +28,14 @@ pub enum Operation {
     Read {
         /// Offset on the disk.
         offset: u64,
-        /// Destination.
+        /// Memory that the read fills.
         into: Segments,
     },
     /// Write from memory.
     Write {
         /// Offset on the disk.
         offset: u64,
-        /// Source.
+        /// Memory that the write takes its bytes from.
         from: Segments,
     },
     /// Make every completed write durable.
@@ -44,14 +44,14 @@ pub enum Operation {
     Discard {
         /// Offset on the disk.
         offset: u64,
-        /// Length.
+        /// Length of the range, bytes.
         bytes: u64,
     },
     /// Make a range read as zeroes.
     WriteZeroes {
         /// Offset on the disk.
         offset: u64,
-        /// Length.
+        /// Length of the range, bytes.
         bytes: u64,
         /// Whether its space may be freed.
         unmap: bool,
@@ -61,7 +61,7 @@ pub enum Operation {
 /// Outcome of a submission.
 #[derive(Debug)]
 pub enum Submission {
-    /// Complete.
+    /// The operation is complete.
     Done(io::Result<()>),
     /// In progress: [`IoQueue::completed`] will return its token.
     Pending,

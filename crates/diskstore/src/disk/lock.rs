@@ -22,7 +22,7 @@ use super::DiskError;
 pub(crate) enum Share {
     /// Shared with other readers.
     Shared,
-    /// Exclusive.
+    /// The lock excludes all other locks.
     Exclusive,
 }
 

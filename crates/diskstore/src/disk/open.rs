@@ -271,7 +271,8 @@ pub(super) fn make_writable(path: &Path, file: &File, boot: Option<&str>) -> Res
         Ok(None) => {}
         Ok(Some(fault)) => {
             let why = format!(
-                "is damaged, as by a crash of the host: {fault}; help: copy what can be read with `mirrorball disk commit \
+                "is damaged, as by a crash of the host: {fault}; help: copy what can be read with \
+                 `mirrorball disk commit \
                  --to NEW.qcow2`, or repair it with `qemu-img check -r all`"
             );
             return Err(DiskError::Qcow2 {

@@ -27,12 +27,12 @@ pub enum Origin {
         file: usize,
         /// Offset in that file. The range lies before the file's end, but its last page may not be whole.
         offset: u64,
-        /// Length.
+        /// Length of the range, bytes.
         bytes: u64,
     },
     /// Another source: an overlay's own data, zeroes, compressed clusters, or a file written in place.
     Other {
-        /// Length.
+        /// Length of the range, bytes.
         bytes: u64,
     },
 }

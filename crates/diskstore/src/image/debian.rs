@@ -203,18 +203,19 @@ dpkg-deb --fsys-tarfile "$MIRRORBALL_KERNEL" \
 chroot "$root" depmod "$MIRRORBALL_RELEASE"
 cp -a --no-preserve=ownership "$MIRRORBALL_BUILD/overlay/." "$root/"
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.timer e2scrub_all.timer \
-    e2scrub_reap.service systemd-networkd-wait-online.service systemd-timesyncd.service systemd-hwdb-update.service \
-    systemd-pstore.service systemd-binfmt.service systemd-update-utmp.service systemd-update-utmp-runlevel.service \
-    systemd-random-seed.service systemd-journal-flush.service systemd-firstboot.service getty@tty1.service \
-    sys-kernel-debug.mount sys-kernel-tracing.mount dev-hugepages.mount dev-mqueue.mount \
-    modprobe@drm.service modprobe@efi_pstore.service modprobe@configfs.service modprobe@fuse.service modprobe@loop.service \
-    modprobe@dm_mod.service; do
+    e2scrub_reap.service systemd-networkd-wait-online.service systemd-timesyncd.service \
+    systemd-hwdb-update.service systemd-pstore.service systemd-binfmt.service systemd-update-utmp.service \
+    systemd-update-utmp-runlevel.service systemd-random-seed.service systemd-journal-flush.service \
+    systemd-firstboot.service getty@tty1.service sys-kernel-debug.mount sys-kernel-tracing.mount \
+    dev-hugepages.mount dev-mqueue.mount modprobe@drm.service modprobe@efi_pstore.service \
+    modprobe@configfs.service modprobe@fuse.service modprobe@loop.service modprobe@dm_mod.service; do
     ln -sf /dev/null "$root/etc/systemd/system/$unit"
 done
-chroot "$root" systemctl -q enable systemd-networkd.service systemd-resolved.service mirrorball-agent.service \
-    serial-getty@ttyS0.service
+chroot "$root" systemctl -q enable systemd-networkd.service systemd-resolved.service \
+    mirrorball-agent.service serial-getty@ttyS0.service
 chroot "$root" passwd -q -d root
-rm -rf "$root/var/cache/apt/"*.bin "$root/var/lib/apt/lists/"* "$root/var/log/"*.log "$root/var/cache/debconf/"*-old
+rm -rf "$root/var/cache/apt/"*.bin "$root/var/lib/apt/lists/"*
+rm -rf "$root/var/log/"*.log "$root/var/cache/debconf/"*-old
 : > "$root/etc/machine-id"
 echo "mirrorball: file system" >&2
 # Bound elsewhere without what is mounted in it: its /proc, /sys and /dev.

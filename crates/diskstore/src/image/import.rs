@@ -14,7 +14,7 @@ pub struct ImportRequest {
     pub name: String,
     /// bzImage or ELF.
     pub kernel: Option<PathBuf>,
-    /// Initramfs.
+    /// File of the initramfs, if there is one.
     pub initrd: Option<PathBuf>,
     /// raw or qcow2.
     pub disk: Option<PathBuf>,
@@ -27,7 +27,7 @@ pub struct ImportRequest {
 pub enum FileKind {
     /// bzImage or ELF.
     Kernel,
-    /// qcow2.
+    /// QEMU's copy-on-write format.
     Qcow2,
     /// Any other file of whole sectors.
     Raw,

@@ -48,7 +48,7 @@ pub struct Image {
     pub name: String,
     /// bzImage or ELF; `None` for an imported disk without a kernel.
     pub kernel: Option<PathBuf>,
-    /// Initramfs.
+    /// File of the initramfs, if there is one.
     pub initrd: Option<PathBuf>,
     /// Root disk and its format.
     pub disk: Option<(PathBuf, Format)>,
@@ -110,7 +110,8 @@ pub enum ImageError {
     },
     /// A name that is invalid for an image.
     #[error(
-        "{0:?} can't be an image's name: letters, digits, `-`, `_` and `.`, 63 at most, not starting with `.` or `-`"
+        "{0:?} can't be an image's name: letters, digits, `-`, `_` and `.`, 63 at most, not starting with \
+         `.` or `-`"
     )]
     Name(String),
     /// An image of this name exists.
@@ -124,7 +125,7 @@ pub enum ImageError {
     Damaged {
         /// The image.
         name: String,
-        /// Cause.
+        /// Cause of the failure.
         reason: String,
     },
     /// A program that the build needs is not installed.
@@ -150,7 +151,7 @@ pub enum ImageError {
     File {
         /// The file.
         path: PathBuf,
-        /// Cause.
+        /// Cause of the failure.
         reason: String,
     },
     /// A file can't be read or written.
@@ -160,12 +161,13 @@ pub enum ImageError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Cause.
+        /// Cause of the failure.
         source: io::Error,
     },
     /// This machine's apt is configured for no archive of Debian.
     #[error(
-        "no archive of Debian {suite} in {etc_apt}/sources.list and {etc_apt}/sources.list.d: {there}; help: name one \
+        "no archive of Debian {suite} in {etc_apt}/sources.list and {etc_apt}/sources.list.d: {there}; \
+         help: name one \
          with --mirror, as in --mirror http://mirror.example/debian"
     )]
     NoArchive {
@@ -181,7 +183,7 @@ pub enum ImageError {
     Sources {
         /// File, and perhaps the line.
         place: String,
-        /// Cause.
+        /// Cause of the failure.
         reason: String,
     },
     /// Package lists could not be fetched.

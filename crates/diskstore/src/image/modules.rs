@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_comes_after_all_it_depends_on_and_once() {
+    fn module_follows_its_dependencies_and_occurs_once() {
         let order = order(&["virtio-net", "virtio", "builtin"], &mut depends).unwrap();
         assert_eq!(order, ["virtio", "failover", "net_failover", "virtio_net"]);
     }

@@ -137,7 +137,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_payload_is_unpacked_or_refused_without_panic(payload in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn any_payload_is_unpacked_or_refused_without_panic(
+            payload in prop::collection::vec(any::<u8>(), 0..300)
+        ) {
             for magic in [&[0x02, 0x21, 0x4c, 0x18][..], &[0x1f, 0x8b], &[0x28, 0xb5, 0x2f, 0xfd], &[]] {
                 extract(&bzimage(&[magic, &payload].concat()));
             }

@@ -16,7 +16,7 @@ pub struct Record {
     pub name: String,
     /// Kernel file.
     pub kernel: Option<FileRecord>,
-    /// Initramfs.
+    /// Record of the initramfs, if there is one.
     pub initrd: Option<FileRecord>,
     /// Root disk.
     pub disk: Option<FileRecord>,

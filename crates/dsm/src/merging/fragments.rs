@@ -17,9 +17,9 @@ use crate::frame::{DriverKind, FRAME_BYTES, Frame, KIND_AT};
 wire_kinds! {
     /// Kind of a reassembled payload.
     pub enum PayloadKind {
-        /// [`MergePayload::Batch`].
+        /// Kind of [`MergePayload::Batch`].
         Batch = 1,
-        /// [`MergePayload::Message`].
+        /// Kind of [`MergePayload::Message`].
         Message = 2,
     }
 }

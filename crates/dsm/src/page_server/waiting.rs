@@ -105,7 +105,7 @@ impl PageServer {
         for (link, streams) in self.driver.peers.links.iter_mut().flatten().zip(streams) {
             let filled = streams.each_ref().map(has_come);
             is_silent &= filled == [false; 2];
-            link.awake();
+            link.unblocked();
             link.fill(filled);
         }
         let merging = self.driver.merging.as_ref().filter(|_| is_silent);

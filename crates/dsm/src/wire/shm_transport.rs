@@ -91,7 +91,7 @@ impl ShmTransport {
         if self.writer.prepare_to_wait().map_err(corrupt)? {
             let mut wait = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
             let has_come = poll(&mut wait, PollTimeout::from(SEND_TIMEOUT_MS));
-            self.writer.awake();
+            self.writer.unblocked();
             if has_come == Ok(0) {
                 return Err(ErrorKind::TimedOut.into());
             }
@@ -144,9 +144,9 @@ impl ShmTransport {
         Ok(has_nothing)
     }
 
-    pub fn awake(&self) {
-        self.reader.awake();
-        self.writer.awake();
+    pub fn unblocked(&self) {
+        self.reader.unblocked();
+        self.writer.unblocked();
     }
 
     /// Reads the doorbells, and detects the end of the connection.

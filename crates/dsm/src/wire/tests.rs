@@ -81,7 +81,7 @@ fn sleep(wire: &mut Wire) -> bool {
         }
         wire.fill();
     }
-    wire.awake();
+    wire.unblocked();
     true
 }
 
@@ -122,7 +122,7 @@ fn pending_bytes_prevent_sleep_and_a_sleeper_gets_a_doorbell() {
     send(&mut near, &[2; 16]).unwrap();
     let mut wait = [PollFd::new(far.socket.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut wait, PollTimeout::from(20_000_u16)), Ok(1));
-    far.awake();
+    far.unblocked();
     far.fill();
     assert_eq!(receive(&mut far, 64).unwrap(), Some(vec![2; 16]));
     assert_eq!(receive(&mut far, 64).unwrap(), None, "the bell is no bytes");

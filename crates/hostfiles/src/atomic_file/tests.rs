@@ -81,7 +81,7 @@ fn planted_links_are_not_followed() {
 }
 
 #[test]
-fn a_directory_that_is_replaced_meanwhile_gets_nothing() {
+fn directory_that_replaces_another_meanwhile_receives_no_file() {
     for nameless in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         let [own, moved, foreign] = ["own", "moved", "foreign"].map(|name| folder.path().join(name));

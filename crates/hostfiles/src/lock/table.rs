@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_lines_of_locks_are_understood() {
+    fn lines_of_the_kernels_lock_table_are_parsed() {
         let line = "6: FLOCK  ADVISORY  READ 27614 fe:00:9978029 0 EOF";
         assert_eq!(parsed(line), Some((true, Some(27614), "fe:00:9978029", 0)));
         assert_eq!(

@@ -59,8 +59,10 @@ fn stopped_cell_has_no_capacity_and_its_loans_do_not_count() {
 
 #[test]
 fn recorded_cells_have_the_capacity_of_their_facts() {
-    let facts = "host(\"a\")\ncell(0, \"a\")\ncell_cpu(0, 4)\ncell_cpu(0, 5)\ncell(1, \"b\")\ncell_runs(0)\ncell_runs(1)\n\
-        cell_runs(2)\ncell_free_bytes(0, 100)\ncell_free_bytes(1, 900)\ncell_cpus(1, 8)\ncell_vcpus(1, 4)\ncell_runs(-1)";
+    let facts = "host(\"a\")\ncell(0, \"a\")\ncell_cpu(0, 4)\ncell_cpu(0, 5)\ncell(1, \"b\")\n\
+        cell_runs(0)\ncell_runs(1)\n\
+        cell_runs(2)\ncell_free_bytes(0, 100)\ncell_free_bytes(1, 900)\ncell_cpus(1, 8)\ncell_vcpus(1, 4)\n\
+        cell_runs(-1)";
     let capacities = of_facts(&base(facts));
     let said: Vec<_> = capacities
         .iter()
@@ -73,7 +75,8 @@ fn recorded_cells_have_the_capacity_of_their_facts() {
 #[test]
 fn queries_return_the_decision_and_its_reasons_as_facts() {
     let facts = "cell_runs(0)\ncell_cpus(0, 2)\ncell_vcpus(0, 1)\ncell_free_bytes(0, 100)\n\
-        cell_runs(1)\ncell_cpus(1, 2)\ncell_free_bytes(1, 100)\ncell_runs(2)\ncell_cpus(2, 2)\ncell_free_bytes(2, 900)\n\
+        cell_runs(1)\ncell_cpus(1, 2)\ncell_free_bytes(1, 100)\ncell_runs(2)\ncell_cpus(2, 2)\n\
+        cell_free_bytes(2, 900)\n\
         cell_cordoned(2)\n";
     let said = |more: &str| -> Vec<String> {
         let known = base(&format!("{facts}{more}"));

@@ -5,7 +5,7 @@
 //!
 //! | request | the other thread |
 //! | --- | --- |
-//! | `ECHO` | sends the message back; half a round trip is the latency, since two CPUs have no clock in common |
+//! | `ECHO` | returns the message; half a round trip is the latency, since CPUs share no clock |
 //! | `TAKE` | takes the messages that follow, then answers; the sender sends without a pause and is timed |
 //! | `GIVE` | sends as many, then the time that this took |
 //! | `COPY` | copies a buffer that the first has just written, and sends the time that this took |
@@ -189,8 +189,8 @@ impl Prober {
         })
     }
 
-    /// In nanoseconds: the latency; there, what sending one costs, until one of many is taken, copying; the
-    /// same back.
+    /// Returns nanoseconds: the latency; in one direction the costs of sending one message, of sending one of
+    /// many until it is taken, and of copying; the same in the other direction.
     fn round(&mut self) -> Option<[f64; 7]> {
         let start = Instant::now();
         for _ in 0..TRIPS {

@@ -9,7 +9,7 @@ use super::*;
 
 const NAME: &str = "here";
 
-/// CPUs of one node that say nothing of caches.
+/// CPUs of one node without facts of caches.
 fn host(cpus: &BTreeSet<i64>) -> Base {
     let mut base = Base::default();
     base.learn([
@@ -64,7 +64,7 @@ fn unmeasurable_pairs_are_skipped_within_the_limit() {
     let cpus = first_cpus(2);
     assert_eq!(measure(&host(&cpus), &cpus, Duration::ZERO), []);
     let mine = *cpus.first().expect("a CPU");
-    // No machine has it.
+    // No machine has this CPU.
     let impossible = BTreeSet::from([mine, 8191]);
     let start = Instant::now();
     assert_eq!(measure(&host(&impossible), &impossible, PATIENT), []);
@@ -95,7 +95,7 @@ fn measurement_stays_within_its_time_limit() {
     for _ in 0..3 {
         measure(&host(&cpus), &cpus, limit);
     }
-    // Beside it: threads that start and end, on a busy machine.
+    // Additional time for threads that start and end on a busy machine.
     assert!(start.elapsed() < 3 * limit + Duration::from_secs(5));
 }
 
@@ -125,7 +125,7 @@ fn cached_measurements_are_valid_for_same_boot_host_and_cpus_only() {
     );
     assert_eq!(kept.read(NAME, &BTreeSet::from([1, 3])), None, "another CPU");
     assert_eq!(kept.read("forward", &cpus), None, "another host");
-    // Somebody who may use a part of them measures again: that part is corrected.
+    // A user with access to a part of them measures again: that part is corrected.
     kept.write(NAME, &of(&[1, 2], &[latency(2, 170)]))
         .expect("written");
     let corrected = of(&[0, 1, 2, 8], &[latency(0, 140), latency(2, 170)]);

@@ -10,7 +10,7 @@ const PAGE_BYTES: u64 = 4096;
 /// The host's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct HostMemory {
-    /// All memory that the kernel can give out.
+    /// All memory that the kernel can allocate, bytes.
     pub total_bytes: u64,
     /// Memory that nothing uses: `MemFree`, and the free pages on the lists of single CPUs.
     pub free_bytes: u64,

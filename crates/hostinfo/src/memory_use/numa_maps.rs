@@ -60,7 +60,8 @@ mod tests {
     #[test]
     fn guest_pages_are_counted_per_node_and_others_ignored() {
         let text = "\
-7f1000000000 bind:0-1 file=/memfd:guest-memory\\040(deleted) mapped=30 active=0 N0=10 N1=20 kernelpagesize_kB=4
+7f1000000000 bind:0-1 file=/memfd:guest-memory\\040(deleted) mapped=30 active=0 N0=10 N1=20 \
+kernelpagesize_kB=4
 7f1100000000 default file=/srv/N9=5/image.raw mapped=7 N0=7 kernelpagesize_kB=4
 7f1200000000 default anon=3 dirty=3 N0=3 kernelpagesize_kB=4
 7f1300000000 default file=/memfd:guest-memory-layer\\040(deleted) anon=2 dirty=2 N1=2 kernelpagesize_kB=4

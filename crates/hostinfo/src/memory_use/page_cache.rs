@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
 const PAGE_BYTES: u64 = 4096;
-/// Bytes looked at by one `mincore`, which answers with a byte for each page.
+/// Bytes that one `mincore` covers, which returns a byte for each page.
 const STEP_BYTES: u64 = 1 << 30;
 /// `cachestat(2)`, from Linux 6.5 on.
 const SYS_CACHESTAT: libc::c_long = 451;

@@ -13,8 +13,8 @@ use super::page_cache;
 use super::process::{self, OpenFile};
 use super::smaps::FileId;
 
-/// The memory use of the VMs of `records`. A VM that ends meanwhile is left out. The result names what this
-/// user may not read.
+/// Returns the memory use of the VMs of `records`. A VM that ends meanwhile is omitted. The result names the
+/// processes that this user may not read.
 pub fn read(records: &[Record]) -> io::Result<MemoryUse> {
     let mut reader = Reader::default();
     let vms: Vec<VmReading> = records
@@ -40,7 +40,7 @@ pub fn read_one(record: &Record, others: &[Record]) -> Option<VmMemory> {
     account(&[vm], &files, HostMemory::default()).vms.pop()
 }
 
-/// Collects readings, and remembers what could not be read.
+/// Collects readings, and records which could not be read.
 #[derive(Default)]
 struct Reader {
     /// Files that VMs or their monitors have open.
@@ -86,8 +86,8 @@ impl Reader {
         })
     }
 
-    /// The part of one VM in its monitor and in what that started beside shards: its memory, and what of it
-    /// is swapped.
+    /// Returns the share of one VM in its monitor and in the processes that the monitor started beside
+    /// shards: memory, and the swapped part of it.
     fn monitor(&mut self, pid: u32, all: &[Record]) -> (u64, u64) {
         if let Some(part) = self.monitors.get(&pid) {
             return *part;
@@ -175,7 +175,7 @@ fn keeper(record: &Record) -> Option<u32> {
     record.keeper_pid.and_then(|pid| u32::try_from(pid).ok())
 }
 
-/// The processes of a VM's shards beside its home.
+/// Returns the processes of a VM's secondary shards.
 fn parts(record: &Record) -> impl Iterator<Item = u32> {
     record.part_pids.iter().filter_map(|pid| u32::try_from(*pid).ok())
 }

@@ -12,8 +12,10 @@ const KIB: u64 = 1024;
 /// anonymous.
 fn area(header: &str, [rss, pss, anonymous, swap, swap_pss]: [u64; 5]) -> String {
     format!(
-        "{header}\nSize:             131072 kB\nKernelPageSize:        4 kB\nRss:     {rss:>8} kB\nPss:     {pss:>8} kB\n\
-         Pss_Dirty:             0 kB\nShared_Clean:          0 kB\nAnonymous: {anonymous:>8} kB\nLazyFree: 0 kB\n\
+        "{header}\nSize:             131072 kB\nKernelPageSize:        4 kB\nRss:     {rss:>8} kB\n\
+         Pss:     {pss:>8} kB\n\
+         Pss_Dirty:             0 kB\nShared_Clean:          0 kB\nAnonymous: {anonymous:>8} kB\nLazyFree: \
+         0 kB\n\
          Swap:    {swap:>8} kB\nSwapPss: {swap_pss:>8} kB\nLocked: 0 kB\nTHPeligible:    0\n\
          VmFlags: rd wr sh mr mw me ms dd sd\n"
     )
@@ -23,18 +25,65 @@ fn area(header: &str, [rss, pss, anonymous, swap, swap_pss]: [u64; 5]) -> String
 /// KVM maps.
 fn shard() -> String {
     [
-        area("00400000-00500000 r--p 00000000 fe:01 77                         /usr/bin/mirrorball", [400, 100, 0, 0, 0]),
-        area("00500000-00a00000 r-xp 00100000 fe:01 77                         /usr/bin/mirrorball", [2000, 500, 0, 0, 0]),
-        area("00a00000-00a10000 rw-p 00600000 fe:01 77                         /usr/bin/mirrorball", [64, 64, 64, 0, 0]),
-        area("01a00000-01b00000 rw-p 00000000 00:00 0                          [heap]", [300, 300, 300, 20, 20]),
-        area("7f0000000000-7f0004000000 rw-s 00000000 00:01 1033                       /memfd:guest-memory (deleted)", [40000, 40000, 0, 1000, 0]),
-        area("7f0004000000-7f0005000000 rw-p 01000000 fe:01 900                        /images/a b/root.raw", [12000, 4000, 1000, 0, 8]),
-        area("7f0005000000-7f0008000000 rw-s 05000000 00:01 1033                       /memfd:guest-memory (deleted)", [20000, 20000, 0, 0, 0]),
-        area("7f0009000000-7f000a000000 rw-p 00000000 00:01 2044                       /memfd:guest-memory (deleted)", [9000, 4000, 1000, 0, 0]),
-        area("7f000b000000-7f000b001000 rw-s 00000000 00:0d 12                         anon_inode:kvm-vcpu:0", [12, 12, 0, 0, 0]),
-        area("7f000c000000-7f000c800000 rw-p 00000000 00:00 0 ", [80, 80, 80, 0, 0]),
-        area("7f000d000000-7f000d001000 rw-s 00000000 00:01 5                          /dev/zero (deleted)", [4, 4, 0, 0, 0]),
-        area("7ffe0000000-7ffe00020000 r-xp 00000000 00:00 0                          [vdso]", [8, 0, 0, 0, 0]),
+        area(
+            "00400000-00500000 r--p 00000000 fe:01 77                         \
+            /usr/bin/mirrorball",
+            [400, 100, 0, 0, 0],
+        ),
+        area(
+            "00500000-00a00000 r-xp 00100000 fe:01 77                         \
+            /usr/bin/mirrorball",
+            [2000, 500, 0, 0, 0],
+        ),
+        area(
+            "00a00000-00a10000 rw-p 00600000 fe:01 77                         \
+            /usr/bin/mirrorball",
+            [64, 64, 64, 0, 0],
+        ),
+        area(
+            "01a00000-01b00000 rw-p 00000000 00:00 0                          \
+            [heap]",
+            [300, 300, 300, 20, 20],
+        ),
+        area(
+            "7f0000000000-7f0004000000 rw-s 00000000 00:01 1033                       /memfd:guest-memory \
+            (deleted)",
+            [40000, 40000, 0, 1000, 0],
+        ),
+        area(
+            "7f0004000000-7f0005000000 rw-p 01000000 fe:01 900                        /images/a \
+            b/root.raw",
+            [12000, 4000, 1000, 0, 8],
+        ),
+        area(
+            "7f0005000000-7f0008000000 rw-s 05000000 00:01 1033                       /memfd:guest-memory \
+            (deleted)",
+            [20000, 20000, 0, 0, 0],
+        ),
+        area(
+            "7f0009000000-7f000a000000 rw-p 00000000 00:01 2044                       /memfd:guest-memory \
+            (deleted)",
+            [9000, 4000, 1000, 0, 0],
+        ),
+        area(
+            "7f000b000000-7f000b001000 rw-s 00000000 00:0d 12                         \
+            anon_inode:kvm-vcpu:0",
+            [12, 12, 0, 0, 0],
+        ),
+        area(
+            "7f000c000000-7f000c800000 rw-p 00000000 00:00 0 ",
+            [80, 80, 80, 0, 0],
+        ),
+        area(
+            "7f000d000000-7f000d001000 rw-s 00000000 00:01 5                          /dev/zero \
+            (deleted)",
+            [4, 4, 0, 0, 0],
+        ),
+        area(
+            "7ffe0000000-7ffe00020000 r-xp 00000000 00:00 0                          \
+            [vdso]",
+            [8, 0, 0, 0, 0],
+        ),
     ]
     .concat()
 }
@@ -220,7 +269,8 @@ fn writable_file_pages_count_for_the_vm_and_read_only_ones_as_shared() {
             mapped_elsewhere: 900 * KIB,
         },
     ];
-    let meminfo = "MemTotal:  1000000 kB\nMemFree:   500000 kB\nSecPageTables: 400 kB\nSlab: 10 kB\nKernelStack: 5 kB\n";
+    let meminfo = "MemTotal:  1000000 kB\nMemFree:   500000 kB\nSecPageTables: 400 kB\nSlab: 10 kB\n\
+        KernelStack: 5 kB\n";
     let zones = "    pagesets\n    cpu: 0\n              count: 25\n    cpu: 1\n              count:    0\n";
     let host = HostMemory::of(meminfo, zones);
     assert_eq!(host.used_bytes, (500_000 - 100) * KIB);

@@ -53,7 +53,7 @@ fn unmeasured_costs_are_proportional_to_distance() {
 #[test]
 fn measurements_extend_to_equivalent_cpus() {
     let mut base = with_cells(TWO);
-    // CPUs 0 to 3 are in cell 0, 4 to 7 in cell 1; a cell of another part of node 1, which nobody measured.
+    // CPUs 0 to 3 are in cell 0, 4 to 7 in cell 1; a cell of another part of node 1 was not measured.
     learn(
         &mut base,
         "latency_ns(\"two-sockets\", 0, 4, \"ring\", 300)\n\
@@ -151,9 +151,10 @@ fn cost_between_hosts_is_that_of_the_fastest_transport() {
     );
     learn(
         &mut base,
-        "host_latency_ns(\"two-sockets\", \"beta\", \"tls\", 41000)\nhost_latency_ns(\"beta\", \"two-sockets\", \"shared\", 2000)",
+        "host_latency_ns(\"two-sockets\", \"beta\", \"tls\", 41000)\nhost_latency_ns(\"beta\", \
+         \"two-sockets\", \"shared\", 2000)",
     );
-    // A transport that the cluster does not have carries nothing, however fast it is said to be.
+    // A transport that the cluster does not have carries nothing, whatever speed is asserted.
     assert_eq!(RouteCosts::of(&base).transport(0, 2), Some(TLS));
     assert_eq!(RouteCosts::of(&base).fastest_ns(0, 2), 41_000);
     learn(&mut base, "shares_memory(\"two-sockets\", \"beta\")");
@@ -169,7 +170,8 @@ fn cost_between_hosts_is_that_of_the_fastest_transport() {
 #[test]
 fn shared_memory_is_chosen_unless_tls_is_known_to_be_faster() {
     let mut base = with_cells(TWO);
-    let facts = "cell(2, \"beta\")\nshares_memory(\"beta\", \"two-sockets\")\nhost_latency_ns(\"two-sockets\", \"beta\", \"tls\", 100)";
+    let facts = "cell(2, \"beta\")\nshares_memory(\"beta\", \"two-sockets\")\n\
+        host_latency_ns(\"two-sockets\", \"beta\", \"tls\", 100)";
     learn(&mut base, facts);
     let costs = RouteCosts::of(&base);
     assert_eq!(
@@ -177,7 +179,7 @@ fn shared_memory_is_chosen_unless_tls_is_known_to_be_faster() {
         (Some(SHARED), 100)
     );
     assert_eq!(costs.transport(0, 1), Some(RING));
-    // Nothing is known of a cell that has just joined.
+    // A cell that has just joined has no facts.
     assert_eq!(choose(&costs.between(0, 9), &[SHARED, TLS]), Some(SHARED));
     learn(
         &mut base,
@@ -204,10 +206,13 @@ fn trees_complete_no_later_than_sequential_sends_on_recorded_machines() {
 proptest! {
     /// For any measurements, each pair has a cost, and none is lower than the lowest measured or derived one.
     #[test]
-    fn every_pair_of_cells_has_a_cost(measured in prop::collection::vec((0..20_i64, 0..20_i64, 50..5000_i64), 0..40)) {
+    fn every_pair_of_cells_has_a_cost(
+        measured in prop::collection::vec((0..20_i64, 0..20_i64, 50..5000_i64), 0..40)
+    ) {
         let mut base = with_cells(TWO);
         base.learn(measured.iter().map(|(from, to, ns)| {
-            Fact::new("latency_ns", ["two-sockets".into(), (*from).into(), (*to).into(), RING.into(), (*ns).into()])
+            let terms = ["two-sockets".into(), (*from).into(), (*to).into(), RING.into(), (*ns).into()];
+            Fact::new("latency_ns", terms)
         }));
         let costs = Costs::of(&RouteCosts::of(&base), &[0, 1]);
         for latency in costs.latency_ns.iter().flatten() {

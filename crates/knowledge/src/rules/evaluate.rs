@@ -8,8 +8,8 @@ use super::{Atom, Literal, Pattern, Rule};
 use crate::Base;
 use crate::fact::{Fact, Term};
 
-/// Facts that may follow, and bindings that may be tried, until a question is given up: a question can be
-/// made that takes longer than anybody waits.
+/// Limits of derived facts and of tried bindings, beyond which a question is abandoned: some questions take
+/// longer than any user waits.
 const FACTS_MAX: usize = 200_000;
 const TRIES_MAX: u64 = 20_000_000;
 
@@ -58,7 +58,7 @@ struct Search<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// All of `base` and what follows that the question depends on.
+    /// Returns all of `base` and the derived facts on which the question depends.
     fn of(base: &'a Base, rules: &'a [Rule], question: &Rule) -> Result<Self, RuleError> {
         let mut known = Self {
             facts: HashMap::new(),
@@ -146,7 +146,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Calls `then` for every fact like `atom`, its variables bound, for as long as it says so.
+    /// Calls `then` for every fact that matches `atom`, its variables bound, as long as it returns true.
     fn each(
         &mut self,
         atom: &Atom,
@@ -175,8 +175,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Binds what is free in `atom` so that it is the fact: the variables bound by that. `None` if it can't
-    /// be.
+    /// Binds the free variables in `atom` so that it is the fact, and returns the newly bound ones. `None` if
+    /// that is impossible.
     fn bind(&mut self, atom: &Atom, terms: &[Term]) -> Option<Vec<usize>> {
         if atom.terms.len() != terms.len() {
             return None;
@@ -266,7 +266,8 @@ mod tests {
             let base = base(&(facts + &all));
             let there: Vec<String> = pairs.iter().map(|(a, b)| format!("q({a}, {b})")).collect();
             prop_assert_eq!(answers(&base, "", "q(A, B) <- n(B), n(A), pair(A, B)"), there);
-            let absent = (0..6).flat_map(|a| (0..6).map(move |b| (a, b))).filter(|pair| !pairs.contains(pair));
+            let all = (0..6).flat_map(|a| (0..6).map(move |b| (a, b)));
+            let absent = all.filter(|pair| !pairs.contains(pair));
             let absent: Vec<String> = absent.map(|(a, b)| format!("q({a}, {b})")).collect();
             prop_assert_eq!(answers(&base, "", "q(A, B) <- n(A), n(B), not pair(A, B)"), absent);
             let first: BTreeSet<i64> = pairs.iter().map(|(a, _)| *a).collect();
@@ -324,7 +325,8 @@ mod tests {
 
     #[test]
     fn built_in_rules_derive_near_cells_and_their_transports() {
-        let cells = "host(\"a\")\nnode(\"a\", 0)\nnode(\"a\", 1)\ncell(0, \"a\")\ncell(1, \"a\")\ncell(2, \"a\")\ncell(3, \"b\")\n\
+        let cells = "host(\"a\")\nnode(\"a\", 0)\nnode(\"a\", 1)\ncell(0, \"a\")\ncell(1, \"a\")\ncell(2, \
+            \"a\")\ncell(3, \"b\")\n\
             cell_node(0, 0)\ncell_node(1, 0)\ncell_node(2, 1)\ncell_node(3, 0)\n\
             distance(\"a\", 0, 1, 15)\ndistance(\"a\", 1, 0, 30)\n\
             host_latency_ns(\"a\", \"b\", \"tls\", 40000)\nhost_latency_ns(\"a\", \"b\", \"shared\", 2000)\n\

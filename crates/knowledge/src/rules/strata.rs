@@ -8,7 +8,7 @@ use super::{Literal, Rule, RuleError};
 /// before it.
 ///
 /// # Errors
-/// [`RuleError::Circle`] if a rule needs the absence of what follows from it.
+/// Fails with [`RuleError::Circle`] if a rule requires the absence of facts that follow from it.
 pub(super) fn strata<'a>(rules: &'a [Rule], question: &Rule) -> Result<Vec<Vec<&'a Rule>>, RuleError> {
     let needed = needed(rules, question);
     let mut levels: BTreeMap<&str, usize> = needed.iter().map(|rule| (&rule.head.name[..], 0)).collect();

@@ -4,7 +4,8 @@
 //! lab-tool serve PORT          says `up`, takes one connection, sends back all that comes
 //! lab-tool ask ADDRESS PORT    sends some megabytes there, and says what it got back
 //! lab-tool reflect PORT        says `up`, and sends back each datagram, until it is killed
-//! lab-tool probe ADDRESS PORT COUNT   sends so many there, 20 ms apart; says how many came back, and after what time at best
+//! lab-tool probe ADDRESS PORT COUNT   sends COUNT messages, 20 ms apart; prints the number of replies and
+//!                                     the shortest round trip
 //! lab-tool write TEXT          into the shared memory
 //! lab-tool read LENGTH         from there
 //! ```
@@ -24,7 +25,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 /// Between two datagrams.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
-/// A datagram that is not back after this is lost; emulated hosts stand still for a while now and then.
+/// Time after which a datagram counts as lost; emulated hosts pause for a while now and then.
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
 
 /// More than the link's queue of frames holds.
@@ -54,7 +55,11 @@ fn main() -> Result<()> {
             println!("{}", String::from_utf8(Shared::open()?.read(length.parse()?))?);
             Ok(())
         }
-        _ => Err("serve PORT | ask ADDRESS PORT | reflect PORT | probe ADDRESS PORT COUNT | write TEXT | read LENGTH".into()),
+        _ => Err(
+            "serve PORT | ask ADDRESS PORT | reflect PORT | probe ADDRESS PORT COUNT | write TEXT | \
+            read LENGTH"
+                .into(),
+        ),
     }
 }
 

@@ -1,4 +1,4 @@
-//! KVM of a lab host: its device, and what keeps the host's kernel from patching itself.
+//! KVM of a lab host: its device, and VMs that keep the host's kernel from patching itself.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 /// The enable bit of a local APIC's base register.
 const APIC_ENABLED: u64 = 1 << 11;
 
-/// Gives `/dev/kvm` the mode it usually has on a host with KVM.
+/// Sets the usual mode of `/dev/kvm` on a host with KVM.
 pub fn open() {
     let _ = fs::set_permissions("/dev/kvm", std::os::unix::fs::PermissionsExt::from_mode(0o666));
 }
@@ -19,11 +19,12 @@ pub struct Keys {
 
 /// Turns KVM's static keys on for as long as the result lives.
 ///
-/// The kernel patches its code where a static key changes: at the first VM of a host and after its last one
-/// the code of each task switch (`preempt_notifier_key`), and at a vCPU's start that of its interrupts. QEMU
-/// 7.2 translates code without a lock on its page, so that a CPU can keep a translation of the patch's
-/// breakpoint, which is gone: it takes that breakpoint for ever, and the host locks up. Here one VM has a
-/// local APIC that is off in both ways, and one has none, so that no VM that comes or goes changes a key.
+/// Holds VMs that keep static keys unchanged. The kernel patches its code when a static key changes: at the
+/// first VM of a host and after its last one the code of each task switch (`preempt_notifier_key`), and at a
+/// vCPU's start that of its interrupts. QEMU 7.2 translates code without a lock on its page. A CPU can
+/// therefore keep a translation of the patch's breakpoint, which is gone: it takes that breakpoint for ever,
+/// and the host locks up. Here one VM has a local APIC that is disabled in both ways, and one has none, so
+/// that no other VM's start or end changes a key.
 pub fn hold_keys() -> Option<Keys> {
     match keys() {
         Ok(keys) => Some(keys),

@@ -1,7 +1,7 @@
 //! A lab host's first process.
 //!
-//! It loads the modules, makes this machine's root its own, and splits: process 1 only reaps; its child
-//! serves connections. When either can't go on the host powers off, which ends QEMU.
+//! It loads the modules, changes to this machine's root, and splits: process 1 only reaps; its child serves
+//! connections. If either can't continue, the host powers off, which ends QEMU.
 
 mod kvm;
 mod mounts;
@@ -23,10 +23,10 @@ use nix::unistd::{ForkResult, Pid, fork};
 use crate::boot::BootConfig;
 use crate::qemu::SPARE_CPUS;
 
-/// How many files a process on the host may have open, if it asks.
+/// Greatest number of open files that a process on the host may request.
 const OPEN_FILES_MAX: u64 = 1 << 20;
 
-/// Why a host can't come up.
+/// Reason why a host can't start.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs the host; never returns.

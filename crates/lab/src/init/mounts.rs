@@ -23,7 +23,8 @@ pub fn basic() -> Result<(), Failure> {
 
 /// Puts the new root together and moves into it.
 ///
-/// The root is moved over the initramfs instead of pivoted, so that `pivot_root` works in what runs here.
+/// The root is moved over the initramfs instead of pivoted, so that `pivot_root` works for programs of the
+/// host.
 pub fn change_root(boot: &BootConfig) -> Result<(), Failure> {
     share(NEW, "mmap")?;
     cached(&boot.cached);
@@ -74,7 +75,7 @@ pub fn change_root(boot: &BootConfig) -> Result<(), Failure> {
 }
 
 fn share(target: &str, cache: &str) -> Result<(), Failure> {
-    // 500 KiB is what QEMU's transport carries at most.
+    // 500 KiB is the most that QEMU's transport carries.
     let options = format!("trans=virtio,version=9p2000.L,msize=512000,cache={cache}");
     mount(
         Some("root"),

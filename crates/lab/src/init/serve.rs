@@ -16,7 +16,7 @@ const GREETING_MAX: Duration = Duration::from_secs(10);
 
 /// Serves until the host ends.
 pub fn run(boot: &BootConfig) -> Result<(), Failure> {
-    // A session of its own: a signal to process 1's group must not end it.
+    // A separate session: a signal to process 1's group must not end it.
     nix::unistd::setsid()?;
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
     println!("{READY}");
@@ -32,15 +32,15 @@ pub fn run(boot: &BootConfig) -> Result<(), Failure> {
     }
 }
 
-/// Has every CPU that programs run on wake a sleeping thread, and every shared file system answer. In
-/// emulation an interrupt is lost now and then: then what sleeps, or waits for a file, does so for good, and
-/// limits on time do not end it either. The next interrupt of the same kind, such as these, sets it going
-/// again; if that does not help, this never returns.
+/// Makes every CPU that programs run on wake a sleeping thread, and every shared file system reply. In
+/// emulation an interrupt is lost now and then. A thread that sleeps, or waits for a file, then does so for
+/// ever, and time limits do not end it either. The next interrupt of the same kind, such as these, revives
+/// it; if that does not help, this never returns.
 fn beat() -> std::io::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     for mount in mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()) {
         if let [_, place, "9p", ..] = mount[..] {
-            // Always asked of the other side.
+            // Each call reaches the other side.
             let _ = nix::sys::statfs::statfs(place);
         }
     }
@@ -81,7 +81,7 @@ fn connection(mut stream: TcpStream, token: &[u8; TOKEN_BYTES]) -> Result<(), Fa
             stream.write_all(b"S")?;
         }
         Some(Purpose::CountVms) => {
-            // A directory for each VM; beside them are the registry's own files.
+            // A directory for each VM; the registry's own files are beside them.
             let is_vm = |entry: &std::io::Result<fs::DirEntry>| {
                 entry.as_ref().is_ok_and(|entry| entry.path().is_dir())
             };

@@ -5,7 +5,7 @@ use crate::command::{Ended, directory, lab};
 /// A background lab that is ended however the test ends.
 pub struct Background {
     pub name: String,
-    /// Whether a host did not come up at first.
+    /// Whether a host did not start at first.
     pub started_again: bool,
 }
 
@@ -34,7 +34,7 @@ impl Background {
         [&["exec", "--lab", &self.name, host, "--"], argv].concat()
     }
 
-    /// Runs a program in a host; gives what it wrote to standard output.
+    /// Runs a program in a host; returns its standard output.
     #[track_caller]
     pub fn on(&self, host: &str, argv: &[&str]) -> String {
         Ended::of(lab(&self.command(host, argv))).expect(0).text()
@@ -44,7 +44,7 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         let _ = lab(&["down", "--name", &self.name]).output();
-        // One that died is kept for a person, who has not asked for it.
+        // A lab that died is kept for a person, who does not exist here.
         let _ = std::fs::remove_dir_all(directory(&self.name));
     }
 }

@@ -1,5 +1,5 @@
-//! Two real hosts from a lab file: NUMA nodes and distances, a network between them, memory they share; and
-//! what is left when a lab's owner is killed.
+//! Two real hosts from a lab file: NUMA nodes and distances, a network between them, shared memory; and the
+//! remains after a lab's owner is killed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -57,7 +57,7 @@ fn talk(running: &Background, server: &str, client: &str) -> String {
 
 /// Number of labs that a campaign starts, one after the other; a landing starts one.
 const LABS_IN_CAMPAIGN: usize = 100;
-/// Programs that come and go on each CPU at the same time.
+/// Programs that start and end on each CPU at the same time.
 const WORK: &str = "for cpu in $(seq $(nproc)); do \
     (i=0; while [ $i -lt 50 ]; do i=$((i+1)); /bin/true; done) & done; wait; echo done";
 

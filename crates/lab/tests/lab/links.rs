@@ -53,7 +53,7 @@ impl Drop for Reflector {
     }
 }
 
-/// Of `count` datagrams from `left`, how many came back, and the shortest time there and back in
+/// Sends `count` datagrams from `left`; returns the number of replies, and the shortest round trip in
 /// microseconds.
 #[track_caller]
 fn probe(running: &Background, count: u32) -> (u32, u64) {

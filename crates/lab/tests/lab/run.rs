@@ -12,7 +12,8 @@ use crate::command::{Ended, hosts, lab, program, turn};
 fn command_keeps_its_directory_streams_and_exit_status() {
     let _turn = turn();
     let directory = tempfile::tempdir().unwrap();
-    let script = "pwd; echo to-stderr >&2; test -c /dev/kvm && echo inside > result; head -c 3000000 /dev/zero; exit 7";
+    let script = "pwd; echo to-stderr >&2; test -c /dev/kvm && echo inside > result; head -c 3000000 \
+        /dev/zero; exit 7";
     let mut run = lab(&["run", "--limit", "90", "--", "sh", "-c", script]);
     run.current_dir(&directory);
     let ended = Ended::of(run).expect(7);
@@ -89,7 +90,7 @@ fn lab_restarts_when_a_host_dies_during_startup() {
         assert!(begun.elapsed() < Duration::from_secs(60), "no host has started");
         std::thread::sleep(Duration::from_millis(20));
     };
-    // The lab asks QEMU itself something first.
+    // The lab first sends QEMU itself a query.
     std::thread::sleep(Duration::from_secs(2));
     kill(first, Signal::SIGKILL).unwrap();
     let output = run.wait_with_output().unwrap();

@@ -26,7 +26,7 @@ fn part(cell: u16, vcpus: Range<u8>, mib: u64) -> Part {
 }
 
 #[test]
-fn equal_cells_get_equal_parts() {
+fn equal_cells_receive_equal_parts() {
     let cells = [room(1, 4, 0, 4096), room(0, 4, 9, 0)];
     let parts = divide(4, 1024 * MIB, &cells);
     assert_eq!(parts, [part(1, 0..2, 512), part(0, 2..4, 512)]);
@@ -39,7 +39,7 @@ fn vcpus_are_proportional_to_cpus() {
 }
 
 #[test]
-fn smallest_cell_gets_one_vcpu_and_64_mib() {
+fn smallest_cell_receives_one_vcpu_and_64_mib() {
     let parts = divide(4, 256 * MIB, &[room(0, 100, 0, 0), room(1, 1, 0, 0)]);
     assert_eq!(parts, [part(0, 0..3, 192), part(1, 3..4, 64)]);
     let parts = divide(16, 256 * MIB, &[room(0, 100, 0, 0), room(1, 1, 0, 0)]);
@@ -57,13 +57,13 @@ fn uneven_thirds_are_apportioned() {
 }
 
 #[test]
-fn largest_remainder_gets_the_rest() {
+fn largest_remainder_receives_the_rest() {
     let parts = divide(7, 1024 * MIB, &[room(0, 5, 0, 0), room(1, 3, 0, 0)]);
     assert_eq!(parts, [part(0, 0..4, 586), part(1, 4..7, 438)]);
 }
 
 #[test]
-fn one_cell_gets_everything_and_no_cells_get_nothing() {
+fn one_cell_receives_the_whole_vm_and_no_cells_receive_none() {
     let parts = divide(254, 4096 * MIB, &[room(9, 1, 0, 0)]);
     assert_eq!(parts, [part(9, 0..254, 4096)]);
     assert_eq!(divide(4, 512 * MIB, &[]), []);
@@ -136,7 +136,7 @@ fn capacities(cells: impl Into<proptest::collection::SizeRange>) -> impl Strateg
     })
 }
 
-/// The size of the smallest set that would do.
+/// Returns the size of the smallest set that suffices.
 fn smallest(capacities: &[CellCapacity], vcpus: u8, memory_bytes: u64) -> Option<usize> {
     let cpus = |set: &[CellCapacity]| set.iter().map(|room| room.cpus).sum::<u32>();
     let all = (1..=capacities.len()).flat_map(|count| candidates(capacities, count));
@@ -154,7 +154,11 @@ fn smallest(capacities: &[CellCapacity], vcpus: u8, memory_bytes: u64) -> Option
 
 proptest! {
     #[test]
-    fn parts_sum_to_the_vm_in_cell_order(vcpus in 1..=254_u8, steps in 32..2_000_000_u64, capacities in capacities(1..65)) {
+    fn parts_sum_to_the_vm_in_cell_order(
+        vcpus in 1..=254_u8,
+        steps in 32..2_000_000_u64,
+        capacities in capacities(1..65)
+    ) {
         let memory_bytes = steps * STEP_BYTES;
         let parts = divide(vcpus, memory_bytes, &capacities);
         prop_assert_eq!(parts.len(), capacities.len().min(usize::from(vcpus)));
@@ -175,16 +179,21 @@ proptest! {
 
     /// A share above the minimum is within one of its quota of the remainder.
     #[test]
-    fn parts_are_proportional(total in 0..100_000_u64, weights in prop::collection::vec(1..1000_u64, 1..65), least in 0..100_u64) {
+    fn parts_are_proportional(
+        total in 0..100_000_u64,
+        weights in prop::collection::vec(1..1000_u64, 1..65),
+        least in 0..100_u64
+    ) {
         let least = least.min(total / weights.len() as u64);
         let parts = apportion(total, &weights, least);
         prop_assert_eq!(parts.iter().sum::<u64>(), total);
         prop_assert!(parts.iter().all(|part| *part >= least));
         for (at, part) in parts.iter().enumerate() {
             for (other, other_part) in parts.iter().enumerate() {
-                // More than the least, and more for its weight than another by more than what rounding makes:
-                // unfair.
-                let (more, less) = ((part.saturating_sub(1)) * weights[other], (other_part + 1) * weights[at]);
+                // A cell with more than the least part and, for its weight, more than another by more than
+                // rounding is unfair.
+                let more = part.saturating_sub(1) * weights[other];
+                let less = (other_part + 1) * weights[at];
                 prop_assert!(*part <= least || more <= less, "{parts:?} {weights:?}");
             }
         }
@@ -203,7 +212,7 @@ proptest! {
         }
     }
 
-    /// No set is smaller of all that would do.
+    /// No smaller set suffices.
     #[test]
     fn chosen_set_is_smallest(vcpus in 1..40_u8, steps in 32..4000_u64, capacities in capacities(0..7)) {
         let memory_bytes = steps * STEP_BYTES;
@@ -211,10 +220,16 @@ proptest! {
         prop_assert_eq!(chosen.map(|set| set.len()), smallest(&capacities, vcpus, memory_bytes));
     }
 
-    /// Where vCPUs and memory come out even, one of the likely sets has the memory if any has it.
+    /// If vCPUs and memory divide evenly, one of the likely sets has the memory if any set has it.
     #[test]
-    fn candidate_sets_include_one_with_enough_memory(sixties in 1..5_u8, steps in 1..60_u64, like in 1..80_u32, capacities in capacities(1..7)) {
-        let capacities: Vec<CellCapacity> = capacities.iter().map(|room| CellCapacity { cpus: like, ..*room }).collect();
+    fn candidate_sets_include_one_with_enough_memory(
+        sixties in 1..5_u8,
+        steps in 1..60_u64,
+        like in 1..80_u32,
+        capacities in capacities(1..7)
+    ) {
+        let capacities: Vec<CellCapacity> =
+            capacities.iter().map(|room| CellCapacity { cpus: like, ..*room }).collect();
         let (vcpus, memory_bytes) = (60 * sixties, 60 * steps * STEP_BYTES);
         for count in 1..=capacities.len() {
             let does = |sets: Vec<Vec<CellCapacity>>| sets.iter().any(|set| fits(set, vcpus, memory_bytes));
@@ -224,9 +239,13 @@ proptest! {
 
     /// Of equal sets the least loaded, then the lowest.
     #[test]
-    fn least_loaded_of_equal_cells_are_chosen(loads in prop::collection::vec(0..30_u32, 1..20), count in 1..9_usize) {
+    fn least_loaded_of_equal_cells_are_chosen(
+        loads in prop::collection::vec(0..30_u32, 1..20),
+        count in 1..9_usize
+    ) {
         let count = count.min(loads.len());
-        let capacities: Vec<CellCapacity> = (0..).zip(&loads).map(|(cell, load)| room(cell, 1, *load, 1024)).collect();
+        let capacities: Vec<CellCapacity> =
+            (0..).zip(&loads).map(|(cell, load)| room(cell, 1, *load, 1024)).collect();
         let mut order: Vec<u16> = (0..loads.len() as u16).collect();
         order.sort_by_key(|cell| loads[usize::from(*cell)]);
         order.truncate(count);

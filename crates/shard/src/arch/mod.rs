@@ -1,3 +1,3 @@
-//! What depends on the guest's processor architecture.
+//! Code that depends on the guest's processor architecture.
 
 pub mod x86_64;

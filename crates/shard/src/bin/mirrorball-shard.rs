@@ -1,5 +1,5 @@
-//! The program of a shard: one VM, or its part in one cell, from the launch message to the last report; and
-//! of a card's frame filter. A monitor starts both.
+//! The shard's program, which a monitor starts. It serves one VM, or the VM's share in one cell, from the
+//! launch message to the last report. It is also the program of a card's frame filter.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
@@ -27,8 +27,9 @@ fn main() -> ExitCode {
     shard::process::run(&control.into())
 }
 
-/// Keeps the allocator from making an arena for each thread: it would look up the number of CPUs in /sys, and
-/// a sealed thread may not. The few small allocations of a shard are not worth the memory of arenas either.
+/// Keeps the allocator from creating an arena for each thread: it would read the number of CPUs in /sys,
+/// which a sealed thread may not do. The few small allocations of a shard are not worth the memory of arenas
+/// either.
 fn keep_one_arena() {
     // SAFETY: sets a number of the allocator's before any other thread exists.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };

@@ -1,4 +1,4 @@
-//! The process as a fork of the test runner: one thread, sealed as it is beside a shard.
+//! The filter's process as a fork of the test runner: one thread, sealed as beside a shard.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -47,7 +47,7 @@ fn start(arguments: &Arguments) -> Started {
     // of the runner might have held at the fork (the allocator's are reset by glibc's fork handlers).
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
-            // The other ends are the parent's alone.
+            // The other ends belong to the parent only.
             drop((card, passt, lists));
             let status = serve(near_lists, arguments).map_or(1, |end| end.status().into());
             // SAFETY: ends the child without running the runner's exit handlers.
@@ -63,7 +63,7 @@ fn start(arguments: &Arguments) -> Started {
     }
 }
 
-/// A frame of the address resolution protocol, which passes, as the sockets have it.
+/// Returns a frame of the address resolution protocol, which passes, in the sockets' format.
 fn arp(bytes: u32) -> Vec<u8> {
     let mut frame = bytes.to_be_bytes().to_vec();
     frame.extend([0xff; 6]);
@@ -72,7 +72,7 @@ fn arp(bytes: u32) -> Vec<u8> {
     frame
 }
 
-/// A frame of no protocol, which is dropped.
+/// Returns a frame of no protocol, which is dropped.
 fn nonsense() -> Vec<u8> {
     let mut frame = 60_u32.to_be_bytes().to_vec();
     frame.resize(64, 0);
@@ -124,7 +124,7 @@ fn sealed_process_moves_frames_and_takes_lists_without_any_rights() {
     for line in wanted {
         assert!(status.contains(&line), "{line:?} in {status}");
     }
-    // The list is old by then.
+    // The list is outdated after this.
     std::thread::sleep(Duration::from_millis(1_100));
     (&card).write_all(&arp(60)).unwrap();
     assert_eq!(recv(lists.as_raw_fd(), &mut [0; 8], MsgFlags::empty()), Ok(1));
@@ -141,7 +141,7 @@ fn sealed_process_moves_frames_and_takes_lists_without_any_rights() {
 }
 
 #[test]
-fn sealed_process_ends_with_passt_and_says_so_by_its_status() {
+fn sealed_process_ends_with_passt_and_reports_it_by_its_status() {
     let Started { pid, card, passt, .. } = start(&Arguments::default());
     expect_to_arrive(&card, &passt, &arp(60));
     close(passt);
@@ -150,7 +150,7 @@ fn sealed_process_ends_with_passt_and_says_so_by_its_status() {
     assert_eq!((&card).read(&mut [0]).unwrap(), 0);
 }
 
-/// Closes a socket, although a process that another test has just forked may have it for a while.
+/// Closes a socket, although a process that another test has just forked may hold it for a while.
 fn close(side: UnixStream) {
     side.shutdown(std::net::Shutdown::Both).unwrap();
 }
@@ -176,7 +176,7 @@ fn process_outlives_its_starter_and_ends_within_a_second_of_its_sockets() {
             user,
             ..Arguments::default()
         };
-        // A parent-death signal would come at the end of this thread.
+        // A parent-death signal would arrive at the end of this thread.
         let started = std::thread::spawn(move || start(&arguments));
         let Started { pid, card, passt, .. } = started.join().unwrap();
         expect_to_arrive(&card, &passt, &arp(60));
@@ -204,7 +204,7 @@ fn process_that_receives_no_sockets_ends_with_its_standard_input() {
 }
 
 #[test]
-fn required_seal_that_is_incomplete_is_refused_and_no_seal_is_as_asked() {
+fn incomplete_seal_is_refused_if_required_and_ignored_if_off() {
     let sealed = |policy: SandboxPolicy| {
         let status = in_child(|| {
             if geteuid().is_root() {
@@ -213,7 +213,7 @@ fn required_seal_that_is_incomplete_is_refused_and_no_seal_is_as_asked() {
                     return 100;
                 }
             }
-            // Only root may become another user.
+            // Only root may change its user.
             let (uid, gid) = USER;
             let refused = seal_alone(ThreadKind::Relay, policy, Some(Identity { uid, gid }));
             match refused {
@@ -229,7 +229,7 @@ fn required_seal_that_is_incomplete_is_refused_and_no_seal_is_as_asked() {
     assert_eq!(sealed(SandboxPolicy::Off), 0);
     let stays_open = in_child(|| {
         let done = seal_alone(ThreadKind::Relay, SandboxPolicy::Off, None);
-        // A call that a sealed process does not survive.
+        // A call that ends a sealed process.
         i32::from(done.is_err() || nix::unistd::getppid().as_raw() == 0)
     });
     assert_eq!(code(stays_open), 0);

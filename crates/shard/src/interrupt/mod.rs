@@ -1,12 +1,12 @@
-//! Message-signalled interrupts: numbers (GSIs), their routes in KVM, and one event file each.
+//! Message-signalled interrupts: their numbers (GSIs), their routes in KVM, and an event file each.
 //!
-//! A [`Vector`] is one MSI-X vector. Its event file is bound to KVM once, when it is made (before the vCPUs
-//! run); from then on only the routing table changes, when the guest writes a message and unmasks it. A
-//! vector signalled while masked is pending and is delivered when it is unmasked. Signalling takes one
+//! A [`Vector`] is one MSI-X vector. Its event file is bound to KVM once, when the vector is created, before
+//! the vCPUs run. Later only the routing table changes, when the guest writes a message and unmasks it. A
+//! vector that is signalled while masked is pending, and is delivered when it is unmasked. A signal takes one
 //! uncontended lock and one `write`.
 //!
-//! What devices need of KVM is behind [`Wiring`], so that everything above it runs where there is no KVM. The
-//! other end, a vCPU's local interrupt controller, is a [`LocalController`]: KVM's or the shard's.
+//! Devices use KVM through [`Wiring`], so that all code above it runs without KVM. The receiver, a vCPU's
+//! local interrupt controller, is a [`LocalController`]: KVM's or the shard's.
 
 mod local;
 mod vector;
@@ -21,12 +21,12 @@ pub use local::{InKernel, LocalController, Next};
 pub use vector::Vector;
 pub use wiring::{Route, Wiring};
 
-/// What a device writes to raise an interrupt.
+/// Message that a device writes to raise an interrupt (PCI 3.0, 6.8.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Where.
+    /// Address of the write, which selects the target processors.
     pub address: u64,
-    /// What.
+    /// Data of the write: the vector and its delivery.
     pub data: u32,
 }
 
@@ -37,7 +37,8 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// No vectors yet. KVM's interrupt chip must exist before [`Interrupts::vector`] is called.
+    /// Creates the table without vectors. KVM's interrupt chip must exist before [`Interrupts::vector`] is
+    /// called.
     pub fn new(wiring: Arc<dyn Wiring>) -> Arc<Self> {
         Arc::new(Self {
             wiring,
@@ -45,14 +46,14 @@ impl Interrupts {
         })
     }
 
-    /// A new vector, masked and without a message.
+    /// Creates a vector, which is masked and has no message.
     ///
     /// # Errors
-    /// When the numbers are used up, or KVM refuses the event file.
+    /// Fails if the numbers are used up, or KVM refuses the event file.
     pub fn vector(self: &Arc<Self>) -> io::Result<Vector> {
         let gsi = {
             let mut messages = self.lock();
-            // The table is never longer than the few thousand numbers that KVM has.
+            // The table is never longer than the few thousand numbers of KVM.
             let gsi = MSI_GSI_START + messages.len() as u32;
             if gsi >= MSI_GSI_END {
                 return Err(io::Error::other("all interrupt numbers are in use"));
@@ -67,8 +68,8 @@ impl Interrupts {
         &*self.wiring
     }
 
-    /// Sends number `gsi` as `message` from now on. KVM's table is replaced only when something changes,
-    /// since that waits for every vCPU.
+    /// Routes number `gsi` to `message`. KVM's table is replaced only if something changes, since a
+    /// replacement waits for every vCPU.
     fn route(&self, gsi: u32, message: Message) -> io::Result<()> {
         let mut messages = self.lock();
         let index = (gsi - MSI_GSI_START) as usize;
@@ -85,15 +86,15 @@ impl Interrupts {
         );
         let taken = self.wiring.set_routes(&routes);
         if taken.is_err() {
-            // KVM keeps its table as it was, and so does this one: the next change must not bring the refused
-            // message again.
+            // KVM keeps its old table, and so does this one: the next change must not contain the refused
+            // message.
             messages[index] = before;
         }
         taken
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Option<Message>>> {
-        // The table is whole between statements, whoever panicked.
+        // The table is consistent between statements, even after a panic.
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -14,7 +14,7 @@ const GOOD: Message = Message {
     data: 0x42,
 };
 
-/// KVM's side: takes no table with [`REFUSED`] in it.
+/// Mock of KVM that refuses tables with [`REFUSED`] in them.
 #[derive(Default)]
 struct Picky {
     routes: Mutex<Vec<Route>>,
@@ -77,9 +77,9 @@ fn a_refused_message_is_refused_again_and_leaves_other_vectors_their_routes() {
     assert_eq!(
         kvm.raised.load(Ordering::Relaxed),
         1,
-        "what was pending is delivered"
+        "the pending interrupt is delivered"
     );
-    // A message that was taken before stays when its successor is refused.
+    // The former message stays if its successor is refused.
     first.mask();
     assert!(first.unmask(REFUSED).is_err());
     second.unmask(Message { data: 0x43, ..GOOD }).unwrap();
@@ -97,12 +97,12 @@ fn a_cleared_vector_delivers_nothing_when_it_is_unmasked() {
     vector.unmask(GOOD).unwrap();
     assert_eq!(kvm.raised.load(Ordering::Relaxed), 0);
     vector.signal();
-    assert_eq!(kvm.raised.load(Ordering::Relaxed), 1, "it is not masked any more");
+    assert_eq!(kvm.raised.load(Ordering::Relaxed), 1, "the vector is unmasked");
     assert!(!vector.pending());
 }
 
 #[test]
-fn numbers_of_messages_begin_after_the_pins_and_come_to_an_end() {
+fn message_numbers_follow_the_pins_and_are_limited() {
     let kvm = Arc::new(Picky::default());
     let interrupts = Interrupts::new(kvm.clone());
     *interrupts.lock() = vec![None; (MSI_GSI_END - MSI_GSI_START) as usize - 1];

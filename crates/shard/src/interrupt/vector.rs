@@ -1,4 +1,4 @@
-//! One interrupt vector: its event file, and whether it may be delivered.
+//! One interrupt vector: its event file, its mask and its pending bit.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Interrupts, Message};
 
-/// One message-signalled interrupt. Signalled from any thread.
+/// One message-signalled interrupt. Any thread may signal it.
 pub struct Vector {
     interrupts: Arc<Interrupts>,
     gsi: u32,
@@ -35,7 +35,7 @@ impl Vector {
         })
     }
 
-    /// Raises the interrupt, or leaves it pending while masked.
+    /// Raises the interrupt, or leaves it pending if masked.
     pub fn signal(&self) {
         let mut state = self.lock();
         if state.masked {
@@ -45,10 +45,10 @@ impl Vector {
         }
     }
 
-    /// Allows the interrupt, as `message`, and delivers it if it is pending.
+    /// Unmasks the interrupt, which is sent as `message`, and delivers it if it is pending.
     ///
     /// # Errors
-    /// When KVM refuses the message: the vector stays masked.
+    /// Fails if KVM refuses the message; the vector stays masked.
     pub fn unmask(&self, message: Message) -> io::Result<()> {
         let mut state = self.lock();
         self.interrupts.route(self.gsi, message)?;
@@ -59,17 +59,17 @@ impl Vector {
         Ok(())
     }
 
-    /// Holds the interrupt back from now on.
+    /// Masks the interrupt.
     pub fn mask(&self) {
         self.lock().masked = true;
     }
 
-    /// Whether it was signalled while masked.
+    /// Returns whether the interrupt was signalled while masked.
     pub fn pending(&self) -> bool {
         self.lock().pending
     }
 
-    /// Forgets that it was signalled.
+    /// Clears the pending bit.
     pub fn clear(&self) {
         self.lock().pending = false;
     }
@@ -79,14 +79,14 @@ impl Vector {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Two flags are whole whoever panicked.
+        // Two flags are consistent even after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Vector {
     fn drop(&mut self) {
-        // Nothing else can be done: the VM is ending.
+        // An error has no remedy: the VM is ending.
         let _ = self.interrupts.wiring().unbind_interrupt(&self.event, self.gsi);
     }
 }

@@ -1,4 +1,4 @@
-//! What the devices need of KVM: event files bound to interrupts and addresses.
+//! Interface of the devices to KVM: event files bound to interrupts and addresses.
 
 use std::io;
 
@@ -14,23 +14,23 @@ use super::Message;
 /// Pins of each of the two 8259 chips.
 const PIC_PINS: u32 = 8;
 
-/// Where an interrupt number leads.
+/// Target of an interrupt number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// To the pin of the same number of the interrupt chips.
+    /// The pin of the same number of the interrupt chips.
     Pin(u32),
-    /// To local interrupt controllers, as a message.
+    /// Local interrupt controllers, by a message.
     Message {
-        /// The number.
+        /// Interrupt number.
         gsi: u32,
-        /// The message.
+        /// Message of the interrupt.
         message: Message,
     },
 }
 
-/// Event files bound to interrupts and to addresses. Implemented by KVM's VM, and by mocks.
+/// Binding of event files to interrupts and addresses. KVM's VM and mocks implement it.
 pub trait Wiring: Send + Sync {
-    /// Raises interrupt `gsi` whenever `fd` is written.
+    /// Raises interrupt `gsi` for each write to `fd`.
     fn bind_interrupt(&self, fd: &EventFd, gsi: u32) -> io::Result<()>;
     /// Undoes [`Wiring::bind_interrupt`].
     fn unbind_interrupt(&self, fd: &EventFd, gsi: u32) -> io::Result<()>;
@@ -38,7 +38,7 @@ pub trait Wiring: Send + Sync {
     fn raise(&self, fd: &EventFd, gsi: u32);
     /// Replaces the whole routing table.
     fn set_routes(&self, routes: &[Route]) -> io::Result<()>;
-    /// Writes `fd` whenever the guest writes to memory address `address`, with any length.
+    /// Writes `fd` for each write of the guest to memory address `address`, of any length.
     fn bind_doorbell(&self, fd: &EventFd, address: u64) -> io::Result<()>;
     /// Undoes [`Wiring::bind_doorbell`].
     fn unbind_doorbell(&self, fd: &EventFd, address: u64) -> io::Result<()>;
@@ -54,7 +54,8 @@ impl Wiring for VmFd {
     }
 
     fn raise(&self, fd: &EventFd, _gsi: u32) {
-        // The one possible error is a full counter: then KVM has yet to take the interrupt, which will do.
+        // The one possible error is a full counter: then KVM has yet to take an earlier signal, which
+        // suffices.
         let _ = fd.write(1);
     }
 
@@ -74,7 +75,7 @@ impl Wiring for VmFd {
     }
 }
 
-/// KVM's entries for one route: pins below 16 lead to a PIC as well, as KVM's own first table has it.
+/// Returns KVM's entries for one route. Pins below 16 also lead to a PIC, as in KVM's own first table.
 fn entries(route: Route) -> Vec<kvm_irq_routing_entry> {
     match route {
         Route::Pin(pin) => {
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pins_lead_to_the_ioapic_and_the_first_sixteen_to_an_8259_as_well() {
+    fn pins_are_routed_to_the_ioapic_and_the_first_sixteen_to_an_8259_too() {
         for (pin, expected) in [
             (0, &[(KVM_IRQCHIP_PIC_MASTER, 0), (KVM_IRQCHIP_IOAPIC, 0)][..]),
             (7, &[(KVM_IRQCHIP_PIC_MASTER, 7), (KVM_IRQCHIP_IOAPIC, 7)]),

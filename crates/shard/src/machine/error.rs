@@ -1,4 +1,4 @@
-//! Why a VM can't be made of its launch spec.
+//! Reasons why a VM can't be created from its launch spec.
 
 use std::io;
 
@@ -9,56 +9,56 @@ use crate::bus::Overlap;
 use crate::memory::MemoryError;
 use crate::memory::replica::ReplicaError;
 
-/// Why the VM can't be made.
+/// Reason why the VM can't be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// Memory.
+    /// The memory can't be created.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Memory of the shard's own.
+    /// The shard's replica of the memory can't be created.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
-    /// Kernel, initramfs or command line.
+    /// Kernel, initramfs or command line can't be loaded.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The address map.
+    /// The address map has no room.
     #[error("memory and disks do not fit in the guest's address space")]
     Layout,
-    /// The ACPI tables.
+    /// The ACPI tables are too large.
     #[error(transparent)]
     Acpi(#[from] acpi::TooLarge),
-    /// Devices in each other's way; a bug.
+    /// Two devices claim the same addresses; a bug.
     #[error(transparent)]
     Bus(#[from] Overlap),
-    /// KVM lacks what is needed.
+    /// KVM lacks a required capability.
     #[error("this host's KVM has no {0}")]
     Lacking(&'static str),
-    /// More vCPUs than KVM takes.
+    /// The VM has more vCPUs than KVM supports.
     #[error("the VM wants {wanted} CPUs, but this host's KVM takes {max}")]
     TooManyCpus {
-        /// What the VM wants.
+        /// vCPUs of the VM.
         wanted: u8,
-        /// What KVM takes.
+        /// vCPUs that KVM supports.
         max: usize,
     },
     /// KVM refused.
     #[error("KVM: cannot {what}")]
     Kvm {
-        /// What was being done.
+        /// The refused operation.
         what: &'static str,
-        /// Why it failed.
+        /// Error of KVM.
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// The state to go on from.
+    /// The saved state can't be restored.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The host refused.
+    /// The host refused a resource.
     #[error("cannot make the VM's devices")]
     Host(#[from] io::Error),
 }
 
-/// What KVM refused, while this was being done.
+/// Returns the error of KVM's refusal to do `what`.
 pub(super) fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
     move |source| MachineError::Kvm { what, source }
 }

@@ -1,4 +1,4 @@
-//! KVM's side of a VM, before it has vCPUs.
+//! KVM's VM before it has vCPUs.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::arch::x86_64::layout;
 use crate::memory::GuestRam;
 use crate::span;
 
-/// Whether this KVM has what every VM here needs, and takes so many vCPUs.
+/// Checks that this KVM has all required capabilities and supports this many vCPUs.
 pub fn check_kvm(kvm_fd: &Kvm, vcpus: u8) -> Result<(), MachineError> {
     for (cap, name) in [
         (Cap::Irqchip, "interrupt controller"),
@@ -34,7 +34,7 @@ pub fn check_kvm(kvm_fd: &Kvm, vcpus: u8) -> Result<(), MachineError> {
     Ok(())
 }
 
-/// A VM with KVM's interrupt controllers.
+/// Creates a VM with KVM's interrupt controllers.
 pub(super) fn create_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
     let vm = bare_vm(kvm_fd)?;
     vm.create_irq_chip()
@@ -42,7 +42,7 @@ pub(super) fn create_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
     Ok(vm)
 }
 
-/// A VM whose interrupt controllers are ours.
+/// Creates a VM whose interrupt controllers the shard emulates.
 pub fn create_shard_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
     span::machine::check(kvm_fd)?;
     let vm = bare_vm(kvm_fd)?;
@@ -50,13 +50,13 @@ pub fn create_shard_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
     Ok(vm)
 }
 
-/// Whether the host's kernel takes its time from the TSC.
+/// Returns whether the host's kernel uses the TSC as its clock source.
 pub fn host_relies_on_tsc() -> bool {
     std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource")
         .is_ok_and(|source| source.trim() == "tsc")
 }
 
-/// Ticks of the TSC in a millisecond, of vCPUs here.
+/// Returns the frequency of the vCPUs' TSC on this host, kHz.
 pub fn tsc_khz(kvm_fd: &Kvm) -> Result<u32, MachineError> {
     bare_vm(kvm_fd)?
         .create_vcpu(0)
@@ -68,7 +68,7 @@ fn bare_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
     let vm = loop {
         match kvm_fd.create_vm() {
             Ok(vm) => break vm,
-            // KVM says this when a signal comes while it takes the memory of other processes into account.
+            // KVM returns this error if a signal arrives while it accounts for the memory of other processes.
             Err(error) if error.errno() == libc::EINTR => (),
             Err(error) => return Err(kvm("make a VM")(error)),
         }
@@ -80,7 +80,7 @@ fn bare_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
     Ok(vm)
 }
 
-/// Shows the guest its memory.
+/// Maps the memory into the guest.
 pub fn map_memory(vm: &VmFd, memory: &GuestRam) -> Result<(), MachineError> {
     for (slot, region) in memory.iter().enumerate() {
         let slot = kvm_userspace_memory_region {

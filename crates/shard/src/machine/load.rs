@@ -1,4 +1,5 @@
-//! What is in memory when the first vCPU starts: kernel, initramfs, command line, boot data, tables.
+//! Contents of guest memory at the start of the first vCPU: kernel, initramfs, command line, boot data,
+//! tables.
 
 use vm_memory::{Bytes, GuestAddress};
 
@@ -13,7 +14,7 @@ use crate::launch::{LaunchSpec, Share};
 use crate::memory::{self, GuestRam};
 use crate::sharing::Mapper;
 
-/// Fills it. Returns where the kernel begins.
+/// Loads these contents. Returns the entry of the kernel.
 pub(super) fn load(
     memory: &GuestRam,
     layout: &Layout,
@@ -30,16 +31,16 @@ pub(super) fn load(
     };
     if let Some(sharing) = sharing {
         if !map {
-            // Of the rest, the kernel frees much once it has started, for page cache that is to be shared.
-            for part in kernel.parts.iter().filter(|part| !part.writable) {
-                sharing.keep_whole(part.at, part.at.saturating_add(part.bytes));
+            // The kernel frees much of the rest after its start, for page cache that is to be shared.
+            for part in kernel.segments.iter().filter(|part| !part.writable) {
+                sharing.mark_huge(part.at, part.at.saturating_add(part.bytes));
             }
         }
-        // Of what the kernel writes, nothing would stay shared.
-        for part in kernel.parts.iter().filter(|part| !part.writable) {
+        // Pages that the kernel writes would not stay shared.
+        for part in kernel.segments.iter().filter(|part| !part.writable) {
             sharing.loaded(&files.kernel, part.at, part.offset, part.bytes, map)?;
         }
-        // Once unpacked, the initramfs is free memory: sharing it later would be for nothing.
+        // An unpacked initramfs is free memory: sharing it later would be useless.
         if let (Some(file), Some(initrd), true) = (&files.initrd, initrd, map) {
             sharing.loaded(file, initrd.start, 0, initrd.bytes, map)?;
         }

@@ -1,5 +1,5 @@
-//! A machine that has its vCPUs, and no more devices from now on: those for their threads, and what is left
-//! of it.
+//! A machine with its vCPUs, which accepts no further devices: the vCPUs for their threads, and the rest of
+//! the machine.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::error::{MachineError, kvm};
 use super::vcpus::{boot, leaves_of_vcpu, prepare_vcpu, second};
-use super::{Load, Machine, Start};
+use super::{KernelLoad, Machine, Start};
 use crate::arch::x86_64::layout::Layout;
 use crate::bus::Bus;
 use crate::ending::EndSignal;
@@ -26,37 +26,37 @@ use crate::vcpu::{Vcpu, VcpuCounters, VcpuThread};
 pub struct Ready {
     /// The vCPUs, each for a thread.
     pub vcpus: Vec<VcpuThread>,
-    /// The rest.
+    /// The machine without its vCPUs.
     pub running: Running,
-    /// The state of the functions on the bus, if the VM goes on from one.
+    /// Saved state of the functions on the bus, if the VM resumes from one.
     pub functions: Option<Vec<Value>>,
     /// The kind of VM.
     pub kind: ReadyKind,
 }
 
-/// What a plain VM has while it runs.
+/// Data of a plain VM while it runs.
 pub struct PlainVm {
-    /// What it shares with other VMs; none when its pages are too large for that.
+    /// Page sharing with other VMs; none if the memory's pages are too large.
     pub sharing: Option<Sharing>,
-    /// The vCPUs, for others than their threads to use while they stand still.
+    /// The vCPUs, for other threads to use while they are paused.
     pub vcpus: Vec<VcpuFd>,
 }
 
 impl PlainVm {
-    /// Tells the guest that its clocks stood still, so that its watchdogs bear it. A guest without
-    /// paravirtual clocks can't be told.
-    pub fn tell_of_pause(&self) {
+    /// Reports the pause to the guest, so that its watchdogs accept it. A guest without paravirtual clocks
+    /// receives no report.
+    pub fn report_pause(&self) {
         for vcpu in &self.vcpus {
             let _ = vcpu.kvmclock_ctrl();
         }
     }
 }
 
-/// What is left of a [`Machine`] beside its vCPUs.
+/// The rest of a [`Machine`] without its vCPUs.
 pub struct Running {
-    /// KVM's side.
+    /// KVM's VM.
     pub vm: Arc<VmFd>,
-    /// Where everything is.
+    /// Address map of the guest.
     pub layout: Layout,
     /// Guest memory.
     pub memory: GuestRam,
@@ -64,20 +64,20 @@ pub struct Running {
     pub ports: Arc<Bus>,
     /// Addresses outside RAM.
     pub mmio: Arc<Bus>,
-    /// COM1.
+    /// The serial port COM1.
     pub console: Arc<Console>,
     /// The power button.
     pub button: PowerButton,
-    /// Kept: its interrupt goes with it.
+    /// Kept because its interrupt ends with it.
     _generation: Generation,
-    /// How the VM ends.
+    /// Signal of the VM's end.
     pub end: Arc<EndSignal>,
-    /// The model-specific registers that KVM has.
+    /// Model-specific registers of KVM.
     pub register_numbers: Vec<u32>,
 }
 
 impl Machine {
-    /// Makes the vCPUs; no device can be added any more.
+    /// Creates the vCPUs; no device can be added afterwards.
     pub fn into_vcpus(self, count: u8, kind: ServedKind) -> Result<Ready, MachineError> {
         self.memory_mapping.finish()?;
         let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
@@ -94,7 +94,7 @@ impl Machine {
                         }
                     }
                     if id == 0 {
-                        let Load::Done(entry) = load else {
+                        let KernelLoad::Loaded(entry) = load else {
                             return Err(MachineError::Lacking("kernel in memory"));
                         };
                         boot(&fd, *entry)?;
@@ -104,7 +104,7 @@ impl Machine {
                     .vcpus
                     .get(usize::from(id))
                     .ok_or(MachineError::Lacking("state for so many vCPUs"))?
-                    .give(&fd)?,
+                    .restore(&fd)?,
             }
             let counters = Arc::new(VcpuCounters::default());
             let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
@@ -143,7 +143,7 @@ impl Machine {
         }
         let functions = match self.start {
             Start::Resume(saved) => {
-                saved.chips.give(&self.vm)?;
+                saved.chips.restore(&self.vm)?;
                 self.generation.changed()?;
                 Some(saved.functions)
             }

@@ -1,4 +1,4 @@
-//! vCPUs as KVM makes them, turned into what a firmware would have made them.
+//! New vCPUs in the state in which firmware leaves them.
 
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 
@@ -11,18 +11,18 @@ use crate::arch::x86_64::kernel::Entry;
 use crate::arch::x86_64::registers;
 use crate::launch::NodeLaunch;
 
-/// The node of each vCPU.
+/// Returns the node of each vCPU.
 pub(super) fn node_of_each(nodes: &[NodeLaunch], vcpus: u8) -> Vec<u8> {
     let node = |vcpu: u8| nodes.iter().position(|node| node.vcpus.contains(&vcpu));
     (0..vcpus).map(|vcpu| node(vcpu).unwrap_or(0) as u8).collect()
 }
 
-/// The CPUID of vCPU `id`.
+/// Returns the CPUID of vCPU `id`.
 pub fn leaves_of_vcpu(cpuid: &CpuId, id: u8, groups: Groups) -> Result<CpuId, MachineError> {
     cpuid::of_vcpu(cpuid, id, groups).map_err(|_| MachineError::Lacking("short CPUID"))
 }
 
-/// Makes a vCPU what a firmware would have made it, with this CPUID.
+/// Puts a vCPU with this CPUID into the state in which firmware leaves it.
 pub fn prepare_vcpu(fd: &VcpuFd, leaves: &CpuId) -> Result<(), MachineError> {
     fd.set_cpuid2(leaves).map_err(kvm("set CPUID"))?;
     let msrs = registers::model_specific().map_err(|_| MachineError::Lacking("room for MSRs"))?;
@@ -39,7 +39,7 @@ pub(super) fn boot(fd: &VcpuFd, entry: Entry) -> Result<(), MachineError> {
         .map_err(kvm("set registers"))
 }
 
-/// Another descriptor of a vCPU, by which its state is read while its own thread stands still.
+/// Duplicates a vCPU's descriptor, to read its state while its thread is paused.
 pub(super) fn second(vm: &VmFd, fd: &VcpuFd) -> Result<VcpuFd, MachineError> {
     // SAFETY: `fd` is open.
     let own = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };

@@ -1,14 +1,13 @@
-//! The host's NUMA nodes that guest memory lies on: which, by `mbind` (mbind(2)), and moving what lies
-//! elsewhere.
+//! The host's NUMA nodes of guest memory: binding by `mbind` (mbind(2)), and moving pages to the bound nodes.
 //!
-//! The shard itself sets the policy and moves the pages, on an order of its cell. `mbind` moves pages that
-//! the calling process alone maps, and a shard without a process of more rights beside it has no other way:
+//! The shard sets the policy and moves the pages itself, on an order of its cell. `mbind` moves pages that
+//! the calling process alone maps. A shard without a privileged process beside it has no other way:
 //! `migrate_pages` and `move_pages` from outside need root, since a shard can't be traced, and would move its
-//! program too. The control thread makes the call, which it needs for a freeze anyway; its filter allows the
-//! modes and flags of this module and no others. What a shard reports of a move is progress only: the cell
-//! takes the place of pages from the host's `numa_maps`.
+//! program too. The control thread makes the call, which it also needs for a freeze; its filter allows only
+//! the modes and flags of this module. A shard's report of a move is progress only: the cell reads the place
+//! of pages from the host's `numa_maps`.
 //!
-//! A move is cut into steps, so that the control thread serves other orders in between, and faults of vCPUs
+//! A move is divided into steps. Between them the control thread serves other orders, and faults of vCPUs
 //! wait for one piece at most: some kernels hold the lock of the address space while they copy.
 
 use std::io;
@@ -21,13 +20,13 @@ use super::{MemoryError, host, part_ranges};
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
 
-/// Time after which a step of a move ends, behind the piece that is under way.
+/// Time after which a step of a move ends, once the current piece is moved.
 const STEP_LIMIT: Duration = Duration::from_millis(20);
 /// Bytes that one call moves at most: about 10 ms of copying. A huge page of 1 GiB is moved whole.
 const PIECE_BYTES: u64 = 8 << 20;
-/// Move pages that no other process maps (linux/mempolicy.h).
+/// Flag that moves pages that no other process maps (linux/mempolicy.h).
 pub const MPOL_MF_MOVE: libc::c_int = 1 << 1;
-/// Nodes that a kernel has at most.
+/// Greatest number of nodes of a kernel.
 const NODES_MAX: usize = 1024;
 
 /// The nodes of a VM's memory.
@@ -42,7 +41,7 @@ pub struct MemoryNodes {
 }
 
 impl MemoryNodes {
-    /// The nodes that a VM starts with.
+    /// Returns the nodes with which a VM starts.
     pub fn new(launch: &MemoryLaunch, guest: &[NodeLaunch]) -> Self {
         Self {
             guest: guest.to_vec(),
@@ -54,10 +53,10 @@ impl MemoryNodes {
         }
     }
 
-    /// Binds memory to its nodes; again wherever its mappings were replaced.
+    /// Binds memory to its nodes. Must be called again after its mappings were replaced.
     ///
     /// # Errors
-    /// If the host has no such node, or does not let this process use it.
+    /// Fails if the host has no such node, or does not let this process use it.
     pub fn bind(&self, memory: &GuestMemoryMmap<()>, layout: &Layout) -> Result<(), MemoryError> {
         if !self.host.is_empty() {
             return bind_all(memory, layout, &self.host);
@@ -73,10 +72,10 @@ impl MemoryNodes {
         Ok(())
     }
 
-    /// Binds all memory to other nodes; to none when `nodes` is empty. Pages stay where they are.
+    /// Binds all memory to other nodes, or to none if `nodes` is empty. Pages stay where they are.
     ///
     /// # Errors
-    /// As [`MemoryNodes::bind`]; the memory is bound as before then.
+    /// Fails as [`MemoryNodes::bind`]; then the old binding stays.
     pub fn change(
         &mut self,
         memory: &GuestMemoryMmap<()>,
@@ -94,12 +93,12 @@ impl MemoryNodes {
         Ok(())
     }
 
-    /// Moves pages from the guest-physical address `from` on to the nodes, for one step. Ranges that `stays`
-    /// names stay where they are. Returns where the next step begins; none when all is done.
+    /// Moves pages at guest-physical address `from` and above to the nodes, for one step. Ranges in `stays`
+    /// are not moved. Returns the address at which the next step begins, or none at the end.
     ///
     /// # Errors
-    /// If the host refuses. A page that can't be moved now (it is locked, or there is no room) stays, which
-    /// is no error.
+    /// Fails if the host refuses the call. A page that can't be moved now (it is locked, or there is no room)
+    /// stays without an error.
     pub fn move_from(
         &self,
         memory: &GuestMemoryMmap<()>,
@@ -108,7 +107,7 @@ impl MemoryNodes {
         stays: impl Fn(&Range<u64>) -> Vec<Range<u64>>,
     ) -> Result<Option<u64>, MemoryError> {
         if self.host.is_empty() {
-            // Anywhere is right.
+            // Without bound nodes every place is right.
             return Ok(None);
         }
         let start = Instant::now();
@@ -124,8 +123,8 @@ impl MemoryNodes {
     }
 }
 
-/// Cuts what of `ram` is at `from` or above into pieces of this many bytes at most. Each ends at a multiple
-/// of that, or with its region.
+/// Divides the part of `ram` at `from` and above into pieces of at most `bytes`. Each piece ends at a
+/// multiple of that, or with its region.
 fn pieces(ram: &[Range<u64>], from: u64, bytes: u64) -> impl Iterator<Item = Range<u64>> + '_ {
     ram.iter().flat_map(move |region| {
         let mut at = region.start.max(from);
@@ -140,7 +139,7 @@ fn pieces(ram: &[Range<u64>], from: u64, bytes: u64) -> impl Iterator<Item = Ran
     })
 }
 
-/// The parts of `range` outside of `stays`, which is sorted and inside `range`.
+/// Returns the parts of `range` outside of `stays`, which is sorted and inside `range`.
 fn without(range: &Range<u64>, stays: &[Range<u64>]) -> Vec<Range<u64>> {
     let starts = std::iter::once(range.start).chain(stays.iter().map(|stay| stay.end));
     let ends = stays
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_stay_are_left_out_wherever_they_lie() {
+    fn excluded_ranges_are_not_moved_wherever_they_lie() {
         assert_eq!(without(&(0..10), &[]), vec![0..10]);
         assert_eq!(without(&(0..10), &[0..2, 4..5, 8..10]), [2..4, 5..8]);
         let whole = 3..6;
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_keeps_its_contents_through_a_move_in_steps_and_goes_on_after_one() {
+    fn memory_keeps_its_contents_through_a_move_in_steps() {
         let layout = Layout::new(BYTES, &[]).unwrap();
         let memory = create(&layout, &launch(&[]), &[], None).unwrap();
         for at in (0..BYTES).step_by(1 << 20) {
@@ -258,7 +257,7 @@ mod tests {
         }
         let mut nodes = MemoryNodes::new(&launch(&[]), &[]);
         let none = |_: &Range<u64>| Vec::new();
-        // Anywhere is right until nodes are chosen.
+        // Every place is right until nodes are chosen.
         assert_eq!(nodes.move_from(&memory, &layout, 0, none).unwrap(), None);
         // Each host has node 0.
         nodes.change(&memory, &layout, &[0]).unwrap();

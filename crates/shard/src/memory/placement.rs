@@ -1,7 +1,7 @@
-//! Where the guest's memory lies in the shard, and which of it is in huge pages from the start.
+//! Addresses of guest memory in the shard's process, and huge pages that are allocated at the start.
 //!
-//! KVM maps a huge page into the guest with one nested fault instead of 512, but only where the guest's
-//! address and the shard's agree in their last 21 bits, and where the file already has a huge page.
+//! KVM maps a huge page into the guest with one nested fault instead of 512. It does so only if the guest's
+//! address and the shard's agree in their last 21 bits, and the file already has a huge page.
 
 use std::fs::File;
 use std::io;
@@ -12,13 +12,14 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRe
 
 const HUGE_BYTES: u64 = 2 << 20;
 const PAGE_BYTES: usize = 4096;
-/// Since Linux 6.1.
+/// Advice that collapses pages into a huge page; since Linux 6.1.
 const MADV_COLLAPSE: i32 = 25;
-/// More than any kernel and initramfs need: a file that claims more gets small pages for the rest.
+/// Bound above the size of any kernel and initramfs. A file that claims more receives small pages for the
+/// rest.
 const BOOT_BYTES_MAX: u64 = 256 << 20;
 
-/// Maps `range` of the file at an address that agrees with it modulo `align`, which is 2 MiB or 1 GiB. Never
-/// undone: the guest's memory lives as long as its process.
+/// Maps `range` of the file at an address that agrees with it modulo `align`, which is 2 MiB or 1 GiB. The
+/// mapping is never removed: guest memory lives as long as its process.
 pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags: i32) -> io::Result<*mut u8> {
     let bytes = (range.end - range.start) as usize;
     let room = bytes + align as usize;
@@ -39,7 +40,7 @@ pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags:
     let skip = range.start.wrapping_sub(reserved as u64) % align;
     let start = reserved.cast::<u8>().wrapping_add(skip as usize);
     let offset = libc::off_t::try_from(range.start).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `start..start + bytes` lies in the reservation just made, which nobody else knows.
+    // SAFETY: `start..start + bytes` lies in the reservation just made, which no other code uses.
     let mapped = unsafe {
         libc::mmap(
             start.cast(),
@@ -52,19 +53,19 @@ pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags:
     };
     if mapped == libc::MAP_FAILED {
         let error = io::Error::last_os_error();
-        // SAFETY: the reservation, which nobody else knows.
+        // SAFETY: the reservation is used by no other code.
         unsafe { libc::munmap(reserved, room) };
         return Err(error);
     }
     Ok(start)
 }
 
-/// Puts the huge pages of guest memory in place of which `range` takes half or more, where the host can. For
-/// memory that is about to be filled anyhow: it is allocated by this. A huge page that is mostly empty costs
-/// more memory and time than it saves.
+/// Allocates huge pages of guest memory of which `range` covers half or more, if the host can. For memory
+/// that is about to be filled: this allocates it. A huge page that is mostly empty costs more memory and time
+/// than it saves.
 pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
     let wanted = range.start..range.end.min(range.start.saturating_add(BOOT_BYTES_MAX));
-    // What has no file is kept coherent page by page.
+    // Memory without a file is kept coherent page by page.
     for region in memory.iter().filter(|region| region.file_offset().is_some()) {
         let base = region.start_addr().0;
         let start = (wanted.start.max(base) / HUGE_BYTES * HUGE_BYTES).max(base);
@@ -84,9 +85,9 @@ pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
             if taken < HUGE_BYTES / 2 {
                 continue;
             }
-            // SAFETY: ranges of one live mapping, whose contents these keep. A kernel that can't, or has no
-            // huge page left, leaves small ones: the guest is slower to start, no more. The first page must
-            // be there, as MADV_COLLAPSE takes an empty range for one that is gone.
+            // SAFETY: these are ranges of one live mapping, and the calls keep their contents. A kernel that
+            // can't, or has no huge page left, leaves small pages: then the guest only starts more slowly.
+            // The first page must be present, as MADV_COLLAPSE treats an empty range as one that was removed.
             unsafe {
                 libc::madvise(address.cast(), PAGE_BYTES.min(bytes), libc::MADV_POPULATE_WRITE);
                 libc::madvise(address.cast(), bytes, MADV_COLLAPSE);
@@ -95,8 +96,8 @@ pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
     }
 }
 
-/// Maps `range` of another file over the part of a mapping that begins at `at` and has the same offsets.
-pub(super) fn lay_over(at: *mut u8, file: &File, range: &Range<u64>) -> io::Result<()> {
+/// Maps `range` of another file over a part of a mapping. The part begins at `at` and has the same offsets.
+pub(super) fn map_over(at: *mut u8, file: &File, range: &Range<u64>) -> io::Result<()> {
     let offset = libc::off_t::try_from(range.start).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: the caller's mapping of guest memory has this range, and nothing refers into it yet.
     let mapped = unsafe {

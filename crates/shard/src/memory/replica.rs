@@ -1,9 +1,9 @@
-//! A shard's own copy of a guest's memory, kept coherent with those of the VM's other shards (`crates/dsm`).
+//! A shard's replica of guest memory, kept coherent with those of the VM's other shards (`crates/dsm`).
 //!
-//! A page can be used here as far as the protocol allows; a vCPU, a device's thread or a system call that
-//! wants more waits inside the kernel until one of the shard's *lanes* has fetched it. The memory is made
-//! while the shard has one thread and its rights, and served from when its sandbox is closed: until then
-//! nobody may touch it.
+//! The protocol limits the accesses to each page. A thread or system call that needs more rights blocks in
+//! the kernel until one of the shard's page servers has fetched the page. The memory is created while the
+//! shard has one thread and its rights. It is served once the sandbox is closed, and must not be accessed
+//! before.
 
 use std::fs::File;
 use std::ops::Range;
@@ -25,8 +25,8 @@ use crate::launch::{CoherenceLaunch, Ending, LanePipes, PipesAt, SharedLanes, Sp
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::{ThreadKind, Threads};
 
-/// Pages told of as the hottest.
-const HOTTEST: usize = 20;
+/// Number of the hottest pages that the status lists.
+const HOTTEST_PAGES: usize = 20;
 
 /// The memory, before it is served.
 #[derive(Debug)]
@@ -35,30 +35,30 @@ pub struct Replica {
     links: Vec<Vec<Option<dsm::Link>>>,
     names: Vec<String>,
     settings: Settings,
-    ways: Ways,
+    transport: TransportReport,
 }
 
 /// The memory, served until the process ends.
 #[derive(Debug)]
 pub struct Coherence {
     node: Node,
-    ways: Ways,
+    transport: TransportReport,
 }
 
-/// What the lanes go by.
+/// Transport of the page servers, for the status.
 #[derive(Debug)]
-struct Ways {
-    /// To each shard whether by memory that both hosts share; none to itself.
+struct TransportReport {
+    /// For each shard whether the transport is memory shared by both hosts; none for the shard itself.
     shared: Vec<Option<bool>>,
-    /// Why by none, where there is some.
+    /// Reasons why shared memory is not used.
     notes: Vec<String>,
 }
 
 impl Replica {
-    /// That of the shard that `span` is told to.
+    /// Takes the memory of the shard that `span` describes.
     ///
     /// # Errors
-    /// When the monitor's message lacks files, or this host can't keep memory coherent.
+    /// Fails if the monitor's message lacks files, or this host can't keep memory coherent.
     pub fn take(
         span: &SpanLaunch,
         launch: &CoherenceLaunch,
@@ -66,7 +66,7 @@ impl Replica {
         files: &mut Files,
     ) -> Result<Self, ReplicaError> {
         let device = launch.userfaultfd.map(|fd| files.take(fd)).transpose()?;
-        // Closed again when the pipes are mapped, so that nothing else in it can be reached.
+        // The file is closed once the pipes are mapped, so that the rest of it is inaccessible.
         let mut shared = Vec::with_capacity(launch.shared.len());
         for lanes in &launch.shared {
             let open =
@@ -91,7 +91,7 @@ impl Replica {
             links.push(row);
         }
         let has_any = launch.lanes.first().into_iter().flatten().map(Option::is_some);
-        let ways = Ways {
+        let transport = TransportReport {
             shared: has_any
                 .enumerate()
                 .map(|(other, has)| has.then(|| shared.get(other).is_some_and(Option::is_some)))
@@ -99,8 +99,8 @@ impl Replica {
             notes: launch.notes.clone(),
         };
         let layout = Layout::new(memory_bytes, &[]).ok_or(MemoryError::Regions)?;
-        // Numbered as the guest numbers them, which the treatment of its page tables relies on: those of
-        // holes are never used.
+        // Pages have the guest's numbers, on which the handling of its page tables relies. Pages of holes are
+        // never used.
         let end = layout.ram.last().map_or(0, |range| page_of(range.end));
         let pages = u32::try_from(end).unwrap_or(u32::MAX);
         let ranges = part_ranges(&layout, span.memory.iter().map(|part| part.bytes));
@@ -140,11 +140,11 @@ impl Replica {
             links,
             names: launch.names.clone(),
             settings,
-            ways,
+            transport,
         })
     }
 
-    /// The memory as devices see it.
+    /// Returns the memory as devices use it.
     pub fn ram(&self, layout: &Layout) -> Result<GuestRam, MemoryError> {
         let mut regions = Vec::with_capacity(layout.ram.len());
         for range in &layout.ram {
@@ -163,23 +163,24 @@ impl Replica {
         Ok(Arc::new(memory))
     }
 
-    /// Serves it by threads of the shard, until the process ends. `end` is told when another shard is gone.
+    /// Serves the memory by threads of the shard, until the process ends. `end` is signalled if another shard
+    /// is lost.
     ///
     /// # Errors
-    /// When there are no threads.
+    /// Fails if threads can't be started.
     pub fn start(self, threads: &Threads, end: &Arc<EndSignal>) -> Result<&'static Coherence, ReplicaError> {
         let signal = end.clone();
         let hook = move |how: &dsm::End| {
             let detail = how.to_string();
             signal.end(match how {
                 dsm::End::Closed => Ending::Quit,
-                // Why it is gone, it says itself or its monitor knows.
+                // The lost shard or its monitor reports the reason.
                 dsm::End::Lost { .. } | dsm::End::Reported { .. } => Ending::PeerLost { detail },
                 dsm::End::ProtocolError(_) | dsm::End::Kernel(_) => Ending::ShardFailed { detail },
             });
         };
         let spawn = |name: String, first: dsm::Step, then: dsm::Step| {
-            threads.spawn_prepared(ThreadKind::Lane, &name, first, then)
+            threads.spawn_prepared(ThreadKind::PageServer, &name, first, then)
         };
         let node = Node::serve(
             self.prepared,
@@ -189,42 +190,42 @@ impl Replica {
             Box::new(hook),
             &spawn,
         )?;
-        // No other thread is to have such priority.
+        // Other threads of the shard may not have such priority.
         let none = libc::rlimit {
             rlim_cur: 0,
             rlim_max: 0,
         };
         // SAFETY: lowers a limit of this process's; that always works, and keeps what threads have.
         unsafe { libc::setrlimit(libc::RLIMIT_RTPRIO, &none) };
-        // Threads that wait for a page would find nothing there: it is never unmapped.
-        let ways = self.ways;
-        Ok(Box::leak(Box::new(Coherence { node, ways })))
+        // Threads that wait for a page access the memory, so it is never unmapped.
+        let transport = self.transport;
+        Ok(Box::leak(Box::new(Coherence { node, transport })))
     }
 }
 
 impl Coherence {
-    /// What messages between shards come after, where the guest's page tables are merged.
+    /// Returns the order that messages between shards keep, if the guest's page tables are merged.
     pub fn causal(&self) -> Option<Arc<Causal>> {
         self.node.causal().cloned()
     }
 
-    /// How long pages of other shards take to come.
+    /// Returns the latency of fetching pages from other shards.
     pub fn latency(&self) -> Arc<Latency> {
         self.node.latency().clone()
     }
 
-    /// Gives memory back to the hosts of all shards, by numbers of pages; [`dsm::Discards::give_back`] says
-    /// how and of how many.
+    /// Releases memory, given as ranges of page numbers, on the hosts of all shards, as
+    /// [`dsm::Discards::give_back`] describes. Returns the number of released pages.
     pub fn give_back(&self, pages: impl IntoIterator<Item = Range<u32>>) -> u64 {
         self.node.discards().give_back(pages)
     }
 
-    /// Whether pages of other shards still come.
+    /// Returns whether pages of other shards can still be fetched.
     pub fn is_whole(&self) -> bool {
         self.node.end().is_none()
     }
 
-    /// What has been counted, for people and programs.
+    /// Returns the counters, for people and programs.
     pub fn status(&self) -> Value {
         let Meter {
             reads,
@@ -248,10 +249,13 @@ impl Coherence {
             words,
             conflicts,
         } = self.node.meter();
-        let stalls = |stalls: dsm::Stalls| json!({ "count": stalls.count, "seconds": Duration::from_nanos(stalls.ns).as_secs_f64() });
+        let stalls = |stalls: dsm::Stalls| {
+            let seconds = Duration::from_nanos(stalls.ns).as_secs_f64();
+            json!({ "count": stalls.count, "seconds": seconds })
+        };
         let heat: Vec<Value> = self
             .node
-            .hottest(HOTTEST)
+            .hottest(HOTTEST_PAGES)
             .into_iter()
             .map(|(page, times)| {
                 let address = u64::from(page) * dsm::PAGE_BYTES as u64;
@@ -259,8 +263,8 @@ impl Coherence {
             })
             .collect();
         let way = |is_shared: &Option<bool>| is_shared.map(|is| if is { "shared" } else { "streams" });
-        let ways: Vec<_> = self.ways.shared.iter().map(way).collect();
-        let notes: Vec<_> = self.node.notes().iter().chain(&self.ways.notes).collect();
+        let transport: Vec<_> = self.transport.shared.iter().map(way).collect();
+        let notes: Vec<_> = self.node.notes().iter().chain(&self.transport.notes).collect();
         json!({
             "faults": { "read": stalls(reads), "write": stalls(writes), "upgrade": stalls(upgrades) },
             "messages": messages,
@@ -276,14 +280,14 @@ impl Coherence {
             "ahead": { "pages": ahead, "joined": joined, "declined": declined, "filled": filled },
             "tables": { "merged": merged, "unmerged": unmerged, "words": words, "conflicts": conflicts },
             "enough_ns": self.node.enough_ns(),
-            "ways": ways,
+            "ways": transport,
             "notes": notes,
             "heat": heat,
         })
     }
 }
 
-/// The pipes of a lane, control and bulk.
+/// Maps the pipes of a page server, control and bulk.
 fn pipes(memory: &File, at: &LanePipes) -> Result<[dsm::Pipes; 2], urpc::host::MemoryError> {
     let both = |at: PipesAt| {
         Ok(dsm::Pipes {
@@ -294,27 +298,27 @@ fn pipes(memory: &File, at: &LanePipes) -> Result<[dsm::Pipes; 2], urpc::host::M
     Ok([both(at.control)?, both(at.bulk)?])
 }
 
-/// The page of an address, as the guest numbers its pages.
+/// Returns the guest's page number of an address.
 fn page_of(address: u64) -> u64 {
     address / dsm::PAGE_BYTES as u64
 }
 
-/// Why a shard has no coherent memory.
+/// Reason why a shard has no coherent memory.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaError {
-    /// The monitor's message.
+    /// The monitor's message lacks files.
     #[error(transparent)]
     Receive(#[from] ReceiveError),
-    /// The address map.
+    /// The memory can't be created.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The memory that hosts share.
+    /// Memory shared by the hosts can't be mapped.
     #[error(transparent)]
     Shared(#[from] urpc::host::MemoryError),
-    /// This host.
+    /// This host can't keep memory coherent.
     #[error(transparent)]
     Node(#[from] dsm::NodeError),
-    /// Only ordinary threads could wait for pages.
+    /// Only ordinary threads could wait for pages; KVM could not.
     #[error(
         "KVM can't wait for pages of other shards: this host gives userfaultfd to root only; give access to \
          /dev/userfaultfd (Linux 6.1 has it), or set sysctl vm.unprivileged_userfaultfd=1"
@@ -322,8 +326,9 @@ pub enum ReplicaError {
     KernelFails,
 }
 
-/// When the lanes of a shard with so many vCPUs may poll: the CPUs are the vCPUs', unless all of these wait,
-/// and theirs who encrypt. Where lanes polled beside threads with work to do, half as many pages came.
+/// Returns when the page servers of a shard with this many vCPUs may poll. The CPUs belong to the vCPUs,
+/// unless all of these wait, and to the threads that encrypt. With page servers that polled beside threads
+/// with work to do, half as many pages were fetched.
 fn polls(encrypted: bool, vcpus: usize) -> Polls {
     match encrypted {
         true => Polls::Never,

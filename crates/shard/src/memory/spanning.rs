@@ -1,6 +1,6 @@
-//! The memory of a VM that spans cells. Shared, it is a file for each cell's part, all mapped by every shard,
-//! each at its place in one mapping for each region: hardware keeps what the shards see the same. Coherent,
-//! it is a [`Replica`].
+//! The memory of a VM that spans cells. Shared memory is a file for each cell's part; every shard maps all of
+//! them, each at its place in one mapping per region, and the hardware keeps them coherent. Coherent memory
+//! is a [`Replica`].
 
 use std::fs::File;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::{GuestRam, MemoryError, advise, bind, check_host, host, map, part_ran
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, Pages, SpanLaunch};
 
-/// Maps the memory of `layout` for the shard that `span` is told to. `files` are those of all parts, in their
-/// order, which all shards map.
+/// Maps the memory of `layout` for the shard that `span` describes. `files` are those of all parts in order,
+/// which all shards map.
 pub fn create_shared(
     layout: &Layout,
     launch: &MemoryLaunch,
@@ -38,7 +38,7 @@ pub fn create_shared(
                 let at = memory
                     .get_host_address(GuestAddress(range.start))
                     .map_err(|_| MemoryError::Regions)?;
-                placement::lay_over(at, file, &range).map_err(host("cannot map another cell's memory"))?;
+                placement::map_over(at, file, &range).map_err(host("cannot map another cell's memory"))?;
             }
             if !part.host_nodes.is_empty() {
                 bind(&memory, &range, &part.host_nodes)?;
@@ -46,7 +46,7 @@ pub fn create_shared(
         }
     }
     for region in memory.iter() {
-        // What was laid over a part is advised as the rest.
+        // The mappings over a part receive the same advice as the rest.
         if launch.pages == Pages::Transparent {
             advise(
                 region,
@@ -70,7 +70,7 @@ pub fn create_shared(
     Ok(Arc::new(memory))
 }
 
-/// Maps the memory of `layout` for a shard with a copy of its own. Nobody may touch it before it is served.
+/// Maps the memory of `layout` for a shard with a replica. It must not be accessed before it is served.
 pub fn create_coherent(
     layout: &Layout,
     launch: &MemoryLaunch,

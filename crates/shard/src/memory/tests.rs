@@ -23,7 +23,7 @@ fn every_region_can_be_mapped_in_huge_pages() {
 }
 
 #[test]
-fn huge_pages_keep_what_is_there_wherever_they_are_asked_for() {
+fn huge_pages_keep_the_contents_at_any_range() {
     let memory = memory(64 << 20);
     let places = [0, 4096, (2 << 20) - 8, 5 << 20, (64 << 20) - 8].map(GuestAddress);
     for place in places {
@@ -53,11 +53,11 @@ fn huge_page_is_allocated_only_where_half_of_it_is_to_be_filled() {
             .map(|offset| offset.file().metadata().unwrap().blocks() * 512)
             .sum::<u64>()
     };
-    // A small program, and the ends of two neighbouring pages.
+    // A small program, and the ends of two adjacent pages.
     fill_with_huge_pages(&memory, (1 << 20)..(1 << 20) + 4096);
     fill_with_huge_pages(&memory, (4 << 20) - 8192..(4 << 20) + 8192);
     assert_eq!(allocated(), 0);
-    // What is mapped before has a page at least, whether the host has a huge one or not.
+    // A mapped page is present at least, with or without a huge page of the host.
     fill_with_huge_pages(&memory, (8 << 20)..(11 << 20));
     assert!(allocated() > 0);
 }

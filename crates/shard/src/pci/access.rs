@@ -1,4 +1,4 @@
-//! The ways into the bus: configuration mechanism 1, ECAM, memory windows.
+//! Access paths to the bus: configuration mechanism 1, ECAM, memory windows.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -6,14 +6,14 @@ use crate::bus::BusDevice;
 
 use super::PciBus;
 
-/// Mechanism 1: an address at 0xCF8, data at 0xCFC to 0xCFF.
+/// Configuration mechanism 1: an address at 0xCF8, data at 0xCFC to 0xCFF.
 pub struct ConfigPorts {
     bus: PciBus,
     address: AtomicU32,
 }
 
 const ADDRESS_ENABLE: u32 = 1 << 31;
-/// The data registers' offset from the address register.
+/// Offset of the data registers from the address register.
 const DATA: u64 = 4;
 
 impl ConfigPorts {
@@ -24,7 +24,7 @@ impl ConfigPorts {
         }
     }
 
-    /// Slot and register that the data port leads to, if it leads to bus 0, function 0.
+    /// Returns slot and register that the data port selects, if they are on bus 0, function 0.
     fn target(&self, offset: u64) -> Option<(usize, usize)> {
         let address = self.address.load(Ordering::Relaxed);
         let (bus, slot, function) = (address >> 16 & 0xFF, address >> 11 & 0x1F, address >> 8 & 0x7);
@@ -58,7 +58,7 @@ impl BusDevice for ConfigPorts {
     }
 }
 
-/// Whether an access stays inside the four data ports.
+/// Returns whether an access is inside the four data ports.
 fn in_data_port(offset: u64, length: usize) -> bool {
     (DATA..2 * DATA).contains(&offset) && length as u64 <= 2 * DATA - offset
 }
@@ -76,7 +76,7 @@ impl Ecam {
         Self { bus }
     }
 
-    /// Slot and register of an access; only function 0 exists.
+    /// Returns slot and register of an access; only function 0 exists.
     fn target(offset: u64, length: usize) -> Option<(usize, usize)> {
         let (slot, register) = (offset / ECAM_DEVICE_BYTES, offset % ECAM_DEVICE_BYTES);
         let inside = register < ECAM_FUNCTION_BYTES && length as u64 <= ECAM_FUNCTION_BYTES - register;
@@ -99,7 +99,7 @@ impl BusDevice for Ecam {
     }
 }
 
-/// A window of memory addresses in which BARs can be.
+/// A window of memory addresses that BARs can have.
 pub struct Window {
     bus: PciBus,
     base: u64,

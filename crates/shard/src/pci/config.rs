@@ -1,7 +1,7 @@
-//! A function's configuration space: 256 bytes, a mask of what the guest may write, and a list of
+//! A function's configuration space: 256 bytes, a mask of the bits that the guest may write, and a list of
 //! capabilities.
 //!
-//! Reads and writes take any offset and length; what is outside reads as zero and ignores writes.
+//! Reads and writes have any offset and length. Bytes outside read as zero and ignore writes.
 
 /// Size of the configuration space; there is no extended part, which reads as zero.
 pub const CONFIG_BYTES: usize = 256;
@@ -25,14 +25,14 @@ const FIRST_CAPABILITY: usize = 0x40;
 /// Low bits of a memory BAR: 64 bits wide, not prefetchable.
 const BAR_MEMORY_64: u64 = 0b100;
 
-/// Who a function says that it is.
+/// Identification registers of a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     /// Vendor id.
     pub vendor: u16,
     /// Device id.
     pub device: u16,
-    /// Revision.
+    /// Revision of the device.
     pub revision: u8,
     /// Class, subclass and programming interface, from the high byte down.
     pub class: u32,
@@ -52,7 +52,7 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// A function without BARs or capabilities, not yet answering in memory.
+    /// Creates a function without BARs or capabilities, whose memory decoding is disabled.
     pub fn new(identity: Identity) -> Self {
         let mut space = Self {
             bytes: [0; CONFIG_BYTES],
@@ -84,7 +84,7 @@ impl ConfigSpace {
         self.allow(BAR0, &(!(bytes - 1)).to_le_bytes());
     }
 
-    /// Where the memory BAR is, if the guest has enabled it.
+    /// Returns the address of the memory BAR if the guest has enabled it.
     pub fn decoded(&self) -> Option<u64> {
         let enabled = self.u16(COMMAND) & COMMAND_MEMORY != 0;
         let address = self.bar();
@@ -92,15 +92,15 @@ impl ConfigSpace {
         (enabled && self.bar_bytes > 0 && fits).then_some(address)
     }
 
-    /// The memory BAR's address, enabled or not.
+    /// Returns the memory BAR's address, enabled or not.
     pub fn bar(&self) -> u64 {
         let mut bar = [0; 8];
         self.read(BAR0, &mut bar);
         u64::from_le_bytes(bar) & !0xF
     }
 
-    /// Appends a capability: its id, then `body` with a mask of what the guest may write there.
-    /// Returns its offset, or `None` when there is no more room.
+    /// Appends a capability: its id, then `body` with a mask of the bits that the guest may write. Returns
+    /// its offset, or `None` if there is no room left.
     pub fn add_capability(&mut self, id: u8, body: &[u8], writable: &[u8]) -> Option<usize> {
         let offset = self.capabilities_end;
         let end = (offset + 2 + body.len()).next_multiple_of(4);
@@ -129,7 +129,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes what of the registers is writable.
+    /// Writes the writable bits of registers.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         for (index, value) in data.iter().enumerate() {
             let Some(at) = offset.checked_add(index).filter(|at| *at < CONFIG_BYTES) else {
@@ -140,12 +140,12 @@ impl ConfigSpace {
         }
     }
 
-    /// Takes over what a guest wrote into such a space: of the rest it may not differ.
+    /// Restores the bits that a guest wrote in such a space. The other bits may not differ.
     pub fn restore(&mut self, saved: &[u8]) {
         self.write(0, saved);
     }
 
-    /// A 16-bit register inside the space.
+    /// Returns a 16-bit register inside the space.
     pub fn u16(&self, offset: usize) -> u16 {
         let mut data = [0; 2];
         self.read(offset, &mut data);

@@ -1,4 +1,4 @@
-//! The host bridge: device 0, there because guests expect one. It does nothing.
+//! The host bridge, device 0, which guests expect. It does nothing.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::PciFunction;
 use super::config::{CONFIG_BYTES, ConfigSpace, Identity};
 
-/// A virtual PCIe host bridge (the one Cloud Hypervisor shows): guests have no quirks for it.
+/// A virtual PCIe host bridge, the same as Cloud Hypervisor's: guests have no quirks for it.
 const IDENTITY: Identity = Identity {
     vendor: 0x8086,
     device: 0x0D57,

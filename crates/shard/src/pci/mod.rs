@@ -1,9 +1,9 @@
 //! PCI: one root bus with up to 31 functions, configured by ports 0xCF8 and 0xCFC or by ECAM.
 //!
-//! The bus finds a function by where its BAR is now, so a guest that moves a BAR concerns nobody else: the
-//! machine claims the windows once. Each function has a lock of its own: one that waits for its device's
-//! thread, as a reset does, holds up no vCPU that uses another. BARs have addresses from the start (there is
-//! no firmware); memory decoding starts disabled.
+//! The bus finds a function by the current address of its BAR. A guest that moves a BAR therefore affects
+//! nothing else: the machine claims the windows once. Each function has a lock of its own, so that a function
+//! that waits for its device's thread, as during a reset, blocks no vCPU that uses another. BARs have
+//! addresses from the start (there is no firmware); memory decoding starts disabled.
 //!
 //! ```text
 //! let interrupts = Interrupts::new(vm.clone());                 // Arc<VmFd>, after KVM_CREATE_IRQCHIP
@@ -37,23 +37,24 @@ pub const SLOTS: usize = 32;
 /// Size of each function's BAR.
 pub const BAR_BYTES: u64 = 32 << 10;
 
-/// One function. Calls come one at a time.
+/// One function. Calls are serialized.
 pub trait PciFunction: Send {
-    /// Reads configuration registers. Any offset below 4 KiB, any length.
+    /// Reads configuration registers at any offset below 4 KiB, with any length.
     fn read_config(&mut self, offset: usize, data: &mut [u8]);
     /// Writes configuration registers.
     fn write_config(&mut self, offset: usize, data: &[u8]);
-    /// Where the [`BAR_BYTES`] start that the function answers now. Only `write_config` changes it.
+    /// Returns the first of the [`BAR_BYTES`] addresses that the function serves now. Only `write_config`
+    /// changes it.
     fn decoded(&self) -> Option<u64>;
     /// Reads the BAR at `offset`.
     fn read_bar(&mut self, offset: u64, data: &mut [u8]);
     /// Writes the BAR at `offset`.
     fn write_bar(&mut self, offset: u64, data: &[u8]);
-    /// Counters for the VM's status.
+    /// Returns counters for the VM's status.
     fn status(&self) -> Value;
-    /// The function's state while the VM is held still.
+    /// Returns the function's state while the VM is paused.
     fn save(&self) -> io::Result<Value>;
-    /// Takes over the state of such a function of another VM, before anything runs.
+    /// Restores the state of such a function of another VM, before anything runs.
     fn restore(&mut self, state: &Value) -> io::Result<()>;
     /// Ends the function's work; the VM is ending.
     fn stop(&mut self);
@@ -70,21 +71,21 @@ pub struct PciBus {
 }
 
 struct Functions {
-    slots: Vec<Seat>,
+    slots: Vec<FunctionEntry>,
     window: Range<u64>,
     next_bar: u64,
 }
 
-/// A function with its lock, and where it answers, readable without the lock.
-struct Seat {
+/// A function with its lock, and its BAR's address, readable without the lock.
+struct FunctionEntry {
     function: Mutex<Box<dyn PciFunction>>,
     decoded: AtomicU64,
 }
 
-/// Answers nowhere.
+/// Address of a function that serves none.
 const NOWHERE: u64 = u64::MAX;
 
-impl Seat {
+impl FunctionEntry {
     fn new(function: impl PciFunction + 'static) -> Self {
         let decoded = AtomicU64::new(function.decoded().unwrap_or(NOWHERE));
         Self {
@@ -94,7 +95,7 @@ impl Seat {
     }
 
     fn lock(&self) -> MutexGuard<'_, Box<dyn PciFunction>> {
-        // A device that panics ends the process (agent::panic); tests may go on.
+        // A device that panics ends the process (agent::panic); tests may continue.
         self.function.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,29 +114,29 @@ impl Seat {
         Ok(())
     }
 
-    /// The offset of `address` in the BAR, if it is there.
+    /// Returns the offset of `address` in the BAR, if it is inside.
     fn offset(start: u64, address: u64) -> Option<u64> {
         address.checked_sub(start).filter(|offset| *offset < BAR_BYTES)
     }
 }
 
 impl PciBus {
-    /// A bus with a host bridge that places BARs in `window`.
+    /// Creates a bus with a host bridge that places BARs in `window`.
     pub fn new(window: Range<u64>) -> Self {
         let next_bar = window.start.next_multiple_of(BAR_BYTES);
         Self {
             functions: Arc::new(RwLock::new(Functions {
-                slots: vec![Seat::new(HostBridge::new())],
+                slots: vec![FunctionEntry::new(HostBridge::new())],
                 window,
                 next_bar,
             })),
         }
     }
 
-    /// Adds the function that `make` makes for a BAR address.
+    /// Adds the function that `make` creates for a BAR address.
     ///
     /// # Errors
-    /// When the bus or the window is full, or what `make` says.
+    /// Fails if the bus or the window is full, or with the error of `make`.
     pub fn add<F: PciFunction + 'static>(&self, make: impl FnOnce(u64) -> io::Result<F>) -> io::Result<Slot> {
         let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
         let number = functions.slots.len();
@@ -147,33 +148,33 @@ impl PciBus {
             return Err(io::Error::other("a VM has at most 31 PCI devices"));
         };
         let function = make(functions.next_bar)?;
-        functions.slots.push(Seat::new(function));
+        functions.slots.push(FunctionEntry::new(function));
         functions.next_bar = bar_end;
         Ok(Slot(number as u8))
     }
 
-    /// What answers at ports 0xCF8 to 0xCFF.
+    /// Returns the device of ports 0xCF8 to 0xCFF.
     pub fn config_ports(&self) -> ConfigPorts {
         ConfigPorts::new(self.clone())
     }
 
-    /// What answers at the memory-mapped configuration space.
+    /// Returns the device of the memory-mapped configuration space.
     pub fn ecam(&self) -> Ecam {
         Ecam::new(self.clone())
     }
 
-    /// What answers in the window given to [`PciBus::new`].
+    /// Returns the device of the window given to [`PciBus::new`].
     pub fn window(&self) -> Window {
         let base = self.read().window.start;
         self.window_at(base)
     }
 
-    /// What answers in another window that starts at `base`.
+    /// Returns the device of another window, which starts at `base`.
     pub fn window_at(&self, base: u64) -> Window {
         Window::new(self.clone(), base)
     }
 
-    /// Each function's counters, in the order of their slots, the host bridge left out.
+    /// Returns each function's counters in the order of their slots, without the host bridge.
     pub fn status(&self) -> Value {
         let functions = self.read();
         Value::Array(
@@ -184,15 +185,15 @@ impl PciBus {
         )
     }
 
-    /// The state of every function, in the order of their slots. The VM is held still.
+    /// Returns the state of every function in the order of their slots. The VM is paused.
     pub fn save(&self) -> io::Result<Vec<Value>> {
         self.read().slots.iter().map(|seat| seat.lock().save()).collect()
     }
 
-    /// Gives every function the state of its like in another VM.
+    /// Restores the state of every function from that of the same function in another VM.
     ///
     /// # Errors
-    /// When there are not the same functions in the same slots.
+    /// Fails if the saved functions differ from these in number or kind.
     pub fn restore(&self, states: &[Value]) -> io::Result<()> {
         let functions = self.read();
         if functions.slots.len() != states.len() {
@@ -208,7 +209,7 @@ impl PciBus {
             .try_for_each(|(seat, state)| seat.restore(state))
     }
 
-    /// Takes the queues back from every device. When this returns no device touches guest memory.
+    /// Stops every device's queues. After the return no device accesses guest memory.
     pub fn stop(&self) {
         self.read().slots.iter().for_each(|seat| seat.lock().stop());
     }
@@ -236,21 +237,21 @@ impl PciBus {
         self.at(address, |function, offset| function.write_bar(offset, data));
     }
 
-    /// Calls `access` with the first function that answers at `address`; false when none does.
+    /// Calls `access` with the first function that serves `address`; returns false if none does.
     fn at(&self, address: u64, access: impl FnOnce(&mut dyn PciFunction, u64)) -> bool {
         let functions = self.read();
         let found = functions.slots.iter().find_map(|seat| {
             let start = seat.decoded.load(Ordering::Acquire);
-            Some((seat, Seat::offset(start, address)?))
+            Some((seat, FunctionEntry::offset(start, address)?))
         });
-        // Another vCPU may move the BAR meanwhile: the access then goes to where the BAR was, as on a real
-        // bus.
+        // Another vCPU may move the BAR meanwhile. The access then uses the old address, as on a real bus.
         found
             .map(|(seat, offset)| access(&mut **seat.lock(), offset))
             .is_some()
     }
 
-    /// Shared, but while the machine is being built: no vCPU ever waits here.
+    /// Locks the table for readers. It is written only while the machine is being built, so that no vCPU
+    /// waits here.
     fn read(&self) -> RwLockReadGuard<'_, Functions> {
         self.functions.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
 //! MSI-X (PCI 3.0, section 6.8.2): the table of messages and the pending bits, in a BAR.
 //!
-//! An entry's message takes effect when it is unmasked, as the specification has it. Accesses of any size and
-//! place are safe; the specification allows four and eight aligned bytes only.
+//! An entry's message takes effect when it is unmasked, as in the specification. Accesses of any size and
+//! offset are safe; the specification allows four and eight aligned bytes only.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::interrupt::{Interrupts, Message, Vector};
 
 /// Bytes of a table entry.
 pub const ENTRY_BYTES: usize = 16;
-/// The most vectors one function may have here: a page of table.
+/// Greatest number of vectors of one function: a page of table.
 pub const VECTORS_MAX: usize = 256;
 
 const CAPABILITY_ID: u8 = 0x11;
@@ -30,11 +30,11 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// `count` vectors, all masked; adds the capability to `config` with the table and the pending bits in
-    /// BAR 0.
+    /// Creates `count` vectors, all masked. Adds the capability to `config`, with the table and the pending
+    /// bits in BAR 0.
     ///
     /// # Errors
-    /// When there are no interrupt numbers left, or KVM refuses.
+    /// Fails if no interrupt numbers are left, or KVM refuses.
     pub fn new(
         interrupts: &Arc<Interrupts>,
         count: usize,
@@ -70,15 +70,15 @@ impl Msix {
         })
     }
 
-    /// The vectors, for whoever signals them.
+    /// Returns the vectors, for the threads that signal them.
     pub fn vectors(&self) -> Arc<[Vector]> {
         self.vectors.clone()
     }
 
-    /// Takes over a change of the control register in `config`.
+    /// Applies a change of the control register in `config`.
     ///
     /// # Errors
-    /// When KVM refuses a message: that vector stays masked.
+    /// Fails if KVM refuses a message; that vector stays masked.
     pub fn configured(&mut self, config: &ConfigSpace) -> io::Result<()> {
         let control = config.u16(self.capability + 2);
         let (enabled, masked) = (control & CONTROL_ENABLE != 0, control & CONTROL_MASK_ALL != 0);
@@ -89,7 +89,7 @@ impl Msix {
         (0..self.table.len()).try_for_each(|index| self.apply(index))
     }
 
-    /// The whole table.
+    /// Returns the whole table.
     pub fn table(&self) -> Vec<u8> {
         self.table.as_flattened().to_vec()
     }
@@ -109,7 +109,7 @@ impl Msix {
     /// Writes the table at `offset` from its start.
     ///
     /// # Errors
-    /// When KVM refuses a message: that vector stays masked.
+    /// Fails if KVM refuses a message; that vector stays masked.
     pub fn write_table(&mut self, offset: usize, data: &[u8]) -> io::Result<()> {
         let bytes = self.table.as_flattened_mut();
         let end = offset.saturating_add(data.len()).min(bytes.len());
@@ -141,7 +141,7 @@ impl Msix {
         }
     }
 
-    /// Makes one vector's state what the registers say.
+    /// Applies the registers to one vector.
     fn apply(&self, index: usize) -> io::Result<()> {
         let (vector, entry) = (&self.vectors[index], &self.table[index]);
         if !self.enabled || self.masked || entry[ENTRY_CONTROL] & ENTRY_MASKED != 0 {

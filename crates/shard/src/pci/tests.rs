@@ -18,7 +18,7 @@ const IDENTITY: Identity = Identity {
     subsystem: 0,
 };
 
-/// Answers every read with its number; a write to its BAR runs `written`.
+/// Returns its number for every read; a write to its BAR runs `written`.
 struct Probe<F> {
     config: ConfigSpace,
     number: u8,
@@ -117,7 +117,7 @@ fn ports_and_ecam_show_the_same_function_and_absent_ones_as_ones() {
             (expected, expected)
         );
     }
-    // Other functions of a device, other buses, and an address that is not enabled.
+    // Other functions of a device, other buses, and a disabled address.
     for address in [1 << 31 | 1 << 11 | 1 << 8, 1 << 31 | 1 << 16 | 1 << 11, 1 << 11] {
         ports.write(0, &u32::to_le_bytes(address));
         let mut data = [0; 4];
@@ -127,7 +127,7 @@ fn ports_and_ecam_show_the_same_function_and_absent_ones_as_ones() {
 }
 
 #[test]
-fn a_sized_bar_tells_its_size() {
+fn bar_reports_its_size_when_sized() {
     let bus = PciBus::new(START..START + (1 << 30));
     add(&bus, 7, || ()).unwrap();
     bus.ecam().write(0x8000 + BAR0 as u64, &[0xFF; 8]);
@@ -149,7 +149,7 @@ fn the_bus_and_the_window_have_ends() {
 }
 
 #[test]
-fn a_function_that_waits_holds_up_no_other() {
+fn function_that_blocks_does_not_block_others() {
     let bus = PciBus::new(START..START + (1 << 30));
     let (entered, is_entered) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
@@ -175,7 +175,7 @@ fn a_function_that_waits_holds_up_no_other() {
 }
 
 #[test]
-fn data_ports_lead_to_the_bytes_of_the_selected_register() {
+fn data_ports_access_the_bytes_of_the_selected_register() {
     let bus = PciBus::new(START..START + (1 << 30));
     add(&bus, 7, || ()).unwrap();
     let ports = bus.config_ports();
@@ -219,7 +219,11 @@ fn ecam_reaches_the_last_register_of_function_0_only() {
         u32::from_le_bytes(data)
     };
     assert_eq!(read(0x8000 + 0xFFC), 0, "extended space without a capability");
-    assert_eq!(read(0x8000 + 0xFFE), u32::MAX, "it would reach into function 1");
+    assert_eq!(
+        read(0x8000 + 0xFFE),
+        u32::MAX,
+        "the access crosses into function 1"
+    );
     assert_eq!(read(0x8000 + 0x1000), u32::MAX, "function 1");
     ecam.write(0x8000 + 0x1000 + COMMAND as u64, &COMMAND_MEMORY.to_le_bytes());
     assert_eq!(
@@ -230,7 +234,7 @@ fn ecam_reaches_the_last_register_of_function_0_only() {
 }
 
 #[test]
-fn windows_lead_to_addresses_from_their_own_start() {
+fn window_offsets_count_from_its_own_start() {
     let bus = PciBus::new(START..START + (1 << 30));
     add(&bus, 7, || ()).unwrap();
     enable(&bus, 1);
@@ -329,7 +333,7 @@ fn a_bar_is_decoded_where_it_is_while_memory_is_enabled() {
     space.set_bar(START, 0x1000);
     assert_eq!((space.bar(), space.decoded()), (START, Some(START)));
     space.write(BAR0, &[0xFF; 8]);
-    assert_eq!(space.decoded(), None, "it would end past the last address");
+    assert_eq!(space.decoded(), None, "the BAR would end past the last address");
     space.write(BAR0, &(START + 0x3000).to_le_bytes());
     assert_eq!(space.decoded(), Some(START + 0x3000));
     space.write(COMMAND, &[0, 0]);

@@ -1,4 +1,5 @@
-//! The first thread, once the VM runs: takes the monitor's orders, waits for the end, stops the others.
+//! The first thread while the VM runs: it serves the monitor's orders, waits for the end and stops the other
+//! threads.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -11,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::freeze::Freezer;
-use super::hold::{Hold, STILL_LIMIT};
+use super::hold::{DRAIN_TIMEOUT, Hold};
 use super::orders::{Orders, Outcome, step};
 use super::status::status;
 use super::vcpus::VcpuThreads;
@@ -26,26 +27,26 @@ use crate::vcpu::VcpuCounters;
 use crate::virtio::balloon::BalloonHandle;
 use crate::virtio::block::FullDisks;
 
-/// How often the first thread looks at the bases of the disks, and whether one is full, milliseconds.
+/// Interval of the first thread's checks of the disks: changed bases and full disks, milliseconds.
 const WATCH_INTERVAL: u16 = 1000;
-/// How long a vCPU may take to move: it may be waiting for a device.
-const MOVE_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit of a vCPU's migration: the vCPU may be waiting for a device.
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The running VM as its first thread has it.
+/// The running VM as its first thread uses it.
 pub struct Control {
     pub orders: Orders,
     pub running: Running,
     pub vcpus: VcpuThreads,
-    /// Holds the VM still.
+    /// Pauses the VM.
     pub quiescer: Arc<Quiescer>,
     pub freezer: Freezer,
     pub bus: PciBus,
     pub balloon: Option<BalloonHandle>,
-    /// The bases of the disks, which nobody may change.
+    /// Watch of the disks' bases, which must not change.
     pub watch: BaseWatch,
-    /// The disks whose writes wait for room.
+    /// Disks whose writes wait for room on the host.
     pub full: ReportedDisks,
-    /// Dropping it ends the background of sharing.
+    /// Ends the background thread of sharing when dropped.
     pub _stop_sharing: mpsc::Sender<()>,
     pub console_thread: JoinHandle<()>,
     pub stop_console: EventFd,
@@ -54,7 +55,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Serves orders until the VM ends, then stops everything.
+    /// Serves orders until the VM ends, then stops all threads.
     pub fn wait(mut self) -> Ending {
         let quiescer = self.quiescer.clone();
         let mut hold = Hold::new(&quiescer);
@@ -84,7 +85,7 @@ impl Control {
                 self.orders.report(&Report::FullDisks { disks });
             }
             if ordered {
-                let mut parts = Parts {
+                let mut context = OrderContext {
                     hold: &mut hold,
                     running: &self.running,
                     counters: &self.vcpus.counters,
@@ -93,7 +94,7 @@ impl Control {
                     balloon: self.balloon.as_ref(),
                     kind: &self.kind,
                 };
-                if let Some(ending) = self.orders.receive(|order| parts.obey(order)) {
+                if let Some(ending) = self.orders.receive(|order| context.perform(order)) {
                     break ending;
                 }
             }
@@ -103,21 +104,21 @@ impl Control {
         };
         let end = self.running.end.clone();
         end.end(ending);
-        // vCPUs that stand still see the end now.
+        // Resumes paused vCPUs, so that they see the end.
         drop(hold);
         self.stop();
-        // The first cause: a power-off may have come while an order to quit was being read.
+        // The first cause: a power-off may have preceded an order to quit.
         end.cause().unwrap_or(Ending::Quit)
     }
 
-    /// Stops the vCPUs, then hands over the rest of the console's output.
+    /// Stops the vCPUs, then sends the rest of the console's output.
     fn stop(self) {
         self.kind.end();
-        // Where pages come no more, vCPUs and devices wait for ever; what is not on a disk yet is lost, as by
-        // a power cut.
+        // If pages can't be fetched, vCPUs and devices wait for ever. Data that are not on a disk yet are
+        // lost, as by a power cut.
         if self.kind.memory_is_whole() {
             self.vcpus.stop();
-            // Disks write what they have acknowledged.
+            // Disks write the data that they have acknowledged.
             self.bus.stop();
         }
         let _ = self.stop_console.write(1);
@@ -125,14 +126,14 @@ impl Control {
     }
 }
 
-/// The full disks, and which of them the monitor knows of.
+/// The full disks, and those of them that the monitor has received.
 pub struct ReportedDisks {
     full: FullDisks,
     reported: Vec<u16>,
 }
 
 impl ReportedDisks {
-    /// The monitor knows of none.
+    /// Creates the state in which the monitor has received no full disk.
     pub fn new(full: FullDisks) -> Self {
         Self {
             full,
@@ -140,7 +141,7 @@ impl ReportedDisks {
         }
     }
 
-    /// The full disks, if they are others than before.
+    /// Returns the full disks if they have changed.
     fn changed(&mut self) -> Option<Vec<u16>> {
         let now = self.full.now();
         (now != self.reported).then(|| {
@@ -155,16 +156,16 @@ fn for_plain_vms() -> Answer {
     Answer::Refused { why }
 }
 
-fn not_still() -> Answer {
+fn not_paused() -> Answer {
     let why = format!(
-        "it does not stand still: its disks take more than {} s for what is under way",
-        STILL_LIMIT.as_secs()
+        "its disks take more than {} s to finish the I/O in flight, so that it cannot be paused",
+        DRAIN_TIMEOUT.as_secs()
     );
     Answer::Refused { why }
 }
 
-/// What orders are about.
-struct Parts<'a, 'quiescer> {
+/// Context of an order.
+struct OrderContext<'a, 'quiescer> {
     hold: &'a mut Hold<'quiescer>,
     running: &'a Running,
     counters: &'a [Arc<VcpuCounters>],
@@ -174,11 +175,11 @@ struct Parts<'a, 'quiescer> {
     kind: &'a RunningKind,
 }
 
-impl Parts<'_, '_> {
-    fn obey(&mut self, order: Order) -> Outcome {
+impl OrderContext<'_, '_> {
+    fn perform(&mut self, order: Order) -> Outcome {
         let answer = match order {
             Order::PowerButton => {
-                // The counter can't overflow; a press that is pending is enough.
+                // The counter can't overflow; a pending press suffices.
                 let _ = self.running.button.press();
                 Answer::Done
             }
@@ -204,14 +205,14 @@ impl Parts<'_, '_> {
                 if let VmKind::Plain(plain) = self.kind
                     && let Some(sharing) = &plain.sharing
                 {
-                    sharing.situations.set_shared(&files);
+                    sharing.pressure.set_shared(&files);
                 }
                 Answer::Done
             }
             Order::MemoryNodes { nodes, from } => self.place_memory(&nodes, from),
             Order::Pause => self.pause(),
             Order::Resume => {
-                // Another kind never stands still.
+                // Only a plain VM is paused by an order.
                 if let VmKind::Plain(plain) = self.kind {
                     self.hold.end(plain);
                 }
@@ -224,7 +225,8 @@ impl Parts<'_, '_> {
         Outcome::Answer(answer)
     }
 
-    /// Binds the memory to these nodes, and moves some of what lies elsewhere. Pages of image files stay.
+    /// Binds the memory to these nodes and moves some of the pages that are elsewhere. Pages of image files
+    /// stay.
     fn place_memory(&mut self, nodes: &[u32], from: u64) -> Answer {
         let VmKind::Plain(plain) = self.kind else {
             return for_plain_vms();
@@ -244,18 +246,19 @@ impl Parts<'_, '_> {
     fn pause(&mut self) -> Answer {
         match self.kind {
             VmKind::Plain(_) if self.hold.begin() => Answer::Done,
-            VmKind::Plain(_) => not_still(),
+            VmKind::Plain(_) => not_paused(),
             VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => for_plain_vms(),
         }
     }
 
-    /// Sends each vCPU a non-maskable interrupt. KVM takes it from other threads while they stand still.
+    /// Sends each vCPU a non-maskable interrupt. KVM accepts it from other threads while the vCPUs are
+    /// paused.
     fn nmi(&self) -> Answer {
         let VmKind::Plain(PlainVm { vcpus, .. }) = self.kind else {
             return for_plain_vms();
         };
-        let Some(_still) = self.hold.still() else {
-            return not_still();
+        let Some(_pause) = self.hold.pause_for_caller() else {
+            return not_paused();
         };
         match vcpus.iter().try_for_each(|vcpu| vcpu.nmi()) {
             Ok(()) => Answer::Done,
@@ -277,7 +280,7 @@ impl Parts<'_, '_> {
             Some(_) => {}
         }
         let end = &self.running.end;
-        let deadline = Instant::now() + MOVE_LIMIT;
+        let deadline = Instant::now() + MIGRATION_TIMEOUT;
         match router.move_vcpu(vcpu, shard, deadline, || end.stopping()) {
             Some(outcome) if outcome.refused => refused("the other shard cannot take it; its log says why"),
             Some(outcome) => MoveReport::Done {

@@ -1,5 +1,5 @@
-//! Freezes the VM when the monitor asks: holds it still, turns its memory into files, notes everything else,
-//! lets it go on.
+//! Freezes the VM on a request of the monitor: pauses it, turns its memory into files, saves the rest of its
+//! state, and resumes it.
 
 use std::fs::File;
 use std::io;
@@ -18,27 +18,32 @@ use crate::machine::{PlainVm, Running};
 use crate::memory::MemoryError;
 use crate::memory::nodes::MemoryNodes;
 use crate::pci::PciBus;
-use crate::process::hold::{Hold, STILL_LIMIT};
+use crate::process::hold::{DRAIN_TIMEOUT, Hold};
 use crate::sharing::{seal, sealable_file};
 use crate::snapshot::{MachineState, VERSION};
 use crate::virtio::block::FullDisks;
 use shard_api::message::{self, Files, ReceiveError};
 
-/// Why the VM was not frozen.
+/// Reason why the VM was not frozen.
 #[derive(Debug, thiserror::Error)]
 enum FreezeError {
     #[error(
-        "its memory is in huge pages of the host's pool, which VMs can't share; start it with `pages = \"4K\"`"
+        "its memory is in huge pages of the host's pool, which VMs can't share; start it with `pages = \
+         \"4K\"`"
     )]
     HugePages,
     #[error("a VM that spans cells cannot be cloned or kept as a snapshot; start it without `span`")]
     Span,
     #[error("it has persistent memory, which is not cloned; use a disk with `as = \"block\"`")]
     Pmem,
-    #[error("it does not stand still: its disks take more than {} s for what is under way", STILL_LIMIT.as_secs())]
-    NotStill,
     #[error(
-        "a write to its disk{0} waits for room on the host; free some, let the VM run if it is paused, then try again"
+        "its disks take more than {} s to finish the I/O in flight, so that it cannot be paused",
+        DRAIN_TIMEOUT.as_secs()
+    )]
+    NotPaused,
+    #[error(
+        "a write to its disk{0} waits for room on the host; free some, let the VM run if it is paused, \
+         then try again"
     )]
     Full(u16),
     #[error(transparent)]
@@ -51,15 +56,15 @@ enum FreezeError {
     Message(#[from] ReceiveError),
 }
 
-/// What freezing needs of the VM beside what runs.
+/// Data of the VM that a freeze needs, beside what runs.
 pub struct Freezer {
-    /// Where the monitor asks.
+    /// Socket of the monitor's requests.
     pub socket: UnixStream,
-    /// Each disk's temporary overlay.
+    /// Temporary overlay of each disk.
     pub overlays: Vec<Option<File>>,
-    /// The nodes of the VM's memory.
+    /// Nodes of the VM's memory.
     pub nodes: MemoryNodes,
-    /// The disks whose writes wait for room: requests that no state has.
+    /// Disks whose writes wait for room on the host. The saved state does not contain such requests.
     pub full: FullDisks,
 }
 
@@ -70,13 +75,13 @@ impl AsFd for Freezer {
 }
 
 /// A frozen VM.
-struct Done {
+struct FrozenVm {
     state: File,
     memory: Vec<Arc<File>>,
     paused: Duration,
 }
 
-impl Done {
+impl FrozenVm {
     fn into_reply(self) -> (HandoverReply, Vec<Arc<File>>) {
         let mut files = vec![Arc::new(self.state)];
         files.extend(self.memory);
@@ -92,7 +97,8 @@ impl Done {
 }
 
 impl Freezer {
-    /// Serves the request that waits in the socket. A monitor that is gone is noticed elsewhere.
+    /// Serves the request that waits in the socket. Another part of the process notices that a monitor is
+    /// gone.
     pub fn serve(&mut self, running: &Running, bus: &PciBus, kind: &RunningKind, hold: &Hold<'_>) {
         let request = message::receive::<HandoverRequest>(&mut self.socket);
         let answer = request
@@ -103,7 +109,7 @@ impl Freezer {
                         return Err(FreezeError::Span);
                     };
                     self.freeze(&overlays, files, running, bus, (plain, hold))
-                        .map(Done::into_reply)
+                        .map(FrozenVm::into_reply)
                 }
                 HandoverRequest::Touched => {
                     let runs = match kind {
@@ -122,14 +128,14 @@ impl Freezer {
         });
         let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
         if message::send(&mut self.socket, &reply, &files).is_err() {
-            // Nothing more can be asked over it: without this it would be readable for ever.
+            // No further request can arrive. Without this, the socket would be readable for ever.
             self.disconnect();
         }
     }
 
     fn disconnect(&mut self) {
         if let Ok((socket, other)) = UnixStream::pair() {
-            // Never readable: the other end lives as long as this process.
+            // It is never readable: the other end lives as long as this process.
             std::mem::forget(other);
             self.socket = socket;
         }
@@ -142,7 +148,7 @@ impl Freezer {
         running: &Running,
         bus: &PciBus,
         (plain, hold): (&PlainVm, &Hold<'_>),
-    ) -> Result<Done, FreezeError> {
+    ) -> Result<FrozenVm, FreezeError> {
         let mapper = &plain.sharing.as_ref().ok_or(FreezeError::HugePages)?.mapper;
         if !running.layout.pmem.is_empty() {
             return Err(FreezeError::Pmem);
@@ -153,7 +159,7 @@ impl Freezer {
             .collect::<Result<Vec<_>, _>>()?;
         let mut state_file = sealable_file(c"machine-state")?;
 
-        let still = hold.still().ok_or(FreezeError::NotStill)?;
+        let still = hold.pause_for_caller().ok_or(FreezeError::NotPaused)?;
         if let Some(disk) = self.full.now().first() {
             return Err(FreezeError::Full(*disk));
         }
@@ -169,14 +175,14 @@ impl Freezer {
             vcpus: plain
                 .vcpus
                 .iter()
-                .map(|vcpu| VcpuState::take(vcpu, &running.register_numbers))
+                .map(|vcpu| VcpuState::save(vcpu, &running.register_numbers))
                 .collect::<Result<_, _>>()?,
-            chips: ChipState::take(&running.vm)?,
+            chips: ChipState::save(&running.vm)?,
             console: running.console.save(),
             functions: bus.save()?,
             memory: frozen.map,
         };
-        plain.tell_of_pause();
+        plain.report_pause();
         drop(still);
         let paused = start.elapsed();
 
@@ -185,7 +191,7 @@ impl Freezer {
         for file in frozen.files.iter().map(|file| &**file).chain([&state_file]) {
             seal(file)?;
         }
-        Ok(Done {
+        Ok(FrozenVm {
             state: state_file,
             memory: frozen.files,
             paused,

@@ -7,7 +7,7 @@ use crate::machine::PlainVm;
 use crate::quiescer::{Pause, Quiescer};
 
 /// Time limit for the VM to pause, within which its disks finish their I/O in flight.
-pub const STILL_LIMIT: Duration = Duration::from_secs(5);
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pause of the VM by an order, if any.
 pub struct Hold<'a> {
@@ -16,14 +16,14 @@ pub struct Hold<'a> {
 }
 
 /// Pause of the VM for one caller.
-pub enum Still<'a> {
+pub enum CallerPause<'a> {
     /// Pause by an order, which outlasts the caller.
     Held(&'a Pause<'a>),
     /// Pause for the caller alone, which ends when this is dropped.
     Own(Pause<'a>),
 }
 
-impl<'a> Deref for Still<'a> {
+impl<'a> Deref for CallerPause<'a> {
     type Target = Pause<'a>;
 
     fn deref(&self) -> &Pause<'a> {
@@ -44,10 +44,10 @@ impl<'a> Hold<'a> {
     }
 
     /// Pauses the VM until [`Hold::end`]. Returns false, and the VM runs on, if it does not pause within
-    /// [`STILL_LIMIT`].
+    /// [`DRAIN_TIMEOUT`].
     pub fn begin(&mut self) -> bool {
         if self.pause.is_none() {
-            self.pause = self.quiescer.pause_within(STILL_LIMIT);
+            self.pause = self.quiescer.pause_within(DRAIN_TIMEOUT);
             self.quiescer.set_held(self.pause.is_some());
         }
         self.pause.is_some()
@@ -56,17 +56,17 @@ impl<'a> Hold<'a> {
     /// Resumes the VM. KVM reports the pause to the guest, so that the guest's watchdogs accept it.
     pub fn end(&mut self, plain: &PlainVm) {
         if let Some(pause) = self.pause.take() {
-            plain.tell_of_pause();
+            plain.report_pause();
             self.quiescer.set_held(false);
             drop(pause);
         }
     }
 
-    /// Pauses the VM for the caller. Returns `None` if it does not pause within [`STILL_LIMIT`].
-    pub fn still(&self) -> Option<Still<'_>> {
+    /// Pauses the VM for the caller. Returns `None` if it does not pause within [`DRAIN_TIMEOUT`].
+    pub fn pause_for_caller(&self) -> Option<CallerPause<'_>> {
         match &self.pause {
-            Some(pause) => Some(Still::Held(pause)),
-            None => self.quiescer.pause_within(STILL_LIMIT).map(Still::Own),
+            Some(pause) => Some(CallerPause::Held(pause)),
+            None => self.quiescer.pause_within(DRAIN_TIMEOUT).map(CallerPause::Own),
         }
     }
 }
@@ -90,29 +90,29 @@ mod tests {
     }
 
     #[test]
-    fn held_vm_stands_still_for_others_too_and_after_them() {
+    fn held_vm_stays_paused_during_and_after_other_pauses() {
         let quiescer = Quiescer::new();
         let mut hold = Hold::new(&quiescer);
         assert!(is_at_work(&quiescer));
         assert!(hold.begin());
         assert!(!is_at_work(&quiescer));
-        assert!(matches!(hold.still(), Some(Still::Held(_))));
-        assert!(!is_at_work(&quiescer), "what stood still for somebody goes on");
+        assert!(matches!(hold.pause_for_caller(), Some(CallerPause::Held(_))));
+        assert!(!is_at_work(&quiescer), "a device ran while the VM was paused");
         assert!(
             quiescer.pause().is_none(),
-            "it would wait for as long as the hold takes"
+            "a second pause would wait for the whole hold"
         );
-        assert!(hold.begin(), "it stands still already");
+        assert!(hold.begin(), "the VM is paused already");
         hold.end(&PlainVm {
             vcpus: Vec::new(),
             sharing: None,
         });
         assert!(is_at_work(&quiescer));
         drop(quiescer.pause().expect("it runs"));
-        let still = hold.still();
-        assert!(matches!(still, Some(Still::Own(_))));
+        let pause_for_caller = hold.pause_for_caller();
+        assert!(matches!(pause_for_caller, Some(CallerPause::Own(_))));
         assert!(!is_at_work(&quiescer));
-        drop(still);
+        drop(pause_for_caller);
         assert!(is_at_work(&quiescer));
     }
 
@@ -123,7 +123,7 @@ mod tests {
         let mut hold = Hold::new(&quiescer);
         let begin = Instant::now();
         assert!(!hold.begin());
-        assert!((STILL_LIMIT..2 * STILL_LIMIT).contains(&begin.elapsed()));
+        assert!((DRAIN_TIMEOUT..2 * DRAIN_TIMEOUT).contains(&begin.elapsed()));
         quiescer.io_done();
         assert!(hold.begin());
     }

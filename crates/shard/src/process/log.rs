@@ -1,4 +1,4 @@
-//! What a shard's devices complain about, for the person who runs the VM.
+//! Log of warnings of a shard's devices, for the user of the VM.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,10 +7,10 @@ use tracing::warn;
 
 use crate::virtio::transport::Log;
 
-/// Lines kept: a guest that makes a device complain must not fill the host's disk.
+/// Greatest number of lines: a guest that causes warnings must not fill the host's disk.
 const LINES_MAX: u32 = 1000;
 
-/// A log whose lines are warnings in that of the process, until there were enough.
+/// Creates a log that writes warnings to the process's log, up to that number.
 pub fn of_devices() -> Log {
     let lines = AtomicU32::new(0);
     Arc::new(move |text| {

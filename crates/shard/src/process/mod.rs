@@ -10,7 +10,7 @@ mod log;
 mod open;
 pub(crate) mod order_reader;
 mod orders;
-mod part;
+mod secondary;
 mod status;
 mod vcpus;
 
@@ -50,41 +50,41 @@ pub use shard_api::message::{FILES_MAX, Files, ReceiveError, receive, receive_by
 pub use shard_api::version::{LaunchError, VERSIONS, receive_launch};
 use vcpus::VcpuThreads;
 
-/// Why a shard could not start.
+/// Reason why a shard could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// The first message.
+    /// The first message is invalid.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// A file of the first message.
+    /// A file of the first message is missing.
     #[error(transparent)]
     Receive(#[from] ReceiveError),
-    /// The kind of VM.
+    /// The kind of VM is contradictory.
     #[error(transparent)]
     Kind(#[from] ResumedSpan),
-    /// The machine.
+    /// The machine can't be created.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The devices.
+    /// A device can't be created.
     #[error(transparent)]
     Devices(#[from] DevicesError),
-    /// The sandbox.
+    /// The sandbox can't be closed.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// The host refused something of the process itself.
+    /// The host refused a resource of the process itself.
     #[error("the shard's process cannot start")]
     Host(#[from] io::Error),
 }
 
-/// Runs the VM whose spec comes over `control`; returns when it has ended and the monitor was told. The exit
-/// status tells how it ended, too ([`Ending::exit_status`]).
+/// Runs the VM whose spec arrives over `control`. Returns once the VM has ended and the end was reported to
+/// the monitor. The exit status reports the end, too ([`Ending::exit_status`]).
 pub fn run(control: &ControlSocket) -> ExitCode {
     allow_huge_pages();
     ignore_file_limit();
     let launch = receive_launch(control);
     if let Err(LaunchError::VersionMismatch(error)) = &launch {
         error!("{error}");
-        // The log has it, too.
+        // The log receives the error, too.
         let versions = VERSIONS;
         let _ = control.send(&Report::Unlike { versions }, &[]);
         return ExitCode::FAILURE;
@@ -93,24 +93,26 @@ pub fn run(control: &ControlSocket) -> ExitCode {
         .map_err(ProcessError::from)
         .and_then(|(launch, files)| match launch {
             Launch::Vm(spec) => start(control, *spec, files).map(Control::wait),
-            Launch::Part(part) => part::start(control, *part, files).map(part::Part::wait),
+            Launch::Secondary(launch) => {
+                secondary::start(control, *launch, files).map(secondary::SecondaryShard::wait)
+            }
         });
     let ending = ended.unwrap_or_else(|error| Ending::ShardFailed {
         detail: chain(&error),
     });
     let status = ending.exit_status();
-    // The monitor may be gone; there is nobody else to tell.
+    // The monitor may be gone; then there is no receiver.
     let _ = control.send(&Report::Ended(ending), &[]);
     ExitCode::from(status)
 }
 
-/// Allows huge pages for the guest's memory, which the command switches off for itself and what it starts.
+/// Allows huge pages for guest memory. The command forbids them for itself and the processes that it starts.
 fn allow_huge_pages() {
     // SAFETY: clears a flag of this process's memory.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 0, 0, 0, 0) };
 }
 
-/// Makes a write beyond the largest file that this process may have an error of that write, and not its end.
+/// Makes a write beyond the file size limit of this process fail, instead of ending the process.
 fn ignore_file_limit() {
     // SAFETY: no handler is installed.
     let _ = unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
@@ -125,7 +127,7 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     let console_socket = files.take(spec.console)?;
     set_nonblocking(&console_socket)?;
     kick::catch()?;
-    // The file of standard error, which the log of this process goes to.
+    // The file of standard error, which receives the log of this process.
     drop(files.take(spec.log)?);
     let log = log::of_devices();
     let device_files = DeviceFiles::take(&spec, &mut files)?;
@@ -134,7 +136,7 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     let layout = Layout::new(spec.memory.bytes, &pmem_bytes).ok_or(MachineError::Layout)?;
     machine::check_kvm(&kvm, spec.vcpus)?;
     let (kind, memory) = open::vm(&spec, &layout, &mut files)?;
-    // Whatever the message carried beyond the spec is closed.
+    // Further files of the message are closed.
     drop(files);
     let (images, mut shares): (Vec<_>, Vec<_>) = device_files.images(&spec)?.into_iter().unzip();
     let disk_images = images.len();
@@ -144,21 +146,21 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
     let background = match kind.sharing() {
-        Some(Sharing { mapper, situations }) if !mapper.images().is_empty() => {
-            // After the disks' come kernel and initramfs.
+        Some(Sharing { mapper, pressure }) if !mapper.images().is_empty() => {
+            // Kernel and initramfs follow the disks.
             shares.resize(mapper.images().len(), spec.share_boot);
-            Some(Background::open(mapper.clone(), situations.clone(), shares))
+            Some(Background::open(mapper.clone(), pressure.clone(), shares))
         }
         _ => None,
     };
 
-    // The one place where the sandbox closes: every file is open, and no thread serves the guest yet.
+    // The sandbox is closed here and nowhere else: every file is open, and no thread serves the guest yet.
     let closed = sandbox::close(spec.sandbox.clone())?;
 
     let threads = closed.threads;
     let kind = machine.serve_memory(kind, &spec, &threads)?;
     let interrupts = Interrupts::new(machine.wiring.clone());
-    let parts = devices::Parts {
+    let parts = devices::DeviceContext {
         machine: &machine,
         kind: &kind,
         threads: &threads,
@@ -226,7 +228,7 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     })
 }
 
-/// Makes the bus answer everywhere it should.
+/// Claims all address ranges of the bus.
 fn claim_windows(machine: &mut Machine, bus: &PciBus) -> Result<(), Overlap> {
     let (port, ports) = (u64::from(PCI_CONFIG_PORT), u64::from(PCI_CONFIG_PORTS));
     machine
@@ -264,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// The exit code of a shard that is launched by `message`, and all that it reports.
+    /// Returns the exit code of a shard that is launched by `message`, and all its reports.
     fn launched(message: &Value) -> (ExitCode, Vec<Value>) {
         let (monitor, control) = ControlSocket::pair().unwrap();
         monitor.send(message, &[]).unwrap();
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn shard_that_cannot_start_says_so_and_leaves_with_the_status_of_one_that_failed() {
+    fn shard_that_cannot_start_reports_the_reason_and_exits_with_the_status_of_a_failure() {
         let (code, reports) = launched(&json!({ "versions": VERSIONS, "launch": [] }));
         assert_eq!(code, ExitCode::from(73));
         assert_eq!(reports.len(), 1);

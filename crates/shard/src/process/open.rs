@@ -1,4 +1,4 @@
-//! Opens what the launch message has for the kind of VM: memory, and the channels to other shards.
+//! Opens the resources that the launch message has for the kind of VM: memory, and channels to other shards.
 
 use std::fs::File;
 
@@ -12,7 +12,7 @@ use crate::memory::{self, GuestRam};
 use crate::snapshot::MachineState;
 use crate::span::machine::{Channels, SpanSetup, wake_promptly};
 
-/// The kind of the VM of `spec`, and its memory.
+/// Returns the kind of the VM of `spec`, and its memory.
 pub fn vm(
     spec: &LaunchSpec,
     layout: &Layout,
@@ -31,7 +31,7 @@ pub fn vm(
     }
 }
 
-/// The kind of a VM that spans cells, and its memory.
+/// Returns the kind of a VM that spans cells, and its memory.
 pub fn span<P>(
     launch: &SpanLaunch,
     memory: &MemoryLaunch,
@@ -57,7 +57,7 @@ pub fn span<P>(
     }
 }
 
-/// The frozen VM to go on from: the file of its memory, and the rest.
+/// Opens the frozen VM to resume from: the file of its memory, and the rest.
 fn frozen(launch: &ResumeLaunch, files: &mut Files) -> Result<(Option<File>, Resume), ProcessError> {
     let state = files.take(launch.state)?;
     let mut memory = launch.memory.iter().map(|fd| files.take(*fd));

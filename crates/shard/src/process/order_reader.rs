@@ -20,21 +20,21 @@ use crate::sandbox::{Syscall, ThreadKind, Threads};
 /// The system calls that the thread makes beyond those of every thread.
 pub const SYSCALLS: &[Syscall] = &[libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_sendmsg];
 
-/// Orders that wait for the first thread at most. More wait in the socket, where the monitor notices a shard
-/// that leaves them.
+/// Greatest number of orders that wait for the first thread. Further ones wait in the socket, where the
+/// monitor notices a shard that does not read them.
 const WAITING_ORDERS_MAX: usize = 64;
 
 /// An order as it arrives: its kind may be unknown to this version.
 #[derive(Debug, Deserialize)]
 pub struct Arrived {
-    /// The order's number.
+    /// Number of the order.
     pub id: OrderId,
     /// The order.
     pub order: Value,
 }
 
 impl Arrived {
-    /// Whether the order ends the shard.
+    /// Returns whether the order ends the shard.
     fn is_quit(&self) -> bool {
         matches!(serde_json::from_value(self.order.clone()), Ok(Order::Quit))
     }
@@ -45,9 +45,9 @@ impl Arrived {
 pub enum Received {
     /// An order.
     Order(Arrived),
-    /// The rest of something whose beginning is gone.
+    /// The rest of a message whose beginning is gone.
     Rest,
-    /// No order.
+    /// The message is no order.
     Malformed(ReceiveError),
     /// The monitor has died. Nothing follows.
     MonitorGone,
@@ -57,7 +57,7 @@ pub enum Received {
 #[derive(Debug)]
 pub struct OrderQueue {
     received: Receiver<Received>,
-    /// Counts what waits in the queue.
+    /// Number of messages in the queue.
     waiting: EventFd,
 }
 
@@ -72,7 +72,7 @@ impl OrderQueue {
     /// Starts the thread, which receives from `socket`.
     ///
     /// # Errors
-    /// If the process has no descriptors or threads left.
+    /// Fails if the process has no descriptors or threads left.
     pub fn start(socket: ControlSocket, threads: &Threads) -> io::Result<Self> {
         let waiting = EventFd::new(EFD_SEMAPHORE)?;
         let counter = waiting.try_clone()?;
@@ -83,7 +83,7 @@ impl OrderQueue {
         Ok(Self { received, waiting })
     }
 
-    /// Waits for what comes next.
+    /// Waits for the next message, and returns it.
     pub fn next(&self) -> Received {
         let next = self.received.recv().unwrap_or(Received::MonitorGone);
         // The thread counts each message after it has queued it, so this waits for a moment at most.
@@ -94,7 +94,7 @@ impl OrderQueue {
     }
 }
 
-/// Queues what comes until the monitor has died, or the first thread has ended.
+/// Queues messages until the monitor has died, or the first thread has ended.
 fn read_all(socket: &ControlSocket, sender: &SyncSender<Received>, waiting: &EventFd) {
     loop {
         let received = receive(socket);
@@ -102,9 +102,8 @@ fn read_all(socket: &ControlSocket, sender: &SyncSender<Received>, waiting: &Eve
             && arrived.is_quit()
         {
             let (to, answer) = (arrived.id, Answer::Done);
-            // A monitor that leaves its reports unread does not read this one either. The first thread may be
-            // in the middle of a long answer. The monitor loses the rest of it, which the end of the VM makes
-            // useless.
+            // A monitor that does not read its reports does not read this one either. The first thread may be
+            // sending a long answer. The monitor loses the rest of it, which is useless at the end of the VM.
             let _ = socket.try_send(&Report::Answer { to, answer });
         }
         let is_last = matches!(received, Received::MonitorGone);

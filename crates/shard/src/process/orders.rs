@@ -1,4 +1,4 @@
-//! The monitor's orders as they come, and reports to it.
+//! The monitor's orders as they arrive, and reports to the monitor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,52 +15,53 @@ use crate::span::router::Router;
 
 use super::order_reader::{Arrived, OrderQueue, Received};
 
-/// Has the vCPUs of this shard add more to their host's counter. What makes no sense is left out, and logged.
+/// Changes the TSC offset of this shard's vCPUs to `offset`. An invalid step is ignored and logged.
 pub fn step(router: &Router, offset: u64) {
     if let Err(error) = router.step(offset) {
         warn!("{error}");
     }
 }
 
-/// Reason for the refusal of an order that is none of this version.
+/// Returns the reason for the refusal of an order that this version does not have.
 fn unknown(error: &serde_json::Error) -> String {
     format!(
-        "the VM's shard speaks {VERSIONS} of its protocol, and does not know the order ({error}); help: stop the VM and start it again, by \
+        "the VM's shard speaks {VERSIONS} of its protocol, and does not know the order ({error}); help: \
+         stop the VM and start it again, by \
          this release"
     )
 }
 
-/// The orders as the first thread takes them, and the socket that reports go over.
+/// The queue of orders for the first thread, and the socket of reports.
 pub struct Orders {
     socket: ControlSocket,
     queue: OrderQueue,
-    answered: Answered,
+    answered: StoredAnswer,
 }
 
-/// What the order did.
+/// Result of an order.
 pub enum Outcome {
-    /// It is answered.
+    /// The order has this answer.
     Answer(Answer),
-    /// The VM ends, which is the answer.
+    /// The VM ends, and the reported end is the answer.
     End(Ending),
 }
 
-/// The last order that was carried out.
+/// The last order that was performed.
 #[derive(Debug, Default)]
-struct Answered {
+struct StoredAnswer {
     last: OrderId,
-    /// Its answer, if the order changed something.
+    /// Answer to the order, if the order changed something.
     answer: Option<Answer>,
 }
 
-/// What to do with an order.
+/// Action for an order.
 #[derive(Debug, PartialEq)]
 enum Decision {
     CarryOut,
     Answer(Answer),
 }
 
-impl Answered {
+impl StoredAnswer {
     /// Decides by the number of an order.
     fn decide(&self, id: OrderId) -> Decision {
         let refused = |why| Decision::Answer(Answer::Refused { why });
@@ -79,12 +80,12 @@ impl Answered {
         }
         match &self.answer {
             Some(answer) if id == last => Decision::Answer(answer.clone()),
-            // One that only reads is carried out again: its answer would take memory for nothing.
+            // An order that only reads is performed again: storing its answer would waste memory.
             _ => Decision::CarryOut,
         }
     }
 
-    /// Notes the answer to an order that was carried out.
+    /// Stores the answer to an order that was performed.
     fn note(&mut self, id: OrderId, answer: &Answer) {
         self.last = id;
         self.answer = match answer {
@@ -101,26 +102,26 @@ impl AsFd for Orders {
 }
 
 impl Orders {
-    /// Starts the thread that receives them from the monitor's socket.
+    /// Starts the thread that receives orders from the monitor's socket.
     ///
     /// # Errors
-    /// If the process has no descriptors or threads left.
+    /// Fails if the process has no descriptors or threads left.
     pub fn start(socket: &ControlSocket, threads: &Threads) -> io::Result<Self> {
         Ok(Self {
             socket: socket.try_clone()?,
             queue: OrderQueue::start(socket.try_clone()?, threads)?,
-            answered: Answered::default(),
+            answered: StoredAnswer::default(),
         })
     }
 
-    /// Reports something. A monitor that is gone shows at the next order.
+    /// Sends a report. The next order shows whether the monitor is gone.
     pub fn report(&self, report: &Report) {
         let _ = self.socket.send(report, &[]);
     }
 
-    /// Receives the next order and obeys it; an ending when one asks for it. A monitor that has died ends
-    /// this process at once.
-    pub fn receive(&mut self, obey: impl FnOnce(Order) -> Outcome) -> Option<Ending> {
+    /// Receives the next order and performs it. Returns an ending if the order requests one. Ends the process
+    /// at once if the monitor has died.
+    pub fn receive(&mut self, perform: impl FnOnce(Order) -> Outcome) -> Option<Ending> {
         let failed = |error: &ReceiveError| {
             let detail = format!("the monitor's order is not understood: {}", chain(error));
             Some(Ending::ShardFailed { detail })
@@ -134,9 +135,9 @@ impl Orders {
         let carry_out = || match serde_json::from_value(order) {
             Ok(order) => {
                 debug!(?order, "the monitor orders");
-                obey(order)
+                perform(order)
             }
-            // A monitor of the next release may have orders of new kinds.
+            // A monitor of the next release may send new kinds of orders.
             Err(error) => Outcome::Answer(Answer::Refused { why: unknown(&error) }),
         };
         let answer = match self.answered.decide(to) {
@@ -155,7 +156,7 @@ impl Orders {
 
     fn answer(&self, to: OrderId, answer: Answer) {
         if answer == Answer::Done {
-            // A monitor that leaves its reports unread must not hold up the VM: it can repeat the order.
+            // A monitor that does not read its reports must not block the VM: it can repeat the order.
             let _ = self.socket.try_send(&Report::Answer { to, answer });
             return;
         }
@@ -182,30 +183,30 @@ mod tests {
         OrderId { incarnation, request }
     }
 
-    /// A shard's orders, and the monitor that gives them.
-    struct Given {
+    /// A shard's orders and the monitor that sends them.
+    struct OrderHarness {
         monitor: ControlSocket,
         orders: Orders,
-        /// The orders that were carried out.
-        obeyed: Vec<Order>,
+        /// Orders that were performed.
+        performed: Vec<Order>,
     }
 
-    impl Given {
+    impl OrderHarness {
         fn new() -> Self {
             let (monitor, shard) = ControlSocket::pair().unwrap();
             Self {
                 monitor,
                 orders: Orders::start(&shard, &Threads::open()).unwrap(),
-                obeyed: Vec::new(),
+                performed: Vec::new(),
             }
         }
 
-        /// The answer to an order that is carried out with `answer`.
+        /// Returns the answer to an order that is performed with `answer`.
         fn order(&mut self, id: OrderId, order: Order, answer: Answer) -> Answer {
             self.monitor.try_send(&NumberedOrder { id, order }).unwrap();
-            let obeyed = &mut self.obeyed;
+            let performed = &mut self.performed;
             let ending = self.orders.receive(|order| {
-                obeyed.push(order);
+                performed.push(order);
                 Outcome::Answer(answer)
             });
             assert_eq!(ending, None);
@@ -231,9 +232,9 @@ mod tests {
 
     #[test]
     fn order_of_an_older_incarnation_is_refused_and_changes_nothing() {
-        let mut given = Given::new();
+        let mut given = OrderHarness::new();
         assert_eq!(given.press(id(1, 7)), Answer::Done);
-        // The successor begins anew.
+        // The successor starts a new sequence.
         assert_eq!(given.press(id(2, 1)), Answer::Done);
         for request in [1, 7, 8, u64::MAX] {
             let answer = given.press(id(1, request));
@@ -241,31 +242,31 @@ mod tests {
             assert_eq!(refused(&answer), why);
         }
         assert_eq!(given.press(id(2, 2)), Answer::Done);
-        assert_eq!(given.obeyed.len(), 3);
+        assert_eq!(given.performed.len(), 3);
     }
 
     #[test]
-    fn repeated_order_is_answered_from_memory_and_not_carried_out_again() {
-        let mut given = Given::new();
+    fn repeated_order_returns_the_stored_answer_and_is_not_performed_again() {
+        let mut given = OrderHarness::new();
         let order = || Order::Move { vcpu: 1, shard: 2 };
         let moved = |still_ns| Answer::Moved(crate::launch::MoveReport::Done { still_ns });
         for still_ns in [5, 6, 7] {
             assert_eq!(given.order(id(1, 3), order(), moved(still_ns)), moved(5));
         }
-        assert_eq!(given.obeyed, [order()]);
+        assert_eq!(given.performed, [order()]);
         let answer = given.press(id(1, 2));
         assert_eq!(
             refused(&answer),
             "the order has number 2; the last one had number 3"
         );
-        // What was refused is not remembered in its place.
+        // A refused order does not replace the stored answer.
         assert_eq!(given.order(id(1, 3), order(), moved(8)), moved(5));
-        assert_eq!(given.obeyed.len(), 1);
+        assert_eq!(given.performed.len(), 1);
     }
 
     #[test]
-    fn repeated_order_for_the_status_is_answered_with_what_is_counted_now() {
-        let mut given = Given::new();
+    fn repeated_order_for_the_status_returns_the_current_counters() {
+        let mut given = OrderHarness::new();
         for count in [1, 2] {
             let answer = Answer::Status(json!({ "exits": count }));
             assert_eq!(given.order(id(1, 1), Order::Status, answer.clone()), answer);
@@ -273,8 +274,8 @@ mod tests {
     }
 
     #[test]
-    fn answer_of_several_packets_comes_whole_and_one_that_is_too_long_is_an_answer_still() {
-        let mut given = Given::new();
+    fn answer_of_several_packets_arrives_whole_and_too_long_a_one_is_replaced() {
+        let mut given = OrderHarness::new();
         let long = Answer::Status("x".repeat(2 * PACKET_BYTES_MAX).into());
         assert_eq!(given.order(id(1, 1), Order::Status, long.clone()), long);
         let too_long = Answer::Status("x".repeat(MESSAGE_BYTES_MAX).into());
@@ -287,7 +288,7 @@ mod tests {
     #[test]
     fn answer_that_only_confirms_does_not_wait_for_a_monitor_that_reads_none() {
         const ORDERS: u64 = 2000;
-        let mut given = Given::new();
+        let mut given = OrderHarness::new();
         for request in 1..=ORDERS {
             let (id, order) = (id(1, request), Order::PowerButton);
             given.monitor.try_send(&NumberedOrder { id, order }).unwrap();
@@ -304,9 +305,9 @@ mod tests {
             answers += 1;
         }
         assert!((1..ORDERS).contains(&answers), "{answers}");
-        // It has missed the last answer, and gets it when it repeats the order.
+        // The monitor has missed the last answer, and receives it when it repeats the order.
         assert_eq!(given.press(id(1, ORDERS)), Answer::Done);
-        assert!(given.obeyed.is_empty(), "it was carried out once");
+        assert!(given.performed.is_empty(), "the order was performed twice");
     }
 
     #[test]
@@ -331,7 +332,7 @@ mod tests {
 
     #[test]
     fn order_of_an_unknown_kind_is_refused_with_the_versions_and_help() {
-        let mut given = Given::new();
+        let mut given = OrderHarness::new();
         for wrong in [json!("levitate"), json!({ "balloon": {} }), json!(1)] {
             let message = json!({ "id": id(1, 1), "order": wrong });
             given.monitor.try_send(&message).unwrap();

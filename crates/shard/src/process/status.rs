@@ -12,7 +12,7 @@ use crate::sharing::Sharing;
 use crate::span::router::Router;
 use crate::vcpu::VcpuCounters;
 
-/// Exits of vCPUs by kind.
+/// Returns the exits of vCPUs by kind.
 pub fn exits(vcpus: &[Arc<VcpuCounters>]) -> Vec<Value> {
     let exits = vcpus.iter().map(|vcpu| {
         json!({
@@ -26,7 +26,8 @@ pub fn exits(vcpus: &[Arc<VcpuCounters>]) -> Vec<Value> {
     exits.collect()
 }
 
-/// The same for VMs that span cells, which have more kinds: what KVM does for others.
+/// Returns the same for VMs that span cells. They have more kinds of exits, since KVM serves some only for
+/// plain VMs.
 pub fn span_exits(vcpus: &[Arc<VcpuCounters>]) -> Vec<Value> {
     let mut all = exits(vcpus);
     for (exits, vcpu) in all.iter_mut().zip(vcpus) {
@@ -48,7 +49,7 @@ fn get(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-/// What became of the steps that the guest's clock was told to make; null where there is one host.
+/// Returns the counts of the steps of the guest's clock that were ordered; null for a VM on one host.
 pub fn clock(router: &Router) -> Value {
     let steps = router.tsc_step_barrier().map(|barrier| barrier.steps());
     steps.map_or(
@@ -57,7 +58,7 @@ pub fn clock(router: &Router) -> Value {
     )
 }
 
-/// Everything counted so far.
+/// Returns all counters.
 pub fn status(
     vcpus: &[Arc<VcpuCounters>],
     console: &ConsoleCounters,
@@ -79,8 +80,8 @@ pub fn status(
     match kind {
         VmKind::Plain(plain) => {
             let sharing = plain.sharing.as_ref();
-            status["sharing"] = sharing.map_or(Value::Null, |Sharing { mapper, situations }| {
-                json!({ "pages": mapper.status(), "situation": situations.status() })
+            status["sharing"] = sharing.map_or(Value::Null, |Sharing { mapper, pressure }| {
+                json!({ "pages": mapper.status(), "situation": pressure.status() })
             });
         }
         VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => {
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exits_that_only_spanning_vms_have_are_reported_of_these_alone() {
+    fn exits_of_spanning_vms_are_reported_for_these_alone() {
         let vcpu = Arc::new(VcpuCounters::default());
         VcpuCounters::count(&vcpu.port);
         VcpuCounters::count(&vcpu.halt);

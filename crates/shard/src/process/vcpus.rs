@@ -10,20 +10,20 @@ use crate::kick;
 use crate::sandbox::Threads;
 use crate::vcpu::{VcpuCounters, VcpuThread};
 
-/// How long vCPUs may take to leave the guest; one that waits in the kernel for memory can take longer, and
-/// is left behind.
-const STOP_LIMIT: Duration = Duration::from_secs(2);
+/// Time limit for vCPUs to leave the guest. A vCPU that blocks in the kernel for memory can take longer, and
+/// is abandoned.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 const KICK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// All of them.
+/// The threads of a shard's vCPUs.
 pub struct VcpuThreads {
     threads: Vec<JoinHandle<()>>,
-    /// What each counts.
+    /// Counters of each vCPU.
     pub counters: Vec<Arc<VcpuCounters>>,
 }
 
 impl VcpuThreads {
-    /// Starts one for each, which runs the guest once the first thread is sealed.
+    /// Starts a thread for each vCPU, which runs the guest once the first thread is sealed.
     pub fn start(threads: &Threads, vcpus: Vec<VcpuThread>) -> io::Result<Self> {
         let mut started = Self {
             threads: Vec::with_capacity(vcpus.len()),
@@ -39,10 +39,11 @@ impl VcpuThreads {
         Ok(started)
     }
 
-    /// Waits until all have left the guest for good, once the VM's end has been told.
+    /// Waits until all threads have left the guest for good, after the end of the VM was signalled.
     pub fn stop(&self) {
-        let deadline = Instant::now() + STOP_LIMIT;
-        // A vCPU between its look at the end signal and KVM_RUN would miss one kick: kick until it has left.
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        // A vCPU between its check of the end signal and KVM_RUN would miss a single kick, so kicks repeat
+        // until it has left.
         while self.threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
             for thread in self.threads.iter().filter(|thread| !thread.is_finished()) {
                 // SAFETY: the thread is not joined yet, so its handle is valid.

@@ -1,10 +1,10 @@
-//! Gives up every capability, for good.
+//! Drops every capability irrevocably.
 
 use std::io;
 
 /// `_LINUX_CAPABILITY_VERSION_3`: two 32-bit words for each set.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
-/// No kernel has more capabilities than fit the two words.
+/// Greatest number of a capability that fits into the two words.
 const CAPABILITY_MAX: libc::c_ulong = 63;
 
 #[repr(C)]
@@ -21,16 +21,16 @@ struct Sets {
     inheritable: u32,
 }
 
-/// Empties the bounding set, which takes rights that the other sets may still have.
+/// Empties the bounding set. It needs a right that the other sets may still have.
 pub fn drop_bounding() -> io::Result<()> {
     for capability in 0..=CAPABILITY_MAX {
         // SAFETY: PR_CAPBSET_DROP takes a number; it touches no memory of ours.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
-                // The kernel knows no capability of this number, nor of any higher one.
+                // The kernel has no capability of this number or above.
                 Some(libc::EINVAL) => break,
-                // Without CAP_SETPCAP there is nothing to gain from the bounding set under no_new_privs.
+                // Without CAP_SETPCAP the bounding set grants nothing under no_new_privs.
                 Some(libc::EPERM) => break,
                 _ => return Err(error),
             }

@@ -1,8 +1,8 @@
-//! The seccomp filters: an allow-list for each kind of thread; any other call ends the process with SIGSYS.
+//! The seccomp filters: an allow-list for each kind of thread. Any other call ends the process with SIGSYS.
 //!
-//! `ioctl`, `fcntl`, `socketpair`, `prctl`, `tgkill`, `mbind`, `mmap` and `mprotect` are allowed by their
-//! arguments only ([`FILTERED`]). No thread may make or connect a socket: the monitor hands connected ones
-//! over ([`crate::ports`]).
+//! `ioctl`, `fcntl`, `socketpair`, `prctl`, `tgkill`, `mbind`, `mmap` and `mprotect` are allowed with some
+//! arguments only ([`FILTERED`]). Threads may neither create nor connect sockets: the monitor passes
+//! connected ones ([`crate::ports`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +18,7 @@ use crate::memory::nodes::MPOL_MF_MOVE;
 /// One entry of an allow-list: a system call number.
 pub type Syscall = i64;
 
-/// What the Rust runtime, the allocator and the event loop need in every thread.
+/// System calls of the Rust runtime, the allocator and the event loop, in every thread.
 const EVERY_THREAD: &[Syscall] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -33,7 +33,7 @@ const EVERY_THREAD: &[Syscall] = &[
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_madvise,
-    // Answered with an error: see `refuse_remapping`.
+    // Returns an error: see `refuse_remapping`.
     libc::SYS_mremap,
     libc::SYS_munmap,
     libc::SYS_nanosleep,
@@ -50,7 +50,7 @@ const EVERY_THREAD: &[Syscall] = &[
     libc::SYS_write,
 ];
 
-/// The calls that are allowed by their arguments only, never by a list of calls.
+/// Calls that are allowed by their arguments only, and are in no list of calls.
 #[cfg(test)]
 pub(super) const FILTERED: [Syscall; 10] = [
     libc::SYS_connect,
@@ -65,14 +65,14 @@ pub(super) const FILTERED: [Syscall; 10] = [
     libc::SYS_tgkill,
 ];
 
-/// The commands of `fcntl` that every thread may give: copying a descriptor, and reading its flags.
+/// Commands of `fcntl` in every thread: duplicating a descriptor, and reading its flags.
 const EVERY_FCNTL: &[libc::c_int] = &[libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_GETFL];
 
-/// The command that the first thread gives besides when it freezes the VM.
+/// Further command of the first thread, which freezes the VM.
 const FREEZE_FCNTL: &[libc::c_int] = &[libc::F_ADD_SEALS];
 
-/// The `ioctl`s of KVM that a running vCPU's thread may make: to run, and to move interrupt routes,
-/// notification addresses and memory slots when the guest programs its PCI devices. From `linux/kvm.h`.
+/// KVM's `ioctl`s of a running vCPU's thread: to run, and to change interrupt routes, notification addresses
+/// and memory slots when the guest programs its PCI devices. From `linux/kvm.h`.
 const VCPU_IOCTLS: &[u32] = &[
     0xae80,      // KVM_RUN
     0x4020_ae46, // KVM_SET_USER_MEMORY_REGION
@@ -83,8 +83,7 @@ const VCPU_IOCTLS: &[u32] = &[
     0x8138_ae83, // KVM_GET_SREGS
 ];
 
-/// What the thread of a vCPU that may move between shards asks of KVM besides: interrupts, and all the
-/// registers.
+/// Further `ioctl`s of the thread of a vCPU that may migrate between shards: interrupts and all registers.
 const SPAN_IOCTLS: &[u32] = &[
     0x4004_ae86, // KVM_INTERRUPT
     0x4018_aee1, // KVM_SET_DEVICE_ATTR, for the offset of the TSC
@@ -103,9 +102,9 @@ const SPAN_IOCTLS: &[u32] = &[
     0x4040_aea0, // KVM_SET_VCPU_EVENTS
 ];
 
-/// The `ioctl`s of KVM that the first thread makes while the VM stands still: they read the state of vCPUs,
-/// interrupt chips and clock, and send non-maskable interrupts.
-const STILL_IOCTLS: &[u32] = &[
+/// KVM's `ioctl`s of the first thread while the VM is paused: they read the state of vCPUs, interrupt chips
+/// and clock, and send non-maskable interrupts.
+const PAUSED_IOCTLS: &[u32] = &[
     0xae9a,      // KVM_NMI
     0xc008_ae88, // KVM_GET_MSRS
     0xc008_ae91, // KVM_GET_CPUID2
@@ -121,7 +120,7 @@ const STILL_IOCTLS: &[u32] = &[
     0x8030_ae7c, // KVM_GET_CLOCK
 ];
 
-/// Whether this kernel takes filters.
+/// Checks that this kernel supports seccomp filters.
 pub fn supported() -> io::Result<()> {
     // SAFETY: asks whether an action is known; reads four bytes from a live variable.
     let answer = unsafe {
@@ -135,11 +134,11 @@ pub fn supported() -> io::Result<()> {
     }
 }
 
-/// Answers `mremap` with `ENOMEM` in the calling thread and in all that it starts.
+/// Makes `mremap` fail with `ENOMEM` in the calling thread and in all threads that it starts.
 ///
-/// A shared mapping that grows shows later parts of its file without a descriptor for it. The allocator
-/// copies instead. This is a filter of its own because one filter has one answer; of two answers the kernel
-/// takes the stricter.
+/// A shared mapping that grows would map later parts of its file without a descriptor of the file. The
+/// allocator copies instead. This is a separate filter because a filter has one action; of two actions the
+/// kernel takes the stricter.
 pub fn refuse_remapping() -> io::Result<()> {
     let program = remapping().map_err(io::Error::other)?;
     seccompiler::apply_filter(&program).map_err(io::Error::other)
@@ -161,25 +160,25 @@ pub fn apply(kind: ThreadKind) -> io::Result<()> {
     seccompiler::apply_filter(&program).map_err(io::Error::other)
 }
 
-/// The calls that a kind of thread may make with any arguments.
+/// Returns the calls of a kind of thread that are allowed with any arguments.
 pub(super) fn calls(kind: ThreadKind) -> Vec<Syscall> {
     let mut calls: Vec<Syscall> = EVERY_THREAD.iter().chain(of_kind(kind)).copied().collect();
-    // The first thread closes the disks when the VM ends, and a qcow2 file writes its tables then.
+    // The first thread closes the disks at the end of the VM, when a qcow2 file writes its tables.
     if kind == ThreadKind::Control {
         calls.extend(crate::virtio::block::SYSCALLS);
     }
     calls
 }
 
-/// The requests that a kind of thread may make by `ioctl`.
+/// Returns the requests of a kind of thread by `ioctl`.
 pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
     let kvm = |lists: &[&[u32]]| lists.concat().into_iter().map(u64::from).collect();
     match kind {
         ThreadKind::Vcpu => kvm(&[VCPU_IOCTLS]),
         ThreadKind::SpanVcpu => kvm(&[VCPU_IOCTLS, SPAN_IOCTLS]),
-        // It resets the devices when the VM ends, which takes their interrupts and addresses back.
-        ThreadKind::Control => kvm(&[VCPU_IOCTLS, STILL_IOCTLS]),
-        ThreadKind::Lane => dsm::USERFAULT_SERVING.to_vec(),
+        // It resets the devices at the end of the VM, which unbinds their interrupts and addresses.
+        ThreadKind::Control => kvm(&[VCPU_IOCTLS, PAUSED_IOCTLS]),
+        ThreadKind::PageServer => dsm::USERFAULT_SERVING.to_vec(),
         ThreadKind::Net => crate::virtio::net::REQUESTS.to_vec(),
         ThreadKind::Orders
         | ThreadKind::Link
@@ -195,7 +194,7 @@ pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
     }
 }
 
-/// The commands that a kind of thread may give by `fcntl`.
+/// Returns the commands of a kind of thread by `fcntl`.
 pub(super) fn commands(kind: ThreadKind) -> Vec<u64> {
     let more = match kind {
         ThreadKind::Control => FREEZE_FCNTL,
@@ -209,11 +208,11 @@ pub(super) fn commands(kind: ThreadKind) -> Vec<u64> {
         .collect()
 }
 
-/// The filter of a kind of thread of this process.
+/// Returns the filter of a kind of thread of this process.
 pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<Syscall, Vec<SeccompRule>> =
         calls(kind).into_iter().map(|call| (call, Vec::new())).collect();
-    // No memory becomes executable any more.
+    // Memory can't become executable.
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         let executable = libc::PROT_EXEC as u64;
         let writable = condition(2, SeccompCmpOp::MaskedEq(executable), 0)?;
@@ -225,7 +224,7 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
             .map(|&value| SeccompRule::new(vec![condition(argument, SeccompCmpOp::Eq, value)?]))
             .collect();
         rules_of_call.map(|rules_of_call| {
-            // A call without any rule would be allowed with all arguments.
+            // A call with no rule would be allowed with all arguments.
             if !rules_of_call.is_empty() {
                 rules.insert(call, rules_of_call);
             }
@@ -233,9 +232,9 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
     };
     allow(libc::SYS_ioctl, 1, &requests(kind))?;
     allow(libc::SYS_fcntl, 1, &commands(kind))?;
-    // Only the name of a thread may be set.
+    // Only a thread's name may be set.
     allow(libc::SYS_prctl, 0, &[libc::PR_SET_NAME as u64])?;
-    // Signals go to threads of this process only.
+    // Signals may be sent to threads of this process only.
     allow(libc::SYS_tgkill, 0, &[std::process::id().into()])?;
     if kind == ThreadKind::Control {
         allow(libc::SYS_socketpair, 0, &[libc::AF_UNIX as u64])?;
@@ -250,9 +249,8 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
     .try_into()
 }
 
-/// The calls of `mbind` that guest memory needs ([`crate::memory::nodes`]): to bind it, to move what lies
-/// elsewhere, and to bind it no more. Without `MPOL_MF_MOVE_ALL` a thread moves no page that another process
-/// maps.
+/// Returns the allowed calls of `mbind` ([`crate::memory::nodes`]): to bind guest memory, to move pages, and
+/// to remove the binding. Without `MPOL_MF_MOVE_ALL` a thread moves no page that another process maps.
 fn memory_policies() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let calls = [
         (libc::MPOL_BIND, 0),
@@ -276,7 +274,7 @@ fn condition(
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
 }
 
-/// What a kind of thread needs beyond [`EVERY_THREAD`].
+/// Returns the calls of a kind of thread beyond [`EVERY_THREAD`].
 fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
     match kind {
         ThreadKind::Control => &[
@@ -287,11 +285,11 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_fsync,
             libc::SYS_fdatasync,
             libc::SYS_shutdown,
-            // Looking at the bases of the disks.
+            // Checks of the disks' bases.
             libc::SYS_fstat,
             libc::SYS_newfstatat,
             libc::SYS_statx,
-            // Freezing: memory and temporary overlays become files.
+            // A freeze turns memory and temporary overlays into files.
             libc::SYS_copy_file_range,
             libc::SYS_ftruncate,
             libc::SYS_lseek,
@@ -304,16 +302,16 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
         ThreadKind::SpanVcpu => &[
             libc::SYS_eventfd2,
             libc::SYS_sendto,
-            // Its alarm.
+            // The thread's alarm.
             libc::SYS_timer_create,
             libc::SYS_timer_settime,
             libc::SYS_timer_delete,
         ],
         ThreadKind::Link | ThreadKind::Pins => &[],
-        ThreadKind::Lane => &[
+        ThreadKind::PageServer => &[
             libc::SYS_recvmsg,
             libc::SYS_sendmsg,
-            // A page is taken away.
+            // Removes a page from memory.
             libc::SYS_fallocate,
         ],
         ThreadKind::Serial => &[

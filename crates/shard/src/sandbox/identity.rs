@@ -1,4 +1,4 @@
-//! The user that a shard becomes where no user namespace has made it one already.
+//! The user of a shard on hosts where no user namespace has changed it already.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 
 use crate::launch::Identity;
 
-/// Gives the process the user and group of `identity`, and no others, for good.
+/// Changes the process irrevocably to the user and group of `identity`, without further groups.
 pub fn become_one(identity: Identity) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     setgroups(&[])?;
@@ -15,7 +15,7 @@ pub fn become_one(identity: Identity) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the process with its parent. A change of user clears this.
+/// Ends the process with its parent. A change of user clears this setting.
 pub fn end_with_parent() -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
     Ok(())

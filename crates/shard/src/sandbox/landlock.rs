@@ -1,14 +1,15 @@
-//! Takes files, TCP, abstract sockets and signals away by Landlock, as far as the kernel has it.
+//! Restricts access to files, TCP, abstract sockets and signals by Landlock, as far as the kernel supports
+//! it.
 //!
-//! It needs no rights and no namespaces, so it holds exactly where those are refused. Files that are open
-//! stay usable.
+//! Landlock needs neither rights nor namespaces, so it also works where those are refused. Open files remain
+//! usable.
 
 use landlock::{ABI, Access, AccessFs, AccessNet, LandlockStatus, Ruleset, RulesetAttr, RulesetError, Scope};
 
-/// The newest version whose restrictions are asked for.
+/// The newest version of Landlock whose restrictions are requested.
 const NEWEST: ABI = ABI::V6;
 
-/// What each version of Landlock was the first to restrict, with the kernel that brought it.
+/// The restrictions that each version of Landlock added, and the first kernel with it.
 const LEVELS: [(ABI, &str, &str); 6] = [
     (ABI::V1, "opening, making and removing files", "5.13"),
     (ABI::V2, "moving files between directories", "5.19"),
@@ -18,8 +19,8 @@ const LEVELS: [(ABI, &str, &str); 6] = [
     (ABI::V6, "abstract sockets and signals of other processes", "6.12"),
 ];
 
-/// Restricts the calling thread and all that it starts. Returns what this kernel cannot restrict, one line
-/// each.
+/// Restricts the calling thread and all threads that it starts. Returns the restrictions that this kernel
+/// lacks, one per line.
 pub fn restrict() -> Result<Vec<String>, RulesetError> {
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))?
@@ -30,7 +31,7 @@ pub fn restrict() -> Result<Vec<String>, RulesetError> {
     Ok(lacking(&status.landlock))
 }
 
-/// What a kernel of this status cannot restrict.
+/// Returns the restrictions that a kernel of this status lacks.
 fn lacking(status: &LandlockStatus) -> Vec<String> {
     match status {
         LandlockStatus::NotEnabled => vec!["Landlock: not enabled; boot with lsm=landlock,...".to_owned()],

@@ -1,15 +1,16 @@
-//! The sandbox of a shard: what is left to it once the guest runs.
+//! The sandbox of a shard: the rights that remain while the guest runs.
 //!
-//! A guest that takes over its shard owns the files the monitor passed in, and nothing else. The layers,
-//! outermost first: own user, mount, network, PID, IPC and UTS namespaces (made by the monitor when it clones
-//! the process), an empty read-only root, a user of its own, Landlock, no capabilities, `no_new_privs`, and
-//! for every thread a seccomp allow-list of its kind.
+//! A guest that takes over its shard has the files that the monitor passed, and no others. The layers,
+//! outermost first: separate user, mount, network, PID, IPC and UTS namespaces (created by the monitor when
+//! it clones the process), an empty read-only root, a separate user, Landlock, no capabilities,
+//! `no_new_privs`, and a seccomp allow-list for each kind of thread.
 //!
-//! [`close`] runs after the last file is open and before the first guest instruction. Beside its thread there
-//! is at most one, which adds memory to the VM, does nothing else, and ends before a vCPU exists
-//! (`machine::kvm_vm::MemoryMapping`). Every thread started later through the returned [`Threads`] seals itself before it runs its
-//! work; vCPUs begin when the first thread is sealed ([`Threads::seal_first`]). What the host does not allow
-//! is said in [`Closed::missing`]; under [`SandboxPolicy::Require`] it is an error instead.
+//! [`close`] runs after the last file is open and before the first instruction of the guest. Beside its
+//! thread there is at most one, which maps memory into the VM and ends before a vCPU exists
+//! (`machine::kvm_vm::MemoryMapping`). Every thread that is started later through [`Threads`] seals itself
+//! before it runs its work. vCPUs begin once the first thread is sealed ([`Threads::seal_first`]).
+//! [`Closed::missing`] lists the layers that the host does not allow; under [`SandboxPolicy::Require`] a
+//! missing layer is an error instead.
 
 mod capabilities;
 mod dumps;
@@ -29,10 +30,10 @@ pub use threads::{ThreadKind, Threads};
 
 use crate::launch::{Identity, SandboxLaunch, SandboxPolicy};
 
-/// Why the sandbox could not be closed.
+/// Reason why the sandbox could not be closed.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The policy is `require`, and something could not be applied.
+    /// The policy is `require`, and a layer could not be applied.
     #[error("the sandbox is incomplete ({0}); run with --sandbox=auto to go on without it")]
     Incomplete(String),
 }
@@ -42,20 +43,20 @@ pub enum SandboxError {
 pub struct Closed {
     /// Starts the shard's threads.
     pub threads: Threads,
-    /// What could not be applied, one line each.
+    /// Layers that could not be applied, one per line.
     pub missing: Vec<String>,
-    /// What this kernel or user lacks of the layers that `require` does not insist on, one line each.
+    /// Optional layers that this kernel or user lacks, one per line.
     pub notes: Vec<String>,
 }
 
-/// Seals a process of one thread that has its last file open and keeps the host's namespaces: it becomes the
-/// user that it is given, loses all capabilities and its core dumps, and may do what threads of this kind
-/// may, for good.
+/// Seals a process of one thread that has opened its last file and keeps the host's namespaces. The process
+/// changes to the given user and loses all capabilities and core dumps. From then on it has the system calls
+/// of this kind of thread.
 ///
-/// It reports nothing of what the host does not allow: a shard of the same VM does, on the same host.
+/// It does not report missing layers: a shard of the same VM does so, on the same host.
 ///
 /// # Errors
-/// If the policy is `require`, and something could not be applied.
+/// Fails if the policy is `require` and a layer could not be applied.
 pub fn seal_alone(
     kind: ThreadKind,
     policy: SandboxPolicy,
@@ -70,12 +71,12 @@ pub fn seal_alone(
             missing.push(format!("{what}: {error}"));
         }
     };
-    // A process that is no longer root may not shrink the bounding set.
+    // Only root may shrink the bounding set, so this precedes the change of user.
     done("capabilities", capabilities::drop_bounding());
     if let Some(identity) = identity {
         done("user id of its own", identity::become_one(identity));
     }
-    // Not every kernel has it, as for shards.
+    // Optional, as for shards: some kernels lack it.
     let _ = landlock::restrict();
     done("capabilities", capabilities::drop_all());
     done("no core dumps", dumps::forbid());
@@ -108,7 +109,7 @@ pub fn close(launch: SandboxLaunch) -> Result<Closed, SandboxError> {
         }
     };
     done("empty root", root::enter_empty());
-    // A process that is no longer root may not shrink the bounding set.
+    // Only root may shrink the bounding set, so this precedes the change of user.
     done("capabilities", capabilities::drop_bounding());
     if let Some(identity) = identity {
         let changed = identity::become_one(identity);

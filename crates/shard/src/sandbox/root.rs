@@ -1,4 +1,4 @@
-//! Puts the process into an empty, read-only root of its own.
+//! Moves the process into an empty, read-only root of its own.
 
 use std::io;
 use std::path::Path;
@@ -7,15 +7,15 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, pivot_root};
 
-/// Any directory that every Linux system has; the new root is built over it, in this mount namespace only.
+/// A directory of every Linux system. The new root is mounted over it, in this mount namespace only.
 const MOUNT_POINT: &str = "/proc";
-/// Nothing is ever written to it.
+/// Mount options of the root, to which nothing is written.
 const ROOT_OPTIONS: &str = "size=64k,nr_inodes=8,mode=0755";
 
-/// Makes a mount namespace and leaves nothing in it but an empty directory.
+/// Creates a mount namespace that contains an empty directory only.
 ///
-/// The namespace is made here, even where the monitor has made one already: so the mounts of the host can't
-/// be meant.
+/// The namespace is created here even if the monitor has created one already, so that the mounts of the host
+/// can't be affected.
 pub fn enter_empty() -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&Path>;

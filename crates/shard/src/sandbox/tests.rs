@@ -1,4 +1,4 @@
-//! Each layer is tried in a forked process of its own, so that the test runner keeps its rights.
+//! Each layer is tested in a forked process, so that the test runner keeps its rights.
 
 mod filters;
 
@@ -24,7 +24,7 @@ const KINDS: [ThreadKind; 16] = [
     ThreadKind::Vcpu,
     ThreadKind::SpanVcpu,
     ThreadKind::Link,
-    ThreadKind::Lane,
+    ThreadKind::PageServer,
     ThreadKind::Pins,
     ThreadKind::Serial,
     ThreadKind::Block,
@@ -37,7 +37,7 @@ const KINDS: [ThreadKind; 16] = [
     ThreadKind::Sharing,
 ];
 
-/// What somebody who runs code in a shard would try next: calls with their first three arguments.
+/// Next steps of an attacker who runs code in a shard: calls with their first three arguments.
 const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
     ("KVM_CREATE_VM", libc::SYS_ioctl, [NO_FILE, 0xae01, 0]),
     ("KVM_CREATE_DEVICE", libc::SYS_ioctl, [NO_FILE, 0xc00c_aee0, 0]),
@@ -100,10 +100,18 @@ const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
     ("fork", libc::SYS_fork, [0, 0, 0]),
     ("clone", libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0]),
     ("ptrace", libc::SYS_ptrace, [0, 0, 0]),
-    ("read another's memory", libc::SYS_process_vm_readv, [1, 0, 0]),
-    ("take another's file", libc::SYS_pidfd_getfd, [NO_FILE, 0, 0]),
+    (
+        "read another process's memory",
+        libc::SYS_process_vm_readv,
+        [1, 0, 0],
+    ),
+    (
+        "take another process's file",
+        libc::SYS_pidfd_getfd,
+        [NO_FILE, 0, 0],
+    ),
     ("kill", libc::SYS_kill, [1, 0, 0]),
-    ("kill another's thread", libc::SYS_tgkill, [1, 1, 0]),
+    ("kill another process's thread", libc::SYS_tgkill, [1, 1, 0]),
     ("unshare", libc::SYS_unshare, [libc::CLONE_NEWUSER as u64, 0, 0]),
     ("make a ring", libc::SYS_io_uring_setup, [1, 0, 0]),
     ("load a program", libc::SYS_bpf, [0, 0, 0]),
@@ -121,12 +129,12 @@ const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
 ];
 const NO_FILE: u64 = u64::MAX;
 
-/// What one kind of thread needs of these: the first freezes the VM's memory.
+/// Returns whether one kind of thread needs the call: the first thread freezes the VM's memory.
 fn is_needed(kind: ThreadKind, attack: &str) -> bool {
     (kind, attack) == (ThreadKind::Control, "F_ADD_SEALS")
 }
 
-/// Runs `work` in a child and gives its end.
+/// Runs `work` in a child process and returns how that ended.
 pub(crate) fn in_child(work: impl FnOnce() -> i32) -> WaitStatus {
     // SAFETY: the child runs `work` and leaves without unwinding into the test runner; it takes no lock that
     // another thread of the runner might have held at the fork (the allocator's are reset by glibc's fork
@@ -148,7 +156,7 @@ fn was_ended(status: WaitStatus) -> bool {
     )
 }
 
-/// Closes the sandbox around this process; an ordinary user needs a user namespace for that.
+/// Closes the sandbox around this process. An ordinary user needs a user namespace for that.
 fn closed(launch: SandboxLaunch) -> Option<Closed> {
     if !nix::unistd::geteuid().is_root() {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER).ok()?;
@@ -187,7 +195,7 @@ fn no_capability_is_left() {
 #[test]
 fn the_root_is_empty() {
     let status = in_child(|| {
-        // An ordinary user needs a user namespace to make a mount namespace.
+        // An ordinary user needs a user namespace to create a mount namespace.
         // SAFETY: takes no argument.
         if unsafe { libc::geteuid() } != 0
             && nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER).is_err()
@@ -206,7 +214,7 @@ fn the_root_is_empty() {
 }
 
 #[test]
-fn require_refuses_what_the_monitor_could_not_do_and_not_what_is_only_noted() {
+fn require_refuses_missing_layers_and_accepts_noted_ones() {
     let closes = |missing: &[&str], notes: &[&str]| {
         let owned = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect();
         let launch = SandboxLaunch {
@@ -228,9 +236,9 @@ fn require_refuses_what_the_monitor_could_not_do_and_not_what_is_only_noted() {
     }
 }
 
-/// Where user namespaces are refused, a shard of root's starts as root, in the host's network.
+/// On hosts that refuse user namespaces, a shard that root starts begins as root, in the host's network.
 #[test]
-fn without_namespaces_root_becomes_the_user_it_is_given_for_good_and_leaves_no_dumps() {
+fn without_namespaces_root_becomes_the_given_user_irrevocably_and_leaves_no_dumps() {
     if !nix::unistd::geteuid().is_root() {
         return eprintln!("left out: it takes root");
     }
@@ -281,9 +289,9 @@ fn without_namespaces_root_becomes_the_user_it_is_given_for_good_and_leaves_no_d
     assert_eq!(code(status), 0);
 }
 
-/// What a shard without namespaces could reach by name.
+/// Objects that a shard without namespaces could reach by name.
 #[test]
-fn landlock_takes_files_tcp_abstract_sockets_and_signals_as_far_as_it_is_reported() {
+fn landlock_restricts_files_tcp_abstract_sockets_and_signals_as_reported() {
     let directory = tempfile::tempdir().expect("tempdir");
     let path = directory.path().join("secret");
     std::fs::write(&path, b"x").expect("write");
@@ -373,7 +381,7 @@ fn sealed_first_thread_uses_its_control_socket() {
     let (monitor, shard) = ControlSocket::pair().expect("sockets");
     let order = "an order";
     monitor.try_send(&order).expect("room");
-    // In several packets, which all fit the socket.
+    // In several packets, all of which fit the socket.
     let report = "x".repeat(PACKET_BYTES_MAX + 1);
     let status = in_child(|| {
         if Threads::sealed().seal_first().is_err() {
@@ -391,9 +399,9 @@ fn sealed_first_thread_uses_its_control_socket() {
     assert_eq!(message.len(), report.len() + 2);
 }
 
-/// Tests are linked as the command is.
+/// Tests are linked like the command.
 #[test]
-fn the_program_lies_where_chance_puts_it_and_no_segment_is_both_written_and_run() {
+fn program_has_a_random_address_and_no_segment_is_writable_and_executable() {
     use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PF_W, PF_X, PT_LOAD};
     const ET_DYN: u16 = 3;
     const PT_GNU_RELRO: u32 = 0x6474_e552;

@@ -7,14 +7,14 @@ use std::thread::JoinHandle;
 use super::filter;
 use crate::quiescer::Quiescer;
 
-/// Stack of a thread. The deepest user is a vCPU thread in a device's registers; pages not touched cost
-/// nothing.
+/// Stack size of a thread, bytes. A vCPU's thread in a device's registers has the deepest stack; untouched
+/// pages cost no memory.
 const STACK_BYTES: usize = 256 << 10;
 
-/// What a thread is for; it decides what the thread may ask of the kernel.
+/// Kind of a thread, which determines its system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThreadKind {
-    /// Waits for the monitor and for the end of the VM.
+    /// Serves the monitor's orders and waits for the end of the VM.
     Control,
     /// Receives the monitor's orders for the first thread.
     Orders,
@@ -22,10 +22,10 @@ pub enum ThreadKind {
     Vcpu,
     /// Runs one vCPU of a VM that spans cells.
     SpanVcpu,
-    /// Takes what another shard of the VM sends.
+    /// Receives packets of another shard of the VM.
     Link,
-    /// Keeps a part of the memory coherent with other shards'.
-    Lane,
+    /// Serves a stripe of coherent memory: a page server.
+    PageServer,
     /// Watches the events of the IOAPIC's pins.
     Pins,
     /// Moves the serial console's bytes.
@@ -48,8 +48,8 @@ pub enum ThreadKind {
     Sharing,
 }
 
-/// Starts threads. Cloned freely; carries the policy of the sandbox, and the quiescer that holds the VM's
-/// threads still.
+/// Starts threads. Can be cloned; holds the policy of the sandbox, and the quiescer that pauses the VM's
+/// threads.
 #[derive(Clone)]
 pub struct Threads {
     sealed: bool,
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Threads {
 }
 
 impl Threads {
-    /// Threads without system call filters: for tests and for `--sandbox=off`.
+    /// Creates a starter of threads without system call filters: for tests and for `--sandbox=off`.
     pub fn open() -> Self {
         Self {
             sealed: false,
@@ -76,7 +76,7 @@ impl Threads {
         }
     }
 
-    /// Threads that seal themselves.
+    /// Creates a starter of threads that seal themselves.
     pub(crate) fn sealed() -> Self {
         Self {
             sealed: true,
@@ -85,15 +85,16 @@ impl Threads {
         }
     }
 
-    /// The quiescer of this VM.
+    /// Returns the quiescer of this VM.
     pub fn quiescer(&self) -> &Arc<Quiescer> {
         &self.quiescer
     }
 
-    /// Starts a thread named `name` (15 bytes are kept by the kernel) that seals itself as `kind`, then runs
+    /// Starts a thread named `name` (the kernel keeps 15 bytes), which seals itself as `kind`, then runs
     /// `work`.
     ///
-    /// A thread that can't seal itself ends the process: [`super::close`] has shown that the kernel can.
+    /// A thread that can't seal itself ends the process: [`super::close`] has verified that the kernel
+    /// supports it.
     pub fn spawn(
         &self,
         kind: ThreadKind,
@@ -103,8 +104,8 @@ impl Threads {
         self.spawn_prepared(kind, name, || (), work)
     }
 
-    /// As [`Threads::spawn`], and does `first` before it seals itself: with the rights that are left to the
-    /// process.
+    /// Works as [`Threads::spawn`], and calls `first` before the thread seals itself, with the remaining
+    /// rights of the process.
     pub fn spawn_prepared(
         &self,
         kind: ThreadKind,
@@ -126,7 +127,8 @@ impl Threads {
             })
     }
 
-    /// As [`Threads::spawn`], but `work` waits until the first thread is sealed too: it may run the guest.
+    /// Works as [`Threads::spawn`], but `work`, which may run the guest, waits until the first thread is
+    /// sealed too.
     pub fn spawn_held(
         &self,
         kind: ThreadKind,
@@ -140,16 +142,16 @@ impl Threads {
         })
     }
 
-    /// Seals the calling thread, which is the first, then lets those go on that are held
+    /// Seals the calling thread, which is the first, then releases the threads that wait for it
     /// ([`Threads::spawn_held`]).
     pub fn seal_first(&self) -> io::Result<()> {
         self.seal(ThreadKind::Control)?;
-        // A second call changes nothing.
+        // A second call has no effect.
         let _ = self.begun.set(());
         Ok(())
     }
 
-    /// Seals the calling thread as `kind`; nothing can widen it again.
+    /// Seals the calling thread as `kind`, irrevocably.
     fn seal(&self, kind: ThreadKind) -> io::Result<()> {
         if self.sealed { filter::apply(kind) } else { Ok(()) }
     }

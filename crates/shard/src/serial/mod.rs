@@ -1,8 +1,8 @@
-//! The serial console: a 16550A on COM1 ([`Console`]) whose bytes travel over a socket of the monitor's
+//! The serial console: a 16550A on COM1 ([`Console`]), whose bytes are moved over a socket of the monitor
 //! ([`pump`]).
 //!
-//! Output goes through a ring: a vCPU never waits for the monitor; what does not fit is dropped and counted.
-//! Input stays in the socket until the guest has room for it, so none is lost.
+//! Output passes through a ring, so that a vCPU never waits for the monitor. Bytes that do not fit are
+//! dropped and counted. Input stays in the socket until the guest has room for it, so none is lost.
 
 mod output;
 mod panic_text;
@@ -25,21 +25,21 @@ use crate::ending::EndSignal;
 use output::Output;
 pub use pump::pump;
 
-/// COM1's ports.
+/// Number of COM1's ports.
 pub const SERIAL_PORTS: u64 = 8;
 
-/// What the console counted.
+/// Counters of the console.
 #[derive(Debug, Default)]
 pub struct ConsoleCounters {
-    /// Bytes the guest wrote.
+    /// Bytes that the guest wrote.
     pub written: AtomicU64,
-    /// Bytes dropped because the monitor did not read.
+    /// Bytes dropped because the monitor did not read them.
     pub dropped: AtomicU64,
-    /// Bytes the guest was given.
+    /// Bytes that the guest received.
     pub received: AtomicU64,
 }
 
-/// The chip's registers and the input that the guest has not read.
+/// Registers of the chip, and input that the guest has not read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UartState {
     divisor: [u8; 2],
@@ -51,7 +51,7 @@ pub struct UartState {
     input: Vec<u8>,
 }
 
-/// The device, shared by the vCPUs and the pump.
+/// The console device, shared by the vCPUs and the pump.
 pub struct Console {
     uart: Mutex<Serial<Line, Room, Output>>,
     interrupt: EventFd,
@@ -71,7 +71,7 @@ impl Trigger for Line {
     }
 }
 
-/// Tells the pump that the guest has emptied its input.
+/// Wakes the pump when the guest has emptied its input buffer.
 struct Room(EventFd);
 
 impl SerialEvents for Room {
@@ -84,7 +84,7 @@ impl SerialEvents for Room {
 }
 
 impl Console {
-    /// A console with nothing in it; `end` is told when the guest's kernel prints that it panics.
+    /// Creates an empty console. `end` receives a signal when the guest's kernel prints a panic.
     pub fn new(end: Arc<EndSignal>) -> io::Result<Self> {
         let event = || EventFd::new(EFD_NONBLOCK);
         let (interrupt, room, ready) = (event()?, event()?, event()?);
@@ -100,7 +100,7 @@ impl Console {
         })
     }
 
-    /// The chip's registers. The VM is held still.
+    /// Returns the chip's registers. The VM is paused.
     pub fn save(&self) -> UartState {
         let state = self.uart().state();
         UartState {
@@ -114,7 +114,7 @@ impl Console {
         }
     }
 
-    /// Makes the chip what another VM's was; nothing runs yet.
+    /// Restores the chip's state from another VM's; nothing runs yet.
     pub fn restore(&self, saved: &UartState, end: Arc<EndSignal>) -> io::Result<()> {
         let state = SerialState {
             baud_divisor_low: saved.divisor[0],
@@ -140,27 +140,27 @@ impl Console {
         Ok(())
     }
 
-    /// What to register as irqfd.
+    /// Returns the event file to register as irqfd.
     pub fn interrupt(&self) -> &EventFd {
         &self.interrupt
     }
 
-    /// What was counted so far.
+    /// Returns the counters.
     pub fn counters(&self) -> &ConsoleCounters {
         &self.counters
     }
 
     fn uart(&self) -> MutexGuard<'_, Serial<Line, Room, Output>> {
-        // The device holds no invariant that a panic elsewhere could break.
+        // A panic elsewhere can't break an invariant of the device.
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of input the guest has room for.
+    /// Returns the free room of the guest's input buffer, bytes.
     fn input_room(&self) -> usize {
         self.uart().fifo_capacity()
     }
 
-    /// Gives input to the guest; how many bytes were taken.
+    /// Puts input into the guest's buffer and returns the number of accepted bytes.
     fn input(&self, bytes: &[u8]) -> usize {
         // An error is a full buffer, or an interrupt that is pending already.
         let taken = self.uart().enqueue_raw_bytes(bytes).unwrap_or(0);

@@ -11,10 +11,10 @@ use super::ConsoleCounters;
 use super::panic_text::PanicText;
 use crate::ending::EndSignal;
 
-/// Bytes the ring holds: some screens of kernel messages.
+/// Size of the ring, bytes: some screens of kernel messages.
 const RING_BYTES: usize = 64 << 10;
 
-/// The ring; the UART writes into it.
+/// The ring, into which the UART writes.
 pub struct Output {
     ring: VecDeque<u8>,
     ready: EventFd,
@@ -38,7 +38,7 @@ impl Output {
         self.ring.is_empty()
     }
 
-    /// The oldest bytes that lie together.
+    /// Returns the oldest contiguous bytes.
     pub fn front(&self) -> &[u8] {
         self.ring.as_slices().0
     }

@@ -1,21 +1,21 @@
 //! Finds "Kernel panic - not syncing" in the console's output.
 //!
-//! Debian's kernels have the pvpanic driver as a module, so an early panic is not told through it. With this
-//! a panic that is followed by a reset is still called one. It ends nothing by itself: whoever prints the
-//! text fools only its own VM.
+//! Debian's kernels have the pvpanic driver as a module, so an early panic is not reported by it. This text
+//! marks a panic that is followed by a reset as a panic. It ends nothing by itself: a guest that prints the
+//! text affects its own VM only.
 
 const TEXT: &[u8] = b"Kernel panic - not syncing";
 
-/// How much of the text was seen last.
+/// Length of the text's prefix that the output ends with.
 #[derive(Default)]
 pub struct PanicText {
     matched: usize,
 }
 
 impl PanicText {
-    /// Takes a byte; true when it completes the text.
+    /// Takes a byte; returns true if it completes the text.
     pub fn push(&mut self, byte: u8) -> bool {
-        // `K` occurs in the text only as its first byte, so a mismatch can go on only from there.
+        // `K` occurs in the text as its first byte only, so a match can restart only there.
         self.matched = match byte {
             _ if byte == TEXT[self.matched] => self.matched + 1,
             b'K' => 1,

@@ -1,4 +1,4 @@
-//! The console's thread: moves bytes between the UART and the monitor's socket until told to stop.
+//! The console's thread: moves bytes between the UART and the monitor's socket until it is stopped.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -11,12 +11,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::Console;
 
-/// How long the last output may take to reach the monitor once the VM has ended.
-const DRAIN: Duration = Duration::from_millis(500);
+/// Time limit for the last output to reach the monitor after the end of the VM.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Runs until `stop` is written; then hands over what output is left, as far as the monitor takes it.
+/// Runs until `stop` is written. Then sends the remaining output, as far as the monitor reads it.
 ///
-/// `socket` must not block. When the monitor closes its end, output is dropped and counted.
+/// `socket` must be nonblocking. If the monitor closes its end, output is dropped and counted.
 pub fn pump(console: &Console, socket: File, stop: &EventFd) {
     Pump {
         console,
@@ -53,7 +53,7 @@ impl Pump<'_> {
             }
             match poll(&mut files, PollTimeout::NONE) {
                 Ok(_) | Err(nix::Error::EINTR) => (),
-                // Poll fails only for lack of memory: without it the console is dead, the VM is not.
+                // Poll fails only for lack of memory: the console stops, and the VM continues.
                 Err(_) => return,
             }
             let ready = |index: usize| files.get(index).and_then(|file| file.any()).unwrap_or(false);
@@ -66,7 +66,7 @@ impl Pump<'_> {
             let _ = self.console.ready.read();
             let _ = self.console.room.read();
             if gone && self.console.input_room() == 0 {
-                // Nothing more can be taken, and waiting for the guest to make room would spin.
+                // No further input can be accepted, and waiting for room in the guest's buffer would spin.
                 self.connected = false;
             } else if socket {
                 self.receive();
@@ -88,15 +88,15 @@ impl Pump<'_> {
         }
         match self.socket.read(&mut buffer[..take]) {
             Ok(0) => self.connected = false,
-            // Only this thread adds input, so the room can only have grown. In loopback mode the UART takes
-            // none, as a cable that is unplugged.
+            // Only this thread adds input, so the room can only have grown. In loopback mode the UART accepts
+            // none, like an unplugged cable.
             Ok(bytes) => _ = self.console.input(&buffer[..bytes]),
             Err(error) if retry(&error) => (),
             Err(_) => self.connected = false,
         }
     }
 
-    /// Writes what the socket takes without waiting.
+    /// Writes as many bytes as the socket accepts without blocking.
     fn send(&mut self) {
         let mut chunk = [0; 4096];
         loop {
@@ -110,7 +110,7 @@ impl Pump<'_> {
             if bytes == 0 {
                 return;
             }
-            // The vCPUs only append, so the front is still what was copied.
+            // The vCPUs only append, so the front still has the copied bytes.
             let done = if self.connected {
                 self.socket.write(&chunk[..bytes])
             } else {
@@ -132,7 +132,7 @@ impl Pump<'_> {
     }
 
     fn drain(&mut self) {
-        let deadline = Instant::now() + DRAIN;
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
         while self.connected && !self.console.uart().writer().is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -42,7 +42,7 @@ fn output_is_complete_when_the_pump_stops() {
 }
 
 #[test]
-fn flood_nobody_reads_is_dropped_and_counted() {
+fn output_that_is_not_read_is_dropped_and_counted() {
     let console = console();
     let (_monitor, stop, thread) = start(&console);
     for _ in 0..4 << 20 {
@@ -118,8 +118,8 @@ fn reset_after_panic_text_is_a_panic() {
 #[test]
 fn a_restored_console_has_the_registers_and_the_input_of_the_saved_one() {
     let (before, after) = (console(), console());
-    // Divisor latch, line control, interrupt enable, modem control, scratch: each register with a value of
-    // its own.
+    // Divisor latch, line control, interrupt enable, modem control, scratch: a different value in each
+    // register.
     for (register, value) in [
         (3, 0x83),
         (0, 12),
@@ -163,7 +163,7 @@ fn panic_text_after_a_restore_reaches_the_new_vms_end() {
 }
 
 #[test]
-fn input_beyond_the_chips_room_is_counted_only_as_far_as_it_was_taken() {
+fn input_beyond_the_chips_room_is_counted_only_as_far_as_it_was_accepted() {
     let console = console();
     let room = console.input_room();
     assert!(room > 0);
@@ -193,7 +193,7 @@ fn output_wakes_the_pump_once_and_is_consumed_in_order() {
     assert_eq!(
         ready.read().unwrap(),
         1,
-        "one wake-up for all that is written while it waits"
+        "one wake-up for all writes while the pump waits"
     );
     assert!(!output.is_empty());
     assert_eq!(output.front(), b"abc");
@@ -227,7 +227,7 @@ fn output_that_a_broken_connection_refuses_is_counted_once() {
     for _ in 0..1000 {
         console.write(0, b"x");
     }
-    // The pump reads this before it finds out that its own writes fail.
+    // The pump reads this before its own writes fail.
     monitor.write_all(b"?").unwrap();
     drop(monitor);
     let stop = EventFd::new(EFD_NONBLOCK).unwrap();

@@ -1,10 +1,10 @@
-//! The background of sharing: replaces unchanged copies by mappings, gives overwritten mappings back, watches
-//! the images.
+//! The background thread of sharing: it replaces unchanged copies by mappings, turns written mappings back
+//! into plain memory, and watches the images.
 //!
-//! It works in small steps with rests between. One step chooses copies that equal the image while the VM
-//! runs; the steps after it hold the VM still, for at most about [`STILL_LIMIT`] each, compare what is chosen
-//! once more, and map it. A step is followed by a rest of [`STILL_REST`] times as long as the VM was held
-//! still, and of [`WORK_REST`] times the whole step.
+//! It works in small steps with rests between them. One step chooses copies that equal the image while the VM
+//! runs. The following steps pause the VM for at most about [`PAUSE_MAX`] each, compare the chosen copies
+//! once more, and map them. A step is followed by a rest of [`PAUSE_REST_FACTOR`] times the pause, and of
+//! [`WORK_REST_FACTOR`] times the whole step.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,82 +18,83 @@ use std::time::{Duration, Instant};
 use policy::sharing::trims;
 
 use super::extents::{ImageId, Run};
-use super::mapper::{Mapped, Mapper, When};
+use super::mapper::{MapTime, Mapped, Mapper};
 use super::metrics::add;
 use super::pagemap;
 use super::pages::{PAGE_BYTES, Pages};
-use super::situation::Situations;
+use super::pressure_monitor::PressureMonitor;
 use crate::launch::Share;
 use crate::quiescer::Quiescer;
 
-/// How long the VM may be held still by one step.
-const STILL_LIMIT: Duration = Duration::from_millis(2);
-/// The VM runs at least this many times as long as it was held still.
-const STILL_REST: u32 = 20;
-/// The background rests this many times as long as it worked.
-const WORK_REST: u32 = 2;
+/// Longest pause of the VM by one step.
+const PAUSE_MAX: Duration = Duration::from_millis(2);
+/// The VM runs at least this many times as long as it was paused.
+const PAUSE_REST_FACTOR: u32 = 20;
+/// The thread rests this many times as long as it worked.
+const WORK_REST_FACTOR: u32 = 2;
 /// The shortest rest.
 const REST_MIN: Duration = Duration::from_millis(5);
-/// How often it looks around: a copy is left alone for this long at least.
-const ROUND: Duration = Duration::from_secs(1);
-/// Copies taken at once.
+/// Interval of the checks. A copy is left alone for at least this long.
+const ROUND_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of copies taken at once.
 const STEP_PAGES: u64 = 256;
-/// Pages given back to plain memory between two looks at the time.
+/// Number of pages turned back into plain memory between two checks of the time.
 const TRIM_PAGES: u64 = 16;
 
-/// The work of the background's thread.
+/// State of the background thread.
 pub struct Background {
     mapper: Arc<Mapper>,
-    situations: Arc<Situations>,
-    /// How each image's disk shares.
+    pressure: Arc<PressureMonitor>,
+    /// Sharing mode of each image's disk.
     shares: Vec<Share>,
     chosen: VecDeque<Chosen>,
-    /// The bytes of the images that the chosen copies equal.
+    /// Bytes of the images that the chosen copies equal.
     bytes: Vec<u8>,
 }
 
-/// A run of copies that were found unchanged. They still are copies of it only where [`super::mapper::Pages`]
-/// says so.
+/// A run of copies that were found unchanged. They are still its copies only if [`super::pages::Pages`] says
+/// so.
 struct Chosen {
     at: u64,
     run: Run,
-    /// Where the image's bytes are.
+    /// Position of the image's bytes.
     place: usize,
 }
 
 impl Background {
-    /// Opens what it will need; called before the sandbox closes. `shares` has an entry for each image.
-    pub fn open(mapper: Arc<Mapper>, situations: Arc<Situations>, shares: Vec<Share>) -> Self {
+    /// Opens the files that the thread needs; called before the sandbox closes. `shares` has an entry for
+    /// each image.
+    pub fn open(mapper: Arc<Mapper>, pressure: Arc<PressureMonitor>, shares: Vec<Share>) -> Self {
         Self {
             mapper,
-            situations,
+            pressure,
             shares,
             chosen: VecDeque::new(),
             bytes: Vec::new(),
         }
     }
 
-    /// Works until the other end of `stop` is dropped, holding the VM still by `quiescer`.
+    /// Works until the other end of `stop` is dropped; pauses the VM by `quiescer`.
     pub fn run(mut self, quiescer: &Quiescer, stop: &Receiver<()>) {
         let mut trimmed = 0;
-        let mut next_round = Instant::now() + ROUND;
-        let mut rest = ROUND;
+        let mut next_round = Instant::now() + ROUND_INTERVAL;
+        let mut rest = ROUND_INTERVAL;
         while stop.recv_timeout(rest) == Err(RecvTimeoutError::Timeout) {
             let start = Instant::now();
             if start >= next_round {
-                next_round = start + ROUND;
-                self.situations.refresh();
+                next_round = start + ROUND_INTERVAL;
+                self.pressure.refresh();
                 self.age();
                 if trims(self.mapper.mappings(), trimmed, self.mapper.mappings_max()) {
-                    // What can't be trimmed now can be the next time.
+                    // An edge that can't be trimmed now is trimmed later.
                     let _ = self.trim(quiescer);
                     trimmed = self.mapper.mappings();
                 }
             }
             let step = self.step(quiescer);
             rest = if step.more {
-                (step.still * STILL_REST)
-                    .max(start.elapsed() * WORK_REST)
+                (step.still * PAUSE_REST_FACTOR)
+                    .max(start.elapsed() * WORK_REST_FACTOR)
                     .max(REST_MIN)
             } else {
                 next_round.saturating_duration_since(Instant::now()).max(REST_MIN)
@@ -101,13 +102,13 @@ impl Background {
         }
     }
 
-    /// Lets the copies of the last round be worked through, once those before are; those in short runs, too,
-    /// when memory is short.
+    /// Releases the copies of the last round for processing after those before them. Includes those in short
+    /// runs if memory is short.
     pub(super) fn age(&self) {
         let mut pages = self.mapper.pages();
         if pages.copies.is_empty() {
             pages.copies = std::mem::take(&mut pages.fresh);
-            if self.situations.short() {
+            if self.pressure.short() {
                 for (at, run) in std::mem::take(&mut pages.short).iter() {
                     pages.copies.insert(at, run);
                 }
@@ -115,8 +116,8 @@ impl Background {
         }
     }
 
-    /// Whether copies of any image are replaced now.
-    fn acts_at_all(&self) -> bool {
+    /// Returns whether copies of any image are replaced now.
+    fn replaces_any(&self) -> bool {
         let images = (0..self.shares.len()).filter_map(|image| ImageId::try_from(image).ok());
         images
             .filter_map(|image| self.run_pages_min(image))
@@ -124,26 +125,26 @@ impl Background {
             .is_some()
     }
 
-    /// The shortest run of copies of this image that is replaced now; none if none is.
+    /// Returns the shortest run of copies of this image that is replaced now; none if no run is.
     fn run_pages_min(&self, image: ImageId) -> Option<u64> {
         let share = self.shares.get(usize::from(image))?;
-        self.situations.way(*share, image).run_pages_min_later()
+        self.pressure.mode(*share, image).run_pages_min_later()
     }
 
-    /// Whether copies of `run` at `at` are replaced now. A huge page, which makes the guest faster, is split
-    /// only when the host is short of memory.
-    fn turn(&self, at: u64, run: &Run) -> Turn {
+    /// Returns when copies of `run` at `at` are replaced. A huge page, which makes the guest faster, is split
+    /// only if the host is short of memory.
+    fn replace_time(&self, at: u64, run: &Run) -> ReplaceTime {
         match self.run_pages_min(run.image) {
-            Some(least) if run.pages < least => Turn::WhenShort,
-            Some(_) if !self.mapper.splits(at, run) || self.situations.short() => Turn::Now,
-            _ => Turn::NotYet,
+            Some(least) if run.pages < least => ReplaceTime::WhenShort,
+            Some(_) if !self.mapper.splits(at, run) || self.pressure.short() => ReplaceTime::Now,
+            _ => ReplaceTime::NotYet,
         }
     }
 
     /// Replaces some copies, or chooses those to be replaced.
     pub(super) fn step(&mut self, quiescer: &Quiescer) -> Step {
         let still = if self.chosen.is_empty() {
-            if self.acts_at_all() {
+            if self.replaces_any() {
                 self.choose();
             }
             Duration::ZERO
@@ -154,7 +155,7 @@ impl Background {
             // An idle VM keeps no buffer.
             self.bytes = Vec::new();
         }
-        let more = !self.chosen.is_empty() || self.acts_at_all() && !self.mapper.pages().copies.is_empty();
+        let more = !self.chosen.is_empty() || self.replaces_any() && !self.mapper.pages().copies.is_empty();
         Step { more, still }
     }
 
@@ -186,20 +187,20 @@ impl Background {
         let mut pages = self.mapper.pages();
         let mut now = Vec::new();
         for (at, run) in pages.copies.take_front(STEP_PAGES) {
-            match self.turn(at, &run) {
-                Turn::Now => {
+            match self.replace_time(at, &run) {
+                ReplaceTime::Now => {
                     pages.chosen.insert(at, run);
                     now.push((at, run));
                 }
                 // Not again before the next round.
-                Turn::NotYet => pages.fresh.insert(at, run),
-                Turn::WhenShort => pages.short.insert(at, run),
+                ReplaceTime::NotYet => pages.fresh.insert(at, run),
+                ReplaceTime::WhenShort => pages.short.insert(at, run),
             }
         }
         now
     }
 
-    /// Adds a page to what is chosen, to the last run if it goes on there.
+    /// Appends a page to the chosen copies, to the last run if it continues that.
     fn push(&mut self, at: u64, image: ImageId, first: u64, place: usize) {
         match self.chosen.back_mut() {
             Some(last)
@@ -221,7 +222,8 @@ impl Background {
         }
     }
 
-    /// Appends an image's pages to `bytes`, as far as the page cache has them; how many whole pages that is.
+    /// Appends an image's pages to `bytes`, as far as the page cache has them. Returns the number of whole
+    /// pages.
     fn read_cached(&mut self, run: &Run) -> u64 {
         let Some(image) = self.mapper.image(run.image) else {
             return 0;
@@ -237,7 +239,7 @@ impl Background {
         // SAFETY: the vector names a live, exclusive buffer of that length.
         let mut read = unsafe { libc::preadv2(image.as_raw_fd(), &vector, 1, offset, libc::RWF_NOWAIT) };
         if read < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
-            // A file system that is memory, or can't tell.
+            // A file system in memory, or one that does not report its cache.
             // SAFETY: as above.
             read = unsafe { libc::pread(image.as_raw_fd(), vector.iov_base, vector.iov_len, offset) };
         }
@@ -246,7 +248,8 @@ impl Background {
         pages
     }
 
-    /// Whether guest pages equal the bytes at `place`. Of use only as a hint while the guest runs.
+    /// Returns whether guest pages equal the bytes at `place`. While the guest runs the result is a hint
+    /// only.
     fn equals(&self, at: u64, pages: u64, place: usize) -> bool {
         let length = (pages * PAGE_BYTES) as usize;
         let (Some(guest), Some(image)) = (
@@ -260,8 +263,8 @@ impl Background {
         unsafe { libc::memcmp(guest.cast(), image.as_ptr().cast(), length) == 0 }
     }
 
-    /// Maps what is chosen and still equal once the VM stands still, as far as there is time; returns how
-    /// long it stood.
+    /// Maps the chosen copies that are still equal once the VM is paused, as far as the time limit allows.
+    /// Returns the length of the pause.
     fn replace(&mut self, quiescer: &Quiescer) -> Duration {
         let asked = Instant::now();
         let Some(pause) = quiescer.pause() else {
@@ -271,7 +274,7 @@ impl Background {
         let start = Instant::now();
         let mut pages = self.mapper.pages();
         let mut mapped = Vec::new();
-        while start.elapsed() < STILL_LIMIT
+        while start.elapsed() < PAUSE_MAX
             && let Some(chosen) = self.chosen.pop_front()
         {
             let there: Vec<_> = pages
@@ -296,7 +299,7 @@ impl Background {
         still
     }
 
-    /// Maps `run` over its copy at `at` if it is one. The VM is held still.
+    /// Maps `run` over its copy at `at` if the pages are equal. The VM is paused.
     fn map_equal(&self, pages: &mut Pages, at: u64, run: Run, place: usize) -> bool {
         let metrics = &self.mapper.metrics;
         if !self.equals(at, run.pages, place) {
@@ -304,17 +307,17 @@ impl Background {
             if run.pages == 1 {
                 add(&metrics.changed, 1);
             } else {
-                // Some of its pages are equal still.
+                // Some of its pages may still be equal.
                 pages.copies.insert(at, run);
             }
             return false;
         }
         match self
             .mapper
-            .map(pages, at, run, When::Later, &metrics.mapped_later)
+            .map(pages, at, run, MapTime::InBackground, &metrics.mapped_later)
         {
             Ok(mapped) => mapped == Mapped::Yes,
-            // The copy stays a copy.
+            // The pages remain a copy.
             Err(_) => {
                 add(&metrics.cold, run.pages);
                 false
@@ -322,14 +325,14 @@ impl Background {
         }
     }
 
-    /// Gives mapped pages that were written back to plain memory, where that does not cost another mapping.
+    /// Turns written pages of mappings back into plain memory, where that does not cost another mapping.
     pub(super) fn trim(&self, quiescer: &Quiescer) -> io::Result<()> {
         let Some(pagemap) = &self.mapper.pagemap else {
             return Ok(());
         };
         let runs: Vec<_> = {
             let pages = self.mapper.pages();
-            // Frozen memory has no plain memory to give back to.
+            // Frozen memory has no plain memory to return to.
             if pages.frozen {
                 return Ok(());
             }
@@ -347,10 +350,10 @@ impl Background {
             };
             let start = Instant::now();
             let mut pages = self.mapper.pages();
-            while start.elapsed() < STILL_LIMIT
+            while start.elapsed() < PAUSE_MAX
                 && let Some(range) = pieces.next()
             {
-                // Meanwhile a read may have mapped something else there.
+                // A read may have replaced the mapping meanwhile.
                 let written = self.written_edges(pagemap, range.start, range.end - range.start)?;
                 if !pages.frozen && written.first() == Some(&range) && pages.mapped.cover(range.clone()) {
                     self.mapper.restore(&mut pages, range)?;
@@ -359,17 +362,17 @@ impl Background {
             drop(pages);
             drop(pause);
             self.mapper.metrics.paused(start.elapsed());
-            std::thread::sleep((start.elapsed() * STILL_REST).max(REST_MIN));
+            std::thread::sleep((start.elapsed() * PAUSE_REST_FACTOR).max(REST_MIN));
         }
         Ok(())
     }
 
-    /// The written pages at both ends of a mapping.
+    /// Returns the written pages at both ends of a mapping.
     fn written_edges(&self, pagemap: &File, at: u64, pages: u64) -> io::Result<Vec<Range<u64>>> {
         let Some(host) = self.mapper.address(at, pages) else {
             return Ok(Vec::new());
         };
-        let written = pagemap::read(pagemap, host as u64, pages)?.map(pagemap::Entry::written);
+        let written = pagemap::read(pagemap, host as u64, pages)?.map(pagemap::Entry::is_written);
         Ok(edges(&written.collect::<Vec<_>>())
             .into_iter()
             .map(|range| at + range.start as u64..at + range.end as u64)
@@ -377,7 +380,7 @@ impl Background {
     }
 }
 
-/// A range in parts of [`TRIM_PAGES`] at most.
+/// Divides a range into parts of at most [`TRIM_PAGES`].
 fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range
@@ -385,23 +388,23 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         .map(move |at| at..(at + TRIM_PAGES).min(end))
 }
 
-/// When a run of copies is replaced.
-enum Turn {
+/// Time at which a run of copies is replaced.
+enum ReplaceTime {
     Now,
     NotYet,
-    /// When memory is short.
+    /// If memory is short.
     WhenShort,
 }
 
-/// What a step came to.
+/// Result of a step.
 pub(super) struct Step {
-    /// There may be more copies.
+    /// Whether there may be more copies.
     pub more: bool,
-    /// How long the VM stood still for it.
+    /// Length of the step's pause of the VM.
     still: Duration,
 }
 
-/// The runs of `true` at the two ends.
+/// Returns the runs of `true` at the two ends.
 fn edges(written: &[bool]) -> Vec<Range<usize>> {
     let front = written.iter().take_while(|written| **written).count();
     let rest = &written[front..];

@@ -1,4 +1,5 @@
-//! Sharing as a disk's queues see it: shares what it can of a read, and leaves the rest to them.
+//! Sharing for a disk's queues: maps the parts of a read that can be shared, and leaves the rest to the
+//! queue.
 
 use std::io;
 use std::sync::Arc;
@@ -7,34 +8,35 @@ use diskstore::disk::{Origin, Segments, Store};
 use policy::sharing::SharingMode;
 
 use super::extents::ImageId;
-use super::mapper::{Mapped, Mapper, When};
+use super::mapper::{MapTime, Mapped, Mapper};
 use super::metrics::add;
 use super::pages::{PAGE_BYTES, Pages};
-use super::parts::{Part, Source, cut};
-use super::situation::Situations;
+use super::pressure_monitor::PressureMonitor;
+use super::read_parts::{ReadPart, Source, cut};
 use crate::launch::Share;
 
-/// How one disk shares. Cloned for each queue.
+/// Sharing of one disk. Cloned for each queue.
 #[derive(Clone)]
 pub struct DiskSharing {
-    /// The VM's map.
+    /// Map of the VM's pages.
     pub mapper: Arc<Mapper>,
-    /// For the adaptive rule.
-    pub situations: Arc<Situations>,
-    /// What the VM file says.
+    /// Inputs of the adaptive rule.
+    pub pressure: Arc<PressureMonitor>,
+    /// Sharing mode of the VM file.
     pub share: Share,
-    /// The image of each of the disk's files, for those that nobody writes.
+    /// The image of each of the disk's files that has no writer.
     pub images: Vec<Option<ImageId>>,
 }
 
 impl DiskSharing {
-    /// Serves a read by mapping if that is the way now; `None` leaves it to the caller, who copies.
+    /// Serves a read by mappings if that is the mode now; `None` leaves the read to the caller, which copies.
     pub fn read(&self, store: &dyn Store, offset: u64, into: &Segments) -> Option<io::Result<()>> {
-        let SharingMode::AtRead { run_pages_min } = self.way() else {
+        let SharingMode::AtRead { run_pages_min } = self.mode() else {
             return None;
         };
         let parts = self.cut(store, offset, into);
-        let worth = |part: &Part| matches!(part, Part::Share { run, .. } if run.pages >= run_pages_min);
+        let worth =
+            |part: &ReadPart| matches!(part, ReadPart::Share { run, .. } if run.pages >= run_pages_min);
         if !parts.iter().any(worth) {
             return None;
         }
@@ -50,10 +52,10 @@ impl DiskSharing {
         Some(Ok(()))
     }
 
-    /// Prepares for a read that is about to be copied, and remembers where its bytes come from.
+    /// Prepares for a read that is about to be copied, and records the origin of its bytes.
     ///
     /// # Errors
-    /// If the host has no memory for it.
+    /// Fails if the host has no memory for it.
     pub fn before_copy(&self, store: &dyn Store, offset: u64, into: &Segments) -> io::Result<()> {
         if self.share == Share::Never {
             return Ok(());
@@ -61,7 +63,7 @@ impl DiskSharing {
         let parts = self.cut(store, offset, into);
         let mut pages = self.mapper.pages();
         for part in &parts {
-            if let Part::Share { page, run, .. } = *part {
+            if let ReadPart::Share { page, run, .. } = *part {
                 self.mapper.make_room(&mut pages, page..page + run.pages)?;
             }
         }
@@ -69,24 +71,24 @@ impl DiskSharing {
         Ok(())
     }
 
-    fn remember(&self, pages: &mut Pages, parts: &[Part]) {
+    fn remember(&self, pages: &mut Pages, parts: &[ReadPart]) {
         for part in parts {
-            if let Part::Share { page, run, .. } = *part {
+            if let ReadPart::Share { page, run, .. } = *part {
                 pages.remember(page, run);
                 add(&self.mapper.metrics.remembered, run.pages);
             }
         }
     }
 
-    fn way(&self) -> SharingMode {
-        // A disk stands on one base in nearly every case; of several, the first decides.
+    fn mode(&self) -> SharingMode {
+        // A disk has one base in nearly every case; of several, the first decides.
         let first = self.images.iter().flatten().next();
         first.map_or(SharingMode::Remember, |image| {
-            self.situations.way(self.share, *image)
+            self.pressure.mode(self.share, *image)
         })
     }
 
-    fn cut(&self, store: &dyn Store, offset: u64, into: &Segments) -> Vec<Part> {
+    fn cut(&self, store: &dyn Store, offset: u64, into: &Segments) -> Vec<ReadPart> {
         let pieces = into
             .iovecs()
             .iter()
@@ -101,24 +103,24 @@ impl DiskSharing {
         cut(pieces, offset, source, |host| self.mapper.page_at(host))
     }
 
-    fn map(&self, store: &dyn Store, offset: u64, into: &Segments, part: &Part) -> io::Result<()> {
-        let Part::Share { page, run, .. } = *part else {
+    fn map(&self, store: &dyn Store, offset: u64, into: &Segments, part: &ReadPart) -> io::Result<()> {
+        let ReadPart::Share { page, run, .. } = *part else {
             return Ok(());
         };
         let counter = &self.mapper.metrics.mapped_at_read;
         let mapped = self
             .mapper
-            .map(&mut self.mapper.pages(), page, run, When::AtRead, counter)?;
+            .map(&mut self.mapper.pages(), page, run, MapTime::AtRead, counter)?;
         match mapped {
             Mapped::Yes => Ok(()),
             Mapped::AtLimit => self.copy(store, offset, into, part),
         }
     }
 
-    fn copy(&self, store: &dyn Store, offset: u64, into: &Segments, part: &Part) -> io::Result<()> {
+    fn copy(&self, store: &dyn Store, offset: u64, into: &Segments, part: &ReadPart) -> io::Result<()> {
         let (start, bytes) = match *part {
-            Part::Copy { start, bytes } => (start, bytes),
-            Part::Share { start, run, .. } => (start, run.pages * PAGE_BYTES),
+            ReadPart::Copy { start, bytes } => (start, bytes),
+            ReadPart::Share { start, run, .. } => (start, run.pages * PAGE_BYTES),
         };
         store.read(&into.part(start, bytes), offset + start)?;
         self.remember(&mut self.mapper.pages(), std::slice::from_ref(part));

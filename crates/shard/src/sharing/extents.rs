@@ -1,14 +1,14 @@
-//! Which guest pages stand for which pages of an image: a map from page numbers, kept as runs.
+//! Map from guest pages to the image pages that they stand for, stored as runs.
 //!
-//! Pure: no I/O. Runs never overlap, and neighbours that continue each other in the same image are one run,
-//! as the kernel merges such mappings; so the number of runs is the number of mappings they cost.
+//! Pure: no I/O. Runs never overlap, and adjacent runs that continue in the same image are one run. The
+//! kernel merges such mappings, so the number of runs is the number of their mappings.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 pub use shard_api::saved::{ImageId, NOTHING, Run};
 
-/// The map.
+/// Map from guest pages to image pages.
 #[derive(Clone, Debug, Default)]
 pub struct Extents {
     runs: BTreeMap<u64, Run>,
@@ -20,7 +20,7 @@ impl Extents {
         self.runs.len()
     }
 
-    /// Whether nothing is in it.
+    /// Returns whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
@@ -30,7 +30,7 @@ impl Extents {
         self.runs.values().map(|run| run.pages).sum()
     }
 
-    /// Lets the guest pages from `at` on stand for `run`, whatever they stood for before.
+    /// Maps the guest pages from `at` on to `run`, replacing earlier entries.
     pub fn insert(&mut self, mut at: u64, mut run: Run) {
         self.remove(at..at + run.pages);
         if let Some((&before_at, before)) = self.runs.range(..at).next_back()
@@ -53,7 +53,7 @@ impl Extents {
         self.runs.insert(at, run);
     }
 
-    /// Lets the pages of `range` stand for nothing.
+    /// Removes the pages of `range`.
     pub fn remove(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -78,7 +78,7 @@ impl Extents {
         }
     }
 
-    /// The runs inside `range`, cut to it, in order.
+    /// Returns the runs inside `range` in order, cut to it.
     pub fn inside(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Run)> + '_ {
         let before = self.runs.range(..range.start).next_back();
         let within = self.runs.range(range.start..range.end.max(range.start));
@@ -94,7 +94,7 @@ impl Extents {
         self.runs.iter().map(|(&at, &run)| (at, run))
     }
 
-    /// The parts of `range` in no run, in order.
+    /// Returns the parts of `range` outside of all runs, in order.
     pub fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut gaps = Vec::new();
         let mut at = range.start;
@@ -110,13 +110,13 @@ impl Extents {
         gaps
     }
 
-    /// Whether every page of `range` stands for something.
+    /// Returns whether every page of `range` is in a run.
     pub fn cover(&self, range: Range<u64>) -> bool {
         let pages: u64 = self.inside(range.clone()).map(|(_, run)| run.pages).sum();
         pages == range.end - range.start
     }
 
-    /// Takes runs off the front, `pages` pages at most in all.
+    /// Removes runs from the front, at most `pages` pages in all.
     pub fn take_front(&mut self, pages: u64) -> Vec<(u64, Run)> {
         let mut taken = Vec::new();
         let mut left = pages;
@@ -186,7 +186,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_map_is_a_plain_array(steps in proptest::collection::vec(step(), 0..60), from in 0..PAGES, pages in 0..PAGES) {
+        fn extents_behave_as_a_plain_array(
+            steps in proptest::collection::vec(step(), 0..60),
+            from in 0..PAGES,
+            pages in 0..PAGES
+        ) {
             let mut extents = Extents::default();
             let mut model = vec![None; PAGES as usize];
             for step in steps {
@@ -207,7 +211,8 @@ mod tests {
                         let taken = extents.take_front(pages);
                         for (at, run) in &taken {
                             for page in 0..run.pages {
-                                prop_assert_eq!(model[(at + page) as usize].take(), Some((run.image, run.first + page)));
+                                let expected = Some((run.image, run.first + page));
+                                prop_assert_eq!(model[(at + page) as usize].take(), expected);
                             }
                         }
                         let count: u64 = taken.iter().map(|(_, run)| run.pages).sum();
@@ -217,15 +222,19 @@ mod tests {
                 prop_assert_eq!(&flat(&extents), &model);
                 prop_assert_eq!(extents.pages(), model.iter().flatten().count() as u64);
             }
-            // No two neighbours could be one mapping.
+            // No two adjacent runs could be one mapping.
             let runs: Vec<_> = extents.iter().collect();
             for pair in runs.windows(2) {
                 let joined = pair[0].0 + pair[0].1.pages == pair[1].0 && pair[0].1.goes_on_with(&pair[1].1);
                 prop_assert!(!joined || pair.is_empty() || extents.len() == runs.len());
             }
             let range = from..(from + pages).min(PAGES);
-            let inside: Vec<_> = extents.inside(range.clone()).flat_map(|(at, run)| (at..at + run.pages).map(move |page| (page, run.image, run.first + page - at))).collect();
-            let expected: Vec<_> = range.clone().filter_map(|page| model[page as usize].map(|(image, first)| (page, image, first))).collect();
+            let pages_of = |(at, run): (u64, Run)| {
+                (at..at + run.pages).map(move |page| (page, run.image, run.first + page - at))
+            };
+            let inside: Vec<_> = extents.inside(range.clone()).flat_map(pages_of).collect();
+            let entry = |page: u64| model[page as usize].map(|(image, first)| (page, image, first));
+            let expected: Vec<_> = range.clone().filter_map(entry).collect();
             let gaps: Vec<u64> = extents.gaps(range.clone()).into_iter().flatten().collect();
             let holes: Vec<u64> = range.clone().filter(|page| model[*page as usize].is_none()).collect();
             prop_assert_eq!(gaps, holes);
@@ -235,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_go_on_become_one_run() {
+    fn adjacent_runs_that_continue_are_joined() {
         let mut extents = Extents::default();
         let run = |pages, first| Run {
             pages,

@@ -1,9 +1,9 @@
-//! Freezing guest memory: what it holds becomes files that any number of VMs map privately.
+//! Freezing guest memory: its contents become files that any number of VMs map privately.
 //!
-//! The first time, the memory's own file is frozen: the VM maps it privately from then on, and so does every
-//! clone. What the VM writes afterwards is in no file; the next time, that goes into a file of its own (a
-//! *layer*), which is laid over. So a clone of a clone shares with all its ancestors, and what was frozen
-//! once is never copied again. The kernel itself refuses to change a frozen file (a seal).
+//! The first freeze turns the memory's own file into the frozen one: from then on the VM maps it privately,
+//! as every clone does. Later writes of the VM are in no file. The next freeze copies them into another file
+//! (a *layer*), which is mapped over the first. So a clone of a clone shares with all its ancestors, and
+//! frozen pages are never copied again. The kernel itself refuses changes of a frozen file (a seal).
 
 use std::fs::File;
 use std::io;
@@ -16,32 +16,32 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::extents::{ImageId, NOTHING, Run};
 use super::mapper::Mapper;
-use super::mapping::lay;
+use super::mapping::map_private;
 use super::pagemap;
 use super::pages::{PAGE_BYTES, Pages};
 use crate::quiescer::Pause;
 
-/// Pages looked up in the page table at once.
-const LOOK_PAGES: u64 = 32 << 10;
-/// Written pages this far apart go into a layer together with those between them, as one mapping.
+/// Number of pages whose page table entries are read at once.
+const PAGEMAP_READ_PAGES: u64 = 32 << 10;
+/// Written pages up to this far apart are put into a layer as one mapping, with the pages between them.
 const JOIN_PAGES: u64 = 4;
-/// Touched pages this far apart are told as one run: reading what lies between costs less than another
-/// request.
+/// Touched pages up to this far apart are reported as one run: reading the pages between costs less than
+/// another request.
 const TOUCHED_JOIN_PAGES: u64 = 16;
 
 /// Frozen memory.
 pub struct Frozen {
     /// The memory's file, then the layers.
     pub files: Vec<Arc<File>>,
-    /// Where each page is.
+    /// Place of each page.
     pub map: FrozenMap,
 }
 
 impl Mapper {
-    /// Freezes the memory as it is now. The VM goes on with private mappings.
+    /// Freezes the memory as it is now. The VM continues with private mappings.
     ///
     /// # Errors
-    /// The host refused a mapping or has no memory. The VM is as it was, and may go on.
+    /// Fails if the host refuses a mapping or has no memory. The VM is unchanged and may continue.
     pub fn freeze(&self, _still: &Pause<'_>) -> io::Result<Frozen> {
         let mut pages = self.pages();
         let written = self.written(&pages)?;
@@ -52,7 +52,7 @@ impl Mapper {
                 self.restore(&mut pages, range)?;
             }
             self.map_file_privately(&pages)?;
-            // Copies in the frozen file cost nothing more than the file.
+            // Copies in the frozen file cost nothing beyond the file.
             pages.forget(0..u64::MAX);
             pages.frozen = true;
         }
@@ -71,11 +71,11 @@ impl Mapper {
         })
     }
 
-    /// Takes over frozen memory whose first file is mapped privately already: lays everything else over it.
-    /// Called before anything runs.
+    /// Adopts frozen memory whose first file is mapped privately already, and maps the rest over it. Called
+    /// before anything runs.
     ///
     /// # Errors
-    /// When an image is not among this VM's, or not as it was.
+    /// Fails if this VM does not have an image, or the image has changed.
     pub fn adopt(&self, layers: Vec<File>, map: &FrozenMap) -> io::Result<()> {
         let mut pages = self.pages();
         let own: Vec<_> = self
@@ -93,7 +93,7 @@ impl Mapper {
         for &(at, run) in &map.runs {
             let range = at..at.checked_add(run.pages).ok_or(io::ErrorKind::InvalidInput)?;
             if run.image == NOTHING {
-                self.nothing(&mut pages, at, run.pages)?;
+                self.map_zero(&mut pages, at, run.pages)?;
                 continue;
             }
             let number = usize::from(run.image);
@@ -110,18 +110,18 @@ impl Mapper {
                     (own.len() + layer, file.as_raw_fd())
                 }
             };
-            self.lay_run(&range, run.first, file)?;
+            self.map_run(&range, run.first, file)?;
             let image = ImageId::try_from(image).map_err(|_| io::ErrorKind::InvalidInput)?;
             pages.mapped.insert(at, Run { image, ..run });
         }
         Ok(())
     }
 
-    /// The pages that this process has in its page table: what the VM has touched, in runs that leave out
-    /// few.
+    /// Returns the pages in this process's page table, which are those that the VM has touched, in runs with
+    /// small gaps included.
     pub fn touched(&self) -> io::Result<Vec<(u64, u64)>> {
         let ranges = self.parts.iter().map(|part| part.range()).collect();
-        let touched = self.find(ranges, pagemap::Entry::there)?;
+        let touched = self.find(ranges, pagemap::Entry::is_present)?;
         let runs = self.joined(touched, TOUCHED_JOIN_PAGES);
         Ok(runs
             .into_iter()
@@ -129,7 +129,7 @@ impl Mapper {
             .collect())
     }
 
-    /// The memory's own file.
+    /// Returns the memory's own file.
     fn memory_file(&self) -> io::Result<File> {
         let region = self.memory.iter().next();
         let file = region
@@ -138,18 +138,18 @@ impl Mapper {
         file.ok_or(io::ErrorKind::InvalidInput)?.try_clone()
     }
 
-    /// The pages that are in no file: private ones that were written.
+    /// Returns the pages that are in no file: written pages of private mappings.
     fn written(&self, pages: &Pages) -> io::Result<Vec<Range<u64>>> {
         let ranges: Vec<Range<u64>> = if pages.frozen {
             self.parts.iter().map(|part| part.range()).collect()
         } else {
             pages.mapped.iter().map(|(at, run)| at..at + run.pages).collect()
         };
-        self.find(ranges, pagemap::Entry::own)
+        self.find(ranges, pagemap::Entry::is_private)
     }
 
-    /// The pages of `ranges` whose entries in the page table are `wanted`, in runs that never cross from one
-    /// range into another.
+    /// Returns the pages of `ranges` whose page table entries are `wanted`, in runs that do not cross from
+    /// one range into another.
     fn find(
         &self,
         ranges: Vec<Range<u64>>,
@@ -162,7 +162,7 @@ impl Mapper {
         for range in ranges {
             let mut at = range.start;
             while at < range.end {
-                let count = (range.end - at).min(LOOK_PAGES);
+                let count = (range.end - at).min(PAGEMAP_READ_PAGES);
                 let host = self.address(at, count).ok_or(io::ErrorKind::InvalidInput)?;
                 for (page, entry) in (at..).zip(pagemap::read(pagemap, host as u64, count)?) {
                     if !wanted(entry) {
@@ -179,7 +179,7 @@ impl Mapper {
         Ok(found)
     }
 
-    /// Puts the written pages into a new layer.
+    /// Writes the changed pages into a new layer.
     fn add_layer(&self, pages: &mut Pages, written: Vec<Range<u64>>) -> io::Result<()> {
         if written.is_empty() {
             return Ok(());
@@ -196,7 +196,7 @@ impl Mapper {
             self.write_out(layer.as_raw_fd(), range)?;
         }
         for range in joined {
-            self.lay_run(&range, range.start, layer.as_raw_fd())?;
+            self.map_run(&range, range.start, layer.as_raw_fd())?;
             let run = Run {
                 pages: range.end - range.start,
                 image,
@@ -208,7 +208,7 @@ impl Mapper {
         Ok(())
     }
 
-    /// Ranges that are at most `gap` pages apart, as one, but never across two regions.
+    /// Joins ranges that are at most `gap` pages apart, but never across two regions.
     fn joined(&self, ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
         let mut joined: Vec<Range<u64>> = Vec::new();
         for range in ranges {
@@ -221,28 +221,28 @@ impl Mapper {
         joined
     }
 
-    /// Maps what stands for nothing else privately, so that nothing the VM writes reaches the memory's file.
+    /// Maps the remaining pages privately, so that no write of the VM reaches the memory's file.
     fn map_file_privately(&self, pages: &Pages) -> io::Result<()> {
         for part in &self.parts {
             for gap in pages.mapped.gaps(part.range()) {
-                self.lay_run(&gap, gap.start, part.file)?;
+                self.map_run(&gap, gap.start, part.file)?;
             }
         }
         Ok(())
     }
 
-    fn lay_run(&self, range: &Range<u64>, first: u64, file: i32) -> io::Result<()> {
+    fn map_run(&self, range: &Range<u64>, first: u64, file: i32) -> io::Result<()> {
         let count = range.end - range.start;
         let wrong = io::ErrorKind::InvalidInput;
         let host = self.address(range.start, count).ok_or(wrong)?;
         let offset = first
             .checked_mul(PAGE_BYTES)
             .and_then(|offset| libc::off_t::try_from(offset).ok());
-        lay(host as u64, count * PAGE_BYTES, file, offset.ok_or(wrong)?)
+        map_private(host as u64, count * PAGE_BYTES, file, offset.ok_or(wrong)?)
     }
 }
 
-/// A file in memory that [`seal`] can seal.
+/// Creates a file in memory that [`seal`] can seal.
 pub fn sealable_file(name: &std::ffi::CStr) -> io::Result<File> {
     // SAFETY: the name is a valid C string; the call touches no other memory.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
@@ -253,8 +253,8 @@ pub fn sealable_file(name: &std::ffi::CStr) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// Lets nobody change a frozen file any more, whoever has it open. The VM may run: this can wait for the
-/// kernel to let go of pages.
+/// Forbids every holder of a frozen file to change it. The VM may run: the call may wait for the kernel to
+/// release pages.
 pub fn seal(file: &File) -> io::Result<()> {
     let seals = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     // SAFETY: takes no pointers.

@@ -1,4 +1,4 @@
-//! Lays image pages over guest memory and takes them away again.
+//! Maps image pages over guest memory and removes the mappings.
 
 use std::fs::File;
 use std::io;
@@ -13,18 +13,18 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use super::extents::{ImageId, NOTHING, Run};
 use super::mapping;
 use super::metrics::{Metrics, add};
-use super::pages::{PAGE_BYTES, Pages, Part};
+use super::pages::{PAGE_BYTES, Pages, RamRegion};
 use crate::memory::GuestRam;
 
-/// Size of the host's huge pages, and how many pages each is.
+/// Size of the host's huge pages, bytes, and their number of pages.
 const HUGE_BYTES: u64 = 2 << 20;
 const HUGE_PAGES: u64 = HUGE_BYTES / PAGE_BYTES;
-/// Mappings that one VM may cost by sharing; the kernel's default limit for a process is 65,530.
+/// Greatest number of mappings of one VM by sharing; the kernel's default limit of a process is 65,530.
 const RUNS_MAX_DEFAULT: usize = 32 << 10;
 
-/// The map of one VM and the means to change it.
+/// Record of one VM's mapped pages, and the means to change them.
 pub struct Mapper {
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<RamRegion>,
     /// Keeps the memory mapped.
     pub(super) memory: GuestRam,
     images: Vec<File>,
@@ -32,46 +32,46 @@ pub struct Mapper {
     pub(super) pagemap: Option<File>,
     huge: bool,
     runs_max: usize,
-    /// Guest pages that were put in huge pages of the host.
-    whole: Mutex<Vec<Range<u64>>>,
+    /// Guest pages in huge pages of the host.
+    huge_pages: Mutex<Vec<Range<u64>>>,
     pages: Mutex<Pages>,
-    /// What was counted.
+    /// Counters of sharing.
     pub metrics: Metrics,
 }
 
-/// When a run is mapped.
+/// Time at which a run is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum When {
+pub(super) enum MapTime {
     /// Before the guest starts.
     AtBoot,
-    /// Instead of filling the guest's buffer.
+    /// During a read, instead of filling the guest's buffer.
     AtRead,
-    /// In the place of a copy.
-    Later,
+    /// In the background, in place of a copy.
+    InBackground,
 }
 
-/// What became of an attempt to map.
+/// Result of an attempt to map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped {
-    /// The pages are the image's.
+    /// The pages map the image.
     Yes,
-    /// The limit of mappings is reached: the pages are as they were.
+    /// The limit of mappings is reached: the pages are unchanged.
     AtLimit,
 }
 
 impl Mapper {
-    /// A mapper for `memory`, over which pages of `images` may be laid. `huge` says that the memory asks for
-    /// transparent huge pages. `None` for memory whose pages are larger than an image's. Called before the
-    /// sandbox closes.
+    /// Creates the mapper of `memory`, over which pages of `images` may be mapped. `huge` means that the
+    /// memory has the advice for transparent huge pages. Returns none for memory whose pages are larger than
+    /// an image's. Called before the sandbox closes.
     pub fn new(memory: &GuestRam, images: Vec<File>, huge: bool) -> Option<Arc<Self>> {
         let mut parts = Vec::new();
         for region in memory.iter() {
             let file = region.file_offset()?;
-            // DESIGN: page g is at offset g.
+            // Page g of memory is at offset g of the file.
             if file.start() != region.start_addr().0 || !region.len().is_multiple_of(PAGE_BYTES) {
                 return None;
             }
-            parts.push(Part {
+            parts.push(RamRegion {
                 host: region.as_ptr() as u64,
                 first: region.start_addr().0 / PAGE_BYTES,
                 pages: region.len() / PAGE_BYTES,
@@ -88,13 +88,13 @@ impl Mapper {
             pagemap: File::open("/proc/self/pagemap").ok(),
             huge,
             runs_max: limit.map_or(RUNS_MAX_DEFAULT, |limit| limit / 2),
-            whole: Mutex::default(),
+            huge_pages: Mutex::default(),
             pages: Mutex::default(),
             metrics: Metrics::default(),
         }))
     }
 
-    /// The image's file.
+    /// Returns the image's file.
     pub(super) fn image(&self, image: ImageId) -> Option<&File> {
         self.images.get(usize::from(image))
     }
@@ -103,8 +103,8 @@ impl Mapper {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest page at an address of this process, if it is RAM, and how many pages of RAM there are from
-    /// it on.
+    /// Returns the guest page at an address of this process, if it is RAM, and the number of pages of RAM
+    /// from there on.
     pub(super) fn page_at(&self, host: u64) -> Option<(u64, u64)> {
         self.parts.iter().find_map(|part| {
             let page = host.checked_sub(part.host)? / PAGE_BYTES;
@@ -112,29 +112,29 @@ impl Mapper {
         })
     }
 
-    /// The address in this process of a guest page, and the part it is in.
-    pub(super) fn host_of(&self, page: u64) -> Option<(u64, &Part)> {
+    /// Returns the address of a guest page in this process, and its region.
+    pub(super) fn host_of(&self, page: u64) -> Option<(u64, &RamRegion)> {
         self.parts.iter().find_map(|part| {
             let index = page.checked_sub(part.first)?;
             (index < part.pages).then(|| (part.host + index * PAGE_BYTES, part))
         })
     }
 
-    /// The address in this process of `pages` guest pages from `page` on.
+    /// Returns the address of `pages` guest pages from `page` on in this process.
     pub(super) fn address(&self, page: u64, pages: u64) -> Option<*mut u8> {
         let (host, part) = self.host_of(page)?;
         (page + pages <= part.first + part.pages).then_some(host as *mut u8)
     }
 
-    /// Lays `run` over the guest's pages from `at` on. Their content before is lost. At a read they are
-    /// brought in at once, so that the guest need not wait at its first touch; in the background the memory
-    /// file's pages stay until [`Mapper::give_back`], which need not hold the VM still.
+    /// Maps `run` over the guest's pages from `at` on. Their content is lost. During a read the pages are
+    /// populated at once, so that the guest's first access does not fault. In the background the memory
+    /// file's pages stay until [`Mapper::give_back`], which needs no pause of the VM.
     pub(super) fn map(
         &self,
         pages: &mut Pages,
         at: u64,
         run: Run,
-        when: When,
+        when: MapTime,
         counter: &AtomicU64,
     ) -> io::Result<Mapped> {
         let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
@@ -145,33 +145,33 @@ impl Mapper {
             return Err(wrong());
         }
         pages.forget(range.clone());
-        // Cutting a run in two costs another.
+        // A run that is cut in two costs one more mapping.
         if pages.mapped.len() + 2 > self.runs_max {
             add(&self.metrics.at_limit, run.pages);
             return Ok(Mapped::AtLimit);
         }
         let bytes = run.pages * PAGE_BYTES;
         let offset = libc::off_t::try_from(run.first * PAGE_BYTES).map_err(|_| wrong())?;
-        if let Err(error) = mapping::lay(host, bytes, image.as_raw_fd(), offset) {
+        if let Err(error) = mapping::map_private(host, bytes, image.as_raw_fd(), offset) {
             if error.raw_os_error() == Some(libc::ENOMEM) {
                 add(&self.metrics.at_limit, run.pages);
                 return Ok(Mapped::AtLimit);
             }
             return Err(error);
         }
-        if when == When::AtRead
-            && let Err(error) = mapping::bring_in(host, bytes)
+        if when == MapTime::AtRead
+            && let Err(error) = mapping::populate(host, bytes)
         {
-            // The image can't be read: the pages are plain again, and the read fails.
+            // The image can't be read: the pages become plain again, and the read fails.
             if pages.frozen {
-                self.nothing(pages, at, run.pages)?;
+                self.map_zero(pages, at, run.pages)?;
             } else {
                 self.plain(part, range.clone())?;
                 pages.mapped.remove(range);
             }
             return Err(error);
         }
-        if when != When::Later && !pages.frozen && !pages.mapped.cover(range.clone()) {
+        if when != MapTime::InBackground && !pages.frozen && !pages.mapped.cover(range.clone()) {
             mapping::punch(part.file, &range);
         }
         pages.mapped.insert(at, run);
@@ -179,25 +179,24 @@ impl Mapper {
         Ok(Mapped::Yes)
     }
 
-    /// Guest memory from `start` to `end`, in bytes, is in huge pages, to which both ends belong.
-    pub fn keep_whole(&self, start: u64, end: u64) {
+    /// Records that guest memory from `start` to `end`, in bytes, is in huge pages, which include both ends.
+    pub fn mark_huge(&self, start: u64, end: u64) {
         let range = start / HUGE_BYTES * HUGE_PAGES..end.div_ceil(HUGE_BYTES) * HUGE_PAGES;
-        self.whole
+        self.huge_pages
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(range);
     }
 
-    /// Whether mapping the run would split a huge page.
+    /// Returns whether mapping the run would split a huge page.
     pub(super) fn splits(&self, at: u64, run: &Run) -> bool {
-        let whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
-        whole
-            .iter()
+        let huge = self.huge_pages.lock().unwrap_or_else(PoisonError::into_inner);
+        huge.iter()
             .any(|range| at < range.end && range.start < at + run.pages)
     }
 
-    /// Gives the memory file's pages under a mapping made [`When::Later`] back to the host, if it is still
-    /// there.
+    /// Releases the memory file's pages under a mapping of the background to the host, if the mapping still
+    /// exists.
     pub(super) fn give_back(&self, pages: &Pages, at: u64, run: Run) {
         if pages.frozen {
             return;
@@ -210,9 +209,9 @@ impl Mapper {
         }
     }
 
-    /// A file was loaded at `at`. Lays its whole pages over the copy now (`map`), or remembers them for the
-    /// background, where file and memory agree about the place in a page. What can't be mapped stays the copy
-    /// it is.
+    /// Records that a file was loaded at `at`. Maps its whole pages over the copy now (`map`), or remembers
+    /// them for the background, if file and memory have the same offset in a page. Pages that can't be mapped
+    /// remain a copy.
     pub fn loaded(&self, file: &File, at: u64, offset: u64, bytes: u64, map: bool) -> io::Result<()> {
         if at % PAGE_BYTES != offset % PAGE_BYTES {
             return Ok(());
@@ -232,14 +231,20 @@ impl Mapper {
             return Ok(());
         }
         let counter = &self.metrics.mapped_at_boot;
-        match self.map(&mut self.pages(), start / PAGE_BYTES, run, When::AtBoot, counter) {
-            // A file system that can't map files.
+        match self.map(
+            &mut self.pages(),
+            start / PAGE_BYTES,
+            run,
+            MapTime::AtBoot,
+            counter,
+        ) {
+            // The file system can't map files.
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
             result => result.map(|_| ()),
         }
     }
 
-    /// The image that is this file, whichever way it was opened.
+    /// Returns the image that is the same file, however that was opened.
     pub fn image_of(&self, file: impl AsFd) -> Option<ImageId> {
         let same = fstat(file).ok()?;
         let index = self.images.iter().position(|image| {
@@ -248,14 +253,14 @@ impl Mapper {
         ImageId::try_from(index).ok()
     }
 
-    /// The images, in the order of their numbers.
+    /// Returns the images in the order of their numbers.
     pub fn images(&self) -> &[File] {
         &self.images
     }
 
-    /// The guest has given the pages of `range`, which lie in one region, up: whatever it finds there later
-    /// will do. Makes every one plain memory, mapped ones of zeroes. True when no more is to be done: of
-    /// frozen memory, what was written since is given back here.
+    /// Releases the pages of `range`, which lie in one region and which the guest has given up: their content
+    /// is arbitrary afterwards. Makes all of them plain memory; mapped ones become zeroes. Returns true if
+    /// nothing remains to be done: in frozen memory, later writes are released here.
     pub fn release(&self, range: Range<u64>) -> io::Result<bool> {
         let mut pages = self.pages();
         pages.forget(range.clone());
@@ -263,7 +268,7 @@ impl Mapper {
             let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
             let count = range.end - range.start;
             let host = self.address(range.start, count).ok_or_else(wrong)?;
-            let result = mapping::forget_written(host as u64, count * PAGE_BYTES);
+            let result = mapping::discard_written(host as u64, count * PAGE_BYTES);
             add(&self.metrics.released, count);
             return result.map(|()| true);
         }
@@ -279,9 +284,8 @@ impl Mapper {
         Ok(false)
     }
 
-    /// A read is about to overwrite guest pages: makes mapped ones among them plain memory first, all at
-    /// once. Otherwise the kernel would copy what is about to be lost, at a fault for each, and leave the
-    /// mapping to be trimmed later.
+    /// Makes mapped pages plain memory, all at once, before a read overwrites them. Otherwise the kernel
+    /// would copy their lost content, at a fault for each page, and the mapping would be trimmed later.
     pub(super) fn make_room(&self, pages: &mut Pages, range: Range<u64>) -> io::Result<()> {
         if pages.frozen {
             return Ok(());
@@ -294,12 +298,12 @@ impl Mapper {
             self.plain(part, at..at + run.pages)?;
             pages.mapped.remove(at..at + run.pages);
             add(&self.metrics.restored, run.pages);
-            mapping::bring_in_to_write(host, run.pages * PAGE_BYTES);
+            mapping::populate_for_writing(host, run.pages * PAGE_BYTES);
         }
         Ok(())
     }
 
-    /// Makes mapped pages plain memory with the content they have. The VM is held still.
+    /// Makes mapped pages plain memory with the same content. The VM is paused.
     pub(super) fn restore(&self, pages: &mut Pages, range: Range<u64>) -> io::Result<()> {
         let (_, part) = self.host_of(range.start).ok_or(io::ErrorKind::InvalidInput)?;
         self.write_out(part.file, &range)?;
@@ -310,10 +314,10 @@ impl Mapper {
         Ok(())
     }
 
-    /// Lays nothing over guest pages: zeroes, and no place in any file.
-    pub(super) fn nothing(&self, pages: &mut Pages, at: u64, count: u64) -> io::Result<()> {
+    /// Maps zeroes over guest pages, which then have no place in a file.
+    pub(super) fn map_zero(&self, pages: &mut Pages, at: u64, count: u64) -> io::Result<()> {
         let host = self.address(at, count).ok_or(io::ErrorKind::InvalidInput)?;
-        mapping::lay_nothing(host as u64, count * PAGE_BYTES)?;
+        mapping::map_zero(host as u64, count * PAGE_BYTES)?;
         let run = Run {
             pages: count,
             image: NOTHING,
@@ -323,7 +327,7 @@ impl Mapper {
         Ok(())
     }
 
-    /// Writes guest pages into a file, each at the guest's own offset. The VM is held still.
+    /// Writes guest pages into a file at their own offsets. The VM is paused.
     pub(super) fn write_out(&self, file: RawFd, range: &Range<u64>) -> io::Result<()> {
         let count = range.end - range.start;
         let host = self
@@ -333,36 +337,37 @@ impl Mapper {
         mapping::write_out(host as u64, count * PAGE_BYTES, file, offset)
     }
 
-    /// Shows the memory file again.
-    fn plain(&self, part: &Part, range: Range<u64>) -> io::Result<()> {
+    /// Maps the memory file again.
+    fn plain(&self, part: &RamRegion, range: Range<u64>) -> io::Result<()> {
         let host = part.host + (range.start - part.first) * PAGE_BYTES;
         let bytes = (range.end - range.start) * PAGE_BYTES;
         let offset = (range.start * PAGE_BYTES) as libc::off_t;
-        mapping::show(host, bytes, part.file, offset, self.huge)
+        mapping::map_shared(host, bytes, part.file, offset, self.huge)
     }
 
-    /// The parts of a range of guest memory, in bytes, where pages of an image's file are mapped; in order.
+    /// Returns the parts of a range of guest memory, in bytes and in order, where pages of an image's file
+    /// are mapped.
     pub fn of_images(&self, bytes: &Range<u64>) -> Vec<Range<u64>> {
         let pages = self.pages();
         let range = bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES);
         let runs = pages.mapped.inside(range);
-        // Numbers from the images' on are frozen memory's, and one is nobody's.
+        // Numbers above the images' are those of frozen memory, and one number is unused.
         runs.filter(|(_, run)| usize::from(run.image) < self.images.len())
             .map(|(at, run)| at * PAGE_BYTES..(at + run.pages) * PAGE_BYTES)
             .collect()
     }
 
-    /// Mappings that sharing costs now.
+    /// Returns the number of mappings that sharing has now.
     pub(super) fn mappings(&self) -> usize {
         self.pages().mapped.len()
     }
 
-    /// Mappings that sharing may cost.
+    /// Returns the greatest number of mappings of sharing.
     pub(super) fn mappings_max(&self) -> usize {
         self.runs_max
     }
 
-    /// Runs now, for `inspect`.
+    /// Returns the current numbers of runs, for `inspect`.
     pub fn status(&self) -> serde_json::Value {
         let mut status = self.metrics.snapshot();
         let pages = self.pages();

@@ -1,8 +1,8 @@
-//! The kernel's calls that change what guest pages of this process are.
+//! System calls that change the mappings of guest pages in this process.
 //!
-//! Who calls names a range inside one region of guest memory, to which no Rust reference exists, and keeps it
-//! mapped; KVM and the kernel follow each change by themselves. Ranges begin and end with pages, and a file's
-//! own pages lie where it says.
+//! A caller passes a range inside one region of guest memory, to which no Rust reference exists, and keeps it
+//! mapped. KVM and the kernel follow each change by themselves. Ranges begin and end at page boundaries, and
+//! a file's pages lie at the given offsets.
 
 use std::io;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use super::pages::PAGE_BYTES;
 
 /// Maps `bytes` of a file privately over guest memory at `host`.
-pub fn lay(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> io::Result<()> {
+pub fn map_private(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> io::Result<()> {
     // SAFETY: replaces guest memory alone (the module's promise), which is valid for any content.
     let laid = unsafe {
         libc::mmap(
@@ -26,19 +26,19 @@ pub fn lay(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> io::Resul
     if laid == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    leave_out_of_dumps(laid, bytes);
+    exclude_from_dumps(laid, bytes);
     Ok(())
 }
 
-/// Keeps the guest's secrets out of a core dump of the shard.
-fn leave_out_of_dumps(laid: *mut libc::c_void, bytes: u64) {
+/// Excludes the mapping from core dumps of the shard: it has the guest's secrets.
+fn exclude_from_dumps(laid: *mut libc::c_void, bytes: u64) {
     // SAFETY: concerns guest memory alone (the module's promise); its content stays.
     unsafe { libc::madvise(laid, bytes as usize, libc::MADV_DONTDUMP) };
 }
 
-/// Lays nothing over guest memory at `host`: zeroes, and no place in any file.
-pub fn lay_nothing(host: u64, bytes: u64) -> io::Result<()> {
-    // SAFETY: as in `lay`.
+/// Maps zeroes over guest memory at `host`, without a place in a file.
+pub fn map_zero(host: u64, bytes: u64) -> io::Result<()> {
+    // SAFETY: as in `map_private`.
     let laid = unsafe {
         libc::mmap(
             host as *mut libc::c_void,
@@ -52,15 +52,16 @@ pub fn lay_nothing(host: u64, bytes: u64) -> io::Result<()> {
     if laid == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    leave_out_of_dumps(laid, bytes);
+    exclude_from_dumps(laid, bytes);
     Ok(())
 }
 
-/// Shows the memory's own file at `host` again. `huge` says that the memory around it asks for huge pages.
-pub fn show(host: u64, bytes: u64, file: RawFd, offset: libc::off_t, huge: bool) -> io::Result<()> {
+/// Maps the memory's own file at `host` again. `huge` means that the surrounding memory has the advice for
+/// huge pages.
+pub fn map_shared(host: u64, bytes: u64, file: RawFd, offset: libc::off_t, huge: bool) -> io::Result<()> {
     let bytes = bytes as usize;
-    // SAFETY: as in `lay`. The flags and advices are those of the memory around it, so that the kernel makes
-    // one mapping of both again.
+    // SAFETY: as in `map_private`. The flags and advices are those of the memory around it, so that the
+    // kernel makes one mapping of both again.
     unsafe {
         let laid = libc::mmap(
             host as *mut libc::c_void,
@@ -76,31 +77,31 @@ pub fn show(host: u64, bytes: u64, file: RawFd, offset: libc::off_t, huge: bool)
         if huge {
             libc::madvise(laid, bytes, libc::MADV_HUGEPAGE);
         }
-        leave_out_of_dumps(laid, bytes as u64);
+        exclude_from_dumps(laid, bytes as u64);
     }
     Ok(())
 }
 
-/// Brings the pages of a mapping in, to be read. A kernel that knows no such call brings them in at the
-/// touch.
+/// Populates the pages of a mapping for reading. A kernel without this call populates them at the first
+/// access.
 ///
 /// # Errors
-/// When the file can't be read.
-pub fn bring_in(host: u64, bytes: u64) -> io::Result<()> {
+/// Fails if the file can't be read.
+pub fn populate(host: u64, bytes: u64) -> io::Result<()> {
     match advise(host, bytes, libc::MADV_POPULATE_READ) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         result => result,
     }
 }
 
-/// Brings pages of the memory's own file in, to be written; their content stays. A kernel that refuses brings
-/// them in at the touch.
-pub fn bring_in_to_write(host: u64, bytes: u64) {
+/// Populates pages of the memory's own file for writing; their content stays. A kernel that refuses populates
+/// them at the first access.
+pub fn populate_for_writing(host: u64, bytes: u64) {
     let _ = advise(host, bytes, libc::MADV_POPULATE_WRITE);
 }
 
-/// Forgets what was written to private mappings, whose content counts for nothing.
-pub fn forget_written(host: u64, bytes: u64) -> io::Result<()> {
+/// Discards writes to private mappings, whose content is no longer needed.
+pub fn discard_written(host: u64, bytes: u64) -> io::Result<()> {
     advise(host, bytes, libc::MADV_DONTNEED)
 }
 
@@ -112,7 +113,7 @@ fn advise(host: u64, bytes: u64, advice: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Writes guest memory at `host` into a file. The VM is held still.
+/// Writes guest memory at `host` into a file. The VM is paused.
 pub fn write_out(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> io::Result<()> {
     let (host, bytes) = (host as *const u8, bytes as usize);
     let mut done = 0;
@@ -138,7 +139,7 @@ pub fn write_out(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> io:
     Ok(())
 }
 
-/// Gives guest pages of the memory's own file back; one that can't be (part of a huge one) just stays.
+/// Releases guest pages of the memory's own file. A page that can't be released (part of a huge one) stays.
 pub fn punch(file: RawFd, range: &Range<u64>) {
     // SAFETY: the call takes no pointers.
     unsafe {
@@ -157,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// The kernel's flags of the mapping that begins at `host`.
+    /// Returns the kernel's flags of the mapping that begins at `host`.
     fn flags(host: u64) -> String {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{host:x}-");
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn no_guest_memory_is_in_a_core_dump_whatever_it_stands_for() {
+    fn guest_memory_is_in_no_core_dump_whatever_it_maps() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(PAGE_BYTES * 4).unwrap();
         let bytes = PAGE_BYTES * 4;
@@ -183,14 +184,14 @@ mod tests {
             )
         };
         assert_ne!(memory, libc::MAP_FAILED);
-        // Between two pages that stay as they are, so that it is a mapping by itself.
+        // Between two unchanged pages, so that it is a separate mapping.
         let (host, inner) = (memory as u64 + PAGE_BYTES, PAGE_BYTES * 2);
         let left_out = || flags(host).contains(" dd");
-        lay(host, inner, file.as_raw_fd(), 0).unwrap();
+        map_private(host, inner, file.as_raw_fd(), 0).unwrap();
         assert!(left_out(), "a file's pages");
-        lay_nothing(host, inner).unwrap();
+        map_zero(host, inner).unwrap();
         assert!(left_out(), "zeroes");
-        show(host, inner, file.as_raw_fd(), 0, false).unwrap();
+        map_shared(host, inner, file.as_raw_fd(), 0, false).unwrap();
         assert!(left_out(), "the memory's own file");
     }
 }

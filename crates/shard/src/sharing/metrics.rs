@@ -1,35 +1,35 @@
-//! What sharing counted.
+//! Counters of sharing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters since the shard started; pages are of 4 KiB.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Pages mapped when they were read.
+    /// Pages mapped during a read.
     pub mapped_at_read: AtomicU64,
     /// Copies replaced by mappings in the background.
     pub mapped_later: AtomicU64,
     /// Pages of kernel and initramfs mapped at the start.
     pub mapped_at_boot: AtomicU64,
-    /// Pages whose origin was remembered.
+    /// Pages whose origin was recorded.
     pub remembered: AtomicU64,
-    /// Copies that had changed when it was their turn.
+    /// Copies that had changed before they were processed.
     pub changed: AtomicU64,
     /// Copies whose image page was no longer in the page cache.
     pub cold: AtomicU64,
-    /// Overwritten pages that went back to plain memory.
+    /// Overwritten pages that were turned back into plain memory.
     pub restored: AtomicU64,
-    /// Pages that the guest gave back to the host.
+    /// Pages that the guest released to the host.
     pub released: AtomicU64,
     /// Pages copied because the limit of mappings was reached.
     pub at_limit: AtomicU64,
-    /// Times the VM was held still.
+    /// Number of pauses of the VM.
     pub pauses: AtomicU64,
-    /// How long in all, microseconds.
+    /// Length of all pauses, microseconds.
     pub pause_us: AtomicU64,
-    /// The longest, microseconds.
+    /// Length of the longest pause, microseconds.
     pub pause_us_max: AtomicU64,
-    /// Times it could not be held still.
+    /// Number of pauses that failed.
     pub pauses_missed: AtomicU64,
 }
 
@@ -47,7 +47,7 @@ impl Metrics {
         self.pause_us_max.fetch_max(us, Ordering::Relaxed);
     }
 
-    /// All of them, for `inspect`.
+    /// Returns all counters, for `inspect`.
     pub fn snapshot(&self) -> serde_json::Value {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         serde_json::json!({

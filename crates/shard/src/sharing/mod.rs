@@ -1,19 +1,19 @@
-//! One copy in memory of what several VMs read from the same image (SOSP '97, sections 4.2.5 and 4.3.3).
+//! One copy in memory of pages that several VMs read from the same image (Disco, SOSP '97, sections 4.2.5 and
+//! 4.3.3).
 //!
-//! The host's page cache is the global buffer cache. A guest page that holds a page of a base image is laid
-//! over with a private mapping of the image's file: every VM that does so has the same page of memory, and
-//! the first write gives the writer its own copy (the kernel's copy on write). Two ways lead there. *At the
-//! read* the guest's buffer is mapped instead of filled. *Deferred*, the buffer is filled as ever and its
-//! origin remembered; later, with the VM held still, a page that still equals the image is replaced. Nothing
-//! unknown is ever scanned.
+//! The host's page cache is the global buffer cache. A guest page that holds a page of a base image is
+//! replaced by a private mapping of the image's file. All VMs that do so have the same page of memory, and
+//! the first write gives the writer its own copy (the kernel's copy on write). There are two modes. *At the
+//! read*, the guest's buffer is mapped instead of filled. *Deferred*, the buffer is filled and its origin
+//! recorded; later, while the VM is paused, a page that still equals the image is replaced. Pages of unknown
+//! origin are never scanned.
 //!
-//! What holds:
-//! * A guest page is either plain (page g of the VM's memory file at offset g) or stands for an image's page;
-//!   what it stands for is in [`Extents`], which matches the process's mappings at every moment its lock is
-//!   free.
-//! * A page of the memory file under a mapping is a hole: nothing is kept twice.
-//! * Only files that nobody writes are images. [`diskstore::disk::Store::origin`] says which.
-//! * At the limit of mappings, pages are copied, that is counted, and the VM goes on.
+//! Invariants:
+//! * A guest page is either plain (page g of the VM's memory file at offset g) or maps an image's page.
+//!   [`Extents`] records the mapped pages, and matches the process's mappings whenever its lock is free.
+//! * A page of the memory file under a mapping is a hole: no content is stored twice.
+//! * Only files without a writer are images, as [`diskstore::disk::Store::origin`] reports.
+//! * At the limit of mappings, pages are copied and counted, and the VM continues.
 
 mod background;
 mod disk;
@@ -24,8 +24,8 @@ mod mapping;
 mod metrics;
 mod pagemap;
 mod pages;
-mod parts;
-mod situation;
+mod pressure_monitor;
+mod read_parts;
 mod syscalls;
 #[cfg(test)]
 mod tests;
@@ -39,15 +39,15 @@ pub use frozen::{Frozen, seal, sealable_file};
 pub use mapper::Mapper;
 pub use metrics::Metrics;
 pub use pages::PAGE_BYTES;
+pub use pressure_monitor::PressureMonitor;
 pub use shard_api::saved::{FrozenMap, ImageName};
-pub use situation::Situations;
 pub use syscalls::SYSCALLS;
 
-/// What a VM shares memory by.
+/// Page sharing of a VM.
 #[derive(Clone)]
 pub struct Sharing {
-    /// Which pages of guest memory stand for images' pages.
+    /// The mapping of guest pages to images' pages.
     pub mapper: Arc<Mapper>,
-    /// What the adaptive rule knows of the images.
-    pub situations: Arc<Situations>,
+    /// Inputs of the adaptive rule for the images.
+    pub pressure: Arc<PressureMonitor>,
 }

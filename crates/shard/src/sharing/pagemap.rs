@@ -1,4 +1,4 @@
-//! What the kernel says of this process's pages (`/proc/PID/pagemap`).
+//! Page table entries of this process (`/proc/PID/pagemap`).
 
 use std::fs::File;
 use std::io;
@@ -11,28 +11,28 @@ const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
 const ENTRY_BYTES: usize = 8;
 
-/// One page of a private mapping.
+/// Entry of one page of a private mapping.
 #[derive(Clone, Copy)]
 pub(super) struct Entry(u64);
 
 impl Entry {
-    /// It is in memory and this process's own, not the file's.
-    pub fn written(self) -> bool {
+    /// Returns whether the page is in memory and private to this process, instead of the file's.
+    pub fn is_written(self) -> bool {
         self.0 & (PRESENT | SWAPPED) == PRESENT && self.0 & OF_FILE == 0
     }
 
-    /// It is in this process's page table, or swapped out of it.
-    pub fn there(self) -> bool {
+    /// Returns whether the page is in this process's page table, or swapped out of it.
+    pub fn is_present(self) -> bool {
         self.0 & (PRESENT | SWAPPED) != 0
     }
 
-    /// It is this process's own, in memory or swapped out.
-    pub fn own(self) -> bool {
-        self.written() || self.0 & SWAPPED != 0
+    /// Returns whether the page is private to this process, in memory or swapped out.
+    pub fn is_private(self) -> bool {
+        self.is_written() || self.0 & SWAPPED != 0
     }
 }
 
-/// The entries of the `pages` pages from address `host` on.
+/// Returns the entries of the `pages` pages from address `host` on.
 pub(super) fn read(pagemap: &File, host: u64, pages: u64) -> io::Result<impl Iterator<Item = Entry>> {
     let mut bytes = vec![0; pages as usize * ENTRY_BYTES];
     pagemap.read_exact_at(&mut bytes, host / PAGE_BYTES * ENTRY_BYTES as u64)?;

@@ -1,4 +1,4 @@
-//! What the pages of a VM's memory are, beside plain: the record, of which [`super::Mapper`] makes mappings.
+//! Record of a VM's pages that are not plain memory. [`super::Mapper`] turns it into mappings.
 
 use std::fs::File;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::extents::{Extents, Run};
 pub use shard_api::saved::PAGE_BYTES;
 
 /// A region of RAM.
-pub(super) struct Part {
+pub(super) struct RamRegion {
     /// Address in this process.
     pub host: u64,
     /// Number of its first guest page; its page in the memory file has the same number.
@@ -19,36 +19,36 @@ pub(super) struct Part {
     pub file: RawFd,
 }
 
-impl Part {
-    /// Its guest pages.
+impl RamRegion {
+    /// Returns its guest pages.
     pub fn range(&self) -> Range<u64> {
         self.first..self.first + self.pages
     }
 }
 
-/// What guest pages stand for.
+/// Record of the images' pages that guest pages map or copy.
 #[derive(Default)]
 pub(super) struct Pages {
     /// Pages that are mappings now.
     pub mapped: Extents,
-    /// Copies made since the background last took stock.
+    /// Copies made since the last round of the background thread.
     pub fresh: Extents,
-    /// Older copies, which the background works through.
+    /// Older copies, which the background thread processes.
     pub copies: Extents,
-    /// Copies that were found unchanged and are to be replaced next.
+    /// Copies that were found unchanged and are replaced next.
     pub chosen: Extents,
-    /// Copies in runs that are too short to be worth it while there is plenty of memory.
+    /// Copies in runs that are too short to be replaced while there is plenty of memory.
     pub short: Extents,
-    /// The memory's file is frozen ([`super::Frozen`]): it and what is below are mapped privately, and never
-    /// changed.
+    /// Whether the memory's file is frozen ([`super::Frozen`]). It and the layers are then mapped privately,
+    /// and never changed.
     pub frozen: bool,
-    /// What was written between two freezings, oldest first. Their numbers in `mapped` follow those of the
+    /// Files of the writes between two freezes, oldest first. Their numbers in `mapped` follow those of the
     /// images.
     pub layers: Vec<Arc<File>>,
 }
 
 impl Pages {
-    /// These pages are no copies any more.
+    /// Records that these pages are no copies.
     pub fn forget(&mut self, range: Range<u64>) {
         for copies in [
             &mut self.fresh,
@@ -60,13 +60,13 @@ impl Pages {
         }
     }
 
-    /// These pages are copies of `run` now.
+    /// Records that these pages are copies of `run`.
     pub fn remember(&mut self, at: u64, run: Run) {
         self.forget(at..at + run.pages);
         self.fresh.insert(at, run);
     }
 
-    /// All copies that are remembered.
+    /// Returns the number of all recorded copies.
     pub fn candidates(&self) -> u64 {
         self.fresh.pages() + self.copies.pages() + self.chosen.pages() + self.short.pages()
     }

@@ -1,4 +1,4 @@
-//! What the background's thread may ask of the kernel, beyond what every thread may.
+//! System calls of the background thread beyond those of every thread.
 
 use crate::sandbox::Syscall;
 

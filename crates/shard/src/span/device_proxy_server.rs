@@ -44,7 +44,7 @@ pub struct DeviceProxyServer {
     pub ports: Arc<Bus>,
     /// Bus of physical addresses outside RAM.
     pub memory: Arc<Bus>,
-    /// IOAPIC.
+    /// The IOAPIC of the home.
     pub ioapic: Arc<IoApicDevice>,
 }
 

@@ -25,7 +25,7 @@ pub enum ActivityState {
 /// State of a vCPU.
 #[derive(Serialize, Deserialize)]
 pub struct VcpuState {
-    /// Registers.
+    /// Registers of the vCPU, and its pending events.
     pub processor: Processor,
     /// Local APIC.
     pub apic: LocalApic,

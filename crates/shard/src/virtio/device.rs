@@ -1,4 +1,4 @@
-//! What the transport and a device know of each other.
+//! Interface between the transport and a device.
 
 use std::sync::Arc;
 
@@ -26,69 +26,69 @@ pub enum VirtioId {
     Pmem = 27,
 }
 
-/// Why a device stopped serving its queues. The device asks for a reset; the guest harms only itself.
+/// Reason why a device stopped serving its queues. The device requests a reset; the guest harms only itself.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The driver wrote something the specification forbids (a loop, a wild address, a short header).
+    /// The driver violated the specification (a loop, an address outside memory, a short header).
     #[error("the guest's driver broke the protocol: {0}")]
     Protocol(String),
-    /// The host could not do what the device needs.
+    /// The host failed to do what the device needs.
     #[error("{what}")]
     Host {
-        /// What was being done.
+        /// The failed operation.
         what: &'static str,
-        /// Why it failed.
+        /// Reason of the failure.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl DeviceError {
-    /// For `map_err`: the host failed at `what`.
+    /// Returns the error of a host that failed at `what`, for `map_err`.
     pub fn host(what: &'static str) -> impl Fn(std::io::Error) -> Self {
         move |source| Self::Host { what, source }
     }
 }
 
-/// How a device reaches its guest. Implemented by the transport with MSI-X over irqfd; called from any
-/// thread.
+/// Notifications from a device to its guest. The transport implements them by MSI-X over irqfd. Any thread
+/// may call them.
 pub trait Interrupt: Send + Sync {
-    /// Tells the driver that queue `index` has used buffers. The caller has checked `needs_notification`.
+    /// Notifies the driver of used buffers in queue `index`. The caller has checked `needs_notification`.
     fn signal_queue(&self, index: u16);
-    /// Tells the driver that the configuration space changed.
+    /// Notifies the driver that the configuration space changed.
     fn signal_config(&self);
-    /// Sets DEVICE_NEEDS_RESET and tells the driver; `error` goes to the log of the VM.
+    /// Sets DEVICE_NEEDS_RESET and notifies the driver; `error` is logged in the VM's log.
     fn needs_reset(&self, error: &DeviceError);
 }
 
-/// One queue the driver has enabled.
+/// One queue that the driver has enabled.
 pub struct ActiveQueue {
     /// The queue's number on its device.
     pub index: u16,
     /// The queue as the driver configured it; already checked by `is_valid`.
     pub queue: Queue,
-    /// Written by KVM (ioeventfd) when the driver notifies the queue.
+    /// KVM writes it (ioeventfd) when the driver notifies the queue.
     pub notify: EventFd,
 }
 
-/// What a device gets when the driver sets DRIVER_OK.
+/// Arguments of a device's activation, when the driver sets DRIVER_OK.
 pub struct Activation {
     /// The guest's memory.
     pub memory: GuestRam,
-    /// The features both sides agreed on.
+    /// Features that driver and device have negotiated.
     pub features: u64,
     /// The enabled queues in order of their index; a driver need not enable all.
     pub queues: Vec<ActiveQueue>,
-    /// How to reach the guest.
+    /// Notifications to the guest.
     pub interrupt: Arc<dyn Interrupt>,
-    /// The VM goes on from a saved state, in which the driver was set up already.
+    /// Whether the VM resumes from a saved state, in which the driver was set up already.
     pub resumed: bool,
 }
 
-/// What every device offers: the queues' implementation has it.
+/// Features of every device, which the queues' implementation supports.
 pub const RING_FEATURES: u64 = 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
 
-/// Reads a configuration space from byte `offset` on; past its end are zeroes.
+/// Reads a configuration space from byte `offset` on; bytes past its end are zero.
 pub fn read_space(space: &[u8], offset: u64, data: &mut [u8]) {
     let start = usize::try_from(offset).unwrap_or(usize::MAX).min(space.len());
     let known = &space[start..];
@@ -97,34 +97,33 @@ pub fn read_space(space: &[u8], offset: u64, data: &mut [u8]) {
     data[length..].fill(0);
 }
 
-/// The front of a device: what the transport asks on a vCPU's thread.
+/// Front end of a device, which the transport calls on a vCPU's thread.
 ///
-/// The transport adds `VIRTIO_F_VERSION_1` itself, checks that the driver accepts only what was offered, and
-/// calls `activate` and `reset` in turn, never twice the same.
+/// The transport adds `VIRTIO_F_VERSION_1` itself and checks that the driver accepts offered features only.
+/// It calls `activate` and `reset` alternately.
 pub trait VirtioDevice: Send {
-    /// Which device this is.
+    /// Returns the device's type.
     fn id(&self) -> VirtioId;
-    /// The features offered, without `VIRTIO_F_VERSION_1`.
+    /// Returns the offered features, without `VIRTIO_F_VERSION_1`.
     fn features(&self) -> u64;
-    /// The largest size of each queue, each a power of two.
+    /// Returns the largest size of each queue, each a power of two.
     fn queue_sizes(&self) -> &[u16];
     /// Reads the device's configuration space; bytes past its end read as zero.
     fn read_config(&self, offset: u64, data: &mut [u8]);
-    /// Writes the device's configuration space; what is not writable is ignored.
+    /// Writes the device's configuration space; writes to read-only bytes are ignored.
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
-    /// Hands the queues to the device's thread.
+    /// Passes the queues to the device's thread.
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
-    /// Takes the queues back; when this returns the device's thread touches guest memory no more.
+    /// Takes the queues back. After the return the device's thread does not access guest memory.
     fn reset(&mut self);
-    /// What the device must know to go on in another VM, beyond what the transport keeps and guest memory
-    /// holds.
+    /// Returns the state with which the device can continue in another VM, beyond the transport's state and
+    /// guest memory.
     fn save(&self) -> serde_json::Value {
         serde_json::Value::Null
     }
-    /// Takes over what [`VirtioDevice::save`] gave, before it is activated. What it can't understand it
-    /// ignores.
+    /// Restores the state of [`VirtioDevice::save`] before the activation. Unknown data are ignored.
     fn resume(&mut self, _state: &serde_json::Value) {}
-    /// The device's counters for the VM's status, as a JSON object.
+    /// Returns the device's counters for the VM's status, as a JSON object.
     fn status(&self) -> serde_json::Value {
         serde_json::Value::Null
     }
@@ -135,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_space_is_read_as_far_as_it_goes() {
+    fn bytes_past_the_end_of_a_configuration_space_are_zero() {
         let space = [1, 2, 3, 4];
         let read = |offset| {
             let mut data = [0xFF; 3];

@@ -1,9 +1,10 @@
 //! Virtio 1.2 devices over PCI.
 //!
-//! A device has two halves. Its *front* ([`VirtioDevice`]) answers the transport on a vCPU's thread:
+//! A device has two halves. Its *front end* ([`VirtioDevice`]) serves the transport on a vCPU's thread:
 //! features, configuration space, activation, reset. Its *handler* ([`worker::Handler`]) runs on a thread of
-//! the device's own and is the only one that touches the queues. Every device folder has the same files:
-//! `mod.rs` (the contract), `device.rs` (the front), `handler.rs` (the queues), `metrics.rs` (what it
+//! the device's own, and is the only code that accesses the queues. Every device's folder has the same files:
+//! `mod.rs` (the contract), `device.rs` (the front end), `handler.rs` (the queues), `metrics.rs` (counters),
+//! `syscalls.rs` (system calls of its thread), `tests.rs`.
 //! counted), `syscalls.rs` (what its thread may call), `tests.rs`.
 
 pub mod balloon;

@@ -1,4 +1,4 @@
-//! The handler of a device with one queue, whose requests are each served at once.
+//! Handler of a device with one queue that serves each request at once.
 
 use vm_memory::GuestMemoryMmap;
 
@@ -6,20 +6,20 @@ use super::serve::{Chain, serve};
 use super::worker::{Event, Handler, Sources};
 use super::{Activation, DeviceError};
 
-/// What such a device does.
+/// Requests of such a device.
 pub trait Requests: Send + 'static {
-    /// Serves one request; returns the bytes written to its chain.
+    /// Serves one request; returns the number of bytes written to its chain.
     fn answer(&mut self, memory: &GuestMemoryMmap<()>, request: Chain<'_>) -> Result<u32, DeviceError>;
 }
 
-/// The half of such a device on its thread.
+/// The half of such a device that runs on its thread.
 pub struct OneQueue<R> {
     requests: R,
     active: Option<Activation>,
 }
 
 impl<R> OneQueue<R> {
-    /// A handler that waits for its first activation.
+    /// Creates a handler that waits for its first activation.
     pub fn new(requests: R) -> Self {
         Self {
             requests,

@@ -1,8 +1,8 @@
-//! The memory behind one descriptor chain, as the kernel's scatter-gather calls take it.
+//! Memory of one descriptor chain in the form of the kernel's scatter-gather calls.
 //!
-//! A chain is checked whole before any byte of it is used: every address inside guest memory, all descriptors
-//! of the one direction the queue is for, no loop, at most [`SEGMENTS_MAX`] pieces. What is not so is a
-//! protocol error.
+//! A chain is checked whole before any byte of it is used. Every address must be inside guest memory and all
+//! descriptors must have the queue's direction; a loop or more than [`SEGMENTS_MAX`] pieces are refused. A
+//! violation is a protocol error.
 
 use libc::iovec;
 use virtio_queue::DescriptorChain;
@@ -10,19 +10,19 @@ use vm_memory::{GuestMemory, GuestMemoryMmap, Permissions};
 
 use super::device::DeviceError;
 
-/// The most pieces one chain may have: what `readv` and `writev` take at once (UIO_MAXIOV).
+/// Greatest number of pieces of one chain: the limit of `readv` and `writev` (UIO_MAXIOV).
 pub const SEGMENTS_MAX: usize = 1024;
 
-/// Who writes the bytes of a chain.
+/// Direction of a chain's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The driver wrote them; the device reads.
+    /// The driver wrote the bytes; the device reads them.
     FromDriver,
-    /// The device writes them.
+    /// The device writes the bytes.
     ToDriver,
 }
 
-/// Pieces of guest memory, in order. The owner keeps the guest's memory mapped for as long as it uses them.
+/// Pieces of guest memory, in order. The owner keeps guest memory mapped as long as it uses them.
 #[derive(Default)]
 pub struct Segments {
     pieces: Vec<iovec>,
@@ -34,29 +34,29 @@ pub struct Segments {
 unsafe impl Send for Segments {}
 
 impl Segments {
-    /// The pieces as `readv` and `writev` take them; empty pieces are left out.
+    /// Returns the pieces for `readv` and `writev`; empty pieces are omitted.
     pub fn pieces(&self) -> &[iovec] {
         &self.pieces
     }
 
-    /// The sum of the pieces' lengths.
+    /// Returns the sum of the pieces' lengths.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Forgets all pieces.
+    /// Removes all pieces.
     pub fn clear(&mut self) {
         self.pieces.clear();
         self.bytes = 0;
     }
 
-    /// Forgets the first `count` pieces, which have `bytes` bytes together.
+    /// Removes the first `count` pieces, which have `bytes` bytes together.
     pub fn drop_front(&mut self, count: usize, bytes: usize) {
         self.pieces.drain(..count.min(self.pieces.len()));
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Appends a chain's pieces and returns how many pieces and bytes it had.
+    /// Appends a chain's pieces and returns the number of its pieces and bytes.
     pub fn append(
         &mut self,
         memory: &GuestMemoryMmap<()>,
@@ -110,7 +110,7 @@ impl Segments {
                 return Err(broken("a chain has too many buffers"));
             }
         }
-        // The iterator ends early at a loop, a wild index or a wild indirect table.
+        // The iterator ends early at a loop, an invalid index or an invalid indirect table.
         if complete {
             Ok(())
         } else {
@@ -118,7 +118,7 @@ impl Segments {
         }
     }
 
-    /// Copies `data` to the pieces from byte `offset` on; returns how much fitted.
+    /// Copies `data` to the pieces from byte `offset` on; returns the number of copied bytes.
     pub fn write_at(&self, offset: usize, data: &[u8]) -> usize {
         self.walk(offset, data.len(), |guest, done, count| {
             // SAFETY: `walk` gives a range inside a piece, which was checked to be guest memory when it was
@@ -128,7 +128,7 @@ impl Segments {
         })
     }
 
-    /// Copies from the pieces from byte `offset` on to `data`; returns how much there was.
+    /// Copies from the pieces from byte `offset` on to `data`; returns the number of copied bytes.
     pub fn read_at(&self, offset: usize, data: &mut [u8]) -> usize {
         let target = data.as_mut_ptr();
         self.walk(offset, data.len(), |guest, done, count| {
@@ -168,7 +168,7 @@ mod tests {
     fn append(buffers: &[(u64, u32)], writable: bool, direction: Direction) -> Result<Segments, DeviceError> {
         let memory = memory();
         for (address, length) in buffers {
-            // What lies outside memory is what some tests want.
+            // Some tests use buffers outside memory.
             let _ = memory.write_slice(
                 &vec![address.to_le_bytes()[1]; *length as usize],
                 GuestAddress(*address),
@@ -191,7 +191,7 @@ mod tests {
                 assert_eq!(
                     (segments.pieces().len(), segments.bytes()),
                     (0, 0),
-                    "nothing of it is kept"
+                    "a refused chain leaves pieces"
                 );
                 Err(error)
             }

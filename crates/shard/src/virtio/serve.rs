@@ -1,5 +1,5 @@
-//! Takes chains off a queue, a bounded number at a time, so that a guest that never stops cannot keep its
-//! device's thread from a reset.
+//! Takes chains from a queue, a bounded number at a time, so that a guest that never stops cannot delay a
+//! reset of its device.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::memory::GuestRam;
 /// A chain of the guest's descriptors.
 pub type Chain<'a> = DescriptorChain<&'a GuestMemoryMmap<()>>;
 
-/// Serves what the driver has made available, one queue's worth at most; the rest by another event.
-/// `each` returns the bytes it wrote to the chain.
+/// Serves the available chains, at most the queue's size, and requests another event for the rest. `each`
+/// returns the number of bytes that it wrote to the chain.
 pub fn serve(
     active: &mut ActiveQueue,
     memory: &GuestRam,
@@ -35,7 +35,7 @@ pub fn serve(
     listen(active, memory)
 }
 
-/// The next chain, if there is one.
+/// Returns the next chain, if there is one.
 pub fn take<'a>(
     active: &mut ActiveQueue,
     memory: &'a GuestMemoryMmap<()>,
@@ -43,7 +43,7 @@ pub fn take<'a>(
     Ok(active.queue.iter(memory).map_err(broken)?.next())
 }
 
-/// Tells the driver of used buffers if it wants to know.
+/// Notifies the driver of used buffers if it requests that.
 pub fn signal(
     active: &mut ActiveQueue,
     memory: &GuestMemoryMmap<()>,
@@ -55,21 +55,21 @@ pub fn signal(
     Ok(())
 }
 
-/// Has the driver notify of what it makes available from now on; what it has by now is looked at again.
+/// Makes the driver notify from now on, and checks again for chains that were added meanwhile.
 pub fn listen(active: &mut ActiveQueue, memory: &GuestMemoryMmap<()>) -> Result<(), DeviceError> {
     if active.queue.enable_notification(memory).map_err(broken)? {
-        look_again(active);
+        requeue(active);
     }
     Ok(())
 }
 
-/// Comes back to a queue after what else waits for its thread.
-pub fn look_again(active: &ActiveQueue) {
-    // A full counter does as well.
+/// Requests another event for the queue, after the other events of its thread.
+pub fn requeue(active: &ActiveQueue) {
+    // A full counter also wakes the thread.
     let _ = active.notify.write(1);
 }
 
-/// What the queue's own checks found.
+/// Returns the error of the queue's own checks.
 pub fn broken(error: impl std::fmt::Display) -> DeviceError {
     DeviceError::Protocol(error.to_string())
 }

@@ -16,19 +16,19 @@ use crate::memory::GuestRam;
 pub const SIZE: u16 = 64;
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// 8 MiB of guest memory; queue `n` lives at `n * 0x10000`, buffers belong above 1 MiB.
+/// Returns 8 MiB of guest memory. Queue `n` is at `n * 0x10000`, and buffers are above 1 MiB.
 pub fn memory() -> GuestRam {
     Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 8 << 20)]).unwrap())
 }
 
-/// Counts what the device told the guest.
+/// Records the device's notifications to the guest.
 #[derive(Default)]
-pub struct Told {
+pub struct RecordedSignals {
     pub configs: AtomicU32,
     pub failure: Mutex<Option<String>>,
 }
 
-impl Interrupt for Told {
+impl Interrupt for RecordedSignals {
     fn signal_queue(&self, _index: u16) {}
     fn signal_config(&self) {
         self.configs.fetch_add(1, Ordering::SeqCst);
@@ -38,14 +38,14 @@ impl Interrupt for Told {
     }
 }
 
-impl Told {
-    /// Waits for the device to ask for a reset.
+impl RecordedSignals {
+    /// Waits for the device to request a reset, and returns the reason.
     pub fn failure(&self) -> String {
-        wait(|| self.failure.lock().unwrap().clone()).expect("the device should have asked for a reset")
+        wait(|| self.failure.lock().unwrap().clone()).expect("the device requests a reset")
     }
 }
 
-/// Polls until `look` finds something.
+/// Polls until `look` returns a value.
 pub fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
@@ -83,7 +83,7 @@ impl DriverQueue {
         }
     }
 
-    /// What the device gets.
+    /// Returns the queue as the device receives it.
     pub fn active(&self) -> ActiveQueue {
         let mut queue = Queue::new(SIZE).unwrap();
         queue.set_desc_table_address(Some(self.base as u32), Some(0));
@@ -97,7 +97,7 @@ impl DriverQueue {
         }
     }
 
-    /// Writes a descriptor as it is.
+    /// Writes a descriptor without checks.
     pub fn descriptor(&self, index: u16, address: u64, length: u32, flags: u16, next: u16) {
         let at = GuestAddress(self.base + 16 * u64::from(index));
         let mut bytes = address.to_le_bytes().to_vec();
@@ -139,7 +139,7 @@ impl DriverQueue {
         head
     }
 
-    /// The next used chain: its head and the bytes written to it.
+    /// Returns the next used chain: its head and the number of bytes written to it.
     pub fn take_used(&mut self) -> Option<(u32, u32)> {
         let (memory, base, used) = (self.memory.clone(), self.base, self.used);
         let found = wait(|| {

@@ -1,8 +1,7 @@
 //! A device's thread: waits for the driver's notifications and the device's own files, and runs the handler.
 //!
-//! One thread handles one event at a time; nothing is shared with the vCPUs but the queues in guest memory.
-//! The thread exists from before the sandbox closes until the shard ends; activation and reset come by
-//! channel.
+//! The thread handles one event at a time. It shares nothing with the vCPUs but the queues in guest memory.
+//! It exists from before the sandbox closes until the shard ends; a channel carries activations and resets.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -16,38 +15,38 @@ use super::device::{Activation, DeviceError, Interrupt};
 use crate::quiescer::Quiescer;
 use crate::sandbox::{ThreadKind, Threads};
 
-/// Something a handler must look at.
+/// Event for a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The driver notified this queue.
     Queue(u16),
-    /// A file the handler registered with [`Sources::add`] is ready; the token it gave.
+    /// A file that the handler registered with [`Sources::add`], with this token, is ready.
     Source(u32),
 }
 
 /// The half of a device that runs on the device's thread.
 pub trait Handler: Send + 'static {
-    /// The driver is ready: take the queues. An error asks the guest for a reset.
+    /// Takes the queues when the driver is ready. An error requests a reset from the guest.
     fn start(&mut self, activation: Activation, sources: &Sources) -> Result<(), DeviceError>;
-    /// Serves one event. Called only between `start` and `stop`. An error asks the guest for a reset, and the
-    /// handler is stopped.
+    /// Serves one event. Called only between `start` and `stop`. An error requests a reset from the guest,
+    /// and the handler is stopped.
     fn handle(&mut self, event: Event, sources: &Sources) -> Result<(), DeviceError>;
-    /// Drops the queues; finishes or abandons what is in flight, so that guest memory is no longer touched.
+    /// Drops the queues. Finishes or abandons I/O in flight, so that guest memory is not accessed afterwards.
     fn stop(&mut self, sources: &Sources);
 }
 
-/// The files a handler waits for besides its queues.
+/// Files that a handler waits for beside its queues.
 pub struct Sources {
     epoll: Epoll,
 }
 
 const CONTROL_TOKEN: u64 = u64::MAX;
 const QUEUE_TOKEN: u64 = 1 << 32;
-/// Events taken from the kernel at once.
+/// Greatest number of events received at once.
 const EVENTS_MAX: usize = 16;
 
 impl Sources {
-    /// No sources, for [`crate::fuzzing`].
+    /// Creates an empty set of sources, for [`crate::fuzzing`].
     #[cfg(fuzzing)]
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
@@ -55,7 +54,7 @@ impl Sources {
         })
     }
 
-    /// The tokens of the files that are ready now, for [`crate::fuzzing`].
+    /// Returns the tokens of the files that are ready now, for [`crate::fuzzing`].
     #[cfg(fuzzing)]
     pub(crate) fn ready(&self) -> io::Result<Vec<u32>> {
         let mut events = [EpollEvent::empty(); EVENTS_MAX];
@@ -68,7 +67,7 @@ impl Sources {
         Ok(self.epoll.add(fd, EpollEvent::new(interest, u64::from(token)))?)
     }
 
-    /// Changes what to wait for on `fd`.
+    /// Changes the events of `fd` to wait for.
     pub fn modify(&self, fd: impl AsFd, token: u32, interest: EpollFlags) -> io::Result<()> {
         Ok(self
             .epoll
@@ -86,7 +85,7 @@ enum Command {
     Reset(mpsc::Sender<()>),
 }
 
-/// The front's handle on its device's thread. Dropping it ends the thread.
+/// The front end's handle of its device's thread. Dropping it ends the thread.
 pub struct Worker {
     commands: Option<mpsc::Sender<Command>>,
     wake: EventFd,
@@ -94,7 +93,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread `name`, sealed as `kind`, that runs `handler`.
+    /// Starts the thread `name`, sealed as `kind`, which runs `handler`.
     pub fn spawn(threads: &Threads, kind: ThreadKind, name: &str, handler: impl Handler) -> io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let wake = EventFd::new(EFD_NONBLOCK)?;
@@ -126,7 +125,7 @@ impl Worker {
         })
     }
 
-    /// Hands an activation to the handler.
+    /// Passes an activation to the handler.
     pub fn activate(&self, activation: Activation) -> Result<(), DeviceError> {
         self.send(Command::Activate(Box::new(activation)))
             .map_err(|source| DeviceError::Host {
@@ -135,11 +134,11 @@ impl Worker {
             })
     }
 
-    /// Stops the handler and waits until it has let go of the queues.
+    /// Stops the handler and waits until it has dropped the queues.
     pub fn reset(&self) {
         let (done, wait) = mpsc::channel();
         if self.send(Command::Reset(done)).is_ok() {
-            // An error means that the thread is gone, and the queues with it.
+            // An error means that the thread has ended, and dropped the queues.
             let _ = wait.recv();
         }
     }
@@ -165,7 +164,7 @@ impl Drop for Worker {
     }
 }
 
-/// What is running between an activation and a reset.
+/// State between an activation and a reset.
 struct Running {
     notify: Vec<(u16, EventFd)>,
     interrupt: std::sync::Arc<dyn Interrupt>,
@@ -187,8 +186,8 @@ impl<H: Handler> Loop<H> {
             let count = match self.sources.epoll.wait(&mut events, EpollTimeout::NONE) {
                 Ok(count) => count,
                 Err(nix::Error::EINTR) => continue,
-                // epoll_wait on an epoll file of our own fails for no other reason; without it the device is
-                // dead.
+                // epoll_wait on this process's own epoll file fails for no other reason; without it the
+                // device can't work.
                 Err(_) => break,
             };
             for event in &events[..count] {
@@ -208,7 +207,7 @@ impl<H: Handler> Loop<H> {
         self.stop();
     }
 
-    /// Serves the front's commands; false when the front is gone.
+    /// Serves the front end's commands; returns false if the front end was dropped.
     fn control_event(&mut self) -> bool {
         loop {
             match self.inbox.try_recv() {

@@ -30,7 +30,7 @@ fn to(destination: &str, protocol: u8, payload: &[u8]) -> Vec<u8> {
     frame(guest_of(destination), destination, protocol, payload)
 }
 
-/// A frame of each kind that would begin something at `destination`.
+/// Returns a frame of each kind that would begin a connection or exchange with `destination`.
 fn beginnings(destination: &str) -> [Vec<u8>; 5] {
     let icmp = if address(destination).is_ipv4() {
         ICMP
@@ -48,7 +48,7 @@ fn beginnings(destination: &str) -> [Vec<u8>; 5] {
 }
 
 #[test]
-fn a_guest_begins_nothing_with_the_host_or_the_cluster() {
+fn guest_opens_nothing_to_the_host_or_the_cluster() {
     for destination in OWN.into_iter().chain(CLUSTER) {
         for (kind, frame) in beginnings(destination).iter().enumerate() {
             assert!(!is_admitted(frame), "{destination}, {kind}");
@@ -57,7 +57,7 @@ fn a_guest_begins_nothing_with_the_host_or_the_cluster() {
 }
 
 #[test]
-fn a_guest_begins_nothing_with_loopback_link_local_or_unspecified_addresses() {
+fn guest_opens_nothing_to_loopback_link_local_or_unspecified_addresses() {
     for destination in [
         "127.0.0.1",
         "127.255.0.9",
@@ -125,15 +125,16 @@ fn a_guest_configures_its_card() {
             "{destination}, {kind}"
         );
     }
-    // Duplicate addresses are looked for before there is an address.
+    // The search for duplicate addresses precedes the address.
     let probe = frame(address("::"), address("ff02::1:ff00:1"), ICMPV6, &[135, 0]);
     assert!(is_admitted(&probe));
     assert!(!is_admitted(&to("fe80::1", ICMPV6, &[143, 0])));
 }
 
 #[test]
-fn resolvers_that_passt_hands_out_are_asked_at_their_port_only() {
-    let conf = "# none\nnameserver 127.0.0.53\nnameserver 192.0.2.2\nnameserver 2001:db8::3\nnameserver fe80::1%eth0\n\
+fn resolvers_of_passt_are_reachable_at_their_port_only() {
+    let conf = "# none\nnameserver 127.0.0.53\nnameserver 192.0.2.2\nnameserver 2001:db8::3\nnameserver \
+        fe80::1%eth0\n\
                 nameserver 0.0.0.0\nnameserver fd00::1\nnameserver nonsense\n";
     let resolvers = Resolvers::of(conf, &[address("fd00::1")]);
     assert_eq!(
@@ -157,7 +158,7 @@ fn resolvers_that_passt_hands_out_are_asked_at_their_port_only() {
 }
 
 #[test]
-fn connections_that_came_in_at_a_forwarded_port_go_on() {
+fn connections_from_a_forwarded_port_continue() {
     for peer in ["10.0.2.2", "192.0.2.2", "198.51.100.3"] {
         for flags in [SYN | ACK, ACK, ACK | 1, 4] {
             assert!(is_admitted(&to(peer, TCP, &tcp(80, 40_000, flags))), "{peer}");
@@ -166,13 +167,13 @@ fn connections_that_came_in_at_a_forwarded_port_go_on() {
 }
 
 #[test]
-fn only_a_peer_that_came_in_at_a_forwarded_udp_port_is_answered() {
+fn guest_replies_only_to_peers_of_forwarded_udp_ports() {
     let now = Instant::now();
     let mut peers = Peers::new(vec![53]);
     assert!(peers.are_possible() && !Peers::new(Vec::new()).are_possible());
     let incoming = |port, guest| frame(address("10.0.2.2"), address(GUEST), UDP, &udp(port, guest, b"?"));
     peers.note(&incoming(5000, 53), now);
-    // Not forwarded: an answer to the guest's own exchange, or a forgery.
+    // Not forwarded: a reply to the guest's own exchange, or a forgery.
     peers.note(&incoming(5001, 54), now);
     let is_admitted = |peers: &Peers, from, port, later| {
         let answer = to("10.0.2.2", UDP, &udp(from, port, b"!"));
@@ -183,7 +184,7 @@ fn only_a_peer_that_came_in_at_a_forwarded_udp_port_is_answered() {
     assert!(!is_admitted(&peers, 54, 5001, Duration::ZERO));
     assert!(!is_admitted(&peers, 54, 5000, Duration::ZERO));
     assert!(!is_admitted(&peers, 53, 5000, ANSWER_LIMIT));
-    // The oldest are forgotten first, and there are never more.
+    // The oldest entries are removed first, and the limit is never exceeded.
     for port in 0..2 * PEERS_MAX as u16 {
         peers.note(
             &incoming(10_000 + port, 53),
@@ -197,7 +198,7 @@ fn only_a_peer_that_came_in_at_a_forwarded_udp_port_is_answered() {
 }
 
 #[test]
-fn a_guest_does_not_pose_as_another_host() {
+fn guest_cannot_forge_the_address_of_another_host() {
     let from = |source: &str, destination: &str| {
         is_admitted(&frame(
             address(source),
@@ -236,17 +237,19 @@ fn frames_that_cannot_be_judged_are_refused() {
 
 proptest! {
     #[test]
-    fn no_bytes_behind_an_address_open_a_barred_one(
+    fn no_payload_opens_a_barred_address(
         destination in prop::sample::select([&OWN[..], &CLUSTER, &["127.0.0.1", "::1", "fe80::9"]].concat()),
         protocol in any::<u8>(), payload in prop::collection::vec(any::<u8>(), 0..64),
     ) {
-        // Frames that pass belong to a connection, find neighbours, or ask for an address.
+        // Frames that pass belong to a connection, find neighbours, or request an address.
         let sent = to(destination, protocol, &payload);
         if is_admitted(&sent) {
             let Some(Packet::Ip(datagram)) = parse(&sent) else { panic!("admitted unread") };
             let is_harmless = match datagram.payload {
                 Payload::Tcp { opens, .. } => !opens,
-                Payload::Icmp { kind } => datagram.destination.is_ipv6() && NEIGHBOR_DISCOVERY.contains(&kind),
+                Payload::Icmp { kind } => {
+                    datagram.destination.is_ipv6() && NEIGHBOR_DISCOVERY.contains(&kind)
+                }
                 Payload::Udp { .. } | Payload::Other => false,
             };
             prop_assert!(is_harmless, "{datagram:?}");

@@ -71,7 +71,7 @@ fn frames_that_cannot_be_judged_are_not_read() {
         changed[at] = byte;
         parse(&changed)
     };
-    // A later fragment, a first one, another version, a short header, and lengths that are not there.
+    // A later fragment, a first one, another version, a short header, and lengths beyond the frame.
     let wrong = [
         (21, 1),
         (20, 0x20),
@@ -84,7 +84,7 @@ fn frames_that_cannot_be_judged_are_not_read() {
     for (at, byte) in wrong {
         assert_eq!(with(at, byte), None, "{byte:#x} at {at}");
     }
-    // "Do not fragment" is no fragment.
+    // "Do not fragment" does not make a fragment.
     assert!(with(20, 0x40).is_some());
     for header in EXTENSIONS {
         let extended = frame(
@@ -114,8 +114,11 @@ fn a_part_of_a_frame_is_not_read() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_or_refused(kind in prop_oneof![Just(0x0800_u16), Just(0x86dd), Just(0x0806), any::<u16>()],
-                                     first in any::<u8>(), bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+    fn any_bytes_are_read_or_refused(
+        kind in prop_oneof![Just(0x0800_u16), Just(0x86dd), Just(0x0806), any::<u16>()],
+        first in any::<u8>(),
+        bytes in prop::collection::vec(any::<u8>(), 0..120)
+    ) {
         for start in [first, 0x45, 0x60] {
             let frame = ethernet(kind, &[&[start][..], &bytes].concat());
             if let Some(datagram) = read(&frame) {

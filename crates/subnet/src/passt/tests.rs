@@ -1,4 +1,4 @@
-//! Against the real passt.
+//! Tests with the real passt.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -11,14 +11,14 @@ use crate::helper::wait;
 use crate::process::tests::{egress, left_filter};
 use crate::samples::{MAC, SYN, TCP, UDP, address, drop_capabilities, frame, message, tcp, udp};
 
-/// An address that the host of a test of its own has.
+/// Address of the host in a test's own network namespace.
 const OWN: &str = "192.0.2.77";
 const GUEST_PORT: u16 = 7000;
-/// How long a client of UDP waits for an answer, and how often it asks.
+/// Time that a UDP client waits for a reply before it sends again.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 const ASKED_MAX: u64 = 10;
 
-/// A card that may reach neither the host nor the cluster.
+/// Returns a card that may reach neither the host nor the cluster.
 fn walled(forward: Vec<PortForward>) -> PasstSpec {
     PasstSpec {
         mac: MAC,
@@ -44,7 +44,7 @@ fn send(passt: &Passt, frame: &[u8]) {
     socket(passt).write_all(&message(frame)).unwrap();
 }
 
-/// The next IP packet for the guest that `is` wanted, with its frame.
+/// Returns the next IP packet for the guest that `is` accepts, with its frame.
 fn receive(passt: &Passt, is: impl Fn(&Datagram) -> bool) -> Option<(Datagram, Vec<u8>)> {
     let mut socket = socket(passt);
     loop {
@@ -60,7 +60,7 @@ fn receive(passt: &Passt, is: impl Fn(&Datagram) -> bool) -> Option<(Datagram, V
     }
 }
 
-/// A DHCP discover, and the address that the offer carries.
+/// Sends a DHCP discover, and returns the offered address.
 fn dhcp(passt: &Passt) -> Option<[u8; 4]> {
     let mut bootp = vec![1, 1, 6, 0, 0, 0, 0x12, 0x34];
     bootp.resize(28, 0);
@@ -75,8 +75,9 @@ fn dhcp(passt: &Passt) -> Option<[u8; 4]> {
     frame[14 + 20 + 8 + 16..][..4].try_into().ok()
 }
 
-/// Asks for a connection to `to`; whether the listener got one. passt answers DHCP before it looks at the TCP
-/// segments that it read together with it, so that the second answer shows that it has seen the request.
+/// Requests a connection to `to`; returns whether the listener received one. passt replies to DHCP before it
+/// processes the TCP segments that it read with it, so the second reply shows that it has processed the
+/// request.
 fn connects(passt: &Passt, to: IpAddr, listener: &TcpListener) -> bool {
     let port = listener.local_addr().unwrap().port();
     listener.set_nonblocking(true).unwrap();
@@ -123,7 +124,7 @@ fn udp_forward() -> (u16, Vec<PortForward>) {
 }
 
 #[test]
-fn a_walled_guest_connects_neither_to_the_loopback_nor_to_the_hosts_own_addresses() {
+fn blocked_guest_connects_neither_to_the_loopback_nor_to_the_hosts_own_addresses() {
     on_a_host_alone(|| {
         // passt maps the gateway to the loopback for the second card only.
         for forward in [Vec::new(), udp_forward().1] {
@@ -139,7 +140,7 @@ fn a_walled_guest_connects_neither_to_the_loopback_nor_to_the_hosts_own_addresse
 }
 
 #[test]
-fn a_guest_that_may_reach_the_host_does() {
+fn guest_that_may_reach_the_host_connects_to_it() {
     on_a_host_alone(|| {
         for to in ["10.0.2.2", OWN] {
             let spec = PasstSpec {
@@ -154,14 +155,14 @@ fn a_guest_that_may_reach_the_host_does() {
 }
 
 #[test]
-fn a_walled_guest_answers_at_a_forwarded_udp_port_and_sends_nowhere_else() {
+fn blocked_guest_replies_at_a_forwarded_udp_port_and_sends_nowhere_else() {
     on_a_host_alone(|| {
         let (port, forward) = udp_forward();
         let spec = walled(forward);
         let passt = start(&spec).unwrap();
         let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let service = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        // Datagrams may get lost: the client asks again until there is an answer.
+        // Datagrams may be lost: the client sends again until there is a reply.
         client.set_read_timeout(Some(ASK_AGAIN)).unwrap();
         let is_question = |datagram: &Datagram| {
             matches!(
@@ -195,7 +196,7 @@ fn a_walled_guest_answers_at_a_forwarded_udp_port_and_sends_nowhere_else() {
         let asked = asked.expect("an answer reaches the client");
         service.set_nonblocking(true).unwrap();
         assert!(service.recv(&mut answer).is_err());
-        // The filter writes the count after it has passed the other frames on.
+        // The filter writes the count after it has forwarded the other frames.
         let deadline = std::time::Instant::now() + START_LIMIT;
         while filtered(&spec) != asked && std::time::Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -234,7 +235,7 @@ fn a_host_with_nothing_but_loopback_still_gets_a_network() {
 }
 
 #[test]
-fn a_taken_port_is_named() {
+fn port_in_use_is_named() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let host = taken.local_addr().unwrap().port();
     let forward = vec![PortForward {
@@ -265,7 +266,7 @@ fn forwarded_ports_listen_on_the_host() {
 }
 
 #[test]
-fn what_passt_says_becomes_an_error_with_its_port() {
+fn output_of_passt_becomes_an_error_with_its_port() {
     let error = explain("Don't run as root.\nFailed to bind any port for '-u 5353:53', exiting\n");
     assert!(
         matches!(
@@ -317,7 +318,7 @@ fn passt_of_two_vms_of_root_are_two_users_and_serve_their_cards() {
 }
 
 #[test]
-fn ports_below_1024_fail_for_want_of_a_privilege_and_others_because_they_are_taken() {
+fn ports_below_1024_fail_for_lack_of_a_privilege_and_others_because_they_are_in_use() {
     let failure = |port: u16| explain(&format!("Failed to bind any port for '-t {port}:80', exiting\n"));
     assert!(matches!(
         failure(1023),
@@ -362,7 +363,7 @@ fn a_default_route_has_neither_destination_nor_mask() {
     assert!(!names_default_route(default), "the first line is the header");
 }
 
-/// The process ids of a card.
+/// Returns the process ids of a card.
 fn ids(child: &PasstChild) -> impl Iterator<Item = u32> + '_ {
     child.helpers().map(HelperProcess::id)
 }
@@ -383,7 +384,10 @@ fn processes_that_are_reported_are_passt_and_its_filter() {
     );
     drop(passt);
     for pid in [first, second] {
-        assert!(!std::fs::exists(format!("/proc/{pid}")).unwrap(), "{pid} is left");
+        assert!(
+            !std::fs::exists(format!("/proc/{pid}")).unwrap(),
+            "{pid} still runs"
+        );
     }
     let reaching = PasstSpec {
         mac: MAC,
@@ -393,7 +397,7 @@ fn processes_that_are_reported_are_passt_and_its_filter() {
 }
 
 #[test]
-fn passt_that_ends_takes_its_card_along_and_is_named() {
+fn passt_that_ends_closes_its_card_and_is_named() {
     let (egress, lines) = egress(HashSet::new);
     let spec = PasstSpec {
         egress: Some(egress),

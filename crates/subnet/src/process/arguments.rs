@@ -1,17 +1,17 @@
-//! The argument vector of a filter's process: written by the code that opens a VM's files, read by the
-//! process. Pure.
+//! Argument vector of a filter's process: written by the code that opens a VM's files, read by the process.
+//! Pure.
 
 use crate::filter::Resolvers;
 
 /// How strictly the process seals itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Seal {
-    /// As far as the host lets it.
+    /// Applies the layers that the host allows.
     #[default]
     Auto,
-    /// Wholly, or it ends.
+    /// Applies every layer, or ends.
     Require,
-    /// Not at all.
+    /// Applies nothing.
     Off,
 }
 
@@ -23,21 +23,21 @@ impl Seal {
     ];
 }
 
-/// What a filter's process is told when it starts.
+/// Parameters of a filter's process at its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
     /// How strictly it seals itself.
     pub seal: Seal,
-    /// The user and group that it becomes, which only root may choose.
+    /// User and group to which it changes, which only root may choose.
     pub user: Option<(u32, u32)>,
-    /// The name servers that passt hands out.
+    /// Name servers that passt offers.
     pub resolvers: Resolvers,
-    /// Ports of the guest that UDP is forwarded to.
+    /// Ports of the guest to which UDP is forwarded.
     pub udp_ports: Vec<u16>,
 }
 
 impl Arguments {
-    /// The words of the command line, without the program's and the subcommand's name.
+    /// Returns the words of the command line, without the names of program and subcommand.
     pub fn words(&self) -> Vec<String> {
         let seals = Seal::ALL.iter().filter(|(seal, _)| *seal == self.seal);
         let mut words: Vec<String> = seals.map(|(_, name)| format!("sandbox={name}")).collect();
@@ -49,10 +49,10 @@ impl Arguments {
         words
     }
 
-    /// Reads the words.
+    /// Parses the words.
     ///
     /// # Errors
-    /// Names the word that is none of [`Arguments::words`].
+    /// Returns the word that is none of [`Arguments::words`].
     pub fn read(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let mut arguments = Self::default();
         for word in words {

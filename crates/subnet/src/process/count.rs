@@ -1,8 +1,8 @@
-//! The number of frames that a card's filter has dropped: eight bytes in memory that its process writes and
-//! the monitor reads.
+//! Number of frames that a card's filter has dropped: eight bytes in memory that its process writes and the
+//! monitor reads.
 //!
-//! So the monitor reads no messages of a process that a guest may have taken over, and the count outlives
-//! that process.
+//! The monitor therefore reads no messages of a process that a guest may have compromised, and the count
+//! outlives that process.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 const BYTES: usize = 8;
-/// Seals of the file: its writer can neither make it large nor take it away.
+/// Seals of the file: its writer can neither enlarge nor shrink it.
 const SEALS: SealFlag = SealFlag::F_SEAL_GROW
     .union(SealFlag::F_SEAL_SHRINK)
     .union(SealFlag::F_SEAL_SEAL);
@@ -23,10 +23,10 @@ const SEALS: SealFlag = SealFlag::F_SEAL_GROW
 pub struct Count(File);
 
 impl Count {
-    /// A count of 0.
+    /// Creates a count of 0.
     ///
     /// # Errors
-    /// If the host has no more files or memory.
+    /// Fails if the host has no files or memory left.
     pub fn new() -> io::Result<Self> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let file = File::from(memfd_create(c"filtered", flags)?);
@@ -35,10 +35,10 @@ impl Count {
         Ok(Self(file))
     }
 
-    /// Takes over the count of a predecessor.
+    /// Adopts the count of a predecessor.
     ///
     /// # Errors
-    /// If the file is not as [`Count::new`] makes it.
+    /// Fails if the file differs from those of [`Count::new`].
     pub fn adopt(file: OwnedFd) -> io::Result<Self> {
         let file = File::from(file);
         let seals = SealFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GET_SEALS)?);
@@ -48,10 +48,10 @@ impl Count {
         Ok(Self(file))
     }
 
-    /// The count, which is only as true as its writer.
+    /// Returns the count, which is only as trustworthy as its writer.
     pub fn get(&self) -> u64 {
         let mut bytes = [0; BYTES];
-        // The file has these bytes as long as it is there.
+        // The file has these bytes as long as it exists.
         let _ = self.0.read_exact_at(&mut bytes, 0);
         u64::from_le_bytes(bytes)
     }
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn adopted_count_reads_what_the_writer_goes_on_to_write() {
+    fn adopted_count_reads_later_writes() {
         let count = Count::new().unwrap();
         let copy = || count.as_fd().try_clone_to_owned().unwrap();
         let (writer, adopted) = (File::from(copy()), Count::adopt(copy()).unwrap());

@@ -1,16 +1,16 @@
-//! Messages that a filter's process receives: lists of barred addresses. Pure.
+//! Messages to a filter's process: lists of barred addresses. Pure.
 //!
-//! Each is one packet of a `SOCK_SEQPACKET` socket: whole or absent. The process sends a single byte to ask
-//! for one.
+//! Each is one packet of a `SOCK_SEQPACKET` socket: whole or absent. The process sends a single byte to
+//! request one.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::filter::Barred;
 
-/// Bytes of the longest message: 32,000 IPv4 addresses, or 8,000 of IPv6.
+/// Greatest length of a message, bytes: 32,000 IPv4 addresses, or 8,000 of IPv6.
 pub const MESSAGE_BYTES_MAX: usize = 128 << 10;
-/// The byte that the process sends to ask for a list.
+/// Byte by which the process requests a list.
 pub const ASK: u8 = b'?';
 const SAME: u8 = 0;
 const LIST: u8 = 1;
@@ -20,17 +20,17 @@ const V6_BYTES: usize = 16;
 /// A message to a filter's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The list has not changed.
+    /// The list is unchanged.
     Same,
     /// The list is this one.
     List(Barred),
 }
 
 impl Message {
-    /// The bytes of a message that nothing has changed.
+    /// Bytes of a message that nothing has changed.
     pub const SAME: [u8; 1] = [SAME];
 
-    /// The bytes of a list; none if the addresses are too many for a message.
+    /// Returns the bytes of a list; none if the addresses are too many for a message.
     pub fn list(barred: &Barred) -> Option<Vec<u8>> {
         let mut bytes = vec![LIST];
         for set in [&barred.own, &barred.cluster] {
@@ -50,7 +50,7 @@ impl Message {
         (bytes.len() <= MESSAGE_BYTES_MAX).then_some(bytes)
     }
 
-    /// The message that these bytes are; none if they are no message.
+    /// Parses a message; returns none if the bytes are no message.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let (kind, mut rest) = bytes.split_first()?;
         let message = match *kind {

@@ -14,7 +14,8 @@ const CLUSTER: &str = "198.51.100.3";
 const OTHER: &str = "203.0.113.1";
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A card's policy whose filter is this test program, not sealed. Lines about its end come by the receiver.
+/// Returns a card's policy whose filter is this test program, not sealed. The receiver gets lines about its
+/// end.
 pub(crate) fn egress(
     cluster: impl Fn() -> HashSet<IpAddr> + Send + Sync + 'static,
 ) -> (Egress, mpsc::Receiver<String>) {
@@ -47,7 +48,7 @@ fn run_if_started_as_filter() {
     std::process::exit(end.status().into());
 }
 
-/// A process with the other ends of its sockets.
+/// Starts a process and returns it with the other ends of its sockets.
 fn start(egress: &Egress) -> (FilterProcess, UnixStream, UnixStream) {
     let (card, near_card) = UnixStream::pair().unwrap();
     let (passt, near_passt) = UnixStream::pair().unwrap();
@@ -114,10 +115,10 @@ fn filter_process_ends_with_either_side_and_names_passt() {
     expect_filtered(&card, &passt);
     drop(card);
     expect_end(&passt);
-    // The end of a VM is no news.
+    // The end of a VM is not reported.
     drop(process);
     assert_eq!(lines.try_recv(), Err(mpsc::TryRecvError::Empty));
-    // The count goes on through the boots of a VM.
+    // The count continues over the boots of a VM.
     expect_count(&egress, 2);
 }
 
@@ -163,16 +164,16 @@ fn changed_list_reaches_the_process_while_the_guest_sends() {
     let deadline = Instant::now() + LIMIT;
     let mut unread = [0; 4096];
     while egress.count.get() == 0 {
-        assert!(Instant::now() < deadline, "the list never came");
+        assert!(Instant::now() < deadline, "the list never arrived");
         (&card).write_all(&syn(CLUSTER)).unwrap();
-        // Those that were sent before the list was too old.
+        // Frames that were sent before the list was too old.
         while (&passt).read(&mut unread).is_ok_and(|count| count > 0) {}
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn process_that_fails_at_its_start_says_why() {
+fn process_that_fails_at_its_start_reports_the_reason() {
     let (mut egress, _lines) = egress(cluster);
     egress.program = Arc::new(File::open("/bin/sh").unwrap());
     egress.words = ["sh", "-c", "echo one >&2; echo 'no seal' >&2; exit 1"]
@@ -186,11 +187,11 @@ fn process_that_fails_at_its_start_says_why() {
     );
     let (egress, _lines) = super::tests::egress(cluster);
     let (process, ..) = start(&egress);
-    assert_eq!(process.failure(), None, "it did not fail");
+    assert_eq!(process.failure(), None, "the process did not fail");
 }
 
 #[test]
-fn each_end_has_its_words() {
+fn each_end_has_its_text() {
     let exited = |code: i32| ExitStatus::from_raw(code << 8);
     let described = |status: ExitStatus| describe(Some(status), "");
     assert_eq!(described(exited(End::Card.status().into())), None);
@@ -230,7 +231,7 @@ fn each_end_has_its_words() {
     );
 }
 
-/// A second handle of a filter's process, as a successor of its monitor has it.
+/// Duplicates the handle of a filter's process, as a successor of its monitor has it.
 pub(crate) fn left_filter(filter: &FilterProcess) -> LeftFilter {
     left_of(&filter.shared)
 }
@@ -243,7 +244,7 @@ fn left_of(shared: &Shared) -> LeftFilter {
     }
 }
 
-/// A process whose monitor is gone, with the other ends of its sockets.
+/// Starts a process whose monitor is gone, and returns it with the other ends of its sockets.
 fn start_unserved(egress: &Egress) -> (Shared, UnixStream, UnixStream) {
     let (card, near_card) = UnixStream::pair().unwrap();
     let (passt, near_passt) = UnixStream::pair().unwrap();
@@ -266,7 +267,7 @@ fn receive_message(lists: &OwnedFd) -> Option<Message> {
 }
 
 #[test]
-fn adopted_filter_receives_a_whole_list_and_then_answers() {
+fn adopted_filter_receives_a_whole_list_and_then_replies() {
     let (lists, near) = socketpair(
         AddressFamily::Unix,
         SockType::SeqPacket,
@@ -295,7 +296,7 @@ fn adopted_filter_receives_a_whole_list_and_then_answers() {
 }
 
 #[test]
-fn adopted_filter_gets_its_list_although_its_predecessor_took_the_question() {
+fn adopted_filter_receives_its_list_although_its_predecessor_received_the_request() {
     let (egress, _lines) = egress(cluster);
     let (predecessor, card, _passt) = start_unserved(&egress);
     let deadline = Instant::now() + LIMIT;
@@ -306,14 +307,14 @@ fn adopted_filter_gets_its_list_although_its_predecessor_took_the_question() {
         MsgFlags::MSG_DONTWAIT,
     ) != Ok(1)
     {
-        assert!(Instant::now() < deadline, "no question came");
+        assert!(Instant::now() < deadline, "no request arrived");
         (&card).write_all(&syn(OTHER)).unwrap();
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(egress.count.get(), 0);
     let _successor = FilterProcess::adopt(left_of(&predecessor), &egress).unwrap();
     while egress.count.get() == 0 {
-        assert!(Instant::now() < deadline, "the list never came");
+        assert!(Instant::now() < deadline, "the list never arrived");
         (&card).write_all(&syn(CLUSTER)).unwrap();
         std::thread::sleep(Duration::from_millis(10));
     }

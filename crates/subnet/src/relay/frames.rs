@@ -1,4 +1,4 @@
-//! A buffer that cuts a stream into messages, each a length and a frame, and sends on those that may pass.
+//! Buffer that divides a stream into messages, each a length and a frame, and forwards those that may pass.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -7,11 +7,11 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 
 pub(super) const LENGTH_BYTES: usize = 4;
-/// Bytes of the largest frame, as the card has it.
+/// Greatest size of a frame, bytes, as the card has it.
 pub(super) const FRAME_BYTES_MAX: usize = 65_553;
 const BUFFER_BYTES: usize = 2 * (LENGTH_BYTES + FRAME_BYTES_MAX);
 
-/// The bytes of one direction: first those that are to be sent, then those that no decision was made about.
+/// Bytes of one direction: first those to be sent, then those without a decision.
 #[derive(Debug)]
 pub(super) struct Frames {
     buffer: Vec<u8>,
@@ -21,7 +21,7 @@ pub(super) struct Frames {
     end: usize,
 }
 
-/// A length that no frame has: the stream's places are lost.
+/// Error: an impossible length of a frame, after which the stream's framing is lost.
 #[derive(Debug)]
 pub(super) struct Broken;
 
@@ -35,12 +35,12 @@ impl Frames {
         }
     }
 
-    /// Whether nothing waits to be sent.
+    /// Returns whether all passed bytes are sent.
     pub(super) fn is_sent(&self) -> bool {
         self.start == self.passed
     }
 
-    /// The next whole frame without a decision, if it has arrived.
+    /// Returns the next whole frame without a decision, if it has arrived.
     pub(super) fn next_frame(&self) -> Result<Option<&[u8]>, Broken> {
         let rest = &self.buffer[self.passed..self.end];
         let Some(length) = rest.first_chunk::<LENGTH_BYTES>() else {
@@ -53,18 +53,18 @@ impl Frames {
         Ok(rest.get(LENGTH_BYTES..LENGTH_BYTES + length))
     }
 
-    /// Decides that the next `bytes`, a whole message, are to be sent.
+    /// Decides that the next `bytes`, a whole message, are sent.
     pub(super) fn pass(&mut self, bytes: usize) {
         self.passed += bytes;
     }
 
-    /// Drops the next `bytes`, a whole message. All before them must have been sent.
+    /// Drops the next `bytes`, a whole message. All bytes before them must have been sent.
     pub(super) fn skip(&mut self, bytes: usize) {
         self.passed += bytes;
         self.start = self.passed;
     }
 
-    /// Sends what may pass, as far as `to` takes it. True when that was all.
+    /// Sends the passed bytes as far as `to` has room. Returns true if all were sent.
     pub(super) fn send(&mut self, to: &OwnedFd) -> io::Result<bool> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         while self.start < self.passed {
@@ -78,10 +78,10 @@ impl Frames {
         Ok(true)
     }
 
-    /// Reads what has arrived, once; all that may pass must have been sent. The end of the stream is an
+    /// Reads the available bytes, once; all passed bytes must have been sent. The end of the stream is an
     /// error.
     pub(super) fn receive(&mut self, from: &OwnedFd) -> io::Result<()> {
-        // The remaining bytes are at most a message and a part of one, so that there is room.
+        // The remaining bytes are at most a message and a part of one, so there is room.
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         (self.start, self.passed) = (0, 0);

@@ -1,12 +1,12 @@
-//! The list of barred addresses that a relay has, and how fresh it is. Pure: time is an argument.
+//! A relay's list of barred addresses with its age. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
 use crate::filter::Barred;
 
-/// How old the list may be when a frame is judged by it.
+/// Greatest age of the list when a frame is judged by it.
 pub(super) const AGE_MAX: Duration = Duration::from_secs(1);
-/// How long frames wait for an answer. A list without a sender stays as it is, rather than the guest losing
+/// Greatest time that frames wait for a reply. A list without a sender stays valid, so that the guest keeps
 /// its network.
 pub(super) const HOLD_MAX: Duration = Duration::from_secs(1);
 
@@ -14,20 +14,20 @@ pub(super) const HOLD_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Listing {
     barred: Barred,
-    /// Time when it was right.
+    /// Time when it was current.
     listed: Instant,
-    /// Time of a question that has no answer yet.
+    /// Time of a request that has no reply yet.
     asked: Option<Instant>,
 }
 
-/// What a list is worth.
+/// Validity of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freshness {
     /// Frames may be judged by it.
     Usable,
-    /// Too old: a question for another one is due.
+    /// The list is too old, and another one must be requested.
     Stale,
-    /// Frames wait for the answer until then.
+    /// Frames wait for the reply until this time.
     Held(Instant),
 }
 
@@ -53,17 +53,17 @@ impl Listing {
         }
     }
 
-    /// Notes that a question was sent. There is one at most: its answer comes, however late.
+    /// Records that a request was sent. There is at most one: its reply arrives, however late.
     pub(super) fn asked(&mut self, now: Instant) {
         self.asked = Some(now);
     }
 
-    /// Notes the answer that nothing has changed.
+    /// Records the reply that nothing has changed.
     pub(super) fn is_confirmed(&mut self, now: Instant) {
         (self.listed, self.asked) = (now, None);
     }
 
-    /// Notes the answer that brings another list.
+    /// Records the reply with another list.
     pub(super) fn replace(&mut self, barred: Barred, now: Instant) {
         self.barred = barred;
         self.is_confirmed(now);
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_list_is_asked_for_once_and_holds_frames_until_the_answer() {
+    fn old_list_is_requested_again_once_and_holds_frames_until_the_reply() {
         let start = Instant::now();
         let mut listing = Listing::new(Barred::default(), start);
         assert_eq!(listing.freshness(start + AGE_MAX), Freshness::Usable);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn list_without_an_answer_stays_usable_until_a_late_answer_renews_it() {
+    fn list_without_a_reply_stays_usable_until_a_late_reply_renews_it() {
         let start = Instant::now();
         let mut listing = Listing::new(Barred::default(), start);
         listing.asked(start);

@@ -32,7 +32,7 @@ fn barred(cluster: &[&str]) -> Barred {
     }
 }
 
-/// A relay with a list of this age.
+/// Starts a relay with a list of this age.
 fn relay_of_age(udp_ports: &[u16], age: Duration) -> Running {
     let (card, near_card) = UnixStream::pair().unwrap();
     let (passt, near_passt) = UnixStream::pair().unwrap();
@@ -98,7 +98,7 @@ fn frames_to_the_cluster_are_dropped_and_counted_and_the_rest_keeps_its_order() 
         stream.extend(message(&syn(CLUSTER, port)));
         stream.extend(message(&syn(OTHER, port)));
     }
-    // In pieces that end anywhere.
+    // In pieces of arbitrary lengths.
     let mut writer = card;
     for piece in stream.chunks(37) {
         writer.write_all(piece).unwrap();
@@ -162,7 +162,7 @@ fn the_end_of_either_side_ends_both() {
     drop(passt);
     assert!(is_at_end(&card));
     assert_eq!(thread.join().unwrap(), End::Passt);
-    // Whatever waits to be sent.
+    // With any bytes still to be sent.
     let Running {
         card, passt, thread, ..
     } = relay(&[]);
@@ -173,14 +173,14 @@ fn the_end_of_either_side_ends_both() {
     drop(passt);
 }
 
-/// Sends `frame` again and again until its receiver has no more room, and has had time to make some.
+/// Sends `frame` repeatedly until its receiver is full, and has had time to make room.
 fn fill(to: &UnixStream, frame: &[u8]) {
     to.set_nonblocking(true).unwrap();
     let (mut to, message) = (to, message(frame));
     let mut refused = 0;
     while refused < 20 {
         match to.write(&message) {
-            // A part of a frame is never followed by its rest: the receiver is to read none.
+            // The rest of a partial frame is never sent: the receiver must not read it.
             Ok(count) => refused = if count == message.len() { 0 } else { 20 },
             Err(_) => refused += 1,
         }
@@ -192,7 +192,7 @@ fn fill(to: &UnixStream, frame: &[u8]) {
 }
 
 #[test]
-fn direction_that_is_stuck_does_not_hold_up_the_other() {
+fn blocked_direction_does_not_block_the_other() {
     let incoming = frame(address(OTHER), address("10.0.2.15"), TCP, &tcp(80, 1, SYN));
     let stuck = relay(&[]);
     fill(&stuck.card, &syn(OTHER, 1));
@@ -222,7 +222,7 @@ fn a_length_that_no_frame_has_ends_both() {
 }
 
 #[test]
-fn frames_wait_for_the_answer_when_the_list_is_old() {
+fn frames_wait_for_the_reply_when_the_list_is_old() {
     let Running {
         card,
         passt,
@@ -239,7 +239,7 @@ fn frames_wait_for_the_answer_when_the_list_is_old() {
     to_passt.write_all(&message(&syn(CLUSTER, 2))).unwrap();
     assert_eq!(receive(passt), syn(CLUSTER, 2));
     expect_count(count, 1);
-    // Nothing is asked for a list that is fresh.
+    // A current list is not requested again.
     let refused = recv(lists.as_raw_fd(), &mut asked, MsgFlags::MSG_DONTWAIT);
     assert_eq!(refused, Err(Errno::EAGAIN));
 }
@@ -264,7 +264,7 @@ fn list_stays_as_it_is_when_its_sender_is_gone() {
 }
 
 #[test]
-fn question_without_an_answer_holds_frames_for_a_limited_time() {
+fn request_without_a_reply_holds_frames_for_a_limited_time() {
     let Running {
         card, passt, lists, ..
     } = relay_of_age(&[], AGE_MAX * 2);

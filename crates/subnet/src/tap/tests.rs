@@ -1,4 +1,4 @@
-//! In a network namespace of each test's own; they need root and /dev/net/tun.
+//! Tests in separate network namespaces; they need root and /dev/net/tun.
 
 use std::process::Command;
 
@@ -58,7 +58,7 @@ fn a_single_queue_device_refuses_several() {
 }
 
 #[test]
-fn wild_names_are_refused() {
+fn invalid_names_are_refused() {
     for name in ["", "a/b", "tap%d", "a name", "sixteen-letters-"] {
         assert!(matches!(open(name, 1), Err(SubnetError::TapName(_))), "{name:?}");
     }
@@ -80,15 +80,14 @@ fn a_device_file_that_may_not_be_opened_is_named() {
         become_nobody();
         match open("tap0", 1).unwrap_err() {
             SubnetError::TunPermission(_) => {}
-            // Where everyone may open /dev/net/tun, the device itself is what is refused; this one has no
-            // owner.
+            // If everyone may open /dev/net/tun, the device itself is refused; this one has no owner.
             SubnetError::TapPermission(_) => {}
             error => panic!("{error}"),
         }
     });
 }
 
-/// Makes this thread, and no other, the user 65534: the system call itself, which libc would apply to all
+/// Changes this thread only to the user 65534, by the system call itself, which libc would apply to all
 /// threads.
 fn become_nobody() {
     let nobody = 65_534;

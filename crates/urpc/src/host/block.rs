@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::ring::{ASLEEP, Side};
 
-/// The way in which a side blocks after it has polled in vain.
+/// How a side blocks after polling in vain.
 #[derive(Clone, Debug)]
 pub enum Block {
     /// Waits on a futex in the ring: within a host.
@@ -22,7 +22,7 @@ pub enum Block {
 }
 
 impl Block {
-    /// Waits until woken, until `deadline`, or for no reason at all.
+    /// Waits until woken or until `deadline`; may also return spuriously.
     pub(super) fn wait(&self, side: &Side, deadline: Option<Instant>) {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         match self {

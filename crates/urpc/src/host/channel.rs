@@ -54,7 +54,7 @@ pub fn end(ring: &SharedRing, block: &Block) {
 }
 
 impl BlockingSender {
-    /// The one sender of an empty ring.
+    /// Creates the only sender of an empty ring.
     pub fn new(ring: SharedRing, block: Block, block_ns: u64) -> Self {
         Self {
             sender: Sender::new(ring),
@@ -112,7 +112,7 @@ impl BlockingSender {
 }
 
 impl BlockingReceiver {
-    /// The one receiver of a ring of which nothing was taken yet.
+    /// Creates the only receiver of a ring from which nothing was taken yet.
     pub fn new(ring: SharedRing, block: Block, block_ns: u64) -> Self {
         Self {
             receiver: Receiver::new(ring),
@@ -124,17 +124,17 @@ impl BlockingReceiver {
     /// Takes the next message, if there is one.
     ///
     /// # Errors
-    /// When the sender is gone and nothing is left.
+    /// Fails if the sender is gone and no message is left.
     pub fn try_recv(&mut self) -> Result<Option<Message>, RecvError> {
         let taken = self.receiver.take();
         self.wake_sender();
         taken
     }
 
-    /// Takes the next message, and waits for it until `deadline`; then gives none.
+    /// Takes the next message, and waits for it until `deadline`; then returns none.
     ///
     /// # Errors
-    /// When the sender is gone and nothing is left.
+    /// Fails if the sender is gone and no message is left.
     pub fn recv(&mut self, deadline: Option<Instant>) -> Result<Option<Message>, RecvError> {
         let mut wait = SpinThenBlock::new(deadline);
         loop {

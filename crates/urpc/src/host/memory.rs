@@ -17,16 +17,16 @@ use crate::ring::{LINES_MAX, LINES_MIN, Line, Ring};
 /// Reason why memory is unusable for a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The kernel refused.
+    /// The kernel refused an operation.
     #[error("cannot {0} the memory of a channel")]
     Refused(&'static str, #[source] io::Error),
-    /// The other side could cut the file off, and this side would die of SIGBUS.
+    /// The other side could shrink the file, and this side would die of SIGBUS.
     #[error("the memory of a channel is not sealed against shrinking")]
     NotSealed,
-    /// Not the size of a ring, or not that many lines.
+    /// The size is not that of a ring with a valid number of lines.
     #[error("{0} bytes are no channel: three lines and a power of two from {LINES_MIN} to {LINES_MAX} are")]
     Size(u64),
-    /// Not that many words, or less memory than they take.
+    /// The number of words is invalid, or the memory has no room for them.
     #[error("no room for a pipe of {0} words, a power of two from {WORDS_MIN} to {WORDS_MAX}")]
     Words(usize),
 }
@@ -58,10 +58,10 @@ pub struct SharedPipe {
 }
 
 impl SharedRing {
-    /// A new, empty ring of that many lines, and the file to give to the other side.
+    /// Creates an empty ring of `lines` lines, and the file to pass to the other side.
     ///
     /// # Errors
-    /// If the kernel has no memory, or `lines` is no power of two from [`LINES_MIN`] to [`LINES_MAX`].
+    /// Fails if the kernel has no memory, or `lines` is no power of two from [`LINES_MIN`] to [`LINES_MAX`].
     pub fn create(lines: usize) -> Result<(Self, OwnedFd), MemoryError> {
         let bytes = Ring::bytes(lines) as u64;
         lines_of(bytes)?;
@@ -74,10 +74,10 @@ impl SharedRing {
         Ok((Self::attach(&file)?, file))
     }
 
-    /// The ring in a file that the other side made.
+    /// Maps the ring in a file that the other side created.
     ///
     /// # Errors
-    /// If the file has not the size of a ring, or may shrink.
+    /// Fails if the file does not have the size of a ring, or may shrink.
     pub fn attach(file: &OwnedFd) -> Result<Self, MemoryError> {
         let refused = |error: nix::Error| MemoryError::Refused("look at", error.into());
         let seals = fcntl(file, FcntlArg::F_GET_SEALS).map_err(refused)?;
@@ -88,12 +88,12 @@ impl SharedRing {
         map(file, 0, bytes)
     }
 
-    /// A ring of that many lines at `offset` of memory that hosts share: a PCI device's, opened as a file,
-    /// which can't shrink. One side clears it first ([`SharedRing::clear`]).
+    /// Maps a ring of `lines` lines at `offset` of memory that hosts share: a PCI device's, opened as a file,
+    /// which can't shrink. One side must clear it first ([`SharedRing::clear`]).
     ///
     /// # Errors
-    /// If the file is smaller, `offset` is within a page, or `lines` is no power of two from [`LINES_MIN`] to
-    /// [`LINES_MAX`].
+    /// Fails if the file is smaller, `offset` is within a page, or `lines` is no power of two from
+    /// [`LINES_MIN`] to [`LINES_MAX`].
     pub fn at(device: &File, offset: u64, lines: usize) -> Result<Self, MemoryError> {
         let bytes = Ring::bytes(lines) as u64;
         let left = left_after(device, offset)?;
@@ -103,19 +103,19 @@ impl SharedRing {
         map(device, offset, bytes)
     }
 
-    /// Makes it an empty ring. Neither side may be using it.
+    /// Makes the ring empty. Neither side may use it meanwhile.
     pub fn clear(&mut self) {
         self.mapping.clear();
     }
 }
 
 impl SharedPipe {
-    /// A pipe of that many words at `offset` of memory that hosts or processes share, which can't shrink. One
-    /// side clears it first ([`SharedPipe::clear`]).
+    /// Maps a pipe of `words` words at `offset` of memory that hosts or processes share, which can't shrink.
+    /// One side must clear it first ([`SharedPipe::clear`]).
     ///
     /// # Errors
-    /// If the memory is smaller, `offset` is within a page, or `words` is no power of two from [`WORDS_MIN`]
-    /// to [`WORDS_MAX`].
+    /// Fails if the memory is smaller, `offset` is within a page, or `words` is no power of two from
+    /// [`WORDS_MIN`] to [`WORDS_MAX`].
     pub fn at(memory: &File, offset: u64, words: usize) -> Result<Self, MemoryError> {
         let is_usable = words.is_power_of_two() && (WORDS_MIN..=WORDS_MAX).contains(&words);
         if !is_usable || Pipe::bytes(words) as u64 > left_after(memory, offset)? {
@@ -125,18 +125,18 @@ impl SharedPipe {
         Ok(Self { mapping, words })
     }
 
-    /// Makes it an empty pipe. Neither side may be using it.
+    /// Makes the pipe empty. Neither side may use it meanwhile.
     pub fn clear(&mut self) {
         self.mapping.clear();
     }
 }
 
-/// How much of that memory there is from `offset` on.
+/// Returns the size of that memory from `offset` on, bytes.
 fn left_after(memory: &File, offset: u64) -> Result<u64, MemoryError> {
     let known = memory
         .metadata()
         .map_err(|error| MemoryError::Refused("look at", error))?;
-    // A character device has no size to show, and refuses to be mapped beyond its end.
+    // A character device reports no size, and refuses a mapping beyond its end.
     let size = if known.file_type().is_char_device() {
         u64::MAX
     } else {
@@ -145,7 +145,7 @@ fn left_after(memory: &File, offset: u64) -> Result<u64, MemoryError> {
     Ok(size.saturating_sub(offset))
 }
 
-/// The lines of a ring of that many bytes.
+/// Returns the number of lines of a ring with that many bytes.
 fn lines_of(bytes: u64) -> Result<usize, MemoryError> {
     let lines = usize::try_from(bytes)
         .ok()
@@ -195,7 +195,7 @@ impl Deref for SharedRing {
     type Target = Ring;
 
     fn deref(&self) -> &Ring {
-        // The length of a ring's pointer is that of its lines.
+        // The length in a ring's pointer is the number of its lines.
         let lines = ptr::slice_from_raw_parts(self.mapping.at.as_ptr().cast::<Line>(), self.lines);
         // SAFETY: mapped, large enough, aligned to a page, any bytes are a ring, and all of it is atomics:
         // that another process writes it at the same time is no data race.
@@ -207,7 +207,7 @@ impl Deref for SharedPipe {
     type Target = Pipe;
 
     fn deref(&self) -> &Pipe {
-        // As of a ring.
+        // As for a ring.
         let words = ptr::slice_from_raw_parts(self.mapping.at.as_ptr().cast::<AtomicU64>(), self.words);
         // SAFETY: as of a ring.
         unsafe { &*(words as *const Pipe) }

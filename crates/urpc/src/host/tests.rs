@@ -1,4 +1,4 @@
-//! Channels between threads and processes, with waiting.
+//! Tests of channels between threads and processes, with blocking.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -95,7 +95,8 @@ fn blocked_receiver_uses_no_cpu() {
     assert!(used < Duration::from_millis(5), "{used:?} of 500 ms");
 }
 
-/// Both sides' bells, each rung through a thread, as over a network: later, and not by who calls.
+/// Returns both sides' doorbells, each rung by another thread, as over a network: later, and not by the
+/// caller.
 fn bells() -> [Block; 2] {
     let (ends, calls): (Vec<_>, Vec<_>) = (0..2).map(|_| mpsc::channel::<()>()).unzip();
     let bells: Vec<Arc<Doorbell>> = ends
@@ -108,7 +109,7 @@ fn bells() -> [Block; 2] {
     [0, 1].map(|side| Block::Doorbell(bells[side].clone()))
 }
 
-/// As between hosts: in a small ring both sides block again and again.
+/// As between hosts: in a small ring both sides block repeatedly.
 #[test]
 fn no_lost_wakeups_with_doorbells() {
     let (ring, file) = SharedRing::create(2).expect("a ring");
@@ -151,7 +152,7 @@ fn malformed_ring_memory_is_refused() {
     assert!(SharedRing::at(&file, 0, 32).is_ok());
 }
 
-/// The child is this test program again, running [`child_process_of_the_channel_test`] only.
+/// The child is this test program, which runs [`child_process_of_the_channel_test`] only.
 #[test]
 fn channel_connects_two_processes() {
     let (there, file) = SharedRing::create(8).expect("a ring");

@@ -5,30 +5,30 @@ use core::ops::Deref;
 use super::{Corrupt, Pipe, WORD_BYTES, words_of};
 use crate::sync::Ordering;
 
-/// Reads. There is one for a pipe.
+/// The only reader of a pipe.
 #[derive(Debug)]
 pub struct Reader<P: Deref<Target = Pipe>> {
     pipe: P,
-    /// Words taken.
+    /// Number of words taken.
     taken: u64,
-    /// The part of them that was published to the writer.
-    told: u64,
+    /// Number of them that was published to the writer.
+    published: u64,
     /// Whether room was published since the last check for a blocked writer.
-    owes_look: bool,
+    check_pending: bool,
 }
 
 impl<P: Deref<Target = Pipe>> Reader<P> {
-    /// The reader of an empty pipe, or of one that was written to already.
+    /// Creates the reader of an empty pipe, or of one that was written to already.
     ///
     /// # Panics
-    /// If the number of words is no power of two, or out of bounds.
+    /// Panics if the number of words is no power of two, or out of bounds.
     pub fn new(pipe: P) -> Self {
         pipe.check();
         Self {
             pipe,
             taken: 0,
-            told: 0,
-            owes_look: false,
+            published: 0,
+            check_pending: false,
         }
     }
 
@@ -38,15 +38,15 @@ impl<P: Deref<Target = Pipe>> Reader<P> {
     /// The parts must be writable, and unused by others during the call.
     ///
     /// # Panics
-    /// If a part is no whole number of words.
+    /// Panics if the length of a part is no multiple of a word.
     ///
     /// # Errors
-    /// [`Corrupt`].
+    /// Fails with [`Corrupt`].
     pub unsafe fn read(&mut self, parts: [*mut [u8]; 2]) -> Result<usize, Corrupt> {
-        let mut there = self.there()?;
+        let mut available = self.available()?;
         let before = self.taken;
         for part in parts {
-            let count = words_of(part.len()).min(there);
+            let count = words_of(part.len()).min(available);
             let mut to = part.cast::<u64>();
             for words in self.pipe.run(self.taken, count) {
                 for word in words {
@@ -57,57 +57,57 @@ impl<P: Deref<Target = Pipe>> Reader<P> {
                 }
             }
             self.taken += count as u64;
-            there -= count;
+            available -= count;
         }
-        if self.taken - self.told >= self.pipe.len() / 2 {
-            self.tell();
+        if self.taken - self.published >= self.pipe.len() / 2 {
+            self.publish_tail();
         }
         Ok((self.taken - before) as usize * WORD_BYTES)
     }
 
-    /// Whether the writer waits for room, and the caller is to wake it. To be asked after each read, and
-    /// after [`Reader::prepare_to_sleep`]; it costs something once in half a pipe.
+    /// Returns whether the writer waits for room and the caller has to wake it. Must be called after each
+    /// read and after [`Reader::prepare_to_sleep`]; it costs a fence once per half pipe.
     #[must_use]
     pub fn must_wake(&mut self) -> bool {
-        core::mem::take(&mut self.owes_look) && self.pipe.writer.must_wake()
+        core::mem::take(&mut self.check_pending) && self.pipe.writer.must_wake()
     }
 
-    /// Before sleeping: true if nothing has come, and the writer now knows that someone waits for it. False
-    /// if there is something to read.
+    /// Prepares to sleep. Returns true if no bytes are available and the writer will wake this side; false if
+    /// there are bytes to read.
     ///
     /// # Errors
-    /// [`Corrupt`].
+    /// Fails with [`Corrupt`].
     pub fn prepare_to_sleep(&mut self) -> Result<bool, Corrupt> {
-        if self.told != self.taken {
-            self.tell();
+        if self.published != self.taken {
+            self.publish_tail();
         }
         self.pipe.reader.prepare();
-        let there = self.there();
-        if there != Ok(0) {
+        let available = self.available();
+        if available != Ok(0) {
             self.pipe.reader.stay();
         }
-        Ok(there? == 0)
+        Ok(available? == 0)
     }
 
-    /// After sleeping, for whatever reason it ended.
-    pub fn awake(&self) {
+    /// Must be called after sleeping, for any reason of the wake-up.
+    pub fn unblocked(&self) {
         self.pipe.reader.stay();
     }
 
-    /// How many words have come and were not taken.
-    fn there(&self) -> Result<usize, Corrupt> {
-        let there = self.pipe.head.look().wrapping_sub(self.taken);
-        match there <= self.pipe.len() {
-            true => Ok(there as usize),
+    /// Returns the number of words that have arrived and were not taken.
+    fn available(&self) -> Result<usize, Corrupt> {
+        let available = self.pipe.head.position().wrapping_sub(self.taken);
+        match available <= self.pipe.len() {
+            true => Ok(available as usize),
             false => Err(Corrupt),
         }
     }
 
-    /// Lets the writer write over what was taken.
-    fn tell(&mut self) {
+    /// Publishes the tail, so that the writer may overwrite the taken words.
+    fn publish_tail(&mut self) {
         self.pipe.tail.publish(self.taken);
-        self.told = self.taken;
-        self.owes_look = true;
+        self.published = self.taken;
+        self.check_pending = true;
     }
 
     #[cfg(all(test, not(loom)))]

@@ -1,10 +1,11 @@
-//! Pipes between threads of one process; under `--cfg loom` in every order that the memory model allows.
+//! Tests of pipes between threads of one process; under `--cfg loom` in every order that the memory model
+//! allows.
 
 use std::sync::Arc;
 
 use super::*;
 
-/// Both ends of a pipe of `N` words.
+/// Returns both ends of a pipe of `N` words.
 fn pair<const N: usize>() -> (Writer<Arc<Pipe>>, Reader<Arc<Pipe>>) {
     let pipe: Arc<Pipe> = Arc::new(Pipe {
         head: Position::default(),
@@ -16,7 +17,7 @@ fn pair<const N: usize>() -> (Writer<Arc<Pipe>>, Reader<Arc<Pipe>>) {
     (Writer::new(pipe.clone()), Reader::new(pipe))
 }
 
-/// Two parts at once; how many bytes went.
+/// Writes two parts at once; returns the number of written bytes.
 fn write(writer: &mut Writer<Arc<Pipe>>, first: &[u8], second: &[u8]) -> Result<usize, Corrupt> {
     // SAFETY: borrowed as long as the call.
     unsafe { writer.write([first, second]) }
@@ -30,7 +31,7 @@ fn read(reader: &mut Reader<Arc<Pipe>>, sizes: [usize; 2]) -> Result<Vec<u8>, Co
     first.extend(second);
     assert!(
         first[count..].iter().all(|byte| *byte == 0xee),
-        "beyond what came"
+        "a byte was written beyond the received ones"
     );
     first.truncate(count);
     Ok(first)
@@ -46,7 +47,7 @@ mod every_order {
         [number; WORD_BYTES]
     }
 
-    /// Though the pipe goes round, and both parts are used.
+    /// Also when the pipe wraps and both parts are used.
     #[test]
     fn bytes_arrive_whole_once_and_in_order() {
         loom::model(|| {
@@ -70,7 +71,7 @@ mod every_order {
         });
     }
 
-    /// A reader that decided to sleep is woken, whenever the bytes came.
+    /// A reader that decided to sleep is woken, at whatever time the bytes arrived.
     #[test]
     fn reader_never_misses_a_wakeup() {
         loom::model(|| {
@@ -81,7 +82,7 @@ mod every_order {
             });
             let sleeps = reader.prepare_to_sleep().expect("honest");
             let woken = writing.join().expect("no panic");
-            assert!(!sleeps || woken, "it would sleep for ever");
+            assert!(!sleeps || woken, "the reader would sleep for ever");
             assert_eq!(read(&mut reader, [WORD_BYTES, 0]), Ok(word(1).to_vec()));
         });
     }
@@ -98,12 +99,13 @@ mod every_order {
             });
             let waits = writer.prepare_to_wait().expect("honest");
             let woken = reading.join().expect("no panic");
-            assert!(!waits || woken, "it would wait for ever");
+            assert!(!waits || woken, "the writer would wait for ever");
             assert_eq!(write(&mut writer, &word(3), &[]), Ok(WORD_BYTES));
         });
     }
 
-    /// A reader tells of all room before it sleeps, though it took less than half a pipe since it last did.
+    /// A reader publishes all room before it sleeps, although it took less than half a pipe since the last
+    /// time.
     #[test]
     fn reader_publishes_its_tail_before_blocking() {
         loom::model(|| {
@@ -152,7 +154,7 @@ mod one_order {
     }
 
     proptest! {
-        /// Against a queue that can't be wrong.
+        /// Compared with a queue of the standard library.
         #[test]
         fn pipe_is_a_bounded_queue_of_bytes(steps in prop::collection::vec(step(), 1..300)) {
             let (mut writer, mut reader) = pair::<8>();
@@ -167,8 +169,9 @@ mod one_order {
                         let (first, second) = (bytes(first), bytes(second));
                         let count = write(&mut writer, &first, &second).unwrap();
                         let all = first.len() + second.len();
-                        // The reader tells of room by halves.
-                        prop_assert!(count == all || queue.len() + count > 4 * WORD_BYTES, "{} of {}", count, all);
+                        // The reader publishes room in halves.
+                        let is_full = queue.len() + count > 4 * WORD_BYTES;
+                        prop_assert!(count == all || is_full, "{} of {}", count, all);
                         queue.extend(first.into_iter().chain(second).take(count));
                         prop_assert!(queue.len() <= 8 * WORD_BYTES);
                     }
@@ -180,13 +183,13 @@ mod one_order {
                     }
                     Step::Sleep => {
                         prop_assert_eq!(reader.prepare_to_sleep().unwrap(), queue.is_empty());
-                        reader.awake();
+                        reader.unblocked();
                     }
                     Step::Wait => {
                         if writer.prepare_to_wait().unwrap() {
                             prop_assert!(queue.len() > 4 * WORD_BYTES);
                         }
-                        writer.awake();
+                        writer.unblocked();
                     }
                 }
             }

@@ -5,21 +5,21 @@ use core::ops::Deref;
 use super::{Corrupt, Pipe, WORD_BYTES, words_of};
 use crate::sync::Ordering;
 
-/// Writes. There is one for a pipe.
+/// The only writer of a pipe.
 #[derive(Debug)]
 pub struct Writer<P: Deref<Target = Pipe>> {
     pipe: P,
-    /// Words written.
+    /// Number of words written.
     written: u64,
-    /// How many of them the reader had taken when it was last asked.
+    /// Number of them that the reader had taken at the last load of the tail.
     taken: u64,
 }
 
 impl<P: Deref<Target = Pipe>> Writer<P> {
-    /// The writer of an empty pipe.
+    /// Creates the writer of an empty pipe.
     ///
     /// # Panics
-    /// If the number of words is no power of two, or out of bounds.
+    /// Panics if the number of words is no power of two, or out of bounds.
     pub fn new(pipe: P) -> Self {
         pipe.check();
         Self {
@@ -29,7 +29,7 @@ impl<P: Deref<Target = Pipe>> Writer<P> {
         }
     }
 
-    /// Writes one part after the other, as much as there is room for; how many bytes that was. A reader that
+    /// Writes one part after the other, as far as there is room; returns the number of bytes. A reader that
     /// polls finds them; one that sleeps has to be woken ([`Writer::must_wake`], once after any number of
     /// writes).
     ///
@@ -37,14 +37,14 @@ impl<P: Deref<Target = Pipe>> Writer<P> {
     /// The parts must be readable, and unchanged by others during the call.
     ///
     /// # Panics
-    /// If a part is no whole number of words.
+    /// Panics if the length of a part is no multiple of a word.
     ///
     /// # Errors
-    /// [`Corrupt`].
+    /// Fails with [`Corrupt`].
     pub unsafe fn write(&mut self, parts: [*const [u8]; 2]) -> Result<usize, Corrupt> {
         let wanted = parts.map(|part| words_of(part.len()));
         if self.room() < wanted[0] + wanted[1] {
-            self.look()?;
+            self.load_tail()?;
         }
         let mut room = self.room();
         let before = self.written;
@@ -69,40 +69,40 @@ impl<P: Deref<Target = Pipe>> Writer<P> {
         Ok(count as usize * WORD_BYTES)
     }
 
-    /// Whether the reader sleeps, and the caller is to wake it.
+    /// Returns whether the reader sleeps and the caller has to wake it.
     #[must_use]
     pub fn must_wake(&self) -> bool {
         self.pipe.reader.must_wake()
     }
 
-    /// Before waiting for room: true if there is none, and the reader now knows that someone waits for it.
-    /// False if there is no need to wait.
+    /// Prepares to wait for room. Returns true if the pipe is full and the reader will wake this side; false
+    /// if there is no need to wait.
     ///
     /// # Errors
-    /// [`Corrupt`].
+    /// Fails with [`Corrupt`].
     pub fn prepare_to_wait(&mut self) -> Result<bool, Corrupt> {
         self.pipe.writer.prepare();
-        let looked = self.look();
-        if looked.is_err() || self.room() > 0 {
+        let loaded = self.load_tail();
+        if loaded.is_err() || self.room() > 0 {
             self.pipe.writer.stay();
-            return looked.map(|()| false);
+            return loaded.map(|()| false);
         }
         Ok(true)
     }
 
-    /// After waiting, for whatever reason it ended.
-    pub fn awake(&self) {
+    /// Must be called after waiting, for any reason of the wake-up.
+    pub fn unblocked(&self) {
         self.pipe.writer.stay();
     }
 
-    /// How many words there is room for without a look at what was taken.
+    /// Returns the number of words that can be written without another load of the tail.
     fn room(&self) -> usize {
         (self.pipe.len() - (self.written - self.taken)) as usize
     }
 
-    /// Looks how many words the reader has taken.
-    fn look(&mut self) -> Result<(), Corrupt> {
-        let taken = self.pipe.tail.look();
+    /// Loads the number of words that the reader has taken.
+    fn load_tail(&mut self) -> Result<(), Corrupt> {
+        let taken = self.pipe.tail.position();
         if taken < self.taken || taken > self.written {
             return Err(Corrupt);
         }

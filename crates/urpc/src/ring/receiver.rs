@@ -15,31 +15,31 @@ pub enum RecvError {
     Closed,
 }
 
-/// The one receiver of a ring.
+/// The only receiver of a ring.
 #[derive(Debug)]
 pub struct Receiver<R: Deref<Target = Ring>> {
     ring: R,
-    /// Messages taken.
+    /// Number of messages taken.
     taken: u64,
-    /// The part of them that was published to the sender.
-    told: u64,
+    /// Number of them that was published to the sender.
+    published: u64,
     /// Whether room was published since the last check for a blocked sender.
-    owes_look: bool,
+    check_pending: bool,
     prefetch: bool,
 }
 
 impl<R: Deref<Target = Ring>> Receiver<R> {
-    /// The receiver of an empty ring, or of one into which messages were put already.
+    /// Creates the receiver of an empty ring, or of one that has messages already.
     ///
     /// # Panics
-    /// If the number of lines is no power of two, or out of bounds.
+    /// Panics if the number of lines is no power of two, or out of bounds.
     pub fn new(ring: R) -> Self {
         ring.check();
         Self {
             ring,
             taken: 0,
-            told: 0,
-            owes_look: false,
+            published: 0,
+            check_pending: false,
             prefetch: false,
         }
     }
@@ -50,7 +50,7 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
         self
     }
 
-    /// The memory of the channel.
+    /// Returns the memory of the channel.
     pub fn ring(&self) -> &Ring {
         &self.ring
     }
@@ -84,8 +84,8 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
             *word = from.load(Ordering::Relaxed);
         }
         self.taken += 1;
-        if self.taken - self.told >= self.ring.lines.len() as u64 / 2 {
-            self.tell();
+        if self.taken - self.published >= self.ring.lines.len() as u64 / 2 {
+            self.publish_credit();
         }
         if self.prefetch {
             prefetch(self.ring.line(self.taken));
@@ -96,28 +96,29 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
     #[cfg(all(test, not(loom)))]
     pub(super) fn start_at(&mut self, number: u64) {
         self.taken = number;
-        self.tell();
+        self.publish_credit();
     }
 
     /// Publishes the credit, so that the sender may overwrite the taken messages.
-    fn tell(&mut self) {
+    fn publish_credit(&mut self) {
         self.ring.credit.0.store(self.taken, Ordering::Release);
-        self.told = self.taken;
-        self.owes_look = true;
+        self.published = self.taken;
+        self.check_pending = true;
     }
 
-    /// Whether the sender is blocked on a full ring and the caller has to wake it. Must be called after each
-    /// taken message and after [`Receiver::prepare_to_block`]; it costs a fence once per half ring.
+    /// Returns whether the sender is blocked on a full ring and the caller has to wake it. Must be called
+    /// after each taken message and after [`Receiver::prepare_to_block`]; it costs a fence once per half
+    /// ring.
     #[must_use]
     pub fn must_wake(&mut self) -> bool {
-        core::mem::take(&mut self.owes_look) && self.ring.sender.must_wake()
+        core::mem::take(&mut self.check_pending) && self.ring.sender.must_wake()
     }
 
     /// Prepares to block. Returns true if there is no message and the sender will wake this side; false if
     /// there is a message, or the sender is gone.
     pub fn prepare_to_block(&mut self) -> bool {
-        if self.told != self.taken {
-            self.tell();
+        if self.published != self.taken {
+            self.publish_credit();
         }
         self.ring.receiver.prepare();
         if self.has_message() || self.ring.sender.is_closed() {
@@ -132,7 +133,7 @@ impl<R: Deref<Target = Ring>> Receiver<R> {
         self.ring.receiver.stay();
     }
 
-    /// Whether [`Receiver::take`] would return a message.
+    /// Returns whether [`Receiver::take`] would return a message.
     pub fn has_message(&self) -> bool {
         let control = self.ring.line(self.taken).control.load(Ordering::Acquire);
         control as u32 == Ring::sequence(self.taken)

@@ -10,7 +10,7 @@ use crate::sync::Ordering;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(feature = "host", derive(thiserror::Error))]
 pub enum SendError {
-    /// The receiver has not yet taken what is in the ring. Try again later.
+    /// The receiver has not yet taken the messages in the ring. The send can be retried later.
     #[cfg_attr(feature = "host", error("the channel is full"))]
     Full,
     /// The receiver is gone.
@@ -21,22 +21,22 @@ pub enum SendError {
     Corrupt,
 }
 
-/// The one sender of a ring.
+/// The only sender of a ring.
 #[derive(Debug)]
 pub struct Sender<R: Deref<Target = Ring>> {
     ring: R,
-    /// Messages sent.
+    /// Number of messages sent.
     sent: u64,
-    /// Messages that the receiver had taken at the last load of the credit.
+    /// Number of messages that the receiver had taken at the last load of the credit.
     taken: u64,
     prefetch: bool,
 }
 
 impl<R: Deref<Target = Ring>> Sender<R> {
-    /// The sender of an empty ring.
+    /// Creates the sender of an empty ring.
     ///
     /// # Panics
-    /// If the number of lines is no power of two, or out of bounds.
+    /// Panics if the number of lines is no power of two, or out of bounds.
     pub fn new(ring: R) -> Self {
         ring.check();
         Self {
@@ -53,7 +53,7 @@ impl<R: Deref<Target = Ring>> Sender<R> {
         self
     }
 
-    /// The memory of the channel.
+    /// Returns the memory of the channel.
     pub fn ring(&self) -> &Ring {
         &self.ring
     }
@@ -62,13 +62,13 @@ impl<R: Deref<Target = Ring>> Sender<R> {
     /// ([`Sender::must_wake`], once after any number of messages).
     ///
     /// # Errors
-    /// [`SendError`]: the ring is full, its receiver is gone, or the receiver breaks the protocol.
+    /// Fails if the ring is full, its receiver is gone, or the receiver breaks the protocol.
     pub fn post(&mut self, message: &Message) -> Result<(), SendError> {
         if self.ring.receiver.is_closed() {
             return Err(SendError::Closed);
         }
         if self.credits() == 0 {
-            self.look()?;
+            self.load_credit()?;
             if self.credits() == 0 {
                 return Err(SendError::Full);
             }
@@ -86,7 +86,7 @@ impl<R: Deref<Target = Ring>> Sender<R> {
         Ok(())
     }
 
-    /// Whether the receiver is blocked and the caller has to wake it.
+    /// Returns whether the receiver is blocked and the caller has to wake it.
     #[must_use]
     pub fn must_wake(&self) -> bool {
         self.ring.receiver.must_wake()
@@ -99,10 +99,10 @@ impl<R: Deref<Target = Ring>> Sender<R> {
     /// As [`Sender::post`].
     pub fn prepare_to_block(&mut self) -> Result<bool, SendError> {
         self.ring.sender.prepare();
-        let looked = self.look();
-        if looked.is_err() || self.credits() > 0 || self.ring.receiver.is_closed() {
+        let loaded = self.load_credit();
+        if loaded.is_err() || self.credits() > 0 || self.ring.receiver.is_closed() {
             self.ring.sender.stay();
-            return looked.map(|()| false);
+            return loaded.map(|()| false);
         }
         Ok(true)
     }
@@ -117,13 +117,13 @@ impl<R: Deref<Target = Ring>> Sender<R> {
         self.ring.sender.stay();
     }
 
-    /// Messages that can be sent without another load of the credit.
+    /// Returns the number of messages that can be sent without another load of the credit.
     fn credits(&self) -> u64 {
         self.ring.lines.len() as u64 - (self.sent - self.taken)
     }
 
     /// Loads the number of messages that the receiver has taken.
-    fn look(&mut self) -> Result<(), SendError> {
+    fn load_credit(&mut self) -> Result<(), SendError> {
         let taken = self.ring.credit.0.load(Ordering::Acquire);
         if taken < self.taken || taken > self.sent {
             return Err(SendError::Corrupt);

@@ -1,11 +1,12 @@
-//! Rings between threads of one process; under `--cfg loom` in every order that the memory model allows.
+//! Tests of rings between threads of one process; under `--cfg loom` in every order that the memory model
+//! allows.
 
 use std::sync::Arc;
 
 use super::*;
 use crate::message::Message;
 
-/// Both ends of a ring of `N` lines.
+/// Returns both ends of a ring of `N` lines.
 fn pair<const N: usize>() -> (Sender<Arc<Ring>>, Receiver<Arc<Ring>>) {
     let ring: Arc<Ring> = Arc::new(Ring {
         credit: Credit::default(),
@@ -16,7 +17,7 @@ fn pair<const N: usize>() -> (Sender<Arc<Ring>>, Receiver<Arc<Ring>>) {
     (Sender::new(ring.clone()), Receiver::new(ring))
 }
 
-/// A message of which every word tells its number.
+/// Returns a message that has its number in every word.
 fn message(number: u64) -> Message {
     Message {
         words: [number; PAYLOAD_WORDS],
@@ -30,8 +31,8 @@ mod every_order {
 
     use super::*;
 
-    /// Words of a message are never mixed with those of another, none is lost, none comes twice, though the
-    /// ring goes round.
+    /// Words of a message are never mixed with those of another; no message is lost or repeated when the ring
+    /// wraps.
     #[test]
     fn messages_arrive_whole_once_and_in_order() {
         loom::model(|| {
@@ -57,7 +58,7 @@ mod every_order {
         });
     }
 
-    /// A receiver that decided to block is woken, whenever the message came.
+    /// A receiver that decided to block is woken, at whatever time the message arrived.
     #[test]
     fn receiver_never_misses_a_wakeup() {
         loom::model(|| {
@@ -69,7 +70,7 @@ mod every_order {
             });
             let blocked = receiver.prepare_to_block();
             let (_sender, woken) = writer.join().expect("no panic");
-            assert!(!blocked || woken, "it would sleep for ever");
+            assert!(!blocked || woken, "the receiver would sleep for ever");
             assert!(receiver.has_message());
         });
     }
@@ -87,7 +88,7 @@ mod every_order {
             });
             let blocked = sender.prepare_to_block().expect("open");
             let (_receiver, woken) = reader.join().expect("no panic");
-            assert!(!blocked || woken, "it would sleep for ever");
+            assert!(!blocked || woken, "the sender would sleep for ever");
             sender.post(&message(2)).expect("room");
         });
     }
@@ -111,9 +112,14 @@ mod one_order {
     }
 
     proptest! {
-        /// Against a queue that can't be wrong.
+        /// Compared with a queue of the standard library.
         #[test]
-        fn ring_is_a_bounded_queue(steps in prop::collection::vec(prop_oneof![Just(Step::Post), Just(Step::Take), Just(Step::Block)], 1..300)) {
+        fn ring_is_a_bounded_queue(
+            steps in prop::collection::vec(
+                prop_oneof![Just(Step::Post), Just(Step::Take), Just(Step::Block)],
+                1..300
+            )
+        ) {
             let (mut sender, mut receiver) = pair::<8>();
             let mut queue = VecDeque::new();
             let mut next = 0;
@@ -126,7 +132,7 @@ mod one_order {
                         }
                         Err(error) => {
                             prop_assert_eq!(error, SendError::Full);
-                            // The receiver gives credit by halves.
+                            // The receiver publishes credit in halves.
                             prop_assert!(queue.len() > 4, "full with {} of 8", queue.len());
                         }
                     },
@@ -168,7 +174,7 @@ mod one_order {
     #[test]
     fn sequence_number_may_wrap() {
         let (mut sender, mut receiver) = pair::<4>();
-        // So early that every line is written before the number wraps, as in a ring's life.
+        // Early enough that every line is written before the number wraps, as in a real ring.
         let start = u64::from(u32::MAX) - 10;
         sender.start_at(start);
         receiver.start_at(start);
@@ -191,7 +197,7 @@ mod one_order {
         assert_eq!(
             receiver.take(),
             Ok(Some(message(0))),
-            "what was sent before is still there"
+            "messages that were sent before remain"
         );
         assert_eq!(receiver.take(), Err(RecvError::Closed));
     }

@@ -1,4 +1,4 @@
-//! One deadline for a whole exchange, however many reads and writes that takes.
+//! One deadline for a whole exchange of any number of reads and writes.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 pub struct Deadline(Instant);
 
 /// A socket whose reads and writes fail with `TimedOut` once the deadline has passed. A peer that sends a
-/// byte at a time gains nothing.
+/// byte at a time cannot extend it.
 #[derive(Debug)]
 pub struct Timed<'a, S> {
     socket: &'a S,
@@ -22,26 +22,26 @@ pub trait Timeouts {
     /// Limits the next read.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Fails with the error of the kernel.
     fn limit_read(&self, limit: Duration) -> io::Result<()>;
 
     /// Limits the next write.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Fails with the error of the kernel.
     fn limit_write(&self, limit: Duration) -> io::Result<()>;
 }
 
 impl Deadline {
-    /// The deadline `limit` from now.
+    /// Returns the deadline `limit` from now.
     pub fn after(limit: Duration) -> Self {
         Self(Instant::now() + limit)
     }
 
-    /// The time that is left.
+    /// Returns the remaining time.
     ///
     /// # Errors
-    /// `TimedOut` if there is none.
+    /// Fails with `TimedOut` if there is none.
     pub fn left(self) -> io::Result<Duration> {
         match self.0.saturating_duration_since(Instant::now()) {
             Duration::ZERO => Err(ErrorKind::TimedOut.into()),
@@ -49,7 +49,7 @@ impl Deadline {
         }
     }
 
-    /// The socket under this deadline. The timeouts of the last read and write remain on it.
+    /// Returns the socket under this deadline. The timeouts of the last read and write remain on it.
     pub fn over<S: Timeouts>(self, socket: &S) -> Timed<'_, S> {
         Timed {
             socket,
@@ -85,7 +85,7 @@ where
     }
 }
 
-/// The kernel reports a socket's timeout as `WouldBlock`.
+/// Converts a socket's timeout, which the kernel reports as `WouldBlock`.
 fn timed_out(error: io::Error) -> io::Error {
     match error.kind() {
         ErrorKind::WouldBlock => ErrorKind::TimedOut.into(),

@@ -9,10 +9,10 @@ use super::provider;
 /// A time after the end of every certificate: the year 9000.
 const FAR: Duration = Duration::from_secs(7030 * 365 * 24 * 3600);
 
-/// Until when the first of these certificates is valid.
+/// Returns the time until which the first of these certificates is valid.
 ///
-/// `webpki` reveals the end of a certificate only when it refuses it, so it is checked for a time that is far
-/// ahead.
+/// `webpki` reveals the end of a certificate only when it refuses it, so the certificate is checked for a
+/// time in the far future.
 pub fn of(
     chain: &[CertificateDer<'_>],
     authority: &[CertificateDer<'_>],
@@ -41,7 +41,7 @@ pub fn of(
     }
 }
 
-/// Whole days.
+/// Returns the number of whole days.
 pub fn in_days(time: Duration) -> u64 {
     time.as_secs() / (24 * 3600)
 }

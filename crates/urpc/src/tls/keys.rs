@@ -18,27 +18,27 @@ use sha2::{Digest, Sha256};
 use super::request::KeyRequest;
 use super::{TlsError, certificates, revocation, wrong};
 
-/// The authority's certificate, which all hosts have.
+/// File of the authority's certificate, which all hosts have.
 const AUTHORITY: &str = "authority.pem";
-/// Its key, with which hosts can be added; no host needs it.
+/// File of the authority's key, with which hosts can be added; no host needs it.
 const AUTHORITY_KEY: &str = "authority.key";
 /// File with the names and serial numbers of all certificates that the authority has issued, for revocation.
 const ISSUED: &str = "issued.txt";
-/// How long a certificate is valid: a year.
+/// Validity of a certificate: a year.
 pub const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How far clocks of hosts may differ: a certificate is valid that long before it is made.
+/// Greatest difference of the hosts' clocks: a certificate is valid from that long before its creation.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(24 * 3600);
 
 /// Names that a certificate is valid for, and the name of its files.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Subject {
-    /// The name of its files, without `.pem` and `.key`.
+    /// Name of its files, without `.pem` and `.key`.
     pub file: String,
-    /// Host names and IP addresses.
+    /// Host names and IP addresses of the subject.
     pub names: Vec<String>,
 }
 
-/// Where a process finds its keys.
+/// Files of a process's keys.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct KeyFiles {
     /// The authority's certificate.
@@ -59,7 +59,7 @@ impl From<&str> for Subject {
 }
 
 impl KeyFiles {
-    /// The files of a [`Subject`] in a folder.
+    /// Returns the files of a [`Subject`] in a folder.
     pub fn of(folder: &Path, file: &str) -> Self {
         Self {
             authority: folder.join(AUTHORITY),
@@ -69,20 +69,20 @@ impl KeyFiles {
     }
 }
 
-/// Makes the keys that a folder lacks: the authority's, and one for each subject.
+/// Creates the keys that a folder lacks: the authority's, and one for each subject.
 ///
 /// # Errors
-/// [`TlsError::Keys`] if the folder can't be written or has an authority that makes no sense.
+/// Fails with [`TlsError::Keys`] if the folder can't be written or has an invalid authority.
 pub fn make<S: Into<Subject>>(folder: &Path, subjects: impl IntoIterator<Item = S>) -> Result<(), TlsError> {
     let subjects = subjects.into_iter().map(Into::into);
     let missing = |subject: &Subject| !KeyFiles::of(folder, &subject.file).certificate.exists();
     issue_all(folder, subjects.filter(missing))
 }
 
-/// Makes new keys for all subjects, by the same authority.
+/// Creates new keys for all subjects, with the same authority.
 ///
 /// # Errors
-/// As [`make`].
+/// Fails as [`make`].
 pub fn renew<S: Into<Subject>>(folder: &Path, subjects: impl IntoIterator<Item = S>) -> Result<(), TlsError> {
     issue_all(folder, subjects.into_iter().map(Into::into))
 }
@@ -90,7 +90,7 @@ pub fn renew<S: Into<Subject>>(folder: &Path, subjects: impl IntoIterator<Item =
 fn issue_all(folder: &Path, subjects: impl Iterator<Item = Subject>) -> Result<(), TlsError> {
     private::directories(folder).map_err(|error| wrong(folder, error))?;
     let issuer = authority(folder)?;
-    // An etcd that is to read a list needs one from the start.
+    // An etcd that reads a list needs one from the start.
     if !revocation::list(folder).exists() {
         write_list(folder, &issuer, &BTreeSet::new())?;
     }
@@ -101,7 +101,7 @@ fn issue_all(folder: &Path, subjects: impl Iterator<Item = Subject>) -> Result<(
     Ok(())
 }
 
-/// Makes a key and its certificate, which is valid until `end`.
+/// Creates a key and its certificate, which is valid until `end`.
 pub(super) fn issue(
     folder: &Path,
     issuer: &Issuer<'static, KeyPair>,
@@ -117,7 +117,7 @@ pub(super) fn issue(
         .map_err(|error| wrong(path, error))?;
     // A certificate without a record could not be revoked.
     record(folder, &subject.file, certificate.der())?;
-    // The certificate comes last: without it the next call makes both again.
+    // The certificate is written last: without it the next call creates both again.
     replace(&files.key, &key.serialize_pem())?;
     replace(path, &certificate.pem())
 }
@@ -143,7 +143,8 @@ fn params(path: &Path, subject: &Subject, end: SystemTime) -> Result<Certificate
 /// as those of other hosts are, and returned as text.
 ///
 /// # Errors
-/// [`TlsError::Request`] if the request does not prove that its sender has the key, [`TlsError::Keys`].
+/// Fails with [`TlsError::Request`] if the request does not prove that its sender has the key, or
+/// [`TlsError::Keys`].
 pub fn sign(folder: &Path, host: &str, request: &KeyRequest, context: &[u8]) -> Result<String, TlsError> {
     request.check(host, context)?;
     let path = KeyFiles::of(folder, host).certificate;
@@ -155,15 +156,15 @@ pub fn sign(folder: &Path, host: &str, request: &KeyRequest, context: &[u8]) -> 
     Ok(certificate.pem())
 }
 
-/// Whether the authority of a folder has ever signed a certificate of this name.
+/// Returns whether the authority of a folder has ever signed a certificate of this name.
 ///
 /// # Errors
-/// [`TlsError::Keys`].
+/// Fails with [`TlsError::Keys`].
 pub fn has_issued(folder: &Path, name: &str) -> Result<bool, TlsError> {
     Ok(!issued(folder, name)?.is_empty())
 }
 
-/// The authority of a folder that has one.
+/// Returns the authority of a folder that has one.
 pub(super) fn existing_authority(folder: &Path) -> Result<Issuer<'static, KeyPair>, TlsError> {
     let key = folder.join(AUTHORITY_KEY);
     match key.exists() {
@@ -175,7 +176,7 @@ pub(super) fn existing_authority(folder: &Path) -> Result<Issuer<'static, KeyPai
 /// Writes the files of a host that has joined.
 ///
 /// # Errors
-/// [`TlsError::Keys`] if the folder has keys of another cluster, or can't be written.
+/// Fails with [`TlsError::Keys`] if the folder has keys of another cluster, or can't be written.
 pub fn write_joined(folder: &Path, host: &str, key: &str, texts: &JoinedTexts<'_>) -> Result<(), TlsError> {
     let files = KeyFiles::of(folder, host);
     let other = fs::read_to_string(&files.authority).is_ok_and(|there| there != texts.authority);
@@ -196,14 +197,14 @@ pub struct JoinedTexts<'a> {
     pub certificate: &'a str,
     /// Certificate of the authority.
     pub authority: &'a str,
-    /// The list of revoked certificates.
+    /// List of revoked certificates.
     pub revoked: &'a str,
 }
 
-/// The authority of a folder, which is made if it is missing.
+/// Returns the authority of a folder, which is created if it is missing.
 pub(super) fn authority(folder: &Path) -> Result<Issuer<'static, KeyPair>, TlsError> {
     let (path, key_path) = (folder.join(AUTHORITY), folder.join(AUTHORITY_KEY));
-    // The same each time but for the key.
+    // Identical each time except for the key.
     let mut params = CertificateParams::default();
     params.distinguished_name = named("mirrorball cluster");
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -231,15 +232,15 @@ fn replace(path: &Path, text: &str) -> Result<(), TlsError> {
     replace_file(path, private::FILE_MODE, text.as_bytes()).map_err(|error| wrong(path, error))
 }
 
-/// The SHA-256 digest of a certificate.
+/// Returns the SHA-256 digest of a certificate.
 pub(super) fn digest(certificate: &[u8]) -> [u8; 32] {
     Sha256::digest(certificate).into()
 }
 
-/// The digest of the authority's certificate in a folder, and its text.
+/// Returns the digest of the authority's certificate in a folder, and its text.
 ///
 /// # Errors
-/// [`TlsError::Keys`].
+/// Fails with [`TlsError::Keys`].
 pub fn authority_digest(folder: &Path) -> Result<([u8; 32], String), TlsError> {
     let path = folder.join(AUTHORITY);
     let all = certificates(&path)?;
@@ -248,10 +249,10 @@ pub fn authority_digest(folder: &Path) -> Result<([u8; 32], String), TlsError> {
     Ok((digest(first), text))
 }
 
-/// The SHA-256 fingerprint of a certificate's file, as `openssl x509 -fingerprint -sha256` writes it.
+/// Returns the SHA-256 fingerprint of a certificate's file, as `openssl x509 -fingerprint -sha256` writes it.
 ///
 /// # Errors
-/// [`TlsError::Keys`].
+/// Fails with [`TlsError::Keys`].
 pub fn fingerprint(path: &Path) -> Result<String, TlsError> {
     let all = certificates(path)?;
     let first = all.first().ok_or_else(|| wrong(path, "it has no certificate"))?;
@@ -260,10 +261,10 @@ pub fn fingerprint(path: &Path) -> Result<String, TlsError> {
 }
 
 /// Revokes all certificates that the authority in a folder has issued under a name, and removes the files of
-/// its key. The list of revoked certificates then has to reach all hosts; its path is returned.
+/// its key. Returns the path of the list of revoked certificates, which then has to reach all hosts.
 ///
 /// # Errors
-/// [`TlsError::Unknown`] if there are none, [`TlsError::Keys`].
+/// Fails with [`TlsError::Unknown`] if there are none, or [`TlsError::Keys`].
 pub fn revoke(folder: &Path, name: &str) -> Result<PathBuf, TlsError> {
     let files = KeyFiles::of(folder, name);
     let mut serials: BTreeSet<Vec<u8>> = issued(folder, name)?.into_iter().collect();
@@ -301,7 +302,7 @@ fn record(folder: &Path, name: &str, certificate: &CertificateDer<'_>) -> Result
         .map_err(|error| wrong(&path, error))
 }
 
-/// The serial numbers of all certificates that were issued under a name.
+/// Returns the serial numbers of all certificates that were issued under a name.
 fn issued(folder: &Path, name: &str) -> Result<Vec<Vec<u8>>, TlsError> {
     let path = folder.join(ISSUED);
     let text = match fs::read_to_string(&path) {
@@ -322,7 +323,7 @@ fn issued(folder: &Path, name: &str) -> Result<Vec<Vec<u8>>, TlsError> {
     Ok(serials)
 }
 
-/// The bytes that an even number of hexadecimal digits stands for.
+/// Decodes an even number of hexadecimal digits.
 fn bytes(digits: &str) -> Option<Vec<u8>> {
     let pairs = digits.as_bytes().chunks(2);
     let byte = |pair: &[u8]| match *pair {
@@ -340,8 +341,8 @@ fn serial(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, webpki::Error> {
     Ok(certificate.serial().to_vec())
 }
 
-/// Writes the list of revoked certificates. Entries stay on it when their certificates have ended: a list is
-/// read by clocks that differ.
+/// Writes the list of revoked certificates. Entries stay on it after their certificates have ended: the
+/// hosts' clocks differ.
 fn write_list(
     folder: &Path,
     issuer: &Issuer<'static, KeyPair>,
@@ -358,7 +359,7 @@ fn write_list(
     };
     let params = CertificateRevocationListParams {
         this_update: now,
-        // A list is valid until the next one, whenever that is made.
+        // A list is valid until the next one, whenever that is written.
         next_update: rcgen::date_time_ymd(4096, 1, 1),
         crl_number: SerialNumber::from(since_1970.as_secs()),
         issuing_distribution_point: None,

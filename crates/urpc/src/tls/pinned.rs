@@ -1,5 +1,5 @@
-//! Connections to a host that has no certificate yet: the caller knows the digest of the authority's
-//! certificate, and nothing else.
+//! Connections to a host that has no certificate yet: the caller has only the digest of the authority's
+//! certificate.
 //!
 //! The side with the authority's key presents a certificate made for this purpose, and the authority's own.
 //! The caller is not authenticated here; its messages must carry a proof.
@@ -23,20 +23,20 @@ use rustls::{
 
 use super::{Deadline, TlsError, authority_digest, certificates, keys, provider, wrong};
 
-/// The name in the certificate of the answering side. No host can have it, as names of hosts have no dot.
+/// Name in the certificate of the answering side. No host can have it, as names of hosts have no dot.
 const NAME: &str = "invitation.mirrorball";
-/// How far clocks may differ until the certificate makes no sense.
+/// Difference of clocks beyond which the certificate is invalid.
 const VALID: Duration = Duration::from_secs(24 * 3600);
-/// Bytes of a message, at most.
+/// Greatest length of a message, bytes.
 const MESSAGE_BYTES_MAX: u32 = 4 << 20;
-/// Bytes that are written or read at once.
+/// Number of bytes that are written or read at once.
 const PIECE_BYTES: usize = 16 << 10;
 
 /// The side with the authority's key.
 #[derive(Clone, Debug)]
 pub struct Inviter {
     server: Arc<ServerConfig>,
-    /// The digest of the authority's certificate.
+    /// Digest of the authority's certificate.
     pub authority: [u8; 32],
 }
 
@@ -49,10 +49,10 @@ pub struct Exchange {
 }
 
 impl Inviter {
-    /// That of a folder with the authority's key.
+    /// Creates the side of a folder with the authority's key.
     ///
     /// # Errors
-    /// [`TlsError::Keys`].
+    /// Fails with [`TlsError::Keys`].
     pub fn open(folder: &Path) -> Result<Self, TlsError> {
         let path = keys::KeyFiles::of(folder, NAME).authority;
         let failed = |error: &dyn std::fmt::Display| wrong(&path, error);
@@ -80,10 +80,10 @@ impl Inviter {
         })
     }
 
-    /// The connection of a caller, after the handshake.
+    /// Accepts the connection of a caller and completes the handshake.
     ///
     /// # Errors
-    /// If the caller breaks off, or the deadline passes.
+    /// Fails if the caller disconnects, or the deadline passes.
     pub fn accept(&self, tcp: TcpStream, deadline: Deadline) -> io::Result<Exchange> {
         let tls = ServerConnection::new(self.server.clone()).map_err(io::Error::other)?;
         Exchange::begin(tls.into(), tcp, deadline)
@@ -91,10 +91,10 @@ impl Inviter {
 }
 
 impl Exchange {
-    /// Calls the side whose authority's certificate has this digest.
+    /// Connects to the side whose authority's certificate has this digest.
     ///
     /// # Errors
-    /// If it can't be reached within `limit`, or is another.
+    /// Fails if it can't be reached within `limit`, or has another authority.
     pub fn call(address: SocketAddr, authority: [u8; 32], limit: Duration) -> io::Result<Self> {
         let tcp = TcpStream::connect_timeout(&address, limit)?;
         let client = ClientConfig::builder_with_provider(provider())
@@ -120,7 +120,7 @@ impl Exchange {
         Ok(Self { tls, tcp, deadline })
     }
 
-    /// Goes on until another deadline.
+    /// Continues with another deadline.
     #[must_use]
     pub fn until(self, deadline: Deadline) -> Self {
         Self { deadline, ..self }
@@ -129,11 +129,11 @@ impl Exchange {
     /// Sends a message.
     ///
     /// # Errors
-    /// If the other side is gone, or the deadline passes.
+    /// Fails if the other side is gone, or the deadline passes.
     pub fn send(&mut self, message: &[u8]) -> io::Result<()> {
         let length = u32::try_from(message.len()).map_err(io::Error::other)?;
         let mut timed = self.deadline.over(&self.tcp);
-        // In pieces that its buffer takes.
+        // In pieces that fit its buffer.
         for part in [&length.to_le_bytes()[..]]
             .into_iter()
             .chain(message.chunks(PIECE_BYTES))
@@ -149,7 +149,7 @@ impl Exchange {
     /// Receives a message.
     ///
     /// # Errors
-    /// As [`Exchange::send`]; `InvalidData` if it is longer than 4 MiB.
+    /// Fails as [`Exchange::send`], and with `InvalidData` if the message is longer than 4 MiB.
     pub fn receive(&mut self) -> io::Result<Vec<u8>> {
         let mut length = [0; 4];
         self.read_exact(&mut length)?;
@@ -186,7 +186,7 @@ impl Exchange {
     }
 }
 
-/// The reason for which a handshake failed, in words of use to a person.
+/// Returns the reason for which a handshake failed, in plain words.
 fn explained(error: io::Error) -> io::Error {
     let tls = error.get_ref().and_then(|cause| cause.downcast_ref());
     let why = match tls {
@@ -204,7 +204,7 @@ fn explained(error: io::Error) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// Trusts the authority whose certificate has this digest, and no other.
+/// Trusts only the authority whose certificate has this digest.
 #[derive(Debug)]
 struct PinnedAuthority([u8; 32]);
 

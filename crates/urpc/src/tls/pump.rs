@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::Connection;
 
-/// Bytes moved at once.
+/// Number of bytes moved at once.
 const CHUNK_BYTES: usize = 64 << 10;
-/// How long the other side may take to end as well.
+/// Time limit for the other side to close as well.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Starts the thread. It ends with either side, after it has passed on what had come.
+/// Starts the thread. It ends with either side, after it has forwarded the received bytes.
 pub fn start(tls: Connection, tcp: Arc<TcpStream>, local: UnixStream) -> io::Result<()> {
     tcp.set_nonblocking(true)?;
     local.set_nonblocking(true)?;
@@ -29,7 +29,7 @@ pub fn start(tls: Connection, tcp: Arc<TcpStream>, local: UnixStream) -> io::Res
             far_ended: false,
             near_ended: false,
         };
-        // However it ends, both sides see it.
+        // In any case both sides see the end.
         let _ = pump.run();
         let _ = pump.local.shutdown(Shutdown::Both);
         pump.part();
@@ -41,7 +41,7 @@ struct Forwarder {
     tls: Connection,
     tcp: Arc<TcpStream>,
     local: UnixStream,
-    /// Received bytes for this side, and the number already passed on.
+    /// Received bytes for this side, and the number already forwarded.
     inward: Vec<u8>,
     passed: usize,
     far_ended: bool,
@@ -75,8 +75,8 @@ impl Forwarder {
         }
     }
 
-    /// Ends the connection once the other side has, or a while later: closed with input unread, it would lose
-    /// what was sent.
+    /// Ends the connection once the other side has, or after a time limit: closed with unread input, it would
+    /// lose the sent bytes.
     fn part(&mut self) {
         let deadline = Instant::now() + CLOSE_TIMEOUT;
         let _ = self.tcp.shutdown(Shutdown::Write);
@@ -86,7 +86,7 @@ impl Forwarder {
         while Instant::now() < deadline && (&*self.tcp).read(&mut chunk).is_ok_and(|count| count > 0) {}
     }
 
-    /// Passes on what has been decrypted, as far as the socket takes it.
+    /// Forwards decrypted bytes, as far as the socket has room.
     fn pass_inward(&mut self, chunk: &mut [u8]) -> io::Result<()> {
         loop {
             if self.inward.is_empty() {
@@ -113,7 +113,7 @@ impl Forwarder {
         }
     }
 
-    /// Waits until something can be done; whether the network and the socket have something to read.
+    /// Waits until a side is ready. Returns whether the network and the socket have bytes to read.
     fn wait(&self) -> io::Result<(bool, bool)> {
         let mut network = PollFlags::empty();
         // Back-pressure: no reads from one side while the other can't take the bytes.
@@ -122,7 +122,7 @@ impl Forwarder {
         let mut socket = PollFlags::empty();
         socket.set(PollFlags::POLLIN, !self.tls.wants_write() && !self.near_ended);
         socket.set(PollFlags::POLLOUT, !self.inward.is_empty());
-        // One from which nothing is wanted is left out: its end would wake this for nothing.
+        // A side without pending work is not polled: its end would wake this thread without need.
         let mut polled: Vec<PollFd> = [(self.tcp.as_fd(), network), (self.local.as_fd(), socket)]
             .into_iter()
             .filter(|(_, wanted)| !wanted.is_empty())
@@ -132,7 +132,7 @@ impl Forwarder {
             Err(nix::errno::Errno::EINTR) => return Ok((false, false)),
             result => result?,
         };
-        // That something broke is seen by reading or writing.
+        // Reading or writing reports errors.
         let can_read = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
         let mut ready = polled
             .iter()
@@ -145,7 +145,7 @@ impl Forwarder {
     }
 }
 
-/// How many bytes moved; none when it has to wait.
+/// Returns the number of moved bytes; none if the operation would block.
 fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(count) => Ok(Some(count)),

@@ -1,5 +1,5 @@
-//! The request of a host for a certificate: its public key, and a proof that it has the private one, which
-//! stays with it.
+//! The request of a host for a certificate: its public key, and a proof that it has the private key, which
+//! stays on the host.
 
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm, SigningKey};
 use rustls::SignatureScheme;
@@ -11,21 +11,21 @@ const POINT_BYTES: usize = 65;
 /// Purpose of the proof (domain separation).
 const PURPOSE: &[u8] = b"mirrorball: a host asks for a certificate\0";
 
-/// A public key, and the proof.
+/// A public key, and the proof of its private key.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct KeyRequest {
-    /// The point of the curve.
+    /// Point of the curve.
     pub public_key: Vec<u8>,
-    /// A signature by the private key, for this host and context.
+    /// Signature by the private key, for this host and context.
     pub proof: Vec<u8>,
 }
 
 impl KeyRequest {
-    /// Makes a key for `host`: its private key as PEM, and the request. `context` is what else the proof is
-    /// bound to.
+    /// Creates a key for `host`; returns its private key as PEM, and the request. The proof is also bound to
+    /// `context`.
     ///
     /// # Errors
-    /// [`TlsError::Request`] if this host has no randomness.
+    /// Fails with [`TlsError::Request`] if this host has no randomness.
     pub fn make(host: &str, context: &[u8]) -> Result<(String, Self), TlsError> {
         let wrong = |error: rcgen::Error| TlsError::Request(error.to_string());
         let key = KeyPair::generate().map_err(wrong)?;
@@ -34,7 +34,7 @@ impl KeyRequest {
         Ok((key.serialize_pem(), Self { public_key, proof }))
     }
 
-    /// Whether the sender has the private key, and means this host and context.
+    /// Returns whether the sender has the private key, and the proof is for this host and context.
     pub(super) fn check(&self, host: &str, context: &[u8]) -> Result<(), TlsError> {
         let message = signed(host, context, &self.public_key);
         let wrong = |why: &str| TlsError::Request(why.to_owned());

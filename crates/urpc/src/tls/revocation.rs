@@ -1,7 +1,7 @@
 //! Certificates that the authority has revoked, and the streams that end with them.
 //!
 //! The list is a file beside the keys (a CRL, RFC 5280), which the authority has signed. A process reads it
-//! again at each handshake if it has changed, and looks at it while it has streams.
+//! again at each handshake if it has changed, and checks it for changes while it has streams.
 
 use std::fs;
 use std::io;
@@ -20,18 +20,18 @@ use webpki::{
 
 use super::{TlsError, provider, wrong};
 
-/// The name of the list among the keys.
+/// File name of the list among the keys.
 const LIST: &str = "revoked.crl";
-/// Interval between two looks at the list while streams are open. A revoked host's streams end within two of
-/// them.
+/// Interval of the checks of the list while streams are open. A revoked host's streams end within two
+/// intervals.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
 
-/// The list in a folder of keys.
+/// Returns the path of the list in a folder of keys.
 pub fn list(folder: &Path) -> PathBuf {
     folder.join(LIST)
 }
 
-/// One state of a file. Writing or replacing the file changes it.
+/// State of a file. Writing or replacing the file changes it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Stamp {
     inode: u64,
@@ -40,10 +40,10 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// The present state of a file; none of a file that is missing.
+    /// Returns the present state of a file; none if the file is missing.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Fails with the error of the kernel.
     pub fn of(path: &Path) -> io::Result<Option<Self>> {
         match fs::metadata(path) {
             Ok(about) => Ok(Some(Self {
@@ -57,7 +57,7 @@ impl Stamp {
     }
 }
 
-/// The serial numbers on a list; none where there is no list.
+/// Returns the serial numbers on a list; none without a list.
 pub(super) fn serials(path: &Path) -> Result<Vec<Vec<u8>>, TlsError> {
     let mut serials = Vec::new();
     for list in read(path)? {
@@ -83,11 +83,11 @@ fn read(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsEr
     }
 }
 
-/// Replaces the list of `host` by one that another host has sent, unless it is the same.
+/// Replaces the list of `host` by one that another host has sent, unless they are equal.
 ///
 /// # Errors
-/// [`TlsError::Keys`] if the host's authority has not signed it, or it lacks a certificate that is revoked
-/// here.
+/// Fails with [`TlsError::Keys`] if the host's authority has not signed it, or it lacks a certificate that is
+/// revoked here.
 pub fn replace(folder: &Path, host: &str, text: &str) -> Result<(), TlsError> {
     let path = list(folder);
     let refused =
@@ -122,8 +122,8 @@ pub fn replace(folder: &Path, host: &str, text: &str) -> Result<(), TlsError> {
         .map_err(|error| wrong(&path, error))
 }
 
-/// Whether the authority has signed a list: verification against a list with a valid signature yields an
-/// answer for any certificate of the authority, revoked or not.
+/// Returns whether the authority has signed a list: verification against a list with a valid signature yields
+/// a result for any certificate of the authority, revoked or not.
 fn has_signed(
     authority: &[CertificateDer<'_>],
     list: &CertificateRevocationListDer<'_>,
@@ -184,7 +184,7 @@ struct Stream {
 }
 
 impl Revocations {
-    /// The list in a folder. `authority` has signed it.
+    /// Loads the list in a folder, which `authority` has signed.
     pub(super) fn load(folder: &Path, authority: &[CertificateDer<'_>]) -> Result<Arc<Self>, TlsError> {
         let path = list(folder);
         let anchors = authority.iter().map(webpki::anchor_from_trusted_cert);
@@ -200,18 +200,18 @@ impl Revocations {
         Ok(Arc::new(revocations))
     }
 
-    /// Whether the list has this certificate.
+    /// Returns whether the list has this certificate.
     pub(super) fn is_revoked(&self, certificate: &CertificateDer<'_>) -> Result<bool, TlsError> {
         let mut state = self.lock();
         self.refresh(&mut state)?;
         self.is_on(&state.lists, certificate)
     }
 
-    /// Takes a connection whose other end has proven that it has the key of `peer`. The connection is closed
+    /// Admits a connection whose other end has proven that it has the key of `peer`. The connection is closed
     /// as soon as the list has that certificate.
     ///
     /// # Errors
-    /// `PermissionDenied` if the list has it already, and those of reading the list.
+    /// Fails with `PermissionDenied` if the list has it already, or with the error of reading the list.
     pub(super) fn admit(
         self: &Arc<Self>,
         peer: &CertificateDer<'static>,
@@ -237,8 +237,8 @@ impl Revocations {
         Ok(())
     }
 
-    /// Reads the list if it has changed, and closes connections with certificates that it has now. A list
-    /// that has gone revokes what it did before.
+    /// Reads the list if it has changed, and closes connections with certificates that are on it now. If the
+    /// file is missing, the last list stays in force.
     fn refresh(&self, state: &mut State) -> Result<(), TlsError> {
         let stamp = Stamp::of(&self.path).map_err(|error| wrong(&self.path, error))?;
         if stamp.is_none() || stamp == state.stamp {
@@ -305,12 +305,12 @@ impl Revocations {
     }
 }
 
-/// The reason for which a handshake failed whose other end has a revoked certificate.
+/// Error of a handshake whose other end has a revoked certificate.
 #[derive(Debug, thiserror::Error)]
 #[error("the certificate has been revoked")]
 pub(super) struct Revoked;
 
-/// Looks at the list until there are no streams.
+/// Checks the list repeatedly until there are no streams.
 fn watch(revocations: &Weak<Revocations>) {
     loop {
         std::thread::sleep(POLL_INTERVAL);
@@ -318,8 +318,8 @@ fn watch(revocations: &Weak<Revocations>) {
             return;
         };
         let mut state = revocations.lock();
-        // A list that is being copied makes no sense for a moment; handshakes fail meanwhile, and streams
-        // last.
+        // A list that is being copied is invalid for a moment; handshakes fail meanwhile, and streams stay
+        // open.
         let _ = revocations.refresh(&mut state);
         state.streams.retain(|stream| stream.tcp.strong_count() > 0);
         if state.streams.is_empty() {

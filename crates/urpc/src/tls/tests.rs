@@ -1,4 +1,4 @@
-//! Two hosts on the loopback, and a third that is not of theirs.
+//! Tests of two hosts on the loopback, and a third one of another cluster.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -21,7 +21,7 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A stream from alpha to beta: both ends, and whom beta sees.
+/// Opens a stream from alpha to beta; returns both ends, and the peer that beta sees.
 fn pair() -> (UnixStream, UnixStream, Peer) {
     let folder = keys();
     let alpha = Identity::load(folder.path(), "alpha").unwrap();
@@ -164,7 +164,7 @@ fn expired_certificate_is_refused_with_renewal_help() {
             && error.contains("help: run `mirrorball cluster keys FILE --renew`"),
         "{error}"
     );
-    // A process that took its keys earlier goes on, and no other host talks to it.
+    // A process that loaded its keys earlier runs on, and no other host accepts it.
     let end = SystemTime::now() + Duration::from_secs(2);
     keys::issue(folder.path(), &issuer, &"beta".into(), end).unwrap();
     let beta = Identity::load(folder.path(), "beta").unwrap();
@@ -188,7 +188,7 @@ fn expired_certificate_is_refused_with_renewal_help() {
     assert!(matches!(error, TlsError::Ended { .. }), "{error}");
 }
 
-/// How long a connection that sends `bytes`, one every 50 ms, is kept; it proves nothing.
+/// Returns how long a connection that sends `bytes`, one every 50 ms, is kept without authentication.
 fn kept(bytes: &'static [u8], limit: Duration) -> Duration {
     let folder = keys();
     let beta = Identity::load(folder.path(), "beta").unwrap();
@@ -224,7 +224,7 @@ fn silent_connection_is_closed_at_the_deadline() {
 
 #[test]
 fn slow_trickle_connection_is_closed_at_the_deadline() {
-    // The first record of a handshake, 16 KiB of which never all come: 10 s of bytes.
+    // The first record of a handshake of 16 KiB, which never arrives completely: 10 s of bytes.
     const BYTES: [u8; 200] = {
         let mut bytes = [1; 200];
         (bytes[0], bytes[1], bytes[2], bytes[3], bytes[4]) = (22, 3, 1, 64, 0);
@@ -235,10 +235,11 @@ fn slow_trickle_connection_is_closed_at_the_deadline() {
     assert!(kept >= limit && kept < Duration::from_secs(5), "{kept:?}");
 }
 
-/// How long a stream of a revoked host may last: two looks at the list, and what a busy machine adds.
+/// Greatest time until a stream of a revoked host ends: two checks of the list, and the delay of a busy
+/// machine.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
-/// A stream from alpha to beta with the keys in a folder; the error of the side that refuses.
+/// Opens a stream from alpha to beta with the keys in a folder; returns the error of the side that refuses.
 fn connected(folder: &std::path::Path) -> Result<(UnixStream, UnixStream), TlsError> {
     let alpha = Identity::load(folder, "alpha")?;
     let beta = Identity::load(folder, "beta")?;
@@ -266,7 +267,7 @@ fn revoked_host_is_refused_and_its_streams_end_within_a_second() {
     let folder = keys();
     let alpha = Identity::load(folder.path(), "alpha").unwrap();
     let beta = Identity::load(folder.path(), "beta").unwrap();
-    // Both look at the list: which side closes the stream is no matter.
+    // Both sides check the list: either may close the stream.
     let (near, far) = meet(&alpha, &beta).unwrap();
     make(folder.path(), ["gamma"]).unwrap();
     let gamma = Identity::load(folder.path(), "gamma").unwrap();
@@ -283,7 +284,7 @@ fn revoked_host_is_refused_and_its_streams_end_within_a_second() {
         refused.starts_with("the certificate of the caller has been revoked; help: "),
         "{refused}"
     );
-    // The others' streams go on.
+    // Streams of other hosts stay open.
     (&other).write_all(b"x").unwrap();
     assert_eq!(kept.read(&mut [0]).unwrap(), 1);
     meet(&gamma, &beta).unwrap();
@@ -329,7 +330,7 @@ fn all_certificates_of_a_removed_host_are_revoked_and_a_new_one_is_valid() {
         renewed.path(),
         &["authority.pem", "alpha.pem", "alpha.key", "beta.pem", "beta.key"],
     );
-    // Without a list in their folders both are good.
+    // Without a list in their folders both are valid.
     connected(old.path()).unwrap();
     connected(renewed.path()).unwrap();
     revoke(folder.path(), "alpha").unwrap();
@@ -342,7 +343,7 @@ fn all_certificates_of_a_removed_host_are_revoked_and_a_new_one_is_valid() {
         );
     }
     assert!(!folder.path().join("alpha.key").exists());
-    // A second removal keeps what the first one has revoked.
+    // A second removal keeps the first one's revocations.
     revoke(folder.path(), "beta").unwrap();
     assert_eq!(
         revocation::serials(&revocation_list(folder.path()))
@@ -483,7 +484,7 @@ fn joined_host_proves_its_key_and_can_be_revoked() {
     assert!(peer.is("alpha") && !peer.is("gamma"));
     near.set_read_timeout(Some(LIMIT)).unwrap();
 
-    // The list reaches the hosts as text. The link that is open ends by it.
+    // The list reaches the hosts as text. It ends the open link.
     let list = std::fs::read_to_string(revoke(inviting.path(), "gamma").unwrap()).unwrap();
     let revoked_at = Instant::now();
     assert_eq!(near.read(&mut [0]).unwrap(), 0);

@@ -1,6 +1,6 @@
-//! How eagerly the scheduler moves programs to other nodes: where each node's memory is another host's, a
-//! program that has moved fetches every page it uses, so that one of a shell's pipe would take a hundred
-//! times as long on the CPU that is idle. One that works for seconds still moves.
+//! Rate at which the scheduler moves programs to other nodes. Where each node's memory is another host's, a
+//! program that has moved fetches every page that it uses. A program of a shell's pipe would take a hundred
+//! times as long on the idle CPU. A program that works for seconds still moves.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,31 +8,31 @@ use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
 
-/// Where the kernel shows what it lets be debugged.
+/// Directory of the kernel's debugging interface.
 const DEBUG: &str = "/sys/kernel/debug";
-/// In it, a folder for each CPU, in it one for each domain that its scheduler balances over
+/// Directory in it with a folder per CPU, each with a folder per domain over which its scheduler balances
 /// (`kernel/sched/debug.c`).
 const DOMAINS: &str = "sched/domains";
 
-/// What the kernel calls a domain of several nodes (`kernel/sched/topology.c`).
+/// The kernel's name of a domain of several nodes (`kernel/sched/topology.c`).
 const NODES: &str = "NUMA";
 
-/// How often the balance finds more to do on one node than on another before it moves a program that has run
-/// of late (`nr_balance_failed` in `kernel/sched/fair.c`).
+/// Number of times that the balance finds more work on one node than on another before it moves a program
+/// that has run recently (`nr_balance_failed` in `kernel/sched/fair.c`).
 const TRIES: u32 = 20;
-/// A program that has run in this time has run of late, nanoseconds. It is one value for all domains; in
-/// those of one node two tries are enough.
+/// Time within which a program counts as having run recently, nanoseconds. It is one value for all domains;
+/// in those of one node two tries suffice.
 const LATE_NS: &str = "1000000000";
 
-/// How often nodes are balanced, milliseconds. The kernel's own is two at least, and a tenth of a second for
-/// each CPU at most.
+/// Interval of the balance between nodes, milliseconds. The kernel's own is at least 2 ms, and at most 0.1 s
+/// per CPU.
 const INTERVAL_MS: std::ops::RangeInclusive<u64> = 2..=200;
 
-/// Lets the kernel move programs between nodes only if they have too much to do for as long as a move takes,
-/// about: a CPU that comes online fetches about as many pages as a program that moves, and took so long. To
-/// be told again when a CPU has come online or gone, which makes the domains anew. A kernel that can't be
-/// told balances as it does.
-pub fn as_slow_as(move_takes: Duration) {
+/// Makes the kernel move programs between nodes only if a node has too much work for about as long as a move
+/// takes. A CPU that comes online fetches about as many pages as a program that moves, and `move_takes` is
+/// the time of that. Must be called again after a CPU has come online or gone offline, which creates new
+/// domains. A kernel without these settings balances as before.
+pub fn match_move_time(move_takes: Duration) {
     let debug = Path::new(DEBUG);
     if !debug.join("sched").exists() {
         let _ = mount(
@@ -46,7 +46,7 @@ pub fn as_slow_as(move_takes: Duration) {
     let _ = fs::write(debug.join("sched/migration_cost_ns"), LATE_NS);
     let interval = interval_ms(move_takes);
     for domain in of_nodes(&debug.join(DOMAINS)) {
-        // The longest first: none is to be below the shortest.
+        // The longest interval first: none may be below the shortest.
         for (file, value) in [
             ("max_interval", 2 * interval),
             ("min_interval", interval),
@@ -57,7 +57,7 @@ pub fn as_slow_as(move_takes: Duration) {
     }
 }
 
-/// Tries that far apart take as long together.
+/// Returns the interval at which the tries take as long together.
 fn interval_ms(move_takes: Duration) -> u64 {
     let apart = move_takes / TRIES;
     u64::try_from(apart.as_millis())
@@ -65,7 +65,7 @@ fn interval_ms(move_takes: Duration) -> u64 {
         .clamp(*INTERVAL_MS.start(), *INTERVAL_MS.end())
 }
 
-/// The folders of domains of several nodes.
+/// Returns the folders of domains of several nodes.
 fn of_nodes(domains: &Path) -> Vec<PathBuf> {
     let cpus = entries(domains);
     let mut found: Vec<_> = cpus
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tries_take_as_long_as_a_move_within_what_the_kernel_knows() {
+    fn tries_take_as_long_as_a_move_within_the_kernels_limits() {
         for (takes_ms, interval) in [(0, 2), (60, 3), (1_000, 50), (4_000, 200), (60_000, 200)] {
             assert_eq!(
                 interval_ms(Duration::from_millis(takes_ms)),

@@ -1,33 +1,33 @@
-//! CPUs that are to come online when the system is up: where each CPU's memory is another host's, a boot that
-//! all take part in moves every page to and fro.
+//! CPUs that come online only once the system is up. Where each CPU's memory is another host's, a boot on all
+//! CPUs moves every page back and forth.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::waiting::Waiting;
+use crate::held_programs::HeldPrograms;
 use crate::{balance, housekeeping};
 
-/// In the kernel's command line, `mirrorball.cpus=late` beside `maxcpus=1`.
+/// Key in the kernel's command line: `mirrorball.cpus=late` beside `maxcpus=1`.
 const KEY: &str = "mirrorball.cpus=";
 const LATE: &str = "late";
 
-/// How long a system may take to start its services before they come all the same.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// How often systemd is asked, and the time over which the CPUs' rest is measured.
-const LOOK: Duration = Duration::from_secs(2);
-/// How long a CPU takes to come online where nobody saw one do so.
-const UNSEEN: Duration = Duration::from_secs(4);
+/// Time limit for the start of a system's services, after which the CPUs come online anyway.
+const SERVICES_TIMEOUT: Duration = Duration::from_secs(120);
+/// Interval of the requests to systemd, and time over which the CPUs' idle time is measured.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Assumed time that a CPU takes to come online, if none was measured.
+const ONLINE_TIME_DEFAULT: Duration = Duration::from_secs(4);
 
-/// Brings all CPUs online once the system is up, if the command line asks for that, and keeps the kernel's
-/// own work at home.
+/// Brings all CPUs online once the system is up, if the command line requests it, and keeps the kernel's own
+/// work at home.
 pub fn come_online() {
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     if !are_late(&cmdline) {
         return;
     }
-    let was_cut_short = Waiting::let_go_of_left();
+    let was_cut_short = HeldPrograms::release_leftover();
     // Without services the system is up already.
     if Path::new("/run/systemd/system").exists() {
         let start = Instant::now();
@@ -35,17 +35,17 @@ pub fn come_online() {
         wait_for_rest(start);
     }
     housekeeping::stay_at_home();
-    let waiting = Waiting::at_home();
-    // With all of them online, an agent that came to its end has told the scheduler.
-    if let Some(took) = bring_all().or(was_cut_short.then_some(UNSEEN)) {
-        balance::as_slow_as(took);
+    let held_programs = HeldPrograms::at_home();
+    // If all CPUs are online, an agent that ended has configured the scheduler already.
+    if let Some(took) = bring_all().or(was_cut_short.then_some(ONLINE_TIME_DEFAULT)) {
+        balance::match_move_time(took);
     }
-    if let Some(waiting) = waiting {
-        waiting.let_go();
+    if let Some(held_programs) = held_programs {
+        held_programs.release();
     }
 }
 
-/// Brings each CPU online that is not; how long one took at most. None if all are, or stay as they are.
+/// Brings each offline CPU online. Returns the longest time that one of them took; none if no CPU changed.
 fn bring_all() -> Option<Duration> {
     let mut longest = None;
     for entry in fs::read_dir("/sys/devices/system/cpu")
@@ -54,7 +54,7 @@ fn bring_all() -> Option<Duration> {
         .flatten()
     {
         let start = Instant::now();
-        match bring(&entry.path().join("online")) {
+        match bring_online(&entry.path().join("online")) {
             Ok(true) => longest = longest.max(Some(start.elapsed())),
             Ok(false) => {}
             Err(error) => {
@@ -66,28 +66,29 @@ fn bring_all() -> Option<Duration> {
     longest
 }
 
-/// Systemd starts them. It is asked again and again: its own way to wait needs a bus, which comes later than
-/// this program.
+/// Waits for systemd, which starts the services. It is polled, since its own means to wait needs a bus, which
+/// starts later than this program.
 fn wait_for_services(start: Instant) {
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < SERVICES_TIMEOUT {
         let Ok(told) = Command::new("systemctl").arg("is-system-running").output() else {
             return;
         };
         if are_started(&String::from_utf8_lossy(&told.stdout)) {
             return;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// What services do at first, such as a login, goes on when all of them count as started. Done by one CPU it
-/// takes a tenth of the time that it takes while another comes online and joins in.
+/// Waits until the CPUs are idle. The first work of services, such as a login, continues after all of them
+/// count as started. One CPU does it in a tenth of the time that it takes while another CPU comes online and
+/// takes part.
 fn wait_for_rest(start: Instant) {
     let Some(mut before) = Times::now() else {
         return;
     };
-    while start.elapsed() < PATIENCE {
-        std::thread::sleep(LOOK);
+    while start.elapsed() < SERVICES_TIMEOUT {
+        std::thread::sleep(POLL_INTERVAL);
         let Some(now) = Times::now() else {
             return;
         };
@@ -98,7 +99,7 @@ fn wait_for_rest(start: Instant) {
     }
 }
 
-/// The CPUs' time since the kernel started, in its ticks.
+/// Times of all CPUs since the kernel started, in ticks of its clock.
 #[derive(Clone, Copy)]
 struct Times {
     idle: u64,
@@ -110,8 +111,8 @@ impl Times {
         Times::read(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// From the first line of `/proc/stat`: `cpu`, user, nice, system, idle, iowait and so on. Time that its
-    /// own guests get is there twice, which does no harm.
+    /// Reads the first line of `/proc/stat`: `cpu`, user, nice, system, idle, iowait and so on. It counts the
+    /// time of nested guests twice, which is harmless.
     fn read(stat: &str) -> Option<Times> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let times: Vec<u64> = line
@@ -125,7 +126,7 @@ impl Times {
         })
     }
 
-    /// True if the CPUs had nothing to do for three quarters of the time since.
+    /// Returns whether the CPUs were idle for three quarters of the time since `before`.
     fn rested_since(self, before: Times) -> bool {
         let (idle, all) = (
             self.idle.saturating_sub(before.idle),
@@ -135,7 +136,7 @@ impl Times {
     }
 }
 
-/// Whether systemd says that all its services have been started, or have failed to.
+/// Returns whether systemd reports that all its services have been started, or have failed to.
 fn are_started(state: &str) -> bool {
     !matches!(
         state.trim(),
@@ -143,14 +144,15 @@ fn are_started(state: &str) -> bool {
     )
 }
 
-/// As the last of the kernel's words says that tells of it: the user's come behind the image's.
+/// Returns whether the last word with this key requests it: the user's words follow the image's.
 fn are_late(cmdline: &str) -> bool {
     let words = cmdline.split_ascii_whitespace().take_while(|word| *word != "--");
     words.filter_map(|word| word.strip_prefix(KEY)).last() == Some(LATE)
 }
 
-/// True for a CPU that was offline. Other entries, and CPUs that are always online, have no such file.
-fn bring(online: &Path) -> std::io::Result<bool> {
+/// Brings an offline CPU online and returns true. Other entries, and CPUs that are always online, have no
+/// such file.
+fn bring_online(online: &Path) -> std::io::Result<bool> {
     match fs::read_to_string(online) {
         Ok(state) if state.trim() == "0" => fs::write(online, "1").map(|()| true),
         _ => Ok(false),
@@ -162,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn systemd_is_waited_for_until_it_is_done_or_has_failed() {
+    fn wait_for_systemd_ends_when_it_is_done_or_has_failed() {
         for state in ["initializing\n", "starting\n", "offline\n", ""] {
             assert!(!are_started(state), "{state:?}");
         }
@@ -182,9 +184,9 @@ mod tests {
         assert!(times(130, 0).expect("times").rested_since(before));
         assert!(
             times(100, 30).expect("times").rested_since(before),
-            "who waits for a disk does not work"
+            "a CPU that waits for a disk is idle"
         );
-        // The line's other words are what was done in the time from nothing at all: 35 ticks.
+        // The line's other words are the work since time zero: 35 ticks.
         let nothing = Times { idle: 0, all: 0 };
         assert!(times(105, 0).expect("times").rested_since(nothing));
         assert!(!times(104, 0).expect("times").rested_since(nothing));
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn only_those_that_were_kept_offline_for_it_are_brought() {
+    fn only_offline_cpus_are_brought_online_if_requested() {
         assert!(are_late("quiet maxcpus=1 mirrorball.cpus=late"));
         assert!(!are_late("quiet maxcpus=1"));
         assert!(!are_late("xmirrorball.cpus=late mirrorball.cpus=later"));
@@ -206,10 +208,10 @@ mod tests {
         for (state, then, comes) in [("0\n", "1", true), ("1\n", "1\n", false)] {
             let online = folder.path().join("online");
             fs::write(&online, state).expect("a file");
-            assert_eq!(bring(&online).expect("it can be written"), comes);
+            assert_eq!(bring_online(&online).expect("it can be written"), comes);
             assert_eq!(fs::read_to_string(&online).expect("a file"), then);
         }
-        // The file `online` of all CPUs has none below it.
-        assert!(!bring(&folder.path().join("online/online")).expect("nothing to do"));
+        // The file `online` of all CPUs is no directory.
+        assert!(!bring_online(&folder.path().join("online/online")).expect("nothing to do"));
     }
 }

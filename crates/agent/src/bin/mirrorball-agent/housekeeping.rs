@@ -1,7 +1,7 @@
-//! What the kernel does by itself, kept to the home's CPUs: its threads that may run anywhere, unbound work,
-//! devices' interrupts, and the program that answers the kernel's news of devices. Where each node's memory
-//! is another host's, a grace period or a timer that runs on another node fetches every page that it uses,
-//! and takes it from the programs that run at home. Programs run where they like.
+//! Keeps the kernel's own work on the home's CPUs: its threads without a fixed CPU, unbound work, devices'
+//! interrupts, and the program that handles the kernel's events of devices. Where each node's memory is
+//! another host's, a grace period or a timer that runs on another node fetches every page that it uses, and
+//! takes it from the programs at home. Programs run on any CPU.
 
 use std::fs;
 
@@ -9,36 +9,36 @@ use agent::server::affinity;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// In `/proc/PID/stat` (`PF_KTHREAD`, `PF_NO_SETAFFINITY` in Linux's `include/linux/sched.h`): a thread of
-/// the kernel; one whose CPUs nobody may choose.
+/// Flags in `/proc/PID/stat` (`PF_KTHREAD`, `PF_NO_SETAFFINITY` in Linux's `include/linux/sched.h`): a thread
+/// of the kernel; a thread with a fixed CPU.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 const BOUND: u64 = 0x0400_0000;
 
-/// Where the node of the home is, which the kernel boots on.
+/// The node of the home, on which the kernel boots.
 const HOME: &str = "/sys/devices/system/node/node0";
 
-/// The program that hears of each device, a CPU that comes online among them. The rules that it reads for it
-/// are megabytes.
+/// The program that receives an event for each device, including each CPU that comes online. The rules that
+/// it reads then are megabytes.
 const DEVICES: &str = "systemd-udevd";
 
-/// The home's CPUs. None if there is no such node.
+/// Returns the home's CPUs; none if there is no such node.
 pub fn home() -> Option<CpuSet> {
     set(&numbers(HOME, "cpu").collect::<Vec<_>>())
 }
 
-/// Keeps all that to the CPUs of node 0, whether they are online or not. Best before others come online: what
-/// is there already has to be moved. What can't be kept is the kernel's business.
+/// Keeps all of that work on the CPUs of node 0, online or not. It should be called before other CPUs come
+/// online: existing work has to be moved otherwise. Work that can't be kept there is left to the kernel.
 pub fn stay_at_home() {
     let Some(home) = home() else {
         return;
     };
-    // The host talks to the agent through a device, whose driver is there too.
+    // The host reaches the agent through a device, whose driver runs there too.
     let _ = affinity::keep_to(&home);
     let mask = mask(&numbers(HOME, "cpu").collect::<Vec<_>>());
     let _ = fs::write("/sys/devices/virtual/workqueue/cpumask", &mask);
     let _ = fs::write("/proc/irq/default_smp_affinity", &mask);
     for number in numbers("/proc/irq", "") {
-        // One that the kernel spreads over the CPUs itself, as queues', refuses.
+        // The kernel refuses this for interrupts that it spreads over the CPUs itself, such as queues'.
         let _ = fs::write(format!("/proc/irq/{number}/smp_affinity"), &mask);
     }
     for thread in threads().filter(|thread| stays(*thread)) {
@@ -46,19 +46,20 @@ pub fn stay_at_home() {
     }
 }
 
-/// All threads: programs' and the kernel's.
+/// Returns all threads: those of programs and of the kernel.
 pub fn threads() -> impl Iterator<Item = usize> {
     let processes = numbers("/proc", "");
     processes.flat_map(|process| numbers(&format!("/proc/{process}/task"), "").collect::<Vec<_>>())
 }
 
-/// The numbers in a directory's entries that are called `before` and a number.
+/// Returns the numbers in a directory's entries whose names are `before` and a number.
 fn numbers(folder: &str, before: &str) -> impl Iterator<Item = usize> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(move |entry| entry.file_name().to_str()?.strip_prefix(before)?.parse().ok())
 }
 
-/// True for a kernel's thread whose CPUs may be chosen, and for the program of devices.
+/// Returns whether the thread stays at home: a thread of the kernel without a fixed CPU, or the program of
+/// devices.
 fn stays(thread: usize) -> bool {
     let stat = fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
     let name = fs::read_to_string(format!("/proc/{thread}/comm")).unwrap_or_default();
@@ -70,15 +71,15 @@ fn flags(stat: &str) -> Option<u64> {
     number(stat, 9)
 }
 
-/// The field of that number, behind the second, in a line of `/proc/PID/stat` (proc_pid_stat(5)). The second
-/// is the name, which is in parentheses and may hold any characters.
+/// Returns a numbered field, after the second, of a line of `/proc/PID/stat` (proc_pid_stat(5)). The second
+/// field is the name in parentheses, with any characters.
 pub fn number(stat: &str, field: usize) -> Option<u64> {
     let (_, after) = stat.rsplit_once(')')?;
     let words = after.split_ascii_whitespace();
     words.zip(3..).find(|(_, at)| *at == field)?.0.parse().ok()
 }
 
-/// The CPUs as the system call wants them; none if there are none.
+/// Returns the CPUs in the system call's format; none if there are none.
 fn set(cpus: &[usize]) -> Option<CpuSet> {
     let mut set = CpuSet::new();
     for cpu in cpus {
@@ -87,7 +88,7 @@ fn set(cpus: &[usize]) -> Option<CpuSet> {
     (!cpus.is_empty()).then_some(set)
 }
 
-/// As the kernel reads one: words of 32 bits in hexadecimal, the highest first.
+/// Returns the CPUs in the kernel's text format: words of 32 bits in hexadecimal, the highest first.
 fn mask(cpus: &[usize]) -> String {
     let words = cpus.iter().max().map_or(1, |last| last / 32 + 1);
     let word = |number: usize| -> u32 {
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_and_masks_are_the_kernels() {
+    fn sets_and_masks_match_the_kernels_format() {
         assert_eq!(mask(&[0, 1, 5]), "00000023");
         assert_eq!(mask(&[0, 33]), "00000002,00000001");
         let some = set(&[0, 5]).expect("a set");
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_the_kernel_are_known_by_their_flags() {
+    fn threads_of_the_kernel_are_recognized_by_their_flags() {
         let stat = "16 (rcu) x (y) I 2 0 0 0 -1 2129984 0 0";
         assert_eq!(flags(stat), Some(0x0020_8040));
         assert_eq!(flags("16 (sh"), None);
@@ -125,12 +126,12 @@ mod tests {
         assert_eq!(number(stat, 4), Some(2));
         assert_eq!(number(stat, 11), Some(0));
         assert_eq!(number(stat, 12), None);
-        // This one is a program's.
+        // This process is a program.
         assert!(!stays(std::process::id() as usize));
     }
 
     #[test]
-    fn a_folders_numbers_are_found_behind_their_name() {
+    fn numbers_of_a_folder_are_found_after_their_name() {
         let folder = tempfile::tempdir().expect("a directory");
         for name in ["cpu0", "cpu12", "cpulist", "7", "meminfo"] {
             fs::write(folder.path().join(name), "").expect("a file");

@@ -1,7 +1,7 @@
 //! Process 1 of an initramfs.
 //!
-//! With a root on the command line it becomes that root's init. Without one it stays: it mounts what programs
-//! need, starts the agent and a shell on the console, and collects whatever ends.
+//! With a root on the command line it becomes that root's init. Without one it stays: it mounts the file
+//! systems that programs need, starts the agent and a shell on the console, and reaps processes.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,7 +15,7 @@ use nix::unistd::{ForkResult, fork, setsid};
 
 use crate::{listen, modules, power, root::RootSpec};
 
-/// Does everything process 1 does. Never returns: the kernel panics when process 1 ends.
+/// Runs process 1. Never returns: the kernel panics when process 1 ends.
 pub fn run() -> ! {
     for (kind, place, options) in [
         ("proc", "/proc", ""),
@@ -34,16 +34,16 @@ pub fn run() -> ! {
     userland()
 }
 
-/// Ends the guest as a kernel that finds no root would: by a panic that says why.
+/// Ends the guest as a kernel without a root does: by a panic that reports the reason.
 fn give_up(reason: &str) -> ! {
     eprintln!("mirrorball: {reason}");
-    // The line must be out before the kernel's own.
+    // The line must precede the kernel's own.
     std::thread::sleep(Duration::from_millis(100));
     std::process::exit(1)
 }
 
 fn attach(kind: &str, place: &str, options: &str) {
-    // Told, not fatal: what the guest can't do without will say so itself.
+    // Reported, not fatal: programs that need the mount will fail with their own errors.
     let _ = fs::create_dir_all(place);
     let busy = nix::errno::Errno::EBUSY;
     match mount(Some(kind), place, Some(kind), MsFlags::empty(), Some(options)) {
@@ -53,7 +53,7 @@ fn attach(kind: &str, place: &str, options: &str) {
     }
 }
 
-/// The whole user space of a guest without a root disk.
+/// Runs the whole user space of a guest without a root disk.
 fn userland() -> ! {
     for (kind, place, options) in [
         ("devpts", "/dev/pts", "mode=0620,ptmxmode=0666"),
@@ -91,7 +91,7 @@ fn userland() -> ! {
     start(console_shell);
     start(power::wait_for_button);
     loop {
-        // With no children left (never, as the shell comes back) this must not spin.
+        // Without children (which never happens, as the shell is restarted) this must not spin.
         if wait().is_err() {
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -111,7 +111,7 @@ fn start(body: impl FnOnce()) {
     }
 }
 
-/// A shell on the console, started again when it ends.
+/// Runs a shell on the console, and restarts it when it ends.
 fn console_shell() {
     if fs::metadata("/bin/sh").is_err() {
         return;
@@ -147,7 +147,7 @@ fn console_shell() {
     }
 }
 
-/// The last console of the command line: `/dev/console` itself can't be a controlling terminal.
+/// Returns the last console of the command line: `/dev/console` itself can't be a controlling terminal.
 fn console_device() -> String {
     let active = fs::read_to_string("/sys/class/tty/console/active").unwrap_or_default();
     active
@@ -157,7 +157,7 @@ fn console_device() -> String {
 }
 
 fn run_and_wait(program: &str, arguments: &[&str]) {
-    // What is not there in this guest is not needed by it.
+    // A guest without the program does not need it.
     let _ = Command::new(program)
         .args(arguments)
         .stderr(Stdio::null())

@@ -1,6 +1,6 @@
 //! Listens on the agent's vsock port and serves each connection in a thread.
 //!
-//! Only the host is served: other guests and programs of this guest are turned away.
+//! Only the host is served: other guests and programs of this guest are refused.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, VsockAddr, bind, getpeername};
 
-/// Connections served at once.
+/// Greatest number of connections served at once.
 const CONNECTIONS_MAX: usize = 64;
 
 /// The host's own address.
@@ -50,7 +50,7 @@ fn accept(listener: &OwnedFd) -> io::Error {
         active.fetch_add(1, Ordering::AcqRel);
         let count = Arc::clone(&active);
         let started = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
-            // A broken connection concerns only its client, who knows.
+            // The client notices its broken connection itself.
             let _ = agent::server::serve(connection);
             count.fetch_sub(1, Ordering::AcqRel);
         });

@@ -1,21 +1,20 @@
 //! The agent's program inside the guest.
 //!
-//! One file, three places:
+//! One file for three uses:
 //! - as a service of a full system, it listens on vsock port 1024;
-//! - as `/init` of an initramfs, it loads the modules the guest needs and goes on to the root disk's own
-//!   init;
+//! - as `/init` of an initramfs, it loads the guest's modules and switches to the root disk's own init;
 //! - as `/init` when the command line names no root, it is the whole user space: a shell on the console and
 //!   the agent.
 
 mod balance;
 mod cpus;
+mod held_programs;
 mod housekeeping;
 mod init;
 mod listen;
 mod modules;
 mod power;
 mod root;
-mod waiting;
 
 fn main() -> std::process::ExitCode {
     agent::panic::ends_the_process();

@@ -8,7 +8,7 @@ use nix::kmod::{ModuleInitFlags, finit_module};
 
 const FOLDER: &str = "/modules";
 
-/// Loads every listed module. One that can't be loaded is told on the console; the guest may do without it.
+/// Loads every listed module. A failure is reported on the console; the guest may work without the module.
 pub fn load() {
     let Ok(order) = fs::read_to_string(format!("{FOLDER}/order")) else {
         return;

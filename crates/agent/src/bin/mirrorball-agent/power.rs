@@ -13,7 +13,7 @@ const KEY_POWER: u16 = 116;
 /// Bytes of a `struct input_event`: a time of 16, then type, code and value.
 const EVENT_BYTES: usize = 24;
 
-/// Waits on every input device; returns when there is none.
+/// Waits on every input device; returns if there is none.
 pub fn wait_for_button() {
     let entries = fs::read_dir("/dev/input").into_iter().flatten().flatten();
     let devices = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("event"));
@@ -22,7 +22,7 @@ pub fn wait_for_button() {
         .map(|device| std::thread::spawn(move || watch(device)))
         .collect();
     for thread in waiting {
-        // A thread that ended has lost its device; the others go on.
+        // A thread that ended has lost its device; the others continue.
         let _ = thread.join();
     }
 }

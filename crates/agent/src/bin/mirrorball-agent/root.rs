@@ -1,4 +1,4 @@
-//! The root disk: finds it as the kernel's command line names it, mounts it, and becomes its init.
+//! The root disk: finds the device that the kernel's command line names, mounts it, and runs its init.
 
 use std::ffi::CString;
 use std::fs;
@@ -9,32 +9,32 @@ use std::time::{Duration, Instant};
 use nix::mount::{MsFlags, mount};
 use nix::unistd::{chdir, chroot, execv};
 
-/// How long the root's device may take to appear.
+/// Time limit for the root's device to appear.
 const DEVICE_WAIT: Duration = Duration::from_secs(15);
 
 const NEW_ROOT: &str = "/root";
 
-/// What the command line says about the root.
+/// Options of the root on the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RootSpec {
-    /// `root=`: a device.
+    /// Device, from `root=`.
     device: Option<String>,
-    /// `rootfstype=`.
+    /// Type of the file system, from `rootfstype=`.
     kind: Option<String>,
-    /// `rootflags=`, and `dax`.
+    /// Mount options, from `rootflags=` and `dax`.
     options: Vec<String>,
-    /// `rw` was the last of `ro` and `rw`.
+    /// Whether `rw` was the last of `ro` and `rw`.
     writable: bool,
-    /// `init=`.
+    /// Path of init, from `init=`.
     init: Option<String>,
 }
 
 impl RootSpec {
-    /// Reads the kernel's command line; the last of several counts.
+    /// Reads the kernel's command line; the last of several options counts.
     pub fn parse(cmdline: &str) -> Self {
         let mut spec = Self::default();
         for word in cmdline.split_ascii_whitespace() {
-            // What follows is init's.
+            // The following words are for init.
             if word == "--" {
                 break;
             }
@@ -52,12 +52,12 @@ impl RootSpec {
         spec
     }
 
-    /// True when the command line names a root.
+    /// Returns whether the command line names a root.
     pub fn exists(&self) -> bool {
         self.device.as_ref().is_some_and(|device| !device.is_empty())
     }
 
-    /// Mounts the root and becomes its init. Returns only with the reason why not.
+    /// Mounts the root and runs its init. Returns the reason if that fails, and not at all otherwise.
     pub fn enter(&self) -> String {
         let device = self.device.as_deref().unwrap_or_default();
         if let Err(reason) = wait_for(device) {
@@ -79,7 +79,7 @@ impl RootSpec {
                 return format!("can't move /{place} into the root {device}: {error}");
             }
         }
-        // The initramfs' own files are of no more use; their memory is the guest's again.
+        // The files of the initramfs are not needed any longer, and their memory is released.
         let _ = fs::remove_dir_all("/modules");
         for file in ["/init", "/bin/busybox"] {
             let _ = fs::remove_file(file);
@@ -170,7 +170,7 @@ mod tests {
     use super::RootSpec;
 
     #[test]
-    fn the_last_word_counts_and_words_for_init_do_not() {
+    fn last_word_counts_and_words_for_init_do_not() {
         let spec = RootSpec::parse(
             "ro root=/dev/vda root=/dev/pmem0 rootfstype=ext4 rw dax init=/x -- ro root=/no\n",
         );

@@ -120,7 +120,10 @@ proptest! {
 
     #[test]
     fn every_access_sequence_leaves_a_valid_state(
-        accesses in prop::collection::vec((prop_oneof![Just(0_u64), Just(0x10), Just(0x40), any::<u64>()], any::<u32>(), any::<u8>()), 0..200),
+        accesses in prop::collection::vec(
+            (prop_oneof![Just(0_u64), Just(0x10), Just(0x40), any::<u64>()], any::<u32>(), any::<u8>()),
+            0..200
+        ),
     ) {
         let mut chip = IoApic::new();
         for (offset, value, pin) in accesses {

@@ -1,5 +1,5 @@
-//! Any traffic against an independent model: sets of vectors, a stack of what is in service, and a ledger
-//! that counts what came, what was merged with a request that waited, and what was served.
+//! Compares random traffic with an independent model: sets of vectors, a stack of those in service, and a
+//! ledger that counts received, merged and served interrupts.
 
 use std::collections::BTreeSet;
 
@@ -111,7 +111,8 @@ proptest! {
                 }
                 Event::Take => prop_assert_eq!(apic.take(), model.take()),
                 Event::End => {
-                    let expected = model.end().map_or(Written::Nothing, |vector| Written::EndOfInterrupt { vector });
+                    let end = |vector| Written::EndOfInterrupt { vector };
+                    let expected = model.end().map_or(Written::Nothing, end);
                     prop_assert_eq!(apic.write(0x80B, 0, 0), Ok(expected));
                 }
                 Event::TaskPriority(value) => {
@@ -119,7 +120,10 @@ proptest! {
                     model.task_priority = value;
                 }
                 Event::Enable(is_enabled) => {
-                    let expected = if is_enabled == model.is_enabled { Written::Nothing } else { Written::Enabled(is_enabled) };
+                    let expected = match is_enabled == model.is_enabled {
+                        true => Written::Nothing,
+                        false => Written::Enabled(is_enabled),
+                    };
                     prop_assert_eq!(apic.write(0x80F, u64::from(is_enabled) << 8 | 0xFF, 0), Ok(expected));
                     model.is_enabled = is_enabled;
                 }

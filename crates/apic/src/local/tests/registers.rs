@@ -1,4 +1,4 @@
-//! Which registers there are, what they hold, what they refuse.
+//! Tests of the existing registers, their bits, and the writes that they refuse.
 
 use super::*;
 
@@ -200,7 +200,7 @@ fn init_resets_all_state_but_id_and_mode() {
     assert_eq!(apic, LocalApic::new(0x11, 10));
 }
 
-/// SDM 11.5.3: errors gather until the register is written; that shows them and starts anew.
+/// SDM 11.5.3: errors accumulate until the register is written; that shows them and clears the rest.
 #[test]
 fn error_status_is_latched_on_write() {
     let mut apic = enabled(1);
@@ -214,7 +214,7 @@ fn error_status_is_latched_on_write() {
     assert_eq!(read(&apic, 0x828), 0);
 }
 
-/// SDM 11.5.3: the error interrupt comes once, until the register is written; SDM 11.5.1: unless it is
+/// SDM 11.5.3: the error interrupt is raised once, until the register is written; SDM 11.5.1: unless it is
 /// masked.
 #[test]
 fn error_interrupt_is_sent_once_until_esr_write() {

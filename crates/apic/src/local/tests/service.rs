@@ -17,7 +17,7 @@ fn highest_vector_is_served_first() {
     assert_eq!(order, [Some(0xF1), Some(0x41), Some(0x10), None]);
 }
 
-/// SDM 11.8.3.1: only a higher class interrupts, and the end of service lets the lower one go on.
+/// SDM 11.8.3.1: only a higher class interrupts, and the end of service resumes the lower one.
 #[test]
 fn only_a_higher_priority_class_preempts() {
     let mut apic = enabled(1);
@@ -181,7 +181,7 @@ fn tsc_step_shifts_a_count_and_keeps_a_deadline() {
     assert_eq!(armed.timer_due(), Some(500));
 }
 
-/// SDM 11.5.1: a masked timer goes on without an interrupt.
+/// SDM 11.5.1: a masked timer runs without an interrupt.
 #[test]
 fn masked_timer_sends_no_interrupt() {
     let mut apic = enabled(1);
@@ -193,8 +193,8 @@ fn masked_timer_sends_no_interrupt() {
     assert_eq!((apic.next(), apic.timer_due()), (None, None));
 }
 
-/// SDM 11.5.3: the error entry's interrupt comes with the first error since the register was written, unless
-/// it is masked.
+/// SDM 11.5.3: the error entry's interrupt is raised with the first error since the register was written,
+/// unless it is masked.
 #[test]
 fn only_the_first_error_interrupts_until_esr_is_read() {
     let mut apic = enabled(1);
@@ -226,7 +226,7 @@ fn timer_with_an_illegal_vector_sets_an_error_bit() {
     assert_eq!(read(&apic, 0x828), 0x40);
 }
 
-/// States from another process that can't have come about.
+/// Impossible states from another process.
 #[test]
 fn unreachable_states_are_rejected() {
     let sane = enabled(1);

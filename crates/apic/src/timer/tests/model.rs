@@ -14,7 +14,7 @@ struct Naive {
     prescaler: u64,
     deadline: u64,
     now: u64,
-    /// Expired, unmasked, since it was last asked.
+    /// Number of expirations, unmasked, since the last query.
     fired: u32,
 }
 
@@ -86,8 +86,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Asked at any times, it has fired if and only if the naive one has since: never early, never lost,
-    /// never twice for one question; and all registers read the same.
+    /// Queried at any times, the timer has fired if and only if the naive one has since: never early, never
+    /// lost, never twice for one query. All registers read the same.
     #[test]
     fn timer_matches_the_per_tick_model(
         tsc_per_tick in 1..4_u32,
@@ -141,7 +141,7 @@ proptest! {
                     if naive.is_deadline() {
                         naive.deadline = deadline;
                         if deadline <= now {
-                            // Due at once: the naive one only looks when it steps.
+                            // Due at once: the naive timer only checks when it steps.
                             naive.deadline = 0;
                             naive.fire();
                         }

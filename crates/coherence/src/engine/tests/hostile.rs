@@ -84,14 +84,18 @@ fn event() -> impl Strategy<Value = Event> {
         1 => page().prop_map(Event::Used),
         1 => page().prop_map(Event::Discard),
         1 => page().prop_map(Event::Prefetching),
-        4 => ((0..=NODES).prop_map(NodeId), message).prop_map(|(from, message)| Event::Receive(from, message)),
+        4 => ((0..=NODES).prop_map(NodeId), message)
+            .prop_map(|(from, message)| Event::Receive(from, message)),
     ]
 }
 
 proptest! {
     /// Nothing panics, nothing is sent to nodes that do not exist, and a refused message leaves no trace.
     #[test]
-    fn any_message_is_handled_or_refused_without_a_trace(me in 0..NODES, events in proptest::collection::vec(event(), 0..300)) {
+    fn any_message_is_handled_or_refused_without_a_trace(
+        me in 0..NODES,
+        events in proptest::collection::vec(event(), 0..300)
+    ) {
         let mut engine = engine(me);
         let mut effects = Vec::with_capacity(EFFECTS_MAX);
         for event in events {
@@ -121,7 +125,11 @@ proptest! {
 
     /// Bytes decode to at most one message.
     #[test]
-    fn any_bytes_decode_to_at_most_one_message(mut bytes: [u8; MESSAGE_BYTES], kind in 0_u8..0x18, is_short: bool) {
+    fn any_bytes_decode_to_at_most_one_message(
+        mut bytes: [u8; MESSAGE_BYTES],
+        kind in 0_u8..0x18,
+        is_short: bool
+    ) {
         bytes[4] = kind;
         if is_short {
             bytes[5..].fill(0);

@@ -336,7 +336,8 @@ fn random_runs_of_four_to_sixteen_nodes_are_coherent() {
     let [steps, migratory_reads, deferred, discarded, ahead @ ..] = total;
     let [prefetched, joined, nacked, met] = ahead;
     println!(
-        "{steps} steps, {migratory_reads} reads granted for writing, {deferred} deferred, {discarded} discarded; {prefetched} copies \
+        "{steps} steps, {migratory_reads} reads granted for writing, {deferred} deferred, {discarded} \
+         discarded; {prefetched} copies \
          were prefetched, {joined} were joined, {nacked} were nacked; {met} discards were begun meanwhile"
     );
     let is_quiet = [prefetched, joined, nacked].iter().any(|count| *count < 3_000);

@@ -280,7 +280,7 @@ fn page_below_a_leaving_table_is_refused() {
 }
 
 #[test]
-fn manager_closes_its_copy_and_gives_it_back_when_all_have_settled() {
+fn manager_closes_its_copy_and_returns_it_when_all_have_settled() {
     let mut node = Node::managing([true, false]);
     node.receive(0, ROOT, 1, MergeOp::Leave);
     assert_eq!(

@@ -17,7 +17,7 @@ pub type Va = &'static [usize];
 pub enum Op {
     /// Waits until the word is 0 and makes it 1, in one locked instruction.
     Acquire(At),
-    /// Stores.
+    /// Stores a value to the word.
     Set(At, u64),
     /// Adds one, locked.
     Add(At),

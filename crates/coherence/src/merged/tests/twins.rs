@@ -286,6 +286,7 @@ proptest! {
         exchange(&mut twins, &mut memory);
         prop_assert_eq!(memory[0].words.get(), memory[1].words.get());
         prop_assert_eq!(twins[0].merges.conflicts + twins[1].merges.conflicts, 0);
-        prop_assert!(twins.iter_mut().zip(&mut memory).all(|(twins, memory)| collect(twins, memory).is_empty()));
+        let mut sides = twins.iter_mut().zip(&mut memory);
+        prop_assert!(sides.all(|(twins, memory)| collect(twins, memory).is_empty()));
     }
 }

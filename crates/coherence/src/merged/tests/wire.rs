@@ -46,7 +46,11 @@ proptest! {
     }
 
     #[test]
-    fn decoded_bytes_encode_to_the_same_bytes(bytes in any::<[u8; 22]>(), kind in 0_u8..16, detail in 0_u8..7) {
+    fn decoded_bytes_encode_to_the_same_bytes(
+        bytes in any::<[u8; 22]>(),
+        kind in 0_u8..16,
+        detail in 0_u8..7
+    ) {
         let mut bytes = bytes;
         bytes[12] = kind;
         bytes[13] = detail;

@@ -166,7 +166,8 @@ fn may_write_base(overlay_owner: u32, base_owner: u32, own: u32) -> bool {
 
 fn foreign_base(base: &Path, overlay_owner: u32, base_owner: u32) -> String {
     format!(
-        "belongs to user {overlay_owner} and names as its base {}, which belongs to user {base_owner}; help: commit it into a \
+        "belongs to user {overlay_owner} and names as its base {}, which belongs to user {base_owner}; \
+         help: commit it into a \
          new file (--to FILE), or, if that base is meant, make yourself the overlay's owner (chown)",
         base.display()
     )

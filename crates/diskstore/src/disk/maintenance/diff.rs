@@ -14,7 +14,7 @@ use crate::disk::{DiskError, Format, SECTOR_BYTES};
 pub struct Change {
     /// Offset on the disk, in bytes.
     pub offset: u64,
-    /// Length.
+    /// Length of the range, bytes.
     pub bytes: u64,
 }
 

@@ -45,7 +45,8 @@ impl ReplacementFile {
     pub fn replace(self, old: &File) -> io::Result<()> {
         if !self.new.is_target(old)? {
             return Err(io::Error::other(
-                "another file took its name meanwhile; help: look who moves files in its directory, and try again",
+                "another file took its name meanwhile; help: look who moves files in its directory, and \
+                 try again",
             ));
         }
         let about = old.metadata()?;

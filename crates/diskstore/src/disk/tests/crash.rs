@@ -338,7 +338,8 @@ impl Trial {
             let any = expected == ANY || maybe.contains(&ANY);
             assert!(
                 found.is_some_and(|found| any || maybe.contains(&found)),
-                "{:?}, seed {}, batches {:?}: sector {sector} holds {found:x?} ({:x?}...), not {expected:x} or one of {maybe:x?}",
+                "{:?}, seed {}, batches {:?}: sector {sector} holds {found:x?} ({:x?}...), not \
+                 {expected:x} or one of {maybe:x?}",
                 self.kind,
                 self.seed,
                 self.next,

@@ -139,8 +139,11 @@ proptest! {
         if base_format == "qcow2" {
             sound(&made.base);
         }
-        let names: Vec<_> = std::fs::read_dir(made.base.parent().unwrap()).unwrap()
-            .map(|entry| entry.unwrap().file_name()).filter(|name| name.to_string_lossy().contains("unfinished")).collect();
+        let entries = std::fs::read_dir(made.base.parent().unwrap()).unwrap();
+        let names: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| name.to_string_lossy().contains("unfinished"))
+            .collect();
         prop_assert!(names.is_empty(), "{names:?}");
     }
 }
@@ -217,7 +220,7 @@ fn a_disk_without_a_base_can_neither_be_compared_nor_committed() {
 /// The guest of an overlay wrote a qcow2 header that names a file of the host; its raw base has it after the
 /// commit.
 #[test]
-fn a_header_that_a_guest_wrote_means_nothing_after_a_commit() {
+fn header_that_a_guest_wrote_is_ignored_after_a_commit() {
     let directory = tempfile::tempdir().unwrap();
     let evil = directory.path().join("evil");
     let secret = patterned(directory.path(), "secret", DISK_BYTES);

@@ -43,8 +43,10 @@ fn range() -> impl Strategy<Value = (usize, usize)> {
 pub fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => range().prop_map(|(sector, sectors)| Step::Read { sector, sectors }),
-        6 => (range(), any::<u8>()).prop_map(|((sector, sectors), value)| Step::Write { sector, sectors, value }),
-        2 => (range(), any::<bool>()).prop_map(|((sector, sectors), unmap)| Step::Zero { sector, sectors, unmap }),
+        6 => (range(), any::<u8>())
+            .prop_map(|((sector, sectors), value)| Step::Write { sector, sectors, value }),
+        2 => (range(), any::<bool>())
+            .prop_map(|((sector, sectors), unmap)| Step::Zero { sector, sectors, unmap }),
         1 => range().prop_map(|(sector, sectors)| Step::Discard { sector, sectors }),
         1 => Just(Step::Flush),
         1 => Just(Step::Reopen),
@@ -228,9 +230,9 @@ proptest! {
         let path = directory.path().join("disk.qcow2");
         let options = format!("cluster_size={}", 1 << cluster_bits);
         let size = DISK_BYTES.to_string();
-        let create =
-            ["create", "-q", "-f", "qcow2", "-F", base_format, "-b", "base", "-o", &options, text(&path), &size];
-        qemu_img(&create);
+        let base_options = ["-F", base_format, "-b", "base"];
+        let create = ["create", "-q", "-f", "qcow2", "-o", &options];
+        qemu_img(&[&create[..], &base_options, &[text(&path), &size]].concat());
         let mut wanted = request(&path, "a");
         (wanted.mode, wanted.persistent, wanted.format) = (Mode::Exclusive, true, Some(Format::Qcow2));
         let mut model = pattern(bytes);

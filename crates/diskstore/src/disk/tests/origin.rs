@@ -166,7 +166,9 @@ proptest! {
         match top {
             Top::ReadOnly => wanted.read_only = true,
             Top::Scratch => {}
-            Top::Overlay => (wanted.persistent, wanted.overlay_path) = (true, Some(directory.path().join("own"))),
+            Top::Overlay => {
+                (wanted.persistent, wanted.overlay_path) = (true, Some(directory.path().join("own")));
+            }
             Top::InPlace => (wanted.mode, wanted.persistent) = (Mode::Exclusive, true),
         }
         let disk = store(&wanted);

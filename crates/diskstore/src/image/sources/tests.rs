@@ -108,7 +108,8 @@ fn lines_have_options_comments_and_discs() {
 #[test]
 fn stanzas_have_fields_of_several_lines_and_can_be_off() {
     let stanzas = "# first\n\n\ntypes: deb\nUris:\n http://a.example/debian\n# between\n http://b.example/debian\nSuites: \
-                   bookworm\nComponents: main\nSigned-By:\n -----BEGIN\n .\n key\n -----END\n \t\nTypes: deb-src\nURIs: \
+                   bookworm\nComponents: main\nSigned-By:\n -----BEGIN\n .\n key\n -----END\n \t\nTypes: \
+                   deb-src\nURIs: \
                    http://c.example/debian\nSuites: bookworm\nComponents: main\n\nTypes: deb\nURIs: \
                    http://d.example/debian\nSuites: bookworm\nComponents: main\nEnabled: false\n\nTypes: deb\nURIs: \
                    http://e.example/debian\nSuites: bookworm\nComponents: main\nArchitectures: arm64\n";

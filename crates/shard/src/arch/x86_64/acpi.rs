@@ -1,9 +1,9 @@
-//! The ACPI tables: hardware-reduced (ACPI 6.5, 4.1), so there is no chipset to emulate, only what the DSDT
-//! names.
+//! The ACPI tables. They are hardware-reduced (ACPI 6.5, 4.1): no chipset is emulated, only the devices of
+//! the DSDT.
 //!
-//! Devices: the PCI host bridge with its windows, COM1, the generic event device that carries the power
-//! button and changes of the generation id, that id, pvpanic. Tables: FADT, MADT, MCFG, SRAT and SLIT for a
-//! VM with nodes, and HMAT where their memory was measured.
+//! Devices: the PCI host bridge with its windows, COM1, the generic event device, the generation id and
+//! pvpanic. The generic event device reports the power button and changes of the generation id. Tables: FADT,
+//! MADT, MCFG; SRAT and SLIT for a VM with nodes; HMAT where the nodes' memory was measured.
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed,
@@ -31,27 +31,28 @@ const OEM_REVISION: u32 = 1;
 const BOOT_ARCH: u16 = (1 << 2) | (1 << 5);
 const TABLE_ALIGN: usize = 16;
 
-/// A guest NUMA node as SRAT, SLIT and HMAT tell it.
+/// A guest NUMA node as SRAT, SLIT and HMAT describe it.
 #[derive(Clone, Debug, Default)]
 pub struct NodeTable {
-    /// APIC ids.
+    /// APIC ids of the node's vCPUs.
     pub vcpus: Vec<u8>,
-    /// Its memory.
+    /// Guest-physical addresses of the node's memory.
     pub ranges: Vec<Range<u64>>,
     /// Distances to every node.
     pub distances: Vec<u8>,
-    /// What its CPUs wait for memory of every node, picoseconds; empty when not measured.
+    /// Latency of accesses from the node's CPUs to each node's memory, picoseconds; empty if not measured.
     pub latencies_ps: Vec<u64>,
-    /// What its CPUs read of every node's, millions of bytes a second; empty when not measured.
+    /// Read bandwidth of the node's CPUs to each node's memory, millions of bytes per second; empty if not
+    /// measured.
     pub bandwidths_mb_s: Vec<u64>,
 }
 
-/// The tables do not fit in their place.
+/// Error: the tables are larger than the area reserved for them.
 #[derive(Debug, thiserror::Error)]
 #[error("the ACPI tables need {0} bytes, more than there is room for: too many NUMA nodes")]
 pub struct TooLarge(usize);
 
-/// All tables as they lie from [`ACPI_START`], the RSDP first.
+/// Returns all tables as they lie from [`ACPI_START`], the RSDP first.
 pub fn tables(layout: &Layout, vcpus: u8, nodes: &[NodeTable]) -> Result<Vec<u8>, TooLarge> {
     let mut image = Image(vec![0; Rsdp::len()]);
     let dsdt = image.add(&dsdt(layout));
@@ -82,7 +83,7 @@ pub fn tables(layout: &Layout, vcpus: u8, nodes: &[NodeTable]) -> Result<Vec<u8>
 struct Image(Vec<u8>);
 
 impl Image {
-    /// Appends a table; its address.
+    /// Appends a table and returns its address.
     fn add(&mut self, table: &dyn Aml) -> u64 {
         self.0.resize(self.0.len().next_multiple_of(TABLE_ALIGN), 0);
         let address = ACPI_START + self.0.len() as u64;
@@ -137,7 +138,8 @@ fn table(signature: &[u8; 4], revision: u8) -> Sdt {
     )
 }
 
-/// ACPI 6.5, 5.2.16. Written by hand: the crate has no structure for x86 processors.
+/// System resource affinity table (ACPI 6.5, 5.2.16). Written by hand: the crate has no structure for x86
+/// processors.
 fn srat(nodes: &[NodeTable]) -> Sdt {
     const ENABLED: u32 = 1;
     let mut body = Vec::new();
@@ -169,7 +171,7 @@ fn srat(nodes: &[NodeTable]) -> Sdt {
     srat
 }
 
-/// ACPI 6.5, 5.2.17. Distances that are missing are remote.
+/// System locality information table (ACPI 6.5, 5.2.17). A missing distance counts as remote.
 fn slit(nodes: &[NodeTable]) -> Sdt {
     const LOCAL: u8 = 10;
     const REMOTE: u8 = 20;

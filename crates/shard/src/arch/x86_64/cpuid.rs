@@ -1,8 +1,8 @@
-//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: a package for each node (one for all
-//! of them where software keeps their memory coherent), one thread a core.
+//! CPUID of the vCPUs: KVM's supported leaves with this VM's topology. Each node is a package, with one
+//! thread per core. Nodes whose memory software keeps coherent form one package.
 //!
 //! The APIC id of a vCPU is its number. KVM's own leaves (0x4000_0000) stay: clock, steal time, remote flush.
-//! Nested virtualization is hidden: no guest here needs it, and it is a large part of KVM to attack.
+//! Nested virtualization is hidden: no guest here needs it, and it is a large part of KVM's attack surface.
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
@@ -18,19 +18,19 @@ const LEAF80000001_ECX_TOPOEXT: u32 = 1 << 22;
 const LEVEL_SMT: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 
-/// What CPUID says of which vCPUs belong together.
+/// Sizes of the groups of vCPUs in CPUID: packages and shared caches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Groups {
-    /// vCPUs of a package.
+    /// Number of vCPUs in a package.
     pub package: u8,
-    /// vCPUs that share a third-level cache.
+    /// Number of vCPUs that share a third-level cache.
     pub cache: u8,
 }
 
 impl Groups {
-    /// When vCPU v is in node `nodes[v]`: each node is a package with a cache, if CPUID can say so, which
-    /// numbers groups of a power of two only; else all are one package, and each has a cache of its own,
-    /// since one over two nodes would be taken for an error.
+    /// Returns the groups of a VM whose vCPU v is in node `nodes[v]`. Each node is a package with a cache, if
+    /// CPUID can express that: it numbers groups of a power of two only. Otherwise all vCPUs are one package,
+    /// each with a cache of its own: Linux would report one cache over two nodes as an error.
     pub fn of(nodes: &[u8]) -> Self {
         let size = nodes.chunk_by(|a, b| a == b).map(<[u8]>::len).max().unwrap_or(1);
         let mut first: Vec<u8> = nodes.chunks(size).map(|chunk| chunk[0]).collect();
@@ -51,9 +51,10 @@ impl Groups {
         }
     }
 
-    /// The same for nodes whose memory is kept coherent by software: in one package. A CPU of Linux measures
-    /// its delay loop only if no other of its package has (`calibrate_delay_is_known` in its
-    /// `arch/x86/kernel/tsc.c`), and that waits for some thirty ticks which another node has to tell of.
+    /// Returns the groups of nodes whose memory software keeps coherent: one package. A CPU of Linux measures
+    /// its delay loop unless another CPU of its package has (`calibrate_delay_is_known` in its
+    /// `arch/x86/kernel/tsc.c`). The measurement waits for about thirty ticks, whose updates come from
+    /// another node.
     pub fn of_coherent(nodes: &[u8]) -> Self {
         let package = nodes.len() as u8;
         Self {
@@ -63,7 +64,7 @@ impl Groups {
     }
 }
 
-/// The leaves of vCPU `id`.
+/// Returns the CPUID leaves of vCPU `id`.
 pub fn of_vcpu(supported: &CpuId, id: u8, groups: Groups) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut leaves = Vec::with_capacity(supported.as_slice().len() + 4);
     let mut has_extended_topology = false;
@@ -77,8 +78,8 @@ pub fn of_vcpu(supported: &CpuId, id: u8, groups: Groups) -> Result<CpuId, vmm_s
         has_caches |= leaf.function == 0x8000_001D && leaf.eax & 0x1F != 0;
     }
     if has_caches && groups.cache < groups.package {
-        // Without it nobody reads that leaf, and all CPUs of a package have one cache. Some KVMs have the
-        // leaf alone.
+        // Without it the guest does not read that leaf, and all CPUs of a package have one cache. Some KVMs
+        // have the leaf alone.
         let features = leaves.iter_mut().filter(|leaf| leaf.function == 0x8000_0001);
         features.for_each(|leaf| leaf.ecx |= LEAF80000001_ECX_TOPOEXT);
     }
@@ -95,7 +96,7 @@ pub fn of_vcpu(supported: &CpuId, id: u8, groups: Groups) -> Result<CpuId, vmm_s
     CpuId::from_entries(&leaves)
 }
 
-/// Bits that number `vcpus` vCPUs.
+/// Number of APIC id bits that number `vcpus` vCPUs.
 fn id_bits(vcpus: u8) -> u32 {
     u32::from(vcpus).next_power_of_two().trailing_zeros()
 }
@@ -133,7 +134,8 @@ fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, groups: Groups) -> kvm_cpui
     leaf
 }
 
-/// Of a cache described by `eax`: the third level is shared with so many others, the rest with none.
+/// Returns the number of other vCPUs that share the cache described by `eax`: `others` for the third level,
+/// else none.
 fn sharers(eax: u32, others: u32) -> u32 {
     if (eax >> 5) & 7 == 3 { others } else { 0 }
 }
@@ -161,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_packages_where_cpuid_can_say_so() {
+    fn nodes_are_packages_if_cpuid_can_express_it() {
         for (nodes, package, cache) in [
             (vec![0], 1, 1),
             (vec![0; 6], 6, 6),
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn several_caches_of_a_package_are_told_on_amd() {
+    fn cpuid_reports_several_caches_of_a_package_on_amd() {
         let leaf = |function, eax| kvm_cpuid_entry2 {
             function,
             eax,

@@ -1,8 +1,8 @@
 //! Loads the kernel and the initramfs into guest memory.
 //!
-//! A bzImage is entered by the 64-bit boot protocol; an ELF kernel by PVH when it has the note, else at its
-//! 64-bit entry (`Documentation/arch/x86/boot.rst`, `x86/pvh` of Xen's documentation). The files may be
-//! anything a user names.
+//! A bzImage is entered by the 64-bit boot protocol. An ELF kernel is entered by PVH if it has the note, else
+//! at its 64-bit entry (`Documentation/arch/x86/boot.rst`, `x86/pvh` of Xen's documentation). The files are
+//! untrusted: a user may name any file.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -29,7 +29,7 @@ pub enum Entry {
 /// A loaded kernel.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Where it starts.
+    /// Where the first vCPU enters the kernel.
     pub entry: Entry,
     /// The bzImage's header, for `boot_params`.
     pub header: Option<setup_header>,
@@ -39,13 +39,13 @@ pub struct Kernel {
     pub end: u64,
     /// Longest command line with its zero byte.
     pub cmdline_bytes_max: usize,
-    /// What lies in memory as it lies in the file.
-    pub parts: Vec<Part>,
+    /// Segments whose bytes in memory equal those in the file.
+    pub segments: Vec<Segment>,
 }
 
 /// A segment of the kernel's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct Segment {
     /// Guest address.
     pub at: u64,
     /// Offset in the file.
@@ -80,7 +80,7 @@ pub enum KernelError {
     /// Too little memory.
     #[error("kernel and initramfs need {needed_mib} MiB of memory; make `memory` larger")]
     NoRoom {
-        /// What both need.
+        /// Memory that kernel and initramfs need, MiB.
         needed_mib: u64,
     },
     /// The command line is too long.
@@ -88,9 +88,9 @@ pub enum KernelError {
         "the kernel's command line has {bytes} bytes; this kernel takes {bytes_max}: say less in `cmdline`"
     )]
     CmdlineTooLong {
-        /// Its length.
+        /// Length of the command line, bytes.
         bytes: usize,
-        /// The longest this kernel takes.
+        /// Longest command line of this kernel, bytes.
         bytes_max: usize,
     },
     /// The command line has a zero byte.
@@ -99,9 +99,9 @@ pub enum KernelError {
     /// A file can't be read.
     #[error("cannot read the {what}")]
     Read {
-        /// Which file.
+        /// The file, for the error text.
         what: &'static str,
-        /// Why.
+        /// Reason of the failure.
         #[source]
         source: std::io::Error,
     },
@@ -119,7 +119,8 @@ const XLF_KERNEL_64: u16 = 1;
 const ENTRY_64_OFFSET: u64 = 0x200;
 const ELF_CMDLINE_BYTES_MAX: usize = 2048;
 
-/// Loads `file` to where it wants to be. What is to be mapped from the file (`map`) stays in small pages.
+/// Loads `file` at the addresses that it requests. Segments that are mapped from the file (`map`) stay in
+/// small pages.
 pub fn load(memory: &GuestRam, file: &mut File, map: bool) -> Result<Kernel, KernelError> {
     let read = |source| KernelError::Read {
         what: "kernel",
@@ -145,7 +146,7 @@ pub fn load(memory: &GuestRam, file: &mut File, map: bool) -> Result<Kernel, Ker
 }
 
 fn load_elf(memory: &GuestRam, file: &mut File, map: bool) -> Result<Kernel, KernelError> {
-    // A file that is no ELF file after all is the loader's to refuse.
+    // The loader refuses a file that is no ELF file after all.
     for part in segments(file).unwrap_or_default() {
         if part.writable || !map {
             fill_with_huge_pages(memory, part.at..part.at.saturating_add(part.bytes));
@@ -157,8 +158,8 @@ fn load_elf(memory: &GuestRam, file: &mut File, map: bool) -> Result<Kernel, Ker
         PvhBootCapability::PvhEntryPresent(entry) => Entry::Pvh(entry.0),
         _ => Entry::Linux64(loaded.kernel_load.0),
     };
-    let parts = segments(file)?;
-    let start = parts.iter().map(|part| part.at).min().unwrap_or(u64::MAX);
+    let segments = segments(file)?;
+    let start = segments.iter().map(|part| part.at).min().unwrap_or(u64::MAX);
     let end = loaded.kernel_end;
     Ok(Kernel {
         entry,
@@ -166,24 +167,27 @@ fn load_elf(memory: &GuestRam, file: &mut File, map: bool) -> Result<Kernel, Ker
         start,
         end,
         cmdline_bytes_max: ELF_CMDLINE_BYTES_MAX,
-        parts,
+        segments,
     })
 }
 
-/// Where an ELF kernel lies in guest memory, from its first segment to its last; empty for others, which
-/// unpack themselves.
+/// Returns the range of guest memory of an ELF kernel, from its first segment to its last. The range is empty
+/// for other files, which unpack themselves.
 pub fn image(file: &mut File) -> Range<u64> {
     let mut magic = [0; ELF_MAGIC.len()];
     let is_elf = file.rewind().and_then(|()| file.read_exact(&mut magic)).is_ok() && magic == ELF_MAGIC;
-    // What is wrong with it is told when it is loaded.
-    let parts = is_elf.then(|| segments(file).ok()).flatten().unwrap_or_default();
-    let start = parts.iter().map(|part| part.at).min().unwrap_or_default();
-    let end = parts.iter().map(|part| part.at.saturating_add(part.bytes)).max();
+    // Loading reports errors of the file.
+    let segments = is_elf.then(|| segments(file).ok()).flatten().unwrap_or_default();
+    let start = segments.iter().map(|part| part.at).min().unwrap_or_default();
+    let end = segments
+        .iter()
+        .map(|part| part.at.saturating_add(part.bytes))
+        .max();
     start..end.unwrap_or_default()
 }
 
-/// The segments that are loaded. The loader has checked the header and read the whole table once.
-fn segments(file: &mut File) -> Result<Vec<Part>, KernelError> {
+/// Returns the segments that are loaded. The loader has checked the header and read the whole table once.
+fn segments(file: &mut File) -> Result<Vec<Segment>, KernelError> {
     let read = |source| KernelError::Read {
         what: "kernel",
         source,
@@ -197,7 +201,7 @@ fn segments(file: &mut File) -> Result<Vec<Part>, KernelError> {
         let mut segment = Elf64_Phdr::default();
         file.read_exact(segment.as_mut_slice()).map_err(read)?;
         if segment.p_type == PT_LOAD {
-            segments.push(Part {
+            segments.push(Segment {
                 at: segment.p_paddr,
                 offset: segment.p_offset,
                 bytes: segment.p_filesz,
@@ -227,8 +231,8 @@ fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelErro
         start: loaded.kernel_load.0,
         end: loaded.kernel_end.max(unpacked_end),
         cmdline_bytes_max,
-        // The kernel unpacks itself: what it runs is not what the file has.
-        parts: Vec::new(),
+        // The kernel unpacks itself: the code that runs differs from the file.
+        segments: Vec::new(),
     })
 }
 
@@ -254,12 +258,12 @@ pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Resul
         .ok_or_else(|| KernelError::NoRoom {
             needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20),
         })?;
-    // In small pages: once unpacked it is free memory, for page cache that is to be shared.
+    // In small pages: once unpacked it becomes free memory, for page cache that is to be shared.
     memory.read_exact_volatile_from(GuestAddress(start), file, bytes as usize)?;
     Ok(Initrd { start, bytes })
 }
 
-/// The highest page between `from` and `to` where `bytes` fit.
+/// Returns the highest page between `from` and `to` where `bytes` fit.
 fn highest_place(from: u64, to: u64, bytes: u64) -> Option<u64> {
     const PAGE: u64 = 4096;
     let start = to.checked_sub(bytes)? / PAGE * PAGE;

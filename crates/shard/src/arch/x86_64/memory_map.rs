@@ -1,8 +1,8 @@
-//! The memory map a kernel boots with: which addresses are RAM, which it must leave alone.
+//! The memory map that a kernel boots with: addresses of RAM, and addresses that the kernel must not use.
 
 use super::layout::{ACPI_START, ECAM_BYTES, ECAM_START, LEGACY_HOLE_END, LEGACY_HOLE_START, Layout};
 
-/// What an entry of the map is. The values are those of both e820 and PVH.
+/// Kind of an entry of the map. The values are those of both e820 and PVH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MemoryKind {
@@ -19,11 +19,11 @@ pub struct MemoryMapEntry {
     pub start: u64,
     /// Size, bytes.
     pub bytes: u64,
-    /// What it is.
+    /// Kind of the range.
     pub kind: MemoryKind,
 }
 
-/// The map of `layout`, in the order of addresses, without overlap.
+/// Returns the map of `layout` in order of addresses, without overlap.
 pub fn memory_map(layout: &Layout) -> Vec<MemoryMapEntry> {
     let entry = |start, end: u64, kind| MemoryMapEntry {
         start,

@@ -1,4 +1,4 @@
-//! The x86-64 machine as its guest finds it: address map, boot state, ACPI tables, CPUID.
+//! The x86-64 machine that the guest sees: address map, boot state, ACPI tables, CPUID.
 
 pub mod acpi;
 pub mod cpuid;

@@ -1,4 +1,5 @@
-//! The registers the first vCPU starts with. The others wait for a start-up interrupt, as KVM made them.
+//! Registers of the first vCPU at its start. The other vCPUs keep KVM's reset state and wait for a start-up
+//! interrupt.
 
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
 
@@ -18,8 +19,8 @@ const MISC_FAST_STRINGS: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2FF;
 const MTRR_ENABLED_WRITE_BACK: u64 = (1 << 11) | 6;
 
-/// Descriptors in the order of their selectors: null, unused, code (0x10), data (0x18), task (0x20).
-/// Linux asks for `__BOOT_CS` = 0x10 and `__BOOT_DS` = 0x18.
+/// Returns descriptors in the order of their selectors: null, unused, code (0x10), data (0x18), task (0x20).
+/// Linux requires `__BOOT_CS` = 0x10 and `__BOOT_DS` = 0x18.
 pub fn gdt(entry: Entry) -> [u64; 5] {
     let code = match entry {
         Entry::Linux64(_) => descriptor(0xA09B, 0xF_FFFF),
@@ -28,12 +29,12 @@ pub fn gdt(entry: Entry) -> [u64; 5] {
     [0, 0, code, descriptor(0xC093, 0xF_FFFF), descriptor(0x008B, 0x67)]
 }
 
-/// A descriptor of base 0 from its flags (as bits 40 to 55) and its limit.
+/// Returns a descriptor of base 0 with these flags (as bits 40 to 55) and limit.
 fn descriptor(flags: u64, limit: u64) -> u64 {
     ((limit & 0xF_0000) << 32) | (flags << 40) | (limit & 0xFFFF)
 }
 
-/// What the processor caches of descriptor `index`.
+/// Returns the segment register that the processor caches for descriptor `index`.
 fn segment(gdt: &[u64; 5], index: u16) -> kvm_segment {
     let value = gdt[usize::from(index)];
     let bit = |place: u32| ((value >> place) & 1) as u8;
@@ -60,7 +61,7 @@ fn segment(gdt: &[u64; 5], index: u16) -> kvm_segment {
     }
 }
 
-/// General registers at `entry`.
+/// Returns the general registers at `entry`.
 pub fn general(entry: Entry) -> kvm_regs {
     let registers = kvm_regs {
         rflags: RFLAGS_ALWAYS,
@@ -82,7 +83,7 @@ pub fn general(entry: Entry) -> kvm_regs {
     }
 }
 
-/// Changes `special` (as KVM made them) to what `entry` needs.
+/// Changes `special` (KVM's reset state) to the state that `entry` requires.
 pub fn special(entry: Entry, special: &mut kvm_sregs) {
     let gdt = gdt(entry);
     special.gdt.base = GDT_START;
@@ -114,7 +115,7 @@ pub fn special(entry: Entry, special: &mut kvm_sregs) {
     }
 }
 
-/// The model-specific registers whose reset values firmware would have changed.
+/// Returns the model-specific registers whose reset values firmware would have changed.
 pub fn model_specific() -> Result<Msrs, vmm_sys_util::fam::Error> {
     let entry = |index, data| kvm_msr_entry {
         index,

@@ -1,4 +1,4 @@
-//! The data a kernel starts with: `boot_params` or `hvm_start_info`, page tables, descriptor table.
+//! Boot data of a kernel: `boot_params` or `hvm_start_info`, page tables, descriptor table.
 
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
 use linux_loader::loader::elf::start_info::{
@@ -17,7 +17,7 @@ use crate::memory::GuestRam;
 
 /// `type_of_loader`: undefined (no number is assigned).
 const LOADER_UNDEFINED: u8 = 0xFF;
-/// `boot_flag` and `header` of a kernel that brought none (ELF).
+/// `boot_flag` and `header` of a kernel without a header of its own (ELF).
 const BOOT_FLAG: u16 = 0xAA55;
 const HEADER_MAGIC: u32 = 0x5372_6448;
 
@@ -32,7 +32,7 @@ unsafe impl ByteValued for Plain<hvm_modlist_entry> {}
 // SAFETY: as above.
 unsafe impl ByteValued for Plain<hvm_memmap_table_entry> {}
 
-/// Writes what `kernel` finds at its entry.
+/// Writes the boot data that `kernel` reads at its entry.
 pub fn write(
     memory: &GuestRam,
     kernel: &Kernel,
@@ -54,10 +54,10 @@ pub fn write(
     }
 }
 
-/// All the firmware there is: real-mode code that writes the ACPI reset register and halts.
+/// Returns the only firmware: real-mode code that writes the ACPI reset register and halts.
 ///
-/// Linux 6.1 on hardware-reduced ACPI restarts by EFI even where there is none, and then by a jump to the
-/// BIOS; without this it would hang there (`efi_reboot_required`, `machine_real_restart`).
+/// Linux 6.1 on hardware-reduced ACPI restarts by EFI even without EFI, and then by a jump to the BIOS.
+/// Without this code it would hang there (`efi_reboot_required`, `machine_real_restart`).
 fn reset_stub() -> [u8; 9] {
     let [port_low, port_high] = RESET_PORT.to_le_bytes();
     let mov_dx = [0xBA, port_low, port_high];

@@ -1,8 +1,9 @@
-//! What KVM knows of a machine that stands still: of each vCPU, and of the interrupt chips and the clock.
-//! Taken from one VM and given to another, which then goes on where the first stood.
+//! KVM's state of a paused machine: each vCPU, the interrupt chips and the clock. It is saved from one VM and
+//! restored in another, which continues from there.
 //!
-//! Order matters where registers depend on one another: CPUID first; the local interrupt controller before
-//! the model-specific registers, of which the deadline timer's is the last; pending events at the end.
+//! The order matters where registers depend on one another: CPUID is first; the local interrupt controller
+//! precedes the model-specific registers, of which the deadline timer's is the last; pending events come at
+//! the end.
 
 use kvm_bindings::{
     CpuId, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, Msrs, kvm_clock_data,
@@ -14,28 +15,28 @@ use serde::{Deserialize, Serialize};
 
 use super::msr::{MSR_TSC, MSR_TSC_DEADLINE};
 
-/// Registers asked for at once; KVM stops at the first it refuses.
+/// Registers read by one call. KVM stops at the first register that it refuses.
 const MSRS_AT_ONCE: usize = 64;
 
-/// Why a state can't be taken or given.
+/// Reason why a state can't be saved or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// KVM refused.
     #[error("KVM: cannot {what}")]
     Kvm {
-        /// What was being done.
+        /// The refused operation.
         what: &'static str,
-        /// Why it failed.
+        /// Error of KVM.
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// This host can't hold what the other had.
+    /// This host's KVM does not have the register's saved value.
     #[error("this host's KVM does not take the model-specific register {0:#x} of the saved vCPU")]
     Register(u32),
-    /// A state that no interrupt controller can be in.
+    /// The state of an interrupt controller is impossible.
     #[error("a vCPU came with an interrupt controller in an impossible state")]
     Insane,
-    /// More than KVM's tables hold.
+    /// The saved state exceeds KVM's tables.
     #[error("the saved vCPU has more CPUID leaves or registers than KVM takes")]
     TooMany,
 }
@@ -44,7 +45,7 @@ fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> StateError {
     move |source| StateError::Kvm { what, source }
 }
 
-/// One vCPU.
+/// State of one vCPU.
 #[derive(Serialize, Deserialize)]
 pub struct VcpuState {
     cpuid: Vec<kvm_cpuid_entry2>,
@@ -55,7 +56,7 @@ pub struct VcpuState {
     tsc_khz: u32,
 }
 
-/// The registers of a vCPU, and the events that are pending in it.
+/// Registers of a vCPU and its pending events.
 #[derive(Serialize, Deserialize)]
 pub struct Processor {
     registers: kvm_regs,
@@ -68,8 +69,8 @@ pub struct Processor {
 }
 
 impl Processor {
-    /// What they are now. The vCPU stands still, with no access of its own half done.
-    pub fn take(fd: &VcpuFd, register_numbers: &[u32]) -> Result<Self, StateError> {
+    /// Reads the registers. The vCPU is paused and has completed its last access.
+    pub fn save(fd: &VcpuFd, register_numbers: &[u32]) -> Result<Self, StateError> {
         Ok(Self {
             registers: fd.get_regs().map_err(kvm("read registers"))?,
             special: fd.get_sregs().map_err(kvm("read special registers"))?,
@@ -81,9 +82,9 @@ impl Processor {
         })
     }
 
-    /// Makes another vCPU's what these were; that has the same CPUID. `controller` sets its local interrupt
-    /// controller, which needs some registers and is needed by others.
-    pub fn give(
+    /// Restores the registers in another vCPU, which has the same CPUID. `controller` sets the local
+    /// interrupt controller, which depends on some registers and on which others depend.
+    pub fn restore(
         &self,
         fd: &VcpuFd,
         controller: impl FnOnce() -> Result<(), StateError>,
@@ -113,7 +114,7 @@ impl Processor {
     }
 }
 
-/// The registers that [`VcpuState::take`] asks for, as this host's KVM lists them.
+/// Returns the registers that [`VcpuState::save`] reads, as this host's KVM lists them.
 pub fn register_numbers(kvm_fd: &Kvm) -> Result<Vec<u32>, StateError> {
     let list = kvm_fd
         .get_msr_index_list()
@@ -129,8 +130,8 @@ pub fn register_numbers(kvm_fd: &Kvm) -> Result<Vec<u32>, StateError> {
 }
 
 impl VcpuState {
-    /// What the vCPU is now. It stands still, with no access of its own half done.
-    pub fn take(fd: &VcpuFd, register_numbers: &[u32]) -> Result<Self, StateError> {
+    /// Reads the state of the vCPU, which is paused and has completed its last access.
+    pub fn save(fd: &VcpuFd, register_numbers: &[u32]) -> Result<Self, StateError> {
         let cpuid = fd
             .get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .map_err(kvm("read CPUID"))?
@@ -140,7 +141,7 @@ impl VcpuState {
             cpuid,
             // First: reading it lets KVM process what is pending for the local interrupt controller.
             running: fd.get_mp_state().map_err(kvm("read whether the vCPU runs"))?,
-            processor: Processor::take(fd, register_numbers)?,
+            processor: Processor::save(fd, register_numbers)?,
             local_apic: fd
                 .get_lapic()
                 .map_err(kvm("read the local interrupt controller"))?,
@@ -148,8 +149,8 @@ impl VcpuState {
         })
     }
 
-    /// Makes a new vCPU what this one was.
-    pub fn give(&self, fd: &VcpuFd) -> Result<(), StateError> {
+    /// Restores this state in a new vCPU.
+    pub fn restore(&self, fd: &VcpuFd) -> Result<(), StateError> {
         let cpuid = CpuId::from_entries(&self.cpuid).map_err(|_| StateError::TooMany)?;
         fd.set_cpuid2(&cpuid).map_err(kvm("set CPUID"))?;
         if fd.get_tsc_khz().ok() != Some(self.tsc_khz) {
@@ -158,7 +159,7 @@ impl VcpuState {
         }
         fd.set_mp_state(self.running)
             .map_err(kvm("set whether the vCPU runs"))?;
-        self.processor.give(fd, || {
+        self.processor.restore(fd, || {
             fd.set_lapic(&self.local_apic)
                 .map_err(kvm("set the local interrupt controller"))
         })?;
@@ -168,13 +169,13 @@ impl VcpuState {
     }
 }
 
-/// Those of `numbers` that this vCPU has.
+/// Returns those of `numbers` that this vCPU has.
 pub fn present(fd: &VcpuFd, numbers: &[u32]) -> Result<Vec<u32>, StateError> {
     let entries = model_specific(fd, numbers)?;
     Ok(entries.iter().map(|entry| entry.index).collect())
 }
 
-/// The registers that this vCPU has of those that KVM lists, the deadline timer's last.
+/// Returns those of KVM's registers that this vCPU has, the deadline timer's last.
 fn model_specific(fd: &VcpuFd, numbers: &[u32]) -> Result<Vec<kvm_msr_entry>, StateError> {
     let mut found: Vec<kvm_msr_entry> = Vec::with_capacity(numbers.len());
     let mut rest = numbers;
@@ -192,7 +193,7 @@ fn model_specific(fd: &VcpuFd, numbers: &[u32]) -> Result<Vec<kvm_msr_entry>, St
             .get_msrs(&mut entries)
             .map_err(kvm("read model-specific registers"))?;
         found.extend_from_slice(&entries.as_slice()[..got]);
-        // The one it stopped at is not there.
+        // The register at which KVM stopped is not available.
         let refused = usize::from(got < asked.len());
         rest = &rest[got + refused..];
     }
@@ -201,8 +202,8 @@ fn model_specific(fd: &VcpuFd, numbers: &[u32]) -> Result<Vec<kvm_msr_entry>, St
         .find(|entry| entry.index == MSR_TSC)
         .map_or(0, |entry| entry.data);
     for entry in &mut found {
-        // Zero also says that the timer has expired and its interrupt is on its way, which is in no register:
-        // it then expires once more, at once.
+        // Zero also means that the timer has expired and its interrupt is pending, which no register shows.
+        // Such a timer expires once more, at once.
         if entry.index == MSR_TSC_DEADLINE && entry.data == 0 {
             entry.data = tsc;
         }
@@ -210,7 +211,7 @@ fn model_specific(fd: &VcpuFd, numbers: &[u32]) -> Result<Vec<kvm_msr_entry>, St
     Ok(found)
 }
 
-/// The interrupt chips and the clock of a VM.
+/// State of the interrupt chips and the clock of a VM.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct ChipState {
     chips: Vec<kvm_irqchip>,
@@ -218,8 +219,8 @@ pub struct ChipState {
 }
 
 impl ChipState {
-    /// What they are now.
-    pub fn take(vm: &VmFd) -> Result<Self, StateError> {
+    /// Reads the state.
+    pub fn save(vm: &VmFd) -> Result<Self, StateError> {
         let chips = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC]
             .into_iter()
             .map(|chip_id| {
@@ -238,8 +239,8 @@ impl ChipState {
         })
     }
 
-    /// Makes those of a new VM what these were; its vCPUs exist.
-    pub fn give(&self, vm: &VmFd) -> Result<(), StateError> {
+    /// Restores the state in a new VM, whose vCPUs exist.
+    pub fn restore(&self, vm: &VmFd) -> Result<(), StateError> {
         for chip in &self.chips {
             vm.set_irqchip(chip).map_err(kvm("set an interrupt controller"))?;
         }

@@ -32,7 +32,10 @@ fn ram(bytes: u64) -> GuestRam {
 
 proptest! {
     #[test]
-    fn map_covers_all_ram_and_overlaps_nothing(mib2 in 32u64..(1 << 20), pmem in prop::collection::vec(1u64..(1 << 40), 0..4)) {
+    fn map_covers_all_ram_and_overlaps_nothing(
+        mib2 in 32u64..(1 << 20),
+        pmem in prop::collection::vec(1u64..(1 << 40), 0..4)
+    ) {
         let bytes = mib2 << 21;
         let Some(layout) = Layout::new(bytes, &pmem) else { return Ok(()) };
         let total: u64 = layout.ram.iter().map(|range| range.end - range.start).sum();
@@ -98,7 +101,7 @@ fn every_table_has_its_checksum() {
     let names: Vec<_> = all.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["FACP", "APIC", "MCFG", "SRAT", "SLIT", "DSDT"]);
     assert_eq!(all[4].1[44..], [10, 30, 21, 10]);
-    // For a disassembler, when a developer wants to look.
+    // For a disassembler, on a developer's request.
     if let Ok(path) = std::env::var("MIRRORBALL_DSDT") {
         std::fs::write(path, &all[5].1).unwrap();
     }
@@ -119,7 +122,7 @@ fn measured(latencies_ps: &[&[u64]], bandwidths_mb_s: &[&[u64]]) -> Vec<(String,
     checked_tables(&tables(&layout, nodes.len() as u8, &nodes).unwrap())
 }
 
-/// A structure of the HMAT: its type, and what follows its length.
+/// Returns the structures of the HMAT: each one's type, and its bytes after the length.
 fn hmat_structures(table: &[u8]) -> Vec<(u16, &[u8])> {
     let mut rest = &table[40..];
     let mut all = Vec::new();
@@ -131,7 +134,7 @@ fn hmat_structures(table: &[u8]) -> Vec<(u16, &[u8])> {
     all
 }
 
-/// Data type, base unit, and the value of each entry.
+/// Returns data type, base unit, and the value of each entry.
 fn locality(body: &[u8]) -> (u8, u64, Vec<u64>) {
     let word = |at: usize| u64::from(u16::from_le_bytes(body[at..at + 2].try_into().unwrap()));
     let dword = |at: usize| u32::from_le_bytes(body[at..at + 4].try_into().unwrap()) as usize;
@@ -148,7 +151,7 @@ fn locality(body: &[u8]) -> (u8, u64, Vec<u64>) {
 }
 
 #[test]
-fn measured_memory_is_told() {
+fn hmat_has_the_measured_latencies_and_bandwidths() {
     let latencies: [&[u64]; 2] = [&[90_000, 140_000], &[141_000, 91_000]];
     let bandwidths: [&[u64]; 2] = [&[16_000, 9_000], &[8_900, 17_000]];
     let all = measured(&latencies, &bandwidths);
@@ -159,7 +162,7 @@ fn measured_memory_is_told() {
     let types: Vec<u16> = structures.iter().map(|(kind, _)| *kind).collect();
     assert_eq!(types, [0, 0, 1, 1]);
     for (node, (_, body)) in structures[..2].iter().enumerate() {
-        // Its own CPUs are valid as who reaches it first.
+        // The flag that the node's own CPUs are its initiators.
         assert_eq!(body.len(), 32);
         assert_eq!((body[0], body[4], body[8]), (1, node as u8, node as u8));
     }
@@ -169,7 +172,7 @@ fn measured_memory_is_told() {
 }
 
 #[test]
-fn what_is_not_measured_of_all_is_told_of_none() {
+fn hmat_is_absent_unless_all_pairs_of_nodes_were_measured() {
     let whole: [&[u64]; 2] = [&[1, 2], &[2, 1]];
     let has_hmat = |latencies: &[&[u64]], bandwidths: &[&[u64]]| {
         measured(latencies, bandwidths)
@@ -188,7 +191,7 @@ fn what_is_not_measured_of_all_is_told_of_none() {
 }
 
 #[test]
-fn a_node_without_cpus_is_reached_first_by_nobody() {
+fn memory_of_a_node_without_cpus_has_no_initiator() {
     let layout = Layout::new(64 << 20, &[]).unwrap();
     let node = |vcpus| NodeTable {
         vcpus,
@@ -203,14 +206,14 @@ fn a_node_without_cpus_is_reached_first_by_nobody() {
 }
 
 #[test]
-fn the_tables_of_most_nodes_fit() {
+fn tables_of_the_greatest_number_of_nodes_fit() {
     let row: &[u64] = &[100_000; 64];
     let all = measured(&[row; 64], &[row; 64]);
     assert_eq!(hmat_structures(&all[5].1).len(), 64 + 2);
 }
 
 proptest! {
-    /// An entry is neither "unreachable" nor nothing, and off by less than a part in 6,500 of the largest.
+    /// An entry is neither "unreachable" nor absent, and its error is below 1/6,500 of the largest.
     #[test]
     fn figures_are_rounded_a_little(figures in prop::collection::vec((0..40_u32, 1..1000_u64), 4)) {
         let figures: Vec<u64> = figures.iter().map(|(bits, value)| value << bits).collect();
@@ -226,7 +229,7 @@ proptest! {
 }
 
 #[test]
-fn most_vcpus_fit() {
+fn tables_of_the_greatest_number_of_vcpus_fit() {
     let layout = Layout::new(64 << 20, &[]).unwrap();
     let image = tables(&layout, 254, &[]).unwrap();
     let madt = &checked_tables(&image)[1].1;
@@ -278,7 +281,7 @@ fn cpuid_numbers_every_vcpu() {
 }
 
 #[test]
-fn files_that_are_no_kernel_are_told() {
+fn files_that_are_no_kernel_are_refused_with_the_reason() {
     let memory = ram(64 << 20);
     let mut bz_header = vec![0; 0x1000];
     bz_header[0x202..0x206].copy_from_slice(b"HdrS");
@@ -309,7 +312,7 @@ fn elf_kernel() -> Kernel {
         start: 8 << 20,
         end: 16 << 20,
         cmdline_bytes_max: 2048,
-        parts: Vec::new(),
+        segments: Vec::new(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Shards of one process, each with its replica, their lanes sealed as in a shard. With userfaultfd refused
-//! they fail.
+//! Shards of one process, each with its replica and page servers that are sealed as in a shard. They fail if
+//! userfaultfd is refused.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -17,19 +17,19 @@ use crate::span::link::{Receiving, Sending};
 use crate::span::packet::Packet;
 use crate::span::router::Router;
 use crate::virtio::balloon::{Balloon, Release};
-use crate::virtio::test_driver::{DriverQueue, Told, wait};
+use crate::virtio::test_driver::{DriverQueue, RecordedSignals, wait};
 use crate::virtio::{Activation, VirtioDevice};
 
 const BYTES: u64 = 64 << 20;
-/// With a hole below 4 GiB.
+/// Size of a memory with a hole below 4 GiB, bytes.
 const MUCH: u64 = (3 << 30) + (64 << 20);
 const LANES: usize = 2;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What a shard has of each lane: for each shard, its sockets to that one.
+/// Sockets of one page server of a shard: for each other shard, its sockets to that one.
 type Lane = Vec<Option<[UnixStream; 2]>>;
 
-/// What the monitor would make for one shard, and its files.
+/// Returns the launch message that a monitor would send to one shard, and its files.
 fn launch(shard: u8, bytes: u64, sockets: &[Lane]) -> (SpanLaunch, Vec<BorrowedFd<'_>>) {
     let mut files: Vec<BorrowedFd<'_>> = Vec::new();
     let mut add = |socket: &'_ UnixStream| {
@@ -81,7 +81,7 @@ fn launch(shard: u8, bytes: u64, sockets: &[Lane]) -> (SpanLaunch, Vec<BorrowedF
     (span, files)
 }
 
-/// What each of so many shards has of so many lanes.
+/// Returns the sockets of all page servers of each shard.
 fn meshed(shards: usize, lanes: usize) -> Vec<Vec<Lane>> {
     let pair = || UnixStream::pair().expect("sockets");
     let none = || (0..shards).map(|_| None).collect();
@@ -106,7 +106,7 @@ fn pairs() -> (Vec<Lane>, Vec<Lane>) {
     both.next().zip(both.next()).expect("two")
 }
 
-/// One shard's memory, as it is once its sandbox is closed.
+/// Returns one shard's memory in the state after its sandbox is closed.
 fn shard(number: u8, sockets: Vec<Lane>) -> (GuestRam, &'static Coherence, Arc<EndSignal>) {
     shard_of(BYTES, number, sockets)
 }
@@ -129,7 +129,7 @@ fn shard_of(bytes: u64, number: u8, sockets: Vec<Lane>) -> (GuestRam, &'static C
 }
 
 #[test]
-fn lanes_poll_while_all_vcpus_wait_but_not_beside_encryption() {
+fn page_servers_poll_while_all_vcpus_wait_but_not_beside_encryption() {
     assert!(matches!(polls(true, 2), Polls::Never));
     assert!(matches!(polls(false, 2), Polls::Waiting(2)));
     // Devices' threads wait in a shard without vCPUs.
@@ -137,12 +137,12 @@ fn lanes_poll_while_all_vcpus_wait_but_not_beside_encryption() {
 }
 
 #[test]
-fn what_one_shard_writes_the_other_reads_at_every_home() {
+fn writes_of_one_shard_are_read_by_the_other_at_every_home() {
     let (near, far) = pairs();
     let (home, here, _) = shard(0, near);
     let (part, there, _) = shard(1, far);
     assert_eq!(home.iter().map(|region| region.len()).sum::<u64>(), BYTES);
-    // Both homes, both lanes, and words over the edge of a page.
+    // Both homes, both page servers, and words over the edge of a page.
     let places = [
         0,
         4096,
@@ -163,13 +163,16 @@ fn what_one_shard_writes_the_other_reads_at_every_home() {
             assert_eq!(reader.read_obj::<u64>(place).expect("in memory"), place.0 ^ round);
         }
     }
-    let told = [here.status(), there.status()];
-    for status in &told {
+    let statuses = [here.status(), there.status()];
+    for status in &statuses {
         assert!(status["faults"]["read"]["count"].as_u64() > Some(0), "{status:#}");
         assert!(status["pages"].as_u64() > Some(0), "{status:#}");
     }
-    let hottest = told[0]["heat"].as_array().expect("a list");
-    assert!(!hottest.is_empty() && hottest.len() <= HOTTEST, "{hottest:?}");
+    let hottest = statuses[0]["heat"].as_array().expect("a list");
+    assert!(
+        !hottest.is_empty() && hottest.len() <= HOTTEST_PAGES,
+        "{hottest:?}"
+    );
     assert!(here.is_whole() && there.is_whole());
 }
 
@@ -182,7 +185,7 @@ fn pages_above_the_hole_have_the_numbers_that_the_guest_gives_them() {
     let [below, above] = &layout.ram[..] else {
         panic!("no hole: {:?}", layout.ram);
     };
-    // As far into the region as into the guest's memory, hole and all.
+    // Its offset in the region equals that in the guest's memory, the hole included.
     let at = |place| home.get_host_address(GuestAddress(place)).expect("in memory") as u64;
     assert_eq!(at(above.start) - at(0), above.start);
     for place in [below.end - 8, above.start, above.end - 8].map(GuestAddress) {
@@ -201,10 +204,10 @@ fn system_calls_wait_for_pages_as_threads_do() {
     home.write_slice(&[7; 3 * 4096], GuestAddress(1 << 20))
         .expect("in memory");
     let (from, to) = UnixStream::pair().expect("sockets");
-    // As a device does: the kernel reads one shard's memory, and writes the other's.
+    // Like a device: the kernel reads one shard's memory and writes the other's.
     let address = |ram: &GuestRam, at| ram.get_host_address(GuestAddress(at)).expect("in memory");
     let (source, target) = (address(&part, 1 << 20), address(&home, 40 << 20));
-    // SAFETY: three pages of guest memory each, which nobody else uses.
+    // SAFETY: three pages of guest memory each, which no other code uses.
     let (sent, came) = unsafe {
         let sent = libc::write(from.as_raw_fd(), source.cast(), 3 * 4096);
         let came = libc::recv(to.as_raw_fd(), target.cast(), 3 * 4096, libc::MSG_WAITALL);
@@ -217,7 +220,7 @@ fn system_calls_wait_for_pages_as_threads_do() {
     assert!(bytes.iter().all(|byte| *byte == 7));
 }
 
-/// Why a shard's VM ended, once it has.
+/// Returns the cause of the end of a shard's VM, once it has ended.
 fn cause(end: &EndSignal) -> Option<Ending> {
     let start = Instant::now();
     while end.cause().is_none() && start.elapsed() < LIMIT {
@@ -227,11 +230,11 @@ fn cause(end: &EndSignal) -> Option<Ending> {
 }
 
 #[test]
-fn a_shard_whose_peer_is_gone_ends_and_names_it() {
+fn shard_whose_peer_is_lost_ends_the_vm_and_names_the_peer() {
     let (near, far) = pairs();
     let (ram, coherence, end) = shard(0, near);
     ram.write_obj(1_u64, GuestAddress(0)).expect("its own home");
-    // Somebody waits for a page of the other's, for ever.
+    // A thread waits for a page of the other shard, for ever.
     thread::spawn(move || ram.read_obj::<u64>(GuestAddress(BYTES - 8)));
     thread::sleep(Duration::from_millis(50));
     drop(far);
@@ -247,7 +250,7 @@ fn a_shard_whose_peer_is_gone_ends_and_names_it() {
 }
 
 #[test]
-fn nonsense_of_a_peer_ends_the_vm_and_is_told() {
+fn invalid_bytes_of_a_peer_end_the_vm_and_are_reported() {
     use std::io::Write;
     let (near, mut far) = pairs();
     let (_, _, end) = shard(0, near);
@@ -262,28 +265,31 @@ fn nonsense_of_a_peer_ends_the_vm_and_is_told() {
 
 fn resident(shards: [&Coherence; 2]) -> u64 {
     let bytes = shards.map(|shard| shard.status()["resident_bytes"].as_u64());
-    bytes.map(|bytes| bytes.expect("it is told")).iter().sum()
+    bytes
+        .map(|bytes| bytes.expect("the status has the size"))
+        .iter()
+        .sum()
 }
 
-/// The balloon over the home's copy, with free-page reporting alone: that queue is number 2.
+/// Creates the balloon over the home's replica, with free-page reporting alone: that queue has number 2.
 fn balloon(
     home: &GuestRam,
     bytes: u64,
     coherence: &'static Coherence,
-) -> (Balloon, Vec<DriverQueue>, Arc<Told>) {
+) -> (Balloon, Vec<DriverQueue>, Arc<RecordedSignals>) {
     let queues: Vec<DriverQueue> = (0..3).map(|index| DriverQueue::new(home, index)).collect();
-    let told = Arc::new(Told::default());
+    let signals = Arc::new(RecordedSignals::default());
     let release = Release(VmKind::CoherentSpan((), coherence));
     let mut balloon = Balloon::new(&Threads::sealed(), bytes, release).expect("a thread");
     let activation = Activation {
         memory: home.clone(),
         features: 1 << 5,
         queues: queues.iter().map(DriverQueue::active).collect(),
-        interrupt: told.clone(),
+        interrupt: signals.clone(),
         resumed: false,
     };
     balloon.activate(activation).expect("a device");
-    (balloon, queues, told)
+    (balloon, queues, signals)
 }
 
 #[test]
@@ -316,9 +322,9 @@ fn the_balloon_takes_pages_of_both_homes_from_both_shards() {
             0 => queues[0].add(&[(list.0, numbers.len() as u32)], false),
             _ => queues[2].add(&starts.map(|start| (start, TAKEN as u32)), true),
         };
-        queues[queue].take_used().expect("it is done");
-        // The other shard frees its memory when it hears of it. What the device itself used for the first
-        // time counts too.
+        queues[queue].take_used().expect("the request is complete");
+        // The other shard frees its memory when it receives the message. The memory that the device uses for
+        // the first time counts too.
         let goal = full - 4 * TAKEN + (256 << 10);
         let is_less = wait(|| (resident([here, there]) <= goal).then_some(()));
         let left = resident([here, there]);
@@ -333,9 +339,9 @@ fn the_balloon_takes_pages_of_both_homes_from_both_shards() {
             );
         }
     }
-    let told = balloon.status();
+    let status = balloon.status();
     assert_eq!(
-        (&told["inflated_bytes"], &told["reported_bytes"]),
+        (&status["inflated_bytes"], &status["reported_bytes"]),
         (&json!(2 * TAKEN), &json!(2 * TAKEN))
     );
     let counted = [here, there].map(|shard| shard.status()["discarded"].as_u64());
@@ -351,21 +357,21 @@ fn the_balloon_takes_pages_above_the_hole_and_none_in_it() {
     let [below, above] = &layout.ram[..] else {
         panic!("no hole: {:?}", layout.ram);
     };
-    let (_balloon, mut queues, told) = balloon(&home, MUCH, here);
+    let (_balloon, mut queues, signals) = balloon(&home, MUCH, here);
     let places = [below.end - 4096, above.start, above.end - 4096];
     for place in places {
         part.write_obj(7_u64, GuestAddress(place)).expect("in memory");
     }
     queues[2].add(&places.map(|place| (place, 4096)), true);
-    queues[2].take_used().expect("it is done");
+    queues[2].take_used().expect("the request is complete");
     for place in places {
         assert_eq!(home.read_obj::<u64>(GuestAddress(place)).expect("in memory"), 0);
     }
     queues[2].add(&[(below.end, 4096)], true);
-    assert!(told.failure().contains("not all memory"));
+    assert!(signals.failure().contains("not all memory"));
 }
 
-/// Three shards' routers, with channels between them, whose packets come after what each shard's memory says.
+/// Creates three shards' routers, with channels between them, whose packets are causal.
 fn routers(coherence: &[&'static Coherence]) -> Vec<Arc<Router>> {
     let count = coherence.len();
     let places: Vec<u8> = (0..count as u8).collect();
@@ -391,7 +397,7 @@ fn routers(coherence: &[&'static Coherence]) -> Vec<Arc<Router>> {
 }
 
 #[test]
-fn packets_of_three_shards_come_after_page_tables_and_one_that_can_not_ends_the_vm() {
+fn packets_of_three_shards_follow_page_tables_and_an_impossible_one_ends_the_vm() {
     let made = meshed(3, 1).into_iter();
     let shards: Vec<_> = (0..)
         .zip(made)
@@ -407,7 +413,7 @@ fn packets_of_three_shards_come_after_page_tables_and_one_that_can_not_ends_the_
         });
         assert_eq!(nmis, Some(1), "from {from} to {to}");
     }
-    // Shard 1 says that shard 2 has sent more than can be.
+    // Shard 1 reports more batches of shard 2 than possible.
     let batches = Batches::only(2, 1 << 30);
     let router = routers[0].clone();
     let hears = thread::spawn(move || router.receive(1, Packet::AfterAll { batches }));
@@ -419,16 +425,16 @@ fn packets_of_three_shards_come_after_page_tables_and_one_that_can_not_ends_the_
         detail,
         "the shard in cell 1: its packet comes after changes that there can't be"
     );
-    hears.join().expect("it does not wait for ever");
+    hears.join().expect("the receiver does not wait for ever");
 }
 
 #[test]
-fn a_packet_says_no_more_than_its_vm_has_shards_for() {
+fn packet_has_counts_for_the_shards_of_its_vm_only() {
     let length = |packet: &Packet| postcard::to_allocvec(packet).expect("a packet").len();
     assert_eq!(length(&Packet::After { count: 100 }), 2, "two shards");
     let one = length(&Packet::AfterAll {
         batches: Batches::only(1, u32::MAX),
     });
-    // With all numbers as long, it still goes in one line of a ring.
+    // Even with numbers of the greatest length it fits into one line of a ring.
     assert!(one + 4 * (dsm::SHARERS_MAX - 1) <= 56, "{one}");
 }

@@ -1,4 +1,4 @@
-//! The filters of system calls, thread by thread.
+//! Tests of the system call filters of each kind of thread.
 
 use super::*;
 use crate::memory::nodes::MPOL_MF_MOVE;
@@ -31,7 +31,7 @@ fn a_call_outside_the_list_ends_the_process() {
 }
 
 #[test]
-fn what_is_filtered_by_arguments_is_in_no_list_of_calls() {
+fn calls_filtered_by_arguments_are_in_no_list_of_calls() {
     for kind in KINDS {
         let calls = filter::calls(kind);
         assert!(
@@ -109,9 +109,10 @@ fn requests_and_commands_of_the_list_pass_and_those_of_other_threads_end_the_pro
     }
 }
 
-/// A whole process with a closed sandbox, of which one thread of each kind does what its code never does.
+/// A whole process with a closed sandbox, in which a thread of each kind makes calls that its code never
+/// makes.
 #[test]
-fn a_shard_that_was_taken_over_can_do_nothing_by_any_of_its_threads() {
+fn compromised_shard_can_make_no_forbidden_call_by_any_of_its_threads() {
     for kind in KINDS {
         let status = in_child(|| {
             let Some(closed) = closed(SandboxLaunch::default()) else {
@@ -122,7 +123,7 @@ fn a_shard_that_was_taken_over_can_do_nothing_by_any_of_its_threads() {
                     let (call, [first, second, third]) = (*call, *arguments);
                     let thread = closed.threads.spawn(kind, "taken", move || {
                         // SAFETY: none of them can do anything: there is no such file, process, or memory.
-                        // The filter is expected to end the process here.
+                        // The filter should end the process here.
                         unsafe { libc::syscall(call, first, second, third, 0, 0, 0) };
                     });
                     i32::from(thread.is_ok_and(|thread| thread.join().is_ok()))
@@ -142,7 +143,7 @@ fn a_shard_that_was_taken_over_can_do_nothing_by_any_of_its_threads() {
 }
 
 #[test]
-fn mappings_never_grow_and_the_allocator_goes_on_without() {
+fn mappings_never_grow_and_the_allocator_works_without_growth() {
     const PAGE: usize = 4096;
     for kind in KINDS {
         let status = in_child(|| {
@@ -153,7 +154,7 @@ fn mappings_never_grow_and_the_allocator_goes_on_without() {
             let refused = unsafe {
                 let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
                 let mapped = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, flags, -1, 0);
-                // Growing it, and doubling it.
+                // Growing the mapping, and doubling it.
                 [PAGE, 0].iter().all(|&old| {
                     let moved = libc::mremap(mapped, old, 4 * PAGE, libc::MREMAP_MAYMOVE);
                     moved == libc::MAP_FAILED
@@ -163,7 +164,7 @@ fn mappings_never_grow_and_the_allocator_goes_on_without() {
             if !refused {
                 return 2;
             }
-            // Large enough to be mappings of their own, which glibc moves by mremap.
+            // Large enough to be separate mappings, which glibc moves by mremap.
             let mut bytes = vec![7_u8; 1 << 20];
             for _ in 0..4 {
                 bytes.reserve_exact(bytes.len());

@@ -1,4 +1,4 @@
-//! What the background makes of copies.
+//! Tests of the background thread's handling of copies.
 
 use super::*;
 
@@ -21,16 +21,16 @@ fn copies_become_mappings_unless_they_changed() {
 }
 
 #[test]
-fn chosen_copies_that_are_overwritten_or_given_up_are_left_alone() {
+fn chosen_copies_that_are_overwritten_or_released_are_not_replaced() {
     let vm = vm(Share::Deferred);
     vm.read(&[(AT, 32 * PAGE_BYTES)], 0);
-    let (mapper, situations) = (vm.mapper.clone(), vm.disk.situations.clone());
-    let mut background = Background::open(mapper, situations, vec![Share::Deferred]);
+    let (mapper, pressure) = (vm.mapper.clone(), vm.disk.pressure.clone());
+    let mut background = Background::open(mapper, pressure, vec![Share::Deferred]);
     let quiescer = Quiescer::new();
     background.age();
     assert!(background.step(&quiescer).more);
     assert_eq!((vm.counted("mapped_later"), vm.counted("candidates")), (0, 32));
-    // The guest writes one, reads another anew, and gives a third up.
+    // The guest writes one page, reads another again, and releases a third.
     vm.ram
         .write_slice(&[99], GuestAddress(AT + 3 * PAGE_BYTES))
         .unwrap();
@@ -41,7 +41,7 @@ fn chosen_copies_that_are_overwritten_or_given_up_are_left_alone() {
         background.step(&quiescer);
     }
     assert_eq!((vm.counted("mapped_later"), vm.counted("changed")), (29, 1));
-    assert_eq!(vm.counted("candidates"), 1, "the page read anew");
+    assert_eq!(vm.counted("candidates"), 1, "the page that was read again");
     let mut expected = image_bytes()[..32 * 4096].to_vec();
     expected[3 * 4096] = 99;
     expected.splice(
@@ -57,12 +57,12 @@ fn a_lone_page_waits_until_memory_is_short() {
     let lone = AT + 64 * PAGE_BYTES;
     vm.read(&[(AT, 8 * PAGE_BYTES)], 0);
     vm.read(&[(lone, PAGE_BYTES)], 0);
-    let (mapper, situations) = (vm.mapper.clone(), vm.disk.situations.clone());
+    let (mapper, pressure) = (vm.mapper.clone(), vm.disk.pressure.clone());
     assert!(
-        !situations.short(),
+        !pressure.short(),
         "this test needs a host that is not short of memory"
     );
-    let mut background = Background::open(mapper, situations.clone(), vec![Share::Adaptive]);
+    let mut background = Background::open(mapper, pressure.clone(), vec![Share::Adaptive]);
     let quiescer = Quiescer::new();
     let mut round = || {
         background.age();
@@ -70,7 +70,7 @@ fn a_lone_page_waits_until_memory_is_short() {
     };
     round();
     assert_eq!((vm.counted("mapped_later"), vm.counted("candidates")), (8, 1));
-    situations.make_short();
+    pressure.set_short();
     round();
     assert_eq!((vm.counted("mapped_later"), vm.counted("candidates")), (9, 0));
 }
@@ -104,11 +104,11 @@ fn a_copy_over_mapped_pages_makes_them_plain_at_once() {
 fn copies_in_huge_pages_stay_while_memory_is_plenty() {
     let vm = vm(Share::Deferred);
     let elsewhere = AT + (8 << 20);
-    vm.mapper.keep_whole(AT, AT + 8 * PAGE_BYTES);
+    vm.mapper.mark_huge(AT, AT + 8 * PAGE_BYTES);
     vm.read(&[(AT, 8 * PAGE_BYTES)], 0);
     vm.read(&[(elsewhere, 8 * PAGE_BYTES)], 0);
     assert!(
-        !vm.disk.situations.short(),
+        !vm.disk.pressure.short(),
         "this test needs a host that is not short of memory"
     );
     vm.background(Share::Deferred, |vm| vm.counted("mapped_later") >= 8);
@@ -125,7 +125,7 @@ fn written_mappings_become_plain_memory_again() {
             .write_slice(&[page], GuestAddress(AT + u64::from(page) * PAGE_BYTES + 9))
             .unwrap();
     }
-    let background = Background::open(vm.mapper.clone(), vm.disk.situations.clone(), Vec::new());
+    let background = Background::open(vm.mapper.clone(), vm.disk.pressure.clone(), Vec::new());
     background.trim(&Quiescer::new()).unwrap();
     assert_eq!(vm.counted("restored"), 8);
     let mut expected = image_bytes()[..8 * 4096].to_vec();

@@ -1,4 +1,4 @@
-//! Memory that stands still, and its clones.
+//! Tests of frozen memory and its clones.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use super::model::{Step, step};
 use super::*;
 use crate::sharing::{Frozen, seal};
 
-/// A VM that goes on from frozen memory, on the same image.
+/// Creates a VM that resumes from frozen memory, with the same image.
 fn thaw(frozen: &Frozen, image: &File) -> Vm {
     let mut files = frozen.files.iter().map(|file| file.try_clone().unwrap());
     let ram = ram_of(files.next());
@@ -38,47 +38,51 @@ fn seal_in_time(file: &File) {
 }
 
 #[derive(Debug, Clone)]
-enum Deed {
+enum Operation {
     Step(Step),
     Clone,
 }
 
-fn deed() -> impl Strategy<Value = Deed> {
-    prop_oneof![8 => step().prop_map(Deed::Step), 1 => Just(Deed::Clone)]
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![8 => step().prop_map(Operation::Step), 1 => Just(Operation::Clone)]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Clones, their parents and their children: what each does, none of the others sees.
+    /// Writes of a clone are invisible to its parent, its children and other clones.
     #[test]
-    fn a_family_is_as_many_plain_arrays(deeds in proptest::collection::vec((any::<prop::sample::Index>(), deed()), 1..60)) {
+    fn clones_behave_as_independent_arrays(
+        operations in proptest::collection::vec((any::<prop::sample::Index>(), operation()), 1..60)
+    ) {
         const BYTES: u64 = 64 * PAGE_BYTES;
         let file = image();
         let content = image_bytes();
         let mut family = vec![(vm_on(file.try_clone().unwrap(), Share::AtRead), vec![0_u8; BYTES as usize])];
-        for (who, deed) in deeds {
+        for (who, operation) in operations {
             let who = who.index(family.len());
             let (vm, model) = &mut family[who];
-            match deed {
-                Deed::Step(Step::Read { at, offset, sectors }) => {
+            match operation {
+                Operation::Step(Step::Read { at, offset, sectors }) => {
                     let (at, offset) = (at * 512, offset * 512);
                     let bytes = (sectors * 512).min(BYTES - at).min(content.len() as u64 - offset);
                     vm.read(&[(AT + at, bytes)], offset);
-                    model[at as usize..(at + bytes) as usize].copy_from_slice(&content[offset as usize..(offset + bytes) as usize]);
+                    let read = &content[offset as usize..(offset + bytes) as usize];
+                    model[at as usize..(at + bytes) as usize].copy_from_slice(read);
                 }
-                Deed::Step(Step::Write { at, value, bytes }) => {
+                Operation::Step(Step::Write { at, value, bytes }) => {
                     let bytes = bytes.min(BYTES - at);
                     vm.ram.write_slice(&vec![value; bytes as usize], GuestAddress(AT + at)).unwrap();
                     model[at as usize..(at + bytes) as usize].fill(value);
                 }
-                Deed::Step(Step::Release { page, pages }) => {
-                    crate::virtio::balloon::release(&vm.ram, Some(&vm.mapper), AT + page * PAGE_BYTES, pages * PAGE_BYTES).unwrap();
-                    // Anything of its own may be there now, but it stays what it is.
+                Operation::Step(Step::Release { page, pages }) => {
+                    let (start, bytes) = (AT + page * PAGE_BYTES, pages * PAGE_BYTES);
+                    crate::virtio::balloon::release(&vm.ram, Some(&vm.mapper), start, bytes).unwrap();
+                    // The page may have a private copy now, but keeps its content.
                     let range = (page * PAGE_BYTES) as usize..((page + pages) * PAGE_BYTES) as usize;
                     let now = vm.bytes(AT + page * PAGE_BYTES, pages * PAGE_BYTES);
                     model[range].copy_from_slice(&now);
                 }
-                Deed::Clone => {
+                Operation::Clone => {
                     let clone = (thaw(&vm.freeze(), &file), model.clone());
                     if family.len() < 5 {
                         family.push(clone);
@@ -100,7 +104,7 @@ fn frozen_files_can_not_be_changed_and_clones_share_them() {
     assert_eq!(frozen.files.len(), 1);
     use std::os::unix::fs::FileExt;
     assert!(frozen.files[0].write_at(b"x", AT).is_err());
-    // What is written between two freezings goes into a layer, and only that.
+    // Writes between two freezes go into a layer, and nothing else does.
     vm.ram
         .write_slice(b"later", GuestAddress(AT + 8 * PAGE_BYTES))
         .unwrap();
@@ -109,7 +113,7 @@ fn frozen_files_can_not_be_changed_and_clones_share_them() {
     use std::os::unix::fs::MetadataExt;
     let layer = again.files[1].metadata().unwrap().blocks() * 512 / PAGE_BYTES;
     assert!(layer <= 2, "a layer of {layer} pages for one that was written");
-    // Nothing was written since: nothing is added.
+    // Without writes, no layer is added.
     assert_eq!(vm.freeze().files.len(), 2);
 }
 

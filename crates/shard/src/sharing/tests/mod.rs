@@ -1,4 +1,5 @@
-//! The mechanism on real mappings, without KVM: guest memory is this process's, and "the guest" is the test.
+//! Tests of the mechanism on real mappings, without KVM: guest memory is this process's, and the test acts as
+//! the guest.
 
 mod background;
 mod frozen;
@@ -16,18 +17,18 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::mapper::Mapper;
 use super::pages::PAGE_BYTES;
-use super::{Background, DiskSharing, Situations};
+use super::{Background, DiskSharing, PressureMonitor};
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, Pages, Share};
 use crate::memory::{self, GuestRam};
 use crate::quiescer::Quiescer;
 
 const RAM_BYTES: u64 = 64 << 20;
-/// Guest pages from here on are played with.
+/// First guest page that the tests use.
 const FIRST: u64 = 1024;
 const IMAGE_PAGES: u64 = 64;
 
-/// Guest memory in a file of its own, or one that is there already.
+/// Returns guest memory in a new file, or in an existing one.
 fn ram_of(file: Option<File>) -> GuestRam {
     let layout = Layout::new(RAM_BYTES, &[]).unwrap();
     let launch = MemoryLaunch {
@@ -39,7 +40,7 @@ fn ram_of(file: Option<File>) -> GuestRam {
     memory::create(&layout, &launch, &[], file).unwrap()
 }
 
-/// Byte `at` of the image.
+/// Returns byte `at` of the image.
 fn byte(at: u64) -> u8 {
     (at / PAGE_BYTES * 7 + at % 251 + 1) as u8
 }
@@ -75,7 +76,7 @@ fn with(ram: GuestRam, mapper: Arc<Mapper>, image: File, share: Share) -> Vm {
     let store = assemble(vec![(image, Format::Raw)], true).unwrap();
     let disk = DiskSharing {
         mapper: mapper.clone(),
-        situations: Arc::new(Situations::open(mapper.images(), &[])),
+        pressure: Arc::new(PressureMonitor::open(mapper.images(), &[])),
         share,
         images: vec![Some(0)],
     };
@@ -98,7 +99,7 @@ impl Vm {
         segments
     }
 
-    /// A disk read as a queue does it.
+    /// Reads a disk as a queue does.
     fn read(&self, pieces: &[(u64, u64)], offset: u64) {
         let into = self.segments(pieces);
         match self.disk.read(&*self.store, offset, &into) {
@@ -120,7 +121,7 @@ impl Vm {
         self.mapper.status()[name].as_u64().unwrap()
     }
 
-    /// Pages that the memory's file holds.
+    /// Returns the number of pages in the memory's file.
     fn plain_pages(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
         use vm_memory::GuestMemoryRegion;
@@ -128,9 +129,9 @@ impl Vm {
         region.file_offset().unwrap().file().metadata().unwrap().blocks() * 512 / PAGE_BYTES
     }
 
-    /// Lets the background work until `done` or a limit.
+    /// Runs the background thread until `done` or a limit.
     fn background(&self, share: Share, done: impl Fn(&Self) -> bool) {
-        let background = Background::open(self.mapper.clone(), self.disk.situations.clone(), vec![share]);
+        let background = Background::open(self.mapper.clone(), self.disk.pressure.clone(), vec![share]);
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::spawn(move || background.run(&Quiescer::new(), &stopped));
         let deadline = Instant::now() + Duration::from_secs(20);

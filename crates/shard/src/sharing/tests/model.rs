@@ -1,4 +1,4 @@
-//! A guest that does anything, beside an array.
+//! A guest with random accesses, compared with an array.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// Sectors, so that pages are hit whole and in part.
+    /// In sectors, so that pages are covered whole and in part.
     Read {
         at: u64,
         offset: u64,
@@ -34,7 +34,8 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => aligned,
         1 => odd,
-        2 => (0..160_000u64, any::<u8>(), 1..5000u64).prop_map(|(at, value, bytes)| Step::Write { at, value, bytes }),
+        2 => (0..160_000u64, any::<u8>(), 1..5000u64)
+            .prop_map(|(at, value, bytes)| Step::Write { at, value, bytes }),
         1 => (0..40u64, 1..6u64).prop_map(|(page, pages)| Step::Release { page, pages }),
     ]
 }
@@ -42,7 +43,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn memory_is_what_a_plain_array_is(steps in proptest::collection::vec(step(), 1..40)) {
+    fn memory_behaves_as_a_plain_array(steps in proptest::collection::vec(step(), 1..40)) {
         let vm = vm(Share::AtRead);
         let image = image_bytes();
         let mut model = vec![0_u8; 64 * 4096];
@@ -52,7 +53,8 @@ proptest! {
                     let (at, offset) = (at * 512, offset * 512);
                     let bytes = (sectors * 512).min(model.len() as u64 - at).min(image.len() as u64 - offset);
                     vm.read(&[(AT + at, bytes)], offset);
-                    model[at as usize..(at + bytes) as usize].copy_from_slice(&image[offset as usize..(offset + bytes) as usize]);
+                    let read = &image[offset as usize..(offset + bytes) as usize];
+                    model[at as usize..(at + bytes) as usize].copy_from_slice(read);
                 }
                 Step::Write { at, value, bytes } => {
                     let bytes = bytes.min(model.len() as u64 - at);
@@ -60,7 +62,8 @@ proptest! {
                     model[at as usize..(at + bytes) as usize].fill(value);
                 }
                 Step::Release { page, pages } => {
-                    crate::virtio::balloon::release(&vm.ram, Some(&vm.mapper), AT + page * PAGE_BYTES, pages * PAGE_BYTES).unwrap();
+                    let (start, bytes) = (AT + page * PAGE_BYTES, pages * PAGE_BYTES);
+                    crate::virtio::balloon::release(&vm.ram, Some(&vm.mapper), start, bytes).unwrap();
                     model[(page * 4096) as usize..((page + pages) * 4096) as usize].fill(0);
                 }
             }

@@ -1,8 +1,8 @@
-//! At the read.
+//! Tests of mapping during a read.
 
 use super::*;
 use crate::sharing::Run;
-use crate::sharing::mapper::{Mapped, When};
+use crate::sharing::mapper::{MapTime, Mapped};
 
 #[test]
 fn a_read_is_mapped_and_a_write_stays_with_the_writer() {
@@ -46,7 +46,7 @@ fn the_same_page_can_be_read_again_and_again() {
             image_bytes()[page as usize * 4096..][..4096]
         );
     }
-    // The same block twice, and a buffer that repeats: the last counts.
+    // The same block twice, and a buffer that repeats: the last read counts.
     vm.read(
         &[(AT, PAGE_BYTES), (AT + PAGE_BYTES, PAGE_BYTES), (AT, PAGE_BYTES)],
         5 * PAGE_BYTES,
@@ -59,7 +59,7 @@ fn the_same_page_can_be_read_again_and_again() {
 }
 
 #[test]
-fn what_the_balloon_takes_is_plain_and_zero() {
+fn pages_that_the_balloon_takes_are_plain_and_zero() {
     let vm = vm(Share::AtRead);
     vm.read(&[(AT, 8 * PAGE_BYTES)], 0);
     vm.mapper.release(FIRST + 2..FIRST + 5).unwrap();
@@ -97,7 +97,7 @@ fn at_the_limit_pages_are_copied_and_counted() {
 }
 
 #[test]
-fn nothing_is_remembered_or_mapped_when_never() {
+fn no_page_is_recorded_or_mapped_if_sharing_is_never() {
     let vm = vm(Share::Never);
     vm.read(&[(AT, 8 * PAGE_BYTES)], 0);
     assert_eq!((vm.counted("candidates"), vm.counted("mapped_pages")), (0, 0));
@@ -115,12 +115,12 @@ fn a_run_outside_memory_is_refused() {
     let counter = &vm.mapper.metrics.mapped_at_read;
     assert!(
         vm.mapper
-            .map(&mut vm.mapper.pages(), last, run, When::AtRead, counter)
+            .map(&mut vm.mapper.pages(), last, run, MapTime::AtRead, counter)
             .is_err()
     );
     assert_eq!(
         vm.mapper
-            .map(&mut vm.mapper.pages(), last - 4, run, When::AtRead, counter)
+            .map(&mut vm.mapper.pages(), last - 4, run, MapTime::AtRead, counter)
             .unwrap(),
         Mapped::Yes
     );

@@ -23,7 +23,7 @@ impl SpanVcpu {
             return;
         }
         fault_point!(move_stopped);
-        match Processor::take(fd, &self.register_numbers) {
+        match Processor::save(fd, &self.register_numbers) {
             Ok(processor) => {
                 fault_point!(move_read);
                 self.migrate(processor, order, false, still_since_ns);
@@ -66,7 +66,7 @@ impl SpanVcpu {
             self.tsc.nanoseconds()
         });
         fault_point!(move_received);
-        let installed = state.processor.give(fd, || Ok(()));
+        let installed = state.processor.restore(fd, || Ok(()));
         self.apic = state.apic;
         // The register accepted this value before.
         self.pv_eoi.set_register(state.pv_eoi, &mut self.apic);

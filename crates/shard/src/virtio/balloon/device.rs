@@ -1,4 +1,4 @@
-//! The front of the balloon.
+//! The balloon's front end: features, configuration space and status.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,7 +16,8 @@ use crate::virtio::device::{RING_FEATURES, read_space};
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
 
-/// Inflate, deflate, statistics, reporting as Linux numbers it, reporting as the specification does.
+/// Sizes of the queues: inflate, deflate, statistics, reporting as Linux numbers it, reporting as the
+/// specification does.
 const QUEUE_SIZES: [u16; 5] = [128, 128, 16, 64, 64];
 const F_DEFLATE_ON_OOM: u64 = 1 << 2;
 /// Offset of `actual` in the configuration.
@@ -30,7 +31,7 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// Starts the device's thread for a guest with `ram_bytes` of memory, given back in that way.
+    /// Starts the device's thread for a guest with `ram_bytes` of memory, whose pages `release` releases.
     pub fn new(threads: &Threads, ram_bytes: u64, release: Release) -> io::Result<Self> {
         let state = new_state(ram_bytes)?;
         let metrics = Arc::new(BalloonMetrics::default());
@@ -43,7 +44,7 @@ impl Balloon {
         })
     }
 
-    /// What sets its size.
+    /// Returns the handle that sets the balloon's size.
     pub fn handle(&self) -> BalloonHandle {
         BalloonHandle(self.state.clone())
     }
@@ -68,7 +69,7 @@ fn new_state(ram_bytes: u64) -> io::Result<Arc<State>> {
     }))
 }
 
-/// The handler without its thread, for [`crate::fuzzing`].
+/// Returns the handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(ram_bytes: u64) -> io::Result<impl crate::virtio::worker::Handler> {
     Ok(BalloonHandler::new(
@@ -111,7 +112,7 @@ impl VirtioDevice for Balloon {
     fn reset(&mut self) {
         self.set_interrupt(None);
         self.worker.reset();
-        // The driver gives all pages up at a reset.
+        // The driver gives up all pages at a reset.
         self.state.actual_pages.store(0, Ordering::Release);
     }
 
@@ -127,7 +128,7 @@ impl VirtioDevice for Balloon {
         }
     }
 
-    /// Also asks the guest for new statistics, for the next call.
+    /// Returns the status, and requests new statistics from the guest for the next call.
     fn status(&self) -> Value {
         let _ = self.state.refresh.write(1);
         let statistics = self

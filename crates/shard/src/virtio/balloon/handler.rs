@@ -1,9 +1,9 @@
 //! Serves the balloon's queues.
 //!
-//! The specification numbers the queues whether or not they are there: statistics 2, free-page hints 3,
-//! reporting 4. Linux and QEMU count those that are there: reporting is 3 without hints, 2 without statistics
-//! either. There are no hints here, so every queue from 2 on that is not the statistics' reports, and both
-//! kinds of driver are served.
+//! The specification numbers all queues, present or not: statistics 2, free-page hints 3, reporting 4. Linux
+//! and QEMU count the present ones: reporting is 3 without hints, and 2 without statistics. There are no
+//! hints here. Every queue from 2 on that is not for statistics is therefore for reporting, which serves both
+//! kinds of driver.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -20,17 +20,17 @@ use crate::virtio::serve::{Chain, broken, listen, serve, signal, take};
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, ActiveQueue, DeviceError};
 
-/// `VIRTIO_BALLOON_F_STATS_VQ`.
+/// Feature `VIRTIO_BALLOON_F_STATS_VQ`: the statistics queue.
 pub const F_STATISTICS: u64 = 1 << 1;
-/// `VIRTIO_BALLOON_F_REPORTING`.
+/// Feature `VIRTIO_BALLOON_F_REPORTING`: free-page reporting.
 pub const F_REPORTING: u64 = 1 << 5;
 
 const INFLATE: u16 = 0;
 const DEFLATE: u16 = 1;
 const OPTIONAL: u16 = 2;
-/// The most bytes of page numbers taken from one chain: Linux sends 256 numbers.
+/// Greatest size of a chain's page numbers, bytes: Linux sends 256 numbers.
 const NUMBERS_BYTES_MAX: usize = 64 << 10;
-/// The most statistics taken: Linux has 10.
+/// Greatest number of statistics: Linux has 10.
 const STATISTICS_MAX: usize = 64;
 const STATISTIC_BYTES: usize = 10;
 const REFRESH: u32 = 0;
@@ -40,7 +40,7 @@ pub struct BalloonHandler {
     metrics: Arc<BalloonMetrics>,
     release: Release,
     active: Option<Activation>,
-    /// The driver's statistics buffer; giving it back asks for new ones.
+    /// The driver's statistics buffer; returning it requests new statistics.
     held: Option<u16>,
 }
 
@@ -70,10 +70,10 @@ impl BalloonHandler {
                 self.metrics.inflated_bytes.fetch_add(bytes, Ordering::Relaxed);
                 Ok(0)
             }),
-            // A deflated page comes back when the guest touches it.
+            // The guest's next access brings a deflated page back.
             DEFLATE => serve(queue, &active.memory, &active.interrupt, |_| Ok(0)),
             OPTIONAL if statistics => {
-                // The driver has one buffer; of more, the last counts and the others are given back.
+                // The driver has one buffer; of several, the last counts and the others are returned.
                 while let Some(chain) = take(queue, memory)? {
                     let head = chain.head_index();
                     read_statistics(&self.state, memory, chain)?;
@@ -98,7 +98,7 @@ impl BalloonHandler {
         }
     }
 
-    /// Gives the statistics buffer back, so that the driver fills it again.
+    /// Returns the statistics buffer, so that the driver fills it again.
     fn refresh(&mut self) -> Result<(), DeviceError> {
         let _ = self.state.refresh.read();
         let (Some(active), Some(head)) = (&mut self.active, self.held.take()) else {
@@ -144,7 +144,7 @@ impl Handler for BalloonHandler {
     }
 }
 
-/// Returns the pages whose numbers a chain lists, neighbours together; how many bytes that was.
+/// Releases the pages whose numbers a chain lists, adjacent ones together. Returns the number of bytes.
 fn inflate(memory: &GuestMemoryMmap<()>, release: &Release, chain: Chain<'_>) -> Result<u64, DeviceError> {
     let mut numbers = read_chain(memory, chain, NUMBERS_BYTES_MAX)?
         .chunks_exact(4)
@@ -174,7 +174,7 @@ fn read_statistics(state: &State, memory: &GuestMemoryMmap<()>, chain: Chain<'_>
     Ok(())
 }
 
-/// The readable bytes of a chain, `limit` at most.
+/// Returns the readable bytes of a chain, at most `limit`.
 fn read_chain(memory: &GuestMemoryMmap<()>, chain: Chain<'_>, limit: usize) -> Result<Vec<u8>, DeviceError> {
     let mut bytes = Vec::new();
     for descriptor in chain.readable() {

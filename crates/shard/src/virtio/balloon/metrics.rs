@@ -1,4 +1,4 @@
-//! What the balloon counted, and the names of the guest's statistics.
+//! Counters of the balloon, and the names of the guest's statistics.
 
 use std::sync::atomic::AtomicU64;
 

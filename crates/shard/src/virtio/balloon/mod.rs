@@ -1,10 +1,10 @@
-//! The memory balloon (Virtio 1.2, section 5.5): takes memory back from the guest, and free pages as they
+//! The memory balloon (Virtio 1.2, section 5.5): reclaims memory from the guest, and free pages as they
 //! become free.
 //!
-//! Returned pages leave the guest's memory file, so the host really has them again; a later touch gives a
-//! zero page. Where several shards have copies of the memory, all have forgotten a page when the guest hears
-//! that it was taken. If the guest deflates by itself (out of memory), the target follows what is left:
-//! asking again at once for what the guest needed would only make both sides spin.
+//! Released pages leave the guest's memory file, so that the host can use them; a later access finds a zero
+//! page. If several shards have replicas of the memory, all have discarded a page before the guest's request
+//! completes. If the guest deflates by itself (out of memory), the target follows the rest: a new request at
+//! once for the needed memory would only make both sides spin.
 
 mod device;
 mod handler;

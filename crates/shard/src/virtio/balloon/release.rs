@@ -1,4 +1,4 @@
-//! Gives ranges of guest memory back to the host.
+//! Releases ranges of guest memory to the host.
 
 use std::io;
 use std::ops::Range;
@@ -15,18 +15,18 @@ use crate::memory::replica::Coherence;
 use crate::sharing::Mapper;
 use crate::virtio::DeviceError;
 
-/// What is asked to give memory back, beside the kernel: where pages stand for an image's, the map of these;
-/// where other shards have copies of the memory, so that no page is this one's alone to punch out, all of
-/// them.
+/// Release of guest memory, by kind of VM. A plain VM's map of shared pages takes part where pages map an
+/// image. With replicas of the memory in other shards all of them take part, since no page is this shard's
+/// alone.
 #[derive(Clone)]
 pub struct Release(pub VmKind<Option<Arc<Mapper>>, (), &'static Coherence>);
 
 impl Release {
-    /// Gives back the whole pages inside ranges, each an address and a length in bytes; how many bytes that
-    /// was.
+    /// Releases the whole pages inside ranges, each an address and a length in bytes. Returns the number of
+    /// bytes.
     ///
     /// # Errors
-    /// As [`release`].
+    /// Fails as [`release`].
     pub fn ranges(
         &self,
         memory: &GuestMemoryMmap<()>,
@@ -43,7 +43,7 @@ impl Release {
     }
 }
 
-/// Has all shards give back the whole pages inside ranges.
+/// Releases the whole pages inside ranges in all shards.
 fn give_back(
     coherence: &Coherence,
     memory: &GuestMemoryMmap<()>,
@@ -58,7 +58,7 @@ fn give_back(
     Ok(coherence.give_back(pages) * PAGE_BYTES)
 }
 
-/// The region that a range is in, and the whole pages inside the range; its end is its start if there are
+/// Returns the region of a range, and the whole pages inside the range; the end equals the start if there are
 /// none.
 fn whole_pages(
     memory: &GuestMemoryMmap<()>,
@@ -76,15 +76,14 @@ fn whole_pages(
     Ok((region, first..last.max(first)))
 }
 
-/// Punches the whole pages inside `start..start + bytes` out of the memory's file; returns how many bytes
-/// that was.
+/// Punches the whole pages inside `start..start + bytes` out of the memory's file. Returns the number of
+/// bytes.
 ///
 /// # Errors
-/// A range outside the guest's memory is the guest's fault. What the host refuses (a page smaller than its
-/// huge page) is no error: the page just stays.
+/// A range outside the guest's memory is the guest's error. A refusal by the host (a page smaller than its
+/// huge page) is no error: the page stays.
 ///
-/// Pages that stand for an image's (`sharing`) become plain memory again, as a hole: the next touch finds
-/// zeroes.
+/// Pages that map an image (`sharing`) become plain memory again, as a hole: the next access finds zeroes.
 pub fn release(
     memory: &GuestMemoryMmap<()>,
     sharing: Option<&Mapper>,
@@ -114,7 +113,7 @@ pub fn release(
     let address = region
         .get_host_address(MemoryRegionAddress(offset))
         .map_err(|_| DeviceError::Protocol(format!("{bytes} bytes at {start:#x} are not all memory")))?;
-    // Of a file: a hole there, whichever file lies here. Of a mapping alone: zero pages.
+    // Of a file: punches a hole, whichever file is mapped here. Of a mapping alone: zero pages.
     let advice = if region.file_offset().is_some() {
         libc::MADV_REMOVE
     } else {

@@ -1,5 +1,5 @@
-//! What the balloon's front, its thread and its handle share: the target, the actual size, the guest's
-//! statistics.
+//! State shared by the balloon's front end, its thread and its handle: the target, the actual size, the
+//! guest's statistics.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::virtio::Interrupt;
 
-/// The unit of the balloon's sizes (Virtio 1.2, section 5.5.6), whatever the guest's page size.
+/// Unit of the balloon's sizes, bytes (Virtio 1.2, section 5.5.6), whatever the guest's page size.
 pub const PAGE_BYTES: u64 = 4096;
 
 pub struct State {
@@ -18,27 +18,27 @@ pub struct State {
     pub pages_max: u32,
     pub statistics: Mutex<BTreeMap<u16, u64>>,
     pub interrupt: Mutex<Option<Arc<dyn Interrupt>>>,
-    /// Wakes the thread to ask the guest for new statistics.
+    /// Wakes the thread to request new statistics from the guest.
     pub refresh: EventFd,
 }
 
 impl State {
-    /// The guest says how large its balloon is now.
+    /// Records the size of the balloon that the guest reports.
     pub fn set_actual(&self, pages: u32) {
         let before = self.actual_pages.swap(pages, Ordering::AcqRel);
         if pages < before {
-            // Below the target it deflated unasked: it ran out of memory.
+            // A size below the target means that the guest deflated by itself: it ran out of memory.
             self.target_pages.fetch_min(pages, Ordering::AcqRel);
         }
     }
 }
 
-/// Sets the balloon's size from outside. Cheap to clone.
+/// Handle that sets the balloon's size. Cheap to clone.
 #[derive(Clone)]
 pub struct BalloonHandle(pub(super) Arc<State>);
 
 impl BalloonHandle {
-    /// Asks the guest to give back `bytes` in all, at most its whole memory.
+    /// Requests that the guest release `bytes` in all, at most its whole memory.
     pub fn set_bytes(&self, bytes: u64) {
         let pages = u32::try_from(bytes / PAGE_BYTES)
             .unwrap_or(u32::MAX)
@@ -55,7 +55,7 @@ impl BalloonHandle {
         }
     }
 
-    /// Bytes the guest has given back.
+    /// Returns the number of bytes that the guest has released.
     pub fn actual_bytes(&self) -> u64 {
         u64::from(self.0.actual_pages.load(Ordering::Acquire)) * PAGE_BYTES
     }

@@ -1,4 +1,4 @@
-//! What the balloon's thread may ask of the kernel, beyond what every thread may.
+//! System calls of the balloon's thread beyond those of every thread.
 
 use crate::sandbox::Syscall;
 

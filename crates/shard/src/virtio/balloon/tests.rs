@@ -9,7 +9,7 @@ use crate::kind::VmKind;
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
 use crate::virtio::device::RING_FEATURES;
-use crate::virtio::test_driver::{DriverQueue, Told, wait};
+use crate::virtio::test_driver::{DriverQueue, RecordedSignals, wait};
 use crate::virtio::{Activation, VirtioDevice, VirtioId};
 
 const BYTES: u64 = 8 << 20;
@@ -17,12 +17,13 @@ const BYTES: u64 = 8 << 20;
 struct Rig {
     balloon: Balloon,
     queues: Vec<DriverQueue>,
-    told: Arc<Told>,
+    signals: Arc<RecordedSignals>,
     memory: GuestRam,
     file: std::fs::File,
 }
 
-/// A balloon over 8 MiB of shared file memory, every page of it written; features statistics and reporting.
+/// A balloon over 8 MiB of shared file memory, every page of it written, with the features statistics and
+/// reporting.
 fn rig() -> Rig {
     rig_with(1 << 1 | 1 << 5)
 }
@@ -41,21 +42,21 @@ fn rig_with(features: u64) -> Rig {
         memory.write_obj(1u8, GuestAddress(page + 0xFFF)).unwrap();
     }
     let queues: Vec<DriverQueue> = (0..5).map(|index| DriverQueue::new(&memory, index)).collect();
-    let told = Arc::new(Told::default());
+    let signals = Arc::new(RecordedSignals::default());
     let mut balloon = Balloon::new(&Threads::sealed(), BYTES, Release(VmKind::Plain(None))).unwrap();
     balloon
         .activate(Activation {
             memory: memory.clone(),
             features,
             queues: queues.iter().map(DriverQueue::active).collect(),
-            interrupt: told.clone(),
+            interrupt: signals.clone(),
             resumed: false,
         })
         .unwrap();
     Rig {
         balloon,
         queues,
-        told,
+        signals,
         memory,
         file,
     }
@@ -80,7 +81,7 @@ fn inflating_returns_pages_to_the_host() {
 }
 
 #[test]
-fn reporting_works_however_the_driver_numbers_its_queue() {
+fn reporting_works_with_both_numberings_of_its_queue() {
     // Statistics and reporting: 3 in Linux, 4 in the specification; reporting alone: 2 or 4.
     for (features, queue) in [
         (1 << 1 | 1 << 5, 3),
@@ -99,15 +100,15 @@ fn reporting_works_however_the_driver_numbers_its_queue() {
 fn without_the_feature_nothing_is_reported() {
     let mut rig = rig_with(1 << 1);
     rig.queues[3].add(&[(0x60_0000, 0x10_0000)], true);
-    // The thread serves its queues one by one, so once a later request is answered the first has been looked
-    // at.
+    // The thread serves its queues in turn. Once a later request is complete, the first queue has been
+    // checked.
     rig.queues[1].add(&[(0x30_0000, 4)], false);
     rig.queues[1].take_used().unwrap();
     assert_eq!(host_bytes(&rig.file), BYTES);
 }
 
 #[test]
-fn statistics_are_read_and_asked_for_again() {
+fn statistics_are_read_and_requested_again() {
     let mut rig = rig();
     rig.memory
         .write_slice(&[4, 0, 42, 0, 0, 0, 0, 0, 0, 0], GuestAddress(0x10_0000))
@@ -119,19 +120,19 @@ fn statistics_are_read_and_asked_for_again() {
 }
 
 #[test]
-fn pages_outside_memory_ask_for_a_reset() {
+fn pages_outside_memory_request_a_reset() {
     for number in [u32::MAX, (BYTES / 4096) as u32] {
         let mut rig = rig();
         rig.memory.write_obj(number, GuestAddress(0x10_0000)).unwrap();
         rig.queues[0].add(&[(0x10_0000, 4)], false);
-        assert!(rig.told.failure().contains("not all memory"));
+        assert!(rig.signals.failure().contains("not all memory"));
     }
 }
 
 #[test]
 fn of_a_huge_list_64_kib_are_read() {
     let mut rig = rig();
-    // The first 64 KiB of the list name page 0x400 over and over, what follows pages outside memory.
+    // The first 64 KiB of the list name page 0x400 repeatedly; the rest names pages outside memory.
     for index in 0..(64 << 10) / 4 {
         rig.memory
             .write_obj(0x400u32, GuestAddress(0x30_0000 + 4 * index))
@@ -157,7 +158,7 @@ fn deflating_below_the_target_lowers_it() {
 }
 
 #[test]
-fn the_driver_finds_a_balloon_that_deflates_when_memory_runs_out() {
+fn balloon_offers_to_deflate_when_memory_runs_out() {
     let rig = rig();
     assert_eq!(rig.balloon.id(), VirtioId::Balloon);
     assert_eq!(rig.balloon.queue_sizes(), [128, 128, 16, 64, 64]);
@@ -169,7 +170,11 @@ fn the_driver_finds_a_balloon_that_deflates_when_memory_runs_out() {
 fn only_the_actual_size_is_written_by_the_driver() {
     let mut rig = rig();
     rig.balloon.handle().set_bytes(3 * 4096);
-    assert_eq!(rig.told.configs.load(Ordering::SeqCst), 1, "the driver is told");
+    assert_eq!(
+        rig.signals.configs.load(Ordering::SeqCst),
+        1,
+        "the driver is notified"
+    );
     rig.balloon.write_config(0, &7_u32.to_le_bytes());
     rig.balloon.write_config(4, &7_u16.to_le_bytes());
     rig.balloon.write_config(4, &2_u32.to_le_bytes());
@@ -202,18 +207,18 @@ fn inflating_to_the_target_keeps_it() {
 }
 
 #[test]
-fn a_reset_deflates_and_tells_the_driver_no_more() {
+fn reset_deflates_and_stops_notifying_the_driver() {
     let mut rig = rig();
     rig.balloon.write_config(4, &2_u32.to_le_bytes());
     rig.balloon.reset();
     let handle = rig.balloon.handle();
     assert_eq!(handle.actual_bytes(), 0);
     handle.set_bytes(4096);
-    assert_eq!(rig.told.configs.load(Ordering::SeqCst), 0);
+    assert_eq!(rig.signals.configs.load(Ordering::SeqCst), 0);
 }
 
 #[test]
-fn another_vms_balloon_goes_on_with_both_sizes() {
+fn restored_balloon_continues_with_both_sizes() {
     let (mut before, mut after) = (rig(), rig());
     before.balloon.handle().set_bytes(5 * 4096);
     before.balloon.write_config(4, &4_u32.to_le_bytes());
@@ -224,7 +229,11 @@ fn another_vms_balloon_goes_on_with_both_sizes() {
     };
     assert_eq!(sizes(&after), ((5 * 4096).into(), (4 * 4096).into()));
     after.balloon.resume(&serde_json::Value::Null);
-    assert_eq!(sizes(&after), sizes(&before), "what is no state is ignored");
+    assert_eq!(
+        sizes(&after),
+        sizes(&before),
+        "data that are no state are ignored"
+    );
 }
 
 #[test]
@@ -244,13 +253,13 @@ fn statistics_are_named_by_the_specification() {
 }
 
 #[test]
-fn neighbouring_pages_are_returned_however_the_driver_lists_them() {
+fn adjacent_pages_are_released_in_any_listed_order() {
     let mut rig = rig();
     let numbers = [7_u32, 5, 6, 6, 100];
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     let at = 0x70_0000;
     rig.memory.write_slice(&bytes, GuestAddress(at)).unwrap();
-    // A trailing part of a number is none.
+    // A trailing part of a number is ignored.
     rig.queues[0].add(&[(at, bytes.len() as u32 + 2)], false);
     rig.queues[0].take_used().unwrap();
     assert_eq!(host_bytes(&rig.file), BYTES - 4 * 4096);

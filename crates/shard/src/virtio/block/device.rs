@@ -1,4 +1,4 @@
-//! The front of the block device: features, configuration space, one worker for each queue.
+//! The block device's front end: features, configuration space, one worker for each queue.
 
 use std::io;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::sharing::DiskSharing;
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
 
-/// Queues of a disk at most; a thread each.
+/// Greatest number of queues of a disk, each with a thread.
 const QUEUES_MAX: u16 = 64;
-/// Data buffers of a request: the queue without header and status.
+/// Greatest number of data buffers of a request: the queue size without header and status.
 const SEGMENTS_MAX: u32 = QUEUE_SIZE as u32 - 2;
-/// Sectors of a page: what the host writes at once, and the alignment worth having.
+/// Logarithm of a page's sectors: the host writes pages, which is the useful alignment.
 const PAGE_SECTORS_LOG2: u8 = 3;
 /// Bytes of the configuration space up to `write_zeroes_may_unmap` and its padding.
 const CONFIG_BYTES: usize = 60;
@@ -40,12 +40,12 @@ pub struct Block {
 }
 
 impl Block {
-    /// Starts the threads of a disk. Call it before the sandbox closes: its rings and event files are made
-    /// here.
+    /// Starts the threads of a disk. Must be called before the sandbox closes: its rings and event files are
+    /// created here.
     ///
-    /// `id` is what the guest reads as the serial (its first 20 bytes). `queues` is brought into 1 to 64.
-    /// `sharing` says how reads share memory; none copies all. `on_full` says what a write does that finds no
-    /// room.
+    /// `id` is the serial that the guest reads (its first 20 bytes). `queues` is limited to 1 to 64.
+    /// `sharing` is the page sharing of reads; none copies all. `on_full` is the policy for a write that
+    /// finds no room.
     pub fn new(
         threads: &Threads,
         id: &str,
@@ -94,18 +94,18 @@ impl Block {
         })
     }
 
-    /// What the disk's queues counted.
+    /// Returns the counters of the disk's queues.
     pub fn metrics(&self) -> Arc<Metrics> {
         self.metrics.clone()
     }
 
-    /// What the log of the VM should say about this disk.
+    /// Returns the text about this disk for the log of the VM.
     pub fn note(&self) -> Option<&str> {
         self.note.as_deref()
     }
 }
 
-/// One queue's handler without its thread, for [`crate::fuzzing`].
+/// Returns one queue's handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(store: Arc<dyn Store>, read_only: bool) -> impl crate::virtio::worker::Handler {
     let disk = Disk {
@@ -141,7 +141,7 @@ fn features(read_only: bool) -> u64 {
     bits.iter().fold(0, |features, bit| features | 1 << bit)
 }
 
-/// `struct virtio_blk_config` (Virtio 1.2, section 5.2.4).
+/// Returns the `struct virtio_blk_config` (Virtio 1.2, section 5.2.4).
 fn config(sectors: u64, queues: u16) -> [u8; CONFIG_BYTES] {
     let mut config = [0; CONFIG_BYTES];
     let mut put = |offset: usize, bytes: &[u8]| config[offset..offset + bytes.len()].copy_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! One queue's thread: takes requests, has the disk do them, answers.
+//! One queue's thread: receives requests, submits them to the disk, and replies.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -22,13 +22,13 @@ use crate::sharing::DiskSharing;
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, DeviceError, Interrupt};
 
-/// Requests the driver can have under way on a queue: the size of the queue.
+/// Greatest number of the driver's requests in flight on a queue: the size of the queue.
 pub(super) const QUEUE_SIZE: u16 = 256;
-/// The token of the disk's completions among the event sources.
+/// Token of the disk's completions among the event sources.
 const COMPLETIONS: u32 = 0;
-/// The token of the time to retry what found no room.
+/// Token of the timer that retries requests without room.
 const RETRY: u32 = 1;
-/// Batches served in a row before the thread looks at its other events (a reset must get through to it).
+/// Greatest number of successive batches, after which the thread checks its other events (such as a reset).
 const BATCHES_MAX: usize = 16;
 
 /// Serves one queue.
@@ -37,40 +37,40 @@ pub(super) struct BlockHandler {
     disk: Disk,
     metrics: Arc<Metrics>,
     quiescer: Arc<Quiescer>,
-    /// How this disk shares memory with other VMs, if it can.
+    /// Page sharing of this disk with other VMs, if it can share.
     sharing: Option<DiskSharing>,
-    /// I/O under way that the quiescer knows of.
+    /// Number of I/Os in flight that the quiescer has recorded.
     counted: usize,
     parser: Parser,
-    /// What waits for room, where the disk's policy is to pause.
+    /// Requests that wait for room, if the disk's policy is to pause.
     waiting: Option<WaitingRequests>,
     active: Option<Active>,
 }
 
-/// What there is between an activation and a reset.
+/// State between an activation and a reset.
 struct Active {
     memory: GuestRam,
     interrupt: Arc<dyn Interrupt>,
     index: u16,
     queue: Queue,
     notify: EventFd,
-    /// Every write is made durable, for a driver that cannot flush.
+    /// Makes every write durable, for a driver that cannot flush.
     write_through: bool,
-    /// Requests under way; the place is the token.
-    requests: Vec<Option<UnderWay>>,
+    /// Requests in flight; the index is the token.
+    requests: Vec<Option<InFlight>>,
     free: Vec<usize>,
-    /// Requests answered since the last interrupt was considered.
+    /// Whether requests were completed since the last check for an interrupt.
     answered: bool,
 }
 
-/// A request that is not answered yet.
+/// A request that is not completed yet.
 #[derive(Clone, Copy)]
-pub(super) struct UnderWay {
+pub(super) struct InFlight {
     pub head: u16,
     pub status: GuestAddress,
-    /// Bytes of the driver's that success fills, the status included.
+    /// Bytes of the driver's buffers that success fills, the status included.
     pub filled: u32,
-    /// A write that must be followed by a flush.
+    /// Whether the write must be followed by a flush.
     pub flush_after: bool,
 }
 
@@ -96,11 +96,11 @@ impl BlockHandler {
         }
     }
 
-    /// Serves what is there; ends when the queue is empty, with notifications on, or full.
+    /// Serves the available requests. Ends when the queue is empty, with notifications on, or full.
     fn serve(&mut self) -> Result<(), DeviceError> {
         for _ in 0..BATCHES_MAX {
             if self.quiescer.draining() {
-                // Somebody waits for the I/O under way: new requests wait for the next turn.
+                // A pause waits for the I/O in flight: new requests wait for the next turn.
                 self.reap()?;
                 if let Some(active) = &mut self.active {
                     active.signal(&self.metrics)?;
@@ -122,7 +122,7 @@ impl BlockHandler {
             };
             active.signal(&self.metrics)?;
             if active.free.is_empty() {
-                // The next completion goes on.
+                // The next completion continues.
                 return Ok(());
             }
             if !active
@@ -133,7 +133,7 @@ impl BlockHandler {
                 return Ok(());
             }
         }
-        // More is there: come back after the other events.
+        // More requests are available: continue after the other events.
         match &self.active {
             Some(active) => active.notify.write(1).map_err(|source| DeviceError::Host {
                 what: "cannot go on with the queue",
@@ -143,7 +143,7 @@ impl BlockHandler {
         }
     }
 
-    /// Starts requests until the queue is empty or as many as it has places are under way.
+    /// Starts requests until the queue is empty, or all its places are in flight.
     fn take_batch(&mut self) -> Result<(), DeviceError> {
         for _ in 0..QUEUE_SIZE {
             let Some(active) = &mut self.active else {
@@ -202,21 +202,21 @@ impl BlockHandler {
         let Action::Io(operation) = request.action else {
             return Ok(());
         };
-        let under_way = UnderWay {
+        let in_flight = InFlight {
             head,
             status: request.status,
             filled,
             flush_after,
         };
         let submission = self.submit(operation, token as u64);
-        self.submitted(token, under_way, submission)
+        self.submitted(token, in_flight, submission)
     }
 
-    /// Goes on with a request whose operation was submitted.
+    /// Continues with a request whose operation was submitted.
     fn submitted(
         &mut self,
         token: usize,
-        request: UnderWay,
+        request: InFlight,
         submission: Submission,
     ) -> Result<(), DeviceError> {
         match submission {
@@ -241,7 +241,7 @@ impl BlockHandler {
         }
     }
 
-    /// Tries again what found no room.
+    /// Retries the requests without room.
     fn retry(&mut self) -> Result<(), DeviceError> {
         let Some(waiting) = &mut self.waiting else {
             return Ok(());
@@ -278,19 +278,19 @@ impl BlockHandler {
         self.io.submit(operation, token)
     }
 
-    /// Tells the quiescer of the I/O under way.
-    fn settle(&mut self) {
+    /// Reports the I/O in flight to the quiescer.
+    fn report_in_flight(&mut self) {
         let now = self.io.under_way();
         (self.counted..now).for_each(|_| self.quiescer.io_started());
         (now..self.counted).for_each(|_| self.quiescer.io_done());
         self.counted = now;
     }
 
-    /// Ends a request of the disk, or makes it durable first.
+    /// Completes a request of the disk, or makes it durable first.
     fn done(
         &mut self,
         token: usize,
-        mut request: UnderWay,
+        mut request: InFlight,
         result: std::io::Result<()>,
     ) -> Result<(), DeviceError> {
         if request.flush_after && result.is_ok() {
@@ -315,7 +315,7 @@ impl BlockHandler {
         let Some(active) = &mut self.active else {
             return Ok(());
         };
-        // A status outside memory is the driver's loss.
+        // A status outside memory harms the driver only.
         let _ = active.memory.write_obj(status as u8, at);
         active
             .queue
@@ -325,7 +325,7 @@ impl BlockHandler {
         Ok(())
     }
 
-    /// Ends what the kernel has completed.
+    /// Completes the requests that the kernel has completed.
     fn reap(&mut self) -> Result<(), DeviceError> {
         while let Some((token, result)) = self.io.completed() {
             let Some(active) = &mut self.active else { continue };
@@ -340,7 +340,7 @@ impl BlockHandler {
 }
 
 impl Active {
-    /// Interrupts the driver for what was answered, if it wants that.
+    /// Interrupts the driver for the completed requests, if it requests that.
     fn signal(&mut self, metrics: &Metrics) -> Result<(), DeviceError> {
         if std::mem::take(&mut self.answered)
             && self.queue.needs_notification(&*self.memory).map_err(ring_error)?
@@ -393,7 +393,7 @@ impl Handler for BlockHandler {
         });
         // The driver may have made requests available before the thread listened.
         let served = self.serve();
-        self.settle();
+        self.report_in_flight();
         served
     }
 
@@ -404,14 +404,14 @@ impl Handler for BlockHandler {
             Event::Source(_) => {
                 if let Some(event) = self.io.event() {
                     let mut count = [0; 8];
-                    // Nonblocking; empty when a batch has already taken its completions.
+                    // Nonblocking; empty if a batch has already taken its completions.
                     let _ = nix::unistd::read(event, &mut count);
                 }
                 self.reap()?;
             }
         }
         let served = self.serve();
-        self.settle();
+        self.report_in_flight();
         served
     }
 
@@ -424,12 +424,12 @@ impl Handler for BlockHandler {
             waiting.clear();
         }
         self.io.drain();
-        self.settle();
+        self.report_in_flight();
         self.active = None;
     }
 }
 
-/// Copies the disk's name, zero-padded; returns the bytes copied.
+/// Copies the disk's name, zero-padded; returns the number of bytes.
 fn copy_name(into: &Segments, name: &[u8]) -> u32 {
     let mut done = 0;
     for piece in into.iovecs() {

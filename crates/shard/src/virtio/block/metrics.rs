@@ -1,10 +1,10 @@
-//! What a disk's queues counted.
+//! Counters of a disk's queues.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
-/// Counters of one disk, shared by its queues. Each is only ever added to, but for `waiting`.
+/// Counters of one disk, shared by its queues. Each of them only grows, except `waiting`.
 #[derive(Debug, Default)]
 pub struct Metrics {
     pub(super) reads: AtomicU64,
@@ -27,11 +27,11 @@ pub struct Metrics {
 pub struct Snapshot {
     /// Read requests.
     pub reads: u64,
-    /// Bytes asked for by them.
+    /// Bytes of read requests.
     pub read_bytes: u64,
     /// Write requests.
     pub writes: u64,
-    /// Bytes given by them.
+    /// Bytes of write requests.
     pub written_bytes: u64,
     /// Flush requests.
     pub flushes: u64,
@@ -39,11 +39,11 @@ pub struct Snapshot {
     pub discards: u64,
     /// Write-zeroes requests.
     pub zeroed: u64,
-    /// Requests answered with an I/O error.
+    /// Requests completed with an I/O error.
     pub failed: u64,
-    /// Requests answered as unsupported.
+    /// Requests completed as unsupported.
     pub unsupported: u64,
-    /// Requests that the kernel's ring did in the background.
+    /// Requests that the kernel's ring served in the background.
     pub in_background: u64,
     /// Notifications from the driver.
     pub notifications: u64,
@@ -54,7 +54,7 @@ pub struct Snapshot {
 }
 
 impl Metrics {
-    /// The counters now.
+    /// Returns the current counters.
     pub fn snapshot(&self) -> Snapshot {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Snapshot {

@@ -1,11 +1,14 @@
 //! Block device (Virtio 1.2, section 5.2).
 //!
-//! What it promises: a request is answered once, with its status byte, unless the chain has no place for one;
-//! data goes straight between guest memory and the disk's files; each queue has a thread of its own and one
-//! interrupt for a batch; a completed flush makes every completed write durable, and a driver that does not
-//! negotiate flush gets every write made durable; a reset returns when no I/O touches guest memory any more.
-//! A write that finds no room on the host fails or, if the disk's policy is to pause, is answered when there
-//! is room.
+//! Guarantees:
+//! * A request is completed once, with its status byte, unless the chain has no place for one.
+//! * Data move directly between guest memory and the disk's files.
+//! * Each queue has a thread and one interrupt for a batch.
+//! * A completed flush makes every completed write durable. Every write of a driver that does not negotiate
+//!   flush is made durable.
+//! * A reset returns once no I/O accesses guest memory.
+//! * A write that finds no room on the host fails or, if the disk's policy is to pause, is completed once
+//!   there is room.
 //!
 //! A request outside the disk, of unknown type or with addresses outside memory fails alone (IOERR, UNSUPP).
 //! A chain that is broken as a chain (a loop, no status byte, readable after writable) stops the device.

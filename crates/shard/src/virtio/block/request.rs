@@ -1,7 +1,7 @@
-//! One request: from a descriptor chain to what is to be done. Touches nothing but the header and the ranges.
+//! Decodes one request from a descriptor chain. Reads nothing but the header and the ranges.
 //!
-//! The framing is the driver's choice (Virtio 1.2, section 2.7.4.3): the header is the first 16 readable
-//! bytes and the status the last writable byte, wherever the descriptors' borders are.
+//! The driver chooses the framing (Virtio 1.2, section 2.7.4.3): the header is the first 16 readable bytes
+//! and the status the last writable byte, at any borders of descriptors.
 
 use diskstore::disk::{Operation, SECTOR_BYTES, Segments};
 use virtio_bindings::bindings::virtio_blk::{
@@ -18,14 +18,14 @@ use crate::virtio::DeviceError;
 const HEADER_BYTES: u64 = 16;
 /// Bytes of `struct virtio_blk_discard_write_zeroes`.
 const RANGE_BYTES: u64 = 16;
-/// Buffers of a request that are looked at; more than any driver that respects `seg_max` uses.
+/// Greatest number of a request's buffers; more than any driver that respects `seg_max` uses.
 const BUFFERS_MAX: usize = 512;
-/// Pieces of memory that the kernel takes at once (UIO_MAXIOV).
+/// Greatest number of memory pieces in one call of the kernel (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
-/// The longest range of one discard or write-zeroes, in sectors: 512 MiB.
+/// Greatest range of one discard or write-zeroes, in sectors: 512 MiB.
 pub(super) const RANGE_SECTORS_MAX: u32 = 1 << 20;
 
-/// What a disk is, as far as requests are concerned.
+/// Properties of a disk that requests depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Disk {
     pub sectors: u64,
@@ -33,29 +33,29 @@ pub(super) struct Disk {
     pub id: [u8; VIRTIO_BLK_ID_BYTES as usize],
 }
 
-/// A request that can be answered.
+/// A request that can be completed.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// Where the status byte goes.
+    /// Address of the status byte.
     pub status: GuestAddress,
     pub action: Action,
 }
 
-/// What a request asks for.
+/// Action that a request requires.
 #[derive(Debug)]
 pub(super) enum Action {
-    /// Do this. A read fills the given number of bytes of the driver's.
+    /// Perform this operation. A read fills the given number of bytes of the driver's buffers.
     Io(Operation),
-    /// Write the disk's name there.
+    /// Write the disk's name to this memory.
     Name(Segments),
-    /// Refuse, with this status.
+    /// Refuse with this status.
     Refuse(u8),
 }
 
 const FAILED: Action = Action::Refuse(VIRTIO_BLK_S_IOERR as u8);
 const UNSUPPORTED: Action = Action::Refuse(VIRTIO_BLK_S_UNSUPP as u8);
 
-/// The buffers of a chain, kept to be reused.
+/// The buffers of a chain, kept for reuse.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
     readable: Vec<(GuestAddress, u64)>,
@@ -63,7 +63,7 @@ pub(super) struct Parser {
 }
 
 impl Parser {
-    /// Reads a chain. An error means that it cannot be answered.
+    /// Reads a chain. Fails if the request cannot be completed.
     pub fn parse(
         &mut self,
         memory: &GuestMemoryMmap<()>,
@@ -80,8 +80,8 @@ impl Parser {
         Ok(Request { status, action })
     }
 
-    /// Sorts the buffers; true when there are more than [`BUFFERS_MAX`] (of the writable, the last is then
-    /// kept).
+    /// Sorts the buffers. Returns true if there are more than [`BUFFERS_MAX`]; then the last writable one is
+    /// kept.
     fn collect(&mut self, chain: DescriptorChain<&GuestMemoryMmap<()>>) -> Result<bool, DeviceError> {
         self.readable.clear();
         self.writable.clear();
@@ -103,7 +103,7 @@ impl Parser {
             }
             list.push(buffer);
         }
-        // The iterator ends early at a loop, a wild index or a wild indirect table.
+        // The iterator ends early at a loop, an invalid index or an invalid indirect table.
         if complete {
             Ok(too_many)
         } else {
@@ -111,7 +111,7 @@ impl Parser {
         }
     }
 
-    /// Cuts the status byte off the writable buffers.
+    /// Removes the status byte from the writable buffers.
     fn take_status(&mut self) -> Result<GuestAddress, DeviceError> {
         let last = self
             .writable
@@ -178,7 +178,7 @@ impl Parser {
         action: impl FnOnce(u64, u64, u32) -> Action,
     ) -> Action {
         let mut range = [0; RANGE_BYTES as usize];
-        // One range a request, as the configuration space says.
+        // One range per request, as the configuration space states.
         if !self.take_readable(memory, &mut range) || !self.readable.is_empty() {
             return FAILED;
         }
@@ -196,7 +196,8 @@ impl Parser {
         )
     }
 
-    /// Moves the first readable bytes to `into`; false if there are too few or they lie outside memory.
+    /// Moves the first readable bytes to `into`; returns false if there are too few or they lie outside
+    /// memory.
     fn take_readable(&mut self, memory: &GuestMemoryMmap<()>, into: &mut [u8]) -> bool {
         let mut done = 0;
         let mut used = 0;
@@ -221,7 +222,7 @@ impl Parser {
     }
 }
 
-/// Checks a transfer's place and gathers its memory.
+/// Checks a transfer's range and gathers its memory.
 fn transfer(
     memory: &GuestMemoryMmap<()>,
     buffers: &[(GuestAddress, u64)],
@@ -237,7 +238,7 @@ fn transfer(
     Some((sector * SECTOR_BYTES, segments(memory, buffers)?))
 }
 
-/// The memory of buffers; `None` if any of it is outside guest memory.
+/// Returns the memory of buffers; `None` if any of it is outside guest memory.
 fn segments(memory: &GuestMemoryMmap<()>, buffers: &[(GuestAddress, u64)]) -> Option<Segments> {
     let mut segments = Segments::new();
     for (address, length) in buffers {

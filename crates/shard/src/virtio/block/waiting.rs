@@ -1,7 +1,7 @@
 //! Requests that wait for room on the host, and the timer that retries them (`on_full = "pause"`).
 //!
-//! The driver sees a request that takes long: virtio-blk has no timeout of its own. Requests behind a waiting
-//! one are served, since the driver may not rely on an order between requests that it has not seen completed.
+//! To the driver the request takes long: virtio-blk has no timeout of its own. Requests behind a waiting one
+//! are served, since the driver may not rely on an order between requests that it has not seen completed.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,17 +12,17 @@ use std::time::Duration;
 use diskstore::disk::Operation;
 use vmm_sys_util::timerfd::TimerFd;
 
-use super::handler::UnderWay;
+use super::handler::InFlight;
 use super::metrics::Metrics;
 
-/// The first and the longest time between two tries. Each try costs a system call or two for each request.
+/// First and longest interval between two retries. Each costs one or two system calls per request.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// A request that found no room.
 pub(super) struct Waiting {
     pub token: usize,
-    pub request: UnderWay,
+    pub request: InFlight,
     pub operation: Operation,
 }
 
@@ -30,15 +30,15 @@ pub(super) struct Waiting {
 pub(super) struct WaitingRequests {
     timer: TimerFd,
     interval: Duration,
-    /// The number of requests under retry, from [`WaitingRequests::take`] to [`WaitingRequests::tried`].
-    /// They count as waiting: a disk must not look as if it had room meanwhile.
+    /// Number of requests under retry, from [`WaitingRequests::take`] to [`WaitingRequests::tried`]. They
+    /// count as waiting: otherwise a full disk would seem to have room meanwhile.
     trying: Option<usize>,
     requests: Vec<Waiting>,
     metrics: Arc<Metrics>,
 }
 
 impl WaitingRequests {
-    /// None yet. Makes a file: call it before the sandbox closes.
+    /// Creates an empty list. Creates a file, so it must be called before the sandbox closes.
     pub fn new(metrics: Arc<Metrics>) -> io::Result<Self> {
         Ok(Self {
             timer: TimerFd::new()?,
@@ -49,13 +49,13 @@ impl WaitingRequests {
         })
     }
 
-    /// Readable when the requests are to be tried again.
+    /// Returns the timer, which is readable when the requests are to be retried.
     pub fn timer(&self) -> BorrowedFd<'_> {
         // SAFETY: the file is the timer's, open for as long as `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }
     }
 
-    /// Has a request wait: a new one, or between `take` and `tried` one that was tried in vain.
+    /// Adds a waiting request: a new one, or, between `take` and `tried`, one that was retried in vain.
     pub fn add(&mut self, waiting: Waiting) -> io::Result<()> {
         if self.trying.is_none() {
             if self.requests.is_empty() {
@@ -68,16 +68,16 @@ impl WaitingRequests {
         Ok(())
     }
 
-    /// Takes all requests, to be tried now because the timer has expired.
+    /// Takes all requests, to be retried because the timer has expired.
     pub fn take(&mut self) -> io::Result<Vec<Waiting>> {
-        // Expired, so this does not block.
+        // The timer has expired, so this does not block.
         self.timer.wait()?;
         let requests = std::mem::take(&mut self.requests);
         self.trying = Some(requests.len());
         Ok(requests)
     }
 
-    /// Sets the timer anew after `tried` requests were tried and those that still have no room were added
+    /// Sets the timer again after `tried` requests were retried, and those still without room were added
     /// again.
     pub fn tried(&mut self, tried: usize) -> io::Result<()> {
         self.trying = None;
@@ -89,14 +89,14 @@ impl WaitingRequests {
         Ok(self.timer.reset(self.interval, None)?)
     }
 
-    /// Forgets all requests: the driver has let go of them.
+    /// Removes all requests: the driver has released them.
     pub fn clear(&mut self) {
         lower(
             &self.metrics.waiting,
             self.trying.take().unwrap_or(self.requests.len()),
         );
         self.requests.clear();
-        // A timer that expires for nothing does no harm.
+        // A timer that expires without need is harmless.
         let _ = self.timer.clear();
     }
 }
@@ -111,7 +111,8 @@ fn lower(gauge: &AtomicU64, by: usize) {
     gauge.fetch_sub(by as u64, Ordering::Relaxed);
 }
 
-/// How long to wait before the next try, after one in which some request found room or none did.
+/// Returns the interval until the next retry. `has_progress` means that some request found room in the last
+/// one.
 fn next_interval(last: Duration, has_progress: bool) -> Duration {
     if has_progress {
         RETRY_FIRST
@@ -120,17 +121,17 @@ fn next_interval(last: Duration, has_progress: bool) -> Duration {
     }
 }
 
-/// Which disks of a VM have requests that wait for room. Cheap to clone.
+/// The disks of a VM with requests that wait for room. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct FullDisks(Vec<(u16, Arc<Metrics>)>);
 
 impl FullDisks {
-    /// Watches the disk with this number too.
+    /// Also watches the disk with this number.
     pub fn watch(&mut self, number: u16, metrics: Arc<Metrics>) {
         self.0.push((number, metrics));
     }
 
-    /// The numbers of those that are full now, in order.
+    /// Returns the numbers of the disks that are full now, in order.
     pub fn now(&self) -> Vec<u16> {
         let is_full = |metrics: &Metrics| metrics.waiting.load(Ordering::Relaxed) > 0;
         let full = self.0.iter().filter(|(_, metrics)| is_full(metrics));
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     fn waiting(token: usize) -> Waiting {
-        let request = UnderWay {
+        let request = InFlight {
             head: 0,
             status: GuestAddress(0),
             filled: 1,
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_room_are_tried_ever_more_rarely_and_counted_until_they_are_forgotten() {
+    fn requests_without_room_are_retried_at_growing_intervals_and_counted_until_dropped() {
         let metrics = Arc::new(Metrics::default());
         let mut requests = WaitingRequests::new(metrics.clone()).unwrap();
         requests.add(waiting(1)).unwrap();
@@ -201,14 +202,14 @@ mod tests {
         assert_eq!(metrics.snapshot().waiting, 2);
         requests.tried(2).unwrap();
         assert_eq!((metrics.snapshot().waiting, full.now()), (1, vec![3]));
-        // Forgotten in the middle of a try, as when an error ends the device.
+        // Removed during a retry, as when an error ends the device.
         requests.take().unwrap();
         drop(requests);
         assert_eq!((metrics.snapshot().waiting, full.now()), (0, vec![]));
     }
 
     #[test]
-    fn the_time_between_tries_doubles_up_to_two_seconds_and_begins_again_after_progress() {
+    fn retry_interval_doubles_up_to_two_seconds_and_restarts_after_progress() {
         let mut interval = RETRY_FIRST;
         let mut seen = vec![interval.as_millis()];
         for _ in 0..7 {

@@ -1,4 +1,4 @@
-//! The control queue: the one command this card knows, the number of queue pairs in use (5.1.6.5.5).
+//! The control queue. It has one command: the number of queue pairs in use (5.1.6.5.5).
 
 use virtio_bindings::virtio_net as spec;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
@@ -9,7 +9,7 @@ use crate::virtio::device::DeviceError;
 const CTRL_MQ: u8 = 4;
 const CTRL_MQ_PAIRS_SET: u8 = 0;
 
-/// Serves the commands that wait. `set_pairs` returns whether it could.
+/// Serves the waiting commands. `set_pairs` returns whether it succeeded.
 pub fn serve(
     memory: &GuestMemoryMmap<()>,
     queue: &mut Queue,
@@ -25,7 +25,7 @@ pub fn serve(
         let mut reader = chain
             .clone()
             .reader(memory)
-            .map_err(|_| broken("a control buffer is wild"))?;
+            .map_err(|_| broken("a control buffer lies outside memory"))?;
         let known = std::io::Read::read_exact(&mut reader, &mut command).is_ok()
             && command[..2] == [CTRL_MQ, CTRL_MQ_PAIRS_SET]
             && set_pairs(u16::from_le_bytes([command[2], command[3]]));

@@ -1,4 +1,4 @@
-//! The front of a network card.
+//! A network card's front end: features, configuration space, status.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,10 +20,10 @@ use crate::virtio::worker::Worker;
 const QUEUE_SIZE: u16 = 256;
 /// Descriptors of the control queue.
 const CONTROL_QUEUE_SIZE: u16 = 64;
-/// Queue pairs at most.
+/// Greatest number of queue pairs.
 const PAIRS_MAX: usize = 64;
 
-/// What a card is connected to.
+/// Connection of a card to the host.
 #[derive(Debug)]
 pub enum Backend {
     /// TAP files, one for each queue pair, opened with a virtio-net header, non-blocking.
@@ -45,7 +45,7 @@ pub struct Net {
 }
 
 impl Net {
-    /// Makes the card `id` and starts its thread.
+    /// Creates the card `id` and starts its thread.
     pub fn new(threads: &Threads, id: &str, mac: [u8; 6], backend: Backend) -> io::Result<Self> {
         let bit = |feature: u32| 1_u64 << feature;
         let mut features = bit(spec::VIRTIO_NET_F_MAC)
@@ -99,20 +99,20 @@ impl Net {
         })
     }
 
-    /// Tells the guest to use `mtu` bytes (VIRTIO_NET_F_MTU), from 68.
+    /// Offers the guest an MTU of `mtu` bytes (VIRTIO_NET_F_MTU), at least 68.
     pub fn with_mtu(mut self, mtu: u16) -> Self {
         self.mtu = mtu.max(68);
         self.features |= 1 << spec::VIRTIO_NET_F_MTU;
         self
     }
 
-    /// What the card counted.
+    /// Returns the counters of the card.
     pub fn metrics(&self) -> &Arc<NetMetrics> {
         &self.metrics
     }
 }
 
-/// The handler of a card on a stream, without its thread, for [`crate::fuzzing`].
+/// Returns the handler of a card on a stream, without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(socket: OwnedFd) -> impl crate::virtio::worker::Handler {
     NetHandler::new(

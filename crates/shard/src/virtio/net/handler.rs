@@ -1,4 +1,4 @@
-//! Serves a card's queues: frames from the guest to the backend and back.
+//! Serves a card's queues: moves frames between the guest and the backend.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::control;
 use super::header::{ETHERNET_BYTES, FRAME_BYTES_MAX, FRAME_BYTES_PLAIN, HEADER_BYTES};
 use super::metrics::{NetMetrics, add};
 use super::posted::Posted;
-use super::stream::{Moved, Stream};
+use super::stream::{Stream, TransferResult};
 use super::tap::Tap;
 use super::window;
 use crate::memory::GuestRam;
@@ -21,12 +21,12 @@ use crate::virtio::device::{Activation, ActiveQueue, DeviceError, Interrupt};
 use crate::virtio::segments::{Direction, Segments};
 use crate::virtio::worker::{Event, Handler, Sources};
 
-/// Frames moved for one event before others get their turn.
+/// Greatest number of frames moved for one event, after which other events are served.
 const FRAMES_PER_EVENT: usize = 256;
-/// Frames between two looks at whether the guest wants to be told.
+/// Number of frames between two checks whether the guest requests a notification.
 const FRAMES_PER_SIGNAL: usize = 64;
 
-/// The host's side of a card.
+/// Host side of a card.
 pub enum Link {
     /// A TAP device.
     Tap(Tap),
@@ -38,7 +38,7 @@ struct Pair {
     rx: Option<ActiveQueue>,
     tx: Option<ActiveQueue>,
     posted: Posted,
-    /// What the backend's file is waited for; nothing when it is not registered.
+    /// Events of the backend's file that the thread waits for; empty if it is not registered.
     interest: EpollFlags,
 }
 
@@ -47,11 +47,11 @@ struct Running {
     interrupt: Arc<dyn Interrupt>,
     pairs: Vec<Pair>,
     control: Option<ActiveQueue>,
-    /// Bytes that a frame and its header may need.
+    /// Greatest size of a frame with its header, bytes.
     wanted: usize,
 }
 
-/// The half of a card on its thread.
+/// The half of a card that runs on its thread.
 pub struct NetHandler {
     link: Link,
     metrics: Arc<NetMetrics>,
@@ -68,7 +68,7 @@ fn protocol(error: virtio_queue::Error) -> DeviceError {
     DeviceError::Protocol(error.to_string())
 }
 
-/// Tells the guest of used buffers if it wants to know.
+/// Notifies the guest of used buffers if it requests that.
 fn signal(active: &mut ActiveQueue, memory: &GuestRam, interrupt: &dyn Interrupt) -> Result<(), DeviceError> {
     if active.queue.needs_notification(&**memory).map_err(protocol)? {
         interrupt.signal_queue(active.index);
@@ -77,7 +77,7 @@ fn signal(active: &mut ActiveQueue, memory: &GuestRam, interrupt: &dyn Interrupt
 }
 
 impl NetHandler {
-    /// A handler that waits for its first activation.
+    /// Creates a handler that waits for its first activation.
     pub fn new(link: Link, metrics: Arc<NetMetrics>, status: Arc<AtomicU16>) -> Self {
         Self {
             link,
@@ -88,7 +88,7 @@ impl NetHandler {
         }
     }
 
-    /// Waits for the backend's file of `pair` as `interest` says; registers and removes it as needed.
+    /// Registers the backend's file of `pair` for the events of `interest`, or removes it.
     fn listen(&mut self, pair: usize, interest: EpollFlags, sources: &Sources) -> Result<(), DeviceError> {
         let Some(state) = self
             .running
@@ -116,8 +116,8 @@ impl NetHandler {
         Ok(())
     }
 
-    /// Moves frames to the guest until it or the backend has no more; leaves the file armed only if the guest
-    /// has room.
+    /// Moves frames to the guest until it has no buffers or the backend has no frames. The file remains
+    /// registered only if the guest has room.
     fn receive(&mut self, pair: usize, sources: &Sources) -> Result<(), DeviceError> {
         let Some(running) = &mut self.running else {
             return Ok(());
@@ -136,7 +136,7 @@ impl NetHandler {
                 Link::Tap(_) => running.wanted,
                 Link::Stream(stream) => {
                     while stream.frame().is_none() && stream.is_open() {
-                        if stream.receive() != Moved::All {
+                        if stream.receive() != TransferResult::All {
                             break;
                         }
                     }
@@ -150,7 +150,7 @@ impl NetHandler {
                 }
             };
             if !state.posted.fill(memory, &mut rx.queue, wanted)? {
-                // Asks for a notification, then looks again: the guest may have posted meanwhile.
+                // Enables notifications, then checks again: the guest may have added buffers meanwhile.
                 if !rx.queue.enable_notification(memory).map_err(protocol)?
                     || !state.posted.fill(memory, &mut rx.queue, wanted)?
                 {
@@ -203,7 +203,7 @@ impl NetHandler {
         let mut interest = state.interest & EpollFlags::EPOLLOUT;
         if readable && !stalled {
             interest |= EpollFlags::EPOLLIN;
-            // Frames already taken from the socket are not seen by epoll: come back for them.
+            // epoll does not report frames that were already read from the socket: wake this thread for them.
             if let Link::Stream(stream) = &mut self.link
                 && stream.frame().is_some()
             {
@@ -224,7 +224,7 @@ impl NetHandler {
         Ok(())
     }
 
-    /// Moves frames from the guest to the backend until either has no more.
+    /// Moves frames from the guest to the backend until the guest has none or the backend is full.
     fn transmit(&mut self, pair: usize, sources: &Sources) -> Result<(), DeviceError> {
         let Some(running) = &mut self.running else {
             return Ok(());
@@ -240,7 +240,7 @@ impl NetHandler {
         loop {
             if let Link::Stream(stream) = &mut self.link
                 && stream.is_full()
-                && stream.flush() == Moved::Blocked
+                && stream.flush() == TransferResult::Blocked
             {
                 blocked = true;
                 break;
@@ -296,7 +296,7 @@ impl NetHandler {
             signal(tx, &running.memory, &*running.interrupt)?;
         }
         if let Link::Stream(stream) = &mut self.link {
-            blocked |= stream.flush() == Moved::Blocked;
+            blocked |= stream.flush() == TransferResult::Blocked;
             let mut interest = state.interest & EpollFlags::EPOLLIN;
             if blocked {
                 interest |= EpollFlags::EPOLLOUT;
@@ -310,7 +310,7 @@ impl NetHandler {
         Ok(())
     }
 
-    /// Takes the link down once the peer is gone.
+    /// Takes the link down if the peer is gone.
     fn check_link(&self) {
         let down = matches!(&self.link, Link::Stream(stream) if !stream.is_open());
         if down
@@ -355,7 +355,7 @@ impl NetHandler {
             .map_err(host("changing the number of TAP queues"))?;
         let pairs = running.pairs.len();
         for pair in 0..pairs {
-            // A detached TAP file is always in error: waiting for it would spin.
+            // A detached TAP file is always in error, so waiting for it would spin.
             let interest = if pair < count {
                 EpollFlags::EPOLLIN
             } else {
@@ -403,7 +403,7 @@ impl Handler for NetHandler {
                 None => {}
             }
         }
-        // Large TAPs (jumbo frames) may need more than this; what is cut off is dropped and counted.
+        // Large TAPs (jumbo frames) may need more than this; frames that are cut off are dropped and counted.
         let wanted = HEADER_BYTES
             + if segmented {
                 FRAME_BYTES_MAX
@@ -430,8 +430,8 @@ impl Handler for NetHandler {
         match event {
             Event::Source(token) => {
                 let pair = token as usize;
-                // By the interest, not by what is left to send: that may have gone since, and frames still
-                // wait in the queue, for which the guest does not notify again.
+                // By the interest, not by the outgoing bytes: these may have been sent since, while frames
+                // still wait in the queue, for which the guest does not notify again.
                 let waits = self.running.as_ref().and_then(|running| running.pairs.get(pair));
                 if waits.is_some_and(|pair| pair.interest.contains(EpollFlags::EPOLLOUT)) {
                     self.transmit(pair, sources)?;

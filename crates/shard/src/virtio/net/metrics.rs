@@ -1,4 +1,4 @@
-//! What a card counted.
+//! Counters of a card.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,17 +9,17 @@ use serde::Serialize;
 pub struct NetMetrics {
     /// Frames to the guest.
     pub rx_frames: AtomicU64,
-    /// Their bytes.
+    /// Bytes of frames to the guest.
     pub rx_bytes: AtomicU64,
     /// Frames to the guest that did not fit its buffers.
     pub rx_dropped: AtomicU64,
-    /// Times reading stopped because the guest had posted no buffers.
+    /// Number of times that reading stopped because the guest had no free buffers.
     pub rx_stalls: AtomicU64,
     /// Frames from the guest.
     pub tx_frames: AtomicU64,
-    /// Their bytes.
+    /// Bytes of frames from the guest.
     pub tx_bytes: AtomicU64,
-    /// Frames from the guest that the backend did not take.
+    /// Frames from the guest that the backend did not accept.
     pub tx_dropped: AtomicU64,
 }
 

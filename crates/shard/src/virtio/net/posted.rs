@@ -1,6 +1,6 @@
-//! The receive buffers that the guest has posted and the device has taken from the ring, but not yet filled.
+//! Receive buffers that the guest has posted and the device has taken from the ring, but not filled yet.
 //!
-//! They are kept from frame to frame, so that a small frame costs one chain's parsing and not that of the 43
+//! They are kept between frames. A small frame therefore costs the parsing of one chain, instead of the 43
 //! chains that the largest frame may need.
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ struct Buffer {
     bytes: usize,
 }
 
-/// Receive buffers in the order the guest posted them.
+/// Receive buffers in the order in which the guest posted them.
 pub struct Posted {
     buffers: VecDeque<Buffer>,
     segments: Segments,
@@ -26,7 +26,8 @@ pub struct Posted {
 }
 
 impl Posted {
-    /// No buffers yet; `mergeable` when one frame may span several (VIRTIO_NET_F_MRG_RXBUF).
+    /// Creates an empty list. `mergeable` means that one frame may span several buffers
+    /// (VIRTIO_NET_F_MRG_RXBUF).
     pub fn new(mergeable: bool) -> Self {
         Self {
             buffers: VecDeque::new(),
@@ -35,8 +36,8 @@ impl Posted {
         }
     }
 
-    /// Takes buffers from the ring until a frame and its header of `wanted` bytes fit. False when the guest
-    /// has not posted enough, unless it never could: then what there is must do.
+    /// Takes buffers from the ring until a frame and its header of `wanted` bytes fit. Returns false if the
+    /// guest has not posted enough yet. If it never can, its buffers are accepted as they are.
     pub fn fill(
         &mut self,
         memory: &GuestMemoryMmap<()>,
@@ -70,13 +71,13 @@ impl Posted {
         if self.mergeable {
             self.segments.bytes() >= wanted || self.segments.pieces().len() >= SEGMENTS_MAX
         } else {
-            // The guest decides how large its only buffer for a frame is; a frame that does not fit is
+            // The guest chooses the size of its only buffer for a frame; a frame that does not fit is
             // dropped.
             !self.buffers.is_empty()
         }
     }
 
-    /// The memory for the next frame: all buffers when they merge, the first when not.
+    /// Returns the memory for the next frame: all buffers if they merge, else the first.
     pub fn room(&self) -> &[libc::iovec] {
         let pieces = self.segments.pieces();
         let count = if self.mergeable {
@@ -87,7 +88,7 @@ impl Posted {
         &pieces[..count.min(SEGMENTS_MAX)]
     }
 
-    /// Bytes of [`Posted::room`].
+    /// Returns the number of bytes of [`Posted::room`].
     pub fn room_bytes(&self) -> usize {
         self.room().iter().map(|piece| piece.iov_len).sum()
     }
@@ -97,7 +98,8 @@ impl Posted {
         self.segments.write_at(offset, data);
     }
 
-    /// Gives the buffers that hold the first `bytes` bytes back to the guest, the header's `num_buffers` set.
+    /// Returns the buffers with the first `bytes` bytes to the guest, after setting the header's
+    /// `num_buffers`.
     pub fn deliver(
         &mut self,
         memory: &GuestMemoryMmap<()>,

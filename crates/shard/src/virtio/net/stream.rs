@@ -1,7 +1,7 @@
-//! The stream backend: frames over a unix socket, each after its length (four bytes, big endian), as passt
-//! speaks it.
+//! The stream backend: frames over a unix socket, each after its length (four bytes, big endian), which is
+//! passt's format.
 //!
-//! Both buffers outlive a reset of the device: the peer does not know of resets, and the framing must stay
+//! Both buffers outlive a reset of the device: the peer does not see resets, and the framing must stay
 //! intact.
 
 use std::io;
@@ -10,12 +10,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::header::{ETHERNET_BYTES, FRAME_BYTES_MAX};
 
 const LENGTH_BYTES: usize = 4;
-/// What is taken from the socket at once, and the room for one frame of the largest size.
+/// Size of one read from the socket, bytes: room for two frames of the largest size.
 const IN_BYTES: usize = 2 * (LENGTH_BYTES + FRAME_BYTES_MAX);
-/// Frames are gathered up to here before they are sent.
+/// Number of bytes up to which frames are collected before they are sent.
 const OUT_BYTES_GATHER: usize = 64 << 10;
 
-/// A socket with its unfinished bytes of both directions.
+/// A socket with the incomplete bytes of both directions.
 pub struct Stream {
     socket: OwnedFd,
     incoming: Vec<u8>,
@@ -23,24 +23,24 @@ pub struct Stream {
     in_end: usize,
     outgoing: Vec<u8>,
     out_start: usize,
-    /// Bytes of the frame at `out_start` that are not sent yet; 0 between frames.
+    /// Unsent bytes of the frame at `out_start`; 0 between frames.
     out_frame: usize,
     open: bool,
 }
 
-/// What an attempt to move bytes came to.
+/// Result of an attempt to move bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moved {
-    /// All that was there.
+pub enum TransferResult {
+    /// All available bytes were moved.
     All,
-    /// Not all: wait for the socket.
+    /// The socket blocks: wait for it.
     Blocked,
     /// The peer is gone.
     Closed,
 }
 
 impl Stream {
-    /// Takes a connected socket.
+    /// Creates a stream on a connected socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
@@ -54,22 +54,22 @@ impl Stream {
         }
     }
 
-    /// The socket.
+    /// Returns the socket.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Whether the peer is still there.
+    /// Returns whether the peer is connected.
     pub fn is_open(&self) -> bool {
         self.open
     }
 
-    /// Whether bytes wait to be sent.
+    /// Returns whether bytes wait to be sent.
     pub fn has_outgoing(&self) -> bool {
         self.out_start < self.outgoing.len()
     }
 
-    /// Whether another frame should wait until [`Stream::flush`] has made room.
+    /// Returns whether another frame should wait until [`Stream::flush`] has made room.
     pub fn is_full(&self) -> bool {
         self.outgoing.len() - self.out_start >= OUT_BYTES_GATHER
     }
@@ -83,9 +83,9 @@ impl Stream {
         copy(&mut self.outgoing[start..]);
     }
 
-    /// Sends what waits, a frame with each call: passt loses its place when it finds a part of a frame, and
-    /// the kernel takes a small message whole or not at all.
-    pub fn flush(&mut self) -> Moved {
+    /// Sends the waiting bytes, one frame per call: passt loses its position if it receives a part of a
+    /// frame, and the kernel takes a small message whole or not at all.
+    pub fn flush(&mut self) -> TransferResult {
         while self.has_outgoing() && self.open {
             let rest = &self.outgoing[self.out_start..];
             if self.out_frame == 0 {
@@ -108,17 +108,21 @@ impl Stream {
                 }
                 Err(_) => match io::Error::last_os_error().kind() {
                     io::ErrorKind::Interrupted => {}
-                    io::ErrorKind::WouldBlock => return Moved::Blocked,
+                    io::ErrorKind::WouldBlock => return TransferResult::Blocked,
                     _ => self.open = false,
                 },
             }
         }
         self.outgoing.clear();
         (self.out_start, self.out_frame) = (0, 0);
-        if self.open { Moved::All } else { Moved::Closed }
+        if self.open {
+            TransferResult::All
+        } else {
+            TransferResult::Closed
+        }
     }
 
-    /// The next whole frame, if one has arrived. A length that no frame has means that the framing is lost.
+    /// Returns the next whole frame, if one has arrived. An impossible length means that the framing is lost.
     pub fn frame(&mut self) -> Option<&mut [u8]> {
         let bytes = &self.incoming[self.in_start..self.in_end];
         let length = u32::from_be_bytes(bytes.get(..LENGTH_BYTES)?.try_into().ok()?) as usize;
@@ -129,7 +133,7 @@ impl Stream {
         self.incoming[self.in_start..self.in_end].get_mut(LENGTH_BYTES..LENGTH_BYTES + length)
     }
 
-    /// Forgets the frame that [`Stream::frame`] gave.
+    /// Removes the frame that [`Stream::frame`] returned.
     pub fn pop(&mut self) {
         let length = self.frame().map(|frame| frame.len());
         if let Some(length) = length {
@@ -137,18 +141,18 @@ impl Stream {
         }
     }
 
-    /// Reads what has arrived, once.
-    pub fn receive(&mut self) -> Moved {
+    /// Reads the available bytes, once.
+    pub fn receive(&mut self) -> TransferResult {
         if !self.open {
-            return Moved::Closed;
+            return TransferResult::Closed;
         }
         self.incoming.copy_within(self.in_start..self.in_end, 0);
         self.in_end -= self.in_start;
         self.in_start = 0;
         let room = &mut self.incoming[self.in_end..];
         if room.is_empty() {
-            // A whole frame is there: the buffer has room for two.
-            return Moved::All;
+            // A whole frame has arrived: the buffer has room for two.
+            return TransferResult::All;
         }
         // SAFETY: `room` is a live, exclusive slice and the socket is open.
         let count = unsafe {
@@ -163,10 +167,14 @@ impl Stream {
             Ok(0) => self.open = false,
             Ok(count) => self.in_end += count,
             Err(_) => match io::Error::last_os_error().kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Moved::Blocked,
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return TransferResult::Blocked,
                 _ => self.open = false,
             },
         }
-        if self.open { Moved::All } else { Moved::Closed }
+        if self.open {
+            TransferResult::All
+        } else {
+            TransferResult::Closed
+        }
     }
 }

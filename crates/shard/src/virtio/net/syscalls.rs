@@ -1,9 +1,9 @@
-//! What a card's thread may ask of the kernel, beyond what every thread may.
+//! System calls of a card's thread beyond those of every thread.
 
 use super::tap;
 use crate::sandbox::Syscall;
 
-/// The allow-list: frames in and out.
+/// The allow-list: receiving and sending frames.
 pub const SYSCALLS: &[Syscall] = &[
     libc::SYS_readv,
     libc::SYS_writev,
@@ -11,5 +11,5 @@ pub const SYSCALLS: &[Syscall] = &[
     libc::SYS_sendto,
 ];
 
-/// The requests that the thread may make by `ioctl`: the TAP's offloads, queues and size of header.
+/// Requests of the thread by `ioctl`: the TAP's offloads, queues and header size.
 pub const REQUESTS: &[u64] = &[tap::SET_OFFLOAD, tap::SET_QUEUE, tap::SET_HEADER_BYTES];

@@ -7,12 +7,12 @@ use virtio_bindings::virtio_net as spec;
 
 use super::header::HEADER_BYTES;
 
-// The kernel's numbers say `int` (`unsigned int`) for the argument's size, whatever the argument is.
-/// `TUNSETOFFLOAD`
+// The kernel's request numbers have the size of `int` (`unsigned int`), whatever the argument is.
+/// Request `TUNSETOFFLOAD`, which sets the offloads.
 pub const SET_OFFLOAD: u64 = nix::request_code_write!(b'T', 208, size_of::<libc::c_uint>());
-/// `TUNSETVNETHDRSZ`
+/// Request `TUNSETVNETHDRSZ`, which sets the size of the virtio-net header.
 pub const SET_HEADER_BYTES: u64 = nix::request_code_write!(b'T', 216, size_of::<libc::c_int>());
-/// `TUNSETQUEUE`
+/// Request `TUNSETQUEUE`, which attaches or detaches a queue.
 pub const SET_QUEUE: u64 = nix::request_code_write!(b'T', 217, size_of::<libc::c_int>());
 
 nix::ioctl_write_int_bad!(tun_set_offload, SET_OFFLOAD);
@@ -24,35 +24,35 @@ const TUN_F_TSO4: i32 = 2;
 const TUN_F_TSO6: i32 = 4;
 const TUN_F_TSO_ECN: i32 = 8;
 
-/// A TAP device's queues. Those from `attached` on are detached, so that the kernel sends nothing to them.
+/// A TAP device's queues. Queues from `attached` on are detached, so that the kernel sends nothing to them.
 pub struct Tap {
     files: Vec<OwnedFd>,
     attached: usize,
 }
 
 impl Tap {
-    /// Takes files opened with IFF_VNET_HDR; all of them are attached when they come from `open`.
+    /// Creates the device from files opened with IFF_VNET_HDR, all of which are attached after `open`.
     pub fn new(files: Vec<OwnedFd>) -> Self {
         let attached = files.len();
         Self { files, attached }
     }
 
-    /// Queue pairs.
+    /// Returns the number of queue pairs.
     pub fn pairs(&self) -> usize {
         self.files.len()
     }
 
-    /// Queue pairs that the kernel uses.
+    /// Returns the number of queue pairs that the kernel uses.
     pub fn attached(&self) -> usize {
         self.attached
     }
 
-    /// The file of a pair.
+    /// Returns the file of a pair.
     pub fn file(&self, pair: usize) -> BorrowedFd<'_> {
         self.files[pair].as_fd()
     }
 
-    /// Tells the kernel which frames the guest takes unfinished, by the features it accepted.
+    /// Sets the frames that the guest accepts without checksum or segmentation, by its negotiated features.
     pub fn set_offloads(&self, features: u64) -> io::Result<()> {
         let has = |bit: u32| features & (1 << bit) != 0;
         let mut flags = 0;
@@ -67,7 +67,7 @@ impl Tap {
                     flags |= flag;
                 }
             }
-            // The kernel refuses ECN without a TCP segmentation.
+            // The kernel refuses ECN without TCP segmentation.
             if flags & (TUN_F_TSO4 | TUN_F_TSO6) == 0 {
                 flags &= !TUN_F_TSO_ECN;
             }

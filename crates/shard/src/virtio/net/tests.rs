@@ -1,4 +1,4 @@
-//! Tests of the card with a hand-driven queue; those with a TAP device need root and /dev/net/tun.
+//! Tests of the card with a queue that the test drives; those with a TAP device need root and /dev/net/tun.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use super::{Backend, Net};
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
 use crate::virtio::device::{Activation, VirtioDevice, VirtioId};
-use crate::virtio::test_driver::{DriverQueue, Told, memory, wait};
+use crate::virtio::test_driver::{DriverQueue, RecordedSignals, memory, wait};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const TX_BUFFER: u64 = 1 << 20;
@@ -21,14 +21,14 @@ const RX_BUFFER: u64 = 2 << 20;
 
 struct Bench {
     memory: GuestRam,
-    told: Arc<Told>,
+    signals: Arc<RecordedSignals>,
     net: Net,
     queues: Vec<DriverQueue>,
 }
 
 fn bench(backend: Backend, queues: u16, features: &[u32]) -> Bench {
     let memory = memory();
-    let told = Arc::new(Told::default());
+    let signals = Arc::new(RecordedSignals::default());
     let mut net = Net::new(&Threads::sealed(), "net0", MAC, backend).unwrap();
     let queues: Vec<_> = (0..queues)
         .map(|index| DriverQueue::new(&memory, index))
@@ -37,13 +37,13 @@ fn bench(backend: Backend, queues: u16, features: &[u32]) -> Bench {
         memory: memory.clone(),
         features: features.iter().fold(0, |bits, bit| bits | 1 << bit),
         queues: queues.iter().map(DriverQueue::active).collect(),
-        interrupt: told.clone(),
+        interrupt: signals.clone(),
         resumed: false,
     })
     .unwrap();
     Bench {
         memory,
-        told,
+        signals,
         net,
         queues,
     }
@@ -66,7 +66,7 @@ impl Bench {
         self.memory
             .write_slice(frame, GuestAddress(TX_BUFFER + 12))
             .unwrap();
-        // Cut in odd places on purpose.
+        // Cut into pieces of odd sizes.
         let length = frame.len() as u32;
         self.queues[queue].add(
             &[(TX_BUFFER, 7), (TX_BUFFER + 7, 12), (TX_BUFFER + 19, length - 7)],
@@ -145,7 +145,11 @@ fn the_kernel_answers_a_guest_through_a_tap_device() {
         bench.post(40);
         wait_until_up();
         bench.send(1, &arp_request());
-        assert!(bench.queues[1].take_used().is_some(), "{:?}", bench.told.failure);
+        assert!(
+            bench.queues[1].take_used().is_some(),
+            "{:?}",
+            bench.signals.failure
+        );
         let reply = wait(|| Some(bench.receive()).filter(|frame| is_arp_reply(frame))).unwrap();
         assert_eq!(reply[10..12], [1, 0], "num_buffers");
     });
@@ -178,7 +182,7 @@ fn queue_pairs_are_switched_by_the_control_queue() {
             bench.queues[4].offer(at);
             bench.queues[4].take_used().expect("an answer");
             let status: u8 = bench.memory.read_obj(GuestAddress(TX_BUFFER + 64)).unwrap();
-            assert_eq!(status, answer, "{pairs} pairs: {:?}", bench.told.failure);
+            assert_eq!(status, answer, "{pairs} pairs: {:?}", bench.signals.failure);
         }
         // The second pair sends, too.
         bench.send(3, &arp_request());
@@ -217,7 +221,7 @@ fn frames_wait_for_a_guest_without_buffers() {
     for _ in 0..20 {
         assert_eq!(bench.receive().len(), 72);
     }
-    // Stalling is not spinning.
+    // A stalled card does not spin.
     assert!(bench.net.metrics().counts().rx_stalls < 30);
 }
 
@@ -225,21 +229,22 @@ fn frames_wait_for_a_guest_without_buffers() {
 fn the_link_goes_down_with_its_peer() {
     let (mut bench, peer) = stream_bench();
     drop(peer);
-    wait(|| (bench.told.configs.load(Ordering::SeqCst) > 0).then_some(())).expect("a configuration change");
+    wait(|| (bench.signals.configs.load(Ordering::SeqCst) > 0).then_some(()))
+        .expect("a configuration change");
     let mut status = [0xff; 2];
     bench.net.read_config(6, &mut status);
     assert_eq!(status, [0, 0]);
     bench.send(1, &arp_request());
     bench.queues[1]
         .take_used()
-        .expect("the guest gets its buffer back");
+        .expect("the guest receives its buffer again");
     assert_eq!(bench.net.metrics().counts().tx_dropped, 1);
-    assert!(bench.told.failure.lock().unwrap().is_none());
+    assert!(bench.signals.failure.lock().unwrap().is_none());
     bench.net.reset();
 }
 
 #[test]
-fn broken_chains_ask_for_a_reset() {
+fn broken_chains_request_a_reset() {
     type Break = fn(&mut DriverQueue);
     let breaks: [(&str, Break); 8] = [
         ("loop", |queue| queue.descriptor(0, TX_BUFFER, 100, 1, 0)),
@@ -251,7 +256,7 @@ fn broken_chains_ask_for_a_reset() {
         ("writable", |queue| queue.descriptor(0, TX_BUFFER, 100, 2, 0)),
         ("no header", |queue| queue.descriptor(0, TX_BUFFER, 11, 0, 0)),
         ("huge", |queue| queue.descriptor(0, TX_BUFFER, 1 << 20, 0, 0)),
-        ("wild indirect table", |queue| {
+        ("indirect table outside memory", |queue| {
             queue.descriptor(0, u64::MAX - 15, 16, 4, 0)
         }),
     ];
@@ -259,16 +264,16 @@ fn broken_chains_ask_for_a_reset() {
         let (mut bench, _peer) = stream_bench();
         broken(&mut bench.queues[1]);
         bench.queues[1].offer(0);
-        println!("{name}: {}", bench.told.failure());
+        println!("{name}: {}", bench.signals.failure());
         bench.net.reset();
     }
     let (mut bench, _peer) = stream_bench();
     bench.queues[1].offer(9999);
-    bench.told.failure();
+    bench.signals.failure();
 }
 
 #[test]
-fn the_driver_finds_the_cards_address_link_queues_and_mtu() {
+fn card_offers_its_address_link_queues_and_mtu() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     let make = |socket: UnixStream| Net::new(&Threads::sealed(), "net0", MAC, Backend::Stream(socket.into()));

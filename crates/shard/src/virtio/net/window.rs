@@ -1,11 +1,11 @@
-//! Keeps the guest's TCP connections through passt alive when a receiver on the host is slow.
+//! Keeps the guest's TCP connections through passt alive if a receiver on the host is slow.
 //!
-//! passt (Debian 12's at least) tells the guest of a closed window, and when it opens again, notes that for
-//! itself and says nothing. Linux then probes with segments that carry no data, which passt does not answer
-//! either: the connection stands still until it is reset. So no guest sees a closed window: the smallest open
-//! one (one unit, at most 128 bytes of passt's) makes it probe with data, and passt acknowledges data
-//! together with its window. Data that passt cannot hand on it drops, and the guest sends again, as it would
-//! on any network.
+//! passt (at least Debian 12's) reports a closed window to the guest. When the window opens again, passt
+//! records that and sends nothing. Linux then probes with segments without data, to which passt does not
+//! reply: the connection stalls until it is reset. So the guest never receives a closed window. The smallest
+//! open one (one unit, at most 128 bytes of passt's) makes the guest probe with data, and passt acknowledges
+//! data together with its window. passt drops data that it cannot forward, and the guest retransmits, as on
+//! any network.
 
 const ETHER_TYPE: usize = 12;
 const IP: usize = 14;
@@ -13,15 +13,14 @@ const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
 const IPV6_HEADER_BYTES: usize = 40;
 const TCP: u8 = 6;
-/// Where a TCP header has its flags, window and checksum.
+/// Offsets of flags, window and checksum in a TCP header.
 const FLAGS: usize = 13;
 const WINDOW: usize = 14;
 const CHECKSUM: usize = 16;
-/// SYN and RST: such segments promise nothing.
+/// SYN and RST: such segments announce no window.
 const SYN_RST: u8 = 0x02 | 0x04;
 
-/// Opens a closed window in `frame`, if it is a TCP segment with one, by one unit; any other frame stays as
-/// it is.
+/// Opens a closed window in `frame` by one unit, if it is a TCP segment with one. Other frames are unchanged.
 pub fn keep_open(frame: &mut [u8]) {
     if let Some(tcp) = tcp_header(frame)
         && let Some(header) = frame.get_mut(tcp..tcp + CHECKSUM + 2)
@@ -30,16 +29,16 @@ pub fn keep_open(frame: &mut [u8]) {
     {
         header[WINDOW + 1] = 1;
         // RFC 1624, equation 3: complement of (complement of the old sum + complement of the old word + the
-        // new one). The middle term is 0xffff, which counts as nothing there.
+        // new one). The middle term is 0xffff, which adds nothing.
         let old = u16::from_be_bytes([header[CHECKSUM], header[CHECKSUM + 1]]);
         let sum = u32::from(!old) + 1;
-        // The sum is at most 0x1_0000, so that one fold does.
+        // The sum is at most 0x1_0000, so that one fold suffices.
         let folded = (sum & 0xffff) + (sum >> 16);
         header[CHECKSUM..CHECKSUM + 2].copy_from_slice(&(!(folded as u16)).to_be_bytes());
     }
 }
 
-/// Where the TCP header starts, if `frame` is IP with TCP directly behind it, and not a later fragment.
+/// Returns the offset of the TCP header, if `frame` is IP directly followed by TCP and not a later fragment.
 fn tcp_header(frame: &[u8]) -> Option<usize> {
     let kind = frame.get(ETHER_TYPE..IP)?;
     let ip = &frame[IP..];

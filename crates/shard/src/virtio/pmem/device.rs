@@ -1,4 +1,4 @@
-//! The front of persistent memory.
+//! Persistent memory's front end: configuration space and status.
 
 use std::fs::File;
 use std::io;
@@ -36,13 +36,13 @@ impl Pmem {
         })
     }
 
-    /// Where it is, for KVM's memory slot.
+    /// Returns the region for KVM's memory slot.
     pub fn region(&self) -> PmemRegion {
         self.region
     }
 }
 
-/// The handler without its thread, for [`crate::fuzzing`].
+/// Returns the handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(file: File) -> impl crate::virtio::worker::Handler {
     PmemRequests::handler(Some(file), Arc::default())

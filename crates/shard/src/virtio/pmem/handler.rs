@@ -1,4 +1,4 @@
-//! Answers flush requests.
+//! Serves flush requests.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use crate::virtio::DeviceError;
 use crate::virtio::one_queue::{OneQueue, Requests};
 use crate::virtio::serve::{Chain, broken};
 
-/// `VIRTIO_PMEM_REQ_TYPE_FLUSH`.
+/// Type `VIRTIO_PMEM_REQ_TYPE_FLUSH` of a flush request.
 const FLUSH: u32 = 0;
-/// What the driver gets for a flush that failed (any value but 0).
+/// Result of a failed flush for the driver (any value but 0).
 const FAILED: u32 = 1;
 const ANSWER_BYTES: u32 = 4;
 
 /// Persistent memory's requests.
 pub struct PmemRequests {
-    /// The file to sync; none when writes are not kept.
+    /// The file to sync; none if writes are not kept.
     file: Option<File>,
     sync_state: SyncState,
     metrics: Arc<PmemMetrics>,
@@ -37,7 +37,7 @@ impl PmemRequests {
 }
 
 impl Requests for PmemRequests {
-    /// A request is a readable word that says what, and a writable one for the answer.
+    /// Serves a request: a readable word with its type, and a writable one for the result.
     fn answer(&mut self, memory: &GuestMemoryMmap<()>, mut request: Chain<'_>) -> Result<u32, DeviceError> {
         let short = || DeviceError::Protocol("a flush request is too short".to_owned());
         let what = request
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_a_failed_sync_no_flush_succeeds_any_more() {
+    fn no_flush_succeeds_after_a_failed_sync() {
         // A pipe can't be synced.
         let (pipe, _) = nix::unistd::pipe().unwrap();
         let mut requests = PmemRequests {

@@ -10,37 +10,37 @@ use vm_memory::{GuestAddress, GuestRegionMmap};
 
 use crate::memory::GuestRam;
 
-/// The guest's persistent memory comes in these units.
+/// Size unit of the guest's persistent memory, bytes.
 const ALIGN: u64 = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// What becomes of the guest's writes.
+/// Effect of the guest's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writes {
-    /// They go to the file, which is open for writing.
+    /// Writes go to the file, which is open for writing.
     Kept,
-    /// The VM sees them, the file does not.
+    /// Writes are visible to the VM but do not reach the file.
     Private,
-    /// They do nothing.
+    /// Writes have no effect.
     Refused,
 }
 
-/// What KVM needs to know for a memory slot.
+/// Parameters of KVM's memory slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PmemRegion {
     /// Guest-physical address.
     pub guest: u64,
-    /// Bytes, a multiple of 2 MiB.
+    /// Size in bytes, a multiple of 2 MiB.
     pub bytes: u64,
     /// Address in this process; mapped until the process ends.
     pub host: u64,
-    /// The vCPUs' writes do nothing.
+    /// Whether writes of the vCPUs have no effect.
     pub read_only: bool,
 }
 
 impl PmemRegion {
-    /// `memory` with this region in it, for devices: a driver may have them read and write persistent memory
-    /// too (direct I/O between two disks).
+    /// Returns `memory` with this region, for devices: a driver may have them read and write persistent
+    /// memory too (direct I/O between two disks).
     pub fn join(&self, memory: &GuestRam) -> io::Result<GuestRam> {
         let length = usize::try_from(self.bytes).map_err(io::Error::other)?;
         let builder = MmapRegionBuilder::new(length)
@@ -57,17 +57,17 @@ impl PmemRegion {
     }
 }
 
-/// Size of the region for a file of `file_bytes`.
+/// Returns the size of the region for a file of `file_bytes`.
 pub fn region_bytes(file_bytes: u64) -> Option<u64> {
     file_bytes.max(1).checked_next_multiple_of(ALIGN)
 }
 
-/// Maps `file` for the guest address `guest`. What is past the file's last page is plain zero memory.
+/// Maps `file` for the guest address `guest`. Memory past the file's last page is plain zero memory.
 ///
-/// Where writes are refused, the vCPUs can't write; a driver that has another device write here changes this
-/// VM's private copy, as a mapping that refused it would end the process.
+/// Where writes are refused, the vCPUs can't write. A driver that has another device write here changes this
+/// VM's private copy, as a read-only mapping would end the process.
 ///
-/// The mapping is never undone: KVM refers to it until the VM is gone, which is when the process ends.
+/// The mapping is never removed: KVM refers to it as long as the VM exists, which is until the process ends.
 pub fn map(file: &File, guest: u64, writes: Writes) -> io::Result<PmemRegion> {
     let file_bytes = file.metadata()?.len();
     let bytes = region_bytes(file_bytes).ok_or_else(|| io::Error::other("the file is too large"))?;
@@ -79,7 +79,7 @@ pub fn map(file: &File, guest: u64, writes: Writes) -> io::Result<PmemRegion> {
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // Aligned like the guest address, so that huge pages fit.
+    // Aligned as the guest address is, so that huge pages fit.
     let host = (start as u64).next_multiple_of(ALIGN);
     let mapped = file_bytes.next_multiple_of(PAGE_BYTES);
     if mapped > 0 {
@@ -88,7 +88,7 @@ pub fn map(file: &File, guest: u64, writes: Writes) -> io::Result<PmemRegion> {
         } else {
             libc::MAP_PRIVATE | libc::MAP_NORESERVE
         };
-        // SAFETY: replaces a part of the mapping just made, which nobody refers to yet.
+        // SAFETY: replaces a part of the mapping just made, to which no reference exists yet.
         let result = unsafe {
             libc::mmap(
                 host as *mut libc::c_void,

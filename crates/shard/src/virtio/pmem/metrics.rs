@@ -1,13 +1,13 @@
-//! What persistent memory counted.
+//! Counters of persistent memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters since the shard started; relaxed, written by the device's thread, read by any.
 #[derive(Debug, Default)]
 pub struct PmemMetrics {
-    /// Flushes asked for.
+    /// Flush requests.
     pub flushes: AtomicU64,
-    /// Flushes that the host failed.
+    /// Flushes that failed on the host.
     pub failures: AtomicU64,
 }
 

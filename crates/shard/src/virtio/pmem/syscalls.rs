@@ -1,4 +1,4 @@
-//! What persistent memory's thread may ask of the kernel, beyond what every thread may.
+//! System calls of persistent memory's thread beyond those of every thread.
 
 use crate::sandbox::Syscall;
 

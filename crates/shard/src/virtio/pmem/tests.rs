@@ -8,26 +8,26 @@ use super::{Pmem, Writes, region_bytes};
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
 use crate::virtio::device::RING_FEATURES;
-use crate::virtio::test_driver::{DriverQueue, Told, memory};
+use crate::virtio::test_driver::{DriverQueue, RecordedSignals, memory};
 use crate::virtio::{Activation, VirtioDevice, VirtioId};
 
-fn active(writes: Writes) -> (Pmem, DriverQueue, Arc<Told>, GuestRam) {
+fn active(writes: Writes) -> (Pmem, DriverQueue, Arc<RecordedSignals>, GuestRam) {
     let memfd = nix::sys::memfd::memfd_create(c"test", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
     let mut file = std::fs::File::from(memfd);
     file.write_all(&[7; 5000]).unwrap();
     let memory = memory();
     let queue = DriverQueue::new(&memory, 0);
-    let told = Arc::new(Told::default());
+    let signals = Arc::new(RecordedSignals::default());
     let mut pmem = Pmem::new(&Threads::sealed(), file, 4 << 30, writes).unwrap();
     pmem.activate(Activation {
         memory: memory.clone(),
         features: 0,
         queues: vec![queue.active()],
-        interrupt: told.clone(),
+        interrupt: signals.clone(),
         resumed: false,
     })
     .unwrap();
-    (pmem, queue, told, memory)
+    (pmem, queue, signals, memory)
 }
 
 fn request(queue: &mut DriverQueue) {
@@ -58,13 +58,13 @@ fn an_unknown_request_fails_alone() {
 }
 
 #[test]
-fn a_short_or_wild_request_asks_for_a_reset() {
+fn short_or_misplaced_request_requests_a_reset() {
     for (address, length) in [(0x10_0000, 2), (u64::MAX - 1, 4)] {
-        let (_pmem, mut queue, told, _memory) = active(Writes::Kept);
+        let (_pmem, mut queue, signals, _memory) = active(Writes::Kept);
         queue.descriptor(0, address, length, 1, 1);
         queue.descriptor(1, 0x10_0010, 4, 2, 0);
         queue.offer(0);
-        assert!(!told.failure().is_empty());
+        assert!(!signals.failure().is_empty());
     }
 }
 
@@ -81,7 +81,7 @@ fn the_region_is_whole_and_zero_past_the_file() {
 }
 
 #[test]
-fn the_driver_finds_persistent_memory_where_it_is() {
+fn configuration_has_the_address_of_persistent_memory() {
     let (pmem, ..) = active(Writes::Kept);
     assert_eq!((pmem.id(), pmem.queue_sizes()), (VirtioId::Pmem, &[64][..]));
     assert_eq!(pmem.features(), RING_FEATURES);
@@ -128,7 +128,10 @@ fn other_devices_reach_the_region_at_its_guest_address() {
     assert_eq!((read(4 << 30).unwrap(), read((4 << 30) + 4999).unwrap()), (7, 7));
     assert_eq!(read((4 << 30) + region.bytes - 1).unwrap(), 0);
     assert!(read((4 << 30) + region.bytes).is_err());
-    assert!(joined.read_obj::<u8>(GuestAddress(0)).is_ok(), "RAM stays in it");
+    assert!(
+        joined.read_obj::<u8>(GuestAddress(0)).is_ok(),
+        "RAM remains accessible"
+    );
     assert!(region.join(&joined).is_err(), "two regions at one address");
 }
 
@@ -140,18 +143,18 @@ fn regions_are_whole_multiples_of_2_mib() {
 }
 
 #[test]
-fn words_of_the_wrong_direction_or_length_ask_for_a_reset() {
-    // Two words with their lengths and flags: 1 is followed by another, 2 is writable.
+fn words_of_the_wrong_direction_or_length_request_a_reset() {
+    // Two words with their lengths and flags: 1 means that another follows, 2 that the word is writable.
     for (what, answer) in [
         ((4, 3), (4, 2)),
         ((4, 1), (4, 0)),
         ((4, 1), (3, 2)),
         ((4, 0), (4, 2)),
     ] {
-        let (_pmem, mut queue, told, _memory) = active(Writes::Kept);
+        let (_pmem, mut queue, signals, _memory) = active(Writes::Kept);
         queue.descriptor(0, 0x10_0000, what.0, what.1, 1);
         queue.descriptor(1, 0x10_0010, answer.0, answer.1, 0);
         queue.offer(0);
-        assert!(told.failure().contains("too short"), "{what:?} {answer:?}");
+        assert!(signals.failure().contains("too short"), "{what:?} {answer:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The front of the entropy source.
+//! The entropy source's front end: status; it has no configuration space.
 
 use std::io;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Rng {
     }
 }
 
-/// The handler without its thread, for [`crate::fuzzing`].
+/// Returns the handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare() -> impl crate::virtio::worker::Handler {
     RngRequests::handler(Arc::default())

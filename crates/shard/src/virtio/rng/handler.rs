@@ -10,7 +10,8 @@ use crate::virtio::DeviceError;
 use crate::virtio::one_queue::{OneQueue, Requests};
 use crate::virtio::serve::{Chain, broken};
 
-/// The most bytes one request gets; the driver asks again for more (Linux asks for 64 or so).
+/// Greatest size of one reply, bytes; a driver that needs more sends another request (Linux requests about
+/// 64).
 const REQUEST_BYTES_MAX: usize = 4096;
 
 /// The entropy source's requests.
@@ -35,7 +36,7 @@ impl Requests for RngRequests {
     }
 }
 
-/// Fills the start of a chain's writable memory; returns how much.
+/// Fills the start of a chain's writable memory; returns the number of bytes.
 fn fill(memory: &GuestMemoryMmap<()>, chain: Chain<'_>) -> Result<u32, DeviceError> {
     let mut random = [0; REQUEST_BYTES_MAX];
     let mut written = 0;

@@ -1,4 +1,4 @@
-//! What the entropy source counted.
+//! Counters of the entropy source.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct RngMetrics {
     /// Requests served.
     pub requests: AtomicU64,
-    /// Bytes given.
+    /// Random bytes written.
     pub bytes: AtomicU64,
 }
 

@@ -5,23 +5,23 @@ use vm_memory::{Bytes, GuestAddress};
 use super::Rng;
 use crate::sandbox::Threads;
 use crate::virtio::device::RING_FEATURES;
-use crate::virtio::test_driver::{DriverQueue, Told, memory, wait};
+use crate::virtio::test_driver::{DriverQueue, RecordedSignals, memory, wait};
 use crate::virtio::{Activation, VirtioDevice, VirtioId};
 
-fn active() -> (Rng, DriverQueue, Arc<Told>, crate::memory::GuestRam) {
+fn active() -> (Rng, DriverQueue, Arc<RecordedSignals>, crate::memory::GuestRam) {
     let memory = memory();
     let queue = DriverQueue::new(&memory, 0);
-    let told = Arc::new(Told::default());
+    let signals = Arc::new(RecordedSignals::default());
     let mut rng = Rng::new(&Threads::sealed()).unwrap();
     rng.activate(Activation {
         memory: memory.clone(),
         features: 0,
         queues: vec![queue.active()],
-        interrupt: told.clone(),
+        interrupt: signals.clone(),
         resumed: false,
     })
     .unwrap();
-    (rng, queue, told, memory)
+    (rng, queue, signals, memory)
 }
 
 #[test]
@@ -42,10 +42,10 @@ fn a_huge_length_gets_a_bounded_amount() {
 }
 
 #[test]
-fn a_wild_address_asks_for_a_reset() {
-    let (_rng, mut queue, told, _memory) = active();
+fn address_outside_memory_requests_a_reset() {
+    let (_rng, mut queue, signals, _memory) = active();
     queue.add(&[(u64::MAX - 10, 64)], true);
-    assert!(!told.failure().is_empty());
+    assert!(!signals.failure().is_empty());
 }
 
 #[test]
@@ -57,13 +57,13 @@ fn a_loop_ends() {
 }
 
 #[test]
-fn the_driver_finds_an_entropy_source_with_one_queue() {
+fn entropy_source_has_one_queue_and_no_configuration() {
     let (rng, ..) = active();
     assert_eq!((rng.id(), rng.queue_sizes()), (VirtioId::Rng, &[64][..]));
     assert_eq!(rng.features(), RING_FEATURES);
     let mut config = [0xFF; 4];
     rng.read_config(0, &mut config);
-    assert_eq!(config, [0; 4], "it has no configuration");
+    assert_eq!(config, [0; 4], "the device has no configuration");
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! The common configuration structure, as Virtio 1.2 names it (section 4.1.4.3), the same for every kind of
-//! device: the status state machine, features, queue set-up (sections 2.1, 3.1).
+//! The common configuration structure of Virtio 1.2 (section 4.1.4.3), which all kinds of devices have: the
+//! status state machine, features, queue set-up (sections 2.1, 3.1).
 //!
-//! What the specification forbids is ignored: features after FEATURES_OK, a queue's registers after it is
-//! enabled, an unknown select. Accesses of any size and place are taken byte by byte from whole registers.
+//! Writes that the specification forbids are ignored: features after FEATURES_OK, a queue's registers after
+//! it is enabled, an unknown select. Accesses of any size and offset are applied byte by byte to whole
+//! registers.
 
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FAILED,
@@ -12,7 +13,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::VirtioPci;
 use super::registers::*;
-use super::state::go_on;
+use super::state::resume_queue;
 use crate::virtio::{Activation, ActiveQueue, DeviceError, Interrupt};
 
 const ACKNOWLEDGE: u8 = VIRTIO_CONFIG_S_ACKNOWLEDGE as u8;
@@ -67,7 +68,7 @@ impl VirtioPci {
         registers
     }
 
-    /// Writes whole registers; an address takes its low or high half alone, or both.
+    /// Writes whole registers; a write to an address sets its low or high half alone, or both.
     pub(super) fn write_common(&mut self, offset: usize, data: &[u8]) {
         let value = match *data {
             [a] => u64::from(a),
@@ -139,7 +140,7 @@ impl VirtioPci {
             }
     }
 
-    /// Bits are only ever added, in order; writing 0 resets.
+    /// Sets status bits in order; a write of 0 resets.
     fn set_status(&mut self, value: u8) {
         if value == 0 {
             return self.reset();
@@ -174,13 +175,13 @@ impl VirtioPci {
         self.activate_with(result);
     }
 
-    /// Activates the device of a VM that goes on: its queues stand where the driver believes them.
-    pub(super) fn activate_where_it_stood(&mut self) {
+    /// Activates the device of a VM that resumes, with its queues at the driver's positions.
+    pub(super) fn activate_resumed(&mut self) {
         let result = self.activation().and_then(|mut activation| {
             activation.resumed = true;
             for active in &mut activation.queues {
                 let [_, _, used_ring] = self.queues[usize::from(active.index)].addresses;
-                go_on(active, used_ring, &self.memory)?;
+                resume_queue(active, used_ring, &self.memory)?;
             }
             Ok(activation)
         });
@@ -217,7 +218,7 @@ impl VirtioPci {
         })
     }
 
-    /// Everything as at the start; returns when the device has let go of guest memory.
+    /// Resets all state. Returns once the device does not access guest memory.
     pub(super) fn reset(&mut self) {
         if std::mem::take(&mut self.active) {
             self.device.reset();
@@ -234,7 +235,7 @@ impl VirtioPci {
     }
 }
 
-/// The 32 feature bits that `select` selects.
+/// Returns the 32 feature bits that `select` selects.
 fn half(features: u64, select: u32) -> u32 {
     match select {
         0 => features as u32,

@@ -28,7 +28,7 @@ use crate::virtio::{VirtioDevice, VirtioId};
 use registers::{COMMON_BYTES, QueueRegisters};
 use signals::Signals;
 
-/// Takes a line for the VM's log. Any thread.
+/// Receives a line for the VM's log, from any thread.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
 const COMMON: u64 = 0x0000;
@@ -50,8 +50,8 @@ const TYPE_ISR: u8 = 3;
 const TYPE_DEVICE: u8 = 4;
 const TYPE_PCI_ACCESS: u8 = 5;
 
-/// Whether that place in a BAR is among the notification registers, which a driver only writes, and waits for
-/// nothing.
+/// Returns whether this offset in a BAR is a notification register. A driver only writes those, and does not
+/// wait for a result.
 pub fn is_notification(offset: u64) -> bool {
     (NOTIFY..NOTIFY + REGION_BYTES).contains(&offset)
 }
@@ -66,7 +66,7 @@ pub struct VirtioPci {
     msix: Msix,
     signals: Arc<Signals>,
     doorbells: Vec<EventFd>,
-    /// Where the doorbells are bound now.
+    /// Address to which the doorbells are bound now.
     bound: Option<u64>,
     /// Offset of the PCI configuration access capability.
     access: usize,
@@ -84,7 +84,7 @@ impl VirtioPci {
     /// Puts `device`, called `name` in logs and status, on the bus with its BAR at `bar`.
     ///
     /// # Errors
-    /// When KVM has no interrupt for it, or it has more queues than a BAR has room for.
+    /// Fails if KVM has no interrupt for it, or it has more queues than a BAR has room for.
     pub fn new(
         device: Box<dyn VirtioDevice>,
         name: &str,
@@ -148,7 +148,7 @@ impl VirtioPci {
         })
     }
 
-    /// Binds the doorbells to where the BAR is now.
+    /// Binds the doorbells to the BAR's current address.
     fn follow_bar(&mut self) {
         let decoded = self.config.decoded();
         if decoded == self.bound {
@@ -158,13 +158,13 @@ impl VirtioPci {
         let place = |bar: u64, index: usize| bar + NOTIFY + u64::from(NOTIFY_MULTIPLIER) * index as u64;
         for (index, doorbell) in self.doorbells.iter().enumerate() {
             if let Some(old) = self.bound {
-                // Only an address that was never bound is refused, and then there is nothing to undo.
+                // Only an address that was never bound is refused, and then there is nothing to unbind.
                 let _ = wiring.unbind_doorbell(doorbell, place(old, index));
             }
             if let Some(new) = decoded
                 && let Err(error) = wiring.bind_doorbell(doorbell, place(new, index))
             {
-                // Notifications then come through `write_bar`, slower but as well.
+                // Notifications then arrive through `write_bar`, which is slower.
                 self.signals.log(&format!(
                     "notifications of queue {index} take the slow path: {error}"
                 ));
@@ -176,12 +176,12 @@ impl VirtioPci {
     fn notify(&self, offset: u64) {
         let index = (offset / u64::from(NOTIFY_MULTIPLIER)) as usize;
         if let Some(doorbell) = self.doorbells.get(index) {
-            // The one possible error is a full counter: the device's thread will look anyway.
+            // The one possible error is a full counter, with which the device's thread wakes anyway.
             let _ = doorbell.write(1);
         }
     }
 
-    /// The BAR access that the PCI configuration access capability stands for now: offset and length.
+    /// Returns offset and length of the BAR access that the PCI configuration access capability selects now.
     fn access_target(&self) -> Option<(u64, usize)> {
         let mut fields = [0; 16];
         self.config.read(self.access, &mut fields);
@@ -192,14 +192,14 @@ impl VirtioPci {
         fits.then_some((offset, length as usize))
     }
 
-    /// Whether a configuration access touches the data register of that capability.
+    /// Returns whether a configuration access includes the data register of that capability.
     fn touches_access_data(&self, offset: usize, length: usize) -> bool {
         let data = self.access + 16;
         offset < data + 4 && offset.saturating_add(length) > data
     }
 }
 
-/// Adds the virtio capabilities; returns the offset of the configuration access one.
+/// Adds the virtio capabilities; returns the offset of the configuration access capability.
 fn add_capabilities(config: &mut ConfigSpace) -> io::Result<usize> {
     let full = || io::Error::other("no room for the virtio capabilities");
     let body = |kind: u8, offset: u64, length: u32, extra: &[u8]| {

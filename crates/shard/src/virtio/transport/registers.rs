@@ -5,7 +5,7 @@ use virtio_queue::{Queue, QueueT};
 use crate::memory::GuestRam;
 use crate::virtio::DeviceError;
 
-/// A vector register that leads nowhere.
+/// Value of a vector register without a vector.
 pub const NO_VECTOR: u16 = 0xFFFF;
 /// Bytes of the common configuration.
 pub const COMMON_BYTES: usize = 0x40;
@@ -27,20 +27,20 @@ pub const QUEUE_DESCRIPTORS: usize = 0x20;
 pub const QUEUE_DRIVER: usize = 0x28;
 pub const QUEUE_DEVICE: usize = 0x30;
 
-/// One queue as the driver is setting it up.
+/// One queue's registers during its set-up by the driver.
 pub struct QueueRegisters {
-    /// The largest size the device allows.
+    /// Greatest size that the device allows.
     pub size_max: u16,
-    /// Entries.
+    /// Number of entries.
     pub size: u16,
-    /// The driver has finished with it; from then on the registers do not change.
+    /// Whether the driver has enabled the queue; from then on the registers do not change.
     pub enabled: bool,
     /// Descriptor table, available ring and used ring.
     pub addresses: [u64; 3],
 }
 
 impl QueueRegisters {
-    /// As after a reset.
+    /// Creates the registers' reset state.
     pub fn new(size_max: u16) -> Self {
         Self {
             size_max,
@@ -50,7 +50,7 @@ impl QueueRegisters {
         }
     }
 
-    /// The queue to serve, checked against guest memory.
+    /// Returns the queue to serve, checked against guest memory.
     pub fn queue(&self, index: u16, event_idx: bool, memory: &GuestRam) -> Result<Queue, DeviceError> {
         let bad = |what: &str| DeviceError::Protocol(format!("queue {index}: {what}"));
         let mut queue = Queue::new(self.size_max).map_err(|error| bad(&error.to_string()))?;

@@ -1,5 +1,5 @@
-//! From the device to the driver: queue and configuration interrupts, and the request for a reset. Any
-//! thread.
+//! Signals from the device to the driver: queue and configuration interrupts, and the request for a reset.
+//! Any thread may send them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
@@ -12,7 +12,7 @@ use crate::virtio::{DeviceError, Interrupt};
 const ISR_QUEUE: u8 = 1;
 const ISR_CONFIG: u8 = 2;
 
-/// What the device's thread and the transport share.
+/// State shared by the device's thread and the transport.
 pub struct Signals {
     name: String,
     log: Log,
@@ -46,7 +46,7 @@ impl Signals {
         self.config_vector.load(Ordering::Relaxed)
     }
 
-    /// Sets the vector of configuration changes; one that does not exist reads back as none.
+    /// Sets the vector of configuration changes; a vector that does not exist reads back as none.
     pub fn set_config_vector(&self, vector: u16) {
         self.config_vector.store(self.existing(vector), Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ impl Signals {
         self.needs_reset.load(Ordering::Acquire)
     }
 
-    /// The interrupt status, which reading clears.
+    /// Returns and clears the interrupt status.
     pub fn take_isr(&self) -> u8 {
         self.isr.swap(0, Ordering::AcqRel)
     }

@@ -1,8 +1,8 @@
-//! A device that stands still, as its driver set it up, and the same device in another VM.
+//! State of a paused device as its driver set it up, to be restored in another VM.
 //!
-//! Where a queue stands is not part of it: it is in guest memory. Every device here answers requests in the
-//! order it takes them, or has none under way while the VM is held still, so the next one to take is the one
-//! after the last answered: the index of the used ring.
+//! The position in a queue is not part of it: guest memory has it. Every device here completes requests in
+//! the order in which it takes them, or has none in flight while the VM is paused. The next request to take
+//! is therefore the one after the last completed one: the index of the used ring.
 
 use std::io;
 
@@ -19,7 +19,7 @@ use crate::virtio::{ActiveQueue, DeviceError, Interrupt};
 /// Offset of the index in a used ring.
 const USED_INDEX: u64 = 2;
 
-/// What a driver set up.
+/// Registers that a driver set.
 #[derive(Serialize, Deserialize)]
 struct TransportState {
     config: Vec<u8>,
@@ -71,8 +71,8 @@ impl VirtioPci {
         Ok(serde_json::to_value(state)?)
     }
 
-    /// Takes over the state of a device of the same kind and shape. The driver finds everything as it left
-    /// it, and is interrupted once for each queue: what was on its way then is in no state.
+    /// Restores the state of a device of the same kind and queues. The driver finds all registers unchanged,
+    /// and receives an interrupt for each queue: notifications in flight are in no state.
     pub(super) fn resume(&mut self, state: &Value) -> io::Result<()> {
         let state: TransportState = serde_json::from_value(state.clone())?;
         if state.queues.len() != self.queues.len() || state.accepted & !self.offered != 0 {
@@ -98,13 +98,13 @@ impl VirtioPci {
         }
         self.config.restore(&state.config);
         self.follow_bar();
-        // First the messages, then whether they are sent.
+        // The messages precede their masks.
         self.msix.write_table(0, &state.msix_table)?;
         self.msix.configured(&self.config)?;
         if state.status & super::common_config::DRIVER_OK == 0 || state.needs_reset {
             return Ok(());
         }
-        self.activate_where_it_stood();
+        self.activate_resumed();
         for (index, queue) in (0..).zip(&self.queues) {
             if queue.enabled && self.active {
                 self.notify(u64::from(super::NOTIFY_MULTIPLIER) * u64::from(index));
@@ -117,8 +117,12 @@ impl VirtioPci {
     }
 }
 
-/// Lets a queue go on after the last request that was answered.
-pub(super) fn go_on(active: &mut ActiveQueue, used_ring: u64, memory: &GuestRam) -> Result<(), DeviceError> {
+/// Continues a queue after the last request that was completed.
+pub(super) fn resume_queue(
+    active: &mut ActiveQueue,
+    used_ring: u64,
+    memory: &GuestRam,
+) -> Result<(), DeviceError> {
     let index: u16 = memory
         .read_obj(GuestAddress(used_ring.wrapping_add(USED_INDEX)))
         .map_err(|error| DeviceError::Protocol(error.to_string()))?;

@@ -22,7 +22,7 @@ const COMMAND: u64 = CONFIG + 4;
 const BAR: u64 = CONFIG + 0x10;
 const FEATURE: u64 = 1 << 3;
 
-/// KVM's side, recorded.
+/// Mock of KVM that records its calls.
 #[derive(Default)]
 struct Mock {
     interrupts: Mutex<Vec<(u32, EventFd)>>,
@@ -60,7 +60,7 @@ impl Wiring for Mock {
 }
 
 impl Mock {
-    /// How often vector `index` was delivered since the last look.
+    /// Returns how often vector `index` was delivered since the last call.
     fn delivered(&self, index: usize) -> u64 {
         self.interrupts.lock().unwrap()[index].1.read().unwrap_or(0)
     }
@@ -149,7 +149,7 @@ impl Driver {
         self.write(QUEUE_DEVICE as u64, rings + 0x4000, 8);
         self.write(QUEUE_ENABLE as u64, 1, 2);
     }
-    /// Up to FEATURES_OK.
+    /// Performs the initialization up to FEATURES_OK.
     fn negotiate(&self) {
         self.set_status(1);
         self.set_status(3);
@@ -164,7 +164,7 @@ impl Driver {
     fn command(&self, value: u16) {
         self.bus.ecam().write(COMMAND, &value.to_le_bytes());
     }
-    /// Offset of the capability with this id, and of this virtio type if it is one.
+    /// Returns the offset of the capability with this id, and this virtio type if it is a virtio one.
     fn capability(&self, id: u8, kind: Option<u8>) -> u64 {
         let byte = |at: u64| {
             let mut data = [0];
@@ -259,7 +259,7 @@ fn a_queue_size_too_large_or_no_power_of_two_is_ignored() {
 }
 
 #[test]
-fn rings_outside_memory_ask_for_a_reset_which_mends() {
+fn rings_outside_memory_request_a_reset_which_recovers() {
     let driver = driver();
     driver.negotiate();
     driver.queue(0, 32, 1 << 40);
@@ -273,7 +273,7 @@ fn rings_outside_memory_ask_for_a_reset_which_mends() {
 }
 
 #[test]
-fn a_reset_takes_the_queues_back_and_forgets_everything() {
+fn reset_takes_the_queues_back_and_clears_all_state() {
     let driver = driver();
     driver.start();
     driver.write(CONFIG_VECTOR as u64, 1, 2);
@@ -374,7 +374,7 @@ fn a_vector_that_does_not_exist_reads_back_as_none() {
 }
 
 #[test]
-fn a_configuration_change_is_told_and_numbered() {
+fn configuration_change_interrupts_the_driver_and_is_numbered() {
     let driver = driver();
     driver.start();
     let before = driver.read(GENERATION as u64, 1);
@@ -398,7 +398,7 @@ fn the_bar_is_reached_through_configuration_space() {
     assert_eq!(driver.status(), 1);
 }
 
-/// A started driver with interrupts: configuration changes by vector 0, queue 0 by vector 1.
+/// Returns a started driver with interrupts: configuration changes by vector 0, queue 0 by vector 1.
 fn started_with_interrupts() -> Driver {
     let driver = driver();
     driver.start();
@@ -411,14 +411,14 @@ fn started_with_interrupts() -> Driver {
 }
 
 #[test]
-fn a_reset_that_is_asked_for_is_logged_with_its_cause() {
+fn requested_reset_is_logged_with_its_cause() {
     let driver = started_with_interrupts();
     let error = DeviceError::Host {
         what: "cannot do it",
         source: io::Error::other("no room"),
     };
     driver.interrupt().needs_reset(&error);
-    assert_eq!(driver.mock.delivered(0), 1, "the driver is interrupted");
+    assert_eq!(driver.mock.delivered(0), 1, "the driver receives an interrupt");
     let log = driver.log.lock().unwrap();
     assert_eq!(
         log[..],
@@ -445,14 +445,14 @@ fn entries_of_the_vector_table_keep_their_message_and_mask_only() {
     };
     let expected = Route::Message { gsi, message };
     assert!(driver.mock.routes.lock().unwrap().contains(&expected));
-    // Two queues and configuration changes: three vectors, and nothing behind them.
+    // Two queues and configuration changes: three vectors, and nothing after them.
     assert_eq!(driver.read(TABLE + 2 * 16 + 12, 4), 1);
     assert_eq!(driver.read(TABLE + 3 * 16 + 12, 4), 0);
     driver.write(TABLE + 3 * 16, u64::MAX, 8);
     assert_eq!(driver.read(TABLE + 3 * 16, 8), 0);
 }
 
-/// Where an access goes.
+/// Target of an access.
 #[derive(Clone, Debug)]
 struct Access {
     way: u8,

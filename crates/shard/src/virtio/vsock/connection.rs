@@ -1,8 +1,8 @@
 //! One stream connection as a state machine without I/O (5.10.6.3, 5.10.6.6).
 //!
-//! Invariants: the bytes that wait for the host are never more than the credit given to the guest
-//! ([`BUFFER_BYTES`]); the bytes on their way to the guest are never more than the credit it gave. Counters
-//! are modulo 2^32, as the specification has them.
+//! Invariants: the bytes that wait for the host never exceed the credit of the guest ([`BUFFER_BYTES`]). The
+//! bytes in flight to the guest never exceed the credit that it granted. Counters are modulo 2^32, as in the
+//! specification.
 
 use std::collections::VecDeque;
 
@@ -12,20 +12,20 @@ use super::packet::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 /// send one while the other is written.
 pub const BUFFER_BYTES: u32 = 128 << 10;
 
-/// The guest broke the rules of the connection: it gets a reset.
+/// Error: the guest violated the connection's rules, and receives a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// REQUEST sent, or to be sent.
+    /// REQUEST was sent, or is to be sent.
     Requested,
     Open,
-    /// The guest is done with it; what it sent is still on its way to the host.
+    /// The guest has closed the connection; its bytes are still in transit to the host.
     Draining,
 }
 
-/// A connection, seen from the host.
+/// A connection, from the host's view.
 #[derive(Debug)]
 pub struct Connection {
     state: State,
@@ -41,7 +41,7 @@ pub struct Connection {
     sent: u32,
     received: u32,
     forwarded: u32,
-    told_forwarded: u32,
+    reported_forwarded: u32,
     waiting: VecDeque<u8>,
 }
 
@@ -61,17 +61,17 @@ impl Connection {
             sent: 0,
             received: 0,
             forwarded: 0,
-            told_forwarded: 0,
+            reported_forwarded: 0,
             waiting: VecDeque::new(),
         }
     }
 
-    /// A connection that the host asks for.
+    /// Creates a connection that the host requests.
     pub fn request() -> Self {
         Self::new(State::Requested)
     }
 
-    /// A connection that the guest asked for, and gets; with the credit of its REQUEST.
+    /// Creates a connection that the guest requested and that is accepted, with the credit of its REQUEST.
     pub fn accept(buf_alloc: u32, fwd_cnt: u32) -> Self {
         let mut connection = Self::new(State::Open);
         connection.guest_alloc = buf_alloc;
@@ -79,7 +79,8 @@ impl Connection {
         connection
     }
 
-    /// Takes a packet of the guest other than REQUEST. True when the packet was the RESPONSE that opened it.
+    /// Processes a packet of the guest other than REQUEST. Returns true if the packet was the RESPONSE that
+    /// opened the connection.
     pub fn receive(
         &mut self,
         op: u16,
@@ -104,7 +105,7 @@ impl Connection {
             (op::SHUTDOWN, State::Open) => {
                 self.guest_shutdown |= flags & (SHUTDOWN_RECEIVE | SHUTDOWN_SEND);
                 if self.guest_shutdown == SHUTDOWN_RECEIVE | SHUTDOWN_SEND {
-                    // The guest waits for a reset before it forgets the connection.
+                    // The guest waits for a reset before it drops the connection.
                     self.owes_reset = true;
                     self.state = State::Draining;
                 }
@@ -130,7 +131,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that may be sent to the guest now.
+    /// Returns the number of bytes that may be sent to the guest now.
     pub fn room(&self) -> usize {
         let on_their_way = self.sent.wrapping_sub(self.guest_forwarded);
         let closed = self.told_shutdown & SHUTDOWN_SEND != 0 || self.guest_shutdown & SHUTDOWN_RECEIVE != 0;
@@ -142,23 +143,25 @@ impl Connection {
         }
     }
 
-    /// `bytes` were sent to the guest; at most [`Connection::room`].
+    /// Records that `bytes` were sent to the guest; at most [`Connection::room`].
     pub fn sent(&mut self, bytes: usize) {
         self.sent = self.sent.wrapping_add(bytes as u32);
     }
 
-    /// The first bytes that wait for the host.
+    /// Returns the first bytes that wait for the host.
     pub fn waiting(&self) -> &[u8] {
         let (first, second) = self.waiting.as_slices();
         if first.is_empty() { second } else { first }
     }
 
-    /// The host took the first `bytes` of what waits.
+    /// Records that the host took the first `bytes` of the waiting ones.
     pub fn forwarded(&mut self, bytes: usize) {
         self.waiting.drain(..bytes.min(self.waiting.len()));
         self.forwarded = self.forwarded.wrapping_add(bytes as u32);
-        // Updates are worth a packet when they give the guest room for a good part of the buffer.
-        if self.forwarded.wrapping_sub(self.told_forwarded) >= BUFFER_BYTES / 4 && self.state == State::Open {
+        // An update is worth a packet if it gives the guest a large part of the buffer.
+        if self.forwarded.wrapping_sub(self.reported_forwarded) >= BUFFER_BYTES / 4
+            && self.state == State::Open
+        {
             self.owes_credit = true;
         }
         if self.waiting.is_empty() && self.waiting.capacity() > BUFFER_BYTES as usize / 8 {
@@ -167,7 +170,7 @@ impl Connection {
         }
     }
 
-    /// The host sends no more; with `gone`, it takes no more either.
+    /// Records that the host sends no further bytes. With `gone` it does not receive either.
     pub fn host_ended(&mut self, gone: bool) {
         let flags = if gone {
             SHUTDOWN_SEND | SHUTDOWN_RECEIVE
@@ -177,7 +180,7 @@ impl Connection {
         self.owes_shutdown |= flags & !self.told_shutdown;
     }
 
-    /// The next packet besides payload: its operation and flags.
+    /// Returns the operation and flags of the next packet without payload.
     pub fn next_control(&mut self) -> Option<(u16, u32)> {
         let take = std::mem::take::<bool>;
         if take(&mut self.owes_request) {
@@ -196,7 +199,7 @@ impl Connection {
         take(&mut self.owes_credit).then_some((op::CREDIT_UPDATE, 0))
     }
 
-    /// Whether [`Connection::next_control`] has a packet.
+    /// Returns whether [`Connection::next_control`] has a packet.
     pub fn has_control(&self) -> bool {
         match self.state {
             State::Requested => self.owes_request,
@@ -205,25 +208,26 @@ impl Connection {
         }
     }
 
-    /// The credit to write in a packet about to be sent: buffer size and forwarded count.
+    /// Returns the credit for a packet about to be sent: buffer size and forwarded count.
     pub fn credit(&mut self) -> (u32, u32) {
-        self.told_forwarded = self.forwarded;
+        self.reported_forwarded = self.forwarded;
         self.owes_credit = false;
         (BUFFER_BYTES, self.forwarded)
     }
 
-    /// Whether the connection is open.
+    /// Returns whether the connection is open.
     pub fn is_open(&self) -> bool {
         self.state == State::Open
     }
 
-    /// Whether the guest sends no more and all that it sent was taken: the host's side can be told.
+    /// Returns whether the guest has finished sending and the host took all its bytes: the host's side can be
+    /// shut down.
     pub fn guest_sent_all(&self) -> bool {
         let ended = self.state == State::Draining || self.guest_shutdown & SHUTDOWN_SEND != 0;
         ended && self.waiting.is_empty()
     }
 
-    /// Whether nothing is left to do: forget the connection and close the host's side.
+    /// Returns whether nothing remains to be done: the connection can be dropped and the host's side closed.
     pub fn is_over(&self) -> bool {
         let drained = self.state == State::Draining && self.waiting.is_empty();
         let left = self.told_shutdown == SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
@@ -237,7 +241,7 @@ mod tests {
 
     const ROOM: u32 = 1000;
 
-    /// One that the guest asked for, whose response was sent.
+    /// Returns a connection that the guest requested, whose response was sent.
     fn open() -> Connection {
         let mut connection = Connection::accept(ROOM, 0);
         assert_eq!(connection.next_control(), Some((op::RESPONSE, 0)));
@@ -293,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_the_buffer_is_worth_a_credit_update() {
+    fn quarter_of_the_buffer_causes_a_credit_update() {
         let mut connection = open();
         let quarter = BUFFER_BYTES as usize / 4;
         connection
@@ -356,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_says_once_what_it_will_not_do_any_more() {
+    fn host_announces_each_shut_direction_once() {
         let mut connection = open();
         connection.host_ended(false);
         connection.host_ended(false);
@@ -364,14 +368,14 @@ mod tests {
         assert_eq!((connection.next_control(), connection.room()), (None, 0));
         assert!(!connection.is_over(), "the guest may still send");
         connection.host_ended(true);
-        assert!(!connection.is_over(), "the guest has not been told");
+        assert!(!connection.is_over(), "the guest has not received the reset");
         let both = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
         assert_eq!(connection.next_control(), Some((op::SHUTDOWN, both)));
         assert!(connection.is_over());
     }
 
     #[test]
-    fn a_reset_by_the_guest_ends_the_connection_without_an_answer() {
+    fn reset_by_the_guest_ends_the_connection_without_a_reply() {
         let mut connection = open();
         connection.receive(op::RST, 0, ROOM, 0, &[]).unwrap();
         assert_eq!((connection.next_control(), connection.is_over()), (None, true));

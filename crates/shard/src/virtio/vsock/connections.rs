@@ -1,6 +1,6 @@
-//! All connections of the device: its clients, the sockets that the guest has asked for, their deadlines.
+//! All connections of the device: its clients, the sockets that the guest has requested, their deadlines.
 //!
-//! Everything is bounded: peers by the table, waiting bytes by each connection's credit, resets in
+//! All sizes are bounded: peers by the table, waiting bytes by each connection's credit, resets in
 //! [`packets`].
 
 mod packets;
@@ -16,10 +16,10 @@ use nix::sys::epoll::EpollFlags;
 use vmm_sys_util::timerfd::TimerFd;
 
 use super::metrics::{VsockMetrics, add};
-use super::opening::Openings;
+use super::open_request::OpenRequests;
 use super::packet::Ports;
 use super::peer::{Peer, Phase};
-use super::socket::{self, Hello};
+use super::socket::{self, FirstLine};
 use super::table::Table;
 use crate::ports;
 use crate::virtio::device::DeviceError;
@@ -28,20 +28,20 @@ use crate::virtio::worker::Sources;
 const LISTENER: u32 = u32::MAX;
 const TIMER: u32 = u32::MAX - 1;
 const ANSWERS: u32 = u32::MAX - 2;
-/// Clients accepted for one event; more are reported again.
+/// Greatest number of clients accepted for one event; further ones cause another event.
 const CLIENTS_PER_EVENT: usize = 256;
-/// How often deadlines are looked at, while there are any.
+/// Interval of the checks of deadlines, while there are any.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The connections, and what makes new ones.
+/// The connections, and the sources of new ones.
 pub struct Connections {
     cid: u64,
     listener: UnixListener,
     listener_paused: bool,
-    /// Connects to the host's sockets that the guest may ask for.
+    /// Connects to the host's sockets that the guest may request.
     ports: Option<ports::Ports>,
-    /// What the guest has asked for and the monitor has not answered.
-    openings: Openings,
+    /// Requests of the guest to which the monitor has not replied.
+    open_requests: OpenRequests,
     metrics: Arc<VsockMetrics>,
     timer: TimerFd,
     timer_set: bool,
@@ -50,7 +50,7 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// None yet.
+    /// Creates the state without connections.
     pub fn new(
         cid: u64,
         listener: UnixListener,
@@ -63,7 +63,7 @@ impl Connections {
             listener,
             listener_paused: false,
             ports,
-            openings: Openings::default(),
+            open_requests: OpenRequests::default(),
             metrics,
             timer: TimerFd::new()?,
             timer_set: false,
@@ -72,7 +72,7 @@ impl Connections {
         })
     }
 
-    /// Waits for clients.
+    /// Starts to wait for clients.
     pub fn start(&mut self, sources: &Sources) -> Result<(), DeviceError> {
         sources
             .add(&self.listener, LISTENER, EpollFlags::EPOLLIN)
@@ -87,20 +87,20 @@ impl Connections {
             .map_err(DeviceError::host("waiting for a timer"))
     }
 
-    /// Forgets all connections.
+    /// Drops all connections.
     pub fn stop(&mut self, sources: &Sources) {
-        // What was not registered, because `start` failed, is not there to be removed.
+        // Files that were not registered, because `start` failed, can't be removed.
         let _ = sources.remove(&self.listener);
         let _ = sources.remove(self.timer_file());
         if let Some(ports) = &self.ports {
             let _ = sources.remove(ports);
         }
-        self.openings.forget_all();
+        self.open_requests.forget_all();
         self.table.clear();
         self.resets.clear();
     }
 
-    /// The file that was registered with `token` is ready.
+    /// Serves the file that was registered with `token` and is ready.
     pub fn ready(&mut self, token: u32, sources: &Sources) -> Result<(), DeviceError> {
         match token {
             LISTENER => self.accept(sources),
@@ -125,7 +125,8 @@ impl Connections {
                 Ok(stream) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                // This process has no file left. The listener stays ready, so look again a second later.
+                // This process has no free descriptor. The listener stays ready, so accepting is retried a
+                // second later.
                 Err(_) => {
                     sources
                         .modify(&self.listener, LISTENER, EpollFlags::empty())
@@ -153,19 +154,19 @@ impl Connections {
         Ok(Some(index))
     }
 
-    /// Does what can be done for a peer without a receive buffer, and waits for what it needs next.
+    /// Does the work for a peer that needs no receive buffer, and registers the next event that it waits for.
     fn service(&mut self, index: usize, sources: &Sources) -> Result<(), DeviceError> {
         let Some(peer) = self.table.get(index) else {
             return Ok(());
         };
-        if let Phase::Hello { line } = &mut peer.phase {
-            match socket::hello(&peer.stream, line) {
-                Hello::Partial => {}
-                Hello::Wrong => {
+        if let Phase::Handshake { line } = &mut peer.phase {
+            match socket::read_first_line(&peer.stream, line) {
+                FirstLine::Partial => {}
+                FirstLine::Wrong => {
                     add(&self.metrics.refused, 1);
                     self.table.remove(index);
                 }
-                Hello::Port(guest_port) => self.table.connect(index, guest_port),
+                FirstLine::Connect(guest_port) => self.table.connect(index, guest_port),
             }
         }
         let Some(peer) = self.table.get(index) else {
@@ -187,7 +188,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Drops what did not open in time; accepts clients again.
+    /// Drops connections that did not open in time; accepts clients again.
     fn sweep(&mut self, sources: &Sources) -> Result<(), DeviceError> {
         let now = Instant::now();
         let mut pending = false;

@@ -1,4 +1,4 @@
-//! The front of the socket device.
+//! The socket device's front end: configuration space and status.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -11,7 +11,7 @@ use crate::sandbox::{ThreadKind, Threads};
 use crate::virtio::device::{Activation, DeviceError, RING_FEATURES, VirtioDevice, VirtioId, read_space};
 use crate::virtio::worker::Worker;
 
-/// Receive, transmit and event queue.
+/// Sizes of the receive, transmit and event queues.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
 
 /// The socket device.
@@ -22,8 +22,8 @@ pub struct Vsock {
 }
 
 impl Vsock {
-    /// Makes the device for the guest `cid` and starts its thread. `ports` connects to the
-    /// host's sockets that the guest may ask for.
+    /// Creates the device for the guest `cid` and starts its thread. `ports` connects to the host's sockets
+    /// that the guest may request.
     pub fn new(
         threads: &Threads,
         cid: u32,
@@ -40,13 +40,13 @@ impl Vsock {
         })
     }
 
-    /// What the device counted.
+    /// Returns the counters of the device.
     pub fn metrics(&self) -> &Arc<VsockMetrics> {
         &self.metrics
     }
 }
 
-/// The device's handler without its thread, for [`crate::fuzzing`].
+/// Returns the device's handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(
     cid: u64,

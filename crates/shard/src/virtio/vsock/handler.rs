@@ -1,4 +1,4 @@
-//! Serves the socket device's queues: packets from the guest to the connections, and from them to the guest.
+//! Serves the socket device's queues: moves packets between the guest and the connections.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -12,19 +12,19 @@ use crate::ports::Ports;
 use crate::virtio::device::{Activation, DeviceError};
 use crate::virtio::worker::{Event, Handler, Sources};
 
-/// Packets moved for one event before others get their turn.
+/// Greatest number of packets moved for one event, after which other events are served.
 const PACKETS_PER_EVENT: usize = 256;
 
-/// The half of the socket device on its thread.
+/// The half of the socket device that runs on its thread.
 pub struct VsockHandler {
     connections: Connections,
     queues: Option<Queues>,
-    /// The payload on its way between a socket and guest memory.
+    /// Payload in transit between a socket and guest memory.
     payload: Box<[u8; PAYLOAD_BYTES_MAX]>,
 }
 
 impl VsockHandler {
-    /// A handler that waits for its first activation.
+    /// Creates a handler that waits for its first activation.
     pub fn new(
         cid: u64,
         listener: UnixListener,
@@ -38,7 +38,7 @@ impl VsockHandler {
         })
     }
 
-    /// Takes the guest's packets.
+    /// Processes the guest's packets.
     fn drain(&mut self, sources: &Sources) -> Result<(), DeviceError> {
         let Some(queues) = &mut self.queues else {
             return Ok(());
@@ -58,7 +58,7 @@ impl VsockHandler {
         Ok(())
     }
 
-    /// Sends the guest what waits for it, as far as it has posted buffers.
+    /// Sends the waiting packets to the guest, as far as it has posted buffers.
     fn fill(&mut self, sources: &Sources) -> Result<(), DeviceError> {
         let Some(queues) = &mut self.queues else {
             return Ok(());

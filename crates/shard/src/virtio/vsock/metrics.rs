@@ -1,4 +1,4 @@
-//! What the socket device counted.
+//! Counters of the socket device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

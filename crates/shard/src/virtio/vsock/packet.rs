@@ -1,41 +1,41 @@
 //! The header of a packet (5.10.6), 44 bytes, little endian.
 
-/// A connection's ports: the host's and the guest's.
+/// Ports of a connection: the host's and the guest's.
 pub type Ports = (u32, u32);
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 44;
-/// The most payload in one packet.
+/// Greatest size of a packet's payload, bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// The host's context id.
 pub const HOST_CID: u64 = 2;
 /// Stream sockets, the only type served.
 pub const TYPE_STREAM: u16 = 1;
 
-/// What a packet asks (5.10.6).
+/// Operations of a packet (5.10.6).
 pub mod op {
-    /// Open a connection.
+    /// Requests a connection.
     pub const REQUEST: u16 = 1;
-    /// It is open.
+    /// Accepts a connection.
     pub const RESPONSE: u16 = 2;
-    /// It is refused, or gone.
+    /// Refuses or resets a connection.
     pub const RST: u16 = 3;
-    /// The sender will not send, or not receive, any more.
+    /// Announces that the sender will not send, or not receive, from now on.
     pub const SHUTDOWN: u16 = 4;
-    /// Payload.
+    /// Carries payload.
     pub const RW: u16 = 5;
-    /// The sender's credit.
+    /// Carries the sender's credit.
     pub const CREDIT_UPDATE: u16 = 6;
-    /// Ask for the other's credit.
+    /// Requests the receiver's credit.
     pub const CREDIT_REQUEST: u16 = 7;
 }
 
-/// The sender of a SHUTDOWN receives no more.
+/// Flag of SHUTDOWN: the sender stops receiving.
 pub const SHUTDOWN_RECEIVE: u32 = 1;
-/// The sender of a SHUTDOWN sends no more.
+/// Flag of SHUTDOWN: the sender stops sending.
 pub const SHUTDOWN_SEND: u32 = 2;
 
-/// A header.
+/// Header of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the specification")]
 pub struct Header {
@@ -52,7 +52,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header to the guest `cid`, for a connection; what it asks is yet to be filled in.
+    /// Creates a connection's header to the guest `cid`; its operation is filled in later.
     pub fn to_guest(cid: u64, (host_port, guest_port): Ports) -> Self {
         Self {
             src_cid: HOST_CID,
@@ -75,7 +75,7 @@ impl Header {
                 .rev()
                 .fold(0_u64, |value, byte| value << 8 | u64::from(*byte))
         };
-        // Each field is as wide as what `take` reads for it.
+        // Each field has the width that `take` reads for it.
         Self {
             src_cid: take(8),
             dst_cid: take(8),

@@ -1,7 +1,7 @@
-//! A program of the host that is connected to the guest, or about to be: its socket and its connection.
+//! A program of the host that is connected to the guest, or is connecting: its socket and its connection.
 //!
-//! Bytes go from the connection to the socket, and from the socket into packets for the guest. When, and what
-//! is waited for in between, is [`Connections`](super::connections::Connections)'s.
+//! Bytes move from the connection to the socket, and from the socket into packets for the guest.
+//! [`Connections`](super::connections::Connections) decides when, and waits for events between.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -14,43 +14,43 @@ use super::connection::{Connection, Violation};
 use super::packet::{Header, Ports, op};
 use super::socket;
 
-/// How long a client may take for its first line, and the guest for its answer.
-const OPEN_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for a client's first line, and for the guest's reply.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How far a peer is.
+/// Progress of a peer's connection.
 pub enum Phase {
-    /// A client of the host has yet to say which port it wants.
-    Hello {
-        /// What it has said so far.
+    /// A client of the host has yet to send the port that it requests.
+    Handshake {
+        /// Bytes of the line received so far.
         line: Vec<u8>,
     },
-    /// The guest knows of it.
+    /// The guest has a record of the connection.
     Connected {
-        /// Between which ports.
+        /// Ports of the connection.
         ports: Ports,
-        /// The state of its connection.
+        /// State of the connection.
         connection: Connection,
     },
 }
 
 /// A peer.
 pub struct Peer {
-    /// Its socket, which never blocks.
+    /// Socket of the peer, which is nonblocking.
     pub stream: UnixStream,
-    /// How far it is.
+    /// Progress of its connection.
     pub phase: Phase,
-    /// Until when it must be open; none once it is.
+    /// Time by which the connection must be open; none once it is.
     pub deadline: Option<Instant>,
-    /// It waits for its turn to send to the guest.
+    /// Whether it waits for its turn to send to the guest.
     pub queued: bool,
-    /// The socket may have bytes for the guest.
+    /// Whether the socket may have bytes for the guest.
     readable: bool,
-    /// The socket has no more bytes.
+    /// Whether the socket has reached its end of file.
     ended: bool,
-    /// The other end of the socket is closed both ways.
+    /// Whether the other end of the socket is closed in both directions.
     gone: bool,
-    /// The other end was told that the guest sends no more.
-    told_ended: bool,
+    /// Whether the socket was shut down for writing, after the guest's last byte.
+    write_shut: bool,
 }
 
 impl Peer {
@@ -58,41 +58,41 @@ impl Peer {
         Self {
             stream,
             phase,
-            deadline: Some(Instant::now() + OPEN_LIMIT),
+            deadline: Some(Instant::now() + OPEN_TIMEOUT),
             queued: false,
             readable: false,
             ended: false,
             gone: false,
-            told_ended: false,
+            write_shut: false,
         }
     }
 
-    /// A client that has come to the device's socket.
+    /// Creates the peer of a client that connected to the device's socket.
     pub fn client(stream: UnixStream) -> Self {
-        Self::new(stream, Phase::Hello { line: Vec::new() })
+        Self::new(stream, Phase::Handshake { line: Vec::new() })
     }
 
-    /// A socket of the host that the guest has asked for, and is connected to.
+    /// Creates the peer of a host's socket that the guest requested and is connected to.
     pub fn server(stream: UnixStream, ports: Ports, connection: Connection) -> Self {
         let mut peer = Self::new(stream, Phase::Connected { ports, connection });
         peer.deadline = None;
         peer
     }
 
-    /// Its ports, once it has some.
+    /// Returns the ports of the connection, once it has some.
     pub fn ports(&self) -> Option<Ports> {
         match self.phase {
-            Phase::Hello { .. } => None,
+            Phase::Handshake { .. } => None,
             Phase::Connected { ports, .. } => Some(ports),
         }
     }
 
-    /// The socket is ready for what was waited for.
+    /// Records that the socket is ready for the registered events.
     pub fn ready(&mut self) {
         self.readable = matches!(self.phase, Phase::Connected { .. }) && !self.ended;
     }
 
-    /// Takes a packet of the guest. True when it opened the connection that a client asked for.
+    /// Processes a packet of the guest. Returns true if it opened the connection that a client requested.
     pub fn receive(&mut self, header: &Header, payload: &[u8]) -> Result<bool, Violation> {
         let Phase::Connected { connection, .. } = &mut self.phase else {
             return Ok(false);
@@ -100,19 +100,19 @@ impl Peer {
         connection.receive(header.op, header.flags, header.buf_alloc, header.fwd_cnt, payload)
     }
 
-    /// Tells a client that it is connected; false when it is gone.
+    /// Reports the open connection to a client; returns false if the client is gone.
     pub fn opened(&mut self) -> bool {
         self.deadline = None;
         let Some((host_port, _)) = self.ports() else {
             return false;
         };
         let line = format!("OK {host_port}\n");
-        // The socket is fresh: a short line fits, or the client is gone.
+        // The socket has sent nothing yet: a short line fits, or the client is gone.
         matches!(socket::send(&self.stream, line.as_bytes()), Ok(count) if count == line.len())
     }
 
-    /// Gives the socket what waits for it, and sees what has ended. True when the socket takes no more for
-    /// now.
+    /// Writes the waiting bytes to the socket and checks which directions have ended. Returns true if the
+    /// socket is full.
     pub fn forward(&mut self) -> bool {
         let Phase::Connected { connection, .. } = &mut self.phase else {
             return false;
@@ -135,9 +135,9 @@ impl Peer {
                 }
             }
         }
-        if connection.guest_sent_all() && !self.told_ended {
-            self.told_ended = true;
-            // An error means that the other end is gone: its hang-up tells.
+        if connection.guest_sent_all() && !self.write_shut {
+            self.write_shut = true;
+            // An error means that the other end is gone, which its hang-up reports.
             let _ = self.stream.shutdown(Shutdown::Write);
         }
         if self.ended && !self.gone && socket::is_gone(&self.stream) {
@@ -147,12 +147,12 @@ impl Peer {
         blocked
     }
 
-    /// Whether nothing is left to do for it.
+    /// Returns whether nothing remains to be done for the peer.
     pub fn is_over(&self) -> bool {
         matches!(&self.phase, Phase::Connected { connection, .. } if connection.is_over())
     }
 
-    /// Whether it may have a packet for the guest.
+    /// Returns whether the peer may have a packet for the guest.
     pub fn has_packet(&self) -> bool {
         let Phase::Connected { connection, .. } = &self.phase else {
             return false;
@@ -160,8 +160,8 @@ impl Peer {
         connection.has_control() || self.readable && !self.ended && connection.room() > 0
     }
 
-    /// Its next packet for the guest `cid`; the payload, if any, is put at the start of `payload`, which is
-    /// not empty.
+    /// Returns the peer's next packet for the guest `cid`. The payload, if any, is written to the start of
+    /// `payload`, which is not empty.
     pub fn next_packet(&mut self, cid: u64, payload: &mut [u8]) -> Option<Header> {
         let Phase::Connected { ports, connection } = &mut self.phase else {
             return None;
@@ -199,7 +199,8 @@ impl Peer {
         Some(header)
     }
 
-    /// What to wait for on the socket; `blocked` as [`Peer::forward`] said. None leaves it as it is.
+    /// Returns the events to register for the socket; `blocked` is the result of [`Peer::forward`]. None
+    /// keeps the registered events.
     pub fn interest(&self, blocked: bool) -> Option<EpollFlags> {
         let mut interest = EpollFlags::EPOLLONESHOT;
         let Phase::Connected { connection, .. } = &self.phase else {
@@ -211,7 +212,8 @@ impl Peer {
         if !self.readable && !self.ended && connection.is_open() {
             interest |= EpollFlags::EPOLLIN;
         }
-        // Once ended, only the hang-up is waited for; before that, a socket with unread bytes is left alone.
+        // After the end of file only the hang-up is awaited. Before it, a socket with unread bytes is not
+        // registered.
         (!self.gone && (interest != EpollFlags::EPOLLONESHOT || self.ended)).then_some(interest)
     }
 }

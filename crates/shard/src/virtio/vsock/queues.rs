@@ -1,6 +1,6 @@
-//! The receive and the transmit queue: packets in and out of the guest's memory.
+//! The receive and the transmit queue: packets in guest memory.
 //!
-//! A receive buffer is taken from the ring when there may be something for the guest, and held until a packet
+//! A receive buffer is taken from the ring when there may be a packet for the guest, and held until a packet
 //! fills it.
 
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use super::packet::{HEADER_BYTES, Header, PAYLOAD_BYTES_MAX};
 use crate::memory::GuestRam;
 use crate::virtio::device::{Activation, ActiveQueue, DeviceError, Interrupt};
 use crate::virtio::segments::{Direction, Segments};
-use crate::virtio::serve::{broken, look_again, signal};
+use crate::virtio::serve::{broken, requeue, signal};
 
-/// The queue of packets for the guest.
+/// Queue of packets for the guest.
 pub const RX: u16 = 0;
-/// The queue of the guest's packets.
+/// Queue of the guest's packets.
 pub const TX: u16 = 1;
-/// The queue of events for the guest.
+/// Queue of events for the guest.
 const EVENT: u16 = 2;
-/// The event that ends all connections and lets the driver read its id anew (Virtio 1.2, section 5.10.6.7).
+/// Event that ends all connections and makes the driver read its id again (Virtio 1.2, section 5.10.6.7).
 const TRANSPORT_RESET: u32 = 0;
 
 /// The queues while the driver has them enabled.
@@ -28,7 +28,7 @@ pub struct Queues {
     interrupt: Arc<dyn Interrupt>,
     rx: ActiveQueue,
     tx: ActiveQueue,
-    /// The head of the receive buffer that is held, and its memory.
+    /// Head of the receive buffer that is held.
     held: Option<u16>,
     buffer: Segments,
     packet: Segments,
@@ -57,14 +57,14 @@ fn transport_reset(
 }
 
 impl Queues {
-    /// The queues of an activation; the driver must have enabled both.
+    /// Returns the queues of an activation; the driver must have enabled both.
     pub fn new(activation: Activation) -> Result<Self, DeviceError> {
         let (mut rx, mut tx) = (None, None);
         for mut active in activation.queues {
             match active.index {
                 RX => rx = Some(active),
                 TX => tx = Some(active),
-                // A guest that goes on elsewhere has another id now, and its connections are gone.
+                // A guest that resumes in another VM has another id now, and its connections are lost.
                 EVENT if activation.resumed => {
                     transport_reset(&mut active, &activation.memory, &*activation.interrupt)?;
                 }
@@ -87,13 +87,13 @@ impl Queues {
         })
     }
 
-    /// Packets are about to be sent to the guest: it need not tell of new buffers until there are none left.
+    /// Begins to send packets to the guest, which need not notify of new buffers until none are left.
     pub fn begin_rx(&mut self) -> Result<(), DeviceError> {
         self.rx.queue.disable_notification(&*self.memory).map_err(broken)
     }
 
-    /// Holds a receive buffer and returns its room for payload, never 0; nothing when the guest has posted
-    /// none. It will notify when it does.
+    /// Holds a receive buffer and returns its room for payload, never 0. Returns none if the guest has posted
+    /// no buffer; it will notify when it does.
     pub fn hold(&mut self) -> Result<Option<usize>, DeviceError> {
         let memory = &*self.memory;
         while self.held.is_none() {
@@ -114,7 +114,7 @@ impl Queues {
         Ok(Some(self.buffer.bytes() - HEADER_BYTES))
     }
 
-    /// Gives the held buffer to the guest, with a packet.
+    /// Returns the held buffer to the guest with a packet.
     pub fn send(&mut self, header: &Header, payload: &[u8]) -> Result<(), DeviceError> {
         let Some(head) = self.held.take() else {
             return Ok(());
@@ -125,21 +125,21 @@ impl Queues {
         self.rx.queue.add_used(&*self.memory, head, bytes).map_err(broken)
     }
 
-    /// Packets have been sent to the guest; with `more`, comes back to the queue after what else waits for
-    /// this thread.
+    /// Ends the sending of packets. With `more`, requests another event for the queue, after the other events
+    /// of this thread.
     pub fn end_rx(&mut self, more: bool) -> Result<(), DeviceError> {
         if more {
-            look_again(&self.rx);
+            requeue(&self.rx);
         }
         signal(&mut self.rx, &self.memory, &*self.interrupt)
     }
 
-    /// Packets of the guest are about to be taken: it need not tell of more until there are none left.
+    /// Begins to take the guest's packets, during which it need not notify of more.
     pub fn begin_tx(&mut self) -> Result<(), DeviceError> {
         self.tx.queue.disable_notification(&*self.memory).map_err(broken)
     }
 
-    /// Takes a packet of the guest; its payload is put at the start of `payload`. The guest will notify when
+    /// Takes a packet of the guest and writes its payload to the start of `payload`. The guest will notify if
     /// there is none.
     pub fn take(&mut self, payload: &mut [u8; PAYLOAD_BYTES_MAX]) -> Result<Option<Header>, DeviceError> {
         let memory = &*self.memory;
@@ -172,10 +172,10 @@ impl Queues {
         Ok(Some(header))
     }
 
-    /// Packets of the guest have been taken; `more` as for [`Queues::end_rx`].
+    /// Ends the taking of packets; `more` as for [`Queues::end_rx`].
     pub fn end_tx(&mut self, more: bool) -> Result<(), DeviceError> {
         if more {
-            look_again(&self.tx);
+            requeue(&self.tx);
         }
         signal(&mut self.tx, &self.memory, &*self.interrupt)
     }

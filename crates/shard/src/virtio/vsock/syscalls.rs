@@ -1,4 +1,4 @@
-//! What the socket device's thread may ask of the kernel, beyond what every thread may.
+//! System calls of the socket device's thread beyond those of every thread.
 
 use crate::sandbox::Syscall;
 

@@ -1,7 +1,7 @@
-//! The device's peers, by index and by ports, and whose turn it is to send to the guest.
+//! The device's peers, by index and by ports, and the order of their turns to send to the guest.
 //!
-//! Invariants: `by_ports` has the ports of every peer that has some; `turns` has an index at most once, and
-//! only of a peer that is there.
+//! Invariants: `by_ports` has the ports of every peer with ports; `turns` has an index at most once, and only
+//! of a peer in the table.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -10,12 +10,12 @@ use super::connection::Connection;
 use super::packet::Ports;
 use super::peer::{Peer, Phase};
 
-/// Peers at once, those still opening included.
+/// Greatest number of peers, those still opening included.
 const PEERS_MAX: usize = 1_023;
-/// The first port of the host's side of connections that the host asks for.
+/// First port on the host's side of connections that the host requests.
 const HOST_PORT_FIRST: u32 = 1 << 30;
 
-/// The table.
+/// Table of the peers.
 pub struct Table {
     peers: Vec<Option<Peer>>,
     free: Vec<usize>,
@@ -25,7 +25,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self {
             peers: Vec::new(),
@@ -36,7 +36,7 @@ impl Table {
         }
     }
 
-    /// Takes a peer, if there is room; its index.
+    /// Inserts a peer if there is room, and returns its index.
     pub fn insert(&mut self, peer: Peer) -> Option<(usize, &mut Peer)> {
         if self.peers.len() - self.free.len() >= PEERS_MAX {
             return None;
@@ -51,25 +51,25 @@ impl Table {
         Some((index, self.peers[index].insert(peer)))
     }
 
-    /// A peer; none if it is gone.
+    /// Returns a peer; none if it was removed.
     pub fn get(&mut self, index: usize) -> Option<&mut Peer> {
         self.peers.get_mut(index)?.as_mut()
     }
 
-    /// The peer of a connection.
+    /// Returns the index of a connection's peer.
     pub fn find(&self, ports: Ports) -> Option<usize> {
         self.by_ports.get(&ports).copied()
     }
 
-    /// Starts a connection to `guest_port` of the guest for a peer that has none, from a port of the host
-    /// that has none.
+    /// Starts a connection to `guest_port` of the guest for a peer without one, from an unused port of the
+    /// host.
     pub fn connect(&mut self, index: usize, guest_port: u32) {
         let Some(peer) = self.peers.get_mut(index).and_then(Option::as_mut) else {
             return;
         };
         let after = |port: u32| HOST_PORT_FIRST | port.wrapping_add(1) & (HOST_PORT_FIRST - 1);
         let mut host_port = self.host_port_next;
-        // Ends: there are far fewer connections than ports.
+        // Terminates: there are far fewer connections than ports.
         while self.by_ports.contains_key(&(host_port, guest_port)) {
             host_port = after(host_port);
         }
@@ -82,7 +82,7 @@ impl Table {
         self.by_ports.insert(ports, index);
     }
 
-    /// Forgets a peer, which closes its socket.
+    /// Removes a peer, which closes its socket.
     pub fn remove(&mut self, index: usize) {
         let Some(peer) = self.peers.get_mut(index).and_then(Option::take) else {
             return;
@@ -91,7 +91,7 @@ impl Table {
             self.by_ports.remove(&ports);
         }
         if peer.queued {
-            // Else a guest that opens and resets, and posts no buffers, would make the list grow.
+            // Otherwise a guest that opens and resets, and posts no buffers, would make the list grow.
             self.turns.retain(|queued| *queued != index);
         }
         self.free.push(index);
@@ -107,12 +107,12 @@ impl Table {
         }
     }
 
-    /// Whether a peer waits for its turn.
+    /// Returns whether a peer waits for its turn.
     pub fn has_turn(&self) -> bool {
         !self.turns.is_empty()
     }
 
-    /// Whose turn it is.
+    /// Removes and returns the peer whose turn is next.
     pub fn next_turn(&mut self) -> Option<(usize, &mut Peer)> {
         let index = self.turns.pop_front()?;
         let peer = self.peers.get_mut(index)?.as_mut()?;
@@ -120,13 +120,13 @@ impl Table {
         Some((index, peer))
     }
 
-    /// The peers that must be open by a certain time, and that time.
+    /// Returns the peers that must open by a deadline, with their deadlines.
     pub fn deadlines(&self) -> Vec<(usize, Instant)> {
         let deadline = |(index, peer): (usize, &Option<Peer>)| Some((index, peer.as_ref()?.deadline?));
         self.peers.iter().enumerate().filter_map(deadline).collect()
     }
 
-    /// Forgets all peers.
+    /// Removes all peers.
     pub fn clear(&mut self) {
         self.peers.clear();
         self.free.clear();

@@ -1,4 +1,4 @@
-//! Two connections joined by a random scheduler, and the device with a hand-driven queue.
+//! Tests of two connections with a random scheduler, and of the device with a queue that the test drives.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use crate::memory::GuestRam;
 use crate::ports::{self, PENDING_MAX, Ports};
 use crate::sandbox::Threads;
 use crate::virtio::device::{Activation, RING_FEATURES, VirtioDevice, VirtioId};
-use crate::virtio::test_driver::{DriverQueue, SIZE, Told, memory};
+use crate::virtio::test_driver::{DriverQueue, RecordedSignals, SIZE, memory};
 
 const TX_BUFFER: u64 = 1 << 20;
 const RX_BUFFER: u64 = 2 << 20;
@@ -31,13 +31,13 @@ impl Random {
     }
 }
 
-/// Bytes in order, whatever the schedule; credit is never exceeded (`receive` would refuse).
+/// Bytes arrive in order under every schedule; credit is never exceeded (`receive` would refuse).
 #[test]
 fn two_connections_deliver_all_bytes_in_order_within_credit() {
     for seed in 1..60 {
         let random = &mut Random(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
         let mut ends = [Connection::request(), Connection::accept(BUFFER_BYTES, 0)];
-        // The REQUEST made the second end; the response carries its credit.
+        // The REQUEST created the second end; the response carries its credit.
         assert_eq!(ends[0].next_control(), Some((op::REQUEST, 0)));
         let total = 200_000 + random.below(1_000_000);
         let (mut to_send, mut delivered) = ([0; 2], [0; 2]);
@@ -116,12 +116,12 @@ fn bytes_sent_before_a_shutdown_still_reach_the_host() {
 
 struct Bench {
     memory: GuestRam,
-    told: Arc<Told>,
+    signals: Arc<RecordedSignals>,
     device: Vsock,
     rx: DriverQueue,
     tx: DriverQueue,
     directory: tempfile::TempDir,
-    /// The monitor's end.
+    /// The monitor's end of the socket.
     monitor: OwnedFd,
     rx_buffer_bytes: u32,
     posted: u64,
@@ -132,11 +132,11 @@ fn bench() -> Bench {
     bench_with(8192)
 }
 
-/// With receive buffers of `rx_buffer_bytes`, 8192 at most.
+/// Creates the device with receive buffers of `rx_buffer_bytes`, at most 8192.
 fn bench_with(rx_buffer_bytes: u32) -> Bench {
     let directory = tempfile::tempdir().unwrap();
     let memory = memory();
-    let told = Arc::new(Told::default());
+    let signals = Arc::new(RecordedSignals::default());
     let listener = UnixListener::bind(directory.path().join("listener")).unwrap();
     let (monitor, shard) = ports::pair().unwrap();
     let ports = Some(Ports::new(shard));
@@ -147,13 +147,13 @@ fn bench_with(rx_buffer_bytes: u32) -> Bench {
             memory: memory.clone(),
             features: 0,
             queues: vec![rx.active(), tx.active()],
-            interrupt: told.clone(),
+            interrupt: signals.clone(),
             resumed: false,
         })
         .unwrap();
     let mut bench = Bench {
         memory,
-        told,
+        signals,
         device,
         rx,
         tx,
@@ -170,7 +170,7 @@ fn bench_with(rx_buffer_bytes: u32) -> Bench {
 }
 
 impl Bench {
-    /// Answers one question as the monitor.
+    /// Replies to one request as the monitor does.
     fn answer(&self) {
         let directory = File::open(self.directory.path()).unwrap();
         ports::serve_one(self.monitor.as_fd(), directory.as_fd()).unwrap();
@@ -241,7 +241,7 @@ fn a_client_of_the_host_reaches_the_guest() {
     let (header, payload) = bench.packet();
     assert_eq!((header.op, &payload[..]), (op::RW, &b"bytes right behind"[..]));
 
-    // A megabyte to the guest, which gives credit as it goes.
+    // A megabyte to the guest, which grants credit as it receives.
     bench.forwarded = payload.len() as u32;
     let sent: Vec<u8> = (0..1 << 20).map(|index: u32| ((index * 31) >> 3) as u8).collect();
     let (expected, mut got) = (sent.clone(), Vec::new());
@@ -257,7 +257,7 @@ fn a_client_of_the_host_reaches_the_guest() {
     assert!(got == expected);
     thread.join().unwrap();
 
-    // Half-close, both ways.
+    // Half-close, in both directions.
     client.shutdown(std::net::Shutdown::Write).unwrap();
     let (header, _) = bench.packet();
     assert_eq!((header.op, header.flags), (op::SHUTDOWN, SHUTDOWN_SEND));
@@ -291,7 +291,7 @@ fn a_guest_reaches_a_socket_of_the_host() {
 }
 
 #[test]
-fn what_nobody_listens_to_is_reset() {
+fn connection_to_a_port_without_a_listener_is_reset() {
     let mut bench = bench();
     for operation in [op::REQUEST, op::RW, op::RESPONSE, 99] {
         bench.send((9, 77), operation, 0, &[]);
@@ -303,7 +303,7 @@ fn what_nobody_listens_to_is_reset() {
 }
 
 #[test]
-fn a_guest_that_gave_up_gets_the_next_socket_and_not_that_one() {
+fn guest_that_dropped_a_request_receives_the_next_socket_only() {
     let mut bench = bench();
     let hosts = [1024, 1025].map(|port: u32| {
         let path = bench.directory.path().join(port.to_string());
@@ -319,7 +319,7 @@ fn a_guest_that_gave_up_gets_the_next_socket_and_not_that_one() {
         (header.op, header.src_port, header.dst_port),
         (op::RESPONSE, 1025, 78)
     );
-    // What the guest gave up is closed.
+    // The socket of the dropped request is closed.
     assert_eq!(hosts[0].accept().unwrap().0.read(&mut [0]).unwrap(), 0);
     bench.send((1025, 78), op::RW, 0, b"hello");
     let mut hello = [0; 5];
@@ -335,7 +335,7 @@ fn request_that_a_monitor_lost_is_reset_and_the_next_gets_its_own_socket() {
         UnixListener::bind(path).unwrap()
     });
     bench.send((1024, 77), op::REQUEST, 0, &[]);
-    // The monitor dies with the question, and its successor goes on with the socket.
+    // The monitor dies with the request, and its successor uses the same socket.
     let mut question = [0; 4];
     nix::unistd::read(&bench.monitor, &mut question).unwrap();
     assert_eq!(u32::from_le_bytes(question), 1024);
@@ -355,7 +355,7 @@ fn request_that_a_monitor_lost_is_reset_and_the_next_gets_its_own_socket() {
 }
 
 #[test]
-fn a_guest_that_asks_without_end_is_refused_and_a_monitor_that_is_gone_answers_nobody() {
+fn guest_with_too_many_requests_is_refused_and_all_are_without_a_monitor() {
     let mut bench = bench();
     for port in 0..PENDING_MAX as u32 {
         bench.send((port, 77), op::REQUEST, 0, &[]);
@@ -373,7 +373,7 @@ fn a_guest_that_asks_without_end_is_refused_and_a_monitor_that_is_gone_answers_n
 }
 
 #[test]
-fn a_client_that_speaks_otherwise_is_closed() {
+fn client_with_an_invalid_first_line_is_closed() {
     let bench = bench();
     for line in [
         "GET / HTTP/1.0\r\n",
@@ -390,7 +390,7 @@ fn a_client_that_speaks_otherwise_is_closed() {
 }
 
 #[test]
-fn broken_packets_ask_for_a_reset() {
+fn broken_packets_request_a_reset() {
     for (length, claimed) in [(43, 0), (44, 1), (100, 57), (44 + 70_000, 70_000)] {
         let mut bench = bench();
         let header = Header {
@@ -406,23 +406,23 @@ fn broken_packets_ask_for_a_reset() {
             .write_slice(&header.bytes(), GuestAddress(TX_BUFFER))
             .unwrap();
         bench.tx.add(&[(TX_BUFFER, length)], false);
-        println!("{}", bench.told.failure());
+        println!("{}", bench.signals.failure());
     }
 }
 
 #[test]
-fn receive_buffers_without_room_for_payload_ask_for_a_reset() {
+fn receive_buffers_without_room_for_payload_request_a_reset() {
     let mut bench = bench_with(HEADER_BYTES as u32);
     let host = UnixListener::bind(bench.directory.path().join("1024")).unwrap();
     bench.send((1024, 77), op::REQUEST, 0, &[]);
     bench.answer();
     let server = host.accept().map(|(mut server, _)| server.write_all(b"payload"));
     assert!(server.is_ok());
-    assert!(bench.told.failure().contains("buffer"));
+    assert!(bench.signals.failure().contains("buffer"));
 }
 
 #[test]
-fn the_driver_finds_its_context_id_and_three_queues() {
+fn socket_device_has_its_context_id_and_three_queues() {
     let bench = bench();
     assert_eq!(bench.device.id(), VirtioId::Vsock);
     assert_eq!(bench.device.queue_sizes(), [256, 256, 16]);

@@ -1,6 +1,6 @@
-//! The heterogeneous memory attribute table (ACPI 6.3, 5.2.27): what a node's CPUs need for memory of each
-//! node, measured. Written by hand, as SRAT and SLIT. Only there when all of it is known: an entry can't say
-//! that nothing is.
+//! The heterogeneous memory attribute table (ACPI 6.3, 5.2.27): measured latency and bandwidth from each
+//! node's CPUs to each node's memory. It is written by hand, as SRAT and SLIT are. It exists only if every
+//! pair of nodes was measured, since an entry can't state that its value is unknown.
 
 use acpi_tables::AmlSink;
 use acpi_tables::sdt::Sdt;
@@ -8,15 +8,15 @@ use acpi_tables::sdt::Sdt;
 use super::{NodeTable, table};
 
 const REVISION: u8 = 2;
-/// Of a structure of latencies or bandwidths, before its lists.
+/// Bytes of a latency or bandwidth structure before its lists.
 const LOCALITY_HEADER_BYTES: u32 = 32;
-/// Data types of such a structure.
+/// Data types of a latency or bandwidth structure.
 const ACCESS_LATENCY: u8 = 0;
 const READ_BANDWIDTH: u8 = 4;
-/// The largest entry; the next one stands for memory that can't be reached, and zero for none.
+/// The largest entry. The next value means unreachable memory, and zero means no value.
 const ENTRY_MAX: u64 = 0xFFFE;
 
-/// The table; none without figures of every node to every node.
+/// Returns the table, or none if figures of a pair of nodes are missing.
 pub(super) fn hmat(nodes: &[NodeTable]) -> Option<Sdt> {
     let latencies: Vec<&[u64]> = nodes.iter().map(|node| &node.latencies_ps[..]).collect();
     let bandwidths: Vec<&[u64]> = nodes.iter().map(|node| &node.bandwidths_mb_s[..]).collect();
@@ -39,8 +39,8 @@ pub(super) fn hmat(nodes: &[NodeTable]) -> Option<Sdt> {
     Some(hmat)
 }
 
-/// Memory proximity domain attributes: type 0, 40 bytes. A node's memory is reached by its own CPUs first, if
-/// it has any.
+/// Memory proximity domain attributes: type 0, 40 bytes. A node's memory has the node's own CPUs as its
+/// initiators, if the node has any.
 fn attributes(node: u32, has_cpus: bool, body: &mut Vec<u8>) {
     body.word(0);
     body.word(0);
@@ -54,8 +54,8 @@ fn attributes(node: u32, has_cpus: bool, body: &mut Vec<u8>) {
     body.qword(0);
 }
 
-/// System locality latency and bandwidth information: type 1. All nodes by all nodes, of memory itself, not
-/// of a cache.
+/// System locality latency and bandwidth information: type 1. Figures of all nodes to all nodes, of memory
+/// and not of a cache.
 fn locality(data_type: u8, rows: &[&[u64]], body: &mut Vec<u8>) {
     let count = rows.len() as u32;
     body.word(1);
@@ -76,7 +76,7 @@ fn locality(data_type: u8, rows: &[&[u64]], body: &mut Vec<u8>) {
     }
 }
 
-/// What one stands for in the entries: the smallest power of ten for which all fit.
+/// Returns the unit of the entries: the smallest power of ten with which all of them fit.
 fn base_unit(rows: &[&[u64]]) -> u64 {
     let most = rows.iter().flat_map(|row| row.iter()).max().copied().unwrap_or(0);
     let units = (0..u64::MAX.ilog10()).map(|exponent| 10_u64.pow(exponent));

@@ -1,4 +1,4 @@
-//! A small driver: puts descriptor chains in guest memory, notifies, waits for the answers.
+//! A small driver: writes descriptor chains to guest memory, notifies, waits for the replies.
 
 use std::fs::File;
 use std::path::Path;
@@ -20,15 +20,15 @@ use crate::virtio::block::Block;
 use crate::virtio::{Activation, ActiveQueue, DeviceError, Interrupt, VirtioDevice};
 
 pub const QUEUE_SIZE: u16 = 256;
-/// Where the rings of queue 0 are; each further queue 64 KiB on.
+/// Address of the rings of queue 0; those of further queues follow at intervals of 64 KiB.
 const RINGS: u64 = 0x10_0000;
 pub const HEADER: u64 = 0x1000;
 pub const STATUS: u64 = 0x2000;
 pub const DATA: u64 = 0x20_0000;
-/// A second region of memory, as above the hole below 4 GiB.
+/// A second region of memory, like that above the hole below 4 GiB.
 pub const HIGH: u64 = 1 << 32;
 pub const MEMORY_BYTES: usize = 8 << 20;
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A buffer of a chain.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +86,7 @@ pub fn raw_store(path: &Path, read_only: bool) -> Arc<dyn Store> {
     assemble(vec![(file, Format::Raw)], read_only).unwrap()
 }
 
-/// A disk whose every sector holds its number in each byte.
+/// Creates a disk whose every sector has its number in each byte.
 pub fn numbered(directory: &Path, sectors: usize) -> std::path::PathBuf {
     let path = directory.join("disk");
     let bytes: Vec<u8> = (0..sectors).flat_map(|sector| [sector as u8; 512]).collect();
@@ -95,12 +95,12 @@ pub fn numbered(directory: &Path, sectors: usize) -> std::path::PathBuf {
 }
 
 impl Driver {
-    /// A driver that negotiates everything the device offers but `without`.
+    /// Creates a driver that negotiates every offered feature but `without`.
     pub fn new(store: Arc<dyn Store>, read_only: bool, queues: u16, without: u64) -> Self {
         Self::with(store, read_only, queues, without, OnFull::Error)
     }
 
-    /// The same, with what a write does that finds no room.
+    /// Works as `new`, with a policy for writes that find no room.
     pub fn with(store: Arc<dyn Store>, read_only: bool, queues: u16, without: u64, on_full: OnFull) -> Self {
         let ranges = [
             (GuestAddress(0), MEMORY_BYTES),
@@ -184,7 +184,7 @@ impl Driver {
         self.memory.write_obj(next, GuestAddress(at + 14)).unwrap();
     }
 
-    /// Puts descriptor `head` in the available ring.
+    /// Puts descriptor `head` into the available ring.
     pub fn avail(&mut self, queue: u16, available: u16, head: u16) {
         let ring = rings(queue) + 0x4000;
         let place = ring + 4 + u64::from(available % QUEUE_SIZE) * 2;
@@ -207,7 +207,7 @@ impl Driver {
         self.rings[usize::from(queue)].1
     }
 
-    /// Waits until everything offered was answered, or the device asks for a reset: then false.
+    /// Waits until every offered request is complete. Returns false if the device requests a reset.
     pub fn wait(&mut self, queue: u16) -> bool {
         let start = Instant::now();
         loop {
@@ -223,15 +223,19 @@ impl Driver {
             if self.line.needs_reset.lock().unwrap().is_some() {
                 return false;
             }
-            assert!(start.elapsed() < PATIENCE, "no answer: used {used} of {}", ring.1);
-            // As a driver would: ask to be interrupted for the next.
+            assert!(
+                start.elapsed() < WAIT_TIMEOUT,
+                "no answer: used {used} of {}",
+                ring.1
+            );
+            // Like a driver: requests an interrupt for the next one.
             let event = rings(queue) + 0x4004 + u64::from(QUEUE_SIZE) * 2;
             self.memory.write_obj(used, GuestAddress(event)).unwrap();
             std::thread::sleep(Duration::from_micros(50));
         }
     }
 
-    /// Bytes that the device says it wrote for the last answer.
+    /// Returns the number of bytes that the device reports for the last reply.
     pub fn last_filled(&self, queue: u16) -> u32 {
         let last = self.rings[usize::from(queue)].2.wrapping_sub(1) % QUEUE_SIZE;
         self.memory
@@ -239,7 +243,7 @@ impl Driver {
             .unwrap()
     }
 
-    /// Does one request with header and status of its own; returns the status.
+    /// Performs one request with header and status; returns the status.
     pub fn request(&mut self, kind: u32, sector: u64, data: &[Buffer]) -> u8 {
         self.header(HEADER, kind, sector);
         self.memory.write_obj(0xff_u8, GuestAddress(STATUS)).unwrap();
@@ -267,7 +271,7 @@ impl Driver {
         self.memory.write_slice(bytes, GuestAddress(at)).unwrap();
     }
 
-    /// The device still works: reads sector 5 of a disk made by [`numbered`].
+    /// Checks that the device still works: reads sector 5 of a disk made by [`numbered`].
     pub fn assert_works(&mut self) {
         let status = self.request(0, 5, &[writable(DATA, 512)]);
         assert_eq!(u32::from(status), VIRTIO_BLK_S_OK);

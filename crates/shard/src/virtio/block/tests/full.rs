@@ -1,5 +1,4 @@
-//! Writes that find no room on the host, of a disk whose policy is to fail and of one whose policy is to
-//! pause.
+//! Tests of writes that find no room on the host, for disks with the policies to fail and to pause.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,10 +17,10 @@ use crate::virtio::VirtioDevice;
 
 const OK: u8 = VIRTIO_BLK_S_OK as u8;
 const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
-/// What no device writes as a status.
+/// A status value that no device writes.
 const UNANSWERED: u8 = 0xff;
 
-/// A disk whose writes fail with an error number while that is not 0.
+/// A disk whose writes fail with this error number, unless it is 0.
 struct Failing {
     disk: Arc<dyn Store>,
     errno: AtomicI32,
@@ -94,7 +93,7 @@ fn disk(on_full: OnFull, errno: i32, without: u64) -> Disk {
 }
 
 impl Disk {
-    /// Offers request number `index` of `kind`, which has a place of its own for everything.
+    /// Offers request number `index` of `kind`, with separate addresses for its buffers.
     fn offer(&mut self, index: u64, kind: u32, sector: u64) {
         let (header, status, data) = place(index);
         self.driver.header(header, kind, sector);
@@ -122,7 +121,7 @@ impl Disk {
     fn until(&self, what: &str, is: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !is(self) {
-            assert!(start.elapsed() < PATIENCE, "{what}");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "{what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -132,13 +131,13 @@ impl Disk {
     }
 }
 
-/// Where header, status and data of a request are.
+/// Returns the addresses of a request's header, status and data.
 fn place(index: u64) -> (u64, u64, u64) {
     (HEADER + index * 16, STATUS + index, DATA + index * 512)
 }
 
 #[test]
-fn a_write_that_finds_no_room_is_answered_once_there_is_some_and_reads_pass_it() {
+fn write_without_room_completes_once_there_is_room_and_reads_overtake_it() {
     for (errno, without) in [(libc::ENOSPC, 0), (libc::EDQUOT, NO_FLUSH)] {
         let mut disk = disk(OnFull::Pause, errno, without);
         disk.offer(0, VIRTIO_BLK_T_OUT, 9);
@@ -146,7 +145,7 @@ fn a_write_that_finds_no_room_is_answered_once_there_is_some_and_reads_pass_it()
         disk.offer(1, VIRTIO_BLK_T_IN, 9);
         disk.until("the read is answered", |disk| disk.status(1) == OK);
         assert_eq!(disk.driver.bytes(place(1).2, 512), [9; 512]);
-        // Longer than several tries.
+        // Longer than several retries.
         std::thread::sleep(Duration::from_millis(400));
         assert_eq!((disk.status(0), disk.waiting()), (UNANSWERED, 1));
         disk.store.errno.store(0, Ordering::SeqCst);
@@ -158,9 +157,9 @@ fn a_write_that_finds_no_room_is_answered_once_there_is_some_and_reads_pass_it()
 }
 
 #[test]
-fn every_place_of_the_queue_may_wait_and_none_is_lost() {
+fn every_request_of_a_full_queue_may_wait_and_none_is_lost() {
     let mut disk = disk(OnFull::Pause, libc::ENOSPC, 0);
-    // As many chains as the table of descriptors has room for.
+    // As many chains as fit into the table of descriptors.
     let requests = u64::from(QUEUE_SIZE) / 3;
     for index in 0..requests {
         disk.offer(index, VIRTIO_BLK_T_OUT, index);
@@ -176,7 +175,7 @@ fn every_place_of_the_queue_may_wait_and_none_is_lost() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_where_the_policy_says_so_and_other_errors_always_are() {
+fn full_disk_is_an_error_under_that_policy_and_other_errors_always_are() {
     for (on_full, errno) in [
         (OnFull::Error, libc::ENOSPC),
         (OnFull::Error, libc::EDQUOT),
@@ -193,9 +192,9 @@ fn a_full_disk_is_an_error_where_the_policy_says_so_and_other_errors_always_are(
 }
 
 #[test]
-fn a_reset_forgets_what_waits_for_room() {
+fn reset_drops_requests_that_wait_for_room() {
     let mut disk = disk(OnFull::Pause, libc::ENOSPC, 0);
-    // Apart from the places of `assert_works`.
+    // At addresses other than those of `assert_works`.
     disk.offer(1, VIRTIO_BLK_T_OUT, 9);
     let range = [&30_u64.to_le_bytes()[..], &2_u32.to_le_bytes(), &[0; 4]].concat();
     let (header, status, data) = place(2);
@@ -211,7 +210,7 @@ fn a_reset_forgets_what_waits_for_room() {
     disk.store.errno.store(0, Ordering::SeqCst);
     disk.driver.activate(1, 0);
     disk.driver.assert_works();
-    // Longer than the next try would have been.
+    // Longer than the time until the next retry.
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!((disk.status(1), disk.status(2)), (UNANSWERED, UNANSWERED));
     assert_eq!((disk.sector(9), disk.sector(30)), (9, 30));

@@ -1,4 +1,4 @@
-//! Requests of a driver that means harm.
+//! Tests of requests of a malicious driver.
 
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
@@ -14,14 +14,14 @@ fn driver() -> (tempfile::TempDir, Driver) {
     (directory, Driver::new(raw_store(&path, false), false, 1, 0))
 }
 
-/// The device asked for a reset, and works again after it.
+/// Checks that the device requested a reset and works again after it.
 fn assert_reset(driver: &mut Driver, why: &str) {
     let start = std::time::Instant::now();
     let reason = loop {
         if let Some(reason) = driver.line.needs_reset.lock().unwrap().take() {
             break reason;
         }
-        assert!(start.elapsed() < PATIENCE, "no request for a reset");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "no request for a reset");
         std::thread::yield_now();
     };
     assert!(reason.contains(why), "{reason}");
@@ -31,7 +31,7 @@ fn assert_reset(driver: &mut Driver, why: &str) {
 }
 
 #[test]
-fn loop_of_descriptors_asks_for_a_reset() {
+fn loop_of_descriptors_requests_a_reset() {
     let (_directory, mut driver) = driver();
     driver.descriptor(rings(0), 0, writable(DATA, 512), 3, 1);
     driver.descriptor(rings(0), 1, writable(DATA, 512), 3, 0);
@@ -41,7 +41,7 @@ fn loop_of_descriptors_asks_for_a_reset() {
 }
 
 #[test]
-fn wild_next_descriptor_asks_for_a_reset() {
+fn next_descriptor_outside_the_table_requests_a_reset() {
     let (_directory, mut driver) = driver();
     driver.descriptor(rings(0), 0, writable(DATA, 512), 3, 0xffff);
     driver.avail(0, 0, 0);
@@ -50,7 +50,7 @@ fn wild_next_descriptor_asks_for_a_reset() {
 }
 
 #[test]
-fn wild_indirect_table_asks_for_a_reset() {
+fn invalid_indirect_table_requests_a_reset() {
     let (_directory, mut driver) = driver();
     for (address, length) in [(u64::MAX - 15, 64), (0x5000, 17), (1 << 40, 1 << 20)] {
         driver.descriptor(rings(0), 0, readable(address, length), 4, 0);
@@ -61,7 +61,7 @@ fn wild_indirect_table_asks_for_a_reset() {
 }
 
 #[test]
-fn chain_without_a_status_asks_for_a_reset() {
+fn chain_without_a_status_requests_a_reset() {
     let (_directory, mut driver) = driver();
     driver.header(HEADER, 0, 0);
     driver.offer(0, &[readable(HEADER, 16), readable(DATA, 512)]);
@@ -70,7 +70,7 @@ fn chain_without_a_status_asks_for_a_reset() {
 }
 
 #[test]
-fn readable_after_writable_asks_for_a_reset() {
+fn readable_after_writable_requests_a_reset() {
     let (_directory, mut driver) = driver();
     driver.header(HEADER, 0, 0);
     driver.offer(
@@ -87,7 +87,7 @@ fn readable_after_writable_asks_for_a_reset() {
 }
 
 #[test]
-fn available_index_out_of_reach_asks_for_a_reset() {
+fn available_index_out_of_range_requests_a_reset() {
     let (_directory, mut driver) = driver();
     driver
         .memory
@@ -133,7 +133,7 @@ fn header_short_or_outside_memory_fails_alone() {
 }
 
 #[test]
-fn status_outside_memory_harms_nobody() {
+fn status_outside_memory_is_ignored() {
     let (_directory, mut driver) = driver();
     driver.header(HEADER, 0, 0);
     driver.offer(

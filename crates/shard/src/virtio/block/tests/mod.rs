@@ -1,4 +1,4 @@
-//! The block device driven as a guest drives it: real threads, real files, descriptors written by hand.
+//! Tests of the block device with real threads, real files, and descriptors written as by a guest.
 
 mod driver;
 mod full;

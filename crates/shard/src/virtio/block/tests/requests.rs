@@ -1,4 +1,4 @@
-//! Requests of a well-behaved driver.
+//! Tests of requests of a well-behaved driver.
 
 use std::sync::atomic::Ordering;
 
@@ -161,7 +161,7 @@ fn indirect_descriptors_are_followed() {
 }
 
 #[test]
-fn read_only_disk_refuses_changes_and_says_so() {
+fn read_only_disk_refuses_writes_and_announces_it() {
     let directory = tempfile::tempdir().unwrap();
     let mut driver = Driver::new(raw_store(&numbered(directory.path(), 64), true), true, 1, 0);
     assert_eq!(driver.block.features() >> 5 & 1, 1);
@@ -301,7 +301,7 @@ fn every_queue_serves_at_once() {
 }
 
 #[test]
-fn configuration_tells_the_disk() {
+fn configuration_describes_the_disk() {
     let directory = tempfile::tempdir().unwrap();
     let driver = Driver::new(raw_store(&numbered(directory.path(), 100), false), false, 3, 0);
     let mut config = [0xff; 64];
@@ -357,7 +357,7 @@ fn reset_leaves_no_io_behind() {
 }
 
 #[test]
-fn the_driver_finds_a_disk_with_the_features_of_its_kind() {
+fn disk_offers_the_features_of_its_kind() {
     let directory = tempfile::tempdir().unwrap();
     let path = numbered(directory.path(), 100);
     // Segment limit, block size, flush, topology, several queues; indirect tables and event indices.
@@ -371,7 +371,7 @@ fn the_driver_finds_a_disk_with_the_features_of_its_kind() {
 }
 
 #[test]
-fn configuration_tells_the_limits_of_requests() {
+fn configuration_has_the_limits_of_requests() {
     let directory = tempfile::tempdir().unwrap();
     let driver = Driver::new(raw_store(&numbered(directory.path(), 100), false), false, 1, 0);
     let word = |offset| {

@@ -1,4 +1,4 @@
-//! A device's state, given to the same device of another VM.
+//! Tests of a device's state that is restored in the same device of another VM.
 
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
@@ -7,7 +7,7 @@ use super::*;
 use crate::virtio::test_driver::DriverQueue;
 
 #[test]
-fn a_device_goes_on_in_another_vm_as_its_driver_left_it() {
+fn restored_device_continues_as_its_driver_left_it() {
     let (before, after) = (started_with_interrupts(), driver());
     let target = START + 8 * crate::pci::BAR_BYTES;
     before.bus.ecam().write(BAR, &(target as u32).to_le_bytes());
@@ -35,7 +35,7 @@ fn a_device_goes_on_in_another_vm_as_its_driver_left_it() {
             panic!("one queue is enabled");
         };
         assert_eq!((active.index, active.queue.size()), (0, 32));
-        // What was on its way is in no state: both sides look again.
+        // No state contains notifications in flight: both sides check again.
         assert_eq!(active.notify.read().unwrap(), 1);
     }
     assert_eq!((after.mock.delivered(0), after.mock.delivered(1)), (0, 1));
@@ -45,7 +45,7 @@ fn a_device_goes_on_in_another_vm_as_its_driver_left_it() {
 }
 
 #[test]
-fn a_device_that_had_not_started_waits_in_another_vm_for_its_driver() {
+fn restored_device_that_had_not_started_waits_for_its_driver() {
     let (before, after) = (driver(), driver());
     before.negotiate();
     before.queue(1, 8, 0x1_0000);
@@ -61,7 +61,7 @@ fn a_device_that_had_not_started_waits_in_another_vm_for_its_driver() {
 }
 
 #[test]
-fn a_device_that_asked_for_a_reset_still_asks_in_another_vm() {
+fn restored_device_that_requested_a_reset_still_requests_it() {
     let (before, after) = (started_with_interrupts(), driver());
     before
         .interrupt()
@@ -96,11 +96,11 @@ fn a_state_of_another_device_is_refused() {
 }
 
 #[test]
-fn a_queue_goes_on_after_the_last_request_that_was_answered() {
+fn queue_continues_after_the_last_completed_request() {
     let memory = memory();
     let mut active = DriverQueue::new(&memory, 0).active();
     memory.write_obj(5_u16, GuestAddress(0x4002)).unwrap();
-    super::super::state::go_on(&mut active, 0x4000, &memory).unwrap();
+    super::super::state::resume_queue(&mut active, 0x4000, &memory).unwrap();
     assert_eq!((active.queue.next_avail(), active.queue.next_used()), (5, 5));
-    assert!(super::super::state::go_on(&mut active, 8 << 20, &memory).is_err());
+    assert!(super::super::state::resume_queue(&mut active, 8 << 20, &memory).is_err());
 }

@@ -1,23 +1,23 @@
-//! What the guest sends, and what is sent to it: packets of connections, requests for new ones, resets.
+//! Packets to and from the guest: packets of connections, requests for new ones, resets.
 
 use super::Connections;
 use crate::virtio::device::DeviceError;
 use crate::virtio::vsock::connection::Connection;
 use crate::virtio::vsock::metrics::add;
-use crate::virtio::vsock::opening::Opening;
+use crate::virtio::vsock::open_request::OpenRequest;
 use crate::virtio::vsock::packet::{HOST_CID, Header, Ports, TYPE_STREAM, op};
 use crate::virtio::vsock::peer::Peer;
 use crate::virtio::worker::Sources;
 
-/// Resets that wait for the guest to post a buffer; more are not sent.
+/// Greatest number of resets that wait for a receive buffer of the guest; further ones are not sent.
 const RESETS_MAX: usize = 1_024;
 
 impl Connections {
-    /// Takes a packet of the guest.
+    /// Processes a packet of the guest.
     pub fn receive(&mut self, header: &Header, payload: &[u8], sources: &Sources) -> Result<(), DeviceError> {
         let ports = (header.dst_port, header.src_port);
         if header.src_cid != self.cid {
-            // Nobody to answer.
+            // There is no receiver for a reply.
             return Ok(());
         }
         if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
@@ -28,8 +28,8 @@ impl Connections {
         }
         match (self.table.find(ports), header.op) {
             (Some(index), _) => self.receive_for(index, header, payload, sources),
-            // Nothing but a reset may follow a request before its answer.
-            (None, operation) if self.openings.forget(ports) => {
+            // Only a reset may follow a request before its reply.
+            (None, operation) if self.open_requests.forget(ports) => {
                 if operation != op::RST {
                     self.reset(ports);
                 }
@@ -78,53 +78,53 @@ impl Connections {
         }
     }
 
-    /// Asks the monitor for the socket of the host that the guest wants.
+    /// Requests the host's socket for the guest's request from the monitor.
     fn open(&mut self, ports: Ports, header: &Header) {
-        let opening = Opening {
+        let open_request = OpenRequest {
             ports,
             credit: (header.buf_alloc, header.fwd_cnt),
         };
         let asked = match &self.ports {
-            Some(monitor) if self.openings.have_room() => monitor.ask(ports.0).is_ok(),
+            Some(monitor) if self.open_requests.have_room() => monitor.request(ports.0).is_ok(),
             _ => false,
         };
         if asked {
-            self.openings.add(opening);
+            self.open_requests.add(open_request);
         } else {
             self.reset(ports);
         }
     }
 
-    /// Takes the monitor's answers: connects the guest to sockets of the host.
+    /// Processes the monitor's replies: connects the guest to sockets of the host.
     pub(super) fn take_answers(&mut self, sources: &Sources) -> Result<(), DeviceError> {
         while let Some(monitor) = &self.ports {
             let answer = match monitor.answer() {
                 Ok(Some(answer)) => answer,
                 Ok(None) => break,
-                // The monitor answers no more, so the guest gets none of what it asked for.
+                // The monitor does not reply any longer, so all of the guest's requests fail.
                 Err(_) => {
                     let _ = sources.remove(monitor);
                     self.ports = None;
-                    for ports in self.openings.forget_all() {
+                    for ports in self.open_requests.forget_all() {
                         self.reset(ports);
                     }
                     break;
                 }
             };
-            let answered = self.openings.answered(answer.port);
+            let answered = self.open_requests.answered(answer.port);
             for ports in answered.lost {
                 self.reset(ports);
             }
-            // The guest may have given up meanwhile.
-            let Some(opening) = answered.opening else {
+            // The guest may have dropped the request meanwhile.
+            let Some(open_request) = answered.open_request else {
                 continue;
             };
             let peer = answer
                 .stream
-                .filter(|_| self.table.find(opening.ports).is_none())
+                .filter(|_| self.table.find(open_request.ports).is_none())
                 .map(|stream| {
-                    let (buf_alloc, fwd_cnt) = opening.credit;
-                    Peer::server(stream, opening.ports, Connection::accept(buf_alloc, fwd_cnt))
+                    let (buf_alloc, fwd_cnt) = open_request.credit;
+                    Peer::server(stream, open_request.ports, Connection::accept(buf_alloc, fwd_cnt))
                 });
             let inserted = match peer {
                 Some(peer) => self.insert(peer, sources)?,
@@ -135,19 +135,19 @@ impl Connections {
                     add(&self.metrics.opened, 1);
                     self.service(index, sources)?;
                 }
-                None => self.reset(opening.ports),
+                None => self.reset(open_request.ports),
             }
         }
         Ok(())
     }
 
-    /// Whether there may be packets for the guest.
+    /// Returns whether there may be packets for the guest.
     pub fn have_packets(&self) -> bool {
         !self.resets.is_empty() || self.table.has_turn()
     }
 
-    /// The next packet for the guest; its payload, if any, is put at the start of `payload`, which is not
-    /// empty. The one whose turn it is may have none.
+    /// Returns the next packet for the guest. Its payload, if any, is written to the start of `payload`,
+    /// which is not empty. The peer whose turn it is may have no packet.
     pub fn next_packet(
         &mut self,
         payload: &mut [u8],
@@ -169,7 +169,7 @@ impl Connections {
         Ok(packet)
     }
 
-    /// Gives up a peer; the guest is told.
+    /// Drops a peer and sends the guest a reset.
     pub(super) fn refuse(&mut self, index: usize) {
         if let Some(ports) = self.table.get(index).and_then(|peer| peer.ports()) {
             self.reset(ports);

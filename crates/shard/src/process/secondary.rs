@@ -1,4 +1,4 @@
-//! A shard without devices of a VM that spans cells, from its first message to its last report.
+//! A secondary shard (without devices) of a VM that spans cells, from its first message to its last report.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::arch::x86_64::state;
 use crate::ending::EndSignal;
 use crate::kick;
 use crate::kind::SpanKind;
-use crate::launch::{Answer, Ending, Order, PartLaunch, Report};
+use crate::launch::{Answer, Ending, Order, Report, SecondaryLaunch};
 use crate::machine::{self, MachineError};
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
@@ -28,19 +28,24 @@ use crate::span::packet::Space;
 use crate::span::router::Router;
 use crate::vcpu::{Vcpu, VcpuCounters};
 
-/// The running shard as its first thread has it.
-pub struct Part {
+/// The running shard as its first thread uses it.
+pub struct SecondaryShard {
     orders: Orders,
     end: Arc<EndSignal>,
     kind: SpanKind<Arc<Router>, &'static Coherence>,
     vcpus: VcpuThreads,
-    /// Kept: the guest's memory lives as long as its vCPUs.
+    /// Kept because guest memory must live as long as the vCPUs.
     _memory: GuestRam,
 }
 
-/// Makes the shard, closes its sandbox, starts its threads. Its vCPUs wait for others to start them.
-pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> Result<Part, ProcessError> {
-    let PartLaunch {
+/// Creates the shard, closes its sandbox and starts its threads. Its vCPUs wait for a start-up interrupt from
+/// other vCPUs.
+pub fn start(
+    control: &ControlSocket,
+    launch: SecondaryLaunch,
+    mut files: Files,
+) -> Result<SecondaryShard, ProcessError> {
+    let SecondaryLaunch {
         kvm,
         memory: memory_launch,
         span,
@@ -49,7 +54,7 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
     } = launch;
     let kvm = kvm_of(kvm, &mut files)?;
     kick::catch()?;
-    // The file of standard error, which the log of this process goes to.
+    // The file of standard error, which receives the log of this process.
     drop(files.take(log)?);
     let failed = |what| move |source| MachineError::Kvm { what, source };
     let count = u8::try_from(span.vcpus.len()).map_err(|_| MachineError::Lacking("so many vCPUs"))?;
@@ -67,7 +72,7 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
     let layout = Arc::new(layout);
     let groups = kind.groups(&span.vcpus);
 
-    // The one place where the sandbox closes: every file is open, and one thread runs.
+    // The sandbox is closed here and nowhere else: every file is open, and one thread runs.
     let closed = sandbox::close(sandbox)?;
     let kind = kind.serve(&closed.threads, &end).map_err(MachineError::from)?;
     let setup = kind.span();
@@ -98,7 +103,7 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
     control.send(&running, &[])?;
     let orders = Orders::start(control, &closed.threads)?;
     closed.threads.seal_first()?;
-    Ok(Part {
+    Ok(SecondaryShard {
         orders,
         end,
         kind,
@@ -107,7 +112,7 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
     })
 }
 
-impl Part {
+impl SecondaryShard {
     /// Serves orders until the VM ends.
     pub fn wait(mut self) -> Ending {
         let ending = loop {
@@ -128,13 +133,13 @@ impl Part {
             }
             let ordered = files[1].any().unwrap_or(false);
             let (counters, kind) = (&self.vcpus.counters, &self.kind);
-            if ordered && let Some(ending) = self.orders.receive(|order| obey(&order, counters, kind)) {
+            if ordered && let Some(ending) = self.orders.receive(|order| perform(&order, counters, kind)) {
                 break ending;
             }
         };
         self.end.end(ending);
         self.kind.end();
-        // Those that wait for a page that comes no more wait for ever.
+        // Threads that wait for a page of a lost shard wait for ever.
         if self.kind.memory_is_whole() {
             self.vcpus.stop();
         }
@@ -142,7 +147,11 @@ impl Part {
     }
 }
 
-fn obey(order: &Order, counters: &[Arc<VcpuCounters>], kind: &SpanKind<Arc<Router>, &Coherence>) -> Outcome {
+fn perform(
+    order: &Order,
+    counters: &[Arc<VcpuCounters>],
+    kind: &SpanKind<Arc<Router>, &Coherence>,
+) -> Outcome {
     let answer = match order {
         Order::Quit => return Outcome::End(Ending::Quit),
         Order::Status => {

@@ -1,9 +1,9 @@
-//! Programs that wait at home while CPUs come online: the news of them wakes a system's services, and before
-//! the scheduler is told how dear moves are it would move what wakes there, and all that it uses would have
-//! to be fetched after it.
+//! Programs that are held at home while CPUs come online. The events of new CPUs wake a system's services.
+//! The scheduler, before the cost of moves is configured, would move the woken programs, and all their pages
+//! would be fetched after them.
 //!
-//! Who waits looks like one that wants to be at home. So what tells them apart is written down before the
-//! first one is held, and an agent that is killed meanwhile leaves it to the next one.
+//! A held program looks like one that was bound to the home before. The difference is therefore recorded
+//! before the first one is held, and the successor of an agent that is killed meanwhile reads the record.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,73 +15,73 @@ use serde::{Deserialize, Serialize};
 
 use crate::housekeeping::{self, threads};
 
-/// Where that is, while they wait. Whatever is in this directory ends with the boot (Filesystem Hierarchy
-/// Standard 3.0, section 3.15).
+/// File of the record. The directory is cleared at each boot (Filesystem Hierarchy Standard 3.0, section
+/// 3.15).
 const RECORD: &str = "/run/mirrorball-agent.waiting";
 
-/// They wait until they are let go.
+/// Record of held programs, until they are released.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Waiting {
-    /// The CPUs of who may run anywhere, and those at home, as the kernel tells them.
+pub struct HeldPrograms {
+    /// CPUs of programs that may run on any, and CPUs of the home, in the kernel's format.
     anywhere: String,
     home: String,
-    /// Who may run at home alone by itself.
+    /// Threads that were bound to the home before.
     stay: HashSet<Thread>,
 }
 
-/// A thread that no later one is taken for, whose number may be the same.
+/// A thread, identified so that a later thread with the same number differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Thread {
     number: usize,
-    /// Since the kernel's start, in ticks of its clock.
+    /// Start time since the kernel's start, in ticks of its clock.
     started: u64,
 }
 
-impl Waiting {
-    /// Keeps all at home that may run wherever the first process may; what they start meanwhile inherits it.
-    /// None where that can't be.
-    pub fn at_home() -> Option<Waiting> {
+impl HeldPrograms {
+    /// Holds all programs at home that may run on the same CPUs as the first process; processes that they
+    /// start meanwhile inherit it. Returns none if that is impossible.
+    pub fn at_home() -> Option<HeldPrograms> {
         let anywhere = allowed("/proc/1")?;
-        // Who says what its own CPUs are keeps them; this thread is at home already.
+        // Programs with CPUs of their own keep them; this thread is at home already.
         let home = allowed("/proc/thread-self").filter(|home| *home != anywhere)?;
         let cpus = housekeeping::home()?;
         let stay = threads()
             .filter_map(Thread::at)
             .filter(|thread| thread.has(&home));
-        let waiting = Waiting {
+        let held_programs = HeldPrograms {
             stay: stay.collect(),
             anywhere,
             home,
         };
-        // They wait without it as well: it is for an agent that is killed, which is rare.
-        let _ = waiting.write(Path::new(RECORD));
+        // The programs are held without a record as well: it is for an agent that is killed, which is rare.
+        let _ = held_programs.write(Path::new(RECORD));
         let anyone = threads().filter_map(Thread::at);
-        for thread in anyone.filter(|thread| thread.has(&waiting.anywhere)) {
+        for thread in anyone.filter(|thread| thread.has(&held_programs.anywhere)) {
             thread.keep_to(&cpus);
         }
-        Some(waiting)
+        Some(held_programs)
     }
 
-    /// They may run where they could, and so may what they have started meanwhile.
-    pub fn let_go(self) {
-        self.let_go_among(threads());
+    /// Releases the held programs, and those that they have started meanwhile.
+    pub fn release(self) {
+        self.release_among(threads());
         let _ = fs::remove_file(RECORD);
     }
 
-    /// Lets go of those whom an agent left waiting that was killed, and of what they have started since.
-    /// False if there was none.
-    pub fn let_go_of_left() -> bool {
-        let left = Waiting::read(Path::new(RECORD));
+    /// Releases the programs that a killed agent held, and those that they have started since. Returns false
+    /// if there was no record.
+    pub fn release_leftover() -> bool {
+        let left = HeldPrograms::read(Path::new(RECORD));
         let is_left = left.is_some();
         match left {
-            Some(waiting) => waiting.let_go(),
-            // One that was not written to its end: nobody was held yet.
+            Some(held_programs) => held_programs.release(),
+            // An incomplete record: no program was held yet.
             None => drop(fs::remove_file(RECORD)),
         }
         is_left
     }
 
-    fn let_go_among(&self, numbers: impl Iterator<Item = usize>) {
+    fn release_among(&self, numbers: impl Iterator<Item = usize>) {
         let Some(cpus) = cpus(&self.anywhere) else {
             return;
         };
@@ -96,13 +96,13 @@ impl Waiting {
         fs::write(record, serde_json::to_vec(self)?)
     }
 
-    fn read(record: &Path) -> Option<Waiting> {
+    fn read(record: &Path) -> Option<HeldPrograms> {
         serde_json::from_slice(&fs::read(record).ok()?).ok()
     }
 }
 
 impl Thread {
-    /// The one that has this number now.
+    /// Returns the thread that has this number now.
     fn at(number: usize) -> Option<Thread> {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
         let started = housekeeping::number(&stat, 22)?;
@@ -114,12 +114,12 @@ impl Thread {
     }
 
     fn keep_to(self, cpus: &CpuSet) {
-        // One that has ended needs none, and of some threads of the kernel nobody may choose them.
+        // A thread that has ended needs no CPUs, and some threads of the kernel have fixed ones.
         let _ = sched_setaffinity(Pid::from_raw(self.number as i32), cpus);
     }
 }
 
-/// The CPUs of the thread with that folder, those that are not online among them.
+/// Returns the CPUs of the thread with that folder, including offline ones.
 fn allowed(folder: &str) -> Option<String> {
     let status = fs::read_to_string(format!("{folder}/status")).ok()?;
     list(&status).map(str::to_owned)
@@ -131,7 +131,7 @@ fn list(status: &str) -> Option<&str> {
     Some(list.trim())
 }
 
-/// The CPUs in a list such as `0,2-5`.
+/// Returns the CPUs in a list such as `0,2-5`.
 fn cpus(list: &str) -> Option<CpuSet> {
     let mut set = CpuSet::new();
     for range in list.split(',') {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_read_as_the_kernel_tells_them() {
+    fn cpus_are_read_in_the_kernels_format() {
         let status = "Name:\tinit\nCpus_allowed:\t3d\nCpus_allowed_list:\t0,2-5\nMems_allowed:\t1\n";
         assert_eq!(list(status), Some("0,2-5"));
         assert_eq!(list("Name:\tinit\n"), None);
@@ -184,40 +184,40 @@ mod tests {
     }
 
     #[test]
-    fn the_next_agent_lets_go_of_all_but_those_that_stay() {
+    fn next_agent_releases_all_held_programs_but_those_that_stay() {
         let anywhere = allowed("/proc/thread-self").expect("this thread has some");
         let all = cpus(&anywhere).expect("a list");
         let first = (0..CpuSet::count()).find(|cpu| all.is_set(*cpu) == Ok(true));
         let home = first.expect("a CPU").to_string();
         let at_home = cpus(&home).expect("a list");
         let [(_held, held), (_stays, stays), (_other, other)] = [(); 3].map(|()| Idle::on(&at_home));
-        // A number that was another thread's when programs were held.
+        // A number that belonged to another thread when programs were held.
         let earlier = Thread {
             started: other.started - 1,
             ..other
         };
         let folder = tempfile::tempdir().expect("a directory");
         let record = folder.path().join("waiting");
-        let killed = Waiting {
+        let killed = HeldPrograms {
             anywhere: anywhere.clone(),
             home: home.clone(),
             stay: [stays, earlier].into(),
         };
         killed.write(&record).expect("it can be written");
-        let next = Waiting::read(&record).expect("whole");
+        let next = HeldPrograms::read(&record).expect("whole");
         assert_eq!(next, killed);
-        next.let_go_among([held, stays, other].map(|thread| thread.number).into_iter());
+        next.release_among([held, stays, other].map(|thread| thread.number).into_iter());
         assert!(held.has(&anywhere));
         assert!(stays.has(&home));
         assert!(other.has(&anywhere));
     }
 
     #[test]
-    fn a_record_that_was_not_written_to_its_end_is_none() {
+    fn incomplete_record_is_ignored() {
         let folder = tempfile::tempdir().expect("a directory");
         let record = folder.path().join("waiting");
-        assert_eq!(Waiting::read(&record), None);
-        let whole = Waiting {
+        assert_eq!(HeldPrograms::read(&record), None);
+        let whole = HeldPrograms {
             anywhere: "0-1".into(),
             home: "0".into(),
             stay: Thread::at(std::process::id() as usize).into_iter().collect(),
@@ -226,7 +226,7 @@ mod tests {
         let written = fs::read(&record).expect("a file");
         for end in 0..written.len() {
             fs::write(&record, &written[..end]).expect("a file");
-            assert_eq!(Waiting::read(&record), None, "{end} bytes");
+            assert_eq!(HeldPrograms::read(&record), None, "{end} bytes");
         }
     }
 }

@@ -1,39 +1,40 @@
-//! Cuts a read into what can be shared, whole pages of a base at whole pages of RAM, and the rest.
+//! Divides a read into the parts that can be shared (whole pages of a base at whole pages of RAM) and the
+//! rest.
 //!
-//! Pure: told by closures what lies where.
+//! Pure: closures supply the place of the bytes.
 
 use super::extents::{ImageId, Run};
 use super::pages::PAGE_BYTES;
 
-/// Where the front of a range of a disk lies.
+/// Place of the front of a range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// `bytes` bytes of an image that nobody writes, from `offset` of its file on.
+    /// `bytes` bytes from `offset` of the file of an image without a writer.
     Image { image: ImageId, offset: u64, bytes: u64 },
-    /// `bytes` bytes of something else.
+    /// `bytes` bytes of another file.
     Other { bytes: u64 },
 }
 
-/// A part of a read; offsets are from its start, in bytes.
+/// A part of a read. Offsets are from the start of the read, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// The guest pages from `page` on can stand for `run`.
+pub(super) enum ReadPart {
+    /// The guest pages from `page` on can map `run`.
     Share { start: u64, page: u64, run: Run },
     /// These bytes must be copied.
     Copy { start: u64, bytes: u64 },
 }
 
-/// Cuts a read of `pieces` (address and length each) from `offset` of a disk.
+/// Divides a read of `pieces` (address and length each) from `offset` of a disk.
 ///
-/// `source` gives the front of a range of the disk; `page_at` the guest page at an address and how many
-/// follow in RAM.
+/// `source` returns the front of a range of the disk. `page_at` returns the guest page at an address and the
+/// number of pages of RAM from there on.
 pub(super) fn cut(
     pieces: impl Iterator<Item = (u64, u64)>,
     offset: u64,
     mut source: impl FnMut(u64, u64) -> Source,
     page_at: impl Fn(u64) -> Option<(u64, u64)>,
-) -> Vec<Part> {
-    let mut parts = Parts::default();
+) -> Vec<ReadPart> {
+    let mut parts = ReadParts::default();
     let mut start = 0;
     for (host, length) in pieces {
         let mut done = 0;
@@ -60,21 +61,21 @@ pub(super) fn cut(
 }
 
 #[derive(Default)]
-struct Parts(Vec<Part>);
+struct ReadParts(Vec<ReadPart>);
 
-impl Parts {
+impl ReadParts {
     fn copy(&mut self, start: u64, bytes: u64) {
         match self.0.last_mut() {
             _ if bytes == 0 => (),
-            Some(Part::Copy {
+            Some(ReadPart::Copy {
                 start: before,
                 bytes: length,
             }) if *before + *length == start => *length += bytes,
-            _ => self.0.push(Part::Copy { start, bytes }),
+            _ => self.0.push(ReadPart::Copy { start, bytes }),
         }
     }
 
-    /// `bytes` of `image` for the memory at `host`.
+    /// Appends `bytes` of `image` for the memory at `host`.
     fn image(
         &mut self,
         start: u64,
@@ -96,7 +97,7 @@ impl Parts {
             image,
             first: (offset + head) / PAGE_BYTES,
         };
-        self.0.push(Part::Share {
+        self.0.push(ReadPart::Share {
             start: start + head,
             page,
             run,
@@ -122,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_parts_are_the_read(
+        fn parts_cover_the_read_and_match_its_origins(
             pieces in proptest::collection::vec((0..40u64, 0..9u64, 1..40u64), 1..6),
             offset in 0..100u64,
             sizes in proptest::collection::vec((any::<bool>(), 1..30u64, 0..8u64), 1..8),
@@ -148,23 +149,28 @@ mod tests {
                 }
             }, page_at);
             let total: u64 = pieces.iter().map(|(_, length)| length).sum();
-            let hosts: Vec<u64> = pieces.iter().flat_map(|(host, length)| (0..length / 512).map(move |s| host + s * 512)).collect();
+            let sectors = |(host, length): &(u64, u64)| {
+                let host = *host;
+                (0..length / 512).map(move |sector| host + sector * 512)
+            };
+            let hosts: Vec<u64> = pieces.iter().flat_map(sectors).collect();
             let mut at = 0;
             for part in parts {
                 match part {
-                    Part::Copy { start, bytes } => {
+                    ReadPart::Copy { start, bytes } => {
                         prop_assert_eq!(start, at);
                         prop_assert!(bytes > 0);
                         at += bytes;
                     }
-                    Part::Share { start, page, run } => {
+                    ReadPart::Share { start, page, run } => {
                         prop_assert_eq!(start, at);
                         prop_assert!(run.pages > 0 && run.image == 3);
                         for sector in 0..run.pages * 8 {
                             let place = start + sector * 512;
                             let host = hosts[(place / 512) as usize];
                             prop_assert_eq!(host, RAM_START + (page - 1000) * PAGE_BYTES + sector * 512);
-                            prop_assert_eq!(origins[&(offset * 512 + place)], run.first * PAGE_BYTES + sector * 512);
+                            let origin = run.first * PAGE_BYTES + sector * 512;
+                            prop_assert_eq!(origins[&(offset * 512 + place)], origin);
                         }
                         at += run.pages * PAGE_BYTES;
                     }

@@ -1,5 +1,6 @@
-//! What the adaptive rule needs to know: the host's memory, read from a file opened before the sandbox
-//! closed, and which images other VMs map, too, which the monitor finds out.
+//! Inputs of the adaptive sharing rule: the host's free memory, and which images other VMs map too. The
+//! memory is read from a file that was opened before the sandbox closed. The monitor reports the shared
+//! images.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -11,41 +12,41 @@ use super::extents::ImageId;
 use crate::launch::{MappedFile, Share};
 
 const PERMILLE: u64 = 1000;
-/// Bytes of /proc/meminfo that are looked at: what is wanted is at its start.
+/// Bytes of /proc/meminfo that are read: the needed lines are at its start.
 const MEMINFO_BYTES: usize = 1024;
 
-/// The situations of a VM's images. Made before the sandbox closes, refreshed by the background, read by the
-/// disks.
-pub struct Situations {
+/// Inputs for a VM's images. Created before the sandbox closes, refreshed by the background thread, read by
+/// the disks.
+pub struct PressureMonitor {
     meminfo: Option<File>,
     available_permille: AtomicU32,
     shared: Vec<AtomicBool>,
-    /// The place of each image among the files that the monitor tells of.
+    /// The place of each image among the files in the monitor's reports.
     places: Vec<Option<usize>>,
 }
 
-impl Situations {
-    /// Opens what tells of memory; `mapped` is what the monitor knows so far. What can't be known is taken to
-    /// be harmless: plenty of memory, and other users.
+impl PressureMonitor {
+    /// Opens the source of memory figures; `mapped` is the monitor's first report. Unknown inputs have
+    /// harmless values: plenty of memory, and other users.
     pub fn open(images: &[File], mapped: &[MappedFile]) -> Self {
         let place = |image: &File| {
             let image = image.metadata().ok()?;
             let is_it = |known: &MappedFile| (known.device, known.inode) == (image.dev(), image.ino());
             mapped.iter().position(is_it)
         };
-        let situations = Self {
+        let pressure = Self {
             meminfo: File::open("/proc/meminfo").ok(),
             available_permille: AtomicU32::new(PERMILLE as u32),
             shared: images.iter().map(|_| AtomicBool::new(true)).collect(),
             places: images.iter().map(place).collect(),
         };
         let shared: Vec<_> = mapped.iter().map(|file| file.is_shared).collect();
-        situations.set_shared(&shared);
-        situations.refresh();
-        situations
+        pressure.set_shared(&shared);
+        pressure.refresh();
+        pressure
     }
 
-    /// Reads anew what may have changed.
+    /// Reads the memory figures again.
     pub fn refresh(&self) {
         let mut text = [0; MEMINFO_BYTES];
         if let Some(Ok(bytes)) = self.meminfo.as_ref().map(|file| file.read_at(&mut text, 0)) {
@@ -57,7 +58,7 @@ impl Situations {
         }
     }
 
-    /// Takes what the monitor has found, in the order of the files that [`Situations::open`] got.
+    /// Takes the monitor's report, in the order of the files of [`PressureMonitor::open`].
     pub fn set_shared(&self, files: &[bool]) {
         for (shared, place) in self.shared.iter().zip(&self.places) {
             if let Some(is_shared) = place.and_then(|place| files.get(place)) {
@@ -66,8 +67,8 @@ impl Situations {
         }
     }
 
-    /// What is done with reads of an image by a disk that shares so.
-    pub fn way(&self, share: Share, image: ImageId) -> SharingMode {
+    /// Returns the mode for reads of an image by a disk with this setting.
+    pub fn mode(&self, share: Share, image: ImageId) -> SharingMode {
         match share {
             Share::Never => SharingMode::Remember,
             Share::AtRead => SharingMode::AtRead { run_pages_min: 1 },
@@ -82,18 +83,18 @@ impl Situations {
         }
     }
 
-    /// Whether the host is short of memory.
+    /// Returns whether the host is short of memory.
     pub fn short(&self) -> bool {
         self.available_permille.load(Ordering::Relaxed) < SHORT_PERMILLE
     }
 
     #[cfg(test)]
-    pub(super) fn make_short(&self) {
+    pub(super) fn set_short(&self) {
         self.available_permille
             .store(SHORT_PERMILLE - 1, Ordering::Relaxed);
     }
 
-    /// For `inspect`.
+    /// Returns the inputs for `inspect`.
     pub fn status(&self) -> serde_json::Value {
         let shared: Vec<_> = self
             .shared
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_shared_as_the_monitor_last_said_and_until_then_taken_to_be() {
+    fn image_is_shared_as_the_monitor_last_reported_and_until_then_assumed_shared() {
         let images = [(); 3].map(|()| tempfile::tempfile().unwrap());
         let file = |image: &File, is_shared| {
             let image = image.metadata().unwrap();
@@ -128,16 +129,16 @@ mod tests {
                 is_shared,
             }
         };
-        // Of the first nothing is known; the order is the monitor's.
-        let situations = Situations::open(&images, &[file(&images[2], true), file(&images[1], false)]);
-        let shared = || situations.status()["shared"].clone();
+        // The first image is in no report; the order is the monitor's.
+        let pressure = PressureMonitor::open(&images, &[file(&images[2], true), file(&images[1], false)]);
+        let shared = || pressure.status()["shared"].clone();
         assert_eq!(shared(), serde_json::json!([true, false, true]));
-        situations.set_shared(&[false, true]);
+        pressure.set_shared(&[false, true]);
         assert_eq!(shared(), serde_json::json!([true, true, false]));
-        // Too few, or too many, change nothing else.
-        situations.set_shared(&[true]);
-        situations.set_shared(&[]);
-        situations.set_shared(&[true, false, true, true]);
+        // A report that is too short or too long changes nothing else.
+        pressure.set_shared(&[true]);
+        pressure.set_shared(&[]);
+        pressure.set_shared(&[true, false, true, true]);
         assert_eq!(shared(), serde_json::json!([true, false, true]));
     }
 }

@@ -1,0 +1,57 @@
+//! The part of a launch that describes guest memory and the guest's NUMA nodes.
+
+use serde::{Deserialize, Serialize};
+
+/// Guest memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MemoryLaunch {
+    /// Size in bytes: a multiple of 2 MiB, at least 64 MiB.
+    pub bytes: u64,
+    /// Page size of the memfd.
+    pub pages: Pages,
+    /// Whether to allocate all memory at the start.
+    pub prefault: bool,
+    /// Host NUMA nodes that all memory is bound to; when empty, [`NodeLaunch::host_node`] decides, or
+    /// nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_nodes: Vec<u32>,
+}
+
+/// Page sizes that back guest memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pages {
+    /// 4 KiB pages; the host may use transparent huge pages.
+    #[default]
+    #[serde(rename = "4K")]
+    Small,
+    /// Transparent huge pages asked for (`MADV_HUGEPAGE`).
+    #[serde(rename = "thp")]
+    Transparent,
+    /// 2 MiB pages of the host's pool.
+    #[serde(rename = "2M")]
+    Huge2M,
+    /// 1 GiB pages of the host's pool.
+    #[serde(rename = "1G")]
+    Huge1G,
+}
+
+/// A NUMA node that the guest sees. The nodes' memory adds up to the VM's; each vCPU is in one node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodeLaunch {
+    /// Numbers of the node's vCPUs.
+    pub vcpus: Vec<u8>,
+    /// Bytes of memory, a multiple of 2 MiB.
+    pub memory_bytes: u64,
+    /// Distance to every node in order (10 is local), for the SLIT.
+    pub distances: Vec<u8>,
+    /// Latency of this node's vCPUs to the memory of every node in order, picoseconds, for the HMAT; empty
+    /// when not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latencies_ps: Vec<u64>,
+    /// Read bandwidth of this node's vCPUs from the memory of every node in order, 10^6 bytes/s, for the
+    /// HMAT; empty when not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bandwidths_mb_s: Vec<u64>,
+    /// Host node to bind this memory to.
+    pub host_node: Option<u32>,
+}
