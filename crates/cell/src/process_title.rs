@@ -27,8 +27,8 @@ pub(crate) fn set(title: &CStr) -> io::Result<()> {
         return Ok(());
     }
     // SAFETY: the kernel has put the arguments there, on the stack of the first thread, below which this code
-    // runs; they are writable, and nobody else reads or writes them: the caller is the only thread that runs,
-    // and reads its arguments no more.
+    // runs; they are writable, and no other code reads or writes them: the caller is the only thread that
+    // runs, and does not read its arguments any more.
     unsafe {
         std::ptr::copy_nonoverlapping(title.as_ptr(), start as *mut u8, count);
         std::ptr::write_bytes((start + count) as *mut u8, 0, end - start - count);

@@ -3,8 +3,8 @@
 //!
 //! The lease is a socket pair; the monitors have its other end. [`crate::monitor`] defines the messages. When
 //! the client ends in any way, the kernel closes its end, and each monitor ends its VM unless the client sent
-//! [`LeaseOrder::Detach`]. `run` and `clone` fork the monitors (`cell::monitor::start`). The API has a process
-//! do that ([`Lease::by_program`]), since a process with many threads can't fork safely.
+//! [`LeaseOrder::Detach`]. `run` and `clone` fork the monitors (`cell::monitor::start`). The API has another
+//! process do that ([`Lease::by_program`]), since a process with many threads can't fork safely.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;

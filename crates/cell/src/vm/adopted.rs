@@ -1,4 +1,4 @@
-//! What a process has of a VM when it begins to serve it.
+//! State of a VM that a process has when it begins to serve the VM.
 
 use std::io;
 use std::os::fd::OwnedFd;

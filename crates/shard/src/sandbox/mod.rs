@@ -5,11 +5,12 @@
 //! the process), an empty read-only root, a user of its own, Landlock, no capabilities, `no_new_privs`, and
 //! for every thread a seccomp allow-list of its kind.
 //!
-//! [`close`] runs after the last file is open and before the first guest instruction. Beside its thread there
-//! is at most one, which adds memory to the VM, does nothing else, and ends before a vCPU exists
-//! (`machine::kvm_vm::MemoryMapping`). Every thread started later through the returned [`Threads`] seals itself before it runs its
-//! work; vCPUs begin when the first thread is sealed ([`Threads::seal_first`]). What the host does not allow
-//! is said in [`Closed::missing`]; under [`SandboxPolicy::Require`] it is an error instead.
+//! [`close`] runs after the last file is open and before the first guest instruction. Beside its thread
+//! there is at most one, which adds memory to the VM, does nothing else, and ends before a vCPU exists
+//! (`machine::kvm_vm::MemoryMapping`). Every thread started later through the returned [`Threads`] seals
+//! itself before it runs its work; vCPUs begin when the first thread is sealed ([`Threads::seal_first`]).
+//! [`Closed::missing`] names the layers that the host does not allow; under [`SandboxPolicy::Require`] they
+//! are an error instead.
 
 mod capabilities;
 mod dumps;

@@ -23,7 +23,7 @@ use crate::cluster::routes::MulticastRoutes;
 pub(super) struct Asserted {
     /// On the capacity of cells.
     pub(super) capacity: Assertions,
-    /// What messages between cells cost.
+    /// Costs of messages between cells.
     pub(super) costs: MulticastRoutes,
 }
 
