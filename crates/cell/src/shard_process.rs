@@ -347,7 +347,8 @@ impl ShardProcess {
             End::Status(WaitStatus::Exited(_, NOT_EXECUTED)) => {
                 let path = self.program.path().display();
                 format!(
-                    "could not execute {path}; help: install it from the same build as `mirrorball`, executable for all users"
+                    "could not execute {path}; help: install it from the same build as `mirrorball`, \
+                     executable for all users"
                 )
             }
             End::Status(WaitStatus::Exited(_, code)) => format!("left with status {code}"),

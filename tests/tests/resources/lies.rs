@@ -73,7 +73,7 @@ impl Lies {
         })
     }
 
-    /// The keeper and the shard of a VM that its cell serves, by its record: the shard is asked for nothing.
+    /// The keeper and the shard of a VM that its cell serves, by its record. The shard gets no request.
     #[track_caller]
     fn recorded(&self, name: &str) -> [u32; 2] {
         let file = self.cells.scratch.join(&format!("runtime/vms/{name}/vm.json"));
@@ -171,7 +171,7 @@ fn shard_that_reports_its_end_and_stays_is_killed_in_time() {
     lies.kill("lie-undead", run, shard);
 }
 
-/// What the cell's process does while a VM is to end.
+/// State of the cell's process while a VM is to end.
 #[derive(Clone, Copy, Debug)]
 enum CellProcess {
     Runs,
@@ -183,7 +183,7 @@ enum CellProcess {
     Stopped,
 }
 
-/// What ends a VM.
+/// Cause of a VM's end.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Kill,
