@@ -21,7 +21,8 @@ pub const KEEPER: &str = "mirrorball-keeper";
 pub enum ProgramError {
     /// The file cannot be opened, or is none to execute.
     #[error(
-        "the program {path} cannot be started: {why}; help: install it beside `mirrorball`, from the same build",
+        "the program {path} cannot be started: {why}; help: install it beside `mirrorball`, from the \
+         same build",
         path = .path.display()
     )]
     Unusable {
@@ -183,7 +184,8 @@ mod tests {
         };
         let line = program.unlike(Versions::up_to(VERSIONS.newest + 2)).to_string();
         let begin = format!(
-            "the program /usr/bin/mirrorball-shard speaks versions {} to {} of the protocol of shards, and this program {VERSIONS}; help: ",
+            "the program /usr/bin/mirrorball-shard speaks versions {} to {} of the protocol of shards, and \
+             this program {VERSIONS}; help: ",
             VERSIONS.newest + 1,
             VERSIONS.newest + 2
         );

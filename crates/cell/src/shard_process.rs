@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn all_who_wait_are_told_how_it_ended_and_not_before() {
+    fn each_waiter_receives_the_ending_and_not_before_the_end() {
         let sleeping = process(Command::new("sleep").arg("100"));
         std::thread::scope(|scope| {
             let waiting = [(); 3].map(|()| scope.spawn(|| sleeping.wait()));
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_said_last_goes_with_its_end() {
+    fn last_lines_of_a_shard_are_part_of_its_ending() {
         let said = process(Command::new("sh").args(["-c", "echo one; printf '\\033[31mtwo\\n' >&2; exit 3"]));
         assert_eq!(said.wait(), "its process left with status 3; it said:  [31mtwo");
     }

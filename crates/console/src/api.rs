@@ -369,7 +369,8 @@ async fn show_vm(Path(name): Path<String>) -> Result<Json<VmDetails>> {
 }
 
 /// Presses the power button, and kills the VM when it does not end in time. Answers when it has ended.
-#[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)), request_body = Stop, responses(
+#[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)),
+    request_body = Stop, responses(
     (status = 200, body = Stopped), (status = 403, body = Problem), (status = 404, body = Problem)))]
 async fn stop_vm(
     State(context): State<Context>,
@@ -409,7 +410,8 @@ async fn kill_vm(
 
 /// Has a VM stand still until it is resumed. Answers when it does.
 #[utoipa::path(post, path = "/v1/vms/{name}/pause", params(("name" = String, Path)), responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 409, body = Problem)))]
 async fn pause_vm(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
@@ -421,7 +423,8 @@ async fn pause_vm(
 
 /// Lets a VM go on that stands still.
 #[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path)), responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 409, body = Problem)))]
 async fn resume_vm(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
@@ -433,7 +436,8 @@ async fn resume_vm(
 
 /// Starts a VM again, as by a machine's reset button: its guest is not asked. Answers when it starts.
 #[utoipa::path(post, path = "/v1/vms/{name}/reset", params(("name" = String, Path)), responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 409, body = Problem)))]
 async fn reset_vm(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
@@ -445,7 +449,8 @@ async fn reset_vm(
 
 /// Sends each vCPU of a VM a non-maskable interrupt.
 #[utoipa::path(post, path = "/v1/vms/{name}/nmi", params(("name" = String, Path)), responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 409, body = Problem)))]
 async fn send_nmi(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
@@ -456,8 +461,10 @@ async fn send_nmi(
 }
 
 /// Changes what a VM uses of its host: a limit that is absent stays, one that is null is taken away.
-#[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path)), request_body = Limits, responses(
-    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem), (status = 404, body = Problem),
+#[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path)),
+    request_body = Limits, responses(
+    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem),
+    (status = 404, body = Problem),
     (status = 409, body = Problem)))]
 async fn update_vm(
     State(context): State<Context>,
@@ -489,8 +496,10 @@ async fn update_vm(
 }
 
 /// Sets what a VM's balloon takes.
-#[utoipa::path(put, path = "/v1/vms/{name}/balloon", params(("name" = String, Path)), request_body = Balloon, responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+#[utoipa::path(put, path = "/v1/vms/{name}/balloon", params(("name" = String, Path)),
+    request_body = Balloon, responses(
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 409, body = Problem)))]
 async fn set_balloon(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_is_asked_to_end_ends_its_vms_though_their_client_has_detached() {
+    fn monitor_that_receives_sigterm_ends_its_vm_though_the_client_has_detached() {
         let (_client, lease) = UnixStream::pair().unwrap();
         let (mut asks, signals) = UnixStream::pair().unwrap();
         let waiting = std::thread::spawn(move || wait(&lease, &Until::Asked(signals)));

@@ -265,7 +265,8 @@ fn granted(args: &RestoreArgs, spec: &VmSpec, directory: &Directory) -> Result<G
     let one_only = |net: &NetSpec| net.tap.is_some() || !net.forward.is_empty();
     if args.count > 1 && granted.spec.nets.iter().flatten().any(one_only) {
         return Err(miette!(
-            "--count {} --as-is: only one VM can have the snapshot's TAP devices and ports of the host; leave one of the two out",
+            "--count {} --as-is: only one VM can have the snapshot's TAP devices and ports \
+             of the host; leave one of the two out",
             args.count
         ));
     }
@@ -428,14 +429,15 @@ fn identify(parent: (&str, &VmSpec), vms: &[(String, VmSpec)], running: &[Runnin
                 continue;
             };
             scope.spawn(move || {
-                let done = identity(parent, &clone.name, spec)
-                    .and_then(|identity| {
-                        let agent = guest::connect(&clone.name, &clone.folder, AGENT_LIMIT)?;
-                        agent::client::identify(agent, &identity).map_err(|error| guest::explain(&clone.name, error))
-                    });
+                let done = identity(parent, &clone.name, spec).and_then(|identity| {
+                    let agent = guest::connect(&clone.name, &clone.folder, AGENT_LIMIT)?;
+                    let identified = agent::client::identify(agent, &identity);
+                    identified.map_err(|error| guest::explain(&clone.name, error))
+                });
                 if let Err(error) = done {
                     eprintln!(
-                        "mirrorball: {error}: its host name, hardware addresses, random numbers and time are its parent's"
+                        "mirrorball: {error}: its host name, hardware addresses, random numbers and time \
+                         are its parent's"
                     );
                 }
             });

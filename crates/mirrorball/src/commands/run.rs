@@ -57,7 +57,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         && let Some(unit) = scope::ends_with()
     {
         eprintln!(
-            "mirrorball: what is left running ends with {unit}; help: `run -d --scope` leaves it running in a scope of its own"
+            "mirrorball: what is left running ends with {unit}; help: `run -d --scope` leaves it running in \
+             a scope of its own"
         );
     }
     let boot_limit = Duration::from_secs(args.boot_limit);

@@ -149,7 +149,10 @@ fn list(json: bool) -> Result<ExitCode> {
     if json {
         let all: Vec<_> = vms
             .iter()
-            .map(|(name, spec)| json!({ "name": name, "running": is_running(name), "after": spec.after, "spec": spec }))
+            .map(|(name, spec)| {
+                let running = is_running(name);
+                json!({ "name": name, "running": running, "after": spec.after, "spec": spec })
+            })
             .collect();
         println!("{}", serde_json::to_string_pretty(&all).into_diagnostic()?);
     } else {

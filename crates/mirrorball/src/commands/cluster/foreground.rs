@@ -103,7 +103,8 @@ pub(super) fn stay(files: &Files) -> Result<ExitCode> {
                 }
                 Next::Lost => {
                     return Err(miette!(
-                        help = "read the cells' logs, and start them again with `mirrorball cluster up`; VMs run on",
+                        help = "read the cells' logs, and start them again with `mirrorball cluster up`; \
+                                VMs run on",
                         "no cell of this host runs any more"
                     ));
                 }

@@ -174,7 +174,8 @@ impl Follower {
                         self.lease.detach().into_diagnostic()?;
                         let name = self.vms.keys().next().map_or("", String::as_str);
                         eprintln!(
-                            "\r\nmirrorball: left {name} running; `mirrorball console {name}` comes back to it"
+                            "\r\nmirrorball: left {name} running; help: `mirrorball console {name}` attaches \
+                             again"
                         );
                         return Ok(ExitCode::SUCCESS);
                     }

@@ -56,8 +56,8 @@ fn memory_sum(vms: &BTreeMap<String, Followed>) {
     });
     if had > 0 {
         println!(
-            "The guests had {} of memory, for which the host spent {}; {} of their pages were shared with the \
-                 page cache of the host, and so with one another.",
+            "The guests had {} of memory, for which the host spent {}; {} of their pages were shared with \
+             the page cache of the host, and so with one another.",
             mib(had),
             mib(host),
             mib(shared)
