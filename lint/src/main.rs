@@ -1,26 +1,12 @@
 //! Checks the project's prose: words, links, widths. `make lint` runs it; docs/contributing/writing.md has
 //! the rules.
-//!
-//! `lint/allowed.txt` has, for each folder, how many findings of older text are left. A folder with more
-//! fails the check. `lint --lower` lowers the numbers of folders that have fewer by now. Links have no
-//! allowance.
 
-mod allowed;
 mod links;
 mod prose;
 mod words;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-use crate::allowed::Allowed;
-
-/// Path of the allowances, from the project's folder.
-const ALLOWED: &str = "lint/allowed.txt";
-
-/// Most findings of one folder that are shown.
-const SHOWN_MAX: usize = 40;
 
 /// A place that breaks a rule.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -34,62 +20,37 @@ struct Finding {
 }
 
 fn main() -> ExitCode {
-    let lowers = std::env::args().nth(1).as_deref() == Some("--lower");
-    match check(Path::new("."), lowers) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(lines) => {
+    match check(Path::new(".")) {
+        Ok(lines) if lines.is_empty() => return ExitCode::SUCCESS,
+        Ok(lines) => {
             lines.iter().for_each(|line| eprintln!("lint: {line}"));
-            ExitCode::FAILURE
+            eprintln!(
+                "lint: {} findings; help: change the text by docs/contributing/writing.md",
+                lines.len()
+            );
         }
+        Err(error) => eprintln!("lint: the project's files can't be read: {error}"),
     }
+    ExitCode::FAILURE
 }
 
-/// Checks the project in a folder. Errors are lines for a person.
-fn check(root: &Path, lowers: bool) -> Result<(), Vec<String>> {
-    let one = |line: String| vec![line];
-    let files = files(root).map_err(|error| one(format!("the project's files: {error}")))?;
-    let text =
-        std::fs::read_to_string(root.join(ALLOWED)).map_err(|error| one(format!("{ALLOWED}: {error}")))?;
-    let mut allowed = Allowed::parse(&text).map_err(|error| one(format!("{ALLOWED}: {error}")))?;
-    let mut found: BTreeMap<String, Vec<Finding>> = BTreeMap::new();
-    let mut broken = Vec::new();
-    for file in files {
+/// Checks the project in a folder. Returns the findings, as lines for a person.
+fn check(root: &Path) -> std::io::Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for file in files(root)? {
         // A file that is no text has no prose.
         let Ok(text) = std::fs::read_to_string(root.join(&file)) else {
             continue;
         };
         let name = file.display().to_string();
         if name.ends_with(".md") {
-            broken.extend(links::broken(root, &file, &text));
+            lines.extend(links::broken(root, &file, &text).iter().map(ToString::to_string));
         }
-        let of_file = prose::of(&name, &text)
-            .iter()
-            .flat_map(words::findings)
-            .collect::<Vec<_>>();
-        found
-            .entry(allowed::folder_of(&name))
-            .or_default()
-            .extend(of_file);
+        let findings = prose::of(&name, &text);
+        let findings = findings.iter().flat_map(words::findings);
+        lines.extend(findings.map(|finding| finding.to_string()));
     }
-    let mut lines: Vec<String> = broken.iter().map(ToString::to_string).collect();
-    for (folder, findings) in &found {
-        let most = allowed.of(folder);
-        if findings.len() > most {
-            lines.extend(findings.iter().take(SHOWN_MAX).map(ToString::to_string));
-            lines.push(format!(
-                "{folder} has {} findings, and {most} are allowed; \
-                 help: change what you wrote by docs/contributing/writing.md",
-                findings.len()
-            ));
-        } else {
-            allowed.set(folder, findings.len());
-        }
-    }
-    if lowers {
-        let written = std::fs::write(root.join(ALLOWED), allowed.to_string());
-        written.map_err(|error| one(format!("{ALLOWED}: {error}")))?;
-    }
-    if lines.is_empty() { Ok(()) } else { Err(lines) }
+    Ok(lines)
 }
 
 /// The files in a folder and the folders in it, from `root` and in their order, without hidden ones and those
