@@ -53,9 +53,9 @@ impl Story {
 
     fn deliver(&mut self) {
         let is_open = |(from, to): &(CellId, CellId)| !self.cut.contains(&(from.number, to.number));
-        let links: Vec<_> = self.world.under_way().filter(is_open).collect();
+        let links: Vec<_> = self.world.links.under_way().filter(is_open).collect();
         if let Some((from, to)) = self.rng.one_of(links.iter().copied()) {
-            let message: &Message<_, _> = &self.world.links[&(from, to)][0];
+            let message: &Message<_, _> = self.world.links.next(from, to).expect("under way");
             let what = format!("{from} to {to}: {message:?}");
             self.say(what);
             self.world.deliver(from, to);
@@ -63,7 +63,7 @@ impl Story {
     }
 
     fn learn(&mut self) {
-        let unknown: Vec<_> = self.world.unknown.iter().copied().collect();
+        let unknown: Vec<_> = self.world.links.unknown_deaths().collect();
         if let Some((at, dead)) = self.rng.one_of(unknown.into_iter()) {
             self.say(format!("{at} learns that {dead} is dead"));
             self.world.learn(at, dead);
@@ -125,7 +125,7 @@ impl Story {
     /// Everything that is under way comes.
     fn end(&mut self) {
         self.cut.clear();
-        while self.world.under_way().next().is_some() || !self.world.unknown.is_empty() {
+        while !self.world.links.is_quiet() {
             self.learn();
             self.deliver();
         }
