@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -14,6 +14,7 @@ use axum::routing::{get, post, put};
 use axum::{Extension, Json, Router};
 use config::settings::{MemberPolicy, ShareBetween, Usage};
 use config::{ConfigError, HostFacts, VmSpec};
+use locks::IgnorePoison;
 use nix::unistd::geteuid;
 use registry::cluster::client;
 use registry::cluster::files::Files;
@@ -251,7 +252,7 @@ async fn start_vm(
         let policy = caller.policy(&context.rights)?;
         let _starts = policy.map(|_| {
             let lock = context.members_start.lock();
-            lock.unwrap_or_else(PoisonError::into_inner)
+            lock.ignore_poison()
         });
         if let Some((uid, policy)) = policy {
             admit(&spec, uid, policy)?;

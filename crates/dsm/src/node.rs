@@ -4,12 +4,13 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use coherence::{Engine, Layout, LayoutError, ManagedRange, NodeId, Page};
+use locks::IgnorePoison;
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::batches::SHARERS_MAX;
 use crate::calibration::enough_ns;
 use crate::causal::Causal;
@@ -295,7 +296,7 @@ impl Node {
 
     /// Returns the length of the memory, bytes.
     pub fn bytes(&self) -> usize {
-        self.region.pages() as usize * PAGE_BYTES
+        self.region.pages() as usize * PAGE_LEN
     }
 
     /// Returns this node's number.
@@ -370,7 +371,7 @@ impl Node {
     pub fn meter(&self) -> Meter {
         let mut sum = Meter::default();
         for meter in &self.meters {
-            sum += *meter.lock().unwrap_or_else(PoisonError::into_inner);
+            sum += *meter.lock().ignore_poison();
         }
         sum
     }

@@ -13,6 +13,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use child_process::in_new_session;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -103,12 +104,10 @@ impl Session {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // SAFETY: setsid and restore are async-signal-safe and touch no memory.
+        in_new_session(&mut command);
+        // SAFETY: restore is async-signal-safe and touches no memory.
         unsafe {
-            command.pre_exec(|| {
-                nix::unistd::setsid()?;
-                affinity::restore()
-            });
+            command.pre_exec(affinity::restore);
         }
         let mut child = command.spawn()?;
         let stdin = child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe)));
@@ -126,11 +125,11 @@ impl Session {
             .stdin(pty.slave.try_clone()?)
             .stdout(pty.slave.try_clone()?)
             .stderr(pty.slave);
-        // SAFETY: setsid, restore and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command
-        // before this runs.
+        in_new_session(&mut command);
+        // SAFETY: restore and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command before
+        // this runs.
         unsafe {
             command.pre_exec(|| {
-                nix::unistd::setsid()?;
                 affinity::restore()?;
                 Errno::result(libc::ioctl(0, libc::TIOCSCTTY, 0))
                     .map(drop)

@@ -4,12 +4,13 @@ use std::io::{self, BufReader};
 use std::net::{Shutdown, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use agent::client::output;
 use agent::protocol::ExecRequest;
 use config::VmSpec;
+use locks::lock;
 use policy::span::Part;
 use protocol::CellId;
 use shard_api::launch::Order;
@@ -226,11 +227,6 @@ fn output_within(
     })?;
     let (_, output, said) = ended.map_err(|error| error.to_string())?;
     Ok((output, said))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is whole, whichever thread panicked.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
