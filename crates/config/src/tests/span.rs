@@ -398,7 +398,7 @@ fn span_of_a_flag_is_parsed_or_refused() {
     for text in ["", "all", "0,", "0-1", "70000", "{ cells = [0] }"] {
         let why = text.parse::<SpanSpec>().unwrap_err();
         assert_eq!(
-            why,
+            why.to_string(),
             format!("{text:?} are not cells: write `auto`, or their numbers, as 0,1")
         );
     }
@@ -480,7 +480,7 @@ fn memory_of_a_flag_is_parsed_or_refused() {
     use crate::SpanMemory;
     assert_eq!("coherent".parse(), Ok(SpanMemory::Coherent));
     assert_eq!(
-        "magic".parse::<SpanMemory>().unwrap_err(),
+        "magic".parse::<SpanMemory>().unwrap_err().to_string(),
         "\"magic\" is no kind of memory: write shared or coherent"
     );
     let named = SpanSpec::Cells(vec![0, 1]);
@@ -489,7 +489,10 @@ fn memory_of_a_flag_is_parsed_or_refused() {
         Ok(SpanSpec::Coherent(vec![0, 1]))
     );
     assert_eq!(
-        SpanSpec::Auto.with_memory(SpanMemory::Coherent).unwrap_err(),
+        SpanSpec::Auto
+            .with_memory(SpanMemory::Coherent)
+            .unwrap_err()
+            .to_string(),
         "each cell has a copy of coherent memory: name the cells, as 0,1"
     );
 }
