@@ -310,7 +310,7 @@ fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
         .admit(spec, used)
         .map_err(|fault| refused(format!("{}; {}", fault.message, fault.help)))?;
     for path in paths(spec) {
-        trusted_path::check(path, geteuid().as_raw()).map_err(refused)?;
+        trusted_path::check(path, geteuid().as_raw()).map_err(|why| refused(why.to_string()))?;
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ pub fn run() -> ! {
     let spec = RootSpec::parse(&cmdline);
     if spec.exists() {
         let reason = spec.enter();
-        give_up(&reason);
+        give_up(&reason.to_string());
     }
     userland()
 }
