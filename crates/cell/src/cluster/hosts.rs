@@ -322,10 +322,15 @@ fn reply(stream: &mut UnixStream, answer: CallAnswer, is_shared: bool) -> io::Re
 /// The name under which another host requests this program.
 pub const PROGRAM: &str = "mirrorball";
 
+/// Another program than this one.
+#[derive(Debug, thiserror::Error)]
+#[error("only {PROGRAM} is run for other hosts")]
+struct OtherProgram;
+
 /// Checks that the request is for this program, and takes the caller's directory if it exists here.
-fn own_program(request: &mut ExecRequest) -> Result<(), String> {
+fn own_program(request: &mut ExecRequest) -> Result<(), OtherProgram> {
     if request.argv.first().map(String::as_str) != Some(PROGRAM) {
-        return Err(format!("only {PROGRAM} is run for other hosts"));
+        return Err(OtherProgram);
     }
     request.argv[0] = "/proc/self/exe".to_owned();
     request.cwd = request.cwd.take().filter(|folder| Path::new(folder).is_dir());

@@ -241,7 +241,7 @@ mod tests {
         std::thread::spawn(move || {
             agent::server::serve_programs(far, |request| {
                 request.argv = ["sh", "-c", &script].map(str::to_owned).into();
-                Ok(())
+                Ok::<_, io::Error>(())
             })
         });
         let command = ExecRequest {

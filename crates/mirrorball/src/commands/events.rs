@@ -199,7 +199,7 @@ mod tests {
             "1f-2-300".parse(),
             Ok(StartAt::After("1f-2-300".parse().unwrap()))
         );
-        let why = "begin".parse::<StartAt>().unwrap_err();
+        let why = "begin".parse::<StartAt>().unwrap_err().to_string();
         assert!(why.contains("is no token"), "{why}");
     }
 }

@@ -4,6 +4,7 @@
 pub(super) mod world;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
 
 use super::{CellNumber, Message};
 use crate::CellId;
@@ -131,12 +132,37 @@ impl Story {
         }
     }
 
-    fn check(&self, seed: u64) -> Result<(), String> {
-        let Some(broken) = self.world.broken() else {
+    fn check(&self, seed: u64) -> Result<(), Violation> {
+        let Some(invariant) = self.world.broken() else {
             return Ok(());
         };
-        let steps: String = self.trace.iter().map(|step| format!("{step}\n")).collect();
-        Err(format!("{steps}seed {seed}: {broken}"))
+        Err(Violation {
+            steps: self.trace.iter().cloned().collect(),
+            seed,
+            invariant,
+        })
+    }
+}
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Violation {
+    /// The last steps of the run.
+    pub steps: Vec<String>,
+    /// The run's seed.
+    pub seed: u64,
+    /// The invariant, in one line.
+    pub invariant: &'static str,
+}
+
+impl std::error::Error for Violation {}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for step in &self.steps {
+            writeln!(out, "{step}")?;
+        }
+        write!(out, "seed {}: {}", self.seed, self.invariant)
     }
 }
 
@@ -144,7 +170,7 @@ impl Story {
 ///
 /// # Errors
 /// Names the invariant that does not hold, the seed, and the last steps.
-pub fn tell(seed: u64) -> Result<Outcome, String> {
+pub fn tell(seed: u64) -> Result<Outcome, Violation> {
     let mut story = Story::new(seed);
     for _ in 0..STEPS {
         story.step();
