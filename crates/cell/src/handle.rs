@@ -510,6 +510,7 @@ mod tests {
         why
     }
 
+    /// Promise HOSTILE-39.
     #[test]
     fn a_kill_ends_a_shard_whose_orders_fill_the_socket() {
         let (handle, shard, _unread) = hung();
@@ -645,6 +646,7 @@ mod tests {
         assert!(started.elapsed() < Duration::from_secs(50));
     }
 
+    /// Promise CMD-14.
     #[test]
     fn the_power_button_is_pressed_again_for_a_guest_that_did_not_notice() {
         let (handle, shard, orders) = hung();

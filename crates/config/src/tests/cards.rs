@@ -12,7 +12,7 @@ forward = ["5353:53", "udp:5353:53", "tcp:8080:80"]
 }
 
 #[test]
-fn a_user_card_reaches_the_host_only_when_asked() {
+fn user_card_reaches_the_host_only_on_request() {
     let card = |more: &str| {
         let text = format!("image = \"debian-12\"\n[[nets]]\nkind = \"user\"\n{more}");
         crate::parse("vm.toml", &text).unwrap().nets.unwrap()[0].host
