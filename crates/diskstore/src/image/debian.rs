@@ -132,7 +132,7 @@ pub fn build_debian(
     Ok(record)
 }
 
-/// Checks what is asked for.
+/// Checks the agent, the size and the packages of a request.
 fn check(request: &DebianRequest) -> Result<(), ImageError> {
     check_agent(&request.agent)?;
     if request.size_bytes < ROOT_BYTES_MIN {
