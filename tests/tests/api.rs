@@ -273,6 +273,7 @@ fn programs_use_a_guest_copy_it_and_see_what_it_takes() {
     );
 }
 
+/// Promise CELL-36.
 #[test]
 fn repeated_request_has_one_effect_through_the_deaths_of_processes() {
     let scratch = Scratch::new("api-again");

@@ -43,6 +43,7 @@ fn word(text: &str) -> &str {
 }
 
 /// Processes, files in memory, page cache and disk writes go on in each clone; its later writes are its own.
+/// Promise SHARE-19.
 #[test]
 fn clones_go_on_where_their_parent_stood_and_apart() {
     let scratch = Scratch::new("apart");
@@ -84,6 +85,7 @@ fn clones_go_on_where_their_parent_stood_and_apart() {
 }
 
 /// Names, addresses and random numbers differ; a clone's clone goes on too, when its ancestors are gone.
+/// Promise SHARE-20.
 #[test]
 fn clone_has_its_own_identity_and_can_be_cloned() {
     let scratch = Scratch::new("else");
@@ -131,6 +133,7 @@ fn a_kernel_notices_by_itself_that_it_is_a_clone() {
     );
 }
 
+/// Promise SHARE-21.
 #[test]
 fn clone_of_an_exclusive_disk_is_refused_with_its_name() {
     let scratch = Scratch::new("alone");

@@ -56,6 +56,7 @@ fn copies_of_the_memory_are_one_memory() {
     before.expect_unchanged("a VM with copies of its memory");
 }
 
+/// Promise COH-26.
 #[test]
 fn every_interrupt_comes_once_over_two_copies_while_vcpus_move() {
     let scratch = Scratch::new("coherent-moves");
@@ -128,6 +129,7 @@ fn linux_runs_its_processes_on_two_copies() {
     cells_are_empty(&cluster);
 }
 
+/// Promise COH-10.
 #[test]
 fn threads_on_two_cpus_of_each_shard_see_the_memory_order_of_x86() {
     let scratch = Scratch::new("coherent-order");

@@ -10,6 +10,7 @@ const PROGRAM: &str = r#"
 int main(void) { printf("%ld CPUs, %d\n", sysconf(_SC_NPROCESSORS_ONLN), 6 * 7); return 3; }
 "#;
 
+/// Promise CMD-17.
 #[test]
 fn debian_boots_compiles_keeps_its_files_and_obeys_the_power_button() {
     let scratch = Scratch::new("debian");

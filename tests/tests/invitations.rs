@@ -188,6 +188,7 @@ impl Drop for Cluster {
     }
 }
 
+/// Promise CELL-24.
 #[test]
 fn host_joins_by_its_token_once_and_the_cells_of_others_run_on() {
     let cluster = Cluster::up("invitations-join");
@@ -264,6 +265,7 @@ fn host_joins_by_its_token_once_and_the_cells_of_others_run_on() {
     Cluster::refused(invite("delta", &address("delta")), "no host can call");
 }
 
+/// Promise CELL-25.
 #[test]
 fn host_that_leaves_is_taken_out_everywhere_and_one_that_is_removed_is_cut_off_within_a_second() {
     let cluster = Cluster::up("invitations-leave");

@@ -29,6 +29,7 @@ fn seed(number: u64) -> u64 {
     100 + number
 }
 
+/// Promise SHARE-02.
 #[test]
 fn eight_vms_read_right_data_for_minutes_and_hold_no_other_vms_bytes() {
     let scratch = Scratch::new("isolation");
@@ -162,6 +163,7 @@ impl Drop for Ext4 {
 
 /// [`Scratch`] is in memory; here the base is on a disk's file system, and the host reclaims its pages
 /// meanwhile.
+/// Promise SHARE-04.
 #[test]
 fn a_base_on_ext4_may_be_evicted_while_it_is_mapped() {
     let scratch = Scratch::new("evicted");

@@ -9,6 +9,7 @@ use serde_json::Value;
 /// Time limit until a VM is gone after a command that ends it.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
+/// Promise CELL-11.
 #[test]
 fn cordoned_cell_takes_no_vm_and_keeps_those_that_run() {
     let scratch = Scratch::new("cordon");
@@ -64,6 +65,7 @@ fn cordoned_cell_takes_no_vm_and_keeps_those_that_run() {
     before.expect_unchanged("a cordon");
 }
 
+/// Promise HOSTILE-30.
 #[test]
 fn labels_select_the_vms_that_a_command_acts_on() {
     let scratch = Scratch::new("labels");
@@ -143,6 +145,7 @@ fn of_vm(events: &[Value], vm: &Vm) -> Vec<String> {
         .collect()
 }
 
+/// Promise HOSTILE-29.
 #[test]
 fn events_list_the_life_of_a_vm_and_of_its_cell_from_a_token_on() {
     let scratch = Scratch::new("events");
@@ -201,6 +204,7 @@ fn events_list_the_life_of_a_vm_and_of_its_cell_from_a_token_on() {
     mirrorball(["cluster", "down"]).ok();
 }
 
+/// Promise HOSTILE-28.
 #[test]
 fn defined_vms_start_with_the_cluster_in_their_order() {
     let scratch = Scratch::new("defined");

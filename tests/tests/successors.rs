@@ -15,6 +15,7 @@ const KILLS: usize = 100;
 /// A keeper gives up a VM that has used up ten monitors within ten seconds.
 const KILL_INTERVAL: Duration = Duration::from_millis(1100);
 
+/// Promise HOSTILE-13.
 #[test]
 fn vm_runs_on_while_its_monitors_are_killed_and_each_next_one_serves_it() {
     let scratch = Scratch::new("heir");
@@ -121,6 +122,7 @@ fn foreground_command_follows_its_vm_from_monitor_to_monitor() {
     before.expect_unchanged("a VM that its command followed");
 }
 
+/// Promise HOSTILE-31.
 #[test]
 fn vm_ends_with_its_command_whichever_monitor_it_has() {
     let scratch = Scratch::new("leased");
@@ -137,6 +139,7 @@ fn vm_ends_with_its_command_whichever_monitor_it_has() {
     before.expect_unchanged("kill -9 of a monitor and of the command");
 }
 
+/// Promise HOSTILE-26.
 #[test]
 fn vm_whose_monitor_is_killed_while_it_starts_again_runs_on() {
     let scratch = Scratch::new("again");
@@ -168,6 +171,7 @@ fn vm_whose_monitor_is_killed_while_it_starts_again_runs_on() {
     before.expect_unchanged("a VM whose monitors were killed while it started again");
 }
 
+/// Promise HOSTILE-27.
 #[test]
 fn terminated_monitor_ends_its_vm() {
     let scratch = Scratch::new("asked");
@@ -183,6 +187,7 @@ fn terminated_monitor_ends_its_vm() {
     before.expect_unchanged("SIGTERM to a monitor");
 }
 
+/// Promise HOSTILE-32.
 #[test]
 fn killed_keeper_ends_its_vm_alone() {
     let scratch = Scratch::new("keepers");

@@ -14,6 +14,7 @@ const LINUX_LANDING: u8 = 16;
 /// Measured in a busy lab host of two CPUs, 2026-11-24: 174 s with 64 vCPUs, 27 s with 16.
 const LINUX_LIMIT: Duration = Duration::from_secs(500);
 
+/// Promise SHARD-07.
 #[test]
 fn each_of_254_vcpus_starts_once_with_its_own_id_and_the_acpi_tables_list_them() {
     let scratch = Scratch::new("enumeration");
@@ -36,6 +37,7 @@ fn each_of_254_vcpus_starts_once_with_its_own_id_and_the_acpi_tables_list_them()
     assert!(counts.of("tables") >= 5, "{}", counts.line());
 }
 
+/// Promise SHARD-07.
 #[test]
 fn linux_boots_on_many_vcpus_and_works_on_each() {
     let cpus = if in_campaign() { LINUX_MOST } else { LINUX_LANDING };

@@ -10,8 +10,8 @@ mod identity;
 #[cfg(test)]
 mod tests;
 
-use std::io;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use crate::client::Stream;
 use crate::protocol::{ExecRequest, Kind, Ready, Request};
@@ -27,15 +27,15 @@ pub fn serve(stream: impl Stream) -> io::Result<()> {
 }
 
 /// Works as [`serve`], but runs only programs that `check` accepts; `check` may change the request.
-pub fn serve_programs(
+pub fn serve_programs<E: fmt::Display>(
     stream: impl Stream,
-    check: impl FnOnce(&mut ExecRequest) -> Result<(), String>,
+    check: impl FnOnce(&mut ExecRequest) -> Result<(), E>,
 ) -> io::Result<()> {
     let mut wire = Wire::new(&stream)?;
     match first(&mut wire)? {
         Some(Request::Exec(mut request)) => match check(&mut request) {
             Ok(()) => handle(&mut wire, Request::Exec(request)),
-            Err(why) => refuse(&mut wire, &why),
+            Err(why) => refuse(&mut wire, &why.to_string()),
         },
         Some(_) => refuse(&mut wire, "only programs are run here"),
         None => Ok(()),

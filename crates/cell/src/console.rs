@@ -8,9 +8,10 @@ mod ring;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+use locks::IgnorePoison;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use registry::console::{ATTACH, JOIN, LOG};
 
@@ -183,7 +184,7 @@ impl Console {
                 let mut state = self.state();
                 while state.total() <= from && follow && !state.closed {
                     let waited = self.0.more.wait_timeout(state, GONE_INTERVAL);
-                    let (next, wait) = waited.unwrap_or_else(PoisonError::into_inner);
+                    let (next, wait) = waited.ignore_poison();
                     state = next;
                     // A guest may print nothing for days, and many clients may come and go meanwhile.
                     if wait.timed_out() && has_gone(client) {
@@ -218,7 +219,7 @@ impl Console {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().ignore_poison()
     }
 }
 

@@ -102,6 +102,7 @@ mod tests {
         );
     }
 
+    /// Promise CELL-12.
     #[test]
     fn a_vm_that_the_kernel_killed_for_memory_ends_with_the_name_of_its_limit() {
         let gone = "its process was ended by SIGKILL";

@@ -13,10 +13,11 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fault_point::fault_point;
+use locks::IgnorePoison;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use shard_api::launch::{Answer, MoveReport, Order};
 
@@ -158,11 +159,11 @@ impl Handle {
     }
 
     fn freezing(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.0.freezing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.freezing.lock().ignore_poison()
     }
 
     fn freezable(&self) -> MutexGuard<'_, Option<Freezable>> {
-        self.0.freezable.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.freezable.lock().ignore_poison()
     }
 
     /// Moves a vCPU of a VM that spans cells, and ends its pin. An error of a move that takes too long leaves
@@ -196,7 +197,7 @@ impl Handle {
     /// Sends an order and waits for its answer; an order that is refused is an error. The shard carries out
     /// one at a time, and each may take the whole time.
     fn act(&self, order: &Order) -> io::Result<Answer> {
-        let _acting = self.0.acting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _acting = self.0.acting.lock().ignore_poison();
         let starts = {
             // Sending never blocks, so the lock may be held: the answer finds the order that it belongs to.
             let mut state = self.state();
@@ -295,7 +296,7 @@ impl Handle {
     pub(crate) fn wait_until_left(&self) -> bool {
         let mut state = self.state();
         while !state.is_left && !state.over {
-            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.0.changed.wait(state).ignore_poison();
         }
         !state.over
     }
@@ -448,12 +449,7 @@ impl Handle {
             if left.is_zero() {
                 break;
             }
-            state = self
-                .0
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = self.0.changed.wait_timeout(state, left).ignore_poison().0;
         }
         state
     }
@@ -464,7 +460,7 @@ impl Handle {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().ignore_poison()
     }
 }
 
@@ -514,6 +510,7 @@ mod tests {
         why
     }
 
+    /// Promise HOSTILE-39.
     #[test]
     fn a_kill_ends_a_shard_whose_orders_fill_the_socket() {
         let (handle, shard, _unread) = hung();
@@ -649,6 +646,7 @@ mod tests {
         assert!(started.elapsed() < Duration::from_secs(50));
     }
 
+    /// Promise CMD-14.
     #[test]
     fn the_power_button_is_pressed_again_for_a_guest_that_did_not_notice() {
         let (handle, shard, orders) = hung();

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use locks::IgnorePoison;
 use serde_json::Value;
 use shard_api::control::{Assembly, ControlSocket, PACKET_BYTES_MAX};
 use shard_api::launch::{Launch, NumberedOrder, Order, OrderId, Report};
@@ -80,7 +81,7 @@ impl ShardLink {
             return Err(io::Error::other("the VM is not running just now"));
         }
         // Each change is whole, whichever thread panicked.
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock().ignore_poison();
         let id = OrderId {
             incarnation: self.incarnation,
             request: *last + 1,

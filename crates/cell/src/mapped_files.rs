@@ -3,10 +3,11 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use diskstore::claim::Claim;
+use locks::IgnorePoison;
 use shard_api::launch::{MappedFile, Order};
 
 use crate::handle::Handle;
@@ -74,7 +75,7 @@ impl MappedFiles {
     }
 
     fn told(&self) -> MutexGuard<'_, Vec<bool>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        self.told.lock().ignore_poison()
     }
 }
 

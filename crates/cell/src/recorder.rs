@@ -1,8 +1,9 @@
 //! The record of a running VM in the registry, which several threads update.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use locks::IgnorePoison;
 use registry::vms::{Entry, Record};
 
 /// The record, while the VM has one. Cheap to clone; all clones are the same.
@@ -45,7 +46,7 @@ impl Recorder {
 
     fn lock(&self) -> MutexGuard<'_, Option<Recorded>> {
         // A panic of another thread leaves at most a change half made, which the next one completes.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 }
 

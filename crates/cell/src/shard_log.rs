@@ -10,9 +10,10 @@ use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use locks::lock;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use process_log::message_of;
@@ -215,11 +216,6 @@ fn follow(watched: &OwnedFd, reading: &Mutex<Reading>) {
             std::thread::sleep(FLOOD_PAUSE);
         }
     }
-}
-
-fn lock(reading: &Mutex<Reading>) -> MutexGuard<'_, Reading> {
-    // Bytes are kept one by one: a panic of another thread leaves them whole.
-    reading.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Reading {

@@ -3,11 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use keeper::client::{Exit, Keeper, Spawn};
 use keeper::spawn::{NOT_EXECUTED, Namespaces};
+use locks::IgnorePoison;
 use nix::poll::PollTimeout;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
@@ -376,7 +377,7 @@ impl ShardProcess {
 
     fn ended(&self) -> MutexGuard<'_, Option<End>> {
         // Each change is whole, whichever thread panicked.
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ended.lock().ignore_poison()
     }
 }
 

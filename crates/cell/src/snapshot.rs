@@ -31,10 +31,11 @@ use std::path::{Path, PathBuf};
 
 use config::VmSpec;
 use diskstore::disk::copy_scratch;
+use page::PAGE_BYTES;
 use registry::share_group::ShareGroup;
 use serde::{Deserialize, Serialize};
 use shard_api::message::FILES_MAX;
-use shard_api::saved::{self, FrozenMap, NOTHING, PAGE_BYTES, STATE_BYTES_MAX, SavedMachine};
+use shard_api::saved::{self, FrozenMap, NOTHING, STATE_BYTES_MAX, SavedMachine};
 
 use self::directory::Directory;
 use self::working_set::prefetch;

@@ -202,7 +202,8 @@ impl MultiHost {
         });
         Ok(Self {
             hosts: hosts.ok_or(io::Error::from(io::ErrorKind::NotFound))?,
-            guest: GuestProcessor::of(&home, shards).map_err(TenureError::Refused)?,
+            guest: GuestProcessor::of(&home, shards)
+                .map_err(|error| TenureError::Refused(error.to_string()))?,
         })
     }
 }

@@ -20,8 +20,6 @@
 
 mod counters;
 mod engine;
-#[cfg(test)]
-mod every_order;
 mod kinds;
 mod layout;
 mod manager;

@@ -20,6 +20,7 @@ use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
+pub use change::SiteChange;
 pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanTransport};
 pub use overlap::overlap;
 pub use users::{UserPlan, UserSpec};

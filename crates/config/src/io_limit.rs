@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Size;
 use crate::fault::{Fault, fault};
+use crate::{Size, SizeError};
 
 /// Minimum limit in bytes per second; less would delay a single request by seconds.
 const BYTES_MIN: u64 = 64 << 10;
@@ -63,27 +63,39 @@ impl IoLimitSpec {
     }
 }
 
+/// A text that is not the value of a flag for limits of I/O.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IoLimitError {
+    /// The size of a limit in bytes.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// A number of requests.
+    #[error("{0:?} is no number of requests each second")]
+    Requests(String),
+    /// Another key, or none.
+    #[error(
+        "{0:?} is no limit of I/O: write read_bytes=SIZE, write_bytes=SIZE, \
+         reads=NUMBER or writes=NUMBER"
+    )]
+    Limit(String),
+}
+
 /// Parses the value of a flag: `read_bytes=100M,writes=500`.
 impl FromStr for IoLimitSpec {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = IoLimitError;
+    fn from_str(text: &str) -> Result<Self, IoLimitError> {
         let mut limit = Self::default();
         for part in text.split(',') {
             let number = |value: &str| {
                 let parsed = value.parse::<u64>();
-                parsed.map_err(|_| format!("{value:?} is no number of requests each second"))
+                parsed.map_err(|_| IoLimitError::Requests(value.to_owned()))
             };
             match part.split_once('=') {
                 Some(("read_bytes", size)) => limit.read_bytes = Some(size.parse()?),
                 Some(("write_bytes", size)) => limit.write_bytes = Some(size.parse()?),
                 Some(("reads", requests)) => limit.reads = Some(number(requests)?),
                 Some(("writes", requests)) => limit.writes = Some(number(requests)?),
-                _ => {
-                    return Err(format!(
-                        "{part:?} is no limit of I/O: write read_bytes=SIZE, write_bytes=SIZE, \
-                         reads=NUMBER or writes=NUMBER"
-                    ));
-                }
+                _ => return Err(IoLimitError::Limit(part.to_owned())),
             }
         }
         Ok(limit)
@@ -112,7 +124,7 @@ mod tests {
             ("bytes=1M", "\"bytes=1M\" is no limit"),
             ("", "\"\" is no limit"),
         ] {
-            let error = text.parse::<IoLimitSpec>().unwrap_err();
+            let error = text.parse::<IoLimitSpec>().unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
     }

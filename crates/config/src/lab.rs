@@ -12,7 +12,7 @@ use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
-pub use link::{Delay, LinkSpec, Loss, Quality};
+pub use link::{Delay, DelayError, LinkSpec, Loss, LossError, Quality};
 
 /// Maximum host processes on one machine.
 const HOSTS_MAX: usize = 64;

@@ -60,13 +60,29 @@ impl fmt::Display for Selector {
     }
 }
 
-impl FromStr for Label {
-    type Err = String;
+/// A flag that is no label, or no condition on one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LabelError {
+    /// No key and value.
+    #[error("{0:?} is no label: write KEY=VALUE, as team=web")]
+    NotALabel(String),
+    /// A key against Kubernetes' rules.
+    #[error("{0:?} can't be a label's key; write {KEY_HELP}")]
+    Key(String),
+    /// A value against Kubernetes' rules.
+    #[error("{0:?} can't be a label's value; write {VALUE_HELP}")]
+    Value(String),
+    /// A key of two labels.
+    #[error("the label {0} is given twice; give each key once")]
+    Twice(String),
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Label {
+    type Err = LabelError;
+
+    fn from_str(text: &str) -> Result<Self, LabelError> {
         let label = text.split_once('=');
-        let (key, value) =
-            label.ok_or_else(|| format!("{text:?} is no label: write KEY=VALUE, as team=web"))?;
+        let (key, value) = label.ok_or_else(|| LabelError::NotALabel(text.to_owned()))?;
         check_key(key)?;
         check_value(value)?;
         Ok(Self {
@@ -77,9 +93,9 @@ impl FromStr for Label {
 }
 
 impl FromStr for Selector {
-    type Err = String;
+    type Err = LabelError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, LabelError> {
         if text.contains('=') {
             let Label { key, value } = text.parse()?;
             return Ok(Self {
@@ -99,11 +115,11 @@ impl FromStr for Selector {
 ///
 /// # Errors
 /// If a key is given twice.
-pub fn of_flags(flags: &[Label]) -> Result<Labels, String> {
+pub fn of_flags(flags: &[Label]) -> Result<Labels, LabelError> {
     let mut labels = Labels::new();
     for Label { key, value } in flags {
         if labels.insert(key.clone(), value.clone()).is_some() {
-            return Err(format!("the label {key} is given twice; give each key once"));
+            return Err(LabelError::Twice(key.clone()));
         }
     }
     Ok(labels)
@@ -137,14 +153,16 @@ pub(crate) fn check(labels: &Labels) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_key(key: &str) -> Result<(), String> {
-    let fault = || format!("{key:?} can't be a label's key; write {KEY_HELP}");
-    is_key(key).then_some(()).ok_or_else(fault)
+fn check_key(key: &str) -> Result<(), LabelError> {
+    is_key(key)
+        .then_some(())
+        .ok_or_else(|| LabelError::Key(key.to_owned()))
 }
 
-fn check_value(value: &str) -> Result<(), String> {
-    let fault = || format!("{value:?} can't be a label's value; write {VALUE_HELP}");
-    is_value(value).then_some(()).ok_or_else(fault)
+fn check_value(value: &str) -> Result<(), LabelError> {
+    is_value(value)
+        .then_some(())
+        .ok_or_else(|| LabelError::Value(value.to_owned()))
 }
 
 fn is_key(key: &str) -> bool {
@@ -252,9 +270,10 @@ mod tests {
     #[test]
     fn label_that_is_given_twice_is_refused() {
         let flags = ["a=1", "b=1", "a=1"].map(|text| text.parse().unwrap());
-        let why = of_flags(&flags).unwrap_err();
+        let why = of_flags(&flags).unwrap_err().to_string();
         assert!(why.contains("label a is given twice"), "{why}");
-        assert!("team".parse::<Label>().unwrap_err().contains("KEY=VALUE"));
+        let why = "team".parse::<Label>().unwrap_err().to_string();
+        assert!(why.contains("KEY=VALUE"), "{why}");
     }
 
     #[test]

@@ -24,11 +24,11 @@ pub mod vm;
 pub use error::ConfigError;
 pub use fault::Fault;
 pub use host::{Access, FileKind, HostFacts, check_host, duplicate_names};
-pub use io_limit::IoLimitSpec;
-pub use labels::{Label, Labels, Selector};
-pub use span::{SpanMemory, SpanSpec};
+pub use io_limit::{IoLimitError, IoLimitSpec};
+pub use labels::{Label, LabelError, Labels, Selector};
+pub use span::{SpanError, SpanMemory, SpanSpec};
 pub use validate::{Transport, check, forward, is_name, mac};
-pub use vm::{Size, VmSpec};
+pub use vm::{Size, SizeError, VmSpec};
 
 /// A parsed VM file: the spec, and the place of each part in the text.
 #[derive(Clone, Debug)]

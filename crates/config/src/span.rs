@@ -74,25 +74,37 @@ impl SpanSpec {
     ///
     /// # Errors
     /// If no cells are named and each is to have a copy.
-    pub fn with_memory(self, memory: SpanMemory) -> Result<Self, String> {
+    pub fn with_memory(self, memory: SpanMemory) -> Result<Self, SpanError> {
         match (self, memory) {
             (Self::Auto, SpanMemory::Shared) => Ok(Self::Auto),
-            (Self::Auto, SpanMemory::Coherent) => {
-                Err("each cell has a copy of coherent memory: name the cells, as 0,1".to_owned())
-            }
+            (Self::Auto, SpanMemory::Coherent) => Err(SpanError::CoherentAuto),
             (Self::Cells(cells) | Self::Coherent(cells), SpanMemory::Shared) => Ok(Self::Cells(cells)),
             (Self::Cells(cells) | Self::Coherent(cells), SpanMemory::Coherent) => Ok(Self::Coherent(cells)),
         }
     }
 }
 
+/// A flag that is no span, or no memory of one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpanError {
+    /// Coherent memory in cells that are chosen later.
+    #[error("each cell has a copy of coherent memory: name the cells, as 0,1")]
+    CoherentAuto,
+    /// Another kind of memory.
+    #[error("{0:?} is no kind of memory: write shared or coherent")]
+    Memory(String),
+    /// No list of cells.
+    #[error("{0:?} are not cells: write `auto`, or their numbers, as 0,1")]
+    Cells(String),
+}
+
 impl FromStr for SpanMemory {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = SpanError;
+    fn from_str(text: &str) -> Result<Self, SpanError> {
         match text {
             "shared" => Ok(Self::Shared),
             "coherent" => Ok(Self::Coherent),
-            _ => Err(format!("{text:?} is no kind of memory: write shared or coherent")),
+            _ => Err(SpanError::Memory(text.to_owned())),
         }
     }
 }
@@ -139,15 +151,15 @@ impl<'de> Deserialize<'de> for SpanSpec {
 
 /// Parses the value of a flag: `auto`, or `0,1`.
 impl FromStr for SpanSpec {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = SpanError;
+    fn from_str(text: &str) -> Result<Self, SpanError> {
         if text == "auto" {
             return Ok(Self::Auto);
         }
         let cells: Result<Vec<u16>, _> = text.split(',').map(str::parse).collect();
         cells
             .map(Self::Cells)
-            .map_err(|_| format!("{text:?} are not cells: write `auto`, or their numbers, as 0,1"))
+            .map_err(|_| SpanError::Cells(text.to_owned()))
     }
 }
 

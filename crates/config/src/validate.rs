@@ -35,6 +35,26 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     start_order::check(spec)?;
     labels::check(&spec.labels)?;
     sharing::check_group(spec)?;
+    check_cpus(spec)?;
+    check_restart(spec)?;
+    check_scratch_limit(spec)?;
+    if let Some(limit) = &spec.io_limit {
+        limit.check()?;
+    }
+    check_memory(spec)?;
+    check_boot_source(spec)?;
+    check_root(spec)?;
+    check_kernel(spec)?;
+    check_command(spec)?;
+    check_disks(spec)?;
+    check_nets(spec)?;
+    sharing::check(spec)?;
+    span::check(spec)?;
+    nodes::check(spec)
+}
+
+/// Checks the number, weight and limit of CPUs.
+fn check_cpus(spec: &VmSpec) -> Result<(), Fault> {
     if spec.cpus == 0 || spec.cpus > 254 {
         return Err(fault(
             &["cpus"],
@@ -62,6 +82,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             "write a number from 0.01 to 1024, as 1.5",
         ));
     }
+    Ok(())
+}
+
+/// A VM with a command ends with it.
+fn check_restart(spec: &VmSpec) -> Result<(), Fault> {
     if spec.restart != RestartSpec::No && spec.command.is_some() {
         return Err(fault(
             &["restart"],
@@ -70,6 +95,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
         )
         .or_by_flag("leave out --restart or the command"));
     }
+    Ok(())
+}
+
+/// Checks the limit of temporary overlays.
+fn check_scratch_limit(spec: &VmSpec) -> Result<(), Fault> {
     if spec
         .scratch_limit
         .is_some_and(|limit| limit.0 < SCRATCH_LIMIT_MIN)
@@ -80,10 +110,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             "write 1M or more, as 4G, or leave it out",
         ));
     }
-    if let Some(limit) = &spec.io_limit {
-        limit.check()?;
-    }
-    check_memory(spec)?;
+    Ok(())
+}
+
+/// A VM boots an image or a kernel.
+fn check_boot_source(spec: &VmSpec) -> Result<(), Fault> {
     if spec.image.is_none() && spec.kernel_files().is_none() {
         // The error is at a [kernel] without a path, or at `--cmdline` alone.
         let at = spec.kernel.as_ref().map(|_| &["kernel", "cmdline"][..]);
@@ -94,6 +125,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
         )
         .or_by_flag("add `--image debian-12`, or `--kernel FILE`"));
     }
+    Ok(())
+}
+
+/// Checks the root disk, which is the image's.
+fn check_root(spec: &VmSpec) -> Result<(), Fault> {
     if spec.root.persistent && spec.image.is_none() {
         return Err(fault(
             &["root"],
@@ -108,6 +144,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             "add `name`: the disk is kept by it",
         ));
     }
+    Ok(())
+}
+
+/// Checks the initramfs and the command line.
+fn check_kernel(spec: &VmSpec) -> Result<(), Fault> {
     if let Some(kernel) = &spec.kernel
         && kernel.initrd.is_some()
         && kernel.path.is_none()
@@ -126,6 +167,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             "one line, 2,000 bytes at most",
         ));
     }
+    Ok(())
+}
+
+/// Checks the command.
+fn check_command(spec: &VmSpec) -> Result<(), Fault> {
     if spec.command.as_ref().is_some_and(Vec::is_empty) {
         return Err(fault(
             &["command"],
@@ -133,6 +179,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             "give a program and its arguments, or leave it out",
         ));
     }
+    Ok(())
+}
+
+/// Checks the number of disks, and each.
+fn check_disks(spec: &VmSpec) -> Result<(), Fault> {
     if spec.disks.len() > 24 {
         return Err(fault(
             &["disks"],
@@ -151,6 +202,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             .or_by_flag("add `--name NAME`: the writes are kept by it"));
         }
     }
+    Ok(())
+}
+
+/// Checks the number of network cards, and each.
+fn check_nets(spec: &VmSpec) -> Result<(), Fault> {
     let nets = spec.nets.as_deref().unwrap_or_default();
     if nets.len() > 4 {
         return Err(fault(
@@ -162,9 +218,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     for (index, net) in nets.iter().enumerate() {
         nets::check(net, &index.to_string())?;
     }
-    sharing::check(spec)?;
-    span::check(spec)?;
-    nodes::check(spec)
+    Ok(())
 }
 
 /// Whether a VM can have this name: files and control groups have it too.

@@ -392,31 +392,55 @@ fn yes() -> bool {
     true
 }
 
+/// A text that is not a [`Size`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// It does not start with a number of 64 bits.
+    #[error("{0:?} is not a size: write a number and a unit, as \"512M\"")]
+    NotASize(String),
+    /// A number alone, or of bytes.
+    #[error("the size {text:?} has no unit: write \"{number}M\" or \"{number}G\"")]
+    NoUnit {
+        /// The whole text.
+        text: String,
+        /// Its number.
+        number: u64,
+    },
+    /// Another unit than K, M, G and T.
+    #[error("{0:?} is not a unit of size: use K, M, G or T")]
+    UnknownUnit(String),
+    /// More bytes than 64 bits count.
+    #[error("the size {0:?} is too large for any machine: write a smaller one")]
+    TooLarge(String),
+}
+
 impl Size {
     /// Parses a number with a unit. A number without one is refused: `512` could mean bytes or MiB.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// The first part that is wrong.
+    pub fn parse(text: &str) -> Result<Self, SizeError> {
         let text = text.trim();
         let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let (number, unit) = text.split_at(digits);
-        let number: u64 = number
-            .parse()
-            .map_err(|_| format!("{text:?} is not a size: write a number and a unit, as \"512M\""))?;
+        let number: u64 = number.parse().map_err(|_| SizeError::NotASize(text.to_owned()))?;
         let shift = match unit.trim().to_ascii_uppercase().as_str() {
             "K" | "KB" | "KIB" => 10,
             "M" | "MB" | "MIB" => 20,
             "G" | "GB" | "GIB" => 30,
             "T" | "TB" | "TIB" => 40,
             "" | "B" => {
-                return Err(format!(
-                    "the size {text:?} has no unit: write \"{number}M\" or \"{number}G\""
-                ));
+                return Err(SizeError::NoUnit {
+                    text: text.to_owned(),
+                    number,
+                });
             }
-            _ => return Err(format!("{unit:?} is not a unit of size: use K, M, G or T")),
+            _ => return Err(SizeError::UnknownUnit(unit.to_owned())),
         };
         number
             .checked_mul(1 << shift)
             .map(Size)
-            .ok_or_else(|| format!("the size {text:?} is too large for any machine: write a smaller one"))
+            .ok_or_else(|| SizeError::TooLarge(text.to_owned()))
     }
 }
 
@@ -431,8 +455,8 @@ impl fmt::Display for Size {
 }
 
 impl std::str::FromStr for Size {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = SizeError;
+    fn from_str(text: &str) -> Result<Self, SizeError> {
         Self::parse(text)
     }
 }

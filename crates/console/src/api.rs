@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -14,6 +14,7 @@ use axum::routing::{get, post, put};
 use axum::{Extension, Json, Router};
 use config::settings::{MemberPolicy, ShareBetween, Usage};
 use config::{ConfigError, HostFacts, VmSpec};
+use locks::IgnorePoison;
 use nix::unistd::geteuid;
 use registry::cluster::client;
 use registry::cluster::files::Files;
@@ -251,7 +252,7 @@ async fn start_vm(
         let policy = caller.policy(&context.rights)?;
         let _starts = policy.map(|_| {
             let lock = context.members_start.lock();
-            lock.unwrap_or_else(PoisonError::into_inner)
+            lock.ignore_poison()
         });
         if let Some((uid, policy)) = policy {
             admit(&spec, uid, policy)?;
@@ -309,7 +310,7 @@ fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
         .admit(spec, used)
         .map_err(|fault| refused(format!("{}; {}", fault.message, fault.help)))?;
     for path in paths(spec) {
-        trusted_path::check(path, geteuid().as_raw()).map_err(refused)?;
+        trusted_path::check(path, geteuid().as_raw()).map_err(|why| refused(why.to_string()))?;
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ pub(crate) async fn metrics() -> Result<Response, Problem> {
         let vms: Vec<Vm> = records.iter().map(Vm::from).collect();
         // Without the right to read it, VMs' host memory is left out.
         let memory = memory_use::read(&records).map_or_else(|_| Vec::new(), |known| known.vms);
-        let taken: Vec<(String, u64, u64)> = memory
+        let taken: Vec<Taken> = memory
             .iter()
             .map(|vm| (vm.name.clone(), vm.host_bytes, vm.shared_bytes()))
             .collect();
@@ -33,110 +33,107 @@ pub(crate) async fn metrics() -> Result<Response, Problem> {
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// Formats the text. `taken`: for each VM, the host memory that it uses and the memory that it shares.
-fn text(vms: &[Vm], taken: &[(String, u64, u64)], cells: &[Cell]) -> Result<String, std::fmt::Error> {
-    let mut registry = Registry::with_prefix("mirrorball");
-    let mut gauge = |name: &str, help: &str, values: Vec<(Labels, u64)>| {
+/// Host memory of a VM, bytes: its name, the memory that it uses, and the memory that it shares.
+type Taken = (String, u64, u64);
+
+/// Formats the text. `taken` has each VM whose memory could be read.
+fn text(vms: &[Vm], taken: &[Taken], cells: &[Cell]) -> Result<String, std::fmt::Error> {
+    let mut gauges = Gauges(Registry::with_prefix("mirrorball"));
+    gauges.add_vms(vms);
+    gauges.add_memory(taken);
+    gauges.add_cells(cells);
+    let mut text = String::new();
+    encode(&mut text, &gauges.0)?;
+    Ok(text)
+}
+
+/// The registry of this program's metrics, all of which are gauges.
+struct Gauges(Registry);
+
+impl Gauges {
+    fn add(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, u64)>) {
         let family = Family::<Labels, Gauge>::default();
         for (labels, value) in values {
             family
                 .get_or_create(&labels)
                 .set(i64::try_from(value).unwrap_or(i64::MAX));
         }
-        registry.register(name, help, family);
-    };
-    let of_vms = |value: fn(&Vm) -> u64| vms.iter().map(|vm| (label("vm", &vm.name), value(vm))).collect();
-    gauge("vm_cpus", "vCPUs of a VM", of_vms(|vm| u64::from(vm.cpus)));
-    gauge(
-        "vm_memory_bytes",
-        "Memory of a guest",
-        of_vms(|vm| vm.memory_bytes),
-    );
-    gauge(
-        "vm_boots",
-        "How often a guest started",
-        of_vms(|vm| u64::from(vm.boots)),
-    );
-    gauge(
-        "vm_start_time_seconds",
-        "When a VM was started, since 1970",
-        of_vms(|vm| vm.started_unix_s),
-    );
-    let of_labels = vms.iter().flat_map(|vm| {
-        let of_vm = move |(key, value): (&String, &String)| {
-            let words = [("vm", &vm.name), ("key", key), ("value", value)];
-            (words.map(|(name, value)| (name, value.clone())).to_vec(), 1)
+        self.0.register(name, help, family);
+    }
+
+    fn add_vms(&mut self, vms: &[Vm]) {
+        let mut add = |name, help, value: fn(&Vm) -> u64| {
+            self.add(
+                name,
+                help,
+                vms.iter().map(|vm| (label("vm", &vm.name), value(vm))),
+            );
         };
-        vm.labels.iter().map(of_vm)
-    });
-    gauge("vm_label", "1 for each label of a VM", of_labels.collect());
-    let of_taken = |value: fn(&(String, u64, u64)) -> u64| {
-        taken.iter().map(|vm| (label("vm", &vm.0), value(vm))).collect()
-    };
-    gauge(
-        "vm_host_bytes",
-        "Memory that the host spends on a VM",
-        of_taken(|vm| vm.1),
-    );
-    gauge(
-        "vm_shared_bytes",
-        "Memory of a guest that others use too, or could",
-        of_taken(|vm| vm.2),
-    );
-    let of_cells = |value: fn(&Cell) -> u64| {
-        cells
-            .iter()
-            .map(|cell| (label("cell", &cell.number.to_string()), value(cell)))
-            .collect()
-    };
-    gauge(
-        "cell_up",
-        "1 if a cell's process runs",
-        of_cells(|cell| u64::from(cell.runs)),
-    );
-    gauge(
-        "cell_cordoned",
-        "1 if a cell takes no new VM",
-        of_cells(|cell| u64::from(cell.cordoned)),
-    );
-    gauge(
-        "cell_lives",
-        "Processes that a cell has had",
-        of_cells(|cell| u64::from(cell.life.unwrap_or(0))),
-    );
-    gauge(
-        "cell_cpus",
-        "CPUs of a cell",
-        of_cells(|cell| cell.cpus.len() as u64),
-    );
-    gauge(
-        "cell_vcpus",
-        "vCPUs of a cell's VMs",
-        of_cells(|cell| u64::from(cell.vcpus)),
-    );
-    gauge(
-        "cell_memory_bytes",
-        "Memory that a cell gives out",
-        of_cells(|cell| cell.memory_bytes),
-    );
-    gauge(
-        "cell_given_bytes",
-        "Memory that a cell's VMs have",
-        of_cells(|cell| cell.given_bytes),
-    );
-    gauge(
-        "cell_lent_bytes",
-        "Memory that a cell has lent to others",
-        of_cells(|cell| cell.lent_bytes),
-    );
-    gauge(
-        "cell_borrowed_bytes",
-        "Memory that others have lent a cell",
-        of_cells(|cell| cell.borrowed_bytes),
-    );
-    let mut text = String::new();
-    encode(&mut text, &registry)?;
-    Ok(text)
+        add("vm_cpus", "vCPUs of a VM", |vm| u64::from(vm.cpus));
+        add("vm_memory_bytes", "Memory of a guest", |vm| vm.memory_bytes);
+        add("vm_boots", "How often a guest started", |vm| u64::from(vm.boots));
+        add(
+            "vm_start_time_seconds",
+            "When a VM was started, since 1970",
+            |vm| vm.started_unix_s,
+        );
+        let of_labels = vms.iter().flat_map(|vm| {
+            let of_vm = move |(key, value): (&String, &String)| {
+                let words = [("vm", &vm.name), ("key", key), ("value", value)];
+                (words.map(|(name, value)| (name, value.clone())).to_vec(), 1)
+            };
+            vm.labels.iter().map(of_vm)
+        });
+        self.add("vm_label", "1 for each label of a VM", of_labels);
+    }
+
+    fn add_memory(&mut self, taken: &[Taken]) {
+        let mut add = |name, help, value: fn(&Taken) -> u64| {
+            self.add(name, help, taken.iter().map(|vm| (label("vm", &vm.0), value(vm))));
+        };
+        add("vm_host_bytes", "Memory that the host spends on a VM", |vm| vm.1);
+        add(
+            "vm_shared_bytes",
+            "Memory of a guest that others use too, or could",
+            |vm| vm.2,
+        );
+    }
+
+    fn add_cells(&mut self, cells: &[Cell]) {
+        let mut add = |name, help, value: fn(&Cell) -> u64| {
+            let number = |cell: &Cell| label("cell", &cell.number.to_string());
+            self.add(name, help, cells.iter().map(|cell| (number(cell), value(cell))));
+        };
+        add("cell_up", "1 if a cell's process runs", |cell| {
+            u64::from(cell.runs)
+        });
+        add("cell_cordoned", "1 if a cell takes no new VM", |cell| {
+            u64::from(cell.cordoned)
+        });
+        add("cell_lives", "Processes that a cell has had", |cell| {
+            u64::from(cell.life.unwrap_or(0))
+        });
+        add("cell_cpus", "CPUs of a cell", |cell| cell.cpus.len() as u64);
+        add("cell_vcpus", "vCPUs of a cell's VMs", |cell| {
+            u64::from(cell.vcpus)
+        });
+        add("cell_memory_bytes", "Memory that a cell gives out", |cell| {
+            cell.memory_bytes
+        });
+        add("cell_given_bytes", "Memory that a cell's VMs have", |cell| {
+            cell.given_bytes
+        });
+        add(
+            "cell_lent_bytes",
+            "Memory that a cell has lent to others",
+            |cell| cell.lent_bytes,
+        );
+        add(
+            "cell_borrowed_bytes",
+            "Memory that others have lent a cell",
+            |cell| cell.borrowed_bytes,
+        );
+    }
 }
 
 fn label(name: &'static str, value: &str) -> Labels {

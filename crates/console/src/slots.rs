@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use axum::http::StatusCode;
+use locks::IgnorePoison;
 
 use crate::api::{Result, blocking};
 use crate::caller::Caller;
@@ -89,7 +90,7 @@ impl Slots {
     /// Takes a slot, if the caller has one left.
     pub(crate) fn take_free(&self, caller: Caller) -> Option<Slot> {
         let uid = caller.uid();
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken.lock().ignore_poison();
         let count = taken.entry(uid).or_default();
         if *count >= self.most(caller) {
             return None;
@@ -104,7 +105,7 @@ impl Slots {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.slots.taken.lock().ignore_poison();
         if let Some(count) = taken.get_mut(&self.uid) {
             *count -= 1;
             if *count == 0 {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use coherence::Right;
 use nix::poll::{PollFd, PollFlags, poll};
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::clock::ran_ns;
 use crate::region::{Method, Region, RegionError, RegionOptions};
 use crate::userfault::{FAULTS_MAX, Fault};
@@ -45,7 +45,7 @@ pub fn enough_ns(method: Option<Method>, options: RegionOptions<'_>) -> Result<u
 pub fn touch(region: &Region, page: u32) {
     assert!(page < region.pages());
     // SAFETY: within the view.
-    unsafe { region.view().add(page as usize * PAGE_BYTES).write_volatile(1) };
+    unsafe { region.view().add(page as usize * PAGE_LEN).write_volatile(1) };
 }
 
 /// Runs `work` on a new thread and serves its faults on this one. Between faults this thread polls or sleeps.

@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use locks::IgnorePoison;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::batches::{AHEAD_MAX, Batches, SHARERS_MAX, ahead};
@@ -192,16 +193,16 @@ impl Causal {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        self.changed.wait(state).ignore_poison()
     }
 
     fn wait_until<'a>(&self, state: MutexGuard<'a, State>, until: Instant) -> MutexGuard<'a, State> {
         let rest = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout(state, rest);
-        waited.unwrap_or_else(PoisonError::into_inner).0
+        waited.ignore_poison().0
     }
 }

@@ -7,8 +7,9 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use locks::IgnorePoison;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::region::Region;
@@ -152,13 +153,13 @@ impl Mailbox {
     fn wait(&self) -> u64 {
         let mut state = self.state();
         while state.pending > 0 && !state.is_over {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).ignore_poison();
         }
         std::mem::take(&mut state.freed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 }
 
@@ -193,7 +194,7 @@ impl Discards {
     /// A write during the call may be lost, and a read may return old contents or zeroes. A write after the
     /// call is kept. Pages past the region's end are ignored.
     pub fn give_back(&self, pages: impl IntoIterator<Item = Range<u32>>) -> u64 {
-        let _exclusive = self.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
+        let _exclusive = self.exclusive.lock().ignore_poison();
         let mut freed = 0;
         let mut posted = 0;
         let mut last: Option<Block> = None;

@@ -23,7 +23,7 @@ use self::landing::Landing;
 pub use self::peers::Peers;
 use self::residencies::Residencies;
 use self::waiters::Waiters;
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::clock::{now_ns, ran_ns};
 use crate::discards::Mailbox;
 use crate::heat::Heat;
@@ -70,7 +70,7 @@ pub struct EngineDriver {
     /// Work on merged pages that waits until the merger or the engine returns.
     pub deferred: VecDeque<DeferredWork>,
     /// Bytes of the page that is being offered.
-    pub offered: Box<[u8; PAGE_BYTES]>,
+    pub offered: Box<[u8; PAGE_LEN]>,
     /// Blocks that this node's threads give back.
     pub mailbox: Arc<Mailbox>,
     /// Pages discarded since the list was last read.
@@ -107,7 +107,7 @@ impl EngineDriver {
             landing: Landing::default(),
             merging: None,
             deferred: VecDeque::new(),
-            offered: Box::new([0; PAGE_BYTES]),
+            offered: Box::new([0; PAGE_LEN]),
             mailbox,
             forgotten: Vec::with_capacity(LIST),
             freed: 0..0,
@@ -206,7 +206,7 @@ impl EngineDriver {
         &mut self,
         to: usize,
         frames: &[u8],
-        page: Option<*const [u8; PAGE_BYTES]>,
+        page: Option<*const [u8; PAGE_LEN]>,
         with_answers: bool,
     ) {
         let result = self.peers.post(to, frames, page, with_answers);

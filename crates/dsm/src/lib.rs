@@ -53,12 +53,10 @@ pub use latency::Latency;
 pub use link::{Link, PAGE_FRAME_BYTES};
 pub use meter::{Meter, Stalls};
 pub use node::{Node, NodeError, Polls, Prepared, Settings, Site, Spawn, Step};
+pub use page::PAGE_LEN;
 pub use region::{Method, PAGES_MAX, Region, RegionError, RegionOptions};
 pub use server_thread::prepare_server_thread;
 pub use shape::{LANES_MAX, Shape};
 pub use shutdown::End;
 pub use userfault::{DEVICE as USERFAULT_DEVICE, FaultDelivery, SERVING as USERFAULT_SERVING};
 pub use wire::Pipes;
-
-/// Bytes of a page.
-pub const PAGE_BYTES: usize = 4096;

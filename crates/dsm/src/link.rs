@@ -11,12 +11,12 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::frame::{FRAME_BYTES, Frame};
 use crate::wire::{EMPTY_SEGMENT, Pipes, Wire, segment};
 
 /// Bytes of a message with a page.
-pub const PAGE_FRAME_BYTES: usize = FRAME_BYTES + PAGE_BYTES;
+pub const PAGE_FRAME_BYTES: usize = FRAME_BYTES + PAGE_LEN;
 /// Control messages received at once.
 const INBOX_BYTES: usize = 64 * FRAME_BYTES;
 
@@ -61,7 +61,7 @@ impl Link {
                 bytes: 0,
                 to: std::ptr::null_mut(),
             },
-            surplus: Vec::with_capacity(PAGE_BYTES),
+            surplus: Vec::with_capacity(PAGE_LEN),
         }
     }
 
@@ -124,10 +124,10 @@ impl Link {
     ///
     /// # Errors
     /// As [`Link::send`].
-    pub unsafe fn send_page(&mut self, frames: &[u8], page: *const [u8; PAGE_BYTES]) -> io::Result<()> {
+    pub unsafe fn send_page(&mut self, frames: &[u8], page: *const [u8; PAGE_LEN]) -> io::Result<()> {
         let frames = segment(frames.as_ptr(), frames.len());
         // SAFETY: the frames are borrowed as long as the call, and the caller promises the same of the page.
-        unsafe { self.bulk.send([frames, segment(page.cast(), PAGE_BYTES)]) }
+        unsafe { self.bulk.send([frames, segment(page.cast(), PAGE_LEN)]) }
     }
 
     /// Returns the next control message, if one is complete.
@@ -178,7 +178,7 @@ impl Link {
             if had < FRAME_BYTES {
                 let rest = &mut partial.frame[had..];
                 let (count, mut beyond) = if self.surplus.is_empty() {
-                    let segments = [segment(rest.as_mut_ptr(), rest.len()), segment(guess, PAGE_BYTES)];
+                    let segments = [segment(rest.as_mut_ptr(), rest.len()), segment(guess, PAGE_LEN)];
                     // SAFETY: the rest of this link's own frame, and the caller's promise.
                     let Some(count) = unsafe { self.bulk.receive(segments) }? else {
                         return Ok(None);
@@ -218,13 +218,13 @@ impl Link {
                 let count = if self.surplus.is_empty() {
                     // SAFETY: the caller's promise for the rest of the page.
                     let Some(count) =
-                        unsafe { self.bulk.receive([segment(to, PAGE_BYTES - done), EMPTY_SEGMENT]) }?
+                        unsafe { self.bulk.receive([segment(to, PAGE_LEN - done), EMPTY_SEGMENT]) }?
                     else {
                         return Ok(None);
                     };
                     count
                 } else {
-                    let count = self.surplus.len().min(PAGE_BYTES - done);
+                    let count = self.surplus.len().min(PAGE_LEN - done);
                     // SAFETY: the caller's promise; there is room for the rest of the page.
                     unsafe { to.copy_from(self.surplus.as_ptr(), count) };
                     self.surplus.drain(..count);

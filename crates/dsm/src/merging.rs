@@ -20,7 +20,7 @@ use std::sync::Arc;
 use coherence::merged::{Accessed, Batch, Level, MergeMessage, MergeOp, Merger, Merges, Ticket, VectorTime};
 use coherence::{Layout, Message, NodeId, Page};
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::batches::{AHEAD_MAX, Batches, ahead};
 use crate::causal::Causal;
 use crate::clock::now_ns;
@@ -58,7 +58,7 @@ pub enum DeferredWork {
 struct DelayedMessage {
     to: usize,
     frame: Frame,
-    page: Option<Box<[u8; PAGE_BYTES]>>,
+    page: Option<Box<[u8; PAGE_LEN]>>,
     ticket: Ticket,
 }
 
@@ -152,7 +152,7 @@ impl Merging {
         driver: &mut EngineDriver,
         to: usize,
         frame: Frame,
-        page: Option<*const [u8; PAGE_BYTES]>,
+        page: Option<*const [u8; PAGE_LEN]>,
     ) {
         let ticket = self.collect(driver);
         if self.delayed.is_empty() && self.merger.may_send(ticket) {
@@ -174,7 +174,7 @@ impl Merging {
         driver: &mut EngineDriver,
         to: usize,
         mut frame: Frame,
-        page: Option<*const [u8; PAGE_BYTES]>,
+        page: Option<*const [u8; PAGE_LEN]>,
     ) {
         let stamp = self.merger.stamp();
         let sent = stamp.of(self.layout.me) as u32;

@@ -4,12 +4,13 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use coherence::{Engine, Layout, LayoutError, ManagedRange, NodeId, Page};
+use locks::IgnorePoison;
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::batches::SHARERS_MAX;
 use crate::calibration::enough_ns;
 use crate::causal::Causal;
@@ -157,6 +158,16 @@ impl Prepared {
     }
 }
 
+/// Settings that the servers of a node have in common.
+struct ServerSetup<'a> {
+    lanes: u16,
+    names: Arc<Vec<String>>,
+    settings: &'a Settings,
+    /// Whether pages of tables are merged.
+    merges: bool,
+    share_a_cpu: bool,
+}
+
 impl Node {
     /// Starts node `me`, with a link to each other node for each page server. `hook` is called at the end
     /// with its reason.
@@ -227,64 +238,89 @@ impl Node {
         let obstacle = cannot_merge(nodes, lanes).filter(|_| has_tables);
         let merges = has_tables && obstacle.is_none();
         node.notes.extend(obstacle);
-        let names = Arc::new(names);
-        // Two page servers of this node on one CPU would wait for each other, as those of two nodes do.
-        let share_a_cpu = !settings.cpus.is_empty() && settings.cpus.len() < usize::from(lanes);
+        let setup = ServerSetup {
+            lanes,
+            names: Arc::new(names),
+            settings,
+            merges,
+            // Two page servers of this node on one CPU would wait for each other, as those of two nodes do.
+            share_a_cpu: !settings.cpus.is_empty() && settings.cpus.len() < usize::from(lanes),
+        };
         let mut refused = None;
         for (number, links) in links.into_iter().enumerate() {
-            let layout = Layout {
-                stripe: number as u32,
-                stripes: u32::from(lanes),
-                ..node.layout.clone()
-            };
-            let mailbox = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
-            let mailbox = Arc::new(mailbox);
-            node.discards.add_mailbox(mailbox.clone());
-            let mut driver = EngineDriver::new(
-                me,
-                node.region.clone(),
-                node.heat.clone(),
-                node.latency.clone(),
-                Peers::new(links, names.clone()),
-                mailbox,
-            );
-            driver.prefetches = node.prefetches.clone();
-            if merges {
-                let pinned = settings.pinned.clone();
-                let causal = Causal::new(usize::from(me), nodes, settings.processors, pinned);
-                let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
-                node.causal = Some(causal.clone());
-                let merging = Merging::new(layout.clone(), causal, settings.processors);
-                driver.merging = Some(Box::new(merging));
-            }
-            let meter = Arc::new(Mutex::new(Meter::default()));
-            let server = PageServer::new(
-                number as u16,
-                Engine::new(layout)?,
-                driver,
-                node.shutdown.clone(),
-                meter.clone(),
-                node.enough_ns.clone(),
-                if share_a_cpu { Polls::Never } else { settings.polls },
-            );
-            node.meters.push(meter);
-            let cpu = (!settings.cpus.is_empty()).then(|| settings.cpus[number % settings.cpus.len()]);
-            let realtime = settings.realtime;
-            let (prepared, was_prepared) = std::sync::mpsc::channel();
-            let first = move || {
-                let _ = prepared.send(prepare_server_thread(cpu, realtime));
-            };
-            let thread = spawn(
-                format!("lane {number}"),
-                Box::new(first),
-                Box::new(move || server.run()),
-            );
-            let thread = thread.map_err(NodeError::Threads)?;
-            node.servers.push(thread);
-            refused = refused.or(was_prepared.recv().ok().flatten());
+            refused = refused.or(node.start_server(number, links, &setup, spawn)?);
         }
         node.notes.extend(refused);
         Ok(node)
+    }
+
+    /// Starts the server of the `number`th stripe of pages, with its links to the other nodes. Returns a
+    /// note if its thread was refused a CPU or a priority.
+    fn start_server(
+        &mut self,
+        number: usize,
+        links: Vec<Option<Link>>,
+        setup: &ServerSetup<'_>,
+        spawn: Spawn<'_>,
+    ) -> Result<Option<String>, NodeError> {
+        let ServerSetup {
+            lanes,
+            ref names,
+            settings,
+            merges,
+            share_a_cpu,
+        } = *setup;
+        let (me, nodes) = (self.me, usize::from(self.layout.nodes));
+        let layout = Layout {
+            stripe: number as u32,
+            stripes: u32::from(lanes),
+            ..self.layout.clone()
+        };
+        let mailbox = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
+        let mailbox = Arc::new(mailbox);
+        self.discards.add_mailbox(mailbox.clone());
+        let mut driver = EngineDriver::new(
+            me,
+            self.region.clone(),
+            self.heat.clone(),
+            self.latency.clone(),
+            Peers::new(links, names.clone()),
+            mailbox,
+        );
+        driver.prefetches = self.prefetches.clone();
+        if merges {
+            let pinned = settings.pinned.clone();
+            let causal = Causal::new(usize::from(me), nodes, settings.processors, pinned);
+            let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
+            self.causal = Some(causal.clone());
+            let merging = Merging::new(layout.clone(), causal, settings.processors);
+            driver.merging = Some(Box::new(merging));
+        }
+        let meter = Arc::new(Mutex::new(Meter::default()));
+        let server = PageServer::new(
+            number as u16,
+            Engine::new(layout)?,
+            driver,
+            self.shutdown.clone(),
+            meter.clone(),
+            self.enough_ns.clone(),
+            if share_a_cpu { Polls::Never } else { settings.polls },
+        );
+        self.meters.push(meter);
+        let cpu = (!settings.cpus.is_empty()).then(|| settings.cpus[number % settings.cpus.len()]);
+        let realtime = settings.realtime;
+        let (prepared, was_prepared) = std::sync::mpsc::channel();
+        let first = move || {
+            let _ = prepared.send(prepare_server_thread(cpu, realtime));
+        };
+        let thread = spawn(
+            format!("lane {number}"),
+            Box::new(first),
+            Box::new(move || server.run()),
+        );
+        let thread = thread.map_err(NodeError::Threads)?;
+        self.servers.push(thread);
+        Ok(was_prepared.recv().ok().flatten())
     }
 
     /// Returns the memory, valid as long as the node. Other nodes write it too: it must be used as memory
@@ -295,7 +331,7 @@ impl Node {
 
     /// Returns the length of the memory, bytes.
     pub fn bytes(&self) -> usize {
-        self.region.pages() as usize * PAGE_BYTES
+        self.region.pages() as usize * PAGE_LEN
     }
 
     /// Returns this node's number.
@@ -370,7 +406,7 @@ impl Node {
     pub fn meter(&self) -> Meter {
         let mut sum = Meter::default();
         for meter in &self.meters {
-            sum += *meter.lock().unwrap_or_else(PoisonError::into_inner);
+            sum += *meter.lock().ignore_poison();
         }
         sum
     }

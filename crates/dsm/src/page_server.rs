@@ -18,9 +18,10 @@ mod waiting;
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use coherence::{EFFECTS_MAX, Effect, Engine};
+use locks::IgnorePoison;
 use urpc::poll::PollTime;
 
 use self::discarding::Discarding;
@@ -192,7 +193,7 @@ impl PageServer {
         if let Some(merging) = &self.driver.merging {
             self.driver.meter.merge(&merging.merges());
         }
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.driver.meter;
+        *self.shared.lock().ignore_poison() = self.driver.meter;
     }
 }
 

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use coherence::Right;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::userfault::{FaultDelivery, Userfault, UserfaultError};
 
 /// Largest number of pages, 32 GiB: a guest's 16 GiB with the holes between them.
@@ -127,7 +127,7 @@ impl Region {
         let file: File = memfd_create(options.name, MFdFlags::MFD_CLOEXEC)
             .map_err(refused("create"))?
             .into();
-        let bytes = pages as usize * PAGE_BYTES;
+        let bytes = pages as usize * PAGE_LEN;
         nix::unistd::ftruncate(&file, bytes as i64).map_err(refused("size"))?;
         let view = map(&file, bytes)?;
         let alias = map(&file, bytes).inspect_err(|_| unmap(view, bytes))?;
@@ -171,20 +171,20 @@ impl Region {
 
     /// Finds out by a trial whether pages of the page cache can be mapped read-only.
     fn best_method(&self, device: Option<BorrowedFd<'_>>) -> Result<Method, RegionError> {
-        let page = map(&self.file, PAGE_BYTES)?;
+        let page = map(&self.file, PAGE_LEN)?;
         let tried = (|| {
             let userfault = Userfault::open(FaultDelivery::Reader, device)?;
             let at = page.as_ptr() as usize;
-            userfault.register(at..at + PAGE_BYTES, true)?;
+            userfault.register(at..at + PAGE_LEN, true)?;
             // The page must be in the page cache; its contents are zero.
             // SAFETY: the first page of the alias; no other code has the region yet.
             unsafe { self.alias.as_ptr().write_volatile(0) };
-            Ok(match userfault.map_cached(at..at + PAGE_BYTES, false) {
+            Ok(match userfault.map_cached(at..at + PAGE_LEN, false) {
                 Ok(()) => Method::Continue,
                 Err(_) => Method::Copy,
             })
         })();
-        unmap(page, PAGE_BYTES);
+        unmap(page, PAGE_LEN);
         if let Ok(Method::Copy) = tried {
             punch(&self.file, 0..1).map_err(|error| RegionError::Refused("punch a hole into", error))?;
         }
@@ -265,7 +265,7 @@ impl Region {
 
     /// Returns the page of an address in the view.
     pub fn page_at(&self, address: usize) -> Option<u32> {
-        let page = address.checked_sub(self.view.as_ptr() as usize)? / PAGE_BYTES;
+        let page = address.checked_sub(self.view.as_ptr() as usize)? / PAGE_LEN;
         u32::try_from(page).ok().filter(|page| *page < self.pages)
     }
 
@@ -284,14 +284,14 @@ impl Region {
     }
 
     /// Returns the page's bytes, whatever the view permits. Valid until its right changes from or to none.
-    pub fn bytes(&self, page: u32) -> *mut [u8; PAGE_BYTES] {
+    pub fn bytes(&self, page: u32) -> *mut [u8; PAGE_LEN] {
         assert!(page < self.pages, "page {page} of {}", self.pages);
         let base = match self.shadow {
             Some(shadow) if self.mapped(page) == Right::None => shadow,
             _ => self.alias,
         };
         // SAFETY: within the mapping.
-        unsafe { base.as_ptr().add(page as usize * PAGE_BYTES).cast() }
+        unsafe { base.as_ptr().add(page as usize * PAGE_LEN).cast() }
     }
 
     /// Zeroes a page that no node has written.
@@ -301,7 +301,7 @@ impl Region {
             return;
         }
         // SAFETY: the page is not in the view, so no thread reads it; the page server is its only writer.
-        unsafe { self.bytes(page).cast::<u8>().write_bytes(0, PAGE_BYTES) };
+        unsafe { self.bytes(page).cast::<u8>().write_bytes(0, PAGE_LEN) };
     }
 
     /// Maps a page in the view with a right, and wakes the threads that wait for it.
@@ -376,7 +376,7 @@ impl Region {
                     let at = self.view_of(page) as *mut libc::c_void;
                     // SAFETY: our own mapping of a file: the page stays in the page cache, and a thread that
                     // touches it blocks.
-                    if unsafe { libc::madvise(at, PAGE_BYTES, libc::MADV_DONTNEED) } != 0 {
+                    if unsafe { libc::madvise(at, PAGE_LEN, libc::MADV_DONTNEED) } != 0 {
                         return Err(io::Error::last_os_error());
                     }
                 }
@@ -401,8 +401,8 @@ impl Region {
             unsafe {
                 shadow
                     .as_ptr()
-                    .add(page as usize * PAGE_BYTES)
-                    .cast::<[u8; PAGE_BYTES]>()
+                    .add(page as usize * PAGE_LEN)
+                    .cast::<[u8; PAGE_LEN]>()
                     .copy_from(from, 1)
             };
         }
@@ -443,7 +443,7 @@ impl Region {
     }
 
     fn view_of(&self, page: u32) -> usize {
-        self.view.as_ptr() as usize + page as usize * PAGE_BYTES
+        self.view.as_ptr() as usize + page as usize * PAGE_LEN
     }
 
     fn addresses(&self, pages: Range<u32>) -> Range<usize> {
@@ -458,7 +458,7 @@ fn row_pages(pages: u32, lanes: u16) -> u32 {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let bytes = self.pages as usize * PAGE_BYTES;
+        let bytes = self.pages as usize * PAGE_LEN;
         unmap(self.view, bytes);
         unmap(self.alias, bytes);
         if let Some(shadow) = self.shadow {
@@ -496,7 +496,7 @@ fn map(file: &File, bytes: usize) -> Result<NonNull<u8>, RegionError> {
 fn punch(file: &File, pages: Range<u32>) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (offset, bytes) = (i64::from(pages.start), pages.len() as i64);
-    let page = PAGE_BYTES as i64;
+    let page = PAGE_LEN as i64;
     // SAFETY: a file of our own; the mappings stay.
     if unsafe { libc::fallocate(file.as_raw_fd(), mode, offset * page, bytes * page) } != 0 {
         return Err(io::Error::last_os_error());

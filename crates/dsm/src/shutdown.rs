@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
+use locks::IgnorePoison;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// Time for which the hook waits until all page servers have reported the end to the other nodes.
@@ -97,7 +98,7 @@ impl Shutdown {
 
     /// Records that a page server has reported the end and stopped.
     pub fn server_reported(&self) {
-        let mut unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unreported = self.unreported.lock().ignore_poison();
         *unreported = unreported.saturating_sub(1);
         self.all_reported.notify_all();
     }
@@ -106,7 +107,7 @@ impl Shutdown {
     /// the process, which closes the streams of all page servers: a node without a report would then take
     /// this one for the lost one.
     pub fn call_hook(&self) {
-        let unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
+        let unreported = self.unreported.lock().ignore_poison();
         let waited = self
             .all_reported
             .wait_timeout_while(unreported, REPORT_TIMEOUT, |unreported| *unreported > 0);

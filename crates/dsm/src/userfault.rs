@@ -8,7 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 
 const API: u64 = 0xaa;
 /// Device that lets accesses by the kernel block too, for any process that is passed its open descriptor.
@@ -231,11 +231,11 @@ impl Userfault {
     ///
     /// # Errors
     /// `EEXIST` if there is one.
-    pub fn map_copy(&self, page: usize, bytes: &[u8; PAGE_BYTES], writable: bool) -> io::Result<()> {
+    pub fn map_copy(&self, page: usize, bytes: &[u8; PAGE_LEN], writable: bool) -> io::Result<()> {
         let mut arg = CopyArg {
             to: page as u64,
             from: bytes.as_ptr() as u64,
-            len: PAGE_BYTES as u64,
+            len: PAGE_LEN as u64,
             mode: if writable { 0 } else { COPY_WP },
             copied: 0,
         };
@@ -263,7 +263,7 @@ impl Userfault {
     /// The kernel's error.
     pub fn set_writable(&self, page: usize, writable: bool) -> io::Result<()> {
         let mut arg = WriteProtectArg {
-            range: range(page, PAGE_BYTES),
+            range: range(page, PAGE_LEN),
             mode: if writable { 0 } else { WRITEPROTECT_ON },
         };
         ioctl(&self.fd, UFFDIO_WRITEPROTECT, &mut arg)
@@ -274,7 +274,7 @@ impl Userfault {
     /// # Errors
     /// The kernel's error.
     pub fn wake(&self, page: usize) -> io::Result<()> {
-        ioctl(&self.fd, UFFDIO_WAKE, &mut range(page, PAGE_BYTES))
+        ioctl(&self.fd, UFFDIO_WAKE, &mut range(page, PAGE_LEN))
     }
 
     /// Reads at most as many faults as `faults` holds. Returns their number, 0 if there are none.

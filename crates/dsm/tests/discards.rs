@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use dsm::{Node, PAGE_BYTES, Settings, Shape};
+use dsm::{Node, PAGE_LEN, Settings, Shape};
 use support::{LIMIT, METHODS, Nodes, fill_home, published, shape, start, start_with, within, word};
 
 /// One node writes each page and another one reads it, so that several have memory for it.
@@ -66,7 +66,7 @@ fn discarded_pages_use_no_memory_on_any_node_and_read_zero() {
                 ..shape(nodes, PAGES)
             });
             fill(&memory, 0..PAGES);
-            assert!(resident(&memory) >= u64::from(2 * PAGES) * PAGE_BYTES as u64);
+            assert!(resident(&memory) >= u64::from(2 * PAGES) * PAGE_LEN as u64);
             let giver = &memory.nodes[usize::from(nodes) - 1];
             assert_eq!(give_back(giver, 0..PAGES), u64::from(PAGES), "{method:?}");
             settles_to(&memory, 0);
@@ -94,7 +94,7 @@ fn only_discarded_pages_are_zeroed() {
         let gone = |page| given.iter().any(|range| range.contains(&page));
         let freed = memory.nodes[0].discards().give_back(given.clone());
         assert_eq!(freed, 1 + 10 + 30 + 24);
-        settles_to(&memory, before - 2 * freed * PAGE_BYTES as u64);
+        settles_to(&memory, before - 2 * freed * PAGE_LEN as u64);
         for page in 0..1024 {
             let wanted = if gone(page) { 0 } else { u64::from(page) + 1 };
             for node in &memory.nodes {

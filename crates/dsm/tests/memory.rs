@@ -147,7 +147,7 @@ fn access_across_pages_of_two_nodes_completes() {
                 std::thread::spawn(move || {
                     let node = &memory.nodes[thread];
                     // Node 0 manages page 7, node 1 page 8; each invalidates the other's copy.
-                    let at = node.view().wrapping_add(8 * dsm::PAGE_BYTES - 4).cast::<u64>();
+                    let at = node.view().wrapping_add(8 * dsm::PAGE_LEN - 4).cast::<u64>();
                     for turn in 0..500_u64 {
                         // SAFETY: within the view; no thread relies on the value.
                         unsafe { at.write_unaligned(turn) };
@@ -172,7 +172,7 @@ fn system_calls_fetch_remote_pages() {
         word(&memory.nodes[0], 1, 0).store(u64::from_le_bytes(*b"elsewher"), SeqCst);
         let (mut near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
         // SAFETY: a page of the view, which no thread writes meanwhile.
-        let page = unsafe { std::slice::from_raw_parts(memory.nodes[1].view().add(dsm::PAGE_BYTES), 8) };
+        let page = unsafe { std::slice::from_raw_parts(memory.nodes[1].view().add(dsm::PAGE_LEN), 8) };
         near.write_all(page).unwrap();
         let mut bytes = [0; 8];
         far.read_exact(&mut bytes).unwrap();

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dsm::{Node, PAGE_BYTES, Settings};
+use dsm::{Node, PAGE_LEN, Settings};
 
 use support::{LIMIT, Nodes, piped, shape, slow, start_linked, start_over, within, word};
 
@@ -22,7 +22,7 @@ const DATA: u32 = 120;
 const LINK: u64 = 0x23;
 
 fn entry(page: u32) -> u64 {
-    (u64::from(page) * PAGE_BYTES as u64) | LINK
+    (u64::from(page) * PAGE_LEN as u64) | LINK
 }
 
 /// Starts nodes whose processors have the same root loaded, with one table below it. The link between the
@@ -47,7 +47,7 @@ fn loaded(nodes: Nodes) -> Nodes {
     word(&nodes.nodes[0], ROOT, 0).store(entry(TABLE), Relaxed);
     for node in &nodes.nodes {
         let causal = node.causal().expect("few nodes and one lane");
-        causal.root(0, Some(u64::from(ROOT) * PAGE_BYTES as u64));
+        causal.root(0, Some(u64::from(ROOT) * PAGE_LEN as u64));
     }
     nodes
 }

@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::Duration;
 
-use dsm::{Node, PAGE_BYTES};
+use dsm::{Node, PAGE_LEN};
 
 /// Words of 8 bytes in a page.
-pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
+pub const PAGE_WORDS: usize = PAGE_LEN / 8;
 /// Reads of a word before the thread yields its CPU.
 const SPINS: u32 = 1000;
 /// Reads of a word before the thread sleeps between them.

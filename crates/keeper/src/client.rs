@@ -8,9 +8,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use locks::IgnorePoison;
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::message::{FILES_MAX, Message};
@@ -123,7 +124,7 @@ impl Keeper {
 
     /// Lets the VM outlive this process: the keeper has the next cell or successor serve it.
     pub fn release(self) {
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self.connection.lock().ignore_poison();
         // Only a message ends the VM.
         connection.socket = None;
     }
@@ -146,7 +147,7 @@ impl Keeper {
     /// # Errors
     /// If this process has no descriptors left, or the keeper is gone.
     pub fn connection(&self) -> io::Result<OwnedFd> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.lock().ignore_poison();
         let socket = connection.socket.as_ref().ok_or_else(|| self.gone())?;
         socket.as_fd().try_clone_to_owned()
     }
@@ -378,7 +379,7 @@ impl Keeper {
         mut take: impl FnMut(Message, Vec<OwnedFd>) -> Option<io::Result<T>>,
     ) -> io::Result<T> {
         let deadline = Instant::now() + timeout;
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self.connection.lock().ignore_poison();
         connection.last_request += 1;
         let request = connection.last_request;
         let packet = message
@@ -475,14 +476,14 @@ impl Keeper {
     }
 
     fn exits(&self) -> MutexGuard<'_, BTreeMap<i32, i32>> {
-        self.exits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.exits.lock().ignore_poison()
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
         let _ = self.put_within(&[], END_TIMEOUT);
-        let connection = self.connection.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.get_mut().ignore_poison();
         connection.socket = None;
         let Some(child) = &mut self.child else { return };
         // SAFETY: opens a child that is not waited for yet; no memory is involved.

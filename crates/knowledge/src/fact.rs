@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::shape;
+use crate::shape::{self, ShapeError};
 
 /// A number or a text.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -88,7 +88,16 @@ pub struct FactError {
     /// Line number, from 1.
     pub line: usize,
     /// Problem and help.
-    what: String,
+    what: LineError,
+}
+
+/// Problem of a line, with the help.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+enum LineError {
+    #[error("{0}; {FACT_HELP}")]
+    Syntax(&'static str),
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
 }
 
 /// Help for a line that is no fact.
@@ -107,8 +116,8 @@ pub fn parse(text: &str) -> Result<Vec<Fact>, FactError> {
         .collect()
 }
 
-fn checked(text: &str) -> Result<Fact, String> {
-    let fact = fact(text).map_err(|what| format!("{what}; {FACT_HELP}"))?;
+fn checked(text: &str) -> Result<Fact, LineError> {
+    let fact = fact(text).map_err(LineError::Syntax)?;
     shape::check(&fact)?;
     Ok(fact)
 }

@@ -124,31 +124,57 @@ pub(crate) fn has_value(name: &str) -> bool {
     shape(name).is_some_and(|terms| terms.iter().any(|(_, kind)| *kind == Value))
 }
 
+/// A fact that does not match the schema of its name, with the help.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub(crate) enum ShapeError {
+    #[error("{name} has {has} terms instead of {wants}; {written}")]
+    Count {
+        name: String,
+        has: usize,
+        wants: usize,
+        /// How to write the fact.
+        written: String,
+    },
+    #[error("{term} must be {wanted}; {written}")]
+    Term {
+        /// Name of the term.
+        term: &'static str,
+        wanted: &'static str,
+        /// How to write the fact.
+        written: String,
+    },
+}
+
 /// Checks a fact against the schema of its name.
 ///
 /// # Errors
 /// If its name has a schema that the terms do not match; the text includes the help.
-pub(crate) fn check(fact: &Fact) -> Result<(), String> {
+pub(crate) fn check(fact: &Fact) -> Result<(), ShapeError> {
     let Some(terms) = shape(&fact.name) else {
         return Ok(());
     };
     let names: Vec<&str> = terms.iter().map(|(name, _)| *name).collect();
     let written = format!("write `{}({})`", fact.name, names.join(", "));
     if fact.terms.len() != terms.len() {
-        let (has, wants) = (fact.terms.len(), terms.len());
-        return Err(format!(
-            "{} has {has} terms instead of {wants}; {written}",
-            fact.name
-        ));
+        return Err(ShapeError::Count {
+            name: fact.name.clone(),
+            has: fact.terms.len(),
+            wants: terms.len(),
+            written,
+        });
     }
     for (term, (name, kind)) in fact.terms.iter().zip(terms) {
-        let wrong = match (kind, term) {
+        let wanted = match (kind, term) {
             (Text, Term::Text(_)) | (Number, Term::Number(_)) | (Value, Term::Number(0..)) => continue,
             (Text, Term::Number(_)) => "a text in quotes",
             (Number, Term::Text(_)) => "a number",
             (Value, _) => "a number from 0 on",
         };
-        return Err(format!("{name} must be {wrong}; {written}"));
+        return Err(ShapeError::Term {
+            term: name,
+            wanted,
+            written,
+        });
     }
     Ok(())
 }

@@ -10,11 +10,12 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Instant;
 
 use config::lab::Quality;
+use locks::IgnorePoison;
 
 use crate::netem::{Forwarding, Netem};
 
@@ -95,7 +96,7 @@ impl Switch {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().ignore_poison()
     }
 
     /// Forwards the frames that a host writes, until it is gone.
@@ -133,11 +134,11 @@ impl Switch {
                 state.deliver(to, frame);
             }
             state = match state.netem.next_due() {
-                None => self.0.sooner.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.0.sooner.wait(state).ignore_poison(),
                 Some(due) => {
                     let left = due.saturating_duration_since(Instant::now());
                     let woken = self.0.sooner.wait_timeout(state, left);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
+                    woken.ignore_poison().0
                 }
             };
         }

@@ -13,6 +13,8 @@
 
 pub mod agreement;
 pub mod grant;
+#[cfg(any(test, feature = "stories"))]
+pub mod links;
 pub mod multicast;
 #[cfg(any(test, feature = "stories"))]
 pub mod rng;

@@ -28,7 +28,7 @@ use hostfiles::private;
 use serde::{Deserialize, Serialize};
 
 pub use reader::{Entry, Reader};
-pub use token::Token;
+pub use token::{Token, TokenError};
 
 use crate::runtime;
 

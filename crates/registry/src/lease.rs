@@ -145,6 +145,7 @@ mod tests {
             .count()
     }
 
+    /// Promise HOSTILE-50.
     #[test]
     fn process_that_started_monitors_leaves_no_zombie() {
         let batch = Batch {

@@ -56,10 +56,8 @@ pub fn take_over() -> Option<ExitCode> {
 fn run(words: impl Iterator<Item = String>) -> ExitCode {
     let arguments = match Arguments::read(words) {
         Ok(arguments) => arguments,
-        Err(word) => {
-            eprintln!(
-                "mirrorball-shard {FLAG}: {word:?} is no argument; help: start VMs with `mirrorball run`"
-            );
+        Err(unknown) => {
+            eprintln!("mirrorball-shard {FLAG}: {unknown}; help: start VMs with `mirrorball run`");
             return ExitCode::from(USAGE);
         }
     };

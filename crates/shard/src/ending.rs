@@ -4,9 +4,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use locks::IgnorePoison;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::launch::Ending;
@@ -42,10 +43,7 @@ impl EndSignal {
             Ending::Reboot | Ending::PowerOff | Ending::TripleFault if panicked => Ending::Panic,
             other => other,
         };
-        self.cause
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(ending);
+        self.cause.lock().ignore_poison().get_or_insert(ending);
         self.stopping.store(true, Ordering::Release);
         // The counter can't overflow: that would take 2^64 ends.
         let _ = self.event.write(1);
@@ -58,7 +56,7 @@ impl EndSignal {
 
     /// Returns the cause of the VM's end, if it has ended.
     pub fn cause(&self) -> Option<Ending> {
-        self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.cause.lock().ignore_poison().clone()
     }
 }
 

@@ -322,6 +322,7 @@ fn timer(first_us: libc::suseconds_t, then_us: libc::suseconds_t) {
 mod tests {
     use super::*;
 
+    /// Promise LAB-09.
     #[test]
     fn probe_ends_in_time_on_any_machine() {
         let start = Instant::now();

@@ -8,8 +8,10 @@
 //! cannot deadlock.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
+
+use locks::IgnorePoison;
 
 /// Time limit for all vCPUs to park.
 const PAUSE_LIMIT: Duration = Duration::from_millis(20);
@@ -61,7 +63,7 @@ impl Quiescer {
 
     /// Returns a guard, while which a device's thread may access guest memory.
     pub fn work(&self) -> RwLockReadGuard<'_, ()> {
-        self.devices.read().unwrap_or_else(PoisonError::into_inner)
+        self.devices.read().ignore_poison()
     }
 
     /// Records the start of an I/O of the kernel into guest memory. The caller holds the guard of
@@ -102,7 +104,7 @@ impl Quiescer {
         if self.held.load(Ordering::Acquire) {
             return None;
         }
-        let devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let devices = self.devices.write().ignore_poison();
         if self.in_flight.load(Ordering::Acquire) > 0 {
             return None;
         }
@@ -120,11 +122,7 @@ impl Quiescer {
                 // Dropping the pause resumes all threads.
                 return None;
             }
-            vcpus = self
-                .changed
-                .wait_timeout(vcpus, PARK_INTERVAL)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            vcpus = self.changed.wait_timeout(vcpus, PARK_INTERVAL).ignore_poison().0;
         }
         Some(pause)
     }
@@ -149,7 +147,7 @@ impl Quiescer {
     }
 
     fn vcpus(&self) -> MutexGuard<'_, Vcpus> {
-        self.vcpus.lock().unwrap_or_else(PoisonError::into_inner)
+        self.vcpus.lock().ignore_poison()
     }
 }
 
@@ -178,11 +176,7 @@ impl Participant<'_> {
         vcpus.parked += 1;
         self.quiescer.changed.notify_all();
         while self.wanted() {
-            vcpus = self
-                .quiescer
-                .changed
-                .wait(vcpus)
-                .unwrap_or_else(PoisonError::into_inner);
+            vcpus = self.quiescer.changed.wait(vcpus).ignore_poison();
         }
         vcpus.parked -= 1;
     }

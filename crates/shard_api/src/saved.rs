@@ -17,8 +17,6 @@ pub const VERSION: u32 = 1;
 /// Maximum length of a state, bytes. A state of 254 vCPUs takes some 10 MiB, and each run of memory some
 /// 60 bytes. The kernel's default limit of mappings allows 65,530 runs.
 pub const STATE_BYTES_MAX: u64 = 32 << 20;
-/// Bytes of a page.
-pub const PAGE_BYTES: u64 = 4096;
 
 /// Index of a registered image file.
 pub type ImageId = u16;

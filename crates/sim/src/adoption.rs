@@ -28,7 +28,7 @@ use self::cells::{CellProcess, Program};
 use self::keepers::Keeper;
 use crate::chance::Chance;
 use crate::queue::Queue;
-use crate::trace::Trace;
+use crate::trace::{Trace, Violation};
 use crate::{MILLISECOND, Time};
 
 /// A process of the cell, or a monitor. Numbers are never reused.
@@ -278,7 +278,7 @@ impl World {
     ///
     /// # Errors
     /// With the rule that does not hold, and the steps that led to it.
-    pub fn run(&mut self, until: Time) -> Result<(), String> {
+    pub fn run(&mut self, until: Time) -> Result<(), Violation> {
         while let Some((at, event)) = self.queue.take() {
             if at > until {
                 self.queue.put(at, event);
@@ -288,7 +288,7 @@ impl World {
             self.happen(event);
             self.check();
             if let Some(what) = self.broken.take() {
-                return Err(self.trace.before(&what));
+                return Err(self.trace.before(what));
             }
         }
         self.now = until;

@@ -5,6 +5,7 @@ use registry::cluster::interface::{AdmitVm, CellRequest, VmShare};
 
 use crate::chance::Chance;
 use crate::machine::Cells;
+use crate::trace::Violation;
 use crate::world::{Counts, Fault, World};
 use crate::{MILLISECOND, SECOND, Time};
 
@@ -76,7 +77,7 @@ impl Plot {
 ///
 /// # Errors
 /// The rule that does not hold and the steps before it.
-pub fn run_story(cells: &Cells, plot: &Plot, seed: u64) -> Result<Counts, String> {
+pub fn run_story(cells: &Cells, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
     play(World::new(cells.clone(), Chance::new(!seed)), plot, seed).or_else(|_| {
         // Once more, with a record of the steps.
         let mut world = World::new(cells.clone(), Chance::new(!seed));
@@ -85,7 +86,7 @@ pub fn run_story(cells: &Cells, plot: &Plot, seed: u64) -> Result<Counts, String
     })
 }
 
-fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
+fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
     let mut chance = Chance::new(seed);
     world.run(SECOND)?;
     let numbers: Vec<u16> = world.numbers().collect();

@@ -26,9 +26,22 @@ impl Trace {
         steps.push_back(format!("{:>12.6} s: {}", now as f64 / SECOND as f64, what()));
     }
 
-    /// The steps, and the error that followed.
-    pub fn before(&self, what: &str) -> String {
+    /// Returns the violation of a rule after these steps.
+    pub fn before(&self, rule: impl Into<String>) -> Violation {
         let steps = self.0.iter().flatten();
-        steps.map(|step| format!("{step}\n")).collect::<String>() + what
+        Violation {
+            steps: steps.map(|step| format!("{step}\n")).collect(),
+            rule: rule.into(),
+        }
     }
+}
+
+/// A rule that does not hold, and the last steps before, if they were remembered.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{steps}{rule}")]
+pub struct Violation {
+    /// One line for each step.
+    pub steps: String,
+    /// The rule, in one line.
+    pub rule: String,
 }

@@ -30,7 +30,7 @@ use crate::chance::Chance;
 use crate::etcd::{Etcd, Lease};
 use crate::machine::Cells;
 use crate::queue::Queue;
-use crate::trace::Trace;
+use crate::trace::{Trace, Violation};
 use crate::{MILLISECOND, SECOND, Time};
 use cells::Process;
 use links::Wire;
@@ -242,7 +242,7 @@ impl World {
     ///
     /// # Errors
     /// The rule that does not hold and the steps before it.
-    pub fn run(&mut self, until: Time) -> Result<(), String> {
+    pub fn run(&mut self, until: Time) -> Result<(), Violation> {
         while let Some((at, event)) = self.queue.take() {
             if at > until {
                 self.queue.put(at, event);

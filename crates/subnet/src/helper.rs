@@ -7,9 +7,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::process::{Child, ExitStatus};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use locks::IgnorePoison;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -93,7 +94,7 @@ impl HelperProcess {
         let _ = kill(&self.pidfd);
         match &self.origin {
             Origin::Child(child) => {
-                let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut child = child.lock().ignore_poison();
                 child.wait().map(Some)
             }
             Origin::Predecessor => wait(self.pidfd(), END_LIMIT).map(|()| None),

@@ -40,7 +40,7 @@ use nix::sys::socket::{
     recvmsg, send, sendmsg, shutdown, socketpair,
 };
 
-pub use self::arguments::{Arguments, Seal};
+pub use self::arguments::{Arguments, Seal, UnknownWord};
 pub use self::count::Count;
 use self::message::{MESSAGE_BYTES_MAX, Message};
 use crate::filter::Barred;

@@ -130,6 +130,7 @@ mod tests {
         blocked == [false, false]
     }
 
+    /// Promise CELL-04.
     #[test]
     fn peers_that_reply_at_once_stop_blocking() {
         assert!(stop_blocking(BLOCK_NS));

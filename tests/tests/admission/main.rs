@@ -56,6 +56,7 @@ fn commands(name: &str) -> Vec<Vec<String>> {
     lines.into_iter().filter(fits).map(words).collect()
 }
 
+/// Promise SHARD-31.
 #[test]
 fn every_command_against_another_users_vm_answers_as_for_one_that_does_not_exist() {
     let host = Host::new("strangers");
@@ -125,6 +126,7 @@ fn every_command_against_another_users_vm_answers_as_for_one_that_does_not_exist
     host.wait_placed(&["walnut"]);
 }
 
+/// Promise SHARD-31.
 #[test]
 fn admitted_users_have_places_within_their_limits_under_names_of_their_own() {
     let host = Host::new("admitted");
@@ -199,6 +201,7 @@ fn admitted_users_have_places_within_their_limits_under_names_of_their_own() {
     host.wait_placed(&["61001:d", "61001:web", "61002:web", "web"]);
 }
 
+/// Promise SHARD-31.
 #[test]
 fn processes_of_a_users_vm_are_held_to_its_place_and_do_not_leave_it() {
     let host = Host::new("held");
@@ -271,6 +274,7 @@ fn processes_of_a_users_vm_are_held_to_its_place_and_do_not_leave_it() {
     });
 }
 
+/// Promise SHARD-32.
 #[test]
 fn users_vms_keep_their_places_while_servers_and_cells_are_killed() {
     let host = Host::new("killed");
@@ -314,6 +318,7 @@ fn users_vms_keep_their_places_while_servers_and_cells_are_killed() {
     host.wait_placed(&["61002:b"]);
 }
 
+/// Promise SHARD-32.
 #[test]
 fn failure_of_a_cell_and_eviction_end_the_users_vms_that_are_meant_and_no_others() {
     let host = Host::new("failed");
@@ -351,6 +356,7 @@ fn failure_of_a_cell_and_eviction_end_the_users_vms_that_are_meant_and_no_others
     host.root(["cluster", "evict", "61001:here"]).run().expect(1);
 }
 
+/// Promise SHARD-32.
 #[test]
 fn cluster_goes_down_under_users_vms_only_when_it_leaves_them() {
     let host = Host::new("down");
@@ -378,6 +384,7 @@ fn cluster_goes_down_under_users_vms_only_when_it_leaves_them() {
     host.root(["cluster", "down"]).ok();
 }
 
+/// Promise SHARD-32.
 #[test]
 fn user_who_floods_the_server_keeps_neither_root_nor_other_users_out() {
     let host = Host::new("flood");
@@ -429,6 +436,7 @@ fn user_who_floods_the_server_keeps_neither_root_nor_other_users_out() {
     host.run(BOB, "web", &[]).ok();
 }
 
+/// Promise SHARD-32.
 #[test]
 fn users_request_ends_no_other_users_place_and_names_no_other_user() {
     let host = Host::new("word");

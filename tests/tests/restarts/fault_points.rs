@@ -201,6 +201,7 @@ fn stop(kills: &mut Kills<'_>, vm: &Vm) {
     host::wait_gone(&[shard], SERVE_LIMIT);
 }
 
+/// Promise HOSTILE-20.
 #[test]
 fn cell_killed_at_each_of_its_fault_points_loses_no_vm() {
     let scratch = Scratch::new("points");

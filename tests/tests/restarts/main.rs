@@ -50,6 +50,7 @@ fn end_processes(cluster: &Cluster, vms: &[(&Vm, usize)], how: End) -> Duration 
     ended.elapsed()
 }
 
+/// Promise HOSTILE-17.
 #[test]
 fn vms_run_on_while_the_processes_of_their_cells_are_killed_and_stopped() {
     let scratch = Scratch::new("restarts");

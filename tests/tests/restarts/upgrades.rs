@@ -69,6 +69,7 @@ fn wait_until_served(cluster: &Cluster, vms: &[(&Vm, usize)]) {
     });
 }
 
+/// Promise HOSTILE-23.
 #[test]
 fn vms_run_on_while_programs_of_their_cells_are_replaced_and_one_that_fails_is_taken_back() {
     let scratch = Scratch::new("upgrades");

@@ -13,6 +13,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use child_process::in_new_session;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -37,7 +38,7 @@ const DRAIN_GRACE: Duration = Duration::from_millis(100);
 pub(super) fn serve(wire: &mut Wire, request: &ExecRequest) -> io::Result<()> {
     let session = match Session::start(request) {
         Ok(session) => session,
-        Err(reason) => return refuse(wire, &reason),
+        Err(reason) => return refuse(wire, &reason.to_string()),
     };
     session.run(wire)
 }
@@ -66,14 +67,29 @@ struct Output {
     owed: usize,
 }
 
+/// The reason why a program is not started, for the client.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error("no program given")]
+    NoProgram,
+    #[error("{0}: no such directory")]
+    NoDirectory(String),
+    #[error("{0:?} can't be an environment variable")]
+    Variable(String),
+    #[error("{0}: command not found")]
+    NotFound(String),
+    #[error("{program}: {error}")]
+    Spawn { program: String, error: io::Error },
+}
+
 impl Session {
-    fn start(request: &ExecRequest) -> Result<Self, String> {
+    fn start(request: &ExecRequest) -> Result<Self, StartError> {
         let [program, arguments @ ..] = request.argv.as_slice() else {
-            return Err("no program given".into());
+            return Err(StartError::NoProgram);
         };
         let cwd = request.cwd.as_deref().unwrap_or("/");
         if !std::path::Path::new(cwd).is_dir() {
-            return Err(format!("{cwd}: no such directory"));
+            return Err(StartError::NoDirectory(cwd.to_owned()));
         }
         let mut command = Command::new(program);
         command.args(arguments).current_dir(cwd);
@@ -84,7 +100,7 @@ impl Session {
         }
         for (name, value) in &request.env {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                return Err(format!("{name:?} can't be an environment variable"));
+                return Err(StartError::Variable(name.clone()));
             }
             command.env(name, value);
         }
@@ -93,8 +109,11 @@ impl Session {
             None => Self::spawn_pipes(command),
         };
         started.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => format!("{program}: command not found"),
-            _ => format!("{program}: {error}"),
+            io::ErrorKind::NotFound => StartError::NotFound(program.clone()),
+            _ => StartError::Spawn {
+                program: program.clone(),
+                error,
+            },
         })
     }
 
@@ -103,12 +122,10 @@ impl Session {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // SAFETY: setsid and restore are async-signal-safe and touch no memory.
+        in_new_session(&mut command);
+        // SAFETY: restore is async-signal-safe and touches no memory.
         unsafe {
-            command.pre_exec(|| {
-                nix::unistd::setsid()?;
-                affinity::restore()
-            });
+            command.pre_exec(affinity::restore);
         }
         let mut child = command.spawn()?;
         let stdin = child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe)));
@@ -126,11 +143,11 @@ impl Session {
             .stdin(pty.slave.try_clone()?)
             .stdout(pty.slave.try_clone()?)
             .stderr(pty.slave);
-        // SAFETY: setsid, restore and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command
-        // before this runs.
+        in_new_session(&mut command);
+        // SAFETY: restore and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command before
+        // this runs.
         unsafe {
             command.pre_exec(|| {
-                nix::unistd::setsid()?;
                 affinity::restore()?;
                 Errno::result(libc::ioctl(0, libc::TIOCSCTTY, 0))
                     .map(drop)

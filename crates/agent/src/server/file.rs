@@ -1,5 +1,6 @@
 //! Receives and sends files, with checksums. A received file appears whole or not at all.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -10,14 +11,14 @@ use sha2::{Digest, Sha256};
 
 use super::{ready, ready_to_send, refuse};
 use crate::client::hex;
-use crate::protocol::{End, Kind};
+use crate::protocol::{End, FrameError, Kind};
 use crate::wire::Wire;
 
 /// Receives a file into `path`, or into the directory `path` as `name`.
 pub(super) fn receive(wire: &mut Wire, path: &str, name: &str, mode: u32) -> io::Result<()> {
     let mut incoming = match Incoming::open(path, name, mode) {
         Ok(incoming) => incoming,
-        Err(reason) => return refuse(wire, &reason),
+        Err(reason) => return refuse(wire, &reason.to_string()),
     };
     ready(wire)?;
     loop {
@@ -32,15 +33,47 @@ pub(super) fn receive(wire: &mut Wire, path: &str, name: &str, mode: u32) -> io:
                     Ok(()) => return wire.send_frame(Kind::Done, &[], None),
                     refused => refused,
                 },
-                Err(error) => Err(error.to_string()),
+                Err(error) => Err(FileError::End(error)),
             },
-            kind => Err(format!("unexpected {kind:?} frame in a file")),
+            kind => Err(FileError::Frame(kind)),
         };
         if let Err(reason) = step {
             // The temporary file is removed before the client reads the answer.
             drop(incoming);
-            return refuse(wire, &reason);
+            return refuse(wire, &reason.to_string());
         }
+    }
+}
+
+/// The reason why a file is not received or sent, for the client.
+#[derive(Debug, thiserror::Error)]
+enum FileError {
+    #[error("{0}: not an absolute path")]
+    Relative(String),
+    #[error("{0:?} is not a file name")]
+    Name(String),
+    #[error("{0}: no such directory")]
+    NoDirectory(String),
+    #[error("{0}: is a directory")]
+    Directory(String),
+    #[error("{0}: not a regular file")]
+    Irregular(String),
+    #[error("{0}: not a file")]
+    NotAFile(String),
+    #[error("{0}: what arrived is not what was sent")]
+    Damaged(String),
+    #[error("unexpected {0:?} frame in a file")]
+    Frame(Kind),
+    #[error("{path}: {error}")]
+    Io { path: String, error: io::Error },
+    #[error("{0}")]
+    End(FrameError),
+}
+
+impl FileError {
+    fn io(path: impl fmt::Display) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_string();
+        |error| Self::Io { path, error }
     }
 }
 
@@ -57,31 +90,33 @@ struct Incoming {
 }
 
 impl Incoming {
-    fn open(path: &str, name: &str, mode: u32) -> Result<Self, String> {
+    fn open(path: &str, name: &str, mode: u32) -> Result<Self, FileError> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let given = Path::new(path);
         if !given.is_absolute() {
-            return Err(format!("{path}: not an absolute path"));
+            return Err(FileError::Relative(path.to_owned()));
         }
         let mut place = given.to_path_buf();
         if place.is_dir() {
             if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
-                return Err(format!("{name:?} is not a file name"));
+                return Err(FileError::Name(name.to_owned()));
             }
             place.push(name);
         } else if path.ends_with('/') {
-            return Err(format!("{path}: no such directory"));
+            return Err(FileError::NoDirectory(path.to_owned()));
         }
         // Through symbolic links, as a write to the file would go.
         if let Ok(real) = place.canonicalize() {
             place = real;
         }
         match fs::metadata(&place) {
-            Ok(meta) if meta.is_dir() => return Err(format!("{}: is a directory", place.display())),
-            Ok(meta) if !meta.is_file() => return Err(format!("{}: not a regular file", place.display())),
+            Ok(meta) if meta.is_dir() => return Err(FileError::Directory(place.display().to_string())),
+            Ok(meta) if !meta.is_file() => return Err(FileError::Irregular(place.display().to_string())),
             _ => {}
         }
-        let directory = place.parent().ok_or_else(|| format!("{path}: not a file"))?;
+        let directory = place
+            .parent()
+            .ok_or_else(|| FileError::NotAFile(path.to_owned()))?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let temporary = directory.join(format!(".mirrorball-{}-{count}", std::process::id()));
         let file = OpenOptions::new()
@@ -89,7 +124,7 @@ impl Incoming {
             .create_new(true)
             .mode(0o600)
             .open(&temporary)
-            .map_err(|error| format!("{}: {error}", place.display()))?;
+            .map_err(FileError::io(place.display()))?;
         Ok(Self {
             file,
             temporary,
@@ -101,21 +136,18 @@ impl Incoming {
         })
     }
 
-    fn write(&mut self, data: &[u8]) -> Result<(), String> {
+    fn write(&mut self, data: &[u8]) -> Result<(), FileError> {
         self.hash.update(data);
         self.bytes += data.len() as u64;
         self.file
             .write_all(data)
-            .map_err(|error| format!("{}: {error}", self.place.display()))
+            .map_err(FileError::io(self.place.display()))
     }
 
-    fn finish(&mut self, end: &End) -> Result<(), String> {
+    fn finish(&mut self, end: &End) -> Result<(), FileError> {
         let sum = hex(&std::mem::take(&mut self.hash).finalize());
         if end.bytes != self.bytes || end.sha256 != sum {
-            return Err(format!(
-                "{}: what arrived is not what was sent",
-                self.place.display()
-            ));
+            return Err(FileError::Damaged(self.place.display().to_string()));
         }
         let place = || -> io::Result<()> {
             self.file
@@ -123,7 +155,7 @@ impl Incoming {
             self.file.sync_data()?;
             fs::rename(&self.temporary, &self.place)
         };
-        place().map_err(|error| format!("{}: {error}", self.place.display()))?;
+        place().map_err(FileError::io(self.place.display()))?;
         self.finished = true;
         Ok(())
     }
@@ -142,7 +174,7 @@ impl Drop for Incoming {
 pub(super) fn send(wire: &mut Wire, path: &str) -> io::Result<()> {
     let mut file = match open_to_send(path) {
         Ok(file) => file,
-        Err(reason) => return refuse(wire, &reason),
+        Err(reason) => return refuse(wire, &reason.to_string()),
     };
     // Files of /proc and the like report size 0 and have more bytes.
     let about = file.metadata()?;
@@ -177,9 +209,9 @@ pub(super) fn send(wire: &mut Wire, path: &str) -> io::Result<()> {
     )
 }
 
-fn open_to_send(path: &str) -> Result<File, String> {
+fn open_to_send(path: &str) -> Result<File, FileError> {
     if !Path::new(path).is_absolute() {
-        return Err(format!("{path}: not an absolute path"));
+        return Err(FileError::Relative(path.to_owned()));
     }
     let open = || -> io::Result<File> {
         // Nonblocking, so that opening a pipe without a writer does not wait for ever.
@@ -189,11 +221,11 @@ fn open_to_send(path: &str) -> Result<File, String> {
             .open(path)?;
         Ok(file)
     };
-    let file = open().map_err(|error| format!("{path}: {error}"))?;
+    let file = open().map_err(FileError::io(path))?;
     match file.metadata() {
         Ok(meta) if meta.is_file() => Ok(file),
-        Ok(meta) if meta.is_dir() => Err(format!("{path}: is a directory")),
-        Ok(_) => Err(format!("{path}: not a regular file")),
-        Err(error) => Err(format!("{path}: {error}")),
+        Ok(meta) if meta.is_dir() => Err(FileError::Directory(path.to_owned())),
+        Ok(_) => Err(FileError::Irregular(path.to_owned())),
+        Err(error) => Err(FileError::io(path)(error)),
     }
 }

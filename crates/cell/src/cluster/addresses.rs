@@ -3,9 +3,10 @@
 
 use std::collections::HashSet;
 use std::net::{IpAddr, ToSocketAddrs};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use config::cluster::Site;
+use locks::IgnorePoison;
 use registry::cluster::files::Files;
 
 /// Addresses and host names in a cluster's file.
@@ -59,7 +60,7 @@ fn host_of(url: &str) -> Option<&str> {
 pub fn listing(files: Files) -> impl Fn() -> HashSet<IpAddr> + Send + Sync {
     let known = Mutex::new((None, HashSet::new()));
     move || {
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = known.lock().ignore_poison();
         // A file that is being written leaves the addresses as they were. Names are looked up only when the
         // file has changed.
         if let Ok(site) = files.site()

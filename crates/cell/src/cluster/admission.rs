@@ -35,13 +35,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use config::cluster::{CellPlan, UserPlan};
 use config::is_name;
 use hostfiles::lock::{Flock, Share, at_once};
 use hostfiles::private;
+use locks::lock;
 use nix::unistd::geteuid;
 use registry::cluster::admission::{
     CellRoom, Limits, OF_SERVER, PlaceRequest, Reply, Request, UserStatus, directory, lock_in,
@@ -540,10 +541,6 @@ fn refused(why: &str) -> Reply {
 
 fn answer(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     stream.write_all(&OF_SERVER.write(reply)?)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

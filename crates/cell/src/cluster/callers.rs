@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+
+use locks::IgnorePoison;
 
 /// Time limit for the handshake and the first message of a caller together.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
@@ -61,7 +63,7 @@ impl Callers {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 }
 

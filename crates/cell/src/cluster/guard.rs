@@ -238,9 +238,7 @@ impl Program {
             }
         }
         self.0.begin(Some(new));
-        let tried = self
-            .start(number, true)
-            .map_err(|error| format!("the new program does not start: {error}"));
+        let tried = self.start(number, true).map_err(upgrade::TrialError::NotStarted);
         let tried = tried.and_then(|mut cell| match upgrade::try_out(&mut cell, own) {
             Ok(()) => Ok(cell),
             Err(why) => {
@@ -258,9 +256,9 @@ impl Program {
                 Ok(Replaced::Runs(cell))
             }
             Err(why) => {
-                error!(why, "the cell goes on with its former program");
+                error!(%why, "the cell goes on with its former program");
                 let started = self.start(number, false);
-                upgrade.answer(Err(why));
+                upgrade.answer(Err(why.to_string()));
                 Ok(match started {
                     Ok(cell) => Replaced::Runs(cell),
                     Err(error) => Replaced::Over(Life::NotStarted(error)),

@@ -11,12 +11,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use agent::protocol::ExecRequest;
 use config::cluster::{HostPlan, Site};
 use knowledge::route_costs::{SHARED, TLS, choose};
+use locks::IgnorePoison;
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
 use urpc::tls::{Deadline, Identity, Peer, TlsError, in_days};
@@ -99,24 +100,24 @@ impl Hosts {
 
     /// The current site of the cluster.
     pub fn site(&self) -> Arc<Site> {
-        self.site.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.site.read().ignore_poison().clone()
     }
 
     /// Replaces the site. A host that is not in it any more is not served.
     pub fn set_site(&self, site: Site) {
-        *self.site.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(site);
+        *self.site.write().ignore_poison() = Arc::new(site);
     }
 
     /// Sets the route costs, which count from the next link on.
     pub fn set_route_costs(&self, costs: Arc<knowledge::RouteCosts>) {
-        *self.costs.write().unwrap_or_else(PoisonError::into_inner) = costs;
+        *self.costs.write().ignore_poison() = costs;
     }
 
     /// The memory for a link between two cells: none if this host shares none, or the stream is known to be
     /// faster.
     fn memory_between(&self, me: u16, cell: u16) -> Option<&SharedMemory> {
         let memory = self.memory.as_ref()?;
-        let costs = self.costs.read().unwrap_or_else(PoisonError::into_inner);
+        let costs = self.costs.read().ignore_poison();
         let chosen = choose(&costs.between(me, cell), &[SHARED, TLS]);
         (chosen == Some(SHARED)).then_some(memory)
     }
@@ -321,10 +322,15 @@ fn reply(stream: &mut UnixStream, answer: CallAnswer, is_shared: bool) -> io::Re
 /// The name under which another host requests this program.
 pub const PROGRAM: &str = "mirrorball";
 
+/// Another program than this one.
+#[derive(Debug, thiserror::Error)]
+#[error("only {PROGRAM} is run for other hosts")]
+struct OtherProgram;
+
 /// Checks that the request is for this program, and takes the caller's directory if it exists here.
-fn own_program(request: &mut ExecRequest) -> Result<(), String> {
+fn own_program(request: &mut ExecRequest) -> Result<(), OtherProgram> {
     if request.argv.first().map(String::as_str) != Some(PROGRAM) {
-        return Err(format!("only {PROGRAM} is run for other hosts"));
+        return Err(OtherProgram);
     }
     request.argv[0] = "/proc/self/exe".to_owned();
     request.cwd = request.cwd.take().filter(|folder| Path::new(folder).is_dir());

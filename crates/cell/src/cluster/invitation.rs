@@ -145,6 +145,34 @@ pub enum JoinAnswer {
     },
 }
 
+/// The reason why a host is not admitted, in words for the person at that host.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum AdmitError {
+    /// Another secret.
+    #[error("the token is not the one that was made here last; make a new one")]
+    Secret,
+    /// A token that a host has used.
+    #[error("the token has been used; make a new one")]
+    Used,
+    /// A token of 15 minutes or more.
+    #[error("the token has expired, after {} minutes; make a new one", VALID.as_secs() / 60)]
+    Expired,
+    /// A token of another host.
+    #[error("the token is for host {invited}, and this is host {caller}")]
+    Host {
+        /// The token's host.
+        invited: String,
+        /// The caller's host.
+        caller: String,
+    },
+    /// Clocks that differ by this many seconds.
+    #[error("the clocks of the two hosts differ by {0} s; set them")]
+    Clocks(u64),
+    /// No cells.
+    #[error("a host without cells has no use")]
+    NoCells,
+}
+
 /// The side that has made a token.
 #[derive(Clone, Debug)]
 pub struct Invitation {
@@ -167,10 +195,10 @@ impl Invitation {
     ///
     /// # Errors
     /// With the reason, in words for the person at the other host.
-    pub fn recognize(&self, request: &JoinRequest) -> Result<(), String> {
+    pub fn recognize(&self, request: &JoinRequest) -> Result<(), AdmitError> {
         let pairs = self.secret.iter().zip(request.secret);
         if pairs.fold(0, |differs, (own, other)| differs | (own ^ other)) != 0 {
-            return Err("the token is not the one that was made here last; make a new one".to_owned());
+            return Err(AdmitError::Secret);
         }
         Ok(())
     }
@@ -181,31 +209,26 @@ impl Invitation {
     /// # Errors
     /// With the reason, in words for the person at the other host. A caller with a wrong secret learns
     /// nothing else.
-    pub fn admit(&self, request: &JoinRequest, age: Duration, unix_s: u64) -> Result<(), String> {
+    pub fn admit(&self, request: &JoinRequest, age: Duration, unix_s: u64) -> Result<(), AdmitError> {
         self.recognize(request)?;
         if self.is_used {
-            return Err("the token has been used; make a new one".to_owned());
+            return Err(AdmitError::Used);
         }
         if age >= VALID {
-            let minutes = VALID.as_secs() / 60;
-            return Err(format!(
-                "the token has expired, after {minutes} minutes; make a new one"
-            ));
+            return Err(AdmitError::Expired);
         }
         if request.host != self.host {
-            return Err(format!(
-                "the token is for host {}, and this is host {}",
-                self.host, request.host
-            ));
+            return Err(AdmitError::Host {
+                invited: self.host.clone(),
+                caller: request.host.clone(),
+            });
         }
         let differ = request.unix_s.abs_diff(unix_s);
         if differ > CLOCKS_DIFFER.as_secs() {
-            return Err(format!(
-                "the clocks of the two hosts differ by {differ} s; set them"
-            ));
+            return Err(AdmitError::Clocks(differ));
         }
         if request.cells.is_empty() {
-            return Err("a host without cells has no use".to_owned());
+            return Err(AdmitError::NoCells);
         }
         Ok(())
     }
@@ -262,7 +285,7 @@ mod tests {
         let late = VALID.checked_sub(Duration::from_millis(1)).unwrap();
         invitation.admit(&request(), late, NOW).unwrap();
         let refused = |request: &JoinRequest, age, unix_s, why: &str| {
-            let error = invitation.admit(request, age, unix_s).unwrap_err();
+            let error = invitation.admit(request, age, unix_s).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         };
         refused(&request(), VALID, NOW, "has expired, after 15 minutes");
@@ -280,6 +303,6 @@ mod tests {
         refused(&nothing, late, NOW, "without cells");
         invitation.used();
         let error = invitation.admit(&request(), late, NOW).unwrap_err();
-        assert!(error.contains("has been used"), "{error}");
+        assert_eq!(error, AdmitError::Used);
     }
 }

@@ -18,9 +18,10 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fmt::{self, Debug};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use locks::IgnorePoison;
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
 
@@ -268,6 +269,6 @@ impl CallTable {
     }
 
     fn met(&self) -> MutexGuard<'_, CallsSoFar> {
-        self.met.lock().unwrap_or_else(PoisonError::into_inner)
+        self.met.lock().ignore_poison()
     }
 }

@@ -159,6 +159,7 @@ mod tests {
         assert_eq!(peers.apply(MembershipEvent::Died(id(2, 1))), Some(id(2, 1)));
     }
 
+    /// Promise CELL-24.
     #[test]
     fn cell_of_a_host_that_has_joined_is_only_suspected() {
         let mut peers = PeerTable::new([2]);

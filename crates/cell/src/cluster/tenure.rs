@@ -6,11 +6,12 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use config::VmSpec;
 use config::cluster::CellPlan;
+use locks::lock;
 use nix::unistd::geteuid;
 use registry::cluster::admission::{self, Limits, Reply};
 use registry::cluster::client::Connection;
@@ -339,10 +340,6 @@ fn ask(files: &Files, first: u16, host: &AdmitVm) -> Result<Tenure, TenureError>
     Err(TenureError::Refused(
         "the cells do not agree where there is room: try again".into(),
     ))
-}
-
-fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Tenure {

@@ -6,10 +6,11 @@
 //! vCPU starts in that cell. The record has the reason why a pin ended.
 
 use std::io;
-use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::sync::{MutexGuard, TryLockError};
 use std::time::Duration;
 
 use config::cpulist;
+use locks::IgnorePoison;
 use policy::span::Part;
 use registry::update::Pin;
 use registry::vms::Record;
@@ -132,7 +133,7 @@ impl Handle {
 
     /// Excludes pins and moves of this VM from one another, while the result lives.
     pub(super) fn begin_update(&self) -> MutexGuard<'_, ()> {
-        self.0.updating.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.updating.lock().ignore_poison()
     }
 
     /// As [`Handle::begin_update`]; none while another update or move is under way.

@@ -9,10 +9,11 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use config::cluster::SpanTransport;
+use locks::IgnorePoison;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use urpc::tls::Deadline;
@@ -187,7 +188,7 @@ impl Connections {
                 return Err(ErrorKind::TimedOut.into());
             }
             let waited = self.shared.changed.wait_timeout(arrived, left);
-            arrived = waited.unwrap_or_else(PoisonError::into_inner).0;
+            arrived = waited.ignore_poison().0;
         }
     }
 }
@@ -286,7 +287,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arrived> {
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+        self.arrived.lock().ignore_poison()
     }
 }
 

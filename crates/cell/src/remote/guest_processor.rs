@@ -1,10 +1,10 @@
 //! The processor that a guest over several hosts finds: the features that all hosts have (CPUID), and the
 //! frequency of the home's time-stamp counter. Pure.
 
-use shard_api::cpuid::common;
+use shard_api::cpuid::{Unlike, common};
 use shard_api::launch::Leaf;
 use shard_api::platform::HostProcessor;
-use shard_api::relation::Ratio;
+use shard_api::relation::{Apart, Ratio};
 
 /// The guest's processor, and its relation to each host's.
 #[derive(Debug)]
@@ -19,6 +19,29 @@ pub struct GuestProcessor {
     pub ratios: Vec<Ratio>,
 }
 
+/// A host whose processor the guest can't use beside the home's.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ProcessorError {
+    /// Another frequency of the counter.
+    #[error("{place}: {error}; {ALIKE_HELP}")]
+    Counter {
+        /// The shard's place.
+        place: String,
+        /// How the counters differ.
+        error: Apart,
+    },
+    /// Other features.
+    #[error("{place} and the home's host: {error}; {ALIKE_HELP}")]
+    Features {
+        /// The shard's place.
+        place: String,
+        /// How the processors differ.
+        error: Unlike,
+    },
+}
+
+const ALIKE_HELP: &str = "name cells of hosts with processors alike";
+
 impl GuestProcessor {
     /// The guest's processor on the home's host and those of all shards, in their order: the place of each,
     /// and its processor. None stands for the home's.
@@ -28,7 +51,7 @@ impl GuestProcessor {
     pub fn of<'a>(
         home: &HostProcessor,
         shards: impl IntoIterator<Item = Option<(String, &'a HostProcessor)>>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, ProcessorError> {
         let mut all = Self {
             leaves: home.leaves.clone(),
             khz: home.counter.khz,
@@ -41,12 +64,14 @@ impl GuestProcessor {
                 continue;
             };
             all.is_relied_on &= host.relies_on_counter;
-            let help = "name cells of hosts with processors alike";
-            let ratio = Ratio::of(host.counter, all.khz);
-            all.ratios
-                .push(ratio.map_err(|error| format!("{place}: {error}; {help}"))?);
-            let leaves = common(&all.leaves, &host.leaves);
-            all.leaves = leaves.map_err(|error| format!("{place} and the home's host: {error}; {help}"))?;
+            match Ratio::of(host.counter, all.khz) {
+                Ok(ratio) => all.ratios.push(ratio),
+                Err(error) => return Err(ProcessorError::Counter { place, error }),
+            }
+            match common(&all.leaves, &host.leaves) {
+                Ok(leaves) => all.leaves = leaves,
+                Err(error) => return Err(ProcessorError::Features { place, error }),
+            }
         }
         Ok(all)
     }
@@ -98,7 +123,9 @@ mod tests {
         let home = host(3_000_000, None, 1);
         let refused = |other: HostProcessor| {
             let place = "cell 1 on host b".to_owned();
-            GuestProcessor::of(&home, [None, Some((place, &other))]).unwrap_err()
+            GuestProcessor::of(&home, [None, Some((place, &other))])
+                .unwrap_err()
+                .to_string()
         };
         assert_eq!(
             refused(host(2_000_000, None, 1)),

@@ -9,6 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use child_process::in_new_session;
 use registry::lease::OWN_PROGRAM;
 
 /// The command's name, by which the home requests it.
@@ -32,15 +33,8 @@ pub fn launch(input: impl Read, mut output: impl Write) -> io::Result<()> {
     command.arg0("mirrorball").arg(MONITOR);
     command.stdin(Stdio::from(OwnedFd::from(theirs)));
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    // SAFETY: setsid is async-signal-safe and touches no memory.
-    unsafe {
-        command.pre_exec(|| {
-            nix::unistd::setsid()?;
-            Ok(())
-        })
-    };
     // It is not waited for: it outlives this command.
-    command.spawn()?;
+    in_new_session(&mut command).spawn()?;
     drop(command);
     socket.write_all(&request)?;
     socket.shutdown(Shutdown::Write)?;

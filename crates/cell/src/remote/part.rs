@@ -4,12 +4,13 @@ use std::io::{self, BufReader};
 use std::net::{Shutdown, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use agent::client::output;
 use agent::protocol::ExecRequest;
 use config::VmSpec;
+use locks::lock;
 use policy::span::Part;
 use protocol::CellId;
 use shard_api::launch::Order;
@@ -228,11 +229,6 @@ fn output_within(
     Ok((output, said))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is whole, whichever thread panicked.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
@@ -245,7 +241,7 @@ mod tests {
         std::thread::spawn(move || {
             agent::server::serve_programs(far, |request| {
                 request.argv = ["sh", "-c", &script].map(str::to_owned).into();
-                Ok(())
+                Ok::<_, io::Error>(())
             })
         });
         let command = ExecRequest {

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use config::cluster::Site;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
+use page::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{LanePipes, PipesAt};
 use urpc::host::{MemoryError, SharedPipe};
@@ -34,7 +35,6 @@ use crate::cluster::link::shared::links_bytes;
 
 /// Maximum number of a shard's lanes: each is a thread, in addition to those of the vCPUs.
 pub(crate) const LANES_MAX: usize = 4;
-const PAGE_BYTES: u64 = 4096;
 /// 16 KiB: 1,000 messages.
 const CONTROL_WORDS: usize = 1 << 11;
 /// 128 KiB: 31 pages, more than are prefetched at once.

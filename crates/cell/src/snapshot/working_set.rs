@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use shard_api::saved::PAGE_BYTES;
+use page::PAGE_BYTES;
 
 use super::directory::{Directory, caller};
 

@@ -4,9 +4,10 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 
+use locks::IgnorePoison;
 use shard_api::launch::{
     Fd, LaunchSpec, Leaf, MemoryLaunch, Ratio, SandboxLaunch, SecondaryLaunch, ShardChannels, ShardMemory,
     SpanLaunch, TscLaunch,
@@ -116,7 +117,7 @@ impl Boot {
         order: impl Fn(Step) + Clone + Send + 'static,
     ) -> io::Result<Option<ClockKeeper>> {
         let keep = |timing: &Timing| {
-            let mut rounds = timing.rounds.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut rounds = timing.rounds.lock().ignore_poison();
             ClockKeeper::start(timing.clocks.clone(), std::mem::take(&mut rounds), order)
         };
         self.timing.as_ref().map(keep).transpose()

@@ -116,40 +116,57 @@ impl ClusterSpec {
     }
 }
 
+/// The first difference of a running cluster's file that a host does not take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SiteChange {
+    /// The host itself, by name.
+    #[error("this host, {0}, is another one in it, or not there")]
+    Here(String),
+    /// Another host, by name.
+    #[error("host {0} is another one in it")]
+    Host(String),
+    /// A cell that a host of another name has.
+    #[error("cell {0} is another host's in it")]
+    Cell(u16),
+    /// How cells agree on who lives.
+    #[error("[membership] is another one in it")]
+    Membership,
+    /// The memory that hosts share.
+    #[error("memory that hosts share is divided in another way in it")]
+    SharedMemory,
+}
+
 impl Site {
     /// Checks that a host whose cells run may switch to `next`: only hosts may be added and removed.
     ///
     /// # Errors
     /// The first change that is not allowed.
-    pub fn may_become(&self, next: &Self) -> Result<(), String> {
+    pub fn may_become(&self, next: &Self) -> Result<(), SiteChange> {
         let own = |site: &Self| site.hosts.iter().find(|host| host.name == self.here).cloned();
         if own(self) != own(next) {
-            return Err(format!(
-                "this host, {}, is another one in it, or not there",
-                self.here
-            ));
+            return Err(SiteChange::Here(self.here.clone()));
         }
         for host in &self.hosts {
             let Some(then) = next.hosts.iter().find(|then| then.name == host.name) else {
                 continue;
             };
             if then != host {
-                return Err(format!("host {} is another one in it", host.name));
+                return Err(SiteChange::Host(host.name.clone()));
             }
         }
         for host in &next.hosts {
             let mut numbers = host.cells.iter();
             let taken = numbers.find(|cell| self.host_of(**cell).is_some_and(|then| then.name != host.name));
             if let Some(cell) = taken {
-                return Err(format!("cell {cell} is another host's in it"));
+                return Err(SiteChange::Cell(*cell));
             }
         }
         let rest = |site: &Self| (site.etcd.clone(), site.silence_ms, site.spans, site.on_lost);
         if rest(self) != rest(next) {
-            return Err("[membership] is another one in it".to_owned());
+            return Err(SiteChange::Membership);
         }
         if self.sharing_pairs() != next.sharing_pairs() {
-            return Err("memory that hosts share is divided in another way in it".to_owned());
+            return Err(SiteChange::SharedMemory);
         }
         Ok(())
     }
@@ -265,7 +282,7 @@ mod tests {
             let text = TWO.replace(from, to);
             assert_ne!(text, TWO);
             let next = site(&ClusterSpec::parse("file", &text).unwrap(), "beta");
-            let error = now.may_become(&next).unwrap_err();
+            let error = now.may_become(&next).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
         assert!(now.may_become(&now).is_ok());

@@ -301,80 +301,80 @@ impl ClusterSpec {
                 "name the hosts, each a [[hosts]] table, or leave it out",
             ));
         }
-        for (index, host) in self.hosts.iter().enumerate() {
-            let at = index.to_string();
-            let is_named = host.name.len() <= HOST_NAME_MAX
-                && host.name.starts_with(|first: char| first.is_ascii_alphanumeric())
-                && host.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
-            if !is_named {
-                return Err(fault(
-                    &["hosts", &at, "name"],
-                    format!("{:?} is no name of a host", host.name),
-                    format!("letters, digits and `-`, {HOST_NAME_MAX} at most"),
-                ));
-            }
-            if TAKEN_NAMES.contains(&&host.name[..]) {
-                return Err(fault(
-                    &["hosts", &at, "name"],
-                    format!("the files of a host's keys can't be called {:?}", host.name),
-                    "choose another name; start the host with `cluster up FILE --host NAME`",
-                ));
-            }
-            let others = &self.hosts[..index];
-            if let Some(first) = others.iter().position(|other| other.name == host.name) {
-                return Err(fault(
-                    &["hosts", &at, "name"],
-                    format!("host {first} has this name already"),
-                    "give each host its own name",
-                ));
-            }
-            if let Some(first) = others
-                .iter()
-                .position(|other| other.address.ip() == host.address.ip())
-            {
-                return Err(fault(
-                    &["hosts", &at, "address"],
-                    format!("host {first} has this address already"),
-                    "give each host its own address",
-                ));
-            }
-            if host.address.port() == 0
-                || usize::from(host.address.port()) + CELLS_MAX > usize::from(u16::MAX)
-            {
-                return Err(fault(
-                    &["hosts", &at, "address"],
-                    "no ports for its cells",
-                    "choose a port from 1 to 65400: cell N has the Nth after it",
-                ));
-            }
-            if let Some(path) = &host.shared_memory {
-                let others = self.hosts.iter().filter(|other| other.name != host.name);
-                let (what, help) = if !path.is_absolute() {
-                    ("not a whole path", "write it from / on, as \"/dev/dax0.0\"")
-                } else if others.clone().all(|other| other.shared_memory.is_none()) {
-                    (
-                        "no other host shares it",
-                        "give another host the same memory, or leave this out",
-                    )
-                } else {
-                    ("", "")
-                };
-                if !what.is_empty() {
-                    return Err(fault(&["hosts", &at, "shared_memory"], what, help));
-                }
-            }
-            if !self
-                .cells
-                .iter()
-                .any(|cell| !cell.left && cell.host.as_ref() == Some(&host.name))
-            {
-                return Err(fault(
-                    &["hosts", &at],
-                    format!("host {} has no cell", host.name),
-                    "add a [[cells]] table that names it",
-                ));
+        for index in 0..self.hosts.len() {
+            self.check_host(index)?;
+        }
+        self.check_cells()?;
+        self.check_membership()
+    }
+
+    /// Checks a host: its name and address, the memory that it shares, and that it has a cell.
+    fn check_host(&self, index: usize) -> Result<(), Fault> {
+        let (at, host) = (index.to_string(), &self.hosts[index]);
+        check_host_name(&at, &host.name)?;
+        let others = &self.hosts[..index];
+        if let Some(first) = others.iter().position(|other| other.name == host.name) {
+            return Err(fault(
+                &["hosts", &at, "name"],
+                format!("host {first} has this name already"),
+                "give each host its own name",
+            ));
+        }
+        if let Some(first) = others
+            .iter()
+            .position(|other| other.address.ip() == host.address.ip())
+        {
+            return Err(fault(
+                &["hosts", &at, "address"],
+                format!("host {first} has this address already"),
+                "give each host its own address",
+            ));
+        }
+        if host.address.port() == 0 || usize::from(host.address.port()) + CELLS_MAX > usize::from(u16::MAX) {
+            return Err(fault(
+                &["hosts", &at, "address"],
+                "no ports for its cells",
+                "choose a port from 1 to 65400: cell N has the Nth after it",
+            ));
+        }
+        self.check_shared_memory(&at, host)?;
+        if !self
+            .cells
+            .iter()
+            .any(|cell| !cell.left && cell.host.as_ref() == Some(&host.name))
+        {
+            return Err(fault(
+                &["hosts", &at],
+                format!("host {} has no cell", host.name),
+                "add a [[cells]] table that names it",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that memory which a host shares has a path, and is another host's too.
+    fn check_shared_memory(&self, at: &str, host: &HostSpec) -> Result<(), Fault> {
+        if let Some(path) = &host.shared_memory {
+            let others = self.hosts.iter().filter(|other| other.name != host.name);
+            let (what, help) = if !path.is_absolute() {
+                ("not a whole path", "write it from / on, as \"/dev/dax0.0\"")
+            } else if others.clone().all(|other| other.shared_memory.is_none()) {
+                (
+                    "no other host shares it",
+                    "give another host the same memory, or leave this out",
+                )
+            } else {
+                ("", "")
+            };
+            if !what.is_empty() {
+                return Err(fault(&["hosts", at, "shared_memory"], what, help));
             }
         }
+        Ok(())
+    }
+
+    /// Checks that each cell has a host, if there are any.
+    fn check_cells(&self) -> Result<(), Fault> {
         for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.left) {
             let at = index.to_string();
             let known: Vec<&str> = self.hosts.iter().map(|host| &host.name[..]).collect();
@@ -397,6 +397,11 @@ impl ClusterSpec {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Checks etcd's URLs, and the time after which a silent cell is dead.
+    fn check_membership(&self) -> Result<(), Fault> {
         let membership = self.membership.iter();
         for url in membership.clone().flat_map(|membership| &membership.etcd) {
             let Some(parsed) = EtcdUrl::parse(url) else {
@@ -426,4 +431,26 @@ impl ClusterSpec {
         }
         Ok(())
     }
+}
+
+/// Checks the name of a host, which its key files have too.
+fn check_host_name(at: &str, name: &str) -> Result<(), Fault> {
+    let is_named = name.len() <= HOST_NAME_MAX
+        && name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    if !is_named {
+        return Err(fault(
+            &["hosts", at, "name"],
+            format!("{:?} is no name of a host", name),
+            format!("letters, digits and `-`, {HOST_NAME_MAX} at most"),
+        ));
+    }
+    if TAKEN_NAMES.contains(&name) {
+        return Err(fault(
+            &["hosts", at, "name"],
+            format!("the files of a host's keys can't be called {:?}", name),
+            "choose another name; start the host with `cluster up FILE --host NAME`",
+        ));
+    }
+    Ok(())
 }

@@ -63,10 +63,21 @@ impl Delay {
     }
 }
 
-impl FromStr for Delay {
-    type Err = String;
+/// A text that is not a [`Delay`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DelayError {
+    /// No whole number with a unit.
+    #[error("{0:?} is not a delay: write a whole number and us, ms or s, as \"2ms\"")]
+    NotADelay(String),
+    /// More than 10 s.
+    #[error("a delay of {0}: write \"10s\" at most")]
+    TooLong(String),
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Delay {
+    type Err = DelayError;
+
+    fn from_str(text: &str) -> Result<Self, DelayError> {
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let scale_us = match unit {
@@ -77,11 +88,9 @@ impl FromStr for Delay {
         };
         let number: Option<u64> = number.parse().ok();
         match number.and_then(|number| number.checked_mul(scale_us)) {
-            _ if scale_us == 0 || digits == 0 => Err(format!(
-                "{text:?} is not a delay: write a whole number and us, ms or s, as \"2ms\""
-            )),
+            _ if scale_us == 0 || digits == 0 => Err(DelayError::NotADelay(text.to_owned())),
             Some(us) if us <= DELAY_MAX_US => Ok(Self(us)),
-            _ => Err(format!("a delay of {text}: write \"10s\" at most")),
+            _ => Err(DelayError::TooLong(text.to_owned())),
         }
     }
 }
@@ -111,13 +120,16 @@ impl Loss {
     }
 }
 
-impl FromStr for Loss {
-    type Err = String;
+/// A text that is not a [`Loss`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a loss: write a percentage from 0% to 100%, as \"1%\" or \"0.0001%\"")]
+pub struct LossError(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!("{text:?} is not a loss: write a percentage from 0% to 100%, as \"1%\" or \"0.0001%\"")
-        };
+impl FromStr for Loss {
+    type Err = LossError;
+
+    fn from_str(text: &str) -> Result<Self, LossError> {
+        let wrong = || LossError(text.to_owned());
         let number = text.strip_suffix('%').ok_or_else(wrong)?;
         let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
         let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -142,8 +154,8 @@ impl fmt::Display for Loss {
 macro_rules! as_text {
     ($kind:ty) => {
         impl TryFrom<String> for $kind {
-            type Error = String;
-            fn try_from(text: String) -> Result<Self, String> {
+            type Error = <$kind as FromStr>::Err;
+            fn try_from(text: String) -> Result<Self, Self::Error> {
                 text.parse()
             }
         }
@@ -173,11 +185,11 @@ mod tests {
         assert_eq!(delay("500us"), Ok(Duration::from_micros(500)));
         assert_eq!(delay("10s"), Ok(Duration::from_secs(10)));
         for text in ["", "ms", "2", "2 ms", "-2ms", "0.5ms", "2m", "2MS"] {
-            let error = delay(text).unwrap_err();
+            let error = delay(text).unwrap_err().to_string();
             assert!(error.contains("is not a delay: write a whole number"), "{error}");
         }
         for text in ["10001ms", "11s", "99999999999999999999s", "18446744073709551615s"] {
-            let error = delay(text).unwrap_err();
+            let error = delay(text).unwrap_err().to_string();
             assert!(error.ends_with("write \"10s\" at most"), "{error}");
         }
     }
@@ -202,7 +214,7 @@ mod tests {
             "1.%",
             "nan%",
         ] {
-            let error = loss(text).unwrap_err();
+            let error = loss(text).unwrap_err().to_string();
             assert!(error.contains("is not a loss: write a percentage"), "{error}");
         }
     }

@@ -73,6 +73,7 @@ fn the_full_example_shows_every_key() {
     assert_eq!(absent, Vec::<String>::new());
 }
 
+/// Promise CMD-22.
 #[test]
 fn the_schema_has_a_row_for_every_key() {
     let absent: Vec<String> = all_keys()

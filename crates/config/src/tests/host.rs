@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
+use super::refused::one_line;
 use super::shown;
 use crate::{Access, ConfigError, FileKind, HostFacts, VmFile, check_host, duplicate_names, parse};
 
@@ -68,150 +69,68 @@ fn check(text: &str, open: Open) -> Result<(), ConfigError> {
     check_host(&file.spec, Some(&file), &facts)
 }
 
-fn refused(text: &str, open: Open) -> String {
-    shown(&check(text, open).unwrap_err())
-}
-
 #[test]
-fn more_memory_than_the_host_has_is_refused() {
-    let shown = r#"
-  × 2G of memory is more than the host has (1G)
-   ╭─[vm.toml:2:10]
- 1 │ image = "i"
- 2 │ memory = "2G"
-   ·          ──┬─
-   ·            ╰── here
-   ╰────
-  help: give the VM less
-"#;
-    assert_eq!(refused("image = \"i\"\nmemory = \"2G\"\n", all_is_well), shown);
-}
-
-#[test]
-fn missing_kernel_is_refused() {
-    let shown = r#"
-  × kernel "vmlinuz": no such file
-   ╭─[vm.toml:2:8]
- 1 │ [kernel]
- 2 │ path = "vmlinuz"
-   ·        ────┬────
-   ·            ╰── here
- 3 │ initrd = "initrd"
-   ╰────
-  help: check the path; relative paths start at the VM file's folder
-"#;
-    assert_eq!(refused(KERNEL, nothing_is_there), shown);
-}
-
-#[test]
-fn missing_initrd_is_refused() {
-    let shown = r#"
-  × initrd "initrd": no such file
-   ╭─[vm.toml:3:10]
- 2 │ path = "vmlinuz"
- 3 │ initrd = "initrd"
-   ·          ────┬───
-   ·              ╰── here
-   ╰────
-  help: check the path; relative paths start at the VM file's folder
-"#;
-    assert_eq!(refused(KERNEL, only_kernels_are_there), shown);
-}
-
-#[test]
-fn kernel_that_may_not_be_read_is_refused() {
-    let shown = r#"
-  × kernel "vmlinuz": no permission to read it
-   ╭─[vm.toml:2:8]
- 1 │ [kernel]
- 2 │ path = "vmlinuz"
-   ·        ────┬────
-   ·            ╰── here
- 3 │ initrd = "initrd"
-   ╰────
-  help: give your user permission to read it
-"#;
-    assert_eq!(refused(KERNEL, nothing_may_be_read), shown);
-}
-
-#[test]
-fn kernel_that_is_a_directory_is_refused() {
-    let shown = r#"
-  × kernel "vmlinuz": is a directory
-   ╭─[vm.toml:2:8]
- 1 │ [kernel]
- 2 │ path = "vmlinuz"
-   ·        ────┬────
-   ·            ╰── here
- 3 │ initrd = "initrd"
-   ╰────
-  help: name a file
-"#;
-    assert_eq!(refused(KERNEL, all_are_directories), shown);
-}
-
-#[test]
-fn kernel_that_is_a_block_device_is_refused() {
-    let shown = r#"
-  × kernel "vmlinuz": is not a file
-   ╭─[vm.toml:2:8]
- 1 │ [kernel]
- 2 │ path = "vmlinuz"
-   ·        ────┬────
-   ·            ╰── here
- 3 │ initrd = "initrd"
-   ╰────
-  help: name a file
-"#;
-    assert_eq!(refused(KERNEL, all_are_block_devices), shown);
-}
-
-#[test]
-fn missing_disk_is_refused() {
-    let shown = r#"
-  × disk "d": no such file
-   ╭─[vm.toml:4:8]
- 3 │ [[disks]]
- 4 │ path = "d"
-   ·        ─┬─
-   ·         ╰── here
- 5 │ mode = "exclusive"
-   ╰────
-  help: check the path; relative paths start at the VM file's folder
-"#;
-    assert_eq!(refused(DISK, nothing_is_there), shown);
-}
-
-#[test]
-fn disk_that_may_not_be_written_is_refused() {
-    let shown = r#"
-  × disk "d": no permission to write it
-   ╭─[vm.toml:4:8]
- 3 │ [[disks]]
- 4 │ path = "d"
-   ·        ─┬─
-   ·         ╰── here
- 5 │ mode = "exclusive"
-   ╰────
-  help: give your user permission to write it, or drop `persistent`
-"#;
-    assert_eq!(refused(DISK, nothing_may_be_written), shown);
-}
-
-#[test]
-fn disk_that_is_a_pipe_is_refused() {
-    let shown = r#"
-  × disk "d": is not a file
-   ╭─[vm.toml:4:8]
- 3 │ [[disks]]
- 4 │ path = "d"
-   ·        ─┬─
-   ·         ╰── here
- 5 │ mode = "exclusive"
-   ╰────
-  help: name a file
-"#;
-    assert_eq!(refused(DISK, all_are_pipes), shown);
+fn fault_of_the_host_has_its_place_cause_and_help() {
+    let cases: [(&str, Open, &str, &str); 9] = [
+        (
+            "image = \"i\"\nmemory = \"2G\"\n",
+            all_is_well,
+            r#"2:10 "2G": 2G of memory is more than the host has (1G)"#,
+            "give the VM less",
+        ),
+        (
+            KERNEL,
+            nothing_is_there,
+            r#"2:8 "vmlinuz": kernel "vmlinuz": no such file"#,
+            "check the path; relative paths start at the VM file's folder",
+        ),
+        (
+            KERNEL,
+            only_kernels_are_there,
+            r#"3:10 "initrd": initrd "initrd": no such file"#,
+            "check the path; relative paths start at the VM file's folder",
+        ),
+        (
+            KERNEL,
+            nothing_may_be_read,
+            r#"2:8 "vmlinuz": kernel "vmlinuz": no permission to read it"#,
+            "give your user permission to read it",
+        ),
+        (
+            KERNEL,
+            all_are_directories,
+            r#"2:8 "vmlinuz": kernel "vmlinuz": is a directory"#,
+            "name a file",
+        ),
+        (
+            KERNEL,
+            all_are_block_devices,
+            r#"2:8 "vmlinuz": kernel "vmlinuz": is not a file"#,
+            "name a file",
+        ),
+        (
+            DISK,
+            nothing_is_there,
+            r#"4:8 "d": disk "d": no such file"#,
+            "check the path; relative paths start at the VM file's folder",
+        ),
+        (
+            DISK,
+            nothing_may_be_written,
+            r#"4:8 "d": disk "d": no permission to write it"#,
+            "give your user permission to write it, or drop `persistent`",
+        ),
+        (
+            DISK,
+            all_are_pipes,
+            r#"4:8 "d": disk "d": is not a file"#,
+            "name a file",
+        ),
+    ];
+    for (text, open, error, help) in cases {
+        let found = one_line(text, &check(text, open).unwrap_err());
+        assert_eq!(found, format!("{error}; help: {help}"));
+    }
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
+
+use locks::IgnorePoison;
 
 use super::scratch::data_from;
 
@@ -105,7 +107,7 @@ impl BlockMap {
 
     /// Marks the blocks from `first` to `end` as in the file; returns the number of newly marked blocks.
     pub fn set(&self, file: &File, first: u64, end: u64) -> io::Result<u64> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writing.lock().ignore_poison();
         let mut added = 0;
         let (mut at, end_word) = (first / 64, end.div_ceil(64));
         while at < end_word {

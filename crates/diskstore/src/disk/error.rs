@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::header::HeaderError;
+
 /// Reason why a disk could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
@@ -66,6 +68,14 @@ pub enum DiskError {
         path: PathBuf,
         /// Cause and help.
         why: String,
+    },
+    /// A qcow2 file's header is unusable.
+    #[error("disk {path}: {why}")]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// Cause and help.
+        why: HeaderError,
     },
     /// The operation is not possible with this disk.
     #[error("disk {path}: {why}")]

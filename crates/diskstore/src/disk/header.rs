@@ -24,6 +24,59 @@ const INCOMPATIBLE_DATA_FILE: u64 = 1 << 2;
 const INCOMPATIBLE_COMPRESSION: u64 = 1 << 3;
 const INCOMPATIBLE_EXTENDED_L2: u64 = 1 << 4;
 
+/// A fault of a qcow2 file, with the help. The text follows the file's name.
+#[derive(Debug, thiserror::Error)]
+pub enum HeaderError {
+    /// Another format.
+    #[error("is not a qcow2 image; check the path, or say format = \"raw\"")]
+    NotQcow2,
+    /// Another version than 2 and 3.
+    #[error("qcow2 version {0} is not supported; convert it with qemu-img")]
+    Version(u32),
+    /// Encrypted contents.
+    #[error("is encrypted, which is not supported; decrypt it with qemu-img convert")]
+    Encrypted,
+    /// Internal snapshots, in a file that is to be written.
+    #[error(
+        "holds {0} internal snapshots, which is not supported for writing; \
+         remove them with qemu-img snapshot -d, or use it privately"
+    )]
+    Snapshots(u32),
+    /// A cluster size or disk size that no program makes.
+    #[error("has a damaged header; check it with qemu-img check")]
+    Damaged,
+    /// A table outside the file.
+    #[error("its {0} table lies outside the file; check it with qemu-img check")]
+    Table(&'static str),
+    /// The mark of a program that found damage.
+    #[error("is marked corrupt; repair it with qemu-img check -r all")]
+    Corrupt,
+    /// A separate data file.
+    #[error("keeps its data in another file, which is not supported; convert it with qemu-img")]
+    DataFile,
+    /// Entries of subclusters.
+    #[error("has extended L2 entries, which is not supported; convert it with qemu-img")]
+    ExtendedL2,
+    /// Incompatible feature bits.
+    #[error("needs unknown features ({0:#x}); convert it with qemu-img")]
+    Features(u64),
+    /// The mark of a file that is open or whose writer died, in a file that is to be written.
+    #[error("was not closed cleanly; repair it with qemu-img check -r all")]
+    Dirty,
+    /// A refcount table that no program makes.
+    #[error("its refcount table has gaps; copy it with qemu-img convert")]
+    RefcountGaps,
+    /// An empty refcount table.
+    #[error("has no refcounts; copy it with qemu-img convert")]
+    NoRefcounts,
+    /// A backing file's name that is too long, not in the file, or no UTF-8.
+    #[error("names its backing file wrongly; check it with qemu-img check")]
+    BackingName,
+    /// A failed read.
+    #[error("cannot be read: {0}")]
+    Unreadable(io::Error),
+}
+
 /// Fields of a qcow2 header that matter before the file is opened.
 #[derive(Debug)]
 pub(super) struct Header {
@@ -37,39 +90,34 @@ pub(super) struct Header {
 
 impl Header {
     /// Reads and validates the header. An error has the cause and the help.
-    pub fn read(file: &File, writable: bool) -> Result<Self, String> {
+    pub fn read(file: &File, writable: bool) -> Result<Self, HeaderError> {
         let mut bytes = [0_u8; 104];
-        let length = file.metadata().map_err(unreadable)?.len();
-        let read = read_up_to(file, &mut bytes, 0).map_err(unreadable)?;
+        let length = file.metadata().map_err(HeaderError::Unreadable)?.len();
+        let read = read_up_to(file, &mut bytes, 0).map_err(HeaderError::Unreadable)?;
         if read < V2_BYTES || &bytes[..4] != b"QFI\xfb" {
-            return Err("is not a qcow2 image; check the path, or say format = \"raw\"".into());
+            return Err(HeaderError::NotQcow2);
         }
         let u32_at = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let u64_at = |at: usize| (u64::from(u32_at(at)) << 32) | u64::from(u32_at(at + 4));
 
         let version = u32_at(4);
         if !(2..=3).contains(&version) || (version == 3 && read < bytes.len()) {
-            return Err(format!(
-                "qcow2 version {version} is not supported; convert it with qemu-img"
-            ));
+            return Err(HeaderError::Version(version));
         }
         if version == 3 {
             check_features(u64_at(72), writable)?;
         }
         if u32_at(32) != 0 {
-            return Err("is encrypted, which is not supported; decrypt it with qemu-img convert".into());
+            return Err(HeaderError::Encrypted);
         }
         let snapshots = u32_at(60);
         if snapshots != 0 && writable {
-            return Err(format!(
-                "holds {snapshots} internal snapshots, which is not supported for writing; \
-                 remove them with qemu-img snapshot -d, or use it privately"
-            ));
+            return Err(HeaderError::Snapshots(snapshots));
         }
         let cluster_bits = u32_at(20);
         let size = u64_at(24);
         if !CLUSTER_BITS.contains(&cluster_bits) || size > i64::MAX as u64 {
-            return Err("has a damaged header; check it with qemu-img check".into());
+            return Err(HeaderError::Damaged);
         }
         let l1_bytes = u64::from(u32_at(36)) * 8;
         let refcount_bytes = u64::from(u32_at(56)) << cluster_bits;
@@ -81,9 +129,7 @@ impl Header {
             if table > TABLE_BYTES_MAX
                 || end.is_none_or(|end| end > length.next_multiple_of(1 << cluster_bits))
             {
-                return Err(format!(
-                    "its {name} table lies outside the file; check it with qemu-img check"
-                ));
+                return Err(HeaderError::Table(name));
             }
         }
         if writable {
@@ -97,26 +143,22 @@ impl Header {
     }
 }
 
-fn check_features(incompatible: u64, writable: bool) -> Result<(), String> {
+fn check_features(incompatible: u64, writable: bool) -> Result<(), HeaderError> {
     let known = INCOMPATIBLE_DIRTY | INCOMPATIBLE_COMPRESSION;
     if incompatible & INCOMPATIBLE_CORRUPT != 0 {
-        return Err("is marked corrupt; repair it with qemu-img check -r all".into());
+        return Err(HeaderError::Corrupt);
     }
     if incompatible & INCOMPATIBLE_DATA_FILE != 0 {
-        return Err(
-            "keeps its data in another file, which is not supported; convert it with qemu-img".into(),
-        );
+        return Err(HeaderError::DataFile);
     }
     if incompatible & INCOMPATIBLE_EXTENDED_L2 != 0 {
-        return Err("has extended L2 entries, which is not supported; convert it with qemu-img".into());
+        return Err(HeaderError::ExtendedL2);
     }
     if incompatible & !known != 0 {
-        return Err(format!(
-            "needs unknown features ({incompatible:#x}); convert it with qemu-img"
-        ));
+        return Err(HeaderError::Features(incompatible));
     }
     if writable && incompatible & INCOMPATIBLE_DIRTY != 0 {
-        return Err("was not closed cleanly; repair it with qemu-img check -r all".into());
+        return Err(HeaderError::Dirty);
     }
     Ok(())
 }
@@ -124,18 +166,18 @@ fn check_features(incompatible: u64, writable: bool) -> Result<(), String> {
 /// Refuses a refcount table that is empty or has gaps, which no program makes in normal use: `imago` (0.2)
 /// would write a refcount block over the header, and an allocation in a gap recurses until the stack
 /// overflows. Found by the fuzzer.
-fn check_refcount_table(file: &File, offset: u64, bytes: u64) -> Result<(), String> {
+fn check_refcount_table(file: &File, offset: u64, bytes: u64) -> Result<(), HeaderError> {
     let mut piece = vec![0; TABLE_PIECE_BYTES];
     let (mut done, mut present, mut ended) = (0, false, false);
     while done < bytes {
         let wanted = piece
             .len()
             .min(usize::try_from(bytes - done).unwrap_or(usize::MAX));
-        let read = read_up_to(file, &mut piece[..wanted], offset + done).map_err(unreadable)?;
+        let read = read_up_to(file, &mut piece[..wanted], offset + done).map_err(HeaderError::Unreadable)?;
         for entry in piece[..read].as_chunks::<8>().0 {
             let empty = u64::from_be_bytes(*entry) & REFCOUNT_BLOCK_OFFSET == 0;
             if empty && !present || ended && !empty {
-                return Err("its refcount table has gaps; copy it with qemu-img convert".into());
+                return Err(HeaderError::RefcountGaps);
             }
             (present, ended) = (true, empty);
         }
@@ -147,21 +189,23 @@ fn check_refcount_table(file: &File, offset: u64, bytes: u64) -> Result<(), Stri
     if present {
         Ok(())
     } else {
-        Err("has no refcounts; copy it with qemu-img convert".into())
+        Err(HeaderError::NoRefcounts)
     }
 }
 
-fn backing_name(file: &File, offset: u64, length: u32) -> Result<Option<String>, String> {
+fn backing_name(file: &File, offset: u64, length: u32) -> Result<Option<String>, HeaderError> {
     if offset == 0 || length == 0 {
         return Ok(None);
     }
-    let damaged = || "names its backing file wrongly; check it with qemu-img check".to_owned();
     if length > BACKING_NAME_BYTES_MAX {
-        return Err(damaged());
+        return Err(HeaderError::BackingName);
     }
     let mut name = vec![0; length as usize];
-    file.read_exact_at(&mut name, offset).map_err(|_| damaged())?;
-    String::from_utf8(name).map(Some).map_err(|_| damaged())
+    file.read_exact_at(&mut name, offset)
+        .map_err(|_| HeaderError::BackingName)?;
+    String::from_utf8(name)
+        .map(Some)
+        .map_err(|_| HeaderError::BackingName)
 }
 
 fn read_up_to(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -175,8 +219,4 @@ fn read_up_to(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
         }
     }
     Ok(done)
-}
-
-fn unreadable(error: io::Error) -> String {
-    format!("cannot be read: {error}")
 }

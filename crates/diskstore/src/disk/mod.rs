@@ -39,6 +39,7 @@ mod tests;
 
 pub use error::DiskError;
 pub use format::{Format, inherit_format};
+pub use header::HeaderError;
 pub use io_queue::{IoQueue, Operation, Submission};
 #[cfg(fuzzing)]
 pub use lock::listed;

@@ -171,7 +171,7 @@ impl<'a> Chain<'a> {
         let known = decide(path, &file, said)?;
         let size = match known.format {
             Format::Qcow2 => {
-                let header = Header::read(&file, writable).map_err(|why| DiskError::Qcow2 {
+                let header = Header::read(&file, writable).map_err(|why| DiskError::Header {
                     path: path.to_owned(),
                     why,
                 })?;
@@ -220,7 +220,7 @@ impl<'a> Chain<'a> {
         let (file, lock) = open_locked(overlay, true, Share::Exclusive, self.vm)?;
         self.locks.push(lock);
         make_writable(overlay, &file, boot::present().as_deref())?;
-        let header = Header::read(&file, true).map_err(|why| DiskError::Qcow2 {
+        let header = Header::read(&file, true).map_err(|why| DiskError::Header {
             path: overlay.to_owned(),
             why,
         })?;

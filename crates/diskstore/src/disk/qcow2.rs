@@ -11,13 +11,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use imago::file::File as Storage;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::qcow2::Qcow2;
 use imago::raw::Raw;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder, ShallowMapping};
+use locks::IgnorePoison;
 
 use super::format::length;
 use super::header::Header;
@@ -102,11 +103,11 @@ impl Qcow2Store {
     }
 
     fn shared(&self) -> RwLockReadGuard<'_, FormatAccess<Storage>> {
-        self.access.read().unwrap_or_else(PoisonError::into_inner)
+        self.access.read().ignore_poison()
     }
 
     fn alone(&self) -> RwLockWriteGuard<'_, FormatAccess<Storage>> {
-        self.access.write().unwrap_or_else(PoisonError::into_inner)
+        self.access.write().ignore_poison()
     }
 }
 

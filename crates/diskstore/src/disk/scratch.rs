@@ -22,7 +22,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
+
+use locks::IgnorePoison;
 
 use super::block_map::BlockMap;
 use super::raw::{hole, punch, read_all, write_all, zero};
@@ -242,9 +244,9 @@ impl ScratchStore {
             offset.is_multiple_of(BLOCK_BYTES) && (end.is_multiple_of(BLOCK_BYTES) || end == self.size);
         let (_shared, _exclusive);
         if whole {
-            _shared = self.filling.read().unwrap_or_else(PoisonError::into_inner);
+            _shared = self.filling.read().ignore_poison();
         } else {
-            _exclusive = self.filling.write().unwrap_or_else(PoisonError::into_inner);
+            _exclusive = self.filling.write().ignore_poison();
             self.fill(offset)?;
             self.fill(end - 1)?;
         }

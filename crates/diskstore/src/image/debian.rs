@@ -12,7 +12,8 @@ use std::process::Command;
 use super::apt::Apt;
 use super::command::run;
 use super::sources::Sources;
-use super::tiny::{add_kernel, check_agent, fetch_kernel};
+use super::store::Building;
+use super::tiny::{KernelPackage, add_kernel, check_agent, fetch_kernel};
 use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, SUITE, failed};
 
 /// Minimum size of a root, in bytes: its content and some free space.
@@ -78,21 +79,7 @@ pub fn build_debian(
             what: what.into(),
         })
     };
-    check_agent(&request.agent)?;
-    if request.size_bytes < ROOT_BYTES_MIN {
-        return Err(ImageError::Unable("a root disk needs 512M at least".into()));
-    }
-    let good = |name: &String| {
-        name.chars()
-            .all(|c| c.is_ascii_alphanumeric() || "+-.:".contains(c))
-    };
-    if let Some(bad) = request
-        .packages
-        .iter()
-        .find(|name| name.is_empty() || name.starts_with('-') || !good(name))
-    {
-        return Err(ImageError::Unable(format!("{bad:?} is not a package's name")));
-    }
+    check(request)?;
     let mode = mode()?;
     let build = store.begin(&request.name)?;
     tell(1, "kernel package");
@@ -123,31 +110,7 @@ pub fn build_debian(
         .map(|name| name.to_string())
         .chain(request.packages.iter().cloned());
     let include: Vec<String> = include.collect();
-    let mut mmdebstrap = Command::new("mmdebstrap");
-    mmdebstrap
-        .args(["--variant=minbase", "--format=null"])
-        .arg(format!("--mode={mode}"))
-        .arg(format!("--include={}", include.join(",")))
-        .arg("--architectures=amd64")
-        .arg("--aptopt=APT::Install-Recommends \"false\"")
-        .arg("--aptopt=Acquire::Languages \"none\"");
-    for path in ["doc", "man", "locale", "info", "lintian", "bug"] {
-        mmdebstrap.arg(format!("--dpkgopt=path-exclude=/usr/share/{path}/*"));
-    }
-    mmdebstrap
-        .arg("--dpkgopt=path-include=/usr/share/doc/*/copyright")
-        .arg("--dpkgopt=force-unsafe-io")
-        .arg(format!("--customize-hook=sh {} \"$1\"", quoted(&hook)?))
-        .args([SUITE, "/dev/null"])
-        .arg(&list)
-        .env("MIRRORBALL_BUILD", &build.folder)
-        .env("MIRRORBALL_KERNEL", &kernel.file)
-        .env(
-            "MIRRORBALL_RELEASE",
-            kernel.package.trim_start_matches("linux-image-"),
-        );
-    let path = std::env::var("PATH").unwrap_or_default();
-    mmdebstrap.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    let mut mmdebstrap = mmdebstrap(&build, mode, &include, &list, &hook, &kernel)?;
     run(&mut mmdebstrap, "mmdebstrap", &mut |line| {
         if let Some(index) = STAGES.iter().position(|(words, _)| line.contains(words)) {
             tell(3 + index, STAGES[index].1);
@@ -167,6 +130,63 @@ pub fn build_debian(
     record.built_from = format!("Debian {SUITE}: {}, {}", kernel.package, include.join(", "));
     build.publish(&record)?;
     Ok(record)
+}
+
+/// Checks the agent, the size and the packages of a request.
+fn check(request: &DebianRequest) -> Result<(), ImageError> {
+    check_agent(&request.agent)?;
+    if request.size_bytes < ROOT_BYTES_MIN {
+        return Err(ImageError::Unable("a root disk needs 512M at least".into()));
+    }
+    let good = |name: &String| {
+        name.chars()
+            .all(|c| c.is_ascii_alphanumeric() || "+-.:".contains(c))
+    };
+    if let Some(bad) = request
+        .packages
+        .iter()
+        .find(|name| name.is_empty() || name.starts_with('-') || !good(name))
+    {
+        return Err(ImageError::Unable(format!("{bad:?} is not a package's name")));
+    }
+    Ok(())
+}
+
+/// The command that makes the root disk in the build's folder, from the archives of `list`.
+fn mmdebstrap(
+    build: &Building,
+    mode: &str,
+    include: &[String],
+    list: &Path,
+    hook: &Path,
+    kernel: &KernelPackage,
+) -> Result<Command, ImageError> {
+    let mut mmdebstrap = Command::new("mmdebstrap");
+    mmdebstrap
+        .args(["--variant=minbase", "--format=null"])
+        .arg(format!("--mode={mode}"))
+        .arg(format!("--include={}", include.join(",")))
+        .arg("--architectures=amd64")
+        .arg("--aptopt=APT::Install-Recommends \"false\"")
+        .arg("--aptopt=Acquire::Languages \"none\"");
+    for path in ["doc", "man", "locale", "info", "lintian", "bug"] {
+        mmdebstrap.arg(format!("--dpkgopt=path-exclude=/usr/share/{path}/*"));
+    }
+    mmdebstrap
+        .arg("--dpkgopt=path-include=/usr/share/doc/*/copyright")
+        .arg("--dpkgopt=force-unsafe-io")
+        .arg(format!("--customize-hook=sh {} \"$1\"", quoted(hook)?))
+        .args([SUITE, "/dev/null"])
+        .arg(list)
+        .env("MIRRORBALL_BUILD", &build.folder)
+        .env("MIRRORBALL_KERNEL", &kernel.file)
+        .env(
+            "MIRRORBALL_RELEASE",
+            kernel.package.trim_start_matches("linux-image-"),
+        );
+    let path = std::env::var("PATH").unwrap_or_default();
+    mmdebstrap.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    Ok(mmdebstrap)
 }
 
 /// Mode of mmdebstrap: as root, or in a user namespace.

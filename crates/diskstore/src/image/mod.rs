@@ -32,7 +32,7 @@ pub use import::{FileKind, ImportRequest, import};
 #[cfg(fuzzing)]
 pub use payload::extract;
 pub use record::{FileRecord, Record};
-pub use sources::{Mirror, Sources};
+pub use sources::{Mirror, MirrorError, Sources};
 pub use store::{ImageStore, data_directory};
 pub use tiny::{TINY_CMDLINE, TinyRequest, agent_version, build_tiny};
 

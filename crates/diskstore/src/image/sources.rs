@@ -14,6 +14,26 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Maximum entries named in an error.
 const NAMED_MAX: usize = 3;
 
+/// A text that is not the URL of an archive.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum MirrorError {
+    /// No scheme.
+    #[error("it is no URL; {MIRROR_HELP}")]
+    NoUrl,
+    /// Another scheme.
+    #[error("it is not http, https or file; {MIRROR_HELP}")]
+    Scheme,
+    /// No host, or no absolute path.
+    #[error("it is no whole URL; {MIRROR_HELP}")]
+    Part,
+    /// White space or a control character.
+    #[error("{0:?} can't be in it; {MIRROR_HELP}")]
+    Character(char),
+}
+
+/// Help for a URL that apt could not use.
+const MIRROR_HELP: &str = "help: give the folder that holds `dists`, as in http://mirror.example/debian";
+
 /// An archive that the caller names.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Mirror(String);
@@ -23,11 +43,8 @@ impl Mirror {
     ///
     /// # Errors
     /// If apt could not use it.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let help = "help: give the folder that holds `dists`, as in http://mirror.example/debian";
-        let (scheme, rest) = text
-            .split_once(':')
-            .ok_or_else(|| format!("it is no URL; {help}"))?;
+    pub fn parse(text: &str) -> Result<Self, MirrorError> {
+        let (scheme, rest) = text.split_once(':').ok_or(MirrorError::NoUrl)?;
         let is_whole = match scheme {
             "http" | "https" => rest
                 .strip_prefix("//")
@@ -36,14 +53,14 @@ impl Mirror {
                 let path = rest.strip_prefix("//").unwrap_or(rest);
                 path.starts_with('/')
             }
-            _ => return Err(format!("it is not http, https or file; {help}")),
+            _ => return Err(MirrorError::Scheme),
         };
         if !is_whole {
-            return Err(format!("it is no whole URL; {help}"));
+            return Err(MirrorError::Part);
         }
         // It becomes a line of a file for apt.
         if let Some(bad) = text.chars().find(|c| c.is_whitespace() || c.is_control()) {
-            return Err(format!("{bad:?} can't be in it; {help}"));
+            return Err(MirrorError::Character(bad));
         }
         Ok(Self(text.trim_end_matches('/').to_owned()))
     }

@@ -5,7 +5,7 @@ use std::io;
 
 use coherence::{Message, Right};
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::frame::Frame;
 use crate::merging::unnumbered;
 use crate::region::Region;
@@ -18,14 +18,14 @@ const ROOM: usize = 256;
 pub struct Landing {
     expected: VecDeque<u32>,
     /// Buffer for bytes without a guess.
-    scratch: Box<[u8; PAGE_BYTES]>,
+    scratch: Box<[u8; PAGE_LEN]>,
 }
 
 impl Default for Landing {
     fn default() -> Self {
         Self {
             expected: VecDeque::with_capacity(ROOM),
-            scratch: Box::new([0; PAGE_BYTES]),
+            scratch: Box::new([0; PAGE_LEN]),
         }
     }
 }

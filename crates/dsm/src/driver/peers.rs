@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::frame::{FRAME_BYTES, Frame};
 use crate::link::Link;
 use crate::prefetch::WINDOW_MAX;
@@ -96,7 +96,7 @@ impl Peers {
         &mut self,
         to: usize,
         frames: &[u8],
-        page: Option<*const [u8; PAGE_BYTES]>,
+        page: Option<*const [u8; PAGE_LEN]>,
         with_answers: bool,
     ) -> Result<(), End> {
         let Some(link) = self.links.get_mut(to).and_then(Option::as_mut) else {
@@ -106,7 +106,7 @@ impl Peers {
         };
         let result = match page {
             Some(page) => {
-                self.bytes_sent += (frames.len() + PAGE_BYTES) as u64;
+                self.bytes_sent += (frames.len() + PAGE_LEN) as u64;
                 // SAFETY: a page of the region, which no thread may write since the engine has it sent.
                 unsafe { link.send_page(frames, page) }
             }

@@ -24,7 +24,7 @@ fn pairs() -> [(Link, Link); 2] {
 
 fn send_page(link: &mut Link, number: u8) {
     // SAFETY: a page of this test's.
-    unsafe { link.send_page(&[number; FRAME_BYTES], &[number * 11; PAGE_BYTES]) }.unwrap();
+    unsafe { link.send_page(&[number; FRAME_BYTES], &[number * 11; PAGE_LEN]) }.unwrap();
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn page_lands_at_its_place_for_any_guess_and_segmentation() {
         let (control, _far_control) = UnixStream::pair().unwrap();
         let (bulk, mut far) = UnixStream::pair().unwrap();
         let mut link = Link::new([control.into(), bulk.into()], None);
-        let mut pages = [[0_u8; PAGE_BYTES]; 2];
+        let mut pages = [[0_u8; PAGE_LEN]; 2];
         let sent: Vec<u8> = (0..PAGE_FRAME_BYTES).map(|at| (at % 251) as u8).collect();
         let [right, wrong] = pages.each_mut().map(|page| page.as_mut_ptr());
         let guess = if guess_is_right { right } else { wrong };
@@ -70,19 +70,19 @@ fn successive_pages_are_separated() {
     for (mut near, mut far) in pairs() {
         send_page(&mut near, 1);
         send_page(&mut near, 2);
-        let mut page = [0_u8; PAGE_BYTES];
+        let mut page = [0_u8; PAGE_LEN];
         let at = page.as_mut_ptr();
         for number in [1, 2] {
             // SAFETY: a page of this test's.
             let frame = unsafe { far.next_bulk(at, |_| Ok(Some(at))) }.unwrap();
             assert_eq!(frame, Some([number; FRAME_BYTES]));
-            assert_eq!(page, [number * 11; PAGE_BYTES]);
+            assert_eq!(page, [number * 11; PAGE_LEN]);
         }
     }
 }
 
 fn next_page(link: &mut Link) -> Option<Frame> {
-    let mut page = [0_u8; PAGE_BYTES];
+    let mut page = [0_u8; PAGE_LEN];
     let at = page.as_mut_ptr();
     // SAFETY: a page of this test's, and all that is sent whole comes whole.
     unsafe { link.next_bulk(at, |_| Ok(Some(at))) }.unwrap()
@@ -112,7 +112,7 @@ fn sleep_is_refused_with_untaken_messages() {
             near.send(&[1; 2 * FRAME_BYTES], with_answers).unwrap();
             far.fill([true; 2]);
             let next = |far: &mut Link| {
-                let mut guess = [0_u8; PAGE_BYTES];
+                let mut guess = [0_u8; PAGE_LEN];
                 // SAFETY: a page of this test's, for messages without one.
                 let bulk = unsafe { far.next_bulk(guess.as_mut_ptr(), |_| Ok(None)) }.unwrap();
                 bulk.or_else(|| far.next_control().unwrap())
@@ -138,10 +138,10 @@ fn mixed_messages_and_pages_are_separated_for_any_segmentation() {
         for number in &numbers {
             sent.extend([*number; FRAME_BYTES]);
             if number % 2 == 0 {
-                sent.extend([*number; PAGE_BYTES]);
+                sent.extend([*number; PAGE_LEN]);
             }
         }
-        let (mut guess, mut right) = ([0_u8; PAGE_BYTES], [0_u8; PAGE_BYTES]);
+        let (mut guess, mut right) = ([0_u8; PAGE_LEN], [0_u8; PAGE_LEN]);
         let mut came = Vec::new();
         while !sent.is_empty() {
             let piece = random.usize(1..9000).min(sent.len());
@@ -154,8 +154,8 @@ fn mixed_messages_and_pages_are_separated_for_any_segmentation() {
             while let Some(frame) = unsafe { link.next_bulk(guess.as_mut_ptr(), place) }.unwrap() {
                 assert_eq!(frame, [frame[0]; FRAME_BYTES]);
                 // SAFETY: written through the pointer above, which is not used now.
-                let page = unsafe { right_at.cast::<[u8; PAGE_BYTES]>().read() };
-                assert!(frame[0] % 2 == 1 || page == [frame[0]; PAGE_BYTES]);
+                let page = unsafe { right_at.cast::<[u8; PAGE_LEN]>().read() };
+                assert!(frame[0] % 2 == 1 || page == [frame[0]; PAGE_LEN]);
                 came.push(frame[0]);
             }
         }
@@ -168,7 +168,7 @@ fn end_of_the_connection_is_reported() {
     for (near, mut far) in pairs() {
         drop(near);
         assert_eq!(far.next_control().unwrap_err().kind(), ErrorKind::UnexpectedEof);
-        let mut page = [0_u8; PAGE_BYTES];
+        let mut page = [0_u8; PAGE_LEN];
         let at = page.as_mut_ptr();
         // SAFETY: a page of this test's.
         let error = unsafe { far.next_bulk(at, |_| Ok(Some(at))) }.unwrap_err();

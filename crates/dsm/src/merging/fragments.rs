@@ -10,7 +10,7 @@ use coherence::merged::{Batch, DIFF_BYTES, Diff, MERGE_MESSAGE_BYTES, MergeMessa
 use coherence::wire_kinds;
 
 use super::LIMIT;
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::batches::SHARERS_MAX;
 use crate::frame::{DriverKind, FRAME_BYTES, Frame, KIND_AT};
 
@@ -29,7 +29,7 @@ const FRAGMENT_BYTES: usize = FRAME_BYTES - 1;
 /// Bytes of the length before the payload.
 const LENGTH_BYTES: usize = 4;
 /// Larger than any payload: all words of all pages.
-const LONGEST: usize = LIMIT * 512 * DIFF_BYTES + 4 * PAGE_BYTES;
+const LONGEST: usize = LIMIT * 512 * DIFF_BYTES + 4 * PAGE_LEN;
 const MALFORMED: &str = "it sent a malformed message about merged pages";
 
 /// A reassembled payload.
@@ -38,7 +38,7 @@ pub enum MergePayload {
     /// A batch of diffs and its vector time.
     Batch(VectorTime, Vec<Diff>),
     /// A message about a page, with the page's bytes if they are attached.
-    Message(MergeMessage, Option<Box<[u8; PAGE_BYTES]>>),
+    Message(MergeMessage, Option<Box<[u8; PAGE_LEN]>>),
 }
 
 impl MergePayload {
@@ -57,7 +57,7 @@ pub struct Reassembly(Vec<u8>);
 
 impl Reassembly {
     pub fn new() -> Self {
-        Self(Vec::with_capacity(PAGE_BYTES))
+        Self(Vec::with_capacity(PAGE_LEN))
     }
 
     /// Adds a fragment of a node. Returns the payload if the fragment is its last one.
@@ -118,7 +118,7 @@ pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
 }
 
 /// Encodes a message in fragments, with the page's bytes if they are attached.
-pub fn message(message: &MergeMessage, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) -> Vec<u8> {
+pub fn message(message: &MergeMessage, page: Option<&[u8; PAGE_LEN]>, nodes: usize) -> Vec<u8> {
     let page = page.map_or(&[][..], |page| &page[..]);
     let head = message.encode();
     fragments(

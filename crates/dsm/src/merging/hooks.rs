@@ -7,12 +7,12 @@ use coherence::merged::{AtomicPageWords, Batch, Hooks, MergeMessage};
 use coherence::{NodeId, Page, Right};
 
 use super::{DeferredWork, fragments};
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::driver::EngineDriver;
 
 impl EngineDriver {
     fn word(&self, page: Page, word: usize) -> &AtomicU64 {
-        assert!(word < PAGE_BYTES / 8);
+        assert!(word < PAGE_LEN / 8);
         // SAFETY: a word of the page's bytes, which are mapped as long as the region; others write it at the
         // same time, which is what atomics are for.
         unsafe { AtomicU64::from_ptr(self.region.bytes(page.0).cast::<u64>().add(word)) }
@@ -29,7 +29,7 @@ impl AtomicPageWords for EngineDriver {
     }
 
     fn has(&self, page: Page, words: &[u64]) -> bool {
-        assert!(words.len() <= PAGE_BYTES / 8);
+        assert!(words.len() <= PAGE_LEN / 8);
         let bytes = self.region.bytes(page.0).cast();
         // SAFETY: a page of the region, and a list that is no longer. Others write the page meanwhile: no
         // compiler sees into this function of C's, which reads each aligned word at once on this processor,

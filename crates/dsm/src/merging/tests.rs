@@ -78,10 +78,10 @@ impl World {
     }
 
     /// Starts a thread that waits for a page of another node, which has received the request.
-    fn reader(&mut self, node: u16, page: u32) -> JoinHandle<[u8; PAGE_BYTES]> {
-        let at = self.node.view() as usize + page as usize * PAGE_BYTES;
+    fn reader(&mut self, node: u16, page: u32) -> JoinHandle<[u8; PAGE_LEN]> {
+        let at = self.node.view() as usize + page as usize * PAGE_LEN;
         // SAFETY: a page of the view, which lives until the node is dropped at the test's end.
-        let reader = thread::spawn(move || unsafe { (at as *const [u8; PAGE_BYTES]).read_volatile() });
+        let reader = thread::spawn(move || unsafe { (at as *const [u8; PAGE_LEN]).read_volatile() });
         let mut asked = [0; FRAME_BYTES];
         self.other(usize::from(node)).bulk.read_exact(&mut asked).unwrap();
         assert_eq!(Message::decode(&asked).unwrap().page, Page(page));
@@ -132,7 +132,7 @@ fn copy(page: u32, number: u32) -> Vec<u8> {
             bytes: Payload::Attached,
         },
     );
-    [&numbered(frame, number)[..], &[7; PAGE_BYTES]].concat()
+    [&numbered(frame, number)[..], &[7; PAGE_LEN]].concat()
 }
 
 fn stamp(counts: &[u64]) -> VectorTime {
@@ -203,7 +203,7 @@ fn bytes_of_a_buffered_message_stay_intact() {
     }
     assert!(!reader.is_finished());
     far.batch(&[0, 1]);
-    assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
+    assert_eq!(reader.join().unwrap(), [7; PAGE_LEN]);
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn offered_page_is_not_used_as_a_receive_buffer() {
     };
     let far = world.other(1);
     far.control
-        .write_all(&fragments::message(&offer, Some(&[7; PAGE_BYTES]), 2))
+        .write_all(&fragments::message(&offer, Some(&[7; PAGE_LEN]), 2))
         .unwrap();
     let mut accepted = Reassembly::new();
     let accepted = std::iter::repeat_with(|| {
@@ -271,7 +271,7 @@ fn message_waits_for_its_senders_batches_of_a_third_node() {
             assert!(!reader.is_finished(), "round {round}");
             world.other(1).batch(&[0, number, 0]);
         }
-        assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
+        assert_eq!(reader.join().unwrap(), [7; PAGE_LEN]);
     }
 }
 
@@ -284,7 +284,7 @@ fn announcement_holds_for_its_stream_until_the_next() {
     world.other(2).control.write_all(&said_before(1, 0, 1)).unwrap();
     thread::sleep(SETTLE_TIME);
     world.other(2).bulk.write_all(&copy(page, 0)).unwrap();
-    assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
+    assert_eq!(reader.join().unwrap(), [7; PAGE_LEN]);
     // The announcement also holds for the next message.
     let fresh = Body::Copy { bytes: Payload::Zero };
     let readers = [page + 1, page + 2].map(|page| {
@@ -296,7 +296,7 @@ fn announcement_holds_for_its_stream_until_the_next() {
     assert!(!readers.iter().any(JoinHandle::is_finished));
     world.other(1).batch(&[0, 1, 0]);
     for reader in readers {
-        assert_eq!(reader.join().unwrap(), [0; PAGE_BYTES]);
+        assert_eq!(reader.join().unwrap(), [0; PAGE_LEN]);
     }
 }
 
@@ -345,7 +345,7 @@ fn batches_of_third_nodes_are_announced_once_on_each_stream() {
         assert_eq!(came, message(page, Body::Copy { bytes: Payload::Zero }));
     }
     // A written page has its bytes attached and uses the other stream.
-    let word = world.node.view().wrapping_add((page as usize + 2) * PAGE_BYTES);
+    let word = world.node.view().wrapping_add((page as usize + 2) * PAGE_LEN);
     // SAFETY: within the view.
     unsafe { word.write_volatile(9) };
     let far = world.other(2);
@@ -362,7 +362,7 @@ fn batches_of_third_nodes_are_announced_once_on_each_stream() {
             }
         )
     );
-    let mut bytes = [0; PAGE_BYTES];
+    let mut bytes = [0; PAGE_LEN];
     far.bulk.read_exact(&mut bytes).unwrap();
     assert_eq!(bytes[0], 9);
     // The sender of a batch needs no announcement of it.

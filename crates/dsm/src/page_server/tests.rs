@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use coherence::{Access, Body, Message, Page, Payload};
 
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::frame::FRAME_BYTES;
 use crate::link::Link;
 use crate::node::{Node, Settings};
@@ -54,9 +54,9 @@ fn partly_received_page_is_not_another_nodes_receive_buffer() {
     let mut frame = [0; FRAME_BYTES];
     std::thread::scope(|scope| {
         let reads = scope.spawn(|| {
-            let page = node.view().wrapping_add(NODE_1S as usize * PAGE_BYTES);
+            let page = node.view().wrapping_add(NODE_1S as usize * PAGE_LEN);
             // SAFETY: a page of the view, which lives until the end of this function.
-            unsafe { page.cast::<[u8; PAGE_BYTES]>().read_volatile() }
+            unsafe { page.cast::<[u8; PAGE_LEN]>().read_volatile() }
         });
         far_bulk_1.read_exact(&mut frame).unwrap();
         assert_eq!(frame, ask(NODE_1S));
@@ -74,7 +74,7 @@ fn partly_received_page_is_not_another_nodes_receive_buffer() {
             far_bulk_2.read_exact(&mut frame).unwrap();
             assert_eq!(Message::decode(&frame).unwrap().page, Page(page));
         }
-        far_bulk_1.write_all(&[7; PAGE_BYTES - 100]).unwrap();
+        far_bulk_1.write_all(&[7; PAGE_LEN - 100]).unwrap();
         let read = reads.join().unwrap();
         let wrong = read.iter().position(|byte| *byte != 7);
         assert_eq!(wrong, None, "the first byte that is not as it was sent");

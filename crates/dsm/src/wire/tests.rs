@@ -26,7 +26,7 @@ pub(crate) fn wires<const N: usize>(words: usize) -> [[Wire; N]; 2] {
 /// Returns the parts of [`wires`], and their memory.
 pub(crate) fn segments<const N: usize>(words: usize) -> ([[OwnedFd; N]; 2], [[Pipes; N]; 2], File) {
     let memory = tempfile::tempfile_in("/dev/shm").unwrap();
-    let room = (urpc::pipe::Pipe::bytes(words) as u64).next_multiple_of(4096);
+    let room = (urpc::pipe::Pipe::bytes(words) as u64).next_multiple_of(page::PAGE_BYTES);
     memory.set_len(2 * N as u64 * room).unwrap();
     let pairs: [_; N] = std::array::from_fn(|_| UnixStream::pair().unwrap());
     let mut near = Vec::new();

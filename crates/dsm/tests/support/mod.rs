@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use dsm::{End, Link, Method, Node, PAGE_BYTES, Pipes, Settings, Shape};
+use dsm::{End, Link, Method, Node, PAGE_LEN, Pipes, Settings, Shape};
 use urpc::host::SharedPipe;
 use urpc::pipe::Pipe;
 
@@ -87,7 +87,7 @@ pub fn start_by(way: Way, shape: Shape) -> Nodes {
 #[allow(dead_code, reason = "as above")]
 pub fn piped(words: usize) -> [Link; 2] {
     let memory = tempfile::tempfile_in("/dev/shm").unwrap();
-    let room = (Pipe::bytes(words) as u64).next_multiple_of(4096);
+    let room = Pipe::bytes(words).next_multiple_of(PAGE_LEN) as u64;
     memory.set_len(4 * room).unwrap();
     let pipe = |number: usize| SharedPipe::at(&memory, number as u64 * room, words).unwrap();
     let pipes = |side: usize| {
@@ -175,9 +175,9 @@ pub fn slow(by: Duration) -> (UnixStream, UnixStream) {
 
 /// Returns a word of a node's view.
 pub fn word(node: &Node, page: u32, index: usize) -> &std::sync::atomic::AtomicU64 {
-    assert!(page as usize * PAGE_BYTES < node.bytes() && index < PAGE_BYTES / 8);
+    assert!(page as usize * PAGE_LEN < node.bytes() && index < PAGE_LEN / 8);
     // SAFETY: within the view, aligned, and used as atomics only.
-    unsafe { &*node.view().add(page as usize * PAGE_BYTES + index * 8).cast() }
+    unsafe { &*node.view().add(page as usize * PAGE_LEN + index * 8).cast() }
 }
 
 /// Page servers publish their counters when they sleep.

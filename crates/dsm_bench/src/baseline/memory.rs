@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ptr;
 
-use dsm::{FRAME_BYTES, PAGE_BYTES, PAGE_FRAME_BYTES, now_ns, prepare_server_thread};
+use dsm::{FRAME_BYTES, PAGE_FRAME_BYTES, PAGE_LEN, now_ns, prepare_server_thread};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use urpc::host::SharedPipe;
 use urpc::pipe::{Pipe, Reader, Writer};
@@ -26,7 +26,7 @@ struct PipeEnd {
 /// # Errors
 /// If there is no memory, or the other thread does not reply.
 pub fn requests_ns(count: u32, cpu: usize, realtime: bool) -> io::Result<Vec<u64>> {
-    let room = Pipe::bytes(WORDS).next_multiple_of(PAGE_BYTES) as u64;
+    let room = Pipe::bytes(WORDS).next_multiple_of(PAGE_LEN) as u64;
     let memory: File = memfd_create(c"bare-pipes", MFdFlags::MFD_CLOEXEC)?.into();
     memory.set_len(2 * room)?;
     let pipe = |at| SharedPipe::at(&memory, at, WORDS).map_err(io::Error::other);

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use dsm::{End, Settings, Shape};
@@ -15,6 +15,7 @@ use dsm_bench::work::kernels::{self, Kernel};
 use dsm_bench::work::litmus::{self, Test};
 use dsm_bench::work::{AccessOrder, Job, JobResult, Touch};
 use dsm_bench::{Peer, Security, Session, StreamOptions};
+use locks::IgnorePoison;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -153,7 +154,7 @@ fn unexpected(end: &End) {
 /// One memory at a time: a fault among ten busy processes on two CPUs takes many milliseconds.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock().ignore_poison()
 }
 
 /// Runs `work` with a memory of several processes.

@@ -3,9 +3,9 @@
 use std::fs;
 use std::io;
 
-use super::smaps::field;
+use page::PAGE_BYTES;
 
-const PAGE_BYTES: u64 = 4096;
+use super::smaps::field;
 
 /// The host's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

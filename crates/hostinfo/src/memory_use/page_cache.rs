@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-const PAGE_BYTES: u64 = 4096;
+use page::PAGE_BYTES;
+
 /// Bytes that one `mincore` covers, which returns a byte for each page.
 const STEP_BYTES: u64 = 1 << 30;
 /// `cachestat(2)`, from Linux 6.5 on.

@@ -4,8 +4,9 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use locks::IgnorePoison;
 use nix::unistd::Pid;
 
 /// Seconds a call may take; a lab is up after about 7.
@@ -15,7 +16,7 @@ static ONE_LAB: Mutex<()> = Mutex::new(());
 
 /// Lock that allows one lab at a time; a test holds it to its end.
 pub fn turn() -> MutexGuard<'static, ()> {
-    ONE_LAB.lock().unwrap_or_else(PoisonError::into_inner)
+    ONE_LAB.lock().ignore_poison()
 }
 
 /// The program alone, without a limit.

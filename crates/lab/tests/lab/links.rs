@@ -64,6 +64,7 @@ fn probe(running: &Background, count: u32) -> (u32, u64) {
     (u32::try_from(number(0)).unwrap(), number(8))
 }
 
+/// Promise LAB-03.
 #[test]
 fn link_has_the_delay_and_loss_of_its_file_or_of_the_last_command() {
     let _turn = turn();

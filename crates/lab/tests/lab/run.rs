@@ -8,6 +8,7 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::command::{Ended, hosts, lab, program, turn};
 
+/// Promise LAB-06.
 #[test]
 fn command_keeps_its_directory_streams_and_exit_status() {
     let _turn = turn();
@@ -39,6 +40,7 @@ fn host_survives_creation_of_vms_that_never_run() {
     assert_eq!(vms.lines().count(), 2, "{ended}");
 }
 
+/// Promise LAB-08.
 #[test]
 fn run_past_its_limit_is_killed_and_its_console_kept() {
     let _turn = turn();

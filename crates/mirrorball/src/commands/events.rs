@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use miette::{IntoDiagnostic, Result};
-use registry::journal::{Entry, Journal, Reader, Token};
+use registry::journal::{Entry, Journal, Reader, Token, TokenError};
 use serde_json::{Map, Value};
 
 use super::execution_site::in_lab;
@@ -36,9 +36,9 @@ enum StartAt {
 }
 
 impl FromStr for StartAt {
-    type Err = String;
+    type Err = TokenError;
 
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
+    fn from_str(text: &str) -> std::result::Result<Self, TokenError> {
         match text {
             "start" => Ok(Self::Start),
             token => token.parse().map(Self::After),
@@ -199,7 +199,7 @@ mod tests {
             "1f-2-300".parse(),
             Ok(StartAt::After("1f-2-300".parse().unwrap()))
         );
-        let why = "begin".parse::<StartAt>().unwrap_err();
+        let why = "begin".parse::<StartAt>().unwrap_err().to_string();
         assert!(why.contains("is no token"), "{why}");
     }
 }

@@ -320,6 +320,7 @@ mod tests {
         assert_eq!(help.as_deref(), Some("drop `host`, or use `user`"));
     }
 
+    /// Promise HOSTILE-30.
     #[test]
     fn labels_are_given_one_by_one_and_each_key_once() {
         let words = ["--image", "tiny", "--label", "team=web", "--label", "canary="];

@@ -4,6 +4,7 @@
 pub(super) mod world;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
 
 use super::{CellNumber, Message};
 use crate::CellId;
@@ -53,9 +54,9 @@ impl Story {
 
     fn deliver(&mut self) {
         let is_open = |(from, to): &(CellId, CellId)| !self.cut.contains(&(from.number, to.number));
-        let links: Vec<_> = self.world.under_way().filter(is_open).collect();
+        let links: Vec<_> = self.world.links.under_way().filter(is_open).collect();
         if let Some((from, to)) = self.rng.one_of(links.iter().copied()) {
-            let message: &Message<_, _> = &self.world.links[&(from, to)][0];
+            let message: &Message<_, _> = self.world.links.next(from, to).expect("under way");
             let what = format!("{from} to {to}: {message:?}");
             self.say(what);
             self.world.deliver(from, to);
@@ -63,7 +64,7 @@ impl Story {
     }
 
     fn learn(&mut self) {
-        let unknown: Vec<_> = self.world.unknown.iter().copied().collect();
+        let unknown: Vec<_> = self.world.links.unknown_deaths().collect();
         if let Some((at, dead)) = self.rng.one_of(unknown.into_iter()) {
             self.say(format!("{at} learns that {dead} is dead"));
             self.world.learn(at, dead);
@@ -125,18 +126,43 @@ impl Story {
     /// Everything that is under way comes.
     fn end(&mut self) {
         self.cut.clear();
-        while self.world.under_way().next().is_some() || !self.world.unknown.is_empty() {
+        while !self.world.links.is_quiet() {
             self.learn();
             self.deliver();
         }
     }
 
-    fn check(&self, seed: u64) -> Result<(), String> {
-        let Some(broken) = self.world.broken() else {
+    fn check(&self, seed: u64) -> Result<(), Violation> {
+        let Some(invariant) = self.world.broken() else {
             return Ok(());
         };
-        let steps: String = self.trace.iter().map(|step| format!("{step}\n")).collect();
-        Err(format!("{steps}seed {seed}: {broken}"))
+        Err(Violation {
+            steps: self.trace.iter().cloned().collect(),
+            seed,
+            invariant,
+        })
+    }
+}
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Violation {
+    /// The last steps of the run.
+    pub steps: Vec<String>,
+    /// The run's seed.
+    pub seed: u64,
+    /// The invariant, in one line.
+    pub invariant: &'static str,
+}
+
+impl std::error::Error for Violation {}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for step in &self.steps {
+            writeln!(out, "{step}")?;
+        }
+        write!(out, "seed {}: {}", self.seed, self.invariant)
     }
 }
 
@@ -144,7 +170,7 @@ impl Story {
 ///
 /// # Errors
 /// Names the invariant that does not hold, the seed, and the last steps.
-pub fn tell(seed: u64) -> Result<Outcome, String> {
+pub fn tell(seed: u64) -> Result<Outcome, Violation> {
     let mut story = Story::new(seed);
     for _ in 0..STEPS {
         story.step();

@@ -143,7 +143,7 @@ fn token_that_is_no_place_gives_a_gap_and_never_silence() {
         "-1-1",
         "1-1-99999999999999999999",
     ] {
-        let error = text.parse::<Token>().unwrap_err();
+        let error = text.parse::<Token>().unwrap_err().to_string();
         assert!(error.contains("is no token"), "{error}");
     }
     // The journal is removed, and another one is created.

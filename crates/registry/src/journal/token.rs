@@ -18,10 +18,15 @@ impl fmt::Display for Token {
     }
 }
 
-impl FromStr for Token {
-    type Err = String;
+/// A text that is not a [`Token`].
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{0:?} is no token; use one that `mirrorball events` printed")]
+pub struct TokenError(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Token {
+    type Err = TokenError;
+
+    fn from_str(text: &str) -> Result<Self, TokenError> {
         let parts: Vec<&str> = text.split('-').collect();
         let parse = |parts: &[&str]| {
             let [journal, generation, offset] = parts else {
@@ -35,6 +40,6 @@ impl FromStr for Token {
         };
         // Text with another spelling, such as a sign, is no token.
         let token = parse(&parts).filter(|token: &Self| token.to_string() == text);
-        token.ok_or_else(|| format!("{text:?} is no token; use one that `mirrorball events` printed"))
+        token.ok_or_else(|| TokenError(text.to_owned()))
     }
 }

@@ -13,7 +13,9 @@ mod vector;
 mod wiring;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use locks::IgnorePoison;
 
 use crate::arch::x86_64::layout::{IOAPIC_PINS, MSI_GSI_END, MSI_GSI_START};
 
@@ -95,7 +97,7 @@ impl Interrupts {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Option<Message>>> {
         // The table is consistent between statements, even after a panic.
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+        self.messages.lock().ignore_poison()
     }
 }
 

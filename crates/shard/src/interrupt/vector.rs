@@ -1,8 +1,9 @@
 //! One interrupt vector: its event file, its mask and its pending bit.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use locks::IgnorePoison;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Interrupts, Message};
@@ -80,7 +81,7 @@ impl Vector {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Two flags are consistent even after a panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 }
 

@@ -8,10 +8,10 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
+use page::PAGE_LEN;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 const HUGE_BYTES: u64 = 2 << 20;
-const PAGE_BYTES: usize = 4096;
 /// Advice that collapses pages into a huge page; since Linux 6.1.
 const MADV_COLLAPSE: i32 = 25;
 /// Bound above the size of any kernel and initramfs. A file that claims more receives small pages for the
@@ -89,7 +89,7 @@ pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
             // can't, or has no huge page left, leaves small pages: then the guest only starts more slowly.
             // The first page must be present, as MADV_COLLAPSE treats an empty range as one that was removed.
             unsafe {
-                libc::madvise(address.cast(), PAGE_BYTES.min(bytes), libc::MADV_POPULATE_WRITE);
+                libc::madvise(address.cast(), PAGE_LEN.min(bytes), libc::MADV_POPULATE_WRITE);
                 libc::madvise(address.cast(), bytes, MADV_COLLAPSE);
             }
         }

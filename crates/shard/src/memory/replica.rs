@@ -258,7 +258,7 @@ impl Coherence {
             .hottest(HOTTEST_PAGES)
             .into_iter()
             .map(|(page, times)| {
-                let address = u64::from(page) * dsm::PAGE_BYTES as u64;
+                let address = u64::from(page) * page::PAGE_BYTES;
                 json!({ "address": format!("{address:#x}"), "times": times })
             })
             .collect();
@@ -300,7 +300,7 @@ fn pipes(memory: &File, at: &LanePipes) -> Result<[dsm::Pipes; 2], urpc::host::M
 
 /// Returns the guest's page number of an address.
 fn page_of(address: u64) -> u64 {
-    address / dsm::PAGE_BYTES as u64
+    address / page::PAGE_BYTES
 }
 
 /// Reason why a shard has no coherent memory.

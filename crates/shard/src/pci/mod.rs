@@ -25,8 +25,9 @@ pub mod msix;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
+use locks::IgnorePoison;
 use serde_json::Value;
 
 pub use access::{ConfigPorts, Ecam, Window};
@@ -96,7 +97,7 @@ impl FunctionEntry {
 
     fn lock(&self) -> MutexGuard<'_, Box<dyn PciFunction>> {
         // A device that panics ends the process (agent::panic); tests may continue.
-        self.function.lock().unwrap_or_else(PoisonError::into_inner)
+        self.function.lock().ignore_poison()
     }
 
     fn write_config(&self, offset: usize, data: &[u8]) {
@@ -138,7 +139,7 @@ impl PciBus {
     /// # Errors
     /// Fails if the bus or the window is full, or with the error of `make`.
     pub fn add<F: PciFunction + 'static>(&self, make: impl FnOnce(u64) -> io::Result<F>) -> io::Result<Slot> {
-        let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
+        let mut functions = self.functions.write().ignore_poison();
         let number = functions.slots.len();
         let bar_end = functions
             .next_bar
@@ -253,7 +254,7 @@ impl PciBus {
     /// Locks the table for readers. It is written only while the machine is being built, so that no vCPU
     /// waits here.
     fn read(&self) -> RwLockReadGuard<'_, Functions> {
-        self.functions.read().unwrap_or_else(PoisonError::into_inner)
+        self.functions.read().ignore_poison()
     }
 }
 

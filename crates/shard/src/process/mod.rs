@@ -279,6 +279,7 @@ mod tests {
         (code, reports)
     }
 
+    /// Promise HOSTILE-08.
     #[test]
     fn launch_of_an_unlike_version_is_answered_with_ours_and_nothing_else() {
         let theirs = Versions::up_to(VERSIONS.newest + 2);
@@ -288,6 +289,7 @@ mod tests {
         assert_eq!(reports, [json!({ "unlike": { "versions": VERSIONS } })]);
     }
 
+    /// Promise HOSTILE-43.
     #[test]
     fn shard_that_cannot_start_reports_the_reason_and_exits_with_the_status_of_a_failure() {
         let (code, reports) = launched(&json!({ "versions": VERSIONS, "launch": [] }));

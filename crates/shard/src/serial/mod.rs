@@ -13,8 +13,9 @@ mod tests;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use locks::IgnorePoison;
 use serde::{Deserialize, Serialize};
 use vm_superio::serial::{SerialEvents, SerialState};
 use vm_superio::{Serial, Trigger};
@@ -152,7 +153,7 @@ impl Console {
 
     fn uart(&self) -> MutexGuard<'_, Serial<Line, Room, Output>> {
         // A panic elsewhere can't break an invariant of the device.
-        self.uart.lock().unwrap_or_else(PoisonError::into_inner)
+        self.uart.lock().ignore_poison()
     }
 
     /// Returns the free room of the guest's input buffer, bytes.

@@ -5,8 +5,9 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use locks::IgnorePoison;
 use nix::sys::stat::fstat;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
@@ -100,7 +101,7 @@ impl Mapper {
     }
 
     pub(super) fn pages(&self) -> MutexGuard<'_, Pages> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pages.lock().ignore_poison()
     }
 
     /// Returns the guest page at an address of this process, if it is RAM, and the number of pages of RAM
@@ -182,15 +183,12 @@ impl Mapper {
     /// Records that guest memory from `start` to `end`, in bytes, is in huge pages, which include both ends.
     pub fn mark_huge(&self, start: u64, end: u64) {
         let range = start / HUGE_BYTES * HUGE_PAGES..end.div_ceil(HUGE_BYTES) * HUGE_PAGES;
-        self.huge_pages
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(range);
+        self.huge_pages.lock().ignore_poison().push(range);
     }
 
     /// Returns whether mapping the run would split a huge page.
     pub(super) fn splits(&self, at: u64, run: &Run) -> bool {
-        let huge = self.huge_pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let huge = self.huge_pages.lock().ignore_poison();
         huge.iter()
             .any(|range| at < range.end && range.start < at + run.pages)
     }

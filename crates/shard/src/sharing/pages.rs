@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::extents::{Extents, Run};
 
-pub use shard_api::saved::PAGE_BYTES;
+pub use page::PAGE_BYTES;
 
 /// A region of RAM.
 pub(super) struct RamRegion {

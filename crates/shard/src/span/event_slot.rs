@@ -1,8 +1,10 @@
 //! Slot from which a vCPU's thread takes its pending events, and which wakes or kicks that thread for new
 //! ones.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use locks::IgnorePoison;
 
 use super::pending_events::PendingEvents;
 use super::run_state::{Notification, RunState};
@@ -105,10 +107,10 @@ impl EventSlot {
             }
             state.run_state.set_blocked();
             state = match left {
-                None => self.posted.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.posted.wait(state).ignore_poison(),
                 Some(left) => {
                     let waited = self.posted.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+                    waited.ignore_poison().0
                 }
             };
             state.run_state.set_outside_guest();
@@ -135,7 +137,7 @@ impl EventSlot {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Each change is complete, so a panic of another thread left no partial one.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 }
 

@@ -1,8 +1,9 @@
 //! The IOAPIC of a VM that spans cells, on the home's bus.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use apic::{Interrupt, IoApic, Shorthand};
+use locks::IgnorePoison;
 
 use super::router::Router;
 use crate::bus::BusDevice;
@@ -47,7 +48,7 @@ impl IoApicDevice {
     }
 
     fn chip(&self) -> MutexGuard<'_, IoApic> {
-        self.chip.lock().unwrap_or_else(PoisonError::into_inner)
+        self.chip.lock().ignore_poison()
     }
 }
 

@@ -7,8 +7,9 @@ pub mod stream;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use locks::IgnorePoison;
 use stream::{FromStream, ToStream};
 use urpc::fragment::{Assembly, Parts};
 use urpc::host::{Block, BlockingReceiver, BlockingSender, MemoryError, SharedRing};
@@ -59,7 +60,7 @@ impl Sending {
             Self::Stream(stream) => return stream.send(packet),
         };
         encoded::<0>(packet, &mut [0; 256], |bytes| {
-            let mut outbox = outbox.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut outbox = outbox.lock().ignore_poison();
             for part in Parts::of(PORT, bytes) {
                 if outbox.post(&part).is_err() && outbox.send(&part, None).is_err() {
                     return;

@@ -5,11 +5,12 @@
 //! ([`super::device_proxy_server`]). So two shards that flood each other cannot deadlock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use apic::{Delivery, Interrupt, Shorthand};
 use dsm::{Batches, Causal};
+use locks::{IgnorePoison, lock};
 
 use super::device_proxy_server::IoRequest;
 use super::enabled_apics::EnabledApics;
@@ -288,7 +289,7 @@ impl Router {
             moves = self
                 .moved
                 .wait_timeout(moves, MOVE_POLL_INTERVAL)
-                .unwrap_or_else(PoisonError::into_inner)
+                .ignore_poison()
                 .0;
         }
     }
@@ -396,11 +397,6 @@ impl Router {
             link.send(packet);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is complete, so a panic of another thread left no partial one.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

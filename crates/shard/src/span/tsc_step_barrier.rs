@@ -13,8 +13,10 @@
 //! The TSC never goes back: an offset only grows (modulo 2^64), by [`STEP_NS_MAX`] at most.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use locks::IgnorePoison;
 
 /// Time limit for kicked vCPUs to leave the guest. An interrupt of another CPU takes some microseconds.
 pub const EXIT_TIMEOUT: Duration = Duration::from_millis(1);
@@ -103,7 +105,7 @@ impl TscStepBarrier {
         self.leave();
         let mut closing = self.lock();
         while self.inside.load(Ordering::SeqCst) & CLOSED != 0 {
-            closing = self.opened.wait(closing).unwrap_or_else(PoisonError::into_inner);
+            closing = self.opened.wait(closing).ignore_poison();
         }
         None
     }
@@ -141,7 +143,7 @@ impl TscStepBarrier {
             // A vCPU leaves without the lock, so this thread may have missed its signal.
             let wait = left.min(EXIT_POLL_INTERVAL);
             let waited = self.emptied.wait_timeout(closing, wait);
-            closing = waited.unwrap_or_else(PoisonError::into_inner).0;
+            closing = waited.ignore_poison().0;
         }
         self.offset.store(offset, Ordering::SeqCst);
         self.steps.fetch_add(1, Ordering::Relaxed);
@@ -151,7 +153,7 @@ impl TscStepBarrier {
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
-        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.closing.lock().ignore_poison()
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use apic::Shorthand;
 use kvm_ioctls::VmFd;
+use locks::lock;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use vmm_sys_util::eventfd::EventFd;
@@ -103,8 +104,4 @@ pub fn watch_pins(pins: &[(EventFd, u8)], ioapic: &IoApicDevice) {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

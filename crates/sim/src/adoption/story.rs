@@ -6,6 +6,7 @@ use super::adopter::REBOOT;
 use super::cells::Program;
 use super::{Counts, Flaw, Kind, World};
 use crate::chance::Chance;
+use crate::trace::Violation;
 use crate::{MILLISECOND, SECOND, Time};
 
 /// Most VMs of a story.
@@ -68,16 +69,20 @@ impl Plot {
 ///
 /// # Errors
 /// With the rule that does not hold, and the steps that led to it.
-pub fn run_story(plot: &Plot, seed: u64, flaw: Option<Flaw>) -> Result<Counts, String> {
+pub fn run_story(plot: &Plot, seed: u64, flaw: Option<Flaw>) -> Result<Counts, Violation> {
     play(plot, seed, flaw, false).or_else(|first| match play(plot, seed, flaw, true) {
-        Ok(_) => Err(format!(
-            "{first}; the second time it held, so the story depends on more than its seed"
-        )),
+        Ok(_) => Err(Violation {
+            rule: format!(
+                "{}; the second time it held, so the story depends on more than its seed",
+                first.rule
+            ),
+            ..first
+        }),
         failed => failed,
     })
 }
 
-fn play(plot: &Plot, seed: u64, flaw: Option<Flaw>, is_traced: bool) -> Result<Counts, String> {
+fn play(plot: &Plot, seed: u64, flaw: Option<Flaw>, is_traced: bool) -> Result<Counts, Violation> {
     let mut chance = Chance::new(seed);
     let vms = 1 + chance.below(VMS_MAX) as usize;
     let mut world = World::new(vms, Chance::new(!seed), flaw);
@@ -161,18 +166,18 @@ impl World {
 
     /// Checks the rules after a long time without other faults: VMs that end each process of the cell are set
     /// aside and served. If nothing else ended a process, no other VM is set aside.
-    fn check_poisoned(&mut self, is_nothing_else: bool) -> Result<(), String> {
+    fn check_poisoned(&mut self, is_nothing_else: bool) -> Result<(), Violation> {
         for index in 0..self.vms.len() {
             let vm = &self.vms[index];
             let is_set_aside = vm.failures.is_some_and(Failures::is_set_aside);
             if is_nothing_else && is_set_aside && !vm.is_poison {
                 return Err(self
                     .trace
-                    .before(&format!("VM {index} is set aside for another's fault")));
+                    .before(format!("VM {index} is set aside for another's fault")));
             }
             if vm.is_poison && !vm.has_ended {
                 if !is_set_aside {
-                    return Err(self.trace.before(&format!("VM {index} is not set aside")));
+                    return Err(self.trace.before(format!("VM {index} is not set aside")));
                 }
                 self.check_served(index, false)?;
             }
@@ -181,7 +186,7 @@ impl World {
     }
 
     /// Checks the rules after a long time without faults.
-    fn check_end(&mut self) -> Result<(), String> {
+    fn check_end(&mut self) -> Result<(), Violation> {
         if self.guard.cell.is_none() || self.guard.trial.is_some() {
             return Err(self.trace.before("the cell has no process"));
         }
@@ -191,7 +196,7 @@ impl World {
                 if !self.vms[index].keeper.is_over {
                     return Err(self
                         .trace
-                        .before(&format!("the keeper of VM {index} does not end")));
+                        .before(format!("the keeper of VM {index} does not end")));
                 }
                 continue;
             }
@@ -202,7 +207,7 @@ impl World {
 
     /// Checks that a VM runs, and is served by the cell or, if its record is of another version, by a
     /// monitor.
-    fn check_served(&self, vm: usize, is_by_cell: bool) -> Result<(), String> {
+    fn check_served(&self, vm: usize, is_by_cell: bool) -> Result<(), Violation> {
         let served = self
             .processes
             .values()
@@ -224,6 +229,6 @@ impl World {
                 Some(_) => return Ok(()),
             },
         };
-        Err(self.trace.before(&what))
+        Err(self.trace.before(what))
     }
 }

@@ -5,11 +5,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use config::ConfigError;
+use knowledge::Base;
+use knowledge::fact::{self, FactError};
 use knowledge::route::Revocation;
-use knowledge::{Base, fact};
 use sim::adoption;
 use sim::machine::Cells;
 use sim::story::{Plot, run_story};
+use sim::trace::Violation;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -55,7 +58,31 @@ fn main() -> ExitCode {
     }
 }
 
-fn obey(cli: &Cli) -> Result<(), String> {
+/// The reason why a run of the program fails.
+#[derive(Debug, thiserror::Error)]
+enum SimError {
+    #[error("{path}: {error}")]
+    Read { path: String, error: std::io::Error },
+    #[error("{path}: {error}")]
+    Facts { path: String, error: FactError },
+    #[error("{machine}: {error}")]
+    Cells { machine: String, error: ConfigError },
+    #[error("{violation}\nagreement: run it again with --protocols 1 --seed {seed}")]
+    Agreement {
+        violation: protocol::agreement::stories::Violation,
+        seed: u64,
+    },
+    #[error("{violation}\nadoption: run it again with --adoptions 1 --seed {seed}")]
+    Adoption { violation: Violation, seed: u64 },
+    #[error("{violation}\n{machine}: seed {seed}: run it again with --seed {seed}")]
+    Machine {
+        machine: String,
+        violation: Violation,
+        seed: u64,
+    },
+}
+
+fn obey(cli: &Cli) -> Result<(), SimError> {
     if let Some(count) = cli.protocols {
         return protocols(cli.seed.unwrap_or(0), count);
     }
@@ -77,10 +104,14 @@ fn obey(cli: &Cli) -> Result<(), String> {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-        let facts = fact::parse(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+        let path = || file.display().to_string();
+        let text = std::fs::read_to_string(file).map_err(|error| SimError::Read { path: path(), error })?;
+        let facts = fact::parse(&text).map_err(|error| SimError::Facts { path: path(), error })?;
         let base: Base = facts.into_iter().collect();
-        let cells = Cells::of(&base, cli.cells).map_err(|error| format!("{name}: {error}"))?;
+        let cells = Cells::of(&base, cli.cells).map_err(|error| SimError::Cells {
+            machine: name.clone(),
+            error,
+        })?;
         if cli.revocation {
             revocation(&name, &cells);
         } else {
@@ -91,11 +122,11 @@ fn obey(cli: &Cli) -> Result<(), String> {
 }
 
 /// Runs stories of the table that all cells have.
-fn protocols(first: u64, count: u64) -> Result<(), String> {
+fn protocols(first: u64, count: u64) -> Result<(), SimError> {
     let begin = Instant::now();
     for seed in first..first.saturating_add(count) {
         protocol::agreement::stories::tell(seed)
-            .map_err(|what| format!("{what}\nagreement: run it again with --protocols 1 --seed {seed}"))?;
+            .map_err(|violation| SimError::Agreement { violation, seed })?;
     }
     println!(
         "agreement: {count} stories in {:.0} s",
@@ -105,7 +136,7 @@ fn protocols(first: u64, count: u64) -> Result<(), String> {
 }
 
 /// Runs stories of the VMs of one cell.
-fn adoptions(first: u64, count: u64) -> Result<(), String> {
+fn adoptions(first: u64, count: u64) -> Result<(), SimError> {
     let begin = Instant::now();
     let mut all = adoption::Counts::default();
     for seed in first..first.saturating_add(count) {
@@ -115,7 +146,7 @@ fn adoptions(first: u64, count: u64) -> Result<(), String> {
             &adoption::story::Plot::POISON,
         ] {
             let counts = adoption::story::run_story(plot, seed, None)
-                .map_err(|what| format!("{what}\nadoption: run it again with --adoptions 1 --seed {seed}"))?;
+                .map_err(|violation| SimError::Adoption { violation, seed })?;
             all.add(&counts);
         }
     }
@@ -134,8 +165,14 @@ fn adoptions(first: u64, count: u64) -> Result<(), String> {
     Ok(())
 }
 
-fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
-    let failed = |seed| move |trace| format!("{trace}\n{name}: seed {seed}: run it again with --seed {seed}");
+fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), SimError> {
+    let failed = |seed| {
+        move |violation| SimError::Machine {
+            machine: name.to_owned(),
+            violation,
+            seed,
+        }
+    };
     // The times of places in a run without faults.
     let waits_us = |cells: &Cells| {
         let calm = run_story(cells, &Plot::CALM, 1).map_err(failed(1))?;
@@ -146,7 +183,7 @@ fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
                 .get(waits.len() * permille / 1000)
                 .map_or(0.0, |ns| *ns as f64 / 1e3)
         };
-        Ok::<_, String>([us(500), us(990)])
+        Ok::<_, SimError>([us(500), us(990)])
     };
     let [median, most] = waits_us(cells)?;
     let mut one_by_one = cells.clone();

@@ -9,13 +9,14 @@ use registry::cluster::interface::{CellRequest, CellResponse};
 
 use super::World;
 use crate::SECOND;
+use crate::trace::Violation;
 
 impl World {
     /// Runs until all activity has ended, and checks that all cells agree.
     ///
     /// # Errors
     /// As [`World::run`].
-    pub fn rest(&mut self) -> Result<(), String> {
+    pub fn rest(&mut self) -> Result<(), Violation> {
         self.run(self.now + 60 * SECOND)?;
         let mut running = BTreeSet::new();
         for monitor in self.monitors.values() {
@@ -73,7 +74,7 @@ impl World {
     }
 
     /// Checks the rules of each step: no cell's memory has been promised twice, by itself or by a borrower.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), Violation> {
         let mut given = vec![0; self.lives.len()];
         for monitor in self.monitors.values().filter(|monitor| monitor.runs) {
             given[usize::from(monitor.cell)] += monitor.host.share.memory_bytes;
@@ -93,7 +94,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn fail<T>(&self, what: String) -> Result<T, String> {
-        Err(self.trace.before(&what))
+    pub(super) fn fail<T>(&self, what: String) -> Result<T, Violation> {
+        Err(self.trace.before(what))
     }
 }

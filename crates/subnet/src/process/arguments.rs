@@ -36,6 +36,11 @@ pub struct Arguments {
     pub udp_ports: Vec<u16>,
 }
 
+/// A word of the command line that is no argument.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no argument")]
+pub struct UnknownWord(pub String);
+
 impl Arguments {
     /// Returns the words of the command line, without the names of program and subcommand.
     pub fn words(&self) -> Vec<String> {
@@ -53,10 +58,10 @@ impl Arguments {
     ///
     /// # Errors
     /// Returns the word that is none of [`Arguments::words`].
-    pub fn read(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
+    pub fn read(words: impl IntoIterator<Item = String>) -> Result<Self, UnknownWord> {
         let mut arguments = Self::default();
         for word in words {
-            arguments.take(&word).ok_or(word)?;
+            arguments.take(&word).ok_or(UnknownWord(word))?;
         }
         Ok(arguments)
     }
@@ -121,7 +126,7 @@ mod tests {
             "--help",
         ] {
             let words = ["sandbox=auto", word].map(String::from);
-            assert_eq!(Arguments::read(words), Err(word.to_owned()));
+            assert_eq!(Arguments::read(words), Err(UnknownWord(word.to_owned())));
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use page::PAGE_LEN;
+
 use super::*;
 
 /// Returns both ends of a pipe of `N` words.
@@ -199,12 +201,11 @@ mod one_order {
     #[test]
     fn hundred_thousand_pages_cross_two_threads() {
         const COUNT: u64 = 100_000;
-        const PAGE: usize = 4096;
         let (mut writer, mut reader) = pair::<2048>();
         let writing = thread::spawn(move || {
             for number in 0..COUNT {
                 let frame = [number.to_le_bytes(), (!number).to_le_bytes()].concat();
-                let page = number.to_le_bytes().repeat(PAGE / 8);
+                let page = number.to_le_bytes().repeat(PAGE_LEN / 8);
                 let mut rest = [frame, page].concat();
                 while !rest.is_empty() {
                     let count = write(&mut writer, &rest, &[]).unwrap();
@@ -217,8 +218,8 @@ mod one_order {
         });
         for number in 0..COUNT {
             let mut came = Vec::new();
-            while came.len() < 16 + PAGE {
-                let left = 16 + PAGE - came.len();
+            while came.len() < 16 + PAGE_LEN {
+                let left = 16 + PAGE_LEN - came.len();
                 let first = left.min(16);
                 let more = read(&mut reader, [first, left - first]).unwrap();
                 if more.is_empty() {

@@ -6,14 +6,18 @@ use std::collections::BTreeSet;
 /// Names in the ledger that are missing from `ran`. The ledger has one name a line; `#` starts a comment.
 pub fn missing(ledger: &str, ran: &[String]) -> Vec<String> {
     let ran: BTreeSet<&str> = ran.iter().map(String::as_str).collect();
-    let names = ledger
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('#'));
-    names
+    names(ledger)
         .filter(|name| !ran.contains(name))
         .map(str::to_owned)
         .collect()
+}
+
+/// Names of the ledger.
+pub fn names(ledger: &str) -> impl Iterator<Item = &str> {
+    ledger
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ mod specification;
 mod user;
 mod worker;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -124,6 +124,11 @@ fn run(options: &Options) -> Result<bool, String> {
         };
         return campaign::run(&schedule, &options.root, program);
     }
+    let wrong = wrong_specification(&document, &known, &options.root)?;
+    if !wrong.is_empty() {
+        wrong.iter().for_each(|wrong| println!("{wrong}"));
+        return Ok(false);
+    }
     // Before the run, as the tree may change while it runs.
     let origin = Origin::of(&options.root, emulated)?;
     let mut not_run: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
@@ -150,4 +155,21 @@ fn run(options: &Options) -> Result<bool, String> {
         println!("{wrong}");
     }
     Ok(report.print(&allowed, &unproven, &missing) && campaigns.is_empty())
+}
+
+/// Errors of SPECIFICATION.md that no run of tests is needed to find: its ids, tests that are not in the
+/// ledger, and ids that tests cite.
+fn wrong_specification(document: &str, ledger: &str, root: &Path) -> Result<Vec<String>, String> {
+    let mut wrong = specification::wrong_ids(document);
+    let known: Vec<String> = ledger::names(ledger).map(str::to_owned).collect();
+    let unknown = specification::unproven(&specification::promises(document), &known);
+    wrong.extend(unknown.iter().map(|promise| {
+        format!(
+            "SPECIFICATION.md:{}: tests/ledger.txt has no test of the name {}",
+            promise.line, promise.text
+        )
+    }));
+    let cited = specification::citations::wrong(document, root);
+    wrong.extend(cited.map_err(|error| format!("reading what tests cite: {error}"))?);
+    Ok(wrong)
 }

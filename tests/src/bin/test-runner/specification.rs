@@ -1,11 +1,91 @@
-//! Compares SPECIFICATION.md with the tests that passed.
+//! Compares SPECIFICATION.md with the tests that passed, and with the tests that cite its promises.
 //!
-//! In each table row whose last cell starts with "tested" or "in part", every name with `::` must match a
-//! passed test. A name may omit modules and may be short: `shard block::*`, `endings::five_reboots...`,
+//! Each row of a table is a promise with an id, as `CELL-07`, which it keeps when rows move. In each row
+//! whose last cell starts with "tested" or "in part", every name with `::` must match a passed test. A name
+//! may omit modules and may be short: `shard block::*`, `endings::five_reboots...`,
 //! `boot::cloud_kernel_boots_with_{one,two}_cpus`. A name without a crate takes the crate of the previous
 //! name.
 
+pub mod citations;
+mod pattern;
+
+use std::collections::BTreeMap;
+
 use crate::campaign::Kept;
+use pattern::{braces, matches};
+
+/// A row of a table.
+#[derive(Debug)]
+struct Row<'a> {
+    /// Line number, from 1.
+    line: usize,
+    /// Text between bars that are not escaped.
+    cells: Vec<&'a str>,
+}
+
+impl Row<'_> {
+    fn id(&self) -> &str {
+        self.cells.first().copied().unwrap_or_default()
+    }
+
+    /// Test names of the row, with their braces expanded.
+    fn promises(&self) -> Vec<Promise> {
+        let [_, _, proof, .., status] = self.cells[..] else {
+            return Vec::new();
+        };
+        if !(status.starts_with("tested") || status.starts_with("in part")) {
+            return Vec::new();
+        }
+        let mut package = String::new();
+        let quoted = proof.split('`').skip(1).step_by(2);
+        let names = quoted.filter(|quoted| quoted.contains("::"));
+        names
+            .map(|quoted| {
+                let (own, path) = quoted.rsplit_once(' ').unwrap_or(("", quoted));
+                if !own.is_empty() {
+                    package = own.to_owned();
+                }
+                let patterns = braces(path).into_iter();
+                Promise {
+                    line: self.line,
+                    text: quoted.to_owned(),
+                    patterns: patterns
+                        .map(|path| format!("{package} {path}").trim().to_owned())
+                        .collect(),
+                }
+            })
+            .collect()
+    }
+}
+
+/// The rows of all tables, without their heads.
+fn rows(document: &str) -> Vec<Row<'_>> {
+    let is_rule = |line: &str| line.starts_with("| ---");
+    let lines: Vec<&str> = document.lines().collect();
+    let is_row = |(index, line): &(usize, &str)| {
+        let is_head = lines.get(index + 1).is_some_and(|next| is_rule(next));
+        line.starts_with('|') && !is_rule(line) && !is_head
+    };
+    let numbered = lines.iter().copied().enumerate().filter(is_row);
+    numbered
+        .map(|(index, line)| Row {
+            line: index + 1,
+            cells: cells(line),
+        })
+        .collect()
+}
+
+/// The cells of a row. `\|` is a bar within a cell.
+fn cells(line: &str) -> Vec<&str> {
+    let bars = line
+        .match_indices('|')
+        .map(|(at, _)| at)
+        .filter(|at| !line[..*at].ends_with('\\'));
+    let bars: Vec<usize> = bars.collect();
+    bars.windows(2)
+        .map(|bars| line[bars[0] + 1..bars[1]].trim())
+        .collect()
+}
 
 /// A test name in the document.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,38 +100,36 @@ pub struct Promise {
 
 /// The names in rows that say "tested" or "in part".
 pub fn promises(document: &str) -> Vec<Promise> {
-    let mut found = Vec::new();
-    for (number, line) in (1..).zip(document.lines()) {
-        let cells: Vec<&str> = line.trim().trim_matches('|').split('|').map(str::trim).collect();
-        let [_, proof, .., status] = cells[..] else {
-            continue;
-        };
-        if !line.starts_with('|') || !(status.starts_with("tested") || status.starts_with("in part")) {
-            continue;
-        }
-        let mut package = String::new();
-        for quoted in proof
-            .split('`')
-            .skip(1)
-            .step_by(2)
-            .filter(|quoted| quoted.contains("::"))
-        {
-            let (own, path) = quoted.rsplit_once(' ').unwrap_or(("", quoted));
-            if !own.is_empty() {
-                package = own.to_owned();
-            }
-            let patterns = braces(path);
-            let patterns = patterns
-                .iter()
-                .map(|path| format!("{package} {path}").trim().to_owned());
-            found.push(Promise {
-                line: number,
-                text: quoted.to_owned(),
-                patterns: patterns.collect(),
-            });
+    rows(document).iter().flat_map(Row::promises).collect()
+}
+
+/// Errors of ids: a row without one, an id of two rows.
+pub fn wrong_ids(document: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut seen = BTreeMap::new();
+    for row in rows(document) {
+        if !is_id(row.id()) {
+            wrong.push(format!(
+                "SPECIFICATION.md:{}: the first cell is no id; write one as CELL-07",
+                row.line
+            ));
+        } else if let Some(first) = seen.insert(row.id().to_owned(), row.line) {
+            wrong.push(format!(
+                "SPECIFICATION.md:{}: {} is the id of line {first} too",
+                row.line,
+                row.id()
+            ));
         }
     }
-    found
+    wrong
+}
+
+/// Whether a text is the id of a row: capitals, a hyphen, two digits or more.
+fn is_id(text: &str) -> bool {
+    text.split_once('-').is_some_and(|(subject, number)| {
+        let is_number = number.len() >= 2 && number.bytes().all(|byte| byte.is_ascii_digit());
+        !subject.is_empty() && subject.bytes().all(|byte| byte.is_ascii_uppercase()) && is_number
+    })
 }
 
 /// Promises without a passed test. Full test names start with their program: `boot::x`, `shard block::y`.
@@ -86,63 +164,16 @@ pub fn wrong_about_campaigns(document: &str, kept: &[Kept]) -> Vec<String> {
     wrong
 }
 
-/// Expands `a{b,c}d` to `abd` and `acd`.
-fn braces(text: &str) -> Vec<String> {
-    let Some((start, rest)) = text.split_once('{') else {
-        return vec![text.to_owned()];
-    };
-    let Some((inner, end)) = rest.split_once('}') else {
-        return vec![text.to_owned()];
-    };
-    inner
-        .split(',')
-        .flat_map(|part| braces(&format!("{start}{}{end}", part.trim())))
-        .collect()
-}
-
-/// Whether a pattern matches a test's full name.
-fn matches(pattern: &str, name: &str) -> bool {
-    let (package, path) = pattern.rsplit_once(' ').unwrap_or(("", pattern));
-    let (own, modules) = name.split_once(' ').unwrap_or(("", name));
-    // A guest test's name has no crate; its program is its first module.
-    if !own.is_empty() && !package.is_empty() && package.split(' ').next() != Some(own) {
-        return false;
-    }
-    let mut modules = modules.split("::");
-    path.split("::")
-        .all(|wanted| modules.by_ref().any(|module| alike(wanted, module)))
-}
-
-/// Whether a pattern matches a text; `*` and `...` match anything.
-fn alike(wanted: &str, word: &str) -> bool {
-    let wanted = wanted.replace("...", "*");
-    let mut parts = wanted.split('*');
-    let Some(mut rest) = parts.next().and_then(|first| word.strip_prefix(first)) else {
-        return false;
-    };
-    let Some(last) = wanted
-        .contains('*')
-        .then(|| wanted.rsplit('*').next().unwrap_or_default())
-    else {
-        return rest.is_empty();
-    };
-    for part in parts {
-        let Some(at) = rest.find(part) else { return false };
-        rest = &rest[at + part.len()..];
-    }
-    last.is_empty() || word.ends_with(last)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const DOCUMENT: &str = "\
-| promise | proof | status |
-| --- | --- | --- |
-| starts | `boot::cloud_kernel_boots_with_{one,two}_cpus`; `shard block::*`, `net::tests::broken_...`; `make test` | tested |
-| later | `boot::no_such_test` | not proven here |
-| ends | `endings::five_reboots...` | in part: five |
+| id | promise | proof | status |
+| --- | --- | --- | --- |
+| VM-01 | starts | `boot::cloud_kernel_boots_with_{one,two}_cpus`; `shard block::*`, `net::tests::broken_...`; `make test` | tested |
+| VM-02 | later | `boot::no_such_test` | not proven here |
+| VM-03 | `stop\\|kill` ends | `endings::five_reboots...` | in part: five |
 ";
 
     fn names(list: &[&str]) -> Vec<String> {
@@ -209,8 +240,30 @@ mod tests {
     }
 
     #[test]
-    fn stars_and_dots_stand_for_anything() {
-        assert!(alike("a*", "abc") && alike("a*c", "abc") && alike("*", "") && alike("ab...", "ab"));
-        assert!(!alike("a", "ab") && !alike("b*", "ab") && !alike("a*d", "abc"));
+    fn row_without_an_id_and_id_of_two_rows_are_reported() {
+        assert_eq!(wrong_ids(DOCUMENT), Vec::<String>::new());
+        let twice = DOCUMENT.replace("VM-03", "VM-01");
+        assert_eq!(
+            wrong_ids(&twice),
+            ["SPECIFICATION.md:5: VM-01 is the id of line 3 too"]
+        );
+        for no_id in ["starts", "VM-1", "vm-01", "VM01", "VM-", ""] {
+            let wrong = wrong_ids(&DOCUMENT.replace("VM-02", no_id));
+            assert_eq!(
+                wrong,
+                ["SPECIFICATION.md:4: the first cell is no id; write one as CELL-07"]
+            );
+        }
+    }
+
+    #[test]
+    fn specification_of_this_tree_names_known_tests_under_unique_ids() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
+        let (document, ledger) = (read("SPECIFICATION.md"), read("tests/ledger.txt"));
+        assert_eq!(wrong_ids(&document), Vec::<String>::new());
+        let known: Vec<String> = crate::ledger::names(&ledger).map(str::to_owned).collect();
+        assert_eq!(unproven(&promises(&document), &known), []);
+        assert_eq!(citations::wrong(&document, root).unwrap(), Vec::<String>::new());
     }
 }

@@ -9,9 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use child_process::in_new_session;
 use nix::mount::{MsFlags, mount};
 use nix::sys::wait::wait;
-use nix::unistd::{ForkResult, fork, setsid};
+use nix::unistd::{ForkResult, fork};
 
 use crate::{listen, modules, power, root::RootSpec};
 
@@ -29,7 +30,7 @@ pub fn run() -> ! {
     let spec = RootSpec::parse(&cmdline);
     if spec.exists() {
         let reason = spec.enter();
-        give_up(&reason);
+        give_up(&reason.to_string());
     }
     userland()
 }
@@ -133,10 +134,10 @@ fn console_shell() {
             .env("PATH", "/bin:/sbin:/usr/bin:/usr/sbin")
             .current_dir("/root");
         shell.stdin(input).stdout(output).stderr(errors);
-        // SAFETY: setsid and ioctl are async-signal-safe; fd 0 is the console by then.
+        in_new_session(&mut shell);
+        // SAFETY: ioctl is async-signal-safe; fd 0 is the console by then.
         unsafe {
             shell.pre_exec(|| {
-                setsid()?;
                 // Without a controlling terminal the shell still works, but for job control.
                 libc::ioctl(0, libc::TIOCSCTTY, 1);
                 Ok(())

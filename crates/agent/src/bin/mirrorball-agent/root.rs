@@ -1,11 +1,12 @@
 //! The root disk: finds the device that the kernel's command line names, mounts it, and runs its init.
 
 use std::ffi::CString;
-use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::{chdir, chroot, execv};
 
@@ -13,6 +14,46 @@ use nix::unistd::{chdir, chroot, execv};
 const DEVICE_WAIT: Duration = Duration::from_secs(15);
 
 const NEW_ROOT: &str = "/root";
+
+/// The reason why the root is not entered.
+#[derive(Debug, thiserror::Error)]
+pub enum RootError {
+    #[error("root={0}: only a device, as root=/dev/vda, is understood")]
+    NotADevice(String),
+    #[error("the root {device} did not appear within 15 s; disks: {seen}")]
+    Absent {
+        device: String,
+        /// Names of the disks that are there, or `none`.
+        seen: String,
+    },
+    #[error("{NEW_ROOT}: {0}")]
+    Folder(io::Error),
+    #[error("can't mount the root {0} no file system to try")]
+    NoFileSystem(String),
+    #[error("can't mount the root {device} as {kind}: {error}")]
+    Mount {
+        device: String,
+        /// The last file system that was tried.
+        kind: String,
+        error: Errno,
+    },
+    #[error("can't move /{place} into the root {device}: {error}")]
+    Move {
+        place: &'static str,
+        device: String,
+        error: Errno,
+    },
+    #[error("can't switch to the root {device}: {error}")]
+    Switch { device: String, error: Errno },
+    #[error("the root {0} has no init")]
+    NoInit(String),
+    #[error("can't start {init} of the root {device}: {error}")]
+    Init {
+        init: String,
+        device: String,
+        error: Errno,
+    },
+}
 
 /// Options of the root on the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -58,12 +99,12 @@ impl RootSpec {
     }
 
     /// Mounts the root and runs its init. Returns the reason if that fails, and not at all otherwise.
-    pub fn enter(&self) -> String {
-        let device = self.device.as_deref().unwrap_or_default();
-        if let Err(reason) = wait_for(device) {
+    pub fn enter(&self) -> RootError {
+        let device = self.device.clone().unwrap_or_default();
+        if let Err(reason) = wait_for(&device) {
             return reason;
         }
-        if let Err(reason) = self.mount(device) {
+        if let Err(reason) = self.mount(&device) {
             return reason;
         }
         for place in ["dev", "proc", "sys"] {
@@ -76,7 +117,7 @@ impl RootSpec {
                 None::<&str>,
             );
             if let Err(error) = moved {
-                return format!("can't move /{place} into the root {device}: {error}");
+                return RootError::Move { place, device, error };
             }
         }
         // The files of the initramfs are not needed any longer, and their memory is released.
@@ -89,23 +130,27 @@ impl RootSpec {
             .and_then(|()| chroot("."))
             .and_then(|()| chdir("/"));
         if let Err(error) = switched {
-            return format!("can't switch to the root {device}: {error}");
+            return RootError::Switch { device, error };
         }
         let usual = ["/sbin/init", "/etc/init", "/bin/init", "/bin/sh"];
-        let mut reason = format!("the root {device} has no init");
+        let mut reason = RootError::NoInit(device.clone());
         for init in self.init.as_deref().into_iter().chain(usual) {
             if let Ok(program) = CString::new(init) {
                 let Err(error) = execv(&program, &[&program]);
-                if error != nix::errno::Errno::ENOENT {
-                    reason = format!("can't start {init} of the root {device}: {error}");
+                if error != Errno::ENOENT {
+                    reason = RootError::Init {
+                        init: init.to_owned(),
+                        device: device.clone(),
+                        error,
+                    };
                 }
             }
         }
         reason
     }
 
-    fn mount(&self, device: &str) -> Result<(), String> {
-        fs::create_dir_all(NEW_ROOT).map_err(|error| format!("{NEW_ROOT}: {error}"))?;
+    fn mount(&self, device: &str) -> Result<(), RootError> {
+        fs::create_dir_all(NEW_ROOT).map_err(RootError::Folder)?;
         let flags = if self.writable {
             MsFlags::empty()
         } else {
@@ -120,7 +165,7 @@ impl RootSpec {
                 .collect(),
         };
         let options = self.options.join(",");
-        let mut reason = String::from("no file system to try");
+        let mut last = None;
         for kind in &kinds {
             match mount(
                 Some(device),
@@ -130,18 +175,20 @@ impl RootSpec {
                 Some(options.as_str()),
             ) {
                 Ok(()) => return Ok(()),
-                Err(error) => reason = format!("as {kind}: {error}"),
+                Err(error) => last = Some((kind.clone(), error)),
             }
         }
-        Err(format!("can't mount the root {device} {reason}"))
+        let device = device.to_owned();
+        Err(match last {
+            Some((kind, error)) => RootError::Mount { device, kind, error },
+            None => RootError::NoFileSystem(device),
+        })
     }
 }
 
-fn wait_for(device: &str) -> Result<(), String> {
+fn wait_for(device: &str) -> Result<(), RootError> {
     if !device.starts_with("/dev/") {
-        return Err(format!(
-            "root={device}: only a device, as root=/dev/vda, is understood"
-        ));
+        return Err(RootError::NotADevice(device.to_owned()));
     }
     let deadline = Instant::now() + DEVICE_WAIT;
     while !fs::metadata(Path::new(device)).is_ok_and(|meta| meta.file_type().is_block_device()) {
@@ -156,9 +203,10 @@ fn wait_for(device: &str) -> Result<(), String> {
             } else {
                 seen.join(" ")
             };
-            return Err(format!(
-                "the root {device} did not appear within 15 s; disks: {seen}"
-            ));
+            return Err(RootError::Absent {
+                device: device.to_owned(),
+                seen,
+            });
         }
         std::thread::sleep(Duration::from_millis(5));
     }

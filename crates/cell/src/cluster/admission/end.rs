@@ -99,6 +99,7 @@ mod tests {
     use std::path::PathBuf;
     use std::process::{Child, Command};
 
+    use child_process::in_new_session;
     use registry::cluster::interface::VmShare;
 
     use super::*;
@@ -107,14 +108,7 @@ mod tests {
     fn started(arg0: &str, argument: &str) -> Child {
         let mut command = Command::new("sleep");
         command.arg0(arg0).arg(argument);
-        // SAFETY: setsid is async-signal-safe and touches no memory.
-        unsafe {
-            command.pre_exec(|| {
-                nix::unistd::setsid()?;
-                Ok(())
-            })
-        };
-        command.spawn().unwrap()
+        in_new_session(&mut command).spawn().unwrap()
     }
 
     fn vm(session: i32, name: &str) -> UserVm {

@@ -9,9 +9,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
@@ -94,20 +95,36 @@ fn received(client: &mut UnixStream) -> io::Result<File> {
     Ok(program)
 }
 
+const PROGRAM_HELP: &str = "help: run `cluster upgrade` by an installed `mirrorball`";
+
+/// A reason why a descriptor is no program for a cell.
+#[derive(Debug, thiserror::Error)]
+enum ProgramError {
+    #[error("{0}")]
+    Metadata(io::Error),
+    #[error("the new program is no executable file; {PROGRAM_HELP}")]
+    NotExecutable,
+    #[error("others may change the file of the new program; {PROGRAM_HELP}")]
+    OthersMayChange,
+    #[error("{0}")]
+    Flags(Errno),
+    #[error("the new program is open for writing; {PROGRAM_HELP}")]
+    Writable,
+}
+
 /// Checks that a descriptor is a program that only root and this user can change.
-fn check(program: &File) -> Result<(), String> {
-    let help = "help: run `cluster upgrade` by an installed `mirrorball`";
-    let metadata = program.metadata().map_err(|error| error.to_string())?;
+fn check(program: &File) -> Result<(), ProgramError> {
+    let metadata = program.metadata().map_err(ProgramError::Metadata)?;
     if !metadata.is_file() || metadata.mode() & 0o111 == 0 {
-        return Err(format!("the new program is no executable file; {help}"));
+        return Err(ProgramError::NotExecutable);
     }
     let may_own = [0, geteuid().as_raw()];
     if !may_own.contains(&metadata.uid()) || metadata.mode() & 0o022 != 0 {
-        return Err(format!("others may change the file of the new program; {help}"));
+        return Err(ProgramError::OthersMayChange);
     }
-    let flags = fcntl(program, FcntlArg::F_GETFL).map_err(|error| error.to_string())?;
+    let flags = fcntl(program, FcntlArg::F_GETFL).map_err(ProgramError::Flags)?;
     if OFlag::from_bits_truncate(flags) & OFlag::O_ACCMODE != OFlag::O_RDONLY {
-        return Err(format!("the new program is open for writing; {help}"));
+        return Err(ProgramError::Writable);
     }
     Ok(())
 }
@@ -117,26 +134,37 @@ pub(super) fn path_of(program: &OwnedFd) -> String {
     format!("/proc/{}/fd/{}", std::process::id(), program.as_raw_fd())
 }
 
+/// A reason why a new program is not kept.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TrialError {
+    #[error("the new program does not start: {0}")]
+    NotStarted(io::Error),
+    #[error("the new program ended ({status}) before it had adopted the cell's VMs; help: see {log}")]
+    Ended { status: ExitStatus, log: String },
+    #[error(
+        "the new program had not adopted the cell's VMs within {} s",
+        TRIAL_LIMIT.as_secs()
+    )]
+    Late,
+    /// The new program's answer.
+    #[error("{0}")]
+    Refused(String),
+}
+
 /// Waits until the first process of a new program has adopted the VMs of its cell.
 ///
 /// # Errors
 /// If it ends, hangs, or can't adopt a VM.
-pub(super) fn try_out(cell: &mut Child, files: &CellFiles) -> Result<(), String> {
+pub(super) fn try_out(cell: &mut Child, files: &CellFiles) -> Result<(), TrialError> {
     let deadline = Instant::now() + TRIAL_LIMIT;
     loop {
         if let Ok(Some(status)) = cell.try_wait() {
-            let log = files.log();
-            return Err(format!(
-                "the new program ended ({status}) before it had adopted the cell's VMs; help: see {}",
-                log.display()
-            ));
+            let log = files.log().display().to_string();
+            return Err(TrialError::Ended { status, log });
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(format!(
-                "the new program had not adopted the cell's VMs within {} s",
-                TRIAL_LIMIT.as_secs()
-            ));
+            return Err(TrialError::Late);
         }
         let answer = Connection::open(files).and_then(|mut connection| {
             connection.limit_wait(left)?;
@@ -144,7 +172,7 @@ pub(super) fn try_out(cell: &mut Child, files: &CellFiles) -> Result<(), String>
         });
         match answer {
             Ok(CellResponse::Done) => return Ok(()),
-            Ok(CellResponse::Refused { why }) => return Err(why),
+            Ok(CellResponse::Refused { why }) => return Err(TrialError::Refused(why)),
             // The process has just started, or ends.
             Ok(_) | Err(_) => std::thread::sleep(INTERVAL),
         }
@@ -167,10 +195,10 @@ mod tests {
             std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             check(&File::open(&path).unwrap())
         };
-        assert_eq!(with_mode(0o755), Ok(()));
-        assert_eq!(with_mode(0o500), Ok(()));
+        with_mode(0o755).unwrap();
+        with_mode(0o500).unwrap();
         for mode in [0o644, 0o775, 0o757, 0o777] {
-            let why = with_mode(mode).unwrap_err();
+            let why = with_mode(mode).unwrap_err().to_string();
             assert!(why.contains("; help: "), "{why}");
         }
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();

@@ -11,10 +11,12 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use config::cluster::Site;
+use locks::lock;
+use page::PAGE_LEN;
 use protocol::CellId;
 use urpc::Ring;
 use urpc::host::{Block, Doorbell, SharedRing, end};
@@ -23,9 +25,8 @@ use super::proof::{self, Proof};
 use super::ring::{LINES, Rings};
 use super::{Link, Transport, stream};
 
-/// Alignment of a ring, in bytes.
-const PAGE_BYTES: usize = 4096;
-const RING_BYTES: u64 = Ring::bytes(LINES).next_multiple_of(PAGE_BYTES) as u64;
+/// Length of a ring, which begins at a page, bytes.
+const RING_BYTES: u64 = Ring::bytes(LINES).next_multiple_of(PAGE_LEN) as u64;
 /// Bytes of a pair's slot.
 const SLOT_BYTES: u64 = proof::BYTES + 2 * RING_BYTES;
 /// Approximate time until the other side is awake: a message through TLS and two threads.
@@ -192,8 +193,4 @@ impl Drop for User {
     fn drop(&mut self) {
         lock(&self.used).remove(&self.place);
     }
-}
-
-fn lock(used: &Mutex<BTreeSet<usize>>) -> MutexGuard<'_, BTreeSet<usize>> {
-    used.lock().unwrap_or_else(PoisonError::into_inner)
 }

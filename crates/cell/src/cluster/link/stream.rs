@@ -6,9 +6,10 @@
 use std::io::{self, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use locks::IgnorePoison;
 use protocol::CellId;
 
 use super::{Link, MESSAGE_BYTES_MAX, MESSAGE_TIMEOUT, ReceiveBytes, SendBytes, Transport};
@@ -65,7 +66,7 @@ fn beat(peer: CellId, sending: Weak<Mutex<UnixStream>>, interval: Duration) -> i
 
 /// Writes a message, from any thread.
 pub fn write_to(stream: &Mutex<UnixStream>, bytes: &[u8]) -> io::Result<()> {
-    write(&mut *stream.lock().unwrap_or_else(PoisonError::into_inner), bytes)
+    write(&mut *stream.lock().ignore_poison(), bytes)
 }
 
 /// Writes a message.
@@ -100,7 +101,7 @@ impl SendBytes for ToStream {
 
 impl Drop for ToStream {
     fn drop(&mut self) {
-        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = self.0.lock().ignore_poison();
         let _ = stream.shutdown(Shutdown::Both);
     }
 }

@@ -9,12 +9,13 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fault_point::fault_point;
 use hostfiles::private;
 use keeper::socket::Socket;
+use locks::{IgnorePoison, lock};
 use registry::cluster::interface::CellResponse;
 use registry::control::{Request, ask};
 use registry::vms::{self, Record, Registry};
@@ -118,7 +119,7 @@ impl Adoptions {
             .shared
             .changed
             .wait_timeout_while(self.table(), FIRST_LIMIT, open);
-        let (mut table, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut table, _) = waited.ignore_poison();
         let why = match table.verdict() {
             Verdict::Adopted => return CellResponse::Done,
             Verdict::Refused(reasons) => reasons.join("; "),
@@ -278,10 +279,6 @@ impl Drop for AdoptionGuard<'_> {
     fn drop(&mut self) {
         self.0.change(|table| table.is_over(self.1));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Adoptions of the VM that have failed in a row.

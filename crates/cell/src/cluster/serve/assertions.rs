@@ -8,10 +8,11 @@
 
 use std::io;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use hostinfo::capacity::{self, AssertionWatch};
 use hostinfo::facts::{self, InForce};
+use locks::IgnorePoison;
 use policy::placement::Assertions;
 use registry::cluster::files::Files;
 use tracing::{info, warn};
@@ -73,7 +74,7 @@ impl Reader {
         events: &Sender<Event>,
         read: impl FnOnce() -> Result<InForce, facts::FileError>,
     ) {
-        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watch = self.watch.lock().ignore_poison();
         if !watch.has_changed() {
             return;
         }

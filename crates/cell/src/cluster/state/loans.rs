@@ -37,6 +37,27 @@ pub(super) fn used(running: &[RunningVm], home: u16) -> Amounts {
     used
 }
 
+/// A reason why memory is not lent or recalled, with the help.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub(super) enum LoanError {
+    #[error("cell {0} is only starting; try again in a moment")]
+    Starting(u16),
+    #[error("nothing is to be lent; name an amount, as 512M")]
+    Nothing,
+    #[error("cell {0} has its own memory already; name two cells")]
+    OneCell(u16),
+    #[error("there is no cell {other}; there is {known}")]
+    NoCell { other: u16, known: String },
+    #[error("cells {me} and {other} are on different hosts; memory is lent within a host only")]
+    OtherHost { me: u16, other: u16 },
+    #[error("cell {0} does not run; try again when `mirrorball cluster status` shows that it does")]
+    NotMet(u16),
+    #[error("cell {me} has only {free_mib} MiB that no VM uses; lend less, or end a VM there")]
+    Short { me: u16, free_mib: u64 },
+    #[error("cell {other} has only {lent_mib} MiB of cell {me}'s memory; reclaim at most that")]
+    ShortLoan { me: u16, other: u16, lent_mib: u64 },
+}
+
 impl State {
     pub(super) fn lend(&mut self, client: Client, to: u16, bytes: u64) -> Vec<Action> {
         let given = self.check_loan(to, bytes).and_then(|()| {
@@ -51,11 +72,11 @@ impl State {
         let recalled = self.check_loan(from, bytes).and_then(|()| {
             let recalled = self.ledger.recall(from, bytes);
             recalled.map_err(|refusal| match refusal {
-                Refusal::Short(lent) => format!(
-                    "cell {from} has only {} MiB of cell {}'s memory; reclaim at most that",
-                    lent >> 20,
-                    self.me.number
-                ),
+                Refusal::Short(lent) => LoanError::ShortLoan {
+                    me: self.me.number,
+                    other: from,
+                    lent_mib: lent >> 20,
+                },
                 Refusal::NotMet => self.why(refusal, from),
             })
         });
@@ -67,53 +88,50 @@ impl State {
         client: Client,
         other: u16,
         bytes: u64,
-        effects: Result<Vec<Effect>, String>,
+        effects: Result<Vec<Effect>, LoanError>,
     ) -> Vec<Action> {
         match effects {
             Ok(effects) => {
                 self.loans.0.entry(other).or_default().push_back((client, bytes));
                 self.lending_acts(effects)
             }
-            Err(why) => vec![Action::Answer(client, CellResponse::Refused { why })],
+            Err(error) => {
+                let why = error.to_string();
+                vec![Action::Answer(client, CellResponse::Refused { why })]
+            }
         }
     }
 
     /// The reason why there can be no loan between this cell and another one, whatever its amount.
-    fn check_loan(&self, other: u16, bytes: u64) -> Result<(), String> {
+    fn check_loan(&self, other: u16, bytes: u64) -> Result<(), LoanError> {
         let me = self.me.number;
         if self.early.is_some() {
-            return Err(format!("cell {me} is only starting; try again in a moment"));
+            return Err(LoanError::Starting(me));
         }
         if bytes == 0 {
-            return Err("nothing is to be lent; name an amount, as 512M".to_owned());
+            return Err(LoanError::Nothing);
         }
         if other == me {
-            return Err(format!("cell {me} has its own memory already; name two cells"));
+            return Err(LoanError::OneCell(me));
         }
         let Some(known) = self.cells().find(|cell| cell.number == other) else {
             let known: Vec<String> = self.cells().map(|cell| cell.number.to_string()).collect();
-            return Err(format!("there is no cell {other}; there is {}", known.join(", ")));
+            let known = known.join(", ");
+            return Err(LoanError::NoCell { other, known });
         };
         if known.plan.host != self.plan.host {
-            return Err(format!(
-                "cells {me} and {other} are on different hosts; memory is lent within a host only"
-            ));
+            return Err(LoanError::OtherHost { me, other });
         }
         Ok(())
     }
 
-    fn why(&self, refusal: Refusal, other: u16) -> String {
+    fn why(&self, refusal: Refusal, other: u16) -> LoanError {
         match refusal {
-            Refusal::NotMet => {
-                format!(
-                    "cell {other} does not run; try again when `mirrorball cluster status` shows that it does"
-                )
-            }
-            Refusal::Short(free) => format!(
-                "cell {} has only {} MiB that no VM uses; lend less, or end a VM there",
-                self.me.number,
-                free >> 20
-            ),
+            Refusal::NotMet => LoanError::NotMet(other),
+            Refusal::Short(free) => LoanError::Short {
+                me: self.me.number,
+                free_mib: free >> 20,
+            },
         }
     }
 

@@ -2,10 +2,11 @@
 //! one orders steps of the shards that are behind.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use locks::IgnorePoison;
 use serde_json::{Value, json};
 
 use super::leader::{Leader, Step};
@@ -104,14 +105,14 @@ impl Clocks {
     fn wait_for_begin(&self) -> bool {
         let is_early = |state: &mut State| state.phase == Phase::Waiting;
         let waited = self.0.changed.wait_while(self.lock(), is_early);
-        waited.unwrap_or_else(PoisonError::into_inner).phase == Phase::Going
+        waited.ignore_poison().phase == Phase::Going
     }
 
     /// Blocks for so long; false when the clocks have ended.
     fn wait(&self, time: Duration) -> bool {
         let is_going = |state: &mut State| state.phase == Phase::Going;
         let waited = self.0.changed.wait_timeout_while(self.lock(), time, is_going);
-        waited.unwrap_or_else(PoisonError::into_inner).0.phase == Phase::Going
+        waited.ignore_poison().0.phase == Phase::Going
     }
 
     fn enter(&self, phase: Phase) {
@@ -134,7 +135,7 @@ impl Clocks {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Each change is whole, whichever thread panicked.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().ignore_poison()
     }
 }
 

@@ -1,9 +1,8 @@
 //! Model checking of every interleaving of processors' steps, messages and ends of holds.
 
-use stateright::{Model, Property};
+use model_checker::{Model, Property, check};
 
 use super::world::{Op, Packet, World};
-use crate::every_order::check;
 use crate::{Layout, ManagedRange, NodeId, Page, Want};
 
 /// More messages than any interleaving of these worlds takes.

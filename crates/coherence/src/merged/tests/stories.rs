@@ -1,8 +1,8 @@
 //! Random runs of the same guests on more nodes. Any node manages their pages, which are merged from the
 //! start or later.
 
+use model_checker::Model;
 use protocol::rng::Rng;
-use stateright::Model;
 
 use super::guest::Op;
 use super::machine::{Plan, World};

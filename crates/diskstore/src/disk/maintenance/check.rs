@@ -50,7 +50,7 @@ pub fn check(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
         bitmaps: false,
     };
     if layer.format == Format::Qcow2 {
-        let map = Map::read(&layer.file).map_err(|why| refused(path, why))?;
+        let map = Map::read(&layer.file).map_err(|why| refused(path, why.to_string()))?;
         let clusters = map.length.div_ceil(map.cluster_bytes);
         if clusters > CLUSTERS_MAX {
             let why = format!("has {clusters} clusters, more than are checked here; use qemu-img check");

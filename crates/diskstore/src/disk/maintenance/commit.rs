@@ -56,7 +56,7 @@ fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
     if known.format != Format::Qcow2 {
         return Err(none());
     }
-    let header = Header::read(&file, true).map_err(|why| refused(path, why))?;
+    let header = Header::read(&file, true).map_err(|why| refused(path, why.to_string()))?;
     let (base, format) = below(path, &file, &header, known.trusted)?.ok_or_else(none)?;
     Ok(Base {
         overlay: ExclusiveDisk {

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::disk::header::Header;
+use crate::disk::header::{Header, HeaderError};
 
 /// Offset bits of an entry.
 const OFFSET: u64 = 0x00FF_FFFF_FFFF_FE00;
@@ -42,6 +42,23 @@ pub(super) enum Entry {
     Compressed(Place),
 }
 
+/// A fault of the tables. The text follows the file's name.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MapError {
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    #[error("cannot be read: {0}")]
+    Unreadable(io::Error),
+    #[error("has refcounts of 2^{0} bits; it is damaged")]
+    RefcountBits(u32),
+    #[error("has an L1 table that is too short for its size; it is damaged")]
+    ShortL1,
+    #[error("says that it holds {0} snapshots; it is damaged")]
+    SnapshotCount(u32),
+    #[error("has a damaged snapshot table")]
+    SnapshotTable,
+}
+
 /// The tables of a file.
 pub(super) struct Map<'a> {
     file: &'a File,
@@ -60,24 +77,24 @@ pub(super) struct Map<'a> {
 
 impl<'a> Map<'a> {
     /// Reads the header; an error describes its fault.
-    pub fn read(file: &'a File) -> Result<Self, String> {
+    pub fn read(file: &'a File) -> Result<Self, MapError> {
         let header = Header::read(file, false)?;
-        let io = |error: io::Error| format!("cannot be read: {error}");
         let mut bytes = [0; 104];
         let version = {
-            file.read_exact_at(&mut bytes[..72], 0).map_err(io)?;
+            file.read_exact_at(&mut bytes[..72], 0)
+                .map_err(MapError::Unreadable)?;
             big_u32(&bytes, 4)
         };
         if version >= 3 {
-            file.read_exact_at(&mut bytes, 0).map_err(io)?;
+            file.read_exact_at(&mut bytes, 0).map_err(MapError::Unreadable)?;
         }
         let order = if version >= 3 { big_u32(&bytes, 96) } else { 4 };
         if order > 6 {
-            return Err(format!("has refcounts of 2^{order} bits; it is damaged"));
+            return Err(MapError::RefcountBits(order));
         }
         let mut map = Self {
             file,
-            length: file.metadata().map_err(io)?.len(),
+            length: file.metadata().map_err(MapError::Unreadable)?.len(),
             cluster_bytes: header.cluster_bytes,
             version,
             l1: Place {
@@ -102,26 +119,27 @@ impl<'a> Map<'a> {
             .div_ceil(header.cluster_bytes * (header.cluster_bytes / 8))
             * 8;
         if map.l1.bytes < l1_needed {
-            return Err("has an L1 table that is too short for its size; it is damaged".into());
+            return Err(MapError::ShortL1);
         }
         Ok(map)
     }
 
-    fn read_snapshots(&mut self, count: u32) -> Result<(), String> {
+    fn read_snapshots(&mut self, count: u32) -> Result<(), MapError> {
         if count > SNAPSHOTS_MAX {
-            return Err(format!("says that it holds {count} snapshots; it is damaged"));
+            return Err(MapError::SnapshotCount(count));
         }
-        let damaged = |_| "has a damaged snapshot table".to_owned();
         let mut at = self.snapshot_table.offset;
         for _ in 0..count {
             let mut fixed = [0; 40];
-            self.file.read_exact_at(&mut fixed, at).map_err(damaged)?;
+            self.file
+                .read_exact_at(&mut fixed, at)
+                .map_err(|_| MapError::SnapshotTable)?;
             let l1 = Place {
                 offset: big_u64(&fixed, 0),
                 bytes: u64::from(big_u32(&fixed, 8)) * 8,
             };
             if l1.bytes > L1_BYTES_MAX {
-                return Err("has a damaged snapshot table".into());
+                return Err(MapError::SnapshotTable);
             }
             self.snapshots.push(l1);
             let (names, extra) = (big_u32(&fixed, 12), big_u32(&fixed, 36));

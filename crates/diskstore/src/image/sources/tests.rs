@@ -253,7 +253,7 @@ fn a_mirror_is_a_whole_url_of_a_kind_that_apt_fetches() {
         "http://mirror.example/a b",
         "http://mirror.example/debian\nTrusted: yes",
     ] {
-        let error = Mirror::parse(bad).unwrap_err();
+        let error = Mirror::parse(bad).unwrap_err().to_string();
         assert!(
             error.contains("help: ") && !error.contains('\n'),
             "{bad:?}: {error}"

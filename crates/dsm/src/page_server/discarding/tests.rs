@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
-use crate::PAGE_BYTES;
+use crate::PAGE_LEN;
 use crate::frame::{FRAME_BYTES, KIND_AT};
 use crate::link::Link;
 use crate::node::{Node, Settings};
@@ -49,7 +49,7 @@ fn block(first: u32, mask: u64) -> Block {
 fn requested_block_is_discarded_and_reported() {
     let (node, [mut control, _bulk], ended) = node();
     // SAFETY: a page of the view, which lives until the end of this function.
-    unsafe { node.view().add(65 * PAGE_BYTES).write_volatile(1) };
+    unsafe { node.view().add(65 * PAGE_LEN).write_volatile(1) };
     // Its neighbours are claimed with it.
     std::thread::sleep(Duration::from_millis(20));
     let before = node.resident_bytes().unwrap();
@@ -61,7 +61,7 @@ fn requested_block_is_discarded_and_reported() {
     assert_eq!(answer, frame(DriverKind::Discarded, block(64, 0b1111), 1));
     assert!(node.resident_bytes().unwrap() < before);
     // SAFETY: as above.
-    assert_eq!(unsafe { node.view().add(65 * PAGE_BYTES).read_volatile() }, 0);
+    assert_eq!(unsafe { node.view().add(65 * PAGE_LEN).read_volatile() }, 0);
     assert!(ended.try_recv().is_err());
 }
 

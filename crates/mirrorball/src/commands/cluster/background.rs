@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
+use child_process::in_new_session;
 use registry::cluster::files::Files;
 
 use super::notify;
@@ -37,14 +38,7 @@ fn outlive(mut command: Command) -> std::io::Result<()> {
         .arg0("mirrorball")
         .stdin(Stdio::null())
         .env_remove(notify::VARIABLE);
-    // SAFETY: setsid is async-signal-safe and touches no memory.
-    unsafe {
-        command.pre_exec(|| {
-            nix::unistd::setsid()?;
-            Ok(())
-        })
-    };
     // Not waited for.
-    command.spawn()?;
+    in_new_session(&mut command).spawn()?;
     Ok(())
 }

@@ -180,7 +180,7 @@ fn serve(
 
         let admitted = invitation
             .admit(&request, begun.elapsed(), now.as_secs())
-            .map_err(|why| (why.clone(), miette!("{why}")));
+            .map_err(|why| (why.to_string(), miette!("{why}")));
         let answer = admitted.and_then(|()| {
             welcome(plan, hosts, &request, token).map_err(|error| (format!("{error}"), error))
         });
@@ -291,7 +291,7 @@ impl InvitationListener {
         if let Err(why) = self.invitation.recognize(&request) {
             eprintln!("a host was refused: {why}");
             // The caller keeps its place until here.
-            return refuse(&mut exchange, why);
+            return refuse(&mut exchange, why.to_string());
         }
         drop(place);
         match self.requests.try_send((exchange, request)) {

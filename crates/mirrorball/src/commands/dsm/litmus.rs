@@ -68,7 +68,7 @@ fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
         .nodes
         .start_placed(4 * PAGES * u32::from(dsm::LANES_MAX), spread)?;
     let node = nodes.session.node();
-    let pages = node.bytes() as u32 / dsm::PAGE_BYTES as u32;
+    let pages = node.bytes() as u32 / page::PAGE_LEN as u32;
     // The first page that the last node manages, so that the variables have different managers.
     let second = (0..pages)
         .find(|page| node.home(*page) == nodes.count - 1)

@@ -1,11 +1,12 @@
 //! A guest kernel's symbols, and which of them are in a page of the guest's memory. Pure: text in, names out.
 
+use page::PAGE_BYTES;
+
 /// Where x86-64 kernels map themselves: physical address 0 is here, as long as the kernel lies where it was
 /// linked, which it does as this monitor loads it.
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// Length of the kernel's mapping; modules come after it.
 const KERNEL_MAP_BYTES: u64 = 1 << 30;
-const PAGE_BYTES: u64 = 4096;
 /// Prefix of the symbols of padding before functions, which are left out.
 const PADDING: &str = "__pfx_";
 /// Maximum number of names reported for a page.

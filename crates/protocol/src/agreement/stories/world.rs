@@ -1,20 +1,19 @@
 //! Cells, and the messages on the links between them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{Effect, Message, Node};
 use crate::CellId;
+use crate::links::Links;
 
 pub type Name = u8;
 pub type Value = u8;
 
-/// Links deliver in order; the last packets of a dead cell may arrive or not.
+/// Cells, their links and pending claims.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub nodes: BTreeMap<CellId, Node<Name, Value>>,
-    pub links: BTreeMap<(CellId, CellId), VecDeque<Message<Name, Value>>>,
-    /// Deaths that a cell has not yet received: cell, dead cell.
-    pub unknown: BTreeSet<(CellId, CellId)>,
+    pub links: Links<Message<Name, Value>>,
     /// Claims under way: the claimer, its number, the key.
     pub asked: BTreeMap<(CellId, u64), Name>,
     pub won: u32,
@@ -27,8 +26,7 @@ impl World {
     pub fn new(cells: u16, settled: bool) -> Self {
         let mut world = Self {
             nodes: BTreeMap::new(),
-            links: BTreeMap::new(),
-            unknown: BTreeSet::new(),
+            links: Links::default(),
             asked: BTreeMap::new(),
             won: 0,
             lost: 0,
@@ -48,8 +46,7 @@ impl World {
         let others: Vec<CellId> = self.nodes.keys().copied().collect();
         self.nodes.insert(cell, Node::new(cell));
         for other in others {
-            self.links.insert((cell, other), VecDeque::new());
-            self.links.insert((other, cell), VecDeque::new());
+            self.links.connect(cell, other);
             self.act(cell, |node| node.link(other));
             self.act(other, |node| node.link(cell));
         }
@@ -58,7 +55,7 @@ impl World {
     /// Whether the cell can start anew: all others know that it died.
     pub fn can_start(&self, number: u16) -> bool {
         let is_it = |cell: &CellId| cell.number == number;
-        !self.nodes.keys().any(is_it) && !self.unknown.iter().any(|(_, dead)| is_it(dead))
+        !self.nodes.keys().any(is_it) && self.links.knows_deaths_of(number)
     }
 
     pub fn act(&mut self, at: CellId, act: impl FnOnce(&mut Node<Name, Value>) -> Vec<Effect<Name, Value>>) {
@@ -70,16 +67,11 @@ impl World {
         for effect in effects {
             match effect {
                 Effect::Send(to, message) | Effect::Reply { to, message, .. } => {
-                    // The link to a dead cell leads nowhere.
-                    if let Some(link) = self.links.get_mut(&(at, to)) {
-                        link.push_back(message);
-                    }
+                    self.links.send(at, to, message);
                 }
                 Effect::Tell(message) => {
                     for to in &linked {
-                        if let Some(link) = self.links.get_mut(&(at, *to)) {
-                            link.push_back(message.clone());
-                        }
+                        self.links.send(at, *to, message.clone());
                     }
                 }
                 Effect::Won(claim) => {
@@ -114,14 +106,8 @@ impl World {
         });
     }
 
-    pub fn under_way(&self) -> impl Iterator<Item = (CellId, CellId)> + '_ {
-        let full = self.links.iter().filter(|(_, messages)| !messages.is_empty());
-        full.map(|(link, _)| *link)
-    }
-
     pub fn deliver(&mut self, from: CellId, to: CellId) {
-        let message = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front);
-        if let Some(message) = message {
+        if let Some(message) = self.links.receive(from, to) {
             self.act(to, |node| node.take(from, message, None));
         }
     }
@@ -129,7 +115,7 @@ impl World {
     /// Delivers everything.
     fn settle(&mut self) {
         loop {
-            let next = self.under_way().next();
+            let next = self.links.under_way().next();
             let Some((from, to)) = next else { return };
             self.deliver(from, to);
         }
@@ -139,16 +125,12 @@ impl World {
         self.nodes.remove(&cell);
         self.deaths += 1;
         self.asked.retain(|(at, _), _| *at != cell);
-        self.links.retain(|(_, to), _| *to != cell);
-        self.unknown.retain(|(at, _)| *at != cell);
-        let others = self.nodes.keys().map(|at| (*at, cell));
-        self.unknown.extend(others);
+        self.links.crash(cell, self.nodes.keys().copied());
     }
 
     /// Delivers a death to a cell. Undelivered packets of the dead cell are dropped.
     pub fn learn(&mut self, at: CellId, dead: CellId) {
-        self.unknown.remove(&(at, dead));
-        self.links.remove(&(dead, at));
+        self.links.learn(at, dead);
         self.act(at, |node| node.dead(dead));
     }
 
@@ -168,7 +150,7 @@ impl World {
                 }
             }
         }
-        if self.under_way().next().is_some() || !self.unknown.is_empty() {
+        if !self.links.is_quiet() {
             return None;
         }
         if !self.asked.is_empty() {

@@ -46,16 +46,19 @@ impl Story {
     }
 
     fn deliver(&mut self) {
-        let links: Vec<_> = self.world.under_way().collect();
+        let links: Vec<_> = self.world.links.under_way().collect();
         if let Some((from, to)) = self.rng.one_of(links.into_iter()) {
-            let what = format!("{from} to {to}: {:?}", self.world.links[&(from, to)][0]);
+            let what = format!(
+                "{from} to {to}: {:?}",
+                self.world.links.next(from, to).expect("under way")
+            );
             self.say(what);
             self.world.deliver(from, to);
         }
     }
 
     fn learn(&mut self) {
-        let unknown: Vec<_> = self.world.unknown.iter().copied().collect();
+        let unknown: Vec<_> = self.world.links.unknown_deaths().collect();
         if let Some((at, dead)) = self.rng.one_of(unknown.into_iter()) {
             self.say(format!("{at} learns that {dead} is dead"));
             self.world.learn(at, dead);
@@ -151,7 +154,7 @@ impl Story {
     }
 
     fn settle(&mut self) {
-        while self.world.under_way().next().is_some() || !self.world.unknown.is_empty() {
+        while !self.world.links.is_quiet() {
             self.learn();
             self.deliver();
         }

@@ -1,10 +1,11 @@
 //! Cells with memory, the VMs that really run in them, and the messages on the links between them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{Amounts, Effect, Ledger, Message, Refusal};
 use crate::CellId;
 use crate::agreement::CellNumber;
+use crate::links::Links;
 
 /// A VM's number.
 pub type Vm = u8;
@@ -13,8 +14,7 @@ pub fn vm(number: Vm) -> String {
     number.to_string()
 }
 
-/// Links deliver in order; the last packets of a dead cell may arrive or not. VMs and persisted counts
-/// outlive cells.
+/// Cells, links and VMs. VMs and persisted counts outlive cells.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub cells: BTreeMap<CellId, Ledger>,
@@ -26,9 +26,7 @@ pub struct World {
     pub vms: BTreeMap<Vm, (CellNumber, Amounts)>,
     /// VMs that have ended, which a new life of their cell takes for running: where and who.
     pub stale: BTreeSet<(CellNumber, Vm)>,
-    pub links: BTreeMap<(CellId, CellId), VecDeque<Message>>,
-    /// Deaths that a cell has not yet received: cell, dead cell.
-    pub unknown: BTreeSet<(CellId, CellId)>,
+    pub links: Links<Message>,
     /// Pending grants and recalls: requesting cell, other cell.
     asked: Vec<(CellId, CellNumber)>,
     /// How often what came of what was tried.
@@ -52,15 +50,14 @@ impl World {
             kept: BTreeMap::new(),
             vms: BTreeMap::new(),
             stale: BTreeSet::new(),
-            links: BTreeMap::new(),
-            unknown: BTreeSet::new(),
+            links: Links::default(),
             asked: Vec::new(),
             count: Count::default(),
         };
         for number in world.bytes.clone().into_keys() {
             world.start(CellId { number, life: 1 }, &[]);
         }
-        while let Some((from, to)) = { world.under_way().next() } {
+        while let Some((from, to)) = { world.links.under_way().next() } {
             world.deliver(from, to);
         }
         world
@@ -82,8 +79,7 @@ impl World {
         }
         self.cells.insert(cell, ledger);
         for other in others {
-            self.links.insert((cell, other), VecDeque::new());
-            self.links.insert((other, cell), VecDeque::new());
+            self.links.connect(cell, other);
             self.act(cell, |ledger| ledger.link(other));
             self.act(other, |ledger| ledger.link(cell));
         }
@@ -91,7 +87,7 @@ impl World {
 
     /// Whether the cell can start anew: all others know that it died.
     pub fn can_start(&self, number: CellNumber) -> bool {
-        self.living(number).is_none() && !self.unknown.iter().any(|(_, dead)| dead.number == number)
+        self.living(number).is_none() && self.links.knows_deaths_of(number)
     }
 
     pub fn living(&self, number: CellNumber) -> Option<CellId> {
@@ -111,10 +107,7 @@ impl World {
             match effect {
                 Effect::Keep(given) => _ = self.kept.insert(at.number, given),
                 Effect::Send(to, message) => {
-                    // The link to a dead cell leads nowhere.
-                    if let Some(link) = self.links.get_mut(&(at, to)) {
-                        link.push_back(message);
-                    }
+                    self.links.send(at, to, message);
                 }
                 Effect::Taken(by) => {
                     self.answered(at, by);
@@ -185,14 +178,8 @@ impl World {
         }
     }
 
-    pub fn under_way(&self) -> impl Iterator<Item = (CellId, CellId)> + '_ {
-        let full = self.links.iter().filter(|(_, messages)| !messages.is_empty());
-        full.map(|(link, _)| *link)
-    }
-
     pub fn deliver(&mut self, from: CellId, to: CellId) {
-        let message = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front);
-        if let Some(message) = message {
+        if let Some(message) = self.links.receive(from, to) {
             self.act(to, |ledger| ledger.take(from, message));
         }
     }
@@ -200,24 +187,16 @@ impl World {
     pub fn crash(&mut self, cell: CellId) {
         self.cells.remove(&cell);
         self.asked.retain(|(at, _)| *at != cell);
-        self.links.retain(|(_, to), _| *to != cell);
-        self.unknown.retain(|(at, _)| *at != cell);
-        let others = self.cells.keys().map(|at| (*at, cell));
-        self.unknown.extend(others);
+        self.links.crash(cell, self.cells.keys().copied());
     }
 
     /// Delivers a death to a cell. Undelivered packets of the dead cell are dropped.
     pub fn learn(&mut self, at: CellId, dead: CellId) {
-        self.unknown.remove(&(at, dead));
-        self.links.remove(&(dead, at));
+        self.links.learn(at, dead);
         self.asked.retain(|asked| *asked != (at, dead.number));
         if let Some(ledger) = self.cells.get_mut(&at) {
             ledger.dead(dead);
         }
-    }
-
-    fn is_quiet(&self) -> bool {
-        self.under_way().next().is_none() && self.unknown.is_empty()
     }
 
     /// Checks the invariants. Returns the violated one.
@@ -248,14 +227,14 @@ impl World {
                         "{cell} holds {held} of cell {home}, which counts {counted}"
                     ));
                 }
-                if self.is_quiet() && own.is_some() && held < counted {
+                if self.links.is_quiet() && own.is_some() && held < counted {
                     return Some(format!(
                         "all is quiet, {cell} holds {held} of {home}, {counted} given"
                     ));
                 }
             }
         }
-        if self.is_quiet() && !self.asked.is_empty() {
+        if self.links.is_quiet() && !self.asked.is_empty() {
             return Some("all is quiet and a question has no answer".to_owned());
         }
         None

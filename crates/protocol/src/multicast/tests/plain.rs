@@ -87,7 +87,7 @@ fn pending_acknowledgements_are_sent_in_one_packet() {
     }
     world.deliver_all();
     world.tick(id(2));
-    let packets: Vec<_> = world.links.values().flatten().collect();
+    let packets: Vec<_> = world.links.packets().collect();
     assert!(matches!(packets[..], [Packet::Heard { .. }]), "{packets:?}");
     world.deliver_all();
     assert!(world.cells.values().all(|cell| !cell.needs_tick()));
@@ -100,9 +100,9 @@ fn messages_of_an_earlier_link_are_not_delivered_on_a_new_one() {
     world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
     world.send_to_all(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
     for (at, to) in [(0, 2), (2, 0)].map(|(at, to)| (id(at), id(to))) {
-        world.links.insert((at, to), std::collections::VecDeque::new());
+        world.links.clear(at, to);
         world.act(at, |cell| cell.dead(to));
-        world.links.insert((at, to), std::collections::VecDeque::new());
+        world.links.clear(at, to);
         world.link(at, to);
     }
     // The relay passes on what was sent over the first link.

@@ -62,7 +62,7 @@ fn run(seed: u64, counts: &mut Counts) {
         } else if busy == 2 && !calm {
             let number = u16::try_from(rng.below(count)).unwrap();
             let is_it = |cell: &CellId| cell.number == number;
-            if !world.cells.keys().any(is_it) && !world.unknown.iter().any(|(_, dead)| is_it(dead)) {
+            if !world.cells.keys().any(is_it) && world.links.knows_deaths_of(number) {
                 let life = world.lives(number) + 1;
                 world.start(CellId { number, life });
             }
@@ -86,7 +86,7 @@ fn run(seed: u64, counts: &mut Counts) {
             if let Some((at, to)) = rng.one_of(unlinked.into_iter()).filter(|_| rng.below(4) == 0) {
                 world.link(at, to);
             }
-            let unknown: Vec<_> = world.unknown.iter().copied().collect();
+            let unknown: Vec<_> = world.links.unknown_deaths().collect();
             if let Some((at, dead)) = rng.one_of(unknown.into_iter()).filter(|_| rng.below(4) == 0) {
                 world.learn(at, dead);
             }
@@ -94,7 +94,7 @@ fn run(seed: u64, counts: &mut Counts) {
         assert_eq!(world.broken, None, "seed {seed}");
     }
     // All that is to come.
-    for (at, dead) in world.unknown.clone() {
+    for (at, dead) in world.links.unknown_deaths().collect::<Vec<_>>() {
         world.learn(at, dead);
     }
     for (at, to) in world.unlinked.clone() {

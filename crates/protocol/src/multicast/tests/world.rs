@@ -4,18 +4,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::super::{Effect, Hop, Multicast, Packet};
 use crate::CellId;
+use crate::links::Links;
 
 pub type Payload = u16;
 
-/// Links deliver in order; the last packets of a dead cell may arrive or not.
+/// Cells, their links, and the messages of each pair.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub cells: BTreeMap<CellId, Multicast<Payload>>,
-    pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Payload>>>,
+    pub links: Links<Packet<Payload>>,
     /// Links that a cell has not yet added: cell, peer.
     pub unlinked: BTreeSet<(CellId, CellId)>,
-    /// Deaths that a cell has not yet received: cell, dead cell.
-    pub unknown: BTreeSet<(CellId, CellId)>,
     /// Lost links between live cells, and whether a send over the link fails.
     pub cut: BTreeMap<(CellId, CellId), bool>,
     /// Messages by sender and receiver, with the number of delivered ones.
@@ -29,9 +28,8 @@ impl World {
     pub fn new(count: u16, settled: bool) -> Self {
         let mut world = Self {
             cells: BTreeMap::new(),
-            links: BTreeMap::new(),
+            links: Links::default(),
             unlinked: BTreeSet::new(),
-            unknown: BTreeSet::new(),
             cut: BTreeMap::new(),
             sent: BTreeMap::new(),
             broken: None,
@@ -52,10 +50,8 @@ impl World {
     /// A cell starts; there are links to all that live.
     pub fn start(&mut self, cell: CellId) {
         for other in self.cells.keys() {
-            for link in [(cell, *other), (*other, cell)] {
-                self.links.insert(link, VecDeque::new());
-                self.unlinked.insert(link);
-            }
+            self.links.connect(cell, *other);
+            self.unlinked.extend([(cell, *other), (*other, cell)]);
         }
         self.cells.insert(cell, Multicast::new(cell));
     }
@@ -120,9 +116,8 @@ impl World {
                             let cell = self.cells.get_mut(&at).expect("lives");
                             effects.extend(cell.unsent(to, packet));
                         }
-                    } else if let Some(link) = self.links.get_mut(&(at, to)) {
-                        // The link to a dead cell leads nowhere.
-                        link.push_back(packet);
+                    } else {
+                        self.links.send(at, to, packet);
                     }
                 }
                 Effect::Deliver(from, body, _) => self.got(at, from, body),
@@ -146,13 +141,12 @@ impl World {
 
     /// Links with packets that can come now.
     pub fn under_way(&self) -> impl Iterator<Item = (CellId, CellId)> + '_ {
-        let full = self.links.iter().filter(|(_, packets)| !packets.is_empty());
-        full.map(|(link, _)| *link)
-            .filter(|(from, to)| !self.unlinked.contains(&(*to, *from)))
+        let full = self.links.under_way();
+        full.filter(|(from, to)| !self.unlinked.contains(&(*to, *from)))
     }
 
     pub fn deliver(&mut self, from: CellId, to: CellId) {
-        if let Some(packet) = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front) {
+        if let Some(packet) = self.links.receive(from, to) {
             self.act(to, |cell| cell.take(from, packet));
         }
     }
@@ -167,38 +161,36 @@ impl World {
 
     pub fn crash(&mut self, cell: CellId) {
         self.cells.remove(&cell);
-        self.links.retain(|(_, to), _| *to != cell);
-        self.unknown.retain(|(at, _)| *at != cell);
         self.cut.retain(|(from, to), _| *from != cell && *to != cell);
         // A cell that has not yet added the link never does.
         self.unlinked.retain(|(at, to)| *at != cell && *to != cell);
-        for at in self.cells.keys() {
-            if self.cells[at].peers.contains_key(&cell) {
-                self.unknown.insert((*at, cell));
-            } else {
-                self.links.remove(&(cell, *at));
-            }
+        let (peers, others): (Vec<CellId>, Vec<CellId>) = self
+            .cells
+            .keys()
+            .partition(|at| self.cells[at].peers.contains_key(&cell));
+        self.links.crash(cell, peers);
+        for at in others {
+            self.links.disconnect(cell, at);
         }
     }
 
     /// Delivers a death to a cell. Undelivered packets of the dead cell on their link are dropped.
     pub fn learn(&mut self, at: CellId, dead: CellId) {
-        self.unknown.remove(&(at, dead));
-        self.links.remove(&(dead, at));
+        self.links.learn(at, dead);
         self.act(at, |cell| cell.dead(dead));
     }
 
     /// Cuts the link of two live cells: its packets are lost.
     pub fn cut(&mut self, a: CellId, b: CellId, told: bool) {
-        for link in [(a, b), (b, a)] {
-            self.links.remove(&link);
-            self.cut.insert(link, told);
-        }
+        self.links.disconnect(a, b);
+        self.cut.extend([((a, b), told), ((b, a), told)]);
     }
 
     /// Whether a message is missing once all deliverable packets have arrived.
     pub fn missing(&self) -> bool {
-        let quiet = self.under_way().next().is_none() && self.unlinked.is_empty() && self.unknown.is_empty();
+        let quiet = self.under_way().next().is_none()
+            && self.unlinked.is_empty()
+            && self.links.unknown_deaths().next().is_none();
         let lives = |cell: &CellId| self.cells.contains_key(cell);
         quiet
             && self.sent.iter().any(|((from, to), (sent, got))| {

@@ -12,6 +12,7 @@ use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PF_W, PT_LOAD};
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
+use page::PAGE_BYTES;
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::layout::{CMDLINE_BYTES_MAX, CMDLINE_START, KERNEL_START, LOW_RAM_END};
@@ -265,8 +266,7 @@ pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Resul
 
 /// Returns the highest page between `from` and `to` where `bytes` fit.
 fn highest_place(from: u64, to: u64, bytes: u64) -> Option<u64> {
-    const PAGE: u64 = 4096;
-    let start = to.checked_sub(bytes)? / PAGE * PAGE;
+    let start = to.checked_sub(bytes)? / PAGE_BYTES * PAGE_BYTES;
     (start >= from).then_some(start)
 }
 

@@ -4,6 +4,7 @@ use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
 use linux_loader::loader::elf::start_info::{
     XEN_HVM_START_MAGIC_VALUE, hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info,
 };
+use page::PAGE_BYTES;
 use vm_memory::{ByteValued, Bytes, GuestAddress};
 
 use super::kernel::{Entry, Initrd, Kernel, KernelError};
@@ -148,19 +149,18 @@ fn write_pvh(memory: &GuestRam, initrd: Option<Initrd>, map: &[MemoryMapEntry]) 
 
 /// Maps the first 4 GiB one to one in 2 MiB pages.
 pub(crate) fn write_page_tables(memory: &GuestRam) -> Result<(), KernelError> {
-    const PAGE: u64 = 4096;
     const PRESENT_WRITABLE: u64 = 3;
     const LARGE: u64 = 1 << 7;
-    let directories = PAGE_TABLES_START + 2 * PAGE;
+    let directories = PAGE_TABLES_START + 2 * PAGE_BYTES;
     memory.write_obj(
-        (PAGE_TABLES_START + PAGE) | PRESENT_WRITABLE,
+        (PAGE_TABLES_START + PAGE_BYTES) | PRESENT_WRITABLE,
         GuestAddress(PAGE_TABLES_START),
     )?;
     for gib in 0..4 {
-        let directory = directories + gib * PAGE;
+        let directory = directories + gib * PAGE_BYTES;
         memory.write_obj(
             directory | PRESENT_WRITABLE,
-            GuestAddress(PAGE_TABLES_START + PAGE + gib * 8),
+            GuestAddress(PAGE_TABLES_START + PAGE_BYTES + gib * 8),
         )?;
         for index in 0..512 {
             let entry = (gib << 30) | (index << 21) | PRESENT_WRITABLE | LARGE;

@@ -31,6 +31,7 @@ fn ram(bytes: u64) -> GuestRam {
 }
 
 proptest! {
+    /// Promise SHARD-09.
     #[test]
     fn map_covers_all_ram_and_overlaps_nothing(
         mib2 in 32u64..(1 << 20),
@@ -150,6 +151,7 @@ fn locality(body: &[u8]) -> (u8, u64, Vec<u64>) {
     (body[1], base, values.collect())
 }
 
+/// Promise SHARD-06.
 #[test]
 fn hmat_has_the_measured_latencies_and_bandwidths() {
     let latencies: [&[u64]; 2] = [&[90_000, 140_000], &[141_000, 91_000]];
@@ -228,6 +230,7 @@ proptest! {
     }
 }
 
+/// Promise SHARD-07.
 #[test]
 fn tables_of_the_greatest_number_of_vcpus_fit() {
     let layout = Layout::new(64 << 20, &[]).unwrap();
@@ -280,6 +283,7 @@ fn cpuid_numbers_every_vcpu() {
     }
 }
 
+/// Promise SHARD-02.
 #[test]
 fn files_that_are_no_kernel_are_refused_with_the_reason() {
     let memory = ram(64 << 20);
@@ -316,6 +320,7 @@ fn elf_kernel() -> Kernel {
     }
 }
 
+/// Promise SHARD-03.
 #[test]
 fn cmdline_too_long_is_refused() {
     let memory = ram(64 << 20);

@@ -1,5 +1,7 @@
 //! Tests of the system call filters of each kind of thread.
 
+use page::PAGE_LEN;
+
 use super::*;
 use crate::memory::nodes::MPOL_MF_MOVE;
 
@@ -144,7 +146,6 @@ fn compromised_shard_can_make_no_forbidden_call_by_any_of_its_threads() {
 
 #[test]
 fn mappings_never_grow_and_the_allocator_works_without_growth() {
-    const PAGE: usize = 4096;
     for kind in KINDS {
         let status = in_child(|| {
             if filter::refuse_remapping().is_err() || filter::apply(kind).is_err() {
@@ -153,10 +154,10 @@ fn mappings_never_grow_and_the_allocator_works_without_growth() {
             // SAFETY: fresh anonymous memory, shared as a lane's is; nothing else uses it.
             let refused = unsafe {
                 let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-                let mapped = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, flags, -1, 0);
+                let mapped = libc::mmap(std::ptr::null_mut(), PAGE_LEN, libc::PROT_READ, flags, -1, 0);
                 // Growing the mapping, and doubling it.
-                [PAGE, 0].iter().all(|&old| {
-                    let moved = libc::mremap(mapped, old, 4 * PAGE, libc::MREMAP_MAYMOVE);
+                [PAGE_LEN, 0].iter().all(|&old| {
+                    let moved = libc::mremap(mapped, old, 4 * PAGE_LEN, libc::MREMAP_MAYMOVE);
                     moved == libc::MAP_FAILED
                         && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
                 })

@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use locks::IgnorePoison;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -106,7 +107,7 @@ impl Shared {
     fn send(&self, frame: &[u8]) {
         let mut queue = self.lock();
         while queue.bytes.len() >= QUEUE_BYTES_MAX && !queue.is_lost {
-            queue = self.emptied.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = self.emptied.wait(queue).ignore_poison();
         }
         let mut sent = 0;
         // A new packet must not overtake queued bytes.
@@ -134,7 +135,7 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // Each change is complete, so a panic of another thread left no partial one.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().ignore_poison()
     }
 }
 
@@ -146,7 +147,7 @@ impl Writer {
         loop {
             let mut queue = shared.lock();
             while queue.bytes.is_empty() && !queue.is_closing && !queue.is_lost {
-                queue = shared.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = shared.filled.wait(queue).ignore_poison();
             }
             if queue.is_lost || queue.bytes.is_empty() {
                 return;

@@ -2,15 +2,16 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use locks::IgnorePoison;
 use serde_json::{Value, json};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::handler::{BalloonHandler, F_REPORTING, F_STATISTICS};
 use super::metrics::{BalloonMetrics, statistic_name};
 use super::release::Release;
-use super::state::{BalloonHandle, PAGE_BYTES, State};
+use super::state::{BalloonHandle, State, UNIT_BYTES};
 use crate::sandbox::{ThreadKind, Threads};
 use crate::virtio::device::{RING_FEATURES, read_space};
 use crate::virtio::worker::Worker;
@@ -50,11 +51,7 @@ impl Balloon {
     }
 
     fn set_interrupt(&self, interrupt: Option<Arc<dyn crate::virtio::Interrupt>>) {
-        *self
-            .state
-            .interrupt
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = interrupt;
+        *self.state.interrupt.lock().ignore_poison() = interrupt;
     }
 }
 
@@ -62,7 +59,7 @@ fn new_state(ram_bytes: u64) -> io::Result<Arc<State>> {
     Ok(Arc::new(State {
         target_pages: AtomicU32::new(0),
         actual_pages: AtomicU32::new(0),
-        pages_max: u32::try_from(ram_bytes / PAGE_BYTES).unwrap_or(u32::MAX),
+        pages_max: u32::try_from(ram_bytes / UNIT_BYTES).unwrap_or(u32::MAX),
         statistics: Mutex::default(),
         interrupt: Mutex::new(None),
         refresh: EventFd::new(EFD_NONBLOCK)?,
@@ -131,18 +128,14 @@ impl VirtioDevice for Balloon {
     /// Returns the status, and requests new statistics from the guest for the next call.
     fn status(&self) -> Value {
         let _ = self.state.refresh.write(1);
-        let statistics = self
-            .state
-            .statistics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let statistics = self.state.statistics.lock().ignore_poison();
         let statistics: serde_json::Map<String, Value> = statistics
             .iter()
             .map(|(tag, value)| (statistic_name(*tag), json!(value)))
             .collect();
         json!({
-            "target_bytes": u64::from(self.state.target_pages.load(Ordering::Acquire)) * PAGE_BYTES,
-            "actual_bytes": u64::from(self.state.actual_pages.load(Ordering::Acquire)) * PAGE_BYTES,
+            "target_bytes": u64::from(self.state.target_pages.load(Ordering::Acquire)) * UNIT_BYTES,
+            "actual_bytes": u64::from(self.state.actual_pages.load(Ordering::Acquire)) * UNIT_BYTES,
             "inflated_bytes": self.metrics.inflated_bytes.load(Ordering::Relaxed),
             "reported_bytes": self.metrics.reported_bytes.load(Ordering::Relaxed),
             "guest": statistics,

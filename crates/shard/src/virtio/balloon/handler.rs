@@ -6,16 +6,17 @@
 //! kinds of driver.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
+use locks::IgnorePoison;
 use nix::sys::epoll::EpollFlags;
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::metrics::BalloonMetrics;
 use super::release::Release;
-use super::state::{PAGE_BYTES, State};
+use super::state::{State, UNIT_BYTES};
 use crate::virtio::serve::{Chain, broken, listen, serve, signal, take};
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, ActiveQueue, DeviceError};
@@ -155,13 +156,13 @@ fn inflate(memory: &GuestMemoryMmap<()>, release: &Release, chain: Chain<'_>) ->
     let runs = numbers.chunk_by(|before, after| before + 1 == *after);
     release.ranges(
         memory,
-        runs.map(|run| (run[0] * PAGE_BYTES, run.len() as u64 * PAGE_BYTES)),
+        runs.map(|run| (run[0] * UNIT_BYTES, run.len() as u64 * UNIT_BYTES)),
     )
 }
 
 fn read_statistics(state: &State, memory: &GuestMemoryMmap<()>, chain: Chain<'_>) -> Result<(), DeviceError> {
     let bytes = read_chain(memory, chain, STATISTICS_MAX * STATISTIC_BYTES)?;
-    let mut statistics = state.statistics.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut statistics = state.statistics.lock().ignore_poison();
     statistics.clear();
     for entry in bytes.chunks_exact(STATISTIC_BYTES) {
         let mut value = [0; 8];

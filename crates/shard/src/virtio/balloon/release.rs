@@ -9,7 +9,7 @@ use vm_memory::{
     MemoryRegionAddress,
 };
 
-use super::state::PAGE_BYTES;
+use super::state::UNIT_BYTES;
 use crate::kind::VmKind;
 use crate::memory::replica::Coherence;
 use crate::sharing::Mapper;
@@ -52,10 +52,10 @@ fn give_back(
     let mut pages = Vec::new();
     for (start, bytes) in ranges {
         let (_, whole) = whole_pages(memory, start, bytes)?;
-        let number = |address: u64| u32::try_from(address / PAGE_BYTES).unwrap_or(u32::MAX);
+        let number = |address: u64| u32::try_from(address / UNIT_BYTES).unwrap_or(u32::MAX);
         pages.push(number(whole.start)..number(whole.end));
     }
-    Ok(coherence.give_back(pages) * PAGE_BYTES)
+    Ok(coherence.give_back(pages) * UNIT_BYTES)
 }
 
 /// Returns the region of a range, and the whole pages inside the range; the end equals the start if there are
@@ -71,8 +71,8 @@ fn whole_pages(
     if end - region.start_addr().0 > region.len() {
         return Err(outside());
     }
-    let first = start.next_multiple_of(PAGE_BYTES);
-    let last = end - end % PAGE_BYTES;
+    let first = start.next_multiple_of(UNIT_BYTES);
+    let last = end - end % UNIT_BYTES;
     Ok((region, first..last.max(first)))
 }
 
@@ -101,7 +101,7 @@ pub fn release(
     let (offset, length) = (first - region.start_addr().0, last - first);
     if let Some(sharing) = sharing {
         let done = sharing
-            .release(first / PAGE_BYTES..last / PAGE_BYTES)
+            .release(first / UNIT_BYTES..last / UNIT_BYTES)
             .map_err(|source| DeviceError::Host {
                 what: "cannot make shared pages plain memory",
                 source,

@@ -3,14 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use locks::IgnorePoison;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::virtio::Interrupt;
 
 /// Unit of the balloon's sizes, bytes (Virtio 1.2, section 5.5.6), whatever the guest's page size.
-pub const PAGE_BYTES: u64 = 4096;
+pub const UNIT_BYTES: u64 = 4096;
 
 pub struct State {
     pub target_pages: AtomicU32,
@@ -40,16 +41,11 @@ pub struct BalloonHandle(pub(super) Arc<State>);
 impl BalloonHandle {
     /// Requests that the guest release `bytes` in all, at most its whole memory.
     pub fn set_bytes(&self, bytes: u64) {
-        let pages = u32::try_from(bytes / PAGE_BYTES)
+        let pages = u32::try_from(bytes / UNIT_BYTES)
             .unwrap_or(u32::MAX)
             .min(self.0.pages_max);
         self.0.target_pages.store(pages, Ordering::Release);
-        let interrupt = self
-            .0
-            .interrupt
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let interrupt = self.0.interrupt.lock().ignore_poison().clone();
         if let Some(interrupt) = interrupt {
             interrupt.signal_config();
         }
@@ -57,6 +53,6 @@ impl BalloonHandle {
 
     /// Returns the number of bytes that the guest has released.
     pub fn actual_bytes(&self) -> u64 {
-        u64::from(self.0.actual_pages.load(Ordering::Acquire)) * PAGE_BYTES
+        u64::from(self.0.actual_pages.load(Ordering::Acquire)) * UNIT_BYTES
     }
 }

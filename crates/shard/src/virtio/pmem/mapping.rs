@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use page::PAGE_BYTES;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestRegionMmap};
 
@@ -12,7 +13,6 @@ use crate::memory::GuestRam;
 
 /// Size unit of the guest's persistent memory, bytes.
 const ALIGN: u64 = 2 << 20;
-const PAGE_BYTES: u64 = 4096;
 
 /// Effect of the guest's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -93,7 +93,7 @@ pub fn measure(nodes: &Nodes, rounds: u32, first: u32) -> Result<Vec<Stream>> {
             streams.push(Stream {
                 kind: kind.name,
                 ahead,
-                megabytes_per_second: dsm::PAGE_BYTES as f64 * 1e3 / ns_per_page,
+                megabytes_per_second: page::PAGE_LEN as f64 * 1e3 / ns_per_page,
                 us_per_page: ns_per_page / 1e3,
                 messages_per_page: per_page(sent.messages),
                 waits_per_page: match kind.fills {

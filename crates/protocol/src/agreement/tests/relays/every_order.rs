@@ -1,6 +1,6 @@
 //! Every order of claims, packets, ticks, deaths and new lives, with a relay.
 
-use stateright::{Checker, Model, Property};
+use model_checker::{Model, Property, check};
 
 use super::world::{Name, Shape, World};
 use crate::CellId;
@@ -69,8 +69,13 @@ impl Model for Config {
             let needing = world.cells.keys().filter(|at| world.needs_tick(**at));
             steps.extend(needing.map(|at| Step::Tick(*at)));
         }
-        steps.extend(world.under_way().map(|(from, to)| Step::Deliver(from, to)));
-        steps.extend(world.unknown.iter().map(|(at, dead)| Step::Learn(*at, *dead)));
+        steps.extend(world.links.under_way().map(|(from, to)| Step::Deliver(from, to)));
+        steps.extend(
+            world
+                .links
+                .unknown_deaths()
+                .map(|(at, dead)| Step::Learn(at, dead)),
+        );
         if let Some(number) = self.mortal {
             let first = CellId { number, life: 1 };
             if world.cells.contains_key(&first) {
@@ -121,13 +126,13 @@ impl Model for Config {
                 let world = &state.world;
                 let all_claimed = state.claimed.iter().all(|claimed| *claimed);
                 let simple = model.mortal.is_none() && model.changes == 0;
-                let at_rest = world.under_way().next().is_none() && all_claimed;
+                let at_rest = world.links.under_way().next().is_none() && all_claimed;
                 !(at_rest && simple) || world.won == 1
             }),
             // A death is enough to ask again; only a relay that hangs takes ticks.
             Property::always("no claim waits at rest", |_, state: &State| {
                 let world = &state.world;
-                let at_rest = world.under_way().next().is_none() && world.unknown.is_empty();
+                let at_rest = world.links.is_quiet();
                 !at_rest || world.asked.is_empty()
             }),
             Property::sometimes("a relay gathers replies", |_, state: &State| {
@@ -135,16 +140,6 @@ impl Model for Config {
             }),
         ]
     }
-}
-
-/// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
-#[track_caller]
-fn check(config: Config, states_least: usize) {
-    let checker = config.checker().threads(2).spawn_bfs().join();
-    let states = checker.unique_state_count();
-    println!("{states} states");
-    checker.assert_properties();
-    assert!(states >= states_least, "{states} states");
 }
 
 const CALM: Config = Config {

@@ -42,7 +42,7 @@ fn step(world: &mut World, rng: &mut Rng, lives: &mut [u32]) {
             let links = &world.links;
             let linked = [(at, other), (other, at)]
                 .iter()
-                .all(|link| links.contains_key(link));
+                .all(|(from, to)| links.contains(*from, *to));
             // One that is cut off from another one dies in the end: at most one link is cut at a time.
             if linked && world.cut.is_empty() {
                 world.cut(at, other);
@@ -55,14 +55,13 @@ fn step(world: &mut World, rng: &mut Rng, lives: &mut [u32]) {
         }
         6 => world.tick(at),
         7 => {
-            if let Some((at, dead)) =
-                rng.one_of(world.unknown.iter().copied().collect::<Vec<_>>().into_iter())
+            if let Some((at, dead)) = rng.one_of(world.links.unknown_deaths().collect::<Vec<_>>().into_iter())
             {
                 world.learn(at, dead);
             }
         }
         _ => {
-            let links: Vec<_> = world.under_way().collect();
+            let links: Vec<_> = world.links.under_way().collect();
             if let Some((from, to)) = rng.one_of(links.into_iter()) {
                 world.deliver(from, to);
             }
@@ -85,7 +84,7 @@ fn tell(seed: u64, counts: &mut Counts) {
     }
     // Until all that is to come has come.
     for _ in 0..20 {
-        for (at, dead) in world.unknown.clone() {
+        for (at, dead) in world.links.unknown_deaths().collect::<Vec<_>>() {
             world.learn(at, dead);
         }
         world.deliver_all();

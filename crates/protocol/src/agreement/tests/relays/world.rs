@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::CellId;
 use crate::agreement::{ClaimId, Effect, Message, Node, Request};
+use crate::links::Links;
 use crate::multicast::{self, Hop, Multicast, Packet};
 
 pub type Name = u8;
@@ -50,13 +51,11 @@ pub struct Cell {
     pub multicast: Multicast<Payload>,
 }
 
-/// Links deliver in order; the last packets of a dead cell may come or not.
+/// Cells, their links, pending claims and changes.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct World {
     pub cells: BTreeMap<CellId, Cell>,
-    pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Payload>>>,
-    /// Deaths that a cell has not yet received: cell, dead cell.
-    pub unknown: BTreeSet<(CellId, CellId)>,
+    pub links: Links<Packet<Payload>>,
     /// Links that are gone although both cells live.
     pub cut: BTreeSet<(CellId, CellId)>,
     pub shape: Shape,
@@ -80,8 +79,7 @@ impl World {
     pub fn new(cells: u16, shape: Shape) -> Self {
         let mut world = Self {
             cells: BTreeMap::new(),
-            links: BTreeMap::new(),
-            unknown: BTreeSet::new(),
+            links: Links::default(),
             cut: BTreeSet::new(),
             shape,
             asked: BTreeMap::new(),
@@ -110,8 +108,8 @@ impl World {
         };
         self.cells.insert(cell, new);
         for other in others {
+            self.links.connect(cell, other);
             for (at, to) in [(cell, other), (other, cell)] {
-                self.links.insert((at, to), VecDeque::new());
                 self.cells.get_mut(&at).expect("lives").multicast.link(to, true);
                 self.act(at, |node| node.link(to));
             }
@@ -121,7 +119,7 @@ impl World {
     /// Whether the cell can start anew: all others know that it died.
     pub fn can_start(&self, number: u16) -> bool {
         let is_it = |cell: &CellId| cell.number == number;
-        !self.cells.keys().any(is_it) && !self.unknown.iter().any(|(_, dead)| is_it(dead))
+        !self.cells.keys().any(is_it) && self.links.knows_deaths_of(number)
     }
 
     pub fn act(&mut self, at: CellId, act: impl FnOnce(&mut Node<Name, Value>) -> Vec<Effect<Name, Value>>) {
@@ -213,10 +211,7 @@ impl World {
                         _ => false,
                     };
                     self.gathered += u32::from(is_gathered(&packet));
-                    // The link to a dead cell leads nowhere.
-                    if let Some(link) = self.links.get_mut(&(at, to)) {
-                        link.push_back(packet);
-                    }
+                    self.links.send(at, to, packet);
                 }
                 multicast::Effect::Deliver(from, message, path) => {
                     if let Message::Change { change, .. } = &message {
@@ -252,13 +247,8 @@ impl World {
         self.act(at, Node::tick);
     }
 
-    pub fn under_way(&self) -> impl Iterator<Item = (CellId, CellId)> + '_ {
-        let full = self.links.iter().filter(|(_, packets)| !packets.is_empty());
-        full.map(|(link, _)| *link)
-    }
-
     pub fn deliver(&mut self, from: CellId, to: CellId) {
-        if let Some(packet) = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front) {
+        if let Some(packet) = self.links.receive(from, to) {
             let cell = self.cells.get_mut(&to).expect("lives");
             let effects = cell.multicast.take(from, packet);
             self.post(to, effects);
@@ -267,7 +257,7 @@ impl World {
 
     pub fn deliver_all(&mut self) {
         loop {
-            let next = self.under_way().next();
+            let next = self.links.under_way().next();
             let Some((from, to)) = next else { return };
             self.deliver(from, to);
         }
@@ -277,17 +267,13 @@ impl World {
         self.cells.remove(&cell);
         self.deaths += 1;
         self.asked.retain(|(at, _), _| *at != cell);
-        self.links.retain(|(_, to), _| *to != cell);
-        self.unknown.retain(|(at, _)| *at != cell);
         self.cut.retain(|(at, to)| *at != cell && *to != cell);
-        let others = self.cells.keys().map(|at| (*at, cell));
-        self.unknown.extend(others);
+        self.links.crash(cell, self.cells.keys().copied());
     }
 
     /// A cell learns of a death. Packets of the dead cell that have not come by now never come.
     pub fn learn(&mut self, at: CellId, dead: CellId) {
-        self.unknown.remove(&(at, dead));
-        self.links.remove(&(dead, at));
+        self.links.learn(at, dead);
         let effects = self.cells.get_mut(&at).expect("lives").multicast.dead(dead);
         self.post(at, effects);
         self.act(at, |node| node.dead(dead));
@@ -297,7 +283,7 @@ impl World {
     pub fn cut(&mut self, one: CellId, other: CellId) {
         for (at, to) in [(one, other), (other, one)] {
             self.cut.insert((at, to));
-            self.links.get_mut(&(at, to)).expect("linked").clear();
+            self.links.clear(at, to);
         }
     }
 
@@ -309,9 +295,7 @@ impl World {
 
     /// Whether nothing more happens by itself.
     pub fn is_quiet(&self) -> bool {
-        self.under_way().next().is_none()
-            && self.unknown.is_empty()
-            && !self.cells.keys().any(|at| self.needs_tick(*at))
+        self.links.is_quiet() && !self.cells.keys().any(|at| self.needs_tick(*at))
     }
 
     /// Returns the invariant that does not hold.
