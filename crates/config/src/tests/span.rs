@@ -23,7 +23,8 @@ fn absent_automatic_and_named_spans_are_read() {
 #[test]
 fn options_compatible_with_a_span_are_accepted() {
     let spec = read(concat!(
-        "span.cells = [7]\nmemory = \"64M\"\ncpu_limit = 1.5\ncpu_weight = 200\npages = \"thp\"\nshare = \"never\"\n",
+        "span.cells = [7]\nmemory = \"64M\"\ncpu_limit = 1.5\ncpu_weight = 200\npages = \"thp\"\n\
+         share = \"never\"\n",
         "root.share = \"never\"\n[[disks]]\npath = \"a.img\"\nqueues = 2\n",
     ));
     assert_eq!(spec.span, Some(SpanSpec::Cells(vec![7])));
@@ -60,7 +61,9 @@ fn faults_of_a_flag_get_help_for_flags() {
 proptest! {
     /// The monitor gets a spec as JSON, and `inspect` prints it as JSON.
     #[test]
-    fn span_survives_a_round_trip_through_toml_and_the_flag(cells in prop::collection::btree_set(any::<u16>(), 1..65)) {
+    fn span_survives_a_round_trip_through_toml_and_the_flag(
+        cells in prop::collection::btree_set(any::<u16>(), 1..65)
+    ) {
         let cells: Vec<u16> = cells.into_iter().collect();
         let span = SpanSpec::Cells(cells.clone());
         prop_assert_eq!(span.cells(), Some(&cells[..]));
