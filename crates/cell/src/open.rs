@@ -1,10 +1,14 @@
 //! Opens all files of a VM, so that its shard needs to open nothing: spec in, launch spec and open files out.
 
+mod boot;
+mod cards;
+mod disks;
 mod egress;
 mod files;
+mod launch;
 mod left;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
@@ -12,30 +16,25 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use config::vm::{
-    DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, OnFullSpec, PagesSpec, SandboxSpec, ShareSpec,
-    VmSpec,
-};
-use diskstore::disk::{Announcement, DiskRequest, Format, Mode, OpenDisk, allocate_whole};
+use config::VmSpec;
+use diskstore::disk::{Announcement, OpenDisk};
 use diskstore::group_copy::GroupCopy;
-use diskstore::image::{Image, ImageStore};
-use hostfiles::private;
-use nix::unistd::{Whence, geteuid, lseek};
-use shard_api::launch::*;
-use subnet::Egress;
+use diskstore::image::Image;
+use nix::unistd::{Whence, lseek};
+use shard_api::launch::{LaunchSpec, VsockLaunch};
 use subnet::helper::HelperProcess;
-use subnet::passt::{Passt, PasstChild, PasstSpec};
+use subnet::passt::{Passt, PasstChild};
 use subnet::process::Count;
 
-use self::egress::egress;
-use self::files::{Files, GroupFiles, mappable, readable};
+use self::cards::UserCard;
+use self::files::{Files, GroupFiles};
 use crate::cmdline;
-use crate::identity::{Given, IdOwner};
 use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
-use crate::share_group::{Apart, Claims, maps_pages};
+use crate::share_group::{Apart, Claims};
 use crate::socket::bind;
 
+pub use self::cards::hardware_addresses;
 pub use self::files::scratch_directory;
 pub(crate) use self::left::LeftOpened;
 
@@ -143,16 +142,16 @@ impl Locks {
     }
 }
 
-/// A card of user-mode networking: its passt, and how to start it again.
-#[derive(Debug)]
-struct UserCard {
-    /// Its number among all cards of the VM.
-    number: usize,
-    spec: PasstSpec,
-    /// Its socket among the files.
-    file: Fd,
-    /// Its process, which ends when this is dropped.
-    child: Option<PasstChild>,
+/// A VM whose files are being opened.
+struct Opening<'a> {
+    spec: &'a VmSpec,
+    name: &'a str,
+    files: Files,
+    /// Files of the VM's share group.
+    grouped: GroupFiles<'a>,
+    claims: Claims,
+    /// Parts that share nothing, as other groups map their files.
+    apart: Apart,
 }
 
 /// Opens all files. `folder` is the VM's in the runtime directory; `cid` its address on the socket device;
@@ -162,343 +161,77 @@ pub fn open(
     name: &str,
     folder: &Path,
     cid: u32,
-    mut claims: Claims,
+    claims: Claims,
     program: &BuildProgram,
 ) -> Result<Opened, OpenError> {
-    let mut apart = Apart::default();
-    let maps = |share: Share| share != Share::Never && maps_pages(spec);
-    let mut files = Files(Vec::new());
-    let kvm_path = Path::new("/dev/kvm");
-    let kvm = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(kvm_path)
-        .map_err(|source| OpenError::File {
-            what: "KVM",
-            path: kvm_path.to_owned(),
-            help: "load the kvm module, join the group `kvm`, or use --lab=always",
-            source,
-        })?;
-    let kvm = files.add(kvm);
-    let image = match &spec.image {
-        Some(image) => Some(ImageStore::open_default()?.get(image)?),
-        None => None,
+    let mut opening = Opening {
+        spec,
+        name,
+        files: Files(Vec::new()),
+        grouped: GroupFiles {
+            group: spec.share_group.as_deref(),
+            vm: name,
+            copies: Vec::new(),
+        },
+        claims,
+        apart: Apart::default(),
     };
-    let (kernel_path, initrd_path) = match (spec.kernel_files(), &image) {
-        (Some((kernel, initrd)), _) => (kernel.to_owned(), initrd.map(Path::to_owned)),
-        (None, Some(image)) => (
-            image.kernel.clone().ok_or(OpenError::NoKernel)?,
-            image.initrd.clone(),
-        ),
-        (None, None) => return Err(OpenError::NoKernel),
-    };
-    let mut grouped = GroupFiles {
-        group: spec.share_group.as_deref(),
-        vm: name,
-        copies: Vec::new(),
-    };
-    let kernel = files.add(readable("kernel", &grouped.own("kernel", &kernel_path)?)?);
-    let initrd = match initrd_path {
-        Some(path) => Some(files.add(readable("initrd", &grouped.own("initrd", &path)?)?)),
-        None => None,
-    };
-    let mut share_boot = share(spec, None);
-    let boot = [Some(kernel), initrd]
-        .into_iter()
-        .flatten()
-        .map(|fd| &files.0[fd.0]);
-    if maps(share_boot) && !claims.claim(boot, &kernel_path) {
-        (apart.boot, share_boot) = (true, Share::Never);
-    }
-    let scratch = scratch_directory();
-    let mut disks = Vec::new();
-    let mut launches = Vec::new();
-    let root = image
-        .as_ref()
-        .and_then(|image| image.disk.as_ref())
-        .map(|(path, format)| DiskRequest {
-            path: path.clone(),
-            format: Some(*format),
-            mode: Mode::Private,
-            persistent: spec.root.persistent,
-            read_only: false,
-            overlay_path: None,
-            scratch_dir: scratch.clone(),
-            vm_name: name.to_owned(),
-        });
-    let roots = usize::from(root.is_some());
-    let queues_default = u16::from(spec.cpus).min(4);
-    let mut requests: Vec<(DiskRequest, u16, bool, Share, OnFull)> = root
-        .into_iter()
-        .map(|request| {
-            let share = share(spec, spec.root.share);
-            (request, queues_default, false, share, on_full(spec.root.on_full))
-        })
-        .collect();
-    requests.extend(spec.disks.iter().map(|disk| {
-        let request = DiskRequest {
-            path: disk.path.clone(),
-            format: disk.format.map(|format| match format {
-                DiskFormatSpec::Raw => Format::Raw,
-                DiskFormatSpec::Qcow2 => Format::Qcow2,
-            }),
-            mode: match disk.mode {
-                DiskMode::Private => Mode::Private,
-                DiskMode::Exclusive => Mode::Exclusive,
-            },
-            persistent: disk.persistent,
-            read_only: disk.read_only,
-            overlay_path: None,
-            scratch_dir: scratch.clone(),
-            vm_name: name.to_owned(),
-        };
-        (
-            request,
-            disk.queues.unwrap_or(queues_default),
-            disk.device == DiskDevice::Pmem,
-            share(spec, disk.share),
-            on_full(disk.on_full),
-        )
-    }));
-    let mut keeps_writes = false;
-    let mut disk_file_bytes = 0;
-    for (index, (mut request, queues, pmem, mut share, on_full)) in requests.into_iter().enumerate() {
-        keeps_writes |= request.persistent;
-        if request.mode == Mode::Private {
-            request.path = grouped.own("disk", &request.path)?;
-        }
-        if request.persistent && request.mode == Mode::Private {
-            let overlays = ImageStore::open_default()?.data().join("overlays").join(name);
-            private::directories(&overlays)?;
-            request.overlay_path = Some(overlays.join(format!("{index}.qcow2")));
-        }
-        let mut disk = diskstore::disk::open(&request)?;
-        let mapped = mappable(&disk, pmem).iter().map(|layer| &layer.file);
-        if (pmem || maps(share)) && !claims.claim(mapped, &request.path) {
-            if pmem {
-                return Err(OpenError::KeptApart {
-                    what: "pmem disk",
-                    path: request.path,
-                });
-            }
-            share = Share::Never;
-            match index.checked_sub(roots) {
-                Some(number) => apart.disks.push(number),
-                None => apart.root = true,
-            }
-        }
-        if let (true, false, [own]) = (pmem && request.persistent, disk.read_only, &disk.layers[..]) {
-            // A write to a mapping that finds no room is not an error to the guest, but the end of the VM.
-            allocate_whole(&own.file).map_err(|source| OpenError::File {
-                what: "persistent memory",
-                path: request.path.clone(),
-                help: "make room for all of the file, or use the disk with `as = \"block\"`",
-                source,
-            })?;
-        }
-        disk_file_bytes = disk_file_bytes.max(disk.file_bytes_max()?);
-        let layers = std::mem::take(&mut disk.layers)
-            .into_iter()
-            .map(|layer| LayerLaunch {
-                file: files.add(layer.file),
-                format: match layer.format {
-                    Format::Raw => DiskFormat::Raw,
-                    Format::Qcow2 => DiskFormat::Qcow2,
-                    Format::Scratch => DiskFormat::Scratch,
-                },
-            })
-            .collect();
-        launches.push(DiskLaunch {
-            id: format!("disk{index}"),
-            layers,
-            read_only: disk.read_only,
-            scratch_limit: spec.scratch_limit.map(|limit| limit.0),
-            queues,
-            pmem,
-            share,
-            on_full,
-        });
-        disks.push(disk);
-    }
-    let mut nets = Vec::new();
-    let mut passt = Vec::new();
+    let kvm = opening.kvm()?;
+    let boot = opening.boot()?;
+    let disks = opening.disks(boot.image.as_deref())?;
     let log = Arc::new(ShardLog::create(&folder.join(HOME_LOG))?);
-    let addresses = hardware_addresses(spec, name)?;
-    for (index, (net, mac)) in cards(spec).into_iter().zip(addresses).enumerate() {
-        let id = format!("net{index}");
-        let backend = match (&net.kind, &net.tap) {
-            (NetKind::Tap, Some(tap)) => {
-                let queues = subnet::tap::open(tap, net.queues.unwrap_or(1))?;
-                NetBackendLaunch::Tap(queues.into_iter().map(|queue| files.add(queue)).collect())
-            }
-            _ => {
-                let count = Count::new()?;
-                let egress = (!net.host).then(|| egress(&id, program, spec.sandbox, log.clone(), count));
-                let spec = passt_spec(&net, mac, egress.transpose()?, cid)?;
-                let Passt { socket, child } = subnet::passt::start(&spec)?;
-                let file = files.add(socket);
-                passt.push(UserCard {
-                    number: index,
-                    spec,
-                    file,
-                    child: Some(child),
-                });
-                NetBackendLaunch::Stream(file)
-            }
-        };
-        nets.push(NetLaunch { id, mac, backend });
-    }
+    let cards = opening.cards(cid, program, &log)?;
     let listener = bind(&folder.join("vsock.sock"))?;
     let ports = folder.join("ports");
     std::fs::DirBuilder::new().mode(0o700).create(&ports)?;
     let ports = File::open(ports)?;
     let vsock = Some(VsockLaunch {
         cid,
-        listener: files.add(listener),
+        listener: opening.files.add(listener),
         ports: None,
     });
     let (console, theirs) = UnixStream::pair()?;
-    let console_fd = files.add(theirs);
-    let cmdline = cmdline::joined(spec, image.as_ref().map(|image| image.cmdline.as_str()));
-    let nodes = spec
-        .nodes
-        .iter()
-        .enumerate()
-        .map(|(index, node)| NodeLaunch {
-            vcpus: config::cpulist::parse(&node.cpus).unwrap_or_default(),
-            memory_bytes: node.memory.0,
-            distances: node.distances.clone().unwrap_or_else(|| {
-                (0..spec.nodes.len())
-                    .map(|to| if to == index { 10 } else { 20 })
-                    .collect()
-            }),
-            latencies_ps: Vec::new(),
-            bandwidths_mb_s: Vec::new(),
-            host_node: node.host_node,
-        })
-        .collect();
+    let console_fd = opening.files.add(theirs);
     let launch = LaunchSpec {
         name: name.to_owned(),
         kvm,
         vcpus: spec.cpus,
-        memory: MemoryLaunch {
-            bytes: spec.memory.0,
-            pages: match spec.pages {
-                PagesSpec::Small => Pages::Small,
-                PagesSpec::Transparent => Pages::Transparent,
-                PagesSpec::Huge2M => Pages::Huge2M,
-                PagesSpec::Huge1G => Pages::Huge1G,
-            },
-            prefault: spec.prefault,
-            host_nodes: spec.memory_nodes.clone(),
-        },
-        nodes,
-        kernel,
-        initrd,
-        cmdline,
-        disks: launches,
-        nets,
+        memory: launch::memory(spec),
+        nodes: launch::nodes(spec),
+        kernel: boot.kernel,
+        initrd: boot.initrd,
+        cmdline: cmdline::joined(spec, boot.image.as_deref().map(|image| image.cmdline.as_str())),
+        disks: disks.launches,
+        nets: cards.launches,
         vsock,
         balloon: spec.has_balloon(),
-        share_boot,
+        share_boot: boot.share,
         mapped: Vec::new(),
         span: None,
         resume: None,
         handover: console_fd,
         console: console_fd,
         log: console_fd,
-        sandbox: SandboxLaunch {
-            policy: match spec.sandbox {
-                SandboxSpec::Auto => SandboxPolicy::Auto,
-                SandboxSpec::Require => SandboxPolicy::Require,
-                SandboxSpec::Off => SandboxPolicy::Off,
-            },
-            ..SandboxLaunch::default()
-        },
+        sandbox: launch::sandbox(spec.sandbox),
     };
     Ok(Opened {
-        spec: apart.spec(spec),
-        claims,
+        spec: opening.apart.spec(spec),
+        claims: opening.claims,
         launch,
-        files: files.0,
+        files: opening.files.0,
         console,
-        kernel: kernel_path,
+        kernel: boot.kernel_path,
         ports,
-        disk_file_bytes,
-        keeps_writes,
+        disk_file_bytes: disks.file_bytes,
+        keeps_writes: disks.keeps_writes,
         locks: Locks::Taken {
-            _disks: disks,
-            originals: grouped.copies,
-            image: image.map(Box::new),
+            _disks: disks.opened,
+            originals: opening.grouped.copies,
+            image: boot.image,
         },
-        passt,
+        passt: cards.user_mode,
         log,
     })
-}
-
-/// The settings of a user-mode card's passt.
-fn passt_spec(
-    net: &NetSpec,
-    mac: [u8; 6],
-    egress: Option<Egress>,
-    cid: u32,
-) -> Result<PasstSpec, subnet::SubnetError> {
-    let forward: Result<_, _> = net.forward.iter().map(|text| text.parse()).collect();
-    Ok(PasstSpec {
-        mac,
-        forward: forward?,
-        egress,
-        user: passt_user(cid),
-    })
-}
-
-/// The user and group of the VM's passt and filters: those of its shards outside. Only root can choose them.
-fn passt_user(cid: u32) -> Option<(u32, u32)> {
-    let identity = geteuid()
-        .is_root()
-        .then(|| Given::of(IdOwner::Vm(cid)).identity)
-        .flatten();
-    identity.map(|identity| (identity.uid, identity.gid))
-}
-
-/// The VM's network cards: one of user-mode networking if the spec has no list.
-fn cards(spec: &VmSpec) -> Vec<NetSpec> {
-    spec.nets.clone().unwrap_or_else(|| {
-        vec![NetSpec {
-            kind: NetKind::User,
-            tap: None,
-            forward: Vec::new(),
-            mac: None,
-            queues: None,
-            host: false,
-        }]
-    })
-}
-
-/// The hardware address of each card of the VM called `name`: its own, or one made of the name.
-pub fn hardware_addresses(spec: &VmSpec, name: &str) -> Result<Vec<[u8; 6]>, subnet::SubnetError> {
-    let address = |(index, card): (usize, &NetSpec)| match &card.mac {
-        Some(text) => subnet::parse_mac(text),
-        None => Ok(subnet::mac_address(name, index)),
-    };
-    cards(spec).iter().enumerate().map(address).collect()
-}
-
-fn on_full(spec: OnFullSpec) -> OnFull {
-    match spec {
-        OnFullSpec::Error => OnFull::Error,
-        OnFullSpec::Pause => OnFull::Pause,
-    }
-}
-
-/// The sharing mode of a disk with the setting `own`.
-fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
-    match own.or(spec.share).unwrap_or_default() {
-        ShareSpec::Adaptive => Share::Adaptive,
-        ShareSpec::Deferred => Share::Deferred,
-        ShareSpec::AtRead => Share::AtRead,
-        ShareSpec::Never => Share::Never,
-    }
 }
 
 impl Opened {

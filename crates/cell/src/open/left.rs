@@ -15,8 +15,9 @@ use subnet::helper::{HelperProcess, LeftProcess};
 use subnet::passt::{LeftCard, PasstChild};
 use subnet::process::{Count, FilterProcess, LeftFilter};
 
+use super::cards::{UserCard, cards, hardware_addresses, passt_spec};
 use super::egress::egress;
-use super::{Locks, OpenError, Opened, UserCard, cards, hardware_addresses, passt_spec};
+use super::{Locks, OpenError, Opened};
 use crate::left::{Leaving, LeftFiles};
 use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;

@@ -1,0 +1,83 @@
+//! KVM, and the files that a VM boots: of an image or of another kernel.
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+use diskstore::image::{Image, ImageStore};
+use shard_api::launch::{Fd, Share};
+
+use super::files::readable;
+use super::launch::share;
+use super::{OpenError, Opening};
+use crate::share_group::maps_pages;
+
+/// Files that a VM boots from.
+pub(super) struct Boot {
+    /// The image stays in the store as long as the VM runs.
+    pub image: Option<Box<Image>>,
+    pub kernel: Fd,
+    pub kernel_path: PathBuf,
+    pub initrd: Option<Fd>,
+    /// How both share memory.
+    pub share: Share,
+}
+
+impl Opening<'_> {
+    /// Opens KVM.
+    pub fn kvm(&mut self) -> Result<Fd, OpenError> {
+        let path = Path::new("/dev/kvm");
+        let kvm = OpenOptions::new().read(true).write(true).open(path);
+        let kvm = kvm.map_err(|source| OpenError::File {
+            what: "KVM",
+            path: path.to_owned(),
+            help: "load the kvm module, join the group `kvm`, or use --lab=always",
+            source,
+        })?;
+        Ok(self.files.add(kvm))
+    }
+
+    /// Whether the VM may map pages of files that share so.
+    pub fn maps(&self, share: Share) -> bool {
+        share != Share::Never && maps_pages(self.spec)
+    }
+
+    /// Opens the image, and the kernel and the initramfs of the spec or of the image.
+    pub fn boot(&mut self) -> Result<Boot, OpenError> {
+        let image = match &self.spec.image {
+            Some(image) => Some(Box::new(ImageStore::open_default()?.get(image)?)),
+            None => None,
+        };
+        let (kernel_path, initrd_path) = match (self.spec.kernel_files(), &image) {
+            (Some((kernel, initrd)), _) => (kernel.to_owned(), initrd.map(Path::to_owned)),
+            (None, Some(image)) => (
+                image.kernel.clone().ok_or(OpenError::NoKernel)?,
+                image.initrd.clone(),
+            ),
+            (None, None) => return Err(OpenError::NoKernel),
+        };
+        let kernel = self.boot_file("kernel", &kernel_path)?;
+        let initrd = match initrd_path {
+            Some(path) => Some(self.boot_file("initrd", &path)?),
+            None => None,
+        };
+        let mut share = share(self.spec, None);
+        let is_mapped = self.maps(share);
+        let mapped = [Some(kernel), initrd].into_iter().flatten();
+        let mapped = mapped.map(|fd| &self.files.0[fd.0]);
+        if is_mapped && !self.claims.claim(mapped, &kernel_path) {
+            (self.apart.boot, share) = (true, Share::Never);
+        }
+        Ok(Boot {
+            image,
+            kernel,
+            kernel_path,
+            initrd,
+            share,
+        })
+    }
+
+    fn boot_file(&mut self, what: &'static str, path: &Path) -> Result<Fd, OpenError> {
+        let own = self.grouped.own(what, path)?;
+        Ok(self.files.add(readable(what, &own)?))
+    }
+}

@@ -1,0 +1,67 @@
+//! A VM's spec in the terms of its shard. Pure.
+
+use config::VmSpec;
+use config::vm::{OnFullSpec, PagesSpec, SandboxSpec, ShareSpec};
+use shard_api::launch::{MemoryLaunch, NodeLaunch, OnFull, Pages, SandboxLaunch, SandboxPolicy, Share};
+
+pub(super) fn on_full(spec: OnFullSpec) -> OnFull {
+    match spec {
+        OnFullSpec::Error => OnFull::Error,
+        OnFullSpec::Pause => OnFull::Pause,
+    }
+}
+
+/// How a disk shares that says `own`.
+pub(super) fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
+    match own.or(spec.share).unwrap_or_default() {
+        ShareSpec::Adaptive => Share::Adaptive,
+        ShareSpec::Deferred => Share::Deferred,
+        ShareSpec::AtRead => Share::AtRead,
+        ShareSpec::Never => Share::Never,
+    }
+}
+
+pub(super) fn memory(spec: &VmSpec) -> MemoryLaunch {
+    MemoryLaunch {
+        bytes: spec.memory.0,
+        pages: match spec.pages {
+            PagesSpec::Small => Pages::Small,
+            PagesSpec::Transparent => Pages::Transparent,
+            PagesSpec::Huge2M => Pages::Huge2M,
+            PagesSpec::Huge1G => Pages::Huge1G,
+        },
+        prefault: spec.prefault,
+        host_nodes: spec.memory_nodes.clone(),
+    }
+}
+
+/// The guest's nodes. Without distances a node is 10 from itself and 20 from each other.
+pub(super) fn nodes(spec: &VmSpec) -> Vec<NodeLaunch> {
+    spec.nodes
+        .iter()
+        .enumerate()
+        .map(|(index, node)| NodeLaunch {
+            vcpus: config::cpulist::parse(&node.cpus).unwrap_or_default(),
+            memory_bytes: node.memory.0,
+            distances: node.distances.clone().unwrap_or_else(|| {
+                (0..spec.nodes.len())
+                    .map(|to| if to == index { 10 } else { 20 })
+                    .collect()
+            }),
+            latencies_ps: Vec::new(),
+            bandwidths_mb_s: Vec::new(),
+            host_node: node.host_node,
+        })
+        .collect()
+}
+
+pub(super) fn sandbox(policy: SandboxSpec) -> SandboxLaunch {
+    SandboxLaunch {
+        policy: match policy {
+            SandboxSpec::Auto => SandboxPolicy::Auto,
+            SandboxSpec::Require => SandboxPolicy::Require,
+            SandboxSpec::Off => SandboxPolicy::Off,
+        },
+        ..SandboxLaunch::default()
+    }
+}
