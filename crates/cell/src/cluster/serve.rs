@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
-use config::cluster::Site;
+use config::cluster::{CellPlan, Site};
 use fault_point::fault_point;
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
@@ -117,25 +117,16 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     };
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
-    let expected = membership.as_ref().zip(hosts.as_ref());
-    let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
-        remote_cells::expected(membership, &hosts.site())
-    });
-    let (asserted_facts, Asserted { capacity, costs }) = assertions::Reader::start(&files)?;
-    if let Some(hosts) = &hosts {
-        hosts.set_route_costs(costs.route_costs());
-    }
-    let mut state = State::new(
+    let (asserted_facts, asserted) = assertions::Reader::start(&files)?;
+    let state = initial_state(
         me,
-        std::process::id(),
         plan,
-        own.lent()?,
-        places::running(&files)?,
-    )
-    .with_cordon(own.is_cordoned())
-    .with_route_costs(costs)
-    .expecting(expected);
-    state.assert(capacity);
+        &own,
+        &files,
+        hosts.as_ref(),
+        membership.as_ref(),
+        asserted,
+    )?;
     let calling = Arc::new(CallTable::new(me));
     let calls = LocalCalls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
@@ -166,37 +157,34 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         ticking: false,
         events,
     };
-    // Cells that failed while this cell had no process are included.
-    let failed: Vec<u16> = cell.failed_here();
-    let acts = failed
-        .into_iter()
-        .flat_map(|number| cell.state.failed(number))
-        .collect();
-    cell.act(acts);
-    let adoptions = cell.adoptions.clone();
-    std::thread::Builder::new()
-        .name("adoptions".into())
-        .spawn(move || {
-            if let Err(error) = adoptions.begin_all() {
-                error!(%error, "the VMs of the cell's last process are not adopted");
-            }
-        })?;
-    info!("cell {me} runs");
-    journal::note(Change::CellUp {
-        cell: number,
-        life: me.life,
-        pid: std::process::id(),
+    cell.begin()?;
+    cell.run(me, happened)
+}
+
+/// The state of a cell that starts, by the records of lent memory, VMs, cordon and cells, and the facts.
+fn initial_state(
+    me: CellId,
+    plan: CellPlan,
+    own: &CellFiles,
+    files: &Files,
+    hosts: Option<&Hosts>,
+    membership: Option<&Membership>,
+    asserted: Asserted,
+) -> io::Result<State> {
+    let expected = membership.zip(hosts);
+    let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
+        remote_cells::expected(membership, &hosts.site())
     });
-    for event in happened {
-        match cell.take(event) {
-            Next::GoOn => {}
-            Next::End => break,
-            Next::StartAnew(why) => return Err(io::Error::other(why)),
-        }
+    let Asserted { capacity, costs } = asserted;
+    if let Some(hosts) = hosts {
+        hosts.set_route_costs(costs.route_costs());
     }
-    info!("cell {me} ends by order");
-    journal::note(Change::CellDown { cell: number });
-    Ok(())
+    let mut state = State::new(me, std::process::id(), plan, own.lent()?, places::running(files)?)
+        .with_cordon(own.is_cordoned())
+        .with_route_costs(costs)
+        .expecting(expected);
+    state.assert(capacity);
+    Ok(state)
 }
 
 /// The next step after an event.
@@ -224,6 +212,48 @@ struct Cell {
 }
 
 impl Cell {
+    /// Acts on cells that failed while this cell had no process, and starts to adopt its VMs.
+    fn begin(&mut self) -> io::Result<()> {
+        let failed: Vec<u16> = self.failed_here();
+        let acts = failed
+            .into_iter()
+            .flat_map(|number| self.state.failed(number))
+            .collect();
+        self.act(acts);
+        let adoptions = self.adoptions.clone();
+        std::thread::Builder::new()
+            .name("adoptions".into())
+            .spawn(move || {
+                if let Err(error) = adoptions.begin_all() {
+                    error!(%error, "the VMs of the cell's last process are not adopted");
+                }
+            })?;
+        Ok(())
+    }
+
+    /// Serves events until the cell ends by order.
+    ///
+    /// # Errors
+    /// The reason why another process has to be the cell.
+    fn run(&mut self, me: CellId, happened: mpsc::Receiver<Event>) -> io::Result<()> {
+        info!("cell {me} runs");
+        journal::note(Change::CellUp {
+            cell: self.number,
+            life: me.life,
+            pid: std::process::id(),
+        });
+        for event in happened {
+            match self.take(event) {
+                Next::GoOn => {}
+                Next::End => break,
+                Next::StartAnew(why) => return Err(io::Error::other(why)),
+            }
+        }
+        info!("cell {me} ends by order");
+        journal::note(Change::CellDown { cell: self.number });
+        Ok(())
+    }
+
     fn take(&mut self, event: Event) -> Next {
         match &event {
             Event::Requested(client, ask) => debug!(client, ?ask, "a client asks"),
@@ -256,20 +286,10 @@ impl Cell {
                 vec![Action::Answer(client, CellResponse::Refused { why })]
             }
             Event::Requested(client, CellRequest::TakeHosts) => self.take_hosts(client),
-            Event::Requested(client, ask) => {
-                if let CellRequest::Cordon { cordoned } = &ask
-                    && let Err(error) = self.write_cordon(*cordoned)
-                {
-                    // Other cells must not learn of a cordon that the next process would not have.
-                    let why =
-                        format!("the cordon can't be written down: {error}; see whether the disk is full");
-                    self.answer(client, &CellResponse::Refused { why });
-                    return Next::GoOn;
-                }
-                let acts = self.state.handle_request(client, ask);
-                self.watch(client);
-                acts
-            }
+            Event::Requested(client, ask) => match self.serve_request(client, ask) {
+                Some(acts) => acts,
+                None => return Next::GoOn,
+            },
             Event::Asserted(asserted) => {
                 self.take_facts(*asserted);
                 Vec::new()
@@ -333,6 +353,21 @@ impl Cell {
             self.ticking = later(TICK, Event::Tick, &self.events).is_ok();
         }
         if ends { Next::End } else { Next::GoOn }
+    }
+
+    /// Serves a client's request. A cordon that can't be written down is refused here, without acts.
+    fn serve_request(&mut self, client: Client, ask: CellRequest) -> Option<Vec<Action>> {
+        if let CellRequest::Cordon { cordoned } = &ask
+            && let Err(error) = self.write_cordon(*cordoned)
+        {
+            // Other cells must not learn of a cordon that the next process would not have.
+            let why = format!("the cordon can't be written down: {error}; see whether the disk is full");
+            self.answer(client, &CellResponse::Refused { why });
+            return None;
+        }
+        let acts = self.state.handle_request(client, ask);
+        self.watch(client);
+        Some(acts)
     }
 
     /// Applies the facts that a user asserts now.
