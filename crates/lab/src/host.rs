@@ -1,7 +1,8 @@
 //! The hosts of a running lab: QEMU processes that end with the thread that started them.
 
+use std::fmt;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -226,32 +227,7 @@ impl Host {
         File::open("/dev/urandom")
             .and_then(|mut source| source.read_exact(&mut token))
             .context(what)?;
-        let out = NetworkCard {
-            mac: qemu::OUT_MAC.into(),
-            address: Ipv4Addr::new(10, 0, 2, 15),
-            gateway: Some(Ipv4Addr::new(10, 0, 2, 2)),
-        };
-        let boot = BootConfig {
-            name: spec.name.clone(),
-            token,
-            modules: common
-                .modules
-                .iter()
-                .map(|module| (module.name.clone(), module.parameters.clone()))
-                .collect(),
-            modules_to_mount: module::count_to_mount(&common.modules),
-            cards: std::iter::once(out)
-                .chain(links.iter().map(|(card, _)| card.clone()))
-                .collect(),
-            names: links::names(lab),
-            cached: registry::images()
-                .into_iter()
-                .filter(|path| path.is_dir())
-                .collect(),
-            time_s: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |now| now.as_secs()),
-        };
+        let boot = boot_config(lab, spec, common, &links, token);
         let initramfs = initramfs::build(&common.modules, &boot)?;
         let (monitor, theirs) = UnixStream::pair().context(what)?;
         let console = directory.join(format!("{}.console", spec.name));
@@ -274,32 +250,10 @@ impl Host {
         let mut inherited = vec![initramfs.as_raw_fd(), theirs.as_raw_fd()];
         inherited.extend(cards.iter().map(|(_, fd)| *fd));
         inherited.extend(shared.iter().map(|(fd, _)| *fd));
-        let log = File::create(directory.join(format!("{}.qemu", spec.name))).context(what)?;
-        let mut command = Command::new("qemu-system-x86_64");
-        command
-            .args(qemu::arguments(&machine))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
-        // Ctrl-C is for the program in the lab.
-        command.process_group(0);
-        let parent = std::process::id();
-        // SAFETY: prctl, getppid and fcntl are async-signal-safe; the descriptors are open until after the
-        // spawn.
-        unsafe {
-            command.pre_exec(move || {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                if libc::getppid().cast_unsigned() != parent {
-                    return Err(std::io::ErrorKind::BrokenPipe.into());
-                }
-                for fd in &inherited {
-                    libc::fcntl(*fd, libc::F_SETFD, 0);
-                }
-                Ok(())
-            });
-        }
-        let child = command.spawn().map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => LabError::NoQemu,
+        let log = directory.join(format!("{}.qemu", spec.name));
+        let output = File::create(&log).context(what)?;
+        let child = spawn_qemu(&machine, inherited, output).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => LabError::NoQemu,
             _ => LabError::Io { what: what(), source },
         })?;
         drop(theirs);
@@ -313,18 +267,7 @@ impl Host {
         };
         match qmp::forwarded_port(&host.monitor, crate::boot::PORT) {
             Ok(port) => host.access.port = port,
-            Err(error) => {
-                // Its output precedes its end.
-                std::thread::sleep(Duration::from_millis(100));
-                let log = directory.join(format!("{}.qemu", spec.name));
-                let words = fs::read_to_string(&log).unwrap_or_default();
-                let last = words.lines().rfind(|line| !line.contains("TCG doesn't support"));
-                return Err(LabError::Qemu {
-                    host: spec.name.clone(),
-                    reason: last.map_or_else(|| error.to_string(), str::to_string),
-                    log,
-                });
-            }
+            Err(error) => return Err(qemu_failure(&spec.name, log, &error)),
         }
         Ok(host)
     }
@@ -372,6 +315,83 @@ impl Host {
             console: self.console.clone(),
             tail: tail(&self.console),
         })
+    }
+}
+
+/// The configuration that a host's first process reads.
+fn boot_config(
+    lab: &LabSpec,
+    spec: &HostSpec,
+    common: &Common,
+    links: &[(NetworkCard, OwnedFd)],
+    token: [u8; TOKEN_BYTES],
+) -> BootConfig {
+    let out = NetworkCard {
+        mac: qemu::OUT_MAC.into(),
+        address: Ipv4Addr::new(10, 0, 2, 15),
+        gateway: Some(Ipv4Addr::new(10, 0, 2, 2)),
+    };
+    BootConfig {
+        name: spec.name.clone(),
+        token,
+        modules: common
+            .modules
+            .iter()
+            .map(|module| (module.name.clone(), module.parameters.clone()))
+            .collect(),
+        modules_to_mount: module::count_to_mount(&common.modules),
+        cards: std::iter::once(out)
+            .chain(links.iter().map(|(card, _)| card.clone()))
+            .collect(),
+        names: links::names(lab),
+        cached: registry::images()
+            .into_iter()
+            .filter(|path| path.is_dir())
+            .collect(),
+        time_s: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |now| now.as_secs()),
+    }
+}
+
+/// Starts QEMU in a process group of its own, with `inherited` descriptors. It ends with this process.
+fn spawn_qemu(machine: &Machine<'_>, inherited: Vec<RawFd>, output: File) -> io::Result<Child> {
+    let mut command = Command::new("qemu-system-x86_64");
+    command
+        .args(qemu::arguments(machine))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(output);
+    // Ctrl-C is for the program in the lab.
+    command.process_group(0);
+    let parent = std::process::id();
+    // SAFETY: prctl, getppid and fcntl are async-signal-safe; the descriptors are open until after the
+    // spawn.
+    unsafe {
+        command.pre_exec(move || {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if libc::getppid().cast_unsigned() != parent {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            for fd in &inherited {
+                libc::fcntl(*fd, libc::F_SETFD, 0);
+            }
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+/// The error of a QEMU that does not answer: the last line that it wrote to `log`.
+fn qemu_failure(host: &str, log: PathBuf, error: &impl fmt::Display) -> LabError {
+    // Its words come before its end.
+    std::thread::sleep(Duration::from_millis(100));
+    let words = fs::read_to_string(&log).unwrap_or_default();
+    let last = words.lines().rfind(|line| !line.contains("TCG doesn't support"));
+    LabError::Qemu {
+        host: host.to_owned(),
+        reason: last.map_or_else(|| error.to_string(), str::to_string),
+        log,
     }
 }
 
