@@ -3,17 +3,18 @@
 //!
 //! The lease is a socket pair; the monitors have its other end. [`crate::monitor`] defines the messages. When
 //! the client ends in any way, the kernel closes its end, and each monitor ends its VM unless the client sent
-//! [`LeaseOrder::Detach`]. `run` and `clone` fork the monitors (`cell::monitor::start`). The API has a
-//! process do that ([`Lease::by_program`]), since a process with many threads can't fork safely.
+//! [`LeaseOrder::Detach`]. `run` and `clone` fork the monitors (`cell::monitor::start`). The API and the
+//! foreground process of a cluster have another process do that ([`Lease::by_program`]), since a process with
+//! threads that work can't fork safely.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::monitor::{Batch, Event, LeaseOrder};
@@ -27,15 +28,39 @@ const REAPER_STACK_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Lease {
     socket: UnixStream,
-    /// Whether a process that this process started for a VM has ended. Its successors may have the socket.
-    has_ended: Arc<AtomicBool>,
+    /// VMs whose monitor has ended; none if another process started the monitors. Successors of a monitor may
+    /// have the socket.
+    without_monitor: Option<EndedMonitors>,
+}
+
+/// The names of the VMs whose monitor, a child of this process, has ended.
+#[derive(Clone, Debug, Default)]
+pub struct EndedMonitors(Arc<Mutex<BTreeSet<String>>>);
+
+impl EndedMonitors {
+    /// Records that the monitor of the VM `name` has ended.
+    pub fn add(&self, name: String) {
+        self.names().insert(name);
+    }
+
+    /// Whether the monitor of the VM `name` has ended.
+    pub fn has(&self, name: &str) -> bool {
+        self.names().contains(name)
+    }
+
+    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Lease {
-    /// The lease of monitors that have the other end of `socket`. `has_ended` is true once one of them has
-    /// ended.
-    pub fn of_monitors(socket: UnixStream, has_ended: Arc<AtomicBool>) -> Self {
-        Self { socket, has_ended }
+    /// The lease of monitors that have the other end of `socket`. The caller adds each monitor that has ended
+    /// to `ended`.
+    pub fn of_monitors(socket: UnixStream, ended: EndedMonitors) -> Self {
+        Self {
+            socket,
+            without_monitor: Some(ended),
+        }
     }
 
     /// Has `program`, which is `mirrorball`, start the monitors of `batch`. It has its own session, so the
@@ -65,8 +90,6 @@ impl Lease {
             })
         };
         let mut starter = command.spawn()?;
-        let has_ended = Arc::new(AtomicBool::new(false));
-        let ended = has_ended.clone();
         // Without a wait, a server would collect zombies for days.
         std::thread::Builder::new()
             .name("reaper".into())
@@ -74,18 +97,22 @@ impl Lease {
             .spawn(move || {
                 // A process that can't be waited for no longer exists.
                 let _ = starter.wait();
-                ended.store(true, Ordering::Release);
             })?;
+        // The command keeps a copy of the program's end: with it, a write to a program that has ended blocks.
+        drop(command);
         let mut line = serde_json::to_vec(batch)?;
         line.push(b'\n');
         (&socket).write_all(&line)?;
-        Ok(Self { socket, has_ended })
+        Ok(Self {
+            socket,
+            without_monitor: None,
+        })
     }
 
-    /// Whether a process that this process started for a VM has ended. A VM without a successor has ended
-    /// with its monitor; no event reports that while another VM runs.
-    pub fn has_lost_monitor(&self) -> bool {
-        self.has_ended.load(Ordering::Acquire)
+    /// Whether the monitor of the VM `name` may have ended. A VM without a successor of its monitor has ended
+    /// with it; no event reports that while another VM runs.
+    pub fn has_lost_monitor(&self, name: &str) -> bool {
+        self.without_monitor.as_ref().is_none_or(|ended| ended.has(name))
     }
 
     /// Sets a time limit for an event. [`Lease::events`] ends when none has come for that long.
@@ -125,9 +152,11 @@ pub fn keep_stacks_small() {
 
 #[cfg(test)]
 mod tests {
-    use config::settings::ShareBetween;
-
+    use std::sync::mpsc;
     use std::time::Instant;
+
+    use config::VmSpec;
+    use config::settings::ShareBetween;
 
     use super::*;
     use crate::vms::BOOT_LIMIT_S;
@@ -145,16 +174,31 @@ mod tests {
             .count()
     }
 
-    /// Promise HOSTILE-50.
-    #[test]
-    fn process_that_started_monitors_leaves_no_zombie() {
-        let batch = Batch {
-            vms: Vec::new(),
+    fn batch(vms: Vec<(String, VmSpec)>) -> Batch {
+        Batch {
+            vms,
             source: None,
             share_between: ShareBetween::Group,
             member: None,
             boot_limit_s: BOOT_LIMIT_S,
-        };
+        }
+    }
+
+    /// Promise HOSTILE-53.
+    #[test]
+    fn program_that_ends_without_reading_a_long_batch_is_an_error() {
+        let spec = config::parse("vm.toml", "[kernel]\npath = \"k\"\n").unwrap();
+        // More than a socket's buffer holds.
+        let batch = batch(vec![("x".repeat(8 << 20), spec)]);
+        let (sender, started) = mpsc::channel();
+        std::thread::spawn(move || sender.send(Lease::by_program(Path::new("/bin/true"), &batch).is_ok()));
+        assert_eq!(started.recv_timeout(Duration::from_secs(30)), Ok(false));
+    }
+
+    /// Promise HOSTILE-50.
+    #[test]
+    fn process_that_started_monitors_leaves_no_zombie() {
+        let batch = batch(Vec::new());
         // Ends at once with an error: there is no file called `monitors`.
         let program = Path::new("/bin/cat");
         let leases: Vec<_> = (0..5).map(|_| Lease::by_program(program, &batch)).collect();

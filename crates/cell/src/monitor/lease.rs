@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use nix::sys::socket::{MsgFlags, recv};
+use nix::sys::socket::{MsgFlags, recv, send};
 use registry::monitor::{Event, LeaseOrder};
 
 use crate::handle::Handle;
@@ -184,15 +184,30 @@ fn word(lease: &UnixStream) -> Word {
 
 /// Reports to the client.
 pub(super) fn tell(lease: &Lease, event: &Event) {
-    let Ok(mut line) = serde_json::to_vec(event) else {
-        return;
-    };
-    line.push(b'\n');
+    let Some(line) = line(event) else { return };
     // A command that has gone needs no report.
     let _ = lease
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .write_all(&line);
+}
+
+/// Reports to the client, unless the socket has no room for the whole report.
+pub(super) fn try_tell(lease: &Lease, event: &Event) {
+    let Some(line) = line(event) else { return };
+    let lease = lease.lock().unwrap_or_else(PoisonError::into_inner);
+    // The kernel takes all of a short message or nothing of it.
+    let _ = send(
+        lease.as_raw_fd(),
+        &line,
+        MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+    );
+}
+
+fn line(event: &Event) -> Option<Vec<u8>> {
+    let mut line = serde_json::to_vec(event).ok()?;
+    line.push(b'\n');
+    Some(line)
 }
 
 #[cfg(test)]

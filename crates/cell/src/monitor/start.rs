@@ -10,19 +10,18 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
-use registry::lease::{Lease as ClientLease, keep_stacks_small};
-use registry::monitor::{Batch, Source};
+use registry::lease::{EndedMonitors, Lease as ClientLease, keep_stacks_small};
+use registry::monitor::{Batch, Event, Source};
 use shard_api::Platform;
 
-use super::lease::{Lease, first_line};
-use super::{Terms, fail, serve_new};
+use super::lease::{Lease, first_line, try_tell};
+use super::{Terms, events, fail, serve_new};
 use crate::frozen::FrozenVm;
 use crate::pidfd;
 use crate::process_title;
@@ -51,9 +50,9 @@ pub fn start(batch: Batch, platform: Platform) -> io::Result<ClientLease> {
     let (socket, theirs) = UnixStream::pair()?;
     let foreign = of_client.into_iter().chain([socket.as_raw_fd()]).collect();
     let monitors = fork_monitors(batch, theirs, platform, foreign)?;
-    let has_ended = Arc::new(AtomicBool::new(false));
-    reap(monitors, has_ended.clone())?;
-    Ok(ClientLease::of_monitors(socket, has_ended))
+    let ended = EndedMonitors::default();
+    reap(monitors, ended.clone())?;
+    Ok(ClientLease::of_monitors(socket, ended))
 }
 
 /// The same in a process that a client started for this, and whose standard input is the lease; the batch
@@ -66,19 +65,16 @@ pub fn start_over(lease: UnixStream, platform: Platform) -> io::Result<()> {
     fork_monitors(batch, lease, platform, Vec::new()).map(drop)
 }
 
-/// Forks the monitors. They close the descriptors `foreign`.
+/// Forks the monitors, and returns them with the names of their VMs. They close the descriptors `foreign`.
 fn fork_monitors(
     mut batch: Batch,
     lease: UnixStream,
     platform: Platform,
     foreign: Vec<RawFd>,
-) -> io::Result<Vec<Pid>> {
+) -> io::Result<Vec<(String, Pid)>> {
     let vms = std::mem::take(&mut batch.vms);
     let lease: Lease = Arc::new(Mutex::new(lease));
-    let fail_all = |why: &str| {
-        vms.iter()
-            .for_each(|(name, _)| fail(&lease, name.clone(), why.to_owned()))
-    };
+    let fail_all = |why: &str| vms.iter().for_each(|(name, _)| fail_at_once(&lease, name, why));
     let terms = match Programs::beside_command() {
         Ok(programs) => Terms::of(&batch, platform, programs)?,
         Err(error) => {
@@ -102,16 +98,25 @@ fn fork_monitors(
             let source = frozen.as_ref().map(|frozen| (frozen, record_in));
             serve_new(name, spec, source, &terms, &lease)
         };
-        match fork_monitor(name, &foreign, serve) {
-            Ok(monitor) => monitors.push(monitor),
-            Err(error) => fail(
-                &lease,
-                name.clone(),
-                format!("the monitor does not start: {error}"),
-            ),
+        let report = |error: &io::Error| fail(&lease, name.clone(), not_started(error));
+        match fork_monitor(name, &foreign, serve, report) {
+            Ok(monitor) => monitors.push((name.clone(), monitor)),
+            Err(error) => fail_at_once(&lease, name, &not_started(&error)),
         }
     }
     Ok(monitors)
+}
+
+/// Reports that a VM has not started. Never blocks: the client may read no event before all monitors are
+/// forked. It stops at the first failure, so it misses nothing if the socket is full of failures.
+fn fail_at_once(lease: &Lease, name: &str, why: &str) {
+    events::failed(name, why);
+    let (name, why) = (name.to_owned(), why.to_owned());
+    try_tell(lease, &Event::Failed { name, why });
+}
+
+fn not_started(error: &io::Error) -> String {
+    format!("the monitor does not start: {error}")
 }
 
 /// Opens the state from which VMs resume.
@@ -125,23 +130,28 @@ fn open_source(source: &Source) -> io::Result<FrozenVm> {
 }
 
 /// Forks a process that becomes the monitor of the VM `name`, closes the descriptors `foreign`, runs `serve`,
-/// and ends.
-fn fork_monitor(name: &str, foreign: &[RawFd], serve: impl FnOnce() -> io::Result<()>) -> io::Result<Pid> {
+/// and ends. There `report` gets an error: the client has no other way to learn the reason.
+fn fork_monitor(
+    name: &str,
+    foreign: &[RawFd],
+    serve: impl FnOnce() -> io::Result<()>,
+    report: impl FnOnce(&io::Error),
+) -> io::Result<Pid> {
     // SAFETY: other threads of this process only wait for processes (`reap`) or have not begun: they hold no
     // lock that the child needs, and glibc makes its allocator usable in the child.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
             let serve = || become_monitor(name, foreign).and_then(|()| serve());
-            // No code of the client's runs on here, not even after a panic.
-            let status = match catch_unwind(AssertUnwindSafe(serve)) {
-                Ok(Ok(())) => 0,
-                Ok(Err(error)) => {
-                    tracing::error!(%error, "a monitor has ended");
+            let run = || match serve() {
+                Ok(()) => 0,
+                Err(error) => {
+                    report(&error);
                     1
                 }
-                Err(_) => PANICKED,
             };
+            // No code of the client's runs on here, not even after a panic.
+            let status = catch_unwind(AssertUnwindSafe(run)).unwrap_or(PANICKED);
             // SAFETY: ends the process. The client's destructors and exit handlers are not this process's.
             unsafe { libc::_exit(status) }
         }
@@ -191,17 +201,17 @@ fn is_open(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// Starts a thread that waits for the monitors, and sets `has_ended` once one of them has ended. Without a
-/// wait, a long-lived client would collect zombies.
-fn reap(monitors: Vec<Pid>, has_ended: Arc<AtomicBool>) -> io::Result<()> {
-    let open = |pid: Pid| Ok((pid, pidfd::open(pid.as_raw())?));
-    let mut running: Vec<(Pid, OwnedFd)> = monitors.into_iter().map(open).collect::<io::Result<_>>()?;
-    has_ended.store(running.is_empty(), Ordering::Release);
+/// Starts a thread that waits for the monitors, and adds the VM of each that has ended to `without_monitor`.
+/// Without a wait, a long-lived client would collect zombies.
+fn reap(monitors: Vec<(String, Pid)>, without_monitor: EndedMonitors) -> io::Result<()> {
+    let open = |(name, pid): (String, Pid)| Ok((name, pid, pidfd::open(pid.as_raw())?));
+    let mut running: Vec<(String, Pid, OwnedFd)> =
+        monitors.into_iter().map(open).collect::<io::Result<_>>()?;
     let wait = move || {
         while !running.is_empty() {
             let mut fds: Vec<_> = running
                 .iter()
-                .map(|(_, process)| PollFd::new(process.as_fd(), PollFlags::POLLIN))
+                .map(|(_, _, process)| PollFd::new(process.as_fd(), PollFlags::POLLIN))
                 .collect();
             match poll(&mut fds, PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
@@ -210,12 +220,12 @@ fn reap(monitors: Vec<Pid>, has_ended: Arc<AtomicBool>) -> io::Result<()> {
             }
             let ended: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
             let mut ended = ended.into_iter();
-            running.retain(|(pid, _)| {
+            running.retain(|(name, pid, _)| {
                 let has_ended_now = ended.next() == Some(true);
                 if has_ended_now {
                     // A process that can't be waited for no longer exists.
                     let _ = waitpid(*pid, None);
-                    has_ended.store(true, Ordering::Release);
+                    without_monitor.add(name.clone());
                 }
                 !has_ended_now
             });
@@ -226,4 +236,82 @@ fn reap(monitors: Vec<Pid>, has_ended: Arc<AtomicBool>) -> io::Result<()> {
         .stack_size(REAPER_STACK_BYTES)
         .spawn(wait)
         .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use super::super::lease::tell;
+    use super::*;
+
+    #[test]
+    fn failures_of_many_vms_never_block_a_client_that_reads_none_of_them_yet() {
+        let (client, lease) = UnixStream::pair().unwrap();
+        let lease: Lease = Arc::new(Mutex::new(lease));
+        let starter = std::thread::spawn(move || {
+            for number in 0..5000 {
+                let (name, why) = (format!("vm-{number}"), "no program".to_owned());
+                try_tell(&lease, &Event::Failed { name, why });
+            }
+        });
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !starter.is_finished() {
+            assert!(Instant::now() < deadline, "the starter waits for its client");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut first = String::new();
+        BufReader::new(client).read_line(&mut first).unwrap();
+        match serde_json::from_str(&first).unwrap() {
+            Event::Failed { name, why } => assert_eq!((&*name, &*why), ("vm-0", "no program")),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn monitor_that_fails_before_it_serves_reports_the_reason() {
+        let (client, lease) = UnixStream::pair().unwrap();
+        let lease: Lease = Arc::new(Mutex::new(lease));
+        let serve = || Err(io::Error::other("no descriptors are left"));
+        let report = |error: &io::Error| {
+            let (name, why) = ("web".to_owned(), not_started(error));
+            tell(&lease, &Event::Failed { name, why });
+        };
+        let monitor = fork_monitor("web", &[], serve, report).unwrap();
+        waitpid(monitor, None).unwrap();
+        drop(lease);
+        let events: Vec<String> = BufReader::new(client).lines().map(Result::unwrap).collect();
+        assert_eq!(events.len(), 1, "{events:?}");
+        match serde_json::from_str(&events[0]).unwrap() {
+            Event::Failed { name, why } => {
+                assert_eq!(name, "web");
+                assert!(why.ends_with("no descriptors are left"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn ended_monitor_is_recorded_for_its_own_vm_alone() {
+        let mut sleeps = Command::new("sleep").arg("60").spawn().unwrap();
+        let mut ends = Command::new("true").spawn().unwrap();
+        let pid = |id: u32| Pid::from_raw(id.cast_signed());
+        let monitors = vec![
+            ("a".to_owned(), pid(sleeps.id())),
+            ("b".to_owned(), pid(ends.id())),
+        ];
+        let ended = EndedMonitors::default();
+        reap(monitors, ended.clone()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !ended.has("b") {
+            assert!(Instant::now() < deadline, "the end is not noticed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(!ended.has("a"));
+        sleeps.kill().unwrap();
+        // The thread may have waited for both.
+        let _ = (sleeps.wait(), ends.wait());
+    }
 }

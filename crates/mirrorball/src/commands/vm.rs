@@ -3,7 +3,7 @@
 mod store;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use config::start_order::{self, StartOrderError};
 use config::{VmFile, VmSpec};
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::files::Files;
+use registry::lease::{Lease, OWN_PROGRAM};
 use registry::monitor::{Batch, Event};
 use registry::vms::{BOOT_LIMIT_S, Record, Registry};
 use serde_json::json;
@@ -190,14 +191,37 @@ fn start(name: &str, lab: LabChoice) -> Result<ExitCode> {
     if let Some(code) = enter_lab(lab, RequiredIsolation::of([&spec], true))? {
         return Ok(code);
     }
-    start_detached(name, &spec)?;
+    start_detached(name, &spec, by_fork)?;
     println!("{name}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// A way to start the monitor of a VM.
+type StartMonitor = fn(&Batch) -> std::io::Result<Lease>;
+
+/// Forks the monitor from this process, whose other threads may only wait.
+fn by_fork(batch: &Batch) -> std::io::Result<Lease> {
+    cell::monitor::start(batch.clone(), shard::PLATFORM)
+}
+
+/// Starts the monitor from another process. This one may have threads that work: a fork would copy the files
+/// that they have open, and the locks that they hold, into the monitor.
+fn by_own_program(batch: &Batch) -> std::io::Result<Lease> {
+    Lease::by_program(Path::new(OWN_PROGRAM), batch)
 }
 
 /// Starts the defined VMs that do not run, one after the other, when their cluster has come up. Prints a line
 /// for each start or failure; no failure prevents another VM's start.
 pub(super) fn start_all() {
+    start_each(by_fork);
+}
+
+/// As [`start_all`], in a process with other threads.
+pub(super) fn start_all_beside_threads() {
+    start_each(by_own_program);
+}
+
+fn start_each(start_monitor: StartMonitor) {
     let defined = match Store::open().and_then(|store| store.read()) {
         Ok(defined) => defined,
         Err(error) => return crate::complain(&error),
@@ -211,7 +235,7 @@ pub(super) fn start_all() {
         if running.iter().any(|record| record.name == name) {
             continue;
         }
-        match start_detached(&name, &defined.vms[&name]) {
+        match start_detached(&name, &defined.vms[&name], start_monitor) {
             Ok(()) => println!("{name}: started"),
             Err(error) => crate::complain(&error),
         }
@@ -227,7 +251,7 @@ fn order(vms: &BTreeMap<String, VmSpec>) -> Vec<String> {
 }
 
 /// Starts a VM that outlives this process; returns when its vCPUs run.
-fn start_detached(name: &str, spec: &VmSpec) -> Result<()> {
+fn start_detached(name: &str, spec: &VmSpec, start_monitor: StartMonitor) -> Result<()> {
     let site = Files::open().and_then(|files| files.site()).into_diagnostic()?;
     let elsewhere = site
         .zip(spec.home_cell())
@@ -245,7 +269,7 @@ fn start_detached(name: &str, spec: &VmSpec) -> Result<()> {
         member: None,
         boot_limit_s: BOOT_LIMIT_S,
     };
-    let lease = cell::monitor::start(batch, shard::PLATFORM).map_err(|error| {
+    let lease = start_monitor(&batch).map_err(|error| {
         miette!(
             help = "see whether the host is out of processes",
             "{name}: the monitor does not start: {error}"
@@ -280,8 +304,6 @@ fn start_detached(name: &str, spec: &VmSpec) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     fn file(text: &str) -> VmFile {

@@ -13,14 +13,18 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use config::cluster::{CellPlan, Site};
-use hostfiles::lock::{Flock, Share, at_once};
+use hostfiles::lock::{Flock, Share, at_once, within};
 use hostfiles::{private, replace_file, replace_volatile_file};
 use protocol::CellId;
 use protocol::grant::Amounts;
 
 use crate::runtime;
+
+/// Time for which a lock may be held by processes that only probe it ([`is_locked`]).
+const PROBE_LIMIT: Duration = Duration::from_millis(200);
 
 /// The directory of a host's cells.
 #[derive(Clone, Debug)]
@@ -264,7 +268,7 @@ impl CellFiles {
     /// `ResourceBusy` if another process guards the cell.
     pub fn claim_guard(&self, number: u16) -> io::Result<GuardLock> {
         let path = self.0.join("guard.lock");
-        let lock = at_once(private::lock_file(&path)?, Share::Exclusive)?;
+        let lock = claim_lock(&path)?;
         let lock = lock.ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::ResourceBusy,
@@ -285,7 +289,7 @@ impl CellFiles {
     /// # Errors
     /// `ResourceBusy` if another process runs the cell.
     pub fn claim(&self, number: u16) -> io::Result<CellLock> {
-        let lock = at_once(private::lock_file(&self.0.join("lock"))?, Share::Exclusive)?;
+        let lock = claim_lock(&self.0.join("lock"))?;
         let lock = lock.ok_or_else(|| {
             io::Error::new(io::ErrorKind::ResourceBusy, format!("cell {number} runs already"))
         })?;
@@ -341,7 +345,16 @@ impl CellFiles {
     }
 }
 
-/// Whether another process holds the lock of a file.
+/// Acquires the lock of a file, or returns none if another process keeps it.
+fn claim_lock(path: &Path) -> io::Result<Option<Flock<File>>> {
+    match within(path, private::lock_file(path)?, Share::Exclusive, PROBE_LIMIT) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether another process keeps the lock of a file. Holds the lock for a moment itself.
 fn is_locked(path: &Path) -> bool {
     let Ok(lock) = File::open(path) else {
         return false;
@@ -414,6 +427,30 @@ mod tests {
         assert!(files.occupied().unwrap().is_empty());
         drop(guard);
         assert!(files.cell(1).claim_guard(1).is_ok());
+    }
+
+    #[test]
+    fn probe_of_a_lock_keeps_neither_a_process_nor_a_guard_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        files.create(&plan(), None).unwrap();
+        drop((
+            files.cell(1).claim_guard(1).unwrap(),
+            files.cell(1).claim(1).unwrap(),
+        ));
+        let probe = |name: &str| {
+            let file = File::open(files.cell(1).0.join(name)).unwrap();
+            at_once(file, Share::Shared).unwrap().expect("nobody keeps it")
+        };
+        let probes = [probe("guard.lock"), probe("lock")];
+        let probing = std::thread::spawn(move || {
+            for probe in probes {
+                std::thread::sleep(Duration::from_millis(20));
+                drop(probe);
+            }
+        });
+        assert!(files.cell(1).claim_guard(1).is_ok() && files.cell(1).claim(1).is_ok());
+        probing.join().unwrap();
     }
 
     #[test]

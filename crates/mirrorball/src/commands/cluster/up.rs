@@ -129,7 +129,7 @@ pub(super) fn up(
     notify::notify("READY=1\nSTATUS=The cells run.");
     // A start may take long. A VM that is being started when this process ends, ends with it.
     let starts = std::thread::Builder::new().name("starts".into());
-    starts.spawn(vm::start_all).into_diagnostic()?;
+    starts.spawn(vm::start_all_beside_threads).into_diagnostic()?;
     foreground::stay(&files)
 }
 

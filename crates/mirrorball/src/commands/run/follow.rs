@@ -196,7 +196,8 @@ impl Follower {
 
     /// Records the end of VMs that ended with their monitor, which no event reports while others run.
     fn end_those_without_monitor(&mut self) {
-        if !self.lease.has_lost_monitor() {
+        let lost = |name: &str| self.lease.has_lost_monitor(name);
+        if !self.vms.keys().any(|name| lost(name)) {
             return;
         }
         let Ok(records) = Registry::open().and_then(|registry| registry.list()) else {
@@ -204,7 +205,8 @@ impl Follower {
         };
         let is_gone = |name: &str| records.iter().all(|record| record.name != name);
         for (name, vm) in self.vms.iter_mut().filter(|(_, vm)| vm.ended.is_none()) {
-            if !is_gone(name) {
+            if !(lost(name) && is_gone(name)) {
+                vm.missed = None;
                 continue;
             }
             // The event of a VM that has just ended may be in transit.
