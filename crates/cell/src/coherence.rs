@@ -14,7 +14,7 @@ use shard_api::cmdline;
 use shard_api::launch::{CoherenceLaunch, Fd, LanePipes, LaneSockets, SharedLanes};
 
 use crate::remote::protocol::{Ends, LaneEnds, PartCoherence, Role};
-use crate::remote::shared_memory::{LANES_MAX, ShmSlot, SlotResult};
+use crate::remote::shared_memory::{LANES_MAX, LanesError, ShmSlot, SlotResult};
 use crate::spanning::Span;
 
 /// Number of hottest pages that are reported.
@@ -173,7 +173,7 @@ pub(crate) fn pipes_of(place: &ShmSlot, lanes: usize) -> Vec<LanePipes> {
 }
 
 /// The note for people when lanes work without shared memory that is there.
-pub(crate) fn without_memory(other: &str, why: &str) -> String {
+pub(crate) fn without_memory(other: &str, why: &LanesError) -> String {
     format!("pages of {other} come by streams: {why}")
 }
 

@@ -139,6 +139,75 @@ pub(crate) fn lenders(record: &Record) -> io::Result<Vec<Lender>> {
     Ok(cells.into_iter().filter_map(lender).collect())
 }
 
+/// A reason why a VM's memory may not be bound to nodes, with the help. Lists of nodes are as [`written`].
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum NodesError {
+    /// A node without memory, and those with memory.
+    #[error("the host has no memory on node {node}; help: name some of {known}")]
+    Unknown {
+        /// The node.
+        node: u32,
+        /// The host's nodes.
+        known: String,
+    },
+    /// A node outside the cpuset of this process.
+    #[error("the VM may not use memory of node {node} (cpuset); help: name some of {allowed}")]
+    NotAllowed {
+        /// The node.
+        node: u32,
+        /// The nodes of the cpuset.
+        allowed: String,
+    },
+    /// Too few free huge pages.
+    #[error(
+        "{pages} huge pages of {kib} KiB are to come to nodes {nodes}, where {free} are free; \
+         help: add some by /sys/devices/system/node/node{first}/hugepages/hugepages-{kib}kB/nr_hugepages"
+    )]
+    HugePages {
+        /// Pages that are needed.
+        pages: u64,
+        /// Length of a page, KiB.
+        kib: u64,
+        /// The nodes.
+        nodes: String,
+        /// Pages that are free there.
+        free: u64,
+        /// The first of the nodes.
+        first: u32,
+    },
+    /// Too little memory.
+    #[error(
+        "{wanted} of memory are to come to nodes {nodes}, which have {there}; \
+         help: name more nodes, or free memory there"
+    )]
+    TooLittle {
+        /// Memory that is needed.
+        wanted: Size,
+        /// The nodes.
+        nodes: String,
+        /// Their memory.
+        there: Size,
+    },
+    /// A node of no cell that promised the memory.
+    #[error("node {node} is not of the VM's place in the cluster; help: name some of {theirs}")]
+    OtherPlace {
+        /// The node.
+        node: u32,
+        /// The nodes of the cells.
+        theirs: String,
+    },
+    /// A cell that promised memory, but has no node in the list.
+    #[error(
+        "a part of its memory is promised by cell {cell}; help: name a node of that cell too, of {nodes}"
+    )]
+    CellWithoutNode {
+        /// The cell's number.
+        cell: u16,
+        /// Its nodes.
+        nodes: String,
+    },
+}
+
 /// Decides whether a VM's memory may be bound to the nodes `asked`.
 ///
 /// # Errors
@@ -148,19 +217,15 @@ pub(crate) fn check(
     wanted: &Wanted,
     host: &HostMemory,
     lenders: &[Lender],
-) -> Result<(), String> {
+) -> Result<(), NodesError> {
     let known: Vec<u32> = host.nodes.keys().copied().collect();
-    if let Some(node) = asked.iter().find(|node| !known.contains(node)) {
-        return Err(format!(
-            "the host has no memory on node {node}; help: name some of {}",
-            written(&known)
-        ));
+    if let Some(&node) = asked.iter().find(|node| !known.contains(node)) {
+        let known = written(&known);
+        return Err(NodesError::Unknown { node, known });
     }
-    if let Some(node) = asked.iter().find(|node| !host.allowed.contains(node)) {
-        return Err(format!(
-            "the VM may not use memory of node {node} (cpuset); help: name some of {}",
-            written(&host.allowed)
-        ));
+    if let Some(&node) = asked.iter().find(|node| !host.allowed.contains(node)) {
+        let allowed = written(&host.allowed);
+        return Err(NodesError::NotAllowed { node, allowed });
     }
     check_lenders(asked, lenders)?;
     let nodes = || asked.iter().filter_map(|node| host.nodes.get(node));
@@ -169,12 +234,13 @@ pub(crate) fn check(
         let pages = to_come.div_ceil(kib << 10);
         let free: u64 = nodes().map(|node| node.pool_free).sum();
         if pages > free {
-            return Err(format!(
-                "{pages} huge pages of {kib} KiB are to come to nodes {}, where {free} are free; help: add \
-                 some by /sys/devices/system/node/node{}/hugepages/hugepages-{kib}kB/nr_hugepages",
-                written(asked),
-                asked[0]
-            ));
+            return Err(NodesError::HugePages {
+                pages,
+                kib,
+                nodes: written(asked),
+                free,
+                first: asked[0],
+            });
         }
         return Ok(());
     }
@@ -191,38 +257,35 @@ pub(crate) fn check(
 }
 
 /// Checks that the nodes are those of the cells, each of which has promised its part of the memory.
-fn check_lenders(asked: &[u32], lenders: &[Lender]) -> Result<(), String> {
+fn check_lenders(asked: &[u32], lenders: &[Lender]) -> Result<(), NodesError> {
     if lenders.is_empty() {
         return Ok(());
     }
     let mut theirs: Vec<u32> = lenders.iter().flat_map(|lender| lender.nodes.clone()).collect();
     theirs.sort_unstable();
     theirs.dedup();
-    if let Some(node) = asked.iter().find(|node| !theirs.contains(node)) {
-        return Err(format!(
-            "node {node} is not of the VM's place in the cluster; help: name some of {}",
-            written(&theirs)
-        ));
+    if let Some(&node) = asked.iter().find(|node| !theirs.contains(node)) {
+        let theirs = written(&theirs);
+        return Err(NodesError::OtherPlace { node, theirs });
     }
     let gives_none = |lender: &&Lender| !lender.nodes.iter().any(|node| asked.contains(node));
     if let Some(Lender { cell, nodes }) = lenders.iter().find(gives_none) {
-        return Err(format!(
-            "a part of its memory is promised by cell {cell}; help: name a node of that cell too, of {}",
-            written(nodes)
-        ));
+        return Err(NodesError::CellWithoutNode {
+            cell: *cell,
+            nodes: written(nodes),
+        });
     }
     Ok(())
 }
 
-fn too_little(wanted: u64, nodes: &[u32], there: u64) -> String {
+fn too_little(wanted: u64, nodes: &[u32], there: u64) -> NodesError {
     // Whole MiB read better.
     let mib = |bytes: u64| Size(bytes >> 20 << 20);
-    format!(
-        "{} of memory are to come to nodes {}, which have {}; help: name more nodes, or free memory there",
-        mib(wanted),
-        written(nodes),
-        mib(there)
-    )
+    NodesError::TooLittle {
+        wanted: mib(wanted),
+        nodes: written(nodes),
+        there: mib(there),
+    }
 }
 
 /// A list of nodes, as `0-1,4`.
@@ -293,7 +356,7 @@ mod tests {
     }
 
     fn refused(asked: &[u32], wanted: &Wanted, lenders: &[Lender]) -> String {
-        let why = check(asked, wanted, &host(), lenders).unwrap_err();
+        let why = check(asked, wanted, &host(), lenders).unwrap_err().to_string();
         assert!(why.contains("; help: "), "{why}");
         why
     }

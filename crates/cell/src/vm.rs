@@ -31,6 +31,7 @@ use crate::control_group::{ControlGroup, ControlGroupError};
 use crate::core_scheduling::CoreSchedulingError;
 use crate::handle::{Handle, Helper};
 use crate::mapped_files::MappedFiles;
+use crate::memory_nodes::NodesError;
 use crate::open::{OpenError, Opened};
 use crate::programs::{ProgramError, Programs};
 use crate::reboot::{Next, Reboots, starts_again};
@@ -76,7 +77,7 @@ pub enum RunError {
     ControlGroup(#[from] ControlGroupError),
     /// Its memory can't be bound to its nodes.
     #[error("its memory cannot lie where `memory_nodes` says: {0}")]
-    MemoryNodes(String),
+    MemoryNodes(NodesError),
     /// It can't have cores of its own.
     #[error(transparent)]
     CoreScheduling(#[from] CoreSchedulingError),

@@ -74,8 +74,7 @@ pub enum IoLimitError {
     Requests(String),
     /// Another key, or none.
     #[error(
-        "{0:?} is no limit of I/O: write read_bytes=SIZE, write_bytes=SIZE, \
-         reads=NUMBER or writes=NUMBER"
+        "{0:?} is no limit of I/O: write read_bytes=SIZE, write_bytes=SIZE, reads=NUMBER or writes=NUMBER"
     )]
     Limit(String),
 }

@@ -384,7 +384,7 @@ fn spawn_qemu(machine: &Machine<'_>, inherited: Vec<RawFd>, output: File) -> io:
 
 /// The error of a QEMU that does not answer: the last line that it wrote to `log`.
 fn qemu_failure(host: &str, log: PathBuf, error: &impl fmt::Display) -> LabError {
-    // Its words come before its end.
+    // Its output precedes its end.
     std::thread::sleep(Duration::from_millis(100));
     let words = fs::read_to_string(&log).unwrap_or_default();
     let last = words.lines().rfind(|line| !line.contains("TCG doesn't support"));

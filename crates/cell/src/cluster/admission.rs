@@ -177,6 +177,40 @@ struct Placed {
     stream: UnixStream,
 }
 
+/// A reason why a user's VM has no place, for a user, who cannot start cells.
+#[derive(Debug, thiserror::Error)]
+enum AdmissionError {
+    #[error("that is no VM's name")]
+    Name,
+    #[error("this connection holds a place already")]
+    SecondPlace,
+    #[error("{0}")]
+    Quota(Refusal),
+    /// The cells' own words.
+    #[error("{0}")]
+    Refused(String),
+    #[error("no cell of this host has room for it; give it less, or try again when VMs have ended")]
+    OtherHost,
+    #[error("the host's cluster does not answer; try again in a moment, or tell its administrator")]
+    NoAnswer,
+    #[error("the cluster can't hold the VM to a place: {0}")]
+    Hold(io::Error),
+}
+
+impl AdmissionError {
+    /// The cells' refusal.
+    fn of(error: TenureError) -> Self {
+        match error {
+            TenureError::Refused(why) => Self::Refused(why),
+            TenureError::OtherHost { .. } => Self::OtherHost,
+            other => {
+                debug!(error = %other, "the cells give no place");
+                Self::NoAnswer
+            }
+        }
+    }
+}
+
 impl Server {
     fn new(files: Files) -> io::Result<Self> {
         let users = files.users()?;
@@ -321,7 +355,9 @@ impl Server {
         match request {
             Request::Place(request) => self
                 .place(&request, stream, &user, number)
-                .unwrap_or_else(|why| Reply::Refused { why }),
+                .unwrap_or_else(|error| Reply::Refused {
+                    why: error.to_string(),
+                }),
             Request::Leave { name } => {
                 let holder = lock(&self.quotas).holder(uid, &name);
                 if let Some(holder) = holder {
@@ -348,24 +384,24 @@ impl Server {
         stream: &UnixStream,
         user: &UserPlan,
         number: Holder,
-    ) -> Result<Reply, String> {
+    ) -> Result<Reply, AdmissionError> {
         let PlaceRequest { name, share, cell } = request;
         if !is_name(name) {
-            return Err("that is no VM's name".to_owned());
+            return Err(AdmissionError::Name);
         }
         if lock(&self.places).contains_key(&number) {
-            return Err("this connection holds a place already".to_owned());
+            return Err(AdmissionError::SecondPlace);
         }
         let turn = self
             .turns
             .get(&user.uid)
-            .ok_or_else(|| Refusal::NotAdmitted.to_string())?;
+            .ok_or(AdmissionError::Quota(Refusal::NotAdmitted))?;
         let _turn = lock(turn);
         lock(&self.quotas)
             .reserve(user.uid, name, *share, number)
-            .map_err(|refusal| refusal.to_string())?;
+            .map_err(AdmissionError::Quota)?;
         let placed = begin_for_user(&self.files, user.uid, name, *share, *cell)
-            .map_err(|error| self.why(&error))
+            .map_err(AdmissionError::of)
             .and_then(|tenure| self.settle(tenure, request, stream, user));
         match placed {
             Ok(placed) => {
@@ -397,7 +433,7 @@ impl Server {
         request: &PlaceRequest,
         stream: &UnixStream,
         user: &UserPlan,
-    ) -> Result<Placed, String> {
+    ) -> Result<Placed, AdmissionError> {
         let mut group = None;
         let settled = (|| -> io::Result<UnixStream> {
             let peer = Peer::of(stream)?;
@@ -434,7 +470,7 @@ impl Server {
                     // while.
                     Err(_) => self.forget(user.uid, &request.name),
                 }
-                Err(format!("the cluster can't hold the VM to a place: {error}"))
+                Err(AdmissionError::Hold(error))
             }
         }
     }
@@ -463,22 +499,6 @@ impl Server {
     fn forget(&self, uid: u32, name: &str) {
         if let Err(error) = self.files.remove_user_vm(uid, name) {
             error!(uid, vm = name, %error, "what is written of a VM stays");
-        }
-    }
-
-    /// The reason why the cells give no place, for a user, who cannot start cells.
-    fn why(&self, error: &TenureError) -> String {
-        match error {
-            TenureError::Refused(why) => why.clone(),
-            TenureError::OtherHost { .. } => {
-                "no cell of this host has room for it; give it less, or try again when VMs have ended"
-                    .to_owned()
-            }
-            other => {
-                debug!(error = %other, "the cells give no place");
-                "the host's cluster does not answer; try again in a moment, or tell its administrator"
-                    .to_owned()
-            }
         }
     }
 

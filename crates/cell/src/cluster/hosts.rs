@@ -322,7 +322,7 @@ fn reply(stream: &mut UnixStream, answer: CallAnswer, is_shared: bool) -> io::Re
 /// The name under which another host requests this program.
 pub const PROGRAM: &str = "mirrorball";
 
-/// Another program than this one.
+/// A request for another program than this one.
 #[derive(Debug, thiserror::Error)]
 #[error("only {PROGRAM} is run for other hosts")]
 struct OtherProgram;

@@ -161,7 +161,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     cell.run(me, happened)
 }
 
-/// The state of a cell that starts, by the records of lent memory, VMs, cordon and cells, and the facts.
+/// State of a cell that starts, from the records of lent memory, VMs, cordon and cells, and the facts.
 fn initial_state(
     me: CellId,
     plan: CellPlan,
@@ -214,6 +214,7 @@ struct Cell {
 impl Cell {
     /// Acts on cells that failed while this cell had no process, and starts to adopt its VMs.
     fn begin(&mut self) -> io::Result<()> {
+        // Cells that failed while this cell had no process are included.
         let failed: Vec<u16> = self.failed_here();
         let acts = failed
             .into_iter()
@@ -355,7 +356,7 @@ impl Cell {
         if ends { Next::End } else { Next::GoOn }
     }
 
-    /// Serves a client's request. A cordon that can't be written down is refused here, without acts.
+    /// Serves a client's request. A cordon that can't be written down is refused here, without actions.
     fn serve_request(&mut self, client: Client, ask: CellRequest) -> Option<Vec<Action>> {
         if let CellRequest::Cordon { cordoned } = &ask
             && let Err(error) = self.write_cordon(*cordoned)

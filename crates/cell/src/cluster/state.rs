@@ -566,7 +566,7 @@ impl State {
                     // It may have been found to be this cell's own.
                     self.ledger.vacate(&name);
                     self.inherit(&name);
-                    let why = places::taken(&name, to);
+                    let why = places::taken(&name, to).to_string();
                     acts.extend(client.map(|client| Action::Answer(client, CellResponse::Refused { why })));
                 }
                 Effect::Heard(change) => acts.extend(self.all_heard(change)),

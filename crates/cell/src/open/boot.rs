@@ -1,4 +1,4 @@
-//! KVM, and the files that a VM boots: of an image or of another kernel.
+//! The files that a VM boots from: KVM, and a kernel, of an image or another one.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use crate::share_group::maps_pages;
 
 /// Files that a VM boots from.
 pub(super) struct Boot {
-    /// The image stays in the store as long as the VM runs.
+    /// Keeps the image in the store as long as the VM runs.
     pub image: Option<Box<Image>>,
     pub kernel: Fd,
     pub kernel_path: PathBuf,
     pub initrd: Option<Fd>,
-    /// How both share memory.
+    /// The sharing mode of both.
     pub share: Share,
 }
 
@@ -36,7 +36,7 @@ impl Opening<'_> {
         Ok(self.files.add(kvm))
     }
 
-    /// Whether the VM may map pages of files that share so.
+    /// Whether the VM maps pages of files with this sharing mode.
     pub fn maps(&self, share: Share) -> bool {
         share != Share::Never && maps_pages(self.spec)
     }

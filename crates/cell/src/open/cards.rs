@@ -91,8 +91,7 @@ pub(super) fn passt_spec(
     })
 }
 
-/// The user and group that the VM's passt and filters are: as its shards are outside. Only root can choose
-/// them.
+/// The user and group of the VM's passt and filters: those of its shards outside. Only root can choose them.
 fn passt_user(cid: u32) -> Option<(u32, u32)> {
     let identity = geteuid()
         .is_root()
@@ -101,7 +100,7 @@ fn passt_user(cid: u32) -> Option<(u32, u32)> {
     identity.map(|identity| (identity.uid, identity.gid))
 }
 
-/// The VM's network cards: one of user-mode networking when it says nothing.
+/// The VM's network cards: one of user-mode networking if the spec has no list.
 pub(super) fn cards(spec: &VmSpec) -> Vec<NetSpec> {
     spec.nets.clone().unwrap_or_else(|| {
         vec![NetSpec {

@@ -10,7 +10,7 @@ use super::files::{mappable, scratch_directory};
 use super::launch::{on_full, share};
 use super::{OpenError, Opening};
 
-/// Queues of a disk at most, where the spec names no number.
+/// Maximum number of queues of a disk for which the spec names no number.
 const QUEUES_DEFAULT_MAX: u16 = 4;
 
 /// A disk that is to be opened.
@@ -29,7 +29,7 @@ struct Wanted {
 pub(super) struct Disks {
     pub opened: Vec<OpenDisk>,
     pub launches: Vec<DiskLaunch>,
-    /// Bytes that a file which the disks write can have at most.
+    /// Maximum length of a file that the disks write, bytes.
     pub file_bytes: u64,
     /// Whether writes to one outlive the VM.
     pub keeps_writes: bool,

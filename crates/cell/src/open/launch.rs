@@ -1,4 +1,4 @@
-//! A VM's spec in the terms of its shard. Pure.
+//! Translates a VM's spec into launch settings of its shard. Pure.
 
 use config::VmSpec;
 use config::vm::{OnFullSpec, PagesSpec, SandboxSpec, ShareSpec};
@@ -11,7 +11,7 @@ pub(super) fn on_full(spec: OnFullSpec) -> OnFull {
     }
 }
 
-/// How a disk shares that says `own`.
+/// The sharing mode of a disk with the setting `own`.
 pub(super) fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
     match own.or(spec.share).unwrap_or_default() {
         ShareSpec::Adaptive => Share::Adaptive,
@@ -35,7 +35,7 @@ pub(super) fn memory(spec: &VmSpec) -> MemoryLaunch {
     }
 }
 
-/// The guest's nodes. Without distances a node is 10 from itself and 20 from each other.
+/// NUMA nodes of the guest. The default distance is 10 from a node to itself and 20 to another.
 pub(super) fn nodes(spec: &VmSpec) -> Vec<NodeLaunch> {
     spec.nodes
         .iter()

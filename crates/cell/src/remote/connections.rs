@@ -20,7 +20,7 @@ use urpc::tls::Deadline;
 
 use super::clock;
 use super::protocol::{Endpoint, Ends, Hello, LaneEnds, PartRequest, Role};
-use super::shared_memory::{Offer, ShmSlot, SlotResult};
+use super::shared_memory::{LanesError, Offer, ShmSlot, SlotResult};
 use crate::cluster::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{MESSAGE_TIMEOUT, stream};
@@ -62,9 +62,7 @@ pub fn connect_first(hosts: &Hosts, me: u16, to: &Endpoint, role: Role) -> io::R
     let offer = place.map(|place| place.offer(me)).transpose()?;
     let (socket, is_shared) = call(hosts, to, role, offer)?;
     let shared = match (offer, is_shared) {
-        (Some(_), false) => Err(format!(
-            "{to} does not see this host's shared memory, or uses it for another VM"
-        )),
+        (Some(_), false) => Err(LanesError::NotSeen(to.to_string())),
         _ => shared,
     };
     Ok((socket, shared))

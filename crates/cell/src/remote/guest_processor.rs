@@ -25,7 +25,7 @@ pub enum ProcessorError {
     /// Another frequency of the counter.
     #[error("{place}: {error}; {ALIKE_HELP}")]
     Counter {
-        /// The shard's place.
+        /// Name of the shard.
         place: String,
         /// How the counters differ.
         error: Apart,
@@ -33,7 +33,7 @@ pub enum ProcessorError {
     /// Other features.
     #[error("{place} and the home's host: {error}; {ALIKE_HELP}")]
     Features {
-        /// The shard's place.
+        /// Name of the shard.
         place: String,
         /// How the processors differ.
         error: Unlike,

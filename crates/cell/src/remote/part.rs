@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use agent::client::output;
+use agent::client::{ClientError, output};
 use agent::protocol::ExecRequest;
 use config::VmSpec;
 use locks::lock;
@@ -70,7 +70,7 @@ impl RemotePart {
         let (port, processor) = match ask(hosts, &request) {
             Ok(PartAnswer::Holds { port, processor }) => (port, processor),
             Ok(PartAnswer::Refused { why }) => return Err(refused(why)),
-            Err(why) => return Err(refused(why)),
+            Err(error) => return Err(refused(error.to_string())),
         };
         let endpoint = Endpoint {
             host: host.name.clone(),
@@ -185,21 +185,41 @@ impl Drop for RemotePart {
     }
 }
 
-/// Requests the start of the part's monitor; an error is one line.
-fn ask(hosts: &Hosts, request: &PartRequest) -> Result<PartAnswer, String> {
-    let stream = hosts.command(request.cell).map_err(|error| error.to_string())?;
+/// A reason why a part's monitor is not started.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    /// A connection or a thread.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// A request that can't be written.
+    #[error("{0}")]
+    Request(serde_json::Error),
+    /// A host that is cut off.
+    #[error("it has not answered for {} s; see `mirrorball cluster status` there", .0.as_secs())]
+    Silent(Duration),
+    /// A command that is refused or cut short.
+    #[error("{0}")]
+    Command(ClientError),
+    /// The last line of the command.
+    #[error("no monitor for its part: {0}")]
+    NoMonitor(String),
+}
+
+/// Requests the start of the part's monitor.
+fn ask(hosts: &Hosts, request: &PartRequest) -> Result<PartAnswer, AskError> {
+    let stream = hosts.command(request.cell)?;
     let command = ExecRequest {
         argv: vec![PROGRAM.to_owned(), launch::COMMAND.to_owned()],
         env: Vec::new(),
         cwd: None,
         tty: None,
     };
-    let input = OF_HOME.write(request).map_err(|error| error.to_string())?;
+    let input = OF_HOME.write(request).map_err(AskError::Request)?;
     let (answer, said) = output_within(stream, command, input, ASK_LIMIT)?;
     serde_json::from_slice(&answer).map_err(|_| {
         let said = String::from_utf8_lossy(&said);
         let last = said.lines().last().unwrap_or("it says nothing");
-        format!("no monitor for its part: {last}")
+        AskError::NoMonitor(last.to_owned())
     })
 }
 
@@ -210,22 +230,16 @@ fn output_within(
     command: ExecRequest,
     input: Vec<u8>,
     limit: Duration,
-) -> Result<(Vec<u8>, Vec<u8>), String> {
-    let line = |error: io::Error| error.to_string();
-    let closed = stream.try_clone().map_err(line)?;
+) -> Result<(Vec<u8>, Vec<u8>), AskError> {
+    let closed = stream.try_clone()?;
     let (tell, told) = mpsc::channel();
     let asking = move || drop(tell.send(output(stream, &command, &input)));
     let thread = std::thread::Builder::new().name("ask".into());
-    thread.spawn(asking).map_err(line)?;
+    thread.spawn(asking)?;
     let ended = told.recv_timeout(limit);
     let _ = closed.shutdown(Shutdown::Both);
-    let ended = ended.map_err(|_| {
-        format!(
-            "it has not answered for {} s; see `mirrorball cluster status` there",
-            limit.as_secs()
-        )
-    })?;
-    let (_, output, said) = ended.map_err(|error| error.to_string())?;
+    let ended = ended.map_err(|_| AskError::Silent(limit))?;
+    let (_, output, said) = ended.map_err(AskError::Command)?;
     Ok((output, said))
 }
 
@@ -235,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    fn ended(script: &str, limit: Duration) -> Result<(Vec<u8>, Vec<u8>), String> {
+    fn ended(script: &str, limit: Duration) -> Result<(Vec<u8>, Vec<u8>), AskError> {
         let (near, far) = UnixStream::pair().unwrap();
         let script = script.to_owned();
         std::thread::spawn(move || {
@@ -264,7 +278,7 @@ mod tests {
     #[test]
     fn command_that_does_not_answer_fails_at_the_limit() {
         let since = Instant::now();
-        let why = ended("sleep 60", Duration::from_secs(1)).unwrap_err();
+        let why = ended("sleep 60", Duration::from_secs(1)).unwrap_err().to_string();
         assert!(why.starts_with("it has not answered for 1 s"), "{why}");
         assert!(since.elapsed() >= Duration::from_secs(1));
     }

@@ -52,7 +52,51 @@ const fn room(words: usize) -> u64 {
 
 /// The shared memory of two shards: a slot if both have the memory, none where the cluster's file names none,
 /// or the reason why they use none.
-pub type SlotResult = Result<Option<ShmSlot>, String>;
+pub type SlotResult = Result<Option<ShmSlot>, LanesError>;
+
+/// A reason why two shards use no shared memory.
+#[derive(Debug, thiserror::Error)]
+pub enum LanesError {
+    /// The memory of this host.
+    #[error("shared memory {path}: {error}")]
+    Memory {
+        /// The file.
+        path: String,
+        /// The error.
+        error: LaneSlotError,
+    },
+    /// A slot that can't be mapped.
+    #[error("{0}")]
+    Map(MemoryError),
+    /// The caller's host has other memory.
+    #[error("cell {0} sees other memory than this host")]
+    OtherMemory(u16),
+    /// The refusal of the called host.
+    #[error("{0} does not see this host's shared memory, or uses it for another VM")]
+    NotSeen(String),
+}
+
+/// A reason why a slot is not claimed.
+#[derive(Debug, thiserror::Error)]
+pub enum LaneSlotError {
+    /// A file that can't be opened.
+    #[error("{0}")]
+    Open(io::Error),
+    /// A file that is too short.
+    #[error("{error}; links of these cells and lanes of their VMs need {needed} bytes of it")]
+    TooShort {
+        /// The error of mapping the last slot.
+        error: MemoryError,
+        /// Length of all slots, bytes.
+        needed: u64,
+    },
+    /// A slot in use.
+    #[error("another VM of these two cells uses it")]
+    Taken,
+    /// A lock that fails.
+    #[error("{0}")]
+    Lock(io::Error),
+}
 
 /// A caller's offer of shared memory.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -83,24 +127,24 @@ impl ShmSlot {
             return Ok(None);
         };
         let held = Self::take(path, pairs.len(), number, me < peer);
-        held.map(Some)
-            .map_err(|why| format!("shared memory {}: {why}", path.display()))
+        held.map(Some).map_err(|error| LanesError::Memory {
+            path: path.display().to_string(),
+            error,
+        })
     }
 
-    fn take(path: &Path, pairs: usize, number: usize, is_lower: bool) -> Result<Self, String> {
+    fn take(path: &Path, pairs: usize, number: usize, is_lower: bool) -> Result<Self, LaneSlotError> {
         let open = OpenOptions::new().read(true).write(true).open(path);
         let start = |number: usize| links_bytes(pairs) + number as u64 * SLOT_BYTES;
         let mut place = Self {
-            memory: open.map_err(|error| error.to_string())?,
+            memory: open.map_err(LaneSlotError::Open)?,
             start: start(pairs - 1),
             is_lower,
         };
         // The last slot shows whether there is room for all.
         if let Err(error) = place.last_pipe() {
             let needed = start(pairs);
-            return Err(format!(
-                "{error}; links of these cells and lanes of their VMs need {needed} bytes of it"
-            ));
+            return Err(LaneSlotError::TooShort { error, needed });
         }
         place.start = start(number);
         let deadline = Instant::now() + SLOT_TIMEOUT;
@@ -111,9 +155,9 @@ impl ShmSlot {
                     std::thread::sleep(SLOT_POLL_INTERVAL);
                 }
                 Err(Errno::EAGAIN | Errno::EACCES) => {
-                    return Err("another VM of these two cells uses it".into());
+                    return Err(LaneSlotError::Taken);
                 }
-                Err(error) => return Err(io::Error::from(error).to_string()),
+                Err(error) => return Err(LaneSlotError::Lock(error.into())),
             }
         }
     }
@@ -158,10 +202,10 @@ impl ShmSlot {
         let Some(place) = Self::hold(site, me, offer.cell)? else {
             return Ok(None);
         };
-        let seen = place.see(offer.number).map_err(|error| error.to_string())?;
+        let seen = place.see(offer.number).map_err(LanesError::Map)?;
         match seen {
             true => Ok(Some(place)),
-            false => Err(format!("cell {} sees other memory than this host", offer.cell)),
+            false => Err(LanesError::OtherMemory(offer.cell)),
         }
     }
 

@@ -128,10 +128,10 @@ pub enum SiteChange {
     /// A cell that a host of another name has.
     #[error("cell {0} is another host's in it")]
     Cell(u16),
-    /// How cells agree on who lives.
+    /// The settings of the membership.
     #[error("[membership] is another one in it")]
     Membership,
-    /// The memory that hosts share.
+    /// The division of shared memory among hosts.
     #[error("memory that hosts share is divided in another way in it")]
     SharedMemory,
 }

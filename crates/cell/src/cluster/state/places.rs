@@ -5,6 +5,38 @@ use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner
 
 use super::{Action, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
+/// A reason why a VM has no place, with the help.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub(super) enum PlaceError {
+    #[error("there is no cell {only} that runs; there is {known}")]
+    NoCell { only: u16, known: String },
+    #[error("{}", cordons::refusal(*cell, *by_command))]
+    Cordoned { cell: u16, by_command: bool },
+    #[error("a part of an earlier VM named {vm} is still in cell {cell}; try again in a moment")]
+    Part { vm: String, cell: u16 },
+    #[error(
+        "a VM named {name} is running already, in cell {cell}; choose another name, or end it with \
+         `mirrorball stop {name}`"
+    )]
+    Taken { name: String, cell: u16 },
+    /// A part of a VM that has to be in this cell.
+    #[error(
+        "cell {cell} has {free_mib} MiB of its own memory, and {wanted_mib} MiB are needed there; \
+         give the VM less, end another one, or span other cells"
+    )]
+    TooLargeForItsOwn {
+        cell: u16,
+        free_mib: u64,
+        wanted_mib: u64,
+    },
+    #[error("no cell has {wanted_mib} MiB for it: {refusals}; give it less, or end another VM")]
+    TooLarge {
+        wanted_mib: u64,
+        /// The reason of each cell.
+        refusals: String,
+    },
+}
+
 impl State {
     /// Applies these assertions on cells' capacity from now on.
     pub fn assert(&mut self, assertions: Assertions) {
@@ -13,7 +45,10 @@ impl State {
 
     /// Handles a client's request for a place for its VM.
     pub(super) fn host(&mut self, client: Client, host: AdmitVm) -> Vec<Action> {
-        let refused = |why: String| vec![Action::Answer(client, CellResponse::Refused { why })];
+        let refused = |why: PlaceError| {
+            let why = why.to_string();
+            vec![Action::Answer(client, CellResponse::Refused { why })]
+        };
         let name = host.name.clone();
         if (host.runs || self.comes_back(&host)) && self.owns(&name) && !self.tenants.contains_key(&name) {
             self.has_come(&name);
@@ -73,20 +108,21 @@ impl State {
     }
 
     /// Chooses the cell for a VM, as far as this one's table shows.
-    fn choose(&self, host: &AdmitVm) -> Result<u16, String> {
+    fn choose(&self, host: &AdmitVm) -> Result<u16, PlaceError> {
         let mut rooms = self.rooms();
         if let Some(only) = host.only {
             rooms.retain(|room| room.cell == only);
             if rooms.is_empty() {
                 let known: Vec<String> = self.rooms().iter().map(|room| room.cell.to_string()).collect();
-                return Err(format!(
-                    "there is no cell {only} that runs; there is {}",
-                    known.join(", ")
-                ));
+                let known = known.join(", ");
+                return Err(PlaceError::NoCell { only, known });
             }
             if rooms.iter().all(|room| room.is_cordoned) {
                 let by_command = self.cells().any(|cell| cell.number == only && cell.is_cordoned);
-                return Err(cordons::refusal(only, by_command));
+                return Err(PlaceError::Cordoned {
+                    cell: only,
+                    by_command,
+                });
             }
         }
         let want = want(host);
@@ -143,33 +179,34 @@ fn want(host: &AdmitVm) -> Want {
     }
 }
 
-/// The reason why a VM can't have its name. A user has chosen it among that user's own VMs.
-pub(super) fn taken(name: &str, cell: u16) -> String {
+/// The refusal of a name that a VM has already. A user has chosen the name among that user's own VMs.
+pub(super) fn taken(name: &str, cell: u16) -> PlaceError {
     let name = owner_of(name).map_or(name, |(_, name)| name);
-    if let Some((vm, _)) = name.split_once(SHARD_SEPARATOR) {
-        return format!("a part of an earlier VM named {vm} is still in cell {cell}; try again in a moment");
+    match name.split_once(SHARD_SEPARATOR) {
+        Some((vm, _)) => PlaceError::Part {
+            vm: vm.to_owned(),
+            cell,
+        },
+        None => PlaceError::Taken {
+            name: name.to_owned(),
+            cell,
+        },
     }
-    format!(
-        "a VM named {name} is running already, in cell {cell}; choose another name, or end it with \
-         `mirrorball stop {name}`"
-    )
 }
 
 /// The reason why a part of a VM has no place in the only eligible cell.
-fn too_large_for_its_own(host: &AdmitVm, cell: u16, free_bytes: u64) -> String {
-    format!(
-        "cell {cell} has {} MiB of its own memory, and {} MiB are needed there; give the VM less, end \
-         another one, or span other cells",
-        free_bytes >> 20,
-        host.share.memory_bytes >> 20
-    )
+fn too_large_for_its_own(host: &AdmitVm, cell: u16, free_bytes: u64) -> PlaceError {
+    PlaceError::TooLargeForItsOwn {
+        cell,
+        free_mib: free_bytes >> 20,
+        wanted_mib: host.share.memory_bytes >> 20,
+    }
 }
 
 /// The reason why a VM has no place.
-fn too_large(host: &AdmitVm, rooms: &[CellCapacity]) -> String {
-    format!(
-        "no cell has {} MiB for it: {}; give it less, or end another VM",
-        host.share.memory_bytes >> 20,
-        refusals(rooms, want(host))
-    )
+fn too_large(host: &AdmitVm, rooms: &[CellCapacity]) -> PlaceError {
+    PlaceError::TooLarge {
+        wanted_mib: host.share.memory_bytes >> 20,
+        refusals: refusals(rooms, want(host)),
+    }
 }

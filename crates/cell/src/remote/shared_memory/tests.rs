@@ -46,8 +46,8 @@ fn meet(sites: &[Site; 2], me: u16, peer: u16) -> [SlotResult; 2] {
     [near, far]
 }
 
-fn why(common: &SlotResult) -> &str {
-    common.as_ref().unwrap_err()
+fn why(common: &SlotResult) -> String {
+    common.as_ref().unwrap_err().to_string()
 }
 
 #[test]
