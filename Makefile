@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build program demo demo-span demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-firecracker fuzz clean
+.PHONY: help build program demo demo-span demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-firecracker results fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -32,6 +32,7 @@ help:
 	@echo "make bench-firecracker FIRECRACKER=PATH JAILER=PATH   start and memory of a VM beside Firecracker's, bare and jailed (2 min)"
 	@echo "make bench-before     start and memory of a VM, beside those of commit 88dc2d3 (5 min the first time)"
 	@echo "make bench-span       a VM in one shard and in two (half an hour without usable KVM)"
+	@echo "make results   the pages of docs/results/tables from the files in bench/results (after the build, a second)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
 build:
@@ -117,6 +118,7 @@ bench-dsm: build
 bench-model: build
 	@$(OUT)/bench-model --faults bench/results/dsm.json --stalls bench/results/dsm-stalls.json \
 		--builds bench/results/dsm-compile.json --out bench/results/dsm-model.json
+	@scripts/stamp.sh bench/results/dsm-model.json
 
 bench-coherent: build
 	@scripts/setup.sh run
@@ -138,6 +140,10 @@ bench-firecracker: build
 
 bench-before: build
 	scripts/bench-before.sh $(MIRRORBALL)
+
+# After each bench, and after a change of a file in bench/results.
+results: build
+	$(OUT)/bench-results
 
 fuzz:
 	@scripts/setup.sh build fuzz

@@ -7,4 +7,5 @@ machine="$(nproc) CPUs, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head 
 grep -q '^flags.* hypervisor' /proc/cpuinfo && machine="virtual machine with $machine"
 echo "bench: channels; a minute on a quiet machine, and a busy one tells nothing"
 # Its own waits have limits of ten seconds; other processes end with it.
-exec timeout 300 "$1/bench-channels" --out "$here/bench/results/channels.json" --machine "$machine"
+timeout 300 "$1/bench-channels" --out "$here/bench/results/channels.json" --machine "$machine"
+"$here/scripts/stamp.sh" "$here/bench/results/channels.json"

@@ -97,3 +97,4 @@ if ! "$mirrorball" probe >/dev/null 2>&1; then
 fi
 echo "bench: a guest of two CPUs, plain and over two nodes, $runs times; five minutes without usable KVM"
 ${inside[@]+"${inside[@]}"} bash "$here/scripts/bench-coherent.sh" --inside "$mirrorball" "$runs" "$results/coherent.json" "$machine"
+"$here/scripts/stamp.sh" "$results/coherent.json"

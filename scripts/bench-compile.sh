@@ -125,4 +125,5 @@ for nodes in $counts; do record "$nodes"; done
     done
     echo ']}'
 } >"$work/whole"
+"$here/scripts/stamp.sh" "$work/whole"
 mv "$work/whole" "$results/dsm-compile.json"

@@ -39,6 +39,7 @@ faults() {
         done
         echo ']}'
     } >"$work/dsm.json"
+    "$here/scripts/stamp.sh" "$work/dsm.json"
     mv "$work/dsm.json" "$results/dsm.json"
 }
 
@@ -55,6 +56,7 @@ programs() {
         cat "$work/programs"
         echo '}'
     } >"$work/dsm-mpi.json"
+    "$here/scripts/stamp.sh" "$work/dsm-mpi.json"
     mv "$work/dsm-mpi.json" "$results/dsm-mpi.json"
 }
 
@@ -78,9 +80,11 @@ stalls() {
         cat "$work/records"
         echo ']}'
     } >"$work/dsm-stalls.json"
+    "$here/scripts/stamp.sh" "$work/dsm-stalls.json"
     mv "$work/dsm-stalls.json" "$results/dsm-stalls.json"
     "$built/bench-model" --faults "$results/dsm.json" --stalls "$results/dsm-stalls.json" \
         --builds "$results/dsm-compile.json" --out "$results/dsm-model.json"
+    "$here/scripts/stamp.sh" "$results/dsm-model.json"
 }
 
 for part in $parts; do

@@ -24,6 +24,7 @@ run() {
     local task=$1 kinds=$2 runs=$3 out=$here/bench/results/$4.json
     MIRRORBALL_DATA=$store "${inside[@]}" "$bench" "$task" "$work" --mirrorball "$mirrorball" --kinds "$kinds" --counts "$counts" --runs "$runs" \
         --out "$out" --machine "$machine"
+    "$here/scripts/stamp.sh" "$out"
 }
 if [[ $part == memory || $part == all ]]; then
     echo "bench: memory of guests that share a disk; about a minute for each kind and number on 2 CPUs without usable KVM"

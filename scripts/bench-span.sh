@@ -31,3 +31,4 @@ echo "bench: VMs in one shard and in two; about ten minutes for each of $runs ru
 mkdir -p "$here/bench/results"
 "${inside[@]}" "$(dirname "$mirrorball")/bench-span" --mirrorball "$mirrorball" --source "$cache/bzip2.tar" --folder "$folder" \
     --runs "$runs" --out "$here/bench/results/span.json" --machine "$machine"
+"$here/scripts/stamp.sh" "$here/bench/results/span.json"

@@ -16,3 +16,4 @@ echo "bench: about 8 minutes on 2 otherwise idle CPUs without usable KVM"
 mkdir -p "$here/bench/results"
 "${inside[@]}" "$(dirname "$mirrorball")/bench" --mirrorball "$mirrorball" --kernel "$data/images/tiny/vmlinux" \
     --initrd "$data/images/tiny/initrd" --runs "$runs" --out "$here/bench/results/foundation.json" --machine "$machine"
+"$here/scripts/stamp.sh" "$here/bench/results/foundation.json"
