@@ -79,6 +79,19 @@ pub fn is_frame_filter(pid: u32) -> bool {
     describe(pid).contains(" --frame-filter ")
 }
 
+/// CPU time that a process has used, in the host's clock ticks.
+#[track_caller]
+pub fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a running process");
+    let after_name = stat.rsplit(')').next().expect("a name in parentheses");
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    // User and system time are fields 14 and 15 of the line, whose third follows the name.
+    [11, 12]
+        .map(|at: usize| fields[at].parse::<u64>().expect("a number"))
+        .iter()
+        .sum()
+}
+
 /// Kills a process with SIGKILL.
 #[track_caller]
 pub fn kill9(pid: u32) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use guest_tests::command::{BOOT_LIMIT, Call};
 use guest_tests::pattern::Numbers;
 use guest_tests::terminal::Terminal;
-use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
+use guest_tests::{Scratch, Vm, VmFile, host, mirrorball, wait};
 
 const SOON: Duration = Duration::from_secs(15);
 /// Ctrl-].
@@ -148,18 +148,6 @@ fn run_on_a_terminal_is_a_shell_in_the_vm() {
     assert!(!shell.is_raw(), "the terminal stayed raw");
 }
 
-/// CPU time that a process has used, in the host's clock ticks.
-fn cpu_ticks(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a running process");
-    let after_name = stat.rsplit(')').next().expect("a name in parentheses");
-    let fields: Vec<&str> = after_name.split_whitespace().collect();
-    // User and system time are fields 14 and 15 of the line, whose third follows the name.
-    [11, 12]
-        .map(|at: usize| fields[at].parse::<u64>().expect("a number"))
-        .iter()
-        .sum()
-}
-
 #[test]
 fn a_paused_vm_stands_still_is_cloned_and_goes_on_where_it_was() {
     let scratch = Scratch::new("pause");
@@ -181,9 +169,9 @@ fn a_paused_vm_stands_still_is_cloned_and_goes_on_where_it_was() {
     let table = mirrorball(["ps"]).ok().text();
     let line = table.lines().find(|line| line.starts_with(vm.name()));
     assert!(line.is_some_and(|line| line.contains(" paused ")), "{table}");
-    let before = cpu_ticks(vm.shard());
+    let before = host::cpu_ticks(vm.shard());
     std::thread::sleep(Duration::from_secs(2));
-    let used = cpu_ticks(vm.shard()) - before;
+    let used = host::cpu_ticks(vm.shard()) - before;
     assert!(used <= 4, "{used} ticks of CPU time within 2 s of a pause");
     let refused = vm.exec(["true"]).run().expect(1);
     for word in ["is paused", "`mirrorball resume`"] {

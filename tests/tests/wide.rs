@@ -62,6 +62,7 @@ fn four_cells_are_one_machine() {
     for sender in 0..CPUS {
         cpus::get_nmis_from(&vm, sender);
     }
+    cpus::get_nmis_of_the_host(&vm);
     vm.expect_sound_clock();
     vm.stop();
     vm.wait_ended(Duration::from_secs(10));

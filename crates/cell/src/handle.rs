@@ -2,6 +2,7 @@
 //! answers.
 
 mod memory;
+mod pause;
 mod pins;
 mod state;
 mod status;
@@ -103,7 +104,7 @@ impl Handle {
             Some(index) => {
                 let part = self.state().parts.as_ref().and_then(|parts| parts.get(index));
                 // This is not under the lock: a shard on another host may take a while.
-                part.map_or(Ok(()), |part| part.order(&order))
+                part.map_or(Ok(()), |part| part.order(&order).map(drop))
             }
         };
     }
@@ -221,41 +222,6 @@ impl Handle {
                 Err(io::Error::other("the VM ended or rebooted meanwhile"))
             }
             None => Err(io::Error::other("the VM does not answer")),
-        }
-    }
-
-    /// Pauses the VM until [`Handle::resume`].
-    pub fn pause(&self) -> io::Result<()> {
-        if self.state().ending {
-            return Err(io::Error::other("the VM is ending"));
-        }
-        let paused = self.confirm(&Order::Pause);
-        if paused.is_err() {
-            // The shard may obey later, when no client waits any more. Its answer to this order makes the
-            // record true.
-            let _ = self.state().order_to_resume();
-        }
-        paused
-    }
-
-    /// Resumes a paused VM.
-    pub fn resume(&self) -> io::Result<()> {
-        self.confirm(&Order::Resume)
-    }
-
-    /// Sends each vCPU a non-maskable interrupt.
-    pub fn nmi(&self) -> io::Result<()> {
-        self.confirm(&Order::Nmi)
-    }
-
-    /// Sends an order that is only confirmed. A shard that loads its VM would obey it much later.
-    fn confirm(&self, order: &Order) -> io::Result<()> {
-        if !self.state().runs {
-            return Err(io::Error::other("the VM does not run yet"));
-        }
-        match self.act(order)? {
-            Answer::Done => Ok(()),
-            other => Err(not_an_answer(&other)),
         }
     }
 

@@ -3,6 +3,8 @@
 //! Each has a thread that reads its reports. When one ends without an order, the VM ends, and the reason is
 //! kept.
 
+mod group_order;
+
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -10,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use locks::IgnorePoison;
 use serde_json::Value;
-use shard_api::launch::{Answer, Ending, Order, Report};
+use shard_api::launch::{Answer, Ending, Order, OrderId, Report};
 
+use self::group_order::GroupOrder;
 use crate::ending::is_witness;
 use crate::remote::part::RemotePart;
 use crate::remote::protocol::FromPart;
@@ -61,6 +64,8 @@ struct Shared {
 struct State {
     /// The counters of each shard, since the last request.
     statuses: Vec<Option<Value>>,
+    /// The order to all of them whose answers are awaited.
+    group: Option<GroupOrder>,
     /// The reason why the VM ended, if it was one of them.
     cause: Option<Ending>,
     /// Whether they were ordered to end.
@@ -108,10 +113,11 @@ impl Part {
         }
     }
 
-    /// Sends an order to it. A shard on this host never blocks that.
-    pub fn order(&self, order: &Order) -> io::Result<()> {
+    /// Sends an order to it, and returns the number that its answer has. A shard on this host never blocks
+    /// that. One on another host answers a pause and a resume only, and statuses without their number.
+    pub fn order(&self, order: &Order) -> io::Result<OrderId> {
         match self {
-            Self::Here { process, .. } => process.order(order).map(drop),
+            Self::Here { process, .. } => process.order(order),
             Self::There(remote) => remote.order(order),
         }
     }
@@ -139,7 +145,10 @@ impl Part {
                 loop {
                     match remote.next(None) {
                         Some(FromPart::Report(Report::Ended(ending))) => last = Some(ending),
-                        Some(FromPart::Report(report)) => heard(report),
+                        Some(FromPart::Report(report)) => heard(remote.numbered(report)),
+                        Some(FromPart::Answered(answer)) => {
+                            remote.answered(answer).into_iter().for_each(&mut heard);
+                        }
                         // Only now it has ended.
                         Some(FromPart::Gone(why)) => return last.ok_or(why),
                         Some(FromPart::Lost(_)) | None => {
@@ -217,10 +226,24 @@ impl Parts {
         Some(self.running.get(index)?.part.clone())
     }
 
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Part>> {
+        self.running.iter().map(|one| one.part.clone()).collect()
+    }
+
+    /// Begins an order to all of them. There is one at a time.
+    pub fn begin_order(&self) -> PendingOrder {
+        self.shared.lock().group = Some(GroupOrder::new(self.running.len()));
+        PendingOrder {
+            shared: self.shared.clone(),
+            parts: self.all(),
+        }
+    }
+
     /// Drops their last status, and returns all, for the next order.
     pub fn begin_status(&self) -> Vec<Arc<Part>> {
         self.shared.lock().statuses.fill(None);
-        self.running.iter().map(|one| one.part.clone()).collect()
+        self.all()
     }
 
     /// Their counters, when all have reported them.
@@ -252,6 +275,43 @@ impl Parts {
     }
 }
 
+/// An order to all shards beside the home, until dropped.
+#[derive(Debug)]
+pub struct PendingOrder {
+    shared: Arc<Shared>,
+    parts: Vec<Arc<Part>>,
+}
+
+impl PendingOrder {
+    /// Sends the order to all of them.
+    pub fn send(&self, order: &Order) {
+        for (index, part) in self.parts.iter().enumerate() {
+            let sent = part.order(order).map_err(|error| error.to_string());
+            if let Some(group) = &mut self.shared.lock().group {
+                group.sent(index, sent);
+            }
+        }
+    }
+
+    /// The outcome, or none while answers are missing. An error has one line. `is_late` says that no answer
+    /// is awaited any longer.
+    pub fn outcome(&self, is_late: bool) -> Option<Result<(), String>> {
+        let outcome = self.shared.lock().group.as_ref()?.outcome(is_late)?;
+        let place = |index: usize| {
+            self.parts
+                .get(index)
+                .map_or_else(String::new, |part| part.place())
+        };
+        Some(outcome.map_err(|(index, failure)| format!("its shard in {}: {failure}", place(index))))
+    }
+}
+
+impl Drop for PendingOrder {
+    fn drop(&mut self) {
+        self.shared.lock().group = None;
+    }
+}
+
 impl From<Part> for Running {
     fn from(part: Part) -> Self {
         Self {
@@ -270,17 +330,24 @@ impl Drop for Parts {
 impl Shared {
     fn watch(&self, index: usize, part: &Part, told: &impl Fn(), ended: &impl Fn()) {
         let ending = part.reports(|report| {
-            // All receive the request as one, so the number does not matter.
-            let Report::Answer { answer, .. } = report else {
+            let Report::Answer { to, answer } = report else {
                 return;
             };
             if let Answer::Status(status) = answer {
+                // All receive the request as one, so the number does not matter.
                 self.lock().statuses[index] = Some(status);
-                told();
+            } else {
+                let mut state = self.lock();
+                let Some(group) = &mut state.group else { return };
+                group.answered(index, to, &answer);
             }
+            told();
         });
         let mut state = self.lock();
+        state.group.iter_mut().for_each(|group| group.lost(index));
         if state.ending {
+            drop(state);
+            told();
             return;
         }
         let cause = match ending {
@@ -295,6 +362,7 @@ impl Shared {
         }
         drop(state);
         self.caused.notify_all();
+        told();
         ended();
     }
 

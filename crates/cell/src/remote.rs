@@ -14,7 +14,7 @@
 //! - [`clock`]: rounds that measure the other host's time-stamp counter, and the steps of the guest's;
 //! - [`guest_processor`]: the processor that the guest finds on all hosts;
 //! - [`part`]: the home's side; [`monitor`]: the part's side, in a separate process, so that a cell's death
-//!   ends no VM;
+//!   ends no VM; `reports`: the shard's reports on their way from there to the home;
 //! - [`launch`]: the command that starts a part's monitor.
 //!
 //! When either monitor dies, falls silent or ends the control connection, the VM ends on both hosts: each
@@ -27,4 +27,5 @@ pub mod launch;
 pub mod monitor;
 pub mod part;
 pub mod protocol;
+mod reports;
 pub mod shared_memory;

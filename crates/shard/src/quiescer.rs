@@ -8,7 +8,7 @@
 //! cannot deadlock.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use locks::IgnorePoison;
@@ -34,7 +34,12 @@ pub struct Quiescer {
     held: AtomicBool,
     vcpus: Mutex<Vcpus>,
     changed: Condvar,
+    /// Wakes vCPUs' threads that wait outside the guest, where a signal does not reach them.
+    waker: OnceLock<Waker>,
 }
+
+/// Function that wakes threads.
+type Waker = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 struct Vcpus {
@@ -96,6 +101,12 @@ impl Quiescer {
         }
     }
 
+    /// Sets the function that wakes vCPUs' threads which wait outside the guest: of a VM that spans cells.
+    /// The first call counts.
+    pub fn set_waker(&self, wake: impl Fn() + Send + Sync + 'static) {
+        let _ = self.waker.set(Box::new(wake));
+    }
+
     /// Pauses the VM. Returns `None` if I/O is in flight, a vCPU does not leave the kernel, or an order holds
     /// the VM paused.
     pub fn pause(&self) -> Option<Pause<'_>> {
@@ -116,6 +127,7 @@ impl Quiescer {
             _devices: devices,
         };
         vcpus.kick_all();
+        self.waker.get().into_iter().for_each(|wake| wake());
         while vcpus.parked < vcpus.threads.len() {
             if Instant::now() >= deadline {
                 drop(vcpus);
@@ -255,6 +267,31 @@ mod tests {
         stop.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(pauses, 50);
+    }
+
+    /// A signal does not end the wait of a thread for an event. Without the waker the thread would not park.
+    #[test]
+    fn vcpu_that_waits_outside_the_guest_is_woken_to_park() {
+        register_signal_handler(SIGRTMIN(), ignore).unwrap();
+        let quiescer = Quiescer::new();
+        let (wake, woken) = std::sync::mpsc::channel();
+        let other = quiescer.clone();
+        let (joined, wait) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            let vcpu = other.join(SIGRTMIN());
+            joined.send(()).unwrap();
+            while let Ok(true) = woken.recv() {
+                vcpu.check();
+            }
+        });
+        wait.recv().unwrap();
+        assert!(quiescer.pause().is_none(), "nothing wakes the thread");
+        let end = wake.clone();
+        quiescer.set_waker(move || wake.send(true).unwrap());
+        drop(quiescer.pause().expect("the thread parks"));
+        drop(quiescer.pause().expect("the thread parks again"));
+        end.send(false).unwrap();
+        thread.join().unwrap();
     }
 
     #[test]

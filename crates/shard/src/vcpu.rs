@@ -114,7 +114,9 @@ impl<L: LocalController> Vcpu<L> {
                 break;
             }
             if participant.wanted() {
-                if let Step::Ended(ending) = self.finish() {
+                if self.local.is_resident()
+                    && let Step::Ended(ending) = self.finish()
+                {
                     self.end.end(ending);
                     break;
                 }

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use guest_tests::repetitions::in_campaign;
-use guest_tests::{VmFile, repetitions};
+use guest_tests::{VmFile, repetitions, wait};
 use serde_json::{Value, json};
 
 use crate::FIND_SHARED;
@@ -17,6 +17,10 @@ use crate::lab::{Lab, SILENCE};
 
 /// Time limit until the home has noticed the other's end, and ended.
 const END_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for the CPUs of all hosts to count on.
+const COUNT_LIMIT: Duration = Duration::from_secs(300);
+/// Length of a pause; a guest's kernel reports a CPU that stands still for 20 s.
+const PAUSE: Duration = Duration::from_secs(4);
 const SENT_BYTES: usize = 128 << 10;
 const BLOCK_BYTES: usize = 32 << 10;
 
@@ -284,6 +288,7 @@ fn is_one_machine_and_ends_as_one(lab: &Lab, ways: &[(usize, usize)]) {
     each_reads_what_another_wrote(&guest, ways, 2);
     threads_meet(&guest);
     the_last_vcpu_moves_home_and_back(&guest);
+    all_hosts_stand_still_in_a_pause(&guest);
     tables_had_no_conflicts(&guest);
     the_last_host_is_lost(lab, guest, &before);
     lab.cluster_down();
@@ -300,6 +305,51 @@ fn the_last_vcpu_moves_home_and_back(guest: &Guest) {
         assert_eq!(ran_on, last.to_string(), "vCPU {last} in cell {cell}");
         guest.told(&format!("vCPU {last} runs in cell {cell}"));
     }
+}
+
+/// Pauses the VM for some seconds: the CPUs of all hosts count on afterwards, and the guest's kernel reports
+/// nothing.
+#[track_caller]
+fn all_hosts_stand_still_in_a_pause(guest: &Guest) {
+    let last = guest.cpus - 1;
+    let read = format!("for cpu in $(seq 0 {last}); do cat /tmp/count$cpu 2>/dev/null || echo 0; done");
+    let counts = || -> Vec<u64> {
+        let said = guest.sh(0, &read);
+        said.lines()
+            .map(|count| count.parse().expect("a number"))
+            .collect()
+    };
+    let complaints = || guest.sh(0, "dmesg | grep -cE 'stall|lockup' || true");
+    for cpu in 0..guest.cpus {
+        let count = "i=0; while [ ! -e /tmp/enough ]; do i=$((i + 1)); echo $i >/tmp/next; \
+                     mv /tmp/next /tmp/count; sleep 0.2; done"
+            .replace("/tmp/next", &format!("/tmp/next{cpu}"))
+            .replace("/tmp/count", &format!("/tmp/count{cpu}"));
+        guest.sh(cpu, &format!("({count}) </dev/null >/dev/null 2>&1 &"));
+    }
+    let before = complaints();
+    let count_on = |what: &str| {
+        let since = counts();
+        assert_eq!(since.len(), guest.cpus);
+        wait::until(what, COUNT_LIMIT, || {
+            let now = counts();
+            since
+                .iter()
+                .zip(&now)
+                .all(|(since, now)| now > since)
+                .then_some(())
+        });
+    };
+    count_on("the CPUs of all hosts count");
+    guest.order("pause");
+    assert_eq!(guest.inspect()["paused"], true);
+    std::thread::sleep(PAUSE);
+    guest.order("resume");
+    assert_eq!(guest.inspect()["paused"], false);
+    count_on("the CPUs of all hosts count on after a pause");
+    assert_eq!(complaints(), before);
+    guest.sh(0, "touch /tmp/enough");
+    guest.told("it has gone on after a pause");
 }
 
 /// A program of two modules; the CPU that compiles each is given, as each has to compile one.

@@ -223,6 +223,12 @@ impl<'a> Guest<'a> {
         let _ = self.call(&["sh", "-c", &script]).limit(COMMAND_LIMIT / 2).run();
     }
 
+    /// Pauses it (`pause`), or has it go on (`resume`).
+    #[track_caller]
+    pub fn order(&self, order: &str) {
+        self.lab.on("alpha", &[order, &self.name]).ok();
+    }
+
     /// Moves a vCPU to a cell.
     #[track_caller]
     pub fn move_vcpu(&self, vcpu: usize, cell: usize) {

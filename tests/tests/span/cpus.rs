@@ -1,6 +1,6 @@
 //! The guest's CPUs: at work, offline, interrupted by NMIs, and their clock.
 
-use guest_tests::Vm;
+use guest_tests::{Vm, mirrorball, wait};
 
 use crate::{CPUS, LIMIT};
 
@@ -63,6 +63,22 @@ pub fn get_nmis_from(vm: &Vm, sender: usize) {
         let expected = u64::from(cpu != sender);
         assert_eq!(after - before, expected, "NMIs of CPU {cpu} from CPU {sender}");
     }
+}
+
+/// `mirrorball nmi` sends each CPU an NMI, in whichever cell it is.
+#[track_caller]
+pub fn get_nmis_of_the_host(vm: &Vm) {
+    let before = nmis(vm);
+    mirrorball(["nmi", vm.name()]).ok();
+    // A CPU that is idle in the other cell is woken by a message.
+    wait::until("each CPU has had an NMI", LIMIT, || {
+        let after = nmis(vm);
+        before
+            .iter()
+            .zip(&after)
+            .all(|(before, after)| after > before)
+            .then_some(())
+    });
 }
 
 /// The NMIs of each CPU so far.

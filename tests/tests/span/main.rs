@@ -3,6 +3,7 @@
 
 mod cpus;
 mod machine;
+mod pauses;
 
 use std::time::Duration;
 
@@ -90,6 +91,7 @@ fn cpus_go_offline_and_come_back_and_get_nmis() {
     for sender in 0..CPUS {
         cpus::get_nmis_from(&vm, sender);
     }
+    cpus::get_nmis_of_the_host(&vm);
     vm.expect_sound_clock();
     vm.stop();
 }

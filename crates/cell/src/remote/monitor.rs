@@ -22,19 +22,21 @@ use registry::vms::{Entry, Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::{
-    Answer, CoherenceLaunch, Fd, LaneSockets, Launch, Order, Report, SandboxPolicy, SecondaryLaunch,
-    ShardChannels, ShardMemory, SharedLanes, SpanLaunch,
+    Answer, CoherenceLaunch, Fd, LaneSockets, Launch, Order, SandboxPolicy, SecondaryLaunch, ShardChannels,
+    ShardMemory, SharedLanes, SpanLaunch,
 };
 use shard_api::message::ReceiveError;
 use shard_api::platform::HostProcessor;
 
 use super::connections::{Connections, connect, connect_first, receive};
+use super::part::is_awaited;
 use super::protocol::{
     Endpoint, Ends, FromPart, LaneEnds, OF_PART, Other, PartAnswer, PartRequest, PartStart, Role, ToPart,
 };
+use super::reports::{AwaitedAnswers, tell, watch};
 use super::shared_memory::SlotResult;
 use crate::cluster::hosts::Hosts;
-use crate::cluster::link::stream::{beating, write_to};
+use crate::cluster::link::stream::beating;
 use crate::cluster::tenure::{Tenure, begin_part};
 use crate::coherence::{self, pipes_of, without_memory};
 use crate::control_group::ControlGroup;
@@ -217,6 +219,7 @@ impl Held {
     ) -> io::Result<()> {
         // The deadline of a shard that was ordered to end.
         let mut deadline: Option<Instant> = None;
+        let mut awaited = Arc::<AwaitedAnswers>::default();
         loop {
             let event = match happened.recv_timeout(LOOK) {
                 Ok(event) => event,
@@ -240,7 +243,10 @@ impl Held {
                     Ok(process) => {
                         let process = Arc::new(process);
                         self.note(Some(process.pid));
-                        watch(process.clone(), home.clone(), events.clone())?;
+                        awaited = Arc::default();
+                        let gone = events.clone();
+                        let gone = move || drop(gone.send(Event::Gone));
+                        watch(process.clone(), home.clone(), awaited.clone(), gone)?;
                         *shard = Some(process);
                     }
                     Err(why) => tell(home, &FromPart::Gone(why))?,
@@ -254,8 +260,11 @@ impl Held {
                         deadline = Some(Instant::now() + ACKNOWLEDGEMENT_LIMIT);
                     }
                     // A shard that is gone is reported by its watcher.
-                    let told = shard.as_ref().map(|shard| shard.order(&order));
-                    drop(told);
+                    let told = shard.as_ref().map(|shard| awaited.order(shard, &order));
+                    if is_awaited(&order) && !matches!(told, Some(Ok(()))) {
+                        let why = "it is not running just now".to_owned();
+                        tell(home, &FromPart::Answered(Answer::Refused { why }))?;
+                    }
                 }
                 Event::Gone => {
                     self.note(None);
@@ -428,43 +437,6 @@ impl Held {
         };
         (other.reach.as_ref(), role(Ends { boot, from, to }))
     }
-}
-
-/// Passes a shard's reports to the home, and at last its end.
-fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sender<Event>) -> io::Result<()> {
-    let mut reports = process.link.reports()?;
-    std::thread::Builder::new().name("shard".into()).spawn(move || {
-        let (mut has_ended, mut unlike) = (false, None);
-        while let Some(report) = reports.next_report() {
-            if let Report::Unlike { versions } = &report {
-                unlike = Some(process.program.unlike(*versions).to_string());
-                break;
-            }
-            // The home sends no request that this answers.
-            if let Report::Answer {
-                answer: Answer::Done, ..
-            } = report
-            {
-                continue;
-            }
-            has_ended |= matches!(report, Report::Ended(_));
-            if tell(&home, &FromPart::Report(report)).is_err() || has_ended {
-                break;
-            }
-        }
-        // A broken shard sends no further reports.
-        let gone = if has_ended { process.wait() } else { process.kill() };
-        let gone = unlike.unwrap_or(gone);
-        drop(process);
-        // This side is first, so that the next boot finds it done.
-        let _ = events.send(Event::Gone);
-        let _ = tell(&home, &FromPart::Gone(gone));
-    })?;
-    Ok(())
-}
-
-fn tell(home: &Mutex<UnixStream>, said: &FromPart) -> io::Result<()> {
-    write_to(home, &serde_json::to_vec(said)?)
 }
 
 /// The record, for a cell that starts anew, and for people.

@@ -1,5 +1,6 @@
 //! A part on another host, as the home's monitor has it: its place, and its shard while one runs.
 
+use std::collections::VecDeque;
 use std::io::{self, BufReader};
 use std::net::{Shutdown, SocketAddr};
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,7 @@ use config::VmSpec;
 use locks::lock;
 use policy::span::Part;
 use protocol::CellId;
-use shard_api::launch::Order;
+use shard_api::launch::{Answer, Order, OrderId, Report};
 use shard_api::platform::HostProcessor;
 
 use super::connections::{connect, receive};
@@ -39,6 +40,37 @@ pub struct RemotePart {
     heard: Mutex<Receiver<FromPart>>,
     lost: Arc<Mutex<Option<String>>>,
     processor: HostProcessor,
+    awaited: Mutex<AwaitedOrders>,
+}
+
+/// The pauses and resumes that a shard has not answered yet. It answers them in their order.
+#[derive(Debug, Default)]
+struct AwaitedOrders {
+    last: u64,
+    orders: VecDeque<OrderId>,
+}
+
+impl AwaitedOrders {
+    /// The number of the next order.
+    fn begin(&mut self) -> OrderId {
+        self.last += 1;
+        let id = OrderId {
+            incarnation: 0,
+            request: self.last,
+        };
+        self.orders.push_back(id);
+        id
+    }
+
+    /// The number of the order that is answered now.
+    fn end(&mut self) -> Option<OrderId> {
+        self.orders.pop_front()
+    }
+}
+
+/// Whether the monitor of a part passes on the answer to this order, whatever it is.
+pub fn is_awaited(order: &Order) -> bool {
+    matches!(order, Order::Pause | Order::Resume)
 }
 
 impl RemotePart {
@@ -129,6 +161,7 @@ impl RemotePart {
             heard: Mutex::new(heard),
             lost,
             processor,
+            awaited: Mutex::default(),
         })
     }
 
@@ -149,12 +182,41 @@ impl RemotePart {
 
     /// Starts its shard.
     pub fn start(&self, start: PartStart) -> io::Result<()> {
+        // The shard of the boot before has answered what it could.
+        lock(&self.awaited).orders.clear();
         self.tell(&ToPart::Start(Box::new(start)))
     }
 
-    /// Sends an order to its shard.
-    pub fn order(&self, order: &Order) -> io::Result<()> {
-        self.tell(&ToPart::Order(order.clone()))
+    /// Sends an order to its shard. Returns the number of a pause or a resume, which its answer will have.
+    pub fn order(&self, order: &Order) -> io::Result<OrderId> {
+        // Numbers are in the order in which the orders are sent.
+        let mut awaited = lock(&self.awaited);
+        self.tell(&ToPart::Order(order.clone()))?;
+        Ok(match is_awaited(order) {
+            true => awaited.begin(),
+            false => OrderId::default(),
+        })
+    }
+
+    /// The answer to the first pause or resume without one, as a report of its shard.
+    pub fn answered(&self, answer: Answer) -> Option<Report> {
+        let to = lock(&self.awaited).end()?;
+        Some(Report::Answer { to, answer })
+    }
+
+    /// A report of its shard. A refusal by the release before, which passes it on as any report, is the
+    /// answer to a pause or resume if there is one without.
+    pub fn numbered(&self, report: Report) -> Report {
+        match report {
+            Report::Answer {
+                to,
+                answer: answer @ Answer::Refused { .. },
+            } => Report::Answer {
+                to: lock(&self.awaited).end().unwrap_or(to),
+                answer,
+            },
+            other => other,
+        }
     }
 
     /// The next message of its shard, within the time; none when no further one can come. The last is
@@ -247,6 +309,8 @@ fn output_within(
 mod tests {
     use std::time::Instant;
 
+    use shard_api::relation::Counter;
+
     use super::*;
 
     fn ended(script: &str, limit: Duration) -> Result<(Vec<u8>, Vec<u8>), AskError> {
@@ -267,6 +331,50 @@ mod tests {
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || tell.send(output_within(near, command, b"in".to_vec(), limit)));
         told.recv_timeout(Duration::from_secs(20)).expect("an answer")
+    }
+
+    /// A part whose monitor's end of the connection is returned.
+    fn part() -> (RemotePart, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let endpoint = Endpoint {
+            host: "beta".to_owned(),
+            cell: 1,
+            address: "127.0.0.1:1".parse().unwrap(),
+            token: Token::new().unwrap(),
+        };
+        let processor = HostProcessor {
+            leaves: Vec::new(),
+            counter: Counter {
+                khz: 2_000_000,
+                digits: None,
+            },
+            relies_on_counter: true,
+        };
+        let part = RemotePart::over(endpoint, processor, near, Duration::from_secs(20)).unwrap();
+        (part, far)
+    }
+
+    #[test]
+    fn answers_of_another_host_have_the_numbers_of_the_pauses_and_resumes() {
+        let (part, _far) = part();
+        let pause = part.order(&Order::Pause).unwrap();
+        part.order(&Order::Step { offset: 1 }).unwrap();
+        let resume = part.order(&Order::Resume).unwrap();
+        assert!(resume > pause && pause > OrderId::default());
+        let answered = |to, answer| Some(Report::Answer { to, answer });
+        assert_eq!(part.answered(Answer::Done), answered(pause, Answer::Done));
+        // The release before passes a refusal on as any report, with a number of its own.
+        let refused = Answer::Refused {
+            why: "the order is for the VM's home".to_owned(),
+        };
+        let to = OrderId {
+            incarnation: 7,
+            request: 7,
+        };
+        let report = Report::Answer { to, answer: refused };
+        assert!(matches!(part.numbered(report.clone()), Report::Answer { to, .. } if to == resume));
+        assert_eq!(part.answered(Answer::Done), None, "all are answered");
+        assert_eq!(part.numbered(report.clone()), report);
     }
 
     #[test]

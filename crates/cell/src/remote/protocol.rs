@@ -10,7 +10,7 @@ use config::VmSpec;
 use registry::json_line::Protocol;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
-use shard_api::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};
+use shard_api::launch::{Answer, Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};
 use shard_api::platform::HostProcessor;
 use urpc::version::Versions;
 
@@ -181,6 +181,9 @@ pub enum ToPart {
 pub enum FromPart {
     /// A report of the shard.
     Report(Report),
+    /// The shard's answer to the first pause or resume that it has not answered yet. A home that sends
+    /// neither gets none.
+    Answered(Answer),
     /// The shard's process has ended, or did not start, for this reason.
     Gone(String),
     /// The place is lost, for this reason.

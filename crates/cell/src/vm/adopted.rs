@@ -73,6 +73,9 @@ impl AdoptedBoot {
             state.start(self.home.clone(), parts);
             state.go_on(self.is_paused);
         }
+        if spans {
+            vm.handle.align_shards(self.is_paused);
+        }
         if !spans {
             let freezable = Freezable::adopt(opened, self.handover.try_clone()?)?;
             vm.handle.set_freezable(Some(freezable));

@@ -52,6 +52,9 @@ pub trait LocalController: Send + 'static {
     /// served.
     fn sync_after_exit(&mut self, fd: &mut VcpuFd);
 
+    /// Returns whether the vCPU is in this shard. The registers of one that is not mean nothing here.
+    fn is_resident(&self) -> bool;
+
     /// Sends the paused vCPU to another shard. No access of it may be incomplete.
     fn depart(&mut self, fd: &VcpuFd, order: Self::MoveOrder);
 
@@ -88,6 +91,10 @@ impl LocalController for InKernel {
     fn note_exit(&mut self) {}
 
     fn sync_after_exit(&mut self, _fd: &mut VcpuFd) {}
+
+    fn is_resident(&self) -> bool {
+        true
+    }
 
     fn depart(&mut self, _fd: &VcpuFd, order: Infallible) {
         match order {}

@@ -212,10 +212,11 @@ impl OrderContext<'_, '_> {
             Order::MemoryNodes { nodes, from } => self.place_memory(&nodes, from),
             Order::Pause => self.pause(),
             Order::Resume => {
-                // Only a plain VM is paused by an order.
-                if let VmKind::Plain(plain) = self.kind {
-                    self.hold.end(plain);
-                }
+                let plain = match self.kind {
+                    VmKind::Plain(plain) => Some(plain),
+                    VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => None,
+                };
+                self.hold.end(plain);
                 Answer::Done
             }
             Order::Nmi => self.nmi(),
@@ -244,18 +245,25 @@ impl OrderContext<'_, '_> {
     }
 
     fn pause(&mut self) -> Answer {
-        match self.kind {
-            VmKind::Plain(_) if self.hold.begin() => Answer::Done,
-            VmKind::Plain(_) => not_paused(),
-            VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => for_plain_vms(),
+        // Of a VM that spans cells this is the home. The monitor pauses the other shards first: their vCPUs
+        // may wait for a device.
+        if self.hold.begin(DRAIN_TIMEOUT) {
+            Answer::Done
+        } else {
+            not_paused()
         }
     }
 
-    /// Sends each vCPU a non-maskable interrupt. KVM accepts it from other threads while the vCPUs are
-    /// paused.
+    /// Sends each vCPU a non-maskable interrupt. KVM accepts it from other threads while the vCPUs of a plain
+    /// VM are paused.
     fn nmi(&self) -> Answer {
-        let VmKind::Plain(PlainVm { vcpus, .. }) = self.kind else {
-            return for_plain_vms();
+        let vcpus = match self.kind {
+            VmKind::Plain(PlainVm { vcpus, .. }) => vcpus,
+            VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => {
+                // It waits in the event slot of a vCPU that is paused.
+                router.nmi_all();
+                return Answer::Done;
+            }
         };
         let Some(_pause) = self.hold.pause_for_caller() else {
             return not_paused();
@@ -270,6 +278,9 @@ impl OrderContext<'_, '_> {
 
     fn move_vcpu(&self, vcpu: u8, shard: u8) -> MoveReport {
         let refused = |why: &str| MoveReport::Refused { why: why.to_owned() };
+        if self.hold.is_held() {
+            return refused("the VM is paused; resume it first, by `mirrorball resume`");
+        }
         let router = match self.kind {
             VmKind::Plain(_) => return refused("the VM does not span cells; start it with `span`"),
             VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => router,

@@ -9,6 +9,10 @@ use crate::quiescer::{Pause, Quiescer};
 /// Time limit for the VM to pause, within which its disks finish their I/O in flight.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Time limit for the vCPUs of a shard without devices to pause. One that waits for a page, or for a device
+/// of the home, must have it first.
+pub const PARK_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Pause of the VM by an order, if any.
 pub struct Hold<'a> {
     quiescer: &'a Quiescer,
@@ -44,19 +48,25 @@ impl<'a> Hold<'a> {
     }
 
     /// Pauses the VM until [`Hold::end`]. Returns false, and the VM runs on, if it does not pause within
-    /// [`DRAIN_TIMEOUT`].
-    pub fn begin(&mut self) -> bool {
+    /// `limit`.
+    pub fn begin(&mut self, limit: Duration) -> bool {
         if self.pause.is_none() {
-            self.pause = self.quiescer.pause_within(DRAIN_TIMEOUT);
+            self.pause = self.quiescer.pause_within(limit);
             self.quiescer.set_held(self.pause.is_some());
         }
         self.pause.is_some()
     }
 
-    /// Resumes the VM. KVM reports the pause to the guest, so that the guest's watchdogs accept it.
-    pub fn end(&mut self, plain: &PlainVm) {
+    /// Returns whether an order holds the VM paused.
+    pub fn is_held(&self) -> bool {
+        self.pause.is_some()
+    }
+
+    /// Resumes the VM. KVM reports the pause to the guest of a plain VM, so that the guest's watchdogs accept
+    /// it. Other guests have no paravirtual clock, which has the report.
+    pub fn end(&mut self, plain: Option<&PlainVm>) {
         if let Some(pause) = self.pause.take() {
-            plain.report_pause();
+            plain.into_iter().for_each(PlainVm::report_pause);
             self.quiescer.set_held(false);
             drop(pause);
         }
@@ -93,8 +103,9 @@ mod tests {
     fn held_vm_stays_paused_during_and_after_other_pauses() {
         let quiescer = Quiescer::new();
         let mut hold = Hold::new(&quiescer);
-        assert!(is_at_work(&quiescer));
-        assert!(hold.begin());
+        assert!(is_at_work(&quiescer) && !hold.is_held());
+        assert!(hold.begin(DRAIN_TIMEOUT));
+        assert!(hold.is_held());
         assert!(!is_at_work(&quiescer));
         assert!(matches!(hold.pause_for_caller(), Some(CallerPause::Held(_))));
         assert!(!is_at_work(&quiescer), "a device ran while the VM was paused");
@@ -102,11 +113,11 @@ mod tests {
             quiescer.pause().is_none(),
             "a second pause would wait for the whole hold"
         );
-        assert!(hold.begin(), "the VM is paused already");
-        hold.end(&PlainVm {
+        assert!(hold.begin(DRAIN_TIMEOUT), "the VM is paused already");
+        hold.end(Some(&PlainVm {
             vcpus: Vec::new(),
             sharing: None,
-        });
+        }));
         assert!(is_at_work(&quiescer));
         drop(quiescer.pause().expect("it runs"));
         let pause_for_caller = hold.pause_for_caller();
@@ -122,9 +133,9 @@ mod tests {
         quiescer.io_started();
         let mut hold = Hold::new(&quiescer);
         let begin = Instant::now();
-        assert!(!hold.begin());
+        assert!(!hold.begin(DRAIN_TIMEOUT));
         assert!((DRAIN_TIMEOUT..2 * DRAIN_TIMEOUT).contains(&begin.elapsed()));
         quiescer.io_done();
-        assert!(hold.begin());
+        assert!(hold.begin(DRAIN_TIMEOUT));
     }
 }

@@ -35,7 +35,7 @@ use crate::chain::chain;
 use crate::devices::{self, DeviceFiles, DevicesError};
 use crate::interrupt::Interrupts;
 use crate::kick;
-use crate::kind::ResumedSpan;
+use crate::kind::{ResumedSpan, VmKind};
 use crate::launch::{Ending, Fd, Launch, LaunchSpec, Report};
 use crate::machine::{self, BootFiles, Machine, MachineError, Ready};
 use crate::memory::nodes::MemoryNodes;
@@ -190,6 +190,10 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     })?;
     let (ports, mmio) = (running.ports.clone(), running.mmio.clone());
     let kind = kind.try_map_span(|home| home.start(&threads, &running.end, ports, mmio))?;
+    if let VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) = &kind {
+        let router = router.clone();
+        threads.quiescer().set_waker(move || router.wake_waiters());
+    }
     let vcpus = VcpuThreads::start(&threads, vcpus)?;
     let running_report = Report::Running {
         sandbox_missing: closed.missing,

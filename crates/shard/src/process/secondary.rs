@@ -9,6 +9,7 @@ use shard_api::control::ControlSocket;
 use shard_api::version::VERSIONS;
 
 use super::Files;
+use super::hold::{Hold, PARK_TIMEOUT};
 use super::orders::{Orders, Outcome, step};
 use super::status::{clock, span_exits};
 use super::vcpus::VcpuThreads;
@@ -22,6 +23,7 @@ use crate::launch::{Answer, Ending, Order, Report, SecondaryLaunch};
 use crate::machine::{self, MachineError};
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
+use crate::quiescer::Quiescer;
 use crate::sandbox;
 use crate::span::machine::{SpanSetup, migrated_msrs, remote_bus};
 use crate::span::packet::Space;
@@ -34,6 +36,8 @@ pub struct SecondaryShard {
     end: Arc<EndSignal>,
     kind: SpanKind<Arc<Router>, &'static Coherence>,
     vcpus: VcpuThreads,
+    /// Pauses the vCPUs.
+    quiescer: Arc<Quiescer>,
     /// Kept because guest memory must live as long as the vCPUs.
     _memory: GuestRam,
 }
@@ -94,6 +98,9 @@ pub fn start(
         vcpus.push(vcpu.into_thread());
     }
     let kind = kind.try_map_span(|setup| setup.start(&closed.threads, &end, None))?;
+    let router = kind.span().clone();
+    let quiescer = closed.threads.quiescer().clone();
+    quiescer.set_waker(move || router.wake_waiters());
     let vcpus = VcpuThreads::start(&closed.threads, vcpus)?;
     let running = Report::Running {
         sandbox_missing: closed.missing,
@@ -108,6 +115,7 @@ pub fn start(
         end,
         kind,
         vcpus,
+        quiescer,
         _memory: memory,
     })
 }
@@ -115,6 +123,8 @@ pub fn start(
 impl SecondaryShard {
     /// Serves orders until the VM ends.
     pub fn wait(mut self) -> Ending {
+        let quiescer = self.quiescer.clone();
+        let mut hold = Hold::new(&quiescer);
         let ending = loop {
             if let Some(ending) = self.end.cause() {
                 break ending;
@@ -133,11 +143,14 @@ impl SecondaryShard {
             }
             let ordered = files[1].any().unwrap_or(false);
             let (counters, kind) = (&self.vcpus.counters, &self.kind);
-            if ordered && let Some(ending) = self.orders.receive(|order| perform(&order, counters, kind)) {
+            let receive = |order| perform(&order, counters, kind, &mut hold);
+            if ordered && let Some(ending) = self.orders.receive(receive) {
                 break ending;
             }
         };
         self.end.end(ending);
+        // Resumes paused vCPUs, so that they see the end.
+        drop(hold);
         self.kind.end();
         // Threads that wait for a page of a lost shard wait for ever.
         if self.kind.memory_is_whole() {
@@ -151,6 +164,7 @@ fn perform(
     order: &Order,
     counters: &[Arc<VcpuCounters>],
     kind: &SpanKind<Arc<Router>, &Coherence>,
+    hold: &mut Hold<'_>,
 ) -> Outcome {
     let answer = match order {
         Order::Quit => return Outcome::End(Ending::Quit),
@@ -168,17 +182,34 @@ fn perform(
             step(kind.span(), *offset);
             Answer::Done
         }
+        Order::Pause => pause(hold),
+        Order::Resume => {
+            hold.end(None);
+            Answer::Done
+        }
         Order::PowerButton
         | Order::Balloon { .. }
         | Order::Move { .. }
         | Order::Shared { .. }
         | Order::MemoryNodes { .. }
-        | Order::Pause
-        | Order::Resume
         | Order::Nmi
         | Order::Reset => Answer::Refused {
             why: "the order is for the VM's home".to_owned(),
         },
     };
     Outcome::Answer(answer)
+}
+
+/// Pauses the vCPUs of this shard. Pages and packets of the other shards are served meanwhile, by threads
+/// that do not take part in a pause.
+fn pause(hold: &mut Hold<'_>) -> Answer {
+    if hold.begin(PARK_TIMEOUT) {
+        return Answer::Done;
+    }
+    Answer::Refused {
+        why: format!(
+            "its vCPUs do not leave the guest within {} s, so that it cannot be paused",
+            PARK_TIMEOUT.as_secs()
+        ),
+    }
 }

@@ -24,6 +24,8 @@ struct State {
     run_state: RunState,
     /// The VM ends, so no thread blocks any more.
     is_over: bool,
+    /// The next wait for any event returns at once, though none is pending.
+    is_woken: bool,
 }
 
 impl EventSlot {
@@ -50,6 +52,14 @@ impl EventSlot {
         let mut state = self.lock();
         let notification = state.run_state.request_exit();
         self.deliver(notification, state);
+    }
+
+    /// Ends the current or next [`EventSlot::wait`]. A wait for a certain event goes on
+    /// ([`EventSlot::wait_for`]).
+    pub fn wake(&self) {
+        let mut state = self.lock();
+        state.is_woken = true;
+        self.notify(state);
     }
 
     /// Wakes all waiters for good, as the VM ends.
@@ -80,9 +90,11 @@ impl EventSlot {
         self.lock().run_state.set_outside_guest();
     }
 
-    /// Blocks until an event is pending, the VM ends or `limit` expires.
+    /// Blocks until an event is pending, the VM ends, `limit` expires, or [`EventSlot::wake`] was called.
     pub fn wait(&self, limit: Option<Duration>) {
-        self.wait_for(limit, |events| (!events.is_empty()).then_some(()));
+        self.wait_until(limit, |state| {
+            (std::mem::take(&mut state.is_woken) || !state.events.is_empty()).then_some(())
+        });
     }
 
     /// Blocks until `take` returns a value from the events. Returns none when the VM ends first or `limit`
@@ -92,10 +104,18 @@ impl EventSlot {
         limit: Option<Duration>,
         mut take: impl FnMut(&mut PendingEvents) -> Option<T>,
     ) -> Option<T> {
+        self.wait_until(limit, |state| take(&mut state.events))
+    }
+
+    fn wait_until<T>(
+        &self,
+        limit: Option<Duration>,
+        mut take: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
         let deadline = limit.map(|limit| Instant::now() + limit);
         let mut state = self.lock();
         loop {
-            if let Some(taken) = take(&mut state.events) {
+            if let Some(taken) = take(&mut state) {
                 return Some(taken);
             }
             if state.is_over {
@@ -171,6 +191,28 @@ mod tests {
             !slot.take().signals.nmis.is_empty(),
             "an event that the waiter did not ask for stays"
         );
+    }
+
+    #[test]
+    fn wake_ends_a_wait_for_any_event_but_not_one_for_a_reply() {
+        let slot = Arc::new(EventSlot::default());
+        let other = slot.clone();
+        let waiter = thread::spawn(move || {
+            other.wait(None);
+            other.wait_for(None, |events| events.reply.take())
+        });
+        slot.wake();
+        // Also while the thread waits for the reply.
+        thread::sleep(Duration::from_millis(50));
+        slot.wake();
+        thread::sleep(Duration::from_millis(50));
+        assert!(!waiter.is_finished(), "the wake-up took the place of the reply");
+        slot.post(|events| events.reply = Some(DeviceReply { value: 4 }));
+        let reply = waiter.join().expect("the waiter returns");
+        assert_eq!(reply, Some(DeviceReply { value: 4 }));
+        // The second wake-up is pending.
+        slot.wait(None);
+        assert!(slot.enter_guest(), "a wake-up is no event");
     }
 
     #[test]

@@ -86,6 +86,11 @@ impl VcpuResidency {
         self.version
     }
 
+    /// Returns whether the vCPU is resident in this shard.
+    pub fn is_resident(&self) -> bool {
+        self.is_here
+    }
+
     /// Decides about pending events, from which an arrival has been taken out. `owner` is the vCPU's owner as
     /// this shard knows it. `accept` gives the local APIC a vector and whether it is level-triggered.
     pub fn dispatch<S>(

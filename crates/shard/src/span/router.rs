@@ -138,6 +138,22 @@ impl Router {
         self.moved.notify_all();
     }
 
+    /// Wakes the vCPUs' threads of this shard that wait for any event.
+    pub fn wake_waiters(&self) {
+        self.event_slots.iter().for_each(EventSlot::wake);
+    }
+
+    /// Sends a non-maskable interrupt to each vCPU, in whichever shard it is.
+    pub fn nmi_all(&self) {
+        let nmi = Interrupt {
+            destination: apic::Destination::Physical(0),
+            delivery: Delivery::Nmi,
+            vector: 0,
+            level: false,
+        };
+        self.interrupt(&nmi, Shorthand::All, None);
+    }
+
     /// Sends a packet to another shard. A packet to a shard that does not exist is dropped.
     pub fn send(&self, shard: u8, packet: &Packet) {
         let Some(Some(link)) = self.links.get(usize::from(shard)) else {

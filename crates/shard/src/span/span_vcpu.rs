@@ -259,6 +259,10 @@ impl LocalController for SpanVcpu {
         true
     }
 
+    fn is_resident(&self) -> bool {
+        self.residency.is_resident()
+    }
+
     fn depart(&mut self, fd: &VcpuFd, order: MoveOrder) {
         if let Some(reporter) = self.cr3_reporter() {
             reporter.withdraw();

@@ -69,12 +69,12 @@ pub enum Order {
         /// Guest-physical address, a multiple of the page size.
         from: u64,
     },
-    /// Pause the VM until [`Order::Resume`]: no vCPU runs and no device works. Refused for a VM that spans
-    /// cells.
+    /// Pause the shard until [`Order::Resume`]: no vCPU runs and no device works. A VM that spans cells is
+    /// paused when all its shards are, the home last; they serve each other's packets and pages meanwhile.
     Pause,
-    /// Resume the VM after [`Order::Pause`].
+    /// Resume the shard after [`Order::Pause`]. Changes nothing if it runs.
     Resume,
-    /// Send a non-maskable interrupt to each vCPU. Refused for a VM that spans cells.
+    /// Send a non-maskable interrupt to each vCPU. Only the home takes this order.
     Nmi,
     /// Reset the VM, as a machine's reset button does. Answered by [`Report::Ended`] with [`Ending::Reboot`].
     Reset,

@@ -119,6 +119,39 @@ fn vectors(events: &PendingEvents) -> Vec<u8> {
 }
 
 #[test]
+fn nmi_to_all_reaches_each_vcpu_once_in_its_shard() {
+    let Shards { home, other, .. } = shards();
+    home.nmi_all();
+    for (router, vcpu) in [(&home, 0), (&home, 1), (&other, 2), (&other, 3)] {
+        let events = events(router, vcpu);
+        assert!(!events.signals.nmis.is_empty(), "vCPU {vcpu}");
+        assert_eq!(vectors(&events), [0; 0]);
+    }
+    for (router, vcpu) in [(&home, 2), (&home, 3), (&other, 0), (&other, 1)] {
+        assert!(router.event_slot(vcpu).expect("a vCPU").take().is_empty());
+    }
+}
+
+#[test]
+fn wake_up_of_all_ends_the_waits_of_all_vcpus_of_the_shard() {
+    let Shards { home, .. } = shards();
+    thread::scope(|scope| {
+        let waits: Vec<_> = (0..4)
+            .map(|vcpu| {
+                let slot = home.event_slot(vcpu).expect("a vCPU");
+                scope.spawn(move || slot.wait(Some(TIMEOUT)))
+            })
+            .collect();
+        let begun = Instant::now();
+        home.wake_waiters();
+        waits.into_iter().for_each(|wait| wait.join().expect("it ends"));
+        assert!(begun.elapsed() < TIMEOUT);
+        // No event is posted.
+        assert!((0..4).all(|vcpu| home.event_slot(vcpu).expect("a vCPU").take().is_empty()));
+    });
+}
+
+#[test]
 fn interrupt_is_delivered_only_in_the_owner_shard_of_its_vcpu() {
     let Shards { home, other, .. } = shards();
     home.interrupt(&fixed(1, 0x31), Shorthand::None, Some(0));
