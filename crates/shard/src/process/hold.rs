@@ -105,6 +105,7 @@ mod tests {
         assert!(hold.begin(), "the VM is paused already");
         hold.end(&PlainVm {
             vcpus: Vec::new(),
+            statistics: Vec::new(),
             sharing: None,
         });
         assert!(is_at_work(&quiescer));

@@ -175,6 +175,9 @@ fn perform(
         | Order::MemoryNodes { .. }
         | Order::Pause
         | Order::Resume
+        | Order::StopVcpu { .. }
+        | Order::ContinueVcpu { .. }
+        | Order::VcpuStatistics { .. }
         | Order::Nmi
         | Order::Reset => Answer::Refused {
             why: "the order is for the VM's home".to_owned(),
