@@ -7,8 +7,10 @@
 mod lease;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use locks::IgnorePoison;
 
 pub use lease::{LeaseError, StopLease};
 
@@ -66,7 +68,7 @@ impl VcpuStop {
                 break;
             };
             let waited = self.changed.wait_timeout(lease, left);
-            lease = waited.unwrap_or_else(PoisonError::into_inner).0;
+            lease = waited.ignore_poison().0;
         }
         drop(lease);
         let stopped_ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -84,7 +86,7 @@ impl VcpuStop {
     }
 
     fn lease(&self) -> MutexGuard<'_, StopLease> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lease.lock().ignore_poison()
     }
 }
 

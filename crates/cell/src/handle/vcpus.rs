@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use hostinfo::kvm_statistics;
+use locks::IgnorePoison;
 use registry::cluster::interface::{Vcpu, VcpuStatistics};
 use serde_json::{Value, json};
 use shard_api::launch::{Answer, Order};
@@ -97,7 +97,7 @@ impl Handle {
     /// The files of KVM's statistics of some vCPUs, beginning with `first`. They may be of any type. Empty if
     /// the shard passes none within [`STATISTICS_LIMIT`].
     fn statistics_files(&self, first: u8) -> Vec<File> {
-        let _counting = self.0.counting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _counting = self.0.counting.lock().ignore_poison();
         {
             // Sending never blocks, so the lock may be held: the answer finds the order that it belongs to.
             let mut state = self.state();
