@@ -263,6 +263,8 @@ fn cell_serves_its_vms_and_its_next_process_or_monitors_go_on() {
         assert_eq!((&vcpu["cell"], &vcpu["cpus"]), (&1.into(), &cpus), "{vcpu}");
         assert_eq!(vcpu["shard_pid"], vm.shard());
         assert!(vcpu["ran_ms"].as_u64() > Some(0), "{vcpu}");
+        assert!(vcpu["waited_ms"].is_u64(), "{vcpu}");
+        assert!(vcpu["kvm"]["halts"].as_u64() > Some(0), "{vcpu}");
     }
     let given = cluster.given_bytes(1);
     let prints = "i=0; while [ ! -e /tmp/stop ]; do i=$((i + 1)); echo $i; sleep 0.1; done";

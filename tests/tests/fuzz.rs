@@ -126,6 +126,7 @@ targets! {
     rng
     span_packets
     state
+    vcpu_statistics
     vsock
 }
 

@@ -54,6 +54,8 @@ pub(crate) struct VcpuThread {
     pub(crate) last_cpu: usize,
     /// The time that it has run, in milliseconds.
     pub(crate) ran_ms: u64,
+    /// The time that it was ready to run and waited for a CPU, in milliseconds.
+    pub(crate) waited_ms: u64,
 }
 
 /// The threads of the vCPUs of the shard with the process id `shard`, identified by their names as in
@@ -78,15 +80,24 @@ fn vcpu_thread(thread: &Path) -> Option<VcpuThread> {
     let set = sched_getaffinity(Pid::from_raw(id)).ok()?;
     let cpus = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
     let ran = fs::read_to_string(thread.join("schedstat")).ok()?;
-    let ran_ns: u64 = ran.split(' ').next()?.parse().ok()?;
+    let (ran_ms, waited_ms) = run_times(&ran)?;
     let stat = fs::read_to_string(thread.join("stat")).ok()?;
     Some(VcpuThread {
         vcpu,
         id,
         cpus: cpus.collect(),
         last_cpu: last_cpu_of(&stat)?,
-        ran_ms: ran_ns / 1_000_000,
+        ran_ms,
+        waited_ms,
     })
+}
+
+/// Run time and time of waiting for a CPU, in milliseconds, of a line of `/proc/TID/schedstat`: nanoseconds
+/// each (Linux, `Documentation/scheduler/sched-stats.rst`).
+fn run_times(schedstat: &str) -> Option<(u64, u64)> {
+    let mut fields = schedstat.split_ascii_whitespace();
+    let mut next = || Some(fields.next()?.parse::<u64>().ok()? / 1_000_000);
+    Some((next()?, next()?))
 }
 
 /// The CPU in a line of `/proc/PID/task/TID/stat`: field 39, counted from the thread's id (proc(5)). The
@@ -133,6 +144,14 @@ mod tests {
         (0..CpuSet::count())
             .filter(|cpu| set.is_set(*cpu).unwrap())
             .collect()
+    }
+
+    #[test]
+    fn run_and_wait_times_of_a_thread_are_milliseconds() {
+        assert_eq!(run_times("5999999 12000000 44\n"), Some((5, 12)));
+        for wrong in ["", "1", "1 x 2", "-1 2 3"] {
+            assert_eq!(run_times(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

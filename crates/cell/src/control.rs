@@ -143,6 +143,8 @@ fn carry_out(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answe
         },
         Request::Pause => vm.pause(),
         Request::Resume => vm.resume(),
+        Request::PauseVcpu { vcpu, for_ms } => vm.stop_vcpu(*vcpu, *for_ms),
+        Request::ResumeVcpu { vcpu } => vm.continue_vcpu(*vcpu),
         Request::Reset => vm.reset(),
         Request::Nmi => vm.nmi(),
         Request::Update(update) => {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use fault_point::fault_point;
 use locks::IgnorePoison;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use shard_api::launch::{Answer, MoveReport, Order};
+use shard_api::launch::{Answer, MoveReport, Order, VCPU_STOP_MS_MAX};
 
 pub(crate) use self::state::Helper;
 use self::state::State;
@@ -55,6 +55,8 @@ struct Shared {
     freezing: Mutex<Option<UnixStream>>,
     /// Locked while a client waits for the answer to an order.
     acting: Mutex<()>,
+    /// Locked while a client waits for statistics of vCPUs.
+    counting: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -223,6 +225,21 @@ impl Handle {
             }
             None => Err(io::Error::other("the VM does not answer")),
         }
+    }
+
+    /// Stops a vCPU for `for_ms` milliseconds from now, or renews its stop. It goes on by itself.
+    pub fn stop_vcpu(&self, vcpu: u8, for_ms: u16) -> io::Result<()> {
+        if !(1..=VCPU_STOP_MS_MAX).contains(&for_ms) {
+            return Err(io::Error::other(format!(
+                "a vCPU is stopped for 1 to {VCPU_STOP_MS_MAX} ms at a time, not for {for_ms} ms"
+            )));
+        }
+        self.confirm(&Order::StopVcpu { vcpu, for_ms })
+    }
+
+    /// Ends the stop of a vCPU before its deadline.
+    pub fn continue_vcpu(&self, vcpu: u8) -> io::Result<()> {
+        self.confirm(&Order::ContinueVcpu { vcpu })
     }
 
     /// Starts the VM again, as by a machine's reset button. Returns when its next shard has started.

@@ -41,4 +41,5 @@ pub mod snapshot;
 mod socket;
 pub mod spanning;
 mod text;
+mod vcpu_statistics;
 pub mod vm;

@@ -1,5 +1,6 @@
 //! The monitor's end of the control socket to a shard: sends the launch and orders, receives reports.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
@@ -8,8 +9,8 @@ use std::time::Instant;
 
 use locks::IgnorePoison;
 use serde_json::Value;
-use shard_api::control::{Assembly, ControlSocket, PACKET_BYTES_MAX};
-use shard_api::launch::{Launch, NumberedOrder, Order, OrderId, Report};
+use shard_api::control::{Assembly, ControlSocket, PACKET_BYTES_MAX, Packet};
+use shard_api::launch::{Answer, Launch, NumberedOrder, Order, OrderId, Report};
 use shard_api::message::ReceiveError;
 use shard_api::version::send_launch;
 
@@ -104,10 +105,12 @@ impl ShardLink {
 }
 
 /// Reads reports until the shard is gone. The shard may be in a guest's hands: messages are bounded, files
-/// that come with them are closed, and text is made printable.
+/// come with one kind of answer alone, and text is made printable.
 pub struct Reports {
     socket: ControlSocket,
     assembly: Assembly,
+    /// The files of the last report, which may be of any type.
+    files: Vec<File>,
     /// Whether the last message was no report.
     is_broken: bool,
 }
@@ -118,6 +121,7 @@ impl Reports {
         Self {
             socket,
             assembly: Assembly::default(),
+            files: Vec::new(),
             is_broken: false,
         }
     }
@@ -125,6 +129,12 @@ impl Reports {
     /// Whether the reports ended because the shard sent a message that is no report.
     pub fn is_broken(&self) -> bool {
         self.is_broken
+    }
+
+    /// Takes the files that came with the last report: those of [`Answer::VcpuStatistics`], as many as the
+    /// answer names, or none if this process has no descriptors left. They may be of any type.
+    pub(crate) fn take_files(&mut self) -> Vec<File> {
+        std::mem::take(&mut self.files)
     }
 
     /// The next report; `None` at the end, or after a message that is no report.
@@ -152,22 +162,50 @@ impl Reports {
 
     /// The next report; none at the end, or if it has not arrived before `deadline`.
     fn receive(&mut self, deadline: Option<Instant>) -> Result<Option<Report>, ReceiveError> {
-        let message = loop {
+        self.files = Vec::new();
+        let (message, packet) = loop {
             if let Some(deadline) = deadline
                 && !self.socket.wait_until(deadline)?
             {
                 return Ok(None);
             }
-            let Some(packet) = self.socket.receive_packet(PACKET_BYTES_MAX)? else {
+            let next = self.socket.receive_packet_with_files(PACKET_BYTES_MAX)?;
+            let Some(packet) = next else {
                 return Ok(None);
             };
-            if let Some(message) = self.assembly.take(&packet)? {
-                break message;
+            let message = self.assembly.take(&packet.bytes)?;
+            let has_files = packet.is_cut || !packet.files.is_empty();
+            match message {
+                Some(message) => break (message, packet),
+                // The message with files is short: it is one packet.
+                None if has_files => return Err(ReceiveError::Packet),
+                None => {}
             }
         };
         let mut report: Value = serde_json::from_slice(&message)?;
         make_printable(&mut report);
-        Ok(serde_json::from_value(report)?)
+        let report = serde_json::from_value(report)?;
+        let named = match &report {
+            Report::Answer {
+                answer: Answer::VcpuStatistics { files },
+                ..
+            } => Some(usize::from(*files)),
+            _ => None,
+        };
+        match (named, packet) {
+            // This process has no descriptors left: the answer came without files.
+            (Some(_), Packet { is_cut: true, .. }) => {}
+            (
+                named,
+                Packet {
+                    files, is_cut: false, ..
+                },
+            ) if files.len() == named.unwrap_or(0) => {
+                self.files = files;
+            }
+            _ => return Err(ReceiveError::Packet),
+        }
+        Ok(Some(report))
     }
 }
 
@@ -189,7 +227,7 @@ mod tests {
 
     use nix::sys::socket::{ControlMessage, MsgFlags, send, sendmsg};
     use serde_json::json;
-    use shard_api::launch::{Answer, Ending};
+    use shard_api::launch::Ending;
 
     use super::*;
 
@@ -262,6 +300,32 @@ mod tests {
         ] {
             assert_eq!(sent_as_packet(wrong, 0), None, "{} bytes", wrong.len());
         }
+    }
+
+    #[test]
+    fn files_come_with_an_answer_that_names_them_and_with_no_other_report() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let answered = |named: u8, sent: usize| {
+            let (monitor, shard) = ControlSocket::pair().unwrap();
+            let answer = Answer::VcpuStatistics { files: named };
+            let to = OrderId::default();
+            shard
+                .send(&Report::Answer { to, answer }, &vec![file.as_fd(); sent])
+                .unwrap();
+            let mut reports = Reports::new(monitor);
+            let is_report = reports.next_report().is_some();
+            assert_ne!(is_report, reports.is_broken());
+            is_report.then(|| reports.take_files().len())
+        };
+        for count in [0, 1, 64] {
+            assert_eq!(answered(count, count.into()), Some(count.into()));
+        }
+        // Other numbers than it names.
+        for (named, sent) in [(2, 1), (1, 2), (0, 1), (1, 0)] {
+            assert_eq!(answered(named, sent), None, "{sent} files of {named}");
+        }
+        // More than there is room for: the kernel closes the rest.
+        assert_eq!(answered(65, 65), Some(0));
     }
 
     /// The report that a monitor decodes from a shard's packet with so many files.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -18,12 +18,13 @@ use locks::IgnorePoison;
 use nix::unistd::geteuid;
 use registry::cluster::client;
 use registry::cluster::files::Files;
-use registry::control::{self, Answer, ask};
+use registry::control::{self, Answer, VCPU_STOP_MS_MAX, ask};
 use registry::lease::Lease;
 use registry::monitor::{Batch, Event};
 use registry::update::Update;
 use registry::vms::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
-use utoipa::OpenApi;
+use serde::Deserialize;
+use utoipa::{IntoParams, OpenApi};
 
 use crate::caller::{Caller, MemberRights, recognize};
 use crate::idempotency::once;
@@ -409,29 +410,91 @@ async fn kill_vm(
     Ok(Json(Stopped { killed: true }))
 }
 
-/// Has a VM stand still until it is resumed. Answers when it does.
-#[utoipa::path(post, path = "/v1/vms/{name}/pause", params(("name" = String, Path)), responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
-    (status = 409, body = Problem)))]
+/// Query of a pause.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct PauseWords {
+    /// Only this vCPU, of a VM that does not span cells. It goes on by itself.
+    #[param(value_type = Option<u8>)]
+    vcpu: Option<String>,
+    /// Length of the vCPU's stop from now, in milliseconds: 1 to 100, and 100 when absent. A further request
+    /// renews the stop.
+    #[param(value_type = Option<u16>)]
+    for_ms: Option<String>,
+}
+
+/// Query of a resume.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ResumeWords {
+    /// Only this vCPU.
+    #[param(value_type = Option<u8>)]
+    vcpu: Option<String>,
+}
+
+fn vcpu_number(text: &str) -> Result<u8> {
+    text.parse()
+        .map_err(|_| Problem::bad_request("vcpu is a number from 0 to 255"))
+}
+
+fn pause_request(words: &PauseWords) -> Result<control::Request> {
+    let vcpu = words.vcpu.as_deref().map(vcpu_number).transpose()?;
+    let length = words.for_ms.as_deref().map(|text| {
+        let length = text.parse().ok();
+        let length = length.filter(|length| (1..=VCPU_STOP_MS_MAX).contains(length));
+        let why = || Problem::bad_request(format!("for_ms is a number from 1 to {VCPU_STOP_MS_MAX}"));
+        length.ok_or_else(why)
+    });
+    match (vcpu, length.transpose()?) {
+        (Some(vcpu), length) => Ok(control::Request::PauseVcpu {
+            vcpu,
+            for_ms: length.unwrap_or(VCPU_STOP_MS_MAX),
+        }),
+        (None, None) => Ok(control::Request::Pause),
+        (None, Some(_)) => Err(Problem::bad_request(
+            "for_ms needs vcpu; a VM is paused until it is resumed",
+        )),
+    }
+}
+
+fn resume_request(words: &ResumeWords) -> Result<control::Request> {
+    let vcpu = words.vcpu.as_deref().map(vcpu_number).transpose()?;
+    Ok(
+        vcpu.map_or(control::Request::Resume, |vcpu| control::Request::ResumeVcpu {
+            vcpu,
+        }),
+    )
+}
+
+/// Has a VM stand still until it is resumed, or one of its vCPUs for a moment. Answers when it does.
+#[utoipa::path(post, path = "/v1/vms/{name}/pause", params(("name" = String, Path), PauseWords), responses(
+    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem),
+    (status = 404, body = Problem), (status = 409, body = Problem)))]
 async fn pause_vm(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
+    uri: Uri,
 ) -> Result<StatusCode> {
-    order((context, caller), name, control::Request::Pause, ANSWER_LIMIT).await?;
+    let request = pause_request(&guest::query(&uri)?)?;
+    order((context, caller), name, request, ANSWER_LIMIT).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Lets a VM go on that stands still.
-#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path)), responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
-    (status = 409, body = Problem)))]
+/// Lets a VM, or one of its vCPUs, go on that stands still.
+#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path), ResumeWords), responses(
+    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem),
+    (status = 404, body = Problem), (status = 409, body = Problem)))]
 async fn resume_vm(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
+    uri: Uri,
 ) -> Result<StatusCode> {
-    order((context, caller), name, control::Request::Resume, ANSWER_LIMIT).await?;
+    let request = resume_request(&guest::query(&uri)?)?;
+    order((context, caller), name, request, ANSWER_LIMIT).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -526,4 +589,29 @@ pub(crate) fn cells() -> Result<Vec<Cell>> {
     Ok(status.map_or_else(Vec::new, |status| {
         status.cells.into_iter().map(Cell::from).collect()
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_of_a_pause_names_a_vcpu_and_1_to_100_ms() {
+        let request = |vcpu: Option<&str>, for_ms: Option<&str>| {
+            let (vcpu, for_ms) = (vcpu.map(str::to_owned), for_ms.map(str::to_owned));
+            pause_request(&PauseWords { vcpu, for_ms }).ok()
+        };
+        assert!(matches!(request(None, None), Some(control::Request::Pause)));
+        for (for_ms, length) in [(None, 100), (Some("1"), 1), (Some("100"), 100)] {
+            assert!(matches!(
+                request(Some("3"), for_ms),
+                Some(control::Request::PauseVcpu { vcpu: 3, for_ms }) if for_ms == length
+            ));
+        }
+        for wrong in ["0", "101", "100ms", "-1", ""] {
+            assert!(request(Some("3"), Some(wrong)).is_none(), "{wrong}");
+        }
+        assert!(request(None, Some("5")).is_none());
+        assert!(request(Some("256"), None).is_none());
+    }
 }

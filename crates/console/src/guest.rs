@@ -93,7 +93,7 @@ fn deadline(limit_s: u64) -> Result<Instant> {
 }
 
 /// Parses the parameters after the `?`, each of which may occur once.
-fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T> {
+pub(crate) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T> {
     let mut words = serde_json::Map::new();
     for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
         if words.insert(key.to_string(), value.into()).is_some() {

@@ -7,7 +7,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use operations::{Failure, cells, memory};
-use registry::cluster::interface::Vcpu;
+use registry::cluster::interface::{Vcpu, VcpuStatistics};
 use registry::control::{self, Answer};
 use registry::vms::Registry;
 use serde::{Deserialize, Serialize};
@@ -117,6 +117,40 @@ pub struct VcpuThread {
     pub last_cpu: usize,
     /// CPU time so far, in milliseconds.
     pub ran_ms: u64,
+    /// Time that the thread was ready and waited for a CPU, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waited_ms: Option<u64>,
+    /// KVM's statistics; absent for a VM that spans cells, or where the host's KVM has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kvm: Option<KvmStatistics>,
+}
+
+/// KVM's statistics of a vCPU since the VM's last boot. Each is absent if the host's KVM does not count it.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct KvmStatistics {
+    /// Exits from the guest, those that KVM served by itself included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exits: Option<u64>,
+    /// Exits because the guest halted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub halts: Option<u64>,
+    /// Time that it was halted, in milliseconds. A halt that goes on is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub halted_ms: Option<u64>,
+    /// Whether it is halted now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub is_halted: Option<bool>,
+}
+
+impl From<VcpuStatistics> for KvmStatistics {
+    fn from(statistics: VcpuStatistics) -> Self {
+        Self {
+            exits: statistics.exits,
+            halts: statistics.halts,
+            halted_ms: statistics.halted_ms,
+            is_halted: statistics.is_halted,
+        }
+    }
 }
 
 impl From<Vcpu> for VcpuThread {
@@ -130,6 +164,8 @@ impl From<Vcpu> for VcpuThread {
             cpus: vcpu.cpus,
             last_cpu: vcpu.last_cpu,
             ran_ms: vcpu.ran_ms,
+            waited_ms: vcpu.waited_ms,
+            kvm: vcpu.kvm.map(KvmStatistics::from),
         }
     }
 }

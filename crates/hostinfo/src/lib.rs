@@ -7,6 +7,7 @@
 //! | [`facts`] | all facts: found, measured and asserted ones, and those of the cluster's cells |
 //! | [`capacity`] | the free capacity of cells, from their reports, facts and assertions |
 //! | [`nodes`] | the NUMA nodes of a spanning VM's guest |
+//! | [`kvm_statistics`] | halts and exits of a vCPU, from KVM's statistics |
 //! | [`memory_use`] | what running VMs take of the host's memory |
 //!
 //! It reads sysfs, `/proc`, and the files of [`registry`], and writes only the measurements that it keeps in
@@ -19,6 +20,7 @@
 
 pub mod capacity;
 pub mod facts;
+pub mod kvm_statistics;
 pub mod measure;
 pub mod memory_use;
 pub mod nodes;

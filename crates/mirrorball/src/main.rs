@@ -92,15 +92,24 @@ enum Command {
         #[command(flatten)]
         request: RequestArgs,
     },
-    /// Pause a VM until it is resumed
+    /// Pause a VM until it is resumed, or one of its vCPUs for a moment
     Pause {
         #[command(flatten)]
         vms: Selection,
+        /// Only this vCPU, of a VM that does not span cells; again before the time is over, it renews it
+        #[arg(long, value_name = "N")]
+        vcpu: Option<u8>,
+        /// Time after which the vCPU goes on by itself: 1ms to 100ms; 100ms when not given
+        #[arg(long = "for", value_name = "TIME", requires = "vcpu", value_parser = clients::stop_length)]
+        length: Option<u16>,
     },
-    /// Resume a paused VM
+    /// Resume a paused VM, or one of its vCPUs
     Resume {
         #[command(flatten)]
         vms: Selection,
+        /// Only this vCPU, which `pause --vcpu` has stopped
+        #[arg(long, value_name = "N")]
+        vcpu: Option<u8>,
     },
     /// Start a VM again without a request to its guest, as by a machine's reset button
     Reset {
@@ -346,8 +355,12 @@ fn obey(command: Command) -> Result<ExitCode> {
             vms.each("stopped", |vm, folder| clients::stop(vm, folder, limit))
         }
         Command::Kill { vms, .. } => vms.each("killed", clients::kill),
-        Command::Pause { vms } => vms.each("paused", clients::pause),
-        Command::Resume { vms } => vms.each("resumed", clients::resume),
+        Command::Pause { vms, vcpu, length } => vms.each("paused", |name, folder| {
+            clients::pause(name, folder, vcpu.map(|vcpu| (vcpu, length)))
+        }),
+        Command::Resume { vms, vcpu } => {
+            vms.each("resumed", |name, folder| clients::resume(name, folder, vcpu))
+        }
         Command::Reset { vms, .. } => vms.each("reset", clients::reset),
         Command::Nmi { vm } => clients::nmi(&vm),
         Command::Wait { vms, awaited, limit } => vms.each(awaited.done(), |vm, folder| {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use shard_api::launch::VCPU_STOP_MS_MAX;
 use urpc::version::Versions;
 
 use crate::json_line::Protocol;
@@ -68,6 +69,18 @@ pub enum Request {
     Pause,
     /// Resume after [`Request::Pause`].
     Resume,
+    /// Stop one vCPU of a VM that does not span cells, or renew its stop. It goes on by itself.
+    PauseVcpu {
+        /// The vCPU's number.
+        vcpu: u8,
+        /// Length of the stop from now, in milliseconds: [`VCPU_STOP_MS_MAX`] at most.
+        for_ms: u16,
+    },
+    /// End a [`Request::PauseVcpu`] before its deadline.
+    ResumeVcpu {
+        /// The vCPU's number.
+        vcpu: u8,
+    },
     /// Restart the guest, as by a machine's reset button. The response comes when the VM starts.
     Reset,
     /// Send each vCPU a non-maskable interrupt.
@@ -150,6 +163,8 @@ impl Request {
             | Self::Balloon { .. }
             | Self::Pause
             | Self::Resume
+            | Self::PauseVcpu { .. }
+            | Self::ResumeVcpu { .. }
             | Self::Update(_)
             | Self::AwaitRunning { .. }
             | Self::AwaitEnd { .. } => true,

@@ -25,6 +25,7 @@ pub mod sharing;
 pub mod snapshot;
 pub mod span;
 pub mod vcpu;
+pub mod vcpu_stop;
 pub mod virtio;
 
 use std::io;

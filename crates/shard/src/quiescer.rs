@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use locks::IgnorePoison;
 
+use crate::vcpu_stop::VcpuStop;
+
 /// Time limit for all vCPUs to park.
 const PAUSE_LIMIT: Duration = Duration::from_millis(20);
 /// Interval at which a pause checks its time limit while a vCPU parks.
@@ -44,7 +46,7 @@ type Waker = Box<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 struct Vcpus {
     parked: usize,
-    threads: Vec<libc::pthread_t>,
+    threads: Vec<(libc::pthread_t, Arc<VcpuStop>)>,
     kick: Option<libc::c_int>,
 }
 
@@ -89,11 +91,13 @@ impl Quiescer {
 
     /// Registers the calling vCPU's thread, before it first enters the guest. `kick` is the signal that makes
     /// it leave the guest, and that prevents its entry.
-    pub fn join(&self, kick: libc::c_int) -> Participant<'_> {
+    ///
+    /// While `stop` has the thread parked, a pause makes it park here instead.
+    pub fn join(&self, kick: libc::c_int, stop: Arc<VcpuStop>) -> Participant<'_> {
         // SAFETY: the calling thread's own handle.
         let thread = unsafe { libc::pthread_self() };
         let mut vcpus = self.vcpus();
-        vcpus.threads.push(thread);
+        vcpus.threads.push((thread, stop));
         vcpus.kick = Some(kick);
         Participant {
             quiescer: self,
@@ -166,9 +170,10 @@ impl Quiescer {
 impl Vcpus {
     fn kick_all(&self) {
         let Some(signal) = self.kick else { return };
-        for &thread in &self.threads {
+        for (thread, stop) in &self.threads {
             // SAFETY: a thread removes itself from the list before it ends. A parked one only wakes in vain.
-            unsafe { libc::pthread_kill(thread, signal) };
+            unsafe { libc::pthread_kill(*thread, signal) };
+            stop.wake();
         }
     }
 }
@@ -197,7 +202,10 @@ impl Participant<'_> {
 impl Drop for Participant<'_> {
     fn drop(&mut self) {
         let thread = self.thread;
-        self.quiescer.vcpus().threads.retain(|&member| member != thread);
+        self.quiescer
+            .vcpus()
+            .threads
+            .retain(|(member, _)| *member != thread);
         self.quiescer.changed.notify_all();
     }
 }
@@ -233,7 +241,7 @@ mod tests {
         for kind in 0..4 {
             let (quiescer, counter, stop) = (quiescer.clone(), counter.clone(), stop.clone());
             threads.push(thread::spawn(move || {
-                let vcpu = (kind % 2 == 0).then(|| quiescer.join(SIGRTMIN()));
+                let vcpu = (kind % 2 == 0).then(|| quiescer.join(SIGRTMIN(), Arc::default()));
                 while !stop.load(Ordering::Relaxed) {
                     let _working = match &vcpu {
                         Some(vcpu) => {
@@ -278,7 +286,7 @@ mod tests {
         let other = quiescer.clone();
         let (joined, wait) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
-            let vcpu = other.join(SIGRTMIN());
+            let vcpu = other.join(SIGRTMIN(), Arc::default());
             joined.send(()).unwrap();
             while let Ok(true) = woken.recv() {
                 vcpu.check();
@@ -311,7 +319,7 @@ mod tests {
         let (joined, wait) = std::sync::mpsc::channel();
         let (release, held) = std::sync::mpsc::channel::<()>();
         let thread = thread::spawn(move || {
-            let vcpu = other.join(SIGRTMIN());
+            let vcpu = other.join(SIGRTMIN(), Arc::default());
             joined.send(()).unwrap();
             held.recv().unwrap();
             vcpu.check();
@@ -321,5 +329,47 @@ mod tests {
         release.send(()).unwrap();
         thread.join().unwrap();
         assert!(quiescer.pause().is_some());
+    }
+
+    #[test]
+    fn stopped_vcpu_parks_for_a_pause_at_once_and_stays_stopped_after_it() {
+        register_signal_handler(SIGRTMIN(), ignore).unwrap();
+        let (quiescer, stop) = (Quiescer::new(), Arc::new(VcpuStop::default()));
+        let (other, own) = (quiescer.clone(), stop.clone());
+        let runs = Arc::new(AtomicU64::new(0));
+        let (count, ended) = (runs.clone(), Arc::new(AtomicBool::new(false)));
+        let end = ended.clone();
+        let thread = thread::spawn(move || {
+            let vcpu = other.join(SIGRTMIN(), own.clone());
+            while !end.load(Ordering::SeqCst) {
+                vcpu.check();
+                if own.is_wanted() {
+                    own.park(|| vcpu.wanted());
+                    continue;
+                }
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        while runs.load(Ordering::SeqCst) == 0 {
+            thread::yield_now();
+        }
+        let length = Duration::from_millis(100);
+        let mut pauses = 0;
+        for _ in 0..50 {
+            stop.stop(length).unwrap();
+            let begun = Instant::now();
+            if let Some(pause) = quiescer.pause() {
+                pauses += u32::from(begun.elapsed() < length);
+                drop(pause);
+                stop.go_on();
+            }
+        }
+        assert!(
+            pauses > 0,
+            "no pause was complete before the deadline of the stop"
+        );
+        ended.store(true, Ordering::SeqCst);
+        stop.go_on();
+        thread.join().unwrap();
     }
 }

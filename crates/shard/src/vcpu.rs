@@ -14,6 +14,7 @@ use crate::kick::{self, Kickable};
 use crate::launch::Ending;
 use crate::quiescer::Quiescer;
 use crate::sandbox::ThreadKind;
+use crate::vcpu_stop::VcpuStop;
 
 /// Number of exits by kind.
 #[derive(Debug, Default)]
@@ -70,6 +71,8 @@ pub struct VcpuThread {
     pub kind: ThreadKind,
     /// Counters of exits.
     pub counters: Arc<VcpuCounters>,
+    /// Stop of the vCPU by an order.
+    pub stop: Arc<VcpuStop>,
     /// Runs the vCPU until the VM ends; pauses when the quiescer requests it.
     pub run: Box<dyn FnOnce(&Quiescer) + Send>,
 }
@@ -87,21 +90,23 @@ enum Step {
 impl<L: LocalController> Vcpu<L> {
     /// Returns the start parameters of the vCPU's thread.
     pub fn into_thread(self) -> VcpuThread {
+        let stop = Arc::new(VcpuStop::default());
         VcpuThread {
             kind: L::THREAD,
             counters: self.counters.clone(),
-            run: Box::new(move |quiescer| self.run(quiescer)),
+            stop: stop.clone(),
+            run: Box::new(move |quiescer| self.run(quiescer, &stop)),
         }
     }
 
-    /// Runs until the VM ends; pauses when `quiescer` requests it.
-    pub fn run(mut self, quiescer: &Quiescer) {
+    /// Runs until the VM ends; pauses when `quiescer` requests it, and parks while `stop` does.
+    pub fn run(mut self, quiescer: &Quiescer, stop: &Arc<VcpuStop>) {
         let flag = &raw mut self.fd.get_kvm_run().immediate_exit;
         // SAFETY: in the page that KVM shares, mapped as long as `self.fd`, which is dropped after this. The
         // kernel reads it; this thread writes it only through this, its handler, and `finish`, a byte at
         // once.
         let kickable = unsafe { Kickable::new(flag) };
-        let participant = quiescer.join(kick::signal());
+        let participant = quiescer.join(kick::signal(), stop.clone());
         if let Err(error) = self.local.open() {
             let detail = format!("a vCPU's thread cannot start: {error}");
             self.end.end(Ending::ShardFailed { detail });
@@ -121,6 +126,10 @@ impl<L: LocalController> Vcpu<L> {
                     break;
                 }
                 participant.check();
+                continue;
+            }
+            if stop.is_wanted() {
+                stop.park(|| participant.wanted() || self.end.stopping());
                 continue;
             }
             match self.prepare() {

@@ -20,6 +20,7 @@ use nix::sys::socket::{
 };
 use serde::Serialize;
 
+use crate::launch::STATISTICS_FILES_MAX;
 use crate::message::{FILES_MAX, Files, ReceiveError};
 
 /// Greatest size of a packet, bytes, header included. Linux refuses a packet that is longer than the sender's
@@ -73,8 +74,16 @@ impl Assembly {
     }
 }
 
-/// The bytes of a packet, and its files.
-type Packet = (Vec<u8>, Vec<File>);
+/// A packet that was received.
+#[derive(Debug)]
+pub struct Packet {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Its files.
+    pub files: Vec<File>,
+    /// Whether it had more files: there was no room for them, or this process has no descriptors left.
+    pub is_cut: bool,
+}
 
 /// One end of a control socket.
 #[derive(Debug)]
@@ -172,14 +181,30 @@ impl ControlSocket {
     /// Fails with [`ReceiveError::Packet`] if the packet is longer, or has files.
     pub fn receive_packet(&self, max: usize) -> Result<Option<Vec<u8>>, ReceiveError> {
         // Without room for them the kernel closes the files and reports it.
-        Ok(self.receive_into(max, None)?.map(|(packet, _)| packet))
+        match self.receive_into(max, None)? {
+            Some(packet) if packet.is_cut => Err(ReceiveError::Packet),
+            packet => Ok(packet.map(|packet| packet.bytes)),
+        }
+    }
+
+    /// Receives the next packet as [`Self::receive_packet`] does, with up to [`STATISTICS_FILES_MAX`] files.
+    ///
+    /// # Errors
+    /// Fails with [`ReceiveError::Packet`] if the packet is longer.
+    pub fn receive_packet_with_files(&self, max: usize) -> Result<Option<Packet>, ReceiveError> {
+        let mut rights = nix::cmsg_space!([RawFd; STATISTICS_FILES_MAX]);
+        self.receive_into(max, Some(&mut rights))
     }
 
     /// Receives a message and its files: the first message, from a monitor.
     pub fn receive_with_files(&self) -> Result<(Vec<u8>, Files), ReceiveError> {
         let mut rights = nix::cmsg_space!([RawFd; FILES_MAX]);
         let first = self.receive_into(PACKET_BYTES_MAX, Some(&mut rights))?;
-        let (mut packet, files) = first.ok_or(ReceiveError::Incomplete)?;
+        let first = first.ok_or(ReceiveError::Incomplete)?;
+        if first.is_cut {
+            return Err(ReceiveError::Packet);
+        }
+        let (mut packet, files) = (first.bytes, first.files);
         let mut assembly = Assembly::default();
         loop {
             if let Some(message) = assembly.take(&packet)? {
@@ -260,10 +285,14 @@ impl ControlSocket {
             }
             Ok((message.bytes, message.flags, files))
         })?;
-        if bytes != length || flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
+        if bytes != length || flags.contains(MsgFlags::MSG_TRUNC) {
             return Err(ReceiveError::Packet);
         }
-        Ok(Some((packet, files)))
+        Ok(Some(Packet {
+            bytes: packet,
+            files,
+            is_cut: flags.contains(MsgFlags::MSG_CTRUNC),
+        }))
     }
 }
 

@@ -23,7 +23,10 @@ pub use devices::{
 pub use ending::Ending;
 pub use handover::{HandoverReply, HandoverRequest};
 pub use memory::{MemoryLaunch, NodeLaunch, Pages};
-pub use order::{Answer, MoveReport, NumberedOrder, Order, OrderId, Report};
+pub use order::{
+    Answer, MoveReport, NumberedOrder, Order, OrderId, Report, STATISTICS_FILES_MAX, VCPU_STOP_MS_MAX,
+    VCPU_STOP_TOTAL_MAX,
+};
 pub use sandbox::{Identity, SandboxLaunch, SandboxPolicy};
 pub use span::{
     CoherenceLaunch, LanePipes, LaneSockets, Leaf, PipesAt, Ratio, ShardChannels, ShardMemory, SharedLanes,

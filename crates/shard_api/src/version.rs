@@ -192,12 +192,15 @@ mod tests {
             Order::PowerButton => "power-button",
             Order::Balloon { .. } => "balloon",
             Order::Status => "status",
+            Order::VcpuStatistics { .. } => "vcpu-statistics",
             Order::Move { .. } => "move",
             Order::Step { .. } => "step",
             Order::Shared { .. } => "shared",
             Order::MemoryNodes { .. } => "memory-nodes",
             Order::Pause => "pause",
             Order::Resume => "resume",
+            Order::StopVcpu { .. } => "stop-vcpu",
+            Order::ContinueVcpu { .. } => "continue-vcpu",
             Order::Nmi => "nmi",
             Order::Reset => "reset",
             Order::Quit => "quit",
@@ -227,6 +230,6 @@ mod tests {
             .map(|order| name_of(order).to_owned())
             .collect();
         assert_eq!(names, kinds(&samples, "orders"));
-        assert_eq!(names.len(), 12);
+        assert_eq!(names.len(), 15);
     }
 }

@@ -28,6 +28,7 @@ mod qcow2;
 mod rng;
 mod span_packets;
 mod state;
+mod vcpu_statistics;
 mod vsock;
 
 /// Runs one input. Rejects bytes that make no input of the target's type.
@@ -74,6 +75,7 @@ targets! {
     rng
     span_packets
     state
+    vcpu_statistics
     vsock
 }
 

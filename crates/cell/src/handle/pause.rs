@@ -106,7 +106,7 @@ impl Handle {
     }
 
     /// Sends an order that is only confirmed. A shard that loads its VM would obey it much later.
-    fn confirm(&self, order: &Order) -> io::Result<()> {
+    pub(super) fn confirm(&self, order: &Order) -> io::Result<()> {
         if !self.state().runs {
             return Err(io::Error::other("the VM does not run yet"));
         }

@@ -1,5 +1,6 @@
 //! State of a VM in its monitor while its shards start, run and end.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -57,6 +58,10 @@ pub(crate) struct State {
     pub(super) asked: Option<OrderId>,
     /// The answer to that order, once it has come.
     pub(super) answer: Option<Answer>,
+    /// The order for statistics of vCPUs that is not answered yet.
+    pub(super) statistics_asked: Option<OrderId>,
+    /// The answer to that order, once it has come, with its files, which may be of any type.
+    pub(super) statistics: Option<(Answer, Vec<File>)>,
     /// Whether the VM is paused by order.
     pub(super) is_paused: bool,
     /// The order that pauses the VM (true) or resumes it, until it is answered.
@@ -108,6 +113,7 @@ impl State {
         (self.home, self.orders, self.parts) = (Some(home.clone()), Some(home), parts);
         (self.runs, self.is_cut_off, self.status_asked) = (false, false, None);
         (self.asked, self.answer) = (None, None);
+        (self.statistics_asked, self.statistics) = (None, None);
         (self.pausing, self.is_paused) = (None, false);
         (self.quit, self.is_quitting) = (None, false);
         self.starts += 1;
@@ -206,6 +212,15 @@ impl State {
         })
     }
 
+    /// Takes an answer of the home with its files, which are dropped if no client waits for them.
+    pub(crate) fn note_answer_with_files(&mut self, to: OrderId, answer: Answer, files: Vec<File>) {
+        if self.statistics_asked == Some(to) {
+            (self.statistics_asked, self.statistics) = (None, Some((answer, files)));
+        } else {
+            self.note_answer(to, answer);
+        }
+    }
+
     /// Takes an answer of the home, which may be in a guest's hands: an answer to no order is dropped.
     pub(crate) fn note_answer(&mut self, to: OrderId, answer: Answer) {
         if self.asked == Some(to) {
@@ -222,7 +237,9 @@ impl State {
         self.status = match answer {
             Answer::Status(status) => Some(Ok(status)),
             Answer::Refused { why } => Some(Err(why)),
-            Answer::Done | Answer::Moved(_) | Answer::MemoryMoved { .. } => return,
+            Answer::Done | Answer::Moved(_) | Answer::MemoryMoved { .. } | Answer::VcpuStatistics { .. } => {
+                return;
+            }
         };
         self.status_asked = None;
     }
@@ -320,6 +337,30 @@ mod tests {
         state.pausing = Some((id(4), false));
         assert_eq!(state.paused_by(id(4), &Answer::Done), Some(false));
         assert!(!state.is_paused);
+    }
+
+    #[test]
+    fn files_are_kept_for_the_order_that_asked_for_them_alone() {
+        let id = |request| OrderId {
+            incarnation: 1,
+            request,
+        };
+        let file = || vec![File::open("/dev/null").unwrap()];
+        let statistics = || Answer::VcpuStatistics { files: 1 };
+        let mut state = State {
+            statistics_asked: Some(id(2)),
+            asked: Some(id(3)),
+            ..State::default()
+        };
+        state.note_answer_with_files(id(1), statistics(), file());
+        assert!(state.statistics.is_none() && state.answer.is_none());
+        state.note_answer_with_files(id(2), statistics(), file());
+        let (answer, files) = state.statistics.take().unwrap();
+        assert_eq!((answer, files.len()), (statistics(), 1));
+        state.note_answer_with_files(id(2), statistics(), file());
+        assert!(state.statistics.is_none(), "a second answer");
+        state.note_answer_with_files(id(3), Answer::Done, Vec::new());
+        assert_eq!(state.answer, Some(Answer::Done));
     }
 
     #[test]

@@ -49,6 +49,7 @@ impl Handle {
             Some(Err(why)) => return Err(io::Error::other(why.clone())),
             None => return Err(io::Error::other("the VM does not answer")),
         };
+        let is_plain = state.cells.is_empty();
         let filtered = state.filtered.iter().map(|count| count.get());
         add_filtered(&mut status, filtered);
         if let Some(parts) = &state.parts {
@@ -56,6 +57,11 @@ impl Handle {
                 .statuses()
                 .ok_or_else(|| io::Error::other("a shard of the VM does not answer"))?;
             add_span(&mut status, &state.cells, clocks, statuses);
+        }
+        drop(state);
+        if is_plain && let Some(status) = status.as_object_mut() {
+            // From the host, whatever the shard sent under this name.
+            status.insert("vcpus".to_owned(), self.vcpu_times().into());
         }
         Ok(status)
     }

@@ -280,7 +280,8 @@ impl RunningBoot<'_> {
                     paused
                         .iter()
                         .for_each(|paused| progress(Progress::Paused(*paused)));
-                    handle.state().note_answer(to, answer);
+                    let files = self.reports.take_files();
+                    handle.state().note_answer_with_files(to, answer, files);
                     handle.changed();
                 }
                 Report::FullDisks { disks } => {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::console::{FOLLOW, LOG};
-use registry::control::{Answer, Request, ask};
+use registry::control::{Answer, Request, VCPU_STOP_MS_MAX, ask};
 use registry::kill::Killed;
 
 use super::execution_site::{Found, find};
@@ -138,14 +138,30 @@ pub fn move_vcpu(name: &str, vcpu: u8, cell: u16) -> Result<ExitCode> {
     done(name, answer)
 }
 
-/// Pauses a VM.
-pub fn pause(name: &str, folder: &Path) -> Result<ExitCode> {
-    order_in(name, folder, &Request::Pause, ORDER_LIMIT)
+/// Pauses a VM, or only a vCPU for so many milliseconds, [`VCPU_STOP_MS_MAX`] when absent.
+pub fn pause(name: &str, folder: &Path, vcpu: Option<(u8, Option<u16>)>) -> Result<ExitCode> {
+    let request = vcpu.map_or(Request::Pause, |(vcpu, for_ms)| Request::PauseVcpu {
+        vcpu,
+        for_ms: for_ms.unwrap_or(VCPU_STOP_MS_MAX),
+    });
+    order_in(name, folder, &request, ORDER_LIMIT)
 }
 
-/// Resumes a VM.
-pub fn resume(name: &str, folder: &Path) -> Result<ExitCode> {
-    order_in(name, folder, &Request::Resume, ORDER_LIMIT)
+/// Resumes a VM, or only a vCPU.
+pub fn resume(name: &str, folder: &Path, vcpu: Option<u8>) -> Result<ExitCode> {
+    let request = vcpu.map_or(Request::Resume, |vcpu| Request::ResumeVcpu { vcpu });
+    order_in(name, folder, &request, ORDER_LIMIT)
+}
+
+/// Parses the length of a vCPU's stop, such as `100ms`, into milliseconds.
+///
+/// # Errors
+/// If it has another form, or is not within 1 to [`VCPU_STOP_MS_MAX`].
+pub fn stop_length(text: &str) -> Result<u16, String> {
+    text.strip_suffix("ms")
+        .and_then(|number| number.parse().ok())
+        .filter(|length| (1..=VCPU_STOP_MS_MAX).contains(length))
+        .ok_or_else(|| format!("a vCPU is stopped for 1ms to {VCPU_STOP_MS_MAX}ms at a time"))
 }
 
 /// Restarts a VM without its guest's cooperation.
@@ -236,5 +252,20 @@ fn done(name: &str, answer: Answer) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_of_a_vcpu_is_1_to_100_ms_and_refused_in_one_line_otherwise() {
+        assert_eq!(stop_length("1ms"), Ok(1));
+        assert_eq!(stop_length("100ms"), Ok(100));
+        for wrong in ["", "ms", "0ms", "101ms", "100", "1s", "-1ms", "1.5ms", "99999ms"] {
+            let why = stop_length(wrong).unwrap_err();
+            assert_eq!(why, "a vCPU is stopped for 1ms to 100ms at a time", "{wrong}");
+        }
     }
 }

@@ -247,6 +247,30 @@ pub struct Vcpu {
     /// CPU time of the thread so far, in milliseconds. It restarts at 0 with each boot, and in each cell to
     /// which the vCPU moves for the first time.
     pub ran_ms: u64,
+    /// Time that the thread was ready to run and waited for a host CPU, in milliseconds. None from a cell of
+    /// the release before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_ms: Option<u64>,
+    /// KVM's statistics of it; none for a VM that spans cells, or where the host's KVM has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kvm: Option<VcpuStatistics>,
+}
+
+/// KVM's statistics of a vCPU since the VM's last boot. Each is none if the host's KVM does not count it.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VcpuStatistics {
+    /// Exits from the guest, those that KVM served by itself included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exits: Option<u64>,
+    /// Exits because the guest halted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub halts: Option<u64>,
+    /// Time that it was halted, in milliseconds. A halt that goes on is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub halted_ms: Option<u64>,
+    /// Whether it is halted now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_halted: Option<bool>,
 }
 
 /// State of the cluster as one cell sees it.

@@ -1,13 +1,16 @@
 //! A machine with its vCPUs, which accepts no further devices: the vCPUs for their threads, and the rest of
 //! the machine.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kvm_ioctls::{VcpuFd, VmFd};
 use serde_json::Value;
+use tracing::debug;
 
 use super::error::{MachineError, kvm};
-use super::vcpus::{boot, leaves_of_vcpu, prepare_vcpu, second};
+use super::vcpus::{boot, leaves_of_vcpu, prepare_vcpu, second, statistics};
 use super::{KernelLoad, Machine, Start};
 use crate::arch::x86_64::layout::Layout;
 use crate::bus::Bus;
@@ -40,6 +43,8 @@ pub struct PlainVm {
     pub sharing: Option<Sharing>,
     /// The vCPUs, for other threads to use while they are paused.
     pub vcpus: Vec<VcpuFd>,
+    /// The files of KVM's statistics of the vCPUs; empty where the host's KVM has none.
+    pub statistics: Vec<OwnedFd>,
 }
 
 impl PlainVm {
@@ -82,7 +87,7 @@ impl Machine {
         self.memory_mapping.finish()?;
         let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
         let migrated_msrs = migrated_msrs(&self.register_numbers);
-        let (mut vcpus, mut seconds) = (Vec::new(), Vec::new());
+        let (mut vcpus, mut seconds) = (Vec::new(), Vec::<VcpuFd>::new());
         for id in 0..count {
             let mut fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
             match &self.start {
@@ -149,6 +154,11 @@ impl Machine {
             }
             Start::Boot { .. } => None,
         };
+        let files: io::Result<Vec<OwnedFd>> = seconds.iter().map(statistics).collect();
+        let files = files.unwrap_or_else(|error| {
+            debug!("the host's KVM has no statistics of vCPUs: {error}");
+            Vec::new()
+        });
         let running = Running {
             vm: self.vm,
             layout: self.layout,
@@ -168,6 +178,7 @@ impl Machine {
             kind: kind.map_plain(|sharing| PlainVm {
                 sharing,
                 vcpus: seconds,
+                statistics: files,
             }),
         })
     }

@@ -1,6 +1,7 @@
 //! New vCPUs in the state in which firmware leaves them.
 
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuFd, VmFd};
@@ -46,4 +47,22 @@ pub(super) fn second(vm: &VmFd, fd: &VcpuFd) -> Result<VcpuFd, MachineError> {
     let copy = own.try_clone_to_owned()?.into_raw_fd();
     // SAFETY: `copy` is a descriptor of a vCPU of this VM, ours alone.
     unsafe { vm.create_vcpu_from_rawfd(copy) }.map_err(kvm("open a vCPU again"))
+}
+
+/// `KVM_GET_STATS_FD` of `linux/kvm.h`.
+const KVM_GET_STATS_FD: libc::c_ulong = 0xaece;
+
+/// Opens the file of KVM's statistics of a vCPU. Called before the first thread is sealed: no filter allows
+/// the request.
+///
+/// # Errors
+/// Fails if the host's KVM has no such file (before Linux 5.14), or the process has no descriptors left.
+pub(super) fn statistics(fd: &VcpuFd) -> io::Result<OwnedFd> {
+    // SAFETY: the request has no argument, and returns a new descriptor.
+    let file = unsafe { libc::ioctl(fd.as_raw_fd(), KVM_GET_STATS_FD) };
+    if file < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made the descriptor, which has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(file) })
 }

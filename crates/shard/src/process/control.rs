@@ -1,8 +1,9 @@
 //! The first thread while the VM runs: it serves the monitor's orders, waits for the end and stops the other
 //! threads.
 
+use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,12 +19,11 @@ use super::status::status;
 use super::vcpus::VcpuThreads;
 use crate::chain::chain;
 use crate::kind::{RunningKind, VmKind};
-use crate::launch::{Answer, Ending, MoveReport, Order, Report};
+use crate::launch::{Answer, Ending, MoveReport, Order, Report, STATISTICS_FILES_MAX};
 use crate::machine::{PlainVm, Running};
 use crate::memory::nodes::MemoryNodes;
 use crate::pci::PciBus;
 use crate::quiescer::Quiescer;
-use crate::vcpu::VcpuCounters;
 use crate::virtio::balloon::BalloonHandle;
 use crate::virtio::block::FullDisks;
 
@@ -88,7 +88,7 @@ impl Control {
                 let mut context = OrderContext {
                     hold: &mut hold,
                     running: &self.running,
-                    counters: &self.vcpus.counters,
+                    vcpus: &self.vcpus,
                     nodes: &mut self.freezer.nodes,
                     bus: &self.bus,
                     balloon: self.balloon.as_ref(),
@@ -156,6 +156,12 @@ fn for_plain_vms() -> Answer {
     Answer::Refused { why }
 }
 
+fn no_vcpu(vcpu: u8) -> Answer {
+    Answer::Refused {
+        why: format!("the VM has no vCPU {vcpu}"),
+    }
+}
+
 fn not_paused() -> Answer {
     let why = format!(
         "its disks take more than {} s to finish the I/O in flight, so that it cannot be paused",
@@ -168,7 +174,7 @@ fn not_paused() -> Answer {
 struct OrderContext<'a, 'quiescer> {
     hold: &'a mut Hold<'quiescer>,
     running: &'a Running,
-    counters: &'a [Arc<VcpuCounters>],
+    vcpus: &'a VcpuThreads,
     nodes: &'a mut MemoryNodes,
     bus: &'a PciBus,
     balloon: Option<&'a BalloonHandle>,
@@ -191,8 +197,9 @@ impl OrderContext<'_, '_> {
             }
             Order::Status => {
                 let console = self.running.console.counters();
-                Answer::Status(status(self.counters, console, self.bus, self.kind))
+                Answer::Status(status(self.vcpus, console, self.bus, self.kind))
             }
+            Order::VcpuStatistics { first } => return self.statistics(first),
             Order::Move { vcpu, shard } => Answer::Moved(self.move_vcpu(vcpu, shard)),
             Order::Step { offset } => {
                 match self.kind {
@@ -219,6 +226,8 @@ impl OrderContext<'_, '_> {
                 self.hold.end(plain);
                 Answer::Done
             }
+            Order::StopVcpu { vcpu, for_ms } => self.stop_vcpu(vcpu, for_ms),
+            Order::ContinueVcpu { vcpu } => self.continue_vcpu(vcpu),
             Order::Nmi => self.nmi(),
             Order::Reset => return Outcome::End(Ending::Reboot),
             Order::Quit => return Outcome::End(Ending::Quit),
@@ -251,6 +260,48 @@ impl OrderContext<'_, '_> {
             Answer::Done
         } else {
             not_paused()
+        }
+    }
+
+    fn statistics(&self, first: u8) -> Outcome {
+        let VmKind::Plain(PlainVm { statistics, .. }) = self.kind else {
+            return Outcome::Answer(for_plain_vms());
+        };
+        let wanted = statistics.iter().skip(first.into()).take(STATISTICS_FILES_MAX);
+        let files: io::Result<Vec<OwnedFd>> = wanted.map(OwnedFd::try_clone).collect();
+        match files {
+            Ok(files) => {
+                // There are 64 at most.
+                let count = files.len() as u8;
+                Outcome::AnswerWithFiles(Answer::VcpuStatistics { files: count }, files)
+            }
+            Err(error) => Outcome::Answer(Answer::Refused { why: chain(&error) }),
+        }
+    }
+
+    fn stop_vcpu(&self, vcpu: u8, for_ms: u16) -> Answer {
+        let VmKind::Plain(_) = self.kind else {
+            return for_plain_vms();
+        };
+        match self.vcpus.stop_one(vcpu, Duration::from_millis(for_ms.into())) {
+            Some(Ok(())) => Answer::Done,
+            Some(Err(error)) => Answer::Refused {
+                why: error.to_string(),
+            },
+            None => no_vcpu(vcpu),
+        }
+    }
+
+    fn continue_vcpu(&self, vcpu: u8) -> Answer {
+        let VmKind::Plain(_) = self.kind else {
+            return for_plain_vms();
+        };
+        match self.vcpus.stops.get(usize::from(vcpu)) {
+            Some(stop) => {
+                stop.go_on();
+                Answer::Done
+            }
+            None => no_vcpu(vcpu),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The monitor's orders as they arrive, and reports to the monitor.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use shard_api::control::ControlSocket;
 use shard_api::message::ReceiveError;
@@ -42,6 +42,8 @@ pub struct Orders {
 pub enum Outcome {
     /// The order has this answer.
     Answer(Answer),
+    /// The order has this answer, with files.
+    AnswerWithFiles(Answer, Vec<OwnedFd>),
     /// The VM ends, and the reported end is the answer.
     End(Ending),
 }
@@ -89,7 +91,7 @@ impl StoredAnswer {
     fn note(&mut self, id: OrderId, answer: &Answer) {
         self.last = id;
         self.answer = match answer {
-            Answer::Status(_) => None,
+            Answer::Status(_) | Answer::VcpuStatistics { .. } => None,
             other => Some(other.clone()),
         };
     }
@@ -140,27 +142,30 @@ impl Orders {
             // A monitor of the next release may send new kinds of orders.
             Err(error) => Outcome::Answer(Answer::Refused { why: unknown(&error) }),
         };
-        let answer = match self.answered.decide(to) {
-            Decision::Answer(answer) => answer,
-            Decision::CarryOut => match carry_out() {
-                Outcome::End(ending) => return Some(ending),
-                Outcome::Answer(answer) => {
-                    self.answered.note(to, &answer);
-                    answer
-                }
-            },
+        let (answer, files) = match self.answered.decide(to) {
+            Decision::Answer(answer) => (answer, Vec::new()),
+            Decision::CarryOut => {
+                let (answer, files) = match carry_out() {
+                    Outcome::End(ending) => return Some(ending),
+                    Outcome::Answer(answer) => (answer, Vec::new()),
+                    Outcome::AnswerWithFiles(answer, files) => (answer, files),
+                };
+                self.answered.note(to, &answer);
+                (answer, files)
+            }
         };
-        self.answer(to, answer);
+        self.answer(to, answer, &files);
         None
     }
 
-    fn answer(&self, to: OrderId, answer: Answer) {
+    fn answer(&self, to: OrderId, answer: Answer, files: &[OwnedFd]) {
         if answer == Answer::Done {
             // A monitor that does not read its reports must not block the VM: it can repeat the order.
             let _ = self.socket.try_send(&Report::Answer { to, answer });
             return;
         }
-        let too_long = self.socket.send(&Report::Answer { to, answer }, &[]).err();
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        let too_long = self.socket.send(&Report::Answer { to, answer }, &files).err();
         if let Some(error @ ReceiveError::TooLong(_)) = too_long {
             let why = error.to_string();
             let answer = Answer::Refused { why };

@@ -192,6 +192,9 @@ fn perform(
         | Order::Move { .. }
         | Order::Shared { .. }
         | Order::MemoryNodes { .. }
+        | Order::StopVcpu { .. }
+        | Order::ContinueVcpu { .. }
+        | Order::VcpuStatistics { .. }
         | Order::Nmi
         | Order::Reset => Answer::Refused {
             why: "the order is for the VM's home".to_owned(),

@@ -11,6 +11,9 @@ use crate::serial::ConsoleCounters;
 use crate::sharing::Sharing;
 use crate::span::router::Router;
 use crate::vcpu::VcpuCounters;
+use crate::vcpu_stop::VcpuStop;
+
+use super::vcpus::VcpuThreads;
 
 /// Returns the exits of vCPUs by kind.
 pub fn exits(vcpus: &[Arc<VcpuCounters>]) -> Vec<Value> {
@@ -45,6 +48,14 @@ pub fn span_exits(vcpus: &[Arc<VcpuCounters>]) -> Vec<Value> {
     all
 }
 
+/// Returns the number of orders that stopped each vCPU of a plain VM, and the time that these stops took.
+fn stops(vcpus: &[Arc<VcpuStop>]) -> Vec<Value> {
+    let stops = vcpus
+        .iter()
+        .map(|stop| json!({ "count": stop.stops(), "stopped_ns": stop.stopped_ns() }));
+    stops.collect()
+}
+
 fn get(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
@@ -59,14 +70,9 @@ pub fn clock(router: &Router) -> Value {
 }
 
 /// Returns all counters.
-pub fn status(
-    vcpus: &[Arc<VcpuCounters>],
-    console: &ConsoleCounters,
-    bus: &PciBus,
-    kind: &RunningKind,
-) -> Value {
+pub fn status(vcpus: &VcpuThreads, console: &ConsoleCounters, bus: &PciBus, kind: &RunningKind) -> Value {
     let mut status = json!({
-        "exits": exits(vcpus),
+        "exits": exits(&vcpus.counters),
         "vcpu_shards": null,
         "clock": null,
         "devices": bus.status(),
@@ -79,13 +85,14 @@ pub fn status(
     });
     match kind {
         VmKind::Plain(plain) => {
+            status["stops"] = stops(&vcpus.stops).into();
             let sharing = plain.sharing.as_ref();
             status["sharing"] = sharing.map_or(Value::Null, |Sharing { mapper, pressure }| {
                 json!({ "pages": mapper.status(), "situation": pressure.status() })
             });
         }
         VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => {
-            status["exits"] = span_exits(vcpus).into();
+            status["exits"] = span_exits(&vcpus.counters).into();
             status["vcpu_shards"] = router.shards().into();
             status["clock"] = clock(router);
         }

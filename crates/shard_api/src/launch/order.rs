@@ -1,5 +1,7 @@
 //! Orders of a monitor to a running shard, and the shard's reports.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use urpc::version::Versions;
@@ -7,6 +9,15 @@ use urpc::version::Versions;
 use super::Ending;
 #[cfg(doc)]
 use super::{LaunchSpec, MappedFile, TscLaunch};
+
+/// Longest stop of one vCPU by one order, milliseconds.
+pub const VCPU_STOP_MS_MAX: u16 = 100;
+/// Longest stop of one vCPU with all renewals, before it has to run. Linux reports a hard lockup 10 s after
+/// a CPU's last timer tick, and a soft lockup or a stall of RCU later (`kernel/watchdog.c`); this is half.
+pub const VCPU_STOP_TOTAL_MAX: Duration = Duration::from_secs(5);
+
+/// Greatest number of files that come with a report.
+pub const STATISTICS_FILES_MAX: usize = 64;
 
 /// The number of an order.
 ///
@@ -43,6 +54,12 @@ pub enum Order {
     },
     /// Report counters and sizes. Answered by [`Answer::Status`].
     Status,
+    /// Pass the files of KVM's statistics of up to [`STATISTICS_FILES_MAX`] vCPUs (KVM_GET_STATS_FD). Refused
+    /// for a VM that spans cells. Answered by [`Answer::VcpuStatistics`].
+    VcpuStatistics {
+        /// Number of the first of these vCPUs.
+        first: u8,
+    },
     /// Move a vCPU of a VM that spans cells. Only the home takes this order. Answered by
     /// [`Answer::Moved`].
     Move {
@@ -74,6 +91,19 @@ pub enum Order {
     Pause,
     /// Resume the shard after [`Order::Pause`]. Changes nothing if it runs.
     Resume,
+    /// Stop one vCPU until `for_ms` from now, or renew its stop. It goes on by itself at the deadline.
+    /// Refused beyond [`VCPU_STOP_MS_MAX`] or [`VCPU_STOP_TOTAL_MAX`], and for a VM that spans cells.
+    StopVcpu {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// Length of the stop, milliseconds.
+        for_ms: u16,
+    },
+    /// End an [`Order::StopVcpu`] before its deadline. Refused for a VM that spans cells.
+    ContinueVcpu {
+        /// Number of the vCPU.
+        vcpu: u8,
+    },
     /// Send a non-maskable interrupt to each vCPU. Only the home takes this order.
     Nmi,
     /// Reset the VM, as a machine's reset button does. Answered by [`Report::Ended`] with [`Ending::Reboot`].
@@ -129,6 +159,11 @@ pub enum Answer {
     Done,
     /// Counters and sizes.
     Status(serde_json::Value),
+    /// The files of KVM's statistics come with this report, in the order of the vCPUs.
+    VcpuStatistics {
+        /// Number of files; 0 where the host's KVM has none, or no vCPU is left.
+        files: u8,
+    },
     /// Result of an [`Order::Move`].
     Moved(MoveReport),
     /// Memory is bound as an [`Order::MemoryNodes`] requires, and a part of it was checked.

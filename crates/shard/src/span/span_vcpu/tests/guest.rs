@@ -156,7 +156,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     };
     let (running, over) = mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
-        vcpu.run(&Quiescer::new());
+        vcpu.run(&Quiescer::new(), &Arc::default());
         drop(running);
     });
     let is_over = over.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Disconnected);
