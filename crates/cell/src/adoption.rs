@@ -15,13 +15,13 @@ use registry::monitor::LeaseOrder;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{Fd, SandboxLaunch};
 
-use crate::cluster::tenure::{LeftTenure, TenureHandle};
-use crate::handle::Handle;
+use crate::cluster::reservation::{LeftReservation, ReservationHandle};
+use crate::handle::VmHandle;
 use crate::left::{Leaving, LeftFiles};
 use crate::link::ShardLink;
-use crate::open::{LeftOpened, Opened};
-use crate::parts;
+use crate::open::{LeftOpened, VmResources};
 use crate::programs::{BuildProgram, Programs};
+use crate::secondary_shards;
 use crate::shard_log::ShardLog;
 use crate::shard_process::{self, ShardProcess};
 
@@ -32,7 +32,7 @@ const REQUESTS_MAX: u64 = 1 << 32;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct AdoptionRecord {
     pub(crate) monitor: LeftMonitor,
-    pub(crate) places: Places<LeftTenure>,
+    pub(crate) places: Places<LeftReservation>,
     pub(crate) opened: LeftOpened,
     /// The boot that runs; none between two boots, and before the first.
     pub(crate) boot: Option<LeftBoot>,
@@ -82,8 +82,8 @@ pub(crate) struct Places<T> {
     pub(crate) span: Vec<(T, Part)>,
 }
 
-impl Places<TenureHandle> {
-    fn leave(&self, leaving: &mut Leaving) -> io::Result<Places<LeftTenure>> {
+impl Places<ReservationHandle> {
+    fn leave(&self, leaving: &mut Leaving) -> io::Result<Places<LeftReservation>> {
         let mut span = Vec::new();
         for (place, part) in &self.span {
             span.push((place.leave(leaving)?, part.clone()));
@@ -190,12 +190,12 @@ impl LeftPart {
         self,
         files: &mut LeftFiles,
         program: Arc<BuildProgram>,
-    ) -> io::Result<(parts::Part, Arc<ShardLog>)> {
+    ) -> io::Result<(secondary_shards::SecondaryShard, Arc<ShardLog>)> {
         let requests = self.shard.incarnation.saturating_mul(REQUESTS_MAX);
         let keeper = Keeper::resume(files.take(self.keeper)?, self.keeper_pid, requests)?;
         let log = Arc::new(ShardLog::take(self.log, files)?);
         let process = self.shard.take(files, Arc::new(keeper), program, log.clone())?;
-        let part = parts::Part::Here {
+        let part = secondary_shards::SecondaryShard::Here {
             cell: self.cell,
             process,
         };
@@ -216,14 +216,14 @@ pub struct MonitorFiles {
     /// The socket to the client that started the VM.
     pub(crate) lease: UnixStream,
     /// The VM's places in cells.
-    pub(crate) places: Places<TenureHandle>,
+    pub(crate) places: Places<ReservationHandle>,
 }
 
 /// A VM at the moment when its monitor leaves it.
 pub(crate) struct Leave<'a> {
-    pub(crate) handle: &'a Handle,
+    pub(crate) handle: &'a VmHandle,
     pub(crate) programs: &'a Programs,
-    pub(crate) opened: &'a Opened,
+    pub(crate) opened: &'a VmResources,
     /// The boot that runs; none between two boots, and before the first.
     pub(crate) boot: Option<LeaveBoot<'a>>,
     /// The steps before the first boot, if the VM has not been started yet.
@@ -241,7 +241,7 @@ pub(crate) struct LeaveBoot<'a> {
 }
 
 impl LeaveBoot<'_> {
-    fn leave(&self, handle: &Handle, leaving: &mut Leaving) -> io::Result<LeftBoot> {
+    fn leave(&self, handle: &VmHandle, leaving: &mut Leaving) -> io::Result<LeftBoot> {
         let parts = match &handle.state().parts {
             Some(parts) => {
                 let leave = |(cell, shard)| LeftPart::leave(cell, shard, leaving);
@@ -305,7 +305,7 @@ impl MonitorFiles {
 
     /// Whether the VM has a place in a cell of its user's, which is to serve it.
     pub(crate) fn is_in_cell(&self) -> bool {
-        self.places.own.as_ref().is_some_and(TenureHandle::is_own) || !self.places.span.is_empty()
+        self.places.own.as_ref().is_some_and(ReservationHandle::is_own) || !self.places.span.is_empty()
     }
 
     /// Takes over the descriptors of a predecessor. `places` are the VM's from now on.
@@ -314,7 +314,7 @@ impl MonitorFiles {
     /// If a descriptor is missing.
     pub(crate) fn adopt(
         left: &LeftMonitor,
-        places: Places<TenureHandle>,
+        places: Places<ReservationHandle>,
         files: &mut LeftFiles,
     ) -> io::Result<Self> {
         Ok(Self {

@@ -14,7 +14,7 @@
 //! - [`serve`]: the process of one cell;
 //! - [`adoption_table`]: the decisions of that process about the VMs that it adopts;
 //! - [`guard`] starts it again when it dies, as [`guard::lives`] and [`guard::trials`] decide;
-//! - [`tenure`]: a VM's place in a cell, held by its monitor, which outlives the cell's process.
+//! - [`reservation`]: a VM's place in a cell, held by its monitor, which outlives the cell's process.
 //!
 //! [`registry::cluster`] has the cells' files, the requests to a cell, and the client.
 
@@ -31,7 +31,7 @@ pub mod lost;
 pub mod membership;
 pub mod peer_table;
 pub mod protocols;
+pub mod reservation;
 pub mod routes;
 pub mod serve;
 pub mod state;
-pub mod tenure;

@@ -9,7 +9,7 @@ use config::Size;
 use nix::sys::socket::{MsgFlags, recv};
 use registry::control::{Answer, LINE_BYTES_MAX, OF_VM, Request};
 
-use crate::handle::Handle;
+use crate::handle::VmHandle;
 use crate::socket::Served;
 
 /// Time limit for a client's request.
@@ -23,14 +23,14 @@ const WAIT_SLICE: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If the host has no threads or descriptors left.
-pub(crate) fn serve(listener: UnixListener, vm: Handle, balloon_max: Option<Size>) -> io::Result<Served> {
+pub(crate) fn serve(listener: UnixListener, vm: VmHandle, balloon_max: Option<Size>) -> io::Result<Served> {
     Served::begin(listener, ("control", "request"), move |client| {
         // A client that is gone needs no answer.
         let _ = one(client, &vm, balloon_max);
     })
 }
 
-fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Result<()> {
+fn one(mut client: UnixStream, vm: &VmHandle, balloon_max: Option<Size>) -> io::Result<()> {
     client.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     // A client that does not read its answer must not delay the VM.
     client.set_write_timeout(Some(REQUEST_TIMEOUT))?;
@@ -54,7 +54,7 @@ fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Re
 }
 
 /// Carries out the request; none when the client has gone meanwhile.
-fn obey(vm: &Handle, request: &Request, client: &UnixStream, balloon_max: Option<Size>) -> Option<Answer> {
+fn obey(vm: &VmHandle, request: &Request, client: &UnixStream, balloon_max: Option<Size>) -> Option<Answer> {
     Some(match request {
         Request::AwaitRunning { limit_s } => match wait(client, *limit_s, |slice| vm.wait_running(slice))? {
             Some(true) => Answer::Done,
@@ -103,7 +103,7 @@ fn has_gone(client: &UnixStream) -> bool {
     )
 }
 
-fn carry_out(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
+fn carry_out(vm: &VmHandle, request: &Request, balloon_max: Option<Size>) -> Answer {
     let done = match request {
         Request::Stop { limit_s } => {
             return Answer::Ended {

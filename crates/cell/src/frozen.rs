@@ -160,12 +160,12 @@ fn has_overlay(disk: &DiskLaunch) -> bool {
 }
 
 /// The resource of a running VM that prevents a clone, in one line with the help; none when it can be cloned.
-pub fn obstacle(spec: &VmSpec) -> Option<String> {
-    disk_obstacle(spec).or_else(|| card_obstacle(spec))
+pub fn check_cloneable(spec: &VmSpec) -> Option<String> {
+    check_disks_cloneable(spec).or_else(|| check_cards_cloneable(spec))
 }
 
 /// The same for its disks alone.
-pub fn disk_obstacle(spec: &VmSpec) -> Option<String> {
+pub fn check_disks_cloneable(spec: &VmSpec) -> Option<String> {
     if spec.root.persistent {
         return Some(
             "its root disk is persistent, and only it may write that; start it without `persistent`".into(),
@@ -188,7 +188,7 @@ pub fn disk_obstacle(spec: &VmSpec) -> Option<String> {
     None
 }
 
-fn card_obstacle(spec: &VmSpec) -> Option<String> {
+fn check_cards_cloneable(spec: &VmSpec) -> Option<String> {
     let tap = spec.nets.iter().flatten().find(|net| net.kind == NetKind::Tap)?;
     Some(format!(
         "its network card is the TAP device {}, which only one VM can use; give it a card of the kind \
@@ -212,7 +212,7 @@ mod tests {
 
     use super::freezable::Overlays;
     use super::*;
-    use crate::handle::Handle;
+    use crate::handle::VmHandle;
 
     const OVERLAY_BYTES: u64 = 2 << 16;
     const MEMORY_BYTES: u64 = 64 << 20;
@@ -420,7 +420,7 @@ mod tests {
             memory_bytes: MEMORY_BYTES,
             overlays: Vec::new(),
         };
-        let handle = Handle::default();
+        let handle = VmHandle::default();
         handle.set_freezable(Some(freezable));
         let started = Instant::now();
         std::thread::scope(|scope| {

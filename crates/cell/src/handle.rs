@@ -41,7 +41,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// Handle of a running VM. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
-pub struct Handle(Arc<Shared>);
+pub struct VmHandle(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -71,7 +71,7 @@ pub struct Moved {
 }
 
 /// A client that waits for an answer, until dropped.
-pub struct Asking<'a>(&'a Handle);
+pub struct Asking<'a>(&'a VmHandle);
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
@@ -80,7 +80,7 @@ impl Drop for Asking<'_> {
     }
 }
 
-impl Handle {
+impl VmHandle {
     /// The console.
     pub fn console(&self) -> &Console {
         &self.0.console
@@ -478,15 +478,15 @@ mod tests {
     }
 
     /// A VM whose shard is a process that reads nothing, and the shard's end of the socket.
-    fn hung() -> (Handle, Arc<ShardProcess>, ControlSocket) {
+    fn hung() -> (VmHandle, Arc<ShardProcess>, ControlSocket) {
         let (shard, theirs) = ShardProcess::of(Command::new("sleep").arg("100"));
-        let (handle, shard) = (Handle::default(), Arc::new(shard));
+        let (handle, shard) = (VmHandle::default(), Arc::new(shard));
         handle.state().start(shard.clone(), None);
         (handle, shard, theirs)
     }
 
     /// The steps of the VM's own thread when its shard has ended.
-    fn end(handle: &Handle, shard: &ShardProcess) -> String {
+    fn end(handle: &VmHandle, shard: &ShardProcess) -> String {
         let why = shard.wait();
         handle.end_orders();
         handle.over();
@@ -536,7 +536,7 @@ mod tests {
 
     /// Time for which `kill` lets a shard live that obeys no order. Once the shard has read the order to
     /// quit, `played` plays its part with the order's number.
-    fn killed_after(versions: Versions, played: impl FnOnce(&Handle, OrderId) + Send) -> Duration {
+    fn killed_after(versions: Versions, played: impl FnOnce(&VmHandle, OrderId) + Send) -> Duration {
         let (handle, shard, orders) = hung();
         handle.state().runs = true;
         shard.note_versions(versions);
@@ -579,7 +579,7 @@ mod tests {
 
     #[test]
     fn shard_that_flushes_its_disks_or_is_of_the_release_before_has_5_s() {
-        let acknowledged = |handle: &Handle, id| {
+        let acknowledged = |handle: &VmHandle, id| {
             handle.state().note_answer(id, Answer::Done);
             handle.changed();
         };
@@ -616,7 +616,7 @@ mod tests {
 
     #[test]
     fn a_pause_between_two_boots_ends_when_the_vm_is_to_end() {
-        let handle = Handle::default();
+        let handle = VmHandle::default();
         let started = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| {

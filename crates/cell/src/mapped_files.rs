@@ -10,7 +10,7 @@ use diskstore::claim::Claim;
 use locks::IgnorePoison;
 use shard_api::launch::{MappedFile, Order};
 
-use crate::handle::Handle;
+use crate::handle::VmHandle;
 use crate::share_group::Claims;
 
 /// Interval between two searches for other VMs: a few system calls each.
@@ -41,7 +41,7 @@ impl MappedFiles {
     }
 
     /// Sends every change to the VM's shard, until `over` is closed.
-    pub(crate) fn watch(&self, handle: &Handle, over: &Receiver<()>) {
+    pub(crate) fn watch(&self, handle: &VmHandle, over: &Receiver<()>) {
         while over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
             // Between two boots there is no shard; the next one receives the state at its start.
             if self.tell(|order| handle.order(order).is_ok()).is_err() {

@@ -43,10 +43,10 @@ pub use self::adopt::adopt;
 use self::lease::{Lease, hold, tell};
 pub use self::start::{start, start_over};
 use crate::adoption::{FirstBoot, Leave, MonitorFiles, Places};
-use crate::cluster::tenure::{self, Tenure, TenureHandle};
+use crate::cluster::reservation::{self, Reservation, ReservationHandle};
 use crate::frozen::FrozenVm;
-use crate::handle::Handle;
-use crate::open::Opened;
+use crate::handle::VmHandle;
+use crate::open::VmResources;
 use crate::programs::Programs;
 use crate::recorder::Recording;
 use crate::share_group::Claims;
@@ -105,7 +105,7 @@ fn serve_new(
     lease: &Lease,
 ) -> io::Result<()> {
     raise_file_limit()?;
-    let handle = Handle::default();
+    let handle = VmHandle::default();
     hold(lease, handle.clone())?;
     if let Err(why) = start_and_serve(name, spec, source, terms, &handle, lease) {
         fail(lease, name.to_owned(), why);
@@ -134,7 +134,7 @@ fn start_and_serve(
     spec: &VmSpec,
     source: Option<(&FrozenVm, Option<PathBuf>)>,
     terms: &Terms,
-    handle: &Handle,
+    handle: &VmHandle,
     lease: &Lease,
 ) -> Result<(), String> {
     let start = Instant::now();
@@ -143,7 +143,7 @@ fn start_and_serve(
     let span = Span::begin(name, spec, terms.platform).map_err(|error| line(&error))?;
     let own = match &span {
         Some(_) => None,
-        None => tenure::begin(name, spec).map_err(|error| line(&error))?,
+        None => reservation::begin(name, spec).map_err(|error| line(&error))?,
     };
     let place = own.as_ref().or_else(|| span.as_ref()?.home());
     if let Some(place) = place {
@@ -164,7 +164,7 @@ fn start_and_serve(
     });
     // Cells of this user's cluster, which serve the VM, and on which it depends.
     let place = place.filter(|place| place.is_own());
-    record.cell = place.map(Tenure::cell);
+    record.cell = place.map(Reservation::cell);
     record.borrowed = place.map_or_else(Vec::new, |place| place.borrowed().to_vec());
     record.span = span.as_ref().map_or_else(Vec::new, Span::parts);
     let cell = record.cell;
@@ -204,7 +204,7 @@ fn start_and_serve(
             .map_err(|error| line(&error))?;
     }
     let places = Places {
-        own: own.as_ref().map(Tenure::handle),
+        own: own.as_ref().map(Reservation::handle),
         span: span.as_ref().map_or_else(Vec::new, Span::handles),
     };
     let monitor =
@@ -217,7 +217,7 @@ fn start_and_serve(
     let begun = Begun {
         name,
         start,
-        tenure: own,
+        reservation: own,
         span,
         recording,
         monitor,
@@ -242,7 +242,7 @@ fn start_and_serve(
 }
 
 /// The cell of the VM's record that has failed, if one has.
-fn failed_cell(handle: &Handle) -> io::Result<Option<u16>> {
+fn failed_cell(handle: &VmHandle) -> io::Result<Option<u16>> {
     let files = Files::open()?;
     let depends = |cell: u16| handle.recorder().read(|record| record.depends_on(cell)) == Some(true);
     let numbers = files.plan()?.into_iter().map(|cell| cell.number);
@@ -260,7 +260,7 @@ struct Begun<'a> {
     name: &'a str,
     start: Instant,
     /// Its place in a cell.
-    tenure: Option<Tenure>,
+    reservation: Option<Reservation>,
     /// Its places, if it spans cells.
     span: Option<Span>,
     recording: Recording<'a>,
@@ -271,7 +271,7 @@ struct Begun<'a> {
 
 impl Begun<'_> {
     /// Serves console and controls until the result is dropped.
-    fn serve(&self, handle: &Handle, spec: &VmSpec) -> io::Result<[Served; 2]> {
+    fn serve(&self, handle: &VmHandle, spec: &VmSpec) -> io::Result<[Served; 2]> {
         let console = handle.console().serve(self.monitor.console.try_clone()?)?;
         let balloon_max = spec.has_balloon().then_some(spec.memory);
         let control = control::serve(self.monitor.control.try_clone()?, handle.clone(), balloon_max)?;
@@ -287,11 +287,11 @@ impl Begun<'_> {
     fn hand_over(
         self,
         keeper: Keeper,
-        opened: Opened,
+        opened: VmResources,
         first: FirstBoot,
         cell: u16,
         programs: &Programs,
-        handle: &Handle,
+        handle: &VmHandle,
     ) -> Result<Infallible, String> {
         let vm = self.vm(programs, handle);
         let keeper = vm::keeper::prepare(vm, keeper).map_err(|error| chain(&error))?;
@@ -320,7 +320,7 @@ impl Begun<'_> {
         unsafe { libc::_exit(0) }
     }
 
-    fn vm<'b>(&'b self, programs: &'b Programs, handle: &'b Handle) -> Vm<'b> {
+    fn vm<'b>(&'b self, programs: &'b Programs, handle: &'b VmHandle) -> Vm<'b> {
         let has_remote_parts = self.has_remote_parts();
         Vm {
             name: self.name,
@@ -335,10 +335,10 @@ impl Begun<'_> {
     /// Runs the VM until it ends, from where `adopted` says. An error is one line.
     fn run(
         self,
-        opened: Opened,
+        opened: VmResources,
         adopted: Adopted,
         programs: &Programs,
-        handle: &Handle,
+        handle: &VmHandle,
         lease: &Lease,
     ) -> Result<(), String> {
         let keeps_writes = opened.keeps_writes;
@@ -347,7 +347,7 @@ impl Begun<'_> {
         let ran = vm::run(vm, opened, adopted, progress);
         // Nothing of the VM is left when its end is reported.
         drop((self.recording, self.monitor));
-        self.tenure.into_iter().for_each(Tenure::leave);
+        self.reservation.into_iter().for_each(Reservation::leave);
         self.span.into_iter().for_each(Span::leave);
         let ending = ran.map_err(|error| chain(&error))?;
         events::ended(self.name, &ending);
@@ -369,7 +369,7 @@ impl Begun<'_> {
     }
 
     /// Updates the record, and reports to the client.
-    fn note(&self, progress: vm::Progress<'_>, keeps_writes: bool, handle: &Handle, lease: &Lease) {
+    fn note(&self, progress: vm::Progress<'_>, keeps_writes: bool, handle: &VmHandle, lease: &Lease) {
         let (name, recorder) = (self.name.to_owned(), handle.recorder());
         let booted = match progress {
             vm::Progress::Booted(booted) => booted,
@@ -427,7 +427,7 @@ impl Begun<'_> {
 impl FirstBoot {
     /// Starts a thread that records after a while which pages a restored VM has touched. It never delays the
     /// end of the VM.
-    fn begin_to_record(self, handle: &Handle) {
+    fn begin_to_record(self, handle: &VmHandle) {
         let Some(directory) = self.record_in else { return };
         let handle = handle.clone();
         let record = move || {
@@ -451,7 +451,7 @@ fn listen(
     folder: &Path,
     entry: OwnedFd,
     lease: &Lease,
-    places: Places<TenureHandle>,
+    places: Places<ReservationHandle>,
 ) -> io::Result<MonitorFiles> {
     Ok(MonitorFiles {
         folder: folder.to_owned(),

@@ -87,7 +87,7 @@ pub enum OpenError {
 
 /// An opened VM, with all that must live as long as the VM; the files are the shard's.
 #[derive(Debug)]
-pub struct Opened {
+pub struct VmResources {
     /// The spec that it was opened from, without sharing for files that other groups map.
     pub spec: VmSpec,
     /// Its claims on the files whose pages it maps.
@@ -163,7 +163,7 @@ pub fn open(
     cid: u32,
     claims: Claims,
     program: &BuildProgram,
-) -> Result<Opened, OpenError> {
+) -> Result<VmResources, OpenError> {
     let mut opening = Opening {
         spec,
         name,
@@ -214,7 +214,7 @@ pub fn open(
         log: console_fd,
         sandbox: launch::sandbox(spec.sandbox),
     };
-    Ok(Opened {
+    Ok(VmResources {
         spec: opening.apart.spec(spec),
         claims: opening.claims,
         launch,
@@ -234,7 +234,7 @@ pub fn open(
     })
 }
 
-impl Opened {
+impl VmResources {
     /// The kernel's file.
     ///
     /// # Errors

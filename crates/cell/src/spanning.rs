@@ -17,8 +17,8 @@ use registry::cluster::files::Files;
 use shard_api::Platform;
 
 use crate::cluster::hosts::Hosts;
-use crate::cluster::tenure::{
-    LeftTenure, PartPlace, Tenure, TenureError, TenureHandle, begin_span, leave_span,
+use crate::cluster::reservation::{
+    LeftReservation, PartPlace, Reservation, ReservationError, ReservationHandle, begin_span, leave_span,
 };
 use crate::left::LeftFiles;
 use crate::remote::connections::{connect, connect_first};
@@ -40,7 +40,7 @@ pub struct Span {
 
 impl Span {
     /// Requests the places of a VM; none for one that does not span cells.
-    pub fn begin(name: &str, spec: &VmSpec, platform: Platform) -> Result<Option<Self>, TenureError> {
+    pub fn begin(name: &str, spec: &VmSpec, platform: Platform) -> Result<Option<Self>, ReservationError> {
         let places = begin_span(name, spec)?;
         if places.is_empty() {
             return Ok(None);
@@ -68,11 +68,11 @@ impl Span {
     /// # Errors
     /// If the host has no threads left.
     pub(crate) fn adopt(
-        places: Vec<(LeftTenure, Part)>,
+        places: Vec<(LeftReservation, Part)>,
         files: &mut LeftFiles,
         platform: Platform,
     ) -> io::Result<Self> {
-        let adopt = |(place, part)| Ok((PartPlace::Here(Box::new(Tenure::adopt(place, files)?)), part));
+        let adopt = |(place, part)| Ok((PartPlace::Here(Box::new(Reservation::adopt(place, files)?)), part));
         Ok(Self {
             places: places.into_iter().map(adopt).collect::<io::Result<_>>()?,
             over: None,
@@ -82,7 +82,7 @@ impl Span {
     }
 
     /// Handles of the places on this host, for other parts of the monitor.
-    pub(crate) fn handles(&self) -> Vec<(TenureHandle, Part)> {
+    pub(crate) fn handles(&self) -> Vec<(ReservationHandle, Part)> {
         let here = |(place, part): &(PartPlace, Part)| Some((place.here()?.handle(), part.clone()));
         self.places.iter().filter_map(here).collect()
     }
@@ -93,7 +93,7 @@ impl Span {
     }
 
     /// The place of its home.
-    pub fn home(&self) -> Option<&Tenure> {
+    pub fn home(&self) -> Option<&Reservation> {
         self.places.first()?.0.here()
     }
 
@@ -110,7 +110,7 @@ impl Span {
     /// The CPUs of the cell that has most.
     pub fn cpus(&self) -> usize {
         let here = self.places.iter().filter_map(|(place, _)| place.here());
-        here.map(Tenure::cpus).max().unwrap_or(1)
+        here.map(Reservation::cpus).max().unwrap_or(1)
     }
 
     /// The cells, in the order of the shards.
@@ -125,19 +125,19 @@ impl Span {
 
     /// Binds the calling thread, and the processes that it starts, to the cell of that shard, if it is on
     /// this host.
-    pub fn settle(&self, shard: usize) -> Result<(), TenureError> {
+    pub fn settle(&self, shard: usize) -> Result<(), ReservationError> {
         let place = self.places.get(shard).and_then(|(place, _)| place.here());
-        place.map_or(Ok(()), Tenure::settle)
+        place.map_or(Ok(()), Reservation::settle)
     }
 
     /// The cell of each shard, for people, and its host if the VM is over several.
     pub(crate) fn places(&self) -> Vec<String> {
         let name = |place: &PartPlace| match (place, &self.over) {
             (PartPlace::There(remote), _) => remote.endpoint().to_string(),
-            (PartPlace::Here(tenure), Some(over)) => {
-                format!("cell {} on host {}", tenure.cell(), over.hosts.site().here)
+            (PartPlace::Here(reservation), Some(over)) => {
+                format!("cell {} on host {}", reservation.cell(), over.hosts.site().here)
             }
-            (PartPlace::Here(tenure), None) => format!("cell {}", tenure.cell()),
+            (PartPlace::Here(reservation), None) => format!("cell {}", reservation.cell()),
         };
         self.places.iter().map(|(place, _)| name(place)).collect()
     }
@@ -192,7 +192,7 @@ struct MultiHost {
 }
 
 impl MultiHost {
-    fn open(places: &[(PartPlace, Part)], platform: Platform) -> Result<Self, TenureError> {
+    fn open(places: &[(PartPlace, Part)], platform: Platform) -> Result<Self, ReservationError> {
         let site = Files::open()?.site()?;
         let hosts = site.map(Hosts::open).transpose().map_err(io::Error::other)?;
         let home = (platform.processor)()?;
@@ -203,7 +203,7 @@ impl MultiHost {
         Ok(Self {
             hosts: hosts.ok_or(io::Error::from(io::ErrorKind::NotFound))?,
             guest: GuestProcessor::of(&home, shards)
-                .map_err(|error| TenureError::Refused(error.to_string()))?,
+                .map_err(|error| ReservationError::Refused(error.to_string()))?,
         })
     }
 }

@@ -25,14 +25,14 @@ use self::boot::NewBoot;
 use self::keeper::VmKeeper;
 pub use self::keeper::start_keeper;
 use crate::adoption::{FirstBoot, MonitorFiles};
-use crate::cluster::tenure::TenureError;
+use crate::cluster::reservation::ReservationError;
 use crate::console::Console;
 use crate::control_group::{ControlGroup, ControlGroupError};
 use crate::core_scheduling::CoreSchedulingError;
-use crate::handle::{Handle, Helper};
+use crate::handle::{Helper, VmHandle};
 use crate::mapped_files::MappedFiles;
 use crate::memory_nodes::NodesError;
-use crate::open::{OpenError, Opened};
+use crate::open::{OpenError, VmResources};
 use crate::programs::{ProgramError, Programs};
 use crate::reboot::{Next, Reboots, starts_again};
 use crate::shard_log::ShardLog;
@@ -71,7 +71,7 @@ pub enum RunError {
     },
     /// One of its cells can't take it.
     #[error(transparent)]
-    Tenure(#[from] TenureError),
+    Reservation(#[from] ReservationError),
     /// A limit or weight of the host's resources can't be set.
     #[error(transparent)]
     ControlGroup(#[from] ControlGroupError),
@@ -136,7 +136,7 @@ pub struct Vm<'a> {
     /// The programs of its keeper and its shards.
     pub programs: &'a Programs,
     /// Its handle.
-    pub handle: &'a Handle,
+    pub handle: &'a VmHandle,
     /// Its cells, if it spans several.
     pub span: Option<&'a Span>,
     /// The descriptors that the monitor leaves to a successor; none for a VM that ends with its monitor.
@@ -158,7 +158,7 @@ enum IfLost {
 /// `progress` receives the reports of its shard.
 pub fn run(
     vm: Vm<'_>,
-    mut opened: Opened,
+    mut opened: VmResources,
     adopted: Adopted,
     mut progress: impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
@@ -227,7 +227,7 @@ pub fn run(
 }
 
 /// Publishes the parts of the VM in its handle, before clients reach it.
-fn begin(handle: &Handle, opened: &Opened, span: Option<&Span>) -> io::Result<()> {
+fn begin(handle: &VmHandle, opened: &VmResources, span: Option<&Span>) -> io::Result<()> {
     let helpers = opened.helpers().map(Helper::of).collect::<io::Result<_>>()?;
     {
         let mut state = handle.state();
@@ -243,7 +243,7 @@ fn begin(handle: &Handle, opened: &Opened, span: Option<&Span>) -> io::Result<()
 /// Boots the VM, again and again while it reboots.
 fn every_boot(
     vm: Vm<'_>,
-    opened: &mut Opened,
+    opened: &mut VmResources,
     (mut adopted, mut if_lost): (Option<AdoptedBoot>, IfLost),
     keeper: &mut VmKeeper,
     mapped: &MappedFiles,
@@ -322,7 +322,7 @@ fn log_name(part: usize) -> String {
 }
 
 /// Ends the VM when a cell is lost that it spans, until it is over.
-fn watch_cells(span: &Span, handle: &Handle, over: &AtomicBool) {
+fn watch_cells(span: &Span, handle: &VmHandle, over: &AtomicBool) {
     const LOOK: Duration = Duration::from_millis(200);
     while !over.load(Ordering::Relaxed) {
         if let Some(why) = span.lost() {

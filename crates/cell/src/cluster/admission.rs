@@ -61,7 +61,7 @@ use self::lines::Lines;
 use self::peer::{Peer, Process};
 use self::quota::{Holder, Quotas, Refusal};
 use super::limits::ORPHANS_LIMIT;
-use super::tenure::{Tenure, TenureError, begin_for_user};
+use super::reservation::{Reservation, ReservationError, begin_for_user};
 use crate::monitor::raise_file_limit;
 
 pub use self::end::end;
@@ -171,7 +171,7 @@ struct Server {
 struct Placed {
     uid: u32,
     name: String,
-    tenure: Tenure,
+    reservation: Reservation,
     group: Option<PathBuf>,
     /// Ends with the place.
     stream: UnixStream,
@@ -199,10 +199,10 @@ enum AdmissionError {
 
 impl AdmissionError {
     /// The cells' refusal.
-    fn of(error: TenureError) -> Self {
+    fn of(error: ReservationError) -> Self {
         match error {
-            TenureError::Refused(why) => Self::Refused(why),
-            TenureError::OtherHost { .. } => Self::OtherHost,
+            ReservationError::Refused(why) => Self::Refused(why),
+            ReservationError::OtherHost { .. } => Self::OtherHost,
             other => {
                 debug!(error = %other, "the cells give no place");
                 Self::NoAnswer
@@ -402,10 +402,10 @@ impl Server {
             .map_err(AdmissionError::Quota)?;
         let placed = begin_for_user(&self.files, user.uid, name, *share, *cell)
             .map_err(AdmissionError::of)
-            .and_then(|tenure| self.settle(tenure, request, stream, user));
+            .and_then(|reservation| self.settle(reservation, request, stream, user));
         match placed {
             Ok(placed) => {
-                let place = placed.tenure.place().clone();
+                let place = placed.reservation.place().clone();
                 lock(&self.quotas).placed(user.uid, name, place.plan.number);
                 debug!(
                     uid = user.uid,
@@ -429,7 +429,7 @@ impl Server {
     /// place back; an error is one line.
     fn settle(
         &self,
-        tenure: Tenure,
+        reservation: Reservation,
         request: &PlaceRequest,
         stream: &UnixStream,
         user: &UserPlan,
@@ -439,15 +439,15 @@ impl Server {
             let peer = Peer::of(stream)?;
             let session = Process::of(peer.pid)?.session;
             if let Some(groups) = &self.groups {
-                let place = tenure.place();
+                let place = reservation.place();
                 group = Some(groups.join(&peer, user, &request.name, place, request.share)?);
             }
             self.files.keep_user_vm(&UserVm {
                 uid: user.uid,
                 name: request.name.clone(),
-                cell: tenure.cell(),
+                cell: reservation.cell(),
                 share: request.share,
-                borrowed: tenure.borrowed().to_vec(),
+                borrowed: reservation.borrowed().to_vec(),
                 session,
                 group: group.clone(),
             })?;
@@ -456,7 +456,7 @@ impl Server {
         let placed = |stream| Placed {
             uid: user.uid,
             name: request.name.clone(),
-            tenure,
+            reservation,
             group,
             stream,
         };
@@ -492,7 +492,7 @@ impl Server {
         if let (Some(groups), Some(group)) = (&self.groups, &placed.group) {
             groups.part(placed.uid, group, &placed.name);
         }
-        placed.tenure.leave();
+        placed.reservation.leave();
         let _ = placed.stream.shutdown(std::net::Shutdown::Both);
     }
 

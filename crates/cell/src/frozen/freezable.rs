@@ -18,8 +18,8 @@ use shard_api::message::{Files, ReceiveError, receive_by, send};
 use shard_api::saved::STATE_BYTES_MAX;
 
 use super::handed::{check_sealed, for_reading};
-use super::{FREEZE_LIMIT, FreezeAnswer, FrozenFiles, has_overlay, not_frozen, obstacle};
-use crate::open::{Opened, scratch_directory};
+use super::{FREEZE_LIMIT, FreezeAnswer, FrozenFiles, check_cloneable, has_overlay, not_frozen};
+use crate::open::{VmResources, scratch_directory};
 use crate::text::printable;
 
 /// The files and the socket by which a monitor freezes its running VM.
@@ -67,7 +67,7 @@ impl Overlays {
 
 impl Freezable {
     /// The freezable VM of `opened`, whose shard listens at the other end of `socket`.
-    pub fn new(opened: &Opened, socket: UnixStream) -> io::Result<Self> {
+    pub fn new(opened: &VmResources, socket: UnixStream) -> io::Result<Self> {
         socket.set_write_timeout(Some(FREEZE_LIMIT))?;
         let launch = &opened.launch;
         let layout = Layout::new(launch.memory.bytes, &[]);
@@ -87,7 +87,7 @@ impl Freezable {
     }
 
     /// As [`Self::new`], for a shard to which a predecessor of this process may have sent a request.
-    pub fn adopt(opened: &Opened, socket: UnixStream) -> io::Result<Self> {
+    pub fn adopt(opened: &VmResources, socket: UnixStream) -> io::Result<Self> {
         let own = Self::new(opened, socket)?;
         Ok(Self {
             is_adopted: true,
@@ -164,7 +164,7 @@ impl Freezable {
     }
 
     fn freeze(&mut self) -> io::Result<(FrozenFiles, Vec<OwnedFd>)> {
-        if let Some(why) = obstacle(&self.spec) {
+        if let Some(why) = check_cloneable(&self.spec) {
             return Err(io::Error::other(why));
         }
         let directory = scratch_directory();

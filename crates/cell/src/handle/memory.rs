@@ -12,13 +12,13 @@ use registry::update::MemoryReport;
 use registry::vms::Record;
 use shard_api::launch::{Answer, Order};
 
-use super::{Handle, not_an_answer};
+use super::{VmHandle, not_an_answer};
 use crate::memory_nodes::{HostMemory, Wanted, check, lenders};
 
 /// Time limit for a move: 600 GiB at 1 GiB/s.
 const MOVE_LIMIT: Duration = Duration::from_secs(600);
 
-impl Handle {
+impl VmHandle {
     /// Binds the memory of a VM to these nodes, or to none in particular, moves it there, and records that.
     /// Returns the nodes of its pages.
     ///

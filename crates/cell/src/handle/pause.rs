@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use shard_api::launch::{Answer, Order};
 
-use super::{Handle, not_an_answer};
-use crate::parts::Parts;
+use super::{VmHandle, not_an_answer};
+use crate::secondary_shards::SecondaryShards;
 
 /// Time limit for the shards beside the home to answer. A shard gives up after 2 s.
 const PARTS_LIMIT: Duration = Duration::from_secs(3);
 
-impl Handle {
-    /// Pauses the VM until [`Handle::resume`].
+impl VmHandle {
+    /// Pauses the VM until [`VmHandle::resume`].
     ///
     /// # Errors
     /// If the VM does not run, or a shard refuses, ends or does not answer in time: then all shards go on.
@@ -68,7 +68,11 @@ impl Handle {
 
     /// Sends an order to all shards beside the home.
     fn order_parts(&self, order: &Order) {
-        let parts = self.state().parts.as_ref().map_or_else(Vec::new, Parts::all);
+        let parts = self
+            .state()
+            .parts
+            .as_ref()
+            .map_or_else(Vec::new, SecondaryShards::all);
         for part in parts {
             // A shard that is gone ends the VM.
             let _ = part.order(order);
@@ -88,7 +92,7 @@ impl Handle {
                 .parts
                 .as_ref()
                 .filter(|_| state.runs)
-                .map(Parts::begin_order);
+                .map(SecondaryShards::begin_order);
             (group, state.starts)
         };
         if let Some(group) = group {

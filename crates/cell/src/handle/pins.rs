@@ -15,7 +15,7 @@ use policy::span::Part;
 use registry::update::Pin;
 use registry::vms::Record;
 
-use super::Handle;
+use super::VmHandle;
 use crate::affinity;
 
 /// Number and interval of attempts to find the threads of vCPUs that have just started: each names itself.
@@ -29,7 +29,7 @@ pub(super) struct VcpuLocation {
     pub(super) shard: i32,
 }
 
-impl Handle {
+impl VmHandle {
     /// The cells and shards of the vCPUs of a VM that spans cells of this host, by vCPU.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Handle {
     }
 
     /// Ends pins of vCPUs that have left their cell by a move whose answer came too late. Needs
-    /// [`Handle::begin_update`], since before `locations` was read.
+    /// [`VmHandle::begin_update`], since before `locations` was read.
     pub(super) fn end_late_pins(&self, locations: &[VcpuLocation]) {
         for (vcpu, location) in (0_u8..).zip(locations) {
             self.end_pin_elsewhere(vcpu, location.cell);
@@ -136,7 +136,7 @@ impl Handle {
         self.0.updating.lock().ignore_poison()
     }
 
-    /// As [`Handle::begin_update`]; none while another update or move is under way.
+    /// As [`VmHandle::begin_update`]; none while another update or move is under way.
     pub(super) fn try_begin_update(&self) -> Option<MutexGuard<'_, ()>> {
         match self.0.updating.try_lock() {
             Ok(guard) => Some(guard),
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn pin_of_a_vcpu_that_stays_in_its_cell_does_not_end() {
-        let handle = Handle::default();
+        let handle = VmHandle::default();
         let directory = tempfile::tempdir().unwrap();
         let registry = registry::vms::Registry::at(directory.path()).unwrap();
         let mut record = record();

@@ -13,9 +13,9 @@ use subnet::helper::HelperProcess;
 use subnet::process::Count;
 
 use crate::control_group::ControlGroup;
-use crate::parts::Parts;
 use crate::pidfd;
 use crate::remote::clock::keeper::Clocks;
+use crate::secondary_shards::SecondaryShards;
 use crate::shard_process::{ACKNOWLEDGEMENT_LIMIT, QUIT_LIMIT, ShardProcess};
 
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ pub(crate) struct State {
     /// The clocks of a VM over several hosts.
     pub(crate) clocks: Option<Clocks>,
     /// Its shards beside the home, while they run.
-    pub(crate) parts: Option<Parts>,
+    pub(crate) parts: Option<SecondaryShards>,
     /// The order whose answer a client waits for.
     pub(super) asked: Option<OrderId>,
     /// The answer to that order, once it has come.
@@ -109,7 +109,7 @@ impl Helper {
 
 impl State {
     /// Records that the home's process has started.
-    pub(crate) fn start(&mut self, home: Arc<ShardProcess>, parts: Option<Parts>) {
+    pub(crate) fn start(&mut self, home: Arc<ShardProcess>, parts: Option<SecondaryShards>) {
         (self.home, self.orders, self.parts) = (Some(home.clone()), Some(home), parts);
         (self.runs, self.is_cut_off, self.status_asked) = (false, false, None);
         (self.asked, self.answer) = (None, None);
@@ -118,7 +118,7 @@ impl State {
         (self.quit, self.is_quitting) = (None, false);
         self.starts += 1;
         // A part that ended before could only report that there was no home yet.
-        if self.parts.as_ref().is_some_and(Parts::have_ended) {
+        if self.parts.as_ref().is_some_and(SecondaryShards::have_ended) {
             self.end_without_part();
         }
     }
@@ -145,14 +145,14 @@ impl State {
             .iter()
             .filter(|home| !home.has_ended())
             .map(|home| home.pid);
-        let parts = self.parts.iter().flat_map(Parts::pids);
+        let parts = self.parts.iter().flat_map(SecondaryShards::pids);
         home.chain(parts).collect()
     }
 
     /// The shards of a VM that spans cells of this host, each by its cell; empty if not all of them run.
     pub(super) fn shards_of_cells(&self) -> Vec<(u16, i32)> {
         let home = self.cells.first().copied().zip(self.home.as_deref());
-        let parts = self.parts.iter().flat_map(Parts::here);
+        let parts = self.parts.iter().flat_map(SecondaryShards::here);
         let shards: Vec<(u16, i32)> = home
             .into_iter()
             .chain(parts)
@@ -258,7 +258,7 @@ impl State {
 
     /// Whether the shard that has just started is to end at once.
     pub(crate) fn is_to_end(&self) -> bool {
-        self.ending || self.lost.is_some() || self.parts.as_ref().is_some_and(Parts::have_ended)
+        self.ending || self.lost.is_some() || self.parts.as_ref().is_some_and(SecondaryShards::have_ended)
     }
 }
 

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use shard_api::launch::Order;
 
-use super::Handle;
+use super::VmHandle;
 use super::state::State;
-use crate::parts::Parts;
+use crate::secondary_shards::SecondaryShards;
 
 /// Time limit for a shard to report its counters.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
 
-impl Handle {
+impl VmHandle {
     /// The shards' counters.
     pub fn status(&self) -> io::Result<Value> {
         let now = Instant::now();
@@ -28,7 +28,10 @@ impl Handle {
                 // to.
                 let id = state.order(&Order::Status)?;
                 (state.status, state.status_asked) = (None, Some((now, id)));
-                parts = state.parts.as_ref().map_or_else(Vec::new, Parts::begin_status);
+                parts = state
+                    .parts
+                    .as_ref()
+                    .map_or_else(Vec::new, SecondaryShards::begin_status);
             }
             (parts, state.clocks.clone())
         };

@@ -7,10 +7,10 @@ use config::VmSpec;
 use registry::update::{MemoryReport, Update};
 use registry::vms::Record;
 
-use super::Handle;
+use super::VmHandle;
 use crate::control_group::{ControlGroup, ControlGroupError};
 
-impl Handle {
+impl VmHandle {
     /// Changes the VM's use of its host. An error leaves the changes before it as they are: limits come
     /// first, then one pin after another, then the memory, whose nodes the result names.
     ///

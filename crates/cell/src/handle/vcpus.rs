@@ -10,14 +10,14 @@ use registry::cluster::interface::{Vcpu, VcpuStatistics};
 use serde_json::{Value, json};
 use shard_api::launch::{Answer, Order};
 
-use super::Handle;
+use super::VmHandle;
 use crate::affinity::{VcpuThread, threads_of};
 use crate::vcpu_statistics;
 
 /// Time limit for a shard to pass files. The figures are absent if it is busy for longer.
 const STATISTICS_LIMIT: Duration = Duration::from_secs(2);
 
-impl Handle {
+impl VmHandle {
     /// The vCPUs of a VM in a cell, each with the thread that runs it. Each shard of a spanning VM has a
     /// thread for each vCPU: the thread in the vCPU's cell runs it.
     ///

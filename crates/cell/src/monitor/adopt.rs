@@ -17,10 +17,10 @@ use shard_api::Platform;
 use super::lease::{Lease, hold, hold_one, tell};
 use super::{Begun, events, fail, hand_over, raise_file_limit, unix_now};
 use crate::adoption::{AdoptionRecord, LeftBoot, MonitorFiles, Places, adopt_programs};
-use crate::cluster::tenure::Tenure;
-use crate::handle::Handle;
+use crate::cluster::reservation::Reservation;
+use crate::handle::VmHandle;
 use crate::left::LeftFiles;
-use crate::open::{HOME_LOG, Opened};
+use crate::open::{HOME_LOG, VmResources};
 use crate::programs::Programs;
 use crate::spanning::Span;
 use crate::vm::keeper::succeed_by_this_program;
@@ -36,7 +36,7 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
     let (keeper, files) = Keeper::adopt(keeper)?;
     let read = LeftFiles::read::<AdoptionRecord>(files);
     let (record, files) = read.unwrap_or_else(|error| give_up(None, &error));
-    let begin_serving = |lease: &Lease, handle: Handle| {
+    let begin_serving = |lease: &Lease, handle: VmHandle| {
         hold(lease, handle.clone())?;
         hand_over::begin(handle)
     };
@@ -75,8 +75,8 @@ impl Accepted {
 
     /// Serves the VM in the process of a cell, which has other VMs; returns when it has ended. `served` is
     /// called when clients can reach it again. An error ends this process, and no VM.
-    pub(crate) fn serve(self, platform: Platform, served: impl FnOnce(&Handle)) {
-        let begin_serving = |lease: &Lease, handle: Handle| {
+    pub(crate) fn serve(self, platform: Platform, served: impl FnOnce(&VmHandle)) {
+        let begin_serving = |lease: &Lease, handle: VmHandle| {
             hold_one(lease, handle.clone())?;
             served(&handle);
             Ok(())
@@ -91,7 +91,7 @@ fn go_on(
     record: AdoptionRecord,
     mut files: LeftFiles,
     platform: Platform,
-    begin_serving: impl FnOnce(&Lease, Handle) -> io::Result<()>,
+    begin_serving: impl FnOnce(&Lease, VmHandle) -> io::Result<()>,
 ) {
     let files = &mut files;
     let (left, left_places, boot) = (record.monitor, record.places, record.boot);
@@ -103,9 +103,9 @@ fn go_on(
         // The program of the VM's first monitor, or of a later process, is the next one's.
         tracing::warn!(%error, "the next monitor of a VM may have an older program");
     }
-    let tenure = left_places.own.map(|place| Tenure::adopt(place, files));
-    let tenure = tenure.transpose().or_give_up(&folder);
-    if let Some(place) = &tenure {
+    let reservation = left_places.own.map(|place| Reservation::adopt(place, files));
+    let reservation = reservation.transpose().or_give_up(&folder);
+    if let Some(place) = &reservation {
         // Processes that this thread starts for the VM stay in its cell; without the right to bind them they
         // use all of this process's CPUs.
         let _ = place.settle();
@@ -113,14 +113,14 @@ fn go_on(
     let span = (!left_places.span.is_empty()).then(|| Span::adopt(left_places.span, files, platform));
     let span = span.transpose().or_give_up(&folder);
     let places = Places {
-        own: tenure.as_ref().map(Tenure::handle),
+        own: reservation.as_ref().map(Reservation::handle),
         span: span.as_ref().map_or_else(Vec::new, Span::handles),
     };
     let own = MonitorFiles::adopt(&left, places, files).or_give_up(&folder);
     let about = vms::read(&folder).or_give_up(&folder);
     let name = about.name.clone();
     let spec = about.spec.clone();
-    let opened = Opened::adopt(record.opened, files, spec, &name, &programs.shard).or_give_up(&folder);
+    let opened = VmResources::adopt(record.opened, files, spec, &name, &programs.shard).or_give_up(&folder);
     let keeper = Arc::new(keeper);
     let mut adopted = match boot {
         Some(boot) => {
@@ -151,7 +151,7 @@ fn go_on(
         ..about
     };
     let cell = about.cell;
-    let handle = Handle::default();
+    let handle = VmHandle::default();
     let kept = files
         .take(left.kept)
         .and_then(|kept| handle.console().adopt(kept));
@@ -170,7 +170,7 @@ fn go_on(
     let begun = Begun {
         name: &name,
         start: Instant::now().checked_sub(ran).unwrap_or_else(Instant::now),
-        tenure,
+        reservation,
         span,
         recording: recording.or_give_up(&folder),
         monitor: own,
@@ -206,7 +206,7 @@ fn take_boot(
     boot: LeftBoot,
     files: &mut LeftFiles,
     keeper: &Arc<Keeper>,
-    (programs, opened): (&Programs, &Opened),
+    (programs, opened): (&Programs, &VmResources),
     about: &Record,
 ) -> io::Result<AdoptedBoot> {
     let (mut parts, mut part_logs) = (Vec::new(), Vec::new());

@@ -10,7 +10,7 @@ use registry::cluster::interface::{CellRequest, CellResponse};
 use super::failed_cell;
 use crate::cluster::limits::RETRY;
 use crate::ending::of_failed_cell;
-use crate::handle::Handle;
+use crate::handle::VmHandle;
 
 /// Time limit for a cell to take a VM that is to start.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -48,7 +48,7 @@ pub(super) fn to_cell(
 
 /// Starts a thread that hands the VM over to its cell once it runs. This process ends then, as if it were
 /// killed: the keeper has all that the cell needs.
-pub(super) fn begin(vm: Handle) -> io::Result<()> {
+pub(super) fn begin(vm: VmHandle) -> io::Result<()> {
     let hand_over = move || {
         if !vm.wait_until_left() {
             return;

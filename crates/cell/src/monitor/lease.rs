@@ -15,7 +15,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use nix::sys::socket::{MsgFlags, recv, send};
 use registry::monitor::{Event, LeaseOrder};
 
-use crate::handle::Handle;
+use crate::handle::VmHandle;
 
 /// Maximum length of the order to detach, in bytes.
 const DETACH_BYTES_MAX: usize = 64;
@@ -84,12 +84,12 @@ fn termination() -> io::Result<OwnedFd> {
 
 /// Starts a thread that ends the VM when its client is gone without detaching, or when this process is
 /// ordered to end.
-pub(super) fn hold(lease: &Lease, handle: Handle) -> io::Result<()> {
+pub(super) fn hold(lease: &Lease, handle: VmHandle) -> io::Result<()> {
     hold_until(lease, handle, Until::Asked(termination()?))
 }
 
 /// The same in a process that has other VMs, which outlive this one. An order to end is not this VM's.
-pub(super) fn hold_one(lease: &Lease, handle: Handle) -> io::Result<()> {
+pub(super) fn hold_one(lease: &Lease, handle: VmHandle) -> io::Result<()> {
     let over = handle.over_event()?;
     hold_until(lease, handle, Until::Over(over))
 }
@@ -102,7 +102,7 @@ enum Until<T = OwnedFd> {
     Over(T),
 }
 
-fn hold_until(lease: &Lease, handle: Handle, until: Until) -> io::Result<()> {
+fn hold_until(lease: &Lease, handle: VmHandle, until: Until) -> io::Result<()> {
     let lease = lease.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
     let hold = move || {
         // If the kernel refuses to wait, there is no other way to end the VM with its client.
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn wait_of_a_process_with_other_vms_is_over_when_the_client_detaches_or_is_gone_or_the_vm_has_ended() {
-        let handle = Handle::default();
+        let handle = VmHandle::default();
         let over = handle.over_event().unwrap();
         let until = || Until::Over(over.try_clone().unwrap());
         let wait = |lease| {

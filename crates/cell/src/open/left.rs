@@ -17,13 +17,13 @@ use subnet::process::{Count, FilterProcess, LeftFilter};
 
 use super::cards::{UserCard, cards, hardware_addresses, passt_spec};
 use super::egress::egress;
-use super::{Locks, OpenError, Opened};
+use super::{Locks, OpenError, VmResources};
 use crate::left::{Leaving, LeftFiles};
 use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
 use crate::share_group::Claims;
 
-/// Everything of an [`Opened`] but its spec, which is in the VM's record. Descriptors are positions among
+/// Everything of a [`VmResources`] but its spec, which is in the VM's record. Descriptors are positions among
 /// those that are left.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LeftOpened {
@@ -102,7 +102,7 @@ impl Filter {
     }
 }
 
-impl Opened {
+impl VmResources {
     /// Leaves the VM to a successor of this process.
     ///
     /// # Errors

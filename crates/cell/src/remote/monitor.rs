@@ -37,7 +37,7 @@ use super::reports::{AwaitedAnswers, tell, watch};
 use super::shared_memory::SlotResult;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::stream::beating;
-use crate::cluster::tenure::{Tenure, begin_part};
+use crate::cluster::reservation::{Reservation, begin_part};
 use crate::coherence::{self, pipes_of, without_memory};
 use crate::control_group::ControlGroup;
 use crate::identity::{Given, IdOwner};
@@ -101,7 +101,7 @@ struct Held {
     entry: Entry,
     log: Arc<ShardLog>,
     record: Record,
-    tenure: Tenure,
+    reservation: Reservation,
     /// The number of this part among those that this host has had.
     number: u32,
 }
@@ -131,8 +131,8 @@ impl Held {
         let processor = (platform.processor)().map_err(|error| line(&error))?;
         let (cell, part) = (request.cell, usize::from(request.part));
         let (vcpus, bytes) = (request.spec.cpus, request.spec.memory.0);
-        let tenure = begin_part(&request.vm, part, cell, vcpus, bytes).map_err(|error| line(&error))?;
-        tenure.settle().map_err(|error| line(&error))?;
+        let reservation = begin_part(&request.vm, part, cell, vcpus, bytes).map_err(|error| line(&error))?;
+        reservation.settle().map_err(|error| line(&error))?;
         let registry = Registry::of_secondary_shards().map_err(|error| line(&error))?;
         let entry = registry.claim(&format!("{}.{part}", request.vm));
         let entry = entry.map_err(|error| line(&error))?;
@@ -162,7 +162,7 @@ impl Held {
             entry,
             log: Arc::new(log),
             record,
-            tenure,
+            reservation,
             number,
         })
     }
@@ -181,7 +181,7 @@ impl Held {
         // another VM's by then.
         shard.iter().for_each(|shard| _ = shard.kill());
         drop(self.entry);
-        self.tenure.leave();
+        self.reservation.leave();
         // The end of the connection tells the home that all of the part has ended.
         drop(home);
         served
@@ -225,7 +225,7 @@ impl Held {
                 Ok(event) => event,
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {
-                    if self.tenure.lost() {
+                    if self.reservation.lost() {
                         let why = format!(
                             "cell {}, which it spans, is lost; see `mirrorball cluster status`",
                             self.request.cell
@@ -379,7 +379,7 @@ impl Held {
         let share = |bytes: &u64| ShardMemory {
             bytes: *bytes,
             file: None,
-            host_nodes: self.tenure.nodes().to_vec(),
+            host_nodes: self.reservation.nodes().to_vec(),
         };
         Ok(SpanLaunch {
             shard: self.request.part,

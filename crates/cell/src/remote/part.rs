@@ -22,7 +22,7 @@ use super::launch;
 use super::protocol::{Endpoint, FromPart, OF_HOME, PartAnswer, PartRequest, PartStart, Role, ToPart, Token};
 use crate::cluster::hosts::{Hosts, PROGRAM};
 use crate::cluster::link::stream::{beating, write_to};
-use crate::cluster::tenure::TenureError;
+use crate::cluster::reservation::ReservationError;
 
 /// Maximum number of reports that are not read yet: each shard answers one order at a time.
 const HEARD_MAX: usize = 64;
@@ -84,7 +84,7 @@ impl RemotePart {
         spec: &VmSpec,
         number: u8,
         part: &Part,
-    ) -> Result<Self, TenureError> {
+    ) -> Result<Self, ReservationError> {
         let site = hosts.site();
         let host = site.host_of(part.cell).ok_or(io::ErrorKind::NotFound);
         let host = host.map_err(io::Error::from)?;
@@ -98,7 +98,7 @@ impl RemotePart {
             home: hosts.site().here.clone(),
             token: Token::new()?,
         };
-        let refused = |why: String| TenureError::Refused(format!("host {}: {why}", host.name));
+        let refused = |why: String| ReservationError::Refused(format!("host {}: {why}", host.name));
         let (port, processor) = match ask(hosts, &request) {
             Ok(PartAnswer::Holds { port, processor }) => (port, processor),
             Ok(PartAnswer::Refused { why }) => return Err(refused(why)),

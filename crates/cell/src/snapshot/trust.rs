@@ -20,7 +20,7 @@ use config::VmSpec;
 use config::vm::{DiskFormatSpec, NetKind, NetSpec, SandboxSpec};
 
 use super::directory::{Directory, beneath};
-use crate::frozen::{disk_obstacle, obstacle};
+use crate::frozen::{check_cloneable, check_disks_cloneable};
 
 pub use self::resources::Resources;
 
@@ -95,7 +95,7 @@ pub enum TrustError {
     Tap(String),
     /// The snapshot has a resource that only one VM can use.
     #[error("{0}")]
-    Obstacle(String),
+    NotCloneable(String),
     /// A VM that spans cells was never frozen.
     #[error(
         "its VM spans cells, of which no snapshot can be made; name a directory made by `mirrorball snapshot`"
@@ -173,8 +173,8 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
     spec.sandbox = sandbox;
     let cards = spec.nets.iter_mut().flatten();
     if allowed.as_is {
-        if let Some(why) = disk_obstacle(&spec) {
-            return Err(TrustError::Obstacle(why));
+        if let Some(why) = check_disks_cloneable(&spec) {
+            return Err(TrustError::NotCloneable(why));
         }
     } else {
         for card in cards {
@@ -183,8 +183,8 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
             }
             withheld.extend(drop_card_settings(card));
         }
-        if let Some(why) = obstacle(&spec) {
-            return Err(TrustError::Obstacle(why));
+        if let Some(why) = check_cloneable(&spec) {
+            return Err(TrustError::NotCloneable(why));
         }
     }
     let applied = allowed.resources.apply(&mut spec, allowed.as_is)?;

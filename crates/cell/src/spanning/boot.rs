@@ -14,7 +14,7 @@ use shard_api::launch::{
 };
 
 use super::{MultiHost, Span};
-use crate::cluster::tenure::PartPlace;
+use crate::cluster::reservation::PartPlace;
 use crate::coherence::Coherence;
 use crate::remote::clock::keeper::{ClockKeeper, Clocks};
 use crate::remote::clock::leader::{Clock, Leader, Step};
@@ -77,7 +77,7 @@ impl Boot {
             // Memory of another host's share may come from any node here.
             let nodes = place
                 .here()
-                .map_or_else(Vec::new, |tenure| tenure.nodes().to_vec());
+                .map_or_else(Vec::new, |reservation| reservation.nodes().to_vec());
             files.push((part.memory_bytes, nodes, file.map(OwnedFd::from)));
         }
         let mut channels = Vec::with_capacity(shards);

@@ -14,8 +14,8 @@ use super::{Progress, RunError, Vm, begin};
 use crate::adoption::{FirstBoot, Leave, LeaveBoot};
 use crate::control_group::ControlGroup;
 use crate::frozen::Freezable;
-use crate::open::Opened;
-use crate::parts::{Part, Parts};
+use crate::open::VmResources;
+use crate::secondary_shards::{SecondaryShard, SecondaryShards};
 use crate::shard_log::ShardLog;
 use crate::shard_process::ShardProcess;
 
@@ -40,7 +40,7 @@ pub struct AdoptedBoot {
     /// Its shard.
     pub(crate) home: Arc<ShardProcess>,
     /// Its shards beside the home, until they are watched.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<SecondaryShard>,
     /// The logs of these shards.
     pub(crate) part_logs: Vec<Arc<ShardLog>>,
     /// The socket for freezes.
@@ -60,11 +60,11 @@ impl AdoptedBoot {
     ///
     /// # Errors
     /// If the keeper is gone, or this process has no descriptors left.
-    pub(crate) fn begin(&mut self, vm: Vm<'_>, opened: &Opened) -> io::Result<()> {
+    pub(crate) fn begin(&mut self, vm: Vm<'_>, opened: &VmResources) -> io::Result<()> {
         let parts = std::mem::take(&mut self.parts);
         let spans = !parts.is_empty();
         let (told, home) = (vm.handle.clone(), vm.handle.clone());
-        let watch = || Parts::watch(parts, move || told.changed(), move || home.part_ended());
+        let watch = || SecondaryShards::watch(parts, move || told.changed(), move || home.part_ended());
         let parts = spans.then(watch).transpose()?;
         begin(vm.handle, opened, vm.span)?;
         {
@@ -101,7 +101,7 @@ impl AdoptedBoot {
     pub(super) fn go_on(
         self,
         vm: Vm<'_>,
-        opened: &Opened,
+        opened: &VmResources,
         progress: &mut impl FnMut(Progress<'_>),
     ) -> Result<Ending, RunError> {
         let running = RunningBoot {

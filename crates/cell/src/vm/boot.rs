@@ -24,14 +24,14 @@ use crate::coherence;
 use crate::core_scheduling;
 use crate::ending::{of_part, of_silent};
 use crate::frozen::Freezable;
-use crate::handle::Handle;
+use crate::handle::VmHandle;
 use crate::identity::{Given, IdOwner};
 use crate::link::Reports;
 use crate::memory_nodes::{self, HostMemory, Wanted};
-use crate::open::Opened;
-use crate::parts::{Part, Parts};
+use crate::open::VmResources;
 use crate::programs::ProgramError;
 use crate::remote::clock::keeper::ClockKeeper;
+use crate::secondary_shards::{SecondaryShard, SecondaryShards};
 use crate::shard_log::ShardLog;
 use crate::shard_process::{self, ShardProcess};
 use crate::spanning::Span;
@@ -40,7 +40,7 @@ use crate::spanning::boot::Boot;
 /// A boot that is to be started.
 pub(super) struct NewBoot<'a> {
     pub(super) vm: Vm<'a>,
-    pub(super) opened: &'a Opened,
+    pub(super) opened: &'a VmResources,
     /// The log of each shard.
     pub(super) logs: &'a [Arc<ShardLog>],
     pub(super) keeper: &'a Arc<Keeper>,
@@ -62,7 +62,7 @@ pub(super) struct Prepared {
 /// A started boot, which is followed to its end.
 pub(super) struct RunningBoot<'a> {
     pub(super) vm: Vm<'a>,
-    pub(super) opened: &'a Opened,
+    pub(super) opened: &'a VmResources,
     pub(super) keeper: &'a Arc<Keeper>,
     pub(super) home: Arc<ShardProcess>,
     pub(super) reports: Reports,
@@ -104,11 +104,11 @@ impl NewBoot<'_> {
             let (started, missing) = start_parts(opened, start, span, boot)?;
             missing_elsewhere = missing;
             // The home may not be there yet, or not any more.
-            let watched = Parts::watch(started, move || told.changed(), move || home.part_ended());
+            let watched = SecondaryShards::watch(started, move || told.changed(), move || home.part_ended());
             parts = Some(watched?);
             span.settle(0)?;
         }
-        let part_pids = parts.as_ref().map_or_else(Vec::new, Parts::pids);
+        let part_pids = parts.as_ref().map_or_else(Vec::new, SecondaryShards::pids);
         let mut files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
         let mut launch = opened.launch.clone();
         launch.memory.host_nodes = self.memory_nodes()?;
@@ -413,7 +413,7 @@ impl RunningBoot<'_> {
 }
 
 /// Number of the VM's processes that the kernel has killed for the VM's limit of memory.
-pub(super) fn killed_for_memory(handle: &Handle) -> u64 {
+pub(super) fn killed_for_memory(handle: &VmHandle) -> u64 {
     let group = handle.state().group.clone();
     group.map_or(0, |group| group.killed_for_memory())
 }
@@ -428,11 +428,11 @@ fn names_of_disks(numbers: &[u16], disks: &[DiskLaunch]) -> Vec<String> {
 /// Starts the shards beside the home, each in its cell, and waits until they are ready. Returns the missing
 /// layers of the sandboxes on other hosts, too.
 fn start_parts(
-    opened: &Opened,
+    opened: &VmResources,
     start: impl Fn(usize) -> Result<ShardProcess, RunError>,
     span: &Span,
     boot: &Boot,
-) -> Result<(Vec<Part>, Vec<String>), RunError> {
+) -> Result<(Vec<SecondaryShard>, Vec<String>), RunError> {
     let (mut parts, mut missing_elsewhere) = (Vec::new(), Vec::new());
     for (shard, cell) in span.cells().into_iter().enumerate().skip(1) {
         let refused = |detail| RunError::Refused {
@@ -445,7 +445,7 @@ fn start_parts(
             let told = told.ok_or_else(|| refused(format!("{place}: it has no coherent memory")))?;
             let started = remote.start(told);
             started.map_err(|error| refused(format!("{place}: {error}")))?;
-            let part = Part::There(remote.clone());
+            let part = SecondaryShard::There(remote.clone());
             missing_elsewhere.extend(part.wait_until_ready().map_err(refused)?);
             parts.push(part);
             continue;
@@ -457,7 +457,7 @@ fn start_parts(
         let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log.as_fd(), sandbox);
         // A shard that dies at once breaks the socket; its log has the reason.
         let _ = process.link.launch(&Launch::Secondary(Box::new(launch)), &files);
-        let part = Part::Here { cell, process };
+        let part = SecondaryShard::Here { cell, process };
         part.wait_until_ready().map_err(refused)?;
         parts.push(part);
     }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cell::open::{Opened, open};
+use cell::open::{VmResources, open};
 use cell::programs::{self, BuildProgram, Programs};
 use cell::remote::part::RemotePart;
 use cell::remote::protocol::FromPart;
@@ -154,12 +154,12 @@ impl Two {
     }
 
     /// The VM's files.
-    pub fn opened(&self) -> Opened {
+    pub fn opened(&self) -> VmResources {
         self.opened_as("big", &self.spec)
     }
 
     /// The files of another VM.
-    pub fn opened_as(&self, name: &str, spec: &VmSpec) -> Opened {
+    pub fn opened_as(&self, name: &str, spec: &VmSpec) -> VmResources {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder).expect("a directory");
         let claims = Claims::new(ShareGroup::of_run().expect("randomness"));
@@ -247,7 +247,7 @@ pub fn programs() -> Programs {
 }
 
 /// Starts the VM's shard on beta, and waits until it runs. The boot keeps its link.
-pub fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
+pub fn started(two: &Two, span: &Span, opened: &VmResources) -> Boot {
     let boot = Boot::new(span, &opened.launch.memory, Some(0..0)).expect("links and lanes");
     let clocks = boot.clocks().expect("those of two hosts").status();
     let error_ns = clocks[1]["error_ns"].as_u64().expect("nanoseconds");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cell::cluster::tenure;
+use cell::cluster::reservation;
 use config::{HostFacts, Size, VmFile, cpulist};
 use miette::{Result, miette};
 
@@ -11,7 +11,7 @@ use miette::{Result, miette};
 pub fn check(paths: &[PathBuf]) -> Result<ExitCode> {
     for file in read(paths)? {
         println!("{}: good", file.source_name);
-        match tenure::foresee(&file.spec) {
+        match reservation::foresee(&file.spec) {
             Ok(parts) => {
                 for part in parts.iter().flatten() {
                     let vcpus: Vec<usize> = part.vcpus.clone().map(usize::from).collect();

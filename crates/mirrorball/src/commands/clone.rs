@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent::protocol::{CardAddress, Identity};
-use cell::frozen::{FrozenVm, obstacle};
+use cell::frozen::{FrozenVm, check_cloneable};
 use cell::snapshot::directory::{Directory, caller};
 use cell::snapshot::trust::{Allowed, Granted, Places, Resources, grant};
 use config::vm::NetSpec;
@@ -123,7 +123,7 @@ pub fn clone(args: &CloneArgs) -> Result<ExitCode> {
         Found::Elsewhere(code) => return Ok(code),
     };
     let parent = vms::read(&folder).into_diagnostic()?;
-    if let Some(why) = obstacle(&parent.spec) {
+    if let Some(why) = check_cloneable(&parent.spec) {
         return Err(miette!("{}: {why}", args.vm));
     }
     let pattern = args

@@ -24,7 +24,7 @@ use tracing::{error, info, warn};
 
 use crate::cluster::adoption_table::{AdoptionTable, Failures, Unreadable, Verdict};
 use crate::ending::of_failed_cell;
-use crate::handle::Handle;
+use crate::handle::VmHandle;
 use crate::monitor::Accepted;
 use crate::vm::keeper::KEEPER_SOCKET;
 
@@ -49,7 +49,7 @@ pub(super) struct Adoptions {
 
 #[derive(Debug)]
 struct Shared {
-    table: Mutex<AdoptionTable<Handle>>,
+    table: Mutex<AdoptionTable<VmHandle>>,
     /// Notified when the table changes.
     changed: Condvar,
 }
@@ -90,7 +90,7 @@ impl Adoptions {
         Ok(())
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut AdoptionTable<Handle>) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut AdoptionTable<VmHandle>) -> T) -> T {
         let changed = change(&mut self.table());
         self.shared.changed.notify_all();
         changed
@@ -114,7 +114,7 @@ impl Adoptions {
     }
 
     fn await_first(&self) -> CellResponse {
-        let open = |table: &mut AdoptionTable<Handle>| table.is_trial_open();
+        let open = |table: &mut AdoptionTable<VmHandle>| table.is_trial_open();
         let waited = self
             .shared
             .changed
@@ -156,7 +156,7 @@ impl Adoptions {
         &self,
         told: impl FnOnce(CellResponse) + Send + 'static,
     ) -> io::Result<()> {
-        let vms: Vec<Handle> = self.table().served().cloned().collect();
+        let vms: Vec<VmHandle> = self.table().served().cloned().collect();
         let list = move || {
             let (mut vcpus, mut missing) = (Vec::new(), Vec::new());
             for vm in vms {
@@ -254,7 +254,7 @@ impl Adoptions {
     /// Serves a VM that no other process serves, until it has ended.
     fn adopt(&self, vm: Accepted, folder: &Path, name: &str, cid: u32) {
         let before = failures(folder).unwrap_or(Failures::SET_ASIDE);
-        let may_not = |table: &mut AdoptionTable<Handle>| !table.begin_attempt(cid, before);
+        let may_not = |table: &mut AdoptionTable<VmHandle>| !table.begin_attempt(cid, before);
         drop(self.shared.changed.wait_while(self.table(), may_not));
         // A VM whose directory can't be written is adopted all the same.
         let _ = count(folder, before.with_begun());
@@ -267,7 +267,7 @@ impl Adoptions {
         });
     }
 
-    fn table(&self) -> MutexGuard<'_, AdoptionTable<Handle>> {
+    fn table(&self) -> MutexGuard<'_, AdoptionTable<VmHandle>> {
         lock(&self.shared.table)
     }
 }

@@ -8,7 +8,7 @@ use shard_api::control::ControlSocket;
 use shard_api::launch::{NumberedOrder, Report};
 
 use super::*;
-use crate::parts::Part;
+use crate::secondary_shards::SecondaryShard;
 use crate::shard_process::ShardProcess;
 
 /// Behavior of a shard when it receives a pause.
@@ -25,7 +25,7 @@ type Received = Arc<Mutex<Vec<(u16, Order)>>>;
 
 /// A VM over the cells 0, which is its home, 1 and 2.
 struct Spanning {
-    handle: Handle,
+    handle: VmHandle,
     received: Received,
 }
 
@@ -57,7 +57,7 @@ fn play(cell: u16, role: Role, socket: &ControlSocket, received: &Received, answ
 
 impl Spanning {
     fn new(home: Role, parts: [Role; 2]) -> Self {
-        let (handle, received) = (Handle::default(), Received::default());
+        let (handle, received) = (VmHandle::default(), Received::default());
         let parts = (1..).zip(parts).map(|(cell, role)| {
             let (process, socket) = ShardProcess::of(Command::new("sleep").arg("100"));
             let received = received.clone();
@@ -65,10 +65,10 @@ impl Spanning {
                 let answer = |report| socket.send(&report, &[]).expect("its monitor reads");
                 play(cell, role, &socket, &received, answer);
             });
-            Part::Here { cell, process }
+            SecondaryShard::Here { cell, process }
         });
         let (told, ended) = (handle.clone(), handle.clone());
-        let parts = Parts::watch(
+        let parts = SecondaryShards::watch(
             parts.collect(),
             move || told.changed(),
             move || ended.part_ended(),

@@ -55,14 +55,14 @@ impl Resources {
             after: _,
             // They select VMs in commands, and take nothing of the host.
             labels: _,
-            // Files, disks and cards: `files`, `disk_obstacle` and `drop_card_settings` decide.
+            // Files, disks and cards: `files`, `check_disks_cloneable` and `drop_card_settings` decide.
             image: _,
             kernel: _,
             disks: _,
             nets: _,
             root:
                 RootSpec {
-                    // Refused by `disk_obstacle`.
+                    // Refused by `check_disks_cloneable`.
                     persistent: _,
                     // How pages are shared; with whom is the share group's.
                     share: _,

@@ -157,7 +157,7 @@ fn resource_that_only_one_vm_can_use_is_refused_even_when_it_is_named() {
             .extend(more.as_object().unwrap().clone());
         let spec = json!({ "name": "x", "image": "tiny", "disks": [disk] });
         let error = host.grant(spec, &allowed).unwrap_err();
-        assert!(matches!(error, TrustError::Obstacle(_)), "{error}");
+        assert!(matches!(error, TrustError::NotCloneable(_)), "{error}");
     }
     let root = json!({ "name": "x", "image": "tiny", "root": { "persistent": true } });
     host.refusal(root);

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use cell::handle::Handle;
+use cell::handle::VmHandle;
 use cell::remote::protocol::FromPart;
 use cell::spanning::Span;
 use cell::vm::{self, Vm};
@@ -150,7 +150,7 @@ fn failure(two: &Two, name: &str, cells: &[u16], progress: fn(vm::Progress<'_>))
     let (folder, name) = (two.folder.join(name), name.to_owned());
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
-        let handle = Handle::default();
+        let handle = VmHandle::default();
         let vm = Vm {
             name: &name,
             folder: &folder,

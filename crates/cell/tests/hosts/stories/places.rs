@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use cell::cluster::hosts::Hosts;
-use cell::handle::Handle;
+use cell::handle::VmHandle;
 use cell::remote::connections::connect;
 use cell::remote::protocol::{Ends, LaneEnds, Role, Token};
 use cell::spanning::Span;
@@ -35,7 +35,7 @@ pub fn not_coherent(two: &Two) {
 pub fn no_kernel(two: &Two) {
     let span = two.span();
     assert_eq!(two.at_beta(), ["big/1"]);
-    let handle = Handle::default();
+    let handle = VmHandle::default();
     let vm = Vm {
         name: "big",
         folder: &two.folder.join("big"),

@@ -14,7 +14,7 @@ use registry::cluster::client;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{AdmitVm, Status, VmShare, shard_name};
 
-use super::{RESTART_LIMIT, Tenure, TenureError, ask, wait_for_cells};
+use super::{RESTART_LIMIT, Reservation, ReservationError, ask, wait_for_cells};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::limits::RETRY;
 use crate::remote::part::RemotePart;
@@ -26,7 +26,7 @@ const CHOICES_MAX: usize = 4;
 #[derive(Debug)]
 pub enum PartPlace {
     /// The place is on this host.
-    Here(Box<Tenure>),
+    Here(Box<Reservation>),
     /// The place is on another host.
     There(Arc<RemotePart>),
 }
@@ -35,15 +35,15 @@ impl PartPlace {
     /// The cell.
     pub fn cell(&self) -> u16 {
         match self {
-            Self::Here(tenure) => tenure.cell(),
+            Self::Here(reservation) => reservation.cell(),
             Self::There(remote) => remote.endpoint().cell,
         }
     }
 
     /// The place, if it is on this host.
-    pub fn here(&self) -> Option<&Tenure> {
+    pub fn here(&self) -> Option<&Reservation> {
         match self {
-            Self::Here(tenure) => Some(tenure),
+            Self::Here(reservation) => Some(reservation),
             Self::There(_) => None,
         }
     }
@@ -51,8 +51,8 @@ impl PartPlace {
     /// The reason why the place is lost for good, if it is.
     pub fn lost(&self) -> Option<String> {
         match self {
-            Self::Here(tenure) => tenure.lost().then(|| {
-                let cell = tenure.cell();
+            Self::Here(reservation) => reservation.lost().then(|| {
+                let cell = reservation.cell();
                 format!("cell {cell}, which it spans, is lost; see `mirrorball cluster status`")
             }),
             Self::There(remote) => remote.lost(),
@@ -61,7 +61,7 @@ impl PartPlace {
 
     fn leave(self) {
         match self {
-            Self::Here(tenure) => tenure.leave(),
+            Self::Here(reservation) => reservation.leave(),
             Self::There(remote) => remote.leave(),
         }
     }
@@ -71,7 +71,7 @@ impl PartPlace {
 ///
 /// # Errors
 /// If a part has no place. The places of the others are given back then.
-pub fn begin_span(name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, Part)>, TenureError> {
+pub fn begin_span(name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, Part)>, ReservationError> {
     begin_in(&Files::open()?, name, spec)
 }
 
@@ -91,17 +91,17 @@ pub fn begin_part(
     cell: u16,
     vcpus: u8,
     memory_bytes: u64,
-) -> Result<Tenure, TenureError> {
+) -> Result<Reservation, ReservationError> {
     begin_part_in(&Files::open()?, vm, part, cell, vcpus, memory_bytes)
 }
 
-fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, Part)>, TenureError> {
+fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, Part)>, ReservationError> {
     let Some(span) = &spec.span else {
         return Ok(Vec::new());
     };
     let plan = files.plan()?;
     if plan.is_empty() {
-        return Err(TenureError::NothingToSpan);
+        return Err(ReservationError::NothingToSpan);
     }
     let mut choices = match span {
         SpanSpec::Cells(_) | SpanSpec::Coherent(_) => 1,
@@ -110,7 +110,7 @@ fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, 
     loop {
         choices -= 1;
         match hold(files, name, spec, &divided(files, &plan, spec, span)?) {
-            Err(TenureError::Refused(_)) if choices > 0 => {}
+            Err(ReservationError::Refused(_)) if choices > 0 => {}
             other => return other,
         }
     }
@@ -120,7 +120,7 @@ fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, 
 ///
 /// # Errors
 /// If there are no such cells, or no cells with the room.
-pub fn foresee(spec: &VmSpec) -> Result<Option<Vec<Part>>, TenureError> {
+pub fn foresee(spec: &VmSpec) -> Result<Option<Vec<Part>>, ReservationError> {
     let Some(span) = &spec.span else {
         return Ok(None);
     };
@@ -137,7 +137,7 @@ fn divided(
     plan: &[CellPlan],
     spec: &VmSpec,
     span: &SpanSpec,
-) -> Result<Vec<Part>, TenureError> {
+) -> Result<Vec<Part>, ReservationError> {
     match span {
         SpanSpec::Cells(cells) | SpanSpec::Coherent(cells) => {
             let rooms = named(files, plan, cells, spec.is_coherent())?;
@@ -154,7 +154,7 @@ fn named(
     plan: &[CellPlan],
     cells: &[u16],
     is_coherent: bool,
-) -> Result<Vec<CellCapacity>, TenureError> {
+) -> Result<Vec<CellCapacity>, ReservationError> {
     let site = files.site()?;
     let own = |cell: u16| plan.iter().find(|own| own.number == cell);
     let host_of = |cell: u16| site.as_ref().and_then(|site| site.host_of(cell));
@@ -172,17 +172,17 @@ fn named(
         };
         let Some(host) = host_of(*cell) else {
             let why = format!("there is no cell {cell} to span; there is {}", known());
-            return Err(TenureError::Refused(why));
+            return Err(ReservationError::Refused(why));
         };
         if rooms.is_empty() {
-            return Err(TenureError::Refused(format!(
+            return Err(ReservationError::Refused(format!(
                 "its home, cell {cell}, is on host {}; start it there, or name a cell of this host first: {}",
                 host.name,
                 known()
             )));
         }
         if !is_coherent {
-            return Err(TenureError::NotCoherent {
+            return Err(ReservationError::NotCoherent {
                 cell: *cell,
                 host: host.name.clone(),
             });
@@ -196,7 +196,7 @@ fn named(
             .filter(|other| other.life.is_some())
             .find(|other| other.plan.number == *cell);
         let found = found.ok_or_else(|| {
-            TenureError::Refused(format!(
+            ReservationError::Refused(format!(
                 "cell {cell} on host {} does not run; start it again with `mirrorball cluster up` there, or \
                  span other cells",
                 host.name
@@ -208,15 +208,15 @@ fn named(
 }
 
 /// The parts into which a VM would be divided, in cells that have the room.
-fn chosen(files: &Files, plan: &[CellPlan], spec: &VmSpec) -> Result<Vec<Part>, TenureError> {
+fn chosen(files: &Files, plan: &[CellPlan], spec: &VmSpec) -> Result<Vec<Part>, ReservationError> {
     wait_for_cells(files)?;
-    let status = client::status(files)?.ok_or(TenureError::Dead)?;
+    let status = client::status(files)?.ok_or(ReservationError::Dead)?;
     let mut rooms = rooms(&status, plan);
     let asserted =
-        hostinfo::capacity::asserted(files).map_err(|error| TenureError::Refused(error.to_string()))?;
+        hostinfo::capacity::asserted(files).map_err(|error| ReservationError::Refused(error.to_string()))?;
     asserted.apply(&mut rooms);
     let cells = choose(&rooms, spec.cpus, spec.memory.0);
-    let cells = cells.ok_or_else(|| TenureError::Refused(too_large(&rooms, spec)))?;
+    let cells = cells.ok_or_else(|| ReservationError::Refused(too_large(&rooms, spec)))?;
     let chosen = cells
         .iter()
         .filter_map(|cell| rooms.iter().find(|room| room.cell == *cell).copied());
@@ -269,7 +269,7 @@ fn hold(
     name: &str,
     spec: &VmSpec,
     parts: &[Part],
-) -> Result<Vec<(PartPlace, Part)>, TenureError> {
+) -> Result<Vec<(PartPlace, Part)>, ReservationError> {
     let site = files.site()?;
     let elsewhere = |cell| site.as_ref().is_some_and(|site| site.is_elsewhere(cell));
     let copy_bytes = spec.is_coherent().then_some(spec.memory.0);
@@ -281,7 +281,7 @@ fn hold(
             if !elsewhere(cell) {
                 let memory_bytes = copy_bytes.unwrap_or(part.memory_bytes);
                 return begin_part_in(files, name, number, cell, vcpus, memory_bytes)
-                    .map(|tenure| PartPlace::Here(Box::new(tenure)));
+                    .map(|reservation| PartPlace::Here(Box::new(reservation)));
             }
             if hosts.is_none() {
                 hosts = site
@@ -312,7 +312,7 @@ fn begin_part_in(
     cell: u16,
     vcpus: u8,
     memory_bytes: u64,
-) -> Result<Tenure, TenureError> {
+) -> Result<Reservation, ReservationError> {
     let host = AdmitVm {
         name: shard_name(vm, part),
         share: VmShare {
@@ -330,16 +330,16 @@ fn begin_part_in(
 }
 
 /// Requests a place from one cell, which may be restarting.
-fn ask_once_it_runs(files: &Files, cell: u16, host: &AdmitVm) -> Result<Tenure, TenureError> {
+fn ask_once_it_runs(files: &Files, cell: u16, host: &AdmitVm) -> Result<Reservation, ReservationError> {
     let deadline = Instant::now() + RESTART_LIMIT;
     loop {
         match ask(files, cell, host) {
-            Err(TenureError::Silent { source, .. }) if is_absence(source.kind()) => {
+            Err(ReservationError::Silent { source, .. }) if is_absence(source.kind()) => {
                 if Instant::now() < deadline {
                     std::thread::sleep(RETRY);
                     continue;
                 }
-                return Err(TenureError::Refused(format!(
+                return Err(ReservationError::Refused(format!(
                     "cell {cell} does not run; start it again with `mirrorball cluster up`, or span other \
                      cells"
                 )));

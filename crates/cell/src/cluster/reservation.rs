@@ -43,7 +43,7 @@ const LOST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The reason why a VM has no place.
 #[derive(Debug, thiserror::Error)]
-pub enum TenureError {
+pub enum ReservationError {
     /// The VM names a cell, and there is no cluster.
     #[error(
         "the VM names cell {0}, and no cluster is up here; start one with `mirrorball cluster up`, or leave \
@@ -119,7 +119,7 @@ pub enum TenureError {
 
 /// A place in a cell.
 #[derive(Debug)]
-pub struct Tenure {
+pub struct Reservation {
     place: VmPlacement,
     authority: Authority,
     /// Enforcement of the place's limits by the host's cluster; none in a cluster of the VM's user.
@@ -131,7 +131,7 @@ pub struct Tenure {
 
 /// A place that a monitor leaves to its successor.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct LeftTenure {
+pub(crate) struct LeftReservation {
     host: AdmitVm,
     place: VmPlacement,
     /// Enforcement of the place's limits, if the place is in the host's cluster.
@@ -143,22 +143,22 @@ pub(crate) struct LeftTenure {
 
 /// A place for other parts of its monitor. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct TenureHandle {
+pub(crate) struct ReservationHandle {
     host: AdmitVm,
     place: VmPlacement,
     limits: Option<Limits>,
     held: Arc<Mutex<Held>>,
 }
 
-impl TenureHandle {
+impl ReservationHandle {
     /// Leaves the place to a successor of this process.
     ///
     /// # Errors
     /// If this process has no descriptors left.
-    pub(crate) fn leave(&self, leaving: &mut Leaving) -> io::Result<LeftTenure> {
+    pub(crate) fn leave(&self, leaving: &mut Leaving) -> io::Result<LeftReservation> {
         let held = lock(&self.held);
         let stream = held.stream.as_ref().map(|stream| leaving.add(stream));
-        Ok(LeftTenure {
+        Ok(LeftReservation {
             host: self.host.clone(),
             place: self.place.clone(),
             limits: self.limits,
@@ -184,7 +184,7 @@ struct Held {
 
 /// Requests a place: of the user's own cluster, else of the host's if that admits the user; none without
 /// either.
-pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
+pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, ReservationError> {
     let files = Files::open()?;
     let host = AdmitVm {
         name: name.to_owned(),
@@ -214,7 +214,7 @@ pub(in crate::cluster) fn begin_for_user(
     name: &str,
     share: VmShare,
     only: Option<u16>,
-) -> Result<Tenure, TenureError> {
+) -> Result<Reservation, ReservationError> {
     let host = AdmitVm {
         name: owned_name(uid, name),
         share,
@@ -228,15 +228,15 @@ pub(in crate::cluster) fn begin_for_user(
 }
 
 /// Requests a place in a cluster that has cells.
-fn begin_of_cells(files: &Files, host: &AdmitVm) -> Result<Tenure, TenureError> {
+fn begin_of_cells(files: &Files, host: &AdmitVm) -> Result<Reservation, ReservationError> {
     let mut running = wait_for_cells(files)?;
     // The VM's own cell has a record of it: another one would count its memory as used by another VM.
     running.sort_by_key(|cell| Some(cell.number) != host.only);
-    let mut silent = TenureError::Dead;
+    let mut silent = ReservationError::Dead;
     for first in running {
         match ask(files, first.number, host) {
             // A cell that hangs does not keep the others from it.
-            Err(error @ (TenureError::Silent { .. } | TenureError::Broken(_))) => silent = error,
+            Err(error @ (ReservationError::Silent { .. } | ReservationError::Broken(_))) => silent = error,
             other => return other,
         }
     }
@@ -244,13 +244,13 @@ fn begin_of_cells(files: &Files, host: &AdmitVm) -> Result<Tenure, TenureError> 
 }
 
 /// Requests a place from root's cluster; none where there is none, or it does not admit this user.
-fn begin_at_host(host: &AdmitVm) -> Result<Option<Tenure>, TenureError> {
-    let alone = |error: TenureError| host.only.map_or(Ok(None), |_| Err(error));
+fn begin_at_host(host: &AdmitVm) -> Result<Option<Reservation>, ReservationError> {
+    let alone = |error: ReservationError| host.only.map_or(Ok(None), |_| Err(error));
     // Root's own cluster is the host's.
     if geteuid().is_root() {
         return host
             .only
-            .map_or(Ok(None), |cell| Err(TenureError::NoCluster(cell)));
+            .map_or(Ok(None), |cell| Err(ReservationError::NoCluster(cell)));
     }
     let deadline = Instant::now() + ADMISSION_LIMIT;
     let request = authority::place_request(host, host.only);
@@ -265,10 +265,10 @@ fn begin_at_host(host: &AdmitVm) -> Result<Option<Tenure>, TenureError> {
             Ok(Some(answered)) => break answered,
             Ok(None) => {
                 let cell = host.only.unwrap_or_default();
-                return alone(TenureError::NoCluster(cell));
+                return alone(ReservationError::NoCluster(cell));
             }
             // It may be restarting. A cluster that is out of order keeps no user from a VM outside it.
-            Err(error) if Instant::now() > deadline => return alone(TenureError::Broken(error)),
+            Err(error) if Instant::now() > deadline => return alone(ReservationError::Broken(error)),
             Err(_) => std::thread::sleep(RETRY),
         }
     };
@@ -280,16 +280,16 @@ fn begin_at_host(host: &AdmitVm) -> Result<Option<Tenure>, TenureError> {
                 borrowed: place.borrowed.clone(),
                 ..host.clone()
             };
-            Tenure::begin(Authority::Host, connection, host, place, Some(limits)).map(Some)
+            Reservation::begin(Authority::Host, connection, host, place, Some(limits)).map(Some)
         }
-        Reply::NotAdmitted => alone(TenureError::NotAdmitted(host.only.unwrap_or_default())),
-        Reply::Refused { why } => Err(TenureError::Refused(why)),
+        Reply::NotAdmitted => alone(ReservationError::NotAdmitted(host.only.unwrap_or_default())),
+        Reply::Refused { why } => Err(ReservationError::Refused(why)),
         other => Err(io::Error::other(format!("an answer to another question: {other:?}")).into()),
     }
 }
 
 /// The cells that run; those that have just died start again soon.
-fn wait_for_cells(files: &Files) -> Result<Vec<CellPlan>, TenureError> {
+fn wait_for_cells(files: &Files) -> Result<Vec<CellPlan>, ReservationError> {
     let deadline = Instant::now() + RESTART_LIMIT;
     loop {
         let running = files.running()?;
@@ -297,20 +297,20 @@ fn wait_for_cells(files: &Files) -> Result<Vec<CellPlan>, TenureError> {
             return Ok(running);
         }
         if Instant::now() > deadline {
-            return Err(TenureError::Dead);
+            return Err(ReservationError::Dead);
         }
         std::thread::sleep(RETRY);
     }
 }
 
 /// Requests the place from a cell, and from those that it names.
-fn ask(files: &Files, first: u16, host: &AdmitVm) -> Result<Tenure, TenureError> {
+fn ask(files: &Files, first: u16, host: &AdmitVm) -> Result<Reservation, ReservationError> {
     let (mut cell, mut host) = (first, host.clone());
     let authority = Authority::Own(files.clone());
     for _ in 0..HOPS_MAX {
         let (connection, answer) = authority
             .ask(cell, &host)
-            .map_err(|source| TenureError::Silent { cell, source })?;
+            .map_err(|source| ReservationError::Silent { cell, source })?;
         match answer {
             CellResponse::Hosted(place) => {
                 let host = AdmitVm {
@@ -318,31 +318,31 @@ fn ask(files: &Files, first: u16, host: &AdmitVm) -> Result<Tenure, TenureError>
                     borrowed: place.borrowed.clone(),
                     ..host
                 };
-                return Tenure::begin(authority, connection, host, place, None);
+                return Reservation::begin(authority, connection, host, place, None);
             }
             CellResponse::Elsewhere { cell: other } => {
                 let site = files.site()?;
                 if let Some(site) = site.filter(|site| site.is_elsewhere(other)) {
                     let host = site.host_of(other).map(|host| host.name.clone());
-                    return Err(TenureError::OtherHost {
+                    return Err(ReservationError::OtherHost {
                         cell: other,
                         host: host.unwrap_or_default(),
                     });
                 }
                 (cell, host.sent) = (other, true);
             }
-            CellResponse::Refused { why } => return Err(TenureError::Refused(why)),
+            CellResponse::Refused { why } => return Err(ReservationError::Refused(why)),
             other => {
                 return Err(io::Error::other(format!("an answer to another question: {other:?}")).into());
             }
         }
     }
-    Err(TenureError::Refused(
+    Err(ReservationError::Refused(
         "the cells do not agree where there is room: try again".into(),
     ))
 }
 
-impl Tenure {
+impl Reservation {
     /// The place that was given over `connection`, which holds it.
     fn begin(
         authority: Authority,
@@ -350,7 +350,7 @@ impl Tenure {
         host: AdmitVm,
         place: VmPlacement,
         limits: Option<Limits>,
-    ) -> Result<Self, TenureError> {
+    ) -> Result<Self, ReservationError> {
         let held = Arc::new(Mutex::new(Held {
             stream: Some(connection.stream()?),
             away: None,
@@ -363,7 +363,7 @@ impl Tenure {
             held: held.clone(),
         };
         std::thread::Builder::new()
-            .name("tenure".into())
+            .name("reservation".into())
             .spawn(move || reconnector.keep(Some(connection)))?;
         Ok(Self {
             place,
@@ -379,8 +379,8 @@ impl Tenure {
     ///
     /// # Errors
     /// If the descriptor is missing, or the host has no threads left.
-    pub(crate) fn adopt(left: LeftTenure, files: &mut LeftFiles) -> io::Result<Self> {
-        let LeftTenure {
+    pub(crate) fn adopt(left: LeftReservation, files: &mut LeftFiles) -> io::Result<Self> {
+        let LeftReservation {
             host,
             place,
             limits,
@@ -405,7 +405,7 @@ impl Tenure {
             held: held.clone(),
         };
         std::thread::Builder::new()
-            .name("tenure".into())
+            .name("reservation".into())
             .spawn(move || reconnector.keep(connection.map(Connection::of)))?;
         Ok(Self {
             place,
@@ -417,8 +417,8 @@ impl Tenure {
     }
 
     /// A handle of the place, for other parts of the monitor.
-    pub(crate) fn handle(&self) -> TenureHandle {
-        TenureHandle {
+    pub(crate) fn handle(&self) -> ReservationHandle {
+        ReservationHandle {
             host: self.host.clone(),
             place: self.place.clone(),
             limits: self.limits,
@@ -476,9 +476,9 @@ impl Tenure {
     }
 
     /// Binds the calling thread, and the processes that it starts, to the cell's CPUs and memory.
-    pub fn settle(&self) -> Result<(), TenureError> {
+    pub fn settle(&self) -> Result<(), ReservationError> {
         let failed = |what| {
-            move |source: io::Error| TenureError::Settle {
+            move |source: io::Error| ReservationError::Settle {
                 what,
                 cell: self.place.plan.number,
                 source,
@@ -502,7 +502,7 @@ impl Tenure {
     }
 }
 
-impl Drop for Tenure {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let mut held = lock(&self.held);
         held.over = true;

@@ -110,7 +110,7 @@ impl Cluster {
         cpus: u8,
         mib: u64,
         span: SpanSpec,
-    ) -> Result<Vec<(PartPlace, Part)>, TenureError> {
+    ) -> Result<Vec<(PartPlace, Part)>, ReservationError> {
         begin_in(&self.files, name, &spec(cpus, mib, span))
     }
 
@@ -144,7 +144,7 @@ fn cells(cells: &[u16]) -> SpanSpec {
     SpanSpec::Cells(cells.to_vec())
 }
 
-fn here((place, _): &(PartPlace, Part)) -> &Tenure {
+fn here((place, _): &(PartPlace, Part)) -> &Reservation {
     place.here().expect("on this host")
 }
 

@@ -28,7 +28,7 @@ const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A started shard beside the home.
 #[derive(Debug)]
-pub enum Part {
+pub enum SecondaryShard {
     /// The shard is on this host.
     Here {
         /// Its cell.
@@ -42,14 +42,14 @@ pub enum Part {
 
 /// All shards beside the home.
 #[derive(Debug)]
-pub struct Parts {
+pub struct SecondaryShards {
     running: Vec<Running>,
     shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Running {
-    part: Arc<Part>,
+    part: Arc<SecondaryShard>,
     watcher: Option<JoinHandle<()>>,
 }
 
@@ -72,7 +72,7 @@ struct State {
     ending: bool,
 }
 
-impl Part {
+impl SecondaryShard {
     /// Waits until the shard reports that it is ready, or returns the reason why it is not. Returns the
     /// missing layers of its sandbox if its host is another than the home's: otherwise the home's sandbox
     /// lacks them, too.
@@ -178,11 +178,11 @@ impl Part {
     }
 }
 
-impl Parts {
+impl SecondaryShards {
     /// Watches them. Other threads call `told` when one has answered, and `ended` when the VM must end
     /// because of one.
     pub fn watch(
-        parts: Vec<Part>,
+        parts: Vec<SecondaryShard>,
         told: impl Fn() + Clone + Send + 'static,
         ended: impl Fn() + Clone + Send + 'static,
     ) -> io::Result<Self> {
@@ -206,8 +206,8 @@ impl Parts {
     /// Shards on this host, each with its cell.
     pub(crate) fn here(&self) -> impl Iterator<Item = (u16, &ShardProcess)> {
         self.running.iter().filter_map(|one| match &*one.part {
-            Part::Here { cell, process } => Some((*cell, process)),
-            Part::There(_) => None,
+            SecondaryShard::Here { cell, process } => Some((*cell, process)),
+            SecondaryShard::There(_) => None,
         })
     }
 
@@ -222,12 +222,12 @@ impl Parts {
     }
 
     /// One of them, by its number among them.
-    pub fn get(&self, index: usize) -> Option<Arc<Part>> {
+    pub fn get(&self, index: usize) -> Option<Arc<SecondaryShard>> {
         Some(self.running.get(index)?.part.clone())
     }
 
     /// All of them.
-    pub fn all(&self) -> Vec<Arc<Part>> {
+    pub fn all(&self) -> Vec<Arc<SecondaryShard>> {
         self.running.iter().map(|one| one.part.clone()).collect()
     }
 
@@ -241,7 +241,7 @@ impl Parts {
     }
 
     /// Drops their last status, and returns all, for the next order.
-    pub fn begin_status(&self) -> Vec<Arc<Part>> {
+    pub fn begin_status(&self) -> Vec<Arc<SecondaryShard>> {
         self.shared.lock().statuses.fill(None);
         self.all()
     }
@@ -279,7 +279,7 @@ impl Parts {
 #[derive(Debug)]
 pub struct PendingOrder {
     shared: Arc<Shared>,
-    parts: Vec<Arc<Part>>,
+    parts: Vec<Arc<SecondaryShard>>,
 }
 
 impl PendingOrder {
@@ -312,8 +312,8 @@ impl Drop for PendingOrder {
     }
 }
 
-impl From<Part> for Running {
-    fn from(part: Part) -> Self {
+impl From<SecondaryShard> for Running {
+    fn from(part: SecondaryShard) -> Self {
         Self {
             part: Arc::new(part),
             watcher: None,
@@ -321,14 +321,14 @@ impl From<Part> for Running {
     }
 }
 
-impl Drop for Parts {
+impl Drop for SecondaryShards {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
 impl Shared {
-    fn watch(&self, index: usize, part: &Part, told: &impl Fn(), ended: &impl Fn()) {
+    fn watch(&self, index: usize, part: &SecondaryShard, told: &impl Fn(), ended: &impl Fn()) {
         let ending = part.reports(|report| {
             let Report::Answer { to, answer } = report else {
                 return;
