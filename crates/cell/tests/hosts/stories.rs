@@ -29,9 +29,9 @@ const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_the
 /// The stories whose hosts share memory.
 const SHARING: [&str; 4] = [
     "pages_come_by_memory_that_both_hosts_share",
-    "bells_go_by_plain_connections_too",
-    "by_shared_memory_a_part_runs_again_and_again_and_leaves_nothing",
-    "a_place_in_shared_memory_is_one_vms_at_a_time",
+    "doorbells_use_plain_connections_too",
+    "part_that_boots_repeatedly_by_shared_memory_leaves_nothing",
+    "slot_in_shared_memory_belongs_to_one_vm_at_a_time",
 ];
 /// The story whose hosts are configured to share memory, and do not.
 const NOT_SHARING: &str = "pages_come_by_streams_where_hosts_see_different_memory";
@@ -40,67 +40,67 @@ type Story = (&'static str, SpanTransport, fn(&Two));
 
 const STORIES: [Story; 26] = [
     (
-        "without_coherent_memory_it_is_refused_before_any_place_is_taken",
+        "vm_without_coherent_memory_is_refused_before_any_place_is_taken",
         SpanTransport::Tls,
         places::not_coherent,
     ),
     (
-        "a_home_that_can_not_start_leaves_nothing_on_other_hosts",
+        "home_that_cannot_start_leaves_nothing_on_other_hosts",
         SpanTransport::Tls,
         places::no_kernel,
     ),
     (
-        "all_shards_meet_on_each_lane_at_each_boot",
+        "all_shards_connect_on_each_lane_at_each_boot",
         SpanTransport::Tls,
         boots::all_meet,
     ),
     (
-        "all_shards_meet_where_connections_are_plain",
+        "all_shards_connect_by_plain_connections",
         SpanTransport::Plain,
         boots::all_meet,
     ),
     (
-        "a_part_runs_again_and_again_and_leaves_nothing",
+        "part_that_boots_repeatedly_leaves_nothing",
         SpanTransport::Tls,
         boots::again_and_again,
     ),
     (
-        "its_connections_are_plain_where_the_file_says_so",
+        "connections_are_plain_where_the_cluster_file_requests_it",
         SpanTransport::Plain,
         boots::again_and_again,
     ),
     (
-        "a_shard_that_is_killed_is_told_of",
+        "killed_shard_is_reported_to_the_home",
         SpanTransport::Tls,
         ends::killed_shard,
     ),
     (
-        "an_order_to_end_that_comes_too_late_ends_no_later_boot",
+        "late_order_to_end_ends_no_later_boot",
         SpanTransport::Tls,
         boots::late_order,
     ),
     (
-        "who_breaks_the_rules_ends_the_part_and_only_then_its_place_is_free",
+        "protocol_violation_ends_the_part_before_its_place_is_free",
         SpanTransport::Tls,
         ends::second_start,
     ),
     (
-        "a_monitor_that_is_killed_is_told_of_and_leaves_nothing",
+        "killed_monitor_is_reported_and_leaves_nothing",
         SpanTransport::Tls,
         ends::killed_monitor,
     ),
     (
-        "a_host_that_falls_silent_is_lost_to_its_home",
+        "silent_host_is_reported_as_lost_to_the_home",
         SpanTransport::Tls,
         ends::silent_host,
     ),
     (
-        "a_home_that_falls_silent_leaves_nothing_on_other_hosts",
+        "silent_home_leaves_nothing_on_other_hosts",
         SpanTransport::Tls,
         ends::silent_home,
     ),
     (
-        "a_home_that_dies_leaves_nothing_on_other_hosts",
+        "home_that_dies_leaves_nothing_on_other_hosts",
         SpanTransport::Tls,
         ends::dead_home,
     ),
@@ -110,7 +110,7 @@ const STORIES: [Story; 26] = [
         ends::lost_connections,
     ),
     (
-        "who_has_no_business_there_is_not_let_in_and_no_room_is_no_place",
+        "unknown_callers_are_refused_and_a_full_host_gives_no_place",
         SpanTransport::Tls,
         places::strangers,
     ),
@@ -121,7 +121,7 @@ const STORIES: [Story; 26] = [
         boots::two_parts,
     ),
     (
-        "a_part_that_dies_while_its_home_is_loaded_ends_the_vm",
+        "part_that_dies_while_its_home_loads_ends_the_vm",
         SpanTransport::Tls,
         ends::deaf_home,
     ),
@@ -136,7 +136,7 @@ const STORIES: [Story; 26] = [
         pages::pages_come,
     ),
     (
-        "a_part_that_dies_on_another_host_is_the_reason_and_not_who_saw_it",
+        "part_that_dies_on_another_host_is_named_as_the_reason",
         SpanTransport::Tls,
         ends::witness_home,
     ),
