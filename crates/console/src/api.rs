@@ -266,7 +266,20 @@ async fn start_vm(
             member: policy.map(|(uid, _)| uid),
             boot_limit_s: BOOT_LIMIT_S,
         };
-        let lease = Lease::by_program(&context.program, &batch).map_err(Problem::internal)?;
+        let never_ran = || {
+            Problem::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                format!(
+                    "{name} ended before it ran, or did not run within {} s",
+                    START_LIMIT.as_secs()
+                ),
+            )
+        };
+        let lease = Lease::by_program(&context.program, &batch).map_err(|error| match error.kind() {
+            // The program ended before it had read the VM.
+            ErrorKind::BrokenPipe => never_ran(),
+            _ => Problem::internal(error),
+        })?;
         lease.limit_wait(START_LIMIT).map_err(Problem::internal)?;
         for event in lease.events().map_err(Problem::internal)? {
             match event {
@@ -290,13 +303,7 @@ async fn start_vm(
                 | Event::Ended { .. } => {}
             }
         }
-        Err(Problem::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            format!(
-                "{name} ended before it ran, or did not run within {} s",
-                START_LIMIT.as_secs()
-            ),
-        ))
+        Err(never_ran())
     })
     .await
 }
