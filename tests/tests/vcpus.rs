@@ -100,7 +100,7 @@ fn vcpu_is_stopped_for_a_second_by_renewals_while_the_other_goes_on_and_no_locku
         assert!(kvm["exits"].as_u64() >= kvm["halts"].as_u64(), "{kvm}");
     }
     let refused = |arguments: &[&str], why: &str| {
-        let output = mirrorball(["pause", "stopped"]).args(arguments).run();
+        let output = mirrorball(["pause", vm.name()]).args(arguments).run();
         assert_ne!(output.status, 0, "{output}");
         assert!(output.errors().contains(why), "{output}");
     };
@@ -120,12 +120,12 @@ fn vcpu_is_stopped_for_a_second_by_renewals_while_the_other_goes_on_and_no_locku
             for _ in 0..RENEWERS {
                 scope.spawn(|| {
                     while round.elapsed() < Duration::from_secs(1) {
-                        mirrorball(["pause", "stopped", "--vcpu", "1", "--for", "100ms"]).ok();
+                        mirrorball(["pause", vm.name(), "--vcpu", "1", "--for", "100ms"]).ok();
                     }
                 });
             }
         });
-        mirrorball(["resume", "stopped", "--vcpu", "1"]).ok();
+        mirrorball(["resume", vm.name(), "--vcpu", "1"]).ok();
         let (_, stopped_ms) = ran_and_stopped(&vm, 1);
         (stopped_ms >= before[1].1 + 1000).then_some(())
     });
@@ -139,7 +139,7 @@ fn vcpu_is_stopped_for_a_second_by_renewals_while_the_other_goes_on_and_no_locku
     assert!(ran_1 + stopped_1 <= elapsed_ms, "vCPU 1 ran while it was stopped");
 
     // It goes on by itself, without an order.
-    mirrorball(["pause", "stopped", "--vcpu", "1"]).ok();
+    mirrorball(["pause", vm.name(), "--vcpu", "1"]).ok();
     assert_eq!(
         vm.exec(["taskset", "2", "echo", "well"]).ok().text().trim(),
         "well"
