@@ -208,7 +208,12 @@ impl Server {
             }
             Message::Put { begin, end } => {
                 self.put(begin, end, files);
-                self.send(request, &Message::Done, &[])
+                self.send(request, &Message::Done, &[])?;
+                if end {
+                    // The VM runs. From here on the keeper waits.
+                    page::program::release();
+                }
+                Ok(())
             }
             Message::Successor { words } => {
                 let program = files.pop().filter(|_| files.is_empty()).ok_or(Disconnect)?;

@@ -2,6 +2,8 @@
 //!
 //! One number with two types: [`PAGE_BYTES`] for addresses and files, [`PAGE_LEN`] for arrays and slices.
 
+pub mod program;
+
 /// Length of a page, bytes.
 pub const PAGE_BYTES: u64 = 4096;
 

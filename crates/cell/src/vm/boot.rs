@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fault_point::fault_point;
 use keeper::client::Keeper;
@@ -36,6 +36,9 @@ use crate::shard_log::ShardLog;
 use crate::shard_process::{self, ShardProcess};
 use crate::spanning::Span;
 use crate::spanning::boot::Boot;
+
+/// Time after which the threads of a boot only wait.
+const START_LENGTH: Duration = Duration::from_secs(1);
 
 /// A boot that is to be started.
 pub(super) struct NewBoot<'a> {
@@ -371,6 +374,8 @@ impl RunningBoot<'_> {
         if handle.state().is_to_end() {
             let _ = handle.state().order_to_quit();
         }
+        // Most of what a start runs is not needed until the next one.
+        page::program::release_after(START_LENGTH);
     }
 
     /// The ending of a VM whose home sent this last report, and whose process ended so.

@@ -59,6 +59,7 @@ impl Control {
     pub fn wait(mut self) -> Ending {
         let quiescer = self.quiescer.clone();
         let mut hold = Hold::new(&quiescer);
+        let mut has_waited = false;
         let ending = loop {
             if let Some(ending) = self.running.end.cause() {
                 break ending;
@@ -79,6 +80,10 @@ impl Control {
                         detail: format!("cannot wait: {error}"),
                     };
                 }
+            }
+            if !std::mem::replace(&mut has_waited, true) {
+                // The first wait is over, and with it the start.
+                page::program::release();
             }
             let [_, ordered, asked_to_freeze] = files.map(|file| file.any().unwrap_or(false));
             if let Some(disks) = self.full.changed() {
