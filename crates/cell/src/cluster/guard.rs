@@ -20,13 +20,15 @@ use registry::cluster::interface::CellRequest;
 use registry::journal::{self, Change};
 use tracing::{error, info, warn};
 
-use self::lives::{Lives, SHORT, SHORT_LIVES_MAX};
+use self::last_error::last_error;
+use self::lives::{Lives, RETRY_PAUSE, SHORT, SHORT_LIVES_MAX};
 use self::trials::Trials;
 use self::upgrade::Upgrade;
 use super::lost;
 use super::membership::server::{self, Ended, RevocationWatch};
 use crate::pidfd;
 
+pub mod last_error;
 pub mod lives;
 pub mod trials;
 mod upgrade;
@@ -108,22 +110,38 @@ pub fn guard(number: u16) -> io::Result<()> {
             }
             Life::Died(status) => status,
         };
+        let reason = last_error(&own.log());
         warn!("the cell's process died: {status}");
         journal::note(Change::CellDied {
             cell: number,
             why: status.to_string(),
         });
-        let Some(pause) = lives.died(start.elapsed()) else {
-            if stops() {
-                error!("the cell has died {SHORT_LIVES_MAX} times, and does not start again");
-                let _ = lost.join();
+        if let Some(pause) = lives.died(start.elapsed()) {
+            std::thread::sleep(pause);
+            continue;
+        }
+        let reason = reason.map_or_else(String::new, |reason| format!("; the last time: {reason}"));
+        let why = format!(
+            "cell {number} died {SHORT_LIVES_MAX} times within {} s of its start{reason}",
+            SHORT.as_secs()
+        );
+        if keeps_etcd || keeps_admission {
+            // The cluster's etcd and the admission server would end with this process.
+            error!("{why}; it starts again after {} s", RETRY_PAUSE.as_secs());
+            let retry = Instant::now() + RETRY_PAUSE;
+            while Instant::now() < retry && !own.is_to_end() && lock.is_current() {
+                std::thread::sleep(ETCD_PAUSE);
             }
-            return Err(io::Error::other(format!(
-                "cell {number} died {SHORT_LIVES_MAX} times within {} s of its start",
-                SHORT.as_secs()
-            )));
-        };
-        std::thread::sleep(pause);
+            if own.is_to_end() || !lock.is_current() {
+                return Ok(());
+            }
+            continue;
+        }
+        if stops() {
+            error!("{why}; it does not start again");
+            let _ = lost.join();
+        }
+        return Err(io::Error::other(why));
     }
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 pub const SHORT: Duration = Duration::from_secs(10);
 /// Short lives in a row, after which the cell is given up.
 pub const SHORT_LIVES_MAX: u32 = 10;
+/// Pause before another attempt of a cell that would be given up, by a guard with other duties.
+pub const RETRY_PAUSE: Duration = Duration::from_secs(60);
 /// Pause before another attempt, for each of the short lives so far.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Longest pause after starts that failed.

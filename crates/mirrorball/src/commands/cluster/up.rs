@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use cell::cluster::guard::last_error::last_error;
 use cell::cluster::hosts::{Hosts, warning};
 use cell::cluster::membership;
 use config::cluster::{CellPlan, ETCD_KEYS, Site};
@@ -25,6 +26,9 @@ use crate::commands::vm;
 
 /// Time limit for all cells to start and link to all others.
 const UP_LIMIT: Duration = Duration::from_secs(20);
+/// Time without a process of a cell after which it counts as one that does not start. Its guard pauses for at
+/// most a second between two attempts.
+const DEAD_LIMIT: Duration = Duration::from_secs(5);
 /// As [`UP_LIMIT`], for several hosts: etcd may still be starting.
 const UP_LIMIT_HOSTS: Duration = Duration::from_secs(60);
 
@@ -210,28 +214,38 @@ fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<O
         });
         (all_live && status.ready).then_some(status)
     };
+    let mut ran = Instant::now();
     loop {
         let mut last = None;
         let missing = plan.iter().find(|cell| {
             last = met(cell);
             last.is_none()
         });
-        match (missing, last) {
+        let number = match (missing, last) {
             (None, Some(status)) => return Ok(Some(status)),
             _ if foreground::is_to_end() => return Ok(None),
-            (Some(cell), _) if Instant::now() > deadline => {
-                let log = files.cell(cell.number).log();
-                let said = std::fs::read_to_string(&log).unwrap_or_default();
-                let said = said.lines().last().unwrap_or("nothing").to_owned();
-                return Err(miette!(
-                    help = "end the others with `mirrorball cluster down`",
-                    "cell {} has not met the others after {} s; it said: {said}",
-                    cell.number,
-                    limit.as_secs()
-                ));
-            }
-            _ => std::thread::sleep(POLL_INTERVAL),
+            (Some(cell), _) => cell.number,
+            (None, None) => return Err(miette!("the cluster has no cell to wait for")),
+        };
+        let (cell, now) = (files.cell(number), Instant::now());
+        if cell.runs() {
+            ran = now;
         }
+        if now > deadline || now > ran + DEAD_LIMIT {
+            let reason = last_error(&cell.log()).unwrap_or_else(|| "see its log".to_owned());
+            return Err(match now > deadline {
+                true => miette!(
+                    help = "end the others with `mirrorball cluster down`",
+                    "cell {number} has not met the others after {} s: {reason}",
+                    limit.as_secs()
+                ),
+                false => miette!(
+                    help = "end the cluster with `mirrorball cluster down` before the next `up`",
+                    "cell {number} does not start: {reason}",
+                ),
+            });
+        }
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
