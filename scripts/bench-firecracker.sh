@@ -88,8 +88,12 @@ for ((run = 0; run < runs; run++)); do
     done
 done
 
+available_kib() { awk '/^MemAvailable:/ {print $2}' /proc/meminfo; }
+
+# PSS of one VM, PSS of each further one, and by how much the host's available memory has fallen for each of all.
 memory() {
-    local vm words pids=() one
+    local vm words pids=() one before
+    before=$(available_kib)
     : >"$work/pids"
     for ((vm = 0; vm < vms; vm++)); do
         command_of "$1" "memory$vm"
@@ -100,6 +104,8 @@ memory() {
             echo $! >>"$work/pids"
         fi
         sleep 0.3
+        # Idle: the work of a start is over, for each program alike.
+        if ((vm == 0 || vm == vms - 1)); then sleep 3; fi
         if [ "$1" = mirrorball ]; then
             mapfile -t pids < <(grep -ho '"\(monitor\|keeper\|shard\)_pid": [0-9]*' "$work"/run/vms/*/vm.json | awk '{print $2}' | sort -u)
         else
@@ -107,7 +113,7 @@ memory() {
         fi
         [ "$vm" != 0 ] || one=$(pss_kib "${pids[@]}")
     done
-    echo "$one $((($(pss_kib "${pids[@]}") - one) / (vms - 1)))"
+    echo "$one $((($(pss_kib "${pids[@]}") - one) / (vms - 1))) $(((before - $(available_kib)) / vms))"
     if [ "$1" = mirrorball ]; then
         for ((vm = 0; vm < vms; vm++)); do "$mirrorball" kill "memory$vm" >/dev/null; done
     else
@@ -130,9 +136,11 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 machine="$(nproc) CPUs, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), Linux $(uname -r)"
 grep -q '^flags.* hypervisor' /proc/cpuinfo && machine="virtual machine with $machine"
 row() {
-    read -r one further <<<"$2"
-    echo "$1: $one KiB for one VM, $further KiB for each further one (PSS of the processes of $vms VMs, the cell's included)" >&2
-    printf '  {"what": "memory", "of": "%s", "unit": "KiB", "one": %s, "further": %s, "vms": %s}' "$1" "$one" "$further" "$vms"
+    read -r one further fall <<<"$2"
+    echo "$1: $one KiB for one VM, $further KiB for each further one (PSS of the processes of $vms VMs, the cell's included);" \
+        "the host's available memory fell by $fall KiB for each" >&2
+    printf '  {"what": "memory", "of": "%s", "unit": "KiB", "one": %s, "further": %s, "vms": %s, "available_fall": %s}' \
+        "$1" "$one" "$further" "$vms" "$fall"
 }
 {
     printf '{"machine": "%s", "load": %s, "date": "%s", "commit": "%s", "firecracker": "%s", "rows": [\n' "$machine" \
