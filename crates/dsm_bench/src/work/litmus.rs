@@ -20,6 +20,7 @@
 mod program;
 #[cfg(test)]
 mod tests;
+mod variable;
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};

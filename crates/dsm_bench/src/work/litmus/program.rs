@@ -1,8 +1,8 @@
 //! The litmus tests: the accesses of each thread, and the outcomes that they forbid.
 
-use std::arch::asm;
-
 use serde::{Deserialize, Serialize};
+
+use super::variable::{Variable, fence};
 
 /// Values that a thread has read: of the variable that it wrote or read last first.
 pub type Seen = [u64; 2];
@@ -66,7 +66,7 @@ pub enum Outcome {
     Ordinary,
     /// Allowed, but no order of all accesses explains it.
     Relaxed,
-    /// Forbidden.
+    /// x86's memory order has no execution with it.
     Forbidden,
 }
 
@@ -126,142 +126,67 @@ impl Test {
 
     /// Runs a thread's accesses. Returns what it read.
     pub(super) fn step(self, thread: u32, instance: &Instance) -> Seen {
-        let Instance { x, y, across, base } = *instance;
-        let (one, two) = (base + 1, base + 2);
-        let half = |value: u64| value | value << 32;
-        let [low, high] = [x.cast::<u32>(), x.cast::<u32>().wrapping_add(1)];
-        // SAFETY: the variables are words of the shared memory, only ever used by these accesses: other
-        // threads write them at the same time, and any value may be read.
-        unsafe {
-            match (self, thread) {
-                (Self::Sb, _) => {
-                    let (mine, others) = if thread == 0 { (x, y) } else { (y, x) };
-                    store(mine, one);
-                    [load(others), 0]
-                }
-                (Self::SbFenced, _) => {
-                    let (mine, others) = if thread == 0 { (x, y) } else { (y, x) };
-                    store(mine, one);
-                    fence();
-                    [load(others), 0]
-                }
-                (Self::SbLocked, _) => {
-                    let (mine, others) = if thread == 0 { (x, y) } else { (y, x) };
-                    exchange(mine, one);
-                    [load(others), 0]
-                }
-                (Self::Mp, 0) => {
-                    store(x, one);
-                    store(y, one);
-                    [0, 0]
-                }
-                (Self::Mp, _) => {
-                    let flag = load(y);
-                    [flag, load(x)]
-                }
-                (Self::MpLocked, 0) => {
-                    store(x, one);
-                    exchange(y, one);
-                    [0, 0]
-                }
-                (Self::MpLocked, _) => {
-                    let flag = add(y, 0);
-                    [flag, load(x)]
-                }
-                (Self::Lb, _) => {
-                    let (mine, others) = if thread == 0 { (y, x) } else { (x, y) };
-                    let read = load(others);
-                    store(mine, one);
-                    [read, 0]
-                }
-                (Self::S, 0) => {
-                    store(x, two);
-                    store(y, one);
-                    [0, 0]
-                }
-                (Self::S, _) => {
-                    let read = load(y);
-                    store(x, one);
-                    [read, 0]
-                }
-                (Self::R | Self::RFenced, 0) => {
-                    store(x, one);
-                    store(y, one);
-                    [0, 0]
-                }
-                (Self::R | Self::RFenced, _) => {
-                    store(y, two);
-                    if self == Self::RFenced {
-                        fence();
-                    }
-                    [load(x), 0]
-                }
-                (Self::TwoPlusTwoW, _) => {
-                    let (first, second) = if thread == 0 { (x, y) } else { (y, x) };
-                    store(first, one);
-                    store(second, two);
-                    [0, 0]
-                }
-                (Self::Wrc, 0) => {
-                    store(x, one);
-                    [0, 0]
-                }
-                (Self::Wrc, 1) => {
-                    let read = load(x);
-                    store(y, one);
-                    [read, 0]
-                }
-                (Self::Wrc, _) => {
-                    let flag = load(y);
-                    [flag, load(x)]
-                }
-                (Self::Iriw, 0) => {
-                    store(x, one);
-                    [0, 0]
-                }
-                (Self::Iriw, 1) => {
-                    store(y, one);
-                    [0, 0]
-                }
-                (Self::Iriw, _) => {
-                    let (first, second) = if thread == 2 { (x, y) } else { (y, x) };
-                    let read = load(first);
-                    [read, load(second)]
-                }
-                (Self::CoRr, 0) => {
-                    store(x, one);
-                    store(x, two);
-                    [0, 0]
-                }
-                (Self::CoRr, _) => {
-                    let read = load(x);
-                    [read, load(x)]
-                }
-                (Self::Add, _) => [add(x, 1), 0],
-                (Self::Halves, 0) => {
-                    store(x, half(one));
-                    [0, 0]
-                }
-                (Self::Halves, _) => {
-                    let read = load_half(high);
-                    [read, load_half(low)]
-                }
-                (Self::HalvesBack, 0) => {
-                    store_half(low, one);
-                    store_half(high, one);
-                    [0, 0]
-                }
-                (Self::HalvesBack, _) => [load(x), 0],
-                (Self::Crossing, 0) => {
-                    store(across, half(one));
-                    store(y, one);
-                    [0, 0]
-                }
-                (Self::Crossing, _) => {
-                    let flag = load(y);
-                    [flag, load(across)]
-                }
+        let [x, y, across] = instance.variables();
+        let (mine, others) = if thread == 0 { (x, y) } else { (y, x) };
+        let (one, two) = (instance.base + 1, instance.base + 2);
+        let twice = |value: u64| value | value << 32;
+        let [low, high] = x.halves();
+        match (self, thread) {
+            (Self::Sb, _) => write_and_read((mine, one), others),
+            (Self::SbFenced, _) => {
+                mine.store(one);
+                fence();
+                [others.load(), 0]
             }
+            (Self::SbLocked, _) => {
+                mine.exchange(one);
+                [others.load(), 0]
+            }
+            (Self::Mp, 0) => write_both((x, one), (y, one)),
+            (Self::Mp, _) => read_both(y, x),
+            (Self::MpLocked, 0) => {
+                x.store(one);
+                y.exchange(one);
+                [0, 0]
+            }
+            (Self::MpLocked, _) => {
+                let flag = y.add(0);
+                [flag, x.load()]
+            }
+            (Self::Lb, _) => read_and_write(mine, (others, one)),
+            (Self::S, 0) => write_both((x, two), (y, one)),
+            (Self::S, _) => read_and_write(y, (x, one)),
+            (Self::R | Self::RFenced, 0) => write_both((x, one), (y, one)),
+            (Self::R, _) => write_and_read((y, two), x),
+            (Self::RFenced, _) => {
+                y.store(two);
+                fence();
+                [x.load(), 0]
+            }
+            (Self::TwoPlusTwoW, _) => write_both((mine, one), (others, two)),
+            (Self::Wrc, 0) => write(x, one),
+            (Self::Wrc, 1) => read_and_write(x, (y, one)),
+            (Self::Wrc, _) => read_both(y, x),
+            (Self::Iriw, 0) => write(x, one),
+            (Self::Iriw, 1) => write(y, one),
+            (Self::Iriw, 2) => read_both(x, y),
+            (Self::Iriw, _) => read_both(y, x),
+            (Self::CoRr, 0) => write_both((x, one), (x, two)),
+            (Self::CoRr, _) => read_both(x, x),
+            (Self::Add, _) => [x.add(1), 0],
+            (Self::Halves, 0) => write(x, twice(one)),
+            (Self::Halves, _) => {
+                let read = high.load();
+                [read, low.load()]
+            }
+            (Self::HalvesBack, 0) => {
+                low.store(one);
+                high.store(one);
+                [0, 0]
+            }
+            (Self::HalvesBack, _) => [x.load(), 0],
+            (Self::Crossing, 0) => write_both((across, twice(one)), (y, one)),
+            (Self::Crossing, _) => read_both(y, across),
         }
     }
 
@@ -347,54 +272,51 @@ impl Test {
 }
 
 impl Instance {
+    /// Returns the variables: `x`, `y` and `across`.
+    fn variables(&self) -> [Variable; 3] {
+        // SAFETY: they are words of the shared memory, which is mapped and writable while a test runs, and
+        // which no other code uses meanwhile.
+        [self.x, self.y, self.across].map(|word| unsafe { Variable::new(word) })
+    }
+
     /// Returns the variables' final values.
     pub(super) fn last(&self) -> Seen {
-        // SAFETY: as in `step`.
-        unsafe { [load(self.x), load(self.y)] }
+        let [x, y, _] = self.variables();
+        read_both(x, y)
     }
 }
 
-// The accesses are written as instructions: neither the compiler nor a library may join, split or move them.
+/// A write of a value to a variable.
+type Write = (Variable, u64);
 
-unsafe fn load(from: *const u64) -> u64 {
-    let value;
-    // SAFETY: the caller's address is mapped.
-    unsafe { asm!("mov {}, [{}]", out(reg) value, in(reg) from, options(nostack, preserves_flags)) };
-    value
+#[inline(always)]
+fn write(to: Variable, value: u64) -> Seen {
+    to.store(value);
+    [0, 0]
 }
 
-unsafe fn store(to: *mut u64, value: u64) {
-    // SAFETY: the caller's address is mapped, and may be written.
-    unsafe { asm!("mov [{}], {}", in(reg) to, in(reg) value, options(nostack, preserves_flags)) };
+#[inline(always)]
+fn write_both(first: Write, second: Write) -> Seen {
+    first.0.store(first.1);
+    second.0.store(second.1);
+    [0, 0]
 }
 
-unsafe fn load_half(from: *const u32) -> u64 {
-    let value: u64;
-    // SAFETY: the caller's address is mapped.
-    unsafe { asm!("mov {:e}, [{}]", out(reg) value, in(reg) from, options(nostack, preserves_flags)) };
-    value
+#[inline(always)]
+fn write_and_read((to, value): Write, from: Variable) -> Seen {
+    to.store(value);
+    [from.load(), 0]
 }
 
-unsafe fn store_half(to: *mut u32, value: u64) {
-    // SAFETY: the caller's address is mapped, and may be written.
-    unsafe { asm!("mov [{}], {:e}", in(reg) to, in(reg) value, options(nostack, preserves_flags)) };
+#[inline(always)]
+fn read_and_write(from: Variable, (to, value): Write) -> Seen {
+    let read = from.load();
+    to.store(value);
+    [read, 0]
 }
 
-unsafe fn exchange(to: *mut u64, value: u64) -> u64 {
-    let mut value = value;
-    // SAFETY: the caller's address is mapped, and may be written.
-    unsafe { asm!("xchg [{}], {}", in(reg) to, inout(reg) value, options(nostack, preserves_flags)) };
-    value
-}
-
-unsafe fn add(to: *mut u64, value: u64) -> u64 {
-    let mut value = value;
-    // SAFETY: the caller's address is mapped, and may be written.
-    unsafe { asm!("lock xadd [{}], {}", in(reg) to, inout(reg) value, options(nostack)) };
-    value
-}
-
-fn fence() {
-    // SAFETY: orders accesses, and nothing else.
-    unsafe { asm!("mfence", options(nostack, preserves_flags)) };
+#[inline(always)]
+fn read_both(first: Variable, second: Variable) -> Seen {
+    let read = first.load();
+    [read, second.load()]
 }
