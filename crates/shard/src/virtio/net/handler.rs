@@ -13,18 +13,18 @@ use super::control;
 use super::header::{ETHERNET_BYTES, FRAME_BYTES_MAX, FRAME_BYTES_PLAIN, HEADER_BYTES};
 use super::metrics::{NetMetrics, add};
 use super::posted::Posted;
+use super::receiver::{Pause, Receiver};
 use super::stream::{Stream, TransferResult};
 use super::tap::Tap;
-use super::window;
 use crate::memory::GuestRam;
 use crate::virtio::device::{Activation, ActiveQueue, DeviceError, Interrupt};
 use crate::virtio::segments::{Direction, Segments};
 use crate::virtio::worker::{Event, Handler, Sources};
 
 /// Greatest number of frames moved for one event, after which other events are served.
-const FRAMES_PER_EVENT: usize = 256;
+pub(super) const FRAMES_PER_EVENT: usize = 256;
 /// Number of frames between two checks whether the guest requests a notification.
-const FRAMES_PER_SIGNAL: usize = 64;
+pub(super) const FRAMES_PER_SIGNAL: usize = 64;
 
 /// Host side of a card.
 pub enum Link {
@@ -48,7 +48,7 @@ struct Running {
     pairs: Vec<Pair>,
     control: Option<ActiveQueue>,
     /// Greatest size of a frame with its header, bytes.
-    wanted: usize,
+    largest: usize,
 }
 
 /// The half of a card that runs on its thread.
@@ -64,12 +64,16 @@ fn host(what: &'static str) -> impl Fn(io::Error) -> DeviceError {
     move |source| DeviceError::Host { what, source }
 }
 
-fn protocol(error: virtio_queue::Error) -> DeviceError {
+pub(super) fn protocol(error: virtio_queue::Error) -> DeviceError {
     DeviceError::Protocol(error.to_string())
 }
 
 /// Notifies the guest of used buffers if it requests that.
-fn signal(active: &mut ActiveQueue, memory: &GuestRam, interrupt: &dyn Interrupt) -> Result<(), DeviceError> {
+pub(super) fn signal(
+    active: &mut ActiveQueue,
+    memory: &GuestRam,
+    interrupt: &dyn Interrupt,
+) -> Result<(), DeviceError> {
     if active.queue.needs_notification(&**memory).map_err(protocol)? {
         interrupt.signal_queue(active.index);
     }
@@ -126,99 +130,35 @@ impl NetHandler {
             return Ok(());
         };
         let Some(rx) = &mut state.rx else { return Ok(()) };
-        let memory = &*running.memory;
-        let mut readable = true;
-        let mut stalled = false;
-        let mut delivered = 0;
-        rx.queue.disable_notification(memory).map_err(protocol)?;
-        for _ in 0..FRAMES_PER_EVENT {
-            let wanted = match &mut self.link {
-                Link::Tap(_) => running.wanted,
-                Link::Stream(stream) => {
-                    while stream.frame().is_none() && stream.is_open() {
-                        if stream.receive() != TransferResult::All {
-                            break;
-                        }
-                    }
-                    match stream.frame() {
-                        Some(frame) => HEADER_BYTES + frame.len(),
-                        None => {
-                            readable = stream.is_open();
-                            break;
-                        }
-                    }
-                }
-            };
-            if !state.posted.fill(memory, &mut rx.queue, wanted)? {
-                // Enables notifications, then checks again: the guest may have added buffers meanwhile.
-                if !rx.queue.enable_notification(memory).map_err(protocol)?
-                    || !state.posted.fill(memory, &mut rx.queue, wanted)?
-                {
-                    stalled = true;
-                    break;
-                }
-                rx.queue.disable_notification(memory).map_err(protocol)?;
-            }
-            let room = state.posted.room_bytes();
-            let count = match &mut self.link {
-                Link::Tap(tap) => match tap.read(pair, state.posted.room()) {
-                    Ok(count) => count,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                    // EBADFD: detached, or the device was deleted. EIO: it is down.
-                    Err(_) => {
-                        readable = false;
-                        break;
-                    }
-                },
-                Link::Stream(stream) => {
-                    if let Some(frame) = stream.frame()
-                        && wanted <= room
-                    {
-                        window::keep_open(frame);
-                        state.posted.write_at(0, &[0; HEADER_BYTES]);
-                        state.posted.write_at(HEADER_BYTES, frame);
-                    }
-                    stream.pop();
-                    wanted
-                }
-            };
-            // A TAP frame that fills too little room was cut off by the kernel.
-            let cut = matches!(self.link, Link::Tap(_)) && count == room && room < running.wanted;
-            if cut || count > room || count < HEADER_BYTES {
-                add(&self.metrics.rx_dropped, 1);
-                continue;
-            }
-            state.posted.deliver(memory, &mut rx.queue, count)?;
-            add(&self.metrics.rx_frames, 1);
-            add(&self.metrics.rx_bytes, count - HEADER_BYTES);
-            delivered += 1;
-            if delivered % FRAMES_PER_SIGNAL == 0 {
-                signal(rx, &running.memory, &*running.interrupt)?;
-            }
-        }
-        if delivered > 0 {
-            signal(rx, &running.memory, &*running.interrupt)?;
-        }
+        let receiver = Receiver {
+            link: &mut self.link,
+            metrics: &self.metrics,
+            memory: &running.memory,
+            interrupt: &*running.interrupt,
+            rx,
+            posted: &mut state.posted,
+            pair,
+            largest: running.largest,
+        };
+        let pause = receiver.run()?;
         let mut interest = state.interest & EpollFlags::EPOLLOUT;
-        if readable && !stalled {
-            interest |= EpollFlags::EPOLLIN;
-            // epoll does not report frames that were already read from the socket: wake this thread for them.
-            if let Link::Stream(stream) = &mut self.link
-                && stream.frame().is_some()
-            {
-                rx.notify.write(1).map_err(host("waking the card's thread"))?;
+        match pause {
+            Pause::Idle => {
+                interest |= EpollFlags::EPOLLIN;
+                // epoll does not report frames that were already read from the socket: wake this thread for
+                // them.
+                if let Link::Stream(stream) = &mut self.link
+                    && stream.frame().is_some()
+                {
+                    rx.notify.write(1).map_err(host("waking the card's thread"))?;
+                }
             }
-        }
-        if stalled {
-            add(&self.metrics.rx_stalls, 1);
-        }
-        if !readable {
+            Pause::NoBuffers => add(&self.metrics.rx_stalls, 1),
             // A dead file would be reported for ever.
-            interest = EpollFlags::empty();
+            Pause::Unreadable => interest = EpollFlags::empty(),
         }
         self.listen(pair, interest, sources)?;
-        if !readable {
+        if pause == Pause::Unreadable {
             self.check_link();
         }
         Ok(())
@@ -404,7 +344,7 @@ impl Handler for NetHandler {
             }
         }
         // Large TAPs (jumbo frames) may need more than this; frames that are cut off are dropped and counted.
-        let wanted = HEADER_BYTES
+        let largest = HEADER_BYTES
             + if segmented {
                 FRAME_BYTES_MAX
             } else {
@@ -415,7 +355,7 @@ impl Handler for NetHandler {
             interrupt: activation.interrupt,
             pairs,
             control,
-            wanted,
+            largest,
         });
         if !matches!(&self.link, Link::Stream(stream) if !stream.is_open()) {
             self.listen(0, EpollFlags::EPOLLIN, sources)?;

@@ -19,6 +19,7 @@ mod handler;
 mod header;
 mod metrics;
 mod posted;
+mod receiver;
 mod stream;
 mod syscalls;
 mod tap;
