@@ -175,7 +175,7 @@ fn not_paused() -> Answer {
     Answer::Refused { why }
 }
 
-/// Context of an order.
+/// What an order of the monitor may use and change.
 struct OrderContext<'a, 'quiescer> {
     hold: &'a mut Hold<'quiescer>,
     running: &'a Running,

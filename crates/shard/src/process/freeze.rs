@@ -74,7 +74,7 @@ impl AsFd for Freezer {
     }
 }
 
-/// A frozen VM.
+/// State of a VM that stands still, ready to be sent to the monitor.
 struct FrozenVm {
     state: File,
     memory: Vec<Arc<File>>,

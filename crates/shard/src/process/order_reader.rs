@@ -29,7 +29,7 @@ const WAITING_ORDERS_MAX: usize = 64;
 pub struct Arrived {
     /// Number of the order.
     pub id: OrderId,
-    /// The order.
+    /// JSON of the order, not parsed yet.
     pub order: Value,
 }
 
@@ -43,7 +43,7 @@ impl Arrived {
 /// A message of the control socket, or its end.
 #[derive(Debug)]
 pub enum Received {
-    /// An order.
+    /// An order of the monitor with its number.
     Order(Arrived),
     /// The rest of a message whose beginning is gone.
     Rest,
