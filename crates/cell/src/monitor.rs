@@ -128,6 +128,11 @@ pub(crate) fn raise_file_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
+/// One line of text with all causes of an error.
+fn line(error: impl std::error::Error) -> String {
+    chain(&error)
+}
+
 /// Starts the VM and serves it, or orders its cell to do so; an error is one line.
 fn start_and_serve(
     name: &str,
@@ -139,70 +144,41 @@ fn start_and_serve(
 ) -> Result<(), String> {
     let start = Instant::now();
     let (frozen, record_in) = source.unzip();
-    let line = |error: &dyn std::error::Error| chain(error);
-    let span = Span::begin(name, spec, terms.platform).map_err(|error| line(&error))?;
+    let span = Span::begin(name, spec, terms.platform).map_err(line)?;
     let own = match &span {
         Some(_) => None,
-        None => reservation::begin(name, spec).map_err(|error| line(&error))?,
+        None => reservation::begin(name, spec).map_err(line)?,
     };
     let place = own.as_ref().or_else(|| span.as_ref()?.home());
     if let Some(place) = place {
-        place.settle().map_err(|error| line(&error))?;
+        place.settle().map_err(line)?;
     }
     let registry = Registry::open().map_err(|error| format!("the directory of running VMs: {error}"))?;
-    let entry = registry.claim(name).map_err(|error| line(&error))?;
-    let cid = registry.next_cid().map_err(|error| line(&error))?;
-    let mut record = Record::new(name.to_owned(), spec.clone(), cid);
-    record.member = terms.member;
-    record.boot.limit_s = terms.boot_limit_s;
-    record.host_place = place.and_then(|place| {
-        let limits = place.limits_of_host()?;
-        Some(HostPlace {
-            cell: place.cell(),
-            limits,
-        })
-    });
-    // Cells of this user's cluster, which serve the VM, and on which it depends.
-    let place = place.filter(|place| place.is_own());
-    record.cell = place.map(Reservation::cell);
-    record.borrowed = place.map_or_else(Vec::new, |place| place.borrowed().to_vec());
-    record.span = span.as_ref().map_or_else(Vec::new, Span::parts);
+    let entry = registry.claim(name).map_err(line)?;
+    let cid = registry.next_cid().map_err(line)?;
+    let record = record(name, spec, cid, terms, (place, span.as_ref()));
     let cell = record.cell;
     let shown_cell = cell.or(record.host_place.map(|place| place.cell));
     let folder = entry.folder().to_owned();
     let recorder = handle.recorder();
-    let lock = entry.lock().try_clone_to_owned().map_err(|error| line(&error))?;
-    let recording = recorder.begin(entry, record).map_err(|error| line(&error))?;
+    let lock = entry.lock().try_clone_to_owned().map_err(line)?;
+    let recording = recorder.begin(entry, record).map_err(line)?;
     events::starting(name, cell);
     // The record was there first: either this process sees that the cell failed, or the cells see that a VM
     // must end.
-    if let Some(failed) = failed_cell(handle).map_err(|error| line(&error))? {
+    if let Some(failed) = failed_cell(handle).map_err(line)? {
         return Err(has_failed(failed));
     }
     // It starts while this process opens the VM's files.
-    let keeper = vm::start_keeper(&terms.programs, name).map_err(|error| line(&error))?;
-    let group = terms.share_group(spec, frozen);
-    let claims = Claims::new(group.clone());
-    let mut opened =
-        open::open(spec, name, &folder, cid, claims, &terms.programs.shard).map_err(|error| line(&error))?;
-    recorder.change(|record| {
-        record.share_group = Some(group);
-        record.kept_apart = opened.claims.refused().to_vec();
-        record.spec = opened.spec.clone();
-    });
-    if let Some((span, how)) = span.as_ref().zip(spec.span.as_ref()) {
-        let files = Files::open().map_err(|error| line(&error))?;
-        let known = facts::all(&files).map_err(|error| line(&error))?;
-        opened.launch.nodes = span_nodes(&span.parts(), &known, how.memory());
-    }
-    if let Some(frozen) = frozen {
-        opened
-            .claim_frozen(&frozen.memory)
-            .map_err(|error| line(&error))?;
-        frozen
-            .resume(&mut opened.launch, &mut opened.files)
-            .map_err(|error| line(&error))?;
-    }
+    let keeper = vm::start_keeper(&terms.programs, name).map_err(line)?;
+    let vm = NewVm {
+        name,
+        spec,
+        folder: &folder,
+        cid,
+        handle,
+    };
+    let opened = vm.open(terms, span.as_ref(), frozen)?;
     let places = Places {
         own: own.as_ref().map(Reservation::handle),
         span: span.as_ref().map_or_else(Vec::new, Span::handles),
@@ -239,6 +215,77 @@ fn start_and_serve(
     tell(lease, &started);
     first.begin_to_record(handle);
     begun.run(opened, Adopted::New(keeper), &terms.programs, handle, lease)
+}
+
+/// Returns the record of a VM that starts. `places` are its place in a cell, and its places if it spans
+/// cells.
+fn record(
+    name: &str,
+    spec: &VmSpec,
+    cid: u32,
+    terms: &Terms,
+    (place, span): (Option<&Reservation>, Option<&Span>),
+) -> Record {
+    let mut record = Record::new(name.to_owned(), spec.clone(), cid);
+    record.member = terms.member;
+    record.boot.limit_s = terms.boot_limit_s;
+    record.host_place = place.and_then(|place| {
+        let limits = place.limits_of_host()?;
+        Some(HostPlace {
+            cell: place.cell(),
+            limits,
+        })
+    });
+    // Cells of this user's cluster, which serve the VM, and on which it depends.
+    let place = place.filter(|place| place.is_own());
+    record.cell = place.map(Reservation::cell);
+    record.borrowed = place.map_or_else(Vec::new, |place| place.borrowed().to_vec());
+    record.span = span.map_or_else(Vec::new, Span::parts);
+    record
+}
+
+/// A VM whose record is in the registry, and whose files are to be opened.
+struct NewVm<'a> {
+    name: &'a str,
+    spec: &'a VmSpec,
+    /// Its directory.
+    folder: &'a Path,
+    cid: u32,
+    handle: &'a VmHandle,
+}
+
+impl NewVm<'_> {
+    /// Opens the VM's files, and records with which VMs it shares memory. `frozen` is the state from which it
+    /// resumes. An error is one line.
+    fn open(
+        &self,
+        terms: &Terms,
+        span: Option<&Span>,
+        frozen: Option<&FrozenVm>,
+    ) -> Result<VmResources, String> {
+        let group = terms.share_group(self.spec, frozen);
+        let claims = Claims::new(group.clone());
+        let program = &terms.programs.shard;
+        let opened = open::open(self.spec, self.name, self.folder, self.cid, claims, program);
+        let mut opened = opened.map_err(line)?;
+        self.handle.recorder().change(|record| {
+            record.share_group = Some(group);
+            record.kept_apart = opened.claims.refused().to_vec();
+            record.spec = opened.spec.clone();
+        });
+        if let Some((span, how)) = span.zip(self.spec.span.as_ref()) {
+            let files = Files::open().map_err(line)?;
+            let known = facts::all(&files).map_err(line)?;
+            opened.launch.nodes = span_nodes(&span.parts(), &known, how.memory());
+        }
+        if let Some(frozen) = frozen {
+            opened.claim_frozen(&frozen.memory).map_err(line)?;
+            frozen
+                .resume(&mut opened.launch, &mut opened.files)
+                .map_err(line)?;
+        }
+        Ok(opened)
+    }
 }
 
 /// The cell of the VM's record that has failed, if one has.

@@ -16,7 +16,7 @@ use shard_api::Platform;
 
 use super::lease::{Lease, hold, hold_one, tell};
 use super::{Begun, events, fail, hand_over, raise_file_limit, unix_now};
-use crate::adoption::{AdoptionRecord, LeftBoot, MonitorFiles, Places, adopt_programs};
+use crate::adoption::{AdoptionRecord, FirstBoot, LeftBoot, MonitorFiles, Places, adopt_programs};
 use crate::cluster::reservation::Reservation;
 use crate::handle::VmHandle;
 use crate::left::LeftFiles;
@@ -122,34 +122,17 @@ fn go_on(
     let spec = about.spec.clone();
     let opened = VmResources::adopt(record.opened, files, spec, &name, &programs.shard).or_give_up(&folder);
     let keeper = Arc::new(keeper);
-    let mut adopted = match boot {
-        Some(boot) => {
-            let boot = take_boot(boot, files, &keeper, (&programs, &opened), &about);
-            Adopted::Boot(boot.or_give_up(&folder))
-        }
-        None => {
-            // The predecessor may have started the next boot, and died before that ran.
-            keeper.kill_all().or_give_up(&folder);
-            keeper.reap_all();
-            match record.first.clone() {
-                Some(first) => Adopted::Before(keeper.clone(), first),
-                None => Adopted::Between(keeper.clone()),
-            }
-        }
-    };
-    // The predecessor may have died before it recorded that the VM runs.
-    let runs = match &adopted {
-        Adopted::Boot(boot) => Some(boot.home.pid),
-        Adopted::New(_) | Adopted::Between(_) | Adopted::Before(..) => None,
-    };
-    let about = Record {
-        monitor_pid: std::process::id(),
-        state: runs.map_or(State::Starting, |_| State::Running),
-        shard_pid: runs,
-        keeper_pid: Some(keeper.pid()),
-        card_pids: opened.helpers().map(subnet::HelperProcess::id).collect(),
-        ..about
-    };
+    let adopted = take(
+        boot,
+        record.first.as_ref(),
+        files,
+        &keeper,
+        (&programs, &opened),
+        &about,
+    );
+    let mut adopted = adopted.or_give_up(&folder);
+    let about = taken_over(about, &adopted, &keeper, &opened);
+    let runs = about.shard_pid.is_some();
     let cell = about.cell;
     let handle = VmHandle::default();
     let kept = files
@@ -189,7 +172,7 @@ fn go_on(
     if let Some(first) = record.first {
         first.begin_to_record(&handle);
     }
-    if runs.is_some() {
+    if runs {
         // The predecessor may have died before it reported to the client.
         tell(&lease, &running);
         handle.set_left(true);
@@ -199,6 +182,45 @@ fn go_on(
     }
     handle.over();
     handle.all_answered();
+}
+
+/// Takes over the boot of the VM `about`, or what is left between two boots. The first boot, if it is still
+/// to come, is `first`.
+fn take(
+    boot: Option<LeftBoot>,
+    first: Option<&FirstBoot>,
+    files: &mut LeftFiles,
+    keeper: &Arc<Keeper>,
+    program: (&Programs, &VmResources),
+    about: &Record,
+) -> io::Result<Adopted> {
+    if let Some(boot) = boot {
+        return take_boot(boot, files, keeper, program, about).map(Adopted::Boot);
+    }
+    // The predecessor may have started the next boot, and died before that ran.
+    keeper.kill_all()?;
+    keeper.reap_all();
+    Ok(match first {
+        Some(first) => Adopted::Before(keeper.clone(), first.clone()),
+        None => Adopted::Between(keeper.clone()),
+    })
+}
+
+/// Returns the record of the VM `about` as this process serves it. The predecessor may have died before it
+/// recorded that the VM runs.
+fn taken_over(about: Record, adopted: &Adopted, keeper: &Keeper, opened: &VmResources) -> Record {
+    let runs = match adopted {
+        Adopted::Boot(boot) => Some(boot.home.pid),
+        Adopted::New(_) | Adopted::Between(_) | Adopted::Before(..) => None,
+    };
+    Record {
+        monitor_pid: std::process::id(),
+        state: runs.map_or(State::Starting, |_| State::Running),
+        shard_pid: runs,
+        keeper_pid: Some(keeper.pid()),
+        card_pids: opened.helpers().map(subnet::HelperProcess::id).collect(),
+        ..about
+    }
 }
 
 /// Takes over the boot of the VM `about`, which is `opened` and started by `programs`.

@@ -34,7 +34,7 @@ pub struct MemberPolicy {
 /// Resources of the running VMs of one member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory in bytes.
+    /// Sum of their guest memory, bytes.
     pub memory_bytes: u64,
     /// Number of vCPUs.
     pub cpus: u32,
@@ -129,48 +129,19 @@ impl MemberPolicy {
             span,
         } = spec;
         self.admit_size(*memory, *cpus, used)?;
-        if let (Some(image), Some(images)) = (image, &self.images)
-            && !images.contains(image)
-        {
-            return Err(refused(
-                &["image"],
-                format!("members may not use the image {image:?}"),
-                format!("name one of {}", images.join(", ")),
-            ));
-        }
-        if weakness(*sandbox) > weakness(self.sandbox) {
-            let least = if self.sandbox == SandboxSpec::Auto {
-                "auto"
-            } else {
-                "require"
-            };
-            return Err(refused(
-                &["sandbox"],
-                format!("members' VMs need `sandbox = \"{least}\"`"),
-                "set `sandbox` so",
-            ));
-        }
-        if let Some(group) = share_group
-            && !self.share_groups.contains(group)
-        {
-            return Err(refused(
-                &["share_group"],
-                format!("members may not join the share group {group:?}"),
-                "leave out `share_group`, or name one that the host's file lists",
-            ));
-        }
-        if cpu_weight.is_some() {
-            return Err(owners("cpu_weight"));
-        }
-        // Other VMs lose the hardware threads that it keeps idle.
-        if *core_scheduling {
-            return Err(owners("core_scheduling"));
-        }
-        if cell.is_some() {
-            return Err(owners("cell"));
-        }
-        if span.is_some() {
-            return Err(owners("span"));
+        self.admit_image(image.as_deref())?;
+        self.admit_sandbox(*sandbox)?;
+        self.admit_share_group(share_group.as_deref())?;
+        for (key, is_set) in [
+            ("cpu_weight", cpu_weight.is_some()),
+            // Other VMs lose the hardware threads that it keeps idle.
+            ("core_scheduling", *core_scheduling),
+            ("cell", cell.is_some()),
+            ("span", span.is_some()),
+        ] {
+            if is_set {
+                return Err(owners(key));
+            }
         }
         if matches!(pages, PagesSpec::Huge2M | PagesSpec::Huge1G) {
             return Err(refused(
@@ -195,22 +166,69 @@ impl MemberPolicy {
             return Err(overlay(&["root", "persistent"]));
         }
         if let Some(kernel) = kernel {
-            let KernelSpec {
-                path,
-                initrd,
-                // The guest belongs to the member.
-                cmdline: _,
-            } = kernel;
-            for (key, file) in [("path", path), ("initrd", initrd)] {
-                file.iter()
-                    .try_for_each(|file| self.admit_path(&["kernel", key], file))?;
-            }
+            self.admit_kernel(kernel)?;
         }
         for (index, disk) in disks.iter().enumerate() {
             self.admit_disk(&index.to_string(), disk)?;
         }
         for (index, net) in nets.iter().flatten().enumerate() {
             admit_net(&index.to_string(), net)?;
+        }
+        Ok(())
+    }
+
+    fn admit_image(&self, image: Option<&str>) -> Result<(), Fault> {
+        if let (Some(image), Some(images)) = (image, &self.images)
+            && !images.iter().any(|allowed| allowed == image)
+        {
+            return Err(refused(
+                &["image"],
+                format!("members may not use the image {image:?}"),
+                format!("name one of {}", images.join(", ")),
+            ));
+        }
+        Ok(())
+    }
+
+    fn admit_sandbox(&self, sandbox: SandboxSpec) -> Result<(), Fault> {
+        if weakness(sandbox) > weakness(self.sandbox) {
+            let least = if self.sandbox == SandboxSpec::Auto {
+                "auto"
+            } else {
+                "require"
+            };
+            return Err(refused(
+                &["sandbox"],
+                format!("members' VMs need `sandbox = \"{least}\"`"),
+                "set `sandbox` so",
+            ));
+        }
+        Ok(())
+    }
+
+    fn admit_share_group(&self, group: Option<&str>) -> Result<(), Fault> {
+        if let Some(group) = group
+            && !self.share_groups.iter().any(|allowed| allowed == group)
+        {
+            return Err(refused(
+                &["share_group"],
+                format!("members may not join the share group {group:?}"),
+                "leave out `share_group`, or name one that the host's file lists",
+            ));
+        }
+        Ok(())
+    }
+
+    fn admit_kernel(&self, kernel: &KernelSpec) -> Result<(), Fault> {
+        let KernelSpec {
+            path,
+            initrd,
+            // The guest belongs to the member.
+            cmdline: _,
+        } = kernel;
+        for (key, file) in [("path", path), ("initrd", initrd)] {
+            file.iter()
+                .try_for_each(|file| self.admit_path(&["kernel", key], file))?;
         }
         Ok(())
     }

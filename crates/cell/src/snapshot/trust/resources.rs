@@ -96,13 +96,7 @@ impl Resources {
             span: _,
         } = spec;
         let mut applied = Applied::default();
-        if cpu_weight.is_some() && self.cpu_weight != *cpu_weight {
-            applied.withheld.push(match self.cpu_weight {
-                Some(weight) => format!("its weight of CPUs is {weight}, not the snapshot's"),
-                None => "it has no weight of CPUs of its own; --cpu-weight gives it one".to_owned(),
-            });
-        }
-        *cpu_weight = self.cpu_weight;
+        self.weigh(cpu_weight, &mut applied);
         *cpu_limit = self.cpu_limit.or(*cpu_limit);
         *memory_limit = self.memory_limit.or(*memory_limit);
         *io_limit = self.io_limit.or(*io_limit);
@@ -123,21 +117,7 @@ impl Resources {
                 .takes
                 .push("cores of the host, on which nothing else runs while it does".to_owned());
         }
-        if !memory_nodes.is_empty() {
-            let nodes = memory_nodes
-                .iter()
-                .map(u32::to_string)
-                .collect::<Vec<_>>()
-                .join(", ");
-            if as_is {
-                applied.takes.push(format!("memory of the host's nodes {nodes}"));
-            } else {
-                memory_nodes.clear();
-                applied.withheld.push(format!(
-                    "its memory is not bound to the host's nodes {nodes}; --as-is binds it"
-                ));
-            }
-        }
+        bind_memory(memory_nodes, as_is, &mut applied);
         for NodeSpec {
             // The setting is the guest's own.
             cpus: _,
@@ -146,18 +126,27 @@ impl Resources {
             host_node,
         } in nodes
         {
-            if let Some(node) = *host_node {
-                if as_is {
-                    applied.takes.push(format!("memory of the host's node {node}"));
-                } else {
-                    *host_node = None;
-                    applied.withheld.push(format!(
-                        "its memory is not bound to the host's node {node}; --as-is binds it"
-                    ));
-                }
-            }
+            bind_node(host_node, as_is, &mut applied);
         }
-        match (share_group.as_deref(), self.share_group.as_deref()) {
+        self.join(share_group.as_deref(), &mut applied)?;
+        self.choose_cell(cell, &mut applied);
+        Ok(applied)
+    }
+
+    fn weigh(&self, cpu_weight: &mut Option<u16>, applied: &mut Applied) {
+        if cpu_weight.is_some() && self.cpu_weight != *cpu_weight {
+            applied.withheld.push(match self.cpu_weight {
+                Some(weight) => format!("its weight of CPUs is {weight}, not the snapshot's"),
+                None => "it has no weight of CPUs of its own; --cpu-weight gives it one".to_owned(),
+            });
+        }
+        *cpu_weight = self.cpu_weight;
+    }
+
+    /// Checks that the caller named the manifest's share group, `there`, if any. `grant` refuses a group that
+    /// is not named again.
+    fn join(&self, there: Option<&str>, applied: &mut Applied) -> Result<(), TrustError> {
+        match (there, self.share_group.as_deref()) {
             (there, Some(named)) if there != Some(named) => {
                 return Err(TrustError::NoShareGroup {
                     named: named.to_owned(),
@@ -165,9 +154,12 @@ impl Resources {
                 });
             }
             (Some(group), Some(_)) => applied.takes.push(format!("memory of the share group {group}")),
-            // `grant` refuses a group that is not named again.
             _ => {}
         }
+        Ok(())
+    }
+
+    fn choose_cell(&self, cell: &mut Option<u16>, applied: &mut Applied) {
         if cell.is_some() && self.cell != *cell {
             applied.withheld.push(match self.cell {
                 Some(number) => format!("it runs in cell {number}, not in the snapshot's"),
@@ -175,6 +167,35 @@ impl Resources {
             });
         }
         *cell = self.cell;
-        Ok(applied)
+    }
+}
+
+/// Keeps the binding of all memory to nodes of the host if `as_is`, else removes it.
+fn bind_memory(memory_nodes: &mut Vec<u32>, as_is: bool, applied: &mut Applied) {
+    if memory_nodes.is_empty() {
+        return;
+    }
+    let nodes: Vec<String> = memory_nodes.iter().map(u32::to_string).collect();
+    let nodes = nodes.join(", ");
+    if as_is {
+        applied.takes.push(format!("memory of the host's nodes {nodes}"));
+    } else {
+        memory_nodes.clear();
+        applied.withheld.push(format!(
+            "its memory is not bound to the host's nodes {nodes}; --as-is binds it"
+        ));
+    }
+}
+
+/// Keeps the binding of a guest's node to one of the host if `as_is`, else removes it.
+fn bind_node(host_node: &mut Option<u32>, as_is: bool, applied: &mut Applied) {
+    let Some(node) = *host_node else { return };
+    if as_is {
+        applied.takes.push(format!("memory of the host's node {node}"));
+    } else {
+        *host_node = None;
+        applied.withheld.push(format!(
+            "its memory is not bound to the host's node {node}; --as-is binds it"
+        ));
     }
 }

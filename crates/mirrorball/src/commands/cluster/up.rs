@@ -48,68 +48,24 @@ pub(super) fn up(
     }
     // The cells have the same environment.
     process_log::Settings::of_environment().into_diagnostic()?;
-    let Planned {
-        cells: planned_cells,
-        shares,
-        site,
-        users,
-    } = planned(file, count, name)?;
-    if let Some(site) = &site {
-        // A cell without keys or memory would crash repeatedly.
-        let hosts = Hosts::open(site.clone()).map_err(|error| miette!("{error}"))?;
-        hosts.warning().iter().for_each(|warning| eprintln!("{warning}"));
-        if site.runs_etcd {
-            let etcd = Identity::load(&site.keys, ETCD_KEYS).map_err(|error| miette!("{error}"))?;
-            warning("etcd", etcd.end())
-                .iter()
-                .for_each(|warning| eprintln!("{warning}"));
-        }
-        if !check_age(site)? {
-            return foreground::end(&Files::open().into_diagnostic()?);
-        }
-        hosts.with_shared_memory().map_err(|error| {
-            miette!(
-                help = "`shared_memory` is a file that this user may write, of memory that the hosts share, \
-                        and large enough",
-                "{error}"
-            )
-        })?;
+    let planned = planned(file, count, name)?;
+    if let Some(site) = &planned.site
+        && !check_host(site)?
+    {
+        return foreground::end(&Files::open().into_diagnostic()?);
     }
     let files = Files::open().into_diagnostic()?;
     // A cell that has no former facts would not start with a wrong file.
     facts::InForce::read(&files)
         .map_err(|error| miette!(help = "correct the line, or remove the file", "{error}"))?;
-    let occupied = files.occupied().into_diagnostic()?;
-    let former = files.plan().into_diagnostic()?;
-    let (plan, to_start) = if occupied.is_empty() {
-        users::check(&planned_cells, &users)?;
-        files.admit(&users).into_diagnostic()?;
-        files.create(&planned_cells, site.as_ref()).into_diagnostic()?;
-        let all = planned_cells.iter().map(|cell| cell.number).collect();
-        (planned_cells, all)
-    } else {
-        let missing = missing(&files, &former, &occupied);
-        let is_same = is_same_plan(&former, &planned_cells, &shares)
-            && files.site().into_diagnostic()? == site
-            && files.users().into_diagnostic()? == users;
-        if !is_same || !foreground && missing.is_empty() {
-            return Err(miette!(
-                help = "end it with `mirrorball cluster down`",
-                "a cluster of {} is up already",
-                cells(occupied.len())
-            ));
-        }
-        for number in &missing {
-            files.cell(*number).begin_again().into_diagnostic()?;
-        }
-        (former, missing)
-    };
+    let StartPlan { cells, to_start } = begin(&files, &planned, foreground)?;
     for number in to_start {
         start(&files, number).map_err(|error| miette!("cell {number} does not start: {error}"))?;
     }
+    let Planned { site, users, .. } = planned;
     let limit = if site.is_some() { UP_LIMIT_HOSTS } else { UP_LIMIT };
     // A failed cell has no process until the next `up` after `down`.
-    let met: Vec<CellPlan> = plan
+    let met: Vec<CellPlan> = cells
         .into_iter()
         .filter(|cell| !files.cell(cell.number).has_failed())
         .collect();
@@ -135,6 +91,77 @@ pub(super) fn up(
     let starts = std::thread::Builder::new().name("starts".into());
     starts.spawn(vm::start_all_beside_threads).into_diagnostic()?;
     foreground::stay(&files)
+}
+
+/// Checks that this host can run its cells of a cluster of several hosts: a cell without keys or memory would
+/// crash repeatedly. Prints warnings on certificates. False if a signal asked a foreground process to end
+/// meanwhile.
+fn check_host(site: &Site) -> Result<bool> {
+    let hosts = Hosts::open(site.clone()).map_err(|error| miette!("{error}"))?;
+    hosts.warning().iter().for_each(|warning| eprintln!("{warning}"));
+    if site.runs_etcd {
+        let etcd = Identity::load(&site.keys, ETCD_KEYS).map_err(|error| miette!("{error}"))?;
+        warning("etcd", etcd.end())
+            .iter()
+            .for_each(|warning| eprintln!("{warning}"));
+    }
+    if !check_age(site)? {
+        return Ok(false);
+    }
+    hosts.with_shared_memory().map_err(|error| {
+        miette!(
+            help = "`shared_memory` is a file that this user may write, of memory that the hosts share, \
+                    and large enough",
+            "{error}"
+        )
+    })?;
+    Ok(true)
+}
+
+/// All cells of this host, and those that have to be started.
+struct StartPlan {
+    cells: Vec<CellPlan>,
+    /// Their numbers.
+    to_start: Vec<u16>,
+}
+
+/// Records the planned cluster, or continues one that is up in part, or in whole if this process stays in the
+/// foreground.
+///
+/// # Errors
+/// If another cluster is up.
+fn begin(files: &Files, planned: &Planned, foreground: bool) -> Result<StartPlan> {
+    let occupied = files.occupied().into_diagnostic()?;
+    let former = files.plan().into_diagnostic()?;
+    if occupied.is_empty() {
+        users::check(&planned.cells, &planned.users)?;
+        files.admit(&planned.users).into_diagnostic()?;
+        files
+            .create(&planned.cells, planned.site.as_ref())
+            .into_diagnostic()?;
+        return Ok(StartPlan {
+            cells: planned.cells.clone(),
+            to_start: planned.cells.iter().map(|cell| cell.number).collect(),
+        });
+    }
+    let missing = missing(files, &former, &occupied);
+    let is_same = is_same_plan(&former, &planned.cells, &planned.shares)
+        && files.site().into_diagnostic()? == planned.site
+        && files.users().into_diagnostic()? == planned.users;
+    if !is_same || !foreground && missing.is_empty() {
+        return Err(miette!(
+            help = "end it with `mirrorball cluster down`",
+            "a cluster of {} is up already",
+            cells(occupied.len())
+        ));
+    }
+    for number in &missing {
+        files.cell(*number).begin_again().into_diagnostic()?;
+    }
+    Ok(StartPlan {
+        cells: former,
+        to_start: missing,
+    })
 }
 
 /// Whether the plan of the running cluster is the planned one, so that this process continues with it. The
