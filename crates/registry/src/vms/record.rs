@@ -1,0 +1,179 @@
+//! The record of a running VM.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::admission::Limits;
+use crate::cluster::interface::LentMemory;
+use crate::share_group::ShareGroup;
+
+/// Name of the record's file in a VM's directory.
+pub(super) const FILE: &str = "vm.json";
+
+/// Default time limit of a boot, from its start until the guest's agent replies, in seconds.
+pub const BOOT_LIMIT_S: u64 = 120;
+
+/// Last boot of a VM's guest.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Boot {
+    /// Time limit of a boot, from its start until the agent replies, in seconds.
+    pub limit_s: u64,
+    /// Time of the last start or reboot, in seconds since 1970; none before the first start.
+    #[serde(default)]
+    pub begun_unix_s: Option<u64>,
+}
+
+impl Default for Boot {
+    fn default() -> Self {
+        Self {
+            limit_s: BOOT_LIMIT_S,
+            begun_unix_s: None,
+        }
+    }
+}
+
+/// The record of a running VM, which is `vm.json` in its directory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// The VM's name.
+    pub name: String,
+    /// State of its vCPUs.
+    pub state: State,
+    /// The process id of its monitor.
+    pub monitor_pid: u32,
+    /// The process id of its shard, while there is one.
+    pub shard_pid: Option<i32>,
+    /// The process id of its keeper, while it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keeper_pid: Option<i32>,
+    /// Process ids of its network processes: passt and frame filters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub card_pids: Vec<u32>,
+    /// Process ids of its secondary shards, when it spans cells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub part_pids: Vec<i32>,
+    /// Start time, in seconds since 1970.
+    pub started_unix_s: u64,
+    /// Number of boots, reboots included.
+    pub boots: u32,
+    /// The last boot.
+    #[serde(default)]
+    pub boot: Boot,
+    /// Guest address on the socket device.
+    pub cid: u32,
+    /// Its cell, in a cluster of its user's.
+    #[serde(default)]
+    pub cell: Option<u16>,
+    /// Its placement in the host's cluster, which root owns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_place: Option<HostPlace>,
+    /// Memory that its cell borrowed for it, by lender.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub borrowed: Vec<LentMemory>,
+    /// Its shards, the home shard first, when it spans cells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub span: Vec<policy::span::Part>,
+    /// Layers of the sandbox that could not be applied.
+    pub sandbox_missing: Vec<String>,
+    /// Kernel cookies of the cores that it runs on alone, one per shard; none without `core_scheduling`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub core_cookies: Vec<u64>,
+    /// Names of its disks whose writes wait for space on the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub full_disks: Vec<String>,
+    /// Whether it is paused.
+    #[serde(default)]
+    pub paused: bool,
+    /// Its share group.
+    #[serde(default)]
+    pub share_group: Option<ShareGroup>,
+    /// Its files that VMs of another group map; it reads copies of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept_apart: Vec<PathBuf>,
+    /// User id of the API's member that started it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<u32>,
+    /// CPUs of pinned vCPUs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pins: BTreeMap<u8, Vec<usize>>,
+    /// Cell of each of these pins, if the VM spans cells.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pin_cells: BTreeMap<u8, u16>,
+    /// CPUs of pins that were dropped, and the reason, by vCPU.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dropped_pins: BTreeMap<u8, String>,
+    /// Its current spec, with the changes since its start.
+    pub spec: config::VmSpec,
+}
+
+impl Record {
+    /// Creates the record of a VM that this process starts. `cid` is the guest's address on the socket
+    /// device.
+    pub fn new(name: String, spec: config::VmSpec, cid: u32) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Self {
+            name,
+            state: State::Starting,
+            monitor_pid: std::process::id(),
+            shard_pid: None,
+            keeper_pid: None,
+            card_pids: Vec::new(),
+            part_pids: Vec::new(),
+            started_unix_s: now.map_or(0, |now| now.as_secs()),
+            boots: 0,
+            boot: Boot::default(),
+            cid,
+            cell: None,
+            host_place: None,
+            borrowed: Vec::new(),
+            span: Vec::new(),
+            sandbox_missing: Vec::new(),
+            core_cookies: Vec::new(),
+            full_disks: Vec::new(),
+            paused: false,
+            pins: BTreeMap::new(),
+            pin_cells: BTreeMap::new(),
+            dropped_pins: BTreeMap::new(),
+            share_group: None,
+            kept_apart: Vec::new(),
+            member: None,
+            spec,
+        }
+    }
+
+    /// Whether the VM uses CPUs or memory of this cell.
+    pub fn depends_on(&self, cell: u16) -> bool {
+        self.cell == Some(cell)
+            || self.span.iter().any(|part| part.cell == cell)
+            || self.borrowed.iter().any(|part| part.cell == cell)
+    }
+}
+
+/// A placement in a cluster that another user owns.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HostPlace {
+    /// The cell.
+    pub cell: u16,
+    /// Enforcement of the cell's CPU and memory limits.
+    pub limits: Limits,
+}
+
+/// State of a VM's vCPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Its files are being opened, or it reboots.
+    Starting,
+    /// Its vCPUs run.
+    Running,
+}
+
+/// Reads the record in a VM's directory.
+pub fn read(folder: &Path) -> io::Result<Record> {
+    Ok(serde_json::from_slice(&fs::read(folder.join(FILE))?)?)
+}
