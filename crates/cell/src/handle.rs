@@ -1,25 +1,25 @@
 //! Handle of a running VM for other parts of its monitor: its console, orders to its shards, and their
 //! answers.
 
+mod end;
+mod freeze;
 mod memory;
 mod pause;
 mod pins;
 mod state;
 mod status;
+#[cfg(test)]
+mod tests;
 mod update;
 mod vcpus;
 
 use std::convert::Infallible;
 use std::io;
-use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use fault_point::fault_point;
 use locks::IgnorePoison;
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use shard_api::launch::{Answer, MoveReport, Order, VCPU_STOP_MS_MAX};
 
 pub(crate) use self::state::Helper;
@@ -30,8 +30,6 @@ use crate::recorder::Recorder;
 use crate::remote::clock::leader::Step;
 pub use crate::shard_process::{ACKNOWLEDGEMENT_LIMIT, QUIT_LIMIT};
 
-/// Time for a guest to power off before the power button is pressed again.
-const PRESS_INTERVAL: Duration = Duration::from_secs(3);
 /// Time limit for a shard to answer an order; one that moves a vCPU or pauses the VM gives up before.
 const ORDER_LIMIT: Duration = Duration::from_secs(8);
 /// Time limit for a reset VM to start again: its memory may have to be allocated first.
@@ -81,7 +79,7 @@ impl Drop for Asking<'_> {
 }
 
 impl VmHandle {
-    /// The console.
+    /// The guest's serial port, with its clients and the last lines.
     pub fn console(&self) -> &Console {
         &self.0.console
     }
@@ -114,59 +112,6 @@ impl VmHandle {
     /// One of the shards beside the home has ended without an order.
     pub(crate) fn part_ended(&self) {
         self.state().end_without_part();
-    }
-
-    /// Freezes the VM for `client`.
-    pub fn freeze(&self, client: &mut UnixStream) -> io::Result<()> {
-        if !self.state().cells.is_empty() {
-            return Err(io::Error::other(
-                "a VM that spans cells cannot be cloned or kept as a snapshot; start it without `span`",
-            ));
-        }
-        let spec = self.recorder().read(|record| record.spec.clone());
-        match &mut *self.freezable() {
-            Some(freezable) => {
-                // With the limits that were changed since the start.
-                spec.into_iter().for_each(|spec| freezable.set_spec(spec));
-                fault_point!(freeze_begun);
-                let served = freezable.serve(client);
-                fault_point!(freeze_served);
-                served
-            }
-            None => Err(io::Error::other("the VM is not running just now")),
-        }
-    }
-
-    /// Runs of pages that the VM has touched so far, by their first and their number.
-    pub fn touched(&self) -> io::Result<Vec<(u64, u64)>> {
-        match &mut *self.freezable() {
-            Some(freezable) => freezable.touched(),
-            None => Err(io::Error::other("the VM is not running just now")),
-        }
-    }
-
-    /// Sets the way to freeze the VM from now on.
-    pub(crate) fn set_freezable(&self, freezable: Option<Freezable>) {
-        let socket = freezable.as_ref().and_then(|freezable| freezable.socket().ok());
-        // A freeze that can't be ended would delay the VM's end.
-        *self.freezable() = freezable.filter(|_| socket.is_some());
-        *self.freezing() = socket;
-    }
-
-    /// The VM can't be frozen any more. A freeze that is under way fails now, whatever the shard does.
-    pub(crate) fn end_freezable(&self) {
-        if let Some(socket) = self.freezing().take() {
-            let _ = socket.shutdown(Shutdown::Both);
-        }
-        *self.freezable() = None;
-    }
-
-    fn freezing(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.0.freezing.lock().ignore_poison()
-    }
-
-    fn freezable(&self) -> MutexGuard<'_, Option<Freezable>> {
-        self.0.freezable.lock().ignore_poison()
     }
 
     /// Moves a vCPU of a VM that spans cells, and ends its pin. An error of a move that takes too long leaves
@@ -297,82 +242,6 @@ impl VmHandle {
         self.wait(limit, |state| state.over).over
     }
 
-    /// Presses the power button until the VM ends; kills it after `limit`. True when it had to.
-    pub fn stop(&self, limit: Duration) -> bool {
-        let deadline = after(limit);
-        self.state().ending = true;
-        self.changed();
-        loop {
-            if self.state().is_paused {
-                // A paused guest can't power off. A VM that can't be resumed is killed below.
-                let _ = self.resume();
-            }
-            // A VM between two boots sees `ending` instead. A guest that still boots, and has no driver for
-            // the button yet, does not notice a press.
-            let _ = self.order(&Order::PowerButton);
-            let left = deadline.saturating_duration_since(Instant::now());
-            if self.wait(left.min(PRESS_INTERVAL), |state| state.over).over {
-                return false;
-            }
-            if Instant::now() >= deadline {
-                break;
-            }
-        }
-        self.kill();
-        true
-    }
-
-    /// Ends the VM now: by order, and if it does not obey, by force. Returns when it has ended. The order
-    /// never blocks.
-    pub fn kill(&self) {
-        {
-            let mut state = self.state();
-            (state.ending, state.is_killed) = (true, true);
-        }
-        // The VM may be between two boots.
-        self.changed();
-        let home = {
-            let mut state = self.state();
-            let _ = state.order_to_quit();
-            state.home.clone()
-        };
-        // A keeper ends a VM that is to end, and whose cell does not end it.
-        let keeper = home.as_ref().and_then(|home| home.keeper());
-        keeper.into_iter().for_each(|keeper| keeper.note_ending());
-        let state = self.wait_to_quit(|state| state.over);
-        state.home.iter().for_each(|home| home.cut_off());
-        drop(state);
-        drop(self.wait(QUIT_LIMIT, |state| state.over));
-    }
-
-    /// Waits until the shard has obeyed an order to quit, for [`State::quit_limit`] at most.
-    fn wait_to_quit(&self, has_obeyed: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
-        let begun = Instant::now();
-        let is_slow = |state: &State| state.quit_limit() > ACKNOWLEDGEMENT_LIMIT;
-        let state = self.wait(ACKNOWLEDGEMENT_LIMIT, |state| has_obeyed(state) || is_slow(state));
-        if !is_slow(&state) {
-            return state;
-        }
-        drop(state);
-        self.wait(QUIT_LIMIT.saturating_sub(begun.elapsed()), has_obeyed)
-    }
-
-    /// Ends the VM for an external reason: by order, and if it does not obey in time, by force.
-    pub(crate) fn quit(&self) {
-        self.changed();
-        let ordered = self.state().order_to_quit();
-        if ordered.is_ok() {
-            let state = self.wait_to_quit(|state| state.orders.is_none());
-            state.orders.iter().for_each(|home| home.cut_off());
-        }
-    }
-
-    /// Ends the VM, since it has lost a part. Its client receives the reason. No boot follows.
-    pub(crate) fn end_as_lost(&self, why: String) {
-        self.state().lost = Some(why);
-        self.quit();
-    }
-
     /// Pauses between two boots; for a shorter time when the VM is to end.
     pub(crate) fn wait_between_boots(&self, pause: Duration) {
         drop(self.wait(pause, |state| state.ending || state.lost.is_some()));
@@ -382,34 +251,6 @@ impl VmHandle {
     pub(crate) fn end_orders(&self) {
         self.state().orders = None;
         self.changed();
-    }
-
-    /// Records that the VM has ended, and wakes all that wait for it.
-    pub fn over(&self) {
-        {
-            let mut state = self.state();
-            state.over = true;
-            // The counter can't be full.
-            state.over_event.iter().for_each(|event| _ = event.write(1));
-        }
-        self.0.changed.notify_all();
-        self.0.console.close();
-    }
-
-    /// A descriptor that is readable once the VM has ended. There is one at most.
-    ///
-    /// # Errors
-    /// If this process has no descriptors left.
-    pub(crate) fn over_event(&self) -> io::Result<OwnedFd> {
-        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let watched = event.as_fd().try_clone_to_owned()?;
-        let mut state = self.state();
-        if state.over {
-            // The counter can't be full.
-            let _ = event.write(1);
-        }
-        state.over_event = Some(event);
-        Ok(watched)
     }
 
     /// Records that a client waits for an answer.
@@ -456,200 +297,4 @@ fn after(limit: Duration) -> Instant {
 
 fn not_an_answer(answer: &Answer) -> io::Error {
     io::Error::other(format!("the VM gave an answer to another order: {answer:?}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::Command;
-
-    use serde_json::json;
-    use shard_api::control::ControlSocket;
-    use shard_api::launch::{NumberedOrder, OrderId};
-    use shard_api::version::VERSIONS;
-    use urpc::version::Versions;
-
-    use super::*;
-    use crate::shard_process::ShardProcess;
-
-    /// The next order that a shard receives; none at the end.
-    fn next_order(shard: &ControlSocket) -> Option<NumberedOrder> {
-        let (message, _) = shard.receive_with_files().ok()?;
-        Some(serde_json::from_slice(&message).expect("an order"))
-    }
-
-    /// A VM whose shard is a process that reads nothing, and the shard's end of the socket.
-    fn hung() -> (VmHandle, Arc<ShardProcess>, ControlSocket) {
-        let (shard, theirs) = ShardProcess::of(Command::new("sleep").arg("100"));
-        let (handle, shard) = (VmHandle::default(), Arc::new(shard));
-        handle.state().start(shard.clone(), None);
-        (handle, shard, theirs)
-    }
-
-    /// The steps of the VM's own thread when its shard has ended.
-    fn end(handle: &VmHandle, shard: &ShardProcess) -> String {
-        let why = shard.wait();
-        handle.end_orders();
-        handle.over();
-        why
-    }
-
-    /// Promise HOSTILE-39.
-    #[test]
-    fn a_kill_ends_a_shard_whose_orders_fill_the_socket() {
-        let (handle, shard, _unread) = hung();
-        while shard.link.order(&Order::Status).is_ok() {}
-        let started = Instant::now();
-        std::thread::scope(|scope| {
-            let ended = scope.spawn(|| {
-                loop {
-                    if handle.state().ending {
-                        break end(&handle, &shard);
-                    }
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            });
-            // A client that requests the status waits no longer than the kill takes.
-            let asked = scope.spawn(|| handle.status());
-            handle.kill();
-            assert_eq!(
-                ended.join().unwrap(),
-                "its process read no orders any more and was killed"
-            );
-            assert!(asked.join().unwrap().is_err());
-        });
-        assert!(started.elapsed() < QUIT_LIMIT, "{:?}", started.elapsed());
-    }
-
-    #[test]
-    fn a_quit_is_enforced_on_a_shard_that_does_not_obey() {
-        let (handle, shard, _unread) = hung();
-        std::thread::scope(|scope| {
-            let ended = scope.spawn(|| {
-                // Later than the limit after which it would kill the shard itself.
-                std::thread::sleep(ACKNOWLEDGEMENT_LIMIT + Duration::from_millis(200));
-                end(&handle, &shard)
-            });
-            handle.quit();
-            assert_eq!(ended.join().unwrap(), "its process was ended by SIGKILL");
-        });
-    }
-
-    /// Time for which `kill` lets a shard live that obeys no order. Once the shard has read the order to
-    /// quit, `played` plays its part with the order's number.
-    fn killed_after(versions: Versions, played: impl FnOnce(&VmHandle, OrderId) + Send) -> Duration {
-        let (handle, shard, orders) = hung();
-        handle.state().runs = true;
-        shard.note_versions(versions);
-        let begun = Instant::now();
-        std::thread::scope(|scope| {
-            let ended = scope.spawn(|| {
-                let NumberedOrder { id, order } = next_order(&orders).unwrap();
-                assert_eq!(order, Order::Quit);
-                played(&handle, id);
-                while !shard.has_ended() {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                let took = begun.elapsed();
-                end(&handle, &shard);
-                took
-            });
-            handle.kill();
-            ended.join().unwrap()
-        })
-    }
-
-    #[test]
-    fn shard_that_does_not_acknowledge_its_end_is_killed_within_a_second() {
-        let took = killed_after(VERSIONS, |_, _| ());
-        assert!(
-            (ACKNOWLEDGEMENT_LIMIT..Duration::from_secs(1)).contains(&took),
-            "{took:?}"
-        );
-        // An answer to another order is no acknowledgement.
-        let took = killed_after(VERSIONS, |handle, id| {
-            let to = OrderId {
-                request: id.request + 1,
-                ..id
-            };
-            handle.state().note_answer(to, Answer::Done);
-            handle.changed();
-        });
-        assert!(took < Duration::from_secs(1), "{took:?}");
-    }
-
-    #[test]
-    fn shard_that_flushes_its_disks_or_is_of_the_release_before_has_5_s() {
-        let acknowledged = |handle: &VmHandle, id| {
-            handle.state().note_answer(id, Answer::Done);
-            handle.changed();
-        };
-        std::thread::scope(|scope| {
-            let flushes = scope.spawn(|| killed_after(VERSIONS, acknowledged));
-            let of_version_1 = killed_after(Versions::FIRST, |_, _| ());
-            for took in [flushes.join().unwrap(), of_version_1] {
-                assert!(
-                    (QUIT_LIMIT..QUIT_LIMIT + ACKNOWLEDGEMENT_LIMIT * 2).contains(&took),
-                    "{took:?}"
-                );
-            }
-        });
-    }
-
-    #[test]
-    fn many_clients_that_ask_for_the_status_send_one_order() {
-        let (handle, shard, orders) = hung();
-        std::thread::scope(|scope| {
-            let asked: Vec<_> = (0..20).map(|_| scope.spawn(|| handle.status())).collect();
-            let NumberedOrder { id, order } = next_order(&orders).unwrap();
-            assert_eq!(order, Order::Status);
-            std::thread::sleep(Duration::from_secs(1));
-            let answer = Answer::Status(json!({ "exits": [] }));
-            handle.state().note_answer(id, answer);
-            handle.changed();
-            for one in asked {
-                assert_eq!(one.join().unwrap().unwrap()["exits"], json!([]));
-            }
-        });
-        shard.kill();
-        assert_eq!(next_order(&orders), None);
-    }
-
-    #[test]
-    fn a_pause_between_two_boots_ends_when_the_vm_is_to_end() {
-        let handle = VmHandle::default();
-        let started = Instant::now();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(50));
-                handle.stop(Duration::ZERO);
-            });
-            handle.wait_between_boots(Duration::from_secs(100));
-            handle.over();
-        });
-        assert!(started.elapsed() < Duration::from_secs(50));
-    }
-
-    /// Promise CMD-14.
-    #[test]
-    fn the_power_button_is_pressed_again_for_a_guest_that_did_not_notice() {
-        let (handle, shard, orders) = hung();
-        handle.state().runs = true;
-        let guest = handle.clone();
-        let booting = std::thread::spawn(move || {
-            let mut presses = 0;
-            while let Some(NumberedOrder { order, .. }) = next_order(&orders) {
-                assert!(matches!(order, Order::PowerButton), "{order:?}");
-                presses += 1;
-                if presses == 2 {
-                    guest.over();
-                    break;
-                }
-            }
-            presses
-        });
-        let is_killed = handle.stop(Duration::from_secs(60));
-        assert!(!is_killed);
-        assert_eq!(booting.join().expect("it ends"), 2);
-        shard.kill();
-    }
 }

@@ -1,0 +1,192 @@
+use std::process::Command;
+
+use serde_json::json;
+use shard_api::control::ControlSocket;
+use shard_api::launch::{NumberedOrder, OrderId};
+use shard_api::version::VERSIONS;
+use urpc::version::Versions;
+
+use super::*;
+use crate::shard_process::ShardProcess;
+
+/// The next order that a shard receives; none at the end.
+fn next_order(shard: &ControlSocket) -> Option<NumberedOrder> {
+    let (message, _) = shard.receive_with_files().ok()?;
+    Some(serde_json::from_slice(&message).expect("an order"))
+}
+
+/// A VM whose shard is a process that reads nothing, and the shard's end of the socket.
+fn hung() -> (VmHandle, Arc<ShardProcess>, ControlSocket) {
+    let (shard, theirs) = ShardProcess::of(Command::new("sleep").arg("100"));
+    let (handle, shard) = (VmHandle::default(), Arc::new(shard));
+    handle.state().start(shard.clone(), None);
+    (handle, shard, theirs)
+}
+
+/// The steps of the VM's own thread when its shard has ended.
+fn end(handle: &VmHandle, shard: &ShardProcess) -> String {
+    let why = shard.wait();
+    handle.end_orders();
+    handle.over();
+    why
+}
+
+/// Promise HOSTILE-39.
+#[test]
+fn a_kill_ends_a_shard_whose_orders_fill_the_socket() {
+    let (handle, shard, _unread) = hung();
+    while shard.link.order(&Order::Status).is_ok() {}
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| {
+            loop {
+                if handle.state().ending {
+                    break end(&handle, &shard);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        // A client that requests the status waits no longer than the kill takes.
+        let asked = scope.spawn(|| handle.status());
+        handle.kill();
+        assert_eq!(
+            ended.join().unwrap(),
+            "its process read no orders any more and was killed"
+        );
+        assert!(asked.join().unwrap().is_err());
+    });
+    assert!(started.elapsed() < QUIT_LIMIT, "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_quit_is_enforced_on_a_shard_that_does_not_obey() {
+    let (handle, shard, _unread) = hung();
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| {
+            // Later than the limit after which it would kill the shard itself.
+            std::thread::sleep(ACKNOWLEDGEMENT_LIMIT + Duration::from_millis(200));
+            end(&handle, &shard)
+        });
+        handle.quit();
+        assert_eq!(ended.join().unwrap(), "its process was ended by SIGKILL");
+    });
+}
+
+/// Time for which `kill` lets a shard live that obeys no order. Once the shard has read the order to
+/// quit, `played` plays its part with the order's number.
+fn killed_after(versions: Versions, played: impl FnOnce(&VmHandle, OrderId) + Send) -> Duration {
+    let (handle, shard, orders) = hung();
+    handle.state().runs = true;
+    shard.note_versions(versions);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| {
+            let NumberedOrder { id, order } = next_order(&orders).unwrap();
+            assert_eq!(order, Order::Quit);
+            played(&handle, id);
+            while !shard.has_ended() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let took = begun.elapsed();
+            end(&handle, &shard);
+            took
+        });
+        handle.kill();
+        ended.join().unwrap()
+    })
+}
+
+#[test]
+fn shard_that_does_not_acknowledge_its_end_is_killed_within_a_second() {
+    let took = killed_after(VERSIONS, |_, _| ());
+    assert!(
+        (ACKNOWLEDGEMENT_LIMIT..Duration::from_secs(1)).contains(&took),
+        "{took:?}"
+    );
+    // An answer to another order is no acknowledgement.
+    let took = killed_after(VERSIONS, |handle, id| {
+        let to = OrderId {
+            request: id.request + 1,
+            ..id
+        };
+        handle.state().note_answer(to, Answer::Done);
+        handle.changed();
+    });
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn shard_that_flushes_its_disks_or_is_of_the_release_before_has_5_s() {
+    let acknowledged = |handle: &VmHandle, id| {
+        handle.state().note_answer(id, Answer::Done);
+        handle.changed();
+    };
+    std::thread::scope(|scope| {
+        let flushes = scope.spawn(|| killed_after(VERSIONS, acknowledged));
+        let of_version_1 = killed_after(Versions::FIRST, |_, _| ());
+        for took in [flushes.join().unwrap(), of_version_1] {
+            assert!(
+                (QUIT_LIMIT..QUIT_LIMIT + ACKNOWLEDGEMENT_LIMIT * 2).contains(&took),
+                "{took:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn many_clients_that_ask_for_the_status_send_one_order() {
+    let (handle, shard, orders) = hung();
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..20).map(|_| scope.spawn(|| handle.status())).collect();
+        let NumberedOrder { id, order } = next_order(&orders).unwrap();
+        assert_eq!(order, Order::Status);
+        std::thread::sleep(Duration::from_secs(1));
+        let answer = Answer::Status(json!({ "exits": [] }));
+        handle.state().note_answer(id, answer);
+        handle.changed();
+        for one in asked {
+            assert_eq!(one.join().unwrap().unwrap()["exits"], json!([]));
+        }
+    });
+    shard.kill();
+    assert_eq!(next_order(&orders), None);
+}
+
+#[test]
+fn a_pause_between_two_boots_ends_when_the_vm_is_to_end() {
+    let handle = VmHandle::default();
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            handle.stop(Duration::ZERO);
+        });
+        handle.wait_between_boots(Duration::from_secs(100));
+        handle.over();
+    });
+    assert!(started.elapsed() < Duration::from_secs(50));
+}
+
+/// Promise CMD-14.
+#[test]
+fn the_power_button_is_pressed_again_for_a_guest_that_did_not_notice() {
+    let (handle, shard, orders) = hung();
+    handle.state().runs = true;
+    let guest = handle.clone();
+    let booting = std::thread::spawn(move || {
+        let mut presses = 0;
+        while let Some(NumberedOrder { order, .. }) = next_order(&orders) {
+            assert!(matches!(order, Order::PowerButton), "{order:?}");
+            presses += 1;
+            if presses == 2 {
+                guest.over();
+                break;
+            }
+        }
+        presses
+    });
+    let is_killed = handle.stop(Duration::from_secs(60));
+    assert!(!is_killed);
+    assert_eq!(booting.join().expect("it ends"), 2);
+    shard.kill();
+}
