@@ -34,6 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::CellId;
 use crate::multicast::ReplyPath;
 
+mod claims;
 mod message;
 mod replies;
 #[cfg(any(test, feature = "stories"))]
@@ -43,6 +44,7 @@ mod tests;
 
 pub use message::{Message, Request};
 
+use claims::Claim;
 use replies::Replies;
 
 /// A cell's number in the cluster. All lives of a cell share its number and its entries.
@@ -92,18 +94,6 @@ pub enum Effect<K, V> {
 }
 
 type Effects<K, V> = Vec<Effect<K, V>>;
-
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct Claim<K, V> {
-    key: K,
-    value: V,
-    /// Missing votes. Complete before the claim begins: this cell lacks a hello of some link.
-    votes: Replies,
-    begun: bool,
-    /// Winner of the key, if this claim has lost. The claim settles with the last vote, so that no vote
-    /// arrives later.
-    lost_to: Option<CellNumber>,
-}
 
 /// One cell's copy of the table, and the state of its claims, votes and changes.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -337,28 +327,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             .retain(|key, claim| claim.cell.number != cell || !drop(key));
     }
 
-    /// Claims a key. Returns the claim's number, with which [`Effect::Won`] or [`Effect::Lost`] reports the
-    /// outcome.
-    pub fn claim(&mut self, key: K, value: V) -> (u64, Effects<K, V>) {
-        let number = self.claim_next;
-        self.claim_next += 1;
-        let mut effects = Vec::new();
-        if let Some(to) = self.refusal(&key) {
-            effects.push(Effect::Lost { claim: number, to });
-            return (number, effects);
-        }
-        let claim = Claim {
-            key,
-            value,
-            votes: Replies::default(),
-            begun: false,
-            lost_to: None,
-        };
-        self.claims.insert(number, claim);
-        self.go_on(&mut effects);
-        (number, effects)
-    }
-
     /// Changes an entry of this cell, or removes it if `value` is `None`. Returns the change's number, for
     /// [`Effect::Heard`]; `None` if this cell does not own the entry.
     pub fn change(&mut self, key: &K, value: Option<V>) -> Option<(u64, Effects<K, V>)> {
@@ -490,18 +458,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         }
     }
 
-    /// Returns the cell against which a claim of this cell would lose now.
-    fn refusal(&self, key: &K) -> Option<CellNumber> {
-        if let Some(owner) = self.owner(key) {
-            return Some(owner);
-        }
-        if self.claims.values().any(|claim| claim.key == *key) {
-            return Some(self.me.number);
-        }
-        // Its claimer may still lose, but so may this claim.
-        self.promised.get(key).map(|claim| claim.cell.number)
-    }
-
     /// Makes all possible progress: begins claims, votes, settles claims, and reports confirmed changes.
     fn go_on(&mut self, effects: &mut Effects<K, V>) {
         let heard = self
@@ -517,84 +473,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             self.vote(effects);
         }
         self.settle(effects);
-    }
-
-    fn begin(&mut self, effects: &mut Effects<K, V>) {
-        let mut claims = std::mem::take(&mut self.claims);
-        for (number, claim) in &mut claims {
-            if claim.begun {
-                continue;
-            }
-            claim.begun = true;
-            // Another cell may have turned out to own the key before the claim began.
-            claim.lost_to = self.owner(&claim.key);
-            if claim.lost_to.is_some() {
-                continue;
-            }
-            claim.votes = Replies::of(self.links.keys().copied());
-            let (claim, key) = (*number, claim.key.clone());
-            effects.push(Effect::Tell(Message::Ask { claim, key }));
-        }
-        self.claims = claims;
-    }
-
-    fn vote(&mut self, effects: &mut Effects<K, V>) {
-        // Votes follow the order of claims, so that the lowest waiting claim gets the vote.
-        for (asked, (key, path)) in self.deferred.clone() {
-            let against = if let Some(owner) = self.owner(&key) {
-                Some(owner)
-            } else if let Some(promised) = self.promised.get(&key) {
-                // A dead cell settles no claim.
-                if asked < *promised && self.links.contains_key(&promised.cell) {
-                    continue;
-                }
-                Some(promised.cell.number)
-            } else {
-                // A lower-numbered claimer votes against this cell's own claim.
-                let own = self.claims.values().any(|claim| claim.key == key);
-                (own && self.me < asked.cell).then_some(self.me.number)
-            };
-            self.deferred.remove(&asked);
-            if against.is_none() {
-                self.promised.insert(key, asked);
-            }
-            self.votes.insert(asked, against);
-            let claim = asked.number;
-            effects.push(Effect::Reply {
-                to: asked.cell,
-                message: Message::Vote { claim, against },
-                path,
-                at_once: against.is_some(),
-            });
-        }
-    }
-
-    fn settle(&mut self, effects: &mut Effects<K, V>) {
-        let is_decided = |claim: &Claim<K, V>| claim.begun && claim.votes.are_complete();
-        let decided = self.claims.iter().filter(|(_, claim)| is_decided(claim));
-        for number in decided.map(|(number, _)| *number).collect::<Vec<_>>() {
-            let Some(Claim {
-                key, value, lost_to, ..
-            }) = self.claims.remove(&number)
-            else {
-                continue;
-            };
-            // A cell that died before it voted may have turned out to own the key.
-            let lost_to = lost_to.or_else(|| self.owner(&key).filter(|owner| *owner != self.me.number));
-            let value = if lost_to.is_none() { Some(value) } else { None };
-            effects.push(Effect::Tell(Message::Settle {
-                claim: number,
-                key: key.clone(),
-                value: value.clone(),
-            }));
-            match lost_to {
-                Some(to) => effects.push(Effect::Lost { claim: number, to }),
-                None => {
-                    self.put(self.me.number, &key, value);
-                    effects.push(Effect::Won(number));
-                }
-            }
-        }
     }
 }
 
