@@ -1,55 +1,39 @@
 //! REST resources.
 
+mod orders;
+mod starts;
+
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::{Path, Request, State};
-use axum::http::{StatusCode, Uri};
+use axum::extract::Path;
+use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
-use axum::{Extension, Json, Router};
-use config::settings::{MemberPolicy, ShareBetween, Usage};
-use config::{ConfigError, HostFacts, VmSpec};
-use locks::IgnorePoison;
-use nix::unistd::geteuid;
+use axum::{Json, Router};
+use config::settings::ShareBetween;
 use registry::cluster::client;
 use registry::cluster::files::Files;
-use registry::control::{self, Answer, VCPU_STOP_MS_MAX, ask};
-use registry::lease::Lease;
-use registry::monitor::{Batch, Event};
-use registry::update::Update;
-use registry::vms::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
-use serde::Deserialize;
-use utoipa::{IntoParams, OpenApi};
+use registry::control::{self, Answer, ask};
+use registry::vms::{self, Record, Registry, RegistryError};
+use utoipa::OpenApi;
 
+// All names, since the document needs what `utoipa::path` makes beside each handler.
+use self::orders::*;
+use self::starts::*;
 use crate::caller::{Caller, MemberRights, recognize};
 use crate::idempotency::once;
 use crate::problem::Problem;
-use crate::request_body::body;
 use crate::slots::{Slots, run_in_slot};
-use crate::trusted_path;
-use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
+use crate::views::{Cell, Vm, VmDetails};
 use crate::{copies, events, guest, host, idempotency, metrics};
 
 /// Time limit for a VM to report its counters, or to carry out an immediate order.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for a VM's memory to move to other host nodes.
-const MEMORY_LIMIT: Duration = Duration::from_secs(630);
-/// Time limit until a VM's vCPUs run: its memory may have to be allocated first.
-const START_LIMIT: Duration = Duration::from_secs(300);
-/// Time limit for a forced end: disks finish pending I/O, and resources are returned.
-const END_LIMIT: Duration = Duration::from_secs(30);
-/// Time limit for a reset VM to start again.
-const RESET_LIMIT: Duration = Duration::from_secs(65);
 /// Time limit for a vCPU to move.
 pub(crate) const MOVE_LIMIT: Duration = ANSWER_LIMIT;
-/// Maximum time limit for a guest to power off.
-const STOP_LIMIT_MAX_S: u64 = 3600;
-
 /// Shared state of the handlers.
 #[derive(Clone, Debug)]
 pub struct Context {
@@ -234,128 +218,6 @@ async fn list_vms() -> Result<Json<Vec<Vm>>> {
     blocking(|| Ok(Json(records()?.iter().map(Vm::from).collect()))).await
 }
 
-/// Starts a VM. The body is a VM file's keys as JSON, with a name and with absolute paths. Answers when its
-/// vCPUs run.
-#[utoipa::path(post, path = "/v1/vms", request_body = VmSpec, responses(
-    (status = 201, body = Vm, description = "It runs."),
-    (status = 400, body = Problem, description = "The spec is wrong."),
-    (status = 403, body = Problem, description = "A member of the group may not start it."),
-    (status = 409, body = Problem, description = "A VM of that name runs."),
-    (status = 422, body = Problem, description = "It can't start on this host.")))]
-async fn start_vm(
-    State(context): State<Context>,
-    Extension(caller): Extension<Caller>,
-    request: Request<Body>,
-) -> Result<Response> {
-    let spec: VmSpec = body(request).await?;
-    let slot = context.slots.take(caller)?;
-    run_in_slot(slot, move |_| {
-        let policy = caller.policy(&context.rights)?;
-        let _starts = policy.map(|_| {
-            let lock = context.members_start.lock();
-            lock.ignore_poison()
-        });
-        if let Some((uid, policy)) = policy {
-            admit(&spec, uid, policy)?;
-        }
-        let name = check(&spec)?;
-        let batch = Batch {
-            vms: vec![(name.clone(), spec)],
-            source: None,
-            share_between: context.share_between,
-            member: policy.map(|(uid, _)| uid),
-            boot_limit_s: BOOT_LIMIT_S,
-        };
-        let never_ran = || {
-            Problem::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                format!(
-                    "{name} ended before it ran, or did not run within {} s",
-                    START_LIMIT.as_secs()
-                ),
-            )
-        };
-        let lease = Lease::by_program(&context.program, &batch).map_err(|error| match error.kind() {
-            // The program ended before it had read the VM.
-            ErrorKind::BrokenPipe => never_ran(),
-            _ => Problem::internal(error),
-        })?;
-        lease.limit_wait(START_LIMIT).map_err(Problem::internal)?;
-        for event in lease.events().map_err(Problem::internal)? {
-            match event {
-                Event::Running { .. } => {
-                    lease.detach().map_err(Problem::internal)?;
-                    let record = vms::read(&folder(&name)?).map_err(Problem::internal)?;
-                    return Ok((StatusCode::CREATED, Json(Vm::from(&record))).into_response());
-                }
-                Event::Failed { why, .. } => {
-                    let status = if folder(&name).is_ok() {
-                        StatusCode::CONFLICT
-                    } else {
-                        StatusCode::UNPROCESSABLE_ENTITY
-                    };
-                    return Err(Problem::new(status, why));
-                }
-                Event::Started { .. }
-                | Event::FullDisks { .. }
-                | Event::Paused { .. }
-                | Event::StartsAgain { .. }
-                | Event::Ended { .. } => {}
-            }
-        }
-        Err(never_ran())
-    })
-    .await
-}
-
-/// Checks that a member may start a VM of this spec beside the running VMs.
-fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
-    let refused = |why| Problem::new(StatusCode::FORBIDDEN, why);
-    let running = records()?;
-    let own = running.iter().filter(|record| record.member == Some(uid));
-    let used = Usage::of(own.map(|record| &record.spec));
-    policy
-        .admit(spec, used)
-        .map_err(|fault| refused(format!("{}; {}", fault.message, fault.help)))?;
-    for path in paths(spec) {
-        trusted_path::check(path, geteuid().as_raw()).map_err(|why| refused(why.to_string()))?;
-    }
-    Ok(())
-}
-
-/// Yields the files that a spec names.
-fn paths(spec: &VmSpec) -> impl Iterator<Item = &PathBuf> {
-    let kernel = spec
-        .kernel
-        .iter()
-        .flat_map(|kernel| [&kernel.path, &kernel.initrd]);
-    kernel.flatten().chain(spec.disks.iter().map(|disk| &disk.path))
-}
-
-/// Checks a spec before anything is started; returns the VM's name.
-fn check(spec: &VmSpec) -> Result<String> {
-    let name = spec.name.clone();
-    let name = name.ok_or_else(|| Problem::bad_request("a VM needs a `name` here"))?;
-    if spec.command.is_some() {
-        return Err(Problem::bad_request(
-            "`command` is for `mirrorball run`; leave it out",
-        ));
-    }
-    if let Some(relative) = paths(spec).find(|path| !path.is_absolute()) {
-        return Err(Problem::bad_request(format!(
-            "{}: write an absolute path",
-            relative.display()
-        )));
-    }
-    config::check(spec)
-        .map_err(|fault| Problem::bad_request(format!("{}; {}", fault.message, fault.help)))?;
-    config::check_host(spec, None, &HostFacts::of_this_host()).map_err(|error: ConfigError| {
-        let help = error.help.as_deref().unwrap_or_default();
-        Problem::bad_request(format!("{error}; {help}"))
-    })?;
-    Ok(name)
-}
-
 /// Shows all that is known of a VM.
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = VmDetails), (status = 404, body = Problem)))]
@@ -377,212 +239,6 @@ async fn show_vm(Path(name): Path<String>) -> Result<Json<VmDetails>> {
     .await
 }
 
-/// Presses the power button, and kills the VM when it does not end in time. Answers when it has ended.
-#[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)),
-    request_body = Stop, responses(
-    (status = 200, body = Stopped), (status = 403, body = Problem), (status = 404, body = Problem)))]
-async fn stop_vm(
-    State(context): State<Context>,
-    Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
-    request: Request<Body>,
-) -> Result<Json<Stopped>> {
-    let stop: Stop = body(request).await?;
-    if stop.limit_s > STOP_LIMIT_MAX_S {
-        return Err(Problem::bad_request(format!(
-            "limit_s is {}: {STOP_LIMIT_MAX_S} at most",
-            stop.limit_s
-        )));
-    }
-    let request = control::Request::Stop {
-        limit_s: stop.limit_s,
-    };
-    let limit = END_LIMIT.saturating_add(Duration::from_secs(stop.limit_s));
-    let killed = matches!(
-        order((context, caller), name, request, limit).await?,
-        Answer::Ended { killed: true }
-    );
-    Ok(Json(Stopped { killed }))
-}
-
-/// Ends a VM at once.
-#[utoipa::path(post, path = "/v1/vms/{name}/kill", params(("name" = String, Path)), responses(
-    (status = 200, body = Stopped), (status = 403, body = Problem), (status = 404, body = Problem)))]
-async fn kill_vm(
-    State(context): State<Context>,
-    Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
-) -> Result<Json<Stopped>> {
-    order((context, caller), name, control::Request::Kill, END_LIMIT).await?;
-    Ok(Json(Stopped { killed: true }))
-}
-
-/// Query of a pause.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct PauseWords {
-    /// Only this vCPU, of a VM that does not span cells. It goes on by itself.
-    #[param(value_type = Option<u8>)]
-    vcpu: Option<String>,
-    /// Length of the vCPU's stop from now, in milliseconds: 1 to 100, and 100 when absent. A further request
-    /// renews the stop.
-    #[param(value_type = Option<u16>)]
-    for_ms: Option<String>,
-}
-
-/// Query of a resume.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct ResumeWords {
-    /// Only this vCPU.
-    #[param(value_type = Option<u8>)]
-    vcpu: Option<String>,
-}
-
-fn vcpu_number(text: &str) -> Result<u8> {
-    text.parse()
-        .map_err(|_| Problem::bad_request("vcpu is a number from 0 to 255"))
-}
-
-fn pause_request(words: &PauseWords) -> Result<control::Request> {
-    let vcpu = words.vcpu.as_deref().map(vcpu_number).transpose()?;
-    let length = words.for_ms.as_deref().map(|text| {
-        let length = text.parse().ok();
-        let length = length.filter(|length| (1..=VCPU_STOP_MS_MAX).contains(length));
-        let why = || Problem::bad_request(format!("for_ms is a number from 1 to {VCPU_STOP_MS_MAX}"));
-        length.ok_or_else(why)
-    });
-    match (vcpu, length.transpose()?) {
-        (Some(vcpu), length) => Ok(control::Request::PauseVcpu {
-            vcpu,
-            for_ms: length.unwrap_or(VCPU_STOP_MS_MAX),
-        }),
-        (None, None) => Ok(control::Request::Pause),
-        (None, Some(_)) => Err(Problem::bad_request(
-            "for_ms needs vcpu; a VM is paused until it is resumed",
-        )),
-    }
-}
-
-fn resume_request(words: &ResumeWords) -> Result<control::Request> {
-    let vcpu = words.vcpu.as_deref().map(vcpu_number).transpose()?;
-    Ok(
-        vcpu.map_or(control::Request::Resume, |vcpu| control::Request::ResumeVcpu {
-            vcpu,
-        }),
-    )
-}
-
-/// Has a VM stand still until it is resumed, or one of its vCPUs for a moment. Answers when it does.
-#[utoipa::path(post, path = "/v1/vms/{name}/pause", params(("name" = String, Path), PauseWords), responses(
-    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem),
-    (status = 404, body = Problem), (status = 409, body = Problem)))]
-async fn pause_vm(
-    State(context): State<Context>,
-    Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
-    uri: Uri,
-) -> Result<StatusCode> {
-    let request = pause_request(&guest::query(&uri)?)?;
-    order((context, caller), name, request, ANSWER_LIMIT).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// Lets a VM, or one of its vCPUs, go on that stands still.
-#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path), ResumeWords), responses(
-    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem),
-    (status = 404, body = Problem), (status = 409, body = Problem)))]
-async fn resume_vm(
-    State(context): State<Context>,
-    Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
-    uri: Uri,
-) -> Result<StatusCode> {
-    let request = resume_request(&guest::query(&uri)?)?;
-    order((context, caller), name, request, ANSWER_LIMIT).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// Starts a VM again, as by a machine's reset button: its guest is not asked. Answers when it starts.
-#[utoipa::path(post, path = "/v1/vms/{name}/reset", params(("name" = String, Path)), responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
-    (status = 409, body = Problem)))]
-async fn reset_vm(
-    State(context): State<Context>,
-    Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
-) -> Result<StatusCode> {
-    order((context, caller), name, control::Request::Reset, RESET_LIMIT).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// Sends each vCPU of a VM a non-maskable interrupt.
-#[utoipa::path(post, path = "/v1/vms/{name}/nmi", params(("name" = String, Path)), responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
-    (status = 409, body = Problem)))]
-async fn send_nmi(
-    State(context): State<Context>,
-    Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
-) -> Result<StatusCode> {
-    order((context, caller), name, control::Request::Nmi, ANSWER_LIMIT).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// Changes what a VM uses of its host: a limit that is absent stays, one that is null is taken away.
-#[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path)),
-    request_body = Limits, responses(
-    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem),
-    (status = 404, body = Problem),
-    (status = 409, body = Problem)))]
-async fn update_vm(
-    State(context): State<Context>,
-    Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
-    request: Request<Body>,
-) -> Result<StatusCode> {
-    let update: Update = body(request).await?;
-    if update.is_empty() {
-        return Err(Problem::bad_request(
-            "nothing is to change; name one of cpu_weight, cpu_limit, memory_limit, pins and memory_nodes",
-        ));
-    }
-    if caller.policy(&context.rights)?.is_some() {
-        return Err(Problem::new(
-            StatusCode::FORBIDDEN,
-            "what VMs use of the host is the owner's to change",
-        ));
-    }
-    // Moving memory takes longer.
-    let limit = if update.memory_nodes.is_some() {
-        MEMORY_LIMIT
-    } else {
-        ANSWER_LIMIT
-    };
-    let request = control::Request::Update(update);
-    order((context, caller), name, request, limit).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// Sets what a VM's balloon takes.
-#[utoipa::path(put, path = "/v1/vms/{name}/balloon", params(("name" = String, Path)),
-    request_body = Balloon, responses(
-    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
-    (status = 409, body = Problem)))]
-async fn set_balloon(
-    State(context): State<Context>,
-    Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
-    request: Request<Body>,
-) -> Result<StatusCode> {
-    let Balloon { bytes } = body(request).await?;
-    let request = control::Request::Balloon { bytes };
-    order((context, caller), name, request, ANSWER_LIMIT).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
 /// Lists the cells of the cluster; none without one.
 #[utoipa::path(get, path = "/v1/cells", responses((status = 200, body = Vec<Cell>)))]
 async fn list_cells() -> Result<Json<Vec<Cell>>> {
@@ -596,29 +252,4 @@ pub(crate) fn cells() -> Result<Vec<Cell>> {
     Ok(status.map_or_else(Vec::new, |status| {
         status.cells.into_iter().map(Cell::from).collect()
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn query_of_a_pause_names_a_vcpu_and_1_to_100_ms() {
-        let request = |vcpu: Option<&str>, for_ms: Option<&str>| {
-            let (vcpu, for_ms) = (vcpu.map(str::to_owned), for_ms.map(str::to_owned));
-            pause_request(&PauseWords { vcpu, for_ms }).ok()
-        };
-        assert!(matches!(request(None, None), Some(control::Request::Pause)));
-        for (for_ms, length) in [(None, 100), (Some("1"), 1), (Some("100"), 100)] {
-            assert!(matches!(
-                request(Some("3"), for_ms),
-                Some(control::Request::PauseVcpu { vcpu: 3, for_ms }) if for_ms == length
-            ));
-        }
-        for wrong in ["0", "101", "100ms", "-1", ""] {
-            assert!(request(Some("3"), Some(wrong)).is_none(), "{wrong}");
-        }
-        assert!(request(None, Some("5")).is_none());
-        assert!(request(Some("256"), None).is_none());
-    }
 }
