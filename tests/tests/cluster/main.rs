@@ -1,6 +1,8 @@
 //! Risk: cells disagree on the VMs that run and their cells; a cell that dies takes VMs along, or leaves its
 //! resources taken.
 
+mod observed;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,27 +11,13 @@ use guest_tests::host::{self, Traces};
 use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, wait};
 use serde_json::Value;
 
+use self::observed::{allowed, cpu_seconds, expect_service, lent_mib, record, wait_until_served};
+
 /// Time limit until a cell's next process and the monitors of its VMs find each other.
 const BACK_LIMIT: Duration = Duration::from_secs(20);
 
 /// Time limit until a cell's hanging process is killed.
 const HANG_LIMIT: Duration = Duration::from_secs(40);
-
-/// The CPUs that a thread of the process may use, for each of its threads.
-fn allowed(pid: u32) -> Vec<String> {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task"))
-        .expect("runs")
-        .flatten();
-    let status = threads.map(|thread| std::fs::read_to_string(thread.path().join("status")).expect("runs"));
-    status
-        .map(|text| {
-            let line = text
-                .lines()
-                .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-            line.expect("Linux says so").trim().to_owned()
-        })
-        .collect()
-}
 
 #[test]
 fn vms_are_spread_over_cells_under_one_name_space() {
@@ -95,20 +83,6 @@ fn vms_are_spread_over_cells_under_one_name_space() {
     assert!(gone.errors().contains("no cluster is up here"), "{gone}");
     drop(vms);
     before.expect_unchanged("a cluster");
-}
-
-/// CPU seconds that a shard has used so far.
-fn cpu_seconds(vm: &Vm) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", vm.shard())).expect("runs");
-    let fields: Vec<&str> = stat
-        .rsplit_once(") ")
-        .expect("a name in parentheses")
-        .1
-        .split(' ')
-        .collect();
-    let ticks = |index: usize| fields[index].parse::<f64>().expect("a number");
-    // Of user and system mode, in hundredths.
-    (ticks(11) + ticks(12)) / 100.0
 }
 
 /// VMs that share one CPU get it by their weights, however many vCPUs they have, and a limited one gets at
@@ -224,23 +198,6 @@ fn weights_and_limits_divide_a_cells_cpus() {
     let left: Vec<_> = left.filter(|entry| entry.path().is_dir()).collect();
     assert!(left.is_empty(), "{left:?}");
     before.expect_unchanged("weights");
-}
-
-/// Waits until this process serves all of the VMs.
-#[track_caller]
-fn wait_until_served(vms: &[&Vm], by: u32) {
-    wait::until(&format!("VMs served by process {by}"), BACK_LIMIT, || {
-        let served = |vm: &&Vm| vm.listed().is_some_and(|record| record["monitor_pid"] == by);
-        vms.iter().all(served).then_some(())
-    });
-}
-
-/// Runs an operation that only the process that serves the VM can do.
-#[track_caller]
-fn expect_service(vm: &Vm) {
-    mirrorball(["pause", vm.name()]).ok();
-    assert_eq!(vm.listed().expect("listed")["paused"], true);
-    mirrorball(["resume", vm.name()]).ok();
 }
 
 #[test]
@@ -374,12 +331,6 @@ fn cells_write_their_logs_as_the_environment_says() {
     }
 }
 
-/// The record of a VM that may be starting just now.
-fn record(name: &str) -> Option<Value> {
-    let text = std::fs::read(Vm::folder_of(name).join("vm.json")).ok()?;
-    serde_json::from_slice(&text).ok()
-}
-
 #[test]
 fn vm_whose_cell_is_killed_in_its_first_boot_is_booted_by_the_next_process() {
     let scratch = Scratch::new("begun");
@@ -509,19 +460,6 @@ fn a_cell_that_dies_costs_no_vm() {
         dead.errors().contains("none of the cluster's cells runs"),
         "{dead}"
     );
-}
-
-/// Memory that cell 0 has lent cell 1, as both sides show it, MiB.
-#[track_caller]
-fn lent_mib(cluster: &Cluster) -> u64 {
-    let cells = cluster.cells();
-    let sum = |parts: &Value| -> u64 {
-        let parts = parts.as_array().expect("an array").iter();
-        parts.map(|part| part["bytes"].as_u64().expect("bytes")).sum()
-    };
-    let (lent, borrowed) = (sum(&cells[0]["lent"]), sum(&cells[1]["borrowed"]));
-    assert_eq!(lent, borrowed);
-    lent >> 20
 }
 
 #[test]
