@@ -11,96 +11,39 @@ use support::{Api, MEMBER, is_root, write_host_file};
 fn bad_requests_are_problems_with_help() {
     let api = Api::start();
     let json = "content-type: application/json\r\n";
+    let text = "content-type: text/plain\r\n";
+    let (stop, balloon) = ("/v1/vms/none/stop", "/v1/vms/none/balloon");
     let too_long = format!("\"{}\"", "x".repeat(2 << 20));
+    let start = |body, detail| ("POST", "/v1/vms", json, body, 400, detail);
     for (method, path, more, body, status, detail) in [
         ("GET", "/nothing", "", "", 404, "/openapi.json lists them"),
         ("DELETE", "/v1/vms", "", "", 405, "which methods it has"),
         ("GET", "/v1/vms/none", "", "", 404, "no VM named none is running"),
         ("GET", "/v1/vms/..%2f..%2fetc", "", "", 404, "no VM named"),
-        ("POST", "/v1/vms/none/stop", json, "{}", 404, "no VM named none"),
+        ("POST", stop, json, "{}", 404, "no VM named none"),
+        ("POST", stop, json, r#"{"limit_s": 100000}"#, 400, "3600 at most"),
         (
             "POST",
-            "/v1/vms/none/stop",
+            stop,
             json,
-            "{\"limit_s\": 100000}",
-            400,
-            "3600 at most",
-        ),
-        (
-            "POST",
-            "/v1/vms/none/stop",
-            json,
-            "{\"limit\": 1}",
+            r#"{"limit": 1}"#,
             400,
             "unknown field `limit`",
         ),
-        (
-            "PUT",
-            "/v1/vms/none/balloon",
-            json,
-            "{}",
-            400,
-            "missing field `bytes`",
-        ),
-        ("POST", "/v1/vms", json, "{", 400, "the body: EOF"),
-        ("POST", "/v1/vms", json, "{}", 400, "needs a `name`"),
-        (
-            "POST",
-            "/v1/vms",
-            "content-type: text/plain\r\n",
-            "{}",
-            415,
-            "application/json",
-        ),
+        ("PUT", balloon, json, "{}", 400, "missing field `bytes`"),
+        ("POST", "/v1/vms", text, "{}", 415, "application/json"),
         ("POST", "/v1/vms", json, &too_long, 413, "longer than"),
-        (
-            "POST",
-            "/v1/vms",
-            json,
-            "{\"name\": \"a\", \"cpus\": 0}",
-            400,
+        start("{", "the body: EOF"),
+        start("{}", "needs a `name`"),
+        start(
+            r#"{"name": "a", "cpus": 0}"#,
             "0 CPUs: write a number from 1 to 254",
         ),
-        (
-            "POST",
-            "/v1/vms",
-            json,
-            "{\"name\": \"a\", \"memory\": 5}",
-            400,
-            "expected a size with a unit",
-        ),
-        (
-            "POST",
-            "/v1/vms",
-            json,
-            "{\"name\": \"a\", \"cpu\": 1}",
-            400,
-            "unknown field `cpu`",
-        ),
-        (
-            "POST",
-            "/v1/vms",
-            json,
-            "{\"name\": \"a\"}",
-            400,
-            "neither an image nor a kernel",
-        ),
-        (
-            "POST",
-            "/v1/vms",
-            json,
-            "{\"name\": \"a\", \"kernel\": {\"path\": \"vmlinuz\"}}",
-            400,
-            "absolute path",
-        ),
-        (
-            "POST",
-            "/v1/vms",
-            json,
-            "{\"name\": \"a\", \"kernel\": {\"path\": \"/none\"}}",
-            400,
-            "no such file",
-        ),
+        start(r#"{"name": "a", "memory": 5}"#, "expected a size with a unit"),
+        start(r#"{"name": "a", "cpu": 1}"#, "unknown field `cpu`"),
+        start(r#"{"name": "a"}"#, "neither an image nor a kernel"),
+        start(r#"{"name": "a", "kernel": {"path": "vmlinuz"}}"#, "absolute path"),
+        start(r#"{"name": "a", "kernel": {"path": "/none"}}"#, "no such file"),
     ] {
         let (said, head, problem) = api.ask(method, path, more, body);
         let what = format!("{method} {path} {}: {problem}", &body[..body.len().min(60)]);
@@ -179,7 +122,7 @@ fn a_second_one_at_the_same_socket_is_refused() {
     assert_eq!(api.ask("GET", "/v1/vms", "", "").0, 200);
 }
 
-/// Xorshift64*.
+/// Random numbers by Marsaglia's xorshift64*, the same for the same seed.
 struct Chance(u64);
 
 impl Chance {

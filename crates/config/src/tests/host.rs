@@ -11,46 +11,25 @@ const KERNEL: &str = "[kernel]\npath = \"vmlinuz\"\ninitrd = \"initrd\"\n";
 const DISK: &str =
     "name = \"a\"\nimage = \"i\"\n[[disks]]\npath = \"d\"\nmode = \"exclusive\"\npersistent = true\n";
 
-fn all_is_well(_: &Path, _: Access) -> io::Result<FileKind> {
-    Ok(FileKind::File)
-}
+const CHECK_THE_PATH: &str = "check the path; relative paths start at the VM file's folder";
 
-fn nothing_is_there(_: &Path, _: Access) -> io::Result<FileKind> {
-    Err(ErrorKind::NotFound.into())
-}
-
-fn nothing_may_be_read(_: &Path, _: Access) -> io::Result<FileKind> {
-    Err(ErrorKind::PermissionDenied.into())
-}
-
-fn nothing_may_be_written(_: &Path, access: Access) -> io::Result<FileKind> {
-    match access {
-        Access::Read => Ok(FileKind::File),
-        Access::Write => Err(ErrorKind::PermissionDenied.into()),
-    }
-}
-
-fn only_kernels_are_there(path: &Path, _: Access) -> io::Result<FileKind> {
-    if path == Path::new("vmlinuz") {
-        Ok(FileKind::File)
-    } else {
-        Err(ErrorKind::NotFound.into())
-    }
-}
-
-fn all_are_directories(_: &Path, _: Access) -> io::Result<FileKind> {
-    Ok(FileKind::Directory)
-}
-
-fn all_are_pipes(_: &Path, _: Access) -> io::Result<FileKind> {
-    Ok(FileKind::Other)
-}
-
-fn all_are_block_devices(_: &Path, _: Access) -> io::Result<FileKind> {
-    Ok(FileKind::BlockDevice)
-}
-
+/// The host's answer to a request to open a file.
 type Open = fn(&Path, Access) -> io::Result<FileKind>;
+
+const ALL_ARE_FILES: Open = |_, _| Ok(FileKind::File);
+const ALL_ARE_BLOCK_DEVICES: Open = |_, _| Ok(FileKind::BlockDevice);
+const ALL_ARE_DIRECTORIES: Open = |_, _| Ok(FileKind::Directory);
+const ALL_ARE_PIPES: Open = |_, _| Ok(FileKind::Other);
+const NO_FILE_EXISTS: Open = |_, _| Err(ErrorKind::NotFound.into());
+const NO_FILE_IS_READABLE: Open = |_, _| Err(ErrorKind::PermissionDenied.into());
+const NO_FILE_IS_WRITABLE: Open = |_, access| match access {
+    Access::Read => Ok(FileKind::File),
+    Access::Write => Err(ErrorKind::PermissionDenied.into()),
+};
+const ONLY_KERNELS_EXIST: Open = |path, _| match path == Path::new("vmlinuz") {
+    true => Ok(FileKind::File),
+    false => Err(ErrorKind::NotFound.into()),
+};
 
 fn file(name: &str, text: &str) -> VmFile {
     VmFile {
@@ -71,65 +50,39 @@ fn check(text: &str, open: Open) -> Result<(), ConfigError> {
 
 #[test]
 fn fault_of_the_host_has_its_place_cause_and_help() {
-    let cases: [(&str, Open, &str, &str); 9] = [
+    // A text, with the place of its fault.
+    let memory = ("image = \"i\"\nmemory = \"2G\"\n", r#"2:10 "2G""#);
+    let kernel = (KERNEL, r#"2:8 "vmlinuz": kernel "vmlinuz""#);
+    let initrd = (KERNEL, r#"3:10 "initrd": initrd "initrd""#);
+    let disk = (DISK, r#"4:8 "d": disk "d""#);
+    for ((text, place), open, cause, help) in [
         (
-            "image = \"i\"\nmemory = \"2G\"\n",
-            all_is_well,
-            r#"2:10 "2G": 2G of memory is more than the host has (1G)"#,
+            memory,
+            ALL_ARE_FILES,
+            "2G of memory is more than the host has (1G)",
             "give the VM less",
         ),
+        (kernel, NO_FILE_EXISTS, "no such file", CHECK_THE_PATH),
+        (initrd, ONLY_KERNELS_EXIST, "no such file", CHECK_THE_PATH),
+        (disk, NO_FILE_EXISTS, "no such file", CHECK_THE_PATH),
         (
-            KERNEL,
-            nothing_is_there,
-            r#"2:8 "vmlinuz": kernel "vmlinuz": no such file"#,
-            "check the path; relative paths start at the VM file's folder",
-        ),
-        (
-            KERNEL,
-            only_kernels_are_there,
-            r#"3:10 "initrd": initrd "initrd": no such file"#,
-            "check the path; relative paths start at the VM file's folder",
-        ),
-        (
-            KERNEL,
-            nothing_may_be_read,
-            r#"2:8 "vmlinuz": kernel "vmlinuz": no permission to read it"#,
+            kernel,
+            NO_FILE_IS_READABLE,
+            "no permission to read it",
             "give your user permission to read it",
         ),
         (
-            KERNEL,
-            all_are_directories,
-            r#"2:8 "vmlinuz": kernel "vmlinuz": is a directory"#,
-            "name a file",
-        ),
-        (
-            KERNEL,
-            all_are_block_devices,
-            r#"2:8 "vmlinuz": kernel "vmlinuz": is not a file"#,
-            "name a file",
-        ),
-        (
-            DISK,
-            nothing_is_there,
-            r#"4:8 "d": disk "d": no such file"#,
-            "check the path; relative paths start at the VM file's folder",
-        ),
-        (
-            DISK,
-            nothing_may_be_written,
-            r#"4:8 "d": disk "d": no permission to write it"#,
+            disk,
+            NO_FILE_IS_WRITABLE,
+            "no permission to write it",
             "give your user permission to write it, or drop `persistent`",
         ),
-        (
-            DISK,
-            all_are_pipes,
-            r#"4:8 "d": disk "d": is not a file"#,
-            "name a file",
-        ),
-    ];
-    for (text, open, error, help) in cases {
+        (kernel, ALL_ARE_DIRECTORIES, "is a directory", "name a file"),
+        (kernel, ALL_ARE_BLOCK_DEVICES, "is not a file", "name a file"),
+        (disk, ALL_ARE_PIPES, "is not a file", "name a file"),
+    ] {
         let found = one_line(text, &check(text, open).unwrap_err());
-        assert_eq!(found, format!("{error}; help: {help}"));
+        assert_eq!(found, format!("{place}: {cause}; help: {help}"));
     }
 }
 
@@ -137,7 +90,7 @@ fn fault_of_the_host_has_its_place_cause_and_help() {
 fn a_missing_disk_of_flags_is_shown_without_a_text() {
     let facts = HostFacts {
         memory_bytes: 1 << 30,
-        open: nothing_is_there,
+        open: NO_FILE_EXISTS,
     };
     let spec = parse("flags", DISK).unwrap();
     assert_eq!(
@@ -148,13 +101,13 @@ fn a_missing_disk_of_flags_is_shown_without_a_text() {
 
 #[test]
 fn a_block_device_may_be_a_disk() {
-    assert!(check(DISK, all_are_block_devices).is_ok());
+    assert!(check(DISK, ALL_ARE_BLOCK_DEVICES).is_ok());
 }
 
 #[test]
 fn a_host_with_everything_refuses_nothing() {
-    assert!(check(KERNEL, all_is_well).is_ok());
-    assert!(check(DISK, all_is_well).is_ok());
+    assert!(check(KERNEL, ALL_ARE_FILES).is_ok());
+    assert!(check(DISK, ALL_ARE_FILES).is_ok());
 }
 
 #[test]

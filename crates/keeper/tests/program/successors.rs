@@ -2,28 +2,57 @@
 
 use super::*;
 
+/// Names the program at `path` as the successor of the keeper's monitor.
+fn succeed_by(keeper: &Keeper, path: &str, words: &[&str]) {
+    let program = File::open(path).unwrap();
+    keeper.succeed_by(program.as_fd(), words).unwrap();
+}
+
+/// Names this test in the role of a successor.
+fn succeed_by_this_test(keeper: &Keeper, test: &str, directory: &Path) {
+    let words = again(test, "role=successor", directory);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    succeed_by(keeper, words[0], &words);
+}
+
+/// Names a command line of a shell as the successor.
+fn succeed_by_script(keeper: &Keeper, script: &str) {
+    succeed_by(keeper, "/bin/sh", &["sh", "-c", script]);
+}
+
+/// Reports process ids to the test as a monitor, and waits to be killed.
+fn report_and_wait(directory: &Path, pids: &[i32]) -> ! {
+    let pids: Vec<String> = pids.iter().map(i32::to_string).collect();
+    write(directory, "monitor", &pids.join(" "));
+    wait_to_be_killed()
+}
+
+/// Kills a monitor, and waits until it has ended.
+fn end(mut monitor: Child) {
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+}
+
+/// Takes over the keeper that has started this process as a successor, with the files of its slot.
+fn adopt() -> (Keeper, Vec<OwnedFd>) {
+    // SAFETY: the keeper gave this process its socket as standard input; nothing else here reads it.
+    Keeper::adopt(unsafe { OwnedFd::from_raw_fd(0) }).unwrap()
+}
+
 #[test]
 fn monitor_killed_without_a_slot_ends_process_and_keeper() {
     let test = "successors::monitor_killed_without_a_slot_ends_process_and_keeper";
     if let Some(directory) = directory_of("role=monitor") {
         let keeper = keeper();
-        keeper
-            .succeed_by(File::open("/bin/true").unwrap().as_fd(), &["true"])
-            .unwrap();
+        succeed_by(&keeper, "/bin/true", &["true"]);
         let running = sleeper(&keeper);
-        write(
-            &directory,
-            "monitor",
-            &format!("{} {}", keeper.pid(), running.pid),
-        );
-        wait_to_be_killed();
+        report_and_wait(&directory, &[keeper.pid(), running.pid]);
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut monitor = start_monitor(test, directory.path());
+    let monitor = start_monitor(test, directory.path());
     let [keeper, running] = read(directory.path(), "monitor");
     assert!(is_running(keeper) && is_running(running));
-    monitor.kill().unwrap();
-    monitor.wait().unwrap();
+    end(monitor);
     wait_for(SOON, || gone(running));
     wait_for(SOON, || gone(keeper));
 }
@@ -37,27 +66,17 @@ fn successor_receives_the_slot_and_the_exits_while_a_process_runs_on() {
             spawn(&keeper, "/bin/false", &["false"]).unwrap(),
             sleeper(&keeper),
         );
-        let words = again(test, "role=successor", &directory);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        keeper
-            .succeed_by(File::open(words[0]).unwrap().as_fd(), &words)
-            .unwrap();
+        succeed_by_this_test(&keeper, test, &directory);
         // More than fits into a packet, so that the slot is sent in two parts.
         let file = File::create(directory.join("file")).unwrap();
         let mut files = vec![running.pidfd.as_fd(); 253];
         files.push(file.as_fd());
         keeper.put(&files).unwrap();
         wait_for(SOON, || keeper.exit_of(left.pid));
-        write(
-            &directory,
-            "monitor",
-            &format!("{} {} {}", keeper.pid(), left.pid, running.pid),
-        );
-        wait_to_be_killed();
+        report_and_wait(&directory, &[keeper.pid(), left.pid, running.pid]);
     }
     if let Some(directory) = directory_of("role=successor") {
-        // SAFETY: the keeper gave this process its socket as standard input; nothing else here reads it.
-        let (keeper, slot) = Keeper::adopt(unsafe { OwnedFd::from_raw_fd(0) }).unwrap();
+        let (keeper, slot) = adopt();
         let [of_keeper, left, running] = read(&directory, "monitor");
         assert_eq!((keeper.pid(), slot.len()), (of_keeper, 254));
         assert_eq!(wait_for(SOON, || keeper.exit_of(left)), Exit::Status(1 << 8));
@@ -75,10 +94,9 @@ fn successor_receives_the_slot_and_the_exits_while_a_process_runs_on() {
     }
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
-    let mut monitor = start_monitor(test, directory);
+    let monitor = start_monitor(test, directory);
     let [keeper, left, running] = read(directory, "monitor");
-    monitor.kill().unwrap();
-    monitor.wait().unwrap();
+    end(monitor);
     let [successor] = read(directory, "successor");
     assert!(is_running(running) && is_running(keeper));
     assert!(
@@ -100,25 +118,15 @@ fn end_by_successors(test: &str, script: &str) -> String {
         let running = sleeper(&keeper);
         let script = format!("starts={}; {script}", directory.join("starts").display());
         // The program that is named last takes the place of those before.
-        keeper
-            .succeed_by(File::open("/bin/false").unwrap().as_fd(), &["false"])
-            .unwrap();
-        keeper
-            .succeed_by(File::open("/bin/sh").unwrap().as_fd(), &["sh", "-c", &script])
-            .unwrap();
+        succeed_by(&keeper, "/bin/false", &["false"]);
+        succeed_by_script(&keeper, &script);
         keeper.put(&[running.pidfd.as_fd()]).unwrap();
-        write(
-            &directory,
-            "monitor",
-            &format!("{} {}", keeper.pid(), running.pid),
-        );
-        wait_to_be_killed();
+        report_and_wait(&directory, &[keeper.pid(), running.pid]);
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut monitor = start_monitor(test, directory.path());
+    let monitor = start_monitor(test, directory.path());
     let [keeper, running] = read(directory.path(), "monitor");
-    monitor.kill().unwrap();
-    monitor.wait().unwrap();
+    end(monitor);
     wait_for(SOON, || gone(keeper));
     wait_for(SOON, || gone(running));
     fs::read_to_string(directory.path().join("starts")).unwrap()
@@ -139,14 +147,9 @@ fn exit_between_two_monitors_is_reported_to_the_second() {
     if let Some(directory) = directory_of("role=monitor") {
         let keeper = keeper();
         let running = sleeper(&keeper);
-        let words = again(test, "role=successor", &directory);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        keeper
-            .succeed_by(File::open(words[0]).unwrap().as_fd(), &words)
-            .unwrap();
+        succeed_by_this_test(&keeper, test, &directory);
         keeper.put(&[running.pidfd.as_fd()]).unwrap();
-        write(&directory, "monitor", &running.pid.to_string());
-        wait_to_be_killed();
+        report_and_wait(&directory, &[running.pid]);
     }
     if let Some(directory) = directory_of("role=successor") {
         let [running] = read(&directory, "monitor");
@@ -156,8 +159,7 @@ fn exit_between_two_monitors_is_reported_to_the_second() {
             kill(running, libc::SIGKILL);
             std::process::exit(0);
         }
-        // SAFETY: the keeper gave this process its socket as standard input; nothing else here reads it.
-        let (keeper, _) = Keeper::adopt(unsafe { OwnedFd::from_raw_fd(0) }).unwrap();
+        let (keeper, _) = adopt();
         assert_eq!(
             wait_for(SOON, || keeper.exit_of(running)),
             Exit::Status(libc::SIGKILL)
@@ -166,10 +168,9 @@ fn exit_between_two_monitors_is_reported_to_the_second() {
         return drop(keeper);
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut monitor = start_monitor(test, directory.path());
+    let monitor = start_monitor(test, directory.path());
     let [_] = read(directory.path(), "monitor");
-    monitor.kill().unwrap();
-    monitor.wait().unwrap();
+    end(monitor);
     assert_eq!(read(directory.path(), "reported"), [1]);
 }
 
@@ -183,26 +184,21 @@ fn cell_serves_the_vm_from_the_end_of_its_monitor_until_it_releases_it() {
             "cd {} && echo $PPID > unfinished && mv unfinished successor; exec sleep 2",
             directory.display()
         );
-        keeper
-            .succeed_by(File::open("/bin/sh").unwrap().as_fd(), &["sh", "-c", &script])
-            .unwrap();
+        succeed_by_script(&keeper, &script);
         keeper.put(&[running.pidfd.as_fd()]).unwrap();
         let socket = Socket::bind(&directory.join("keeper.sock")).unwrap();
         keeper.listen(socket.as_fd()).unwrap();
-        let pids = format!("{} {}", keeper.pid(), running.pid);
-        write(&directory, "monitor", &pids);
-        wait_to_be_killed();
+        report_and_wait(&directory, &[keeper.pid(), running.pid]);
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut monitor = start_monitor(test, directory.path());
+    let monitor = start_monitor(test, directory.path());
     let [keeper, running] = read(directory.path(), "monitor");
     let path = directory.path().join("keeper.sock");
     let (first, second) = (Socket::connect(&path).unwrap(), Socket::connect(&path).unwrap());
     let adopting = std::thread::spawn(|| Keeper::adopt(first).unwrap());
     std::thread::sleep(Duration::from_millis(200));
     assert!(!adopting.is_finished(), "two monitors at once");
-    monitor.kill().unwrap();
-    monitor.wait().unwrap();
+    end(monitor);
     let (cell, slot) = adopting.join().unwrap();
     assert_eq!((cell.pid(), slot.len()), (keeper, 1));
     kill(running, libc::SIGKILL);
@@ -228,9 +224,7 @@ fn monitor_that_leaves_its_vm_to_a_cell_runs_on() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("keeper.sock");
     let running = sleeper(&keeper);
-    keeper
-        .succeed_by(File::open("/bin/false").unwrap().as_fd(), &["false"])
-        .unwrap();
+    succeed_by(&keeper, "/bin/false", &["false"]);
     keeper.put(&[running.pidfd.as_fd()]).unwrap();
     keeper.listen(Socket::bind(&path).unwrap().as_fd()).unwrap();
     let cell = Socket::connect(&path).unwrap();
@@ -280,9 +274,7 @@ fn original_monitor_that_lost_only_its_connection_is_killed_before_its_successor
             directory.display(),
             std::process::id()
         );
-        keeper
-            .succeed_by(File::open("/bin/sh").unwrap().as_fd(), &["sh", "-c", &script])
-            .unwrap();
+        succeed_by_script(&keeper, &script);
         keeper.put(&[running.pidfd.as_fd()]).unwrap();
         write(
             &directory,
