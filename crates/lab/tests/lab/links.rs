@@ -107,11 +107,11 @@ fn link_has_the_delay_and_loss_of_its_file_or_of_the_last_command() {
     assert!(came >= 40, "{came} of 50 came back over a restored link");
     assert!((4_000..50_000).contains(&best_us), "back after {best_us} us");
 
-    let wrong = |hosts: [&str; 2], change: &[&str], mend: &str| {
+    let wrong = |hosts: [&str; 2], change: &[&str], help: &str| {
         let command = [&["link", "--lab", &running.name][..], &hosts, change].concat();
         let ended = Ended::of(lab(&command));
         assert!(!matches!(ended.status, Some(0)), "{ended}");
-        assert!(ended.stderr.contains(mend), "{ended}");
+        assert!(ended.stderr.contains(help), "{ended}");
     };
     let no_link = format!(
         "lab {} has no link between left and left: its file names those that it has",
@@ -119,8 +119,8 @@ fn link_has_the_delay_and_loss_of_its_file_or_of_the_last_command() {
     );
     wrong(["left", "left"], &[], &no_link);
     wrong(["left", "middle"], &[], "has no host middle: it has left, right");
-    let mend = "\"2\" is not a delay: write a whole number and us, ms or s";
-    wrong(["left", "right"], &["--delay", "2"], mend);
+    let help = "\"2\" is not a delay: write a whole number and us, ms or s";
+    wrong(["left", "right"], &["--delay", "2"], help);
     wrong(
         ["left", "right"],
         &["--loss", "1"],
