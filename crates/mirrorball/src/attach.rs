@@ -12,7 +12,7 @@ use registry::console::{ATTACH, JOIN};
 
 /// Pause before rejoining a console.
 const REJOIN_PAUSE: Duration = Duration::from_millis(50);
-/// Ctrl-].
+/// Byte of Ctrl-], which leaves the console.
 const DETACH: u8 = 0x1d;
 
 /// Reason why the terminal left the console.

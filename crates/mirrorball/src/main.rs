@@ -51,12 +51,12 @@ enum Command {
     },
     /// Attach to a VM's console; Ctrl-] leaves it
     Console {
-        /// The VM
+        /// Name of the VM
         vm: String,
     },
     /// Run a program in a VM
     Exec {
-        /// The VM
+        /// Name of the VM
         vm: String,
         /// Give the program no terminal
         #[arg(long, short = 'T')]
@@ -120,7 +120,7 @@ enum Command {
     },
     /// Send each vCPU of a VM a non-maskable interrupt
     Nmi {
-        /// The VM
+        /// Name of the VM
         vm: String,
     },
     /// Wait until a VM runs, its agent answers, or it has ended
@@ -136,7 +136,7 @@ enum Command {
     },
     /// Print the output of a VM's console
     Logs {
-        /// The VM
+        /// Name of the VM
         vm: String,
         /// Print further output as it comes
         #[arg(long, short)]
@@ -144,7 +144,7 @@ enum Command {
     },
     /// Print a VM's record and counters, as JSON
     Inspect {
-        /// The VM
+        /// Name of the VM
         vm: String,
     },
     /// Print the events of VMs and cells of this host, from now on or from a token
@@ -164,7 +164,7 @@ enum Command {
     Clone(clone::CloneArgs),
     /// Write a running VM into a directory; it runs on
     Snapshot {
-        /// The VM
+        /// Name of the VM
         vm: String,
         /// A directory that does not exist yet
         directory: PathBuf,
@@ -175,7 +175,7 @@ enum Command {
     Restore(clone::RestoreArgs),
     /// Have a VM return memory to the host, or give it back to the VM
     Balloon {
-        /// The VM
+        /// Name of the VM
         vm: String,
         /// Amount to return, as 256M; 0M for none
         size: Size,
@@ -184,7 +184,7 @@ enum Command {
     Update(update::UpdateArgs),
     /// Move a vCPU of a VM that spans cells to another of them
     Move {
-        /// The VM
+        /// Name of the VM
         vm: String,
         /// Its number
         #[arg(long)]

@@ -35,7 +35,7 @@ use super::execution_site::LabChoice;
 /// Poll interval for the cells' state.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Subcommands.
+/// Subcommands of `mirrorball cluster`.
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
     /// Start the cells: as a file says, or one for each NUMA node of this host
@@ -67,7 +67,7 @@ pub enum ClusterCommand {
     Remove {
         /// The cluster file, which says where the keys are
         file: PathBuf,
-        /// The host
+        /// Name of the host
         host: String,
     },
     /// Show the cells, what they have and what runs there
@@ -88,17 +88,17 @@ pub enum ClusterCommand {
     Reclaim(Loan),
     /// Have a VM's cell serve it, though the cell has set it aside
     Adopt {
-        /// The VM
+        /// Name of the VM
         vm: String,
     },
     /// Have a cell take no new VM; those that run there run on
     Cordon {
-        /// The cell
+        /// Number of the cell
         cell: u16,
     },
     /// Have a cordoned cell take VMs again
     Uncordon {
-        /// The cell
+        /// Number of the cell
         cell: u16,
     },
     /// End a VM of another user that the cluster has admitted, without asking its processes
@@ -109,7 +109,7 @@ pub enum ClusterCommand {
     /// Have a cell of this host fail, as if its CPUs and memory were lost: end the VMs that depend on it, and
     /// those alone
     Fail {
-        /// The cell
+        /// Number of the cell
         cell: u16,
     },
     /// Replace the program of this host's cells by this one, while their VMs run; a program that can't adopt
@@ -143,7 +143,7 @@ pub enum ClusterCommand {
     Take,
     /// Free the names of the VMs of a host that is lost, and off
     Forget {
-        /// The host
+        /// Name of the host
         host: String,
         /// The host is off, or can't run its VMs for another reason that you know
         #[arg(long)]

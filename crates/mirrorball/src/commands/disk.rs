@@ -18,7 +18,7 @@ use crate::exit;
 /// Time before a progress bar appears.
 const SILENT_MAX: Duration = Duration::from_secs(2);
 
-/// Subcommands.
+/// Subcommands of `mirrorball disk`.
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
     /// List the overlays that persistent private disks left

@@ -15,7 +15,7 @@ use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Subcommands.
+/// Subcommands of `mirrorball dsm`.
 #[derive(Debug, Subcommand)]
 pub enum DsmCommand {
     /// Be a node of a shared memory, for one `dsm bench` or `dsm litmus` that names this host

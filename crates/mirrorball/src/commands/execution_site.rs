@@ -16,9 +16,9 @@ use super::hosts;
 pub enum LabChoice {
     /// Where this machine's KVM can't run guests
     Auto,
-    /// Always
+    /// In the lab, whether this machine's KVM can run guests or not
     Always,
-    /// Never
+    /// On this machine, or not at all
     Never,
 }
 

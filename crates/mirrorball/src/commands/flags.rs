@@ -23,14 +23,14 @@ pub struct RunArgs {
     /// Kernel file: bzImage or ELF
     #[arg(long)]
     pub kernel: Option<PathBuf>,
-    /// Initramfs
+    /// Initramfs of that kernel
     #[arg(long, requires = "kernel")]
     pub initrd: Option<PathBuf>,
     /// Words for the kernel's command line, behind Mirrorball's and the image's: of words with one key the
     /// last counts
     #[arg(long)]
     pub cmdline: Option<String>,
-    /// vCPUs
+    /// Number of vCPUs, 1 to 254
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=254))]
     pub cpus: u8,
     /// Guest memory
@@ -125,7 +125,7 @@ pub(super) fn word<T: serde::de::DeserializeOwned>(flag: &str, text: &str) -> Re
         .map_err(|error| miette!("--{flag} {text}: {error}"))
 }
 
-/// Nodes of a host.
+/// The host's NUMA nodes that a flag names, such as `0-1,3`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostNodes(pub Vec<u32>);
 

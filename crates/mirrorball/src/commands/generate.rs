@@ -20,7 +20,7 @@ const COLUMNS_MAX: usize = 110;
 pub enum GenerateCommand {
     /// Print the completions of a shell
     Completions {
-        /// The shell
+        /// Shell that reads them
         shell: Shell,
     },
     /// Write a man page for each command into a directory

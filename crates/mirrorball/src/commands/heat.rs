@@ -27,7 +27,7 @@ const SYMBOLS_MAX_BYTES: u64 = 64 << 20;
 /// Arguments of `heat`.
 #[derive(Debug, Args)]
 pub struct HeatArgs {
-    /// The VM
+    /// Name of the VM
     vm: String,
     /// Symbols for the pages: the guest kernel's System.map, or the guest's /proc/kallsyms as read by root
     #[arg(long, value_name = "FILE")]

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::progress;
 
-/// Subcommands.
+/// Subcommands of `mirrorball image`.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
     /// Build an image from Debian's own packages
@@ -26,7 +26,7 @@ pub enum ImageCommand {
     },
     /// Remove images
     Rm {
-        /// Images
+        /// Names of the images
         #[arg(required = true)]
         names: Vec<String>,
     },
@@ -34,7 +34,7 @@ pub enum ImageCommand {
     Import(ImportArgs),
     /// Compare an image's files with their checksums
     Verify {
-        /// Image
+        /// Name of the image
         name: String,
     },
 }

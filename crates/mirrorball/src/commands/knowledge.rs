@@ -21,7 +21,7 @@ use serde::Serialize;
 use super::execution_site::in_lab;
 use super::topology::FactsArgs;
 
-/// Subcommands.
+/// Subcommands of `mirrorball knowledge`.
 #[derive(Debug, Subcommand)]
 pub enum KnowledgeCommand {
     /// Evaluate a query in Datalog, as 'near(Host, 0, Node)' or 'big(N) <- memory_bytes(_, N, B), B >
@@ -43,7 +43,7 @@ pub enum KnowledgeCommand {
         /// Its vCPUs
         #[arg(long, default_value_t = 1)]
         cpus: u16,
-        /// Its memory
+        /// Memory of the VM
         #[arg(long, default_value = "512M")]
         memory: Size,
         /// As JSON

@@ -17,7 +17,7 @@ const AT_ONCE_MAX: usize = 64;
 /// Arguments that select VMs.
 #[derive(Debug, clap::Args)]
 pub struct Selection {
-    /// The VM
+    /// Name of the VM
     #[arg(required_unless_present = "label")]
     vm: Option<String>,
     /// Each VM with this label instead: KEY or KEY=VALUE; given several times, those with all of them

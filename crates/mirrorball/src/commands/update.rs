@@ -20,7 +20,7 @@ const HOST_CPUS_MAX: usize = 1024;
 /// Flags of `update`.
 #[derive(Debug, clap::Args)]
 pub struct UpdateArgs {
-    /// The VM
+    /// Name of the VM
     vm: String,
     /// Its part of CPUs that VMs share, 1 to 10000, or none
     #[arg(long, value_name = "WEIGHT|none")]

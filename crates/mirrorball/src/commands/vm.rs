@@ -24,7 +24,7 @@ use super::{check, host_file};
 /// Maximum time between two reports of a VM's monitor until the VM runs.
 const START_LIMIT: Duration = Duration::from_secs(300);
 
-/// Subcommands.
+/// Subcommands of `mirrorball vm`.
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
     /// Keep VMs that start when the cluster comes up; those of the same names are replaced
@@ -35,7 +35,7 @@ pub enum VmCommand {
     },
     /// Remove the definition of a VM; a running one continues
     Undefine {
-        /// The VM
+        /// Name of the VM
         name: String,
     },
     /// List the VMs that are defined
@@ -46,7 +46,7 @@ pub enum VmCommand {
     },
     /// Start a VM that is defined, and leave it running
     Start {
-        /// The VM
+        /// Name of the VM
         name: String,
         /// Whether to run in the lab
         #[arg(long, value_enum, default_value = "auto")]

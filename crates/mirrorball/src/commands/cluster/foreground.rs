@@ -60,7 +60,7 @@ struct Seen {
 /// Next action.
 #[derive(Debug, Eq, PartialEq)]
 enum Next {
-    /// Continue.
+    /// Continue: cells run, or are expected to.
     Stay,
     /// End: `cluster down` has ended the cluster.
     Down,

@@ -31,7 +31,7 @@ struct Symbol {
 pub struct Fault {
     /// Number of the line, from 1.
     pub line: usize,
-    /// Cause.
+    /// Description of the fault, without the line's number.
     pub what: String,
     /// Help: how to fix the fault.
     pub help: &'static str,
@@ -39,7 +39,7 @@ pub struct Fault {
 
 /// Content of a line.
 enum Line {
-    /// Nothing.
+    /// No symbol: an empty line.
     Blank,
     /// A symbol of a module: its address does not give its guest-physical address.
     Module,

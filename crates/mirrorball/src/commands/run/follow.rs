@@ -40,7 +40,7 @@ const CONSOLE_END_LIMIT: Duration = Duration::from_secs(2);
 enum FollowEvent {
     /// Event from the monitor.
     Monitor(Event),
-    /// The monitor is gone.
+    /// The monitor has closed its end of the lease.
     MonitorGone,
     /// A command in a guest has ended.
     Command {
