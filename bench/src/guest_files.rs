@@ -14,11 +14,11 @@ pub struct GuestFiles {
     pub mirrorball: PathBuf,
     /// The copy of the dynamic loader that starts QEMU's program with copies of its libraries.
     loader: PathBuf,
-    /// The libraries.
+    /// Directory with the copies of the libraries.
     libraries: PathBuf,
     /// QEMU's program.
     qemu: PathBuf,
-    /// Its firmware.
+    /// Directory with QEMU's firmware, for its `-L`.
     firmware: PathBuf,
     /// An ELF kernel.
     pub kernel: PathBuf,

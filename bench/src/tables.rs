@@ -15,11 +15,11 @@ pub type Measure = fn() -> Outcome<f64>;
 /// Unit of a column, and its heading.
 #[derive(Clone, Copy, Debug)]
 pub enum Column {
-    /// Nanoseconds.
+    /// Times in nanoseconds.
     Ns(&'static str),
     /// Per second, shown in millions.
     Millions(&'static str),
-    /// Hundredths.
+    /// Shares in hundredths of a whole.
     Percent(&'static str),
 }
 

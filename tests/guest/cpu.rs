@@ -96,7 +96,7 @@ pub fn fence() {
     unsafe { asm!("mfence", "lfence", options(nostack)) };
 }
 
-/// CR3.
+/// Reads CR3: the guest-physical address of the root of the page tables, with its flags.
 pub fn page_tables() -> u64 {
     let value;
     // SAFETY: reads a register.

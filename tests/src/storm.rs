@@ -13,14 +13,14 @@ static KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/storm"));
 /// A VM that runs the kernel. Killed when dropped.
 pub struct Storm {
     terminal: Terminal,
-    /// The VM.
+    /// The VM, which boots the storm's kernel.
     pub vm: Vm,
 }
 
 /// The size of a storm.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// vCPUs.
+    /// Number of vCPUs.
     pub cpus: usize,
     /// Epochs; 0 for any number until [`Storm::stop`].
     pub epochs: u32,

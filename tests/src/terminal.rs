@@ -81,7 +81,7 @@ impl Terminal {
         }
     }
 
-    /// Types.
+    /// Types `bytes` into the terminal. A failure ends the test.
     #[track_caller]
     pub fn send(&mut self, bytes: &[u8]) {
         self.ours

@@ -162,7 +162,7 @@ impl Vm {
         }
     }
 
-    /// Its name.
+    /// Name of the VM in this test's registry.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -19,7 +19,7 @@ const SOON: Duration = Duration::from_secs(20);
 const START_LIMIT: Duration = Duration::from_secs(150);
 /// Seconds after which the lab ends without being used.
 const IDLE_S: u64 = 8;
-/// Ctrl-].
+/// Byte of Ctrl-], which leaves the console.
 const DETACH: &[u8] = b"\x1d";
 /// Flags of every VM here.
 const TINY: [&str; 6] = ["--image", "tiny", "--memory", "128M", "--net", "none"];

@@ -11,7 +11,7 @@ use guest_tests::terminal::Terminal;
 use guest_tests::{Scratch, Vm, VmFile, host, mirrorball, wait};
 
 const SOON: Duration = Duration::from_secs(15);
-/// Ctrl-].
+/// Byte of Ctrl-], which leaves the console.
 const DETACH: &[u8] = b"\x1d";
 
 #[test]

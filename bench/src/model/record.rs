@@ -35,7 +35,7 @@ pub struct Costs {
     pub message_us: f64,
 }
 
-/// `bench/results/dsm-stalls.json`.
+/// Content of `bench/results/dsm-stalls.json`.
 #[derive(Debug, Deserialize)]
 pub struct Stalls {
     /// A record for each number of nodes.
@@ -48,7 +48,7 @@ pub struct Record {
     pub programs: Vec<Program>,
 }
 
-/// A program.
+/// A program of the bench, with its runs.
 #[derive(Debug, Deserialize)]
 pub struct Program {
     pub kernel: String,
@@ -83,7 +83,6 @@ pub struct Builds {
     builds: Vec<RecordedBuild>,
 }
 
-/// A recorded build.
 #[derive(Debug, Deserialize)]
 pub struct RecordedBuild {
     /// CPUs of each node.

@@ -128,7 +128,7 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
 
 /// A folder in memory for consoles. Removed when dropped.
 pub struct Runtime {
-    /// The folder.
+    /// Its path.
     pub folder: PathBuf,
 }
 

@@ -5,7 +5,7 @@ use bench::svg::{Anchor, COLOURS, Picture, nice};
 
 /// A line of the picture.
 pub struct Series {
-    /// Its name.
+    /// Label beside the line.
     pub name: String,
     /// Number of VMs and MB, in order.
     pub points: Vec<(usize, f64)>,

@@ -32,7 +32,7 @@ pub struct Vm<'a> {
 }
 
 impl<'a> Vm<'a> {
-    /// Starts it.
+    /// Starts a VM of this kind with `mirrorball run`.
     pub fn start(environment: &'a Environment, kind: Kind) -> Outcome<Self> {
         let source = environment
             .source

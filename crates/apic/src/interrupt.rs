@@ -96,7 +96,7 @@ pub enum Shorthand {
 /// An interrupt that a vCPU sends.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Ipi {
-    /// The interrupt.
+    /// The interrupt in flight, whose destination counts only without a shorthand.
     pub interrupt: Interrupt,
     /// Shorthand that replaces the interrupt's destination.
     pub shorthand: Shorthand,

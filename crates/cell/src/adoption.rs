@@ -99,7 +99,7 @@ impl Places<ReservationHandle> {
 /// The boot that runs.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LeftBoot {
-    /// The home.
+    /// The home's shard, which every VM has.
     pub(crate) home: LeftShard,
     /// The other shards, if the VM spans cells.
     pub(crate) parts: Vec<LeftPart>,

@@ -41,7 +41,7 @@ pub(crate) fn pin(shard: i32, vcpu: u8, cpus: &[usize], cell: Option<u16>) -> io
         .ok_or_else(|| io::Error::other(format!("the VM has no vCPU {vcpu}")))
 }
 
-/// The thread of a vCPU.
+/// The thread that runs a vCPU, and its times as the host reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VcpuThread {
     /// The vCPU's number.

@@ -44,7 +44,7 @@ pub enum ControlGroupError {
     Host {
         /// The group's file.
         path: PathBuf,
-        /// Why.
+        /// Error of the access to it.
         source: io::Error,
     },
     /// The VM's I/O can't be limited.

@@ -35,7 +35,7 @@ pub enum FreezeAnswer {
     Frozen(Box<FrozenFiles>),
     /// The VM can't be frozen.
     Refused {
-        /// Why.
+        /// Reason in one line, for the client's user.
         why: String,
     },
 }
@@ -55,14 +55,14 @@ pub struct FrozenFiles {
     pub paused_us: u64,
 }
 
-/// A frozen VM.
+/// A VM that stands still, and from whose files others resume.
 #[derive(Debug)]
 pub struct FrozenVm {
     /// The VM's spec.
     pub spec: VmSpec,
     /// The share group that it brings along.
     pub share_group: Option<ShareGroup>,
-    /// Its state.
+    /// State of the machine: vCPUs, interrupt controllers and devices.
     pub state: File,
     /// Its memory: its own file, then the layers.
     pub memory: Vec<File>,

@@ -145,7 +145,7 @@ pub enum NodesError {
     /// A node without memory, and those with memory.
     #[error("the host has no memory on node {node}; help: name some of {known}")]
     Unknown {
-        /// The node.
+        /// Number of the NUMA node.
         node: u32,
         /// The host's nodes.
         known: String,
@@ -153,7 +153,7 @@ pub enum NodesError {
     /// A node outside the cpuset of this process.
     #[error("the VM may not use memory of node {node} (cpuset); help: name some of {allowed}")]
     NotAllowed {
-        /// The node.
+        /// Number of the NUMA node.
         node: u32,
         /// The nodes of the cpuset.
         allowed: String,
@@ -168,7 +168,7 @@ pub enum NodesError {
         pages: u64,
         /// Length of a page, KiB.
         kib: u64,
-        /// The nodes.
+        /// Numbers of the named NUMA nodes, as text.
         nodes: String,
         /// Pages that are free there.
         free: u64,
@@ -183,7 +183,7 @@ pub enum NodesError {
     TooLittle {
         /// Memory that is needed.
         wanted: Size,
-        /// The nodes.
+        /// Numbers of the named NUMA nodes, as text.
         nodes: String,
         /// Their memory.
         there: Size,
@@ -191,7 +191,7 @@ pub enum NodesError {
     /// A node of no cell that promised the memory.
     #[error("node {node} is not of the VM's place in the cluster; help: name some of {theirs}")]
     OtherPlace {
-        /// The node.
+        /// Number of the NUMA node.
         node: u32,
         /// The nodes of the cells.
         theirs: String,
@@ -203,7 +203,7 @@ pub enum NodesError {
     CellWithoutNode {
         /// The cell's number.
         cell: u16,
-        /// Its nodes.
+        /// Numbers of the cell's NUMA nodes, as text.
         nodes: String,
     },
 }

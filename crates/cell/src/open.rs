@@ -44,16 +44,16 @@ pub(crate) const HOME_LOG: &str = "shard.log";
 /// The reason why a VM can't start: one line, with the cause and the help.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// A disk.
+    /// A disk can't be opened or locked.
     #[error(transparent)]
     Disk(#[from] diskstore::disk::DiskError),
-    /// An image.
+    /// The image can't be used.
     #[error(transparent)]
     Image(#[from] diskstore::image::ImageError),
     /// A network card.
     #[error(transparent)]
     Net(#[from] subnet::SubnetError),
-    /// A file.
+    /// Another file of the VM can't be used.
     #[error("{what} {path}: {source}; {help}")]
     File {
         /// The file's use in the VM.

@@ -31,9 +31,9 @@ const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 pub enum SecondaryShard {
     /// The shard is on this host.
     Here {
-        /// Its cell.
+        /// Number of its cell.
         cell: u16,
-        /// Its process.
+        /// The shard's process, a child of the VM's keeper.
         process: ShardProcess,
     },
     /// The shard is on another host.

@@ -67,7 +67,7 @@ pub struct ShardProcess {
 /// The process that waits for the shard's end.
 #[derive(Debug)]
 enum Parent {
-    /// Its keeper.
+    /// The VM's keeper: the shard is its child.
     Keeper(Arc<Keeper>),
     /// The process of a test.
     #[cfg(test)]
@@ -118,7 +118,7 @@ impl Parent {
 pub struct Start<'a> {
     /// The process that becomes its parent.
     pub keeper: &'a Arc<Keeper>,
-    /// The program.
+    /// Program of the shard, which the VM keeps through reboots.
     pub program: &'a Arc<BuildProgram>,
     /// The VM's name.
     pub name: &'a str,
@@ -225,7 +225,7 @@ impl ShardProcess {
         }
     }
 
-    /// Its keeper.
+    /// The VM's keeper, which waits for the shard's end. Tests may be the parent themselves.
     pub(crate) fn keeper(&self) -> Option<&Arc<Keeper>> {
         match &self.parent {
             Parent::Keeper(keeper) => Some(keeper),

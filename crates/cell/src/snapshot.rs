@@ -72,7 +72,7 @@ pub enum SnapshotError {
     Version {
         /// The directory.
         path: PathBuf,
-        /// Its version.
+        /// Version of the snapshot's format.
         version: u32,
     },
     /// The file has another length than the manifest says.
@@ -101,7 +101,7 @@ pub enum SnapshotError {
     Owner {
         /// The file.
         path: PathBuf,
-        /// The user.
+        /// User id of its owner.
         user: u32,
     },
     /// Other users than its owner may write the file.
@@ -115,7 +115,7 @@ pub enum SnapshotError {
     TooLong {
         /// The file.
         path: PathBuf,
-        /// The limit.
+        /// Greatest length, bytes.
         limit: u64,
     },
     /// The host refused the access.
@@ -123,7 +123,7 @@ pub enum SnapshotError {
     Host {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },

@@ -129,13 +129,13 @@ pub struct Booted<'a> {
 /// A VM as its monitor runs it.
 #[derive(Clone, Copy, Debug)]
 pub struct Vm<'a> {
-    /// Its name.
+    /// Unique name in the cluster.
     pub name: &'a str,
     /// Its directory.
     pub folder: &'a Path,
     /// The programs of its keeper and its shards.
     pub programs: &'a Programs,
-    /// Its handle.
+    /// Handle by which clients reach it.
     pub handle: &'a VmHandle,
     /// Its cells, if it spans several.
     pub span: Option<&'a Span>,

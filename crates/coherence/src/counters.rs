@@ -16,7 +16,7 @@ pub struct Counters {
     pub fetched_with_bytes: u64,
     /// Pages received without bytes: the node had a valid copy, or the page was zero.
     pub fetched_without_bytes: u64,
-    /// Invalidations sent.
+    /// Invalidations sent to nodes with a copy.
     pub invalidations_sent: u64,
     /// Copies that this node gave up because of an invalidation.
     pub invalidated: u64,

@@ -15,7 +15,7 @@ impl fmt::Display for Page {
 /// Kind of access that faulted.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Access {
-    /// A read.
+    /// A read, for which a shared copy is enough.
     Read,
     /// A write, or an atomic read and write.
     Write,

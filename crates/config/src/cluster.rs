@@ -32,7 +32,7 @@ const CPUS_MAX: usize = 8192;
 /// Memory of the smallest VM.
 const MEMORY_MIN_BYTES: u64 = 64 << 20;
 
-/// A cluster.
+/// Cluster file: the cells of all hosts, and how they form one cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSpec {
@@ -78,7 +78,7 @@ pub struct HostNodes(pub BTreeMap<u32, HostNode>);
 pub struct HostNode {
     /// Its CPUs that this user may use, sorted.
     pub cpus: Vec<usize>,
-    /// Its memory.
+    /// Memory of the node, bytes.
     pub memory_bytes: u64,
 }
 

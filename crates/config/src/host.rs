@@ -33,9 +33,9 @@ pub enum Access {
 pub enum FileKind {
     /// A regular file.
     File,
-    /// A block device.
+    /// A block device, which may be a disk.
     BlockDevice,
-    /// A directory.
+    /// A directory, which is refused wherever a file is named.
     Directory,
     /// Neither a file nor a disk: a pipe, a socket, a character device.
     Other,

@@ -25,7 +25,7 @@ const HOST_MEMORY_MIN_BYTES: u64 = 256 << 20;
 const NODE_MEMORY_MIN_BYTES: u64 = 64 << 20;
 const SHARED_MIN_BYTES: u64 = 1 << 20;
 
-/// A lab.
+/// Lab file: hosts, and the links and memory between them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LabSpec {
@@ -41,7 +41,7 @@ pub struct LabSpec {
     pub shared: Vec<SharedSpec>,
 }
 
-/// A host.
+/// A host of a lab.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostSpec {
@@ -62,7 +62,7 @@ pub struct HostSpec {
 pub struct HostNodeSpec {
     /// Number of the host's CPUs, continuing from the previous node; a node may have none.
     pub cpus: u16,
-    /// Its memory.
+    /// Memory of the node.
     pub memory: Size,
     /// Distance to each node in order, 10 being local; 10 and 20 when absent.
     pub distances: Option<Vec<u8>>,

@@ -30,7 +30,7 @@ const VALUE_HELP: &str =
 /// A label, as the value of `--label`: `KEY=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// The key.
+    /// Key: unique in a VM.
     pub key: String,
     /// The value; may be empty.
     pub value: String,

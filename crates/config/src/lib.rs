@@ -35,7 +35,7 @@ pub use vm::{Size, SizeError, VmSpec};
 pub struct VmFile {
     /// Name of the file, for messages.
     pub source_name: String,
-    /// The text.
+    /// Text of the file, for errors that show a place.
     pub text: String,
     /// Parsed spec.
     pub spec: VmSpec,

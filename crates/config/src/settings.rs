@@ -44,7 +44,7 @@ pub enum Starter {
     Root,
     /// A command run by an ordinary user.
     User,
-    /// The API.
+    /// The API, for its own user or a member of its group.
     Api,
 }
 

@@ -15,7 +15,7 @@ pub enum StartOrderError {
     /// A VM starts after an undefined VM.
     #[error("{vm} starts after {after}, which is not defined; define that first, or with the same command")]
     Unknown {
-        /// The VM.
+        /// Name of the VM with the `after`.
         vm: String,
         /// Name in its `after`.
         after: String,

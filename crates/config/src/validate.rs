@@ -170,7 +170,6 @@ fn check_kernel(spec: &VmSpec) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Checks the command.
 fn check_command(spec: &VmSpec) -> Result<(), Fault> {
     if spec.command.as_ref().is_some_and(Vec::is_empty) {
         return Err(fault(

@@ -225,7 +225,7 @@ pub enum ShareSpec {
     Never,
 }
 
-/// A disk.
+/// A disk beside the image's root disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -403,7 +403,7 @@ pub enum SizeError {
     NoUnit {
         /// The whole text.
         text: String,
-        /// Its number.
+        /// The number in it, for the help.
         number: u64,
     },
     /// Another unit than K, M, G and T.

@@ -67,7 +67,7 @@ impl Default for CloneOrder {
 /// VMs that resumed from another VM's state.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Copies {
-    /// The VMs.
+    /// The copies that run.
     pub vms: Vec<Vm>,
     /// Messages of the command, one per line.
     pub notes: Vec<String>,

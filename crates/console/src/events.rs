@@ -44,14 +44,14 @@ pub enum Change {
     Vm(Vm),
     /// A VM has ended.
     VmEnded {
-        /// Its name.
+        /// Name of the VM.
         name: String,
     },
     /// A cell exists when the stream begins, has appeared, or has changed.
     Cell(Cell),
     /// A cell is no longer in the cluster.
     CellGone {
-        /// Its number.
+        /// Number of the cell.
         number: u16,
     },
 }

@@ -29,7 +29,7 @@ const FAIL_LIMIT: Duration = Duration::from_secs(300);
 pub struct Move {
     /// The vCPU's number.
     pub vcpu: u8,
-    /// The cell.
+    /// Number of the cell to which it moves.
     pub cell: u16,
 }
 
@@ -101,7 +101,7 @@ pub struct Vcpus {
 /// A vCPU and the thread that runs it.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct VcpuThread {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
     /// Number of the vCPU in the VM.
     pub vcpu: u8,
@@ -109,7 +109,7 @@ pub struct VcpuThread {
     pub cell: u16,
     /// The shard's process.
     pub shard_pid: i32,
-    /// Id of the thread.
+    /// Id of the thread on the host.
     pub thread_id: i32,
     /// Host CPUs that the thread may use.
     pub cpus: Vec<usize>,
@@ -173,7 +173,7 @@ impl From<Vcpu> for VcpuThread {
 /// A VM whose vCPUs are unknown.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Missing {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
     /// The reason.
     pub why: String,

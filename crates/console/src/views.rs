@@ -9,22 +9,22 @@ use utoipa::ToSchema;
 /// A running VM.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, ToSchema)]
 pub struct Vm {
-    /// Its name.
+    /// Unique name among the running VMs of its user.
     pub name: String,
-    /// Its labels.
+    /// Labels that select it in commands.
     #[schema(value_type = std::collections::BTreeMap<String, String>)]
     pub labels: config::Labels,
-    /// State.
+    /// State of its vCPUs.
     pub state: VmState,
     /// Cell, in a cluster.
     pub cell: Option<u16>,
     /// All cells of a VM that spans several, the first one included.
     pub span: Vec<u16>,
-    /// vCPUs.
+    /// Number of its vCPUs.
     pub cpus: u8,
     /// Guest memory.
     pub memory_bytes: u64,
-    /// Its image.
+    /// Name of its image in the store; none if it has a kernel of its own.
     pub image: Option<String>,
     /// Process id of the shard.
     pub pid: Option<i32>,
@@ -36,15 +36,15 @@ pub struct Vm {
     pub full_disks: Vec<String>,
 }
 
-/// State of a VM.
+/// State of a VM's vCPUs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmState {
-    /// It is starting.
+    /// Its files are being opened, or it reboots.
     Starting,
     /// Its vCPUs run.
     Running,
-    /// It is paused.
+    /// Its vCPUs stand still until it is resumed.
     Paused,
 }
 
@@ -89,7 +89,7 @@ pub struct VmDetails {
 /// A cell of the cluster on this host.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, ToSchema)]
 pub struct Cell {
-    /// Its number.
+    /// Number in the cluster, from 0.
     pub number: u16,
     /// Whether its process runs.
     pub runs: bool,
@@ -99,7 +99,7 @@ pub struct Cell {
     pub cordoned: bool,
     /// Process id.
     pub pid: u32,
-    /// Its CPUs.
+    /// Numbers of the host's CPUs that it has.
     pub cpus: Vec<usize>,
     /// The NUMA nodes of its memory.
     pub nodes: Vec<u32>,

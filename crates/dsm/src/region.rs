@@ -40,7 +40,7 @@ pub enum Method {
     Copy,
 }
 
-/// Options of a region.
+/// How a region is mapped and served.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionOptions<'a> {
     /// Receiver of faults.

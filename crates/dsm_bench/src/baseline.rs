@@ -20,7 +20,7 @@ const SLEEP_NS: u64 = 25_000;
 /// Time after which a reply is missing, milliseconds.
 const REPLY_TIMEOUT_MS: u16 = 20_000;
 
-/// Responder of a fault.
+/// Thread that answers a fault in the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultResponder {
     /// A thread on the same CPU, which sleeps until then.
@@ -140,7 +140,7 @@ fn with_signal_handler<T>(region: &Region, work: impl FnOnce() -> T) -> T {
 pub enum WaitMode {
     /// Poll before sleeping, as page servers do.
     Polling,
-    /// Sleep.
+    /// Sleep in the system call, without polling first.
     Sleeping,
 }
 

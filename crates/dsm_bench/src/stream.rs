@@ -34,7 +34,7 @@ pub enum Security {
     Tls(Box<Identity>),
 }
 
-/// Options of the streams.
+/// How the streams between the nodes are made.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamOptions<'a> {
     /// Protection of the streams.

@@ -50,7 +50,7 @@ pub enum Job {
     },
 }
 
-/// Result of a job.
+/// Answer of a node to a job of node 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum JobResult {
     /// The job is done.
@@ -71,7 +71,7 @@ pub enum JobResult {
         /// Sum of the words.
         sum: u64,
     },
-    /// Counters.
+    /// Counters of this node since it joined.
     Meter(Meter),
     /// Outcomes of a litmus test.
     Litmus(litmus::OutcomeCounts),

@@ -103,7 +103,7 @@ pub enum Effect {
     Report {
         /// The child.
         pid: i32,
-        /// Its status.
+        /// Wait status of the child, as of wait(2).
         status: i32,
     },
     /// Reaps a child that has ended.

@@ -7,7 +7,7 @@ use crate::shape::{self, ShapeError};
 /// A number or a text.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Term {
-    /// A number.
+    /// A number: a count, an amount or an identity.
     Number(i64),
     /// Any text.
     Text(String),

@@ -34,7 +34,7 @@ pub struct Host {
 pub struct Node {
     /// Node or CPU number.
     pub number: i64,
-    /// Memory, bytes.
+    /// Memory of the node, bytes.
     pub memory_bytes: i64,
     /// CPUs, sorted by number.
     pub cpus: Vec<Cpu>,
@@ -55,7 +55,7 @@ pub struct Cpu {
     pub core: i64,
 }
 
-/// A cache.
+/// A cache with the CPUs that use it.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Cache {
     /// Name, unique in the host.
@@ -68,7 +68,7 @@ pub struct Cache {
     pub cpus: Vec<i64>,
 }
 
-/// A device.
+/// A PCI device near a node, or near none.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Device {
     /// PCI address, or a network card's name.

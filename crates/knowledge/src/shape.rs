@@ -9,9 +9,7 @@ use crate::fact::{Fact, Term};
 /// Kind of a term.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Kind {
-    /// A text.
     Text,
-    /// A number.
     Number,
     /// A value, from 0 on: one per combination of the terms before it, so a new one replaces it.
     Value,

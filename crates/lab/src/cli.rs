@@ -45,7 +45,7 @@ enum LabCommand {
     Up {
         /// The lab's description; one host when absent.
         file: Option<PathBuf>,
-        /// Its name.
+        /// Name by which other commands find the lab.
         #[arg(long, default_value = "lab")]
         name: String,
     },
@@ -54,7 +54,7 @@ enum LabCommand {
         /// The lab's name.
         #[arg(long = "lab", default_value = "lab")]
         lab: String,
-        /// The host.
+        /// Name of the host in the lab's file.
         host: String,
         /// The command and its arguments.
         #[arg(last = true, required = true)]

@@ -22,7 +22,7 @@ pub enum LabError {
     /// A kernel module that a host needs isn't there.
     #[error("the lab's kernel has no module {name} below {}", directory.display())]
     NoModule {
-        /// Its name.
+        /// Name of the module.
         name: String,
         /// Directory in which it was searched.
         directory: PathBuf,
@@ -33,7 +33,7 @@ pub enum LabError {
         console.display()
     )]
     Died {
-        /// The host.
+        /// Name of the host.
         host: String,
         /// How QEMU ended.
         status: String,
@@ -48,7 +48,7 @@ pub enum LabError {
         console.display()
     )]
     Silent {
-        /// The host.
+        /// Name of the host.
         host: String,
         /// For how long.
         limit: Duration,
@@ -60,7 +60,7 @@ pub enum LabError {
     /// A host was not up in time.
     #[error("host {host} was not up after {limit:?}; its console is in {}{tail}", console.display())]
     NotUp {
-        /// The host.
+        /// Name of the host.
         host: String,
         /// How long was waited.
         limit: Duration,
@@ -74,9 +74,9 @@ pub enum LabError {
         {}{tail}",
         console.display())]
     TimeLimit {
-        /// The limit.
+        /// Time that the run had.
         limit: Duration,
-        /// The host.
+        /// Name of the host.
         host: String,
         /// Its whole console.
         console: PathBuf,
@@ -92,7 +92,7 @@ pub enum LabError {
     /// The lab has no such host.
     #[error("lab {lab} has no host {host}: it has {hosts}")]
     NoHost {
-        /// The lab.
+        /// Name of the lab.
         lab: String,
         /// The requested host.
         host: String,
@@ -104,7 +104,7 @@ pub enum LabError {
         "lab {lab} has no link between {one} and {other}: its file names those that it has, as `[[links]]`"
     )]
     NoLink {
-        /// The lab.
+        /// Name of the lab.
         lab: String,
         /// A host.
         one: String,
@@ -127,7 +127,7 @@ pub enum LabError {
     Setting {
         /// The variable.
         name: &'static str,
-        /// Its value.
+        /// Value of the variable.
         value: String,
     },
     /// The agent in the host failed.
@@ -139,7 +139,7 @@ pub enum LabError {
     /// QEMU did not start.
     #[error("QEMU did not start host {host}: {reason}; what it wrote is in {}", log.display())]
     Qemu {
-        /// The host.
+        /// Name of the host.
         host: String,
         /// Last line of its output.
         reason: String,

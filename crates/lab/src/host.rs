@@ -47,7 +47,7 @@ pub struct Lab {
 
 /// A running host.
 pub struct Host {
-    /// Its name.
+    /// Name in the lab's file, and the host's own host name.
     pub name: String,
     /// Access to the host.
     pub access: HostAccess,

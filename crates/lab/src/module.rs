@@ -52,7 +52,7 @@ pub struct Module {
     pub name: String,
     /// Its file, not compressed.
     pub path: PathBuf,
-    /// Its parameters.
+    /// Parameters that the kernel gets with it, separated by spaces.
     pub parameters: String,
 }
 

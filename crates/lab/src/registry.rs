@@ -23,7 +23,7 @@ pub const RUN_PREFIX: &str = "run-";
 /// Published entry of a running lab.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Entry {
-    /// Its name.
+    /// Name of the lab, unique among the user's.
     pub name: String,
     /// The process that owns it.
     pub pid: u32,

@@ -33,7 +33,7 @@ const NOT_CARRIED: &[&str] = &[
     "LS_COLORS",
 ];
 
-/// Access to a host.
+/// Port and token with which a host accepts connections.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct HostAccess {
     /// Port of 127.0.0.1.

@@ -10,7 +10,7 @@ use std::fmt;
 /// Free capacity of a cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct CellCapacity {
-    /// The cell.
+    /// Number of the cell.
     pub cell: u16,
     /// Number of its CPUs.
     pub cpus: u32,
@@ -29,7 +29,7 @@ pub struct CellCapacity {
 pub struct Want {
     /// Number of vCPUs.
     pub vcpus: u32,
-    /// Memory, bytes.
+    /// Memory of the guest, bytes.
     pub memory_bytes: u64,
 }
 

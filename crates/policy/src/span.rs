@@ -18,11 +18,11 @@ const FEW: usize = 10;
 /// The part of a VM in one cell.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Part {
-    /// The cell.
+    /// Number of the cell.
     pub cell: u16,
-    /// The vCPUs.
+    /// Numbers of the vCPUs that begin in this cell.
     pub vcpus: Range<u8>,
-    /// Memory, bytes.
+    /// Memory of the part, bytes.
     pub memory_bytes: u64,
 }
 

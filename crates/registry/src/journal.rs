@@ -121,7 +121,7 @@ pub enum Change {
     },
     /// A process of the cell has started.
     CellUp {
-        /// The cell.
+        /// Number of the cell.
         cell: u16,
         /// Incarnation number of the process, counted from the cell's first.
         life: u32,
@@ -130,29 +130,29 @@ pub enum Change {
     },
     /// The cell's process was ended on request.
     CellDown {
-        /// The cell.
+        /// Number of the cell.
         cell: u16,
     },
     /// The cell's process has died. Its guard starts the next one if it can.
     CellDied {
-        /// The cell.
+        /// Number of the cell.
         cell: u16,
         /// Cause of death.
         why: String,
     },
     /// The cell has failed: its CPUs and its memory count as lost.
     CellFailed {
-        /// The cell.
+        /// Number of the cell.
         cell: u16,
     },
     /// The cell was cordoned: it takes no new VM.
     CellCordoned {
-        /// The cell.
+        /// Number of the cell.
         cell: u16,
     },
     /// The cell's cordon has ended.
     CellUncordoned {
-        /// The cell.
+        /// Number of the cell.
         cell: u16,
     },
     /// Events are missing here: the requested position is gone, or an event was truncated. Readers create
@@ -168,7 +168,7 @@ pub enum Change {
 pub struct Event {
     /// Time, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// The change.
+    /// The change; in JSON its fields lie beside the time.
     #[serde(flatten)]
     pub change: Change,
 }

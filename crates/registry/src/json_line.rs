@@ -50,9 +50,9 @@ pub enum MessageError {
          where another release of this program runs, upgrade the older one"
     )]
     Unknown {
-        /// Sender.
+        /// The sender, as a word for the error.
         peer: &'static str,
-        /// Protocol.
+        /// Name of the protocol that was expected.
         name: &'static str,
         /// Versions that this program speaks.
         ours: Versions,

@@ -46,7 +46,7 @@ pub use vcpus::{leaves_of_vcpu, prepare_vcpu};
 
 /// Open files that the build consumes.
 pub struct BootFiles {
-    /// The kernel.
+    /// File of the kernel: bzImage or ELF.
     pub kernel: File,
     /// The initramfs.
     pub initrd: Option<File>,

@@ -14,7 +14,7 @@ pub use shard_api::saved::{STATE_BYTES_MAX, VERSION};
 use crate::arch::x86_64::state::{ChipState, VcpuState};
 use crate::serial::UartState;
 
-/// State of the machine.
+/// State of a machine that stands still, without the bytes of its memory.
 #[derive(Serialize, Deserialize)]
 pub struct MachineState {
     /// Value of [`VERSION`] when it was written.

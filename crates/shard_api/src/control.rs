@@ -77,9 +77,9 @@ impl Assembly {
 /// A packet that was received.
 #[derive(Debug)]
 pub struct Packet {
-    /// Its bytes.
+    /// Payload of the packet.
     pub bytes: Vec<u8>,
-    /// Its files.
+    /// Files that were attached, in their order.
     pub files: Vec<File>,
     /// Whether it had more files: there was no room for them, or this process has no descriptors left.
     pub is_cut: bool,

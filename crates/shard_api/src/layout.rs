@@ -47,7 +47,7 @@ pub const ABOVE_RAM_ALIGN: u64 = 1 << 30;
 
 /// End of conventional memory: below is RAM, above the legacy hole.
 pub const LEGACY_HOLE_START: u64 = 0x000A_0000;
-/// End of the legacy hole.
+/// First address above the legacy hole: RAM begins again.
 pub const LEGACY_HOLE_END: u64 = 0x0010_0000;
 /// ACPI tables, the RSDP first (the BIOS area, which a kernel without another hint searches).
 pub const ACPI_START: u64 = 0x000E_0000;

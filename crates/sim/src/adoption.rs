@@ -41,7 +41,6 @@ const STEP_NS: Time = 3 * MILLISECOND;
 /// Longest time that a message is in transit.
 const MESSAGE_NS: Time = MILLISECOND;
 
-/// An event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// An adopter makes its next step, if it is still at that one.

@@ -1,6 +1,6 @@
 //! Random numbers, from a seed.
 
-/// Xorshift64*.
+/// Random numbers by Marsaglia's xorshift64*, the same for the same seed.
 #[derive(Clone, Debug)]
 pub struct Chance(u64);
 

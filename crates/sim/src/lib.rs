@@ -20,9 +20,9 @@ pub mod world;
 
 /// Virtual time, nanoseconds.
 pub type Time = u64;
-/// A second of it.
+/// One second of virtual time.
 pub const SECOND: Time = 1_000_000_000;
-/// A millisecond of it.
+/// One millisecond of virtual time.
 pub const MILLISECOND: Time = 1_000_000;
 
 /// A duration of the product in virtual time.

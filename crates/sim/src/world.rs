@@ -47,7 +47,6 @@ const START_NS: Time = 10 * MILLISECOND;
 /// Time for which a cell of another host may be silent: the default of a cluster's file.
 const SILENCE_MS: u64 = 200;
 
-/// An event.
 #[derive(Clone, Debug)]
 enum Event {
     /// An input of a life of a cell.
@@ -222,7 +221,7 @@ impl World {
         0..u16::try_from(self.lives.len()).unwrap_or(u16::MAX)
     }
 
-    /// The hosts.
+    /// Numbers of the hosts, from 0.
     pub fn hosts(&self) -> std::ops::Range<u16> {
         0..self.cells.hosts()
     }

@@ -48,7 +48,7 @@ pub enum SubnetError {
     /// A port of the host is in use.
     #[error("host port {port}/{protocol} is in use; forward another one, or stop what uses it")]
     PortInUse {
-        /// The port.
+        /// Number of the host's port.
         port: u16,
         /// Protocol, `tcp` or `udp`.
         protocol: &'static str,
@@ -58,7 +58,7 @@ pub enum SubnetError {
         "host port {port}/{protocol} needs a privilege that passt does not have; forward one from 1024 on"
     )]
     PortPermission {
-        /// The port.
+        /// Number of the host's port.
         port: u16,
         /// Protocol, `tcp` or `udp`.
         protocol: &'static str,
@@ -69,7 +69,7 @@ pub enum SubnetError {
          8080:80"
     )]
     Forward {
-        /// The text.
+        /// The forwarding as the user wrote it.
         text: String,
         /// The error in it.
         what: &'static str,

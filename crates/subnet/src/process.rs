@@ -98,7 +98,7 @@ impl Egress {
 /// A filter's process that a predecessor of this monitor started.
 #[derive(Debug)]
 pub struct LeftFilter {
-    /// The process.
+    /// The process, which is no child of this one.
     pub process: LeftProcess,
     /// Socket by which it receives its lists.
     pub lists: OwnedFd,

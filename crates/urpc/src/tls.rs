@@ -71,9 +71,9 @@ pub enum TlsError {
     /// A folder of keys has no record of a certificate of this name.
     #[error("{}: no key of {name} has been made here; help: {UNKNOWN}", folder.display())]
     Unknown {
-        /// The folder.
+        /// Folder of the keys.
         folder: PathBuf,
-        /// The name.
+        /// Host name for which a key was looked for.
         name: String,
     },
     /// A request for a certificate is invalid.

@@ -10,7 +10,7 @@ const STEPS_MAX: usize = 500;
 struct Machine {
     vcpus: Vec<LocalApic>,
     io: IoApic,
-    /// TSC.
+    /// Value of the guest's TSC.
     now: u64,
 }
 

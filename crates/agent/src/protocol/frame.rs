@@ -81,12 +81,12 @@ pub enum FrameError {
     },
 }
 
-/// A frame.
+/// A message of the agent's protocol: a header, then the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// Kind of the payload.
     pub kind: Kind,
-    /// The payload.
+    /// Bytes after the header.
     pub payload: Vec<u8>,
 }
 

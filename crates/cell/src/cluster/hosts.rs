@@ -36,7 +36,6 @@ const COMMANDS_MAX: usize = 256;
 /// Time before the end of the host's certificate at which warnings begin.
 const WARN_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The purpose of a connection.
 #[derive(Debug, Serialize, Deserialize)]
 enum ConnectionPurpose {
     /// A link with a cell.

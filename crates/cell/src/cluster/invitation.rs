@@ -168,7 +168,7 @@ pub enum AdmitError {
     /// Clocks that differ by this many seconds.
     #[error("the clocks of the two hosts differ by {0} s; set them")]
     Clocks(u64),
-    /// No cells.
+    /// The joining host has no cells.
     #[error("a host without cells has no use")]
     NoCells,
 }

@@ -57,7 +57,7 @@ pub fn is_version_mismatch(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<VersionMismatch>())
 }
 
-/// The answer to a call.
+/// Answer of the called cell, before a link begins.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum CallAnswer {
     /// The link is made.
@@ -138,7 +138,7 @@ pub struct Link {
     pub peer: CellId,
     /// The version of the cells' protocol that both speak.
     pub version: u16,
-    /// The transport.
+    /// Transport of its messages.
     pub transport: Transport,
     /// Channel to the other cell.
     pub sending: Sending,

@@ -96,7 +96,7 @@ pub enum ReservationError {
     Silent {
         /// The cell.
         cell: u16,
-        /// Why.
+        /// Failure of the connection or of the exchange.
         source: io::Error,
     },
     /// The cluster does not answer.

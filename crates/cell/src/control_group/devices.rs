@@ -106,9 +106,9 @@ pub enum DevicesError {
     /// The host does not report the device.
     #[error("io_limit: the device of {disk} cannot be told: {source}; help: see whether /sys is mounted")]
     Host {
-        /// The disk.
+        /// Name of the disk in the VM.
         disk: String,
-        /// Why.
+        /// Error of the access to /sys.
         source: io::Error,
     },
 }

@@ -41,7 +41,7 @@ pub enum HandedError {
     Host {
         /// The file's use in the VM.
         what: &'static str,
-        /// Why.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },

@@ -103,7 +103,7 @@ pub struct Endpoint {
     pub host: String,
     /// The part's cell.
     pub cell: u16,
-    /// Its address.
+    /// Address at which the part's monitor accepts the connection.
     pub address: SocketAddr,
     /// The secret that its monitor requires.
     pub token: Token,

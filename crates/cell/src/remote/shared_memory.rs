@@ -62,7 +62,7 @@ pub enum LanesError {
     Memory {
         /// The file.
         path: String,
-        /// The error.
+        /// Reason why the file has no place for lanes.
         error: LaneSlotError,
     },
     /// A slot that can't be mapped.

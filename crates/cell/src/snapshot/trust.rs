@@ -124,7 +124,6 @@ impl Wanted {
         }
     }
 
-    /// A share group.
     fn share_group(name: &str) -> Self {
         let name = name.escape_debug();
         Self {

@@ -166,7 +166,7 @@ impl Two {
         open(spec, name, &folder, 7, claims, &programs().shard).expect("its files, and KVM")
     }
 
-    /// The files of beta.
+    /// Files of the cells of host beta.
     pub fn beta_files(&self) -> Files {
         Files::at(&site::beta(&self.folder))
     }

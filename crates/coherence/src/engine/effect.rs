@@ -37,13 +37,13 @@ pub enum Effect {
     Send {
         /// The receiver.
         to: NodeId,
-        /// The message.
+        /// Message, which goes by the control stream or the bulk stream.
         message: Message,
     },
     /// Revoke rights. Afterwards no processor of this node can use more than `to`, and everything that one
     /// wrote to the page has reached its bytes.
     Restrict {
-        /// The page.
+        /// Page that loses rights on this node.
         page: Page,
         /// The right that remains.
         to: Right,
@@ -51,13 +51,13 @@ pub enum Effect {
     /// Keep the bytes that came with the message as the page's. No right comes with them. A grant with
     /// [`Data::Local`] follows, when other nodes have given up their copies.
     Store {
-        /// The page.
+        /// Page to which the bytes belong.
         page: Page,
     },
     /// Map the page, and wake every thread that waits for it. A thread that needs a higher right faults
     /// again. The page is *held* until [`crate::Engine::used`].
     Grant {
-        /// The page.
+        /// Page that this node may use now.
         page: Page,
         /// Right that it grants.
         right: Right,
@@ -67,13 +67,13 @@ pub enum Effect {
     /// The page is fresh: no processor anywhere can use it. Discard what this node has in its place, then
     /// wake every thread that waits for it: they fault again.
     Forget {
-        /// The page.
+        /// Page whose content is discarded.
         page: Page,
     },
     /// Map the page for reading, with the bytes that came with the message. No thread waits for it, and it is
     /// not held.
     MapPrefetched {
-        /// The page.
+        /// Page that a prefetch has brought.
         page: Page,
     },
 }

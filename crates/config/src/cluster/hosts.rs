@@ -126,14 +126,14 @@ pub struct Site {
 /// A host and its cells.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HostPlan {
-    /// Its name.
+    /// Name in the cluster's file and in the host's keys.
     pub name: String,
     /// Address of cell 0.
     pub address: SocketAddr,
     /// Path of the memory that it shares with other hosts, if any.
     #[serde(default)]
     pub shared_memory: Option<PathBuf>,
-    /// Its cells.
+    /// Numbers of the host's cells.
     pub cells: Vec<u16>,
 }
 

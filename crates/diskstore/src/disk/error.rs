@@ -115,7 +115,7 @@ pub enum DiskError {
     BaseChanged {
         /// The overlay.
         path: PathBuf,
-        /// Its base.
+        /// File under the overlay.
         base: PathBuf,
     },
     /// A persistent private disk has no path for its overlay.

@@ -82,7 +82,7 @@ pub enum HeaderError {
 pub(super) struct Header {
     /// Size of the disk, bytes.
     pub size: u64,
-    /// Bytes of a cluster.
+    /// Length of a cluster, bytes.
     pub cluster_bytes: u64,
     /// Backing file.
     pub backing: Option<String>,

@@ -56,9 +56,9 @@ pub struct DiskRequest {
 /// One open file of a disk.
 #[derive(Debug)]
 pub struct Layer {
-    /// The file.
+    /// Open file with bytes of the disk.
     pub file: File,
-    /// Its format.
+    /// Format in which the file is read.
     pub format: Format,
 }
 

@@ -44,7 +44,7 @@ pub const SUITE: &str = "bookworm";
 /// An image that can't be removed while this lives.
 #[derive(Debug)]
 pub struct Image {
-    /// Its name.
+    /// Name in the image store.
     pub name: String,
     /// bzImage or ELF; `None` for an imported disk without a kernel.
     pub kernel: Option<PathBuf>,
@@ -131,7 +131,7 @@ pub enum ImageError {
     /// A program that the build needs is not installed.
     #[error("{program} is needed and not installed: apt-get install {package}")]
     ProgramMissing {
-        /// The program.
+        /// Name of the program.
         program: String,
         /// Debian package of the program.
         package: &'static str,
@@ -139,7 +139,7 @@ pub enum ImageError {
     /// A program of the build failed.
     #[error("{program} failed ({status}):\n{output}")]
     ProgramFailed {
-        /// The program.
+        /// Name of the program.
         program: String,
         /// How it ended.
         status: String,

@@ -44,7 +44,7 @@ pub struct Peers {
     pub links: Vec<Option<Link>>,
     names: Arc<Vec<String>>,
     gathered: Gathered,
-    /// Bytes sent.
+    /// Bytes sent to all other nodes together.
     pub bytes_sent: u64,
 }
 

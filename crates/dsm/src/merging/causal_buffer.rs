@@ -12,7 +12,7 @@ use crate::frame::Frame;
 /// Largest size of the buffer, bytes: as much as a few streams hold. No correct node is farther ahead.
 const BYTES_MAX: usize = 64 << 20;
 
-/// A buffered message.
+/// A message that waits for its predecessors.
 #[derive(Debug)]
 pub enum BufferedMessage {
     /// A message of the engine, whose bytes are in place, and its vector time.

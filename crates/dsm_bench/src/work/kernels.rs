@@ -21,7 +21,7 @@ use crate::shared::{Barrier, PAGE_WORDS, SharedWords, locked};
 use log::Log;
 pub use log::{Figures, Part, Phase};
 
-/// A kernel.
+/// A computation of the bench (vNUMA, section 5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kernel {
     /// Red-black successive over-relaxation on a square grid.

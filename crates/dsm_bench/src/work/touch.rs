@@ -26,7 +26,7 @@ pub struct Touch {
 /// Order of accesses to pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccessOrder {
-    /// Ascending.
+    /// By ascending page number.
     Ascending,
     /// Random, the same in each run.
     Scattered,

@@ -32,7 +32,7 @@ pub struct MeasurementCache {
 pub struct Measurements {
     /// The CPUs between which, or between some that stand for them, messages were measured.
     pub cpus: BTreeSet<i64>,
-    /// The facts.
+    /// Measured latencies, costs and bandwidths.
     pub facts: Vec<Fact>,
 }
 

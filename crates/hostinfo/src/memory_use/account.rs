@@ -111,7 +111,7 @@ pub struct FileMemory {
     pub unmapped_bytes: u64,
 }
 
-/// The sum of the host.
+/// Memory of the host, and what VMs and the files under them take of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostSum {
     /// The host as the kernel counts it.
@@ -128,13 +128,13 @@ pub struct HostSum {
 /// The whole table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryUse {
-    /// The VMs.
+    /// The running VMs, one row each.
     pub vms: Vec<VmMemory>,
     /// Their sum.
     pub total: VmMemory,
     /// The files under the VMs, the largest first.
     pub files: Vec<FileMemory>,
-    /// The host.
+    /// Memory of the whole host.
     pub host: HostSum,
     /// One line for each source that could not be read.
     pub unread: Vec<String>,

@@ -19,7 +19,7 @@ pub enum Message<K, V> {
     Ask {
         /// Number of the claim among the sender's.
         claim: u64,
-        /// The key.
+        /// Key that is claimed.
         key: K,
     },
     /// Reply to [`Message::Ask`].
@@ -34,7 +34,7 @@ pub enum Message<K, V> {
     Settle {
         /// Number of the claim, as in [`Message::Ask`].
         claim: u64,
-        /// The key.
+        /// Key that was claimed.
         key: K,
         /// The entry's value, if every cell voted for the claim.
         value: Option<V>,
@@ -43,7 +43,7 @@ pub enum Message<K, V> {
     Change {
         /// Number of the change among the sender's.
         change: u64,
-        /// The key.
+        /// Key of the entry.
         key: K,
         /// The new value; none if the entry was removed.
         value: Option<V>,

@@ -7,7 +7,7 @@ use crate::CellId;
 /// A cell in a tree. A tree is a list with each cell before the cells below it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Hop {
-    /// The cell.
+    /// The cell, in one of its lives.
     pub cell: CellId,
     /// Number of the next list entries that are below this cell.
     pub below: u16,
@@ -52,7 +52,7 @@ pub enum Packet<M> {
         source: CellId,
         /// Sequence number of the message for the sender of this packet.
         number: u64,
-        /// The replies.
+        /// Replies of the cells below the sender and of the sender, equal ones together.
         replies: Vec<Gathered<M>>,
         /// Whether a relay has to forward them at once.
         at_once: bool,

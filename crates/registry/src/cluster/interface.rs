@@ -81,7 +81,7 @@ pub struct RunningVm {
     pub borrowed: Vec<LentMemory>,
 }
 
-/// Placement of a VM.
+/// CPUs and memory nodes that a cell gave a VM.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmPlacement {
     /// The VM's cell. Its nodes include those of the cells that lent memory.
@@ -190,7 +190,7 @@ pub enum CellResponse {
     Hosted(VmPlacement),
     /// The client must send the request to another cell.
     Elsewhere {
-        /// That cell.
+        /// Number of the cell that takes the request.
         cell: u16,
     },
     /// The request can't be carried out.
@@ -238,7 +238,7 @@ pub struct Vcpu {
     pub cell: u16,
     /// The id of the shard's process.
     pub shard_pid: i32,
-    /// Id of the thread.
+    /// Id of the thread on the host.
     pub thread_id: i32,
     /// Host CPUs that the thread may use.
     pub cpus: Vec<usize>,

@@ -17,7 +17,7 @@ const IDENTITY: Identity = Identity {
     subsystem: 0,
 };
 
-/// The host bridge.
+/// Function 0 of the bus: an inert bridge to the host.
 pub struct HostBridge {
     config: ConfigSpace,
 }

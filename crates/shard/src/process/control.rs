@@ -175,7 +175,7 @@ fn not_paused() -> Answer {
     Answer::Refused { why }
 }
 
-/// What an order of the monitor may use and change.
+/// The parts of the running VM that an order may use and change.
 struct OrderContext<'a, 'quiescer> {
     hold: &'a mut Hold<'quiescer>,
     running: &'a Running,

@@ -29,7 +29,7 @@ pub use pump::pump;
 /// Number of COM1's ports.
 pub const SERIAL_PORTS: u64 = 8;
 
-/// Counters of the console.
+/// Bytes that passed or were lost at the console; relaxed, read by any thread.
 #[derive(Debug, Default)]
 pub struct ConsoleCounters {
     /// Bytes that the guest wrote.

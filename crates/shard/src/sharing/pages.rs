@@ -9,7 +9,7 @@ use super::extents::{Extents, Run};
 
 pub use page::PAGE_BYTES;
 
-/// A region of RAM.
+/// Continuous range of guest memory, in this process and in the memory file.
 pub(super) struct RamRegion {
     /// Address in this process.
     pub host: u64,

@@ -19,7 +19,7 @@ pub enum IoRequest {
         from: u8,
         /// vCPU that makes the access.
         vcpu: u8,
-        /// The access.
+        /// Address, width and data of the access.
         access: Access,
     },
     /// Write to a doorbell, without a reply.

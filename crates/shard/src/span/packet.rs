@@ -79,7 +79,7 @@ pub enum Packet<S = VcpuState> {
     Access {
         /// vCPU that makes the access.
         vcpu: u8,
-        /// The access.
+        /// Address, width and data of the access.
         access: Access,
     },
     /// Write to a doorbell, which has no reply. Sent to the home.

@@ -19,7 +19,7 @@ pub enum Effect<S = VcpuState> {
     Send {
         /// Index of the receiving shard.
         to: u8,
-        /// The packet.
+        /// Packet for that shard.
         packet: Packet<S>,
     },
     /// Record that the vCPU now belongs to another shard.

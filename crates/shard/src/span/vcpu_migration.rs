@@ -22,7 +22,7 @@ pub enum ActivityState {
     },
 }
 
-/// State of a vCPU.
+/// Registers and local APIC of a vCPU, as they move to another shard.
 #[derive(Serialize, Deserialize)]
 pub struct VcpuState {
     /// Registers of the vCPU, and its pending events.

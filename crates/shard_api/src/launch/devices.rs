@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Fd;
 
-/// A disk.
+/// Files and settings of one disk in the launch message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DiskLaunch {
     /// Name for logs and metrics, also the guest-visible serial (20 bytes at most).

@@ -36,7 +36,7 @@ pub struct OrderId {
 pub struct NumberedOrder {
     /// The order's number.
     pub id: OrderId,
-    /// The order.
+    /// Action that the shard takes.
     pub order: Order,
 }
 

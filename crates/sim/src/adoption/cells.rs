@@ -27,7 +27,7 @@ const HAND_OVER_INTERVAL: Duration = Duration::from_millis(500);
 /// A program of the cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Its version.
+    /// Newest version of the record that it speaks.
     pub version: u16,
     /// Whether each of its processes ends in its first adoption.
     pub crashes: bool,
@@ -51,7 +51,7 @@ impl Program {
     }
 }
 
-/// A process of the cell.
+/// One life of the cell, from its start to its end.
 #[derive(Debug)]
 pub(super) struct CellProcess {
     pub(super) table: AdoptionTable<()>,

@@ -49,7 +49,7 @@ impl Region {
         })
     }
 
-    /// Its address.
+    /// Address of the mapping's first byte.
     pub fn address(&self) -> usize {
         self.start as usize
     }

@@ -34,7 +34,7 @@ struct Campaign {
     tests: BTreeMap<String, TestResult>,
 }
 
-/// The result of a test.
+/// Outcome of one test in a campaign.
 #[derive(Serialize, Deserialize)]
 struct TestResult {
     /// `passed`, `failed`, `left out: REASON`, or `unfinished` for a test of which not all repetitions have

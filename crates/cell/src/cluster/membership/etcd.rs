@@ -29,9 +29,9 @@ pub struct Lease(String);
 /// A key and its new value.
 #[derive(Debug)]
 pub struct Put<'a> {
-    /// The key.
+    /// Key, as etcd stores it.
     pub key: &'a str,
-    /// Its value.
+    /// Value that replaces any former one.
     pub value: &'a str,
     /// The lease with which the key ends.
     pub lease: Option<&'a Lease>,

@@ -62,7 +62,7 @@ pub enum EtcdRequest<L> {
         me: CellId,
         /// The incarnation before it, if any.
         last: Option<u32>,
-        /// The lease.
+        /// Lease with which the new entry ends.
         lease: L,
     },
     /// Reads all records.
@@ -91,7 +91,7 @@ pub enum EtcdRequest<L> {
     },
 }
 
-/// An answer of etcd.
+/// Answer of etcd to one request of this cell.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum EtcdAnswer<L> {
     /// To [`EtcdRequest::LastLife`].

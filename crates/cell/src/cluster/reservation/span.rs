@@ -32,7 +32,7 @@ pub enum PartPlace {
 }
 
 impl PartPlace {
-    /// The cell.
+    /// Number of the cell that has the part.
     pub fn cell(&self) -> u16 {
         match self {
             Self::Here(reservation) => reservation.cell(),

@@ -29,7 +29,7 @@ pub enum Target {
     New {
         /// Path of the file, which must not exist.
         path: PathBuf,
-        /// Its format.
+        /// Format in which it is written.
         format: Format,
     },
 }
@@ -39,7 +39,7 @@ pub enum Target {
 pub struct Committed {
     /// The written file.
     pub into: PathBuf,
-    /// Bytes written to it.
+    /// Amount of data written to it, bytes.
     pub written_bytes: u64,
 }
 

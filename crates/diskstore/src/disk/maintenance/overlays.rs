@@ -21,7 +21,7 @@ pub struct Overlays {
 /// An overlay of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Overlay {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
     /// Number of the disk, from 0; an image's root disk is the first.
     pub disk: u32,

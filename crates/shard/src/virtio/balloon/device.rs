@@ -24,7 +24,7 @@ const F_DEFLATE_ON_OOM: u64 = 1 << 2;
 /// Offset of `actual` in the configuration.
 const ACTUAL: u64 = 4;
 
-/// The balloon.
+/// The traditional memory balloon (Virtio 1.2, section 5.5).
 pub struct Balloon {
     worker: Worker,
     state: Arc<State>,

@@ -3,7 +3,7 @@
 /// Ports of a connection: the host's and the guest's.
 pub type Ports = (u32, u32);
 
-/// Bytes of a header.
+/// Length of a packet's header, bytes (Virtio 1.2, section 5.10.6).
 pub const HEADER_BYTES: usize = 44;
 /// Greatest size of a packet's payload, bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;

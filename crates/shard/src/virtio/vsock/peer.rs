@@ -33,7 +33,7 @@ pub enum Phase {
     },
 }
 
-/// A peer.
+/// A socket of the host, and its connection to the guest.
 pub struct Peer {
     /// Socket of the peer, which is nonblocking.
     pub stream: UnixStream,
