@@ -7,13 +7,14 @@ use super::spinner::Spinner;
 
 /// Priority of the chosen thread among the real-time ones: the lowest.
 const FIFO_PRIORITY: i32 = 1;
-/// Nice value of a thread that waits: the lowest weight, 15 beside 1,024 (the kernel's `sched_prio_to_weight`).
+/// Nice value of a thread that waits. Its weight is the lowest: 15 beside 1,024 (Linux,
+/// `kernel/sched/core.c`, `sched_prio_to_weight`).
 const WAITING_NICE: i32 = 19;
 
 /// A way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// Both run as the kernel likes: what the other ways are compared with.
+    /// Both run as the kernel likes. The other ways are compared with this.
     None,
     /// The thread that waits has the lowest nice value.
     Nice,

@@ -11,15 +11,15 @@ const STACK_BYTES: usize = 64 << 10;
 /// Unmaps the pages of the program's file that this process has touched so far. A page that is used again is
 /// mapped again from the page cache of the host (a minor fault).
 ///
-/// A program that starts a VM touches most of its code once, and then waits for years in little of it. What it
-/// does not use again then counts for no process, and the host may reclaim it. Writable segments, and those of
-/// shared libraries, stay.
+/// A program that starts a VM touches most of its code once, and then waits for years in little of it. Pages
+/// that it does not use again then count for no process, and the host may reclaim them. Writable segments,
+/// and those of shared libraries, stay.
 pub fn release() {
     // SAFETY: the callback has the type that the function requires, and uses no data.
     unsafe { libc::dl_iterate_phdr(Some(release_object), std::ptr::null_mut()) };
 }
 
-/// Calls [`release`] once after `delay`, on a thread of its own: what a start touches is over then.
+/// Calls [`release`] once after `delay`, on a thread of its own. A start is over by then.
 pub fn release_after(delay: Duration) {
     let release = move || {
         std::thread::sleep(delay);

@@ -128,11 +128,7 @@ pub fn guard(number: u16) -> io::Result<()> {
         if keeps_etcd || keeps_admission {
             // The cluster's etcd and the admission server would end with this process.
             error!("{why}; it starts again after {} s", RETRY_PAUSE.as_secs());
-            let retry = Instant::now() + RETRY_PAUSE;
-            while Instant::now() < retry && !own.is_to_end() && lock.is_current() {
-                std::thread::sleep(ETCD_PAUSE);
-            }
-            if own.is_to_end() || !lock.is_current() {
+            if is_over_within(RETRY_PAUSE, || own.is_to_end() || !lock.is_current()) {
                 return Ok(());
             }
             continue;
@@ -143,6 +139,18 @@ pub fn guard(number: u16) -> io::Result<()> {
         }
         return Err(io::Error::other(why));
     }
+}
+
+/// Waits until the cell is over, for `limit` at most. Returns whether it is.
+fn is_over_within(limit: Duration, is_over: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    while !is_over() {
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(ETCD_PAUSE);
+    }
+    true
 }
 
 /// The life of a cell's process, and of those that replaced it by request.

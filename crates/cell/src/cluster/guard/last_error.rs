@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Bytes at the end of a log in which the error is searched for.
 const TAIL_BYTES: u64 = 64 << 10;
-/// What precedes the error with which a process of the program ends.
+/// Text before the error with which a process of the program ends.
 const PREFIX: &str = "mirrorball: ";
 
 /// Returns the last error with which a process ended, without the program's name; none if the log has none.
@@ -18,8 +18,8 @@ pub fn last_error(log: &Path) -> Option<String> {
     let mut tail = Vec::new();
     log.take(TAIL_BYTES).read_to_end(&mut tail).ok()?;
     let tail = String::from_utf8_lossy(&tail);
-    let last = tail.lines().filter_map(|line| line.strip_prefix(PREFIX)).last();
-    last.map(str::to_owned)
+    let mut errors = tail.lines().filter_map(|line| line.strip_prefix(PREFIX));
+    errors.next_back().map(str::to_owned)
 }
 
 #[cfg(test)]
