@@ -15,6 +15,7 @@ mod keys;
 mod leave;
 mod notify;
 mod plan;
+mod scope;
 mod status;
 mod up;
 mod upgrade;
@@ -189,7 +190,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
             host,
             foreground,
             lab,
-        } => up::up(file.as_ref(), *cells, host.as_deref(), *foreground, *lab),
+        } => up::by_command(file.as_ref(), *cells, host.as_deref(), *foreground, *lab),
         ClusterCommand::Keys { file, renew } => keys::keys(file, *renew),
         ClusterCommand::Remove { file, host } => keys::remove(file, host),
         ClusterCommand::Status { json } => status::status(*json),
