@@ -31,7 +31,7 @@ use keeper::client::Keeper;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
 use registry::cluster::files::Files;
-use registry::monitor::{Batch, Event};
+use registry::monitor::{Batch, Event, NameRules};
 use registry::share_group::{Grouping, ShareGroup};
 use registry::vms::{HostPlace, Record, Registry, State};
 use shard_api::Platform;
@@ -67,6 +67,7 @@ const PANIC_TEXT: &str = "Kernel panic";
 struct Terms {
     grouping: Grouping,
     member: Option<u32>,
+    names: Option<NameRules>,
     boot_limit_s: u64,
     platform: Platform,
     programs: Arc<Programs>,
@@ -81,6 +82,7 @@ impl Terms {
                 run: ShareGroup::of_run()?,
             },
             member: batch.member,
+            names: batch.names.clone(),
             boot_limit_s: batch.boot_limit_s,
             platform,
             programs: Arc::new(programs),
@@ -154,6 +156,7 @@ fn start_and_serve(
     let cid = registry.next_cid().map_err(|error| line(&error))?;
     let mut record = Record::new(name.to_owned(), spec.clone(), cid);
     record.member = terms.member;
+    record.names.clone_from(&terms.names);
     record.boot.limit_s = terms.boot_limit_s;
     record.host_place = place.and_then(|place| {
         let limits = place.limits_of_host()?;
@@ -183,8 +186,14 @@ fn start_and_serve(
     let keeper = vm::start_keeper(&terms.programs, name).map_err(|error| line(&error))?;
     let group = terms.share_group(spec, frozen);
     let claims = Claims::new(group.clone());
-    let mut opened =
-        open::open(spec, name, &folder, cid, claims, &terms.programs.shard).map_err(|error| line(&error))?;
+    let of_vm = open::OfVm {
+        spec,
+        name,
+        folder: &folder,
+        cid,
+        names: terms.names.as_ref(),
+    };
+    let mut opened = open::open(of_vm, claims, &terms.programs.shard).map_err(|error| line(&error))?;
     recorder.change(|record| {
         record.share_group = Some(group);
         record.kept_apart = opened.claims.refused().to_vec();

@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// What a process finds after it has taken the rights.
+    /// Takes the rights, and checks the ids that the kernel reports.
     fn found() -> Result<(), String> {
         let of_user = Credentials {
             uid: 4321,

@@ -166,6 +166,11 @@ impl ClusterCommand {
     pub fn only_prints(&self) -> bool {
         matches!(self, Self::Status { .. } | Self::Vcpus { .. })
     }
+
+    /// Whether it may be given on another host of the cluster.
+    pub fn is_for_other_hosts(&self) -> bool {
+        matches!(self, Self::Cordon { .. } | Self::Uncordon { .. } | Self::Take)
+    }
 }
 
 /// A loan of memory from one cell to another.
