@@ -455,6 +455,56 @@ fn snapshot_with_links_pipes_or_oversized_files_is_refused_at_once() {
     );
 }
 
+/// Writes a program `systemd-run` that prints its arguments, and executes the command in place of itself.
+fn write_starter(scratch: &Scratch) {
+    let starter = scratch.join("systemd-run");
+    let script = "#!/bin/sh\necho \"$@\"\nwhile [ \"$1\" != -- ]; do shift; done\nshift\nexec \"$@\"\n";
+    std::fs::write(&starter, script).expect("room for a script");
+    std::fs::set_permissions(&starter, Permissions::from_mode(0o755)).expect("our own file");
+}
+
+/// Promise CELL-48.
+#[test]
+fn cluster_comes_up_in_a_delegated_scope_where_the_service_manager_makes_one() {
+    let scratch = Scratch::new("cluster-scope");
+    let up = |more: &[&str]| {
+        let call = mirrorball(["cluster", "up", "--lab", "never", "absent.toml"]).args(more);
+        let call = call
+            .env("PATH", scratch.path())
+            .env("MIRRORBALL_RUNTIME", scratch.join("run"));
+        let output = call.limit(AT_ONCE).run().expect(1);
+        // The command itself has run, in the scope or without one: there is no such file.
+        says(&output, &["absent.toml"]);
+        output
+    };
+    assert_eq!(up(&[]).text(), "", "no service manager");
+    write_starter(&scratch);
+    let asked = up(&[]).text();
+    assert!(asked.starts_with("--scope --quiet --collect "), "{asked}");
+    assert!(
+        asked.contains("--property=Delegate=yes --property=TasksMax=infinity -- "),
+        "{asked}"
+    );
+    assert!(
+        asked.trim_end().ends_with(" cluster up --lab never absent.toml"),
+        "{asked}"
+    );
+    assert_eq!(
+        asked.lines().count(),
+        1,
+        "the command in the scope asks for no other one: {asked}"
+    );
+    assert_eq!(
+        up(&["--foreground"]).text(),
+        "",
+        "a service manager's own process stays where it is"
+    );
+    // A manager that can't be reached.
+    let refusing = "#!/bin/sh\nexit 1\n";
+    std::fs::write(scratch.join("systemd-run"), refusing).expect("room for a script");
+    assert_eq!(up(&[]).text(), "");
+}
+
 #[test]
 fn scope_comes_from_the_service_manager_and_a_missing_one_is_reported_with_help() {
     let scratch = Scratch::new("scope");
@@ -463,11 +513,7 @@ fn scope_comes_from_the_service_manager_and_a_missing_one_is_reported_with_help(
     let output = path(mirrorball(run)).run().expect(1);
     says(&output, &["--scope: systemd-run:", "install systemd"]);
     one_line(&output);
-    // It prints its arguments, and executes the command in place of itself, as `systemd-run` does.
-    let starter = scratch.join("systemd-run");
-    let script = "#!/bin/sh\necho \"$@\"\nwhile [ \"$1\" != -- ]; do shift; done\nshift\nexec \"$@\"\n";
-    std::fs::write(&starter, script).expect("room for a script");
-    std::fs::set_permissions(&starter, Permissions::from_mode(0o755)).expect("our own file");
+    write_starter(&scratch);
     let output = path(mirrorball(run)).run().expect(1);
     // The command itself has run: there is no such kernel.
     says(&output, &["vmlinux", "no such file"]);

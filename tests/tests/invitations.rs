@@ -1,15 +1,19 @@
 //! Risk: a token, a request or a file lets a wrong host into a cluster that runs, keeps a right one out, or
-//! ends a cell of another host.
+//! ends a cell of another host; a command of another host opens files that its owner or this host forbids.
 //!
-//! The hosts are processes on the loopback, each with its own runtime directory; etcd is real. No VM runs.
+//! The hosts are processes on the loopback, each with its own runtime directory; etcd is real. VMs halt at
+//! once.
 
+use std::fs::Permissions;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use guest_tests::command::{Call, Running};
-use guest_tests::{Scratch, mirrorball, wait};
+use guest_tests::command::{Call, Running, copy_binary};
+use guest_tests::halting::halting_guest;
+use guest_tests::{Scratch, host, mirrorball, wait};
 use serde_json::Value;
 
 /// Time limit of a step beside other programs.
@@ -31,6 +35,11 @@ struct Cluster {
 
 impl Cluster {
     fn up(test: &str) -> Self {
+        Self::up_with(test, |_| (String::new(), String::new()))
+    }
+
+    /// The same with further keys of beta in both files, and further tables in beta's own.
+    fn up_with(test: &str, beta: impl FnOnce(&Scratch) -> (String, String)) -> Self {
         let id = std::process::id();
         let cluster = Self {
             scratch: Scratch::new(test),
@@ -39,12 +48,13 @@ impl Cluster {
             // Tests of one process run at once.
             first: 1 + CLUSTERS.fetch_add(1, Ordering::Relaxed) * HOSTS.len() as u8,
         };
+        let (of_beta, in_betas_file) = beta(&cluster.scratch);
         let host = |name: &str| {
             let address = cluster.address(name);
             format!("[[hosts]]\nname = \"{name}\"\naddress = \"{address}:7400\"\n")
         };
         let text = format!(
-            "# A comment that stays.\n{}{}[[cells]]\nhost = \"alpha\"\nmemory = \"64M\"\n\
+            "# A comment that stays.\n{}{}{of_beta}[[cells]]\nhost = \"alpha\"\nmemory = \"64M\"\n\
              [[cells]]\nhost = \"beta\"\nmemory = \"64M\"\n[membership]\nsilence_ms = 5000\n",
             host("alpha"),
             host("beta")
@@ -53,6 +63,7 @@ impl Cluster {
             std::fs::create_dir_all(cluster.folder(name).join("keys")).unwrap();
             std::fs::write(cluster.file(name), &text).unwrap();
         }
+        std::fs::write(cluster.file("beta"), text + &in_betas_file).unwrap();
         cluster
             .on(
                 "alpha",
@@ -97,6 +108,7 @@ impl Cluster {
         let runtime = self.scratch.join(&format!("run-{host}"));
         mirrorball(arguments)
             .env("MIRRORBALL_RUNTIME", runtime)
+            .env("MIRRORBALL_USERS", self.scratch.join("users"))
             .limit(LIMIT)
     }
 
@@ -335,5 +347,178 @@ fn host_that_leaves_is_taken_out_everywhere_and_one_that_is_removed_is_cut_off_w
     Cluster::refused(
         cluster.on("alpha", &["cluster", "forget", "omega", "--fenced"]),
         "no host omega",
+    );
+}
+
+/// A user that every host has in its list of users.
+const NOBODY: u32 = 65_534;
+
+/// A cluster in which commands on alpha start VMs on beta.
+struct Remote {
+    cluster: Cluster,
+    guest: PathBuf,
+    kvm: std::fs::Permissions,
+}
+
+impl Remote {
+    /// Beta lets commands of other hosts name files below `allowed`, and admits nobody's VMs.
+    fn up(test: &str) -> Self {
+        assert!(nix::unistd::geteuid().is_root(), "this test needs root");
+        let cluster = Cluster::up_with(test, |scratch| {
+            std::fs::set_permissions(scratch.path(), Permissions::from_mode(0o755)).unwrap();
+            let allowed = scratch.join("allowed");
+            std::fs::create_dir(&allowed).unwrap();
+            let users = format!("[[users]]\nuid = {NOBODY}\ncpus = 2\nmemory = \"128M\"\n");
+            (format!("remote_paths = [{allowed:?}]\n"), users)
+        });
+        let guest = cluster.scratch.join("allowed/guest");
+        std::fs::write(&guest, halting_guest()).unwrap();
+        let kvm = std::fs::metadata("/dev/kvm").unwrap().permissions();
+        std::fs::set_permissions("/dev/kvm", Permissions::from_mode(0o666)).unwrap();
+        Self { cluster, guest, kvm }
+    }
+
+    /// The start on beta's cell of a VM with this kernel, by a command on alpha.
+    fn run(&self, name: &str, kernel: &Path, more: &[&str]) -> Call {
+        let kernel = kernel.to_str().unwrap();
+        let words = [
+            "run", "-d", "--cell", "1", "--net", "none", "--memory", "64M", "--kernel", kernel,
+        ];
+        self.cluster
+            .on("alpha", &[&words[..], &["--name", name], more].concat())
+    }
+
+    /// The same by nobody, who has alpha's keys and the list of its hosts.
+    fn run_as_nobody(&self, name: &str, kernel: &Path) -> Call {
+        let scratch = &self.cluster.scratch;
+        let (runtime, keys) = (scratch.join("run-nobody"), scratch.join("keys-nobody"));
+        let site = self.cluster.folder("alpha").join("keys").display().to_string();
+        if !runtime.exists() {
+            std::fs::create_dir_all(runtime.join("cells")).unwrap();
+            let text = std::fs::read_to_string(scratch.join("run-alpha/cells/site.json")).unwrap();
+            let text = text.replace(&site, &keys.display().to_string());
+            std::fs::write(runtime.join("cells/site.json"), text).unwrap();
+            Call::new("cp")
+                .args([Path::new("-r"), Path::new(&site), &keys])
+                .ok();
+            let owned = [Path::new("-R"), Path::new("65534:65534"), &runtime, &keys];
+            Call::new("chown").args(owned).ok();
+        }
+        let command = scratch.join("command");
+        if !command.exists() {
+            copy_binary(&command).unwrap();
+        }
+        let as_nobody = [
+            "setpriv",
+            "--reuid",
+            "65534",
+            "--regid",
+            "65534",
+            "--clear-groups",
+        ];
+        let words = [
+            "run", "--lab", "never", "-d", "--cell", "1", "--net", "none", "--memory", "64M", "--name", name,
+        ];
+        Call::new("env")
+            .args(as_nobody)
+            .args([&command])
+            .args(words)
+            .args([Path::new("--kernel"), kernel])
+            .folder(Path::new("/"))
+            .env("MIRRORBALL_RUNTIME", runtime)
+            .limit(LIMIT)
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        for name in ["root-vm", "named"] {
+            let _ = self.cluster.on("beta", &["kill", name]).run();
+        }
+        let _ = self.cluster.on("beta", &["cluster", "evict", "65534:own"]).run();
+        // Nobody's runtime directory, as no session has made one.
+        let _ = std::fs::remove_dir_all(format!("/tmp/mirrorball-{NOBODY}"));
+        std::fs::set_permissions("/dev/kvm", self.kvm.clone()).expect("root may");
+    }
+}
+
+/// Promise CELL-47.
+#[test]
+fn command_of_another_host_names_files_that_its_owner_may_open_below_the_allowed_directories_alone() {
+    let remote = Remote::up("invitations-names");
+    let scratch = &remote.cluster.scratch;
+    // The same bytes at a place that beta does not allow, and behind a link that leads there.
+    let outside = scratch.write("outside", halting_guest());
+    let link = scratch.join("allowed/link");
+    symlink(&outside, &link).unwrap();
+    let refused = |call: Call, why: &str| {
+        let said = call.run().expect(1).errors();
+        assert!(said.contains(why), "{said}");
+        assert_eq!(
+            said.lines()
+                .filter(|line| line.starts_with("mirrorball: "))
+                .count(),
+            1,
+            "{said}"
+        );
+    };
+    let key = "`remote_paths` of host beta in its cluster file lists these";
+    refused(remote.run("named", &outside, &[]), key);
+    refused(remote.run("named", &link, &[]), "by a symbolic link");
+    let up = scratch.join("allowed/../outside");
+    refused(remote.run("named", &up, &[]), "an absolute path without `..`");
+    let file = format!(
+        "name = \"named\"\ncell = 1\n[kernel]\npath = {:?}\n",
+        remote.guest
+    );
+    let file = scratch.write("vm.toml", file);
+    let by_file = ["run", "-d", file.to_str().unwrap()];
+    refused(remote.cluster.on("alpha", &by_file), key);
+
+    remote.run("root-vm", &remote.guest, &[]).ok();
+    let listed = remote.cluster.on("beta", &["ps", "--json"]).ok().json();
+    assert_eq!(listed[0]["name"], "root-vm", "{listed}");
+    let snapshot = |place: &str| {
+        let place = scratch.join(place);
+        let words = ["snapshot", "root-vm", place.to_str().unwrap()];
+        remote.cluster.on("alpha", &words)
+    };
+    refused(snapshot("outside-snapshot"), key);
+    assert!(!scratch.join("outside-snapshot").exists());
+    let target = scratch.join("stolen");
+    let copy = ["cp", "root-vm:/etc/passwd", target.to_str().unwrap()];
+    refused(remote.cluster.on("alpha", &copy), key);
+
+    // Neither a command on files of beta nor an internal process of beta's.
+    let forged = |words: &[&str]| {
+        let rules = ["MIRRORBALL_NAMES", "{\"directories\":[],\"setting\":\"\"}"];
+        remote.cluster.on("beta", words).env(rules[0], rules[1])
+    };
+    for words in [&["disk", "ls"][..], &["monitors"], &["cell", "7"]] {
+        refused(forged(words), "does not run for other hosts");
+    }
+
+    // By nobody, alpha's key vouches for nobody: beta's root may read the file, and nobody may not.
+    let owned = scratch.join("allowed/owned");
+    std::fs::write(&owned, halting_guest()).unwrap();
+    std::fs::set_permissions(&owned, Permissions::from_mode(0o600)).unwrap();
+    remote.cluster.on("beta", &["kill", "root-vm"]).ok();
+    refused(remote.run_as_nobody("own", &owned), "Permission denied");
+    std::os::unix::fs::chown(&owned, Some(NOBODY), Some(NOBODY)).unwrap();
+    remote.run_as_nobody("own", &owned).ok();
+    let status = remote
+        .cluster
+        .on("beta", &["cluster", "status", "--json"])
+        .ok()
+        .json();
+    assert!(status.to_string().contains(&format!("{NOBODY}:own")), "{status}");
+    let is_keeper = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        line.starts_with(b"mirrorball-keeper") && status.contains("Uid:\t65534\t65534\t65534\t65534\n")
+    };
+    assert!(
+        host::processes().iter().any(is_keeper),
+        "its processes are not nobody's"
     );
 }

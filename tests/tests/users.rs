@@ -1,17 +1,22 @@
 //! Risk: on a host with several users, one user reads, stops or redirects another's work.
 //!
-//! The tests need root and no guest: two users without accounts, each a number, are enough.
+//! The tests need root: two users without accounts, each a number, are enough. Guests halt at once.
 
 use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use guest_tests::command::{Call, Output};
-use guest_tests::{Scratch, mirrorball};
+use guest_tests::command::{Call, Output, Running, binary, built};
+use guest_tests::halting::halting_guest;
+use guest_tests::{Scratch, mirrorball, wait};
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 
 const ALICE: u32 = 1001;
 const MALLORY: u32 = 1002;
@@ -385,4 +390,150 @@ fn an_import_is_readable_by_its_user_alone() {
     }
     assert_eq!(files, 3, "the disk, the record and the lock");
     host.root(["image", "rm", "private"]).ok();
+}
+
+/// A group of which alice is a member.
+const PROJECT: u32 = 4400;
+/// A group whose members may connect to the API.
+const API_GROUP: &str = "users";
+
+/// Root's API on a host, with limits for members.
+struct Api<'a> {
+    host: &'a Host,
+    process: Running,
+}
+
+impl Drop for Api<'_> {
+    fn drop(&mut self) {
+        self.process.signal(Signal::SIGTERM);
+    }
+}
+
+impl<'a> Api<'a> {
+    /// Members may name files below the host's directory.
+    fn start(host: &'a Host) -> Self {
+        let place = host.0.path().display();
+        let limits =
+            format!("[members]\npaths = [\"{place}\"]\nsandbox = \"auto\"\nmemory = \"1G\"\ncpus = 4\n");
+        let limits = host.0.write("host.toml", limits);
+        let program = binary();
+        let words = ["--group", API_GROUP, "--program", text(&program), "--socket"];
+        let call = host.set(Call::new(built("mirrorball-api"))).args(words);
+        let call = call
+            .args([host.0.join("api.sock")])
+            .limit(Duration::from_secs(300));
+        let process = call.env("MIRRORBALL_HOST_FILE", limits).spawn();
+        wait::until("the API serves", SOON, || {
+            let about = fs::metadata(host.0.join("api.sock")).ok()?;
+            (about.mode() & 0o777 == 0o660).then_some(())
+        });
+        Self { host, process }
+    }
+
+    /// Sends a request of alice's; returns the status and the body.
+    fn alice(&self, method: &str, path: &str, body: &Value) -> (u16, String) {
+        let socket = self.host.0.join("api.sock");
+        let connect = move || {
+            let groups = [PROJECT, 100];
+            // SAFETY: the bare system calls change this thread alone, which ends with the connection made,
+            // and read the list.
+            let changed = unsafe {
+                [
+                    libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()),
+                    libc::syscall(libc::SYS_setresgid, ALICE, ALICE, ALICE),
+                    libc::syscall(libc::SYS_setresuid, ALICE, ALICE, ALICE),
+                ]
+            };
+            assert_eq!(changed, [0; 3], "root may");
+            UnixStream::connect(socket).expect("the group may connect")
+        };
+        let mut stream = std::thread::spawn(connect).join().expect("no panic");
+        let body = body.to_string();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        (status.expect("a status"), body.to_owned())
+    }
+
+    /// Starts a VM of alice's with one disk.
+    fn start_vm(&self, kernel: &Path, disk: &Value) -> (u16, String) {
+        let spec = json!({
+            "name": "own", "memory": "64M", "nets": [], "sandbox": "auto",
+            "kernel": { "path": kernel }, "disks": [disk],
+        });
+        self.alice("POST", "/v1/vms", &spec)
+    }
+}
+
+/// Promise SHARD-35.
+#[test]
+fn roots_api_opens_the_files_of_a_members_vm_by_the_members_rights() {
+    let host = Host::new("openers");
+    let home = host.home(ALICE);
+    fs::set_permissions(&home, Permissions::from_mode(0o700)).expect("root may");
+    let guest = host.0.write("guest", halting_guest());
+    fs::set_permissions(&guest, Permissions::from_mode(0o644)).expect("our own file");
+    let file = |path: PathBuf, user, group, mode| {
+        fs::write(&path, [7; 8192]).expect("room");
+        chown(&path, Some(user), Some(group)).expect("root gives files away");
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("root may");
+        path
+    };
+    let own = file(home.join("own.raw"), ALICE, ALICE, 0o600);
+    let roots = file(host.0.join("roots.raw"), 0, 0, 0o600);
+    let project = file(host.0.join("project.raw"), 0, PROJECT, 0o640);
+    let swapped = home.join("swapped.raw");
+    symlink("../roots.raw", &swapped).expect("root may");
+    let outside = home.join("outside.raw");
+    symlink("/etc/shadow", &outside).expect("root may");
+    let pipe = home.join("pipe.raw");
+    does(ALICE, "mkfifo", &[text(&pipe)]);
+    let api = Api::start(&host);
+    let written = |path: &Path| json!({"path": path, "mode": "exclusive", "persistent": true});
+    for (disk, why) in [
+        (json!({"path": roots}), "not allowed to read it"),
+        (written(&roots), "not allowed to read and write it"),
+        // The group may read it, and not write it.
+        (written(&project), "not allowed to read and write it"),
+        // Alice may put a link in the file's place at any time.
+        (json!({"path": swapped}), "not allowed to read it"),
+        (json!({"path": outside}), "leads out of"),
+        (json!({"path": pipe}), "not a regular file or a block device"),
+    ] {
+        let (status, body) = api.start_vm(&guest, &disk);
+        assert!(status == 422 && body.contains(why), "{disk}: {status}: {body}");
+        assert!(body.contains(&format!("opened as user {ALICE}")), "{body}");
+    }
+    let (status, body) = api.start_vm(&roots, &json!({"path": own}));
+    assert!(status == 422 && body.contains("kernel"), "{status}: {body}");
+
+    for disk in [json!({"path": project}), written(&own)] {
+        let (status, body) = api.start_vm(&guest, &disk);
+        assert_eq!(status, 201, "{disk}: {body}");
+        let record = host.root(["inspect", "own"]).ok().json();
+        assert_eq!(record["names"]["owner"]["uid"], ALICE, "{record}");
+        // The lock is the VM's, though the process that took it has ended.
+        let other = File::open(disk["path"].as_str().expect("a path")).expect("root may");
+        let locked = Flock::lock(other, FlockArg::LockExclusiveNonblock);
+        assert!(locked.is_err(), "{disk} is not locked");
+        assert_eq!(api.alice("POST", "/v1/vms/own/kill", &json!({})).0, 200);
+    }
+    // A clone of root's opens the names by alice's rights, too.
+    assert_eq!(api.start_vm(&guest, &json!({"path": own})).0, 201);
+    fs::remove_file(&own).expect("root may");
+    symlink("../roots.raw", &own).expect("root may");
+    let said = host.root(["clone", "--as-is", "own"]).run();
+    assert!(
+        said.status != 0 && said.errors().contains("not allowed to read it"),
+        "{}",
+        said.errors()
+    );
+    assert_eq!(api.alice("POST", "/v1/vms/own/kill", &json!({})).0, 200);
 }

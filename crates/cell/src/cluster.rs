@@ -22,6 +22,7 @@ pub mod addresses;
 pub mod admission;
 pub mod adoption_table;
 pub mod callers;
+pub mod commands;
 pub mod guard;
 pub mod hosts;
 pub mod invitation;

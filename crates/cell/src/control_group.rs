@@ -168,6 +168,26 @@ impl Drop for ControlGroup {
     }
 }
 
+/// Limits of VMs that this user and this host can't enforce, by their names in a VM's file.
+pub fn absent_limits() -> Vec<&'static str> {
+    let controllers = fs::read_to_string(Path::new(ROOT).join("cgroup.controllers")).unwrap_or_default();
+    let is_root = nix::unistd::geteuid().is_root();
+    absent(if is_root { &controllers } else { "" })
+}
+
+/// Limits without a controller among these. A group of a VM needs those of CPUs, memory and tasks, whatever
+/// its limits are.
+fn absent(controllers: &str) -> Vec<&'static str> {
+    let has = |name| controllers.split_whitespace().any(|known| known == name);
+    if !["cpu", "memory", "pids"].into_iter().all(has) {
+        return vec!["cpu_weight", "cpu_limit", "memory_limit", "io_limit"];
+    }
+    match has("io") {
+        true => Vec::new(),
+        false => vec!["io_limit"],
+    }
+}
+
 /// The name of the VM's group that a process is in, by its `/proc` file `cgroup`.
 fn group_of(text: &str) -> Option<&str> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -225,6 +245,15 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+
+    #[test]
+    fn limits_without_their_controllers_are_absent() {
+        assert!(absent("cpuset cpu io memory hugetlb pids\n").is_empty());
+        assert_eq!(absent("cpuset cpu memory pids"), ["io_limit"]);
+        for controllers in ["", "cpu memory io", "cpuset memory pids", "cpu pids io"] {
+            assert_eq!(absent(controllers).len(), 4, "{controllers}");
+        }
+    }
 
     /// A file on the first disk of this host that takes limits.
     fn disk() -> Option<(PathBuf, fs::File)> {

@@ -2,7 +2,8 @@
 //! places.
 //!
 //! [`monitor`] is the monitor's process: it holds the client's lease ([`registry::lease`]) and a thread for
-//! each VM, and enters each VM in the [`registry`]. [`open`] opens a VM's files. [`vm`] runs its shard
+//! each VM, and enters each VM in the [`registry`]. [`open`] opens a VM's files, by
+//! [`opener`] where they are another user's. [`vm`] runs its shard
 //! ([`programs`], [`link`]), or its shards ([`spanning`]), through every reboot. Other threads reach a VM by
 //! its [`handle`], and clients by [`console`] and [`control`]. [`frozen`] is a VM from which others resume,
 //! and [`snapshot`] such a VM in a directory. [`cluster`] has the cells under one name space, and [`remote`]
@@ -27,6 +28,7 @@ mod mapped_files;
 mod memory_nodes;
 pub mod monitor;
 pub mod open;
+pub mod opener;
 mod pidfd;
 mod process_title;
 pub mod programs;

@@ -31,7 +31,7 @@ use keeper::client::Keeper;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
 use registry::cluster::files::Files;
-use registry::monitor::{Batch, Event};
+use registry::monitor::{Batch, Event, NameRules};
 use registry::share_group::{Grouping, ShareGroup};
 use registry::vms::{HostPlace, Record, Registry, State};
 use shard_api::Platform;
@@ -67,6 +67,7 @@ const PANIC_TEXT: &str = "Kernel panic";
 struct Terms {
     grouping: Grouping,
     member: Option<u32>,
+    names: Option<NameRules>,
     boot_limit_s: u64,
     platform: Platform,
     programs: Arc<Programs>,
@@ -81,6 +82,7 @@ impl Terms {
                 run: ShareGroup::of_run()?,
             },
             member: batch.member,
+            names: batch.names.clone(),
             boot_limit_s: batch.boot_limit_s,
             platform,
             programs: Arc::new(programs),
@@ -228,6 +230,7 @@ fn record(
 ) -> Record {
     let mut record = Record::new(name.to_owned(), spec.clone(), cid);
     record.member = terms.member;
+    record.names.clone_from(&terms.names);
     record.boot.limit_s = terms.boot_limit_s;
     record.host_place = place.and_then(|place| {
         let limits = place.limits_of_host()?;
@@ -265,8 +268,14 @@ impl NewVm<'_> {
     ) -> Result<VmResources, String> {
         let group = terms.share_group(self.spec, frozen);
         let claims = Claims::new(group.clone());
-        let program = &terms.programs.shard;
-        let opened = open::open(self.spec, self.name, self.folder, self.cid, claims, program);
+        let of_vm = open::OfVm {
+            spec: self.spec,
+            name: self.name,
+            folder: self.folder,
+            cid: self.cid,
+            names: terms.names.as_ref(),
+        };
+        let opened = open::open(of_vm, claims, &terms.programs.shard);
         let mut opened = opened.map_err(line)?;
         self.handle.recorder().change(|record| {
             record.share_group = Some(group);

@@ -7,6 +7,7 @@ mod egress;
 mod files;
 mod launch;
 mod left;
+mod names;
 
 use std::fs::File;
 use std::io;
@@ -21,6 +22,7 @@ use diskstore::disk::{Announcement, OpenDisk};
 use diskstore::group_copy::GroupCopy;
 use diskstore::image::Image;
 use nix::unistd::{Whence, lseek};
+use registry::monitor::NameRules;
 use shard_api::launch::{LaunchSpec, VsockLaunch};
 use subnet::helper::HelperProcess;
 use subnet::passt::{Passt, PasstChild};
@@ -28,7 +30,9 @@ use subnet::process::Count;
 
 use self::cards::UserCard;
 use self::files::{Files, GroupFiles};
+use self::names::Names;
 use crate::cmdline;
+use crate::opener::OpenerError;
 use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
 use crate::share_group::{Apart, Claims};
@@ -80,6 +84,9 @@ pub enum OpenError {
     /// The spec has no kernel.
     #[error("no kernel to boot: name an image that has one, or a kernel file")]
     NoKernel,
+    /// A file that another user's VM names.
+    #[error(transparent)]
+    Opener(#[from] OpenerError),
     /// Another refusal of the host.
     #[error("preparing the VM failed: {0}; see whether the host is out of files or memory")]
     Host(#[from] io::Error),
@@ -142,11 +149,28 @@ impl Locks {
     }
 }
 
+/// A VM whose files are to be opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OfVm<'a> {
+    /// Its spec.
+    pub spec: &'a VmSpec,
+    /// Its name.
+    pub name: &'a str,
+    /// Its directory in the runtime directory.
+    pub folder: &'a Path,
+    /// Its address on the socket device.
+    pub cid: u32,
+    /// Rules for the files that the spec names.
+    pub names: Option<&'a NameRules>,
+}
+
 /// A VM whose files are being opened.
 struct Opening<'a> {
     spec: &'a VmSpec,
     name: &'a str,
     files: Files,
+    /// Opens the files that the spec names.
+    names: Names,
     /// Files of the VM's share group.
     grouped: GroupFiles<'a>,
     claims: Claims,
@@ -154,20 +178,21 @@ struct Opening<'a> {
     apart: Apart,
 }
 
-/// Opens all files. `folder` is the VM's in the runtime directory; `cid` its address on the socket device;
-/// `claims` those of its share group; `program` that of its shards and of the filters of its cards.
-pub fn open(
-    spec: &VmSpec,
-    name: &str,
-    folder: &Path,
-    cid: u32,
-    claims: Claims,
-    program: &BuildProgram,
-) -> Result<VmResources, OpenError> {
+/// Opens all files of a VM; `claims` are those of its share group; `program` is that of its shards and of the
+/// filters of its cards.
+pub fn open(vm: OfVm<'_>, claims: Claims, program: &BuildProgram) -> Result<VmResources, OpenError> {
+    let OfVm {
+        spec,
+        name,
+        folder,
+        cid,
+        names,
+    } = vm;
     let mut opening = Opening {
         spec,
         name,
         files: Files(Vec::new()),
+        names: Names::of(names)?,
         grouped: GroupFiles {
             group: spec.share_group.as_deref(),
             vm: name,

@@ -1,4 +1,8 @@
-//! How this program's processes start others that outlive them.
+//! How this program's processes start others: ones that outlive them, and ones with fewer rights.
+
+mod credentials;
+
+pub use credentials::{Credentials, CredentialsError};
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

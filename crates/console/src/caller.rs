@@ -11,6 +11,7 @@ use axum::response::Response;
 use axum::serve::IncomingStream;
 use config::settings::MemberPolicy;
 use nix::unistd::geteuid;
+use registry::monitor::{NameRules, Owner};
 use registry::vms::Record;
 
 use crate::api::Context;
@@ -28,13 +29,41 @@ pub enum MemberRights {
     All,
 }
 
-/// User id of a connection's peer, from the kernel at connection time; none if unknown.
-#[derive(Clone, Copy, Debug)]
-pub struct Peer(Option<u32>);
+/// Ids of a connection's peer, from the kernel at connection time; none if unknown.
+#[derive(Clone, Debug)]
+pub struct Peer(Option<Owner>);
 
 impl Connected<IncomingStream<'_, Listener>> for Peer {
     fn connect_info(stream: IncomingStream<'_, Listener>) -> Self {
-        Self(stream.io().uid())
+        Self(stream.io().owner().cloned())
+    }
+}
+
+impl Peer {
+    fn uid(&self) -> Option<u32> {
+        self.0.as_ref().map(|owner| owner.uid)
+    }
+
+    /// Rules for the files that a member's VM names. An API of root has them opened by the member's rights;
+    /// any other has only the rights of its own user, and `none` is returned.
+    ///
+    /// # Errors
+    /// If the ids of the peer are unknown.
+    pub(crate) fn name_rules(&self, own: u32, policy: &MemberPolicy) -> Result<Option<NameRules>, Problem> {
+        if own != 0 {
+            return Ok(None);
+        }
+        let owner = self.0.clone().ok_or_else(|| {
+            Problem::new(
+                StatusCode::FORBIDDEN,
+                "the kernel does not say which groups you have; ask the owner to start the VM",
+            )
+        })?;
+        Ok(Some(NameRules {
+            directories: policy.paths.clone(),
+            setting: "`paths` of `[members]` in the host's file".to_owned(),
+            owner: Some(owner),
+        }))
     }
 }
 
@@ -48,7 +77,7 @@ pub enum Caller {
 }
 
 impl Caller {
-    fn of(Peer(uid): Peer, own: u32, rights: &MemberRights) -> Self {
+    fn of(uid: Option<u32>, own: u32, rights: &MemberRights) -> Self {
         match rights {
             MemberRights::All => Self::Owner(uid),
             MemberRights::Look | MemberRights::Limited(_) => Self::by_uid(uid, own),
@@ -132,8 +161,10 @@ pub async fn recognize(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let caller = Caller::of(peer, geteuid().as_raw(), &context.rights);
+    let own = geteuid().as_raw();
+    let caller = Caller::of(peer.uid(), own, &context.rights);
     request.extensions_mut().insert(caller);
+    request.extensions_mut().insert(peer);
     next.run(request).await
 }
 
@@ -158,7 +189,7 @@ mod tests {
 
     #[test]
     fn only_this_user_and_root_are_owners_unless_members_have_all_rights() {
-        let caller = |uid, rights: &MemberRights| Caller::of(Peer(uid), 1000, rights);
+        let caller = |uid, rights: &MemberRights| Caller::of(uid, 1000, rights);
         for uid in [0, 1000] {
             assert_eq!(caller(Some(uid), &MemberRights::Look), Caller::Owner(Some(uid)));
         }
@@ -167,6 +198,27 @@ mod tests {
             assert_eq!(caller(uid, &limited()), Caller::Member(uid));
             assert_eq!(caller(uid, &MemberRights::All), Caller::Owner(uid));
         }
+    }
+
+    #[test]
+    fn files_of_a_members_vm_are_opened_by_the_members_rights_where_the_api_is_roots() {
+        let MemberRights::Limited(policy) = limited() else {
+            panic!("no policy");
+        };
+        let owner = Owner {
+            uid: 1001,
+            gid: 100,
+            groups: vec![36],
+        };
+        let peer = Peer(Some(owner.clone()));
+        let rules = peer.name_rules(0, &policy).unwrap().unwrap();
+        assert_eq!(rules.owner, Some(owner));
+        assert_eq!(rules.directories, policy.paths);
+        assert!(
+            peer.name_rules(1000, &policy).unwrap().is_none(),
+            "no rights to give up"
+        );
+        assert!(Peer(None).name_rules(0, &policy).is_err());
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use nix::unistd::geteuid;
+use registry::monitor::Owner;
+use registry::peer::owner_of;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
@@ -31,7 +33,7 @@ pub struct Listener {
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
-    uid: Option<u32>,
+    owner: Option<Owner>,
     _slot: Slot,
 }
 
@@ -46,9 +48,9 @@ impl Listener {
 }
 
 impl Connection {
-    /// User id of the peer, from the kernel at connection time.
-    pub fn uid(&self) -> Option<u32> {
-        self.uid
+    /// Ids of the peer, from the kernel at connection time; none if unknown.
+    pub fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
     }
 }
 
@@ -62,11 +64,12 @@ impl axum::serve::Listener for Listener {
                 tokio::time::sleep(RETRY_PAUSE).await;
                 continue;
             };
-            let uid = stream.peer_cred().ok().map(|credentials| credentials.uid());
+            let owner = owner_of(&stream).ok();
+            let uid = owner.as_ref().map(|owner| owner.uid);
             if let Some(slot) = self.slots.take_free(Caller::by_uid(uid, geteuid().as_raw())) {
                 let connection = Connection {
                     stream,
-                    uid,
+                    owner,
                     _slot: slot,
                 };
                 return (connection, address);

@@ -52,14 +52,19 @@ pub enum GroupCopyError {
     Copy(#[from] io::Error),
 }
 
-/// Returns the group's copy of `original` for the VM `vm`, and creates it when there is none. `data` is the
-/// data directory.
+/// Returns the group's copy of `file` for the VM `vm`, and creates it when there is none. The file was opened
+/// for reading at `original`; `data` is the data directory.
 ///
 /// # Errors
 /// If a VM has the original exclusively, space is short, or the file has a backing file (qcow2), which would
 /// be shared all the same.
-pub fn group_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result<GroupCopy, GroupCopyError> {
-    let file = File::open(original)?;
+pub fn group_copy(
+    data: &Path,
+    group: &str,
+    file: File,
+    original: &Path,
+    vm: &str,
+) -> Result<GroupCopy, GroupCopyError> {
     let mut magic = [0; 4];
     if file.read_at(&mut magic, 0)? == magic.len() && magic == QCOW2_MAGIC {
         return Err(GroupCopyError::Copy(io::Error::other(
@@ -123,12 +128,16 @@ mod tests {
     use super::*;
     use crate::disk::{DiskRequest, Mode, open};
 
+    fn made(data: &Path, group: &str, original: &Path, vm: &str) -> Result<GroupCopy, GroupCopyError> {
+        group_copy(data, group, File::open(original)?, original, vm)
+    }
+
     #[test]
     fn each_group_has_a_copy_until_the_original_changes() {
         let data = tempfile::tempdir().unwrap();
         let original = data.path().join("image");
         fs::write(&original, vec![7; 300_000]).unwrap();
-        let group_copy = |group| group_copy(data.path(), group, &original, "vm").unwrap().path;
+        let group_copy = |group| made(data.path(), group, &original, "vm").unwrap().path;
         let (one, other) = (group_copy("one"), group_copy("other"));
         assert_eq!(group_copy("one"), one);
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
@@ -146,7 +155,7 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let original = data.path().join("overlay");
         fs::write(&original, [&QCOW2_MAGIC[..], &[0; 100]].concat()).unwrap();
-        let error = group_copy(data.path(), "one", &original, "vm").unwrap_err();
+        let error = made(data.path(), "one", &original, "vm").unwrap_err();
         assert!(error.to_string().contains("raw disks only"), "{error}");
     }
 
@@ -164,16 +173,17 @@ mod tests {
             overlay_path: None,
             scratch_dir: data.path().to_owned(),
             vm_name: "writer".into(),
+            below: None,
         };
         let writer = open(&exclusive).unwrap();
-        let error = group_copy(data.path(), "one", &original, "member").unwrap_err();
+        let error = made(data.path(), "one", &original, "member").unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("in use exclusively by") && text.contains("VM writer"),
             "{text}"
         );
         drop(writer);
-        let member = group_copy(data.path(), "one", &original, "member").unwrap();
+        let member = made(data.path(), "one", &original, "member").unwrap();
         let text = open(&exclusive).unwrap_err().to_string();
         assert!(text.contains("VM member"), "{text}");
         drop(member);

@@ -18,6 +18,40 @@ pub fn name_of(uid: u32) -> Option<String> {
     entries(&list()).find_map(|(name, known)| (known == uid).then(|| name.to_owned()))
 }
 
+/// A user of the host.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct User {
+    /// The user's name.
+    pub name: String,
+    /// The user's id.
+    pub uid: u32,
+    /// Id of the user's own group.
+    pub gid: u32,
+    /// The user's home directory.
+    pub home: String,
+}
+
+/// Returns the user with this id; none if the file has no such user.
+pub fn user_of(uid: u32) -> Option<User> {
+    users(&list()).find(|user| user.uid == uid)
+}
+
+/// Yields the users of which the file has an id, a group and a home.
+fn users(list: &str) -> impl Iterator<Item = User> {
+    list.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let [name, _, uid, gid, _, home, ..] = fields[..] else {
+            return None;
+        };
+        Some(User {
+            name: Some(name).filter(|name| !name.is_empty())?.to_owned(),
+            uid: uid.parse().ok()?,
+            gid: gid.parse().ok()?,
+            home: home.to_owned(),
+        })
+    })
+}
+
 fn list() -> String {
     let bytes = fs::read(LIST).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -43,6 +77,16 @@ mod tests {
         assert_eq!(uid_of("no such user"), None);
         // No user has this id: the C library would query its modules for it.
         assert_eq!(name_of(4_000_000_001), None);
+    }
+
+    #[test]
+    fn user_has_a_group_and_a_home() {
+        let list = "root:x:0:0:root:/root:/bin/sh\nshort:x:7:7\nalice:x:1001:100:A:/home/alice:/bin/sh\n";
+        let found: Vec<_> = users(list).map(|user| (user.uid, user.gid, user.home)).collect();
+        assert_eq!(
+            found,
+            [(0, 0, "/root".to_owned()), (1001, 100, "/home/alice".to_owned())]
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod guest;
 mod idempotency;
 mod process;
 mod progress;
+mod remote;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -244,6 +245,55 @@ impl Command {
         request.id.as_deref()
     }
 
+    /// Whether it may be given on another host of the cluster. Such a command acts on VMs, and
+    /// opens files that it names by [`remote`].
+    fn is_for_other_hosts(&self) -> bool {
+        match self {
+            Self::Run(_)
+            | Self::Ps { .. }
+            | Self::Console { .. }
+            | Self::Exec { .. }
+            | Self::Cp { .. }
+            | Self::Stop { .. }
+            | Self::Kill { .. }
+            | Self::Pause { .. }
+            | Self::Resume { .. }
+            | Self::Reset { .. }
+            | Self::Nmi { .. }
+            | Self::Wait { .. }
+            | Self::Logs { .. }
+            | Self::Inspect { .. }
+            | Self::Heat(_)
+            | Self::Clone(_)
+            | Self::Snapshot { .. }
+            | Self::Restore(_)
+            | Self::Balloon { .. }
+            | Self::Update(_)
+            | Self::Move { .. } => true,
+            Self::Cluster(command) => command.is_for_other_hosts(),
+            Self::Events(_)
+            | Self::Mem { .. }
+            | Self::Check { .. }
+            | Self::Topology(_)
+            | Self::Knowledge(_)
+            | Self::Probe
+            | Self::Vm(_)
+            | Self::Image(_)
+            | Self::Disk(_)
+            | Self::Dsm(_)
+            | Self::Lab(_)
+            | Self::Generate(_) => false,
+        }
+    }
+
+    /// Refuses a command of another host that is not for other hosts.
+    fn check_origin(&self) -> Result<()> {
+        if remote::rules()?.is_none() || self.is_for_other_hosts() {
+            return Ok(());
+        }
+        Err(remote::not_for_other_hosts())
+    }
+
     /// Whether it only prints information.
     fn only_prints(&self) -> bool {
         matches!(
@@ -270,11 +320,16 @@ impl Command {
 fn main() -> ExitCode {
     agent::panic::ends_the_process();
     keep_one_arena();
-    lab::take_over();
+    if !remote::is_for_another_host() {
+        lab::take_over();
+    }
     if let Some(served) = process::take_over() {
         return ended(served.map(|()| ExitCode::SUCCESS));
     }
     let command = command();
+    if let Err(error) = command.check_origin() {
+        return ended(Err(error));
+    }
     if let Some(id) = command.request().filter(|_| idempotency::is_outermost()) {
         return ended(idempotency::run_once(id));
     }
@@ -429,6 +484,36 @@ mod tests {
         }
         assert!(request("run --image tiny --request k1").is_err());
         assert!(request("ps --request k1").is_err());
+    }
+
+    #[test]
+    fn other_hosts_give_commands_on_vms_and_none_on_files_of_this_host() {
+        let is_for_others = |line: &str| {
+            let words = std::iter::once("mirrorball").chain(line.split(' '));
+            let command = Cli::try_parse_from(words).unwrap().command;
+            command.is_for_other_hosts()
+        };
+        for line in [
+            "ps --json",
+            "run --image tiny --cell 1",
+            "cp a web:/b",
+            "cluster cordon 1",
+            "cluster take",
+        ] {
+            assert!(is_for_others(line), "{line}");
+        }
+        for line in [
+            "disk rm old",
+            "image ls",
+            "vm define web.toml",
+            "check web.toml",
+            "cluster up",
+            "cluster down",
+            "probe",
+            "mem",
+        ] {
+            assert!(!is_for_others(line), "{line}");
+        }
     }
 
     #[test]

@@ -7,9 +7,13 @@
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use cell::cluster::commands;
+use cell::opener;
 use cell::programs::Programs;
 use miette::{IntoDiagnostic, Result};
 use process_log::{LEVEL, Settings};
+
+use crate::remote;
 
 /// Runs as such a process if the command line names one; returns when it is done.
 pub fn take_over() -> Option<Result<()>> {
@@ -18,6 +22,9 @@ pub fn take_over() -> Option<Result<()>> {
         .map(|word| word.into_string().unwrap_or_default())
         .collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    if is_of_this_host(&words) && remote::is_for_another_host() {
+        return Some(Err(remote::not_for_other_hosts()));
+    }
     Some(match words[..] {
         ["cell", number, ref rest @ ..] if matches!(rest, [] | ["trial"]) => {
             let (number, is_on_trial) = (number.parse().ok()?, !rest.is_empty());
@@ -30,6 +37,13 @@ pub fn take_over() -> Option<Result<()>> {
         ["cell-admission"] => logged(cell::cluster::admission::serve),
         ["measure"] => hostinfo::facts::measure(true).map(drop).into_diagnostic(),
         ["monitors"] => start_monitors(),
+        [opener::COMMAND, ref owner @ ..] => {
+            // SAFETY: the monitor has put its socket at standard input, which no other code of this process
+            // reads.
+            let monitor = unsafe { OwnedFd::from_raw_fd(libc::STDIN_FILENO) };
+            opener::serve(owner, monitor.into()).into_diagnostic()
+        }
+        [commands::COMMAND, uid, ref words @ ..] => remote::run_as(uid, words),
         ["adopt"] => {
             // SAFETY: the keeper has put its socket at standard input, which no other code of this process
             // reads.
@@ -40,6 +54,20 @@ pub fn take_over() -> Option<Result<()>> {
         ["part-monitor"] => logged_on_demand(part_monitor),
         _ => return None,
     })
+}
+
+/// Whether this is a process that only this host starts. A command of another host may start a part, and its
+/// monitor may have a successor.
+fn is_of_this_host(words: &[&str]) -> bool {
+    let own = [
+        "cell",
+        "cell-guard",
+        "cell-admission",
+        "measure",
+        "monitors",
+        opener::COMMAND,
+    ];
+    words.first().is_some_and(|first| own.contains(first))
 }
 
 /// Runs a process that has a log.

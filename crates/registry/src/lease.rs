@@ -180,6 +180,7 @@ mod tests {
             source: None,
             share_between: ShareBetween::Group,
             member: None,
+            names: None,
             boot_limit_s: BOOT_LIMIT_S,
         }
     }

@@ -30,6 +30,7 @@ pub mod json_line;
 pub mod kill;
 pub mod lease;
 pub mod monitor;
+pub mod peer;
 pub mod runtime;
 pub mod share_group;
 pub mod update;

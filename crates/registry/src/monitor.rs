@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use config::VmSpec;
 use config::settings::ShareBetween;
+use hostfiles::names::Below;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Ending;
 
@@ -24,8 +25,44 @@ pub struct Batch {
     /// User id of the API's member that starts the VMs.
     #[serde(default)]
     pub member: Option<u32>,
+    /// Rules for the files that the specs name; none for names of this user on this host.
+    #[serde(default)]
+    pub names: Option<NameRules>,
     /// Time limit of a boot, from its start until the guest's agent answers, in seconds.
     pub boot_limit_s: u64,
+}
+
+/// Rules for the files that a request of another user or another host names.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct NameRules {
+    /// Directories below which the files lie.
+    pub directories: Vec<PathBuf>,
+    /// The setting that lists them, for errors.
+    pub setting: String,
+    /// User by whose rights the files are opened; this process's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
+}
+
+/// Ids of a VM's owner.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Owner {
+    /// The user's id.
+    pub uid: u32,
+    /// Id of the user's own group.
+    pub gid: u32,
+    /// Ids of the user's further groups.
+    pub groups: Vec<u32>,
+}
+
+impl NameRules {
+    /// Returns the directories, with the setting that lists them.
+    pub fn below(&self) -> Below {
+        Below {
+            directories: self.directories.clone(),
+            setting: self.setting.clone(),
+        }
+    }
 }
 
 /// A frozen state that VMs resume from.

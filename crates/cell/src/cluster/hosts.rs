@@ -3,27 +3,30 @@
 //!
 //! Every connection is a TLS stream whose ends have proven which hosts they are. The caller's first message
 //! names its request. Only the hosts in the cluster's file are served, whatever other keys their authority
-//! has signed. A host runs only this program for another: a process with the key of a host has the rights of
-//! the cells' user on all of them.
+//! has signed. A host runs only this program for another, as [`super::commands`] decides: a process with the
+//! key of a host has the rights of the cells' user on all of them, but for the names of files.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use agent::protocol::ExecRequest;
 use config::cluster::{HostPlan, Site};
+use hostfiles::passwd::user_of;
 use knowledge::route_costs::{SHARED, TLS, choose};
 use locks::IgnorePoison;
+use nix::unistd::geteuid;
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
 use urpc::tls::{Deadline, Identity, Peer, TlsError, in_days};
 use urpc::version::Versions;
 
 use super::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
+pub use super::commands::PROGRAM;
+use super::commands::{name_rules, prepare};
 use super::link::encoding::{decode, encode};
 use super::link::shared::{LinkSlot, SharedMemory};
 use super::link::{self, CallAnswer, CallTable, Link, MESSAGE_TIMEOUT, VERSIONS, stream};
@@ -270,7 +273,7 @@ impl Hosts {
             ConnectionPurpose::Link { .. } => Err(io::ErrorKind::PermissionDenied.into()),
             ConnectionPurpose::Command => {
                 let served = if commands.fetch_add(1, Ordering::Relaxed) < COMMANDS_MAX {
-                    run_command(stream)
+                    run_command(stream, &self.site())
                 } else {
                     Err(io::ErrorKind::QuotaExceeded.into())
                 };
@@ -309,29 +312,13 @@ pub fn warning(name: &str, end: SystemTime) -> Option<String> {
     })
 }
 
-fn run_command(stream: UnixStream) -> io::Result<()> {
+fn run_command(stream: UnixStream, site: &Site) -> io::Result<()> {
     stream.set_read_timeout(None)?;
-    agent::server::serve_programs(stream, own_program)
+    let own = geteuid().as_raw();
+    let prepared = |request: &mut ExecRequest| prepare(request, &name_rules(site), own, user_of);
+    agent::server::serve_programs(stream, prepared)
 }
 
 fn reply(stream: &mut UnixStream, answer: CallAnswer, is_shared: bool) -> io::Result<()> {
     stream::write(stream, &encode(&Reply { answer, is_shared })?)
-}
-
-/// The name under which another host requests this program.
-pub const PROGRAM: &str = "mirrorball";
-
-/// A request for another program than this one.
-#[derive(Debug, thiserror::Error)]
-#[error("only {PROGRAM} is run for other hosts")]
-struct OtherProgram;
-
-/// Checks that the request is for this program, and takes the caller's directory if it exists here.
-fn own_program(request: &mut ExecRequest) -> Result<(), OtherProgram> {
-    if request.argv.first().map(String::as_str) != Some(PROGRAM) {
-        return Err(OtherProgram);
-    }
-    request.argv[0] = "/proc/self/exe".to_owned();
-    request.cwd = request.cwd.take().filter(|folder| Path::new(folder).is_dir());
-    Ok(())
 }

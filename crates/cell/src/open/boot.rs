@@ -55,9 +55,10 @@ impl Opening<'_> {
             ),
             (None, None) => return Err(OpenError::NoKernel),
         };
-        let kernel = self.boot_file("kernel", &kernel_path)?;
+        let is_named = self.spec.kernel_files().is_some();
+        let kernel = self.boot_file("kernel", &kernel_path, is_named)?;
         let initrd = match initrd_path {
-            Some(path) => Some(self.boot_file("initrd", &path)?),
+            Some(path) => Some(self.boot_file("initrd", &path, is_named)?),
             None => None,
         };
         let mut share = share(self.spec, None);
@@ -76,8 +77,17 @@ impl Opening<'_> {
         })
     }
 
-    fn boot_file(&mut self, what: &'static str, path: &Path) -> Result<Fd, OpenError> {
-        let own = self.grouped.own(what, path)?;
-        Ok(self.files.add(readable(what, &own)?))
+    /// Opens a kernel or an initramfs, which the spec names or the image store has.
+    fn boot_file(&mut self, what: &'static str, path: &Path, is_named: bool) -> Result<Fd, OpenError> {
+        let names = &mut self.names;
+        let mut open = || match is_named {
+            true => names.file(what, path),
+            false => readable(what, path),
+        };
+        let file = match self.grouped.copy(what, path, &mut open)? {
+            Some(copy) => readable(what, &copy)?,
+            None => open()?,
+        };
+        Ok(self.files.add(file))
     }
 }

@@ -6,7 +6,7 @@ use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
 use shard_api::launch::{DiskFormat, DiskLaunch, LayerLaunch, OnFull, Share};
 
-use super::files::{mappable, scratch_directory};
+use super::files::{mappable, readable, scratch_directory};
 use super::launch::{on_full, share};
 use super::{OpenError, Opening};
 
@@ -65,6 +65,7 @@ impl Opening<'_> {
                 overlay_path: None,
                 scratch_dir: scratch_directory(),
                 vm_name: self.name.to_owned(),
+                below: None,
             },
             queues: self.queues_default(),
             pmem: false,
@@ -91,6 +92,7 @@ impl Opening<'_> {
                 overlay_path: None,
                 scratch_dir: scratch_directory(),
                 vm_name: self.name.to_owned(),
+                below: None,
             },
             queues: disk.queues.unwrap_or(self.queues_default()),
             pmem: disk.device == DiskDevice::Pmem,
@@ -102,11 +104,20 @@ impl Opening<'_> {
 
     /// Opens one disk, the VM's `index`th.
     fn disk(&mut self, index: usize, mut wanted: Wanted, disks: &mut Disks) -> Result<(), OpenError> {
+        // The root disk is the image store's.
+        let mut is_named = wanted.number.is_some();
         let Wanted { request, pmem, .. } = &mut wanted;
         let pmem = *pmem;
         disks.keeps_writes |= request.persistent;
         if request.mode == Mode::Private {
-            request.path = self.grouped.own("disk", &request.path)?;
+            let (names, path) = (&mut self.names, request.path.as_path());
+            let open = || match is_named {
+                true => names.file("disk", path),
+                false => readable("disk", path),
+            };
+            if let Some(copy) = self.grouped.copy("disk", path, open)? {
+                (request.path, is_named) = (copy, false);
+            }
         }
         if request.persistent && request.mode == Mode::Private {
             let overlays = ImageStore::open_default()?
@@ -116,7 +127,10 @@ impl Opening<'_> {
             private::directories(&overlays)?;
             request.overlay_path = Some(overlays.join(format!("{index}.qcow2")));
         }
-        let mut disk = diskstore::disk::open(request)?;
+        let mut disk = match is_named {
+            true => self.names.disk(request)?,
+            false => diskstore::disk::open(request)?,
+        };
         self.claim_disk(&disk, &mut wanted)?;
         let request = wanted.request;
         if let (true, false, [own]) = (pmem && request.persistent, disk.read_only, &disk.layers[..]) {

@@ -39,25 +39,31 @@ pub(super) struct GroupFiles<'a> {
 }
 
 impl GroupFiles<'_> {
-    /// The file that the VM is to use for `path`: the copy of its share group, if it has one.
-    pub(super) fn own(&mut self, what: &'static str, path: &Path) -> Result<PathBuf, OpenError> {
+    /// The file that the VM is to use in place of `path`, which `open` opens for reading: the copy of its
+    /// share group; none without a group.
+    pub(super) fn copy(
+        &mut self,
+        what: &'static str,
+        path: &Path,
+        open: impl FnOnce() -> Result<File, OpenError>,
+    ) -> Result<Option<PathBuf>, OpenError> {
         let Some(group) = self.group else {
-            return Ok(path.to_owned());
+            return Ok(None);
         };
         let store = ImageStore::open_default()?;
-        let copy =
-            group_copy::group_copy(store.data(), group, path, self.vm).map_err(|error| match error {
-                GroupCopyError::Original(error) => OpenError::Disk(error),
-                GroupCopyError::Copy(source) => OpenError::File {
-                    what,
-                    path: path.to_owned(),
-                    help: "make room for the share group's own copy, or leave out `share_group`",
-                    source,
-                },
-            })?;
+        let copy = group_copy::group_copy(store.data(), group, open()?, path, self.vm);
+        let copy = copy.map_err(|error| match error {
+            GroupCopyError::Original(error) => OpenError::Disk(error),
+            GroupCopyError::Copy(source) => OpenError::File {
+                what,
+                path: path.to_owned(),
+                help: "make room for the share group's own copy, or leave out `share_group`",
+                source,
+            },
+        })?;
         let own = copy.path.clone();
         self.copies.push(copy);
-        Ok(own)
+        Ok(Some(own))
     }
 }
 

@@ -72,6 +72,7 @@ pub fn write(
         name: name.to_owned(),
         address,
         shared_memory,
+        remote_paths: Vec::new(),
         cells: cells.to_vec(),
     };
     let hosts = vec![

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cell::open::{VmResources, open};
+use cell::open::{OfVm, VmResources, open};
 use cell::programs::{self, BuildProgram, Programs};
 use cell::remote::part::RemotePart;
 use cell::remote::protocol::FromPart;
@@ -163,7 +163,14 @@ impl Two {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder).expect("a directory");
         let claims = Claims::new(ShareGroup::of_run().expect("randomness"));
-        open(spec, name, &folder, 7, claims, &programs().shard).expect("its files, and KVM")
+        let of_vm = OfVm {
+            spec,
+            name,
+            folder: &folder,
+            cid: 7,
+            names: None,
+        };
+        open(of_vm, claims, &programs().shard).expect("its files, and KVM")
     }
 
     /// Files of the cells of host beta.

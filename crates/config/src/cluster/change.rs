@@ -48,6 +48,7 @@ impl ClusterSpec {
             name: name.to_owned(),
             address,
             shared_memory: None,
+            remote_paths: Vec::new(),
         };
         let cells = cells.iter().map(|cell| CellSpec {
             host: Some(name.to_owned()),
@@ -272,6 +273,12 @@ mod tests {
         for (from, to, why) in [
             ("10.0.0.2:7400", "10.0.0.9:7400", "this host, beta"),
             ("10.0.0.1:7400", "10.0.0.9:7400", "host alpha is another one"),
+            // No other host decides which files its commands may name here.
+            (
+                "address = \"10.0.0.2:7400\"\n",
+                "address = \"10.0.0.2:7400\"\nremote_paths = [\"/\"]\n",
+                "this host, beta",
+            ),
             ("silence_ms = 300", "silence_ms = 400", "[membership]"),
             (
                 "host = \"alpha\"\n[[cells]]\nhost = \"beta\"",

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{CELLS_MAX, ClusterSpec};
 use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
+use crate::settings::members::is_plain;
 
 /// Maximum bytes of a host's name, as of a DNS label.
 const HOST_NAME_MAX: usize = 63;
@@ -31,6 +32,9 @@ pub struct HostSpec {
     /// Memory shared with the other hosts that have this key: a file on this host, of a device that all of
     /// them can access (CXL, ivshmem).
     pub shared_memory: Option<PathBuf>,
+    /// Directories of this host below which commands of other hosts may name files.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remote_paths: Vec<PathBuf>,
 }
 
 /// Agreement of several hosts on the live cells.
@@ -133,6 +137,9 @@ pub struct HostPlan {
     /// Path of the memory that it shares with other hosts, if any.
     #[serde(default)]
     pub shared_memory: Option<PathBuf>,
+    /// Directories of this host below which commands of other hosts may name files.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remote_paths: Vec<PathBuf>,
     /// Numbers of the host's cells.
     pub cells: Vec<u16>,
 }
@@ -209,6 +216,12 @@ impl Site {
         pairs
     }
 
+    /// Directories of this host below which commands of other hosts may name files.
+    pub fn remote_paths(&self) -> &[PathBuf] {
+        let own = self.hosts.iter().find(|host| host.name == self.here);
+        own.map_or(&[], |host| &host.remote_paths)
+    }
+
     /// Yields the cells of other hosts.
     pub fn elsewhere(&self) -> impl Iterator<Item = u16> + '_ {
         let others = self.hosts.iter().filter(|host| host.name != self.here);
@@ -269,6 +282,7 @@ impl ClusterSpec {
             name: host.name.clone(),
             address: host.address,
             shared_memory: host.shared_memory.clone(),
+            remote_paths: host.remote_paths.clone(),
             cells: (0..)
                 .zip(&self.cells)
                 .filter(|(_, cell)| !cell.left && cell.host.as_ref() == Some(&host.name))
@@ -338,6 +352,16 @@ impl ClusterSpec {
             ));
         }
         self.check_shared_memory(&at, host)?;
+        if let Some(index) = host.remote_paths.iter().position(|path| !is_plain(path)) {
+            return Err(fault(
+                &["hosts", &at, "remote_paths", &index.to_string()],
+                format!(
+                    "{:?} is not an absolute path without `..`",
+                    host.remote_paths[index]
+                ),
+                "write the directory as \"/srv/vms\"",
+            ));
+        }
         if !self
             .cells
             .iter()

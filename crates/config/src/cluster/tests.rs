@@ -311,3 +311,27 @@ fn cpu_lists_survive_a_round_trip() {
         assert_eq!(cpulist::write(&cpulist::parse_below(list, 10).unwrap()), list);
     }
 }
+
+#[test]
+fn host_lists_the_directories_that_commands_of_other_hosts_may_name() {
+    let cells = "[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\n";
+    let text = |paths: &str| {
+        let line = format!("10.0.0.2:7400\"\nremote_paths = {paths}\n");
+        format!("{TWO_HOSTS}{cells}").replace("10.0.0.2:7400\"\n", &line)
+    };
+    let spec = ClusterSpec::parse("cluster.toml", &text("[\"/srv/vms\", \"/data\"]")).unwrap();
+    let paths = |here: &str| {
+        let site = spec.site(here, Path::new("/")).unwrap().unwrap();
+        site.remote_paths().to_vec()
+    };
+    assert_eq!(paths("b"), [Path::new("/srv/vms"), Path::new("/data")]);
+    assert!(paths("a").is_empty(), "those of b are b's alone");
+    for wrong in ["[\"srv\"]", "[\"/srv/../etc\"]", "[\"\"]"] {
+        let (why, place) = refused(&text(wrong));
+        assert!(
+            why.contains("not an absolute path without `..`"),
+            "{wrong}: {why}"
+        );
+        assert!(wrong.contains(&place), "{wrong}: {place}");
+    }
+}

@@ -347,7 +347,8 @@ fn admit_net(index: &str, net: &NetSpec) -> Result<(), Fault> {
     Ok(())
 }
 
-fn is_plain(path: &Path) -> bool {
+/// Whether a path is absolute and has no `..`.
+pub(crate) fn is_plain(path: &Path) -> bool {
     let is_step = |step: Component<'_>| matches!(step, Component::RootDir | Component::Normal(_));
     path.is_absolute() && path.components().all(is_step)
 }

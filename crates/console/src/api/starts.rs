@@ -18,7 +18,7 @@ use registry::monitor::{Batch, Event};
 use registry::vms::{self, BOOT_LIMIT_S};
 
 use super::{Context, Result, folder, records};
-use crate::caller::Caller;
+use crate::caller::{Caller, Peer};
 use crate::problem::Problem;
 use crate::request_body::body;
 use crate::slots::run_in_slot;
@@ -39,6 +39,7 @@ const START_LIMIT: Duration = Duration::from_secs(300);
 pub(super) async fn start_vm(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
+    Extension(peer): Extension<Peer>,
     request: Request<Body>,
 ) -> Result<Response> {
     let spec: VmSpec = body(request).await?;
@@ -49,15 +50,22 @@ pub(super) async fn start_vm(
             let lock = context.members_start.lock();
             lock.ignore_poison()
         });
+        let mut names = None;
         if let Some((uid, policy)) = policy {
-            admit(&spec, uid, policy)?;
+            names = peer.name_rules(geteuid().as_raw(), policy)?;
+            admit(&spec, uid, policy, names.is_some())?;
         }
-        let name = check(&spec)?;
+        let facts = match names {
+            None => HostFacts::of_this_host(),
+            Some(_) => HostFacts::without_files(),
+        };
+        let name = check(&spec, &facts)?;
         let batch = Batch {
             vms: vec![(name.clone(), spec)],
             source: None,
             share_between: context.share_between,
             member: policy.map(|(uid, _)| uid),
+            names,
             boot_limit_s: BOOT_LIMIT_S,
         };
         let never_ran = || {
@@ -102,8 +110,9 @@ pub(super) async fn start_vm(
     .await
 }
 
-/// Checks that a member may start a VM of this spec beside the running VMs.
-fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
+/// Checks that a member may start a VM of this spec beside the running VMs. Files that are opened by the
+/// API's rights, not by the member's, must lie where no other user can exchange them.
+fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy, has_own_rights: bool) -> Result<()> {
     let refused = |why| Problem::new(StatusCode::FORBIDDEN, why);
     let running = records()?;
     let own = running.iter().filter(|record| record.member == Some(uid));
@@ -111,7 +120,7 @@ fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
     policy
         .admit(spec, used)
         .map_err(|fault| refused(format!("{}; {}", fault.message, fault.help)))?;
-    for path in paths(spec) {
+    for path in paths(spec).filter(|_| !has_own_rights) {
         trusted_path::check(path, geteuid().as_raw()).map_err(|why| refused(why.to_string()))?;
     }
     Ok(())
@@ -127,7 +136,7 @@ fn paths(spec: &VmSpec) -> impl Iterator<Item = &PathBuf> {
 }
 
 /// Checks a spec before anything is started; returns the VM's name.
-fn check(spec: &VmSpec) -> Result<String> {
+fn check(spec: &VmSpec, facts: &HostFacts) -> Result<String> {
     let name = spec.name.clone();
     let name = name.ok_or_else(|| Problem::bad_request("a VM needs a `name` here"))?;
     if spec.command.is_some() {
@@ -143,7 +152,7 @@ fn check(spec: &VmSpec) -> Result<String> {
     }
     config::check(spec)
         .map_err(|fault| Problem::bad_request(format!("{}; {}", fault.message, fault.help)))?;
-    config::check_host(spec, None, &HostFacts::of_this_host()).map_err(|error: ConfigError| {
+    config::check_host(spec, None, facts).map_err(|error: ConfigError| {
         let help = error.help.as_deref().unwrap_or_default();
         Problem::bad_request(format!("{error}; {help}"))
     })?;

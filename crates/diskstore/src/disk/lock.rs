@@ -61,6 +61,16 @@ const UNCLAIMED_MAX: Duration = Duration::from_millis(2000);
 const CLAIMED_MAX: Duration = Duration::from_millis(500);
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
+impl Lock {
+    /// The lock that an open file has, which another process took. It is announced again: that process has
+    /// ended, or will soon.
+    pub(crate) fn received(file: &File, vm: &str) -> Self {
+        Self {
+            _announcement: announce_again(file, vm),
+        }
+    }
+}
+
 /// Acquires the lock, or returns an error that names the holder.
 pub(crate) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<Lock, DiskError> {
     let operation = match share {

@@ -45,7 +45,7 @@ pub use io_queue::{IoQueue, Operation, Submission};
 pub use lock::listed;
 pub use lock::{Announcement, Holder, announce_again, holders};
 pub(crate) use lock::{Lock, Share, take as take_lock};
-pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
+pub use open::{DiskRequest, Layer, Mode, OpenDisk, open, open_files};
 pub use raw::allocate_whole;
 pub use scratch::{copy_scratch, nameless_file};
 pub use segments::Segments;

@@ -6,6 +6,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use hostfiles::names::{Access, Below, Kind};
+
 use super::fingerprint::Fingerprint;
 use super::format::{decide, length, record_raw};
 use super::header::Header;
@@ -51,6 +53,20 @@ pub struct DiskRequest {
     pub scratch_dir: PathBuf,
     /// Name of the VM, for the error that another VM gets.
     pub vm_name: String,
+    /// Directories below which the file lies, and each file that it stands on; anywhere when absent.
+    pub below: Option<Below>,
+}
+
+impl DiskRequest {
+    /// Whether the file itself is written.
+    pub fn is_in_place(&self) -> bool {
+        self.mode == Mode::Exclusive && self.persistent && !self.read_only
+    }
+
+    /// Whether the disk needs a temporary overlay.
+    fn needs_scratch(&self) -> bool {
+        !self.read_only && !self.persistent
+    }
 }
 
 /// One open file of a disk.
@@ -76,6 +92,36 @@ pub struct OpenDisk {
 }
 
 impl OpenDisk {
+    /// The disk that another process has opened by [`open_files`] for the VM `vm`. The files have its locks.
+    pub fn received(layers: Vec<Layer>, size_bytes: u64, read_only: bool, vm: &str) -> Self {
+        let locks = layers
+            .iter()
+            .map(|layer| Lock::received(&layer.file, vm))
+            .collect();
+        Self {
+            layers,
+            size_bytes,
+            read_only,
+            _locks: locks,
+        }
+    }
+
+    /// Adds the temporary overlay that the request needs, if it does.
+    ///
+    /// # Errors
+    /// If the directory takes no file of this process.
+    pub fn with_scratch(mut self, request: &DiskRequest) -> Result<Self, DiskError> {
+        if request.needs_scratch() {
+            let file = scratch::create(&request.scratch_dir, self.size_bytes).map_err(DiskError::io(
+                &request.scratch_dir,
+                "making a temporary overlay in this directory",
+            ))?;
+            let format = Format::Scratch;
+            self.layers.insert(0, Layer { file, format });
+        }
+        Ok(self)
+    }
+
     /// Maximum bytes of the written file; none if no file is written.
     pub fn file_bytes_max(&self) -> io::Result<u64> {
         match self.layers.first() {
@@ -96,34 +142,25 @@ impl OpenDisk {
 
 /// Opens a disk, creates its overlay if needed, and locks its files.
 pub fn open(request: &DiskRequest) -> Result<OpenDisk, DiskError> {
-    let in_place = request.mode == Mode::Exclusive && request.persistent && !request.read_only;
+    open_files(request)?.with_scratch(request)
+}
+
+/// Opens the files of a disk and locks them, without a temporary overlay.
+pub fn open_files(request: &DiskRequest) -> Result<OpenDisk, DiskError> {
     let share = match request.mode {
         Mode::Private => Share::Shared,
         Mode::Exclusive => Share::Exclusive,
     };
     let mut chain = Chain::new(&request.vm_name);
-    let mut size = chain.add(&request.path, request.format, share, in_place)?;
+    chain.below.clone_from(&request.below);
+    let mut size = chain.add(&request.path, request.format, share, request.is_in_place())?;
     if size < SECTOR_BYTES {
         return Err(DiskError::Empty {
             path: request.path.clone(),
         });
     }
-    if !request.read_only && !in_place {
-        if request.persistent {
-            size = chain.add_overlay(request, size)?;
-        } else {
-            let file = scratch::create(&request.scratch_dir, size).map_err(DiskError::io(
-                &request.scratch_dir,
-                "making a temporary overlay in this directory",
-            ))?;
-            chain.layers.insert(
-                0,
-                Layer {
-                    file,
-                    format: Format::Scratch,
-                },
-            );
-        }
+    if request.persistent && !request.read_only && !request.is_in_place() {
+        size = chain.add_overlay(request, size)?;
     }
     Ok(OpenDisk {
         layers: chain.layers,
@@ -138,6 +175,8 @@ pub(super) struct Chain<'a> {
     pub layers: Vec<Layer>,
     pub locks: Vec<Lock>,
     vm: &'a str,
+    /// Directories below which the files lie; anywhere when absent.
+    below: Option<Below>,
 }
 
 impl<'a> Chain<'a> {
@@ -147,6 +186,7 @@ impl<'a> Chain<'a> {
             layers: Vec::new(),
             locks: Vec::new(),
             vm,
+            below: None,
         }
     }
 
@@ -166,7 +206,7 @@ impl<'a> Chain<'a> {
                 why,
             });
         }
-        let (file, lock) = open_locked(path, writable, share, self.vm)?;
+        let (file, lock) = open_locked_below(self.below.as_ref(), path, writable, share, self.vm)?;
         self.locks.push(lock);
         let known = decide(path, &file, said)?;
         let size = match known.format {
@@ -312,17 +352,48 @@ pub(super) fn open_locked(
     share: Share,
     vm: &str,
 ) -> Result<(File, Lock), DiskError> {
+    open_locked_below(None, path, writable, share, vm)
+}
+
+/// The same for a name that counts only below these directories, if there are any.
+fn open_locked_below(
+    directories: Option<&Below>,
+    path: &Path,
+    writable: bool,
+    share: Share,
+    vm: &str,
+) -> Result<(File, Lock), DiskError> {
     for _ in 0..REPLACED_MAX {
-        let file = open_file(path, writable)?;
+        let file = match directories {
+            None => open_file(path, writable)?,
+            Some(directories) => open_below(directories, path, writable)?,
+        };
         let lock = lock::take(path, &file, share, vm)?;
         let identity = |about: std::fs::Metadata| (about.dev(), about.ino());
         let opened = file.metadata().map(identity).ok();
-        if opened.is_some() && opened == std::fs::metadata(path).map(identity).ok() {
+        let named = match directories {
+            None => std::fs::metadata(path),
+            Some(directories) => directories.find(path).and_then(|found| found.metadata()),
+        };
+        if opened.is_some() && opened == named.map(identity).ok() {
             return Ok((file, lock));
         }
     }
     let source = std::io::Error::other("it is replaced again and again");
     Err(DiskError::io(path, "opening it")(source))
+}
+
+fn open_below(directories: &Below, path: &Path, writable: bool) -> Result<File, DiskError> {
+    let (access, text) = match writable {
+        true => (Access::ReadWrite, "read and write"),
+        false => (Access::Read, "read"),
+    };
+    let opened = directories.open(path, Kind::Disk, access);
+    opened.map_err(|source| match source.raw_os_error() {
+        Some(_) => DiskError::open(path, text, source),
+        // A refusal has its own words.
+        None => DiskError::io(path, "opening it")(source),
+    })
 }
 
 fn open_file(path: &Path, writable: bool) -> Result<File, DiskError> {

@@ -160,6 +160,7 @@ fn only_responding_hosts_are_measured() {
         .expect("a port");
     let plan = |name: &str, address, cells: &[u16]| HostPlan {
         shared_memory: None,
+        remote_paths: Vec::new(),
         name: name.into(),
         address,
         cells: cells.to_vec(),

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use cell::cluster::reservation;
-use config::{HostFacts, Size, VmFile, cpulist};
+use config::{Size, VmFile, cpulist};
 use miette::{Result, miette};
+
+use crate::remote;
 
 /// Checks VM files.
 pub fn check(paths: &[PathBuf]) -> Result<ExitCode> {
@@ -30,7 +32,8 @@ pub fn check(paths: &[PathBuf]) -> Result<ExitCode> {
 pub fn read(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
     let mut files = Vec::new();
     for path in paths {
-        let text = std::fs::read_to_string(path)
+        let text = remote::open(path)
+            .and_then(std::io::read_to_string)
             .map_err(|error| miette!(help = "check the path", "VM file {}: {error}", path.display()))?;
         let source_name = path.display().to_string();
         let mut spec = config::parse(&source_name, &text)?;
@@ -50,7 +53,7 @@ pub fn read(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
         });
     }
     config::duplicate_names(&files)?;
-    let facts = HostFacts::of_this_host();
+    let facts = remote::host_facts()?;
     for file in &files {
         config::check_host(&file.spec, Some(file), &facts)?;
     }

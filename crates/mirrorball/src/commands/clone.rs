@@ -16,13 +16,13 @@ use config::{ConfigError, IoLimitSpec, Size, VmSpec};
 use diskstore::image::data_directory;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::lease::Lease;
-use registry::monitor::{Batch, Event, Source};
+use registry::monitor::{Batch, Event, NameRules, Source};
 use registry::vms::{self, BOOT_LIMIT_S, Registry};
 
 use super::execution_site::{self, Found, LabChoice, RequiredIsolation, find};
 use super::{flags, host_file, hosts};
 use crate::idempotency::RequestArgs;
-use crate::{guest, progress};
+use crate::{guest, progress, remote};
 
 /// Placeholder for the number in a pattern of names.
 const NUMBER: &str = "{}";
@@ -136,6 +136,8 @@ pub fn clone(args: &CloneArgs) -> Result<ExitCode> {
         Source::Running(folder),
         names(&pattern, args.count)?,
         args.as_is,
+        // The files are its parent's, named by the same user.
+        parent.names.clone(),
     )?;
     eprintln!(
         "mirrorball: {} stood still for {:.1} ms; {} after {:.1} s",
@@ -168,7 +170,9 @@ pub fn snapshot(name: &str, directory: &Path) -> Result<ExitCode> {
         Found::Here(folder) => folder,
         Found::Elsewhere(code) => return Ok(code),
     };
-    if directory.exists() {
+    let place =
+        remote::new_place(directory, None).map_err(|error| miette!("{}: {error}", directory.display()))?;
+    if place.path.symlink_metadata().is_ok() {
         return Err(miette!(
             "{} exists; name a directory that does not",
             directory.display()
@@ -178,7 +182,7 @@ pub fn snapshot(name: &str, directory: &Path) -> Result<ExitCode> {
     let bar = std::io::stderr()
         .is_terminal()
         .then(|| progress::spinner("the snapshot is written"));
-    let written = cell::snapshot::write(&frozen, name, directory);
+    let written = cell::snapshot::write(&frozen, name, &place.path);
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
@@ -198,15 +202,20 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
         return Ok(code);
     }
     let at = args.directory.display();
-    let path = args
-        .directory
-        .canonicalize()
+    let path = remote::directory(&args.directory)
         .map_err(|error| miette!("{at}: {error}; name a directory made by `mirrorball snapshot`"))?;
     let owners: Vec<u32> = [Some(caller()), lab::auto::owner()]
         .into_iter()
         .flatten()
         .collect();
     let directory = Directory::open(&path, &owners).map_err(|error| miette!("{error}"))?;
+    let rules = remote::rules()?;
+    if rules.is_some() && !directory.stays_in_place() {
+        return Err(miette!(
+            help = "keep it where only its owner may change the directories",
+            "{at}: other users may put another snapshot in its place"
+        ));
+    }
     let (name, spec) = cell::snapshot::about(&directory).map_err(|error| miette!("{error}"))?;
     let granted = granted(args, &spec, &directory)?;
     if let Some(code) = execution_site::enter_lab(args.lab, RequiredIsolation::of([&granted.spec], true))? {
@@ -230,7 +239,7 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
         owners,
     };
     let names = names(&pattern, args.count)?;
-    let (running, _) = go_on((&name, &granted.spec), source, names, args.as_is)?;
+    let (running, _) = go_on((&name, &granted.spec), source, names, args.as_is, rules.cloned())?;
     eprintln!(
         "mirrorball: {running} {} from the snapshot of {name} after {:.1} s",
         if running == 1 { "VM goes on" } else { "VMs go on" },
@@ -300,7 +309,13 @@ fn numbered_path(text: &str) -> Result<(usize, PathBuf), String> {
 
 /// Starts VMs of these names from `source`, in their parent's state, and prints the names. Returns their
 /// number, and the parent's pause.
-fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: bool) -> Result<(usize, u64)> {
+fn go_on(
+    parent: (&str, &VmSpec),
+    source: Source,
+    names: Vec<String>,
+    as_is: bool,
+    rules: Option<NameRules>,
+) -> Result<(usize, u64)> {
     let vms: Vec<_> = names
         .into_iter()
         .map(|name| {
@@ -319,6 +334,7 @@ fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: boo
         source: Some(source),
         share_between: host_file::share_between()?,
         member: None,
+        names: rules,
         boot_limit_s: BOOT_LIMIT_S,
     };
     let lease = cell::monitor::start(batch, shard::PLATFORM).map_err(|error| {

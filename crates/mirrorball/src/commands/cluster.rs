@@ -15,6 +15,7 @@ mod keys;
 mod leave;
 mod notify;
 mod plan;
+mod scope;
 mod status;
 mod up;
 mod upgrade;
@@ -165,6 +166,11 @@ impl ClusterCommand {
     pub fn only_prints(&self) -> bool {
         matches!(self, Self::Status { .. } | Self::Vcpus { .. })
     }
+
+    /// Whether it may be given on another host of the cluster.
+    pub fn is_for_other_hosts(&self) -> bool {
+        matches!(self, Self::Cordon { .. } | Self::Uncordon { .. } | Self::Take)
+    }
 }
 
 /// A loan of memory from one cell to another.
@@ -189,7 +195,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
             host,
             foreground,
             lab,
-        } => up::up(file.as_ref(), *cells, host.as_deref(), *foreground, *lab),
+        } => up::by_command(file.as_ref(), *cells, host.as_deref(), *foreground, *lab),
         ClusterCommand::Keys { file, renew } => keys::keys(file, *renew),
         ClusterCommand::Remove { file, host } => keys::remove(file, host),
         ClusterCommand::Status { json } => status::status(*json),

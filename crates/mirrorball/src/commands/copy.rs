@@ -1,6 +1,6 @@
 //! `mirrorball cp`: files into a VM and out of it.
 
-use std::fs::{File, Permissions};
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use miette::{Result, miette};
 
 use super::execution_site::{Found, find};
-use crate::guest;
+use crate::{guest, remote};
 
 /// Copies `source` to `target`; one of them is `VM:PATH`.
 pub fn cp(source: &str, target: &str) -> Result<ExitCode> {
@@ -42,7 +42,7 @@ fn put(vm: &str, source: &Path, path: &str) -> Result<ExitCode> {
             source.display()
         )
     };
-    let mut file = File::open(source).map_err(failed)?;
+    let mut file = remote::open(source).map_err(failed)?;
     let facts = file.metadata().map_err(failed)?;
     if !facts.is_file() {
         return Err(miette!(
@@ -70,19 +70,6 @@ fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
         Found::Here(folder) => folder,
         Found::Elsewhere(code) => return Ok(code),
     };
-    let target = if target.is_dir() {
-        target.join(Path::new(path).file_name().unwrap_or_default())
-    } else {
-        target.to_owned()
-    };
-    if target.metadata().is_ok_and(|about| !about.is_file()) {
-        return Err(miette!(
-            help = "name a file that may be replaced, or a directory",
-            "{}: not a regular file",
-            target.display()
-        ));
-    }
-    let agent = guest::connect_booting(vm, &folder, None)?;
     let failed = |error| {
         miette!(
             help = "name a place that this user may write",
@@ -90,7 +77,17 @@ fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
             target.display()
         )
     };
-    let new = AtomicFile::beside(&target).map_err(failed)?;
+    let name = Path::new(path).file_name().unwrap_or_default();
+    let place = remote::new_place(target, Some(name)).map_err(failed)?;
+    if place.path.metadata().is_ok_and(|about| !about.is_file()) {
+        return Err(miette!(
+            help = "name a file that may be replaced, or a directory",
+            "{}: not a regular file",
+            target.display()
+        ));
+    }
+    let agent = guest::connect_booting(vm, &folder, None)?;
+    let new = AtomicFile::beside(&place.path).map_err(failed)?;
     let bar = bar(0);
     let copied = agent::client::get(agent, path, new.file(), &mut |bytes| bar.set_position(bytes));
     bar.finish_and_clear();

@@ -3,7 +3,6 @@
 mod symbols;
 mod table;
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,6 +17,7 @@ use registry::vms;
 use symbols::Symbols;
 
 use super::execution_site::{Found, find};
+use crate::remote;
 
 /// Time limit for a VM to report its counters.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -78,7 +78,7 @@ pub fn heat(args: &HeatArgs) -> Result<ExitCode> {
 fn read_symbols(path: &Path) -> Result<Symbols> {
     let shown = path.display();
     let mut text = Vec::new();
-    File::open(path)
+    remote::open(path)
         .and_then(|file| file.take(SYMBOLS_MAX_BYTES + 1).read_to_end(&mut text))
         .map_err(|error| {
             miette!(

@@ -4,17 +4,16 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use agent::protocol::ExecRequest;
+use cell::cluster::commands::{FORWARDED_VARIABLE, OWNER_VARIABLE};
 use cell::cluster::hosts::{Hosts, PROGRAM};
 use miette::{IntoDiagnostic, Result, miette};
+use nix::unistd::geteuid;
 use registry::cluster::client;
 use registry::cluster::files::Files;
 use registry::vms::Record;
 
 use super::execution_site::argv_os;
 use crate::guest;
-
-/// Environment variable of a command that another host forwarded to this one.
-const FORWARDED_VARIABLE: &str = "MIRRORBALL_FORWARDED";
 
 /// Runs this command on the other host of the cluster where a VM runs, if there is one.
 pub fn vm_elsewhere(vm: &str) -> Result<Option<ExitCode>> {
@@ -107,6 +106,10 @@ pub fn vms_of_other_hosts() -> Result<OtherHosts> {
 pub(super) fn command_request(argv: &[String], terminal: bool) -> ExecRequest {
     let mut request = guest::request(argv, terminal);
     request.env.push((FORWARDED_VARIABLE.to_owned(), "1".to_owned()));
+    // This host's key vouches for the user.
+    request
+        .env
+        .push((OWNER_VARIABLE.to_owned(), geteuid().to_string()));
     let folder = std::env::current_dir().ok();
     request.cwd = folder.and_then(|folder| folder.into_os_string().into_string().ok());
     request

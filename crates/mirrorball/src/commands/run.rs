@@ -9,14 +9,15 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use config::{HostFacts, SpanSpec, VmSpec};
-use miette::{Result, miette};
+use config::{SpanSpec, VmSpec};
+use miette::{IntoDiagnostic, Result, miette};
 
 use registry::monitor::Batch;
 
 use super::execution_site::{self, RequiredIsolation};
 use super::flags::{self, RunArgs};
 use super::{check, host_file, hosts};
+use crate::remote;
 
 /// Starts the VMs; returns the exit status of the first that failed.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
@@ -28,7 +29,12 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(code) = home.map(hosts::at_cell).transpose()?.flatten() {
         return Ok(code);
     }
-    let vms = name(specs(args)?, args.count);
+    let rules = remote::rules()?;
+    let mut specs = specs(args)?;
+    if rules.is_some() {
+        specs.iter_mut().try_for_each(name_absolutely)?;
+    }
+    let vms = name(specs, args.count);
     if home.is_none()
         && let Some(code) = at_another_host(&vms)?
     {
@@ -45,6 +51,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         source: None,
         share_between: host_file::share_between()?,
         member: None,
+        names: rules.cloned(),
         boot_limit_s: args.boot_limit,
     };
     let lease = cell::monitor::start(batch, shard::PLATFORM).map_err(|error| {
@@ -76,6 +83,17 @@ fn at_another_host(vms: &[(String, VmSpec)]) -> Result<Option<ExitCode>> {
     }
 }
 
+/// Makes the paths of a spec absolute: rules for names of files take no other ones.
+fn name_absolutely(spec: &mut VmSpec) -> Result<()> {
+    let kernel = spec.kernel.iter_mut();
+    let boot = kernel.flat_map(|kernel| [&mut kernel.path, &mut kernel.initrd]);
+    let disks = spec.disks.iter_mut().map(|disk| &mut disk.path);
+    for path in boot.flatten().chain(disks) {
+        *path = std::path::absolute(&*path).into_diagnostic()?;
+    }
+    Ok(())
+}
+
 fn specs(args: &RunArgs) -> Result<Vec<VmSpec>> {
     if !args.files.is_empty() {
         let mut specs: Vec<VmSpec> = check::read(&args.files)?
@@ -90,7 +108,7 @@ fn specs(args: &RunArgs) -> Result<Vec<VmSpec>> {
         return Ok(specs);
     }
     let spec = flags::spec(args)?;
-    config::check_host(&spec, None, &HostFacts::of_this_host())?;
+    config::check_host(&spec, None, &remote::host_facts()?)?;
     Ok(vec![spec])
 }
 

@@ -267,6 +267,7 @@ fn start_detached(name: &str, spec: &VmSpec, start_monitor: StartMonitor) -> Res
         source: None,
         share_between: host_file::share_between()?,
         member: None,
+        names: None,
         boot_limit_s: BOOT_LIMIT_S,
     };
     let lease = start_monitor(&batch).map_err(|error| {

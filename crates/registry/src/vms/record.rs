@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::admission::Limits;
 use crate::cluster::interface::LentMemory;
+use crate::monitor::NameRules;
 use crate::share_group::ShareGroup;
 
 /// Name of the record's file in a VM's directory.
@@ -98,6 +99,10 @@ pub struct Record {
     /// User id of the API's member that started it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<u32>,
+    /// Rules by which its files were opened, if its names came from another user or another host. They hold
+    /// for its clones, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names: Option<NameRules>,
     /// CPUs of pinned vCPUs.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pins: BTreeMap<u8, Vec<usize>>,
@@ -142,6 +147,7 @@ impl Record {
             share_group: None,
             kept_apart: Vec::new(),
             member: None,
+            names: None,
             spec,
         }
     }

@@ -1,6 +1,7 @@
 //! Two hosts on the loopback.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::mpsc;
 use std::time::Instant;
 
@@ -29,6 +30,7 @@ fn two() -> Two {
     };
     let host = |name: &str, ip: &str, cell| HostPlan {
         shared_memory: None,
+        remote_paths: Vec::new(),
         name: name.to_owned(),
         address: free(ip),
         cells: vec![cell],

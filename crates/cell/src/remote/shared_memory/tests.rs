@@ -10,6 +10,7 @@ fn sites(folder: &Path, memories: [&str; 2]) -> [Site; 2] {
         name: name.to_owned(),
         address: "127.0.0.1:7000".parse().unwrap(),
         shared_memory: Some(folder.join(memory)),
+        remote_paths: Vec::new(),
         cells: cells.to_vec(),
     };
     let hosts = vec![

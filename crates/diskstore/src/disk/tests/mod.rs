@@ -27,6 +27,7 @@ fn request(path: &Path, vm: &str) -> DiskRequest {
         overlay_path: None,
         scratch_dir: path.parent().unwrap().to_owned(),
         vm_name: vm.to_owned(),
+        below: None,
     }
 }
 

@@ -241,3 +241,66 @@ fn persistent_overlay_opens_with_qemu_over_its_base() {
     // Opens it again: the writes are still there.
     assert_eq!(read(&*store(&wanted), 4096, 8192), vec![5; 8192]);
 }
+
+#[test]
+fn all_files_that_a_disk_stands_on_lie_below_the_allowed_directories() {
+    let directory = tempfile::tempdir().unwrap();
+    let allowed = directory.path().join("allowed");
+    std::fs::create_dir(&allowed).unwrap();
+    let base = |folder: &Path| patterned(folder, "base.raw", 1 << 16);
+    let (inside, outside) = (base(&allowed), base(directory.path()));
+    let overlay = |name: &str, base: &Path| {
+        let path = allowed.join(name);
+        qemu_img(&[
+            "create",
+            "-f",
+            "qcow2",
+            "-F",
+            "raw",
+            "-b",
+            text(base),
+            text(&path),
+        ]);
+        path
+    };
+    let open = |path: &Path| {
+        open(&DiskRequest {
+            format: Some(Format::Qcow2),
+            below: Some(hostfiles::names::Below {
+                directories: vec![allowed.clone()],
+                setting: "`paths`".to_owned(),
+            }),
+            ..request(path, "vm")
+        })
+    };
+    let opened = open(&overlay("good", &inside)).unwrap();
+    assert_eq!(
+        opened.layers.len(),
+        3,
+        "a temporary overlay, the file and its base"
+    );
+    for base in [&outside, Path::new("/etc/passwd"), Path::new("../base.raw")] {
+        let path = allowed.join("bad");
+        let real = if base.is_absolute() {
+            base.to_owned()
+        } else {
+            allowed.join(base)
+        };
+        qemu_img(&[
+            "create",
+            "-f",
+            "qcow2",
+            "-F",
+            "raw",
+            "-b",
+            text(&real),
+            text(&path),
+        ]);
+        qemu_img(&["rebase", "-u", "-F", "raw", "-b", text(base), text(&path)]);
+        let message = message(open(&path));
+        assert!(
+            message.contains("`paths` lists these") || message.contains("without `..`"),
+            "{base:?}: {message}"
+        );
+    }
+}

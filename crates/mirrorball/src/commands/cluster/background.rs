@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use child_process::in_new_session;
 use registry::cluster::files::Files;
 
-use super::notify;
+use super::{notify, scope};
 
 /// Starts a cell's guard.
 pub(super) fn start(files: &Files, number: u16) -> std::io::Result<()> {
@@ -37,7 +37,8 @@ fn outlive(mut command: Command) -> std::io::Result<()> {
     command
         .arg0("mirrorball")
         .stdin(Stdio::null())
-        .env_remove(notify::VARIABLE);
+        .env_remove(notify::VARIABLE)
+        .env_remove(scope::VARIABLE);
     // Not waited for.
     in_new_session(&mut command).spawn()?;
     Ok(())

@@ -20,7 +20,7 @@ use super::background::{measure_meanwhile, start};
 use super::cells::cells;
 use super::plan::{Planned, planned};
 use super::status::print;
-use super::{POLL_INTERVAL, foreground, keys, notify, users};
+use super::{POLL_INTERVAL, foreground, keys, notify, scope, users};
 use crate::commands::execution_site::{LabChoice, RequiredIsolation, enter_lab};
 use crate::commands::vm;
 
@@ -31,6 +31,21 @@ const UP_LIMIT: Duration = Duration::from_secs(20);
 const DEAD_LIMIT: Duration = Duration::from_secs(5);
 /// As [`UP_LIMIT`], for several hosts: etcd may still be starting.
 const UP_LIMIT_HOSTS: Duration = Duration::from_secs(60);
+
+/// Starts the cells by `cluster up`, in a control group of their own where a service manager makes one.
+pub(super) fn by_command(
+    file: Option<&PathBuf>,
+    count: Option<u16>,
+    name: Option<&str>,
+    foreground: bool,
+    lab: LabChoice,
+) -> Result<ExitCode> {
+    if let Some(code) = enter_lab(lab, RequiredIsolation::default())? {
+        return Ok(code);
+    }
+    scope::enter(foreground)?;
+    up(file, count, name, foreground, lab)
+}
 
 pub(super) fn up(
     file: Option<&PathBuf>,
@@ -76,6 +91,7 @@ pub(super) fn up(
         return foreground::end(&files);
     }
     print(&status, &users);
+    scope::report_absent_limits();
     if let Some(site) = &site {
         keys::print_fingerprints(&site.keys, [&site.here[..]]);
     }

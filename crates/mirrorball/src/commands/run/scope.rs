@@ -6,18 +6,15 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use miette::{Report, miette};
 
 use crate::commands::execution_site::argv_os;
+use crate::commands::service_manager::{STARTER, enter_scope, group_in};
 
 /// Flag that this module implements.
 const FLAG: &str = "--scope";
-/// Program that starts a process in a separate unit.
-const STARTER: &str = "systemd-run";
 /// Settings of the login manager: later files override earlier ones (`logind.conf(5)`).
 const SETTINGS: [&str; 4] = [
     "/usr/lib/systemd/logind.conf",
@@ -28,21 +25,7 @@ const SETTINGS: [&str; 4] = [
 
 /// Runs this command in a separate scope. Returns only if that fails.
 pub(super) fn enter() -> Report {
-    let is_root = nix::unistd::geteuid().is_root();
-    let mut command = Command::new(STARTER);
-    command.args(["--scope", "--quiet", "--collect"]);
-    if !is_root {
-        command.arg("--user");
-    }
-    // By its path: the starter executes it in place of itself, which `/proc/self/exe` is then.
-    let error = match std::env::current_exe() {
-        Ok(program) => command
-            .arg("--")
-            .arg(program)
-            .args(without_flag(argv_os()))
-            .exec(),
-        Err(error) => error,
-    };
+    let error = enter_scope(&[], None, without_flag(argv_os()));
     miette!(
         help =
             "install systemd, or leave the flag out: without a service manager nothing ends with a session",
@@ -76,11 +59,7 @@ pub(super) fn ends_with() -> Option<String> {
 
 /// Returns the innermost stoppable unit in a process's file `cgroup` (`cgroups(7)`).
 fn unit_in(groups: &str) -> Option<&str> {
-    let paths = ["0::", "1:name=systemd:"].into_iter();
-    let path = paths
-        .filter_map(|start| groups.lines().find_map(|line| line.strip_prefix(start)))
-        .find(|path| *path != "/")?;
-    let unit = path.rsplit('/').find(|part| {
+    let unit = group_in(groups)?.rsplit('/').find(|part| {
         [".service", ".scope", ".slice"]
             .iter()
             .any(|kind| part.ends_with(kind))

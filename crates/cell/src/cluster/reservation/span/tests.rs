@@ -292,6 +292,7 @@ fn two_hosts() -> Site {
         name: name.to_owned(),
         address: "192.0.2.1:7000".parse().unwrap(),
         shared_memory: None,
+        remote_paths: Vec::new(),
         cells: cells.to_vec(),
     };
     Site {

@@ -92,6 +92,7 @@ fn private_disks_serve_every_request_kind() {
             overlay_path: Some(directory.path().join("own")),
             scratch_dir: directory.path().to_owned(),
             vm_name: "vm".to_owned(),
+            below: None,
         })
         .unwrap();
         let layers = disk

@@ -1,0 +1,66 @@
+//! Opens the files that a VM's spec names: by this process's rights, or by those of the VM's owner in a
+//! process of its own ([`crate::opener`]). Files of the image store are not named by a spec.
+
+use std::fs::File;
+use std::path::Path;
+
+use diskstore::disk::{DiskRequest, OpenDisk};
+use hostfiles::names::{Access, Below, Kind};
+use registry::monitor::NameRules;
+
+use super::OpenError;
+use super::files::readable;
+use crate::opener::Opener;
+
+/// Where named files lie, and who opens them.
+#[derive(Debug)]
+pub(super) enum Names {
+    /// This process, below these directories, or anywhere.
+    Own(Option<Below>),
+    /// A process with the rights of the VM's owner.
+    Owner(Opener),
+}
+
+impl Names {
+    /// Starts the process of the rules' owner, if they have one.
+    pub fn of(rules: Option<&NameRules>) -> Result<Self, OpenError> {
+        let Some(rules) = rules else {
+            return Ok(Self::Own(None));
+        };
+        match &rules.owner {
+            None => Ok(Self::Own(Some(rules.below()))),
+            Some(owner) => Ok(Self::Owner(Opener::start(owner, rules.below())?)),
+        }
+    }
+
+    /// Opens a regular file for reading; `what` is its use in the VM.
+    pub fn file(&mut self, what: &'static str, path: &Path) -> Result<File, OpenError> {
+        match self {
+            Self::Own(None) => readable(what, path),
+            Self::Own(Some(below)) => {
+                let opened = below.open(path, Kind::File, Access::Read);
+                opened.map_err(|source| OpenError::File {
+                    what,
+                    path: path.to_owned(),
+                    help: "name a file that this user may read",
+                    source,
+                })
+            }
+            Self::Owner(opener) => Ok(opener.file(what, path)?),
+        }
+    }
+
+    /// Opens a disk. A temporary overlay is always this process's own.
+    pub fn disk(&mut self, request: &DiskRequest) -> Result<OpenDisk, OpenError> {
+        match self {
+            Self::Own(below) => {
+                let request = DiskRequest {
+                    below: below.clone(),
+                    ..request.clone()
+                };
+                Ok(diskstore::disk::open(&request)?)
+            }
+            Self::Owner(opener) => Ok(opener.disk(request)?.with_scratch(request)?),
+        }
+    }
+}
