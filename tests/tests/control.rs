@@ -9,6 +9,7 @@ use guest_tests::command::{BOOT_LIMIT, Call};
 use guest_tests::pattern::Numbers;
 use guest_tests::terminal::Terminal;
 use guest_tests::{Scratch, Vm, VmFile, host, mirrorball, wait};
+use nix::sys::signal::Signal;
 
 const SOON: Duration = Duration::from_secs(15);
 /// Byte of Ctrl-], which leaves the console.
@@ -68,7 +69,25 @@ fn exec_and_cp_carry_binary_data_and_exit_statuses() {
         .expect(1);
     assert!(absent.errors().contains("/tmp/absent"), "{absent}");
     assert!(!scratch.join("absent").exists(), "a failed copy left a file");
+    lost_client_is_replaced_by_another(&vm);
     vm.kill();
+}
+
+/// Kills a client of a kept program, and goes on with the program by another client.
+#[track_caller]
+fn lost_client_is_replaced_by_another(vm: &Vm) {
+    let script = "echo one; until [ -e /tmp/go ]; do sleep 0.1; done; echo two; exit 5";
+    let mut first = mirrorball(["exec", vm.name(), "-T", "--keep", "work", "--"])
+        .args(["sh", "-c", script])
+        .spawn();
+    first.wait_for("one", SOON);
+    first.signal(Signal::SIGKILL);
+    assert_ne!(first.wait().status, 5);
+    vm.sh("touch /tmp/go");
+    let attach = || mirrorball(["exec", vm.name(), "--attach", "work"]).run();
+    assert_eq!(attach().expect(5).text(), "two\n");
+    let late = attach().expect(1);
+    assert!(late.errors().contains("no kept program has the id"), "{late}");
 }
 
 #[test]

@@ -6,6 +6,8 @@
 
 #[path = "resources/lies.rs"]
 mod lies;
+#[path = "resources/stops.rs"]
+mod stops;
 
 use std::collections::BTreeSet;
 use std::fs;

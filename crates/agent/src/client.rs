@@ -3,7 +3,7 @@
 //! The guest may be hostile, so data of its agent are untrusted. A missing handshake is an error after half a
 //! minute. Frames and collected output are bounded. A file is written only to the caller's descriptor, and
 //! only while its file system has room. Text for people has its control characters removed. A program may run
-//! for any time without output; it ends with the connection at the latest.
+//! for any time without output; it ends with the connection at the latest, or a minute later if it is kept.
 
 mod connect;
 mod exec;
@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 pub use connect::{connect_vsock, connect_vsock_while};
-pub use exec::{Bounds, Collected, collect, exec, output};
+pub use exec::{Bounds, Collected, attach, collect, exec, exec_kept, output};
 pub use file::{Copied, GuestFile, Place, Sent, get, put, put_all};
 pub use terminal::{RawMode, window_size};
 

@@ -7,12 +7,15 @@
 //! | request | client sends | server sends |
 //! | --- | --- | --- |
 //! | ping | | |
-//! | exec | stdin, stdin-end, window-size, signal | stdout, stderr, and at last exit |
+//! | exec, exec-kept, attach | stdin, stdin-end, window-size, signal | stdout, stderr, and at last exit |
 //! | put | data, and at last end | done |
 //! | get | | data, and at last end |
 //! | identify | | |
 //!
 //! `Refused` may replace any frame of the server, and is its last frame.
+//!
+//! An agent in a guest may be older than its client, and refuses a request that it does not know: one of the
+//! release before knows neither exec-kept nor attach.
 
 pub mod frame;
 
@@ -28,6 +31,18 @@ pub enum Request {
     Ping,
     /// Runs a program.
     Exec(ExecRequest),
+    /// Runs a program that is kept for a while if the connection ends before the program does.
+    ExecKept {
+        /// Id by which another connection attaches to it; the client chooses it.
+        id: String,
+        /// The program.
+        program: ExecRequest,
+    },
+    /// Goes on with a kept program, in place of the connection that it has or had.
+    Attach {
+        /// Its id.
+        id: String,
+    },
     /// Receives a file from the client (`cp host → guest`).
     Put {
         /// Absolute path in the guest; a directory receives the file under `name`.
@@ -93,6 +108,19 @@ pub struct Ready {
     /// For get: permission bits of the file.
     #[serde(default)]
     pub mode: Option<u32>,
+    /// For attach: the program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attached: Option<Attached>,
+}
+
+/// A kept program at the time when a client attaches to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// Bytes of its output that were dropped while it had no client. Output that was on its way to the client
+    /// before is not counted.
+    pub dropped_bytes: u64,
+    /// Whether it runs in a terminal.
+    pub has_terminal: bool,
 }
 
 /// The end of a file's data.

@@ -1,12 +1,13 @@
 //! The guest's side of the protocol: serves one connection.
 //!
 //! A connection holds at most one frame of the client's bytes and one of the program's output, whatever
-//! either does. If the client disconnects, its program is ended.
+//! either does. If the client disconnects, its program is ended, unless it is [kept](kept).
 
 pub mod affinity;
 mod exec;
 mod file;
 mod identity;
+mod kept;
 #[cfg(test)]
 mod tests;
 
@@ -20,7 +21,11 @@ use crate::wire::{PEER_TIMEOUT, Received, Wire};
 /// Serves the one request of `stream`. Returns when it is complete or the client is gone.
 pub fn serve(stream: impl Stream) -> io::Result<()> {
     let mut wire = Wire::new(&stream)?;
+    // The connection of a kept program ends before the program does.
+    drop(stream);
     match first(&mut wire)? {
+        Some(Request::ExecKept { id, program }) => exec::serve_kept(wire, &id, &program),
+        Some(Request::Attach { id }) => kept::attach(wire, &id),
         Some(request) => handle(&mut wire, request),
         None => Ok(()),
     }
@@ -57,6 +62,8 @@ fn handle(wire: &mut Wire, request: Request) -> io::Result<()> {
     match request {
         Request::Ping => ready(wire)?,
         Request::Exec(request) => exec::serve(wire, &request)?,
+        // The caller has served them.
+        Request::ExecKept { .. } | Request::Attach { .. } => return Err(io::ErrorKind::InvalidInput.into()),
         Request::Put { path, name, mode } => file::receive(wire, &path, &name, mode)?,
         Request::Get { path } => file::send(wire, &path)?,
         Request::Identify(identity) => match identity::assume(&identity) {
@@ -80,6 +87,7 @@ fn ready_to_send(wire: &Wire, size: Option<u64>, mode: Option<u32>) -> io::Resul
             version: crate::VERSION.into(),
             size,
             mode,
+            attached: None,
         },
     )
 }

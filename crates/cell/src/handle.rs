@@ -11,6 +11,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod update;
+mod vcpu_stops;
 mod vcpus;
 
 use std::convert::Infallible;
@@ -20,8 +21,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use locks::IgnorePoison;
-use shard_api::launch::{Answer, MoveReport, Order, VCPU_STOP_MS_MAX};
+use shard_api::launch::{Answer, MoveReport, Order};
 
+pub(crate) use self::pins::ShardHost;
 pub(crate) use self::state::Helper;
 use self::state::State;
 use crate::console::Console;
@@ -47,6 +49,8 @@ struct Shared {
     recorder: Recorder,
     /// Locked during an update of the VM's host resources, or a move of a vCPU.
     updating: Mutex<()>,
+    /// Locked before `updating` by a client that stops a vCPU of a VM that spans cells.
+    stopping: Mutex<()>,
     /// Locked while the VM is being frozen.
     freezable: Mutex<Option<Freezable>>,
     /// The socket that a freeze waits for.
@@ -132,6 +136,8 @@ impl VmHandle {
             })?;
             shard
         };
+        // Also if the move fails: it may take place after its time limit.
+        self.state().located = None;
         match self.act(&Order::Move { vcpu, shard })? {
             Answer::Moved(MoveReport::Done { still_ns }) => Ok(Moved {
                 still_ns,
@@ -170,21 +176,6 @@ impl VmHandle {
             }
             None => Err(io::Error::other("the VM does not answer")),
         }
-    }
-
-    /// Stops a vCPU for `for_ms` milliseconds from now, or renews its stop. It goes on by itself.
-    pub fn stop_vcpu(&self, vcpu: u8, for_ms: u16) -> io::Result<()> {
-        if !(1..=VCPU_STOP_MS_MAX).contains(&for_ms) {
-            return Err(io::Error::other(format!(
-                "a vCPU is stopped for 1 to {VCPU_STOP_MS_MAX} ms at a time, not for {for_ms} ms"
-            )));
-        }
-        self.confirm(&Order::StopVcpu { vcpu, for_ms })
-    }
-
-    /// Ends the stop of a vCPU before its deadline.
-    pub fn continue_vcpu(&self, vcpu: u8) -> io::Result<()> {
-        self.confirm(&Order::ContinueVcpu { vcpu })
     }
 
     /// Starts the VM again, as by a machine's reset button. Returns when its next shard has started.

@@ -14,7 +14,8 @@
 //! - [`clock`]: rounds that measure the other host's time-stamp counter, and the steps of the guest's;
 //! - [`guest_processor`]: the processor that the guest finds on all hosts;
 //! - [`part`]: the home's side; [`monitor`]: the part's side, in a separate process, so that a cell's death
-//!   ends no VM; `reports`: the shard's reports on their way from there to the home;
+//!   ends no VM; `reports`: the shard's reports on their way from there to the home; `host`: actions of
+//!   the part's monitor on its host; `host_requests`: the home's requests for these;
 //! - [`launch`]: the command that starts a part's monitor.
 //!
 //! When either monitor dies, falls silent or ends the control connection, the VM ends on both hosts: each
@@ -23,6 +24,8 @@
 pub mod clock;
 pub mod connections;
 pub mod guest_processor;
+mod host;
+mod host_requests;
 pub mod launch;
 pub mod monitor;
 pub mod part;

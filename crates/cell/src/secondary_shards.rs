@@ -4,7 +4,9 @@
 //! kept.
 
 mod group_order;
+mod statistics_order;
 
+use std::fs::File;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -15,7 +17,9 @@ use serde_json::Value;
 use shard_api::launch::{Answer, Ending, Order, OrderId, Report};
 
 use self::group_order::GroupOrder;
+use self::statistics_order::StatisticsOrder;
 use crate::ending::is_witness;
+use crate::handle::ShardHost;
 use crate::remote::part::RemotePart;
 use crate::remote::protocol::FromPart;
 use crate::shard_process::ShardProcess;
@@ -64,8 +68,10 @@ struct Shared {
 struct State {
     /// The counters of each shard, since the last request.
     statuses: Vec<Option<Value>>,
-    /// The order to all of them whose answers are awaited.
+    /// The order to one or all of them whose answers are awaited.
     group: Option<GroupOrder>,
+    /// The order for statistics of vCPUs to one of them, until its files are taken.
+    statistics: Option<StatisticsOrder>,
     /// The reason why the VM ended, if it was one of them.
     cause: Option<Ending>,
     /// Whether they were ordered to end.
@@ -114,7 +120,8 @@ impl SecondaryShard {
     }
 
     /// Sends an order to it, and returns the number that its answer has. A shard on this host never blocks
-    /// that. One on another host answers a pause and a resume only, and statuses without their number.
+    /// that. One on another host answers only the orders of [`is_awaited`](crate::remote::part::is_awaited),
+    /// and statuses without their number.
     pub fn order(&self, order: &Order) -> io::Result<OrderId> {
         match self {
             Self::Here { process, .. } => process.order(order),
@@ -122,16 +129,16 @@ impl SecondaryShard {
         }
     }
 
-    /// Passes the shard's reports to `heard` until it ends. Returns its last report, or a description of its
-    /// end.
-    fn reports(&self, mut heard: impl FnMut(Report)) -> Result<Ending, String> {
+    /// Passes the shard's reports, with their files, to `heard` until it ends. Returns its last report, or a
+    /// description of its end.
+    fn reports(&self, mut heard: impl FnMut(Report, Vec<File>)) -> Result<Ending, String> {
         match self {
             Self::Here { process, .. } => {
                 let mut reports = process.link.reports().map_err(|error| error.to_string())?;
                 loop {
                     match reports.next_report() {
                         Some(Report::Ended(ending)) => return Ok(ending),
-                        Some(report) => heard(report),
+                        Some(report) => heard(report, reports.take_files()),
                         // A broken shard sends no further reports.
                         None => {
                             let gone = process.kill();
@@ -145,10 +152,13 @@ impl SecondaryShard {
                 loop {
                     match remote.next(None) {
                         Some(FromPart::Report(Report::Ended(ending))) => last = Some(ending),
-                        Some(FromPart::Report(report)) => heard(remote.numbered(report)),
+                        Some(FromPart::Report(report)) => heard(remote.numbered(report), Vec::new()),
                         Some(FromPart::Answered(answer)) => {
-                            remote.answered(answer).into_iter().for_each(&mut heard);
+                            let report = remote.answered(answer);
+                            report.into_iter().for_each(|report| heard(report, Vec::new()));
                         }
+                        // The sender of the request has the answer already.
+                        Some(FromPart::OfHost { .. }) => {}
                         // Only now it has ended.
                         Some(FromPart::Gone(why)) => return last.ok_or(why),
                         Some(FromPart::Lost(_)) | None => {
@@ -211,6 +221,23 @@ impl SecondaryShards {
         })
     }
 
+    /// Where each of them is; none for one on this host that has ended.
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = Option<ShardHost>> {
+        self.running.iter().map(|one| match &*one.part {
+            SecondaryShard::Here { process, .. } => ShardHost::of_process(process),
+            SecondaryShard::There(remote) => Some(ShardHost::There(remote.clone())),
+        })
+    }
+
+    /// The shards on other hosts.
+    pub(crate) fn remote(&self) -> Vec<Arc<RemotePart>> {
+        let remote = self.running.iter().filter_map(|one| match &*one.part {
+            SecondaryShard::Here { .. } => None,
+            SecondaryShard::There(remote) => Some(remote.clone()),
+        });
+        remote.collect()
+    }
+
     /// The processes of the shards on this host.
     pub fn pids(&self) -> Vec<i32> {
         self.running.iter().filter_map(|one| one.part.pid()).collect()
@@ -231,13 +258,50 @@ impl SecondaryShards {
         self.running.iter().map(|one| one.part.clone()).collect()
     }
 
-    /// Begins an order to all of them. There is one at a time.
+    /// Begins an order to all of them. There is one order at a time, to one or all.
     pub fn begin_order(&self) -> PendingOrder {
         self.shared.lock().group = Some(GroupOrder::new(self.running.len()));
         PendingOrder {
             shared: self.shared.clone(),
-            parts: self.all(),
+            parts: self.all().into_iter().enumerate().collect(),
         }
+    }
+
+    /// Begins an order to one of them, by its number among them; none if there is no such shard.
+    pub fn begin_order_to_one(&self, index: usize) -> Option<PendingOrder> {
+        let part = self.get(index)?;
+        self.shared.lock().group = Some(GroupOrder::to_one(self.running.len(), index));
+        Some(PendingOrder {
+            shared: self.shared.clone(),
+            parts: vec![(index, part)],
+        })
+    }
+
+    /// Orders one of them, on this host, to pass files of statistics of its vCPUs, beginning with `first`.
+    /// Never blocks. Returns false if there is no such shard, or it reads no orders. There is one such order
+    /// at a time.
+    pub fn order_statistics(&self, index: usize, first: u8) -> bool {
+        let part = self.running.get(index).map(|one| &*one.part);
+        let Some(SecondaryShard::Here { process, .. }) = part else {
+            return false;
+        };
+        // Under the lock, so that the answer finds its order.
+        let mut state = self.shared.lock();
+        let sent = process.order(&Order::VcpuStatistics { first });
+        state.statistics = sent.ok().map(|id| StatisticsOrder::new(index, id));
+        state.statistics.is_some()
+    }
+
+    /// Whether no answer to [`SecondaryShards::order_statistics`] is awaited.
+    pub fn has_statistics(&self) -> bool {
+        let state = self.shared.lock();
+        state.statistics.as_ref().is_none_or(StatisticsOrder::is_over)
+    }
+
+    /// Takes the files that the shard has passed, which may be of any type. Ends the order.
+    pub fn take_statistics(&self) -> Vec<File> {
+        let order = self.shared.lock().statistics.take();
+        order.map_or_else(Vec::new, StatisticsOrder::into_files)
     }
 
     /// Drops their last status, and returns all, for the next order.
@@ -275,20 +339,21 @@ impl SecondaryShards {
     }
 }
 
-/// An order to all shards beside the home, until dropped.
+/// An order to one or all shards beside the home, until dropped.
 #[derive(Debug)]
 pub struct PendingOrder {
     shared: Arc<Shared>,
-    parts: Vec<Arc<SecondaryShard>>,
+    /// The shards that receive it, with their numbers.
+    parts: Vec<(usize, Arc<SecondaryShard>)>,
 }
 
 impl PendingOrder {
-    /// Sends the order to all of them.
+    /// Sends the order to its shards.
     pub fn send(&self, order: &Order) {
-        for (index, part) in self.parts.iter().enumerate() {
+        for (index, part) in &self.parts {
             let sent = part.order(order).map_err(|error| error.to_string());
             if let Some(group) = &mut self.shared.lock().group {
-                group.sent(index, sent);
+                group.sent(*index, sent);
             }
         }
     }
@@ -298,9 +363,8 @@ impl PendingOrder {
     pub fn outcome(&self, is_late: bool) -> Option<Result<(), String>> {
         let outcome = self.shared.lock().group.as_ref()?.outcome(is_late)?;
         let place = |index: usize| {
-            self.parts
-                .get(index)
-                .map_or_else(String::new, |part| part.place())
+            let part = self.parts.iter().find(|(of, _)| *of == index);
+            part.map_or_else(String::new, |(_, part)| part.place())
         };
         Some(outcome.map_err(|(index, failure)| format!("its shard in {}: {failure}", place(index))))
     }
@@ -329,22 +393,31 @@ impl Drop for SecondaryShards {
 
 impl Shared {
     fn watch(&self, index: usize, part: &SecondaryShard, told: &impl Fn(), ended: &impl Fn()) {
-        let ending = part.reports(|report| {
+        let ending = part.reports(|report, files| {
             let Report::Answer { to, answer } = report else {
                 return;
             };
+            let mut state = self.lock();
+            let statistics = state.statistics.as_mut();
+            if statistics.is_some_and(|order| order.answered(index, to, files)) {
+                drop(state);
+                told();
+                return;
+            }
             if let Answer::Status(status) = answer {
                 // All receive the request as one, so the number does not matter.
-                self.lock().statuses[index] = Some(status);
+                state.statuses[index] = Some(status);
             } else {
-                let mut state = self.lock();
                 let Some(group) = &mut state.group else { return };
                 group.answered(index, to, &answer);
             }
+            drop(state);
             told();
         });
         let mut state = self.lock();
         state.group.iter_mut().for_each(|group| group.lost(index));
+        let statistics = state.statistics.iter_mut();
+        statistics.for_each(|order| order.lost(index));
         if state.ending {
             drop(state);
             told();

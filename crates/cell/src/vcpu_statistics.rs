@@ -7,8 +7,15 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use hostinfo::kvm_statistics::{STATISTICS_BYTES_MAX, VcpuStatistics};
+use registry::cluster::interface::{self, Vcpu};
+
+use crate::affinity::VcpuThread;
+
+/// Time limit for a shard to pass files. The figures are absent if it is busy for longer.
+pub(crate) const STATISTICS_LIMIT: Duration = Duration::from_secs(2);
 
 /// Reads the statistics of vCPU `vcpu`.
 ///
@@ -32,6 +39,74 @@ pub(crate) fn read(file: &File, vcpu: u8) -> io::Result<VcpuStatistics> {
         Ok(statistics)
     } else {
         Err(not_statistics(vcpu))
+    }
+}
+
+/// Reads the statistics of all vCPUs of a shard, by number. `pass` returns the shard's files from a vCPU on.
+/// Those of vCPUs after the first that is not known are missing: the host's KVM may have none, and the shard
+/// may be of the release before.
+pub(crate) fn read_all(mut pass: impl FnMut(u8) -> Vec<File>) -> Vec<VcpuStatistics> {
+    let mut all = Vec::new();
+    loop {
+        let Ok(first) = u8::try_from(all.len()) else {
+            return all;
+        };
+        let files = pass(first);
+        if files.is_empty() {
+            return all;
+        }
+        for (file, vcpu) in files.iter().zip(first..=u8::MAX) {
+            match read(file, vcpu) {
+                Ok(statistics) => all.push(statistics),
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    return all;
+                }
+            }
+        }
+    }
+}
+
+/// The statistics of a vCPU of a plain VM, as clients see them.
+pub(crate) fn for_plain(statistics: &VcpuStatistics) -> interface::VcpuStatistics {
+    let halted = statistics.halted();
+    interface::VcpuStatistics {
+        halted_ms: halted.and_then(|halted| u64::try_from(halted.as_millis()).ok()),
+        is_halted: statistics.is_halted,
+        ..for_spans(statistics)
+    }
+}
+
+/// The statistics of a vCPU of a VM that spans cells. KVM counts its halts, but the shard waits for their
+/// ends: so KVM's times of halts are zero, and are left out.
+pub(crate) fn for_spans(statistics: &VcpuStatistics) -> interface::VcpuStatistics {
+    interface::VcpuStatistics {
+        exits: statistics.exits,
+        halts: statistics.halts,
+        halted_ms: None,
+        is_halted: None,
+    }
+}
+
+/// A vCPU and its thread in a shard, for clients.
+pub(crate) fn row(
+    vm: &str,
+    cell: u16,
+    shard_pid: i32,
+    thread: VcpuThread,
+    kvm: Option<interface::VcpuStatistics>,
+) -> Vcpu {
+    Vcpu {
+        vm: vm.to_owned(),
+        vcpu: thread.vcpu,
+        cell,
+        shard_pid,
+        thread_id: thread.id,
+        cpus: thread.cpus,
+        last_cpu: thread.last_cpu,
+        ran_ms: thread.ran_ms,
+        waited_ms: Some(thread.waited_ms),
+        kvm,
     }
 }
 
@@ -72,6 +147,40 @@ mod tests {
                 refused,
                 "its shard passed another file than KVM's statistics of vCPU 0"
             );
+        }
+    }
+
+    #[test]
+    fn files_are_requested_until_one_is_not_known() {
+        let mut asked = Vec::new();
+        let none = read_all(|first| {
+            asked.push(first);
+            Vec::new()
+        });
+        assert!(none.is_empty() && asked == [0]);
+        let mut asked = 0;
+        let wrong = read_all(|_| {
+            asked += 1;
+            vec![File::open("/dev/null").unwrap()]
+        });
+        assert!(wrong.is_empty());
+        assert_eq!(asked, 1, "a shard that passes other files receives one request");
+    }
+
+    #[test]
+    fn times_of_halts_are_shown_where_kvm_waits_for_their_ends() {
+        let statistics = VcpuStatistics {
+            exits: Some(9),
+            halts: Some(4),
+            halt_wait: Some(Duration::from_millis(70)),
+            is_halted: Some(false),
+            ..VcpuStatistics::default()
+        };
+        let (plain, spans) = (for_plain(&statistics), for_spans(&statistics));
+        assert_eq!((plain.halted_ms, plain.is_halted), (Some(70), Some(false)));
+        assert_eq!((spans.halted_ms, spans.is_halted), (None, None));
+        for shown in [plain, spans] {
+            assert_eq!((shown.exits, shown.halts), (Some(9), Some(4)));
         }
     }
 

@@ -120,7 +120,7 @@ pub struct VcpuThread {
     /// Time that the thread was ready and waited for a CPU, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
-    /// KVM's statistics; absent for a VM that spans cells, or where the host's KVM has none.
+    /// KVM's statistics; absent where the host's KVM has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kvm: Option<KvmStatistics>,
 }

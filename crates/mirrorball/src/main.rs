@@ -65,8 +65,14 @@ enum Command {
         /// Time limit for the guest's agent to answer, in seconds: 20 by default, more while the guest boots
         #[arg(long, value_name = "SECONDS")]
         wait: Option<u64>,
+        /// Keep the program for a minute if the connection to it is lost, under this id
+        #[arg(long, value_name = "ID", conflicts_with = "attach")]
+        keep: Option<String>,
+        /// Go on with the program that `--keep` keeps under this id
+        #[arg(long, value_name = "ID", conflicts_with_all = ["no_tty", "command"])]
+        attach: Option<String>,
         /// The program and its arguments
-        #[arg(last = true, required = true)]
+        #[arg(last = true, required_unless_present = "attach")]
         command: Vec<String>,
     },
     /// Copy a file into a VM or out of it
@@ -97,7 +103,7 @@ enum Command {
     Pause {
         #[command(flatten)]
         vms: Selection,
-        /// Only this vCPU, of a VM that does not span cells; again before the time is over, it renews it
+        /// Only this vCPU; again before the time is over, it renews it
         #[arg(long, value_name = "N")]
         vcpu: Option<u8>,
         /// Time after which the vCPU goes on by itself: 1ms to 100ms; 100ms when not given
@@ -403,8 +409,20 @@ fn obey(command: Command) -> Result<ExitCode> {
             vm,
             no_tty,
             wait,
+            keep,
+            attach,
             command,
-        } => clients::exec(&vm, no_tty, wait.map(Duration::from_secs), &command),
+        } => {
+            let program = match &attach {
+                Some(id) => clients::Program::Kept(id),
+                None => clients::Program::New {
+                    argv: &command,
+                    has_terminal: !no_tty,
+                    keep: keep.as_deref(),
+                },
+            };
+            clients::exec(&vm, wait.map(Duration::from_secs), &program)
+        }
         Command::Cp { source, target } => copy::cp(&source, &target),
         Command::Stop { vms, limit, .. } => {
             vms.each("stopped", |vm, folder| clients::stop(vm, folder, limit))

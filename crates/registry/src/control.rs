@@ -69,7 +69,7 @@ pub enum Request {
     Pause,
     /// Resume after [`Request::Pause`].
     Resume,
-    /// Stop one vCPU of a VM that does not span cells, or renew its stop. It goes on by itself.
+    /// Stop one vCPU, or renew its stop. It goes on by itself.
     PauseVcpu {
         /// The vCPU's number.
         vcpu: u8,

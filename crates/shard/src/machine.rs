@@ -42,7 +42,7 @@ pub(crate) use kvm_vm::{host_relies_on_tsc, tsc_khz};
 use load::load;
 pub use ready::{PlainVm, Ready, Running};
 use vcpus::node_of_each;
-pub use vcpus::{leaves_of_vcpu, prepare_vcpu};
+pub use vcpus::{leaves_of_vcpu, prepare_vcpu, statistics};
 
 /// Open files that the build consumes.
 pub struct BootFiles {

@@ -344,7 +344,7 @@ mod tests {
             while !end.load(Ordering::SeqCst) {
                 vcpu.check();
                 if own.is_wanted() {
-                    own.park(|| vcpu.wanted());
+                    own.serve(true, || vcpu.wanted());
                     continue;
                 }
                 count.fetch_add(1, Ordering::SeqCst);

@@ -1,5 +1,7 @@
 //! Loop of one vCPU: enters the guest, serves its exits, and reports why the VM ended.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,6 +14,7 @@ use crate::ending::EndSignal;
 use crate::interrupt::{LocalController, Next};
 use crate::kick::{self, Kickable};
 use crate::launch::Ending;
+use crate::machine::statistics;
 use crate::quiescer::Quiescer;
 use crate::sandbox::ThreadKind;
 use crate::vcpu_stop::VcpuStop;
@@ -73,6 +76,8 @@ pub struct VcpuThread {
     pub counters: Arc<VcpuCounters>,
     /// Stop of the vCPU by an order.
     pub stop: Arc<VcpuStop>,
+    /// File of KVM's statistics of the vCPU; an error where the host's KVM has none.
+    pub statistics: io::Result<OwnedFd>,
     /// Runs the vCPU until the VM ends; pauses when the quiescer requests it.
     pub run: Box<dyn FnOnce(&Quiescer) + Send>,
 }
@@ -88,13 +93,14 @@ enum Step {
 }
 
 impl<L: LocalController> Vcpu<L> {
-    /// Returns the start parameters of the vCPU's thread.
+    /// Returns the start parameters of the vCPU's thread. Called before the first thread is sealed.
     pub fn into_thread(self) -> VcpuThread {
         let stop = Arc::new(VcpuStop::default());
         VcpuThread {
             kind: L::THREAD,
             counters: self.counters.clone(),
             stop: stop.clone(),
+            statistics: statistics(&self.fd),
             run: Box::new(move |quiescer| self.run(quiescer, &stop)),
         }
     }
@@ -129,7 +135,9 @@ impl<L: LocalController> Vcpu<L> {
                 continue;
             }
             if stop.is_wanted() {
-                stop.park(|| participant.wanted() || self.end.stopping());
+                stop.serve(self.local.is_resident(), || {
+                    participant.wanted() || self.end.stopping()
+                });
                 continue;
             }
             match self.prepare() {

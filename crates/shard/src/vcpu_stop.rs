@@ -3,6 +3,10 @@
 //! The vCPU's thread parks before its next entry into the guest. It holds no lock then, serves pauses of the
 //! whole VM, and goes on at the deadline by itself, whether or not its monitor still lives. Interrupts for
 //! the vCPU wait in its interrupt controller.
+//!
+//! A stop belongs to the shard that received the order. The thread of a vCPU that has moved to another shard
+//! forwards the vCPU's events, so it must not park: the stop ends there, and the vCPU runs on in the other
+//! shard. An order to move that arrives during a stop is served when the stop ends.
 
 mod lease;
 
@@ -19,7 +23,7 @@ pub use lease::{LeaseError, StopLease};
 pub struct VcpuStop {
     lease: Mutex<StopLease>,
     changed: Condvar,
-    /// Whether [`VcpuStop::park`] may park. Set before the vCPU is kicked.
+    /// Whether [`VcpuStop::serve`] may park. Set before the vCPU is kicked.
     is_wanted: AtomicBool,
     stops: AtomicU64,
     stopped_ns: AtomicU64,
@@ -53,13 +57,24 @@ impl VcpuStop {
         self.changed.notify_all();
     }
 
-    /// Returns whether the vCPU's thread has to call [`VcpuStop::park`].
+    /// Returns whether the vCPU's thread has to call [`VcpuStop::serve`].
     pub fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::SeqCst)
     }
 
-    /// Parks the vCPU's thread until the lease is over, or `is_interrupted` after [`VcpuStop::wake`].
-    pub fn park(&self, is_interrupted: impl Fn() -> bool) {
+    /// Parks the thread of a vCPU that is in this shard until the lease is over, or `is_interrupted` after
+    /// [`VcpuStop::wake`]. Ends the stop of a vCPU that is in another shard, and returns at once.
+    pub fn serve(&self, is_resident: bool, is_interrupted: impl Fn() -> bool) {
+        if is_resident {
+            self.park(is_interrupted);
+            return;
+        }
+        let mut lease = self.lease();
+        lease.end();
+        self.is_wanted.store(false, Ordering::SeqCst);
+    }
+
+    fn park(&self, is_interrupted: impl Fn() -> bool) {
         let begun = Instant::now();
         let mut lease = self.lease();
         while !is_interrupted() {
@@ -105,7 +120,7 @@ mod tests {
         stop.stop(LENGTH).unwrap();
         assert!(stop.is_wanted());
         let begun = Instant::now();
-        stop.park(|| false);
+        stop.serve(true, || false);
         // The lease began a moment before.
         assert!(begun.elapsed() > LENGTH / 2, "{:?}", begun.elapsed());
         assert!(!stop.is_wanted());
@@ -118,7 +133,7 @@ mod tests {
         let (stop, paused) = (Arc::new(VcpuStop::default()), Arc::new(AtomicBool::new(false)));
         let park = || {
             let (stop, paused) = (stop.clone(), paused.clone());
-            thread::spawn(move || stop.park(|| paused.load(Ordering::SeqCst)))
+            thread::spawn(move || stop.serve(true, || paused.load(Ordering::SeqCst)))
         };
         // Renewals keep the thread parked beyond the first deadline.
         stop.stop(LENGTH).unwrap();
@@ -139,5 +154,19 @@ mod tests {
         stop.wake();
         thread.join().unwrap();
         assert!(stop.is_wanted(), "the lease is not over");
+    }
+
+    #[test]
+    fn stop_of_a_vcpu_that_has_moved_away_ends_at_once_and_the_next_one_is_another() {
+        let stop = VcpuStop::default();
+        stop.stop(LENGTH).unwrap();
+        let begun = Instant::now();
+        stop.serve(false, || panic!("the thread of a vCPU in another shard parks"));
+        assert!(begun.elapsed() < LENGTH / 2, "{:?}", begun.elapsed());
+        assert!(!stop.is_wanted());
+        assert_eq!((stop.stops(), stop.stopped_ns()), (1, 0));
+        // The vCPU comes back and is stopped again.
+        stop.stop(LENGTH).unwrap();
+        assert_eq!(stop.stops(), 2, "a renewal of the stop that has ended");
     }
 }

@@ -289,9 +289,63 @@ fn is_one_machine_and_ends_as_one(lab: &Lab, ways: &[(usize, usize)]) {
     threads_meet(&guest);
     the_last_vcpu_moves_home_and_back(&guest);
     all_hosts_stand_still_in_a_pause(&guest);
+    vcpus_of_all_hosts_are_stopped_pinned_and_limited(lab, &guest);
     tables_had_no_conflicts(&guest);
     the_last_host_is_lost(lab, guest, &before);
     lab.cluster_down();
+}
+
+/// Stops a vCPU on each host, has their monitors count and pin them, and gives all hosts another weight.
+#[track_caller]
+fn vcpus_of_all_hosts_are_stopped_pinned_and_limited(lab: &Lab, guest: &Guest) {
+    let (last, host) = (guest.cpus - 1, *lab.hosts.last().expect("several hosts"));
+    let count = |known: &Value, vcpu: usize| known["status"]["stops"][vcpu]["count"].as_u64();
+    let before = guest.inspect();
+    for vcpu in 0..guest.cpus {
+        let vcpu = vcpu.to_string();
+        guest.command(&["pause", "--vcpu", &vcpu, "--for", "100ms"]).ok();
+    }
+    let known = guest.inspect();
+    for vcpu in 0..guest.cpus {
+        let expected = count(&before, vcpu).map(|count| count + 1);
+        assert!(expected.is_some(), "{before:#}");
+        assert_eq!(count(&known, vcpu), expected, "stops of vCPU {vcpu}");
+        let of_vcpu = &known["status"]["vcpus"][vcpu];
+        assert_eq!((&of_vcpu["vcpu"], &of_vcpu["cell"]), (&vcpu.into(), &vcpu.into()));
+        assert!(of_vcpu["ran_ms"].as_u64() > Some(0), "{of_vcpu}");
+        assert!(of_vcpu["kvm"]["halts"].as_u64() > Some(0), "{of_vcpu}");
+    }
+    // The guest still answers on each.
+    assert_eq!(guest.on_each("echo well"), vec!["well"; guest.cpus]);
+
+    let pin = |cpus: &str| guest.command(&["update", "--pin", &format!("{last}={cpus}")]);
+    let refused = pin("63").run();
+    assert_ne!(refused.status, 0, "{refused}");
+    let why = format!("cell {last} on host {host}: vCPU {last} is in cell {last}, which has no CPU 63");
+    assert!(refused.errors().contains(&why), "{refused}");
+    pin("0").ok();
+    let known = guest.inspect();
+    assert_eq!(known["pins"][&last.to_string()], json!([0]), "{known:#}");
+    pin("all").ok();
+
+    let controllers = lab.shell(host, "cat /sys/fs/cgroup/cgroup.controllers");
+    let has = |wanted| controllers.split_whitespace().any(|known| known == wanted);
+    let changed = guest.command(&["update", "--cpu-weight", "300"]);
+    if ["cpu", "memory", "pids"].into_iter().all(has) {
+        changed.ok();
+        for host in lab.hosts {
+            let weight = lab.shell(host, "cat /sys/fs/cgroup/mirrorball/one.*/cpu.weight");
+            assert_eq!(weight, "300", "on host {host}");
+        }
+        assert_eq!(guest.inspect()["spec"]["cpu_weight"], 300);
+    } else {
+        let refused = changed.run();
+        let why = "cannot limit what the VM uses of the host";
+        assert!(refused.errors().contains(why), "{refused}");
+    }
+    guest.told(
+        "vCPUs of all hosts were stopped, the last one was pinned, and its hosts were to share otherwise",
+    );
 }
 
 /// Moves the last vCPU to the home's cell, where it runs processes, and back to its own.

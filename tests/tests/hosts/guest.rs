@@ -237,6 +237,13 @@ impl<'a> Guest<'a> {
         self.lab.on("alpha", &order).ok();
     }
 
+    /// A command on its home's host with this word, its name, and these flags.
+    pub fn command(&self, words: &[&str]) -> Call {
+        let (command, flags) = words.split_first().expect("a command");
+        self.lab
+            .on("alpha", &[&[*command, &self.name[..]], flags].concat())
+    }
+
     /// The cell of each vCPU.
     #[track_caller]
     pub fn places(&self) -> Vec<usize> {

@@ -4,6 +4,7 @@
 mod cpus;
 mod machine;
 mod pauses;
+mod stops;
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use guest_tests::command::BOOT_LIMIT;
 use guest_tests::{Cluster, Scratch, Vm, VmFile, host, mirrorball, wait};
 
-use super::{CPUS, LIMIT, tool, two_cells};
+use super::{CPUS, LIMIT, stops, tool, two_cells};
 
 /// Time limit for the guest's programs to count on, and for a cell's next process to serve the VM.
 const SOON: Duration = Duration::from_secs(60);
@@ -75,6 +75,9 @@ fn pauses(file: VmFile, scratch: &Scratch) {
     begin_to_count(&vm);
     expect_counting(&vm);
     stands_still_and_goes_on(&vm);
+
+    stops::of_one_vcpu_follow_it_to_its_cell(&vm);
+    expect_counting(&vm);
 
     // The process that serves the VM is another one when it is resumed.
     let boot = vm.boot_id();

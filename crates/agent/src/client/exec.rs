@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::terminal::{RawMode, window_size};
 use super::{ClientError, Stream, broken, checked, gone, open};
-use crate::protocol::{ExecRequest, ExitStatus, Frame, Kind, Request, WindowSize, frame};
+use crate::protocol::{Attached, ExecRequest, ExitStatus, Frame, Kind, Request, WindowSize, frame};
 use crate::wire::{Received, Wire};
 
 /// Interval of the checks of the terminal's size. A check costs less than owning the process's SIGWINCH
@@ -47,7 +47,42 @@ trait Terminal {
 pub fn exec(stream: impl Stream, request: &ExecRequest) -> Result<ExitStatus, ClientError> {
     let mut wire = Wire::new(&stream)?;
     open(&mut wire, &Request::Exec(request.clone()))?;
-    let raw = match request.tty {
+    with_own_terminal(&mut wire, request.tty)
+}
+
+/// Works as [`exec`], but the agent keeps the program for a minute if the connection ends before it: then
+/// [`attach`] goes on with `id`.
+pub fn exec_kept(stream: impl Stream, id: &str, request: &ExecRequest) -> Result<ExitStatus, ClientError> {
+    let mut wire = Wire::new(&stream)?;
+    let kept = Request::ExecKept {
+        id: id.to_owned(),
+        program: request.clone(),
+    };
+    open(&mut wire, &kept)?;
+    with_own_terminal(&mut wire, request.tty)
+}
+
+/// Goes on with a kept program, in place of the client that it has or had. `greeted` receives its state.
+pub fn attach(
+    stream: impl Stream,
+    id: &str,
+    greeted: impl FnOnce(Attached),
+) -> Result<ExitStatus, ClientError> {
+    let mut wire = Wire::new(&stream)?;
+    let ready = open(&mut wire, &Request::Attach { id: id.to_owned() })?;
+    let attached = ready.attached.ok_or_else(|| {
+        ClientError::Protocol("it attached to a program, and does not describe it".to_owned())
+    })?;
+    greeted(attached);
+    // The program's terminal has the size of the former client's, which differs from this one.
+    let unlike = WindowSize { rows: 0, cols: 0 };
+    with_own_terminal(&mut wire, attached.has_terminal.then_some(unlike))
+}
+
+/// Serves a program with the standard streams of this process, in raw mode if it has a terminal, whose size
+/// the agent knows to be `size`.
+fn with_own_terminal(wire: &mut Wire, size: Option<WindowSize>) -> Result<ExitStatus, ClientError> {
+    let raw = match size {
         Some(_) => RawMode::enter().map_err(|source| ClientError::Local {
             what: "raw terminal mode",
             source,
@@ -57,9 +92,9 @@ pub fn exec(stream: impl Stream, request: &ExecRequest) -> Result<ExitStatus, Cl
     let mut own = OwnTerminal {
         stdin: io::stdin(),
         open: true,
-        size: request.tty,
+        size,
     };
-    let status = converse(&mut wire, &mut own);
+    let status = converse(wire, &mut own);
     drop(raw);
     status
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use shard_api::launch::{Answer, Order};
 
 use super::{VmHandle, not_an_answer};
-use crate::secondary_shards::SecondaryShards;
+use crate::secondary_shards::{PendingOrder, SecondaryShards};
 
 /// Time limit for the shards beside the home to answer. A shard gives up after 2 s.
 const PARTS_LIMIT: Duration = Duration::from_secs(3);
@@ -96,29 +96,55 @@ impl VmHandle {
             (group, state.starts)
         };
         if let Some(group) = group {
-            // This is not under the lock: a part on another host may take a while.
-            group.send(order);
-            drop(self.wait(PARTS_LIMIT, |state| {
-                group.outcome(false).is_some() || state.over || state.starts != starts
-            }));
-            let outcome = group.outcome(true);
-            outcome
-                .unwrap_or_else(|| Err("its shards do not answer".to_owned()))
-                .map_err(io::Error::other)?;
+            self.confirm_by_parts(&group, starts, order)?;
         }
         self.confirm(order)
+    }
+
+    /// Sends an order to one shard, 0 for the home, and waits for its confirmation. Needs
+    /// [`VmHandle::begin_update`].
+    pub(super) fn confirm_by_one(&self, shard: usize, order: &Order) -> io::Result<()> {
+        let Some(index) = shard.checked_sub(1) else {
+            return self.confirm(order);
+        };
+        let (group, starts) = {
+            let state = self.state();
+            let parts = state.parts.as_ref().filter(|_| state.runs);
+            let group = parts.and_then(|parts| parts.begin_order_to_one(index));
+            (group, state.starts)
+        };
+        let group = group.ok_or_else(not_running)?;
+        self.confirm_by_parts(&group, starts, order)
+    }
+
+    /// Sends an order to shards beside the home, and waits for their confirmations. `starts` is the number of
+    /// starts of a home when the order began.
+    fn confirm_by_parts(&self, group: &PendingOrder, starts: u64, order: &Order) -> io::Result<()> {
+        // This is not under the lock: a part on another host may take a while.
+        group.send(order);
+        drop(self.wait(PARTS_LIMIT, |state| {
+            group.outcome(false).is_some() || state.over || state.starts != starts
+        }));
+        let outcome = group.outcome(true);
+        outcome
+            .unwrap_or_else(|| Err("its shards do not answer".to_owned()))
+            .map_err(io::Error::other)
     }
 
     /// Sends an order that is only confirmed. A shard that loads its VM would obey it much later.
     pub(super) fn confirm(&self, order: &Order) -> io::Result<()> {
         if !self.state().runs {
-            return Err(io::Error::other("the VM does not run yet"));
+            return Err(not_running());
         }
         match self.act(order)? {
             Answer::Done => Ok(()),
             other => Err(not_an_answer(&other)),
         }
     }
+}
+
+fn not_running() -> io::Error {
+    io::Error::other("the VM does not run yet")
 }
 
 #[cfg(test)]

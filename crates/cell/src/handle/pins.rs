@@ -1,53 +1,79 @@
 //! Pins: vCPUs that run only on some of their VM's CPUs.
 //!
-//! A pin is the affinity of the vCPU's thread, set from outside its shard. A VM that spans cells has a thread
-//! for each vCPU in each shard, and the thread in the vCPU's cell runs it. So a pin of such a VM belongs to a
-//! cell: it ends when the vCPU moves to another one, which has other CPUs, and it holds after a reboot if the
-//! vCPU starts in that cell. The record has the reason why a pin ended.
+//! A pin is the affinity of the vCPU's thread, set from outside its shard: by the monitor of a part, if the
+//! shard is on another host. A VM that spans cells has a thread for each vCPU in each shard, and the thread
+//! in the vCPU's cell runs it. So a pin of such a VM belongs to a cell: it ends when the vCPU moves to
+//! another one, which has other CPUs, and it holds after a reboot if the vCPU starts in that cell. The record
+//! has the reason why a pin ended.
 
 use std::io;
-use std::sync::{MutexGuard, TryLockError};
-use std::time::Duration;
+use std::sync::{Arc, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 use config::cpulist;
 use locks::IgnorePoison;
 use policy::span::Part;
 use registry::update::Pin;
 use registry::vms::Record;
+use serde_json::Value;
 
 use super::VmHandle;
 use crate::affinity;
+use crate::remote::part::RemotePart;
+use crate::shard_process::ShardProcess;
 
 /// Number and interval of attempts to find the threads of vCPUs that have just started: each names itself.
 const NAME_TRIES: u32 = 50;
 const NAME_PAUSE: Duration = Duration::from_millis(10);
 
-/// The cell of a vCPU, of those that its VM spans, and its shard's process there.
+/// Interval of attempts to begin an update.
+const UPDATE_PAUSE: Duration = Duration::from_millis(1);
+
+/// The cell of a vCPU, of those that its VM spans, and the number of its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct VcpuLocation {
+pub(crate) struct VcpuLocation {
     pub(super) cell: u16,
-    pub(super) shard: i32,
+    pub(super) shard: usize,
+}
+
+/// The host of a shard.
+#[derive(Clone, Debug)]
+pub(crate) enum ShardHost {
+    /// This host, where the shard's process has this id.
+    Here(i32),
+    /// Another host.
+    There(Arc<RemotePart>),
+}
+
+impl ShardHost {
+    /// A shard on this host; none if it has ended.
+    pub(crate) fn of_process(process: &ShardProcess) -> Option<Self> {
+        (!process.has_ended()).then_some(Self::Here(process.pid))
+    }
+
+    /// Restricts a vCPU's thread to these CPUs of `cell`, or to all of it when `cpus` is empty.
+    fn pin(&self, vcpu: u8, cpus: &[usize], cell: u16) -> io::Result<()> {
+        match self {
+            Self::Here(shard) => affinity::pin(*shard, vcpu, cpus, Some(cell)),
+            Self::There(part) => part.pin(vcpu, cpus),
+        }
+    }
 }
 
 impl VmHandle {
-    /// The cells and shards of the vCPUs of a VM that spans cells of this host, by vCPU.
+    /// The cells and shards of the vCPUs of a VM that spans cells, by vCPU.
     ///
     /// # Errors
     /// If the VM does not run, or does not report where its vCPUs are.
     pub(super) fn locations(&self) -> io::Result<Vec<VcpuLocation>> {
-        let shards = self.state().shards_of_cells();
-        if shards.is_empty() {
-            return Err(io::Error::other("not all of its shards run"));
-        }
-        let status = self.status()?;
-        let cells = status["span"]["vcpus"].as_array();
-        let cells = cells.into_iter().flatten();
-        let location = |cell: &serde_json::Value| {
-            let cell = cell.as_u64().and_then(|cell| u16::try_from(cell).ok());
-            let found = shards.iter().find(|(known, _)| Some(*known) == cell);
-            found.map(|&(cell, shard)| VcpuLocation { cell, shard })
+        let cells = {
+            let state = self.state();
+            if state.shards_of_cells().is_empty() {
+                return Err(io::Error::other("not all of its shards run"));
+            }
+            state.cells.clone()
         };
-        let locations: Option<Vec<VcpuLocation>> = cells.map(location).collect();
+        let locations = locations_in(&self.counters()?, &cells);
         locations.ok_or_else(|| io::Error::other("it does not report where its vCPUs are"))
     }
 
@@ -71,8 +97,12 @@ impl VmHandle {
             let location = locations
                 .get(usize::from(pin.vcpu))
                 .ok_or_else(|| io::Error::other(format!("the VM has no vCPU {}", pin.vcpu)))?;
-            affinity::pin(location.shard, pin.vcpu, &pin.cpus, Some(location.cell))?;
-            Some(location.cell)
+            let shards = self.state().shards_of_cells();
+            let (cell, shard) = shards
+                .get(location.shard)
+                .ok_or_else(|| io::Error::other("not all of its shards run"))?;
+            shard.pin(pin.vcpu, &pin.cpus, *cell)?;
+            Some(*cell)
         } else {
             self.pin_in_one_cell(pin)?;
             None
@@ -91,7 +121,7 @@ impl VmHandle {
                     let shards = self.state().shards_of_cells();
                     let shard = shards.into_iter().find(|(cell, _)| *cell == starts_in);
                     if let Some((cell, shard)) = shard {
-                        retry(|| affinity::pin(shard, pin.vcpu, &pin.cpus, Some(cell)));
+                        retry(|| shard.pin(pin.vcpu, &pin.cpus, cell));
                     }
                 }
                 Some((pinned_in, starts_in)) => {
@@ -116,10 +146,10 @@ impl VmHandle {
             .read(|record| record.pin_cells.get(&vcpu).copied());
         let pinned_in = pinned_in.flatten().filter(|pinned_in| *pinned_in != cell)?;
         let shards = self.state().shards_of_cells();
-        if let Some((_, shard)) = shards.into_iter().find(|(cell, _)| *cell == pinned_in) {
+        if let Some((cell, shard)) = shards.into_iter().find(|(cell, _)| *cell == pinned_in) {
             // The thread is idle until the vCPU comes back, which runs unpinned then. A shard that has ended
             // has no threads.
-            let _ = affinity::pin(shard, vcpu, &[], None);
+            let _ = shard.pin(vcpu, &[], cell);
         }
         let mut dropped = None;
         self.recorder().change(|record| {
@@ -145,6 +175,18 @@ impl VmHandle {
         }
     }
 
+    /// As [`VmHandle::begin_update`]; none if another update or move is still under way after `limit`.
+    pub(super) fn begin_update_within(&self, limit: Duration) -> Option<MutexGuard<'_, ()>> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let updating = self.try_begin_update();
+            if updating.is_some() || Instant::now() >= deadline {
+                return updating;
+            }
+            std::thread::sleep(UPDATE_PAUSE);
+        }
+    }
+
     fn pin_in_one_cell(&self, pin: &Pin) -> io::Result<()> {
         let shards = self.state().shards();
         if shards.is_empty() {
@@ -156,14 +198,26 @@ impl VmHandle {
     }
 }
 
+/// The cells and shards of the vCPUs in the status of a VM that spans `cells`, in the order of its shards;
+/// none if one of them is not known.
+pub(super) fn locations_in(status: &Value, cells: &[u16]) -> Option<Vec<VcpuLocation>> {
+    let location = |cell: &Value| {
+        let cell = u16::try_from(cell.as_u64()?).ok()?;
+        let shard = cells.iter().position(|known| *known == cell)?;
+        Some(VcpuLocation { cell, shard })
+    };
+    let located = status["span"]["vcpus"].as_array()?;
+    located.iter().map(location).collect()
+}
+
 /// Retries until the thread has its name. The host may have lost a CPU since: then the vCPU runs on the
-/// others.
+/// others. A host that does not answer receives one request.
 fn retry(pin: impl Fn() -> io::Result<()>) {
     for _ in 0..NAME_TRIES {
-        if pin().is_ok() {
-            return;
+        match pin() {
+            Err(error) if error.kind() != io::ErrorKind::TimedOut => std::thread::sleep(NAME_PAUSE),
+            _ => return,
         }
-        std::thread::sleep(NAME_PAUSE);
     }
 }
 
@@ -263,6 +317,45 @@ mod tests {
         drop_pin(&mut record, 1, "it moved".to_owned());
         note(&mut record, &pin(1, &[]), Some(5));
         assert!(record.pins.is_empty() && record.dropped_pins.is_empty());
+    }
+
+    #[test]
+    fn vcpus_are_in_the_shards_of_the_cells_that_the_status_has() {
+        let status = |cells: Value| serde_json::json!({ "span": { "vcpus": cells } });
+        let located = |cells| locations_in(&status(cells), &[3, 5]);
+        let location = |cell, shard| VcpuLocation { cell, shard };
+        assert_eq!(
+            located(serde_json::json!([5, 3, 5])),
+            Some(vec![location(5, 1), location(3, 0), location(5, 1)])
+        );
+        // A shard that a guest has taken over may report anything.
+        for wrong in [
+            serde_json::json!([3, 4]),
+            serde_json::json!([3, null]),
+            serde_json::json!([3, 65_541]),
+            serde_json::json!("3"),
+        ] {
+            assert_eq!(located(wrong.clone()), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn pin_is_tried_again_until_the_thread_has_its_name_but_once_on_a_silent_host() {
+        let tries = std::cell::Cell::new(0);
+        let fail = |kind: io::ErrorKind, fails: u32| {
+            tries.set(0);
+            retry(|| {
+                tries.set(tries.get() + 1);
+                match tries.get() <= fails {
+                    true => Err(kind.into()),
+                    false => Ok(()),
+                }
+            });
+            tries.get()
+        };
+        assert_eq!(fail(io::ErrorKind::Other, 2), 3);
+        assert_eq!(fail(io::ErrorKind::Other, u32::MAX), NAME_TRIES);
+        assert_eq!(fail(io::ErrorKind::TimedOut, u32::MAX), 1);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use shard_api::launch::{Answer, Order, OrderId};
 use subnet::helper::HelperProcess;
 use subnet::process::Count;
 
+use super::pins::{ShardHost, VcpuLocation};
 use crate::control_group::ControlGroup;
 use crate::pidfd;
 use crate::remote::clock::keeper::Clocks;
@@ -62,6 +63,8 @@ pub(crate) struct State {
     pub(super) statistics_asked: Option<OrderId>,
     /// The answer to that order, once it has come, with its files, which may be of any type.
     pub(super) statistics: Option<(Answer, Vec<File>)>,
+    /// The locations of the vCPUs of a VM that spans cells, as last reported; none since one was to move.
+    pub(super) located: Option<Vec<VcpuLocation>>,
     /// Whether the VM is paused by order.
     pub(super) is_paused: bool,
     /// The order that pauses the VM (true) or resumes it, until it is answered.
@@ -114,6 +117,7 @@ impl State {
         (self.runs, self.is_cut_off, self.status_asked) = (false, false, None);
         (self.asked, self.answer) = (None, None);
         (self.statistics_asked, self.statistics) = (None, None);
+        self.located = None;
         (self.pausing, self.is_paused) = (None, false);
         (self.quit, self.is_quitting) = (None, false);
         self.starts += 1;
@@ -149,20 +153,14 @@ impl State {
         home.chain(parts).collect()
     }
 
-    /// The shards of a VM that spans cells of this host, each by its cell; empty if not all of them run.
-    pub(super) fn shards_of_cells(&self) -> Vec<(u16, i32)> {
-        let home = self.cells.first().copied().zip(self.home.as_deref());
-        let parts = self.parts.iter().flat_map(SecondaryShards::here);
-        let shards: Vec<(u16, i32)> = home
-            .into_iter()
-            .chain(parts)
-            .filter(|(_, process)| !process.has_ended())
-            .map(|(cell, process)| (cell, process.pid))
-            .collect();
-        if shards.len() == self.cells.len() {
-            shards
-        } else {
-            Vec::new()
+    /// The shards of a VM that spans cells, in their order, each by its cell; empty if not all of them run.
+    pub(super) fn shards_of_cells(&self) -> Vec<(u16, ShardHost)> {
+        let home = self.home.iter().map(|home| ShardHost::of_process(home));
+        let parts = self.parts.iter().flat_map(SecondaryShards::hosts);
+        let hosts: Option<Vec<ShardHost>> = home.chain(parts).collect();
+        match hosts {
+            Some(hosts) if hosts.len() == self.cells.len() => self.cells.iter().copied().zip(hosts).collect(),
+            _ => Vec::new(),
         }
     }
 

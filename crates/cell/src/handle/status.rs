@@ -14,8 +14,22 @@ use crate::secondary_shards::SecondaryShards;
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
 
 impl VmHandle {
-    /// The shards' counters.
+    /// The shards' counters, and the times of the vCPUs as the host counts them.
+    ///
+    /// # Errors
+    /// If the VM does not run, or a shard does not answer in time.
     pub fn status(&self) -> io::Result<Value> {
+        let mut status = self.counters()?;
+        let vcpus = self.vcpu_times(&status);
+        if let Some(status) = status.as_object_mut() {
+            // From the host, whatever the shard sent under this name.
+            status.insert("vcpus".to_owned(), vcpus.into());
+        }
+        Ok(status)
+    }
+
+    /// The shards' counters.
+    pub(super) fn counters(&self) -> io::Result<Value> {
         let now = Instant::now();
         let (parts, clocks) = {
             let mut state = self.state();
@@ -52,7 +66,6 @@ impl VmHandle {
             Some(Err(why)) => return Err(io::Error::other(why.clone())),
             None => return Err(io::Error::other("the VM does not answer")),
         };
-        let is_plain = state.cells.is_empty();
         let filtered = state.filtered.iter().map(|count| count.get());
         add_filtered(&mut status, filtered);
         if let Some(parts) = &state.parts {
@@ -60,11 +73,6 @@ impl VmHandle {
                 .statuses()
                 .ok_or_else(|| io::Error::other("a shard of the VM does not answer"))?;
             add_span(&mut status, &state.cells, clocks, statuses);
-        }
-        drop(state);
-        if is_plain && let Some(status) = status.as_object_mut() {
-            // From the host, whatever the shard sent under this name.
-            status.insert("vcpus".to_owned(), self.vcpu_times().into());
         }
         Ok(status)
     }
@@ -94,8 +102,10 @@ fn add_span(status: &mut Value, cells: &[u16], clocks: Vec<Value>, parts: Vec<Va
         "exits": status.get("exits"),
         "coherence": status.remove("coherence"),
         "clock": status.remove("clock"),
+        "stops": status.remove("stops"),
     });
     let counted: Vec<_> = std::iter::once(home).chain(parts).collect();
+    status.insert("stops".to_owned(), stops_in_all(&counted).into());
     let coherent = |(cell, shard)| Some((cell, coherence_of(shard)?));
     let (told, coherence): (Vec<_>, Vec<_>) = cells
         .iter()
@@ -123,6 +133,21 @@ fn add_span(status: &mut Value, cells: &[u16], clocks: Vec<Value>, parts: Vec<Va
         span.insert("coherence".to_owned(), told);
     }
     status.insert("span".to_owned(), span);
+}
+
+/// The stops of each vCPU, with those in all shards that it was in. A shard of the release before has none.
+fn stops_in_all(shards: &[Value]) -> Vec<Value> {
+    let of_vcpus = |shard: &Value| shard["stops"].as_array().cloned().unwrap_or_default();
+    let of_shards: Vec<Vec<Value>> = shards.iter().map(of_vcpus).collect();
+    let vcpus = of_shards.iter().map(Vec::len).max().unwrap_or(0);
+    let sum = |vcpu: usize, key: &str| {
+        let stops = of_shards
+            .iter()
+            .filter_map(|stops| stops.get(vcpu)?[key].as_u64());
+        stops.fold(0, u64::saturating_add)
+    };
+    let of_vcpu = |vcpu| json!({ "count": sum(vcpu, "count"), "stopped_ns": sum(vcpu, "stopped_ns") });
+    (0..vcpus).map(of_vcpu).collect()
 }
 
 /// The counters of a shard's coherent memory; none if the shard did not answer.
@@ -158,6 +183,25 @@ mod tests {
             status["span"],
             json!({ "cells": [3, 5], "vcpus": [3, 5, 5], "shards": shards })
         );
+    }
+
+    #[test]
+    fn stops_of_a_vcpu_are_counted_in_all_shards_that_it_was_in() {
+        let stops =
+            |count: u64| json!([{ "count": 0, "stopped_ns": 0 }, { "count": count, "stopped_ns": 5 }]);
+        let mut status = json!({ "vcpu_shards": [0, 1], "stops": stops(2) });
+        // The last shard's release does not count them.
+        let parts = vec![json!({ "stops": stops(3) }), json!({ "exits": [] })];
+        add_span(&mut status, &[3, 5, 8], Vec::new(), parts);
+        assert_eq!(
+            status["stops"],
+            json!([{ "count": 0, "stopped_ns": 0 }, { "count": 5, "stopped_ns": 10 }])
+        );
+        // A shard that a guest has taken over may count anything.
+        let parts = vec![json!({ "stops": [{ "count": u64::MAX, "stopped_ns": "x" }] })];
+        let mut status = json!({ "vcpu_shards": [0], "stops": stops(1) });
+        add_span(&mut status, &[3, 5], Vec::new(), parts);
+        assert_eq!(status["stops"][0], json!({ "count": u64::MAX, "stopped_ns": 0 }));
     }
 
     #[test]

@@ -9,34 +9,25 @@ use registry::vms::Record;
 
 use super::VmHandle;
 use crate::control_group::{ControlGroup, ControlGroupError};
+use crate::remote::part::RemotePart;
+use crate::remote::protocol::PartLimits;
+use crate::secondary_shards::SecondaryShards;
 
 impl VmHandle {
     /// Changes the VM's use of its host. An error leaves the changes before it as they are: limits come
     /// first, then one pin after another, then the memory, whose nodes the result names.
     ///
     /// # Errors
-    /// If a VM file may not say that, the host does not let this user limit anything, the VM has no such
-    /// vCPU, its vCPUs are on several hosts, or its memory may not be bound to these nodes.
+    /// If a VM file may not say that, a host does not let this user limit anything, the VM has no such vCPU,
+    /// another host does not answer, or its memory may not be bound to these nodes.
     pub fn update(&self, update: &Update) -> io::Result<Option<MemoryReport>> {
         let _updating = self.begin_update();
         let now = self.recorder().read(Record::clone);
         let record = now.ok_or_else(|| io::Error::other("the VM is not running just now"))?;
         let next = update.applied_to(&record.spec);
         let next = next.map_err(|fault| io::Error::other(format!("{}; {}", fault.message, fault.help)))?;
-        let has_remote_parts = self.state().has_remote_parts;
-        if has_remote_parts && !update.pins.is_empty() {
-            return Err(io::Error::other(
-                "vCPUs of a VM on several hosts keep to the CPUs of their cell: only the cells of this host \
-                 can pin its threads; `mirrorball move` takes a vCPU to another cell",
-            ));
-        }
-        if has_remote_parts && update.changes_limits() {
-            return Err(io::Error::other(
-                "the limits of a VM on several hosts can't be changed while it runs; start it with others",
-            ));
-        }
         if update.changes_limits() {
-            self.limit(&record, &next).map_err(io::Error::other)?;
+            self.limit_on_all_hosts(&record, &next)?;
             self.recorder().change(|record| {
                 let nodes = std::mem::take(&mut record.spec.memory_nodes);
                 record.spec = VmSpec {
@@ -50,6 +41,27 @@ impl VmHandle {
         }
         let place = |nodes: &Vec<u32>| self.place_memory(&record, nodes);
         update.memory_nodes.as_ref().map(place).transpose()
+    }
+
+    /// Limits the VM's processes on each host that it spans, this one last. Each host's group has the whole
+    /// limits, as at the start. If a host refuses, those that have changed get the former limits again.
+    fn limit_on_all_hosts(&self, record: &Record, next: &VmSpec) -> io::Result<()> {
+        let parts = {
+            let state = self.state();
+            let parts = state.parts.as_ref().map(SecondaryShards::remote);
+            if state.has_remote_parts && parts.is_none() {
+                return Err(io::Error::other("the VM is not running just now"));
+            }
+            parts.unwrap_or_default()
+        };
+        let parts: Vec<&RemotePart> = parts.iter().map(|part| &**part).collect();
+        let limit = |part: &RemotePart, spec: &VmSpec| part.limit(PartLimits::from(spec));
+        change_all(
+            &parts,
+            |part| limit(part, next),
+            |part| limit(part, &record.spec),
+            || self.limit(record, next).map_err(io::Error::other),
+        )
     }
 
     fn limit(&self, record: &Record, spec: &VmSpec) -> Result<(), ControlGroupError> {
@@ -79,5 +91,59 @@ impl VmHandle {
             self.state().group = None;
         }
         added.map(|()| group)
+    }
+}
+
+/// Changes all by `change`, one after another, then the rest by `last`. If one fails, those that have changed
+/// are changed back, the failed one too: it may have been cut off between its change and its answer.
+fn change_all<T: Copy>(
+    all: &[T],
+    change: impl Fn(T) -> io::Result<()>,
+    back: impl Fn(T) -> io::Result<()>,
+    last: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
+    let mut begun = 0;
+    let changed = all.iter().try_for_each(|one| {
+        begun += 1;
+        change(*one)
+    });
+    let changed = changed.and_then(|()| last());
+    if changed.is_err() {
+        // The error of the change is of more use than one of these.
+        all[..begun].iter().for_each(|one| _ = back(*one));
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn hosts_that_have_changed_are_changed_back_if_one_fails() {
+        let run = |failing: Option<u8>, last: io::Result<()>| {
+            let done = RefCell::new(Vec::new());
+            let change = |one: u8| {
+                done.borrow_mut().push(format!("+{one}"));
+                match failing == Some(one) {
+                    true => Err(io::Error::other(format!("host {one} refuses"))),
+                    false => Ok(()),
+                }
+            };
+            let back = |one: u8| {
+                done.borrow_mut().push(format!("-{one}"));
+                Err(io::Error::other("it is gone"))
+            };
+            let changed = change_all(&[1, 2, 3], change, back, || last);
+            (changed.map_err(|error| error.to_string()), done.take().join(" "))
+        };
+        assert_eq!(run(None, Ok(())), (Ok(()), "+1 +2 +3".to_owned()));
+        let refused = Err("host 2 refuses".to_owned());
+        assert_eq!(run(Some(2), Ok(())), (refused, "+1 +2 -1 -2".to_owned()));
+        let refused = Err("this host refuses".to_owned());
+        let last = Err(io::Error::other("this host refuses"));
+        assert_eq!(run(None, last), (refused, "+1 +2 +3 -1 -2 -3".to_owned()));
     }
 }

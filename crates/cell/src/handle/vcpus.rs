@@ -1,21 +1,19 @@
-//! The vCPUs of a VM on this host: their threads, and KVM's statistics of them.
+//! The vCPUs of a VM: their threads, and KVM's statistics of them.
 
 use std::fs::File;
 use std::io;
-use std::time::Duration;
 
-use hostinfo::kvm_statistics;
+use hostinfo::kvm_statistics::VcpuStatistics;
 use locks::IgnorePoison;
-use registry::cluster::interface::{Vcpu, VcpuStatistics};
+use registry::cluster::interface::Vcpu;
 use serde_json::{Value, json};
 use shard_api::launch::{Answer, Order};
 
 use super::VmHandle;
+use super::pins::{ShardHost, VcpuLocation, locations_in};
 use crate::affinity::{VcpuThread, threads_of};
-use crate::vcpu_statistics;
-
-/// Time limit for a shard to pass files. The figures are absent if it is busy for longer.
-const STATISTICS_LIMIT: Duration = Duration::from_secs(2);
+use crate::secondary_shards::SecondaryShards;
+use crate::vcpu_statistics::{STATISTICS_LIMIT, for_plain, for_spans, read_all, row};
 
 impl VmHandle {
     /// The vCPUs of a VM in a cell, each with the thread that runs it. Each shard of a spanning VM has a
@@ -31,12 +29,12 @@ impl VmHandle {
         };
         if cells.is_empty() {
             let (shard, threads) = self.own_threads()?;
-            let statistics = self.statistics();
+            let statistics = self.statistics(0);
             return Ok(threads
                 .into_iter()
                 .map(|thread| {
-                    let statistics = statistics.get(usize::from(thread.vcpu)).map(shown);
-                    vcpu(&vm, home, shard, thread, statistics)
+                    let kvm = statistics.get(usize::from(thread.vcpu)).map(for_plain);
+                    row(&vm, home, shard, thread, kvm)
                 })
                 .collect());
         }
@@ -45,36 +43,70 @@ impl VmHandle {
         if updating.is_some() {
             self.end_late_pins(&locations);
         }
+        // The state is not locked during the loop, which waits for the shards.
+        let shards = self.state().shards_of_cells();
         let mut vcpus = Vec::new();
-        for (number, location) in (0_u8..).zip(&locations) {
-            let threads = threads_of(location.shard)?.into_iter();
-            let own = threads.filter(|thread| thread.vcpu == number);
-            vcpus.extend(own.map(|thread| vcpu(&vm, location.cell, location.shard, thread, None)));
+        for (shard, (cell, host)) in shards.into_iter().enumerate() {
+            vcpus.extend(self.vcpus_in(&vm, shard, cell, &host, &locations)?);
         }
+        vcpus.sort_by_key(|known| known.vcpu);
         Ok(vcpus)
     }
 
-    /// The same for `inspect`, whether or not the VM is in a cell. Empty for a VM that spans cells, or does
-    /// not run.
-    pub(super) fn vcpu_times(&self) -> Vec<Value> {
-        if !self.state().cells.is_empty() {
-            return Vec::new();
+    /// The vCPUs of a VM that spans cells which are in one of its shards, on this host or another.
+    fn vcpus_in(
+        &self,
+        vm: &str,
+        shard: usize,
+        cell: u16,
+        host: &ShardHost,
+        locations: &[VcpuLocation],
+    ) -> io::Result<Vec<Vcpu>> {
+        if locations.iter().all(|location| location.shard != shard) {
+            return Ok(Vec::new());
         }
-        let Ok((_, threads)) = self.own_threads() else {
+        let threads = match host {
+            ShardHost::Here(pid) => {
+                let threads = threads_of(*pid)?;
+                let statistics = self.statistics(shard);
+                let known = threads.into_iter().map(|thread| {
+                    let kvm = statistics.get(usize::from(thread.vcpu)).map(for_spans);
+                    row(vm, cell, *pid, thread, kvm)
+                });
+                known.collect()
+            }
+            ShardHost::There(part) => part.vcpus()?,
+        };
+        Ok(resident(threads, vm, (shard, cell), locations))
+    }
+
+    /// The same for `inspect`, whether or not the VM is in a cell: `status` has the cells of the vCPUs of a
+    /// VM that spans some. Without those of a shard that does not run, or of a host that does not answer.
+    pub(super) fn vcpu_times(&self, status: &Value) -> Vec<Value> {
+        let cells = self.state().cells.clone();
+        if !cells.is_empty() {
+            let locations = locations_in(status, &cells).unwrap_or_default();
+            let shards = self.state().shards_of_cells();
+            let mut vcpus = Vec::new();
+            for (shard, (cell, host)) in shards.into_iter().enumerate() {
+                let known = self.vcpus_in("", shard, cell, &host, &locations);
+                vcpus.extend(known.unwrap_or_default());
+            }
+            vcpus.sort_by_key(|known| known.vcpu);
+            let shown = |vcpu: Vcpu| {
+                let mut all = times(&vcpu);
+                all["cell"] = json!(vcpu.cell);
+                all
+            };
+            return vcpus.into_iter().map(shown).collect();
+        }
+        let Ok((shard, threads)) = self.own_threads() else {
             return Vec::new();
         };
-        let statistics = self.statistics();
+        let statistics = self.statistics(0);
         let all = threads.into_iter().map(|thread| {
-            let mut all = json!({
-                "vcpu": thread.vcpu,
-                "thread_id": thread.id,
-                "ran_ms": thread.ran_ms,
-                "waited_ms": thread.waited_ms,
-            });
-            if let Some(statistics) = statistics.get(usize::from(thread.vcpu)) {
-                all["kvm"] = json!(shown(statistics));
-            }
-            all
+            let kvm = statistics.get(usize::from(thread.vcpu)).map(for_plain);
+            times(&row("", 0, shard, thread, kvm))
         });
         all.collect()
     }
@@ -94,8 +126,8 @@ impl VmHandle {
         Ok((home.pid, threads?))
     }
 
-    /// The files of KVM's statistics of some vCPUs, beginning with `first`. They may be of any type. Empty if
-    /// the shard passes none within [`STATISTICS_LIMIT`].
+    /// The files of the home's statistics of some vCPUs, beginning with `first`. They may be of any type.
+    /// Empty if the shard passes none within [`STATISTICS_LIMIT`].
     fn statistics_files(&self, first: u8) -> Vec<File> {
         let _counting = self.0.counting.lock().ignore_poison();
         {
@@ -121,52 +153,99 @@ impl VmHandle {
         }
     }
 
-    /// KVM's statistics of the vCPUs of a VM that does not span cells, by number. Empty if they are not
-    /// known: the host's KVM may have none, and the shard may be of the release before.
-    fn statistics(&self) -> Vec<kvm_statistics::VcpuStatistics> {
-        let mut all = Vec::new();
-        loop {
-            let Ok(first) = u8::try_from(all.len()) else {
-                return all;
-            };
-            let files = self.statistics_files(first);
-            if files.is_empty() {
-                return all;
-            }
-            for (file, vcpu) in files.iter().zip(first..=u8::MAX) {
-                match vcpu_statistics::read(file, vcpu) {
-                    Ok(statistics) => all.push(statistics),
-                    Err(error) => {
-                        tracing::warn!("{error}");
-                        return all;
-                    }
-                }
-            }
+    /// The same of one of the shards beside the home, on this host.
+    fn statistics_files_of_part(&self, index: usize, first: u8) -> Vec<File> {
+        let _counting = self.0.counting.lock().ignore_poison();
+        let is_ordered = {
+            let state = self.state();
+            let parts = state.parts.as_ref().filter(|_| state.runs);
+            parts.is_some_and(|parts| parts.order_statistics(index, first))
+        };
+        if !is_ordered {
+            return Vec::new();
         }
+        let state = self.wait(STATISTICS_LIMIT, |state| {
+            state.parts.as_ref().is_none_or(SecondaryShards::has_statistics)
+        });
+        let parts = state.parts.as_ref();
+        parts.map_or_else(Vec::new, SecondaryShards::take_statistics)
+    }
+
+    /// KVM's statistics of the vCPUs of a shard on this host, 0 for the home, by number.
+    fn statistics(&self, shard: usize) -> Vec<VcpuStatistics> {
+        read_all(|first| match shard.checked_sub(1) {
+            None => self.statistics_files(first),
+            Some(index) => self.statistics_files_of_part(index, first),
+        })
     }
 }
 
-fn shown(statistics: &kvm_statistics::VcpuStatistics) -> VcpuStatistics {
-    let halted = statistics.halted();
-    VcpuStatistics {
-        exits: statistics.exits,
-        halts: statistics.halts,
-        halted_ms: halted.and_then(|halted| u64::try_from(halted.as_millis()).ok()),
-        is_halted: statistics.is_halted,
-    }
-}
-
-fn vcpu(vm: &str, cell: u16, shard_pid: i32, thread: VcpuThread, kvm: Option<VcpuStatistics>) -> Vcpu {
-    Vcpu {
+/// Those of a shard's vCPUs that are in it. Each shard has a thread for each vCPU of its VM, and the monitor
+/// of a part on another host knows neither the VM's vCPUs in it nor the VM's name here.
+fn resident(
+    threads: Vec<Vcpu>,
+    vm: &str,
+    (shard, cell): (usize, u16),
+    locations: &[VcpuLocation],
+) -> Vec<Vcpu> {
+    let is_here = |known: &Vcpu| {
+        let location = locations.get(usize::from(known.vcpu));
+        location.is_some_and(|location| location.shard == shard)
+    };
+    let named = |known: Vcpu| Vcpu {
         vm: vm.to_owned(),
-        vcpu: thread.vcpu,
         cell,
-        shard_pid,
-        thread_id: thread.id,
-        cpus: thread.cpus,
-        last_cpu: thread.last_cpu,
-        ran_ms: thread.ran_ms,
-        waited_ms: Some(thread.waited_ms),
-        kvm,
+        ..known
+    };
+    threads.into_iter().filter(is_here).map(named).collect()
+}
+
+/// The thread of a vCPU and its times, for `inspect`.
+fn times(vcpu: &Vcpu) -> Value {
+    let mut all = json!({
+        "vcpu": vcpu.vcpu,
+        "thread_id": vcpu.thread_id,
+        "ran_ms": vcpu.ran_ms,
+        "waited_ms": vcpu.waited_ms,
+    });
+    if let Some(kvm) = &vcpu.kvm {
+        all["kvm"] = json!(kvm);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::affinity::VcpuThread;
+
+    use super::*;
+
+    #[test]
+    fn vcpus_of_a_shard_are_those_in_it_with_the_names_that_the_home_knows() {
+        let thread = |vcpu: u8| VcpuThread {
+            vcpu,
+            id: 100 + i32::from(vcpu),
+            cpus: vec![4, 5],
+            last_cpu: 4,
+            ran_ms: 10,
+            waited_ms: 20,
+        };
+        // As the monitor on another host lists them.
+        let listed = |vcpu: u8| row("", 9, 77, thread(vcpu), None);
+        let location = |shard| VcpuLocation {
+            cell: [3, 5][shard],
+            shard,
+        };
+        let locations = [0, 1, 1].map(location);
+        let here = resident((0..5).map(listed).collect(), "web", (1, 5), &locations);
+        let known: Vec<_> = here
+            .iter()
+            .map(|known| (&known.vm[..], known.vcpu, known.cell, known.shard_pid))
+            .collect();
+        assert_eq!(known, [("web", 1, 5, 77), ("web", 2, 5, 77)]);
+        assert_eq!(
+            times(&here[0]),
+            json!({ "vcpu": 1, "thread_id": 101, "ran_ms": 10, "waited_ms": 20 })
+        );
     }
 }

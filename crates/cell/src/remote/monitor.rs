@@ -29,12 +29,15 @@ use shard_api::message::ReceiveError;
 use shard_api::platform::HostProcessor;
 
 use super::connections::{Connections, connect, connect_first, receive};
+use super::host;
 use super::part::is_awaited;
 use super::protocol::{
-    Endpoint, Ends, FromPart, LaneEnds, OF_PART, Other, PartAnswer, PartRequest, PartStart, Role, ToPart,
+    Endpoint, Ends, FromPart, HostRequest, LaneEnds, OF_PART, Other, PartAnswer, PartRequest, PartStart,
+    Role, ToPart,
 };
 use super::reports::{AwaitedAnswers, tell, watch};
 use super::shared_memory::SlotResult;
+use crate::affinity;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::stream::beating;
 use crate::cluster::reservation::{Reservation, begin_part};
@@ -76,6 +79,7 @@ pub fn run(
             PartAnswer::Holds {
                 port: held.connections.port(),
                 processor: held.processor.clone(),
+                versions: OF_PART.versions,
             },
             Some(held),
         ),
@@ -102,6 +106,7 @@ struct Held {
     log: Arc<ShardLog>,
     record: Record,
     reservation: Reservation,
+    lister: host::VcpuLister,
     /// The number of this part among those that this host has had.
     number: u32,
 }
@@ -163,13 +168,14 @@ impl Held {
             log: Arc::new(log),
             record,
             reservation,
+            lister: host::VcpuLister::default(),
             number,
         })
     }
 
     /// Carries out the home's orders until there are no further ones. Nothing of the part is left when it
     /// returns.
-    fn serve(self) -> io::Result<()> {
+    fn serve(mut self) -> io::Result<()> {
         let (events, happened) = mpsc::channel();
         let home = self.listen(&events);
         let mut shard: Option<Arc<ShardProcess>> = None;
@@ -211,7 +217,7 @@ impl Held {
 
     /// Handles events, until there are no further ones; the shard may still run then.
     fn obey(
-        &self,
+        &mut self,
         home: &Arc<Mutex<UnixStream>>,
         happened: &mpsc::Receiver<Event>,
         events: &Sender<Event>,
@@ -266,6 +272,14 @@ impl Held {
                         tell(home, &FromPart::Answered(Answer::Refused { why }))?;
                     }
                 }
+                Event::Told(ToPart::OfHost { number, request }) => {
+                    self.act_on_host(
+                        home,
+                        number,
+                        request,
+                        shard.as_ref().map(|shard| (shard, &awaited)),
+                    )?;
+                }
                 Event::Gone => {
                     self.note(None);
                     (*shard, deadline) = (None, None);
@@ -273,6 +287,38 @@ impl Held {
                 Event::Told(ToPart::Leave) | Event::Alone => return Ok(()),
             }
         }
+    }
+
+    /// Carries out a request about this host, and answers it.
+    ///
+    /// # Errors
+    /// If the connection to the home has ended, or this process has no threads left.
+    fn act_on_host(
+        &mut self,
+        home: &Arc<Mutex<UnixStream>>,
+        number: u64,
+        request: HostRequest,
+        running: Option<(&Arc<ShardProcess>, &Arc<AwaitedAnswers>)>,
+    ) -> io::Result<()> {
+        let cell = self.request.cell;
+        let done = match (request, running) {
+            (HostRequest::Vcpus, Some((shard, awaited))) => {
+                return self.lister.begin(home, number, cell, shard, awaited);
+            }
+            (HostRequest::Pin { vcpu, cpus }, Some((shard, _))) => {
+                affinity::pin(shard.pid, vcpu, &cpus, Some(cell))
+            }
+            (HostRequest::Vcpus | HostRequest::Pin { .. }, None) => {
+                Err(io::Error::other("it is not running just now"))
+            }
+            (HostRequest::Limit(limits), running) => {
+                let shard = running.map(|(shard, _)| shard.pid);
+                let spec = limits.applied_to(&self.record.spec);
+                let limited = host::limit(&mut self.group, &self.request.vm, &spec, shard);
+                limited.map(|()| self.record.spec = spec)
+            }
+        };
+        host::answer(home, number, done)
     }
 
     /// Records the process of the shard.

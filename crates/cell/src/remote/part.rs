@@ -14,21 +14,30 @@ use config::VmSpec;
 use locks::lock;
 use policy::span::Part;
 use protocol::CellId;
+use registry::cluster::interface::Vcpu;
 use shard_api::launch::{Answer, Order, OrderId, Report};
 use shard_api::platform::HostProcessor;
+use urpc::version::Versions;
 
 use super::connections::{connect, receive};
+use super::host_requests::HostRequests;
 use super::launch;
-use super::protocol::{Endpoint, FromPart, OF_HOME, PartAnswer, PartRequest, PartStart, Role, ToPart, Token};
+use super::protocol::{
+    Endpoint, FromPart, HostAnswer, HostRequest, OF_HOME, PartAnswer, PartLimits, PartRequest, PartStart,
+    Role, ToPart, Token, acts_on_host,
+};
 use crate::cluster::hosts::{Hosts, PROGRAM};
 use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::reservation::ReservationError;
+use crate::text::printable;
 
 /// Maximum number of reports that are not read yet: each shard answers one order at a time.
 const HEARD_MAX: usize = 64;
 /// Time limit for the other host to start the part's monitor and pass on its answer: longer than the
 /// monitor's own limit.
 const ASK_LIMIT: Duration = launch::ANSWER_LIMIT.saturating_add(Duration::from_secs(10));
+/// Time limit for a part's monitor to answer a request about its host: it may wait for its shard for 2 s.
+const HOST_LIMIT: Duration = Duration::from_secs(4);
 /// Time limit for the other host to give the place back.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -40,10 +49,13 @@ pub struct RemotePart {
     heard: Mutex<Receiver<FromPart>>,
     lost: Arc<Mutex<Option<String>>>,
     processor: HostProcessor,
+    /// The versions of its monitor.
+    versions: Versions,
     awaited: Mutex<AwaitedOrders>,
+    requests: Arc<HostRequests>,
 }
 
-/// The pauses and resumes that a shard has not answered yet. It answers them in their order.
+/// The orders of [`is_awaited`] that a shard has not answered yet. It answers them in their order.
 #[derive(Debug, Default)]
 struct AwaitedOrders {
     last: u64,
@@ -70,7 +82,12 @@ impl AwaitedOrders {
 
 /// Whether the monitor of a part passes on the answer to this order, whatever it is.
 pub fn is_awaited(order: &Order) -> bool {
-    matches!(order, Order::Pause | Order::Resume)
+    matches!(order, Order::Pause | Order::Resume) || is_of_one_vcpu(order)
+}
+
+/// Whether monitors of the release before do not know that this order is awaited.
+fn is_of_one_vcpu(order: &Order) -> bool {
+    matches!(order, Order::StopVcpu { .. } | Order::ContinueVcpu { .. })
 }
 
 impl RemotePart {
@@ -99,8 +116,12 @@ impl RemotePart {
             token: Token::new()?,
         };
         let refused = |why: String| ReservationError::Refused(format!("host {}: {why}", host.name));
-        let (port, processor) = match ask(hosts, &request) {
-            Ok(PartAnswer::Holds { port, processor }) => (port, processor),
+        let (port, (processor, versions)) = match ask(hosts, &request) {
+            Ok(PartAnswer::Holds {
+                port,
+                processor,
+                versions,
+            }) => (port, (processor, versions)),
             Ok(PartAnswer::Refused { why }) => return Err(refused(why)),
             Err(error) => return Err(refused(error.to_string())),
         };
@@ -113,7 +134,7 @@ impl RemotePart {
         let socket = UnixStream::from(connect(hosts, &endpoint, Role::Control)?);
         Ok(Self::over(
             endpoint,
-            processor,
+            (processor, versions),
             socket,
             Duration::from_millis(hosts.site().silence_ms),
         )?)
@@ -121,7 +142,7 @@ impl RemotePart {
 
     fn over(
         endpoint: Endpoint,
-        processor: HostProcessor,
+        (processor, versions): (HostProcessor, Versions),
         socket: UnixStream,
         silence: Duration,
     ) -> io::Result<Self> {
@@ -133,14 +154,18 @@ impl RemotePart {
         let (said, heard) = mpsc::sync_channel(HEARD_MAX);
         let lost = Arc::new(Mutex::new(None));
         let (losing, place) = (lost.clone(), endpoint.to_string());
+        let requests = Arc::<HostRequests>::default();
+        let answering = requests.clone();
         std::thread::Builder::new().name("remote".into()).spawn(move || {
             let mut incoming = BufReader::new(incoming);
             let why = loop {
                 match receive(&mut incoming) {
                     Ok(FromPart::Lost(why)) => break why,
+                    Ok(FromPart::OfHost { number, answer }) => answering.answered(number, answer),
                     Ok(other) => {
                         // The receiver is gone: the part has ended.
                         if said.send(other).is_err() {
+                            answering.lost();
                             return;
                         }
                     }
@@ -154,6 +179,7 @@ impl RemotePart {
                 }
             };
             lock(&losing).get_or_insert(why);
+            answering.lost();
         })?;
         Ok(Self {
             endpoint,
@@ -161,7 +187,9 @@ impl RemotePart {
             heard: Mutex::new(heard),
             lost,
             processor,
+            versions,
             awaited: Mutex::default(),
+            requests,
         })
     }
 
@@ -187,8 +215,16 @@ impl RemotePart {
         self.tell(&ToPart::Start(Box::new(start)))
     }
 
-    /// Sends an order to its shard. Returns the number of a pause or a resume, which its answer will have.
+    /// Sends an order to its shard. Returns the number of an order of [`is_awaited`], which its answer will
+    /// have.
+    ///
+    /// # Errors
+    /// If the connection has ended, or the part's monitor is of the release before and the order stops one
+    /// vCPU.
     pub fn order(&self, order: &Order) -> io::Result<OrderId> {
+        if is_of_one_vcpu(order) {
+            self.check_versions()?;
+        }
         // Numbers are in the order in which the orders are sent.
         let mut awaited = lock(&self.awaited);
         self.tell(&ToPart::Order(order.clone()))?;
@@ -198,14 +234,79 @@ impl RemotePart {
         })
     }
 
-    /// The answer to the first pause or resume without one, as a report of its shard.
+    /// Lists the vCPUs' threads of its shard, with KVM's statistics. A part's shard has a thread for each
+    /// vCPU of the VM.
+    ///
+    /// # Errors
+    /// If its monitor is lost, is of the release before, refuses, or does not answer in time.
+    pub fn vcpus(&self) -> io::Result<Vec<Vcpu>> {
+        match self.ask_host(HostRequest::Vcpus)? {
+            HostAnswer::Vcpus(vcpus) => Ok(vcpus),
+            _ => Err(not_an_answer()),
+        }
+    }
+
+    /// Restricts a vCPU's thread of its shard to these CPUs, or to all of its cell when `cpus` is empty.
+    ///
+    /// # Errors
+    /// As [`RemotePart::vcpus`].
+    pub fn pin(&self, vcpu: u8, cpus: &[usize]) -> io::Result<()> {
+        let cpus = cpus.to_vec();
+        self.confirm(HostRequest::Pin { vcpu, cpus })
+    }
+
+    /// Sets the weight and the limits of its control group.
+    ///
+    /// # Errors
+    /// As [`RemotePart::vcpus`].
+    pub fn limit(&self, limits: PartLimits) -> io::Result<()> {
+        self.confirm(HostRequest::Limit(limits))
+    }
+
+    fn confirm(&self, request: HostRequest) -> io::Result<()> {
+        match self.ask_host(request)? {
+            HostAnswer::Done => Ok(()),
+            _ => Err(not_an_answer()),
+        }
+    }
+
+    /// Sends a request about its host, and waits for the answer; a refusal is an error.
+    fn ask_host(&self, request: HostRequest) -> io::Result<HostAnswer> {
+        self.check_versions()?;
+        let send = |number| self.tell(&ToPart::OfHost { number, request });
+        let answer = self.requests.ask(HOST_LIMIT, send).map_err(|error| {
+            let why = format!("{}: {error}", self.endpoint);
+            io::Error::new(error.kind(), why)
+        })?;
+        match answer {
+            HostAnswer::Refused { why } => Err(io::Error::other(format!(
+                "{}: {}",
+                self.endpoint,
+                printable(&why)
+            ))),
+            answer => Ok(answer),
+        }
+    }
+
+    fn check_versions(&self) -> io::Result<()> {
+        if acts_on_host(self.versions) {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "host {} had the release before when the VM started, which acts on whole VMs only; help: upgrade \
+             it, then stop the VM and start it again",
+            self.endpoint.host
+        )))
+    }
+
+    /// The answer to the first order without one, as a report of its shard.
     pub fn answered(&self, answer: Answer) -> Option<Report> {
         let to = lock(&self.awaited).end()?;
         Some(Report::Answer { to, answer })
     }
 
     /// A report of its shard. A refusal by the release before, which passes it on as any report, is the
-    /// answer to a pause or resume if there is one without.
+    /// answer to an order of [`is_awaited`] if there is one without.
     pub fn numbered(&self, report: Report) -> Report {
         match report {
             Report::Answer {
@@ -245,6 +346,10 @@ impl Drop for RemotePart {
     fn drop(&mut self) {
         let _ = lock(&self.sending).shutdown(Shutdown::Both);
     }
+}
+
+fn not_an_answer() -> io::Error {
+    io::Error::other("the other host gave an answer to another request")
 }
 
 /// A reason why a part's monitor is not started.
@@ -306,88 +411,4 @@ fn output_within(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use shard_api::relation::Counter;
-
-    use super::*;
-
-    fn ended(script: &str, limit: Duration) -> Result<(Vec<u8>, Vec<u8>), AskError> {
-        let (near, far) = UnixStream::pair().unwrap();
-        let script = script.to_owned();
-        std::thread::spawn(move || {
-            agent::server::serve_programs(far, |request| {
-                request.argv = ["sh", "-c", &script].map(str::to_owned).into();
-                Ok::<_, io::Error>(())
-            })
-        });
-        let command = ExecRequest {
-            argv: vec![PROGRAM.to_owned()],
-            env: Vec::new(),
-            cwd: None,
-            tty: None,
-        };
-        let (tell, told) = mpsc::channel();
-        std::thread::spawn(move || tell.send(output_within(near, command, b"in".to_vec(), limit)));
-        told.recv_timeout(Duration::from_secs(20)).expect("an answer")
-    }
-
-    /// A part whose monitor's end of the connection is returned.
-    fn part() -> (RemotePart, UnixStream) {
-        let (near, far) = UnixStream::pair().unwrap();
-        let endpoint = Endpoint {
-            host: "beta".to_owned(),
-            cell: 1,
-            address: "127.0.0.1:1".parse().unwrap(),
-            token: Token::new().unwrap(),
-        };
-        let processor = HostProcessor {
-            leaves: Vec::new(),
-            counter: Counter {
-                khz: 2_000_000,
-                digits: None,
-            },
-            relies_on_counter: true,
-        };
-        let part = RemotePart::over(endpoint, processor, near, Duration::from_secs(20)).unwrap();
-        (part, far)
-    }
-
-    #[test]
-    fn answers_of_another_host_have_the_numbers_of_the_pauses_and_resumes() {
-        let (part, _far) = part();
-        let pause = part.order(&Order::Pause).unwrap();
-        part.order(&Order::Step { offset: 1 }).unwrap();
-        let resume = part.order(&Order::Resume).unwrap();
-        assert!(resume > pause && pause > OrderId::default());
-        let answered = |to, answer| Some(Report::Answer { to, answer });
-        assert_eq!(part.answered(Answer::Done), answered(pause, Answer::Done));
-        // The release before passes a refusal on as any report, with a number of its own.
-        let refused = Answer::Refused {
-            why: "the order is for the VM's home".to_owned(),
-        };
-        let to = OrderId {
-            incarnation: 7,
-            request: 7,
-        };
-        let report = Report::Answer { to, answer: refused };
-        assert!(matches!(part.numbered(report.clone()), Report::Answer { to, .. } if to == resume));
-        assert_eq!(part.answered(Answer::Done), None, "all are answered");
-        assert_eq!(part.numbered(report.clone()), report);
-    }
-
-    #[test]
-    fn answer_of_a_command_is_received() {
-        let (output, said) = ended("cat; echo out >&2", Duration::from_secs(20)).unwrap();
-        assert_eq!((&output[..], &said[..]), (&b"in"[..], &b"out\n"[..]));
-    }
-
-    #[test]
-    fn command_that_does_not_answer_fails_at_the_limit() {
-        let since = Instant::now();
-        let why = ended("sleep 60", Duration::from_secs(1)).unwrap_err().to_string();
-        assert!(why.starts_with("it has not answered for 1 s"), "{why}");
-        assert!(since.elapsed() >= Duration::from_secs(1));
-    }
-}
+mod tests;

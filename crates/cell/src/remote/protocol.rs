@@ -6,7 +6,8 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::ops::Range;
 
-use config::VmSpec;
+use config::{Size, VmSpec};
+use registry::cluster::interface::Vcpu;
 use registry::json_line::Protocol;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -18,11 +19,23 @@ use super::shared_memory::Offer;
 
 /// The protocol of a part as the home speaks it. The shards of a VM also exchange packets and pages, whose
 /// form has no version of its own: it changes with this version, and older ones are refused.
+///
+/// Since version 2 a part's monitor obeys [`ToPart::OfHost`], and passes on the answers to orders that stop
+/// one vCPU.
 pub const OF_HOME: Protocol = Protocol {
     name: "the protocol of VMs over several hosts",
     peer: "the other host",
-    versions: Versions { oldest: 1, newest: 1 },
+    versions: Versions { oldest: 1, newest: 2 },
 };
+
+/// The first version whose monitors of parts act on single vCPUs and on their host.
+const ACTS_ON_HOST: u16 = 2;
+
+/// Whether a monitor of a part that speaks these versions acts on single vCPUs and on its host.
+pub fn acts_on_host(part: Versions) -> bool {
+    part.newest >= ACTS_ON_HOST
+}
+
 /// The protocol as a part's monitor speaks it.
 pub const OF_PART: Protocol = Protocol {
     peer: "the home's host",
@@ -88,6 +101,9 @@ pub enum PartAnswer {
         port: u16,
         /// The processor of its host.
         processor: HostProcessor,
+        /// The versions of its program; the first if the answer has none.
+        #[serde(default)]
+        versions: Versions,
     },
     /// The part is refused.
     Refused {
@@ -171,8 +187,80 @@ pub enum ToPart {
     Start(Box<PartStart>),
     /// An order for the shard.
     Order(Order),
+    /// A request about the part's host. Sent only to a monitor that [`acts_on_host`].
+    OfHost {
+        /// Number of the request, which its answer has.
+        number: u64,
+        /// The request.
+        request: HostRequest,
+    },
     /// The VM has ended: give the place back.
     Leave,
+}
+
+/// A request to a part's monitor about its host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostRequest {
+    /// List the vCPUs' threads of the part's shard, with KVM's statistics.
+    Vcpus,
+    /// Restrict a vCPU's thread to CPUs of the part's cell.
+    Pin {
+        /// The vCPU's number.
+        vcpu: u8,
+        /// The CPUs; all of the cell when empty.
+        cpus: Vec<usize>,
+    },
+    /// Set the weight and the limits of the part's control group. An absent one is removed.
+    Limit(PartLimits),
+}
+
+/// The weight and the limits that can be changed while a VM runs, as in its spec.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PartLimits {
+    /// CPU weight.
+    pub cpu_weight: Option<u16>,
+    /// Limit of host CPUs.
+    pub cpu_limit: Option<f64>,
+    /// Limit of host memory.
+    pub memory_limit: Option<Size>,
+}
+
+impl From<&VmSpec> for PartLimits {
+    fn from(spec: &VmSpec) -> Self {
+        Self {
+            cpu_weight: spec.cpu_weight,
+            cpu_limit: spec.cpu_limit,
+            memory_limit: spec.memory_limit,
+        }
+    }
+}
+
+impl PartLimits {
+    /// The spec with these limits.
+    pub fn applied_to(&self, spec: &VmSpec) -> VmSpec {
+        VmSpec {
+            cpu_weight: self.cpu_weight,
+            cpu_limit: self.cpu_limit,
+            memory_limit: self.memory_limit,
+            ..spec.clone()
+        }
+    }
+}
+
+/// The answer to a request about a part's host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostAnswer {
+    /// The request was carried out.
+    Done,
+    /// The vCPUs of the VM, each with its thread in the part's shard.
+    Vcpus(Vec<Vcpu>),
+    /// The request was not carried out.
+    Refused {
+        /// Reason, in one line.
+        why: String,
+    },
 }
 
 /// From a part's monitor to the home.
@@ -181,9 +269,16 @@ pub enum ToPart {
 pub enum FromPart {
     /// A report of the shard.
     Report(Report),
-    /// The shard's answer to the first pause or resume that it has not answered yet. A home that sends
-    /// neither gets none.
+    /// The shard's answer to the first order of [`is_awaited`](super::part::is_awaited) that it has not
+    /// answered yet. A home that sends none of these gets none.
     Answered(Answer),
+    /// The answer to a [`ToPart::OfHost`].
+    OfHost {
+        /// Number of the request.
+        number: u64,
+        /// The answer.
+        answer: HostAnswer,
+    },
     /// The shard's process has ended, or did not start, for this reason.
     Gone(String),
     /// The place is lost, for this reason.
@@ -238,6 +333,40 @@ pub struct Other {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn part_of_the_release_before_names_no_versions_and_is_sent_no_request_about_its_host() {
+        let processor = serde_json::json!({
+            "leaves": [], "counter": { "khz": 1, "digits": null }, "relies_on_counter": true,
+        });
+        let mut answer = serde_json::json!({ "answer": "holds", "port": 1, "processor": processor });
+        let versions = |answer: &serde_json::Value| match serde_json::from_value(answer.clone()).unwrap() {
+            PartAnswer::Holds { versions, .. } => versions,
+            other => panic!("{other:?}"),
+        };
+        assert!(!acts_on_host(versions(&answer)));
+        answer["versions"] = serde_json::to_value(OF_PART.versions).unwrap();
+        assert!(acts_on_host(versions(&answer)));
+        // That release speaks the first version alone, and this one still does.
+        assert_eq!(OF_HOME.versions.agree(Versions::FIRST, "", "").unwrap(), 1);
+    }
+
+    #[test]
+    fn limits_of_a_part_replace_those_of_its_spec_and_nothing_else() {
+        let text = "image = \"x\"\ncpus = 3\ncpu_weight = 200\ncpu_limit = 1.5\n";
+        let spec = config::parse("vm.toml", text).unwrap();
+        let limits = PartLimits {
+            cpu_weight: Some(300),
+            cpu_limit: None,
+            memory_limit: Some(Size(1 << 30)),
+        };
+        let sent = HostRequest::Limit(limits.clone());
+        let line = serde_json::to_string(&sent).unwrap();
+        assert_eq!(serde_json::from_str::<HostRequest>(&line).unwrap(), sent);
+        let after = limits.applied_to(&spec);
+        assert_eq!((after.cpus, &after.image), (3, &spec.image));
+        assert_eq!(PartLimits::from(&after), limits);
+    }
 
     #[test]
     fn a_name_that_leaves_its_folder_is_refused_at_the_wire() {

@@ -1,5 +1,5 @@
-//! An order to several shards, which is carried out when each of them has done so. Pure decisions, without
-//! clock, threads or sockets.
+//! An order to one or several shards, which is carried out when each of them has done so. Pure decisions,
+//! without clock, threads or sockets.
 //!
 //! An answer may arrive before the sender knows the number of its order. So answers of a shard are kept until
 //! then.
@@ -47,6 +47,16 @@ impl GroupOrder {
     /// An order that `count` shards are about to receive.
     pub fn new(count: usize) -> Self {
         let shards = (0..count).map(|_| Reply::Unsent(Vec::new())).collect();
+        Self { shards }
+    }
+
+    /// An order that one of `count` shards is about to receive.
+    pub fn to_one(count: usize, shard: usize) -> Self {
+        let reply = |of: usize| match of == shard {
+            true => Reply::Unsent(Vec::new()),
+            false => Reply::Done,
+        };
+        let shards = (0..count).map(reply).collect();
         Self { shards }
     }
 
@@ -194,6 +204,23 @@ mod tests {
         order.answered(1, id(11), &Answer::Done);
         order.answered(1, id(11), &refused("a second answer"));
         assert_eq!(order.outcome(false), Some(Ok(())));
+    }
+
+    #[test]
+    fn order_to_one_shard_waits_for_no_other() {
+        let mut order = GroupOrder::to_one(3, 1);
+        assert_eq!(order.outcome(false), None);
+        order.answered(0, id(11), &refused("a shard without the order"));
+        assert_eq!(order.outcome(false), None);
+        order.sent(1, Ok(id(11)));
+        order.answered(2, id(11), &refused("a shard without the order"));
+        order.answered(1, id(11), &Answer::Done);
+        assert_eq!(order.outcome(false), Some(Ok(())));
+        let mut order = GroupOrder::to_one(3, 2);
+        order.sent(2, Ok(id(12)));
+        assert_eq!(order.outcome(true), Some(Err((2, Failure::Silent))));
+        order.lost(2);
+        assert_eq!(order.outcome(false), Some(Err((2, Failure::Lost))));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod boots;
 mod ends;
 mod pages;
 mod places;
+mod vcpus;
 
 use std::fs::File;
 use std::process::{Command, ExitCode};
@@ -38,7 +39,7 @@ const NOT_SHARING: &str = "pages_come_by_streams_where_hosts_see_different_memor
 
 type Story = (&'static str, SpanTransport, fn(&Two));
 
-const STORIES: [Story; 26] = [
+const STORIES: [Story; 27] = [
     (
         "vm_without_coherent_memory_is_refused_before_any_place_is_taken",
         SpanTransport::Tls,
@@ -139,6 +140,11 @@ const STORIES: [Story; 26] = [
         "part_that_dies_on_another_host_is_named_as_the_reason",
         SpanTransport::Tls,
         ends::witness_home,
+    ),
+    (
+        "vcpus_of_a_part_are_stopped_counted_pinned_and_limited_on_its_host",
+        SpanTransport::Tls,
+        vcpus::acted_on,
     ),
     (SHARING[0], SpanTransport::Tls, pages::pages_come_by_memory),
     (SHARING[1], SpanTransport::Plain, pages::pages_come_by_memory),

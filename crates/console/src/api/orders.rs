@@ -72,7 +72,7 @@ pub(super) async fn kill_vm(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct PauseWords {
-    /// Only this vCPU, of a VM that does not span cells. It goes on by itself.
+    /// Only this vCPU. It goes on by itself.
     #[param(value_type = Option<u8>)]
     vcpu: Option<String>,
     /// Length of the vCPU's stop from now, in milliseconds: 1 to 100, and 100 when absent. A further request

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use agent::client::ClientError;
+use agent::protocol::Attached;
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::console::{FOLLOW, LOG};
@@ -76,13 +78,56 @@ pub fn logs(name: &str, follow: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs a program in a VM.
-pub fn exec(name: &str, no_tty: bool, wait: Option<Duration>, argv: &[String]) -> Result<ExitCode> {
+/// A program of `exec`.
+pub enum Program<'a> {
+    /// A program that starts.
+    New {
+        /// The program and its arguments.
+        argv: &'a [String],
+        /// Whether it has a terminal if this process has one at both ends.
+        has_terminal: bool,
+        /// Id under which it is kept if the connection is lost.
+        keep: Option<&'a str>,
+    },
+    /// A program that is kept under this id.
+    Kept(&'a str),
+}
+
+/// Runs a program in a VM, or goes on with one.
+pub fn exec(name: &str, wait: Option<Duration>, program: &Program<'_>) -> Result<ExitCode> {
     let folder = here!(name);
     let agent = guest::connect_booting(name, &folder, wait)?;
-    let status = agent::client::exec(agent, &guest::request(argv, !no_tty))
-        .map_err(|error| guest::explain(name, error))?;
+    let (status, id) = match *program {
+        Program::New {
+            argv,
+            has_terminal,
+            keep,
+        } => {
+            let request = guest::request(argv, has_terminal);
+            let status = match keep {
+                None => agent::client::exec(agent, &request),
+                Some(id) => agent::client::exec_kept(agent, id, &request),
+            };
+            (status, keep)
+        }
+        Program::Kept(id) => (agent::client::attach(agent, id, note_dropped), Some(id)),
+    };
+    let status = status.map_err(|error| match (&error, id) {
+        (ClientError::Io(_), Some(id)) => {
+            let help = format!("the program runs on for a minute: `mirrorball exec {name} --attach {id}`");
+            miette!(help = help, "{name}: the connection to the guest's agent is lost")
+        }
+        _ => guest::explain(name, error),
+    })?;
     Ok(ExitCode::from(status.code()))
+}
+
+/// Reports that output of a kept program is missing.
+fn note_dropped(attached: Attached) {
+    if attached.dropped_bytes > 0 {
+        let bytes = attached.dropped_bytes;
+        eprintln!("mirrorball: {bytes} bytes of its output were dropped while it had no client");
+    }
 }
 
 /// Presses the power button; kills the VM when it does not end in time.

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 
+use agent::client::ClientError;
 use agent::protocol::ExecRequest;
 use cell::cluster::commands::{FORWARDED_VARIABLE, OWNER_VARIABLE};
 use cell::cluster::hosts::{Hosts, PROGRAM};
-use miette::{IntoDiagnostic, Result, miette};
+use miette::{IntoDiagnostic, Report, Result, miette};
 use nix::unistd::geteuid;
 use registry::cluster::client;
 use registry::cluster::files::Files;
@@ -68,8 +69,29 @@ fn forward(hosts: &Hosts, cell: u16) -> Result<ExitCode> {
         argv.push(argument.map_err(|argument| miette!("{} is not UTF-8", argument.display()))?);
     }
     let stream = hosts.command(cell).into_diagnostic()?;
-    let status = agent::client::exec(stream, &command_request(&argv, true)).into_diagnostic()?;
+    let status = agent::client::exec(stream, &command_request(&argv, true));
+    let status = status.map_err(|error| {
+        let site = hosts.site();
+        let host = site.host_of(cell).map(|host| &host.name[..]);
+        relay_failure(error, host.unwrap_or("of the cell"), &argv)
+    })?;
     Ok(ExitCode::from(status.code()))
+}
+
+/// The error of a command that another host runs. `argv` is the command with its program.
+fn relay_failure(error: ClientError, host: &str, argv: &[String]) -> Report {
+    if !matches!(error, ClientError::Io(_)) {
+        return Err::<(), _>(error).into_diagnostic().unwrap_err();
+    }
+    let lost = format!("relay lost: the connection to host {host}, which runs the command, has ended");
+    let is_exec = argv.get(1).is_some_and(|command| command == "exec");
+    match is_exec {
+        true => miette!(
+            help = "a program of `exec --keep ID` runs on for a minute: `mirrorball exec VM --attach ID`",
+            "{lost}"
+        ),
+        false => miette!("{lost}"),
+    }
 }
 
 /// VMs on the other hosts of the cluster.
@@ -113,4 +135,30 @@ pub(super) fn command_request(argv: &[String], terminal: bool) -> ExecRequest {
     let folder = std::env::current_dir().ok();
     request.cwd = folder.and_then(|folder| folder.into_os_string().into_string().ok());
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_relay_of_exec_names_the_host_and_the_way_back() {
+        let argv = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let lost = || ClientError::Io(std::io::ErrorKind::UnexpectedEof.into());
+        let exec = relay_failure(lost(), "beta", &argv(&["mirrorball", "exec", "web", "--", "sh"]));
+        assert!(
+            exec.to_string()
+                .starts_with("relay lost: the connection to host beta")
+        );
+        assert!(
+            exec.help()
+                .is_some_and(|help| help.to_string().contains("--attach ID"))
+        );
+        let other = relay_failure(lost(), "beta", &argv(&["mirrorball", "stop", "web"]));
+        assert!(other.to_string().starts_with("relay lost") && other.help().is_none());
+        // A refusal is no loss.
+        let refused = ClientError::Refused("only programs are run here".to_owned());
+        let refused = relay_failure(refused, "beta", &argv(&["mirrorball", "exec"]));
+        assert_eq!(refused.to_string(), "only programs are run here");
+    }
 }

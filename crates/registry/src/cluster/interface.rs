@@ -251,7 +251,7 @@ pub struct Vcpu {
     /// the release before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
-    /// KVM's statistics of it; none for a VM that spans cells, or where the host's KVM has none.
+    /// KVM's statistics of it, in the shard that it is in; none where the host's KVM has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kvm: Option<VcpuStatistics>,
 }
@@ -265,10 +265,11 @@ pub struct VcpuStatistics {
     /// Exits because the guest halted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halts: Option<u64>,
-    /// Time that it was halted, in milliseconds. A halt that goes on is missing.
+    /// Time that it was halted, in milliseconds. A halt that goes on is missing. None for a VM that spans
+    /// cells, whose shards wait for the ends of halts themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halted_ms: Option<u64>,
-    /// Whether it is halted now.
+    /// Whether it is halted now. None for a VM that spans cells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_halted: Option<bool>,
 }

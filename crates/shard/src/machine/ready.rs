@@ -1,16 +1,13 @@
 //! A machine with its vCPUs, which accepts no further devices: the vCPUs for their threads, and the rest of
 //! the machine.
 
-use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kvm_ioctls::{VcpuFd, VmFd};
 use serde_json::Value;
-use tracing::debug;
 
 use super::error::{MachineError, kvm};
-use super::vcpus::{boot, leaves_of_vcpu, prepare_vcpu, second, statistics};
+use super::vcpus::{boot, leaves_of_vcpu, prepare_vcpu, second};
 use super::{KernelLoad, Machine, Start};
 use crate::arch::x86_64::layout::Layout;
 use crate::bus::Bus;
@@ -43,8 +40,6 @@ pub struct PlainVm {
     pub sharing: Option<Sharing>,
     /// The vCPUs, for other threads to use while they are paused.
     pub vcpus: Vec<VcpuFd>,
-    /// The files of KVM's statistics of the vCPUs; empty where the host's KVM has none.
-    pub statistics: Vec<OwnedFd>,
 }
 
 impl PlainVm {
@@ -154,11 +149,6 @@ impl Machine {
             }
             Start::Boot { .. } => None,
         };
-        let files: io::Result<Vec<OwnedFd>> = seconds.iter().map(statistics).collect();
-        let files = files.unwrap_or_else(|error| {
-            debug!("the host's KVM has no statistics of vCPUs: {error}");
-            Vec::new()
-        });
         let running = Running {
             vm: self.vm,
             layout: self.layout,
@@ -178,7 +168,6 @@ impl Machine {
             kind: kind.map_plain(|sharing| PlainVm {
                 sharing,
                 vcpus: seconds,
-                statistics: files,
             }),
         })
     }

@@ -57,7 +57,7 @@ const KVM_GET_STATS_FD: libc::c_ulong = 0xaece;
 ///
 /// # Errors
 /// Fails if the host's KVM has no such file (before Linux 5.14), or the process has no descriptors left.
-pub(super) fn statistics(fd: &VcpuFd) -> io::Result<OwnedFd> {
+pub fn statistics(fd: &VcpuFd) -> io::Result<OwnedFd> {
     // SAFETY: the request has no argument, and returns a new descriptor.
     let file = unsafe { libc::ioctl(fd.as_raw_fd(), KVM_GET_STATS_FD) };
     if file < 0 {

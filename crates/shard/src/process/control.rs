@@ -1,9 +1,8 @@
 //! The first thread while the VM runs: it serves the monitor's orders, waits for the end and stops the other
 //! threads.
 
-use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,11 +18,12 @@ use super::status::status;
 use super::vcpus::VcpuThreads;
 use crate::chain::chain;
 use crate::kind::{RunningKind, VmKind};
-use crate::launch::{Answer, Ending, MoveReport, Order, Report, STATISTICS_FILES_MAX};
+use crate::launch::{Answer, Ending, MoveReport, Order, Report};
 use crate::machine::{PlainVm, Running};
 use crate::memory::nodes::MemoryNodes;
 use crate::pci::PciBus;
 use crate::quiescer::Quiescer;
+use crate::span::router::Router;
 use crate::virtio::balloon::BalloonHandle;
 use crate::virtio::block::FullDisks;
 
@@ -161,12 +161,6 @@ fn for_plain_vms() -> Answer {
     Answer::Refused { why }
 }
 
-fn no_vcpu(vcpu: u8) -> Answer {
-    Answer::Refused {
-        why: format!("the VM has no vCPU {vcpu}"),
-    }
-}
-
 fn not_paused() -> Answer {
     let why = format!(
         "its disks take more than {} s to finish the I/O in flight, so that it cannot be paused",
@@ -204,7 +198,7 @@ impl OrderContext<'_, '_> {
                 let console = self.running.console.counters();
                 Answer::Status(status(self.vcpus, console, self.bus, self.kind))
             }
-            Order::VcpuStatistics { first } => return self.statistics(first),
+            Order::VcpuStatistics { first } => return self.vcpus.pass_statistics(first),
             Order::Move { vcpu, shard } => Answer::Moved(self.move_vcpu(vcpu, shard)),
             Order::Step { offset } => {
                 match self.kind {
@@ -231,8 +225,8 @@ impl OrderContext<'_, '_> {
                 self.hold.end(plain);
                 Answer::Done
             }
-            Order::StopVcpu { vcpu, for_ms } => self.stop_vcpu(vcpu, for_ms),
-            Order::ContinueVcpu { vcpu } => self.continue_vcpu(vcpu),
+            Order::StopVcpu { vcpu, for_ms } => self.vcpus.obey_stop(vcpu, for_ms, self.router()),
+            Order::ContinueVcpu { vcpu } => self.vcpus.obey_continue(vcpu, self.router()),
             Order::Nmi => self.nmi(),
             Order::Reset => return Outcome::End(Ending::Reboot),
             Order::Quit => return Outcome::End(Ending::Quit),
@@ -268,45 +262,11 @@ impl OrderContext<'_, '_> {
         }
     }
 
-    fn statistics(&self, first: u8) -> Outcome {
-        let VmKind::Plain(PlainVm { statistics, .. }) = self.kind else {
-            return Outcome::Answer(for_plain_vms());
-        };
-        let wanted = statistics.iter().skip(first.into()).take(STATISTICS_FILES_MAX);
-        let files: io::Result<Vec<OwnedFd>> = wanted.map(OwnedFd::try_clone).collect();
-        match files {
-            Ok(files) => {
-                // There are 64 at most.
-                let count = files.len() as u8;
-                Outcome::AnswerWithFiles(Answer::VcpuStatistics { files: count }, files)
-            }
-            Err(error) => Outcome::Answer(Answer::Refused { why: chain(&error) }),
-        }
-    }
-
-    fn stop_vcpu(&self, vcpu: u8, for_ms: u16) -> Answer {
-        let VmKind::Plain(_) = self.kind else {
-            return for_plain_vms();
-        };
-        match self.vcpus.stop_one(vcpu, Duration::from_millis(for_ms.into())) {
-            Some(Ok(())) => Answer::Done,
-            Some(Err(error)) => Answer::Refused {
-                why: error.to_string(),
-            },
-            None => no_vcpu(vcpu),
-        }
-    }
-
-    fn continue_vcpu(&self, vcpu: u8) -> Answer {
-        let VmKind::Plain(_) = self.kind else {
-            return for_plain_vms();
-        };
-        match self.vcpus.stops.get(usize::from(vcpu)) {
-            Some(stop) => {
-                stop.go_on();
-                Answer::Done
-            }
-            None => no_vcpu(vcpu),
+    /// Returns the router of a VM that spans cells.
+    fn router(&self) -> Option<&Router> {
+        match self.kind {
+            VmKind::Plain(_) => None,
+            VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => Some(router),
         }
     }
 

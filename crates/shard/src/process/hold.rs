@@ -116,7 +116,6 @@ mod tests {
         assert!(hold.begin(DRAIN_TIMEOUT), "the VM is paused already");
         hold.end(Some(&PlainVm {
             vcpus: Vec::new(),
-            statistics: Vec::new(),
             sharing: None,
         }));
         assert!(is_at_work(&quiescer));

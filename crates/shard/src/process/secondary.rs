@@ -11,7 +11,7 @@ use shard_api::version::VERSIONS;
 use super::Files;
 use super::hold::{Hold, PARK_TIMEOUT};
 use super::orders::{Orders, Outcome, step};
-use super::status::{clock, span_exits};
+use super::status::{clock, span_exits, stops};
 use super::vcpus::VcpuThreads;
 use super::{ProcessError, kvm_of, open};
 use crate::arch::x86_64::layout::Layout;
@@ -142,8 +142,8 @@ impl SecondaryShard {
                 }
             }
             let ordered = files[1].any().unwrap_or(false);
-            let (counters, kind) = (&self.vcpus.counters, &self.kind);
-            let receive = |order| perform(&order, counters, kind, &mut hold);
+            let (vcpus, kind) = (&self.vcpus, &self.kind);
+            let receive = |order| perform(&order, vcpus, kind, &mut hold);
             if ordered && let Some(ending) = self.orders.receive(receive) {
                 break ending;
             }
@@ -162,7 +162,7 @@ impl SecondaryShard {
 
 fn perform(
     order: &Order,
-    counters: &[Arc<VcpuCounters>],
+    vcpus: &VcpuThreads,
     kind: &SpanKind<Arc<Router>, &Coherence>,
     hold: &mut Hold<'_>,
 ) -> Outcome {
@@ -175,8 +175,12 @@ fn perform(
                 SpanKind::Plain(never) => match *never {},
             };
             let clock = clock(kind.span());
-            let status = json!({ "exits": span_exits(counters), "coherence": coherence, "clock": clock });
-            Answer::Status(status)
+            Answer::Status(json!({
+                "exits": span_exits(&vcpus.counters),
+                "stops": stops(&vcpus.stops),
+                "coherence": coherence,
+                "clock": clock,
+            }))
         }
         Order::Step { offset } => {
             step(kind.span(), *offset);
@@ -187,14 +191,14 @@ fn perform(
             hold.end(None);
             Answer::Done
         }
+        Order::StopVcpu { vcpu, for_ms } => vcpus.obey_stop(*vcpu, *for_ms, Some(kind.span())),
+        Order::ContinueVcpu { vcpu } => vcpus.obey_continue(*vcpu, Some(kind.span())),
+        Order::VcpuStatistics { first } => return vcpus.pass_statistics(*first),
         Order::PowerButton
         | Order::Balloon { .. }
         | Order::Move { .. }
         | Order::Shared { .. }
         | Order::MemoryNodes { .. }
-        | Order::StopVcpu { .. }
-        | Order::ContinueVcpu { .. }
-        | Order::VcpuStatistics { .. }
         | Order::Nmi
         | Order::Reset => Answer::Refused {
             why: "the order is for the VM's home".to_owned(),

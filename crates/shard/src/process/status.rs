@@ -48,8 +48,8 @@ pub fn span_exits(vcpus: &[Arc<VcpuCounters>]) -> Vec<Value> {
     all
 }
 
-/// Returns the number of orders that stopped each vCPU of a plain VM, and the time that these stops took.
-fn stops(vcpus: &[Arc<VcpuStop>]) -> Vec<Value> {
+/// Returns the number of orders by which this shard stopped each vCPU, and the time that these stops took.
+pub fn stops(vcpus: &[Arc<VcpuStop>]) -> Vec<Value> {
     let stops = vcpus
         .iter()
         .map(|stop| json!({ "count": stop.stops(), "stopped_ns": stop.stopped_ns() }));
@@ -73,6 +73,7 @@ pub fn clock(router: &Router) -> Value {
 pub fn status(vcpus: &VcpuThreads, console: &ConsoleCounters, bus: &PciBus, kind: &RunningKind) -> Value {
     let mut status = json!({
         "exits": exits(&vcpus.counters),
+        "stops": stops(&vcpus.stops),
         "vcpu_shards": null,
         "clock": null,
         "devices": bus.status(),
@@ -85,7 +86,6 @@ pub fn status(vcpus: &VcpuThreads, console: &ConsoleCounters, bus: &PciBus, kind
     });
     match kind {
         VmKind::Plain(plain) => {
-            status["stops"] = stops(&vcpus.stops).into();
             let sharing = plain.sharing.as_ref();
             status["sharing"] = sharing.map_or(Value::Null, |Sharing { mapper, pressure }| {
                 json!({ "pages": mapper.status(), "situation": pressure.status() })

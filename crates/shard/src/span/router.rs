@@ -138,6 +138,17 @@ impl Router {
         self.moved.notify_all();
     }
 
+    /// Returns whether a vCPU is in this shard, as far as this shard knows; none for a number that no vCPU
+    /// has.
+    pub fn is_here(&self, vcpu: u8) -> Option<bool> {
+        Some(self.owner(vcpu)?.shard == self.me)
+    }
+
+    /// Wakes the thread of one vCPU of this shard if it waits for any event.
+    pub fn wake_waiter(&self, vcpu: u8) {
+        self.event_slot(vcpu).into_iter().for_each(EventSlot::wake);
+    }
+
     /// Wakes the vCPUs' threads of this shard that wait for any event.
     pub fn wake_waiters(&self) {
         self.event_slots.iter().for_each(EventSlot::wake);

@@ -65,6 +65,11 @@ impl StopLease {
         }
     }
 
+    /// Ends the stop: the vCPU does not run here any more.
+    pub fn end(&mut self) {
+        self.held = None;
+    }
+
     /// Returns the time for which the vCPU stays parked. `None` when the deadline has passed: the lease is
     /// over, and the caller, which is the vCPU's thread, goes on.
     pub fn remaining(&mut self, now: Instant) -> Option<Duration> {

@@ -54,8 +54,8 @@ pub enum Order {
     },
     /// Report counters and sizes. Answered by [`Answer::Status`].
     Status,
-    /// Pass the files of KVM's statistics of up to [`STATISTICS_FILES_MAX`] vCPUs (KVM_GET_STATS_FD). Refused
-    /// for a VM that spans cells. Answered by [`Answer::VcpuStatistics`].
+    /// Pass the files of KVM's statistics of up to [`STATISTICS_FILES_MAX`] vCPUs (KVM_GET_STATS_FD), as this
+    /// shard's KVM counts them. Answered by [`Answer::VcpuStatistics`].
     VcpuStatistics {
         /// Number of the first of these vCPUs.
         first: u8,
@@ -92,14 +92,15 @@ pub enum Order {
     /// Resume the shard after [`Order::Pause`]. Changes nothing if it runs.
     Resume,
     /// Stop one vCPU until `for_ms` from now, or renew its stop. It goes on by itself at the deadline.
-    /// Refused beyond [`VCPU_STOP_MS_MAX`] or [`VCPU_STOP_TOTAL_MAX`], and for a VM that spans cells.
+    /// Refused beyond [`VCPU_STOP_MS_MAX`] or [`VCPU_STOP_TOTAL_MAX`], and by a shard that the vCPU is not
+    /// in. A vCPU that leaves its shard goes on.
     StopVcpu {
         /// Number of the vCPU.
         vcpu: u8,
         /// Length of the stop, milliseconds.
         for_ms: u16,
     },
-    /// End an [`Order::StopVcpu`] before its deadline. Refused for a VM that spans cells.
+    /// End an [`Order::StopVcpu`] before its deadline. Refused by a shard that the vCPU is not in.
     ContinueVcpu {
         /// Number of the vCPU.
         vcpu: u8,
