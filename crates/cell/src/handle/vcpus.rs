@@ -60,14 +60,17 @@ impl VmHandle {
         if !self.state().cells.is_empty() {
             return Vec::new();
         }
-        let Ok((_, threads)) = self.own_threads() else {
+        let Ok((shard, threads)) = self.own_threads() else {
             return Vec::new();
         };
         let statistics = self.statistics();
         let all = threads.into_iter().map(|thread| {
             let mut all = json!({
                 "vcpu": thread.vcpu,
+                "shard_pid": shard,
                 "thread_id": thread.id,
+                "cpus": thread.cpus,
+                "last_cpu": thread.last_cpu,
                 "ran_ms": thread.ran_ms,
                 "waited_ms": thread.waited_ms,
             });
