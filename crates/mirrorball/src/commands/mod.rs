@@ -21,6 +21,7 @@ pub mod list;
 pub mod mem;
 pub mod run;
 pub mod select;
+pub mod top;
 pub mod topology;
 pub mod update;
 pub mod vm;
