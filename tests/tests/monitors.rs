@@ -7,8 +7,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use guest_tests::cluster::allowed_cpus;
 use guest_tests::command::{Call, binary};
 use guest_tests::halting::halting_guest;
+use guest_tests::terminal::Terminal;
 use guest_tests::{Scratch, host, mirrorball, wait};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getsid};
@@ -125,4 +127,91 @@ fn terminated_monitor_ends_its_vm_and_no_other() {
     host::wait_gone(&[monitor, shard], SOON);
     assert!(pair.inspect("a-0").is_none());
     assert_eq!(pair.processes("a-1"), other, "the other VM was concerned");
+}
+
+/// Gives a terminal this size, as a window that is resized does.
+#[track_caller]
+fn resize(terminal: &Terminal, columns: u16, lines: u16) {
+    let size = libc::winsize {
+        ws_row: lines,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: the terminal is open, and `size` is of the type that this request reads.
+    let set = unsafe { libc::ioctl(terminal.descriptor(), libc::TIOCSWINSZ, &raw const size) };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Promises CMD-29, CMD-30.
+#[test]
+fn top_shows_vms_without_a_cluster_pins_a_vcpu_by_keys_and_gives_the_terminal_back() {
+    let pair = Pair::start("monitor-top");
+    let options = ["top", "--json", "--count", "2", "--interval", "0.2"];
+    let sample = wait::until("a sample of guests that have halted for ever", SOON, || {
+        let text = pair.with_directories(mirrorball(options)).ok().text();
+        let lines = text.lines();
+        let mut samples: Vec<Value> = lines
+            .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+            .collect();
+        assert_eq!(samples.len(), 2, "{text}");
+        let sample = samples.pop()?;
+        let vcpu = &sample["vcpus"][1];
+        // The host's KVM may count no halts.
+        let halts = vcpu["is_halted"].is_null() || vcpu["halt_milli"] == 1000;
+        (halts && sample["unknown"] == Value::Array(vec![])).then_some(sample)
+    });
+    let vcpu = &sample["vcpus"][1];
+    assert_eq!((&vcpu["vm"], &vcpu["cell"]), (&"a-1".into(), &Value::Null));
+    assert_eq!(vcpu["shard_pid"], pair.processes("a-1")[1], "{vcpu}");
+    assert!(vcpu["run_milli"].is_u64() && vcpu["last_cpu"].is_u64(), "{vcpu}");
+    assert_eq!(vcpu["spin_milli"], Value::Null);
+    assert_eq!(sample["vms"][0]["memory_bytes"], 64 << 20);
+    assert!(sample["vms"][0]["host_bytes"].is_u64(), "{sample}");
+    assert_eq!(sample["cells"], Value::Array(vec![]));
+
+    // Without a terminal there is nothing to show.
+    let refused = pair.with_directories(mirrorball(["top"])).run().expect(1);
+    assert!(refused.errors().contains("--batch"), "{refused}");
+
+    let (runtime, data) = (pair.scratch.join("runtime"), pair.scratch.join("data"));
+    let variables = [
+        ("MIRRORBALL_RUNTIME", runtime.as_os_str()),
+        ("MIRRORBALL_DATA", data.as_os_str()),
+    ];
+    let start = || {
+        let mut terminal = Terminal::mirrorball_with(&["top", "--interval", "0.5"], &variables);
+        resize(&terminal, 40, 10);
+        terminal.expect("40x10", SOON);
+        assert!(terminal.is_raw());
+        resize(&terminal, 110, 30);
+        terminal.expect("a-1", SOON);
+        terminal
+    };
+    let is_restored = |terminal: &Terminal| {
+        assert!(!terminal.is_raw());
+        // The screen that was there before.
+        assert!(terminal.seen().contains("\x1b[?1049l"), "{}", terminal.seen());
+    };
+    let cpu = allowed_cpus().next().expect("a CPU");
+    let mut top = start();
+    top.send(format!("\x1b[Bmcpu {cpu}\r").as_bytes());
+    wait::until("a pinned vCPU", SOON, || {
+        let vm = pair.inspect("a-1")?;
+        (vm["pins"]["0"] == serde_json::json!([cpu])).then_some(())
+    });
+    assert!(pair.inspect("a-0").expect("it runs")["pins"].is_null());
+    top.send(b"q");
+    assert_eq!(top.wait(SOON), 0);
+    is_restored(&top);
+
+    let mut top = start();
+    top.send(b"\x03");
+    assert_eq!(top.wait(SOON), 0);
+    is_restored(&top);
+
+    let mut top = start();
+    kill(Pid::from_raw(top.pid().cast_signed()), Signal::SIGTERM).expect("our own process");
+    assert_eq!(top.wait(SOON), 0);
+    is_restored(&top);
 }

@@ -7,6 +7,8 @@
 //! | [`facts`] | all facts: found, measured and asserted ones, and those of the cluster's cells |
 //! | [`capacity`] | the free capacity of cells, from their reports, facts and assertions |
 //! | [`nodes`] | the NUMA nodes of a spanning VM's guest |
+//! | [`cpu_time`] | busy time of each CPU |
+//! | [`thread_migrations`] | moves of a thread between CPUs |
 //! | [`kvm_statistics`] | halts and exits of a vCPU, from KVM's statistics |
 //! | [`memory_use`] | what running VMs take of the host's memory |
 //!
@@ -19,9 +21,11 @@
 //! and no error.
 
 pub mod capacity;
+pub mod cpu_time;
 pub mod facts;
 pub mod kvm_statistics;
 pub mod measure;
 pub mod memory_use;
 pub mod nodes;
+pub mod thread_migrations;
 pub mod topology;

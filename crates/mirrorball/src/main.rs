@@ -17,7 +17,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use commands::select::Selection;
 use commands::{
     check, clients, clone, cluster, copy, disk, dsm, events, generate, heat, image, knowledge, lab as labs,
-    list, mem, run, topology, update, vm,
+    list, mem, run, top, topology, update, vm,
 };
 use config::{Selector, Size};
 use idempotency::RequestArgs;
@@ -167,6 +167,9 @@ enum Command {
         #[arg(long)]
         watch: bool,
     },
+    /// Show the use of CPUs and memory by cells, VMs and vCPUs on a terminal, again and again; keys sort,
+    /// filter, move vCPUs and limit CPUs
+    Top(top::TopArgs),
     /// Make running copies of a running VM, which share its memory and disks until they write
     Clone(clone::CloneArgs),
     /// Write a running VM into a directory; it runs on
@@ -444,6 +447,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Events(args) => events::events(&args),
         Command::Heat(args) => heat::heat(&args),
         Command::Mem { json, watch } => mem::mem(json, watch),
+        Command::Top(args) => top::top(&args),
         Command::Clone(args) => clone::clone(&args),
         Command::Snapshot { vm, directory, .. } => clone::snapshot(&vm, &directory),
         Command::Restore(args) => clone::restore(&args),

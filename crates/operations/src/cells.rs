@@ -90,7 +90,7 @@ pub fn vcpus() -> Result<Vcpus> {
         if own.has_failed() {
             continue;
         }
-        let known = ask_vcpus(&own).map_err(|error| does_not_answer(cell, &error))?;
+        let known = ask_vcpus(&own, VCPUS_LIMIT).map_err(|error| does_not_answer(cell, &error))?;
         all.vcpus.extend(known.vcpus);
         all.missing.extend(known.missing);
     }
@@ -99,9 +99,13 @@ pub fn vcpus() -> Result<Vcpus> {
     Ok(all)
 }
 
-fn ask_vcpus(cell: &CellFiles) -> std::io::Result<Vcpus> {
+/// Returns the vCPUs of a cell's VMs, in no order. `limit` is the time for each response.
+///
+/// # Errors
+/// If the cell refuses, or does not reply in time.
+pub(crate) fn ask_vcpus(cell: &CellFiles, limit: Duration) -> std::io::Result<Vcpus> {
     let mut connection = Connection::open(cell)?;
-    connection.limit_wait(VCPUS_LIMIT)?;
+    connection.limit_wait(limit)?;
     match connection.ask(&CellRequest::Vcpus)? {
         CellResponse::Vcpus { vcpus, missing } => Ok(Vcpus { vcpus, missing }),
         CellResponse::Refused { why } => Err(std::io::Error::other(why)),

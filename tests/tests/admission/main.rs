@@ -98,6 +98,8 @@ fn every_command_against_another_users_vm_answers_as_for_one_that_does_not_exist
             host.user(uid, ["cluster", "status"]).run(),
             host.user(uid, ["cluster", "status", "--json"]).run(),
             host.user(uid, ["cluster", "vcpus"]).run(),
+            host.user(uid, ["top", "--json", "--count", "1", "--interval", "0.1"])
+                .ok(),
         ];
         for output in seen {
             let all = format!("{}{}", output.text(), output.errors());
@@ -162,6 +164,12 @@ fn admitted_users_have_places_within_their_limits_under_names_of_their_own() {
         .map(|cell| cell["free_bytes"].as_u64().expect("bytes"))
         .sum();
     assert_eq!(free, (1024 - 3 * 64) << 20, "{status}");
+    let sample = ["top", "--json", "--count", "1", "--interval", "0.1"];
+    let sample = host.user(ALICE, sample).ok().json();
+    assert_eq!(sample["vms"].as_array().map(Vec::len), Some(1), "{sample}");
+    assert_eq!(sample["vms"][0]["host_cell"], place(ALICE)["cell"], "{sample}");
+    let room = &sample["cells"][0];
+    assert!(room["free_bytes"].is_u64() && room["vms"].is_null(), "{sample}");
     let text = host.root(["cluster", "status"]).ok().text();
     let words = if has_groups() {
         "held by control groups"

@@ -204,7 +204,10 @@ fn resident(
 fn times(vcpu: &Vcpu) -> Value {
     let mut all = json!({
         "vcpu": vcpu.vcpu,
+        "shard_pid": vcpu.shard_pid,
         "thread_id": vcpu.thread_id,
+        "cpus": vcpu.cpus,
+        "last_cpu": vcpu.last_cpu,
         "ran_ms": vcpu.ran_ms,
         "waited_ms": vcpu.waited_ms,
     });

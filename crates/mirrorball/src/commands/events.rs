@@ -116,7 +116,7 @@ fn plain(value: &Value) -> String {
 }
 
 /// Formats a time in UTC as in RFC 3339, with milliseconds.
-fn time(unix_ms: u64) -> String {
+pub(super) fn time(unix_ms: u64) -> String {
     let (seconds, ms) = (unix_ms / 1000, unix_ms % 1000);
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = date(days);

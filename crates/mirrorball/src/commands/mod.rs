@@ -22,6 +22,7 @@ pub mod mem;
 pub mod run;
 pub mod select;
 mod service_manager;
+pub mod top;
 pub mod topology;
 pub mod update;
 pub mod vm;

@@ -1,0 +1,93 @@
+//! Orders about the CPUs of a running VM of this host: moves and pins of vCPUs, and the limit of CPUs.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use registry::control::{Answer, Request, ask};
+use registry::update::{Pin, Update};
+use registry::vms::{Registry, RegistryError};
+
+use crate::failure::{Failure, Kind};
+
+/// Time limit for a VM to carry an order out.
+const ORDER_LIMIT: Duration = Duration::from_secs(10);
+
+/// A vCPU that has moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Pause of the vCPU, in nanoseconds.
+    pub still_ns: u64,
+    /// CPUs that it was pinned to, if the move has removed its pin.
+    pub dropped_pin: Option<Vec<usize>>,
+}
+
+/// Moves a vCPU of a VM that spans cells to another of them.
+///
+/// # Errors
+/// If no such VM runs here, it refuses, or it does not answer within 10 s.
+pub fn move_vcpu(vm: &str, vcpu: u8, cell: u16) -> Result<Moved, Failure> {
+    match order(vm, &Request::Move { vcpu, cell })? {
+        Answer::Moved {
+            still_ns,
+            dropped_pin,
+        } => Ok(Moved {
+            still_ns,
+            dropped_pin,
+        }),
+        _ => Err(ended(vm)),
+    }
+}
+
+/// Pins a vCPU to CPUs of the host; an empty list ends its pin.
+///
+/// # Errors
+/// As [`move_vcpu`].
+pub fn pin_vcpu(vm: &str, vcpu: u8, cpus: Vec<usize>) -> Result<(), Failure> {
+    let pins = vec![Pin { vcpu, cpus }];
+    let update = Update {
+        pins,
+        ..Update::default()
+    };
+    order(vm, &Request::Update(update)).map(drop)
+}
+
+/// Sets the number of host CPUs that a VM uses at most; none for no limit.
+///
+/// # Errors
+/// As [`move_vcpu`].
+pub fn set_cpu_limit(vm: &str, limit: Option<f64>) -> Result<(), Failure> {
+    let update = Update {
+        cpu_limit: Some(limit),
+        ..Update::default()
+    };
+    order(vm, &Request::Update(update)).map(drop)
+}
+
+fn order(vm: &str, request: &Request) -> Result<Answer, Failure> {
+    let registry = Registry::open().map_err(Failure::host)?;
+    let folder = registry.find(vm).map_err(|error| match error {
+        RegistryError::Unknown { .. } => {
+            Failure::new(Kind::Unknown, error.to_string()).help("`mirrorball ps` lists them")
+        }
+        error => Failure::host(error),
+    })?;
+    let answer = ask(&folder, request, Some(ORDER_LIMIT)).map_err(|error| match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Failure::new(
+            Kind::Late,
+            format!("{vm}: no answer for {} s", ORDER_LIMIT.as_secs()),
+        )
+        .help("the order may still be carried out; see `mirrorball inspect`"),
+        _ => Failure::host(format!(
+            "{vm}: the process that serves it can't be asked: {error}"
+        )),
+    })?;
+    match answer {
+        Answer::Refused { why } => Err(Failure::new(Kind::Refused, format!("{vm}: {why}"))),
+        Answer::Ended { .. } => Err(ended(vm)),
+        answer => Ok(answer),
+    }
+}
+
+fn ended(vm: &str) -> Failure {
+    Failure::new(Kind::Refused, format!("{vm}: the VM has ended"))
+}
