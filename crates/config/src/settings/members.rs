@@ -126,6 +126,7 @@ impl MemberPolicy {
             share: _,
             share_group,
             cell,
+            cells,
             span,
         } = spec;
         self.admit_size(*memory, *cpus, used)?;
@@ -168,6 +169,9 @@ impl MemberPolicy {
         }
         if cell.is_some() {
             return Err(owners("cell"));
+        }
+        if !cells.is_empty() {
+            return Err(owners("cells"));
         }
         if span.is_some() {
             return Err(owners("span"));
@@ -431,6 +435,7 @@ mod tests {
                 "nets",
             ),
             ("memory_nodes = [0]".to_owned(), "memory_nodes"),
+            ("cells = [0]".to_owned(), "cells"),
             (
                 "[[nodes]]\ncpus = \"0\"\nmemory = \"512M\"\nhost_node = 0".to_owned(),
                 "nodes",

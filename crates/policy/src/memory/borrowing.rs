@@ -155,10 +155,7 @@ pub fn pass(
             .returnable_bytes
             .min(home.available_bytes.saturating_sub(kept));
         if bytes > 0 {
-            steps.push(Step::Return {
-                to: home.cell,
-                bytes,
-            });
+            steps.push(Step::Return { to: home.cell, bytes });
         }
     }
     steps
@@ -212,9 +209,9 @@ pub fn agrees(free_bytes: u64, bytes: u64, is_cordoned: bool, limits: Limits) ->
     !is_cordoned && free_bytes.saturating_sub(limits.floor_bytes) >= bytes
 }
 
-/// Whether a VM is above its fair share of its cell: more than an equal part of the cell's memory for each VM,
-/// itself included. `vms` is the number of the cell's other VMs. Ours: the paper names the aim (section 5.2),
-/// that small VMs keep local memory.
+/// Whether a VM is above its fair share of its cell: more than an equal part of the cell's memory for each
+/// VM, itself included. `vms` is the number of the cell's other VMs. Ours: the paper names the aim (section
+/// 5.2), that small VMs keep local memory.
 pub fn is_large(vm_bytes: u64, cell_bytes: u64, vms: usize) -> bool {
     let parts = (vms as u64).saturating_add(1);
     vm_bytes > cell_bytes / parts

@@ -92,6 +92,7 @@ impl Resources {
             share: _,
             share_group,
             cell,
+            cells,
             // Refused by `grant`.
             span: _,
         } = spec;
@@ -175,6 +176,20 @@ impl Resources {
             });
         }
         *cell = self.cell;
+        if !cells.is_empty() && !as_is {
+            let named = cells.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
+            cells.clear();
+            applied.withheld.push(format!(
+                "its memory may come from any cell, not only from cells {named}; --as-is keeps it to them"
+            ));
+        }
+        // The list may be that of another cluster, without the cell that the caller chooses.
+        if let Some(chosen) = self
+            .cell
+            .filter(|chosen| !cells.is_empty() && !cells.contains(chosen))
+        {
+            cells.push(chosen);
+        }
         Ok(applied)
     }
 }

@@ -53,6 +53,7 @@ pub(super) fn up(
         shares,
         site,
         users,
+        borrowing,
     } = planned(file, count, name)?;
     if let Some(site) = &site {
         // A cell without keys or memory would crash repeatedly.
@@ -84,6 +85,7 @@ pub(super) fn up(
     let (plan, to_start) = if occupied.is_empty() {
         users::check(&planned_cells, &users)?;
         files.admit(&users).into_diagnostic()?;
+        files.set_borrowing(&borrowing).into_diagnostic()?;
         files.create(&planned_cells, site.as_ref()).into_diagnostic()?;
         let all = planned_cells.iter().map(|cell| cell.number).collect();
         (planned_cells, all)
@@ -91,7 +93,8 @@ pub(super) fn up(
         let missing = missing(&files, &former, &occupied);
         let is_same = is_same_plan(&former, &planned_cells, &shares)
             && files.site().into_diagnostic()? == site
-            && files.users().into_diagnostic()? == users;
+            && files.users().into_diagnostic()? == users
+            && files.borrowing().into_diagnostic()? == borrowing;
         if !is_same || !foreground && missing.is_empty() {
             return Err(miette!(
                 help = "end it with `mirrorball cluster down`",

@@ -40,10 +40,7 @@ fn limits_are_in_the_papers_ratios_and_reproduce_its_amounts() {
     // 20.48 MiB for each CPU in a period, 8 CPUs, 0.7.
     assert_eq!(fast.chunk_bytes, 114 << 20);
     let small = Limits::measured(2 << 30, 8, 1 << 30);
-    assert_eq!(
-        (small.chunk_bytes, small.floor_bytes),
-        (16 << 20, 128 << 20)
-    );
+    assert_eq!((small.chunk_bytes, small.floor_bytes), (16 << 20, 128 << 20));
     assert_eq!(Limits::measured(0, 0, 0).chunk_bytes, CHUNK_MIN_BYTES);
     Limits::measured(u64::MAX, usize::MAX, u64::MAX);
 }
@@ -239,8 +236,8 @@ impl Cells {
 }
 
 proptest! {
-    /// Whatever the cells have, lent and use: the passes end, within a few rounds, and at the end no cell
-    /// wants anything of another.
+    /// The passes of cells with any memory, loans and use end within a few rounds. At the end no cell sends a
+    /// request that another one grants.
     #[test]
     fn passes_end_and_keep_every_lender_above_its_floor(
         cells in prop::collection::vec((1..200_u64, 0..=100_u64), 2..5),
