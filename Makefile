@@ -89,6 +89,7 @@ lint:
 
 sim: build
 	$(OUT)/mirrorball-sim --seconds 10 crates/knowledge/machines/*.facts
+	$(OUT)/mirrorball-sim --seconds 10 --borrow crates/knowledge/machines/*.facts
 	$(OUT)/mirrorball-sim --seconds 10 --hosts 2 crates/knowledge/machines/*.facts
 	$(OUT)/mirrorball-sim --adoptions 5000
 

@@ -46,7 +46,8 @@ impl Cluster {
         cluster
     }
 
-    /// Brings up `cells` cells that give out `memory` each: nodes if the host has as many, else a CPU each.
+    /// Brings up `cells` cells that give out `memory` each and lend by command only: nodes if the host has as
+    /// many, else a CPU each.
     #[track_caller]
     pub fn up_with_memory(cells: usize, memory: &str, scratch: &Scratch) -> Self {
         let nodes = nodes_with_cpus();
@@ -56,7 +57,8 @@ impl Cluster {
         };
         assert!(places.len() >= cells, "a host with {} CPUs", places.len());
         let cell = |place: &String| format!("[[cells]]\n{place}\nmemory = \"{memory}\"\n");
-        let file: String = places.iter().take(cells).map(cell).collect();
+        let cells: String = places.iter().take(cells).map(cell).collect();
+        let file = format!("{cells}[borrowing]\nautomatic = false\n");
         Self::of(&scratch.write("cluster.toml", file))
     }
 

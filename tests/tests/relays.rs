@@ -51,6 +51,8 @@ impl Cells {
             let cpu = cpus[number % cpus.len()];
             writeln!(file, "[[cells]]\ncpus = \"{cpu}\"\nmemory = \"64M\"").expect("a string");
         }
+        // Loans would be further messages.
+        file.push_str("[borrowing]\nautomatic = false\n");
         let file = scratch.write("cluster.toml", file);
         // Ended even if it comes up half.
         let cells = Self(scratch);

@@ -9,7 +9,7 @@ mod lies;
 #[path = "resources/stops.rs"]
 mod stops;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,6 +34,12 @@ const BORROWED_BYTES: u64 = 32 << 20;
 /// A VM that needs no loan, in either cell.
 const SMALL: &str = "memory = \"64M\"\n";
 
+/// Cells lend by command only.
+const BY_COMMAND: &str = "[borrowing]\nautomatic = false\n";
+/// Amount of a loan in advance: the smallest, which the file names.
+const CHUNK: &str = "[borrowing]\nchunk = \"4M\"\n";
+const CHUNK_BYTES: u64 = 4 << 20;
+
 /// Two cells of a CPU and 192 MiB each. They and their VMs end when this is dropped.
 struct Cells {
     scratch: Scratch,
@@ -44,13 +50,19 @@ struct Cells {
 impl Cells {
     #[track_caller]
     fn up(test: &str) -> Self {
+        Self::up_with(test, BY_COMMAND)
+    }
+
+    /// Brings up cells with this table of borrowing.
+    #[track_caller]
+    fn up_with(test: &str, borrowing: &str) -> Self {
         let scratch = Scratch::new(test);
         let cells = allowed_cpus().map(|cpu| format!("[[cells]]\ncpus = \"{cpu}\"\nmemory = \"192M\"\n"));
         let cells: Vec<String> = cells.take(2).collect();
         assert_eq!(cells.len(), 2, "two cells need two CPUs");
         // Ended even if they come up half.
         let cells = Self {
-            file: scratch.write("cluster.toml", cells.concat()),
+            file: scratch.write("cluster.toml", format!("{}{borrowing}", cells.concat())),
             guest: scratch.write("guest", halting_guest()),
             scratch,
         };
@@ -266,6 +278,71 @@ fn expect_limits(group: &Path) {
     let limit = |name: &str| fs::read_to_string(group.join(name)).expect("a limit");
     assert_eq!(limit("memory.max").trim(), (640_u64 << 20).to_string());
     assert_eq!(limit("cpu.max").trim(), "50000 100000");
+}
+
+/// The host's count of the pages of a VM's memory, by node; none where the kernel does not count.
+fn pages_by_node(shard: u32) -> Option<BTreeMap<u64, u64>> {
+    let maps = fs::read_to_string(format!("/proc/{shard}/numa_maps")).ok()?;
+    let lines = maps.lines().filter(|line| line.contains("guest-memory"));
+    let counts = lines.flat_map(|line| line.split(' ')).filter_map(|word| {
+        let (node, pages) = word.strip_prefix('N')?.split_once('=')?;
+        Some((node.parse().ok()?, pages.parse::<u64>().ok()?))
+    });
+    let mut nodes = BTreeMap::new();
+    counts.for_each(|(node, pages)| *nodes.entry(node).or_default() += pages);
+    Some(nodes)
+}
+
+/// A VM that does not fit its cell has memory of the other one, on the other one's node, without a command.
+#[test]
+fn vm_borrows_by_itself_on_the_lenders_node_and_the_loan_ends_with_it() {
+    let cells = Cells::up_with("borrows", CHUNK);
+    let prefaulted = format!("{LARGE}prefault = true\n");
+    let alone = cells.vm_file("alone", &format!("{prefaulted}cells = [1]\n"), None);
+    let refused = cells.call(["run", "-d", &alone]).run().expect(1);
+    assert!(refused.errors().contains("cell 1 has 192 MiB"), "{refused}");
+    assert_eq!(cells.lent_bytes(), 0);
+
+    let file = cells.vm_file(NAME, &prefaulted, None);
+    cells.call(["run", "-d", &file]).ok();
+    let vm = cells.inspect(NAME).expect("it runs");
+    assert_eq!(vm["borrowed"][0]["bytes"], BORROWED_BYTES, "{vm}");
+    // Cell 1 has nothing left of its own, and borrows a chunk in advance.
+    wait::until("a loan in advance", SOON, || {
+        (cells.lent_bytes() == BORROWED_BYTES + CHUNK_BYTES).then_some(())
+    });
+    let status = cells.status();
+    assert_eq!(status[0]["lent_on_request"], status[0]["lent"], "{status:?}");
+    let shown = cells.call(["cluster", "status"]).ok().text();
+    let loan = "cell 0 has lent cell 1 36M, on its request";
+    assert!(shown.contains(loan), "{shown}");
+    let (own, lender) = (&status[1]["nodes"], &status[0]["nodes"]);
+    if let Some(pages) = pages_by_node(cells.pid("shard_pid")) {
+        let on = |nodes: &Value| -> u64 {
+            let nodes = nodes.as_array().expect("an array").iter();
+            let counts = nodes.filter_map(|node| pages.get(&node.as_u64()?));
+            counts.sum::<u64>() * 4096
+        };
+        if own == lender {
+            assert_eq!(on(own), 224 << 20, "{pages:?}");
+        } else {
+            assert_eq!((on(own), on(lender)), (192 << 20, BORROWED_BYTES), "{pages:?}");
+        }
+    }
+
+    // The lender's next process counts the loan, and still as one on request.
+    let [_, process] = cells.processes(0);
+    host::kill9(process);
+    wait::until("the lender's next process", SOON, || {
+        let status = cells.call(["cluster", "status", "--json"]).run();
+        let pid = (status.status == 0).then(|| as_pid(&status.json()[0]["pid"]))??;
+        (pid != process && host::is_running(pid)).then_some(())
+    });
+    assert!(cells.lent_bytes() >= BORROWED_BYTES);
+    cells.call(["kill", NAME]).ok();
+    wait::until("memory that is back", SOON, || {
+        (cells.lent_bytes() == 0).then_some(())
+    });
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Two times of clusters over several hosts: until all agree that a host is dead whose processes were killed
-//! or stopped, and until a VM has its place, by each transport between cells. `bench-hosts --mirrorball PATH
-//! --out FILE.json --machine TEXT [--runs N]`.
+//! Times of clusters: until all agree that a host is dead whose processes were killed or stopped; until a VM
+//! has its place, by each transport between cells; and until it has one with memory of another cell.
+//! `bench-hosts --mirrorball PATH --out FILE.json --machine TEXT [--runs N]`.
 //!
 //! Hosts are sets of processes on the loopback of this machine, each with a runtime directory of its own;
 //! etcd is real. Nothing runs in a lab, whose hosts stand still now and then for longer than the measured
@@ -25,6 +25,10 @@ use cluster::{Cluster, Way};
 const LIMIT: Duration = Duration::from_secs(60);
 /// Number of places requested in a run.
 const PLACES: usize = 200;
+/// Number of loans in a run.
+const LOANS: usize = 50;
+/// Amount of each, in bytes (Cellular Disco, SOSP '99, section 5.2: 758 us).
+const LOAN_BYTES: u64 = 4 << 20;
 /// Silence after which a host counts as dead, where its death is measured.
 const SILENCE_MS: u64 = 200;
 /// The same where no host dies: this machine may stand still.
@@ -71,6 +75,21 @@ fn run() -> Outcome<()> {
             samples,
         });
     }
+    let mut samples = Vec::new();
+    for _ in 0..runs {
+        samples.push(sample(|| {
+            loan_us(&Cluster::up(program, Way::Ring, 2, LONG_SILENCE_MS)?)
+        })?);
+    }
+    rows.push(Row {
+        what: format!(
+            "the same with {} MiB borrowed for it, {}",
+            LOAN_BYTES >> 20,
+            Way::Ring
+        ),
+        unit: "us",
+        samples,
+    });
     for (what, signal) in [
         ("a host falls silent", Signal::SIGSTOP),
         ("a host's processes are killed", Signal::SIGKILL),
@@ -118,6 +137,23 @@ fn sample(take: impl Fn() -> Outcome<f64>) -> Outcome<f64> {
     take()
 }
 
+/// A VM of the first cell.
+fn vm(number: usize, memory_bytes: u64) -> AdmitVm {
+    AdmitVm {
+        name: format!("vm{number}"),
+        share: VmShare {
+            vcpus: 1,
+            memory_bytes,
+        },
+        own: false,
+        only: Some(0),
+        sent: false,
+        runs: false,
+        borrowed: Vec::new(),
+        cells: Vec::new(),
+    }
+}
+
 /// Time until a VM has its place in the first cell: the median, microseconds.
 fn place_us(cluster: &Cluster) -> Outcome<f64> {
     let mut waits = Vec::new();
@@ -125,18 +161,7 @@ fn place_us(cluster: &Cluster) -> Outcome<f64> {
         // By then all cells have received the last one's end.
         std::thread::sleep(Duration::from_millis(1));
         let mut connection = cluster.connect(0)?;
-        let host = AdmitVm {
-            name: format!("vm{number}"),
-            share: VmShare {
-                vcpus: 1,
-                memory_bytes: 64 << 20,
-            },
-            own: false,
-            only: Some(0),
-            sent: false,
-            runs: false,
-            borrowed: Vec::new(),
-        };
+        let host = vm(number, 64 << 20);
         let start = Instant::now();
         match connection.ask(&CellRequest::AdmitVm(host))? {
             CellResponse::Hosted(_) => waits.push(start.elapsed().as_secs_f64() * 1e6),
@@ -145,6 +170,44 @@ fn place_us(cluster: &Cluster) -> Outcome<f64> {
     }
     waits.sort_by(f64::total_cmp);
     Ok(waits[waits.len() / 2])
+}
+
+/// Time until a VM has its place in the first cell that needs a loan of [`LOAN_BYTES`]: the median,
+/// microseconds.
+fn loan_us(cluster: &Cluster) -> Outcome<f64> {
+    let mut waits = Vec::new();
+    for number in 0..LOANS {
+        let own_bytes = without_loans(cluster)?;
+        let mut connection = cluster.connect(0)?;
+        let host = vm(number, own_bytes + LOAN_BYTES);
+        let start = Instant::now();
+        match connection.ask(&CellRequest::AdmitVm(host))? {
+            CellResponse::Hosted(place) if place.borrowed.iter().any(|part| part.bytes == LOAN_BYTES) => {
+                waits.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+            other => return Err(format!("no loan: {other:?}").into()),
+        }
+    }
+    waits.sort_by(f64::total_cmp);
+    Ok(waits[waits.len() / 2])
+}
+
+/// Waits until no cell has borrowed. Returns the memory of the first cell, in bytes.
+fn without_loans(cluster: &Cluster) -> Outcome<u64> {
+    let start = Instant::now();
+    loop {
+        let CellResponse::Status(status) = cluster.connect(0)?.ask(&CellRequest::Status)? else {
+            return Err("a cell does not report its state".into());
+        };
+        let first = status.cells.first().ok_or("no cells")?;
+        if first.vms.is_empty() && status.cells.iter().all(|cell| cell.lent.is_empty()) {
+            return Ok(first.plan.memory_bytes);
+        }
+        if start.elapsed() > LIMIT {
+            return Err(format!("loans are not returned\n{}", cluster.logs()).into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Time from the end of the last host until both others have noticed it, milliseconds.

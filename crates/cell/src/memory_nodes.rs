@@ -9,12 +9,15 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use config::cluster::CellPlan;
 use config::cpulist;
 use config::vm::PagesSpec;
 use config::{Size, VmSpec};
 use registry::cluster::files::Files;
+use registry::cluster::interface::LentMemory;
 use registry::update::MemoryPages;
 use registry::vms::Record;
+use shard_api::launch::HomeMemory;
 
 /// Maximum number of nodes of a kernel.
 const NODES_MAX: usize = 1024;
@@ -137,6 +140,36 @@ pub(crate) fn lenders(record: &Record) -> io::Result<Vec<Lender>> {
         Some(Lender { cell, nodes })
     };
     Ok(cells.into_iter().filter_map(lender).collect())
+}
+
+/// The memory of a VM by home cell, its own cell first; empty if all of it is on the same nodes.
+///
+/// # Errors
+/// If the cluster's plan can't be read.
+pub(crate) fn homes(record: &Record) -> io::Result<Vec<HomeMemory>> {
+    let Some(own) = record.cell else {
+        return Ok(Vec::new());
+    };
+    let plan = Files::open()?.plan()?;
+    Ok(homes_in(&plan, own, record.spec.memory.0, &record.borrowed))
+}
+
+fn homes_in(plan: &[CellPlan], own: u16, bytes: u64, borrowed: &[LentMemory]) -> Vec<HomeMemory> {
+    let lent: u64 = borrowed.iter().map(|part| part.bytes).sum();
+    let parts = std::iter::once((own, bytes.saturating_sub(lent)))
+        .chain(borrowed.iter().map(|part| (part.cell, part.bytes)))
+        .filter(|(_, bytes)| *bytes > 0);
+    let home = |(cell, bytes): (u16, u64)| {
+        let plan = plan.iter().find(|plan| plan.number == cell)?;
+        let nodes = plan.nodes.clone();
+        Some(HomeMemory { bytes, nodes })
+    };
+    // A cell that is not known any more leaves the whole to the VM's place.
+    let homes: Vec<HomeMemory> = parts.map(home).collect::<Option<_>>().unwrap_or_default();
+    match homes.split_first() {
+        Some((first, rest)) if rest.iter().any(|home| home.nodes != first.nodes) => homes,
+        _ => Vec::new(),
+    }
 }
 
 /// A reason why a VM's memory may not be bound to nodes, with the help. Lists of nodes are as [`written`].
@@ -330,6 +363,29 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn borrowed_memory_is_that_of_the_lenders_nodes() {
+        let plan = |number: u16, nodes: &[u32]| CellPlan {
+            number,
+            host: None,
+            cpus: vec![usize::from(number)],
+            nodes: nodes.to_vec(),
+            memory_bytes: GIB,
+        };
+        let plans = [plan(0, &[0]), plan(1, &[1, 2]), plan(2, &[0])];
+        let lent = |cell, bytes| LentMemory { cell, bytes };
+        let home = |bytes, nodes: &[u32]| HomeMemory {
+            bytes,
+            nodes: nodes.to_vec(),
+        };
+        let homes = |own, borrowed: &[LentMemory]| homes_in(&plans, own, 10, borrowed);
+        let expected = [home(6, &[1, 2]), home(3, &[0]), home(1, &[0])];
+        assert_eq!(homes(1, &[lent(0, 3), lent(2, 1)]), expected);
+        assert_eq!(homes(2, &[lent(1, 10)]), [], "all of it is on the same nodes");
+        assert_eq!(homes(0, &[lent(2, 3)]), [], "the cells are on one node");
+        assert_eq!(homes(0, &[lent(9, 3)]), [], "an unknown lender");
+    }
 
     /// Nodes 0 and 1 with 4 GiB each, 3 of which are available; node 2 with memory that the VM may not use.
     fn host() -> HostMemory {

@@ -4,6 +4,7 @@
 //! the file for one host, and [`ClusterSpec::site`] returns its data about the other hosts. Without a file,
 //! [`ClusterSpec::of_nodes`] makes a cell of each NUMA node.
 
+mod borrowing;
 mod change;
 mod hosts;
 mod overlap;
@@ -20,6 +21,7 @@ use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
+pub use borrowing::BorrowingSpec;
 pub use change::SiteChange;
 pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanTransport};
 pub use overlap::overlap;
@@ -47,6 +49,9 @@ pub struct ClusterSpec {
     /// Agreement of several hosts on the live cells.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub membership: Option<MembershipSpec>,
+    /// Borrowing of memory that begins by itself; as measured on each host when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub borrowing: Option<BorrowingSpec>,
     /// Users of this host that it admits in addition to its owner.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<UserSpec>,
@@ -156,6 +161,7 @@ impl ClusterSpec {
             shared_cpus: false,
             hosts: Vec::new(),
             membership: None,
+            borrowing: None,
             users: Vec::new(),
         }
     }
@@ -202,6 +208,7 @@ impl ClusterSpec {
         }
         self.check_hosts()?;
         self.check_users()?;
+        self.check_borrowing()?;
         let mut taken: BTreeMap<(Option<&str>, usize), usize> = BTreeMap::new();
         for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.left) {
             let at = index.to_string();

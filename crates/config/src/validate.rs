@@ -1,5 +1,6 @@
 //! Checks of a VM's spec that hold on any host.
 
+mod cells;
 mod disks;
 mod nets;
 mod nodes;
@@ -50,6 +51,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     check_nets(spec)?;
     sharing::check(spec)?;
     span::check(spec)?;
+    cells::check(spec)?;
     nodes::check(spec)
 }
 

@@ -101,6 +101,11 @@ pub struct VmSpec {
     /// Cell of the cluster to run in; when absent, the cell with the most free resources.
     #[serde(default)]
     pub cell: Option<u16>,
+    /// Cells that the VM may depend on, the preferred lender first; any when empty. It runs in one of them
+    /// and has memory of no other.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cells: Vec<u16>,
     /// The cells of the cluster that the VM spans, a shard in each; when absent, one cell and one shard.
     #[serde(default)]
     pub span: Option<SpanSpec>,

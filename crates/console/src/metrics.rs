@@ -129,6 +129,11 @@ impl Gauges {
             |cell| cell.lent_bytes,
         );
         add(
+            "cell_lent_on_request_bytes",
+            "Memory that others have borrowed of a cell by themselves",
+            |cell| cell.lent_on_request_bytes,
+        );
+        add(
             "cell_borrowed_bytes",
             "Memory that others have lent a cell",
             |cell| cell.borrowed_bytes,
@@ -171,6 +176,7 @@ mod tests {
             memory_bytes: 5,
             given_bytes: 3,
             lent_bytes: 1,
+            lent_on_request_bytes: 1,
             borrowed_bytes: 0,
             vcpus: 2,
             vms: vec!["a".to_owned()],
@@ -184,7 +190,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let names: Vec<&str> = names.collect();
-        assert_eq!(names.len(), 16, "{text}");
+        assert_eq!(names.len(), 17, "{text}");
         for name in names {
             assert!(
                 document.contains(&format!("`{name}`")),

@@ -109,6 +109,8 @@ pub struct Cell {
     pub given_bytes: u64,
     /// Memory that it has lent to other cells, in bytes.
     pub lent_bytes: u64,
+    /// The part of `lent_bytes` that the borrowers requested by themselves; commands lent the rest.
+    pub lent_on_request_bytes: u64,
     /// Memory that it has borrowed from other cells, in bytes.
     pub borrowed_bytes: u64,
     /// Number of its VMs' vCPUs.
@@ -131,6 +133,7 @@ impl From<CellStatus> for Cell {
             memory_bytes: status.plan.memory_bytes,
             given_bytes: status.given_bytes,
             lent_bytes: sum(&status.lent),
+            lent_on_request_bytes: sum(&status.lent_on_request),
             borrowed_bytes: sum(&status.borrowed),
             vcpus: status.vcpus,
             vms: status.vms,

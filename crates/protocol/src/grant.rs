@@ -15,7 +15,10 @@
 //! 3. The home's count is never less than the holder's. It is persisted before it is announced, so a
 //!    restarted home counts what it has given even if the holder is dead or hangs. A restarted holder takes
 //!    the count of its home; a live holder's count overrides that of a restarted home.
-//! 4. VMs outlive both processes. A new life is given the VMs that run, with their memory ([`Ledger::find`]).
+//! 4. A holder may also request memory, and return it without a request. The home decides on a request
+//!    ([`Effect::Requested`]); the amounts that it gave on request are counted apart, in both cells, so that
+//!    memory which a command lent is returned by a command only. They are never more than what is held.
+//! 5. VMs outlive both processes. A new life is given the VMs that run, with their memory ([`Ledger::find`]).
 //!    These VMs keep that memory whatever other cells report.
 //!
 //! Only the two cells concerned keep the count, so that no stale message of a third cell can restore a grant
@@ -44,6 +47,12 @@ pub enum Message {
         given: u64,
         /// Bytes of the receiver's memory that the sender holds; none if the sender's life has no count yet.
         held: Option<u64>,
+        /// Part of `given` that the receiver requested.
+        #[serde(default)]
+        given_on_request: u64,
+        /// Part of `held` that the sender requested.
+        #[serde(default)]
+        held_on_request: u64,
     },
     /// Gives memory of the sender to the receiver.
     Give {
@@ -70,6 +79,31 @@ pub enum Message {
         /// Bytes, as in [`Message::Recall`].
         bytes: u64,
     },
+    /// Requests memory of the receiver.
+    Request {
+        /// Bytes requested.
+        bytes: u64,
+    },
+    /// Reply to [`Message::Request`]: gives the memory.
+    Lent {
+        /// Bytes, as in [`Message::Request`].
+        bytes: u64,
+    },
+    /// Reply to [`Message::Request`]: the receiver gets nothing.
+    Declined {
+        /// Bytes, as in [`Message::Request`].
+        bytes: u64,
+    },
+    /// Requests back as much as is free of what the receiver requested, at most `bytes`.
+    Release {
+        /// Maximum amount, in bytes.
+        bytes: u64,
+    },
+    /// The receiver has this memory back: a reply to [`Message::Release`], or of the sender's own accord.
+    Return {
+        /// Bytes returned; 0 if a [`Message::Release`] found nothing free.
+        bytes: u64,
+    },
 }
 
 /// Effect that the caller has to carry out, in the order of the list.
@@ -85,6 +119,14 @@ pub enum Effect {
     Back(CellNumber),
     /// This holder keeps the memory of a [`Message::Recall`]: not so much is free.
     Kept(CellNumber),
+    /// A cell requests so many bytes. The caller decides, and calls [`Ledger::reply`].
+    Requested(CellNumber, u64),
+    /// This home has given so many bytes on request.
+    Lent(CellNumber, u64),
+    /// This home has declined a request for so many bytes.
+    Declined(CellNumber, u64),
+    /// This holder has returned so many bytes that it had requested.
+    Returned(CellNumber, u64),
 }
 
 /// Reason why memory is not given or recalled.
@@ -112,6 +154,10 @@ pub struct Ledger {
     given: Amounts,
     /// Bytes that this cell holds, by home, for each home of which this life has a count.
     held: Amounts,
+    /// The part of `given` that holders requested, by holder. Persisted.
+    given_on_request: Amounts,
+    /// The part of `held` that this cell requested, by home.
+    held_on_request: Amounts,
     /// Bytes of each VM, by the VM's name and by home, this cell among the homes.
     vms: BTreeMap<String, Amounts>,
     links: BTreeMap<CellNumber, Link>,
@@ -127,9 +173,21 @@ impl Ledger {
             bytes,
             given,
             held: Amounts::new(),
+            given_on_request: Amounts::new(),
+            held_on_request: Amounts::new(),
             vms: BTreeMap::new(),
             links: BTreeMap::new(),
         }
+    }
+
+    /// Sets the persisted amounts that holders requested, by holder. More than was given to a holder counts
+    /// as all of it.
+    pub fn set_given_on_request(&mut self, mut amounts: Amounts) {
+        amounts.retain(|holder, bytes| {
+            *bytes = (*bytes).min(amount(&self.given, *holder));
+            *bytes > 0
+        });
+        self.given_on_request = amounts;
     }
 
     /// Records the memory of a VM that outlived this cell's last process.
@@ -147,6 +205,21 @@ impl Ledger {
         &self.held
     }
 
+    /// Returns the part of [`Self::given`] that holders requested, by holder.
+    pub fn given_on_request(&self) -> &Amounts {
+        &self.given_on_request
+    }
+
+    /// Returns the bytes of a home that are free and that this cell requested, which it can return.
+    pub fn returnable(&self, home: CellNumber) -> u64 {
+        self.free_of(home).min(amount(&self.held_on_request, home))
+    }
+
+    /// Returns the free bytes of each live home but this cell.
+    pub fn available(&self) -> impl Iterator<Item = (CellNumber, u64)> + '_ {
+        self.held.keys().map(|home| (*home, self.free_of(*home)))
+    }
+
     /// Returns the bytes that a VM has, by home; `None` for an unknown VM.
     pub fn parts(&self, vm: &str) -> Option<&Amounts> {
         self.vms.get(vm)
@@ -161,9 +234,10 @@ impl Ledger {
     /// Returns the free bytes of all live homes, this cell among them.
     pub fn free(&self) -> u64 {
         let lenders = self.held.keys().map(|home| self.free_of(*home));
-        self.own_free() + lenders.sum::<u64>()
+        lenders.fold(self.own_free(), u64::saturating_add)
     }
 
+    /// Returns the bytes of a home that this cell's VMs have.
     fn used_of(&self, home: CellNumber) -> u64 {
         self.vms.values().filter_map(|parts| parts.get(&home)).sum()
     }
@@ -209,6 +283,24 @@ impl Ledger {
         Some(self.vms.entry(vm).or_insert(parts))
     }
 
+    /// Gives a VM these parts of free memory, by home. `None` if a part is not free, or the VM has memory
+    /// already.
+    pub fn occupy_parts(&mut self, vm: String, parts: Amounts) -> Option<&Amounts> {
+        let is_free = |(home, bytes): (&CellNumber, &u64)| match *home == self.me.number {
+            true => self.own_free() >= *bytes,
+            false => self.free_of(*home) >= *bytes,
+        };
+        if self.vms.contains_key(&vm) || !parts.iter().all(is_free) {
+            return None;
+        }
+        Some(self.vms.entry(vm).or_insert(parts))
+    }
+
+    /// Returns the number of this cell's VMs that have memory.
+    pub fn vms(&self) -> usize {
+        self.vms.len()
+    }
+
     /// Frees the memory of a VM.
     pub fn vacate(&mut self, vm: &str) {
         self.vms.remove(vm);
@@ -244,13 +336,73 @@ impl Ledger {
         Ok(vec![Effect::Send(cell, Message::Recall { bytes })])
     }
 
+    /// Requests `bytes` of another cell's memory. [`Effect::Lent`] or [`Effect::Declined`] reports the
+    /// outcome; none does if that cell dies before.
+    ///
+    /// # Errors
+    /// [`Refusal::NotMet`] without a hello of the other cell.
+    pub fn request(&mut self, of: CellNumber, bytes: u64) -> Result<Vec<Effect>, Refusal> {
+        let cell = self.met(of).ok_or(Refusal::NotMet)?;
+        Ok(vec![Effect::Send(cell, Message::Request { bytes })])
+    }
+
+    /// Replies to a request ([`Effect::Requested`]): gives the memory if `agrees` and so much is free.
+    pub fn reply(&mut self, to: CellNumber, bytes: u64, agrees: bool) -> Vec<Effect> {
+        let Some(cell) = self.met(to) else {
+            return Vec::new();
+        };
+        if !agrees || bytes == 0 || self.own_free() < bytes {
+            return vec![Effect::Send(cell, Message::Declined { bytes })];
+        }
+        *self.given.entry(to).or_default() += bytes;
+        *self.given_on_request.entry(to).or_default() += bytes;
+        let send = Effect::Send(cell, Message::Lent { bytes });
+        vec![Effect::Keep(self.given.clone()), send]
+    }
+
+    /// Requests back what is free of the memory that a holder requested, at most `bytes`.
+    /// [`Effect::Returned`] reports the amount; none does if the holder dies before.
+    ///
+    /// # Errors
+    /// [`Refusal::NotMet`] without a hello of the holder.
+    pub fn release(&mut self, from: CellNumber, bytes: u64) -> Result<Vec<Effect>, Refusal> {
+        let cell = self.met(from).ok_or(Refusal::NotMet)?;
+        Ok(vec![Effect::Send(cell, Message::Release { bytes })])
+    }
+
+    /// Returns `bytes` that this cell requested of a home and that are free.
+    ///
+    /// # Errors
+    /// [`Refusal::NotMet`] without a hello of the home; [`Refusal::Short`] if fewer bytes are returnable.
+    pub fn give_back(&mut self, to: CellNumber, bytes: u64) -> Result<Vec<Effect>, Refusal> {
+        let cell = self.met(to).ok_or(Refusal::NotMet)?;
+        let returnable = self.returnable(to);
+        if returnable < bytes {
+            return Err(Refusal::Short(returnable));
+        }
+        Ok(vec![self.send_back(cell, bytes)])
+    }
+
+    fn send_back(&mut self, to: CellId, bytes: u64) -> Effect {
+        for amounts in [&mut self.held, &mut self.held_on_request] {
+            if let Some(held) = amounts.get_mut(&to.number) {
+                *held = held.saturating_sub(bytes);
+            }
+        }
+        Effect::Send(to, Message::Return { bytes })
+    }
+
     /// Adds a link to a cell. An earlier life of that cell is dead.
     pub fn link(&mut self, cell: CellId) -> Vec<Effect> {
         let said_hello = false;
         self.links.insert(cell.number, Link { cell, said_hello });
-        let given = self.given.get(&cell.number).copied().unwrap_or(0);
-        let held = self.held.get(&cell.number).copied();
-        vec![Effect::Send(cell, Message::Hello { given, held })]
+        let hello = Message::Hello {
+            given: amount(&self.given, cell.number),
+            held: self.held.get(&cell.number).copied(),
+            given_on_request: amount(&self.given_on_request, cell.number),
+            held_on_request: amount(&self.held_on_request, cell.number),
+        };
+        vec![Effect::Send(cell, hello)]
     }
 
     /// Removes the link to a dead cell. The memory that the cell holds stays given, since its VMs may use it.
@@ -277,15 +429,31 @@ impl Ledger {
             _ => return Vec::new(),
         }
         match message {
-            Message::Hello { given, held } => {
+            Message::Hello {
+                given,
+                held,
+                given_on_request,
+                held_on_request,
+            } => {
                 // An incarnation with a count keeps it; a new one takes its home's count.
-                if given > 0 || self.held.contains_key(&home) {
-                    self.held.entry(home).or_insert(given);
+                if !self.held.contains_key(&home) && given > 0 {
+                    self.held.insert(home, given);
+                    self.held_on_request.insert(home, given_on_request.min(given));
                 }
-                held.map_or_else(Vec::new, |held| self.is_held(home, held))
+                let Some(held) = held else {
+                    return Vec::new();
+                };
+                let before = amount(&self.given_on_request, home);
+                set(&mut self.given_on_request, home, held_on_request);
+                let effects = self.is_held(home, held);
+                if effects.is_empty() && before != amount(&self.given_on_request, home) {
+                    return vec![Effect::Keep(self.given.clone())];
+                }
+                effects
             }
             Message::Give { bytes } => {
-                *self.held.entry(home).or_default() += bytes;
+                let held = self.held.entry(home).or_default();
+                *held = held.saturating_add(bytes);
                 vec![Effect::Send(from, Message::Taken { bytes })]
             }
             Message::Taken { .. } => vec![Effect::Taken(home)],
@@ -295,16 +463,40 @@ impl Ledger {
                 }
                 if let Some(held) = self.held.get_mut(&home) {
                     *held -= bytes;
+                    // Loans by command are recalled first.
+                    let requested = amount(&self.held_on_request, home).min(*held);
+                    set(&mut self.held_on_request, home, requested);
                 }
                 vec![Effect::Send(from, Message::Back { bytes })]
             }
             Message::Back { bytes } => {
-                let given = self.given.get(&home).copied().unwrap_or(0);
+                let given = amount(&self.given, home);
                 let mut effects = self.is_held(home, given.saturating_sub(bytes));
                 effects.push(Effect::Back(home));
                 effects
             }
             Message::Kept { .. } => vec![Effect::Kept(home)],
+            Message::Request { bytes } => vec![Effect::Requested(home, bytes)],
+            Message::Lent { bytes } => {
+                for amounts in [&mut self.held, &mut self.held_on_request] {
+                    let held = amounts.entry(home).or_default();
+                    *held = held.saturating_add(bytes);
+                }
+                vec![Effect::Lent(home, bytes)]
+            }
+            Message::Declined { bytes } => vec![Effect::Declined(home, bytes)],
+            Message::Release { bytes } => {
+                let bytes = bytes.min(self.returnable(home));
+                vec![self.send_back(from, bytes)]
+            }
+            Message::Return { bytes } => {
+                let requested = amount(&self.given_on_request, home).saturating_sub(bytes);
+                set(&mut self.given_on_request, home, requested);
+                let given = amount(&self.given, home);
+                let mut effects = self.is_held(home, given.saturating_sub(bytes));
+                effects.push(Effect::Returned(home, bytes));
+                effects
+            }
         }
     }
 
@@ -314,9 +506,24 @@ impl Ledger {
             0 => self.given.remove(&by).unwrap_or(0),
             _ => self.given.insert(by, bytes).unwrap_or(0),
         };
+        let requested = amount(&self.given_on_request, by).min(bytes);
+        set(&mut self.given_on_request, by, requested);
         if was == bytes {
             return Vec::new();
         }
         vec![Effect::Keep(self.given.clone())]
+    }
+}
+
+/// The amount of one cell.
+fn amount(amounts: &Amounts, cell: CellNumber) -> u64 {
+    amounts.get(&cell).copied().unwrap_or(0)
+}
+
+/// Sets the amount of one cell.
+fn set(amounts: &mut Amounts, cell: CellNumber, bytes: u64) {
+    match bytes {
+        0 => _ = amounts.remove(&cell),
+        _ => _ = amounts.insert(cell, bytes),
     }
 }

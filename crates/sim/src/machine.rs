@@ -5,8 +5,12 @@ use config::ConfigError;
 use config::cluster::CellPlan;
 use hostinfo::facts;
 use knowledge::{Base, Fact, Machine};
+use policy::memory::borrowing::Limits;
 
 use crate::Time;
+
+/// Rate at which a CPU allocates memory, in bytes per second: the order of magnitude of a host of today.
+const ALLOCATION_RATE: u64 = 1 << 30;
 
 /// Cells of one host, or of several.
 #[derive(Clone, Debug)]
@@ -19,6 +23,7 @@ pub struct Cells {
     pub known: MulticastRoutes,
     hosts: u16,
     stops: bool,
+    borrows: bool,
 }
 
 impl Cells {
@@ -41,6 +46,7 @@ impl Cells {
             plans,
             hosts: 1,
             stops: false,
+            borrows: false,
         })
     }
 
@@ -67,6 +73,21 @@ impl Cells {
     #[must_use]
     pub fn that_stop(self) -> Self {
         Self { stops: true, ..self }
+    }
+
+    /// The same cells, which borrow memory by themselves.
+    #[must_use]
+    pub fn that_borrow(self) -> Self {
+        Self {
+            borrows: true,
+            ..self
+        }
+    }
+
+    /// Amounts at which a cell borrows; none if cells lend by command only.
+    pub fn limits(&self, plan: &CellPlan) -> Option<Limits> {
+        let measured = Limits::measured(ALLOCATION_RATE, plan.cpus.len(), plan.memory_bytes);
+        self.borrows.then_some(measured)
     }
 
     /// Whether the VMs of a lost host end.

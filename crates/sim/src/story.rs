@@ -24,6 +24,8 @@ pub struct Plot {
     pub loan_once_in: u64,
     /// A cordon, or the end of one.
     pub cordon_once_in: u64,
+    /// A VM lists the cells that it may depend on: the one that it is requested in and another.
+    pub list_once_in: u64,
     /// Number of names of VMs; few names make many claims on one.
     pub names: u64,
     /// Longest time between two events.
@@ -41,6 +43,7 @@ impl Plot {
         fault_once_in: 30,
         loan_once_in: 5,
         cordon_once_in: 0,
+        list_once_in: 0,
         names: 40,
         pause_max: 20 * MILLISECOND,
         fault_max: 10 * SECOND,
@@ -59,6 +62,12 @@ impl Plot {
         cordon_once_in: 10,
         ..Self::ROUGH
     };
+    /// As [`Self::ROUGH`], without loans by command, and with VMs that depend on few cells.
+    pub const LISTS: Self = Self {
+        loan_once_in: 0,
+        list_once_in: 3,
+        ..Self::ROUGH
+    };
     /// No faults.
     pub const CALM: Self = Self {
         steps: 2000,
@@ -67,6 +76,7 @@ impl Plot {
         fault_once_in: 0,
         loan_once_in: 0,
         cordon_once_in: 0,
+        list_once_in: 0,
         names: u64::MAX,
         pause_max: MILLISECOND,
         fault_max: 0,
@@ -132,6 +142,11 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
                 world.end(client);
             }
         } else {
+            let mut cells = Vec::new();
+            if befalls(&mut chance, plot.list_once_in) {
+                cells.push(number);
+                cells.extend(chance.one_of(&numbers).filter(|other| *other != number));
+            }
             let host = AdmitVm {
                 name: format!("vm{}", chance.below(plot.names)),
                 share: VmShare {
@@ -143,6 +158,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
                 sent: false,
                 runs: false,
                 borrowed: Vec::new(),
+                cells,
             };
             world.ask_for_place(number, host);
         }
@@ -205,6 +221,8 @@ mod tests {
                     all.hosted += counts.hosted;
                     all.refused += counts.refused;
                     all.borrowing += counts.borrowing;
+                    all.requested += counts.requested;
+                    all.passes += counts.passes;
                     all.loans += counts.loans;
                     all.deaths += counts.deaths;
                     all.cordons += counts.cordons;
@@ -226,6 +244,26 @@ mod tests {
         assert!(counts.loans > 100 && counts.borrowing > 100, "{counts:?}");
         all_end_well(EIGHT, &Plot::ROUGH, 0..100);
         all_end_well(SIXTY_FOUR, &Plot::ROUGH, 0..3);
+    }
+
+    /// No byte is promised twice, whichever cell dies, hangs or is cut off while it borrows, lends or
+    /// recalls, and at rest all passes have ended.
+    #[test]
+    fn cells_that_borrow_by_themselves_end_well() {
+        let mut all_counts = Counts::default();
+        for (facts, hosts, seeds) in [(TWO, 1, 100), (TWO, 2, 25), (EIGHT, 1, 30), (EIGHT, 3, 20)] {
+            let cells = Cells::of(&machine(facts), None).unwrap().on_hosts(hosts);
+            for plot in [&Plot::ROUGH, &Plot::LISTS] {
+                let counts = all(&cells.clone().that_borrow(), plot, 0..seeds);
+                all_counts.requested += counts.requested;
+                all_counts.passes += counts.passes;
+                all_counts.borrowing += counts.borrowing;
+            }
+        }
+        assert!(
+            all_counts.requested > 500 && all_counts.passes > 500 && all_counts.borrowing > 500,
+            "{all_counts:?}"
+        );
     }
 
     /// [`World`] checks the rule at each step: a cordoned cell gets no VM that was requested after the

@@ -90,6 +90,7 @@ enum Input {
     LinkEnded(CellId, bool),
     Orphans,
     Tick,
+    Pass,
     Changed(MembershipEvent),
 }
 
@@ -125,6 +126,10 @@ pub struct Counts {
     pub borrowing: u64,
     /// Loans, and returns of them, that were carried out.
     pub loans: u64,
+    /// Passes of cells over their loans.
+    pub passes: u64,
+    /// Changes of what borrowers have requested.
+    pub requested: u64,
     /// Requested cordons, and ends of them.
     pub cordons: u64,
     /// Ends of cells' processes.
@@ -156,6 +161,10 @@ pub struct World {
     short_lives: Vec<u32>,
     /// The written record of each cell's loans.
     lent: BTreeMap<u16, Amounts>,
+    /// The written record of the part that borrowers requested.
+    requested: BTreeMap<u16, Amounts>,
+    /// Time of the last pass of any cell over its loans.
+    last_pass: Time,
     /// Cells with a written cordon, each with the number of the cordon.
     cordoned: BTreeMap<u16, u64>,
     monitors: BTreeMap<Client, Monitor>,
@@ -188,6 +197,8 @@ impl World {
             lives: vec![0; count],
             short_lives: vec![0; count],
             lent: BTreeMap::new(),
+            requested: BTreeMap::new(),
+            last_pass: 0,
             cordoned: BTreeMap::new(),
             monitors: BTreeMap::new(),
             clients: 0,

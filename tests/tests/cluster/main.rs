@@ -471,6 +471,7 @@ fn memory_that_is_lent_is_used_and_given_back_when_it_is_not() {
         |file| std::fs::read_to_string(file).expect("just written"),
     );
     let file = file.replace("[[cells]]\n", "[[cells]]\nmemory = \"200M\"\n");
+    let file = format!("{file}[borrowing]\nautomatic = false\n");
     let cluster = Cluster::of(&scratch.write("loans.toml", file));
     let large = VmFile::new("loans").memory("256M").key("cell", "1");
     let refused = mirrorball(["run", "-d"])

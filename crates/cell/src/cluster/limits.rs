@@ -17,6 +17,9 @@ pub const LINK_END_CHECK_DELAY: Duration = Duration::from_millis(100);
 /// hangs receives its messages directly after three ticks, soon enough that no waiting cell counts as hanging
 /// too.
 pub const TICK: Duration = Duration::from_millis(100);
+/// Minimum time between two passes of a cell that borrows, returns or recalls memory (Cellular Disco, SOSP
+/// '99, section 5.2).
+pub const BORROWING_PERIOD: Duration = Duration::from_millis(policy::memory::borrowing::PERIOD_MS);
 /// First interval between a monitor's attempts to reach a cell that is restarting.
 pub const RETRY: Duration = Duration::from_millis(20);
 /// Maximum number of cells that send a VM on to one another: each has the others' free memory a little late.

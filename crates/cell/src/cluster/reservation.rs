@@ -47,13 +47,13 @@ pub enum ReservationError {
     /// The VM names a cell, and there is no cluster.
     #[error(
         "the VM names cell {0}, and no cluster is up here; start one with `mirrorball cluster up`, or leave \
-         `cell` out"
+         `cell` and `cells` out"
     )]
     NoCluster(u16),
     /// The VM names a cell, and the host's cluster is another user's.
     #[error(
         "the VM names cell {0}, and the cluster of this host does not admit you; ask its administrator for a \
-         `[[users]]` entry, or leave `cell` out"
+         `[[users]]` entry, or leave `cell` and `cells` out"
     )]
     NotAdmitted(u16),
     /// The VM is to span cells, and there are none.
@@ -197,6 +197,7 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, Reservati
         sent: false,
         runs: false,
         borrowed: Vec::new(),
+        cells: spec.cells.clone(),
     };
     if files.plan()?.is_empty() {
         return begin_at_host(&host);
@@ -223,6 +224,7 @@ pub(in crate::cluster) fn begin_for_user(
         sent: false,
         runs: false,
         borrowed: Vec::new(),
+        cells: Vec::new(),
     };
     begin_of_cells(files, &host)
 }
@@ -245,12 +247,18 @@ fn begin_of_cells(files: &Files, host: &AdmitVm) -> Result<Reservation, Reservat
 
 /// Requests a place from root's cluster; none where there is none, or it does not admit this user.
 fn begin_at_host(host: &AdmitVm) -> Result<Option<Reservation>, ReservationError> {
-    let alone = |error: ReservationError| host.only.map_or(Ok(None), |_| Err(error));
+    let named = host.only.or_else(|| host.cells.first().copied());
+    let alone = |error: ReservationError| named.map_or(Ok(None), |_| Err(error));
     // Root's own cluster is the host's.
     if geteuid().is_root() {
-        return host
-            .only
-            .map_or(Ok(None), |cell| Err(ReservationError::NoCluster(cell)));
+        return named.map_or(Ok(None), |cell| Err(ReservationError::NoCluster(cell)));
+    }
+    // The host's cluster gives users places, and no choice of lenders.
+    if let Some(cell) = host.cells.first() {
+        return Err(match admission::connect() {
+            Ok(None) => ReservationError::NoCluster(*cell),
+            _ => ReservationError::NotAdmitted(*cell),
+        });
     }
     let deadline = Instant::now() + ADMISSION_LIMIT;
     let request = authority::place_request(host, host.only);

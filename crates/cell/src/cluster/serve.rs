@@ -1,6 +1,7 @@
 //! The process of one cell: every event goes to one thread, which owns the state.
 
 mod adoptions;
+mod allocation_rate;
 mod assertions;
 mod calls;
 mod clients;
@@ -31,14 +32,16 @@ use self::adoptions::Adoptions;
 use self::assertions::Asserted;
 use self::remote_cells::RemoteCells;
 use super::hosts::Hosts;
-use super::limits::{ANSWER_TIMEOUT, HELLO_TIMEOUT, LINK_END_CHECK_DELAY, ORPHANS_LIMIT, TICK};
+use super::limits::{
+    ANSWER_TIMEOUT, BORROWING_PERIOD, HELLO_TIMEOUT, LINK_END_CHECK_DELAY, ORPHANS_LIMIT, TICK,
+};
 use super::link::local::LocalCalls;
 use super::link::{CallTable, GATHERS_REPLIES, Link, Sending};
 use super::lost;
 use super::membership::{Membership, MembershipEvent};
 use super::peer_table::{EndedLink, PeerTable, Verdict};
 use super::protocols::protocols;
-use super::state::{Action, Awaited, CellMessage, Client, State};
+use super::state::{Action, Awaited, CellMessage, Client, State, borrowing_limits};
 use crate::monitor::raise_file_limit;
 use crate::socket::bind;
 
@@ -69,6 +72,8 @@ enum Event {
     /// No VM of the host depends on this failed cell any more.
     NoDependents(u16),
     Tick,
+    /// Memory may be missing, or to be returned.
+    Pass,
     /// A cell of this host has no version in common with this one.
     VersionMismatch(String),
     /// The membership of the cells of all hosts has changed.
@@ -155,6 +160,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         clients: BTreeMap::new(),
         remote_cells,
         ticking: false,
+        passing: false,
         events,
     };
     cell.begin()?;
@@ -179,7 +185,13 @@ fn initial_state(
     if let Some(hosts) = hosts {
         hosts.set_route_costs(costs.route_costs());
     }
-    let mut state = State::new(me, std::process::id(), plan, own.lent()?, places::running(files)?)
+    let (cpus, memory_bytes) = (plan.cpus.len(), plan.memory_bytes);
+    let borrowing = files.borrowing()?;
+    let limits = borrowing_limits(&borrowing, allocation_rate::measure, cpus, memory_bytes);
+    let lent = own.lent()?;
+    let requested = lent.is_some().then(|| own.lent_on_request()).transpose()?;
+    let mut state = State::new(me, std::process::id(), plan, lent, places::running(files)?)
+        .with_borrowing(limits, requested)
         .with_cordon(own.is_cordoned())
         .with_route_costs(costs)
         .expecting(expected);
@@ -208,6 +220,8 @@ struct Cell {
     remote_cells: Option<RemoteCells>,
     /// Whether a tick is scheduled.
     ticking: bool,
+    /// Whether a pass over loans is scheduled.
+    passing: bool,
     events: Sender<Event>,
 }
 
@@ -332,6 +346,10 @@ impl Cell {
                 self.ticking = false;
                 self.state.tick()
             }
+            Event::Pass => {
+                self.passing = false;
+                self.state.pass()
+            }
             Event::VersionMismatch(why) => return Next::StartAnew(why),
             Event::Changed(MembershipEvent::Evicted) => {
                 return Next::StartAnew("the other hosts take this cell for dead".to_owned());
@@ -352,6 +370,9 @@ impl Cell {
         }
         if !self.ticking && self.state.needs_tick() {
             self.ticking = later(TICK, Event::Tick, &self.events).is_ok();
+        }
+        if !self.passing && self.state.needs_pass() {
+            self.passing = later(BORROWING_PERIOD, Event::Pass, &self.events).is_ok();
         }
         if ends { Next::End } else { Next::GoOn }
     }
@@ -524,6 +545,12 @@ impl Cell {
                             // The effects that follow must not happen. If the process ends here, no other
                             // process has seen any of them.
                             error!(%error, "the record of lent memory cannot be written");
+                            std::process::exit(1);
+                        }
+                    }
+                    Action::PersistLentOnRequest(lent) => {
+                        if let Err(error) = self.own.keep_lent_on_request(&lent) {
+                            error!(%error, "the record of requested memory cannot be written");
                             std::process::exit(1);
                         }
                     }

@@ -18,9 +18,11 @@ use registry::cluster::interface::{
 use serde::{Deserialize, Serialize};
 
 use super::routes::{MulticastRoutes, Route};
+use borrowing::Borrowing;
 use failures::Failure;
 use loans::Loans;
 
+mod borrowing;
 mod cordons;
 mod failures;
 mod forgetting;
@@ -29,6 +31,8 @@ mod places;
 #[cfg(test)]
 pub(in crate::cluster) mod tests;
 mod view;
+
+pub use borrowing::limits as borrowing_limits;
 
 /// Key of an entry of the table.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
@@ -50,6 +54,9 @@ pub enum Value {
         plan: CellPlan,
         /// Memory that the cell has lent, by borrower.
         lent: Amounts,
+        /// The part of it that the borrowers requested by themselves.
+        #[serde(default)]
+        lent_on_request: Amounts,
         /// Whether the cell takes no new VM.
         #[serde(default)]
         is_cordoned: bool,
@@ -60,6 +67,9 @@ pub enum Value {
         share: VmShare,
         /// The VM's memory that is not its cell's, by lender.
         borrowed: Vec<LentMemory>,
+        /// The only cells that it may depend on; any cell when empty.
+        #[serde(default)]
+        cells: Vec<u16>,
     },
 }
 
@@ -90,6 +100,8 @@ pub type Awaited = BTreeMap<CellId, u64>;
 pub enum Action {
     /// Writes the amounts that are lent, all of them, before the effects that follow.
     PersistLent(Amounts),
+    /// Writes the part of them that borrowers requested, before the effects that follow.
+    PersistLentOnRequest(Amounts),
     /// Sends a message to a cell.
     Send(CellId, CellMessage),
     /// Answers a client.
@@ -132,6 +144,7 @@ pub struct State {
     /// The memory that is this cell's, and its use.
     ledger: Ledger,
     loans: Loans,
+    borrowing: Borrowing,
     /// The client of each VM of this cell, by the VM's name.
     tenants: BTreeMap<String, Client>,
     /// Claims under way, for a client, if it is still connected.
@@ -192,14 +205,19 @@ impl State {
                 ledger.find(vm.name.clone(), parts);
                 orphans.insert(vm.name.clone());
             }
-            let (share, borrowed) = (vm.share, vm.borrowed);
-            node.find(Key::Vm(vm.name), vm.cell, Value::Vm { share, borrowed });
+            let value = Value::Vm {
+                share: vm.share,
+                borrowed: vm.borrowed,
+                cells: vm.cells,
+            };
+            node.find(Key::Vm(vm.name), vm.cell, value);
         }
         // Without links there is no other cell to wait for.
         let value = Value::Cell {
             pid,
             plan: plan.clone(),
             lent: ledger.given().clone(),
+            lent_on_request: Amounts::new(),
             is_cordoned: false,
         };
         let (_, effects) = node.claim(Key::Cell(me.number), value);
@@ -215,6 +233,7 @@ impl State {
             is_cordoned: false,
             ledger,
             loans: Loans::default(),
+            borrowing: Borrowing::default(),
             tenants: BTreeMap::new(),
             claims: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -252,6 +271,7 @@ impl State {
     /// Records that there are links to all cells that ran when this one started, or that they don't answer.
     pub fn handle_all_linked(&mut self) -> Vec<Action> {
         self.has_met = true;
+        self.pass_is_due();
         let effects = self.node.has_met();
         let mut acts = self.acts(effects);
         acts.extend(self.release());
@@ -280,7 +300,7 @@ impl State {
     }
 
     /// Records a link to a cell. An earlier incarnation of it is dead. `gathers` says whether the cell speaks
-    /// packets of replies.
+    /// packets of replies, and requests for memory, which are of the same version.
     pub fn linked(&mut self, cell: CellId, gathers: bool) -> Vec<Action> {
         let earlier: Vec<CellId> = self
             .node
@@ -289,6 +309,8 @@ impl State {
             .collect();
         // First the new incarnation, whose vote counts, before claims that waited for the old one go on.
         self.multicast.link(cell, gathers);
+        self.can_be_asked(cell, gathers);
+        self.pass_is_due();
         let effects = self.node.link(cell);
         let mut acts = self.acts(effects);
         for dead in earlier {
@@ -310,6 +332,8 @@ impl State {
         self.ledger.dead(cell);
         self.drop_departed();
         acts.extend(self.lender_waits_in_vain(cell));
+        acts.extend(self.lender_is_dead(cell));
+        self.pass_is_due();
         acts.extend(self.release());
         acts
     }
@@ -317,6 +341,7 @@ impl State {
     /// Handles a message from a cell.
     pub fn handle_message(&mut self, from: CellId, message: CellMessage) -> Vec<Action> {
         *self.words.entry(from).or_default() += 1;
+        self.pass_is_due();
         let mut acts = Vec::new();
         for effect in self.multicast.take(from, message) {
             match effect {
@@ -376,6 +401,9 @@ impl State {
 
     /// Handles a client's request.
     pub fn handle_request(&mut self, client: Client, ask: CellRequest) -> Vec<Action> {
+        if !matches!(ask, CellRequest::Status | CellRequest::Ping | CellRequest::Vcpus) {
+            self.pass_is_due();
+        }
         match ask {
             CellRequest::AdmitVm(host) => self.host(client, host),
             CellRequest::Leave { name } => self.leave(client, &name),
@@ -411,6 +439,7 @@ impl State {
     /// Handles the end of a client's connection, which ends its VM.
     pub fn handle_disconnect(&mut self, client: Client) -> Vec<Action> {
         self.leaving.retain(|_, waits| *waits != client);
+        self.waits_no_more(client);
         for (waits, _, _) in self.claims.values_mut() {
             *waits = waits.filter(|waits| *waits != client);
         }
@@ -499,6 +528,7 @@ impl State {
         match self.node.change(&Key::Vm(name.to_owned()), None) {
             Some((change, effects)) => {
                 self.ledger.vacate(name);
+                self.pass_is_due();
                 let heard = effects.contains(&Effect::Heard(change));
                 (if heard { None } else { Some(change) }, self.acts(effects))
             }
@@ -509,6 +539,18 @@ impl State {
     fn all_heard(&mut self, change: u64) -> Option<Action> {
         let client = self.leaving.remove(&change)?;
         Some(Action::Answer(client, CellResponse::Done))
+    }
+
+    /// Publishes this cell's entry of the table, if it has changed.
+    fn publish(&mut self) -> Option<(u64, Vec<Effect<Key, Value>>)> {
+        let value = Value::Cell {
+            pid: self.pid,
+            plan: self.plan.clone(),
+            lent: self.ledger.given().clone(),
+            lent_on_request: self.ledger.given_on_request().clone(),
+            is_cordoned: self.is_cordoned,
+        };
+        self.node.change(&Key::Cell(self.me.number), Some(value))
     }
 
     fn say(&mut self, to: CellId, said: CellPayload) -> impl Iterator<Item = Action> + use<> {
@@ -565,6 +607,7 @@ impl State {
                     };
                     // It may have been found to be this cell's own.
                     self.ledger.vacate(&name);
+                    self.pass_is_due();
                     self.inherit(&name);
                     let why = places::taken(&name, to).to_string();
                     acts.extend(client.map(|client| Action::Answer(client, CellResponse::Refused { why })));

@@ -32,6 +32,8 @@ pub(super) fn memory(spec: &VmSpec) -> MemoryLaunch {
         },
         prefault: spec.prefault,
         host_nodes: spec.memory_nodes.clone(),
+        // Known when the VM has its place.
+        homes: Vec::new(),
     }
 }
 

@@ -12,7 +12,7 @@ use keeper::client::Keeper;
 use keeper::limits::Limits;
 use keeper::spawn::Namespaces;
 use registry::vms::Record;
-use shard_api::launch::{DiskLaunch, Ending, Fd, Launch, Report};
+use shard_api::launch::{DiskLaunch, Ending, Fd, HomeMemory, Launch, Report};
 use shard_api::ports;
 use subnet::HelperProcess;
 
@@ -115,6 +115,7 @@ impl NewBoot<'_> {
         let mut files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
         let mut launch = opened.launch.clone();
         launch.memory.host_nodes = self.memory_nodes()?;
+        launch.memory.homes = self.homes()?;
         let (handover, shards) = UnixStream::pair()?;
         launch.handover = Fd(files.len());
         files.push(shards.as_fd());
@@ -201,6 +202,15 @@ impl NewBoot<'_> {
         let nodes = record.spec.memory_nodes;
         memory_nodes::check(&nodes, &wanted, &host, &lenders).map_err(RunError::MemoryNodes)?;
         Ok(nodes)
+    }
+
+    /// The VM's memory by home cell, its own cell first; empty if all of it is on the same nodes.
+    fn homes(&self) -> Result<Vec<HomeMemory>, RunError> {
+        let record = self.vm.handle.recorder().read(Record::clone);
+        let Some(record) = record.filter(|record| !record.borrowed.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        Ok(memory_nodes::homes(&record)?)
     }
 
     /// Starts the process of a shard.

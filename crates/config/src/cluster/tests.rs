@@ -113,6 +113,42 @@ fn errors_in_cells_have_their_place() {
     }
 }
 
+#[test]
+fn errors_in_borrowing_have_their_place() {
+    for (keys, message, place) in [
+        ("automatic = 1", "where true or false belongs", "1"),
+        ("chunks = \"4M\"", "unknown key `chunks`", "chunks"),
+        ("chunk = \"1K\"", "1K is too little", "\"1K\""),
+        (
+            "automatic = false\nfloor = \"4M\"",
+            "cells borrow nothing by themselves",
+            "\"4M\"",
+        ),
+        (
+            "low_water = \"8M\"\nfloor = \"4M\"",
+            "a floor of 4M below the low water of 8M",
+            "\"4M\"",
+        ),
+    ] {
+        let text = format!("[[cells]]\ncpus = \"1\"\n[borrowing]\n{keys}\n");
+        let (said, at) = refused(&text);
+        assert!(said.contains(message), "{text:?}: {said}");
+        assert_eq!(at, place, "{text:?}");
+    }
+}
+
+#[test]
+fn borrowing_begins_by_itself_unless_the_file_turns_it_off() {
+    let spec = |keys: &str| {
+        let text = format!("[[cells]]\ncpus = \"1\"\n{keys}");
+        ClusterSpec::parse("cluster.toml", &text).unwrap().borrowing
+    };
+    assert!(spec("").is_none() && BorrowingSpec::default().automatic);
+    let chunk = spec("[borrowing]\nchunk = \"8M\"\n").unwrap();
+    assert!(chunk.automatic && chunk.chunk == Some(Size(8 << 20)));
+    assert!(!spec("[borrowing]\nautomatic = false\n").unwrap().automatic);
+}
+
 const TWO_HOSTS: &str = "[[hosts]]\nname = \"a\"\naddress = \"10.0.0.1:7400\"\n\
     [[hosts]]\nname = \"b\"\naddress = \"10.0.0.2:7400\"\n";
 

@@ -126,6 +126,7 @@ impl MemberPolicy {
             share: _,
             share_group,
             cell,
+            cells,
             span,
         } = spec;
         self.admit_size(*memory, *cpus, used)?;
@@ -137,6 +138,7 @@ impl MemberPolicy {
             // Other VMs lose the hardware threads that it keeps idle.
             ("core_scheduling", *core_scheduling),
             ("cell", cell.is_some()),
+            ("cells", !cells.is_empty()),
             ("span", span.is_some()),
         ] {
             if is_set {
@@ -450,6 +452,7 @@ mod tests {
                 "nets",
             ),
             ("memory_nodes = [0]".to_owned(), "memory_nodes"),
+            ("cells = [0]".to_owned(), "cells"),
             (
                 "[[nodes]]\ncpus = \"0\"\nmemory = \"512M\"\nhost_node = 0".to_owned(),
                 "nodes",

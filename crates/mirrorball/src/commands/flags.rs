@@ -14,8 +14,9 @@ use super::execution_site::LabChoice;
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
     #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk", "net",
-        "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight",
-        "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart", "scratch_limit", "label"])]
+        "name", "sandbox", "pages", "share", "share_group", "cell", "cells", "span", "span_memory",
+        "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart",
+        "scratch_limit", "label"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -86,6 +87,9 @@ pub struct RunArgs {
     /// The cell of the cluster to run in
     #[arg(long)]
     pub cell: Option<u16>,
+    /// The cells that the VM may depend on, as 1,0: it runs in one of them, and borrows memory of no other
+    #[arg(long, value_name = "CELLS", value_delimiter = ',')]
+    pub cells: Vec<u16>,
     /// The cells of the cluster to span, as 0,1, the VM's home first; or auto
     #[arg(long, value_name = "CELLS")]
     pub span: Option<SpanSpec>,
@@ -254,6 +258,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         share_group: args.share_group.clone(),
         scratch_limit: args.scratch_limit,
         cell: args.cell,
+        cells: args.cells.clone(),
         span: span(args)?,
     };
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
@@ -273,6 +278,18 @@ mod tests {
 
     fn parse(words: &[&str]) -> Result<RunArgs, clap::Error> {
         Run::try_parse_from([&["run"], words].concat()).map(|run| run.args)
+    }
+
+    #[test]
+    fn cells_are_read_in_their_order_and_checked_like_those_of_a_file() {
+        let spec = |words: &[&str]| {
+            let args = parse(&[&["--image", "tiny"], words].concat()).unwrap();
+            super::spec(&args)
+        };
+        assert_eq!(spec(&["--cells", "2,0"]).unwrap().cells, [2, 0]);
+        assert!(spec(&[]).unwrap().cells.is_empty());
+        let refused = spec(&["--cell", "1", "--cells", "2,0"]).unwrap_err();
+        assert!(refused.to_string().contains("cell 1"), "{refused}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use config::cluster::{CellPlan, Site};
+use config::cluster::{BorrowingSpec, CellPlan, Site};
 use hostfiles::lock::{Flock, Share, at_once, within};
 use hostfiles::{private, replace_file, replace_volatile_file};
 use protocol::CellId;
@@ -91,6 +91,27 @@ impl Files {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether and at which amounts the cells of this host borrow by themselves.
+    ///
+    /// # Errors
+    /// If the record can't be read.
+    pub fn borrowing(&self) -> io::Result<BorrowingSpec> {
+        match fs::read(self.0.join("borrowing.json")) {
+            Ok(text) => Ok(serde_json::from_slice(&text)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BorrowingSpec::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets how the cells of this host borrow. Called before the cells start.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn set_borrowing(&self, spec: &BorrowingSpec) -> io::Result<()> {
+        private::directories(&self.0)?;
+        replace(&self.0.join("borrowing.json"), &serde_json::to_vec_pretty(spec)?)
     }
 
     /// List of users that the cluster admits.
@@ -329,6 +350,8 @@ impl CellFiles {
     /// Memory that the cell has lent, by borrower; none if it never lent any.
     pub fn lent(&self) -> io::Result<Option<Amounts>> {
         match fs::read(self.0.join("lent.json")) {
+            // The host has crashed: no VM uses what was lent.
+            Ok(text) if text.is_empty() => Ok(None),
             Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -337,10 +360,27 @@ impl CellFiles {
 
     /// Records the memory that the cell has lent. The record outlives the process, not a restart of the host.
     pub fn keep_lent(&self, lent: &Amounts) -> io::Result<()> {
-        replace(&self.0.join("lent.json"), &serde_json::to_vec(lent)?)
+        replace_volatile(&self.0.join("lent.json"), &serde_json::to_vec(lent)?)
+    }
+
+    /// The part of the lent memory that borrowers requested, by borrower; empty without a record.
+    pub fn lent_on_request(&self) -> io::Result<Amounts> {
+        match fs::read(self.0.join("lent-on-request.json")) {
+            Ok(text) if text.is_empty() => Ok(Amounts::new()),
+            Ok(text) => Ok(serde_json::from_slice(&text)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Amounts::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Records the part of the lent memory that borrowers requested. It lasts as long as that of
+    /// [`CellFiles::keep_lent`].
+    pub fn keep_lent_on_request(&self, lent: &Amounts) -> io::Result<()> {
+        replace_volatile(&self.0.join("lent-on-request.json"), &serde_json::to_vec(lent)?)
     }
 
     fn forget_lent(&self) -> io::Result<()> {
+        remove(&self.0.join("lent-on-request.json"))?;
         remove(&self.0.join("lent.json"))
     }
 }
@@ -365,6 +405,11 @@ fn is_locked(path: &Path) -> bool {
 /// Replaces a file whole. Only this user can read it.
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     replace_file(path, private::FILE_MODE, text)
+}
+
+/// Replaces a file that must outlive its writer and not the host.
+fn replace_volatile(path: &Path, text: &[u8]) -> io::Result<()> {
+    replace_volatile_file(path, private::FILE_MODE, text)
 }
 
 /// Removes a file, which may be missing.
@@ -507,9 +552,32 @@ mod tests {
         files.cell(1).keep_lent(&lent).unwrap();
         files.create(&plan(), None).unwrap();
         assert_eq!(files.cell(1).lent().unwrap(), Some(lent));
+        let requested = Amounts::from([(0, 1 << 29)]);
+        files.cell(1).keep_lent_on_request(&requested).unwrap();
+        assert_eq!(files.cell(1).lent_on_request().unwrap(), requested);
+        // A crash of the host may leave both empty.
+        for name in ["lent.json", "lent-on-request.json"] {
+            fs::write(files.cell(0).0.join(name), "").unwrap();
+        }
+        assert_eq!(files.cell(0).lent().unwrap(), None);
+        assert!(files.cell(0).lent_on_request().unwrap().is_empty());
         let mut other = plan();
         other[0].memory_bytes = 1;
         files.create(&other, None).unwrap();
         assert_eq!(files.cell(1).lent().unwrap(), None);
+        assert!(files.cell(1).lent_on_request().unwrap().is_empty());
+    }
+
+    #[test]
+    fn cells_borrow_by_themselves_unless_the_record_says_otherwise() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        assert!(files.borrowing().unwrap().automatic);
+        let off = BorrowingSpec {
+            automatic: false,
+            ..BorrowingSpec::default()
+        };
+        files.set_borrowing(&off).unwrap();
+        assert_eq!(files.borrowing().unwrap(), off);
     }
 }

@@ -79,6 +79,8 @@ pub struct RunningVm {
     pub share: VmShare,
     /// Memory that other cells lent for it, by lender.
     pub borrowed: Vec<LentMemory>,
+    /// The only cells that it may depend on, the preferred lender first; any cell when empty.
+    pub cells: Vec<u16>,
 }
 
 /// CPUs and memory nodes that a cell gave a VM.
@@ -110,6 +112,9 @@ pub struct AdmitVm {
     /// Memory of other cells that a running VM has, by lender.
     #[serde(default)]
     pub borrowed: Vec<LentMemory>,
+    /// The only cells that the VM may depend on, the preferred lender first; any cell when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cells: Vec<u16>,
 }
 
 /// A client's request to a cell.
@@ -303,6 +308,9 @@ pub struct CellStatus {
     pub given_bytes: u64,
     /// Memory that it has lent, by borrower.
     pub lent: Vec<LentMemory>,
+    /// The part of `lent` that the borrowers requested by themselves, by borrower. Commands lent the rest.
+    #[serde(default)]
+    pub lent_on_request: Vec<LentMemory>,
     /// Memory that it has borrowed, by lender.
     pub borrowed: Vec<LentMemory>,
     /// The number of its VMs' vCPUs.
@@ -348,6 +356,7 @@ mod tests {
             borrowed: borrowed.clone(),
             vcpus: 0,
             vms: Vec::new(),
+            lent_on_request: Vec::new(),
         };
         let status = Status {
             cells: vec![cell],

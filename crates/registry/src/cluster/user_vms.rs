@@ -54,6 +54,7 @@ impl UserVm {
             cell: self.cell,
             share: self.share,
             borrowed: self.borrowed.clone(),
+            cells: Vec::new(),
         }
     }
 }

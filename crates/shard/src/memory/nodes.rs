@@ -18,7 +18,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::{MemoryError, host, part_ranges};
 use crate::arch::x86_64::layout::Layout;
-use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
+use crate::launch::{HomeMemory, MemoryLaunch, NodeLaunch, Pages};
 
 /// Time after which a step of a move ends, once the current piece is moved.
 const STEP_LIMIT: Duration = Duration::from_millis(20);
@@ -36,6 +36,10 @@ pub struct MemoryNodes {
     guest: Vec<NodeLaunch>,
     /// The host nodes of all guest memory, if any are chosen.
     host: Vec<u32>,
+    /// Memory by home cell, if the VM has memory of several cells.
+    homes: Vec<HomeMemory>,
+    /// Multiple at which memory of one home ends and that of the next begins: a huge page is of one node.
+    home_step_bytes: u64,
     /// Bytes that one call moves at most; a multiple of the page size.
     piece_bytes: u64,
 }
@@ -46,6 +50,11 @@ impl MemoryNodes {
         Self {
             guest: guest.to_vec(),
             host: launch.host_nodes.clone(),
+            homes: launch.homes.clone(),
+            home_step_bytes: match launch.pages {
+                Pages::Small | Pages::Transparent | Pages::Huge2M => 2 << 20,
+                Pages::Huge1G => 1 << 30,
+            },
             piece_bytes: match launch.pages {
                 Pages::Small | Pages::Transparent | Pages::Huge2M => PIECE_BYTES,
                 Pages::Huge1G => 1 << 30,
@@ -61,6 +70,10 @@ impl MemoryNodes {
         if !self.host.is_empty() {
             return bind_all(memory, layout, &self.host);
         }
+        if self.guest.iter().all(|node| node.host_node.is_none()) {
+            self.bind_homes(memory, layout);
+            return Ok(());
+        }
         let bytes = self.guest.iter().map(|node| node.memory_bytes);
         for (node, ranges) in self.guest.iter().zip(part_ranges(layout, bytes)) {
             if let Some(host_node) = node.host_node {
@@ -70,6 +83,17 @@ impl MemoryNodes {
             }
         }
         Ok(())
+    }
+
+    /// Binds the memory of each home cell to that cell's nodes. Where the host does not let this process use
+    /// them, the memory lies on any node of the VM's place.
+    fn bind_homes(&self, memory: &GuestMemoryMmap<()>, layout: &Layout) {
+        let sizes = whole_steps(&self.homes, self.home_step_bytes);
+        for (home, ranges) in self.homes.iter().zip(part_ranges(layout, sizes.into_iter())) {
+            for range in ranges {
+                let _ = bind(memory, &range, &home.nodes);
+            }
+        }
     }
 
     /// Binds all memory to other nodes, or to none if `nodes` is empty. Pages stay where they are.
@@ -90,6 +114,9 @@ impl MemoryNodes {
             return Err(error);
         }
         self.host = nodes.to_vec();
+        if nodes.is_empty() {
+            self.bind_homes(memory, layout);
+        }
         Ok(())
     }
 
@@ -121,6 +148,22 @@ impl MemoryNodes {
         }
         Ok(None)
     }
+}
+
+/// The sizes of homes, each end rounded down to a multiple of `step_bytes`, but for the last one.
+fn whole_steps(homes: &[HomeMemory], step_bytes: u64) -> Vec<u64> {
+    let (mut end, mut last) = (0_u64, 0);
+    let mut sizes = Vec::with_capacity(homes.len());
+    for (index, home) in homes.iter().enumerate() {
+        end = end.saturating_add(home.bytes);
+        let rounded = match index + 1 == homes.len() {
+            true => end,
+            false => end / step_bytes * step_bytes,
+        };
+        sizes.push(rounded - last);
+        last = rounded;
+    }
+    sizes
 }
 
 /// Divides the part of `ram` at `from` and above into pieces of at most `bytes`. Each piece ends at a
@@ -224,6 +267,7 @@ mod tests {
             pages: Pages::Small,
             prefault: false,
             host_nodes: host_nodes.to_vec(),
+            homes: Vec::new(),
         }
     }
 
@@ -238,6 +282,22 @@ mod tests {
         assert_eq!(from(35), vec![35..36]);
         assert_eq!(from(36), []);
         assert_eq!(from(u64::MAX), []);
+    }
+
+    #[test]
+    fn memory_of_a_home_ends_at_a_whole_huge_page_and_none_is_left_out() {
+        let home = |bytes| HomeMemory {
+            bytes,
+            nodes: vec![0],
+        };
+        let sizes = |bytes: &[u64]| {
+            let homes: Vec<HomeMemory> = bytes.iter().map(|bytes| home(*bytes)).collect();
+            whole_steps(&homes, 8)
+        };
+        assert_eq!(sizes(&[20, 4, 8]), [16, 8, 8]);
+        assert_eq!(sizes(&[7, 9]), [0, 16]);
+        assert_eq!(sizes(&[16]), [16]);
+        assert_eq!(sizes(&[]), [] as [u64; 0]);
     }
 
     #[test]

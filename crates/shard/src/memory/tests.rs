@@ -10,6 +10,7 @@ fn memory(bytes: u64) -> GuestRam {
         pages: Pages::Small,
         prefault: false,
         host_nodes: Vec::new(),
+        homes: Vec::new(),
     };
     create(&Layout::new(bytes, &[]).unwrap(), &launch, &[], None).unwrap()
 }

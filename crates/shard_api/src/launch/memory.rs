@@ -15,6 +15,19 @@ pub struct MemoryLaunch {
     /// nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_nodes: Vec<u32>,
+    /// Memory by home cell, in guest-physical order, where it is of several cells on different nodes. Applies
+    /// where neither `host_nodes` nor [`NodeLaunch::host_node`] does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub homes: Vec<HomeMemory>,
+}
+
+/// Memory of a VM that is of one cell.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HomeMemory {
+    /// Its size in bytes. The sizes add up to the VM's memory.
+    pub bytes: u64,
+    /// The host's NUMA nodes of that cell's memory.
+    pub nodes: Vec<u32>,
 }
 
 /// Page sizes that back guest memory.

@@ -37,6 +37,9 @@ struct Cli {
     /// Hosts that share the cells
     #[arg(long, default_value_t = 1)]
     hosts: u16,
+    /// The cells borrow memory by themselves
+    #[arg(long)]
+    borrow: bool,
     /// Only this story
     #[arg(long)]
     seed: Option<u64>,
@@ -115,7 +118,9 @@ fn obey(cli: &Cli) -> Result<(), SimError> {
         if cli.revocation {
             revocation(&name, &cells);
         } else {
-            machine(cli, &name, &cells.on_hosts(cli.hosts))?;
+            let cells = cells.on_hosts(cli.hosts);
+            let cells = if cli.borrow { cells.that_borrow() } else { cells };
+            machine(cli, &name, &cells)?;
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use cell::cluster::limits::{
-    ANSWER_TIMEOUT, HELLO_TIMEOUT, LINK_END_CHECK_DELAY, ORPHANS_LIMIT, RETRY, TICK,
+    ANSWER_TIMEOUT, BORROWING_PERIOD, HELLO_TIMEOUT, LINK_END_CHECK_DELAY, ORPHANS_LIMIT, RETRY, TICK,
 };
 use cell::cluster::membership::MembershipEvent;
 use cell::cluster::peer_table::{EndedLink, PeerTable, Verdict};
@@ -41,6 +41,8 @@ pub(super) struct Process {
     pub(super) watch: Option<Watch>,
     /// Whether a tick is due.
     ticking: bool,
+    /// Whether a pass over loans is due.
+    passing: bool,
 }
 
 impl World {
@@ -78,11 +80,16 @@ impl World {
             cell: monitor.cell,
             share: monitor.host.share,
             borrowed: monitor.host.borrowed.clone(),
+            cells: monitor.host.cells.clone(),
         });
         let lent = self.lent.get(&id.number).cloned();
+        let requested = self.requested.get(&id.number).cloned().unwrap_or_default();
+        let requested = lent.is_some().then_some(requested);
+        let limits = self.cells.limits(&plan);
         let elsewhere = self.numbers().filter(|number| !self.are_near(*number, id.number));
         let process = Process {
             state: State::new(id, u32::from(id.number), plan, lent, running.collect::<Vec<_>>())
+                .with_borrowing(limits, requested)
                 .with_cordon(self.cordoned.contains_key(&id.number))
                 .with_route_costs(self.cells.known.clone())
                 .expecting(expected),
@@ -96,6 +103,7 @@ impl World {
             wires: BTreeSet::new(),
             watch,
             ticking: false,
+            passing: false,
         };
         self.processes.insert(id.number, process);
         for peer in peers {
@@ -329,6 +337,12 @@ impl World {
                 process.ticking = false;
                 process.state.tick()
             }
+            Input::Pass => {
+                process.passing = false;
+                self.last_pass = self.now;
+                self.counts.passes += 1;
+                process.state.pass()
+            }
         };
         self.act(cell, acts);
     }
@@ -403,6 +417,10 @@ impl World {
                     None => {}
                 },
                 Action::PersistLent(lent) => _ = self.lent.insert(at.number, lent),
+                Action::PersistLentOnRequest(lent) => {
+                    self.counts.requested += 1;
+                    self.requested.insert(at.number, lent);
+                }
                 Action::Answer(client, CellResponse::Hosted(_)) if self.must_not_host(at, client) => {
                     return self.start_anew(at, "its names may be others'");
                 }
@@ -425,6 +443,13 @@ impl World {
                 process.ticking = true;
                 self.to(at, self.now + nanos(TICK), Input::Tick);
             }
+        }
+        if let Some(process) = self.processes.get_mut(&at.number)
+            && !process.passing
+            && process.state.needs_pass()
+        {
+            process.passing = true;
+            self.to(at, self.now + nanos(BORROWING_PERIOD), Input::Pass);
         }
     }
 }

@@ -138,6 +138,7 @@ impl World {
             self.joiners.remove(&number);
             // It was in the runtime directory, which is memory.
             self.lent.remove(&number);
+            self.requested.remove(&number);
             self.confirmed.remove(&number);
             self.lives[usize::from(number)] = 0;
             let Some(dead) = self.processes.remove(&number) else {

@@ -8,8 +8,11 @@ use protocol::grant::Amounts;
 use registry::cluster::interface::{CellRequest, CellResponse};
 
 use super::World;
-use crate::SECOND;
 use crate::trace::Violation;
+use crate::{SECOND, Time};
+
+/// Time at rest by which all passes over loans must have ended.
+const PASSES_LIMIT: Time = 20 * SECOND;
 
 impl World {
     /// Runs until all activity has ended, and checks that all cells agree.
@@ -18,6 +21,10 @@ impl World {
     /// As [`World::run`].
     pub fn rest(&mut self) -> Result<(), Violation> {
         self.run(self.now + 60 * SECOND)?;
+        if self.now - self.last_pass < PASSES_LIMIT && self.counts.passes > 0 {
+            let ago = (self.now - self.last_pass) / SECOND;
+            return self.fail(format!("a cell made a pass over its loans {ago} s ago, at rest"));
+        }
         let mut running = BTreeSet::new();
         for monitor in self.monitors.values() {
             if monitor.connected.is_none() || !monitor.runs {
@@ -59,6 +66,16 @@ impl World {
                         cell.pid
                     );
                     return self.fail(what);
+                }
+                let number_of_cell = cell.plan.number;
+                let requested = self.requested.get(&number_of_cell).cloned().unwrap_or_default();
+                let known = cell.lent_on_request.iter();
+                let known: Amounts = known.map(|part| (part.cell, part.bytes)).collect();
+                if known != requested || known.iter().any(|(holder, bytes)| lent.get(holder) < Some(bytes)) {
+                    return self.fail(format!(
+                        "cell {number} knows that {number_of_cell} has lent {known:?} on request, not \
+                         {requested:?}, of {lent:?}"
+                    ));
                 }
             }
             let known = status.cells.iter().flat_map(|cell| {

@@ -114,6 +114,7 @@ fn vm_for(cell: u16, name: &str) -> AdmitVm {
         sent: false,
         runs: false,
         borrowed: Vec::new(),
+        cells: Vec::new(),
     }
 }
 

@@ -325,6 +325,7 @@ fn begin_part_in(
         sent: false,
         runs: false,
         borrowed: Vec::new(),
+        cells: Vec::new(),
     };
     ask_once_it_runs(files, cell, &host)
 }

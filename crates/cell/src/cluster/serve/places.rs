@@ -23,6 +23,7 @@ fn places(record: &Record) -> Vec<RunningVm> {
         cell,
         share: VmShare { vcpus, memory_bytes },
         borrowed,
+        cells: record.spec.cells.clone(),
     };
     if record.span.is_empty() {
         let (vcpus, bytes) = (u32::from(record.spec.cpus), record.spec.memory.0);

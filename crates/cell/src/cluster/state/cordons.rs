@@ -31,13 +31,7 @@ impl State {
 
     fn set_cordon(&mut self, is_cordoned: bool) -> Option<(u64, Vec<Effect<Key, Value>>)> {
         self.is_cordoned = is_cordoned;
-        let value = Value::Cell {
-            pid: self.pid,
-            plan: self.plan.clone(),
-            lent: self.ledger.given().clone(),
-            is_cordoned,
-        };
-        self.node.change(&Key::Cell(self.me.number), Some(value))
+        self.publish()
     }
 }
 

@@ -11,7 +11,7 @@ use protocol::grant::{Amounts, Effect, Refusal};
 use registry::cluster::interface::{CellResponse, LentMemory, RunningVm, VmPlacement, VmShare};
 
 use super::view::{KnownCell, list};
-use super::{Action, CellPayload, Client, Key, State, Value};
+use super::{Action, CellPayload, Client, State};
 
 /// Clients that wait for a cell to receive memory or to give it back, in the order of its answers, each with
 /// the bytes.
@@ -141,15 +141,9 @@ impl State {
         for effect in effects {
             match effect {
                 Effect::Keep(lent) => {
-                    acts.push(Action::PersistLent(lent.clone()));
-                    let value = Value::Cell {
-                        pid: self.pid,
-                        plan: self.plan.clone(),
-                        lent,
-                        is_cordoned: self.is_cordoned,
-                    };
-                    let told = self.node.change(&Key::Cell(self.me.number), Some(value));
-                    let (_, effects) = told.unwrap_or_default();
+                    acts.push(Action::PersistLent(lent));
+                    acts.extend(self.persist_requested());
+                    let (_, effects) = self.publish().unwrap_or_default();
                     acts.extend(self.acts(effects));
                 }
                 Effect::Send(to, message) => acts.extend(self.say(to, CellPayload::Grant(message))),
@@ -160,6 +154,10 @@ impl State {
                     let why = state.why_kept(by, bytes);
                     CellResponse::Refused { why }
                 })),
+                Effect::Requested(by, bytes) => acts.extend(self.requested(by, bytes)),
+                Effect::Lent(home, _) => acts.extend(self.has_replied(home, true)),
+                Effect::Declined(home, _) => acts.extend(self.has_replied(home, false)),
+                Effect::Returned(holder, bytes) => acts.extend(self.has_returned(holder, bytes)),
             }
         }
         acts
@@ -209,18 +207,16 @@ impl State {
         waiting.into_iter().map(refused).collect()
     }
 
-    /// The cells whose answer a client waits for that lends or reclaims.
+    /// The cells whose answer a client waits for that lends or reclaims, or whose VM needs memory.
     pub(super) fn lender_waits_for(&self, client: Client) -> impl Iterator<Item = CellId> {
         let waiting = self.loans.0.iter().filter(move |(_, waiting)| {
             let mut waiting = waiting.iter();
             waiting.any(|(waits, _)| *waits == client)
         });
-        waiting.filter_map(|(number, _)| {
-            let life = self.life(*number)?;
-            Some(CellId {
-                number: *number,
-                life,
-            })
+        let numbers = waiting.map(|(number, _)| *number);
+        numbers.chain(self.asked_for(client)).filter_map(|number| {
+            let life = self.life(number)?;
+            Some(CellId { number, life })
         })
     }
 
@@ -254,6 +250,23 @@ impl State {
         let lenders = self.cells().filter(|lender| self.life(lender.number).is_some());
         let borrowed: u64 = lenders.filter_map(|lender| lender.lent.get(&cell.number)).sum();
         (cell.plan.memory_bytes + borrowed).saturating_sub(lent)
+    }
+
+    /// Memory that a cell holds of living lenders outside a list and that none of its VMs uses, as the table
+    /// shows it.
+    pub(super) fn unused_of_others(&self, holder: u16, list: &[u16]) -> u64 {
+        let lenders = self.cells().filter(|lender| {
+            let is_outside = lender.number != holder && !list.contains(&lender.number);
+            is_outside && self.life(lender.number).is_some()
+        });
+        let unused = lenders.map(|lender| {
+            let lent = lender.lent.get(&holder).copied().unwrap_or(0);
+            let vms = self.vms().filter(|vm| vm.cell == holder);
+            let parts = vms.flat_map(|vm| vm.borrowed.iter());
+            let used = parts.filter(|part| part.cell == lender.number);
+            used.map(|part| part.bytes).fold(lent, u64::saturating_sub)
+        });
+        unused.fold(0, u64::saturating_add)
     }
 
     /// The memory that a cell has borrowed, by lender.

@@ -1,5 +1,6 @@
 //! Placement of VMs.
 
+use policy::memory::borrowing::allows;
 use policy::placement::{Assertions, CellCapacity, Want, place, refusals};
 use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner_of};
 
@@ -10,6 +11,8 @@ use super::{Action, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 pub(super) enum PlaceError {
     #[error("there is no cell {only} that runs; there is {known}")]
     NoCell { only: u16, known: String },
+    #[error("none of the cells that it may depend on runs ({wanted}); there is {known}")]
+    NoAllowedCell { wanted: String, known: String },
     #[error("{}", cordons::refusal(*cell, *by_command))]
     Cordoned { cell: u16, by_command: bool },
     #[error("a part of an earlier VM named {vm} is still in cell {cell}; try again in a moment")]
@@ -41,10 +44,16 @@ impl State {
     /// Applies these assertions on cells' capacity from now on.
     pub fn assert(&mut self, assertions: Assertions) {
         self.assertions = assertions;
+        self.pass_is_due();
     }
 
     /// Handles a client's request for a place for its VM.
     pub(super) fn host(&mut self, client: Client, host: AdmitVm) -> Vec<Action> {
+        self.host_in_round(client, host, 0)
+    }
+
+    /// The same, for a VM that has waited for memory of other cells `round` times.
+    pub(super) fn host_in_round(&mut self, client: Client, host: AdmitVm, round: u8) -> Vec<Action> {
         let refused = |why: PlaceError| {
             let why = why.to_string();
             vec![Action::Answer(client, CellResponse::Refused { why })]
@@ -63,7 +72,9 @@ impl State {
         if !host.runs {
             let own_free = self.ledger.own_free();
             if host.own && host.only == Some(self.me.number) && own_free < host.share.memory_bytes {
-                return refused(too_large_for_its_own(&host, self.me.number, own_free));
+                let asked = self.begin_to_borrow(client, &host, round);
+                return asked
+                    .unwrap_or_else(|| refused(too_large_for_its_own(&host, self.me.number, own_free)));
             }
             match self.choose(&host) {
                 Ok(cell) if cell == self.me.number => {}
@@ -81,19 +92,21 @@ impl State {
         if self.ledger.parts(&name).is_some() {
             return refused(taken(&name, self.me.number));
         }
+        let has_room = || self.free_for(&host) >= host.share.memory_bytes;
+        if !host.runs && !has_room() {
+            let asked = self.begin_to_borrow(client, &host, round);
+            return asked.unwrap_or_else(|| refused(too_large(&host, &self.rooms_for(&host))));
+        }
         if host.runs {
             let parts = loans::parts(self.me.number, host.share, &host.borrowed);
             self.ledger.find(name.clone(), parts);
-        } else if self
-            .ledger
-            .occupy(name.clone(), host.share.memory_bytes)
-            .is_none()
-        {
-            return refused(too_large(&host, &self.rooms()));
+        } else if !self.occupy(&host) {
+            return refused(too_large(&host, &self.rooms_for(&host)));
         }
         let value = Value::Vm {
             share: host.share,
             borrowed: self.place(&name).borrowed,
+            cells: host.cells.clone(),
         };
         let (claim, effects) = self.node.claim(Key::Vm(name.clone()), value);
         self.claims.insert(claim, (Some(client), name, host.share));
@@ -109,7 +122,17 @@ impl State {
 
     /// Chooses the cell for a VM, as far as this one's table shows.
     fn choose(&self, host: &AdmitVm) -> Result<u16, PlaceError> {
-        let mut rooms = self.rooms();
+        let mut rooms = self.rooms_for(host);
+        if rooms.is_empty() {
+            let list = |cells: Vec<u16>| {
+                let numbers: Vec<String> = cells.iter().map(u16::to_string).collect();
+                numbers.join(", ")
+            };
+            return Err(PlaceError::NoAllowedCell {
+                wanted: list(host.cells.clone()),
+                known: list(self.rooms().iter().map(|room| room.cell).collect()),
+            });
+        }
         if let Some(only) = host.only {
             rooms.retain(|room| room.cell == only);
             if rooms.is_empty() {
@@ -131,7 +154,28 @@ impl State {
         if host.sent && here.is_some_and(|room| place(&[*room], want).is_some()) {
             return Ok(self.me.number);
         }
-        place(&rooms, want).ok_or_else(|| too_large(host, &rooms))
+        let all = self.rooms_for(host);
+        place(&rooms, want)
+            .or_else(|| self.place_by_borrowing(host, &all))
+            .ok_or_else(|| too_large(host, &rooms))
+    }
+
+    /// Capacity of the live cells that a VM may depend on. In this cell, memory of other lenders is left out.
+    fn rooms_for(&self, host: &AdmitVm) -> Vec<CellCapacity> {
+        let mut rooms = self.rooms();
+        rooms.retain(|room| allows(&host.cells, room.cell));
+        if let Some(own) = rooms.iter_mut().find(|room| room.cell == self.me.number) {
+            own.free_bytes = own.free_bytes.min(self.free_for(host));
+        }
+        if !host.cells.is_empty() {
+            let me = self.me.number;
+            for room in rooms.iter_mut().filter(|room| room.cell != me) {
+                room.free_bytes = room
+                    .free_bytes
+                    .saturating_sub(self.unused_of_others(room.cell, &host.cells));
+            }
+        }
+        rooms
     }
 
     /// Capacity of each live cell.

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use policy::memory::borrowing::Limits;
 use registry::cluster::interface::Status;
 
 use super::*;
 
+mod borrowing;
 mod cordons;
 mod failures;
 mod forgetting;
@@ -20,6 +22,10 @@ pub(in crate::cluster) struct World {
     answers: BTreeMap<(u16, Client), CellResponse>,
     /// The amounts that each cell has recorded as lent.
     lent: BTreeMap<u16, Amounts>,
+    /// The part of them that each has recorded as requested.
+    requested: BTreeMap<u16, Amounts>,
+    /// Amounts at which cells borrow by themselves.
+    limits: Option<Limits>,
     /// Cells that have recorded a cordon.
     cordoned: BTreeSet<u16>,
     /// VMs that a cell was to end.
@@ -54,6 +60,7 @@ pub(in crate::cluster) fn vm(name: &str, mib: u64) -> AdmitVm {
         sent: false,
         runs: false,
         borrowed: Vec::new(),
+        cells: Vec::new(),
     }
 }
 
@@ -82,6 +89,8 @@ impl World {
             links: VecDeque::new(),
             answers: BTreeMap::new(),
             lent: BTreeMap::new(),
+            requested: BTreeMap::new(),
+            limits: None,
             cordoned: BTreeSet::new(),
             ended: Vec::new(),
             running: Vec::new(),
@@ -92,16 +101,14 @@ impl World {
 
     pub(in crate::cluster) fn start(&mut self, cell: CellId) {
         let others: Vec<CellId> = self.cells.keys().copied().collect();
+        let lent = self.lent.remove(&cell.number);
+        let requested = self.requested.remove(&cell.number).unwrap_or_default();
+        let requested = lent.is_some().then_some(requested);
         self.cells.insert(
             cell,
-            State::new(
-                cell,
-                1,
-                plan(cell.number),
-                self.lent.remove(&cell.number),
-                self.running.clone(),
-            )
-            .with_cordon(self.cordoned.contains(&cell.number)),
+            State::new(cell, 1, plan(cell.number), lent, self.running.clone())
+                .with_borrowing(self.limits, requested)
+                .with_cordon(self.cordoned.contains(&cell.number)),
         );
         for other in others {
             self.act(cell, |state| state.linked(other, true));
@@ -115,6 +122,7 @@ impl World {
         for act in act(self.cells.get_mut(&at).expect("lives")) {
             match act {
                 Action::PersistLent(lent) => _ = self.lent.insert(at.number, lent),
+                Action::PersistLentOnRequest(lent) => _ = self.requested.insert(at.number, lent),
                 Action::Send(to, message) => self.links.push_back((at, to, message)),
                 Action::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
                 Action::EndVm { name, .. } => self.ended.push((at.number, name)),
@@ -329,6 +337,7 @@ fn cell_takes_only_running_vms_before_it_has_links_to_the_others() {
         cell: 0,
         share: vm("b", 64).share,
         borrowed: Vec::new(),
+        cells: Vec::new(),
     }];
     let mut state = State::new(id(0, 1), 1, plan(0), None, running);
     assert!(
@@ -374,6 +383,7 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         cell,
         share,
         borrowed: Vec::new(),
+        cells: Vec::new(),
     });
     let mut state = State::new(id(0, 2), 1, plan(0), None, running);
     state.handle_all_linked();

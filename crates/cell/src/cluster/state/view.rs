@@ -18,6 +18,7 @@ pub(super) struct KnownCell<'a> {
     pub(super) pid: u32,
     pub(super) plan: &'a CellPlan,
     pub(super) lent: &'a Amounts,
+    pub(super) lent_on_request: &'a Amounts,
     pub(super) is_cordoned: bool,
 }
 
@@ -27,6 +28,7 @@ pub(super) struct KnownVm<'a> {
     pub(super) cell: u16,
     pub(super) share: VmShare,
     pub(super) borrowed: &'a [LentMemory],
+    pub(super) cells: &'a [u16],
 }
 
 impl State {
@@ -39,6 +41,7 @@ impl State {
                     pid,
                     plan,
                     lent,
+                    lent_on_request,
                     is_cordoned,
                 },
             ) => Some(KnownCell {
@@ -46,6 +49,7 @@ impl State {
                 pid: *pid,
                 plan,
                 lent,
+                lent_on_request,
                 is_cordoned: *is_cordoned,
             }),
             _ => None,
@@ -55,11 +59,19 @@ impl State {
     pub(super) fn vms(&self) -> impl Iterator<Item = KnownVm<'_>> {
         let entries = self.node.entries();
         entries.filter_map(|(key, cell, value)| match (key, value) {
-            (Key::Vm(name), Value::Vm { share, borrowed }) => Some(KnownVm {
+            (
+                Key::Vm(name),
+                Value::Vm {
+                    share,
+                    borrowed,
+                    cells,
+                },
+            ) => Some(KnownVm {
                 name,
                 cell,
                 share: *share,
                 borrowed,
+                cells,
             }),
             _ => None,
         })
@@ -96,6 +108,7 @@ impl State {
                 borrowed: self.borrowed_by(cell.number),
                 vcpus: here().map(|vm| vm.share.vcpus).sum(),
                 vms: here().map(|vm| vm.name.to_owned()).collect(),
+                lent_on_request: list(cell.lent_on_request),
             }
         });
         Status {

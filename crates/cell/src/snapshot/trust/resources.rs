@@ -92,6 +92,7 @@ impl Resources {
             share: _,
             share_group,
             cell,
+            cells,
             // Refused by `grant`.
             span: _,
         } = spec;
@@ -130,6 +131,7 @@ impl Resources {
         }
         self.join(share_group.as_deref(), &mut applied)?;
         self.choose_cell(cell, &mut applied);
+        self.choose_cells(cells, as_is, &mut applied);
         Ok(applied)
     }
 
@@ -157,6 +159,24 @@ impl Resources {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Keeps the list of cells that the VM may use if `as_is`, else removes it.
+    fn choose_cells(&self, cells: &mut Vec<u16>, as_is: bool, applied: &mut Applied) {
+        if !cells.is_empty() && !as_is {
+            let named = cells.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
+            cells.clear();
+            applied.withheld.push(format!(
+                "its memory may come from any cell, not only from cells {named}; --as-is keeps it to them"
+            ));
+        }
+        // The list may be that of another cluster, without the cell that the caller chooses.
+        if let Some(chosen) = self
+            .cell
+            .filter(|chosen| !cells.is_empty() && !cells.contains(chosen))
+        {
+            cells.push(chosen);
+        }
     }
 
     fn choose_cell(&self, cell: &mut Option<u16>, applied: &mut Applied) {

@@ -386,3 +386,25 @@ fn nodes_of_the_host_for_all_memory_are_bound_with_as_is_only() {
         ["the image tiny", "memory of the host's nodes 0, 1"]
     );
 }
+
+#[test]
+fn cells_that_a_snapshot_may_depend_on_are_kept_as_is_only() {
+    let host = Host::new();
+    let listed = json!({ "image": "tiny", "cells": [3, 2] });
+    let granted = host.grant(listed.clone(), &Allowed::default()).unwrap();
+    assert!(granted.spec.cells.is_empty());
+    let why = "its memory may come from any cell, not only from cells 3, 2; --as-is keeps it to them";
+    assert_eq!(granted.withheld, [why]);
+    let as_is = |cell| Allowed {
+        as_is: true,
+        ..giving(Resources {
+            cell,
+            ..Resources::default()
+        })
+    };
+    let granted = host.grant(listed.clone(), &as_is(None)).unwrap();
+    assert_eq!((granted.spec.cells, granted.withheld.len()), (vec![3, 2], 0));
+    // The chosen cell counts as listed, or the VM could not run there.
+    let granted = host.grant(listed, &as_is(Some(1))).unwrap();
+    assert_eq!(granted.spec.cells, [3, 2, 1]);
+}

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use config::cluster::{CellPlan, ClusterSpec, HostNodes, Site, UserPlan};
+use config::cluster::{BorrowingSpec, CellPlan, ClusterSpec, HostNodes, Site, UserPlan};
 use hostfiles::passwd;
 use hostinfo::facts;
 use miette::{IntoDiagnostic, Result, miette};
@@ -17,6 +17,8 @@ pub(super) struct Planned {
     pub(super) site: Option<Site>,
     /// Users that it admits.
     pub(super) users: Vec<UserPlan>,
+    /// Borrowing of memory between the cells.
+    pub(super) borrowing: BorrowingSpec,
 }
 
 /// Returns the file's plan for this host, or the default plan without a file.
@@ -32,6 +34,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
             shares: spec.cells_with_shares(),
             site: None,
             users: Vec::new(),
+            borrowing: BorrowingSpec::default(),
         });
     };
     let (spec, name, text) = read(file)?;
@@ -46,6 +49,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
         cells: spec.cells(&host, here, &name, &text)?,
         shares: spec.cells_with_shares(),
         users: spec.users(passwd::uid_of, &name, &text)?,
+        borrowing: spec.borrowing.clone().unwrap_or_default(),
         site,
     })
 }

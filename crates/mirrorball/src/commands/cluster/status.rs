@@ -91,10 +91,27 @@ pub(super) fn print(status: &Status, users: &[UserPlan]) {
         println!("{}", line(cell, users));
     }
     for cell in &status.cells {
-        for LentMemory { cell: to, bytes } in &cell.lent {
-            println!("cell {} has lent cell {to} {}M", cell.plan.number, bytes >> 20);
+        for loan in &cell.lent {
+            println!("{}", loan_line(cell, *loan));
         }
     }
+}
+
+/// A loan: how much of it the borrower requested by itself, and how much a command lent.
+fn loan_line(cell: &CellStatus, loan: LentMemory) -> String {
+    let LentMemory { cell: to, bytes } = loan;
+    let requested = cell.lent_on_request.iter().find(|part| part.cell == to);
+    let requested = requested.map_or(0, |part| part.bytes.min(bytes));
+    let why = match requested {
+        0 => "by command".to_owned(),
+        _ if requested == bytes => "on its request".to_owned(),
+        _ => format!("{}M of it on its request, the rest by command", requested >> 20),
+    };
+    format!(
+        "cell {} has lent cell {to} {}M, {why}",
+        cell.plan.number,
+        bytes >> 20
+    )
 }
 
 fn line(cell: &CellStatus, users: &[UserPlan]) -> String {
@@ -124,4 +141,47 @@ fn line(cell: &CellStatus, users: &[UserPlan]) -> String {
         cell.vcpus,
         users::names(&cell.vms, users).join(" ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use config::cluster::CellPlan;
+
+    use super::*;
+
+    #[test]
+    fn loan_is_shown_with_its_reason() {
+        let loan = |mib: u64| LentMemory {
+            cell: 1,
+            bytes: mib << 20,
+        };
+        let shown = |requested: Vec<LentMemory>| {
+            let cell = CellStatus {
+                plan: CellPlan {
+                    number: 0,
+                    host: None,
+                    cpus: vec![0],
+                    nodes: vec![0],
+                    memory_bytes: 1 << 30,
+                },
+                pid: 1,
+                life: Some(1),
+                failed: false,
+                cordoned: false,
+                given_bytes: 0,
+                lent: vec![loan(8)],
+                lent_on_request: requested,
+                borrowed: Vec::new(),
+                vcpus: 0,
+                vms: Vec::new(),
+            };
+            loan_line(&cell, loan(8))
+        };
+        assert_eq!(shown(vec![]), "cell 0 has lent cell 1 8M, by command");
+        assert_eq!(shown(vec![loan(8)]), "cell 0 has lent cell 1 8M, on its request");
+        assert_eq!(
+            shown(vec![loan(3)]),
+            "cell 0 has lent cell 1 8M, 3M of it on its request, the rest by command"
+        );
+    }
 }

@@ -152,6 +152,7 @@ fn begin(files: &Files, planned: &Planned, foreground: bool) -> Result<StartPlan
     if occupied.is_empty() {
         users::check(&planned.cells, &planned.users)?;
         files.admit(&planned.users).into_diagnostic()?;
+        files.set_borrowing(&planned.borrowing).into_diagnostic()?;
         files
             .create(&planned.cells, planned.site.as_ref())
             .into_diagnostic()?;
@@ -163,7 +164,8 @@ fn begin(files: &Files, planned: &Planned, foreground: bool) -> Result<StartPlan
     let missing = missing(files, &former, &occupied);
     let is_same = is_same_plan(&former, &planned.cells, &planned.shares)
         && files.site().into_diagnostic()? == planned.site
-        && files.users().into_diagnostic()? == planned.users;
+        && files.users().into_diagnostic()? == planned.users
+        && files.borrowing().into_diagnostic()? == planned.borrowing;
     if !is_same || !foreground && missing.is_empty() {
         return Err(miette!(
             help = "end it with `mirrorball cluster down`",

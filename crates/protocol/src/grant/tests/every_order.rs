@@ -10,6 +10,12 @@ use crate::CellId;
 enum Operation {
     Give(u16, u16, u64),
     Recall(u16, u16, u64),
+    /// Requests memory: holder, home, bytes.
+    Request(u16, u16, u64),
+    /// Requests unused memory back: home, holder, bytes.
+    Release(u16, u16, u64),
+    /// Returns requested memory: holder, home, bytes.
+    GiveBack(u16, u16, u64),
     /// Starts a VM: cell, VM number, bytes.
     Run(u16, u8, u64),
     /// Ends a VM, if it runs.
@@ -106,7 +112,12 @@ impl World {
     fn attempt(&mut self, operation: Operation) {
         match operation {
             Operation::End(number) => _ = self.end(number),
-            Operation::Give(at, ..) | Operation::Recall(at, ..) | Operation::Run(at, ..) => {
+            Operation::Give(at, ..)
+            | Operation::Recall(at, ..)
+            | Operation::Request(at, ..)
+            | Operation::Release(at, ..)
+            | Operation::GiveBack(at, ..)
+            | Operation::Run(at, ..) => {
                 if let Some(at) = self.living(at) {
                     self.attempt_at(at, operation);
                 }
@@ -118,6 +129,9 @@ impl World {
         let effects = match operation {
             Operation::Give(_, to, bytes) => self.give(at, to, bytes),
             Operation::Recall(_, from, bytes) => self.recall(at, from, bytes),
+            Operation::Request(_, of, bytes) => self.request(at, of, bytes),
+            Operation::Release(_, from, bytes) => self.release(at, from, bytes),
+            Operation::GiveBack(_, to, bytes) => self.give_back(at, to, bytes),
             Operation::Run(_, number, bytes) => return self.run(at, number, bytes),
             Operation::End(_) => return,
         };
@@ -159,6 +173,30 @@ fn memory_is_conserved_though_home_and_holder_die() {
             Operation::Run(1, 2, 3),
             Operation::End(2),
             Operation::Recall(0, 1, 1),
+        ];
+        let cells = 2;
+        check(
+            Config {
+                cells,
+                operations,
+                mortal,
+            },
+            1000,
+        );
+    }
+}
+
+/// Requests, returns and recalls cross, and the home, the holder, or both die.
+#[test]
+fn memory_is_conserved_through_requests_and_returns_though_cells_die() {
+    for mortal in [vec![], vec![0], vec![1], vec![0, 1]] {
+        let operations = vec![
+            Operation::Request(1, 0, 1),
+            Operation::Request(1, 0, 1),
+            Operation::Run(0, 1, 1),
+            Operation::Run(1, 2, 3),
+            Operation::GiveBack(1, 0, 1),
+            Operation::Release(0, 1, 2),
         ];
         let cells = 2;
         check(

@@ -15,9 +15,19 @@ fn ledger(own: u64, of_first: u64, of_second: u64) -> Ledger {
     let mut ledger = Ledger::new(id(0), own, Amounts::new());
     for (number, given) in [(1, of_first), (2, of_second)] {
         ledger.link(id(number));
-        ledger.take(id(number), Message::Hello { given, held: None });
+        ledger.take(id(number), hello(given, None));
     }
     ledger
+}
+
+/// A hello without memory on request.
+fn hello(given: u64, held: Option<u64>) -> Message {
+    Message::Hello {
+        given,
+        held,
+        given_on_request: 0,
+        held_on_request: 0,
+    }
 }
 
 #[test]
@@ -77,11 +87,69 @@ fn memory_of_a_dead_home_is_not_allocated() {
     assert_eq!(ledger.occupy(vm(2), 2), None);
     // Its next incarnation receives the count of this one, in use or not.
     let next = CellId { number: 1, life: 2 };
-    let (given, held) = (0, Some(5));
-    let hello = Effect::Send(next, Message::Hello { given, held });
-    assert_eq!(ledger.link(next), [hello]);
-    ledger.take(next, Message::Hello { given: 7, held: None });
+    assert_eq!(ledger.link(next), [Effect::Send(next, hello(0, Some(5)))]);
+    ledger.take(next, hello(7, None));
     assert_eq!(ledger.free(), 3);
+}
+
+#[test]
+fn requested_memory_is_persisted_before_it_is_sent_and_is_counted_apart() {
+    let mut home = ledger(10, 0, 0);
+    home.give(1, 3).unwrap();
+    let asked = home.take(id(1), Message::Request { bytes: 4 });
+    assert_eq!(asked, [Effect::Requested(1, 4)]);
+    let expected = [
+        Effect::Keep([(1, 7)].into()),
+        Effect::Send(id(1), Message::Lent { bytes: 4 }),
+    ];
+    assert_eq!(home.reply(1, 4, true), expected);
+    assert_eq!(home.given_on_request(), &[(1, 4)].into());
+    let declined = |bytes| [Effect::Send(id(1), Message::Declined { bytes })];
+    assert_eq!(home.reply(1, 4, true), declined(4), "only 3 bytes are free");
+    assert_eq!(home.reply(1, 2, false), declined(2));
+    // The next incarnation of the holder learns both counts.
+    let next = CellId { number: 1, life: 2 };
+    let hello = Message::Hello {
+        given: 7,
+        held: None,
+        given_on_request: 4,
+        held_on_request: 0,
+    };
+    assert_eq!(home.link(next), [Effect::Send(next, hello)]);
+}
+
+#[test]
+fn only_requested_memory_that_no_vm_uses_is_returned_without_a_command() {
+    let mut holder = ledger(0, 5, 0);
+    assert_eq!(
+        holder.give_back(1, 1),
+        Err(Refusal::Short(0)),
+        "a command lent it"
+    );
+    let lent = holder.take(id(1), Message::Lent { bytes: 4 });
+    assert_eq!((lent, holder.returnable(1)), (vec![Effect::Lent(1, 4)], 4));
+    assert!(holder.occupy(vm(1), 7).is_some());
+    assert_eq!(holder.returnable(1), 2);
+    let returned = |bytes| Effect::Send(id(1), Message::Return { bytes });
+    assert_eq!(holder.give_back(1, 1), Ok(vec![returned(1)]));
+    assert_eq!(holder.take(id(1), Message::Release { bytes: 9 }), [returned(1)]);
+    assert_eq!(holder.take(id(1), Message::Release { bytes: 9 }), [returned(0)]);
+    assert_eq!(holder.held(), &[(1, 7)].into());
+}
+
+#[test]
+fn parts_of_a_vm_are_refused_where_a_home_has_less() {
+    let mut ledger = ledger(4, 5, 0);
+    assert_eq!(ledger.occupy_parts(vm(1), [(0, 1), (1, 6)].into()), None);
+    assert_eq!(ledger.occupy_parts(vm(1), [(0, 5)].into()), None);
+    assert_eq!(ledger.occupy_parts(vm(1), [(2, 1)].into()), None);
+    let parts = [(0, 1), (1, 5)].into();
+    assert_eq!(
+        ledger.occupy_parts(vm(1), parts).map(|parts| parts.len()),
+        Some(2)
+    );
+    assert_eq!(ledger.occupy_parts(vm(1), [(0, 1)].into()), None, "it has memory");
+    assert_eq!((ledger.own_free(), ledger.free()), (3, 3));
 }
 
 proptest! {

@@ -83,7 +83,7 @@ impl Story {
         };
         let other = self.rng.below(self.lives.len()) as u16;
         let bytes = 1 + self.rng.below(BYTES_MAX) as u64;
-        match self.rng.below(23) {
+        match self.rng.below(29) {
             0..3 if other != at.number => {
                 self.say(format!("{at} gives {other} {bytes}"));
                 let effects = self.world.give(at, other, bytes);
@@ -120,6 +120,22 @@ impl Story {
                 }
             }
             13..15 => self.learn(),
+            15..18 if other != at.number => {
+                self.say(format!("{at} requests {bytes} of {other}"));
+                let effects = self.world.request(at, other, bytes);
+                self.carry_out(at, effects);
+            }
+            18 | 19 if other != at.number => {
+                self.say(format!("{at} wants {other} to release {bytes}"));
+                let effects = self.world.release(at, other, bytes);
+                self.carry_out(at, effects);
+            }
+            20 if other != at.number => {
+                let bytes = self.world.cells[&at].returnable(other).min(bytes);
+                self.say(format!("{at} returns {bytes} to {other}"));
+                let effects = self.world.give_back(at, other, bytes);
+                self.carry_out(at, effects);
+            }
             _ => self.deliver(),
         }
     }
@@ -211,9 +227,20 @@ fn every_random_run_keeps_the_invariants() {
         all.back += count.back;
         all.kept += count.kept;
         all.borrowing += count.borrowing;
+        all.lent += count.lent;
+        all.declined += count.declined;
+        all.returned += count.returned;
     }
     println!("{all:?}");
     // Stories in which nothing happens prove nothing.
-    let least = [all.taken, all.back, all.kept, all.borrowing];
+    let least = [
+        all.taken,
+        all.back,
+        all.kept,
+        all.borrowing,
+        all.lent,
+        all.declined,
+        all.returned,
+    ];
     assert!(least.iter().all(|count| *count > 10_000), "{all:?}");
 }

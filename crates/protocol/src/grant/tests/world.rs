@@ -38,6 +38,9 @@ pub struct Count {
     pub taken: u32,
     pub back: u32,
     pub kept: u32,
+    pub lent: u32,
+    pub declined: u32,
+    pub returned: u32,
     pub borrowing: u32,
 }
 
@@ -121,6 +124,11 @@ impl World {
                     self.answered(at, by);
                     self.count.kept += 1;
                 }
+                // The home agrees as long as it has the memory.
+                Effect::Requested(by, bytes) => self.act(at, |ledger| ledger.reply(by, bytes, true)),
+                Effect::Lent(..) => self.count.lent += 1,
+                Effect::Declined(..) => self.count.declined += 1,
+                Effect::Returned(_, bytes) => self.count.returned += u32::from(bytes > 0),
             }
         }
     }
@@ -146,6 +154,24 @@ impl World {
     pub fn recall(&mut self, at: CellId, from: CellNumber, bytes: u64) -> Vec<Effect> {
         let effects = self.cells.get_mut(&at).expect("lives").recall(from, bytes);
         self.ask(at, from, effects)
+    }
+
+    /// A cell requests memory of another.
+    pub fn request(&mut self, at: CellId, of: CellNumber, bytes: u64) -> Vec<Effect> {
+        let ledger = self.cells.get_mut(&at).expect("lives");
+        ledger.request(of, bytes).unwrap_or_default()
+    }
+
+    /// A cell requests back what is free of the memory that another requested.
+    pub fn release(&mut self, at: CellId, from: CellNumber, bytes: u64) -> Vec<Effect> {
+        let ledger = self.cells.get_mut(&at).expect("lives");
+        ledger.release(from, bytes).unwrap_or_default()
+    }
+
+    /// A cell returns what it requested of another, if so much is free.
+    pub fn give_back(&mut self, at: CellId, to: CellNumber, bytes: u64) -> Vec<Effect> {
+        let ledger = self.cells.get_mut(&at).expect("lives");
+        ledger.give_back(to, bytes).unwrap_or_default()
     }
 
     /// A VM starts, if there is memory for it.
@@ -221,6 +247,9 @@ impl World {
             }
             for (cell, ledger) in &self.cells {
                 let held = ledger.held().get(home).copied().unwrap_or(0);
+                if ledger.returnable(*home) > held {
+                    return Some(format!("{cell} can return more of {home} than it holds, {held}"));
+                }
                 let counted = kept.get(&cell.number).copied().unwrap_or(0);
                 if held > counted {
                     return Some(format!(

@@ -23,6 +23,7 @@ fn ram(bytes: u64) -> GuestRam {
             pages: Pages::Small,
             prefault: false,
             host_nodes: Vec::new(),
+            homes: Vec::new(),
         },
         &[],
         None,

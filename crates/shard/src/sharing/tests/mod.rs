@@ -36,6 +36,7 @@ fn ram_of(file: Option<File>) -> GuestRam {
         pages: Pages::Small,
         prefault: false,
         host_nodes: Vec::new(),
+        homes: Vec::new(),
     };
     memory::create(&layout, &launch, &[], file).unwrap()
 }

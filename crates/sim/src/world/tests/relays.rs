@@ -41,6 +41,7 @@ fn ask_for_place(world: &mut World) {
         sent: false,
         runs: false,
         borrowed: Vec::new(),
+        cells: Vec::new(),
     };
     world.ask_for_place(SOURCE, host);
 }

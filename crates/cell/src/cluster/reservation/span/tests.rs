@@ -393,6 +393,7 @@ fn running(name: &str, cell: u16) -> RunningVm {
             memory_bytes: 512 * MIB,
         },
         borrowed: Vec::new(),
+        cells: Vec::new(),
     }
 }
 

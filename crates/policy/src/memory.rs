@@ -1,0 +1,3 @@
+//! Memory that cells share with one another.
+
+pub mod borrowing;
