@@ -1,6 +1,7 @@
 //! Decisions as plain functions: no I/O, no clock, no threads. The product, the tests and a simulator call
 //! the same ones.
 
+pub mod cpu;
 pub mod placement;
 pub mod sharing;
 pub mod span;
